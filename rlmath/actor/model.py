@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from rlmath.actor.experts import moe_settings
+from rlmath.actor.fp8 import fp8_settings
 from rlmath.actor.fusions import fusion_settings
 from rlmath.actor.head import defer_logits
 from rlmath.actor.latent import (
@@ -28,8 +29,10 @@ from rlmath.actor.windows import rotate_windowed_layers, scale_by_layer, window_
 from rlmath.config.actor import ActorConfig
 from rlmath.device import Platform
 from rlmath.device.batch_invariant import enable_batch_invariance
+from rlmath.device.fp8 import require_fp8
 from rlmath.errors import UserError
 from rlmath.model.families import QkNorm
+from rlmath.model.fp8_training import Fp8Training
 from rlmath.model.parallel import Layout
 from rlmath.model.precision import Precision
 from rlmath.model.spec import ModelSpec, padded_vocab_size
@@ -52,6 +55,7 @@ class ModelSettings:
         separate_experts: Each of its experts multiplies alone.
         logits: ``whole``; ``chunked``: never, see ``rlmath/actor/head.py``; ``triton``: chunked,
             with Triton's kernels; ``auto``: chunked on CUDA.
+        fp8: How the matrices of layers multiply in FP8; ``None``: they do not.
     """
 
     dtype: torch.dtype
@@ -64,6 +68,7 @@ class ModelSettings:
     separate_norms: bool = False
     separate_experts: bool = False
     logits: str = ActorConfig.logits.value
+    fp8: Fp8Training | None = None
 
 
 def transformer_config(
@@ -139,6 +144,7 @@ def transformer_config(
         calculate_per_token_loss=True,
         **fusion_settings(on_te),
         **invariance_settings(settings.precision, on_te),
+        **fp8_settings(settings.fp8, on_te),
         **recompute,
         **moe_settings(
             spec,
@@ -228,7 +234,7 @@ def build_model(
         chunk: Virtual stage.
 
     Raises:
-        UserError: Batch invariance is asked for where there is none.
+        UserError: Batch invariance or FP8 is asked for where there is none.
     """
     from megatron.core import parallel_state
     from megatron.core.models.gpt import GPTModel
@@ -238,6 +244,8 @@ def build_model(
         prepare_without_te()
     if config.batch_invariant_mode:
         enable_batch_invariance()
+    if settings.fp8 is not None:
+        require_fp8(settings.fp8)
     vp_stage = chunk if layout.virtual_stages > 1 else None
     layers = layer_spec(config, spec.family, platform, settings.separate_norms, vp_stage)
     scale_by_layer(layers, spec)

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import ModuleList
 
 from rlmath.actor.accumulation import keeping_own_gradients, sum_over_ranks
+from rlmath.actor.fp8 import prepare_for_fp8
 from rlmath.actor.lora import Adapter, Merger, attach_adapters
 from rlmath.actor.model import build_chunks
 from rlmath.actor.offload import PARTS, DeviceState
@@ -75,6 +76,10 @@ class RankModel:
         self.optimizer: Any = None
         self.scheduler: Any = None
         self.parameter_gather = ParameterGather([])
+        fp8 = settings.model.fp8
+        self._rows_per_rank = 1 if fp8 is None else fp8.block
+        if fp8 is not None:
+            prepare_for_fp8(self.chunks)
         if settings.optimizer is None:
             self.module.eval().requires_grad_(False)
             self.models = self.chunks
@@ -89,6 +94,8 @@ class RankModel:
         self.parameter_gather = ParameterGather(
             self.models if settings.overlap_param_gather else []
         )
+        if fp8 is not None:
+            prepare_for_fp8(self.models)
         self.optimizer = build_optimizer(
             self.models,
             settings.optimizer,
@@ -231,7 +238,7 @@ class RankModel:
     def micro_batches(self, share: Share) -> list[PackedMicroBatch]:
         """A share's micro-batches, packed."""
         return [
-            pack(share.batch, one, self.platform, self.layout, self.cp_rank)
+            pack(share.batch, one, self.platform, self.layout, self.cp_rank, self._rows_per_rank)
             for one in share.micro_batches
         ]
 

@@ -28,7 +28,8 @@ class PackedMicroBatch:
     all-gather the values of the shares.
 
     Attributes:
-        tokens: ``[1, t]`` int64, padded to a multiple of the tensor ranks by one more sequence.
+        tokens: ``[1, t]`` int64, padded to a multiple of the tensor ranks, under FP8 of their
+            blocks of tokens, by one more sequence.
         position_ids: ``[1, t]`` int64, from 0 in each sequence.
         packed_seq_params: Where sequences begin and end.
         rows: ``[r]`` int64, the positions whose logits predict response tokens.
@@ -60,6 +61,7 @@ def pack(
     platform: Platform,
     layout: Layout,
     cp_rank: int = 0,
+    rows_per_rank: int = 1,
 ) -> PackedMicroBatch:
     """Concatenate the sequences of a micro-batch.
 
@@ -68,11 +70,14 @@ def pack(
         layout: Its tensor ranks have the row's length padded to a multiple of theirs, its context
             ranks each sequence's.
         cp_rank: This process's context rank.
+        rows_per_rank: Of which the tokens of each tensor rank are a multiple
+            (``Fp8Training.block``).
     """
     device, contexts = platform.torch_device, layout.context_parallel
     # Context ranks split each sequence into two pieces each; tensor ranks share what one has.
     piece = 2 * contexts if contexts > 1 else 1
-    multiple_of = contexts * math.lcm(piece // contexts, layout.tensor_parallel)
+    shared = layout.tensor_parallel * rows_per_rank
+    multiple_of = contexts * math.lcm(piece // contexts, shared)
     indices = list(micro_batch.sequences)
     lengths = batch.sequence_lengths
     token_starts = torch.cumsum(lengths, 0) - lengths

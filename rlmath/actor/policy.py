@@ -14,6 +14,7 @@ from torch import Tensor
 from rlmath.actor.accumulation import setting_gradients_aside
 from rlmath.actor.exchange import swap_parameters
 from rlmath.actor.farthest import Farthest, say_clamped
+from rlmath.actor.fp8 import without_fp8
 from rlmath.actor.head import head_of
 from rlmath.actor.lora import base_model
 from rlmath.actor.loss_fields import LossFields
@@ -138,7 +139,8 @@ class MegatronActor(RankModel):
 
         Args:
             reference: Under the reference model's weights instead of the current ones.
-            noise_seed: Round activations otherwise than usual, at random; see
+            noise_seed: Round activations otherwise than usual, at random, and multiply in the
+                model's type although the actor trains in FP8; see
                 :func:`rlmath.actor.rounding_noise.rounding_noise`.
             keep_routes: Under routing replay, record them for the shard's update. Without it the
                 engine's routes are taken as well, where replay is of those.
@@ -155,6 +157,8 @@ class MegatronActor(RankModel):
                 stack.enter_context(self._reference_weights())
             if noise_seed is not None:
                 stack.enter_context(rounding_noise(self.module, noise_seed))
+                if self.settings.model.fp8 is not None:
+                    stack.enter_context(without_fp8(self.module))
             if in_fp8.matrices:
                 stack.enter_context(quantized_products(self.module))
             if in_fp8.kv_cache:

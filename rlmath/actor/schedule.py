@@ -18,6 +18,7 @@ from torch import Tensor
 
 from rlmath.actor.context import all_gather_context
 from rlmath.actor.experts import release_routing
+from rlmath.actor.fp8 import copies_of_weights
 from rlmath.actor.head import Head
 from rlmath.actor.logprobs import Distribution, vocab_parallel_log_probs
 from rlmath.actor.packing import PackedMicroBatch
@@ -65,15 +66,16 @@ def run_schedule(
         return output, loss_of
 
     several = len(chunks) > 1
-    kept: list[T] = get_forward_backward_func()(
-        forward_step_func=forward_step,
-        data_iterator=[iter(micro_batches) for _ in chunks] if several else iter(micro_batches),
-        model=list(chunks),
-        num_microbatches=len(micro_batches),
-        seq_length=max(one.tokens.size(1) for one in micro_batches),
-        micro_batch_size=1,
-        forward_only=not backward,
-    )
+    with copies_of_weights(chunks):
+        kept: list[T] = get_forward_backward_func()(
+            forward_step_func=forward_step,
+            data_iterator=[iter(micro_batches) for _ in chunks] if several else iter(micro_batches),
+            model=list(chunks),
+            num_microbatches=len(micro_batches),
+            seq_length=max(one.tokens.size(1) for one in micro_batches),
+            micro_batch_size=1,
+            forward_only=not backward,
+        )
     for chunk in chunks:
         release_routing(chunk)
     return kept

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlmath.config.schema import Device
+from rlmath.utils import nvidia_driver
 from rlmath.utils import transformer_engine as te_install
 
 
@@ -25,6 +26,7 @@ class Machine:
         transformer_engine: What Transformer Engine lacks; ``None``: nothing that can be seen
             without importing it. Only looked for where there are GPUs.
         flash_attention: Whether flash-attn is installed, which batch invariance needs.
+        compute_capability: The least of the GPUs', which FP8 needs; ``None``: not known.
     """
 
     gpus: int
@@ -33,6 +35,7 @@ class Machine:
     disk_bytes: int | None = None
     transformer_engine: str | None = None
     flash_attention: bool = True
+    compute_capability: tuple[int, int] | None = None
 
     @property
     def has_cuda(self) -> bool:
@@ -60,6 +63,7 @@ class Machine:
             torch_build="of another machine",
             transformer_engine=None,
             flash_attention=True,
+            compute_capability=None,
             disk_bytes=2**60,
         )
 
@@ -77,6 +81,7 @@ class Machine:
             _memory_bytes(),
             transformer_engine=te_install.missing_part() if gpus else None,
             flash_attention=te_install.has_flash_attention(),
+            compute_capability=nvidia_driver.compute_capability() if gpus else None,
         )
 
 

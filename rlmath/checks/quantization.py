@@ -22,7 +22,7 @@ QUANTIZED_FAMILIES = ("llama3", "qwen2", "qwen3", "mistral")
 def quantization_problems(config: Config, command: str) -> Iterator[str]:
     """What can be said without the model."""
     if config.rollout.kv_cache_dtype is KvCacheDtype.fp8:
-        yield from _correction(config, command, KV_CACHE)
+        yield from correction_problems(config, command, KV_CACHE)
         if config.model.dtype is DType.float32:
             yield (
                 f"{KV_CACHE}: the gate's limits are of models in bfloat16, and "
@@ -36,7 +36,7 @@ def quantization_problems(config: Config, command: str) -> Iterator[str]:
     if config.rollout.quantization is Quantization.none:
         return
     key = f"rollout.quantization={config.rollout.quantization.value}"
-    yield from _correction(config, command, key)
+    yield from correction_problems(config, command, key)
     if config.model.dtype is DType.float32:
         yield f"{key}: vLLM quantizes models of 16 bits, and model.dtype=float32; take bfloat16"
     if config.weights.transport is Transport.nccl_m2n:
@@ -57,7 +57,12 @@ def quantization_problems(config: Config, command: str) -> Iterator[str]:
         )
 
 
-def _correction(config: Config, command: str, key: str) -> Iterator[str]:
+def correction_problems(config: Config, command: str, key: str) -> Iterator[str]:
+    """What training on samples of engines that multiply otherwise than the actor needs.
+
+    Args:
+        key: The setting by which they do, with its value.
+    """
     if command == "train" and not config.algorithm.correction.is_on:
         yield (
             "algorithm.correction.kind=none: engines sample from another policy than is trained, "

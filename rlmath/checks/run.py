@@ -30,6 +30,7 @@ from rlmath.checks import precision as check_precision
 from rlmath.checks.algorithm import algorithm_problems
 from rlmath.checks.arrays import array_problems
 from rlmath.checks.benchmarks import benchmark_problems
+from rlmath.checks.fp8_training import fp8_model, fp8_problems
 from rlmath.checks.latent import latent_problems
 from rlmath.checks.lora import lora_model, lora_problems, unmerged_model, unmerged_problems
 from rlmath.checks.machine import Machine
@@ -97,6 +98,7 @@ def find_problems(config: Config, command: Command, machine: Machine) -> Iterato
         yield from check_precision.layers(config, machine, device)
     yield from check_precision.batch_invariance(config, machine, device, command)
     yield from check_precision.context_attention(config, device, command)
+    yield from fp8_problems(config, machine, device, command)
     yield from check_precision.logits_kernels(config, device, command)
     yield from check_files.data_files(config, command)
     yield from check_files.model_folder(config)
@@ -143,6 +145,7 @@ def find_problems(config: Config, command: Command, machine: Machine) -> Iterato
         yield from check_layout.lengths(config, model, command)
         if layout is not None and command != "evaluate":
             yield from check_layout.experts(config, model, layout)
+            yield from fp8_model(config, model, layout.actor)
         if device is Device.cpu:
             if command != "sft":
                 yield from cpu_kv_cache_in_fp8(config, model)

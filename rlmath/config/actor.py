@@ -34,6 +34,18 @@ class RoutingReplay(Enum):
     engine = "engine"
 
 
+class Fp8(Enum):
+    none = "none"
+    hybrid = "hybrid"
+    e4m3 = "e4m3"
+
+
+class Fp8Recipe(Enum):
+    blockwise = "blockwise"
+    tensorwise = "tensorwise"
+    mxfp8 = "mxfp8"
+
+
 class Logits(Enum):
     auto = "auto"
     whole = "whole"
@@ -118,6 +130,20 @@ class ActorConfig:
         "few rows at a time and once more in the backward pass, which takes well under 1 GiB at "
         "any number of tokens; triton: chunked, with the softmax in two Triton kernels, on CUDA "
         "alone. auto: chunked on CUDA, whole on CPU.",
+    )
+    fp8: Fp8 = setting(
+        Fp8.none,
+        "Multiply the matrices of layers in FP8 (Transformer Engine), in all passes of the policy, "
+        "its reference and the value model; weights, gradients, the router and the output layer "
+        "stay as they are. hybrid: e4m3, and e5m2 for the gradients of activations; e4m3: for all. "
+        "none: off. Experimental: it has never run on a GPU, only on meta tensors.",
+    )
+    fp8_recipe: Fp8Recipe = setting(
+        Fp8Recipe.blockwise,
+        "What shares a scale in FP8: blockwise: 128 numbers of a token's row, 128 x 128 of a "
+        "weight (Hopper or newer); mxfp8: 32 numbers (Blackwell); tensorwise: a whole tensor, "
+        "whose log-probs therefore depend on what else is in the micro-batch (Hopper or newer).",
+        only_with=OnlyWith("fp8", (Fp8.hybrid, Fp8.e4m3)),
     )
     offload: Offload = setting(
         Offload.none,

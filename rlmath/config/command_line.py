@@ -16,7 +16,7 @@ from rlmath.errors import ConfigError, UserError
 
 # Stands for a model that is not given.
 NO_PATH = "PATH"
-_SETTING = re.compile(r"[+~]*[a-z_.]+=", re.ASCII)
+_SETTING = re.compile(r"[+~]*[a-z_.][a-z0-9_.]*=", re.ASCII)
 
 
 @dataclass(frozen=True)

@@ -21,10 +21,14 @@ _ACTIVATIONS = (
     "Megatron asks Transformer Engine for it, which nothing here can run to compare; "
     "actor.recompute=selective saves activations"
 )
-_FP8 = (
-    "training in FP8 is not built: Transformer Engine alone computes it (without it Megatron takes "
-    "model.dtype and says nothing), and nothing here can run it to compare; rollout.quantization "
-    "has FP8 for engines"
+_FP8_WEIGHTS = (
+    "weight sync, checkpoints, fingerprints and export read weights in model.dtype; actor.fp8 "
+    "multiplies copies of them in FP8"
+)
+_DELAYED = (
+    "its scales are of earlier micro-batches: the same tokens under the same weights have other "
+    "log-probs after each pass, so that a first minibatch's ratio is not 1 and a resumed run is "
+    "another one (checkpoints keep no amax history). Take blockwise"
 )
 
 NOT_OFFERED = {
@@ -57,16 +61,23 @@ NOT_OFFERED = {
     "fine_grained_activation_offloading": _ACTIVATIONS,
     "offload_modules": _ACTIVATIONS,
     "cpu_offloading": _ACTIVATIONS,
-    **dict.fromkeys(("fp8", "fp8_recipe", "fp8_param"), _FP8),
+    "fp8_param": _FP8_WEIGHTS,
 }
 
 # By key, values that one might ask for.
 NOT_OFFERED_VALUES = {
+    "actor.fp8_recipe": {
+        "delayed": _DELAYED,
+        "custom": (
+            "Megatron takes a Python path to quantizers, which nothing here can run to compare; "
+            "take blockwise"
+        ),
+    },
     "rollout.quantization": {
         "int8": (
             "vLLM quantizes experts alone to INT8 when it has loaded them, with kernels that need "
             "a GPU; dense matrices have to be in INT8 in the model's files, which no weight sync "
             "brings. Take fp8, or none"
         )
-    }
+    },
 }

@@ -20,6 +20,7 @@ from torch import Tensor
 from rlmath.algorithms.alignment import Alignment
 from rlmath.algorithms.mismatch import Mismatch, measure
 from rlmath.batching.shards import Sequences
+from rlmath.config.actor import Fp8
 from rlmath.config.rollout import KvCacheDtype, Quantization
 from rlmath.config.schema import Config, DType
 from rlmath.errors import UserError, WeightsError
@@ -134,7 +135,8 @@ def probe(weights_versions: Tensor, sequence_lengths: Tensor, now: int, least: i
 def measure_noise(
     actor: _LogProbs, batch: TrainingBatch, seed: int, in_fp8: InFp8 = NOTHING
 ) -> Noise:
-    """Take the log-probs of a few sequences twice, the second time with another rounding.
+    """Take the log-probs of a few sequences twice, the second time with another rounding, and in
+    the model's type if the actor trains in FP8 (``actor.fp8``), as engines compute them.
 
     Args:
         in_fp8: And with what the engines have in FP8.
@@ -308,6 +310,8 @@ def _message(
     config: Config, mean: float, largest: float, allowed: Limits, noise: Noise, tokens: int
 ) -> str:
     of = " in FP8" if _in_fp8(config) else ""
+    if config.actor.fp8 is not Fp8.none:
+        of += " without actor.fp8"
     found = f"mean exp|logp_actor - logp_engine| is {mean:.7g} over {tokens} tokens"
     if config.alignment.max_mean_exp_abs_diff is not None:
         return f"{found}, above alignment.max_mean_exp_abs_diff={allowed.mean_exp_abs:g}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rlmath.config.actor import Fp8
 from rlmath.config.rollout import KvCacheDtype, Quantization
 from rlmath.config.schema import Device
 from rlmath.model.spec import read_model_spec
@@ -58,6 +59,8 @@ def _cannot(session: Session) -> str | None:
     in_fp8 = config.rollout.kv_cache_dtype is KvCacheDtype.fp8
     if in_fp8 or config.rollout.quantization is not Quantization.none:
         return "the engines compute in FP8"
+    if config.actor.fp8 is not Fp8.none:
+        return "the actor computes in FP8, and engines do not"
     if session.layout.actor.context_parallel > 1:
         return "context-parallel ranks have parts of a sequence"
     return None

@@ -27,6 +27,7 @@ from rlmath.config.arithmetic import (
     value_updates,
 )
 from rlmath.config.benchmarks import longest_response_tokens
+from rlmath.config.fp8_training import fp8_of
 from rlmath.config.lora import LoraRollout, adapters_of
 from rlmath.config.precision import ProductDType
 from rlmath.config.recompute import modules_of
@@ -539,6 +540,7 @@ def actor_settings(
             precision=precision(config),
             layers=config.actor.layers.value,
             logits=config.actor.logits.value,
+            fp8=fp8_of(config.actor),
         ),
         optimizer=whole_schedule(optimizer, optimizer_steps),
         distributed_optimizer=config.actor.distributed_optimizer,

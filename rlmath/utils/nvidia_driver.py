@@ -12,17 +12,34 @@ TIMEOUT_S = 30
 
 def driver_version() -> str | None:
     """Such as ``580.65.06``; ``None`` without ``nvidia-smi``, or when it finds no driver."""
+    found = _query("driver_version")
+    return found[0] if found else None
+
+
+def compute_capability() -> tuple[int, int] | None:
+    """The least of this machine's GPUs, such as ``(9, 0)``; ``None``: it is not known.
+
+    Of all GPUs, also of those that ``CUDA_VISIBLE_DEVICES`` hides: they are mostly alike.
+    """
+    pairs = [one.split(".") for one in _query("compute_cap")]
+    return min(((int(major), int(minor)) for major, minor in pairs), default=None)
+
+
+def _query(field: str) -> list[str]:
+    """What ``nvidia-smi`` says of each GPU; nothing without it, or when it finds no driver."""
     if shutil.which("nvidia-smi") is None:
-        return None
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        return []
+    command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader"]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
-        return None
+        return []
     lines = done.stdout.split()
-    return lines[0] if done.returncode == 0 and lines and lines[0][0].isdigit() else None
+    if done.returncode or not all(line[0].isdigit() for line in lines):
+        return []
+    return lines
 
 
 def is_too_old(version: str) -> bool:

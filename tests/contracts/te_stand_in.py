@@ -1,7 +1,8 @@
 """Classes with the names, constructor arguments and parameters of Transformer Engine's layers.
 
-Megatron's extension subclasses them, so that what it builds can be seen without CUDA. They compute
-nothing. That Transformer Engine's own have these arguments, attributes and parameters is asserted
+Megatron's extension subclasses them, so that what it builds can be seen without CUDA. Products
+and norms compute, for what is in FP8 (``te_stand_in_fp8.py``); attention gives its queries.
+That Transformer Engine's own have these arguments, attributes and parameters is asserted
 against the real package in ``tests/cuda_wheels/``.
 """
 
@@ -14,7 +15,10 @@ import types
 from typing import Any
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.contracts.te_stand_in_fp8 import NAMES, FP8GlobalStateManager, product_weight, rounded
 
 VERSION = "2.11.0"
 NAME = "transformer_engine"
@@ -43,6 +47,8 @@ class _Products(nn.Module):
         **_: Any,
     ) -> None:
         super().__init__()
+        self._fp8_workspaces: dict[str, Tensor] = {}
+        self.save_original_input = False
         self.fuse_wgrad_accumulation = fuse_wgrad_accumulation
         self.sequence_parallel = sequence_parallel
         self.parallel_mode = parallel_mode
@@ -62,6 +68,13 @@ class _Products(nn.Module):
     def _make(self, out: int, into: int) -> None:
         self.weight = self._parameter(out, into)
 
+    def forward(self, x: Tensor, is_first_microbatch: bool | None = None) -> Tensor:
+        rows = x.numel() // x.size(-1)
+        weight = product_weight(self, self.weight, rows, is_first_microbatch)
+        if FP8GlobalStateManager.is_fp8_enabled():
+            x = rounded(x)
+        return F.linear(x, weight, getattr(self, "bias", None))
+
 
 class Linear(_Products): ...
 
@@ -73,6 +86,10 @@ class LayerNormLinear(_Products):
         norm = nn.Parameter(torch.empty(self.weight.size(1), **self._parts))  # type: ignore[arg-type]
         norm.sequence_parallel = self.sequence_parallel  # type: ignore[attr-defined]
         self.layer_norm_weight, self.eps = norm, eps
+
+    def forward(self, x: Tensor, is_first_microbatch: bool | None = None) -> Tensor:
+        normed = F.rms_norm(x, x.shape[-1:], self.layer_norm_weight, self.eps)
+        return super().forward(normed, is_first_microbatch)
 
 
 class GroupedLinear(_Products):
@@ -106,6 +123,9 @@ class RMSNorm(nn.Module):
         self.weight.sequence_parallel = sequence_parallel  # type: ignore[attr-defined]
         self.eps = eps
 
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, x.shape[-1:], self.weight, self.eps)
+
 
 class DotProductAttention(nn.Module):
     def __init__(
@@ -121,11 +141,18 @@ class DotProductAttention(nn.Module):
         super().__init__()
         self.cp_group, self.cp_comm_type = cp_group, cp_comm_type
 
+    def forward(self, query: Tensor, *_: Any, **__: Any) -> Tensor:
+        return query.flatten(-2)
+
 
 LAYERS = {
     one.__name__: one
     for one in (Linear, LayerNormLinear, GroupedLinear, RMSNorm, DotProductAttention)
 }
+
+
+# In no Transformer Engine 2; see OPTIONAL in tests/cuda_wheels/test_te_names.py.
+ABSENT = ("_SplitAlongDim",)
 
 
 class _Module(types.ModuleType):
@@ -135,10 +162,12 @@ class _Module(types.ModuleType):
     __version__ = VERSION
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        if name.startswith("__") or name in ABSENT:
             raise AttributeError(name)
         if name in LAYERS:
             return LAYERS[name]
+        if name in NAMES:
+            return NAMES[name]
         if name[0].isupper():
             return type(name, (torch.optim.AdamW,) if name.startswith("Fused") else (), {})
         return _Module(f"{self.__name__}.{name}")
@@ -150,7 +179,8 @@ class _Module(types.ModuleType):
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name.partition(".")[0] not in (NAME, f"{NAME}_torch"):
+        top, last = name.partition(".")[0], name.rpartition(".")[2]
+        if top not in (NAME, f"{NAME}_torch") or last in ABSENT:
             return None
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 

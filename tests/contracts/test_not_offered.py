@@ -27,6 +27,16 @@ ROWS = [
         says=("if config.overlap_param_gather_with_optimizer_step:",),
     ),
     Row(
+        "megatron.core.fp8_utils",
+        f"actor.fp8_recipe=delayed: {REASON}",
+        says=("fp8_recipe = TEDelayedScaling(",),
+    ),
+    Row(
+        "rlmath.checkpoint.state",
+        f"actor.fp8_recipe=delayed, whose amax history is extra state: {REASON}",
+        says=('if not key.endswith("_extra_state")',),
+    ),
+    Row(
         "megatron.core.pipeline_parallel.fine_grained_activation_offload:PipelineOffloadManager",
         f"fine_grained_activation_offloading: {REASON}",
         says=('raise RuntimeError("TE CPU offload is not available")',),
@@ -58,12 +68,12 @@ def test_without_transformer_engine_there_is_no_activation_offload() -> None:
 
 
 def test_without_transformer_engine_fp8_is_no_error_and_nothing() -> None:
-    """A setting for it would have to refuse Megatron's own layers itself."""
+    """Why actor.fp8 refuses Megatron's own layers itself (rlmath/actor/fp8.py)."""
     from megatron.core import fp8_utils
 
     assert not fp8_utils.HAVE_TE
     wanted: Any = SimpleNamespace(fp8="e4m3", fp8_recipe="blockwise")
-    assert fp8_utils.get_fp8_recipe(wanted) is None, REASON
+    assert fp8_utils.get_fp8_recipe(wanted) is None, "actor.fp8 may be had with local layers"
     with fp8_utils.get_fp8_context(wanted) as context:
         assert context is None
 

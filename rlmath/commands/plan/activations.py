@@ -11,7 +11,8 @@ context-parallel rank keeps its own keys and values alone.
 one by one, and a context rank keeps all keys and values.
 
 Dry runs count ``local`` (``rlmath/commands/plan/dry_run``); for ``transformer_engine`` this page of
-arithmetic stands alone until it is measured on a GPU.
+arithmetic stands alone until it is measured on a GPU. With ``actor.fp8`` what matrices keep of
+their inputs is in FP8 (``fp8.py``).
 """
 
 from __future__ import annotations
@@ -20,6 +21,11 @@ import functools
 from typing import TYPE_CHECKING
 
 from rlmath.actor.head_rows import rows_per_chunk, rows_per_table, weight_rows_per_block
+from rlmath.commands.plan.fp8 import (
+    ACTIVATION_BYTES,
+    gradient_copy_bytes,
+    saved_input_bytes,
+)
 from rlmath.model.families import QkNorm
 from rlmath.model.parallel import Layout
 from rlmath.model.spec import ModelSpec, padded_vocab_size
@@ -77,6 +83,9 @@ def whole_layer_bytes(spec: ModelSpec, actor: ActorShape, stage: int | None = No
         widths -= spec.hidden * _share(moe, "mlp")
     if spec.qk_norm is not QkNorm.none:
         widths += query + key
+    # In FP8 the first matrix keeps a copy of the norm's output; what attention gives it keeps
+    # itself, and Megatron has the matrix after it keep the same (save_original_input).
+    own = (saved_input_bytes(actor) - 2) * spec.hidden
     # Cosines and sines of queries and of keys, in the model's type, on every tensor rank.
     rotation = 10 * rotated if actor.layers == "local" else 0
     parts = _module_bytes(spec, actor)
@@ -84,7 +93,7 @@ def whole_layer_bytes(spec: ModelSpec, actor: ActorShape, stage: int | None = No
     if _norm_is_within(actor):
         # Counted with the feed-forward.
         widths -= spec.hidden * _share(moe, "mlp")
-    return 2 * widths / actor.layout.tensor_parallel + 2 * gathered + rotation + modules
+    return (2 * widths + own) / actor.layout.tensor_parallel + 2 * gathered + rotation + modules
 
 
 def _keeps_input(actor: ActorShape, *targets: str) -> bool:
@@ -122,16 +131,18 @@ def _module_bytes(spec: ModelSpec, actor: ActorShape) -> dict[str, float]:
     if actor.layers == "local" and cp > 1:
         # Queries and outputs by length, and the keys and values of all ranks.
         attention += 2 * (2 * query + 2 * cp * key)
-    products = 3 if _keeps_input(actor, "down_proj") else 2
-    dense = products * spec.ffn + (spec.hidden if _norm_is_within(actor) else 0)
-    # Each token's copies for its experts, and gate, up and their product.
-    copies = spec.hidden if _keeps_input(actor, "gate_proj", "up_proj") else 0
+    # Gate and up, and their product, which the next matrix takes.
+    saved = saved_input_bytes(actor)
+    products = 4 + (saved if _keeps_input(actor, "down_proj") else 0)
+    dense = products * spec.ffn + (saved * spec.hidden if _norm_is_within(actor) else 0)
+    # Each token's copies for its experts.
+    copies = saved * spec.hidden if _keeps_input(actor, "gate_proj", "up_proj") else 0
     routed = spec.experts_per_token * (copies + products * spec.moe_ffn)
-    shared = 2 * products * spec.shared_ffn
+    shared = products * spec.shared_ffn
     return {
         "core_attn": attention / tp,
-        "mlp": 2 * dense / tp,
-        "moe": (2 * routed + 8 * spec.experts + shared) / tp,
+        "mlp": dense / tp,
+        "moe": (routed + 8 * spec.experts + shared) / tp,
         "shared_experts": shared / tp,
     }
 
@@ -265,14 +276,17 @@ def backward_bytes(
     parts = _module_bytes(spec, actor)
     modules = [one for one in actor.recompute_modules if one != "core_attn" and _share(moe, one)]
     again = max((parts[name] for name in modules), default=0)
+    quantized = gradient_copy_bytes(actor, width)
     begin = {
         "activations": kept,
-        "backward of a layer": actor.tokens * (_products(local) * width / tp + hidden + again)
+        "backward of a layer": actor.tokens
+        * (_products(local) * width / tp + hidden + again + quantized)
         + matrix,
     }
     if not actor.recompute_layers:
         return begin
     again = whole_layer_bytes(spec, actor, stage) + (6 * width + 2 * hidden) / tp + hidden
+    again += quantized
     # Copies of the tokens on their way to the experts and back, and their gradients.
     again += 2 * hidden * spec.experts_per_token / tp if moe else 0.0
     recomputed = {
@@ -298,6 +312,11 @@ def forward_bytes(spec: ModelSpec, actor: ActorShape, stage: int | None = None) 
     if share:
         copies = 5 * spec.hidden if local else 4 * spec.hidden + 3 * spec.moe_ffn
         moe = (10 * spec.hidden + 2 * spec.experts_per_token * copies) / tp
+    if actor.fp8 is not None:
+        # What the second matrix takes, or all of the experts'.
+        copy = ACTIVATION_BYTES[actor.fp8.recipe]
+        dense += copy * spec.ffn / tp if dense else 0.0
+        moe += copy * spec.experts_per_token * (spec.hidden + spec.moe_ffn) / tp if moe else 0.0
     return actor.tokens * max(attention, dense, moe)
 
 

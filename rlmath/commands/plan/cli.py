@@ -15,7 +15,7 @@ from rlmath.checks.routing import routing_model, routing_problems
 from rlmath.commands.plan.advice import plans_or_advice
 from rlmath.commands.plan.arguments import LAYOUT_FLAGS, no_model_argument, positive, share
 from rlmath.commands.plan.experiment import train_command, write_experiment
-from rlmath.commands.plan.gpus import GPUS, Efficiency, gpu_named
+from rlmath.commands.plan.gpus import GPUS, Efficiency, Gpu, gpu_named
 from rlmath.commands.plan.models import SHAPE_FLAGS, read_plan_model
 from rlmath.commands.plan.plan_settings import checked, overrides
 from rlmath.commands.plan.report import as_json, as_text
@@ -24,11 +24,13 @@ from rlmath.commands.plan.wish import Wish
 from rlmath.config.actor import RoutingReplay
 from rlmath.config.arithmetic import describe
 from rlmath.config.command_line import Given, count
+from rlmath.config.fp8_training import fp8_of
 from rlmath.config.lora import LoraRollout, adapters_of
 from rlmath.config.recompute import modules_of
 from rlmath.config.rollout import KvCacheDtype, Quantization
 from rlmath.config.schema import Config, Device, Layers, Logits, Recompute
 from rlmath.errors import ConfigError, UserError
+from rlmath.model.fp8_training import Fp8Training, capability_problem
 from rlmath.model.lora import Lora
 from rlmath.model.spec import ModelSpec
 
@@ -61,6 +63,8 @@ SETTINGS = (
     "actor.overlap_gradients",
     "actor.overlap_param_gather",
     "actor.layers",
+    "actor.fp8",
+    "actor.fp8_recipe",
     "actor.logits",
     "actor.offload",
     "actor.offload_in_backward",
@@ -195,6 +199,7 @@ def wish_of(arguments: argparse.Namespace, given: Given) -> Wish:
         offload=None if (asked := given.get("actor.offload")) is None else asked.value,
         offload_in_backward=given.get("actor.offload_in_backward"),
         lora=_adapters(config, spec),
+        fp8=_fp8(config, gpu),
         quantized=_quantizes(config, spec),
         kv_cache_in_fp8=config.rollout.kv_cache_dtype is KvCacheDtype.fp8,
         unmerged=config.actor.lora.rollout is LoraRollout.unmerged,
@@ -224,6 +229,21 @@ def _adapters(config: Config, spec: ModelSpec) -> Lora | None:
     if problems:
         raise ConfigError.of(problems)
     return adapters_of(config.actor.lora, spec, seed=0)
+
+
+def _fp8(config: Config, gpu: Gpu) -> Fp8Training | None:
+    """Raises ``UserError``: the card has no such products, or other settings no place for them."""
+    fp8 = fp8_of(config.actor)
+    if fp8 is None:
+        return None
+    if config.actor.layers is Layers.local:
+        raise UserError(f"actor.fp8={fp8.format}: actor.layers=local has no FP8; take auto")
+    problem = capability_problem(fp8, gpu.capability)
+    if gpu.fp8_tflops is None or problem is not None:
+        raise UserError(
+            f"--gpu {gpu.name}: {problem or f'actor.fp8={fp8.format} is planned for CUDA alone'}"
+        )
+    return fp8
 
 
 def _quantizes(config: Config, spec: ModelSpec) -> bool:

@@ -14,6 +14,7 @@ from rlmath.commands.plan.engine_memory import (
 )
 from rlmath.commands.plan.memory import COPYING, GIB, MIB, ActorShape, Phase, Step, actor_phases
 from rlmath.config.arithmetic import resolve_layout
+from rlmath.config.fp8_training import fp8_of
 from rlmath.config.lora import LoraRollout, adapters_of
 from rlmath.config.recompute import modules_of
 from rlmath.config.rollout import KvCacheDtype, Quantization
@@ -133,6 +134,7 @@ def settings_in_plan(config: Config, spec: ModelSpec) -> tuple[ActorShape, Step]
         layers="local" if settings.layers.value == "local" else "transformer_engine",
         lora=adapters_of(settings.lora, spec, seed=0),
         unmerged=settings.lora.rollout is LoraRollout.unmerged,
+        fp8=fp8_of(settings),
         recompute_modules=modules_of(settings, spec),
         overlap_gradients=settings.overlap_gradients,
         overlap_param_gather=settings.overlap_param_gather,

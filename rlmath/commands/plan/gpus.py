@@ -19,6 +19,8 @@ class Gpu:
         memory_gb_per_s: Of its memory, in 10^9 bytes a second.
         link_gb_per_s: To the other cards of its node, in one direction.
         runs: rlmath has builds for it; false: a plan for comparison only.
+        fp8_tflops: Matrix products in FP8, as ``peak_tflops``; ``None``: no ``actor.fp8``.
+        capability: CUDA's compute capability.
     """
 
     name: str
@@ -27,19 +29,21 @@ class Gpu:
     memory_gb_per_s: float
     link_gb_per_s: float
     runs: bool = True
+    fp8_tflops: float | None = None
+    capability: tuple[int, int] = (9, 0)
 
 
 # From the makers' data sheets of the SXM and OAM cards; the memory is what the driver shows.
 GPUS = {
     gpu.name: gpu
     for gpu in (
-        Gpu("a100-40", 40.0, 312, 1555, 300),
-        Gpu("a100-80", 80.0, 312, 2039, 300),
-        Gpu("h20", 95.5, 148, 4000, 450),
-        Gpu("h800", 80.0, 989, 3350, 200),
-        Gpu("h100", 80.0, 989, 3350, 450),
-        Gpu("h200", 140.0, 989, 4800, 450),
-        Gpu("b200", 179.0, 2250, 8000, 900),
+        Gpu("a100-40", 40.0, 312, 1555, 300, capability=(8, 0)),
+        Gpu("a100-80", 80.0, 312, 2039, 300, capability=(8, 0)),
+        Gpu("h20", 95.5, 148, 4000, 450, fp8_tflops=296),
+        Gpu("h800", 80.0, 989, 3350, 200, fp8_tflops=1979),
+        Gpu("h100", 80.0, 989, 3350, 450, fp8_tflops=1979),
+        Gpu("h200", 140.0, 989, 4800, 450, fp8_tflops=1979),
+        Gpu("b200", 179.0, 2250, 8000, 900, fp8_tflops=4500, capability=(10, 0)),
         Gpu("mi300x", 191.5, 1307, 5300, 448, runs=False),
     )
 }

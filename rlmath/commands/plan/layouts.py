@@ -36,6 +36,7 @@ from rlmath.commands.plan.time import (
 from rlmath.commands.plan.wish import Wish
 from rlmath.config.actor import Offload, RoutingReplay
 from rlmath.errors import UserError
+from rlmath.model.fp8_training import size_problems
 from rlmath.model.parallel import Layout, even_stages
 from rlmath.model.spec import ModelSpec
 
@@ -193,6 +194,7 @@ def _actor_splits(wish: Wish) -> Iterator[ActorShape]:
                 wish.layers,
                 lora=wish.lora,
                 unmerged=wish.unmerged,
+                fp8=wish.fp8,
                 recompute_modules=wish.recompute_modules,
                 overlap_gradients=wish.overlap_gradients and dp * cp > 1,
                 overlap_param_gather=wish.overlap_param_gather
@@ -236,6 +238,8 @@ def _plan(wish: Wish, split: ActorShape) -> Plan:
             f"{work.sequences / work.minibatches / dp:g} does not divide",
             float("inf"),
         )
+    if wish.fp8 is not None and (sizes := [*size_problems(spec, split.layout, wish.fp8)]):
+        raise _Miss(f"{name}: actor.fp8_recipe={wish.fp8.recipe}: {'; '.join(sizes)}", float("inf"))
     actor, phases = _with_least_recompute(wish, split)
     if wish.max_tokens is None:
         actor, phases = _with_more_sequences(wish, actor, phases)

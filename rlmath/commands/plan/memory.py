@@ -22,6 +22,7 @@ from rlmath.commands.plan.activations import (
     kept_bytes,
     logits_bytes,
 )
+from rlmath.commands.plan.fp8 import weight_copy_bytes
 from rlmath.commands.plan.models import (
     adapter_sizes_of_rank,
     expert_parameters_of_rank,
@@ -31,6 +32,7 @@ from rlmath.commands.plan.models import (
     telling_stages,
 )
 from rlmath.config.weights import BUCKET_MIB
+from rlmath.model.fp8_training import Fp8Training, padded_tokens
 from rlmath.model.lora import MERGED_ELEMENTS, Lora, adapted_entries, adapter_shapes
 from rlmath.model.parallel import Layout
 from rlmath.model.spec import ModelSpec, padded_vocab_size
@@ -63,6 +65,7 @@ class ActorShape:
         overlap_gradients: They are summed over copies while the last micro-batch is computed.
         overlap_param_gather: Updated weights are gathered during the next forward pass.
         unmerged: Engines get the adapters alone.
+        fp8: ``actor.fp8``, ``actor.fp8_recipe``.
     """
 
     layout: Layout
@@ -74,6 +77,7 @@ class ActorShape:
     overlap_gradients: bool = False
     overlap_param_gather: bool = False
     unmerged: bool = False
+    fp8: Fp8Training | None = None
 
     @property
     def engine_adapters(self) -> Lora | None:
@@ -82,8 +86,9 @@ class ActorShape:
 
     @property
     def tokens(self) -> int:
-        """Of the longest micro-batch on one rank."""
-        return -(-self.max_tokens // self.layout.context_parallel)
+        """Of the longest micro-batch on one rank, with the padding that FP8 needs."""
+        tokens = -(-self.max_tokens // self.layout.context_parallel)
+        return padded_tokens(tokens, self.fp8, self.layout)
 
     def __str__(self) -> str:
         return f"actor {self.layout}"
@@ -317,8 +322,13 @@ def stage_phases(spec: ModelSpec, actor: ActorShape, step: Step, stage: int) -> 
         named = {key.replace("_", " "): size for key, size in terms.items()}
         return Phase(name, {k: v for k, v in (resident | named).items() if v})
 
+    copies, both = (
+        {"copies in FP8": weight_copy_bytes(spec, actor, stage, backward=backward)}
+        for backward in (False, True)
+    )
+
     def backward(name: str) -> Phase:
-        return phase(name, **backward_bytes(spec, actor, in_flight, stage))
+        return phase(name, **backward_bytes(spec, actor, in_flight, stage), **both)
 
     def logits(backward: bool) -> float:
         if not last:
@@ -334,13 +344,13 @@ def stage_phases(spec: ModelSpec, actor: ActorShape, step: Step, stage: int) -> 
 
     widest = max(forward_bytes(spec, actor, stage), logits(backward=False))
     what = "logits" if widest == logits(backward=False) else "layer"
-    forward = {what: widest}
+    forward = {what: widest, **copies}
     phases = [phase("state"), phase("log-probs", **forward)]
     if step.reference:
         phases.append(phase("reference", **forward))
     if last:
         kept = kept_bytes(spec, actor, in_flight, stage)
-        phases.append(phase("logits", activations=kept, logits=logits(backward=True)))
+        phases.append(phase("logits", activations=kept, logits=logits(backward=True), **both))
     phases.append(backward("training"))
     temporaries = optimizer_step_bytes(spec, actor, trained)
     phases.append(phase("optimizer step", temporaries=temporaries))

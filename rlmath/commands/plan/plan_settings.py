@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rlmath.checks import layout as check_layout
 from rlmath.checks.algorithm import unused_problems
+from rlmath.checks.fp8_training import fp8_model
 from rlmath.checks.lora import lora_model
 from rlmath.commands.plan.memory import ActorShape
 from rlmath.commands.plan.wish import Wish
@@ -13,6 +14,7 @@ from rlmath.config.load import load
 from rlmath.config.schema import Config, Device
 from rlmath.config.settings import out_of_range
 from rlmath.errors import ConfigError
+from rlmath.model.fp8_training import Fp8Training
 from rlmath.model.lora import Lora
 
 
@@ -54,6 +56,7 @@ def overrides(wish: Wish, actor: ActorShape, engine_tp: int, share: float) -> li
         f"rollout.gpu_memory_utilization={share:g}",
         f"weights.bucket_size_mib={wish.bucket_size_mib}",
         *(["actor.layers=local"] if wish.layers == "local" else []),
+        *(_fp8_settings(wish.fp8) if wish.fp8 else []),
         *(["actor.logits=whole"] if wish.whole_logits else []),
         *(["actor.logits=triton"] if wish.triton_logits else []),
         *([f"actor.offload={wish.offload}"] if wish.offload not in (None, "none") else []),
@@ -63,7 +66,7 @@ def overrides(wish: Wish, actor: ActorShape, engine_tp: int, share: float) -> li
         *(["actor.lora.rollout=unmerged"] if wish.unmerged else []),
         *(["rollout.quantization=fp8"] if wish.quantized else []),
         *(["rollout.kv_cache_dtype=fp8"] if wish.kv_cache_in_fp8 else []),
-        *(_CORRECTION if wish.quantized or wish.kv_cache_in_fp8 else []),
+        *(_CORRECTION if wish.quantized or wish.kv_cache_in_fp8 or wish.fp8 else []),
         *(["algorithm.kl_coef=0.001"] if wish.reference else []),
         *(["algorithm.advantage=gae"] if wish.value_model else []),
     ]
@@ -71,6 +74,10 @@ def overrides(wish: Wish, actor: ActorShape, engine_tp: int, share: float) -> li
 
 def _routing_settings(replay: RoutingReplay) -> list[str]:
     return [] if replay is RoutingReplay.none else [f"actor.routing_replay={replay.name}"]
+
+
+def _fp8_settings(fp8: Fp8Training) -> list[str]:
+    return [f"actor.fp8={fp8.format}", f"actor.fp8_recipe={fp8.recipe}"]
 
 
 # FP8 needs a correction.
@@ -116,6 +123,7 @@ def checked(wish: Wish, settings: list[str]) -> tuple[Config, RunLayout]:
     problems += check_layout.batch_divides(config, layout, "train")
     problems += check_layout.experts(config, wish.spec, layout)
     problems += lora_model(config, wish.spec)
+    problems += fp8_model(config, wish.spec, layout.actor)
     problems += unused_problems(config)
     if problems:
         raise ConfigError.of(problems)

@@ -165,6 +165,7 @@ def _assumptions(wish: Wish) -> list[str]:
         f"  sampling: {efficiency.decode_bandwidth:g} of {gpu.memory_gb_per_s:g} GB/s, "
         f"{1000 * efficiency.decode_step_s:g} ms a step beside; {efficiency.tail_share:.0%} of an "
         f"engine's sequences run to the limit; {ENGINE_STEP_TOKENS:,} tokens of prompts a step",
+        *_fp8_assumption(wish),
         f"  memory: bfloat16, flash attention, distributed optimizer, {wish.layers} layers;",
         "  engines sleep while the actor works; "
         + (
@@ -173,6 +174,16 @@ def _assumptions(wish: Wish) -> list[str]:
             if offloads(wish)
             else "its state stays on the GPU"
         ),
+    ]
+
+
+def _fp8_assumption(wish: Wish) -> list[str]:
+    if wish.fp8 is None:
+        return []
+    return [
+        f"  actor.fp8={wish.fp8.format}: {wish.efficiency.mfu:g} of {wish.gpu.fp8_tflops:g} TFLOPS "
+        "in the matrices of layers, and their inputs to memory and back; arithmetic alone, it has "
+        "never run",
     ]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rlmath.commands.plan.engine_memory import engine_weights_bytes, kv_bytes
+from rlmath.commands.plan.fp8 import matrix_cost, quantizing_bytes
 from rlmath.commands.plan.gpus import Efficiency, Gpu
 from rlmath.commands.plan.memory import ActorShape, trained_parameters
 from rlmath.commands.plan.models import (
@@ -61,18 +62,23 @@ class Work:
         return self.sequences * self.mean_tokens
 
 
-def forward_flops(spec: ModelSpec, sequence_tokens: float) -> float:
+def forward_flops(spec: ModelSpec, sequence_tokens: float, cost: float = 1.0) -> float:
     """Operations of a forward pass per token of a sequence of that length.
 
     Two for each weight of a matrix, the output layer among them, and causal attention: two products
     of width q with half of the sequence on average. Narayanan et al. 2021, appendix, for grouped
     queries, a gated feed-forward and a causal mask.
+
+    Args:
+        cost: Of an operation of a layer's matrices, see ``fp8.py``.
     """
     attention = _attention_flops(spec, sequence_tokens)
-    return 2 * active_matrices(spec) + attention + _output_flops(spec)
+    return cost * 2 * active_matrices(spec) + attention + _output_flops(spec)
 
 
-def _recomputed_flops(spec: ModelSpec, actor: ActorShape, sequence_tokens: float) -> float:
+def _recomputed_flops(
+    spec: ModelSpec, actor: ActorShape, sequence_tokens: float, cost: float
+) -> float:
     """Of the modules that the backward pass computes again, per token."""
     dense, moe = spec.layers - spec.moe_layers, spec.moe_layers
     shared = moe * shared_expert_matrices(spec)
@@ -83,7 +89,7 @@ def _recomputed_flops(spec: ModelSpec, actor: ActorShape, sequence_tokens: float
         "moe": routed + shared,
         "shared_experts": shared,
     }
-    found = 2.0 * sum(matrices[name] for name in actor.recompute_modules)
+    found = cost * 2.0 * sum(matrices[name] for name in actor.recompute_modules)
     if "core_attn" in actor.recompute_modules:
         found += _attention_flops(spec, sequence_tokens)
     return found
@@ -120,9 +126,11 @@ def _output_flops(spec: ModelSpec) -> int:
     return 2 * spec.vocab * spec.hidden
 
 
-def slowest_stage_share(spec: ModelSpec, layout: Layout, sequence_tokens: float) -> float:
+def slowest_stage_share(
+    spec: ModelSpec, layout: Layout, sequence_tokens: float, cost: float = 1.0
+) -> float:
     """Work of the slowest stage, the last of which has the output layer, over an average one's."""
-    whole, output = forward_flops(spec, sequence_tokens), _output_flops(spec)
+    whole, output = forward_flops(spec, sequence_tokens, cost), _output_flops(spec)
     work = [size * (whole - output) / spec.layers for size in layout.stage_sizes(spec.layers)]
     work[-1] += output
     return max(work) / (whole / len(work))
@@ -147,7 +155,13 @@ def actor_time_s(
     )
     ranks = layout.world_size
     peak = gpu.peak_tflops * 1e12 * efficiency.mfu
-    forward = work.tokens * forward_flops(spec, work.mean_tokens) / (ranks * peak)
+    cost = matrix_cost(actor.fp8, gpu)
+    flops = forward_flops(spec, work.mean_tokens, cost)
+    forward = work.tokens * flops / (ranks * peak)
+    if actor.fp8 is not None:
+        # Bound by memory, as decoding is; of the backward pass, gradients take as much twice.
+        bandwidth = gpu.memory_gb_per_s * 1e9 * efficiency.decode_bandwidth
+        forward += work.tokens * quantizing_bytes(spec) / (ranks * bandwidth)
 
     def rate(neighbors: int) -> float:
         """Bytes a second between this many neighbors, which share a node if they can."""
@@ -173,14 +187,12 @@ def actor_time_s(
     # Share of time in which stages wait: (p - 1) / m, Narayanan et al. 2021, section 2.2.1, and
     # section 2.2.2 for several chunks.
     bubble = 1 + (pp - 1) / microbatches / layout.virtual_stages
-    forward *= slowest_stage_share(spec, layout, work.mean_tokens)
+    forward *= slowest_stage_share(spec, layout, work.mean_tokens, cost)
     # Small micro-batches are done before the host has launched what comes next.
     launches = microbatches * work.minibatches * max(layout.stage_sizes(spec.layers))
     forward = max(forward, launches * efficiency.layer_launch_s)
     again = actor.recompute_layers * pp / spec.layers
-    modules = _recomputed_flops(spec, actor, work.mean_tokens) / forward_flops(
-        spec, work.mean_tokens
-    )
+    modules = _recomputed_flops(spec, actor, work.mean_tokens, cost) / flops
     # Of the layers' communication a recomputed MoE sends its tokens again, a dense feed-forward
     # sums its output.
     sent_again = experts * ("moe" in actor.recompute_modules)

@@ -8,6 +8,7 @@ from rlmath.commands.plan.gpus import Efficiency, Gpu
 from rlmath.commands.plan.time import Work
 from rlmath.config.actor import RoutingReplay
 from rlmath.config.weights import bucket_mib
+from rlmath.model.fp8_training import Fp8Training
 from rlmath.model.lora import Lora
 from rlmath.model.spec import ModelSpec
 
@@ -41,6 +42,7 @@ class Wish:
         triton_logits: ``actor.logits=triton``.
         lora: ``actor.lora``.
         unmerged: ``actor.lora.rollout``: engines get the adapters alone.
+        fp8: ``actor.fp8``, ``actor.fp8_recipe``.
         quantized: ``rollout.quantization``: engines have the matrices of layers in FP8.
         kv_cache_in_fp8: ``rollout.kv_cache_dtype``.
         routing_replay: ``actor.routing_replay``.
@@ -78,6 +80,7 @@ class Wish:
     triton_logits: bool = False
     lora: Lora | None = None
     unmerged: bool = False
+    fp8: Fp8Training | None = None
     quantized: bool = False
     kv_cache_in_fp8: bool = False
     routing_replay: RoutingReplay = RoutingReplay.none

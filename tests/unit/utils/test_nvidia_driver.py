@@ -72,3 +72,17 @@ def test_doctor_names_the_reason(driver, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(doctor, "Machine", SimpleNamespace(here=lambda: machine))
     (finding,) = doctor.accelerators()
     assert finding.level == "bad" and "needs 580" in finding.text
+
+
+def test_the_least_compute_capability_is_read(driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    driver("9.0\\n8.0\\n9.0\\n")
+    assert nvidia_driver.compute_capability() == (8, 0)
+    driver("10.0\\n")
+    assert nvidia_driver.compute_capability() == (10, 0)
+    for said in ("No devices were found\\n", "[N/A]\\n", ""):
+        driver(said)
+        assert nvidia_driver.compute_capability() is None
+    driver("9.0\\n", 9)
+    assert nvidia_driver.compute_capability() is None
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert nvidia_driver.compute_capability() is None

@@ -1,0 +1,102 @@
+"""Matrix products in FP8 (``actor.fp8``), which Transformer Engine computes within Megatron.
+
+Weights are parameters in the model's type. Transformer Engine quantizes them when a layer first
+multiplies and keeps the copy on the layer (``_fp8_workspaces``). Here a copy lives for one run of
+the schedule, in which no weight changes: the next run makes its own, of whatever weights there are
+then (after an optimizer step, of a reference model, merged with adapters). A copy that a pass
+without gradients leaves behind would also lack what a backward pass needs: Transformer Engine 2.11
+makes blockwise ones again only when it is told that the micro-batch is a first one.
+
+Nobody tells it that. A first micro-batch would also overwrite the gradient that there is
+(``ctx.fuse_wgrad_accumulation and not ctx.is_first_microbatch``), and a minibatch may be several
+runs (``RankModel.add_gradients``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from torch import nn
+
+from rlmath.errors import UserError
+from rlmath.model.fp8_training import Fp8Training
+
+_COPIES = "_fp8_workspaces"
+_FLAG = "is_first_microbatch"
+
+
+def fp8_settings(fp8: Fp8Training | None, on_te: bool) -> dict[str, Any]:
+    """Fields of Megatron's ``TransformerConfig``; none without FP8.
+
+    Args:
+        on_te: The layers are Transformer Engine's.
+
+    Raises:
+        UserError: They are not: Megatron would compute in the model's type and say nothing.
+    """
+    if fp8 is None:
+        return {}
+    if not on_te:
+        raise UserError(
+            f"actor.fp8={fp8.format}: Transformer Engine alone computes it, and the layers here "
+            "are Megatron's own; take actor.fp8=none"
+        )
+    # Attention (fp8_dot_product_attention), parameters (fp8_param) and all layers, also the first
+    # and the last, are as Megatron has them by default.
+    return {"fp8": fp8.format, "fp8_recipe": fp8.recipe}
+
+
+def prepare_for_fp8(models: Iterable[Any]) -> None:
+    """Let no micro-batch be a first one; see above.
+
+    Args:
+        models: What Megatron's schedule is given, and the chunks in it.
+    """
+    for one in models:
+        # Megatron's ``set_is_first_microbatch`` collects the layers once, in this list.
+        one.modules_with_is_first_microbatch = []
+        for part in one.modules():
+            if hasattr(part, _FLAG):
+                setattr(part, _FLAG, False)
+
+
+@contextlib.contextmanager
+def copies_of_weights(chunks: Sequence[nn.Module]) -> Iterator[None]:
+    """What is quantized of weights in this block is let go with it, and nothing older is used."""
+    _release(chunks)
+    try:
+        yield
+    finally:
+        _release(chunks)
+
+
+def _release(chunks: Sequence[nn.Module]) -> None:
+    for chunk in chunks:
+        for part in chunk.modules():
+            copies = getattr(part, _COPIES, None)
+            if copies:
+                copies.clear()
+
+
+@contextlib.contextmanager
+def without_fp8(module: nn.Module) -> Iterator[None]:
+    """Meanwhile a rank's stage multiplies in the model's type, as an engine does.
+
+    Args:
+        module: A rank's stage. Its parts share Megatron's configuration, or have copies of it.
+    """
+    configs: dict[int, Any] = {}
+    for part in module.modules():
+        config = getattr(part, "config", None)
+        if getattr(config, "fp8", None) is not None:
+            configs[id(config)] = config
+    before = [(config, config.fp8) for config in configs.values()]
+    for config, _ in before:
+        config.fp8 = None
+    try:
+        yield
+    finally:
+        for config, fp8 in before:
+            config.fp8 = fp8

@@ -1,0 +1,69 @@
+"""What ``actor.fp8`` works with: machines, layouts, sizes of a model, and a correction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlmath.checks.machine import Machine
+from rlmath.checks.quantization import correction_problems
+from rlmath.config.actor import Fp8Recipe
+from rlmath.config.fp8_training import fp8_of
+from rlmath.config.schema import Config, Device, DType, Layers
+from rlmath.model.fp8_training import capability_problem, size_problems
+from rlmath.model.parallel import Layout
+from rlmath.model.spec import ModelSpec
+
+
+def fp8_problems(config: Config, machine: Machine, device: Device, command: str) -> Iterator[str]:
+    """What can be said without the model."""
+    actor, fp8 = config.actor, fp8_of(config.actor)
+    if fp8 is None or command == "evaluate":
+        return
+    key = f"actor.fp8={actor.fp8.value}"
+    if device is Device.cpu:
+        yield (
+            f"{key}: Transformer Engine alone computes it, on CUDA, and cluster.device is cpu "
+            "here; take none"
+        )
+        return
+    if actor.layers is Layers.local:
+        yield (
+            f"{key}: Transformer Engine alone computes it, and actor.layers=local has Megatron's "
+            "own layers; take actor.layers=auto, or none"
+        )
+    here = config.cluster.ray_address is None and machine.has_cuda
+    if here and machine.compute_capability is not None:
+        problem = capability_problem(fp8, machine.compute_capability)
+        if problem is not None:
+            yield problem
+    if config.model.dtype is DType.float32:
+        yield (
+            f"{key}: model.dtype=float32 asks for more than the 16 bits that Transformer Engine's "
+            "FP8 products give back; take bfloat16, or none"
+        )
+    if config.precision.batch_invariant:
+        yield (
+            f"{key}: Megatron's batch-invariant products (precision.batch_invariant=true) take the "
+            "place of Transformer Engine's, and know no FP8; take one of the two"
+        )
+    overlap = config.algorithm.overlap_log_probs
+    if actor.fp8_recipe is Fp8Recipe.tensorwise and overlap:
+        yield (
+            f"actor.fp8_recipe=tensorwise: a token's log-prob depends on its micro-batch, and "
+            f"algorithm.overlap_log_probs={overlap} takes old log-probs in other micro-batches "
+            "than the update's; take blockwise, or overlap_log_probs=0"
+        )
+    yield from correction_problems(config, command, key)
+
+
+def fp8_model(config: Config, model: ModelSpec, layout: Layout) -> Iterator[str]:
+    """Sizes that Transformer Engine's products do not take."""
+    fp8 = fp8_of(config.actor)
+    if fp8 is None:
+        return
+    found = list(size_problems(model, layout, fp8))
+    if found:
+        yield (
+            f"actor.fp8_recipe={fp8.recipe}: {'; '.join(found)}; change actor.tensor_parallel="
+            f"{layout.tensor_parallel}, or take another recipe or actor.fp8=none"
+        )

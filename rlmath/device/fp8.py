@@ -1,0 +1,32 @@
+"""Whether this process's GPU multiplies in FP8 (``actor.fp8``)."""
+
+from __future__ import annotations
+
+import torch
+
+from rlmath.errors import UserError
+from rlmath.model.fp8_training import (
+    BLOCKWISE_CUDA,
+    Fp8Training,
+    capability_problem,
+)
+
+
+def require_fp8(fp8: Fp8Training) -> None:
+    """Refuse a GPU, or a CUDA, that Transformer Engine has no FP8 products for.
+
+    Transformer Engine would fail with an assertion in the first forward pass.
+
+    Raises:
+        UserError: With what is there and what is needed.
+    """
+    problem = capability_problem(fp8, torch.cuda.get_device_capability())
+    if problem is not None:
+        raise UserError(problem)
+    cuda = tuple(int(part) for part in (torch.version.cuda or "0.0").split(".")[:2])
+    if fp8.recipe == "blockwise" and cuda < BLOCKWISE_CUDA:
+        needed = ".".join(map(str, BLOCKWISE_CUDA))
+        raise UserError(
+            f"actor.fp8_recipe=blockwise: cuBLAS multiplies blocks from CUDA {needed}, and torch "
+            f"is built for {torch.version.cuda}; take tensorwise, or actor.fp8=none"
+        )

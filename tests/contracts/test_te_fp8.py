@@ -1,0 +1,142 @@
+"""``actor.fp8``: what Megatron does for it, on Transformer Engine's stand-in and in its source.
+
+Transformer Engine's own part is held by ``tests/cuda_wheels/test_fp8_contracts.py``.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from tests.contracts.contract import Row, check, parametrized
+from tests.contracts.te_fp8_program import MICRO_BATCHES, RECOMPUTE
+
+UTILS, CONFIG = "megatron.core.fp8_utils", "megatron.core.transformer.transformer_config"
+PRODUCTS = 4 * 2 * MICRO_BATCHES  # Of the matrices of two layers.
+# What a backward pass computes again: all products of the two layers, or those of their MLPs.
+AGAIN = {"none": 0, "full": PRODUCTS, "selective": PRODUCTS // 2}
+
+ROWS = [
+    Row(
+        UTILS,
+        "layers multiply in FP8 and parameters stay (fp8_param) (rlmath/actor/fp8.py)",
+        says=(
+            "need_fp8_context = config.fp8 if not is_init else config.fp8_param",
+            "transformer_engine.pytorch.fp8_autocast(",
+        ),
+    ),
+    Row(
+        "megatron.core.transformer.transformer_block:TransformerBlock.forward",
+        "each layer enters the context, the final norm and the head do not",
+        says=(
+            "use_inner_quantization_context = self.config.fp8_recipe != Fp8Recipe.delayed",
+            "with self.offload_context, inner_quantization_context:",
+            "# Final layer norm.",
+        ),
+    ),
+    Row(
+        "megatron.core.transformer.transformer_block:TransformerBlock._checkpointed_forward",
+        "a layer that is recomputed enters the context again, by itself",
+        says=("return te_checkpoint(", "inner_quantization_context = get_fp8_context("),
+    ),
+    Row(
+        "megatron.core.transformer.module:MegatronModule.set_is_first_microbatch",
+        "prepare_for_fp8 fills the list before Megatron does",
+        says=('if not hasattr(self, "modules_with_is_first_microbatch"):', "config.fp8"),
+    ),
+    Row(
+        "megatron.core.extensions.transformer_engine",
+        "a layer's copy is used until it is let go",
+        says=("super().forward(x, is_first_microbatch=_is_first_microbatch)",),
+    ),
+    Row(
+        f"{CONFIG}:TransformerConfig",
+        "attention, parameters and the first and last layers are as Megatron has them by default",
+        says=(
+            "fp8_param: bool = False",
+            "fp8_dot_product_attention: bool = False",
+            "first_last_layers_bf16: bool = False",
+        ),
+    ),
+    Row(
+        "megatron.core.transformer.moe.experts:TEGroupedMLP.forward",
+        "the tokens of each expert are padded to what its products take",
+        says=("self.quantization_padding(", "self.quantization_unpadding("),
+    ),
+    Row(
+        "megatron.core.transformer.moe.experts:SequentialMLP.forward",
+        "the same of experts that multiply alone (adapters)",
+        says=("self._pad_tensor_for_quantization(tokens, probs)",),
+    ),
+    Row(
+        "megatron.core.transformer.attention:Attention.__init__",
+        "the plan counts attention's output once (rlmath/commands/plan/activations.py)",
+        says=("set_save_original_input(self.linear_proj)",),
+    ),
+]
+
+
+@parametrized(ROWS)
+def test_contract(row: Row) -> None:
+    check(row)
+
+
+def test_alignment_is_megatrons() -> None:
+    """The padding of experts, which is Megatron's, is enough for a recipe's products."""
+    from megatron.core.enums import Fp8Recipe
+    from megatron.core.fp8_utils import get_fp8_align_size
+
+    from rlmath.config.actor import Fp8Recipe as Offered
+    from rlmath.model.fp8_training import SIZE_MULTIPLES
+
+    assert {one.value for one in Offered} == set(SIZE_MULTIPLES)
+    for name, multiple in SIZE_MULTIPLES.items():
+        assert get_fp8_align_size(Fp8Recipe[name]) == multiple
+
+
+@pytest.fixture(scope="module")
+def passes() -> dict[str, Any]:
+    """In a separate process: Megatron looks for Transformer Engine when it is imported."""
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-m", "tests.contracts.te_fp8_program"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-4000:]
+    found: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("recompute", RECOMPUTE)
+def test_all_products_of_layers_are_in_fp8_and_nothing_else_is(
+    passes: dict[str, Any], recompute: str
+) -> None:
+    found = passes[recompute]
+    # Recipe, first micro-batch, tokens (padded to whole blocks), and how often.
+    assert found["forward"] == [["Float8BlockScaling", False, 128, PRODUCTS]]
+    again = PRODUCTS + AGAIN[recompute]
+    assert found["backward"] == [["Float8BlockScaling", False, 128, again]]
+    assert set(found["quantizing"]) == {"linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"}
+    assert found["config"] == {"fp8": "hybrid", "fp8_recipe": "blockwise"}
+    assert found["dtypes"] == ["torch.bfloat16"] and found["fp8_param"] is False
+
+
+@pytest.mark.parametrize("recompute", RECOMPUTE)
+def test_copies_of_weights_are_those_of_the_pass(passes: dict[str, Any], recompute: str) -> None:
+    found = passes[recompute]
+    assert not found["stale"], "a pass after an optimizer step used the weights before it"
+    assert found["copies after forward"] == found["copies after backward"] == 0
+    assert found["again"], "a pass without gradients changed what the next one gives"
+    assert found["parts add up"], "a minibatch in several runs lost a gradient"
+
+
+def test_the_gate_compares_with_a_pass_without_fp8(passes: dict[str, Any]) -> None:
+    """Its noise is as large as what FP8 does."""
+    assert passes["none"]["without"] == [[None, False, 128, PRODUCTS]]
+    assert passes["none"]["moved by FP8"] > 1e-3

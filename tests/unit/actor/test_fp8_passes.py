@@ -1,0 +1,101 @@
+"""``actor.fp8`` around Megatron's schedule: copies of weights, first micro-batches, padding."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from rlmath.actor.fp8 import copies_of_weights, fp8_settings, prepare_for_fp8, without_fp8
+from rlmath.device import fp8 as device
+from rlmath.errors import UserError
+from rlmath.model.fp8_training import Fp8Training
+
+BLOCKWISE = Fp8Training("hybrid", "blockwise")
+
+
+class Layer(nn.Module):
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.config, self.is_first_microbatch = config, True
+        self._fp8_workspaces: dict[str, int] = {}
+
+
+def stage() -> nn.Module:
+    shared, copied = (SimpleNamespace(fp8="hybrid") for _ in range(2))
+    made = nn.Sequential(Layer(shared), nn.Linear(2, 2), Layer(shared), Layer(copied))
+    made.config = shared  # type: ignore[assignment]
+    return made
+
+
+def test_copies_live_for_one_run_also_if_it_fails() -> None:
+    made = stage()
+    made[0]._fp8_workspaces["weight"] = 1  # type: ignore[index, operator]
+    with pytest.raises(ZeroDivisionError), copies_of_weights([made]):
+        assert not made[0]._fp8_workspaces, "an older one is not used"
+        made[0]._fp8_workspaces["weight"] = 1  # type: ignore[index, operator]
+        1 / 0  # noqa: B018
+    assert not made[0]._fp8_workspaces
+
+
+def test_without_fp8_reaches_every_configuration_and_comes_back() -> None:
+    made = stage()
+    with pytest.raises(ZeroDivisionError), without_fp8(made):
+        assert all(one.config.fp8 is None for one in made if isinstance(one, Layer))
+        1 / 0  # noqa: B018
+    assert all(one.config.fp8 == "hybrid" for one in made if isinstance(one, Layer))
+
+
+def test_no_micro_batch_is_a_first_one() -> None:
+    """With Megatron's own method, which the schedule calls."""
+    from megatron.core.transformer.module import MegatronModule
+
+    class Model(MegatronModule):
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            self.layer = Layer(config)
+
+    config: Any = SimpleNamespace(fp8="hybrid", fp4=None)
+    usual, prepared = Model(config), Model(config)
+    usual.layer.is_first_microbatch = False
+    prepare_for_fp8([prepared])
+    for model in (usual, prepared):
+        model.set_is_first_microbatch()
+    assert usual.layer.is_first_microbatch and not prepared.layer.is_first_microbatch
+
+
+def test_settings_of_megatron() -> None:
+    assert fp8_settings(None, on_te=False) == {}
+    assert fp8_settings(BLOCKWISE, on_te=True) == {"fp8": "hybrid", "fp8_recipe": "blockwise"}
+    with pytest.raises(UserError, match=r"actor\.fp8=hybrid: Transformer Engine alone"):
+        fp8_settings(BLOCKWISE, on_te=False)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "capability", "cuda", "part"),
+    [
+        ("blockwise", (8, 0), "13.0", "this one has 8.0"),
+        ("blockwise", (9, 0), "12.8", "from CUDA 12.9, and torch is built for 12.8"),
+        ("tensorwise", (9, 0), "12.8", None),
+        ("blockwise", (9, 0), "13.0", None),
+        ("mxfp8", (9, 0), "13.0", "take blockwise"),
+    ],
+)
+def test_a_rank_refuses_its_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+    recipe: str,
+    capability: tuple[int, int],
+    cuda: str,
+    part: str | None,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    fp8 = Fp8Training("e4m3", recipe)
+    if part is None:
+        device.require_fp8(fp8)
+        return
+    with pytest.raises(UserError, match=part):
+        device.require_fp8(fp8)

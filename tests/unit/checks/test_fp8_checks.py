@@ -1,0 +1,111 @@
+"""``actor.fp8``: what is refused, by name, before anything starts."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from config_cases import CPU_MACHINE, GPU_MACHINE, QWEN_1_5B
+
+from rlmath.algorithms.correction import CorrectionKind
+from rlmath.checks.fp8_training import fp8_model, fp8_problems
+from rlmath.checks.run import find_problems
+from rlmath.config.actor import Fp8, Fp8Recipe
+from rlmath.config.load import load
+from rlmath.config.schema import Config, Device, DType, Layers
+from rlmath.model.parallel import Layout
+from rlmath.model.spec import model_spec
+
+HOPPER = dataclasses.replace(GPU_MACHINE, compute_capability=(9, 0))
+
+
+def config() -> Config:
+    made = Config()
+    made.actor.fp8 = Fp8.hybrid
+    made.algorithm.correction.kind = CorrectionKind.token_truncate
+    return made
+
+
+def problems(made: Config, command: str = "train", machine: Any = HOPPER) -> list[str]:
+    return [*fp8_problems(made, machine, Device.cuda, command)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"algorithm.correction.kind": CorrectionKind.none}, "with actor.fp8=hybrid; take token"),
+        ({"actor.layers": Layers.local}, "actor.layers=local has Megatron's own"),
+        ({"model.dtype": DType.float32}, "take bfloat16"),
+        ({"precision.batch_invariant": True}, "take one of the two"),
+        ({"actor.fp8_recipe": Fp8Recipe.mxfp8}, "has 9.0; take blockwise"),
+        (
+            {"actor.fp8_recipe": Fp8Recipe.tensorwise, "algorithm.overlap_log_probs": 4},
+            "overlap_log_probs=4 takes old log-probs in other micro-batches",
+        ),
+    ],
+    ids=str,
+)
+def test_what_does_not_work_with_fp8_is_refused(changes: dict[str, Any], part: str) -> None:
+    made = config()
+    assert not problems(made)
+    for key, value in changes.items():
+        *path, last = key.split(".")
+        section: Any = made
+        for name in path:
+            section = getattr(section, name)
+        setattr(section, last, value)
+    (message,) = problems(made)
+    assert message.startswith(("actor.fp8", "algorithm.correction")) and part in message
+    assert not problems(made, "evaluate")
+    made.actor.fp8 = Fp8.none
+    assert not problems(made)
+
+
+def test_blocks_do_not_depend_on_the_micro_batch() -> None:
+    made = config()
+    made.algorithm.overlap_log_probs = 4
+    assert not problems(made)
+
+
+def test_machines() -> None:
+    (message,) = fp8_problems(config(), CPU_MACHINE, Device.cpu, "train")
+    assert message.startswith("actor.fp8=hybrid") and "cluster.device is cpu" in message
+    old = dataclasses.replace(GPU_MACHINE, compute_capability=(8, 0))
+    (message,) = problems(config(), machine=old)
+    assert "this one has 8.0" in message
+    # Of other machines nothing is known here: their ranks look.
+    made = config()
+    made.cluster.ray_address = "auto"
+    assert not problems(made, machine=old)
+    assert not problems(config(), machine=GPU_MACHINE)
+    assert old.with_gpus(8).compute_capability is None
+    uncorrected = config()
+    uncorrected.algorithm.correction.kind = CorrectionKind.none
+    assert not problems(uncorrected, "sft"), "without engines there is nothing to correct"
+
+
+def test_sizes() -> None:
+    made = config()
+    model = dataclasses.replace(model_spec(QWEN_1_5B), ffn=8960 + 8)
+    (message,) = fp8_model(made, model, Layout(1, 1, 1))
+    assert message.startswith("actor.fp8_recipe=blockwise: mlp.linear_fc2 has 8968 columns")
+    assert not [*fp8_model(made, model_spec(QWEN_1_5B), Layout(2, 1, 1))]
+    made.actor.fp8 = Fp8.none
+    assert not [*fp8_model(made, model, Layout(1, 1, 1))]
+
+
+def test_commands_say_it(tmp_path: Any) -> None:
+    settings = [f"model.path={tmp_path}", f"runner.run_dir={tmp_path}/run", "actor.fp8=e4m3"]
+    loaded = load(settings)
+    loaded.cluster.device = Device.cpu
+    for command in ("train", "sft"):
+        assert any("actor.fp8=e4m3" in one for one in find_problems(loaded, command, CPU_MACHINE))
+    assert not any("fp8" in one for one in find_problems(loaded, "evaluate", CPU_MACHINE))
+
+
+def test_a_recipe_alone_is_refused(tmp_path: Any) -> None:
+    settings = [f"model.path={tmp_path}", f"runner.run_dir={tmp_path}/run", "cluster=gpu8"]
+    loaded = load([*settings, "actor.fp8_recipe=tensorwise"])
+    found = [one for one in find_problems(loaded, "train", GPU_MACHINE) if "fp8_recipe" in one]
+    assert len(found) == 1 and "actor.fp8" in found[0]

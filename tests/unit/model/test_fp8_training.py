@@ -1,0 +1,95 @@
+"""``actor.fp8``: the matrices that multiply in it, the sizes that it takes, GPUs that have it."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+
+from rlmath.commands.plan.models import (
+    attention_matrices,
+    expert_matrices,
+    feed_forward_matrices,
+    shared_expert_matrices,
+)
+from rlmath.model.fp8_training import (
+    Fp8Training,
+    capability_problem,
+    padded_tokens,
+    rank_matrices,
+    size_problems,
+)
+from rlmath.model.parallel import Layout
+from rlmath.model.published import KNOWN
+from rlmath.model.spec import model_spec
+
+QWEN = model_spec(KNOWN["Qwen2.5-7B"])
+MOE = model_spec(KNOWN["Qwen3-30B-A3B"])
+BLOCKWISE, MXFP8 = Fp8Training("e4m3", "blockwise"), Fp8Training("e4m3", "mxfp8")
+
+
+def elements(spec: object, layout: Layout, moe: bool) -> int:
+    return sum(
+        one.count * math.prod(one.shape)
+        for one in rank_matrices(spec, layout, moe)  # type: ignore[arg-type]
+    )
+
+
+def test_all_matrices_of_a_layer_are_there_and_split_over_ranks() -> None:
+    """Against the counts that the plan's FLOPs are from."""
+    biases = (QWEN.heads + 2 * QWEN.kv_heads) * QWEN.head_dim
+    dense = attention_matrices(QWEN) - biases + feed_forward_matrices(QWEN)
+    assert elements(QWEN, Layout(1, 1, 1), moe=False) == dense
+    assert 4 * elements(QWEN, Layout(4, 1, 1), moe=False) == dense
+    experts = MOE.experts * expert_matrices(MOE) + shared_expert_matrices(MOE)
+    assert elements(MOE, Layout(1, 1, 1), moe=True) == attention_matrices(MOE) + experts
+    shared = Layout(2, 1, 4, expert_parallel=8)
+    assert elements(MOE, shared, moe=True) == attention_matrices(MOE) // 2 + experts // 8
+
+
+def test_published_models_divide_and_the_arithmetic_is_shown_where_not() -> None:
+    for recipe in (BLOCKWISE, MXFP8):
+        assert not [*size_problems(QWEN, Layout(4, 1, 1), recipe)]
+        assert not [*size_problems(MOE, Layout(2, 1, 4, expert_parallel=8), recipe)]
+    odd = dataclasses.replace(QWEN, ffn=18944 + 32)
+    assert not [*size_problems(odd, Layout(1, 1, 1), MXFP8)]
+    assert not [*size_problems(odd, Layout(2, 1, 1), BLOCKWISE)]
+    (message,) = size_problems(odd, Layout(2, 1, 1), MXFP8)
+    assert "mlp.linear_fc2 has 18976 / 2 ranks = 9488 columns, which 32" in message
+    found = " ".join(size_problems(odd, Layout(4, 1, 1), BLOCKWISE))
+    assert "18976 / 4 ranks = 4744 columns, which 16" in found
+
+
+def test_what_is_gathered_in_blocks_has_whole_blocks() -> None:
+    narrow = dataclasses.replace(QWEN, hidden=3584 + 64)
+    assert not [*size_problems(narrow, Layout(1, 1, 1), BLOCKWISE)]
+    (message,) = size_problems(narrow, Layout(2, 1, 1), BLOCKWISE)
+    assert "hidden width is 3648, which 128" in message
+    assert not [*size_problems(narrow, Layout(2, 1, 1), Fp8Training("e4m3", "tensorwise"))]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "capability", "part"),
+    [
+        ("blockwise", (8, 0), "capability 9.0), and this one has 8.0"),
+        ("tensorwise", (8, 9), "and this one has 8.9"),
+        ("mxfp8", (8, 6), "and this one has 8.6"),
+        ("mxfp8", (9, 0), "this one has 9.0; take blockwise"),
+        ("mxfp8", (12, 0), "this one has 12.0; take blockwise"),
+        ("mxfp8", (10, 0), None),
+        ("blockwise", (9, 0), None),
+        ("tensorwise", (10, 3), None),
+    ],
+)
+def test_gpus(recipe: str, capability: tuple[int, int], part: str | None) -> None:
+    found = capability_problem(Fp8Training("hybrid", recipe), capability)
+    assert found is None if part is None else part in (found or "")
+
+
+def test_padding() -> None:
+    assert padded_tokens(1000, None, Layout(4, 1, 1)) == 1000
+    assert padded_tokens(1000, BLOCKWISE, Layout(4, 1, 1)) == 1024
+    assert padded_tokens(1024, BLOCKWISE, Layout(4, 1, 1)) == 1024
+    assert padded_tokens(1000, MXFP8, Layout(1, 1, 1)) == 1024
+    assert padded_tokens(1000, Fp8Training("hybrid", "tensorwise"), Layout(1, 1, 1)) == 1008
