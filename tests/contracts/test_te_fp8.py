@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -96,6 +97,26 @@ def test_alignment_is_megatrons() -> None:
     assert {one.value for one in Offered} == set(SIZE_MULTIPLES)
     for name, multiple in SIZE_MULTIPLES.items():
         assert get_fp8_align_size(Fp8Recipe[name]) == multiple
+
+
+def test_no_micro_batch_is_a_first_one() -> None:
+    """By Megatron's own method, which its schedule calls."""
+    from megatron.core.transformer.module import MegatronModule
+    from torch import nn
+
+    from rlmath.actor.fp8 import prepare_for_fp8
+
+    class Model(MegatronModule):
+        def __init__(self) -> None:
+            super().__init__(SimpleNamespace(fp8="hybrid", fp4=None))
+            self.layer: Any = nn.Linear(1, 1)
+            self.layer.is_first_microbatch = False
+
+    usual, prepared = Model(), Model()
+    prepare_for_fp8([prepared])
+    for model in (usual, prepared):
+        model.set_is_first_microbatch()
+    assert usual.layer.is_first_microbatch and not prepared.layer.is_first_microbatch
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""``actor.fp8`` around Megatron's schedule: copies of weights, first micro-batches, padding."""
+"""``actor.fp8`` around Megatron's schedule: copies of weights, passes without it, GPUs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from rlmath.actor.fp8 import copies_of_weights, fp8_settings, prepare_for_fp8, without_fp8
+from rlmath.actor.fp8 import copies_of_weights, fp8_settings, without_fp8
 from rlmath.device import fp8 as device
 from rlmath.errors import UserError
 from rlmath.model.fp8_training import Fp8Training
@@ -20,7 +20,7 @@ BLOCKWISE = Fp8Training("hybrid", "blockwise")
 class Layer(nn.Module):
     def __init__(self, config: Any) -> None:
         super().__init__()
-        self.config, self.is_first_microbatch = config, True
+        self.config = config
         self._fp8_workspaces: dict[str, int] = {}
 
 
@@ -49,22 +49,27 @@ def test_without_fp8_reaches_every_configuration_and_comes_back() -> None:
     assert all(one.config.fp8 == "hybrid" for one in made if isinstance(one, Layer))
 
 
-def test_no_micro_batch_is_a_first_one() -> None:
-    """With Megatron's own method, which the schedule calls."""
-    from megatron.core.transformer.module import MegatronModule
+@pytest.mark.parametrize(("noise_seed", "expected"), [(None, "hybrid"), (1, None)])
+def test_the_gates_noise_is_of_a_pass_without_fp8(
+    noise_seed: int | None, expected: str | None
+) -> None:
+    """The distance to an engine, which computes in the model's type."""
+    from rlmath.actor.policy import MegatronActor
 
-    class Model(MegatronModule):
-        def __init__(self, config: Any) -> None:
-            super().__init__(config)
-            self.layer = Layer(config)
-
-    config: Any = SimpleNamespace(fp8="hybrid", fp4=None)
-    usual, prepared = Model(config), Model(config)
-    usual.layer.is_first_microbatch = False
-    prepare_for_fp8([prepared])
-    for model in (usual, prepared):
-        model.set_is_first_microbatch()
-    assert usual.layer.is_first_microbatch and not prepared.layer.is_first_microbatch
+    made, seen = stage(), []
+    actor: Any = SimpleNamespace(
+        settings=SimpleNamespace(model=SimpleNamespace(fp8=BLOCKWISE)),
+        module=made,
+        routing=None,
+        is_last_stage=False,
+        micro_batches=lambda _: [],
+        forward=lambda *_: seen.append({one.config.fp8 for one in made if hasattr(one, "config")}),
+        _of_log_probs=lambda _: None,
+    )
+    shard: Any = SimpleNamespace(whole=lambda: None)
+    MegatronActor.shard_log_probs(actor, shard, noise_seed=noise_seed)
+    assert seen == [{expected}]
+    assert all(one.config.fp8 == "hybrid" for one in made if isinstance(one, Layer))
 
 
 def test_settings_of_megatron() -> None:
