@@ -41,7 +41,7 @@ ROWS = [
     ),
     Row(
         "megatron.core.transformer.transformer_block:TransformerBlock._checkpointed_forward",
-        "a layer that is recomputed enters the context again, by itself",
+        "a layer that is recomputed enters the context again",
         says=("return te_checkpoint(", "inner_quantization_context = get_fp8_context("),
     ),
     Row(

@@ -47,7 +47,7 @@ def test_rows_are_whole_blocks_and_sequences_are_as_before(recipe: str, layout: 
     if layout.context_parallel == 1:
         assert tokens == padded_tokens(int(LENGTHS.sum()), fp8, layout)
         assert torch.equal(found.rows, usual.rows)
-        # The padding is a sequence of its own, which no other sees.
+        # The padding is a separate sequence, which no other sees.
         assert int(found.packed_seq_params.cu_seqlens_q[-2]) == int(LENGTHS.sum())
     empty = pack(batch(), MicroBatch((), 0), CPU, layout, rows_per_rank=fp8.block)
     assert empty.tokens.size(1) == layout.tensor_parallel * fp8.block
