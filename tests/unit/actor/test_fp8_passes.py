@@ -62,6 +62,7 @@ def test_the_gates_noise_is_of_a_pass_without_fp8(
         module=made,
         routing=None,
         is_last_stage=False,
+        load_parameters=lambda: None,
         micro_batches=lambda _: [],
         forward=lambda *_: seen.append({one.config.fp8 for one in made if hasattr(one, "config")}),
         _of_log_probs=lambda _: None,
