@@ -74,7 +74,7 @@ def share_rotary_table(model: Any) -> None:
 def sum_rotary_key_gradients(model: Any) -> None:
     """Sum the gradient of the rotated part of keys over tensor ranks.
 
-    All heads share that part, and each rank has the gradient of its own heads. Megatron 0.16
+    All heads share that part, and each rank has its own heads' gradient. Megatron 0.16
     gathers the columns of a ``ColumnParallelLinear`` without summing it, so the gradients of
     ``kv_a_proj_with_mqa`` and of everything before it would be wrong. If the product has its whole
     width, Megatron gathers the rotated part along the sequence instead, and sums its gradient.

@@ -137,6 +137,7 @@ def _watch() -> list[tuple[Any, ...]]:
     """Let Transformer Engine's layers say what they see, and compute nothing."""
     import megatron.core.transformer.attention as attention
     import transformer_engine.pytorch as te
+    import transformer_engine.pytorch.distributed as recomputation
     from transformer_engine.pytorch.quantization import FP8GlobalStateManager as State
 
     seen: list[tuple[Any, ...]] = []
@@ -157,6 +158,8 @@ def _watch() -> list[tuple[Any, ...]]:
 
     for layer in (te.Linear, te.LayerNormLinear):
         layer.forward = multiply
+    # A layer that is recomputed keeps the random state of a GPU.
+    recomputation._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
     te.DotProductAttention.forward = lambda self, q, *_, **__: q.flatten(-2)
     te.RMSNorm.forward = lambda self, x: x
     attention.apply_rotary_pos_emb = lambda t, *_, **__: t  # type: ignore[assignment]
