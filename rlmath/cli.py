@@ -26,21 +26,21 @@ _COMMANDS = {
     "train": "reinforcement learning: sample, grade, update, sync weights",
     "sft": "supervised fine-tuning on worked examples, for a warm start",
     "evaluate": "sample and grade held-out problems",
-    "watch": "the progress of a run that was started elsewhere: watch RUN_DIR",
-    "report": "a run, or two compared, as one HTML file: report RUN_DIR [RUN_DIR]",
-    "explain": "what a change of the mean reward is made of: explain RUN_DIR --steps A:B",
-    "bisect": "where two runs part: the first step, phase and item: bisect RUN_A RUN_B",
-    "why": "everything about one sample: why RUN_DIR STEP/PROBLEM/INDEX [--regenerate]",
+    "watch": "follow a run that was started elsewhere: watch RUN_DIR",
+    "report": "write a run, or a comparison of two, as one HTML file: report RUN_DIR [RUN_DIR]",
+    "explain": "break a change of the mean reward into its causes: explain RUN_DIR --steps A:B",
+    "bisect": "find the first step, phase and item where two runs diverge: bisect RUN_A RUN_B",
+    "why": "show everything about one sample: why RUN_DIR STEP/PROBLEM/INDEX [--regenerate]",
     "replay": "redo a step's update and compare it: replay RUN_DIR STEP [key=value ...]",
-    "drill": "plant silent faults in a small run of your settings, and see which alarm fires:"
+    "drill": "inject silent faults into a small run with your settings; report which alarm fires:"
     " drill EXPERIMENT",
-    "test": "thirty steps of a recipe on a tiny model, checked and resumed: test RECIPE",
-    "doctor": "say what is wrong with this machine, or with the settings of a run",
-    "publish": "put a run's model on a hub, with a card: publish RUN_DIR ORGANIZATION/NAME",
-    "selfcheck": "measure this node: selfcheck gpu, a quarter of an hour and one file to send",
+    "test": "run thirty steps of a recipe on a tiny model, check and resume it: test RECIPE",
+    "doctor": "find problems of this machine, or of a run's settings",
+    "publish": "upload a run's model to a hub, with a card: publish RUN_DIR ORGANIZATION/NAME",
+    "selfcheck": "test and benchmark this node in about 15 minutes; writes one file: selfcheck gpu",
     "grade": "grade a file of responses and accepted answers: grade FILE [--against math-verify]",
-    "plan": "before a run: plan layout model.path=MODEL (what fits), plan weights model.path=MODEL,"
-    " plan schedule model.path=MODEL (which rollout.schedule is fastest)",
+    "plan": "predict before a run: plan layout (what fits), plan weights (cost of a weight sync),"
+    " plan schedule (which rollout.schedule is fastest), each with model.path=MODEL",
 }
 # Modules of ``rlmath.commands`` with the options and the work of a command: those that read a run
 # and those that make small ones.
@@ -136,11 +136,11 @@ def _plan(arguments: list[str]) -> int:
     parser = _Parser(prog="rlmath plan", description=_COMMANDS["plan"])
     what = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
     layout_cli.add_arguments(
-        what.add_parser("layout", help="which layouts fit these GPUs, with peaks and step time")
+        what.add_parser("layout", help="which layouts fit, with peak memory and step time")
     )
-    weights = what.add_parser("weights", help="which bytes an update of the engines' weights moves")
+    weights = what.add_parser("weights", help="how many bytes a weight sync moves")
     schedule = what.add_parser(
-        "schedule", help="how long steps take by rollout.schedule, simulated with the real sampler"
+        "schedule", help="step time of each rollout.schedule, simulated with the real sampler"
     )
     if arguments[:1] == ["schedule"]:
         from rlmath.commands.plan.schedule import cli as schedule_cli
@@ -172,7 +172,7 @@ def _plan(arguments: list[str]) -> int:
 def _doctor(arguments: list[str]) -> int:
     parser = _Parser(prog="rlmath doctor", description=_COMMANDS["doctor"])
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings of a run")
-    parser.add_argument("--config-dir", metavar="DIR", help="a folder with groups of your own")
+    parser.add_argument("--config-dir", metavar="DIR", help="folder with your own config groups")
     options = parser.parse_intermixed_args(arguments)
     from rlmath.commands import doctor
 
@@ -226,10 +226,10 @@ def _parse(command: str, arguments: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="settings, see docs/settings.md"
     )
-    parser.add_argument("--config-dir", metavar="DIR", help="a folder with groups of your own")
-    parser.add_argument("--cfg", action="store_true", help="print the resolved settings and stop")
+    parser.add_argument("--config-dir", metavar="DIR", help="folder with your own config groups")
+    parser.add_argument("--cfg", action="store_true", help="print the resolved settings and exit")
     parser.add_argument(
-        "--check", action="store_true", help="check settings and files, print the batch, and stop"
+        "--check", action="store_true", help="check settings and files, print the batch, and exit"
     )
     return parser.parse_intermixed_args(arguments)
 

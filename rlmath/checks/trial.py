@@ -55,7 +55,7 @@ def trial(config: Config, command: str) -> list[str]:
     missing = _no_tokenizer(config.model.path)
     tokenizer = LightTokenizer(TINY if missing else config.model.path)
     if missing:
-        lines = [f"prompts  not looked at: {missing}"]
+        lines = [f"prompts  not checked: {missing}"]
         drafts = [_drafts_in_its_place(source, tokenizer) for source in sources]
     else:
         read = [_prompts(source, tokenizer) for source in sources]
@@ -127,8 +127,8 @@ def _prompts(source: _Source, tokenizer: LightTokenizer) -> tuple[list[Draft], l
     lines = []
     if skipped:
         lines.append(
-            f"{title}{len(skipped):,} of {len(drafts) + len(skipped):,} rows looked at are "
-            f"malformed and left out (data.malformed_rows=skip), such as {skipped[0]}"
+            f"{title}{len(skipped):,} of {len(drafts) + len(skipped):,} checked rows are "
+            f"malformed and dropped (data.malformed_rows=skip), such as {skipped[0]}"
         )
         if all_read and not drafts:
             raise UserError(f"all {len(skipped)} rows are malformed, such as {skipped[0]}")
@@ -154,17 +154,17 @@ def _lengths(
     encoded = Encoder(tokenizer).encode(texts, add_first_tokens=not data.apply_chat_template)
     lengths, most = [len(ids) for ids in encoded], data.max_prompt_tokens
     too_long, longest = sum(length > most for length in lengths), max(lengths)
-    looked_at = f"{len(texts):,} prompts looked at"
+    looked_at = f"{len(texts):,} checked prompts"
     if not too_long:
-        return f"the longest of {looked_at} has {longest:,} tokens, of at most {most:,}"
+        return f"longest of {looked_at}: {longest:,} tokens, limit {most:,}"
     too_long_of = f"{too_long:,} of {looked_at} have more than {most:,} tokens, up to {longest:,}"
     none_left = all_read and too_long == len(texts)
     if data.overlong_prompts is OverlongPrompt.stop or none_left:
-        remedy = "" if none_left else ", or leave them out with data.overlong_prompts=filter"
+        remedy = "" if none_left else ", or drop them with data.overlong_prompts=filter"
         raise UserError(
             f"data.max_prompt_tokens={most}: {too_long_of}; set it to {longest}{remedy}"
         )
-    return f"{too_long_of}; they are left out (data.overlong_prompts=filter)"
+    return f"{too_long_of}; they are dropped (data.overlong_prompts=filter)"
 
 
 def _problem(data: DataConfig, draft: Draft, tokenizer: LightTokenizer) -> Problem:

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--revision", help="branch; default: main, or step-N of a checkpoint")
     parser.add_argument("--public", action="store_true", help="a new repository is public")
-    parser.add_argument("--card-only", action="store_true", help="print the card and stop")
+    parser.add_argument("--card-only", action="store_true", help="print the card and exit")
 
 
 def run(options: argparse.Namespace, checkpoint: str | None) -> int:

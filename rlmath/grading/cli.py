@@ -48,11 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--fallback",
         choices=[one.value for one in Fallback],
         default=GradingSettings.fallback.value,
-        help="where to look for an answer without a box",
+        help="where to look for an answer if there is no box",
     )
     parser.add_argument("--out", type=Path, help="write the verdicts to this .jsonl, not to stdout")
     parser.add_argument(
-        "--against", choices=("math-verify",), help="list only what it decides differently"
+        "--against", choices=("math-verify",), help="list only rows where its verdict differs"
     )
 
 

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     help_ = "a run's folder, runner.run_dir"
     parser.add_argument("run_a", type=Path, metavar="RUN_A", help=help_)
     parser.add_argument("run_b", type=Path, metavar="RUN_B", help=help_)
-    parser.add_argument("--json", action="store_true", help="print JSON, not text")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
 def run(options: argparse.Namespace) -> int:

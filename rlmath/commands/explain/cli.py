@@ -24,13 +24,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--against", type=steps, metavar="C:D", help="default: as many steps right before A"
     )
-    parser.add_argument("--metric", choices=METRICS, default="reward", help="the mean of what")
+    parser.add_argument(
+        "--metric", choices=METRICS, default="reward", help="metric to explain (default: reward)"
+    )
     parser.add_argument(
         "--trained",
         action="store_true",
-        help="of the groups that the filter kept, not of all that were sampled",
+        help="only groups that the filter kept, not all that were sampled",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON, not text")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
 def run(options: argparse.Namespace) -> int:

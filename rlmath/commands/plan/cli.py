@@ -100,19 +100,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("model", nargs="?", help=argparse.SUPPRESS)
     for flag, field in SHAPE_FLAGS.items():
-        add(flag, type=count, metavar="N", help=f"in place of a model: {field}")
+        add(flag, type=count, metavar="N", help=f"instead of a model: {field}")
     add("--head-dim", type=count, metavar="N", help="width of a head (default: hidden / heads)")
-    add("--tied", action="store_true", help="the output layer is the embedding")
-    add("--architecture", default="Qwen2ForCausalLM", help="of the sizes given one by one")
+    add(
+        "--tied", action="store_true", help="tied embeddings: the output layer shares the embedding"
+    )
+    add("--architecture", default="Qwen2ForCausalLM", help="for sizes given instead of a model")
     add("--gpu", default="h100", metavar="NAME", help=f"{', '.join(GPUS)} (default: h100)")
-    add("--gpu-gib", type=positive, metavar="GIB", help="its memory (default: the card's)")
-    add("--mean-response-tokens", type=count, metavar="N", help="default: half of the longest")
-    add("--mfu", type=share, help="share of the peak that the actor gets")
-    add("--decode-bandwidth", type=share, help="share of memory bandwidth that sampling gets")
-    add("--top", type=count, default=8, metavar="N", help="layouts to show")
-    add("--json", action="store_true", help="every layout, with every term")
-    add("--command", action="store_true", help="the command of the first layout, alone")
-    add("--write", metavar="NAME", help="the first layout as experiment=NAME")
+    add("--gpu-gib", type=positive, metavar="GIB", help="GPU memory (default: the card's)")
+    add(
+        "--mean-response-tokens",
+        type=count,
+        metavar="N",
+        help="mean response (default: half of the longest)",
+    )
+    add("--mfu", type=share, help="fraction of peak FLOPs that the actor reaches")
+    add("--decode-bandwidth", type=share, help="fraction of memory bandwidth that sampling reaches")
+    add("--top", type=count, default=8, metavar="N", help="number of layouts to show")
+    add("--json", action="store_true", help="print every layout with every term as JSON")
+    add(
+        "--command",
+        action="store_true",
+        help="print only the rlmath train command of the first layout",
+    )
+    add("--write", metavar="NAME", help="write the first layout as experiment=NAME")
     add("--config-dir", type=Path, metavar="DIR", help="folder to write the experiment to")
 
 

@@ -20,11 +20,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="RECIPE [key=value ...]",
         help="a recipe or an experiment, and settings as for rlmath train",
     )
-    add("--steps", type=int, default=STEPS, help=f"of the run, an even number (default: {STEPS})")
+    add(
+        "--steps",
+        type=int,
+        default=STEPS,
+        help=f"steps of the run, an even number (default: {STEPS})",
+    )
     add("--write-band", action="store_true", help="store the band of the reward beside the recipe")
-    add("--bands", action="store_true", help="print all stored bands as a table, and stop")
+    add("--bands", action="store_true", help="print all stored bands as a table and exit")
     add("--out", metavar="DIR", help="folder of the runs; default: a temporary one")
-    add("--config-dir", metavar="DIR", help="a folder with groups of your own")
+    add("--config-dir", metavar="DIR", help="folder with your own config groups")
 
 
 def run(arguments: argparse.Namespace) -> int:

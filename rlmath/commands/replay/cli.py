@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="with another choice: show N tokens that gain most and N that lose most",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON, not text")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of text")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="STEP/PROBLEM/INDEX",
         help="as `rlmath explain` and the report name it, such as 12/train.jsonl:345/0",
     )
-    parser.add_argument("--whole", action="store_true", help="long texts in full")
+    parser.add_argument("--whole", action="store_true", help="print long texts in full")
     parser.add_argument(
         "--update",
         action="store_true",

@@ -133,8 +133,8 @@ def test_malformed_rows_that_are_left_out_are_counted(tmp_path: Path) -> None:
     path.write_bytes(lines(*[answer(None)] * 2, *[GOOD] * 3))
     overrides = ["model=tiny", f"data.train_paths=[{path}]", f"runner.run_dir={tmp_path}/r", SKIP]
     found = trial(load(overrides), "train")
-    assert "2 of 5 rows looked at are malformed" in found[0] and "r.jsonl:1" in found[0]
-    assert "the longest of 3 prompts" in found[1]
+    assert "2 of 5 checked rows are malformed" in found[0] and "r.jsonl:1" in found[0]
+    assert "longest of 3 checked prompts" in found[1]
     # Of a long file the first rows alone are read: what comes after them may well be usable.
     path.write_bytes(lines(*[answer(None)] * ROWS, GOOD))
     (line,) = trial(load(overrides), "train")

@@ -40,9 +40,9 @@ def test_prompts_that_are_too_long_are_counted(
     base: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(base) == 0
-    assert "the longest of 2 prompts looked at has 90 tokens" in capsys.readouterr().out
+    assert "longest of 2 checked prompts: 90 tokens" in capsys.readouterr().out
     assert main([*base, "data.max_prompt_tokens=64", "data.overlong_prompts=filter"]) == 0
-    assert "1 of 2 prompts looked at have more than 64 tokens" in capsys.readouterr().out
+    assert "1 of 2 checked prompts have more than 64 tokens" in capsys.readouterr().out
     assert main([*base, "data.max_prompt_tokens=64", "data.overlong_prompts=stop"]) == 2
     assert "set it to 90" in capsys.readouterr().err
 
@@ -56,7 +56,7 @@ def test_rows_that_the_run_would_refuse_are_said(
     assert main(base) == 2
     assert "train.jsonl:41: field 'question': the prompt is empty" in capsys.readouterr().err
     assert main([*base, "data.malformed_rows=skip"]) == 0
-    assert "1 of 41 rows looked at are malformed" in capsys.readouterr().out
+    assert "1 of 41 checked rows are malformed" in capsys.readouterr().out
 
 
 def test_own_rewards_are_called_on_made_up_responses(
@@ -128,7 +128,7 @@ def test_own_rewards_are_called_without_the_models_tokenizer(
     items = f"reward.items=[{{name: math}},{{name: {file}:seen, weight: 0}}]"
     assert main([*hub, items]) == 0
     out = capsys.readouterr().out
-    assert "prompts  not looked at: Qwen/Qwen3-8B and its tokenizer are still on the hub" in out
+    assert "prompts  not checked: Qwen/Qwen3-8B and its tokenizer are still on the hub" in out
     assert "tried with the tokens of another tokenizer" in out
     assert "seen: 2 for a made-up response" in out
     assert main([*hub, f"reward.items=[{{name: {file}:broken}}]"]) == 2

@@ -48,8 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command besides its settings: those of ``plan layout``, and its own."""
     layout_cli.add_arguments(parser)
     add = parser.add_argument
-    add("--run", type=Path, metavar="RUN", help="take the response lengths of a run's samples")
-    add("--steps", type=count, default=4, metavar="N", help="steps to play (default: 4)")
+    add("--run", type=Path, metavar="RUN", help="use the response lengths of this run's samples")
+    add("--steps", type=count, default=4, metavar="N", help="steps to simulate (default: 4)")
 
 
 def run(arguments: argparse.Namespace, given: Given) -> int:
