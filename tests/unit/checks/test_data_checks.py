@@ -138,4 +138,4 @@ def test_malformed_rows_that_are_left_out_are_counted(tmp_path: Path) -> None:
     # Of a long file the first rows alone are read: what comes after them may well be usable.
     path.write_bytes(lines(*[answer(None)] * ROWS, GOOD))
     (line,) = trial(load(overrides), "train")
-    assert f"{ROWS:,} of {ROWS:,} rows" in line
+    assert f"{ROWS:,} of {ROWS:,} checked rows" in line
