@@ -60,7 +60,13 @@ def broken_json_files(folder: Path) -> list[str]:
         except FileNotFoundError:
             continue
         except ValueError as error:
-            problems.append(f"{name} cannot be read: {error}")
+            pointer = is_lfs_pointer((folder / name).read_bytes())
+            said = (
+                "is a Git LFS pointer; fetch it with git lfs pull"
+                if pointer
+                else f"cannot be read: {error}"
+            )
+            problems.append(f"{name} {said}")
     return problems
 
 
@@ -75,7 +81,14 @@ def weights_misfit(folder: Path) -> str | None:
     for file in files:
         if not (folder / file).is_file():
             return f"{file}, which {INDEX_FILE} lists, is missing"
-        found |= _tensors(folder / file)
+        here = _tensors(folder / file)
+        if twice := sorted(found.keys() & here.keys()):
+            places = [f"{name} is in {found[name].file.name} and {file}" for name in twice]
+            return (
+                f"{first_of(places)}: the actor reads the one that the index names, and vLLM the "
+                "last one; remove the other"
+            )
+        found |= here
     # Whole numbers would be taken for weights, without a word.
     other = [
         f"{name} has type {one.dtype}" for name, one in found.items() if one.dtype not in TYPES
@@ -163,6 +176,8 @@ def _differ(first: _Tensor, second: _Tensor) -> bool:
 
 
 def _problem(file: Path) -> str | None:
+    if not file.is_file():
+        return f"is a link to {file.resolve()}, where no file is; fetch it again"
     size = file.stat().st_size
     with file.open("rb") as stream:
         start = stream.read(_LENGTH_BYTES)

@@ -36,9 +36,9 @@ def missing_model_files(path: str) -> list[str]:
     if index.is_file():
         try:
             shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        except (ValueError, KeyError, AttributeError):
+            missing += sorted(name for name in shards if not (folder / name).is_file())
+        except (ValueError, KeyError, AttributeError, TypeError):
             return [*missing, f"a {index.name} that can be read"]
-        missing += sorted(name for name in shards if not (folder / name).is_file())
     elif not any(folder.glob("*.safetensors")):
         missing.append("weights (*.safetensors)")
     return missing

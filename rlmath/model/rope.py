@@ -93,6 +93,8 @@ def _rope(fields: Fields, family: Family) -> Rope:
         if original is not None:
             scaling[ORIGINAL_POSITIONS] = original
         _positive(scaling, ORIGINAL_POSITIONS, key)
+    if not isinstance(theta, int | float) or not theta > 0:
+        raise ModelError(f"rope_theta is {theta!r}, and has to be a number above 0")
     return Rope(float(theta), kind, {} if kind == "default" else scaling)
 
 

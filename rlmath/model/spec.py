@@ -376,11 +376,17 @@ def _refuse_unsupported(fields: Fields, family: Family) -> None:
                 f"{option} is true; {', '.join(family.architectures)} is supported without it"
             )
     known = {FULL, WINDOWED} if family.full_every else {FULL}
-    other = sorted(set(given.get("layer_types") or ()) - known)
+    types = given.get("layer_types") or []
+    layers = fields.whole("num_hidden_layers")
+    if not isinstance(types, list | tuple):
+        raise ModelError(f"layer_types is {types!r}, and has to be a list")
+    other = sorted(set(map(str, types)) - known)
     if other:
         raise ModelError(
             f"layer_types has {', '.join(other)}; supported: {', '.join(sorted(known))}"
         )
+    if len(types) not in (0, layers):
+        raise ModelError(f"layer_types has {len(types)} entries for {layers} layers")
     if given.get("quantization_config"):
         raise ModelError("quantization_config is set; train from unquantized weights")
     # transformers takes it for an attribute of torch.

@@ -77,11 +77,43 @@ def adapter(folder: Path) -> None:
     (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "Qwen/Qwen3-8B"}')
 
 
+def dangling(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").symlink_to(folder / "nowhere")
+
+
+def twice(folder: Path) -> None:
+    """A tensor in both files, of which the index names the first."""
+    (folder / "model.safetensors").rename(folder / "a.safetensors")
+    tensor = torch.ones(128)
+    save_file({"model.norm.weight": tensor, "extra": tensor.clone()}, folder / "b.safetensors")
+    names = hf_shapes(model_spec(SIZES))
+    where = dict.fromkeys(names, "a.safetensors") | {"extra": "b.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+
+
 CASES: dict[str, tuple[Callable[[Path], None], str]] = {
     "tied with another output layer": (untied, "lm_head.weight in the files differs"),
     "one file beside an index": (two_sources, "has both model.safetensors and"),
     "an index that is no JSON": (lambda f: index(f, "{"), "model.safetensors.index.json"),
     "an index without weight_map": (lambda f: index(f, "{}"), "model.safetensors.index.json"),
+    "an index that is a list": (lambda f: index(f, "[]"), "model.safetensors.index.json"),
+    "an index with a number for a file": (
+        lambda f: index(f, '{"weight_map": {"a": 3}}'),
+        "model.safetensors.index.json",
+    ),
+    "a link to nothing": (dangling, "nowhere, where no file is"),
+    "a tensor in two files": (twice, "model.norm.weight is in a.safetensors and b.safetensors"),
+    "a Git LFS pointer for a tokenizer": (
+        lambda f: (f / "tokenizer.json").write_text("version https://git-lfs.github.com/spec/v1"),  # type: ignore[arg-type, return-value]
+        "tokenizer.json is a Git LFS pointer",
+    ),
+    "a rope_theta that is text": (lambda f: config(f, rope_theta="x"), "rope_theta is 'x'"),
+    "layer_types that is a number": (lambda f: config(f, layer_types=3), "layer_types is 3"),
+    "layer_types of another length": (
+        lambda f: config(f, layer_types=["full_attention"]),
+        "layer_types has 1 entries for 2 layers",
+    ),
     "a Git LFS pointer": (
         lambda f: (f / "model.safetensors").write_bytes(b"version https://git-lfs.github.com/spec"),  # type: ignore[arg-type, return-value]
         "is a Git LFS pointer, not the weights",
