@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from rlmath.config.actor import ActorConfig, Fp8
 from rlmath.config.rollout import KvCacheDtype, Quantization, RolloutConfig
 from rlmath.model.spec import model_spec
 from rlmath.model.tiny import tiny_config
@@ -182,7 +183,9 @@ def test_the_first_value_beyond_rounding_is_named() -> None:
 def session_of(theirs: Values | None, **changes: Any) -> Any:
     spec = {"device": "cpu", "enforce_eager": False, "adapters": None} | changes
     config = SimpleNamespace(
-        rollout=changes.get("rollout", RolloutConfig()), model=SimpleNamespace(path="tiny")
+        rollout=changes.get("rollout", RolloutConfig()),
+        actor=changes.get("actor", ActorConfig()),
+        model=SimpleNamespace(path="tiny"),
     )
     return SimpleNamespace(
         config=config,
@@ -206,6 +209,7 @@ def session_of(theirs: Values | None, **changes: Any) -> Any:
         (values_of(), {"adapters": object()}, "adapters apart"),
         (values_of(), {"rollout": RolloutConfig(quantization=Quantization.fp8)}, "in FP8"),
         (values_of(), {"rollout": RolloutConfig(kv_cache_dtype=KvCacheDtype.fp8)}, "in FP8"),
+        (values_of(), {"actor": ActorConfig(fp8=Fp8.hybrid)}, "in FP8"),
     ],
 )
 def test_what_a_failed_gate_adds(
