@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rlmath.actor.settings import TokenValues
+from rlmath.utils.array_refs import ArrayRef
 
 # Log-probs and entropies of the response tokens of a rank's sequences; and the reference model's
 # log-probs, if the pass has them.
@@ -34,12 +35,14 @@ class PassAhead:
             data-parallel share that reports; for a gradient, what it reports, a
             :class:`rlmath.actor.step_parts.PartFigures`, or ``None``.
         values: Likewise: :data:`Values` of the rank that reports; of a gradient none.
+        arrays: Where responses of the pass are that stayed with the engines.
     """
 
     places: tuple[Tensor, ...]
     response_lengths: Tensor
     reports: tuple[Any, ...]
     values: tuple[Any, ...]
+    arrays: tuple[ArrayRef, ...] = ()
 
 
 @dataclass(frozen=True)

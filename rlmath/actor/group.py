@@ -14,7 +14,6 @@ import ray
 import torch
 from ray.exceptions import (
     GetTimeoutError,
-    ObjectLostError,
     RayActorError,
     RayError,
     RayTaskError,
@@ -22,6 +21,7 @@ from ray.exceptions import (
 from torch import Tensor
 
 from rlmath.actor.ahead import PassAhead, Sources, StepPass
+from rlmath.actor.dealing import arrays_of, deal, lost_among
 from rlmath.actor.observer import ObservedUpdate, Products
 from rlmath.actor.rank_step import Moments, TokenFigures, TokenSettings
 from rlmath.actor.settings import (
@@ -37,7 +37,6 @@ from rlmath.actor.step_parts import PartFigures, PartSettings
 from rlmath.actor.worker import ActorWorker
 from rlmath.algorithms.advantages import SequenceAdvantages
 from rlmath.algorithms.alignment import Alignment
-from rlmath.batching.held_shards import are_held, held_shards
 from rlmath.batching.shards import Sequences, response_rows, shards
 from rlmath.cluster.logs import end_of
 from rlmath.cluster.processes import ProcessPlace, end_actors
@@ -48,7 +47,7 @@ from rlmath.errors import ComponentError, UserError
 from rlmath.model.fp8 import NOTHING, InFp8
 from rlmath.model.parallel import Layout
 from rlmath.types import TrainingBatch
-from rlmath.utils.array_refs import lost_arrays, origins_of
+from rlmath.utils.array_refs import ArrayRef
 from rlmath.utils.sizes import in_words
 
 if TYPE_CHECKING:
@@ -200,28 +199,13 @@ class ActorGroup:
                 update is split in the same way.
             seed: Of the split into minibatches.
         """
-        self._shares = []
-        given: list[tuple[Any, ...]] = []
-        settings = shard_settings(self.settings, self.layout, update, seed)
-        if are_held(sequences):
-            for held, blocks in held_shards(sequences, settings):
-                given.append((ray.put(held), *blocks))
-                self._shares.append(held.shard.places)
-        else:
-            for shard in shards(sequences, settings):
-                given.append((ray.put(shard),))
-                self._shares.append(shard.places)
+        dealt = deal(sequences, shard_settings(self.settings, self.layout, update, seed), ray.put)
+        self._shares = [one.places for one in dealt]
         calls = [
-            w.begin_step.remote(*given[i]) for w, i in zip(self._workers, self._dp, strict=True)
+            w.begin_step.remote(dealt[i].shard, *dealt[i].blocks)
+            for w, i in zip(self._workers, self._dp, strict=True)
         ]
-        try:
-            self._get(calls, "begin_step")
-        except ActorError as failed:
-            lost = _lost_object(failed.__cause__)
-            if lost is None or not are_held(sequences):
-                raise
-            arrays = [one.sample.token_ids for one in sequences.samples]
-            raise lost_arrays(origins_of(arrays, lost), lost) from failed
+        self._get_of(arrays_of(sequences), calls, "begin_step")
 
     def begin_log_probs(self, sequences: Sequences, reference: bool = False) -> PassAhead:
         """Have the ranks compute log-probs of sequences of which later a step is made; returns at
@@ -232,17 +216,19 @@ class ActorGroup:
             reference: And those of the reference model.
         """
         settings = shard_settings(self.settings, self.layout)
-        dealt = list(shards(sequences, dataclasses.replace(settings, idle_ranks=True)))
-        refs = [ray.put(shard) for shard in dealt]
+        dealt = deal(sequences, dataclasses.replace(settings, idle_ranks=True), ray.put)
         calls = [
-            worker.log_probs_ahead.options(num_returns=2).remote(refs[i], reference)
+            worker.log_probs_ahead.options(num_returns=2).remote(
+                dealt[i].shard, reference, *dealt[i].blocks
+            )
             for worker, i in zip(self._workers, self._dp, strict=True)
         ]
         return PassAhead(
-            tuple(shard.places for shard in dealt),
+            tuple(one.places for one in dealt),
             sequences.response_lengths,
             tuple(reports for reports, _ in calls),
             tuple(values for _, values in calls),
+            arrays_of(sequences),
         )
 
     def begin_part(
@@ -263,15 +249,14 @@ class ActorGroup:
         """
         dealing = shard_settings(self.settings, self.layout, settings.update)
         parts = dataclasses.replace(dealing, idle_ranks=True, is_part=True)
-        dealt = list(shards(sequences, parts))
-        refs = [ray.put(shard) for shard in dealt]
-        own = [advantages.select(shard.places) for shard in dealt]
+        dealt = deal(sequences, parts, ray.put)
+        own = [advantages.select(one.places) for one in dealt]
         calls = [
-            worker.add_part.remote(refs[i], settings, own[i], is_first)
+            worker.add_part.remote(dealt[i].shard, settings, own[i], is_first, *dealt[i].blocks)
             for worker, i in zip(self._workers, self._dp, strict=True)
         ]
-        places = tuple(shard.places for shard in dealt)
-        return PassAhead(places, sequences.response_lengths, tuple(calls), ())
+        places, lengths = tuple(one.places for one in dealt), sequences.response_lengths
+        return PassAhead(places, lengths, tuple(calls), (), arrays_of(sequences))
 
     def is_done(self, made: PassAhead) -> bool:
         """Whether the ranks are done with a pass that was begun, or failed in it; never waits."""
@@ -284,7 +269,7 @@ class ActorGroup:
         found = []
         for one in parts:
             places = torch.tensor(one.places)
-            reports = self._get(list(one.made.reports), "add_part")
+            reports = self._get_of(one.made.arrays, list(one.made.reports), "add_part")
             found += [figures.at(places) for figures in reports if figures is not None]
         return PartFigures(
             Alignment.joined([one.alignment for one in found]),
@@ -337,7 +322,7 @@ class ActorGroup:
 
     def _values_by_rank(self, made: PassAhead) -> dict[int, Any]:
         """References to a pass's values by data-parallel rank; waits for the pass."""
-        reports = self._get(list(made.reports), "log_probs_ahead")
+        reports = self._get_of(made.arrays, list(made.reports), "log_probs_ahead")
         by_rank = zip(self._dp, reports, made.values, strict=True)
         return {rank: values for rank, is_reporter, values in by_rank if is_reporter}
 
@@ -633,6 +618,20 @@ class ActorGroup:
         self._waited_for = ("", [])
         return results
 
+    def _get_of(self, arrays: Sequence[ArrayRef], refs: list[Any], method: str) -> list[Any]:
+        """:meth:`_get` of calls that were given blocks with these arrays.
+
+        Raises:
+            LostArrays: A block is gone.
+        """
+        try:
+            return self._get(refs, method)
+        except ActorError as failed:
+            lost = lost_among(arrays, failed.__cause__)
+            if lost is None:
+                raise
+            raise lost from failed
+
     def _explain(self, error: RayError, rank: int) -> Exception:
         if isinstance(error, RayTaskError) and isinstance(error.cause, UserError):
             return error.cause
@@ -646,12 +645,6 @@ class ActorGroup:
 
     def _log_path(self, rank: int) -> str:
         return f"{self._log_dir}/actor_{rank}.log"
-
-
-def _lost_object(error: BaseException | None) -> ObjectLostError | None:
-    """What Ray says of an object that a call was given, if it is lost."""
-    cause = error.cause if isinstance(error, RayTaskError) else error
-    return cause if isinstance(cause, ObjectLostError) else None
 
 
 def _first_dead(refs: list[Any]) -> tuple[Any, RayActorError] | None:

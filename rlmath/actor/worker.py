@@ -7,7 +7,7 @@ import gc
 import logging
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlmath.cluster.logs import send_output_to
@@ -123,22 +123,23 @@ class ActorWorker:
         """
         self._note_peak("between_updates")
         from rlmath.actor.rank_step import RankStep
-        from rlmath.batching.held_shards import HeldShard
 
-        if isinstance(shard, HeldShard):
-            shard = shard.filled(blocks)
-        self.step = RankStep(self.actor, self.value_model, shard)
+        self.step = RankStep(self.actor, self.value_model, _filled(shard, blocks))
 
-    def log_probs_ahead(self, shard: Shard, reference: bool = False) -> tuple[bool, Any]:
+    def log_probs_ahead(
+        self, shard: Any, reference: bool = False, *blocks: Any
+    ) -> tuple[bool, Any]:
         """Log-probs of sequences of which later a step is made.
 
         Args:
-            shard: This rank's sequences.
+            shard: This rank's sequences; or a ``HeldShard``.
             reference: And those of the reference model.
+            blocks: See :meth:`begin_step`.
 
         Returns:
             Whether this rank reports, and if so :data:`rlmath.actor.ahead.Values`.
         """
+        shard = _filled(shard, blocks)
         values = self.actor.shard_log_probs(shard)
         others = self.actor.shard_log_probs(shard, reference=True) if reference else None
         self._note_peak("log_probs")
@@ -149,22 +150,25 @@ class ActorWorker:
             found.append(others.log_probs)
         return True, tuple(one.numpy() for one in found)
 
-    def add_part(self, shard: Shard, settings: Any, advantages: Any, is_first: bool) -> Any:
+    def add_part(
+        self, shard: Any, settings: Any, advantages: Any, is_first: bool, *blocks: Any
+    ) -> Any:
         """Add the gradient of groups of which later a step is made; see
         :meth:`rlmath.actor.step_parts.StepParts.add`.
 
         Args:
-            shard: See there.
+            shard: See there; or a ``HeldShard``.
             settings: See there.
             advantages: See there.
             is_first: Of its step: what was added for an earlier one is dropped.
+            blocks: See :meth:`begin_step`.
         """
         if is_first:
             from rlmath.actor.step_parts import StepParts
 
             self._note_peak("between_updates")
             self.parts = StepParts(self.actor)
-        found = self.parts.add(shard, settings, advantages)
+        found = self.parts.add(_filled(shard, blocks), settings, advantages)
         self._note_peak("update")
         return found
 
@@ -489,3 +493,10 @@ class ActorWorker:
     def peak_memory_gib(self) -> float:
         """Highest memory of this process so far."""
         return self.platform.peak_memory_gib()
+
+
+def _filled(shard: Any, blocks: Sequence[Any]) -> Shard:
+    """A shard, with responses that stayed with the engines."""
+    from rlmath.batching.held_shards import HeldShard
+
+    return shard.filled(blocks) if isinstance(shard, HeldShard) else shard

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlmath.config.actor import RoutingReplay
-from rlmath.config.rollout import ArraysAt, RolloutSchedule
+from rlmath.config.rollout import ArraysAt
 from rlmath.config.schema import Config
 
 
@@ -19,18 +19,7 @@ def array_problems(config: Config) -> Iterator[str]:
 
 
 def _of_arrays(config: Config) -> Iterator[str]:
-    rollout, algorithm = config.rollout, config.algorithm
-    if rollout.schedule is not RolloutSchedule.synchronous:
-        yield (
-            f"with rollout.schedule={rollout.schedule.name} the driver has responses continued, "
-            "or saves them in checkpoints; take schedule=synchronous"
-        )
-    for key, groups in (
-        ("overlap_log_probs", algorithm.overlap_log_probs),
-        ("overlap_update", algorithm.overlap_update),
-    ):
-        if groups:
-            yield f"algorithm.{key}={groups} deals parts of a step by value; take 0"
+    algorithm = config.algorithm
     if algorithm.distill_coef > 0:
         yield (
             f"with algorithm.distill_coef={algorithm.distill_coef:g} the driver sends token ids to "

@@ -136,8 +136,7 @@ class RolloutConfig:
         ArraysAt.driver,
         "Where token ids and log-probs of a step's samples wait for the ranks. driver: in the "
         "driver's process; engines: in Ray's object store on the node of the engine that made "
-        "them, and the driver has references, for steps of 300 million tokens and more. With "
-        "schedule=synchronous only.",
+        "them, and the driver has references, for steps of 300 million tokens and more.",
     )
     async_scheduling: bool | None = setting(
         None,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from rlmath.rollout.journal import framed, new_part
+from rlmath.rollout.journal import framed, has_nothing_new, new_part
 from rlmath.rollout.requests import JournalEntry, Request
 from rlmath.types import Sample
 
@@ -53,7 +53,7 @@ class EngineJournal:
         with self._lock:
             for sample in samples:
                 request = self._requests.pop((sample.problem_id, sample.index), None)
-                if request is None or request.journal is None:
+                if request is None or request.journal is None or has_nothing_new(request, sample):
                     continue
                 if request.journal.stem == self._failed_stem:
                     continue

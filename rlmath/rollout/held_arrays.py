@@ -8,14 +8,14 @@ What Ray would put into its answer for being small is left where it was made all
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rlmath.types import Group, Sample
-from rlmath.utils.array_refs import ArrayRef
+from rlmath.utils.array_refs import ArrayRef, lost_arrays, origins_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -77,20 +77,37 @@ def fetched(group: Group) -> Group:
     """
     if not any(isinstance(one.sample.token_ids, ArrayRef) for one in group.samples):
         return group
+    samples = fetched_samples([one.sample for one in group.samples])
     return replace(
         group,
-        samples=tuple(replace(one, sample=fetched_sample(one.sample)) for one in group.samples),
+        samples=tuple(
+            replace(one, sample=sample) for one, sample in zip(group.samples, samples, strict=True)
+        ),
     )
 
 
-def fetched_sample(sample: Sample) -> Sample:
-    """A sample that has its arrays here.
+def fetched_samples(samples: Sequence[Sample]) -> list[Sample]:
+    """Samples that have their arrays here; all blocks are brought at once.
 
     Raises:
-        LostArrays: They are gone.
+        LostArrays: Some are gone.
     """
-    if not isinstance(sample.token_ids, ArrayRef):
+    import ray
+    from ray.exceptions import ObjectLostError
+
+    tokens = [one.token_ids for one in samples]
+    refs = list(dict.fromkeys(one.block for one in tokens if isinstance(one, ArrayRef)))
+    try:
+        blocks = dict(zip(refs, ray.get(refs), strict=True)) if refs else {}
+    except ObjectLostError as error:
+        raise lost_arrays(origins_of(tokens, error), error) from error
+    return [_fetched(one, blocks) for one in samples]
+
+
+def _fetched(sample: Sample, blocks: Mapping[Any, NDArray[np.int32]]) -> Sample:
+    tokens, log_probs = sample.token_ids, sample.log_probs
+    if not isinstance(tokens, ArrayRef) or not isinstance(log_probs, ArrayRef):
         return sample
-    return replace(
-        sample, token_ids=np.asarray(sample.token_ids), log_probs=np.asarray(sample.log_probs)
-    )
+    # Their own memory: a view would keep the block in the driver's store.
+    block = blocks[tokens.block]
+    return replace(sample, token_ids=tokens.of(block).copy(), log_probs=log_probs.of(block).copy())

@@ -140,7 +140,7 @@ class StepJournal:
         more."""
         if self._file is None or self._threads is None:
             return
-        if sample.finish_reason == "cut" and len(sample.token_ids) == request.begun_tokens:
+        if has_nothing_new(request, sample):
             return
         sample = new_part(request, sample)
         self._writing.append(self._threads.submit(self._write, self._key(request), sample))
@@ -266,6 +266,11 @@ class SampleJournal:
 def _step(path: Path) -> int:
     """Of a file: ``step_000012.bin``, or an engine's ``step_000012.3-1f0c9a22.bin``."""
     return int(path.name.partition(".")[0].rpartition("_")[2])
+
+
+def has_nothing_new(request: Request, sample: Sample) -> bool:
+    """Whether a sample was cut before it had a token more."""
+    return sample.finish_reason == "cut" and len(sample.token_ids) == request.begun_tokens
 
 
 def new_part(request: Request, sample: Sample) -> Sample:

@@ -102,7 +102,12 @@ class LiveGroup:
 
     @classmethod
     def from_state(
-        cls, state: Mapping[str, Any], problem: Problem, *, wants_routes: bool
+        cls,
+        state: Mapping[str, Any],
+        problem: Problem,
+        *,
+        wants_routes: bool,
+        holds_arrays: bool = False,
     ) -> LiveGroup:
         """What :meth:`to_state` was called on.
 
@@ -110,6 +115,7 @@ class LiveGroup:
             state: Its result.
             problem: With the group's id.
             wants_routes: See ``Request``: of the run that continues, not of the one that saved.
+            holds_arrays: Likewise.
         """
         requests = tuple(
             Request(
@@ -122,6 +128,7 @@ class LiveGroup:
                 seed,
                 state["ignore_eos"],
                 wants_routes=wants_routes,
+                holds_arrays=holds_arrays,
             )
             for index, seed in enumerate(state["seeds"])
         )

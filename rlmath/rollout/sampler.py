@@ -19,7 +19,7 @@ from rlmath.config.schema import Config, RolloutSchedule
 from rlmath.data import ProblemStream
 from rlmath.rollout.collect import Collector
 from rlmath.rollout.group_state import group_from_state, group_to_state
-from rlmath.rollout.held_arrays import fetched
+from rlmath.rollout.held_arrays import fetched, fetched_samples
 from rlmath.rollout.journal import SampleJournal
 from rlmath.rollout.lag import LengthTotals, lag_metrics
 from rlmath.rollout.ledger import Event, Ledger, LedgerError
@@ -201,6 +201,7 @@ class Sampler:
                 work.take(sample)
             journal.tell(step)
         self._live = dict(sorted(work.unfinished.items()))
+        self._fetch_live()
         for one in self._live.values():
             one.graded.clear()
         self._see_rates(work.finished, step)
@@ -246,7 +247,7 @@ class Sampler:
         self._admit_resumed(step)
         groups, counts = self._groups.pop(self._at_least)
         if self._holds_arrays:
-            # They outlive the step: a node that goes later must not take them with it.
+            # As those of unfinished groups: a node that goes later must not take them with it.
             kept = self._groups.carried_over
             self._groups.set_carried_over([(order, fetched(group)) for order, group in kept])
         left = {ordinal for ordinal, _ in self._groups.carried_over}
@@ -264,6 +265,16 @@ class Sampler:
         if len(groups) < self._config.algorithm.prompts_per_step:
             self._short_steps.append(step)
         return groups, counts
+
+    def _fetch_live(self) -> None:
+        """Bring samples of unfinished groups here, as their step ends: those that are cut came with
+        their arrays, as they are continued from here."""
+        if not self._holds_arrays:
+            return
+        groups = self._live.values()
+        found = iter(fetched_samples([one for g in groups for one in g.finished.values()]))
+        for group in groups:
+            group.finished = {index: next(found) for index in group.finished}
 
     def max_response_tokens(self, step: int) -> int:
         """Longest response in a step, in tokens."""
@@ -499,7 +510,10 @@ class Sampler:
         self._live_target = state.get("live_target", self._live_target)
         self._live = {
             saved["ordinal"]: LiveGroup.from_state(
-                saved, self._problem(saved["problem_id"]), wants_routes=self._wants_routes
+                saved,
+                self._problem(saved["problem_id"]),
+                wants_routes=self._wants_routes,
+                holds_arrays=self._holds_arrays,
             )
             for saved in state.get("live", ())
         }

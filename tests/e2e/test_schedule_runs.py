@@ -39,6 +39,9 @@ CARRY_OVER = [
 ]
 
 
+PIPELINED = ["rollout.schedule=pipelined"]
+
+
 def carried_over(lines: list[dict[str, float]]) -> None:
     assert lines[-1]["rollout/lag_max"] == 2 and lines[-1]["rollout/mixed_sample_share"] > 0
     # Tokens of older weights differ, those of the present ones do not.
@@ -65,24 +68,41 @@ def in_parts(lines: list[dict[str, float]]) -> None:
         assert line["train/grad_norm"] > 0 and line["correction/kind"] > 0
 
 
+# Where arrays are in the run that is killed, and in the one that resumes.
+HERE: tuple[list[str], list[str]] = ([], [])
+THERE, THERE_AND_HERE = (ARRAYS, ARRAYS), (ARRAYS, [])
+
+
 @pytest.mark.parametrize(
-    ("schedule", "look", "killed_at"),
+    ("schedule", "look", "killed_at", "arrays"),
     [
         # The order in which gradients are added depends on no engine. What is proven without a run:
         # tests/unit/rollout/test_log_probs_ahead.py, tests/distributed/test_update_parts.py.
-        pytest.param(IN_PARTS, in_parts, 3, id="overlap_update", marks=pytest.mark.long),
-        pytest.param(CARRY_OVER, carried_over, 3, id="carry_over"),
+        pytest.param(IN_PARTS, in_parts, 3, HERE, id="overlap_update", marks=pytest.mark.long),
+        pytest.param(CARRY_OVER, carried_over, 3, HERE, id="carry_over"),
         # Sampled while step 3 trains.
-        pytest.param(["rollout.schedule=pipelined"], pipelined, 4, id="pipelined"),
+        pytest.param(PIPELINED, pipelined, 4, HERE, id="pipelined"),
+        # What is proven without a run: tests/unit/training/test_scale.py,
+        # tests/unit/rollout/test_held_schedules.py.
+        pytest.param(IN_PARTS, in_parts, 3, THERE, id="in_parts_there", marks=pytest.mark.long),
+        pytest.param(CARRY_OVER, carried_over, 3, THERE, id="carry_there", marks=pytest.mark.long),
+        pytest.param(
+            *(PIPELINED, pipelined, 4, THERE_AND_HERE),
+            id="pipelined_there",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_a_killed_run_continues_with_what_was_sampled(
     schedule: list[str],
     look: Callable[[Any], None],
     killed_at: int,
+    arrays: tuple[list[str], list[str]],
     material: Path,
     tmp_path: Path,
 ) -> None:
+    """With arrays that stay with the engines, all is as in the straight run, which has them on the
+    driver."""
     straight, killed = tmp_path / "straight", tmp_path / "killed"
 
     def settings(folder: Path, *more: str) -> list[str]:
@@ -99,14 +119,16 @@ def test_a_killed_run_continues_with_what_was_sampled(
     assert [one["step"] for one in found["steps"]] == [1, 2, 3, 4]
     assert all(one["bit_equal"] for one in found["steps"])
 
-    first = Run(killed, settings(killed, "rollout.engines=2")[1:], tmp_path / "first.log")
+    before, after = arrays
+    given = settings(killed, "rollout.engines=2", *before)[1:]
+    first = Run(killed, given, tmp_path / "first.log")
     # While it samples for the next step, the actor trains: a new engine gets the next weights.
     first.until_step(1)
     first.send(signal.SIGKILL, "RolloutEngine.exchange")
     _kill_while_sampling(first, killed_at)
     assert "is started again (1 of rollout.max_engine_restarts" in first.output()
     assert len(metrics(killed)) == 2
-    run = rlmath(*settings(killed, "rollout.engines=1"))
+    run = rlmath(*settings(killed, "rollout.engines=1", *after))
     assert run.returncode == 0, run.stderr
     assert "samples came from the journal" in run.stdout
     _check_same(killed, straight)

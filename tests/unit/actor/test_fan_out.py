@@ -9,26 +9,33 @@ from __future__ import annotations
 import dataclasses
 import pickle
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from ray.exceptions import OwnerDiedError
 
 from rlmath.actor import group
 from rlmath.actor.ahead import StepPass
-from rlmath.actor.group import ActorGroup
+from rlmath.actor.group import ActorError, ActorGroup
 from rlmath.actor.rank_step import TokenSettings
 from rlmath.actor.settings import StartedRank, TokenValues, UpdateResult, UpdateSettings
 from rlmath.actor.step_parts import PartSettings
 from rlmath.actor.worker import ActorWorker
 from rlmath.algorithms.advantages import SequenceAdvantages
+from rlmath.algorithms.filters import TruncatedRule
 from rlmath.algorithms.peers import Alone
+from rlmath.batching.from_groups import SampledSequences, sampled_sequences
 from rlmath.batching.from_sequences import batch_of_sequences
 from rlmath.batching.shards import Shard
+from rlmath.errors import LostArrays
 from rlmath.model.parallel import Layout
-from rlmath.types import TrainingBatch
+from rlmath.monitor.array_figures import array_figures
+from rlmath.rollout.held_arrays import bound, hold
+from rlmath.types import GradedSample, Group, Problem, Sample, TrainingBatch
 from rlmath.weights.sequence_fingerprints import SequenceFingerprints
 
 TENSOR_PARALLEL, TOKENS = 2, 8192
@@ -249,6 +256,66 @@ def test_parts_of_a_step_are_those_of_the_step_in_their_places(
         assert network.calls["add_part"] == 6 * ranks
         assert network.calls["put"] == 6 * ranks // TENSOR_PARALLEL
     assert of[512].call_bytes < 64 * of[8].call_bytes
+
+
+class Block:
+    """What stands for Ray's reference to a block."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def of_samples(log_probs: torch.Tensor, places: Sequence[int], stay: bool) -> SampledSequences:
+    """Sequences of ``begun``, as samples, of which all but the first may stay with an engine."""
+    groups = []
+    for place in places:
+        own = log_probs.numpy()[13 * place : 13 * place + 13]
+        sample = Sample(f"p{place}", 0, np.full(13, 2, np.int32), own, "", "stop", ((0, 0),), 0, 4)
+        if stay and place:
+            (light,), block = hold([dataclasses.replace(sample, figures=array_figures(sample))])
+            (sample,) = bound([light], Block(block))
+        graded = GradedSample(sample, 1.0, True, "correct")
+        groups.append(Group(Problem(f"p{place}", "?", (1,) * 3, ("1",)), (graded,)))
+    return sampled_sequences(groups, truncated=TruncatedRule.keep, mask_duplicates=False)
+
+
+@pytest.mark.parametrize("ranks", [8, 64])
+def test_passes_and_parts_get_arrays_that_stay_with_the_engines(
+    ranks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the last bit, also where most ranks have no sequence of a pass."""
+    network = Network()
+    actor, batch, log_probs = begun(network, ranks, monkeypatch)
+    settings = PartSettings(UpdateSettings(), TokenSettings(), False, False, now=0)
+    places = tuple(range(0, len(batch), 40))
+    advantages = SequenceAdvantages(torch.tensor(places).float())
+    found = []
+    for stay in (False, True):
+        sequences = of_samples(log_probs, places, stay)
+        made = actor.begin_log_probs(sequences, True)
+        part = StepPass(places, actor.begin_part(sequences, settings, advantages, is_first=True))
+        values = {i: ref.value for i, ref in actor._values_by_rank(made).items()}
+        found.append((made, values, actor.part_figures([part]).tokens.fingerprints))
+        assert len(made.arrays) == len(part.made.arrays) == stay * (len(places) - 1)
+    (made, values, prints), (of_held, others, others_prints) = found
+    for rank, own in values.items():
+        assert torch.equal(made.places[rank], of_held.places[rank])
+        for one, other in zip(own, others[rank], strict=True):
+            np.testing.assert_array_equal(one, other)
+    assert torch.equal(prints.places, others_prints.places)
+    assert prints.bits.keys() == others_prints.bits.keys()
+    assert all(torch.equal(prints.bits[name], others_prints.bits[name]) for name in prints.bits)
+    # A block that its node took along is told of its sample, whatever the ranks were asked.
+
+    def gone(*_: Any) -> None:
+        raise ActorError("Megatron rank 3 failed") from OwnerDiedError("00ff", None, "")
+
+    monkeypatch.setattr(actor, "_get", gone)
+    for call in (lambda: actor._values_by_rank(of_held), lambda: actor.part_figures([part])):
+        with pytest.raises(LostArrays, match=r"sample 0 of problem p40 \(engine 4\)"):
+            call()
+    with pytest.raises(ActorError):
+        actor._values_by_rank(made)
 
 
 @pytest.mark.parametrize(("ranks", "lines"), [(1, 1), (2, 2), (512, 8)])

@@ -14,6 +14,10 @@ ENGINES = ["rollout.arrays=engines"]
 def test_what_works() -> None:
     assert list(array_problems(load(BASE))) == []
     assert list(array_problems(load([*BASE, *ENGINES]))) == []
+    for schedule in ("pipelined", "carry_over", "continuous"):
+        assert list(array_problems(load([*BASE, *ENGINES, f"rollout.schedule={schedule}"]))) == []
+    for ahead in ("overlap_log_probs", "overlap_update"):
+        assert list(array_problems(load([*BASE, *ENGINES, f"algorithm.{ahead}=8"]))) == []
     words = "reward.items=[{name: repetition_penalty, params: {unit: word}}]"
     assert list(array_problems(load([*BASE, *ENGINES, words]))) == []
 
@@ -21,10 +25,6 @@ def test_what_works() -> None:
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["rollout.schedule=carry_over"], "take schedule=synchronous"),
-        (["rollout.schedule=pipelined", "rollout.max_lag=0"], "rollout.schedule=pipelined"),
-        (["algorithm.overlap_log_probs=8"], "algorithm.overlap_log_probs=8"),
-        (["algorithm.overlap_update=8"], "algorithm.overlap_update=8"),
         (["algorithm.distill_coef=0.5"], "algorithm.distill_coef=0.5"),
         (["actor.routing_replay=engine"], "take routing_replay=old_log_probs"),
         (

@@ -46,7 +46,9 @@ Held = Callable[[list[Sample]], tuple[Sample, ...]]
 def held(monkeypatch: pytest.MonkeyPatch) -> Held:
     """What the driver has of an answer, with a store that is here."""
     store: dict[str, Any] = {}
-    monkeypatch.setattr(ray, "get", store.__getitem__)
+    monkeypatch.setattr(
+        ray, "get", lambda ref: [store[r] for r in ref] if isinstance(ref, list) else store[ref]
+    )
 
     def answered(samples: list[Sample]) -> tuple[Sample, ...]:
         name = f"block {len(store)}"

@@ -237,6 +237,20 @@ def test_a_full_disk_costs_the_journal_and_not_the_run(
     assert "No space left on device" in said and said.count("\n") == 1
 
 
+def test_an_engine_writes_no_sample_that_was_cut_before_it_had_a_token_more(
+    journal: SampleJournal, tmp_path: Path
+) -> None:
+    begun = replace(answer(request(0), 3), finish_reason="cut")
+    one = replace(request(0, holds_arrays=True), begun=begun)
+    with journal.step(3, "w") as step:
+        asked = replace(one, journal=step.entry(one))
+    engine = EngineJournal(0)
+    for sample, files in ((begun, 0), (replace(answer(one), finish_reason="cut"), 1)):
+        engine.expect(2, [asked])
+        assert not engine.write([sample])
+        assert len(list((tmp_path / FOLDER).glob("step_000003.*-*.bin"))) == files
+
+
 def test_a_full_disk_of_an_engine_is_told_once_and_no_file_is_opened_again(
     journal: SampleJournal, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

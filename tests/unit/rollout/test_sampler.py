@@ -102,7 +102,9 @@ def test_groups_that_wait_have_their_arrays_here(
 ) -> None:
     """Those of this step stay with the engines; a node that goes takes no others with it."""
     store: dict[int, Any] = {}
-    monkeypatch.setattr(ray, "get", store.__getitem__)
+    monkeypatch.setattr(
+        ray, "get", lambda ref: [store[r] for r in ref] if isinstance(ref, list) else store[ref]
+    )
 
     class Holding(Engines):
         def generate(self, *arguments: Any, **named: Any) -> Iterator[Sample]:

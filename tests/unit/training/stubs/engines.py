@@ -83,15 +83,22 @@ class StubLoop:
     def _sample(self, request: Request) -> Sample:
         draw = np.random.default_rng(request.seed)
         count = int(draw.integers(24, 40))
+        tokens = draw.integers(3, 500, size=count, dtype=np.int32)
+        begun, version = request.begun_tokens, self.weights_version
+        end = min(count, begun + request.new_tokens)
+        spans = () if request.begun is None else request.begun.spans
+        if request.begun is not None:
+            assert np.array_equal(request.begun.token_ids, tokens[:begun])
         sample = Sample(
             problem_id=request.problem_id,
             index=request.index,
-            token_ids=draw.integers(3, 500, size=count, dtype=np.int32),
-            log_probs=-draw.random(count, dtype=np.float32),
+            token_ids=tokens[:end],
+            log_probs=-draw.random(count, dtype=np.float32)[:end],
             text=f"an answer of {count} tokens",
-            finish_reason="stop",
-            spans=((self.weights_version, 0),),
+            finish_reason="cut" if end < count else "stop",
+            spans=spans if spans and spans[-1][0] == version else (*spans, (version, begun)),
             seed=request.seed,
             engine=self._index,
         )
-        return replace(sample, figures=array_figures(sample)) if request.holds_arrays else sample
+        stays = request.holds_arrays and end == count
+        return replace(sample, figures=array_figures(sample)) if stays else sample
