@@ -359,7 +359,7 @@ def test_model_folder(refusal: Callable[..., str], make_model: MakeModel, tmp_pa
     folder = make_model(QWEN_1_5B | {"dtype": "float31"}, name="dtype")
     assert "config.json: dtype is 'float31'" in refusal(f"model.path={folder}")
     folder = make_model({"architectures": ["Qwen2ForCausalLM"]}, name="half")
-    assert "config.json: no field num_attention_heads" in refusal(f"model.path={folder}")
+    assert "config.json: no field num_hidden_layers" in refusal(f"model.path={folder}")
     folder = make_model(QWEN_1_5B | {"architectures": ["GPT2LMHeadModel"]}, name="other")
     message = refusal(f"model.path={folder}")
     assert "architecture GPT2LMHeadModel is not supported" in message
