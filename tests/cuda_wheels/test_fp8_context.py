@@ -17,8 +17,8 @@ from rlmath.model.fp8_training import Fp8Training, rank_matrices
 from rlmath.model.parallel import Layout
 from rlmath.model.published import KNOWN
 from rlmath.model.spec import ModelSpec, model_spec
+from tests.cuda_wheels.fp8_wheel_program import TOKENS
 from tests.cuda_wheels.programs import answer_of
-from tests.cuda_wheels.te_fp8_program import TOKENS
 
 MODELS = {
     "Qwen2.5-1.5B": Layout(2, 1, 4),
@@ -41,7 +41,7 @@ def _matrices(name: str) -> tuple[ModelSpec, list[tuple[str, list[int], int]]]:
 @pytest.fixture(scope="module")
 def made() -> Any:
     shapes = {key: shape for name in MODELS for key, shape, _ in _matrices(name)[1]}
-    return answer_of("te_fp8_program", "bytes", json.dumps(shapes | INPUTS))
+    return answer_of("fp8_wheel_program", "bytes", json.dumps(shapes | INPUTS))
 
 
 @pytest.mark.parametrize("recipe", WEIGHT_BYTES)
@@ -69,7 +69,7 @@ def test_a_kept_input_takes_what_the_plan_says(made: Any, name: str, recipe: str
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_layers_are_in_transformer_engines_context(recipe: str, recompute: str) -> None:
-    found = answer_of("te_fp8_program", "context", recipe, recompute)
+    found = answer_of("fp8_wheel_program", "context", recipe, recompute)
     assert found["dtypes"] == ["torch.bfloat16"]
     for passed in ("training", "log-probs"):
         *products, count = found[passed]

@@ -1,8 +1,8 @@
 """Transformer Engine's FP8 on meta tensors: its context around a stage's layers, and the bytes of
 what its quantizers make. Nothing is quantized: that takes a GPU.
 
-usage: python -m tests.cuda_wheels.te_fp8_program context RECIPE RECOMPUTE
-       python -m tests.cuda_wheels.te_fp8_program bytes JSON
+usage: python -m tests.cuda_wheels.fp8_wheel_program context RECIPE RECOMPUTE
+       python -m tests.cuda_wheels.fp8_wheel_program bytes JSON
 
 JSON: shapes by name.
 """
