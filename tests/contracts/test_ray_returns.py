@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -115,10 +116,14 @@ def test_a_block_outlives_the_process_that_made_it(engine: Any) -> None:
     first, block = engine.pair.options(num_returns=2).remote("mine", 100)
     pid = ray.get(engine.pid.remote())
     assert ray.get(first) == "mine" and not is_here(block)
-    ray.kill(engine, no_restart=True)
-    with pytest.raises(ray.exceptions.RayActorError):
-        ray.get(engine.pid.remote())
     assert pid != os.getpid()
+    ray.kill(engine, no_restart=True)
+    # The kill is a message: calls sent right after it can still be answered.
+    deadline_s = time.monotonic() + 60
+    with pytest.raises(ray.exceptions.RayActorError):
+        while time.monotonic() < deadline_s:
+            ray.get(engine.pid.remote())
+            time.sleep(0.05)
     assert ray.get(block).tolist() == list(range(100)) and nodes_of(block)
 
 

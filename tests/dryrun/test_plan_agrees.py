@@ -57,6 +57,9 @@ LONG = {
     "DeepSeek-V3 TP 2 x CP 2",
     "1.5B TP 1 without recomputation",
     "1.5B, LoRA on queries and values",
+    "30B EP 8, LoRA",
+    "30B EP 8 PP 2",
+    "qwen2.5-7b-grpo-megatron (128 GPUs), few layers",
 }
 
 

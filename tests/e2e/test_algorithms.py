@@ -136,6 +136,7 @@ def test_steps_are_done_again_from_what_the_run_kept(straight: Path) -> None:
     assert before == {p: p.stat().st_mtime_ns for p in straight.rglob("*") if p.is_file()}
 
 
+@pytest.mark.long
 def test_another_layout_agrees_and_another_choice_is_compared(straight: Path) -> None:
     """From the checkpoint of step 2, on four ranks."""
     found = replayed(

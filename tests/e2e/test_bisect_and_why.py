@@ -13,6 +13,7 @@ from tests.e2e import golden_curve
 from tests.e2e.runs import rlmath
 
 
+@pytest.mark.long
 def test_a_token_of_the_data_is_found_in_a_real_run(
     material: Path, learned: Path, tmp_path: Path
 ) -> None:

@@ -58,6 +58,7 @@ def across_nodes(material: Path, run_dir: Path) -> list[str]:
     ]
 
 
+@pytest.mark.long
 def test_engine_on_one_node_and_megatron_on_the_others(material: Path, tmp_path: Path) -> None:
     """Two tensor-parallel ranks on two nodes, the engine on a third; the last node comes late."""
     world = 3

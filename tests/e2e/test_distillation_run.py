@@ -65,6 +65,7 @@ def test_a_batch_has_the_log_probs_that_transformers_gives(straight: Path, teach
             torch.testing.assert_close(found, wanted, atol=1e-4, rtol=0)
 
 
+@pytest.mark.long
 def test_it_resumes_to_the_same_bits_and_is_replayed(
     material: Path, teacher: Path, straight: Path, tmp_path: Path
 ) -> None:

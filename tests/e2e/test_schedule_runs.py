@@ -81,7 +81,7 @@ THERE, THERE_AND_HERE = (ARRAYS, ARRAYS), (ARRAYS, [])
         pytest.param(IN_PARTS, in_parts, 3, HERE, id="overlap_update", marks=pytest.mark.long),
         pytest.param(CARRY_OVER, carried_over, 3, HERE, id="carry_over"),
         # Sampled while step 3 trains.
-        pytest.param(PIPELINED, pipelined, 4, HERE, id="pipelined"),
+        pytest.param(PIPELINED, pipelined, 4, HERE, id="pipelined", marks=pytest.mark.long),
         # What is proven without a run: tests/unit/training/test_scale.py,
         # tests/unit/rollout/test_held_schedules.py.
         pytest.param(IN_PARTS, in_parts, 3, THERE, id="in_parts_there", marks=pytest.mark.long),

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.e2e.runs import python
 
 
+@pytest.mark.long
 def test_it_sends_verifies_and_prints_one_line() -> None:
     run = python("benchmarks/weight_sync.py", "--tiny", "--rounds", "1", "--bucket-size-mib", "1")
     assert run.returncode == 0, run.stderr
