@@ -1,4 +1,4 @@
-"""Sequences on their way from the driver to the data-parallel ranks."""
+"""Sequences on their way from the driver to the data-parallel ranks, and token values back."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ray.exceptions import ObjectLostError, RayTaskError
+import torch
 from torch import Tensor
 
+from rlmath.actor.rank_calls import ActorError
+from rlmath.actor.settings import TokenValues
 from rlmath.batching.held_shards import are_held, held_shards
-from rlmath.batching.shards import Sequences, ShardSettings, shards
-from rlmath.errors import LostArrays
-from rlmath.utils.array_refs import ArrayRef, lost_arrays, origins_of
+from rlmath.batching.shards import Sequences, ShardSettings, response_rows, shards
+from rlmath.utils.array_refs import ArrayRef
 
 
 @dataclass(frozen=True)
@@ -55,15 +56,23 @@ def arrays_of(sequences: Sequences) -> tuple[ArrayRef, ...]:
     return tuple(one for one in tokens if isinstance(one, ArrayRef))
 
 
-def lost_among(arrays: Sequence[ArrayRef], error: BaseException | None) -> LostArrays | None:
-    """The error that names the samples whose block Ray could not bring to a rank; ``None``: the
-    call failed for another reason.
+def assembled(
+    shares: Sequence[TokenValues], places: Sequence[Tensor], response_lengths: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Put the data-parallel shares in the batch's order; each token has to come exactly once."""
+    rows = torch.cat([response_rows(one, response_lengths) for one in places])
+    total = int(response_lengths.sum())
+    log_probs = _scatter(rows, torch.cat([share.log_probs for share in shares]), total)
+    return log_probs, _scatter(rows, torch.cat([share.entropy for share in shares]), total)
 
-    Args:
-        arrays: Those that the call's blocks have.
-        error: Of the call.
-    """
-    cause = error.cause if isinstance(error, RayTaskError) else error
-    if not arrays or not isinstance(cause, ObjectLostError):
-        return None
-    return lost_arrays(origins_of(arrays, cause), cause)
+
+def _scatter(rows: Tensor, values: Tensor, total: int) -> Tensor:
+    once = rows.numel() == total and int(torch.bincount(rows, minlength=total).max()) == 1
+    if not once or values.numel() != total:
+        raise ActorError(
+            f"{values.numel()} token values came back for {total} response tokens: some are "
+            "missing or double"
+        )
+    placed = torch.empty(total)
+    placed[rows] = values
+    return placed

@@ -14,20 +14,18 @@ import ray
 import torch
 from ray.exceptions import (
     GetTimeoutError,
-    RayActorError,
     RayError,
-    RayTaskError,
 )
 from torch import Tensor
 
 from rlmath.actor.ahead import PassAhead, Sources, StepPass
-from rlmath.actor.dealing import arrays_of, deal, lost_among
+from rlmath.actor.dealing import arrays_of, assembled, deal
 from rlmath.actor.observer import ObservedUpdate, Products
+from rlmath.actor.rank_calls import ActorError, RankCalls
 from rlmath.actor.rank_step import Moments, TokenFigures, TokenSettings
 from rlmath.actor.settings import (
     ActorSettings,
     StartedRank,
-    TokenValues,
     UpdateResult,
     UpdateSettings,
     ValueUpdateSettings,
@@ -37,17 +35,15 @@ from rlmath.actor.step_parts import PartFigures, PartSettings
 from rlmath.actor.worker import ActorWorker
 from rlmath.algorithms.advantages import SequenceAdvantages
 from rlmath.algorithms.alignment import Alignment
-from rlmath.batching.shards import Sequences, response_rows, shards
-from rlmath.cluster.logs import end_of
+from rlmath.batching.shards import Sequences, shards
 from rlmath.cluster.processes import ProcessPlace, end_actors
 from rlmath.cluster.watchdog import Process, WatchedComponent
 from rlmath.device.environment import rank_environment
 from rlmath.device.residue import Residue
-from rlmath.errors import ComponentError, UserError
+from rlmath.errors import UserError
 from rlmath.model.fp8 import NOTHING, InFp8
 from rlmath.model.parallel import Layout
 from rlmath.types import TrainingBatch
-from rlmath.utils.array_refs import ArrayRef
 from rlmath.utils.sizes import in_words
 
 if TYPE_CHECKING:
@@ -57,15 +53,6 @@ if TYPE_CHECKING:
 
 # Of a start, at most, about ranks that are ready.
 START_LINES = 8
-# A rank whose neighbor died raises a moment before the neighbor's death is known.
-DEATH_REPORT_S = 2.0
-# Of up to 31 ranks each is seen as it answers; of more, the share of those that are waited for
-# which a look asks for, unless it has taken so long.
-RANKS_PER_LOOK, LOOK_S = 16, 0.2
-
-
-class ActorError(ComponentError):
-    """A Megatron rank failed. The message names it and shows the end of its log."""
 
 
 class ActorGroup:
@@ -84,9 +71,6 @@ class ActorGroup:
         changed: An update has begun; set back by whoever writes down that its step is done.
     """
 
-    # Calls that nobody waits for until the next one.
-    _begun: Sequence[Any] = ()
-
     def __init__(
         self,
         settings: ActorSettings,
@@ -100,7 +84,7 @@ class ActorGroup:
     ) -> None:
         self.settings, self.layout, self._device = settings, layout, device
         self._seed, self._num_threads = seed, num_threads
-        self._log_dir = log_dir
+        self._calls = RankCalls(log_dir)
         self._options = actor_options or [{}] * layout.world_size
         self._workers: list[Any] = []
         self._starting: list[Any] = []
@@ -108,8 +92,6 @@ class ActorGroup:
         # Of each worker its data-parallel rank; of each of those the sequences of its shard.
         self._dp: list[int] = []
         self._shares: list[Tensor] = []
-        self._calls = 0
-        self._waited_for: tuple[str, list[int]] = ("", [])
         self.changed = False
 
     def launch(self) -> None:
@@ -129,9 +111,9 @@ class ActorGroup:
                     **options,
                 }
             )
-            self._workers.append(worker.remote(rank, self._log_path(rank), environment))
+            self._workers.append(worker.remote(rank, self._calls.log_path(rank), environment))
         self._places = [worker.place.remote() for worker in self._workers]
-        place = self._get([self._workers[0].meeting_place.remote()])[0]
+        place = self._calls.results([self._workers[0].meeting_place.remote()], "meeting_place")[0]
         self._starting = [
             worker.start.remote(
                 self.settings, self.layout, self._device, place, self._seed, self._num_threads
@@ -161,7 +143,7 @@ class ActorGroup:
                     f"{in_words(started.weights_bytes)}, read in {started.read_s:.1f} s)"
                 )
 
-        started = self._get(self._starting, then=one_is)
+        started = self._calls.results(self._starting, "start", one_is)
         self._dp = [one.data_parallel_rank for one in started]
         self._starting = []
 
@@ -178,7 +160,7 @@ class ActorGroup:
         dealt = list(shards(batch, shard_settings(self.settings, self.layout)))
         given = (reference, noise_seed, in_fp8)
         found = self._of_shares("log_probs", [ray.put(one) for one in dealt], *given)
-        return _assemble(found, [one.places for one in dealt], batch.response_lengths)
+        return assembled(found, [one.places for one in dealt], batch.response_lengths)
 
     def update(self, batch: TrainingBatch, settings: UpdateSettings, seed: int) -> UpdateResult:
         """Optimizer steps from a batch with advantages; ``seed``: of the split into minibatches."""
@@ -205,7 +187,7 @@ class ActorGroup:
             w.begin_step.remote(dealt[i].shard, *dealt[i].blocks)
             for w, i in zip(self._workers, self._dp, strict=True)
         ]
-        self._get_of(arrays_of(sequences), calls, "begin_step")
+        self._calls.results_with(arrays_of(sequences), calls, "begin_step")
 
     def begin_log_probs(self, sequences: Sequences, reference: bool = False) -> PassAhead:
         """Have the ranks compute log-probs of sequences of which later a step is made; returns at
@@ -269,7 +251,7 @@ class ActorGroup:
         found = []
         for one in parts:
             places = torch.tensor(one.places)
-            reports = self._get_of(one.made.arrays, list(one.made.reports), "add_part")
+            reports = self._calls.results_with(one.made.arrays, list(one.made.reports), "add_part")
             found += [figures.at(places) for figures in reports if figures is not None]
         return PartFigures(
             Alignment.joined([one.alignment for one in found]),
@@ -318,11 +300,11 @@ class ActorGroup:
             worker.step_log_probs.remote(now, stale_kv, with_reference, given[i][0], *given[i][1])
             for worker, i in zip(self._workers, self._dp, strict=True)
         ]
-        return Alignment.joined([one for one in self._get(refs, "step_log_probs") if one])
+        return Alignment.joined([one for one in self._calls.results(refs, "step_log_probs") if one])
 
     def _values_by_rank(self, made: PassAhead) -> dict[int, Any]:
         """References to a pass's values by data-parallel rank; waits for the pass."""
-        reports = self._get_of(made.arrays, list(made.reports), "log_probs_ahead")
+        reports = self._calls.results_with(made.arrays, list(made.reports), "log_probs_ahead")
         by_rank = zip(self._dp, reports, made.values, strict=True)
         return {rank: values for rank, is_reporter, values in by_rank if is_reporter}
 
@@ -350,7 +332,7 @@ class ActorGroup:
             worker.step_finish.remote(settings, of_shares[i])
             for worker, i in zip(self._workers, self._dp, strict=True)
         ]
-        found = self._get(refs, "step_finish")
+        found = self._calls.results(refs, "step_finish")
         return TokenFigures.joined([one for one in found if one is not None])
 
     def step_update(
@@ -416,7 +398,7 @@ class ActorGroup:
             worker.connect_engines.remote(own)
             for worker, own in zip(self._workers, plans, strict=True)
         ]
-        self._get(calls, "connect_engines")
+        self._calls.results(calls, "connect_engines")
 
     def send_weights(self, version: int) -> None:
         """Send the present weights to all engines; returns when they have them."""
@@ -489,17 +471,18 @@ class ActorGroup:
                 meanwhile()
         except Exception as error:
             try:
-                self._get(calls, "make_room")
+                self._calls.results(calls, "make_room")
             except (ActorError, UserError) as of_ranks:
                 error.add_note(str(of_ranks))
             raise
-        return self._get(calls, "make_room")
+        return self._calls.results(calls, "make_room")
 
     def begin_load(self) -> None:
         """Let ranks bring back the weights that ``actor.offload`` moved to host memory, for the
         passes that come next; returns at once. A later call raises what goes wrong."""
         if self.settings.offload == "all":
-            self._begun = [worker.load_parameters.remote() for worker in self._workers]
+            calls = [worker.load_parameters.remote() for worker in self._workers]
+            self._calls.await_later(calls, "load_parameters")
 
     def release_cached_memory(self) -> None:
         """Have each rank give memory back that it keeps for later, for engines on its GPU."""
@@ -533,19 +516,16 @@ class ActorGroup:
         """For the watchdog: which call is waited for, and of which ranks."""
 
         def waiting_on() -> list[str]:
-            method, ranks = self._waited_for
+            method, ranks = self._calls.waiting_on
             return [f"Megatron rank {rank}, which is in {method}" for rank in ranks]
 
         def processes() -> list[Process]:
             return [
-                Process(f"Megatron rank {rank}", self._log_path(rank), place)
+                Process(f"Megatron rank {rank}", self._calls.log_path(rank), place)
                 for rank, place in enumerate(self._process_places())
             ]
 
-        def progress() -> tuple[int, int]:
-            return self._calls, len(self._waited_for[1])
-
-        return WatchedComponent(progress, waiting_on, processes)
+        return WatchedComponent(self._calls.progress, waiting_on, processes)
 
     def _process_places(self) -> list[ProcessPlace | None]:
         places: list[ProcessPlace | None] = []
@@ -570,7 +550,9 @@ class ActorGroup:
         self.shutdown()
 
     def _all(self, method: str, *arguments: Any) -> list[Any]:
-        return self._get([getattr(w, method).remote(*arguments) for w in self._workers], method)
+        return self._calls.results(
+            [getattr(w, method).remote(*arguments) for w in self._workers], method
+        )
 
     def _of_shares(self, method: str, refs: Sequence[Any], *arguments: Any) -> list[Any]:
         """Results of the ranks that report, by data-parallel rank; each has its share's ref."""
@@ -578,105 +560,6 @@ class ActorGroup:
             getattr(worker, method).remote(refs[i], *arguments)
             for worker, i in zip(self._workers, self._dp, strict=True)
         ]
-        found = zip(self._dp, self._get(calls, method), strict=True)
+        found = zip(self._dp, self._calls.results(calls, method), strict=True)
         by_rank = {i: result for i, result in found if result is not None}
         return [by_rank[i] for i in range(len(refs))]
-
-    def _get(
-        self,
-        refs: list[Any],
-        method: str = "start",
-        then: Callable[[int, Any], None] | None = None,
-    ) -> list[Any]:
-        """Results in order of rank; ``then`` has each as it comes. The first rank to fail speaks,
-        for the others only wait for it; but one whose process ended speaks before those that lost
-        it in a collective."""
-        begun, self._begun = list(self._begun), ()
-        if begun:
-            self._get(begun, "load_parameters")
-        rank_of = {ref: rank for rank, ref in enumerate(refs)}
-        results: list[Any] = [None] * len(refs)
-        left = list(refs)
-        self._calls += 1
-        while left:
-            self._waited_for = (method, [rank_of[ref] for ref in left])
-            # Of many ranks several at once: a look takes as long as there are ranks.
-            several = max(1, len(left) // RANKS_PER_LOOK)
-            done, left = ray.wait(left, num_returns=several, timeout=LOOK_S)
-            for at, ref in enumerate(done):
-                rank = rank_of[ref]
-                try:
-                    results[rank] = ray.get(ref)
-                except RayError as error:
-                    others = [*done[at + 1 :], *left]
-                    died = _first_dead(others) if isinstance(error, RayTaskError) else None
-                    if died is not None:
-                        raise self._explain(died[1], rank_of[died[0]]) from error
-                    raise self._explain(error, rank) from error
-                if then is not None:
-                    then(rank, results[rank])
-        self._waited_for = ("", [])
-        return results
-
-    def _get_of(self, arrays: Sequence[ArrayRef], refs: list[Any], method: str) -> list[Any]:
-        """:meth:`_get` of calls that were given blocks with these arrays.
-
-        Raises:
-            LostArrays: A block is gone.
-        """
-        try:
-            return self._get(refs, method)
-        except ActorError as failed:
-            lost = lost_among(arrays, failed.__cause__)
-            if lost is None:
-                raise
-            raise lost from failed
-
-    def _explain(self, error: RayError, rank: int) -> Exception:
-        if isinstance(error, RayTaskError) and isinstance(error.cause, UserError):
-            return error.cause
-        reason = str(error)
-        if isinstance(error, RayTaskError):
-            reason = f"{type(error.cause).__name__}: {error.cause}"
-        elif isinstance(error, RayActorError):
-            reason = "its process ended"
-        message = f"Megatron rank {rank} failed: {reason}" + end_of(self._log_path(rank))
-        return ActorError(message, raised=isinstance(error, RayTaskError))
-
-    def _log_path(self, rank: int) -> str:
-        return f"{self._log_dir}/actor_{rank}.log"
-
-
-def _first_dead(refs: list[Any]) -> tuple[Any, RayActorError] | None:
-    """Of calls that are still waited for, the first whose process turns out to have ended."""
-    done, _ = ray.wait(refs, num_returns=len(refs), timeout=DEATH_REPORT_S) if refs else ([], [])
-    for ref in done:
-        try:
-            ray.get(ref)
-        except RayActorError as error:
-            return ref, error
-        except RayError:
-            continue
-    return None
-
-
-def _assemble(
-    shares: Sequence[TokenValues], places: Sequence[Tensor], response_lengths: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Put the data-parallel shares in the batch's order; each token has to come exactly once."""
-    rows = torch.cat([response_rows(one, response_lengths) for one in places])
-    total = int(response_lengths.sum())
-    log_probs = _scatter(rows, torch.cat([share.log_probs for share in shares]), total)
-    return log_probs, _scatter(rows, torch.cat([share.entropy for share in shares]), total)
-
-
-def _scatter(rows: Tensor, values: Tensor, total: int) -> Tensor:
-    once = rows.numel() == total and int(torch.bincount(rows, minlength=total).max()) == 1
-    if not once or values.numel() != total:
-        raise ActorError(
-            f"{values.numel()} token values came back for {total} response tokens: some are "
-            "missing or double"
-        )
-    placed = torch.empty(total)
-    placed[rows] = values
-    return placed

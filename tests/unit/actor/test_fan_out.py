@@ -18,7 +18,7 @@ import pytest
 import torch
 from ray.exceptions import OwnerDiedError
 
-from rlmath.actor import group
+from rlmath.actor import group, rank_calls
 from rlmath.actor.ahead import StepPass
 from rlmath.actor.group import ActorError, ActorGroup
 from rlmath.actor.rank_step import TokenSettings
@@ -155,6 +155,7 @@ def begun(
 ) -> tuple[ActorGroup, TrainingBatch, torch.Tensor]:
     """Ranks, and ``TOKENS`` tokens with their log-probs."""
     monkeypatch.setattr(group, "ray", network)
+    monkeypatch.setattr(rank_calls, "ray", network)
     layout = Layout(TENSOR_PARALLEL, 1, ranks // TENSOR_PARALLEL)
     settings: Any = SimpleNamespace(max_tokens_per_microbatch=64)
     actor = ActorGroup(settings, layout, device="cpu", seed=0, num_threads=1, log_dir="")
@@ -310,7 +311,7 @@ def test_passes_and_parts_get_arrays_that_stay_with_the_engines(
     def gone(*_: Any) -> None:
         raise ActorError("Megatron rank 3 failed") from OwnerDiedError("00ff", None, "")
 
-    monkeypatch.setattr(actor, "_get", gone)
+    monkeypatch.setattr(actor._calls, "results", gone)
     for call in (lambda: actor._values_by_rank(of_held), lambda: actor.part_figures([part])):
         with pytest.raises(LostArrays, match=r"sample 0 of problem p40 \(engine 4\)"):
             call()
@@ -324,8 +325,9 @@ def test_a_start_says_who_has_its_weights(
 ) -> None:
     network, said = Network(), []
     monkeypatch.setattr(group, "ray", network)
+    monkeypatch.setattr(rank_calls, "ray", network)
     actor = ActorGroup.__new__(ActorGroup)
-    actor.layout, actor._calls = Layout(data_parallel=ranks), 0
+    actor.layout, actor._calls = Layout(data_parallel=ranks), rank_calls.RankCalls("")
     actor._starting = [_Answer(StartedRank(rank, 3 * 2**20, 0.25)) for rank in range(ranks)]
     actor.wait_until_ready(said.append)
     assert len(said) == lines

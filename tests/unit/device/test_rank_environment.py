@@ -12,6 +12,7 @@ import torch
 
 from rlmath.actor import group
 from rlmath.actor.model import ModelSettings
+from rlmath.actor.rank_calls import RankCalls
 from rlmath.actor.settings import ActorSettings
 from rlmath.device.environment import rank_environment
 from rlmath.model.parallel import Layout
@@ -88,7 +89,7 @@ def test_each_ranks_process_starts_with_it(monkeypatch: pytest.MonkeyPatch, tmp_
             return SimpleNamespace(remote=lambda *_: Worker())
 
     monkeypatch.setattr(group.ray, "remote", Remote)
-    monkeypatch.setattr(group.ActorGroup, "_get", lambda self, refs, method="": [("host", 1)])
+    monkeypatch.setattr(RankCalls, "results", lambda self, refs, method: [("host", 1)])
     precision = Precision(batch_invariant=True)
     settings = ActorSettings(
         model_path="",

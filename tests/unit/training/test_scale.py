@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from rlmath.actor import group
+from rlmath.actor import group, rank_calls
 from rlmath.cluster.session import ray_session
 from rlmath.config.arithmetic import resolve_layout
 from rlmath.config.load import load
@@ -145,7 +145,8 @@ def run(size: int, stubs: Stubs, *more: str) -> Run:
     problems = [Problem(f"d:{i}", "What is 1 + 1?", PROMPT, ("2",)) for i in range(size * 10)]
     with contextlib.ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
-        patch.setattr(group, "ray", ranks)
+        for module in (group, rank_calls):
+            patch.setattr(module, "ray", ranks)
         patch.setattr(engine_process, "ray", engines)
         patch.setattr(pool, "ray", engines)
         settings = actor_settings(config, layout, config.actor.optimizer, 6, 1.0)

@@ -1,0 +1,154 @@
+"""Calls to Megatron ranks that the driver waits for: the results in order of rank, and which rank
+failed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import ray
+from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
+
+from rlmath.cluster.logs import end_of
+from rlmath.errors import ComponentError, LostArrays, UserError
+from rlmath.utils.array_refs import ArrayRef, lost_arrays, origins_of
+
+# A rank whose neighbor died raises a moment before the neighbor's death is known.
+DEATH_REPORT_S = 2.0
+# Of up to 31 ranks each is seen as it answers; of more, the share of those that are waited for
+# which a look asks for, unless it has taken so long.
+RANKS_PER_LOOK, LOOK_S = 16, 0.2
+
+
+class ActorError(ComponentError):
+    """A Megatron rank failed. The message names it and shows the end of its log."""
+
+
+class RankCalls:
+    """Waits for calls, one set at a time.
+
+    Args:
+        log_dir: Folder with each rank's output.
+
+    Attributes:
+        waiting_on: The call that is waited for now, and the ranks that have not answered.
+    """
+
+    def __init__(self, log_dir: str) -> None:
+        self._log_dir = log_dir
+        self._count = 0
+        self._unawaited: tuple[str, list[Any]] = ("", [])
+        self.waiting_on: tuple[str, list[int]] = ("", [])
+
+    def progress(self) -> tuple[int, int]:
+        """Sets of calls so far, and ranks of the last one that have not answered."""
+        return self._count, len(self.waiting_on[1])
+
+    def log_path(self, rank: int) -> str:
+        """Where a rank writes its output."""
+        return f"{self._log_dir}/actor_{rank}.log"
+
+    def await_later(self, refs: Sequence[Any], method: str) -> None:
+        """Calls whose errors the next :meth:`results` raises."""
+        self._unawaited = (method, list(refs))
+
+    def results(
+        self,
+        refs: Sequence[Any],
+        method: str,
+        then: Callable[[int, Any], None] | None = None,
+    ) -> list[Any]:
+        """Results in order of rank. If several ranks fail, the error is that of the first, since
+        the others only wait for it; but a rank whose process ended comes before those that lost it
+        in a collective.
+
+        Args:
+            refs: Ray's reference to the call of each rank.
+            method: What is called, for the watchdog.
+            then: Called with each rank and its result as they come.
+
+        Raises:
+            UserError: As a rank raised it.
+            ActorError: A rank failed in another way.
+        """
+        earlier, unawaited = self._unawaited
+        self._unawaited = ("", [])
+        if unawaited:
+            self.results(unawaited, earlier)
+        rank_of = {ref: rank for rank, ref in enumerate(refs)}
+        results: list[Any] = [None] * len(refs)
+        left = list(refs)
+        self._count += 1
+        while left:
+            self.waiting_on = (method, [rank_of[ref] for ref in left])
+            # Of many ranks several at once: a look takes as long as there are ranks.
+            several = max(1, len(left) // RANKS_PER_LOOK)
+            done, left = ray.wait(left, num_returns=several, timeout=LOOK_S)
+            for at, ref in enumerate(done):
+                rank = rank_of[ref]
+                try:
+                    results[rank] = ray.get(ref)
+                except RayError as error:
+                    others = [*done[at + 1 :], *left]
+                    died = _first_dead(others) if isinstance(error, RayTaskError) else None
+                    if died is not None:
+                        raise self._explain(died[1], rank_of[died[0]]) from error
+                    raise self._explain(error, rank) from error
+                if then is not None:
+                    then(rank, results[rank])
+        self.waiting_on = ("", [])
+        return results
+
+    def results_with(
+        self, arrays: Sequence[ArrayRef], refs: Sequence[Any], method: str
+    ) -> list[Any]:
+        """:meth:`results` of calls that were given blocks with these arrays.
+
+        Raises:
+            LostArrays: A block is gone.
+        """
+        try:
+            return self.results(refs, method)
+        except ActorError as failed:
+            lost = _lost_among(arrays, failed.__cause__)
+            if lost is None:
+                raise
+            raise lost from failed
+
+    def _explain(self, error: RayError, rank: int) -> Exception:
+        if isinstance(error, RayTaskError) and isinstance(error.cause, UserError):
+            return error.cause
+        reason = str(error)
+        if isinstance(error, RayTaskError):
+            reason = f"{type(error.cause).__name__}: {error.cause}"
+        elif isinstance(error, RayActorError):
+            reason = "its process ended"
+        message = f"Megatron rank {rank} failed: {reason}" + end_of(self.log_path(rank))
+        return ActorError(message, raised=isinstance(error, RayTaskError))
+
+
+def _first_dead(refs: list[Any]) -> tuple[Any, RayActorError] | None:
+    """Of calls that are still waited for, the first whose process turns out to have ended."""
+    done, _ = ray.wait(refs, num_returns=len(refs), timeout=DEATH_REPORT_S) if refs else ([], [])
+    for ref in done:
+        try:
+            ray.get(ref)
+        except RayActorError as error:
+            return ref, error
+        except RayError:
+            continue
+    return None
+
+
+def _lost_among(arrays: Sequence[ArrayRef], error: BaseException | None) -> LostArrays | None:
+    """The error that names the samples whose block Ray could not bring to a rank; ``None``: the
+    call failed for another reason.
+
+    Args:
+        arrays: Those that the call's blocks have.
+        error: Of the call.
+    """
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    if not arrays or not isinstance(cause, ObjectLostError):
+        return None
+    return lost_arrays(origins_of(arrays, cause), cause)
