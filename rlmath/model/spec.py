@@ -6,6 +6,7 @@ Needs neither torch nor transformers.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Mapping
@@ -198,12 +199,13 @@ class ModelSpec:
             }
         return sizes[dimension]
 
-    @property
+    # Counted once: the planner asks for each of thousands of layouts.
+    @functools.cached_property
     def num_parameters(self) -> int:
         """All weights of the model, a tied embedding once."""
         return sum(self._count(entry) for entry in self.family.entries)
 
-    @property
+    @functools.cached_property
     def num_expert_parameters(self) -> int:
         """Weights of all experts, which expert-parallel ranks share between them."""
         return sum(self._count(entry) for entry in self.family.entries if entry.per_expert)
