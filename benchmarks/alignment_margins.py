@@ -4,7 +4,8 @@
 
 Real Megatron ranks (TP 2) and a real vLLM engine on CPU. For each model and type: three weight
 syncs of healthy weights, then each fault in the engine alone (``planted_faults.py``), with what the
-gate measures and which tensors the fingerprints name. Prints one JSON line per row, then a table.
+gate measures, which tensors the fingerprints name and which constants differ. Prints one JSON line
+per row, then a table.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from typing import Any
 def table(rows: list[dict[str, Any]]) -> str:
     """Markdown: differences as multiples of the rounding noise."""
     lines = [
-        "| model | type | engine | mean | largest | fingerprints |",
-        "|---|---|---|---|---|---|",
+        "| model | type | engine | mean | largest | fingerprints | constants |",
+        "|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         ratios = f"{row['ratio']:.1f} | {row['max_ratio']:.1f}"
         lines.append(
             f"| {row['model']} | {row['dtype']} | {row['case']} | {ratios} "
-            f"| {row['fingerprints']} |"
+            f"| {row['fingerprints']} | {row['constants']} |"
         )
     return "\n".join(lines)
 

@@ -13,7 +13,7 @@ from rlmath.model.tiny import make_tiny_model
 from rlmath.quickstart.problems import make_problems
 
 STEPS = 120
-BATCH = 16
+BATCH = 4
 # Of random Qwen2 models.
 WIDE = {"hidden_size": 896, "num_heads": 14, "num_kv_heads": 2, "intermediate_size": 1792}
 # Of the other random models, with the tiny model's tokenizer.

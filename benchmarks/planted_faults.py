@@ -1,4 +1,5 @@
-"""Faults in a running engine, and what gate and fingerprints say of them."""
+"""Faults in a running engine, and what the gate, the fingerprints and the comparison of constants
+say of them."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from rlmath.commands.selfcheck.node import Node
 from rlmath.errors import WeightsError
 from rlmath.model.spec import read_model_spec
 from rlmath.rollout.weight_sync import compare_weights, sync_weights
+from rlmath.training.engine_constants import check_constants
 from rlmath.training.session import Session, open_session
 
 SAMPLES = 32
@@ -106,10 +108,11 @@ class Margins:
     def __init__(self, name: str, node: Node, dtype: str, session: Session) -> None:
         self.name, self.node, self.dtype, self.session = name, node, dtype, session
         self.pool, self.actor = session.sampling.pool, session.actor
+        self.spec = read_model_spec(session.config.model.path)
         self.step = 0
 
     def row(self, case: str) -> dict[str, Any]:
-        """What gate and fingerprints say of the engine as it is now."""
+        """What the three checks say of the engine as it is now."""
         self.step += 1
         wanted = parts.requests(self.node, SAMPLES, step=self.step)
         batch = parts.as_batch(wanted, parts.sample(self.pool, wanted))
@@ -120,6 +123,11 @@ class Margins:
             named = f"all {compare_weights(self.actor, self.pool)} equal"
         except WeightsError as error:
             named = str(error)
+        constants = "equal"
+        try:
+            check_constants(self.pool, self.spec)
+        except WeightsError as error:
+            constants = str(error)
         excess = found.metrics()["mean_exp_abs_diff"] - 1
         noise_excess = noise.metrics()["mean_exp_abs_diff"] - 1
         row = {
@@ -133,6 +141,7 @@ class Margins:
             "ratio": excess / noise_excess,
             "max_ratio": found.abs_max / noise.abs_max,
             "fingerprints": named[:150],
+            "constants": constants[:80],
         }
         print(json.dumps(row), flush=True)
         return row

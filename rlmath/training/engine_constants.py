@@ -14,41 +14,44 @@ import torch
 
 from rlmath.actor.rotary import rope_inverse_frequencies
 from rlmath.errors import WeightsError
+from rlmath.model.rope import Rope
 from rlmath.model.spec import ModelSpec
 from rlmath.rollout.engine_workers import cached_blocks, inverse_frequencies
 from rlmath.rollout.pool import RolloutPool
 
-# Of a cosine that vLLM keeps in bfloat16, and of one in float32.
-TOLERANCES = {"bfloat16": 1e-2, "float16": 1e-3, "float32": 1e-5}
-# Where the rotary embedding is looked at: so far that another theta shows in bfloat16.
-POSITION = 16
-# yarn's scale is in vLLM's cosines, and elsewhere in the actor.
-_ROPES = ("default", "linear", "llama3")
+# Of a cosine that vLLM keeps in bfloat16, and of one in float32, whose angle is off by 1e-7 of
+# itself.
+TOLERANCES = {"bfloat16": 1e-2, "float16": 1e-3, "float32": 1e-4}
+# Where rotary embeddings are looked at: so far that another theta shows in bfloat16.
+POSITION = 64
 
 
 def worker_constants(worker: Any) -> dict[str, Any]:
-    """Runs in a vLLM worker: epsilons of its norms; type and values at ``POSITION`` of its rotary
-    embedding, cosines before sines."""
+    """Runs in a vLLM worker: epsilons of its norms, and its different rotary embeddings, each with
+    type, position and values there, cosines before sines, as they are scaled."""
     epsilons: set[float] = set()
-    rope: dict[str, Any] = {}
+    ropes: list[dict[str, Any]] = []
     for module in worker.model_runner.get_model().modules():
         if hasattr(module, "variance_epsilon"):
             epsilons.add(float(module.variance_epsilon))
         cache = getattr(module, "cos_sin_cache", None)
         if cache is not None:
-            rope = {
-                "rope_dtype": str(cache.dtype).removeprefix("torch."),
-                "rope": cache[POSITION].double().tolist(),
-            }
-        for _, inverse in inverse_frequencies(module):
+            position = min(POSITION, len(cache) - 1)
+            ropes.append(_rope(cache.dtype, position, cache[position].double()))
+        for name, inverse in inverse_frequencies(module):
             angles = POSITION * inverse.double()
-            rope = {
-                "rope_dtype": str(inverse.dtype).removeprefix("torch."),
-                "rope": torch.cat([angles.cos(), angles.sin()])
-                .mul(float(getattr(module, "attention_scaling", 1.0)))
-                .tolist(),
-            }
-    return {"norm_eps": sorted(epsilons), **rope}
+            # transformers' name for it; yarn has one.
+            scaling = name.removesuffix("inv_freq") + "attention_scaling"
+            values = torch.cat([angles.cos(), angles.sin()]) * getattr(module, scaling, 1.0)
+            ropes.append(_rope(inverse.dtype, POSITION, values))
+    # Layers share them, or have equal ones.
+    different = [rope for n, rope in enumerate(ropes) if rope not in ropes[:n]]
+    return {"norm_eps": sorted(epsilons), "ropes": different}
+
+
+def _rope(dtype: torch.dtype, position: int, values: torch.Tensor) -> dict[str, Any]:
+    name = str(dtype).removeprefix("torch.")
+    return {"dtype": name, "position": position, "values": values.tolist()}
 
 
 def check_constants(pool: RolloutPool, spec: ModelSpec) -> None:
@@ -96,16 +99,24 @@ def wrong_constant(found: dict[str, Any], spec: ModelSpec) -> str | None:
     for epsilon in found["norm_eps"]:
         if abs(epsilon - spec.norm_eps) > 1e-6 * spec.norm_eps:
             return f"has an RMS norm with epsilon {epsilon:g}, and the actor {spec.norm_eps:g}"
-    if "rope" not in found or spec.rope.kind not in _ROPES or spec.window_rope is not None:
-        return None
-    inverse, factor = rope_inverse_frequencies(spec)
-    angles = POSITION * inverse.double()
+    wanted = [one for one in (spec.rope, spec.window_rope) if one is not None]
+    for rope in wanted:
+        # A model with neither tables nor frequencies has them in its kernels.
+        if found["ropes"] and not any(_equal(held, rope, spec) for held in found["ropes"]):
+            return (
+                f"has rotary embeddings of other frequencies than the actor (rope {rope.kind}, "
+                f"theta {rope.theta:g}, {spec.rotary_dim} of {spec.head_dim} elements of a head)"
+            )
+    return None
+
+
+def _equal(held: dict[str, Any], rope: Rope, spec: ModelSpec) -> bool:
+    """Whether a rotary embedding of an engine is the actor's, to the rounding of its type."""
+    inverse, factor = rope_inverse_frequencies(spec, rope)
+    angles = held["position"] * inverse.double()
     wanted = torch.cat([angles.cos(), angles.sin()]) * factor
-    held = torch.tensor(found["rope"], dtype=torch.float64)
-    tolerance = TOLERANCES.get(found["rope_dtype"], 1e-2)
-    if held.shape == wanted.shape and float((held - wanted).abs().max()) <= tolerance:
-        return None
-    return (
-        f"has rotary embeddings of other frequencies than the actor (rope {spec.rope.kind}, theta "
-        f"{spec.rope.theta:g}, {spec.rotary_dim} of {spec.head_dim} elements of a head)"
-    )
+    found = torch.tensor(held["values"], dtype=torch.float64)
+    if found.shape != wanted.shape:
+        return False
+    tolerance = TOLERANCES.get(held["dtype"], 1e-2) * factor
+    return float((found - wanted).abs().max()) <= tolerance

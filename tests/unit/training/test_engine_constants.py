@@ -33,12 +33,13 @@ LLAMA3 = Rope(
     },
 )
 LINEAR = Rope(10000.0, "linear", {"factor": 4.0})
+YARN = Rope(10000.0, "yarn", {"factor": 16.0, "original_max_position_embeddings": 2048})
 
 
 def worker(spec: Any, dtype: torch.dtype, epsilon: float | None = None, own: bool = False) -> Any:
     """A vLLM worker with a norm and a rotary embedding, ``own``: one of transformers."""
     inverse, factor = rope_inverse_frequencies(spec)
-    angles = torch.outer(torch.arange(32).float(), inverse)
+    angles = torch.outer(torch.arange(128).float(), inverse)
     cache = torch.cat([angles.cos(), angles.sin()], 1) * factor
     norm = SimpleNamespace(variance_epsilon=spec.norm_eps if epsilon is None else epsilon)
     rotary: Any = SimpleNamespace(cos_sin_cache=cache.to(dtype))
@@ -52,7 +53,7 @@ def worker(spec: Any, dtype: torch.dtype, epsilon: float | None = None, own: boo
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("rope", [SPEC.rope, LLAMA3, LINEAR], ids=lambda one: one.kind)
+@pytest.mark.parametrize("rope", [SPEC.rope, LLAMA3, LINEAR, YARN], ids=lambda one: one.kind)
 def test_equal_numbers_pass_and_others_do_not(dtype: torch.dtype, rope: Rope) -> None:
     spec = dataclasses.replace(SPEC, rope=rope)
     assert wrong_constant(worker_constants(worker(spec, dtype)), spec) is None
@@ -66,7 +67,9 @@ def test_equal_numbers_pass_and_others_do_not(dtype: torch.dtype, rope: Rope) ->
 def test_frequencies_of_models_that_transformers_computes() -> None:
     """vLLM takes OLMo-2 from there."""
     right = worker_constants(worker(SPEC, torch.float32, own=True))
-    assert len(right["rope"]) == SPEC.rotary_dim and wrong_constant(right, SPEC) is None
+    assert (
+        len(right["ropes"][0]["values"]) == SPEC.rotary_dim and wrong_constant(right, SPEC) is None
+    )
     rope = dataclasses.replace(SPEC.rope, theta=SPEC.rope.theta * 1.2)
     other = dataclasses.replace(SPEC, rope=rope)
     found = worker_constants(worker(other, torch.float32, own=True))

@@ -1,0 +1,38 @@
+"""Another epsilon or theta in an engine is named for every family: in bfloat16 the gate does not
+see the first."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.contracts.engine_constants_program import EPSILON, FAMILIES, HEALTHY, THETA
+
+ROOT = Path(__file__).parents[2]
+BREAKS = (
+    "where vLLM or transformers keep these numbers has moved "
+    "(rlmath/training/engine_constants.py, rlmath/rollout/engine_workers.py)"
+)
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Of a process of its own, as vLLM's process groups stay."""
+    command = [sys.executable, "-m", "tests.contracts.engine_constants_program"]
+    work = tmp_path_factory.mktemp("models")
+    done = subprocess.run([*command, work], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_another_constant_in_an_engine_is_named(said: Any, family: str) -> None:
+    found = said[family]
+    assert found[HEALTHY] is None, BREAKS
+    assert "an RMS norm with epsilon" in str(found[EPSILON]), BREAKS
+    assert "rotary embeddings of other frequencies" in str(found[THETA]), BREAKS
