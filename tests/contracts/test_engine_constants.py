@@ -22,7 +22,7 @@ BREAKS = (
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Of a process of its own, as vLLM's process groups stay."""
+    """From another process, as vLLM's process groups stay."""
     command = [sys.executable, "-m", "tests.contracts.engine_constants_program"]
     work = tmp_path_factory.mktemp("models")
     done = subprocess.run([*command, work], cwd=ROOT, capture_output=True, text=True)
