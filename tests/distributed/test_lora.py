@@ -306,15 +306,24 @@ def make_tied(folder: Path) -> str:
         (make_olmo2, TARGETS, Layout(2, 1, 1)),
         # The frozen table is on both stages.
         pytest.param(make_tied, TARGETS, Layout(1, 2, 1), marks=pytest.mark.long),
-        (make_mixture, ATTENTION_TARGETS, Layout(2, 1, 2, expert_parallel=2)),
+        pytest.param(
+            make_mixture,
+            ATTENTION_TARGETS,
+            Layout(2, 1, 2, expert_parallel=2),
+            marks=pytest.mark.long,
+        ),
         # Each expert has its own, beside the dense layer's.
         (make_mixture, TARGETS, Layout(2, 1, 2, expert_parallel=2)),
-        (make_mixture, MLP_TARGETS, Layout(1, 2, 2, expert_parallel=2)),
+        pytest.param(
+            make_mixture, MLP_TARGETS, Layout(1, 2, 2, expert_parallel=2), marks=pytest.mark.long
+        ),
         # Shared by two ranks, beside experts that every token goes to.
         (make_glm, ("o_proj", "gate_proj", "down_proj"), Layout(2, 1, 1)),
         # Latent vectors, which tensor ranks gather, with sequence parallelism.
         (make_latent, ALL_TARGETS, Layout(2, 1, 2, expert_parallel=2)),
-        (make_latent, ("q_b_proj", "kv_b_proj"), Layout(1, 2, 1)),
+        pytest.param(
+            make_latent, ("q_b_proj", "kv_b_proj"), Layout(1, 2, 1), marks=pytest.mark.long
+        ),
         pytest.param(make_latent, LATENT_TARGETS, Layout(2, 2, 1), marks=pytest.mark.long),
     ],
     ids=str,
@@ -514,7 +523,9 @@ def run_resumed(
             None,
             ALL,
         ),
-        (Layout(1, 1, 2, expert_parallel=2), {}, make_mixture, ALL),
+        pytest.param(
+            Layout(1, 1, 2, expert_parallel=2), {}, make_mixture, ALL, marks=pytest.mark.long
+        ),
         (Layout(1, 1, 2, expert_parallel=2), {}, make_latent, EVERY),
         # Nothing but experts is trained.
         (Layout(1, 1, 2, expert_parallel=2), {}, make_experts, EXPERTS),

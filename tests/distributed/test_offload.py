@@ -225,7 +225,7 @@ def batch() -> TrainingBatch:
 @pytest.mark.parametrize(
     ("layout", "distributed", "value"),
     # Without the distributed optimizer every copy holds and does the same.
-    [(TP2_DP2, True, True), (Layout(2, 1, 1), False, False)],
+    [(TP2_DP2, True, True), pytest.param(Layout(2, 1, 1), False, False, marks=pytest.mark.long)],
     ids=["distributed gae", "plain"],
 )
 def test_training_is_the_same_to_the_last_bit(

@@ -47,7 +47,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(folder)
 
 
-@pytest.mark.parametrize("layout", [TP2, Layout(1, 2, 1, context_parallel=2)])
+@pytest.mark.parametrize(
+    "layout", [pytest.param(TP2, marks=pytest.mark.long), Layout(1, 2, 1, context_parallel=2)]
+)
 def test_gradient_is_that_of_autograd_on_hugging_face(
     ranks: RankPool, model: str, layout: Layout
 ) -> None:

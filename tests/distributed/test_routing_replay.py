@@ -223,7 +223,9 @@ def with_routes_of(model: Any, other: Any, sequences: list[Tensor]) -> list[Tens
     return logits
 
 
-@pytest.mark.parametrize("recompute", [{}, RECOMPUTE], ids=["kept", "recomputed"])
+@pytest.mark.parametrize(
+    "recompute", [pytest.param({}, marks=pytest.mark.long), RECOMPUTE], ids=["kept", "recomputed"]
+)
 def test_forward_and_gradient_are_those_of_the_old_routes(
     ranks: RankPool, mixture: str, batch: TrainingBatch, recompute: dict[str, Any]
 ) -> None:

@@ -7,6 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.e2e.runs import rlmath
 
 
@@ -15,6 +17,7 @@ def losses(run_dir: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
+@pytest.mark.long
 def test_a_run_in_two_parts_is_the_run_in_one(material: Path, tmp_path: Path) -> None:
     """The second part repeats steps that the first one did, whose checkpoints are lost."""
 

@@ -220,6 +220,7 @@ def test_two_steps_on(name: str, material: Path, tmp_path: Path) -> None:
     assert f"next     rlmath evaluate model.path={tmp_path / 'hf'}" in run.stdout
 
 
+@pytest.mark.long
 def test_kl_and_entropy_terms_and_engine_log_probs(material: Path, tmp_path: Path) -> None:
     """At the first step the reference is the policy, so the KL is 0; on two context ranks."""
     run = rlmath(
