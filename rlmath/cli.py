@@ -229,7 +229,9 @@ def _parse(command: str, arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--config-dir", metavar="DIR", help="folder with your own config groups")
     parser.add_argument("--cfg", action="store_true", help="print the resolved settings and exit")
     parser.add_argument(
-        "--check", action="store_true", help="check settings and files, print the batch, and exit"
+        "--check",
+        action="store_true",
+        help="check settings and files (weights of up to 4 GiB for NaN), print the batch, and exit",
     )
     return parser.parse_intermixed_args(arguments)
 

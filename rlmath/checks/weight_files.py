@@ -1,23 +1,22 @@
 """Whether safetensors files are whole and of the model that config.json describes.
 
-By their headers alone: quick even for a large model.
+By their headers, which is quick even for a large model, and the values of a small one.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
+from rlmath.checks.weight_headers import LENGTH_BYTES, FileTensor, tensors_in
+from rlmath.checks.weight_values import not_finite
 from rlmath.errors import UserError
 from rlmath.model.folder import missing_model_files
 from rlmath.model.spec import read_model_spec
 from rlmath.weights.model_folder import INDEX_FILE, LFS_POINTER, is_lfs_pointer, listed_files
-from rlmath.weights.pieces import EMBEDDING, HEAD, UNTIED_HEAD, first_of, misfits
+from rlmath.weights.pieces import EMBEDDING, HEAD, UNTIED_HEAD, file_shapes, first_of, misfits
 
-# The header's length stands in the first bytes, little-endian.
-_LENGTH_BYTES = 8
 # Of a tensor, as safetensors name them.
 TYPES = ("F64", "F32", "F16", "BF16")
 # What is compared of two large tensors.
@@ -77,11 +76,11 @@ def weights_misfit(folder: Path) -> str | None:
         files = sorted(set(listed_files(folder).values()))
     except UserError as error:
         return str(error)
-    found: dict[str, _Tensor] = {}
+    found: dict[str, FileTensor] = {}
     for file in files:
         if not (folder / file).is_file():
             return f"{file}, which {INDEX_FILE} lists, is missing"
-        here = _tensors(folder / file)
+        here = tensors_in(folder / file)
         if twice := sorted(found.keys() & here.keys()):
             places = [f"{name} is in {found[name].file.name} and {file}" for name in twice]
             return (
@@ -100,7 +99,7 @@ def weights_misfit(folder: Path) -> str | None:
         return f"the weights are not those of config.json: {first_of(problems)}"
     if spec.tied and HEAD in found and _differ(found[EMBEDDING], found[HEAD]):
         return UNTIED_HEAD
-    return None
+    return not_finite((name, found[name]) for name in file_shapes(spec))
 
 
 def tokenizer_misfit(folder: Path) -> str | None:
@@ -128,35 +127,7 @@ def tokenizer_misfit(folder: Path) -> str | None:
     )
 
 
-@dataclass(frozen=True)
-class _Tensor:
-    """A tensor's entry in a file's header, and where its bytes are."""
-
-    file: Path
-    dtype: str
-    shape: tuple[int, ...]
-    begin: int
-    end: int
-
-
-def _tensors(file: Path) -> dict[str, _Tensor]:
-    with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
-        header = json.loads(stream.read(length))
-    data = _LENGTH_BYTES + length
-    return {
-        name: _Tensor(
-            file,
-            entry["dtype"],
-            tuple(entry["shape"]),
-            *(data + offset for offset in entry["data_offsets"]),
-        )
-        for name, entry in header.items()
-        if name[:2] != "__"
-    }
-
-
-def _differ(first: _Tensor, second: _Tensor) -> bool:
+def _differ(first: FileTensor, second: FileTensor) -> bool:
     """Whether two tensors of one shape differ in the bytes that are looked at.
 
     Of large ones that is a part; ``load_from_hf`` compares all of them.
@@ -180,21 +151,21 @@ def _problem(file: Path) -> str | None:
         return f"is a link to {file.resolve()}, where no file is; fetch it again"
     size = file.stat().st_size
     with file.open("rb") as stream:
-        start = stream.read(_LENGTH_BYTES)
+        start = stream.read(LENGTH_BYTES)
         if is_lfs_pointer(start):
             return LFS_POINTER
         length = int.from_bytes(start, "little")
-        if len(start) < _LENGTH_BYTES or _LENGTH_BYTES + length > size:
+        if len(start) < LENGTH_BYTES or LENGTH_BYTES + length > size:
             return f"is cut off, or no safetensors file: its header does not fit in {size:,} bytes"
         try:
             header = json.loads(stream.read(length))
             ends = [entry["data_offsets"][1] for name, entry in header.items() if name[:2] != "__"]
         except (ValueError, KeyError, TypeError, AttributeError, IndexError):
             return "is no safetensors file: its header cannot be read"
-    whole = _LENGTH_BYTES + length + max(ends, default=0)
+    whole = LENGTH_BYTES + length + max(ends, default=0)
     if whole == size:
         return None
     return (
-        f"is not whole: header {_LENGTH_BYTES + length:,} + tensors {max(ends, default=0):,} = "
+        f"is not whole: header {LENGTH_BYTES + length:,} + tensors {max(ends, default=0):,} = "
         f"{whole:,} bytes, and the file has {size:,}; fetch it again"
     )

@@ -25,6 +25,7 @@ from rlmath.weights.parameters import local_parameters
 from rlmath.weights.pieces import (
     EMBEDDING,
     HEAD,
+    NOT_FINITE,
     UNTIED_HEAD,
     file_shapes,
     file_tensors,
@@ -66,10 +67,7 @@ def load_from_hf(
                 run = (piece.dim, piece.hf_start, piece.length)
                 rows = reader.read(piece.hf_name, *run)
                 if not rows.isfinite().all():
-                    raise WeightsError(
-                        f"{piece.hf_name} in {folder} holds NaN or infinity; take the files that "
-                        "were published, or an earlier checkpoint"
-                    )
+                    raise WeightsError(f"{piece.hf_name} in {folder} {NOT_FINITE}")
                 if head and piece.hf_name == EMBEDDING and not rows.equal(reader.read(HEAD, *run)):
                     raise WeightsError(f"{folder}: {UNTIED_HEAD}")
                 parameter.tensor.narrow(piece.dim, piece.local_start, piece.length).copy_(rows)

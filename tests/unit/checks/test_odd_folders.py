@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from rlmath.checks import weight_values
 from rlmath.cli import main
 from rlmath.errors import UserError
 from rlmath.model.spec import model_spec
@@ -82,6 +84,16 @@ def dangling(folder: Path) -> None:
     (folder / "model.safetensors").symlink_to(folder / "nowhere")
 
 
+def not_a_number(folder: Path, dtype: torch.dtype = torch.float32, value: float = math.nan) -> None:
+    shapes = hf_shapes(model_spec(SIZES))
+    tensors = {name: torch.zeros(size, dtype=dtype) for name, size in shapes.items()}
+    tensors["model.layers.1.mlp.down_proj.weight"].view(-1)[-1] = value
+    # Neither is the largest number one, nor counts what is not read.
+    tensors["model.norm.weight"][3] = torch.finfo(dtype).max
+    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.tensor([math.nan])
+    save_file(tensors, folder / "model.safetensors")
+
+
 def twice(folder: Path) -> None:
     """A tensor in both files, of which the index names the first."""
     (folder / "model.safetensors").rename(folder / "a.safetensors")
@@ -101,6 +113,10 @@ CASES: dict[str, tuple[Callable[[Path], None], str]] = {
     "an index with a number for a file": (
         lambda f: index(f, '{"weight_map": {"a": 3}}'),
         "model.safetensors.index.json",
+    ),
+    "NaN in a weight": (
+        not_a_number,
+        "model.layers.1.mlp.down_proj.weight in model.safetensors holds NaN or infinity",
     ),
     "a link to nothing": (dangling, "nowhere, where no file is"),
     "a tensor in two files": (twice, "model.norm.weight is in a.safetensors and b.safetensors"),
@@ -184,6 +200,36 @@ def test_a_folder_that_cannot_be_trained(
     message = check(f"model.path={tmp_path / 'model'}")
     assert words in message
     assert "Traceback" not in message
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str
+)
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1.0])
+def test_nan_and_infinity_of_each_type(
+    check: Callable[..., str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    dtype: torch.dtype,
+    value: float,
+) -> None:
+    write(tmp_path / "model", SIZES)
+    # The last element is in a block that is not full.
+    monkeypatch.setattr(weight_values, "_BLOCK_BYTES", 1000)
+    not_a_number(tmp_path / "model", dtype, value)
+    fine = value == 1.0
+    settings = f"model.path={tmp_path / 'model'}", "rollout.max_response_tokens=64"
+    message = check(*settings, code=0 if fine else 2)
+    assert ("model.layers.1.mlp.down_proj.weight in model.safetensors" in message) is not fine
+
+
+def test_values_of_large_models_are_left_to_the_ranks(
+    check: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "model", SIZES)
+    not_a_number(tmp_path / "model")
+    monkeypatch.setattr(weight_values, "LIMIT_BYTES", 1000)
+    check(f"model.path={tmp_path / 'model'}", "rollout.max_response_tokens=64", code=0)
 
 
 @pytest.mark.parametrize("tool", ["convert_checkpoint", "validate_logprobs"])
