@@ -3,7 +3,7 @@
 Of its other modules ``layernorm`` fails without Transformer Engine (``CheckpointWithoutOutput``
 takes ``fp8=False`` for a request for FP8) and finds no norms with it, where they are within the
 matrices; ``moe_act`` needs Transformer Engine's grouped experts, which nothing here can run to
-compare; ``mla_up_proj`` is of an attention that no family has.
+compare; ``mla_up_proj`` has not been proven with the one family that has it (DeepSeek-V3).
 """
 
 from __future__ import annotations
