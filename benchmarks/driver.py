@@ -42,7 +42,8 @@ import torch
 
 from rlmath.actor.loss_fields import LossFields
 from rlmath.actor.rank_step import RankStep, TokenSettings
-from rlmath.actor.settings import TokenValues, UpdateResult, UpdateSettings
+from rlmath.actor.settings import UpdateResult, UpdateSettings
+from rlmath.actor.token_values import TokenValues
 from rlmath.algorithms.advantages import AdvantageSettings, sequence_advantages
 from rlmath.algorithms.alignment import Alignment
 from rlmath.algorithms.filters import TruncatedRule

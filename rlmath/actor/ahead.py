@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlmath.actor.settings import TokenValues
+from rlmath.actor.token_values import TokenValues
 from rlmath.utils.array_refs import ArrayRef
 
 # Log-probs and entropies of the response tokens of a rank's sequences; and the reference model's

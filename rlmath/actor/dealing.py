@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlmath.actor.rank_calls import ActorError
-from rlmath.actor.settings import TokenValues
+from rlmath.actor.token_values import TokenValues
 from rlmath.batching.held_shards import are_held, held_shards
 from rlmath.batching.shards import Sequences, ShardSettings, response_rows, shards
 from rlmath.utils.array_refs import ArrayRef

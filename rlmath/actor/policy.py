@@ -35,8 +35,9 @@ from rlmath.actor.quantized_products import quantized_products
 from rlmath.actor.rounding_noise import rounding_noise
 from rlmath.actor.sample_probe import SampleProbe
 from rlmath.actor.schedule import OnLogProbs, OnOutput, of_log_probs
-from rlmath.actor.settings import ActorSettings, TokenValues, UpdateResult, UpdateSettings
+from rlmath.actor.settings import ActorSettings, UpdateResult, UpdateSettings
 from rlmath.actor.token_traces import TokenTrace, traces_of
+from rlmath.actor.token_values import TokenValues
 from rlmath.algorithms.early_stop import Decision, decide
 from rlmath.algorithms.losses import LossOutput, metric_means
 from rlmath.algorithms.off_policy import OffPolicyTotals, add_by_version

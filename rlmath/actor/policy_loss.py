@@ -12,7 +12,7 @@ from torch import Tensor
 from rlmath.actor.loss_fields import LossFields
 from rlmath.actor.packing import PackedMicroBatch
 from rlmath.actor.schedule import OnLogProbs
-from rlmath.actor.settings import TokenValues
+from rlmath.actor.token_values import TokenValues
 from rlmath.algorithms.alignment import token_lags
 from rlmath.algorithms.losses import LossInputs, LossOutput
 from rlmath.algorithms.objective import policy_objective

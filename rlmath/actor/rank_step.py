@@ -17,12 +17,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from rlmath.actor.settings import (
-    TokenValues,
-    UpdateResult,
-    UpdateSettings,
-    ValueUpdateSettings,
-)
+from rlmath.actor.settings import UpdateResult, UpdateSettings, ValueUpdateSettings
+from rlmath.actor.token_values import TokenValues
 from rlmath.algorithms.advantages import SequenceAdvantages, gae, token_advantages
 from rlmath.algorithms.advantages.whiten import whiten
 from rlmath.algorithms.alignment import Alignment, token_lags

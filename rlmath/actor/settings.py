@@ -5,11 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
-
-from torch import Tensor
 
 from rlmath.actor.model import ModelSettings
+from rlmath.actor.token_traces import TokenTrace
+from rlmath.actor.token_values import TokenValues
 from rlmath.algorithms.off_policy import OffPolicyTotals, add_by_version
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.batching.shards import ShardSettings
@@ -20,9 +19,6 @@ from rlmath.config.value import ValueConfig
 from rlmath.model.lora import Lora
 from rlmath.model.parallel import Layout
 from rlmath.weights.sequence_fingerprints import SequenceFingerprints
-
-if TYPE_CHECKING:
-    from rlmath.actor.token_traces import TokenTrace
 
 
 @dataclass(frozen=True)
@@ -121,21 +117,6 @@ class StartedRank:
     data_parallel_rank: int
     weights_bytes: int
     read_s: float
-
-
-@dataclass(frozen=True)
-class TokenValues:
-    """Values of the response tokens of a micro-batch, or of all that a rank has.
-
-    Attributes:
-        response_rows: ``[r]`` int64, which of the ``R`` response tokens they are.
-        log_probs: ``[r]`` float32.
-        entropy: ``[r]`` float32, in nats.
-    """
-
-    response_rows: Tensor
-    log_probs: Tensor
-    entropy: Tensor
 
 
 def shard_settings(

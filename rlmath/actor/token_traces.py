@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rlmath.actor.settings import TokenValues
+from rlmath.actor.token_values import TokenValues
 from rlmath.algorithms.losses import LossInputs
 from rlmath.algorithms.objective import policy_objective
 from rlmath.algorithms.settings import ObjectiveSettings

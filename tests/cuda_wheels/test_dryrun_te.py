@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from rlmath.commands.plan.memory import ActorShape, rank_parameters
+from rlmath.commands.plan.actor_shape import ActorShape
+from rlmath.commands.plan.memory import rank_parameters
 from rlmath.model.parallel import Layout
 from rlmath.model.spec import model_spec
 from tests.cuda_wheels.programs import answer_of

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from rlmath.commands.plan.actor_shape import ActorShape
 from rlmath.commands.plan.fp8 import ACTIVATION_BYTES, WEIGHT_BYTES, weight_copy_bytes
-from rlmath.commands.plan.memory import ActorShape
 from rlmath.model.fp8_training import Fp8Training, rank_matrices
 from rlmath.model.parallel import Layout
 from rlmath.model.published import KNOWN

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.policy import MegatronActor
-from rlmath.actor.settings import ActorSettings, TokenValues, UpdateResult, UpdateSettings
+from rlmath.actor.settings import ActorSettings, UpdateResult, UpdateSettings
+from rlmath.actor.token_values import TokenValues
 from rlmath.algorithms.correction import CorrectionConfig, CorrectionKind, correct
 from rlmath.algorithms.kl import K3_LIMIT
 from rlmath.algorithms.off_policy import OffPolicyTotals, add_by_version
@@ -550,7 +551,7 @@ def test_layers_keep_what_a_plan_counts(
     Beside what is counted a norm keeps one number per token; attention pads nothing here.
     """
     from rlmath.commands.plan.activations import layer_bytes
-    from rlmath.commands.plan.memory import ActorShape
+    from rlmath.commands.plan.actor_shape import ActorShape
     from rlmath.model.spec import read_model_spec
     from tests.distributed.kept_activations import equal_sequences, kept_bytes
 

@@ -16,7 +16,8 @@ import torch.distributed as dist
 
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.policy import MegatronActor
-from rlmath.actor.settings import ReferenceSettings, TokenValues
+from rlmath.actor.settings import ReferenceSettings
+from rlmath.actor.token_values import TokenValues
 from rlmath.checkpoint import CheckpointStore, memory
 from rlmath.checkpoint.manifest import read_manifest
 from rlmath.checkpoint.optimizer_state import sharded_optimizer_state, sharding

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from rlmath.actor.model import ModelSettings
-from rlmath.actor.settings import TokenValues, UpdateSettings
+from rlmath.actor.settings import UpdateSettings
+from rlmath.actor.token_values import TokenValues
 from rlmath.batching.shards import response_rows
 from rlmath.device import Platform
 from rlmath.model.parallel import Layout

@@ -15,12 +15,8 @@ from rlmath.actor.ahead import PassAhead, Sources, StepPass, assemble
 from rlmath.actor.policy import MegatronActor
 from rlmath.actor.rank_step import DistillSettings, RankStep, TokenSettings
 from rlmath.actor.sample_probe import SampleProbe
-from rlmath.actor.settings import (
-    ReferenceSettings,
-    TokenValues,
-    UpdateSettings,
-    shard_settings,
-)
+from rlmath.actor.settings import ReferenceSettings, UpdateSettings, shard_settings
+from rlmath.actor.token_values import TokenValues
 from rlmath.algorithms.advantages import SequenceAdvantages
 from rlmath.algorithms.alignment import Alignment
 from rlmath.algorithms.correction import CorrectionConfig, CorrectionKind

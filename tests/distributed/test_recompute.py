@@ -122,7 +122,7 @@ def test_as_much_less_is_kept_as_a_plan_counts(
 ) -> None:
     """By autograd and by ``rlmath plan layout``; attention pads nothing here."""
     from rlmath.commands.plan.activations import layer_bytes, whole_layer_bytes
-    from rlmath.commands.plan.memory import ActorShape
+    from rlmath.commands.plan.actor_shape import ActorShape
     from rlmath.model.spec import read_model_spec
 
     batch = equal_sequences(6, prompt=8, response=24)

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.policy import MegatronActor
-from rlmath.actor.settings import TokenValues, UpdateSettings
+from rlmath.actor.settings import UpdateSettings
+from rlmath.actor.token_values import TokenValues
 from rlmath.batching.shards import response_rows
 from rlmath.checkpoint.state import load_model, save_model
 from rlmath.device import Platform

@@ -18,9 +18,9 @@ their inputs is in FP8 (``fp8.py``).
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
 
 from rlmath.actor.head_rows import rows_per_chunk, rows_per_table, weight_rows_per_block
+from rlmath.commands.plan.actor_shape import ActorShape
 from rlmath.commands.plan.fp8 import (
     ACTIVATION_BYTES,
     gradient_copy_bytes,
@@ -29,9 +29,6 @@ from rlmath.commands.plan.fp8 import (
 from rlmath.model.families import QkNorm
 from rlmath.model.parallel import Layout
 from rlmath.model.spec import ModelSpec, padded_vocab_size
-
-if TYPE_CHECKING:
-    from rlmath.commands.plan.memory import ActorShape
 
 # Rows whose softmax is in float32 at once: rlmath.actor.logprobs.ROWS_PER_CHUNK, which imports
 # torch; a test holds the two together.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rlmath.commands.plan.actor_shape import ActorShape
 from rlmath.commands.plan.engine_adapters import inbox_bytes, slot_bytes
 from rlmath.commands.plan.engine_memory import (
     ENGINE_PROCESS_GIB,
@@ -12,7 +13,7 @@ from rlmath.commands.plan.engine_memory import (
     engine_weights_bytes,
     kv_bytes,
 )
-from rlmath.commands.plan.memory import COPYING, GIB, MIB, ActorShape, Phase, Step, actor_phases
+from rlmath.commands.plan.memory import COPYING, GIB, MIB, Phase, Step, actor_phases
 from rlmath.config.arithmetic import resolve_layout
 from rlmath.config.fp8_training import fp8_of
 from rlmath.config.lora import LoraRollout, adapters_of

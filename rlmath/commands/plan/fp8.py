@@ -8,14 +8,11 @@ arithmetic alone: no step in FP8 has run.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
+from rlmath.commands.plan.actor_shape import ActorShape
 from rlmath.commands.plan.gpus import Gpu
 from rlmath.model.fp8_training import Fp8Training, rank_matrices
 from rlmath.model.spec import ModelSpec
-
-if TYPE_CHECKING:
-    from rlmath.commands.plan.memory import ActorShape
 
 # Bytes of an element with its share of the scales. Blockwise: a float32 for 128 numbers of an
 # activation, for 128 x 128 of a weight. MXFP8: a byte for 32 numbers.

@@ -22,6 +22,7 @@ from rlmath.commands.plan.activations import (
     kept_bytes,
     logits_bytes,
 )
+from rlmath.commands.plan.actor_shape import ActorShape
 from rlmath.commands.plan.fp8 import weight_copy_bytes
 from rlmath.commands.plan.models import (
     adapter_sizes_of_rank,
@@ -32,7 +33,6 @@ from rlmath.commands.plan.models import (
     telling_stages,
 )
 from rlmath.config.weights import BUCKET_MIB
-from rlmath.model.fp8_training import Fp8Training, padded_tokens
 from rlmath.model.lora import MERGED_ELEMENTS, Lora, adapted_entries, adapter_shapes
 from rlmath.model.parallel import Layout
 from rlmath.model.spec import ModelSpec, padded_vocab_size
@@ -47,51 +47,6 @@ ACTOR_PROCESS_GIB = 2.0
 COPYING = "copies to the host"
 # Left free: what the allocator loses in pieces.
 FREE_SHARE = 0.05
-
-
-@dataclass(frozen=True)
-class ActorShape:
-    """How the actor is laid out.
-
-    Attributes:
-        layout: Sizes. With more than one tensor-parallel rank, activations are split along the
-            sequence where matrices are not (``actor.sequence_parallel``).
-        recompute_layers: Layers of each stage that keep their input alone.
-        max_tokens: Longest micro-batch, over its context ranks.
-        layers: ``transformer_engine`` or ``local``, see ``activations.py``.
-        lora: The policy's adapters, which alone are trained; ``None``: all weights are.
-        recompute_modules: Of every layer, computed again in the backward pass; with some,
-            ``recompute_layers`` is 0.
-        overlap_gradients: They are summed over copies while the last micro-batch is computed.
-        overlap_param_gather: Updated weights are gathered during the next forward pass.
-        unmerged: Engines get the adapters alone.
-        fp8: ``actor.fp8``, ``actor.fp8_recipe``.
-    """
-
-    layout: Layout
-    recompute_layers: int
-    max_tokens: int
-    layers: str = "transformer_engine"
-    lora: Lora | None = None
-    recompute_modules: tuple[str, ...] = ()
-    overlap_gradients: bool = False
-    overlap_param_gather: bool = False
-    unmerged: bool = False
-    fp8: Fp8Training | None = None
-
-    @property
-    def engine_adapters(self) -> Lora | None:
-        """What engines compute beside the base model; ``None``: they get all weights."""
-        return self.lora if self.unmerged else None
-
-    @property
-    def tokens(self) -> int:
-        """Of the longest micro-batch on one rank, with the padding that FP8 needs."""
-        tokens = -(-self.max_tokens // self.layout.context_parallel)
-        return padded_tokens(tokens, self.fp8, self.layout)
-
-    def __str__(self) -> str:
-        return f"actor {self.layout}"
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from rlmath.checks import layout as check_layout
 from rlmath.checks.algorithm import unused_problems
 from rlmath.checks.fp8_training import fp8_model
 from rlmath.checks.lora import lora_model
-from rlmath.commands.plan.memory import ActorShape
+from rlmath.commands.plan.actor_shape import ActorShape
 from rlmath.commands.plan.wish import Wish
 from rlmath.config.actor import RoutingReplay
 from rlmath.config.arithmetic import RunLayout, resolve_layout

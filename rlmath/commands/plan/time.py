@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlmath.commands.plan.actor_shape import ActorShape
 from rlmath.commands.plan.engine_memory import engine_weights_bytes, kv_bytes
 from rlmath.commands.plan.fp8 import matrix_cost, quantizing_bytes
 from rlmath.commands.plan.gpus import Efficiency, Gpu
-from rlmath.commands.plan.memory import ActorShape, trained_parameters
+from rlmath.commands.plan.memory import trained_parameters
 from rlmath.commands.plan.models import (
     active_matrices,
     expert_matrices,

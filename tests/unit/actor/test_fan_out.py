@@ -22,8 +22,9 @@ from rlmath.actor import group, rank_calls
 from rlmath.actor.ahead import StepPass
 from rlmath.actor.group import ActorError, ActorGroup
 from rlmath.actor.rank_step import TokenSettings
-from rlmath.actor.settings import StartedRank, TokenValues, UpdateResult, UpdateSettings
+from rlmath.actor.settings import StartedRank, UpdateResult, UpdateSettings
 from rlmath.actor.step_parts import PartSettings
+from rlmath.actor.token_values import TokenValues
 from rlmath.actor.worker import ActorWorker
 from rlmath.algorithms.advantages import SequenceAdvantages
 from rlmath.algorithms.filters import TruncatedRule

@@ -7,8 +7,8 @@ import dataclasses
 import pytest
 import torch
 
-from rlmath.actor.settings import TokenValues
 from rlmath.actor.token_traces import traces_of
+from rlmath.actor.token_values import TokenValues
 from rlmath.algorithms.losses import LOSSES, LossInputs
 from rlmath.algorithms.objective import policy_objective
 from rlmath.algorithms.settings import ObjectiveSettings

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from rlmath.actor.group import ActorGroup
 from rlmath.actor.rank_step import RankStep, TokenFigures, TokenSettings
-from rlmath.actor.settings import TokenValues, UpdateSettings, shard_settings
+from rlmath.actor.settings import UpdateSettings, shard_settings
+from rlmath.actor.token_values import TokenValues
 from rlmath.algorithms.peers import Alone
 from rlmath.batching.shards import Shard, response_rows, shards
 from rlmath.config.load import load

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from rlmath.commands.plan.actor_shape import ActorShape
 from rlmath.commands.plan.dry_run.jobs import Job, RankCount
-from rlmath.commands.plan.memory import GIB, MIB, ActorShape, Phase, Step, stage_phases
+from rlmath.commands.plan.memory import GIB, MIB, Phase, Step, stage_phases
 from rlmath.model.spec import model_spec
 
 # Phases of the plan that make up one of the count; the fullest is its peak.

@@ -9,9 +9,10 @@ import pytest
 
 from rlmath.cli import main
 from rlmath.commands.plan.activations import kept_bytes, layer_bytes
+from rlmath.commands.plan.actor_shape import ActorShape
 from rlmath.commands.plan.fp8 import gradient_copy_bytes, rank_elements, weight_copy_bytes
 from rlmath.commands.plan.gpus import GPUS, Efficiency
-from rlmath.commands.plan.memory import GIB, ActorShape, Step, stage_phases
+from rlmath.commands.plan.memory import GIB, Step, stage_phases
 from rlmath.commands.plan.time import Work, actor_time_s
 from rlmath.model.fp8_training import Fp8Training
 from rlmath.model.lora import Lora

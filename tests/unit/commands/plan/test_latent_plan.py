@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from rlmath.cli import main
+from rlmath.commands.plan.actor_shape import ActorShape
 from rlmath.commands.plan.engine_memory import engine_weights_bytes, kv_bytes
-from rlmath.commands.plan.memory import ActorShape, largest_tensor_bytes
+from rlmath.commands.plan.memory import largest_tensor_bytes
 from rlmath.commands.plan.models import attention_matrices, parameters_of_rank
 from rlmath.commands.plan.time import _decoding_flops, forward_flops
 from rlmath.model.parallel import Layout

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from rlmath.actor.settings import StartedRank, TokenValues, UpdateResult, UpdateSettings
+from rlmath.actor.settings import StartedRank, UpdateResult, UpdateSettings
+from rlmath.actor.token_values import TokenValues
 from rlmath.actor.worker import ActorWorker
 from rlmath.algorithms.peers import Alone
 from rlmath.batching.shards import Shard
