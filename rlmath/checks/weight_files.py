@@ -6,14 +6,15 @@ By their headers, which is quick even for a large model, and the values of a sma
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from rlmath.checks.weight_headers import LENGTH_BYTES, FileTensor, tensors_in
 from rlmath.checks.weight_values import not_finite
 from rlmath.errors import UserError
 from rlmath.model.folder import missing_model_files
-from rlmath.model.spec import read_model_spec
+from rlmath.model.spec import ADAPTER_FILE, adapter_instead, read_model_spec
 from rlmath.weights.model_folder import INDEX_FILE, LFS_POINTER, is_lfs_pointer, listed_files
 from rlmath.weights.pieces import EMBEDDING, HEAD, UNTIED_HEAD, file_shapes, first_of, misfits
 
@@ -36,12 +37,27 @@ def refuse_broken_folder(folder: Path) -> None:
 
 def folder_problems(folder: Path) -> Iterator[str]:
     """What is wrong with the files beside config.json, which has been read."""
+    if (folder / ADAPTER_FILE).is_file():
+        yield adapter_beside(folder)
+        return
     missing = missing_model_files(str(folder))
     broken = [*broken_json_files(folder), *broken_weight_files(folder)]
     yield from (f"the folder lacks {one}" for one in missing)
     yield from broken
     if not missing and not broken:
         yield from filter(None, (weights_misfit(folder), tokenizer_misfit(folder)))
+
+
+def adapter_beside(folder: Path) -> str:
+    """What is wrong with a LoRA adapter's folder that has a config.json as well."""
+    own = [file for file in folder.glob("*.safetensors") if not file.name.startswith("adapter_")]
+    if not own:
+        return adapter_instead(folder)
+    return (
+        f"{ADAPTER_FILE} is beside the model's own weights: transformers would apply that adapter, "
+        "vLLM and the actor would not. Merge it with peft (merge_and_unload()), or move it to "
+        "another folder, from which actor.lora.init_from can take it"
+    )
 
 
 def broken_weight_files(folder: Path) -> list[str]:
@@ -51,22 +67,69 @@ def broken_weight_files(folder: Path) -> list[str]:
 
 
 def broken_json_files(folder: Path) -> list[str]:
-    """What is wrong with each of a model's JSON files that cannot be read, one line each."""
+    """What is wrong with each of a model's other files that cannot be read, one line each."""
     problems = []
-    for name in ("generation_config.json", "tokenizer_config.json", "tokenizer.json"):
+    for name, look in _CONTENTS.items():
+        file = folder / name
         try:
-            json.loads((folder / name).read_text(encoding="utf-8"))
+            content = file.read_bytes()
         except FileNotFoundError:
             continue
+        except OSError as error:
+            problems.append(f"{name} cannot be read: {error.strerror}")
+            continue
+        try:
+            problem = look(content.decode("utf-8"))
         except ValueError as error:
-            pointer = is_lfs_pointer((folder / name).read_bytes())
-            said = (
-                "is a Git LFS pointer; fetch it with git lfs pull"
-                if pointer
-                else f"cannot be read: {error}"
-            )
-            problems.append(f"{name} {said}")
+            problem = f"cannot be read: {error}"
+        if problem and is_lfs_pointer(content):
+            problem = "is a Git LFS pointer; fetch it with git lfs pull"
+        if problem:
+            problems.append(f"{name} {problem}")
     return problems
+
+
+def _object(text: str) -> dict[str, Any]:
+    content = json.loads(text)
+    if not isinstance(content, dict):
+        raise ValueError(f"it holds a {type(content).__name__}, and has to hold an object")
+    return content
+
+
+def _generation(text: str) -> str | None:
+    given = _object(text).get("eos_token_id")
+    listed = given if isinstance(given, list) else [] if given is None else [given]
+    # In Python a bool is an int.
+    if all(type(one) is int for one in listed):
+        return None
+    return f"has eos_token_id {given!r}, which has to be the id of a token, or a list of ids"
+
+
+def _tokenizer_settings(text: str) -> str | None:
+    template = _object(text).get("chat_template")
+    named = template if isinstance(template, list) else []
+    if template is None or (
+        isinstance(template, str | list)
+        and all(isinstance(one, dict) and {"name", "template"} <= one.keys() for one in named)
+    ):
+        return None
+    return "has a chat_template that is neither a text nor a list of texts with names"
+
+
+def _tokenizer(text: str) -> None:
+    _object(text)
+
+
+def _template(text: str) -> None:
+    """Any text is one until it is rendered."""
+
+
+_CONTENTS: dict[str, Callable[[str], str | None]] = {
+    "generation_config.json": _generation,
+    "tokenizer_config.json": _tokenizer_settings,
+    "tokenizer.json": _tokenizer,
+    "chat_template.jinja": _template,
+}
 
 
 def weights_misfit(folder: Path) -> str | None:

@@ -342,6 +342,9 @@ def _problems_of_overrides(overrides: Sequence[str], folders: Sequence[Path]) ->
             override = _parsed(text)
         except OverrideParseException:
             key, _, value = text.partition("=")
+            if unquoted := _unquoted_path(text):
+                problems.append(unquoted)
+                continue
             left = unfilled_part(value) if _IS_PATH.search(key) else None
             if left is not None:
                 problems.append(f"{text}: {left} was not filled in; write what it stands for")
@@ -358,6 +361,14 @@ def _problems_of_overrides(overrides: Sequence[str], folders: Sequence[Path]) ->
     return problems
 
 
+def _unquoted_path(text: str) -> str | None:
+    """How to write a path that is there and has characters of the overrides' own language."""
+    key, _, value = text.partition("=")
+    if not _IS_PATH.search(key) or not value or not Path(value).exists():
+        return None
+    return f"""{text}: quote this path, which is there: '{key}="{value}"'"""
+
+
 def _problem_of_override(
     override: Override,
     schema: Callable[[], DictConfig],
@@ -368,7 +379,7 @@ def _problem_of_override(
     if override.is_delete():
         return f"{text}: a setting cannot be deleted; set it to another value"
     if override.is_sweep_override():
-        return f"{text}: one value only; a list is written {key}=[a,b]"
+        return _unquoted_path(text) or f"{text}: one value only; a list is written {key}=[a,b]"
     value = override.value()
     if key in groups and not isinstance(value, dict):
         names = sorted({file.stem for folder in folders for file in (folder / key).glob("*.yaml")})

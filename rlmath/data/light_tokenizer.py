@@ -17,6 +17,7 @@ class LightTokenizer:
 
     Attributes:
         chat_template: Jinja text; ``None``: there is none.
+        name_or_path: The folder, for messages.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -29,6 +30,7 @@ class LightTokenizer:
         """
         import tokenizers
 
+        self.name_or_path = str(folder)
         self._settings: dict[str, Any] = {}
         self.chat_template: str | None
         if str(folder) == TINY:

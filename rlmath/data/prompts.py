@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     Tokenizer: TypeAlias = PreTrainedTokenizerBase | LightTokenizer
 
 _TEXTS_PER_CALL = 8192
+_NO_SYSTEM = "write it into data.prompt_template, as in 'INSTRUCTIONS {prompt}'"
 
 
 def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
@@ -53,6 +54,7 @@ class PromptRenderer:
         """
         self._settings = settings
         self._tokenizer = tokenizer
+        self._template_checked = False
         if settings.apply_chat_template and not tokenizer.chat_template:
             raise UserError(
                 "data.apply_chat_template=true: the model's tokenizer has no chat template; use "
@@ -99,19 +101,70 @@ class PromptRenderer:
         return text if template is None else template.replace("{prompt}", text)
 
     def _apply_chat_template(self, messages: list[dict[str, str]]) -> str:
-        from jinja2 import TemplateError
-
         try:
-            return str(
-                self._tokenizer.apply_chat_template(
-                    messages, tokenize=False, add_generation_prompt=True
-                )
-            )
-        except TemplateError as error:
+            text = self._rendered(messages)
+        except Exception as error:  # A template's own, such as TypeError, beside Jinja's.
+            self._check_renders(messages, error)
             roles = ", ".join(message["role"] for message in messages)
             raise MalformedRowError(
                 f"the chat template refuses the messages ({roles}): {error}"
             ) from error
+        if not self._template_checked:
+            self._check_keeps(messages, text)
+            self._template_checked = True
+        return text
+
+    def _rendered(self, messages: list[dict[str, str]]) -> str:
+        return str(
+            self._tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=True
+            )
+        )
+
+    @property
+    def _template(self) -> str:
+        return f"the chat template in {self._tokenizer.name_or_path}"
+
+    def _check_renders(self, messages: list[dict[str, str]], error: Exception) -> None:
+        """Raises ``UserError`` where a template that failed would fail for other rows as well."""
+        try:
+            self._rendered([{"role": "user", "content": "1 + 1?"}])
+        except Exception as plain:
+            raise UserError(
+                f"{self._template} (chat_template.jinja, or chat_template in "
+                f"tokenizer_config.json) fails for a plain message of the user: {plain}; take the "
+                "one that was published with the model, or data.prompt_template without "
+                "data.apply_chat_template"
+            ) from plain
+        if self._settings.system_prompt is None or self._without_system(messages) is None:
+            return
+        raise UserError(
+            f"data.system_prompt: {self._template} refuses a system message ({error}); {_NO_SYSTEM}"
+        ) from error
+
+    def _check_keeps(self, messages: list[dict[str, str]], text: str) -> None:
+        """Raises ``UserError`` for a template that leaves out what the user says, or the system
+        prompt: transformers would not say so."""
+        last = messages[-1]
+        other = [*messages[:-1], last | {"content": last["content"] + " x"}]
+        if self._rendered(other) == text:
+            raise UserError(
+                f"{self._template} leaves out the user's message: every prompt would be {text!r}"
+            )
+        system = self._settings.system_prompt
+        # A template may have the same one by default.
+        if system is None or system.strip() in text or self._without_system(messages) != text:
+            return
+        raise UserError(
+            f"data.system_prompt: {self._template} leaves out system messages; {_NO_SYSTEM}"
+        )
+
+    def _without_system(self, messages: list[dict[str, str]]) -> str | None:
+        """The text of all but the first message; ``None``: the template refuses them."""
+        try:
+            return self._rendered(messages[1:])
+        except Exception:
+            return None
 
 
 class Encoder:

@@ -245,7 +245,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         if (Path(folder) / ADAPTER_FILE).is_file():
-            raise ModelError(_adapter(Path(folder))) from None
+            raise ModelError(adapter_instead(Path(folder))) from None
         raise ModelError(
             f"no config.json in {folder}: a Hugging Face model folder has config.json, "
             "*.safetensors and a tokenizer"
@@ -259,7 +259,8 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     return config
 
 
-def _adapter(folder: Path) -> str:
+def adapter_instead(folder: Path) -> str:
+    """What is wrong with a LoRA adapter's folder in the place of a model's, in words."""
     try:
         base = json.loads((folder / ADAPTER_FILE).read_text(encoding="utf-8"))
         name = base["base_model_name_or_path"]

@@ -359,10 +359,16 @@ def generation_config(source: Path) -> dict[str, Any]:
     """generation_config.json of a folder, with the tokenizer's end-of-sequence among its own.
 
     Without that an engine that reads this file and a trainer that reads the tokenizer disagree
-    about where a response ends.
+    about where a response ends. A folder without the file ends where its config.json says, as in
+    transformers and vLLM, and its copy too.
     """
     path = source / "generation_config.json"
-    result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    result: dict[str, Any]
+    if path.is_file():
+        result = json.loads(path.read_text(encoding="utf-8"))
+    else:
+        ends = read_config(source).get("eos_token_id")
+        result = {} if ends is None else {"eos_token_id": ends}
     eos = tokenizer_eos(source)
     if eos is None:
         return result

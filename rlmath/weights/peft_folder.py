@@ -23,7 +23,13 @@ from rlmath.model.lora import Lora, adapter_shapes
 from rlmath.model.rank_layout import ParallelRank
 from rlmath.model.spec import ModelSpec
 from rlmath.weights.gather import BucketGatherer
-from rlmath.weights.model_folder import new_partial, put_in_place, sync
+from rlmath.weights.model_folder import (
+    LFS_POINTER,
+    is_lfs_pointer,
+    new_partial,
+    put_in_place,
+    sync,
+)
 from rlmath.weights.parameters import LocalParameter
 from rlmath.weights.pieces import first_of
 
@@ -217,5 +223,13 @@ def _open(folder: str | Path) -> Any:
     path = Path(folder) / TENSORS_FILE
     try:
         return safe_open(path, "pt")
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         raise WeightsError(f"{path} cannot be read: {error}") from None
+    except SafetensorError as error:
+        with path.open("rb") as stream:
+            pointer = is_lfs_pointer(stream.read(8))
+        raise WeightsError(
+            f"{path} {LFS_POINTER}"
+            if pointer
+            else f"{path} is cut off or no safetensors file ({error}); fetch or save it again"
+        ) from None

@@ -79,6 +79,23 @@ def adapter(folder: Path) -> None:
     (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "Qwen/Qwen3-8B"}')
 
 
+def adapter_beside(folder: Path, *, weights: bool = True, damaged: bool = False) -> None:
+    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "Qwen/Qwen3-8B"}')
+    held = folder / "adapter_model.safetensors"
+    save_file({"base_model.model.a.lora_A.weight": torch.zeros(8, 8)}, held)
+    if damaged:
+        held.write_bytes(held.read_bytes()[:-5])
+    if not weights:
+        (folder / "model.safetensors").unlink()
+
+
+def text_in(file: str, text: str) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        (folder / file).write_text(text)
+
+    return damage
+
+
 def dangling(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
     (folder / "model.safetensors").symlink_to(folder / "nowhere")
@@ -135,6 +152,34 @@ CASES: dict[str, tuple[Callable[[Path], None], str]] = {
         "is a Git LFS pointer, not the weights",
     ),
     "a LoRA adapter": (adapter, "a LoRA adapter of Qwen/Qwen3-8B, not a model: merge it with peft"),
+    "a LoRA adapter with a config.json": (
+        lambda f: adapter_beside(f, weights=False),
+        "a LoRA adapter of Qwen/Qwen3-8B, not a model: merge it with peft",
+    ),
+    "a damaged LoRA adapter with a config.json": (
+        lambda f: adapter_beside(f, weights=False, damaged=True),
+        "a LoRA adapter of Qwen/Qwen3-8B, not a model: merge it with peft",
+    ),
+    "a LoRA adapter beside a model": (
+        adapter_beside,
+        "adapter_config.json is beside the model's own weights: transformers would apply",
+    ),
+    "an end of sequence that is text": (
+        text_in("generation_config.json", '{"eos_token_id": [1, "x"]}'),
+        "generation_config.json has eos_token_id [1, 'x'], which has to be",
+    ),
+    "a generation_config.json that is a list": (
+        text_in("generation_config.json", "[]"),
+        "generation_config.json cannot be read: it holds a list",
+    ),
+    "a chat template that is a number": (
+        text_in("tokenizer_config.json", '{"chat_template": 3}'),
+        "tokenizer_config.json has a chat_template that is neither",
+    ),
+    "a chat template that is no text": (
+        lambda f: (f / "chat_template.jinja").write_bytes(b"\xff"),  # type: ignore[arg-type, return-value]
+        "chat_template.jinja cannot be read: 'utf-8'",
+    ),
     "a tokenizer with more ids than rows": (
         lambda f: (f / "tokenizer.json").write_text('{"model": {"vocab": {"a": 300}}}'),  # type: ignore[arg-type, return-value]
         "ids up to 300, and the embedding has 261 rows",
@@ -245,6 +290,59 @@ def test_the_tools_say_the_same(
     arguments = [model] if tool == "validate_logprobs" else ["to-megatron", model, model + "-new"]
     with pytest.raises(UserError, match=re.escape(words)):
         importlib.import_module(tool).main(arguments)
+
+
+USER = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
+ALONE = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}" + USER
+BRIEF = "You are brief."
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{% for m in %}", "fails for a plain message of the user: Expected an expression"),
+        ("{{ messages[0]['content'] + 1 }}", "fails for a plain message of the user: can only"),
+        ("{{ 1 / 0 }}", "fails for a plain message of the user: division by zero"),
+        ("hello", "leaves out the user's message: every prompt would be 'hello'"),
+        (USER, "data.system_prompt: the chat template in "),
+        (USER, "leaves out system messages; write it into data.prompt_template"),
+        (ALONE, "refuses a system message (no); write it into data.prompt_template"),
+        ("{{ messages }}", None),
+        # It has the same words by default.
+        (BRIEF + USER, None),
+    ],
+)
+def test_chat_templates_that_lose_what_is_said(
+    check: Callable[..., str], tmp_path: Path, template: str, words: str | None
+) -> None:
+    write(tmp_path / "model", SIZES)
+    (tmp_path / "model" / "chat_template.jinja").write_text(template)
+    settings = ["data.apply_chat_template=true", "rollout.max_response_tokens=64"]
+    message = check(
+        f"model.path={tmp_path / 'model'}",
+        f"data.system_prompt='{BRIEF}'",
+        *settings,
+        code=0 if words is None else 2,
+    )
+    if words is not None:
+        assert words in message and str(tmp_path / "model") in message
+        assert "Traceback" not in message and message.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["a b", "a{b}", "a,b", "a=b", "a[b]", "ä", "{name}"])
+def test_paths_with_characters_of_the_overrides_language(
+    check: Callable[..., str], tmp_path: Path, name: str
+) -> None:
+    """The message for one that is there says how to quote it, and so quoted it works."""
+    folder = tmp_path / name
+    write(folder, SIZES)
+    tokens = "rollout.max_response_tokens=64"
+    check(f'model.path="{folder}"', tokens, code=0)
+    if name == "a b":
+        check(f"model.path={folder}", tokens, code=0)
+        return
+    message = check(f"model.path={folder}", tokens)
+    assert f"""'model.path="{folder}"'""" in message and message.count("\n") == 1
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 8])

@@ -67,7 +67,10 @@ def test_a_chat_without_the_setting_names_the_setting(tokenizer):
 def test_what_a_chat_template_refuses_is_malformed(bos_tokenizer):
     template = bos_tokenizer.chat_template
     try:
-        bos_tokenizer.chat_template = "{{ raise_exception('no system role') }}"
+        bos_tokenizer.chat_template = (
+            "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}"
+            "{% endif %}{{ messages[0].content }}"
+        )
         with pytest.raises(MalformedRowError, match=r"\(system, user\): no system role"):
             render(CHAT, bos_tokenizer, apply_chat_template=True)
         bos_tokenizer.chat_template = None

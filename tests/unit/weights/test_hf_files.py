@@ -216,3 +216,12 @@ def test_generation_stops_where_the_tokenizer_says(
     result = generation_config(source)
     assert result["eos_token_id"] == expected
     assert result.get("temperature") == (None if listed is None else 0.6)
+
+
+def test_a_copy_without_generation_config_stops_where_config_json_says(source: Path) -> None:
+    """As transformers and vLLM do with the original."""
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"eos_token_id": [1, 0]}))
+    assert generation_config(source) == {"eos_token_id": [2, 1, 0]}
+    (source / "generation_config.json").write_text("{}")
+    assert generation_config(source) == {"eos_token_id": 2}
