@@ -164,6 +164,9 @@ def smaller_model(config: dict[str, Any]) -> dict[str, Any]:
         # kv_b_proj those of key and value are equally many, so that a fault can swap them.
         small |= {"q_lora_rank": 48, "kv_lora_rank": 512, "qk_rope_head_dim": 64}
         small |= dict.fromkeys(("qk_nope_head_dim", "v_head_dim"), HEAD_DIM)
+        # They follow from the others, and transformers writes them all the same.
+        for key in ("head_dim", "qk_head_dim"):
+            small.pop(key, None)
     if spec.sliding_window:
         # Shorter than its sequences, so that it counts.
         small["sliding_window"] = 16

@@ -110,6 +110,12 @@ def test_a_model_keeps_its_family(name: str) -> None:
     assert bool(after.dense_layers) == bool(before.dense_layers)
 
 
+def test_a_model_that_transformers_saved_can_be_made_smaller() -> None:
+    """It writes two widths of latent attention that follow from others."""
+    saved = KNOWN["DeepSeek-V3"] | {"head_dim": 64, "qk_head_dim": 192}
+    assert smaller_model(saved) == smaller_model(KNOWN["DeepSeek-V3"])
+
+
 def test_rewards_that_need_other_data_become_the_answer(tmp_path: Path) -> None:
     shrunk = shrink(["quickstart", "reward.items=[{name: code}]"], tmp_path, None, 8)
     assert [item.name for item in shrunk.config.reward.items] == ["math"]
