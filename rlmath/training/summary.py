@@ -10,6 +10,7 @@ from typing import Any
 
 from rlmath.algorithms.mismatch import measure
 from rlmath.checks import attempts
+from rlmath.config.quoting import path_override, quoted_path
 from rlmath.config.schema import Config
 from rlmath.monitor import plot_curves, read_metrics, update_summary
 from rlmath.monitor.progress import duration
@@ -111,10 +112,11 @@ def _accuracy(summary: Mapping[str, Any], when: str) -> str:
 def _evaluate_command(config: Config) -> str:
     """Evaluates the trained model on the same held-out problems, or on a benchmark."""
     run_dir, data = Path(config.runner.run_dir), config.data
-    words = [f"model.path={run_dir / 'hf'}", f"model.dtype={config.model.dtype.name}"]
-    words.append(f"runner.run_dir={run_dir}")
+    words = [path_override("model.path", run_dir / "hf"), f"model.dtype={config.model.dtype.name}"]
+    words.append(path_override("runner.run_dir", run_dir))
     if data.eval_paths:
-        words += [f"data.eval_paths=[{','.join(data.eval_paths)}]", "eval.samples=8"]
+        paths = ",".join(map(quoted_path, data.eval_paths))
+        words += [f"data.eval_paths=[{paths}]", "eval.samples=8"]
         default = type(data)()
         for key in ("prompt_key", "answer_key", "apply_chat_template", "max_prompt_tokens"):
             if getattr(data, key) != getattr(default, key):

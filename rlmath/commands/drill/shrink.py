@@ -14,6 +14,7 @@ from typing import Any
 from rlmath.algorithms.advantages import AdvantageSettings
 from rlmath.config.groups import options
 from rlmath.config.load import compose_settings
+from rlmath.config.quoting import path_override
 from rlmath.config.schema import Config, Device, Recompute
 from rlmath.config.settings import by_key, value_of
 from rlmath.errors import UserError
@@ -75,7 +76,7 @@ def shrink(
         UserError: The settings cannot be composed, or the model is not known.
     """
     given = [_as_override(word, config_dir) for word in words]
-    base = [f"runner.run_dir={folder}/run"]
+    base = [path_override("runner.run_dir", folder / "run")]
     if not any(one.startswith("model.path=") for one in given):
         base += _model_if_none(given, config_dir)
     if not any(one.startswith(("data=", "data.train_paths=", "experiment=")) for one in given):

@@ -11,6 +11,7 @@ from rlmath.commands.plan.wish import Wish
 from rlmath.config.actor import RoutingReplay
 from rlmath.config.arithmetic import RunLayout, resolve_layout
 from rlmath.config.load import load
+from rlmath.config.quoting import path_override
 from rlmath.config.schema import Config, Device
 from rlmath.config.settings import out_of_range
 from rlmath.errors import ConfigError
@@ -29,7 +30,7 @@ def overrides(wish: Wish, actor: ActorShape, engine_tp: int, share: float) -> li
     )
     work = wish.work
     return [
-        f"model.path={wish.path}",
+        path_override("model.path", wish.path),
         "model.dtype=bfloat16",
         "cluster.device=cuda",
         f"cluster.nodes={wish.nodes}",

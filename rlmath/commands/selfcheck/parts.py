@@ -18,6 +18,7 @@ from rlmath.commands.selfcheck.material import random_tokens
 from rlmath.commands.selfcheck.node import ENGINE_SHARE, Node
 from rlmath.commands.selfcheck.record import Record
 from rlmath.config.load import load
+from rlmath.config.quoting import path_override
 from rlmath.config.schema import Config
 from rlmath.rollout.pool import RolloutPool
 from rlmath.rollout.requests import Request
@@ -45,9 +46,9 @@ def settings(node: Node, folder: str, gpus: int, overrides: Sequence[str] = ()) 
     config = load(
         [
             f"data.train_paths=[{problems}]",
-            f"model.path={node.model}",
+            path_override("model.path", node.model),
             f"model.dtype={node.dtype}",
-            f"runner.run_dir={node.folder}/{folder}",
+            path_override("runner.run_dir", f"{node.folder}/{folder}"),
             f"cluster.device={node.device}",
             f"cluster.gpus_per_node={max(1, gpus)}",
             f"data.max_prompt_tokens={PROMPT_TOKENS}",
