@@ -21,6 +21,9 @@ CHUNK_TOKENS = 2**18
 
 # Bins of d for quantiles: logarithmic in |d| on both sides of 0, 50 to a factor of ten, so that a
 # quantile of d is right to about 5 % of itself whether it is 1e-6 or 10.
+HISTOGRAM_STEP = 10**0.02
+
+
 @cache
 def _magnitudes() -> Tensor:
     return torch.logspace(-8, 2, 501, dtype=torch.float64)

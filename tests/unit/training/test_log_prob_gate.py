@@ -307,6 +307,22 @@ def test_a_few_tokens_of_an_moe_may_take_other_experts(experts: list[int]) -> No
         check(session, one, step=200)
 
 
+def test_a_token_of_an_moe_may_make_up_the_mean(experts: list[int]) -> None:
+    """One below the limit of the largest difference, of a model whose roundings change routes: the
+    mean of exp|difference| of a healthy Qwen3-MoE was above its limit for one token of 2,560."""
+    session = session_of("model.dtype=float32")
+    one = batch_of([[9e-4] + [1e-6] * 39], versions=[4])
+    with pytest.raises(AlignmentError, match=r"limit 1\.00001\)"):
+        check(session, one)
+    experts.append(8)
+    assert check(session, one)["alignment/rerouted_tokens"] == 1
+    with pytest.raises(AlignmentError):
+        check(session, batch_of([[9e-4] * 2 + [1e-6] * 38], versions=[4]), step=50)
+    session.actor.fingerprints = {"a": 1, "b": 3}
+    with pytest.raises(AlignmentError, match="b differs"):
+        check(session, one, step=100)
+
+
 def test_not_a_number_is_outside_any_limit() -> None:
     session = session_of("model.dtype=bfloat16", noise=0.02)
     with pytest.raises(AlignmentError, match="response token 1 of sequence 0"):
