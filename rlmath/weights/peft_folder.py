@@ -31,7 +31,7 @@ from rlmath.weights.model_folder import (
     sync,
 )
 from rlmath.weights.parameters import LocalParameter
-from rlmath.weights.pieces import first_of
+from rlmath.weights.pieces import NOT_FINITE, first_of
 
 CONFIG_FILE = "adapter_config.json"
 TENSORS_FILE = "adapter_model.safetensors"
@@ -178,10 +178,10 @@ def tensor_problems(folder: str | Path, lora: Lora, spec: ModelSpec) -> list[str
 
 
 def check_adapters(folder: str | Path, lora: Lora, spec: ModelSpec) -> None:
-    """Compare a PEFT folder with the adapters of a run.
+    """Compare a PEFT folder with the adapters of a run, and look at its values.
 
     Raises:
-        WeightsError: Naming what differs.
+        WeightsError: Naming what differs, or what holds NaN or infinity.
     """
     problems = config_problems(folder, lora) or tensor_problems(folder, lora, spec)
     if problems:
@@ -189,6 +189,10 @@ def check_adapters(folder: str | Path, lora: Lora, spec: ModelSpec) -> None:
             f"{folder} does not fit actor.lora: {first_of(problems)}; set rank, alpha, targets and "
             f"layers of actor.lora as they are in its {CONFIG_FILE}"
         )
+    with _open(folder) as file:
+        for name in file.keys():  # noqa: SIM118
+            if not file.get_tensor(name).isfinite().all():
+                raise WeightsError(f"{name.removeprefix(_PREFIX)} in {folder} {NOT_FINITE}")
 
 
 @torch.no_grad()
@@ -214,8 +218,6 @@ def load_adapters(
                 run = slice(piece.hf_start, piece.hf_start + piece.length)
                 stored = file.get_slice(_PREFIX + piece.hf_name)
                 values = stored[run] if piece.dim == 0 else stored[:, run]
-                if not values.isfinite().all():
-                    raise WeightsError(f"{piece.hf_name} in {folder} holds NaN or infinity")
                 parameter.tensor.narrow(piece.dim, piece.local_start, piece.length).copy_(values)
 
 

@@ -102,7 +102,8 @@ def test_what_cannot_be_used_is_one_message(model: Path, tmp_path: Path) -> None
     save_file(tensors, broken / "model.safetensors", metadata={"format": "pt"})
     done = run("convert_checkpoint.py", "to-megatron", broken, tmp_path / "checkpoint")
     assert done.returncode == 2
-    assert "error: model.norm.weight in " in done.stderr and "holds NaN" in done.stderr
+    assert f"error: {broken}: model.norm.weight in " in done.stderr
+    assert "holds NaN" in done.stderr
     done = run("convert_checkpoint.py", "to-hf", tmp_path, tmp_path / "out")
     assert done.returncode == 2
     assert "is no checkpoint" in done.stderr

@@ -194,6 +194,25 @@ def test_tensors_of_a_peft_folder_are_compared_by_name_and_shape(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
+    ("damage", "part"),
+    [
+        (lambda b: b[:-5], "is cut off or no safetensors file"),
+        (lambda b: b"", "is cut off or no safetensors file"),
+        (lambda b: b"version https://git-lfs.github.com/spec/v1\n", "is a Git LFS pointer"),
+        # The last bytes are those of a float32.
+        (lambda b: b[:-4] + b"\x00\x00\xc0\x7f", "holds NaN or infinity"),
+    ],
+)
+def test_a_damaged_peft_folder_is_named(tmp_path: Path, damage: Any, part: str) -> None:
+    folder = tmp_path / "adapter"
+    peft(folder, Lora(8, 32.0, TARGETS))
+    file = folder / "adapter_model.safetensors"
+    file.write_bytes(damage(file.read_bytes()))
+    (message,) = problems(config(init_from=str(folder)), SMALL)
+    assert "actor.lora.init_from" in message and str(folder) in message and part in message
+
+
+@pytest.mark.parametrize(
     ("device", "changes", "part"),
     [
         (Device.cuda, {"model.dtype": DType.float32}, "model.dtype=float32"),
