@@ -106,11 +106,16 @@ def _run(arguments: argparse.Namespace, folder: Path) -> int:
 
 def problems_of(shrunk: Shrunk) -> list[str]:
     """What is wrong with shrunk settings; model and problems are made when nothing is."""
+    from rlmath.checks.layout import lengths
     from rlmath.checks.machine import Machine
     from rlmath.checks.run import find_problems
+    from rlmath.model.spec import model_spec
 
     return [
-        one
-        for one in find_problems(shrunk.config, "train", Machine.here())
-        if not one.startswith(("model.path", "data.train_paths"))
+        *lengths(shrunk.config, model_spec(shrunk.model), "train"),
+        *(
+            one
+            for one in find_problems(shrunk.config, "train", Machine.here())
+            if not one.startswith(("model.path", "data.train_paths"))
+        ),
     ]

@@ -134,12 +134,16 @@ def in_actors(
     """Run a function in the Ray actor of every engine, and another at the end."""
     import ray
 
-    engines = scene.session.sampling.pool.engines
-    ray.get([engine.__ray_call__.remote(plant) for engine in engines])
+    def in_all(function: Callable[[Any], None]) -> None:
+        # Engines may have been restarted since.
+        engines = scene.session.sampling.pool.engines
+        ray.get([engine.__ray_call__.remote(function) for engine in engines])
+
+    in_all(plant)
     try:
         yield
     finally:
-        ray.get([engine.__ray_call__.remote(back) for engine in engines])
+        in_all(back)
 
 
 def other_temperature(engine: Any) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from rlmath.checks.machine import Machine
 from rlmath.checks.run import find_problems
+from rlmath.commands.drill.cli import problems_of
 from rlmath.commands.drill.shrink import shrink, smaller_model
 from rlmath.config.arithmetic import resolve_layout
 from rlmath.config.groups import options
@@ -114,6 +116,18 @@ def test_a_model_that_transformers_saved_can_be_made_smaller() -> None:
     """It writes two widths of latent attention that follow from others."""
     saved = KNOWN["DeepSeek-V3"] | {"head_dim": 64, "qk_head_dim": 192}
     assert smaller_model(saved) == smaller_model(KNOWN["DeepSeek-V3"])
+
+
+def test_a_model_whose_rotary_embedding_is_too_short_is_refused(tmp_path: Path) -> None:
+    """vLLM's table of a yarn ends where yarn does; beyond it an engine fails again and again."""
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    folder = tmp_path / "model"
+    folder.mkdir()
+    config = KNOWN["DeepSeek-V3"] | {"rope_scaling": yarn}
+    (folder / "config.json").write_text(json.dumps(config))
+    words = ["quickstart", f"model.path={folder}", "actor.sequence_parallel=true"]
+    problems = problems_of(shrink(words, tmp_path / "out", None, 8))
+    assert any("256 positions" in one for one in problems)
 
 
 def test_rewards_that_need_other_data_become_the_answer(tmp_path: Path) -> None:
