@@ -28,7 +28,9 @@ _REPORTED = frozenset(
         *(("appears", "to"), ("looks", "like"), ("looks", "as"), ("lies", "that")),
     ]
 )
+_OPENING = frozenset("({}+*")
 _MARKS = lexicon.MARKUP.__contains__
+_IN_TEXT = frozenset(("\\text", "\\mathrm", "{", "}")).__contains__
 
 
 def affirms(text: str, start: int, end: int, lead: str = "", *, whole: bool = False) -> bool:
@@ -44,24 +46,27 @@ def affirms(text: str, start: int, end: int, lead: str = "", *, whole: bool = Fa
     equals = max(text.rfind(sign, start, end) for sign in ("=", "≈", "\\approx"))
     computed = 0
     if equals >= 0:
-        computed = _equates(tokens(text[start:equals]))
+        computed = _equated(text, start, equals) if whole else 0
         if not whole or computed == 2:
             start = equals + 1
     low = max(0, start - lexicon.WINDOW)
     begin = low
-    for end_sign in lexicon.SENTENCE_ENDS:
+    for end_sign in lexicon.SENTENCE_ENDS[: 4 if text.isascii() else None]:
         place = text.rfind(end_sign, low, start)
         if place >= 0:
             begin = max(begin, place + len(end_sign))
     before = text[begin:start]
     if not lead and _hangs_on(text, begin):
         return False
-    if lexicon.UNENDING.search(text, max(0, begin - lexicon.OPENING), begin):
+    opening = text[max(0, begin - lexicon.OPENING) : begin]
+    if ("\\" in opening or "$" in opening or "}" in opening) and lexicon.UNENDING.search(
+        text, max(0, begin - lexicon.OPENING), begin
+    ):
         return False  # I doubt that \\]. So it is 5.
     shown = before.lstrip()
     if not lead and shown.startswith(("$$", "\\[", "\\begin", "&")):
-        above = lexicon.TOKEN.findall(_line_before(text, begin).lower())
-        if not lexicon.UNFINISHED.isdisjoint(above):
+        above = _line_before(text, begin).lower()
+        if not lexicon.UNFINISHED.isdisjoint(lexicon.TOKEN.findall(above)):
             return False
     if lexicon.CJK_WORDS.search(before[-12:]) or lexicon.CJK.match(text, end):
         return _states_cjk(before, text, end)
@@ -103,8 +108,17 @@ def orders(text: str) -> bool:
 
 
 def tokens(text: str) -> list[str]:
+    """The words, numbers and signs of a text in lower case, without markup."""
     plain = text.lower().replace("**", " ")
-    return list(itertools.filterfalse(_MARKS, lexicon.PLAIN_TOKEN.findall(plain)))
+    found = lexicon.PLAIN_TOKEN.findall(plain)
+    return list(itertools.filterfalse(_MARKS, found)) if "\\" in plain else found
+
+
+def _equated(text: str, start: int, end: int) -> int:
+    """`_equates` of the formula [start, end), of which it reads the part from the last `=` on."""
+    side = text[max(start, text.rfind("=", start, end)) : end]
+    computed = lexicon.COMPUTATION.fullmatch(side) is not None
+    return 2 if computed and any(sign in side for sign in "+-/^") else _equates(tokens(side))
 
 
 def _hangs_on(text: str, begin: int) -> bool:
@@ -118,6 +132,11 @@ def _hangs_on(text: str, begin: int) -> bool:
     above = above[above.rfind("\n", 0, -1) + 1 :].strip()
     if not above or above[-1] in ".!?:。：？！" or above.startswith("#"):
         return False
+    formula = above.endswith(("$", "\\]", "\\)"))
+    if not formula:
+        lowered = above.lower()
+        if not any(word in lowered for word in lexicon.HANGING):
+            return False
     found = tokens(above)
     if not found:
         return False
@@ -125,7 +144,7 @@ def _hangs_on(text: str, begin: int) -> bool:
         return True
     if found[-1] in ("that", "if"):
         return len(found) == 1 or not lexicon.UNCLEAR.isdisjoint(found)
-    if above.endswith(("$", "\\]", "\\)")) and not lexicon.DISOWNED.isdisjoint(found):
+    if formula and not lexicon.DISOWNED.isdisjoint(found):
         return True
     return found[0] in lexicon.TRIALS and not above.startswith(("- ", "* ", "• ", "**"))
 
@@ -141,34 +160,44 @@ def _line_before(text: str, begin: int) -> str:
 
 def closes(text: str, start: int) -> bool:
     """Whether what follows the sentence only ends the text: `This completes the proof.`"""
-    rest = text[start : start + lexicon.WINDOW].lower()
+    rest = text[start : start + lexicon.WINDOW]
+    signs = lexicon.CLOSING_SIGNS.match(rest)
+    passed = signs.end() if signs else 0
+    if passed == len(rest):
+        return True
+    rest = rest.lower()
+    if "-" not in rest and "~" not in rest:
+        first = lexicon.TOKEN.match(rest, passed)
+        if first is not None and first[0] not in lexicon.CLOSERS:
+            return False
+    if lexicon.CLOSERS.issuperset(lexicon.TOKEN.findall(rest)):
+        return True
     for line in rest.split("\n"):
         if line.lstrip()[:1] in ("~", "-") and len(line.split()) < 5:
             continue  # a signature
-        if any(token not in lexicon.CLOSERS for token in lexicon.TOKEN.findall(line)):
+        if not lexicon.CLOSERS.issuperset(lexicon.TOKEN.findall(line)):
             return False
     return True
 
 
 def _states(found: list[str], after: list[str], equation: bool = False) -> bool:
-    if not lexicon.DISOWNED.isdisjoint(found):
+    words = set(found)  # a window of signs has few different ones
+    if not lexicon.DISOWNED.isdisjoint(words):
         return False
     size = len(found)
-    while size and found[size - 1] in ("(", "{", "}", "+", "*"):
-        size -= 1
-    found = found[:size]
-    if found[:3] == ["as", "a", "result"]:
-        found = found[3:]
-    found = _without_asides(found)
-    if found[-2:] == ["results", "in"]:
-        found = [*found[:-2], "gives"]
+    found = _simplified(found)
+    if len(found) < size:
+        words = set(found)
     last = found[-1] if found else ""
     if last == ">" and found[-2:-1] in (["-"], ["="]):
         last = "so" if len(found) != 3 or is_number(found[0]) else ">"  # x -> 5 is a limit
     computed = _equates(found[:-1], after) if last in ("=", "≈", "\\approx") else 0
-    if not (lexicon.AFTER_COMPUTED if computed == 2 else lexicon.AFTER).isdisjoint(after):
+    following = set(after)
+    if not (lexicon.AFTER_COMPUTED if computed == 2 else lexicon.AFTER).isdisjoint(following):
         return False
-    if any(v in lexicon.BEING and w in lexicon.PARTITIVES for v, w in itertools.pairwise(after)):
+    if not (
+        lexicon.BEING.isdisjoint(following) or lexicon.PARTITIVES.isdisjoint(following)
+    ) and any(v in lexicon.BEING and w in lexicon.PARTITIVES for v, w in itertools.pairwise(after)):
         return False  # n = 36 is one of the solutions, 36 cows were expected
     if computed == 2:
         return True
@@ -176,23 +205,29 @@ def _states(found: list[str], after: list[str], equation: bool = False) -> bool:
         return False  # one of 10, 11, 12
     if found and found[0] in ("suppose", "assume", "imagine", "pretend") and "then" not in found:
         return False
-    concluded = _after_conclusion(found)
-    if not lexicon.UNCLEAR.isdisjoint(concluded) or _is_sourced(concluded, bool(after)):
+    concluded, said = found, words
+    if not lexicon.CONCLUDES.isdisjoint(words):
+        concluded = _after_conclusion(found)
+        said = set(concluded)
+    if not lexicon.UNCLEAR.isdisjoint(said):
+        return False
+    if not lexicon.SOURCED.isdisjoint(said) and _is_sourced(concluded, bool(after)):
         return False
     if last in ("=", "≈", "\\approx"):
-        return computed > 0 and _names_a_value(found[:-1])
+        return computed > 0 and _names_a_value(found[:-1], words)
     if found and (
-        (found[0] in ("of", "out", "among") and "," not in found) or _is_denied_that(found)
+        (found[0] in ("of", "out", "among") and "," not in words)
+        or ("that" in words and _is_denied_that(found))
     ):
         return False
-    if found and all(word in lexicon.LABEL for word in found):
+    if found and lexicon.LABEL.issuperset(found):
         return _predicates(after)
-    if all(word in lexicon.OPENERS for word in found) or last in lexicon.STARTS_CLAUSE:
+    if lexicon.OPENERS.issuperset(found) or last in lexicon.STARTS_CLAUSE:
         return (bool(after) or equation or last not in (",", "and", "that", "but", "or")) and (
             _predicates(after)
         )
     if equation and (last == "," or last in lexicon.NAMING):
-        return lexicon.NOT_IN_CLAUSE.isdisjoint(found) and found[0] not in lexicon.ORDERS
+        return lexicon.NOT_IN_CLAUSE.isdisjoint(words) and found[0] not in lexicon.ORDERS
     if last == ":":
         if "i" in found and lexicon.FOUND.isdisjoint(found):
             return False  # I give up:
@@ -205,7 +240,19 @@ def _states(found: list[str], after: list[str], equation: bool = False) -> bool:
         return lexicon.NO_LABEL.isdisjoint(found)
     if found[0] == "had" or (found[0] == "if" and "would" in found):
         return False
-    return _governs(_clause(found), found, after)
+    return _governs(_clause(found, words), found, after)
+
+
+def _simplified(found: list[str]) -> list[str]:
+    """The tokens without brackets, asides and phrases that leave the statement as it is."""
+    size = len(found)
+    while size and found[size - 1] in _OPENING:
+        size -= 1
+    found = found[:size]
+    if found[:3] == ["as", "a", "result"]:
+        found = found[3:]
+    found = _without_asides(found)
+    return [*found[:-2], "gives"] if found[-2:] == ["results", "in"] else found
 
 
 def _is_sourced(found: list[str], unit: bool) -> bool:
@@ -215,9 +262,9 @@ def _is_sourced(found: list[str], unit: bool) -> bool:
         found: the words before the number.
         unit: whether words follow it: `the goal is 5 books` states a number, `the goal is 5` not.
     """
-    if lexicon.SOURCED.isdisjoint(found):
-        return False
     for index, word in enumerate(found):
+        if word not in lexicon.SOURCED:
+            continue
         after = found[index + 1] if index + 1 < len(found) else ""
         if word in lexicon.SOURCES and (
             after in (*lexicon.SOURCE_VERBS, ":")
@@ -244,7 +291,7 @@ def _is_denied_that(found: list[str]) -> bool:
 
     Not after `it is not hard to see that`.
     """
-    if "that" not in found or not lexicon.EASY.isdisjoint(found):
+    if not lexicon.EASY.isdisjoint(found):
         return False
     before = found[: len(found) - 1 - found[::-1].index("that")]
     return any(word in lexicon.DENYING or word.endswith("n't") for word in before)
@@ -252,20 +299,19 @@ def _is_denied_that(found: list[str]) -> bool:
 
 def _after_conclusion(found: list[str]) -> list[str]:
     """The tokens after the last `so`, `which` or colon before the number."""
-    if lexicon.CONCLUDES.isdisjoint(found):
-        return found
     for index in range(len(found) - 2, -1, -1):
         if found[index] in lexicon.CONCLUDES:
             return found[index + 1 :]
     return found
 
 
-def _names_a_value(left: list[str]) -> bool:
-    """Whether only known words, or nouns after an article, stand before the name: not `put n`."""
-    begins = _clause_begin(left)
-    size = len(left)
-    while size > begins and not (len(left[size - 1]) > 1 and left[size - 1][0].isalpha()):
-        size -= 1
+def _names_a_value(left: list[str], words: set[str]) -> bool:
+    """Whether only known words, or nouns after an article, stand before the name: not `put n`.
+
+    `words` has all of `left`, and no more of `BOUNDARIES` or words.
+    """
+    begins = 0 if lexicon.BOUNDARIES.isdisjoint(words) else _clause_begin(left)
+    size = max(begins, _end_of_words(left, words))
     clause = left[begins:size]
     ordered = not begins and bool(clause) and is_order(clause[0])
     if left[-2:-1] and left[-2] in lexicon.CONDITIONAL:
@@ -310,9 +356,11 @@ def _clause_begin(found: list[str]) -> int:
     return index
 
 
-def _clause(found: list[str]) -> list[str]:
+def _clause(found: list[str], words: set[str]) -> list[str]:
     """The tokens after the last boundary that has a verb or `=` after it."""
-    if "=" not in found and not any(word == "up" or is_stating(word) for word in found[-10:]):
+    if lexicon.BOUNDARIES.isdisjoint(words):
+        return found
+    if "=" not in words and not any(word == "up" or is_stating(word) for word in found[-10:]):
         return found
     stated = False
     for index in range(len(found) - 1, -1, -1):
@@ -325,17 +373,17 @@ def _clause(found: list[str]) -> list[str]:
 def _equates(left: list[str], after: list[str] | None = None) -> int:
     """2 if `left =` is a computation, 1 if it is a name or a label, 0 for `x + 3 =` or `2x =`."""
     begin, chained = 0, False
-    for index in range(len(left) - 1, -1, -1):
-        if left[index] in ("=", ":", ";", "≈", "\\approx", ","):
-            begin, chained = index + 1, left[index] == "="
-            break
+    if not lexicon.PARTED.isdisjoint(left):
+        begin = len(left)
+        while left[begin - 1] not in lexicon.PARTED:
+            begin -= 1
+        chained = left[begin - 1] == "="
     tail = left[begin:] if begin else left
-    start = len(tail)
-    while start and (len(tail[start - 1]) == 1 or not tail[start - 1][0].isalpha()):
-        start -= 1
+    kinds = set(tail)
+    start = _end_of_words(tail, kinds)
     formula = tail[start:] if start else tail
-    numbers = any(map(is_number, set(tail)))
-    if numbers and not lexicon.SIGNS.isdisjoint(tail):
+    numbers = any(map(is_number, kinds))
+    if numbers and not lexicon.SIGNS.isdisjoint(kinds):
         known = ("a", "x", after[0] if after else "")  # 140 m - 100 m = 40 m
         letters = any(len(w) == 1 and w.isalpha() and w not in known for w in set(formula))
         if not letters and ("x" not in formula or _is_times(formula)):
@@ -349,6 +397,21 @@ def _equates(left: list[str], after: list[str] | None = None) -> int:
     if any(map(is_number, set(formula))):
         return int(lexicon.SIGNS.isdisjoint(formula) and not is_number(formula[0]))
     return int(lexicon.UNKNOWN.isdisjoint(formula))
+
+
+def _end_of_words(found: list[str], kinds: set[str]) -> int:
+    """The index after the last word of more than one letter, 0 without one.
+
+    Args:
+        found: tokens.
+        kinds: the different ones.
+    """
+    if not any(len(word) > 1 and word[0].isalpha() for word in kinds):
+        return 0
+    size = len(found)
+    while size and (len(found[size - 1]) == 1 or not found[size - 1][0].isalpha()):
+        size -= 1
+    return size
 
 
 def is_number(token: str) -> bool:
@@ -369,7 +432,7 @@ def _is_times(tail: list[str]) -> bool:
 
 def _predicates(after: list[str]) -> bool:
     """Whether what follows a number at the start of a sentence states it: `apples are left`."""
-    after = [word for word in after if word not in ("\\text", "\\mathrm", "{", "}")]
+    after = list(itertools.filterfalse(_IN_TEXT, after))
     if not after:
         return True
     if after[:1] == ["as"]:
@@ -405,9 +468,7 @@ def _is_phrase(verb: str, between: list[str], after: list[str]) -> bool:
 
 def _is_subject(subject: list[str]) -> bool:
     """Whether a formula before `is` may be what is asked for: not the `2x` of `so 2x is`."""
-    start = len(subject)
-    while start and not (len(subject[start - 1]) > 1 and subject[start - 1][0].isalpha()):
-        start -= 1
+    start = _end_of_words(subject, set(subject))
     if start and subject[start - 1] == "of":
         return True
     formula = subject[start:]

@@ -62,8 +62,9 @@ _ABBREVIATION = re.compile(
     r"(?:\b(?:mr|mrs|ms|dr|st|vs|no|sq|approx|i\.e|e\.g)|[ap]\.?m)$", re.IGNORECASE
 )
 _SPECIAL_TOKEN = re.compile(r"<\|[^|<>]{1,40}\|>|</s>")
-_SPECIAL_TOKENS = re.compile(r"(?:<\|[^|<>]{1,40}\|>|</s>)+")
-_STRUCK = re.compile(r"(?<!~)~~(?=[^\s~])[^~\n]{1,200}(?<=\S)~~(?!~)")
+# `</s>` is written as `<|s|>`: a pattern with one beginning is looked for by that beginning alone.
+_SPECIAL_TOKENS = re.compile(r"<\|[^|<>]{1,40}\|>(?:<\|[^|<>]{1,40}\|>)*")
+_STRUCK = re.compile(r"~~(?<!~~~)(?=[^\s~])[^~\n]{1,200}(?<=\S)~~(?!~)")
 _STRIKE_OPENS = re.compile(r"(?<!~)~~(?:\*\*)?(?:\$\$?|\\\(|\\\[)?\Z")
 _STRIKE_CLOSES = re.compile(r"(?:\$\$?|\\\)|\\\])?(?:\*\*)?[.]?~~(?!~)")
 _MAX_STRUCK_CHARS = 400
@@ -417,7 +418,9 @@ def extract(
     if fallback == "marker":
         return NOTHING
     if "<" in text:
-        text = _SPECIAL_TOKENS.sub(" ", text)
+        text = text.replace("</s>", "<|s|>")
+        if "|>" in text:
+            text = _SPECIAL_TOKENS.sub(" ", text)
     stripped = text.strip()
     stated = languages.stated(stripped)
     if stated is not None and is_answer(stated):

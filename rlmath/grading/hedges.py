@@ -18,7 +18,9 @@ def _names(text: str) -> frozenset[str]:
 
 _WINDOW = 90
 _TOKEN = re.compile(
-    r"\\[a-z]+|[a-z]+(?:'[a-z]+)?|\d+(?:[.,/]\d+)*|[\u3040-\u9fff]+|[^\sa-z\d\u3040-\u9fff]"
+    r"[!-/:-\[\]-`{-~\x00-\x08\x0e-\x1b\x7f]|[a-z][a-z]*(?:'[a-z]+)?|\d\d*(?:[.,/]\d+)*|\\[a-z]*"
+    r"|[\u3040-\u9fff][\u3040-\u9fff]*"
+    r"|[^\x00-\x7f\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
 )
 _SENTENCE_ENDS = (". ", "! ", "? ", "\n", "。", "！", "？")
 _STOP = re.compile(r"[.!?](?=\s)|[\n。！？]")
@@ -141,6 +143,7 @@ _PARTS = re.compile(
 _PROPERTY = re.compile(
     r"is a (?:multiple|factor|divisor)\b|\bcontradictions?\b|\bwithout success\b"
 )
+_PROPERTY_PARTS = ("is a ", "ontradiction", "ithout success")
 # The value holds sometimes: `36 only when n is even`, `36 up to sign`.
 _CONDITIONED = re.compile(
     r"[^.!?\n]{0,60}?\b(?:only (?:when|if|for|in)\b"
@@ -167,7 +170,7 @@ _DOUBTS = _names(
 
 def is_hedged(text: str, start: int, end: int) -> bool:
     """Whether the words before and after the number at [start, end) take it back."""
-    return _hedged_before(text, start) or _hedged_after(text, end) or _is_decade(text, start, end)
+    return is_hedged_before(text, start) or is_hedged_after(text, start, end)
 
 
 def _is_decade(text: str, start: int, end: int) -> bool:
@@ -222,11 +225,13 @@ def takes_back(words: str) -> bool:
 def _tokens_before(text: str, start: int) -> list[str]:
     """The last tokens of the sentence before `start`, in lower case."""
     before = text[max(0, start - _WINDOW) : start]
-    cut = max(before.rfind(stop) + 1 for stop in _SENTENCE_ENDS)
+    ends = _SENTENCE_ENDS[: 4 if before.isascii() else None]
+    cut = max(before.rfind(stop) + 1 for stop in ends)
     return _TOKEN.findall(before[cut:].lower())
 
 
-def _hedged_before(text: str, start: int) -> bool:
+def is_hedged_before(text: str, start: int) -> bool:
+    """Whether the words before the number at `start` take it back: `at least 5`."""
     found = _tokens_before(text, start)
     last = len(found)
     while last and found[last - 1] in _OPENERS:
@@ -356,6 +361,11 @@ def _is_conditional(found: list[str]) -> bool:
     return False
 
 
+def is_hedged_after(text: str, start: int, end: int) -> bool:
+    """Whether the words after the number at [start, end) take it back: `5 or more`, `20ish`."""
+    return _is_decade(text, start, end) or _hedged_after(text, end)
+
+
 def _hedged_after(text: str, end: int) -> bool:
     after = text[end : end + _WINDOW]
     if ("only" in after or "for " in after or " in " in after or "up to" in after) and (
@@ -363,7 +373,7 @@ def _hedged_after(text: str, end: int) -> bool:
     ):
         return True
     if (
-        _PROPERTY.search(after)
+        (any(part in after for part in _PROPERTY_PARTS) and _PROPERTY.search(after))
         or "give or take" in after
         or "plus or minus" in after
         or "below zero" in after

@@ -26,6 +26,7 @@ _WORDED = re.compile(r"[A-Za-z]{2}|[\u3040-\u9fff]|[-=]>|[→⇒✓✔✅☑]")
 _CLOSER = re.compile(r"[)\]}]")
 _ATTACHED = re.compile(r"\\?[A-Za-z]+\Z")
 _OPERATOR = re.compile(r"(?:[\d)}]|(?<![A-Za-z])[a-z])\s*(?:[-+*/^·×÷−]|\\(?:cdot|times|div))\s+\Z")
+_OPERATOR_ENDS = (*"-+*/^·×÷−", "\\cdot", "\\times", "\\div")
 _OPERATORS = str.maketrans("·×÷−", "**/-")
 _NUMBERED = re.compile(r"\d+[.)]\s|[-*•]\s")
 _FORMULA_WORD = re.compile(
@@ -50,9 +51,14 @@ def last_match(pattern: re.Pattern[str], text: str, start: int = 0) -> re.Match[
     return found
 
 
+def _last_closer(text: str) -> int:
+    """Index of the last `$` or `\\)`, -1 without one."""
+    return max(text.rfind("$"), text.rfind("\\)") if "\\" in text else -1)
+
+
 def _last_formula(text: str) -> tuple[str, int] | None:
     """(content, end) of a `$…$` or `\\(…\\)` that ends in the last line with a dollar sign."""
-    end = max(text.rfind("$"), text.rfind("\\)"))
+    end = _last_closer(text)
     if end <= 0:
         return None
     opener = "$" if text[end] == "$" else "\\("
@@ -94,7 +100,7 @@ def last_number(text: str, lead: str = "") -> str | None:
     is denied (`it cannot be 47`) or stands in an aside gives the empty string.
     """
     position = _last_digit(text)
-    end = max(position, text.rfind("$"), text.rfind("\\)"))
+    end = max(position, _last_closer(text))
     stop = sentences.without_reasons(text, end + 1) if end >= 0 else 0
     if stop <= end:
         text = text[:stop]
@@ -104,29 +110,32 @@ def last_number(text: str, lead: str = "") -> str | None:
     formula = _last_formula(text) if computed < 0 else None
     if formula is not None and formula[1] > position:
         begin = formula[1] - len(formula[0])
-        if sentences.is_denied(text, begin, formula[1]) or hedges.is_hedged(
-            text, begin, formula[1]
-        ):
+        span = begin, formula[1]
+        if sentences.is_denied(text, *span) or hedges.is_hedged_after(text, *span):
             return ""
         if not affirmed.affirms(text, begin, formula[1] + 1, lead, whole=True):
+            return ""
+        if hedges.is_hedged_before(text, begin):
             return ""
         return formula[0].strip(TRAILING) + sentences.scale_after(text, formula[1])
     if position < 0:
         return None
-    span = _math_span(text, position)
-    if span is not None:
+    content = _math_span(text, position)
+    if content is not None:
         start = text.rfind("$", 0, position)
         close = max(text.find("$", position), text.find("\\)", position))
         begin = start if start >= 0 else position
         if sentences.is_denied(text, begin, position + 1):
             return ""
-        if hedges.is_hedged(text, begin, close + 1 if close >= 0 else position + 1):
+        if hedges.is_hedged_after(text, begin, close + 1 if close >= 0 else position + 1):
             return ""
-        opened = text.rfind(span, 0, position + len(span))
-        if opened < 0 or not affirmed.affirms(text, opened, opened + len(span), lead):
+        opened = text.rfind(content, 0, position + len(content))
+        if opened < 0 or not affirmed.affirms(text, opened, opened + len(content), lead):
+            return ""
+        if hedges.is_hedged_before(text, begin):
             return ""
         scale = sentences.scale_after(text, close) if close >= 0 else ""
-        return _EQUALS.split(span)[-1].strip(TRAILING) + scale
+        return _EQUALS.split(content)[-1].strip(TRAILING) + scale
     low = max(0, position - MAX_WORD)
     boundary = _BOUNDARY.search(text[low:position][::-1])
     start = low if boundary is None else position - boundary.start()
@@ -137,9 +146,10 @@ def last_number(text: str, lead: str = "") -> str | None:
     bracket = _bracket_around(text, start, position)
     opened = start if bracket is None else text.rfind(bracket, 0, position + len(bracket))
     ends = max(stop, opened + len(bracket or ""))
-    if sentences.is_denied(text, opened, end) or hedges.is_hedged(text, opened, ends):
+    # In the order of what they cost: a text that one of them ends is hostile more often than not.
+    if sentences.is_denied(text, opened, end) or hedges.is_hedged_after(text, opened, ends):
         return ""
-    if not affirmed.affirms(text, opened, ends, lead):
+    if not affirmed.affirms(text, opened, ends, lead) or hedges.is_hedged_before(text, opened):
         return ""
     word = text[start:end].strip(TRAILING + _QUOTING)
     word += _left_open(word, text[end:])
@@ -149,10 +159,11 @@ def last_number(text: str, lead: str = "") -> str | None:
     if changed is not None:
         return changed
     before = text[max(text.rfind("\n", 0, start) + 1, start - 60) : start]
-    if _OPERATOR.search(before):
+    bare = before.rstrip()
+    if len(bare) < len(before) and bare.endswith(_OPERATOR_ENDS) and _OPERATOR.search(before):
         formula_before = _formula_before(before.translate(_OPERATORS))
         return _EQUALS.split(formula_before + word)[-1].strip(TRAILING)
-    whole = _WHOLE.search(before)
+    whole = _WHOLE.search(before) if before[-2:-1].isdecimal() else None
     if whole is not None and _FRACTION.match(word):  # 7 1/2, 3 \\frac{1}{2}
         return whole.group() + word
     if "\\" in word:

@@ -12,15 +12,26 @@ def _names(text: str) -> frozenset[str]:
 
 
 WINDOW = 400
+# A word, a number, a command, a run of Chinese or Japanese, or one sign. Each form begins with a
+# sign or a class of signs, which the `re` module compares before it tries the form: with `[a-z]+`
+# first, a window of signs takes twice as long.
+_WORD = r"[a-z][a-z]*(?:['’][a-z]+)?"
+_NUMERAL = r"\d\d*(?:[.,:]\d+)*|\.(?:\d+(?:[.,:]\d+)*)?"
+_RUN = r"[\u3040-\u9fff][\u3040-\u9fff]*"
+_CONTROL = r"\x00-\x08\x0e-\x1b\x7f"
+_SPACE = r"\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"  # `\s` without ASCII
 TOKEN = re.compile(
-    r"\\[a-z]+|[a-z]+(?:['’][a-z]+)?|\.?\d+(?:[.,:]\d+)*|[\u3040-\u9fff]+|[^\sa-z\d\u3040-\u9fff]"
+    rf"[!-\-/:-\[\]-`{{-~{_CONTROL}]|{_WORD}|{_NUMERAL}|\\[a-z]*|{_RUN}"
+    rf"|[^\x00-\x7f{_SPACE}]"
 )
 # The same without most of MARKUP, which is then no token at all.
 PLAIN_TOKEN = re.compile(
-    r"\\[a-z]+|[a-z]+(?:['’][a-z]+)?|\.?\d+(?:[.,:]\d+)*|[\u3040-\u9fff]+"
-    r"|[^\sa-z\d\u3040-\u9fff_`#~\[\]\"“”‘$€£¥&]"
+    rf"[!%'-\-/:-Z^{{|}}{_CONTROL}]|{_WORD}|{_NUMERAL}|\\[a-z]+|{_RUN}"
+    rf"|[^\x00-\x7f{_SPACE}“”‘€£¥]"
 )
-MARKUP = _names('_ ` # ~ [ ] " “ ” ‘ $ € £ ¥ \\ \\left \\right \\quad &')
+MARKUP = _names("\\left \\right \\quad")
+# Words of a line above, one of which it needs to leave the number below it open.
+HANGING = ("doubt", "that", "if", "suppose", "assume", "imagine", "pretend")
 # Of the whole sentence: somebody's opinion, a falsehood, a guess, a trial, an example.
 DISOWNED = _names(
     """doubt doubts doubtful mistake mistakes mistaken mistakenly erroneous erroneously wrongly
@@ -245,6 +256,8 @@ CLOSERS = _names(
     eot_id endoftext user assistant human ! . , \\ □ [ ] ■ ∎ ✓ ✅ $ * # : - ~ ( ) \\square
     \\blacksquare \\] \\) \\boxed } { \\end align equation aligned gathered | < > / _ `"""
 )
+# Those of them that are one sign, and white space.
+CLOSING_SIGNS = re.compile(r"[\s!,#$*:~()\[\]{}|<>/_`□■∎✓✅-]*")
 # The end of a sentence that needs another clause, behind a formula that is not one.
 UNENDING = re.compile(
     r"\b(?:that|if|whether|says?|suppose|assume|imagine) {1,3}(?=[\\$}])"
@@ -349,11 +362,15 @@ RETRACTIONS = (
         "訂正",
     ),
 )
+PARTED = _names("= : ; ≈ \\approx ,")  # where a formula before `=` begins
 SIGNS = _names(r"+ - * / ^ | ! · × − – \cdot \times \sqrt \frac \div ÷ x % per ( )")
+COMPUTATION = re.compile(r"=?\s*\d[\d\s.+*/^()-]*")
 UNKNOWN = _names(r"| ^ \sqrt")  # of one name: `|x| =`
 SENTENCE_ENDS = (". ", "! ", "? ", "\n", "。", "！", "？")
+# The sign comes first and what stands before it after that: other signs are passed over quickly.
 END = re.compile(
-    r"(?<!\bMr)(?<!\bMrs)(?<!\bMs)(?<!\bDr)(?<!\bSt)[.!?](?=\s+[A-Z\\$\d(~*#<-]|\s*$)|[。！？\n]"
+    r"[.!?。！？\n](?:(?<=[。！？\n])|(?=\s+[A-Z\\$\d(~*#<-]|\s*$)"
+    r"(?<!\bMr.)(?<!\bMrs.)(?<!\bMs.)(?<!\bDr.)(?<!\bSt.))"
 )
 CJK = re.compile(r"[\u3000-\u9fff]")
 CJK_WORDS = re.compile(r"[\u3000-\u9fff]{2}|[\u3400-\u9fff]")

@@ -262,8 +262,8 @@ class Parser(Atoms):
                 if _is_zero(product) and kind == "word" and len(value) > 1:
                     raise ParseError("words after 0 are no factors of it")
                 following = self.factor()
-                if kind == "num" and _is_zero(following):
-                    raise ParseError("x 0 is no product")
+                if _is_zero(following) and (kind != "cmd" and value != "("):
+                    raise ParseError("x 0 is no product")  # nor is x{0}
                 product = times(product, following)
             else:
                 return product

@@ -9,6 +9,8 @@ from rlmath.grading.regions import Piece, is_worded, region
 from rlmath.grading.scalars import SCALARS, ScalarComparer, Verdict
 from rlmath.grading.syntax import Node, is_numeric
 
+_COARSELY = 0.34  # after a name: 0.15 \approx 0.2
+
 
 class RelationComparer(ScalarComparer):
     """Compares statements about variables."""
@@ -91,9 +93,12 @@ class RelationComparer(ScalarComparer):
                 return None, None  # 2 \approx 2 grand
             if sides[first][0] == sides[first + 1][0] == "n":
                 return None, None  # 572 or 570?
-            if label is None and self.roughly(sides[first], sides[first + 1]) is not True:
+            exact, *rounded = sides[first:]
+            if label is None and self.roughly(exact, rounded[0]) is not True:
                 return None, None
-            return label, sides[first]
+            if any(self.contradicts(exact, side) for side in rounded):
+                return None, None  # f(x) = x^3 \approx x^4
+            return label, exact
         value = sides[-1]
         plain = value[1] if value[0] == "unit" else value  # 3 * 15 = 45 dollars
         if label is not None and any(
@@ -108,13 +113,23 @@ class RelationComparer(ScalarComparer):
             return None, None  # 41 = 42 states nothing
         return label, value
 
-    def roughly(self, a: Node, b: Node) -> Verdict:
+    def contradicts(self, exact: Node, rounded: Node) -> bool:
+        """Whether `exact` cannot be rounded to this, not even to one digit.
+
+        A side with fewer variables may have values put in: `v^2/(2g) \\approx 0.05 v^2`.
+        """
+        if set(symbols(exact)) != set(symbols(rounded)):
+            return False
+        points = range(3)
+        return any(self.roughly(exact, rounded, _COARSELY, point) is False for point in points)
+
+    def roughly(self, a: Node, b: Node, tolerance: float = 0.01, point: int = 0) -> Verdict:
         try:
-            x = Approximate(self.exact, 0)(unwrap(a))
-            y = Approximate(self.exact, 0)(unwrap(b))
+            x = Approximate(self.exact, point)(unwrap(a))
+            y = Approximate(self.exact, point)(unwrap(b))
         except Undecidable:
             return None
-        return abs(x - y) <= 0.01 * max(abs(x), abs(y))
+        return abs(x - y) <= tolerance * max(abs(x), abs(y))
 
     def equations(self, a: Node, g: Node) -> Verdict:
         label_a, value_a = self.assignment(a)

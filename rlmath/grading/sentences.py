@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 from rlmath.grading import hedges
@@ -11,11 +12,14 @@ _STATES = re.compile(
     r"(?:is|are|be|was|were|equals?|has|have|had|gets?|pays?|needs?|makes?|gives?|costs?|total|"
     r"there|left|remains?|obtain|find|answer)\b|="
 )
+_REASON = r"(?:because|since|given that|rather than|instead of|as opposed to|unlike|whereas)\b"
+# A class of signs comes first, so that `re` passes over all others quickly.
 _CLAUSE = re.compile(
-    r",? (?:because|since|given that|rather than|instead of|as opposed to|unlike|whereas)\b"
-    r"| \((?=[a-z]{2,} [a-z]{2,}|(?:not|about|and|or|since|because|as|where|for|with|when|here)\b)"
-    r"|, (?:as|where|which|when|with|attained|achieved|occurring|reached|but not|and not|not)\b"
-    r"| (?:and|but) not\b",
+    rf"[, ](?:(?<=,) (?:{_REASON}"
+    r"|(?:as|where|which|when|with|attained|achieved|occurring|reached|but not|and not|not)\b)"
+    rf"|(?<= )(?:{_REASON}|(?:and|but) not\b"
+    r"|\((?=[a-z]{2,} [a-z]{2,}"
+    r"|(?:not|about|and|or|since|because|as|where|for|with|when|here)\b)))",
     re.IGNORECASE,
 )
 _CONTRAST = re.compile(
@@ -56,6 +60,7 @@ _RELATED = re.compile(
     r"cos|tan)|cot|sec|csc)|\bone of ?\}?|\d[^\s,;]{0,20} or) ?[($\\]*$",
     re.IGNORECASE,
 )
+_RELATED_ENDS = (*"<>≤≥±∓¬}", "one of", "one of ", " or")
 _MINUS = re.compile(r"(?:(?P<before>\S+)\s+|^\s*)(?:minus|negative) ?\$?$", re.IGNORECASE)
 _SCALED = re.compile(
     r"(?:\$|\\\))?[ -](?:dozens?|hundreds?|thousands?|millions?|billions?|trillions?|lakhs?|crores?"
@@ -73,7 +78,7 @@ _DENIED_CJK = re.compile(
 )
 _SENTENCE = re.compile(r"[.!?](?=\s)|[。！？\n]")
 _SENTENCE_STOPS = (". ", "! ", "? ", "\n", ".\t", "。", "！", "？")
-_MARKUP = re.compile(r"\\(?:textbf|textit|text|mathbf|mathrm)\s*|[*`_$\\{}]")
+_STYLE = re.compile(r"\\(?:textbf|textit|text|mathbf|mathrm)\s*")
 _CONCLUSION = re.compile(
     r"[,;:]? (?:and )?(?:so|hence|thus|therefore|thereby)\b|;|(?<!option)(?<!choice)(?<!answer):",
     re.IGNORECASE,
@@ -91,6 +96,14 @@ _OPTION = tuple(
     )
 )
 _OPTION_CJK = re.compile(r"(?:故选|应选|选择|答案选|选|正解は|答えは)\s*[:：]?\s*\(?([A-J])\)?")
+# One of them is in what each form matches. Neither s nor i: without regard to case, `ſ` is an s.
+_OPTION_PARTS = (
+    ("opt", "cho"),
+    ("wer",),
+    ("cho", "elect", "ck"),
+    ("orrect", "ght", "true", "hold"),
+)
+_ANY_OPTION_PART = (*{part for parts in _OPTION_PARTS for part in parts}, "选", "正解は", "答えは")
 _DENIAL = re.compile(
     r"\b(?:not|no|never|cannot|neither|nor|either|or|but|ruled?|rules|except|wrong|incorrect|false|maybe|perhaps|"
     r"possibly|might|could|may|eliminat\w+|exclud\w+|reject\w*|rule|unlike|unlikely|doubtful|guess|unless|if|but|than|fail(?:s|ed)?|"
@@ -98,16 +111,22 @@ _DENIAL = re.compile(
     r"|decoy|is out)\b|n't|不|非|错|ではな|じゃな|或|以外|\?|？",
     re.IGNORECASE,
 )
-_ANY_LETTER = re.compile(r"([A-HJ]|I(?!\s+[a-z]))(?<![A-Za-z'].)(?![A-Za-z'])")
+# Not the word `I`. A class of signs comes first, so that `re` passes over all others quickly.
+_ANY_LETTER = re.compile(r"([A-J])(?<![A-Za-z'].)(?![A-Za-z'])(?<!I(?=\s+[a-z]))")
 _MAX_SENTENCE = 600
 
 
 def last_sentence(text: str, end: int) -> tuple[int, int]:
     """(start, end) of the sentence around position `end`, within a few hundred characters."""
-    low = max(0, end - _MAX_SENTENCE)
-    start = max(low, *(text.rfind(stop, low, end) + 1 for stop in _SENTENCE_STOPS))
     after = _SENTENCE.search(text, end, end + _MAX_SENTENCE)
-    return start, after.start() if after else min(len(text), end + _MAX_SENTENCE)
+    stop = after.start() if after else min(len(text), end + _MAX_SENTENCE)
+    return _sentence_start(text, end), stop
+
+
+def _sentence_start(text: str, end: int) -> int:
+    low = max(0, end - _MAX_SENTENCE)
+    stops = _SENTENCE_STOPS[: 5 if text.isascii() else None]
+    return max(low, *(text.rfind(stop, low, end) + 1 for stop in stops))
 
 
 def without_reasons(text: str, end: int) -> int:
@@ -116,8 +135,10 @@ def without_reasons(text: str, end: int) -> int:
     `48, as 47 is odd` stops after 48. `end` itself if the sentence states nothing before them.
     """
     for _ in range(3):
-        start, _after = last_sentence(text, end)
+        start = _sentence_start(text, end)
         lowered = text[start:end].lower()
+        if not any(part in lowered for part in ("e", "o", "s", "h", " (")):
+            return end  # one of them is in each of these words
         if not any(word in lowered for word in _CLAUSE_WORDS):
             return end
         stated = _first_value(lowered)
@@ -181,10 +202,15 @@ def changed(text: str, start: int, end: int) -> str | None:
     leave the number as it is, and the empty string if they state no value.
     """
     before = text[max(0, start - 40) : start]
-    if _RELATED.search(before) or _RELATES.match(text, end):
+    lowered = before.lower()
+    # What `_RELATED` may end in, before the brackets that may follow it.
+    bare = lowered.removesuffix("\n").rstrip("($\\").removesuffix(" ")
+    command = bare[-1:].isalpha() and "\\" in bare
+    related = (command or bare.endswith(_RELATED_ENDS)) and _RELATED.search(before)
+    if related or _RELATES.match(text, end):
         return ""
     number = text[start:end].strip(" \t\r\n.,;:!?*_$")
-    signed = before.rstrip(" $").lower().endswith(("minus", "negative"))
+    signed = lowered.rstrip(" $").endswith(("minus", "negative"))
     minus = _MINUS.search(before) if signed else None
     if hedges.is_negative_cjk(text, start):
         return f"-{number}"
@@ -216,21 +242,38 @@ def last_letter(text: str) -> str | None:
     return letters[-1].group(1)
 
 
+def _without_markup(sentence: str) -> str:
+    if "\\text" in sentence or "\\math" in sentence:
+        sentence = _STYLE.sub("", sentence)
+    for sign in "*`_$\\{}":
+        sentence = sentence.replace(sign, "")
+    return sentence
+
+
+def _may_state_option(sentence: str) -> bool:
+    """Whether a form of `_OPTION` may match: it needs one of a few words."""
+    lowered = sentence.lower()
+    return any(part in lowered for part in _ANY_OPTION_PART)
+
+
 def stated_option(text: str) -> str | None:
     """The letter of `So option **B** holds.`; "" if letters are named and none is stated."""
     tail = text.rstrip()[-_MAX_SENTENCE:]
     if _ANY_LETTER.search(tail) is None:
         return None
     ends = [m.end() for m in _SENTENCE.finditer(tail.rstrip(".!。"))]
-    sentence = _MARKUP.sub("", tail[ends[-1] :] if ends else tail)
+    sentence = _without_markup(tail[ends[-1] :] if ends else tail)
+    if not _may_state_option(sentence):
+        return None
     clause = _CONCLUSION.split(sentence)[-1]
-    letters = _ANY_LETTER.findall(clause)
+    letters = list(itertools.islice(_ANY_LETTER.finditer(clause), 2))
     if len(letters) != 1:
         return None
+    lowered = clause.lower()
     cjk = _OPTION_CJK.search(clause)
     found = cjk.group(1) if cjk else None
-    for form in _OPTION:
-        match = form.match(clause)
+    for form, parts in zip(_OPTION, _OPTION_PARTS, strict=True):
+        match = form.match(clause) if any(part in lowered for part in parts) else None
         if match is not None and match["letter"].isupper():
             found = match["letter"]
     if found is None:

@@ -6,6 +6,8 @@ Left out on purpose are verbs of opinion, of trial and of relation (`says`, `gue
 
 from __future__ import annotations
 
+import functools
+
 
 def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
@@ -58,6 +60,7 @@ def is_order(word: str, nouns: bool = False) -> bool:
     return word in _STEMS and word not in COPULAS and (nouns or word not in _NOUNS)
 
 
+@functools.lru_cache(maxsize=8_192)
 def is_stating(word: str) -> bool:
     """Whether a lower-case word is a form of a verb that states a quantity."""
     if word in COPULAS or word in _STEMS or word in _IRREGULAR:
