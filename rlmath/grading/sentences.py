@@ -13,7 +13,7 @@ _STATES = re.compile(
     r"there|left|remains?|obtain|find|answer)\b|="
 )
 _REASON = r"(?:because|since|given that|rather than|instead of|as opposed to|unlike|whereas)\b"
-# A class of signs comes first, so that `re` passes over all others quickly.
+# A class of signs comes first, so that `re` skips all others quickly.
 _CLAUSE = re.compile(
     rf"[, ](?:(?<=,) (?:{_REASON}"
     r"|(?:as|where|which|when|with|attained|achieved|occurring|reached|but not|and not|not)\b)"
@@ -111,7 +111,7 @@ _DENIAL = re.compile(
     r"|decoy|is out)\b|n't|不|非|错|ではな|じゃな|或|以外|\?|？",
     re.IGNORECASE,
 )
-# Not the word `I`. A class of signs comes first, so that `re` passes over all others quickly.
+# Not the word `I`. A class of signs comes first, so that `re` skips all others quickly.
 _ANY_LETTER = re.compile(r"([A-J])(?<![A-Za-z'].)(?![A-Za-z'])(?<!I(?=\s+[a-z]))")
 _MAX_SENTENCE = 600
 
