@@ -179,7 +179,7 @@ class NodeWorkers:
     def _lose(self, node: _Node, error: Exception) -> None:
         if not self._closed.is_set():
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
-            log.warning("the grading workers of node %s are gone: %s", node.node_id, reason)
+            log.warning("lost the grading workers of node %s: %s", node.node_id, reason)
         actor, node.actor, node.refused = node.actor, None, 0
         _kill(actor)
 
@@ -254,7 +254,7 @@ class NodeWorkers:
         with node.lock:
             node.refused += 1
             if node.refused >= MAX_ATTEMPTS and node.actor is not None:
-                self._lose(node, RuntimeError("its worker processes cannot be started"))
+                self._lose(node, RuntimeError("its worker processes do not start"))
         if self._closed.is_set():
             self._do_here(entry)
         else:

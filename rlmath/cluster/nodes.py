@@ -57,7 +57,7 @@ def options_of_nodes(nodes: int) -> list[dict[str, Any]]:
         names = ", ".join(node["NodeManagerAddress"] for node in alive)
         raise UserError(
             f"cluster.nodes={nodes}: the Ray cluster has {len(alive)} ({names}); wait for the "
-            "others with ray_utils/check_ray.sh, or set it to what is there"
+            "others with ray_utils/check_ray.sh, or lower cluster.nodes"
         )
     return [
         {"scheduling_strategy": NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)}

@@ -104,7 +104,7 @@ def placed(layout: RunLayout, nodes: int = 1) -> Iterator[Places]:
                 f"{layout.engine_ranks} engine ranks, {layout.placement.value}"
                 f"{f', {layout.teacher_ranks} of the teacher' if layout.teacher_ranks else ''}), "
                 "but the Ray "
-                f"cluster has {have}, or others hold them; wait for nodes, or shrink the layout."
+                f"cluster has {have}, or other jobs use them; wait for nodes, or shrink the layout."
             ) from error
         rank_bundles, engine_bundles, teacher_bundles = assign(
             layout, bundles_by_node(group, bundles)

@@ -88,8 +88,8 @@ def _join(address: str) -> None:
         raise UserError(
             f"cluster.ray_address={address}: no Ray cluster answers there "
             f"({str(error).strip().splitlines()[0]}); start one, or set it to null to run on "
-            "this machine alone. One of ray_utils/start_ray.sh answers those who know "
-            "its token: launchers/run_math_grpo.sh does, with the same RLMATH_SHARED_DIR and "
+            "this machine only. A cluster from ray_utils/start_ray.sh needs its token: "
+            "launchers/run_math_grpo.sh sets it, given the same RLMATH_SHARED_DIR and "
             "RLMATH_RUN_ID."
         ) from error
 

@@ -81,23 +81,23 @@ def main(argv: Sequence[str]) -> int:
         ray.init(address=arguments.address, log_to_driver=False, logging_level="error")
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise UserError(
-            f"no Ray head answers at {arguments.address}, or none that takes this run's token "
-            "(RLMATH_SHARED_DIR and RLMATH_RUN_ID are to be those of start_ray.sh)"
+            f"no Ray head answers at {arguments.address}, or it does not accept this run's token "
+            "(RLMATH_SHARED_DIR and RLMATH_RUN_ID must be those of start_ray.sh)"
         ) from error
     deadline, said = time.monotonic() + arguments.timeout_s, ""
     while True:
         now = present(ray.nodes())
         missing = now.missing(arguments.slots, arguments.nodes)
         if not missing:
-            print(f"cluster is whole: {now.describe()}", flush=True)
+            print(f"cluster is complete: {now.describe()}", flush=True)
             return 0
         if missing != said:
-            print(f"waiting: {now.describe()} are there, missing {missing}", flush=True)
+            print(f"waiting: {now.describe()} have joined, missing {missing}", flush=True)
             said = missing
         if time.monotonic() > deadline:
             raise UserError(
-                f"after {arguments.timeout_s:g} s the cluster at {arguments.address} still lacks "
-                f"{missing}; look at the output of start_ray.sh there"
+                f"after {arguments.timeout_s:g} s, the cluster at {arguments.address} is still "
+                f"missing {missing}; see the output of start_ray.sh there"
             )
         time.sleep(POLL_S)
 

@@ -175,7 +175,7 @@ def stacks_of(components: Sequence[WatchedComponent]) -> str:
             rest = _CALLER.search(dump, collective.end())
             caller = f", called from {rest[1]}:{rest[2]} ({rest[3]})" if rest else ""
             lines.append(f"{process.name} is in the collective {collective[1]}{caller}")
-        lines.append(dump.rstrip() or "it wrote none: it is stopped, or on another node")
+        lines.append(dump.rstrip() or "no stack: the process is stopped, or on another node")
     return "\n".join(lines)
 
 

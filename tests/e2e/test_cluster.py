@@ -88,7 +88,7 @@ def test_engine_on_one_node_and_megatron_on_the_others(material: Path, tmp_path:
             log.close()
     texts = [(tmp_path / f"rank_{rank}.txt").read_text() for rank in range(world)]
     assert codes == [0, 0, 0], "\n".join(texts)
-    assert "cluster is whole: 3 nodes, 12 CPU slots" in texts[0]
+    assert "cluster is complete: 3 nodes, 12 CPU slots" in texts[0]
     assert "waiting for the head" in texts[1]
     # Which of them joins first is open.
     assert re.search(r"missing [12] of 3 nodes \(RANK [12]", texts[0]), texts[0]
@@ -125,7 +125,7 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
             unknown = {"RAY_AUTH_MODE": "disabled", "RAY_NUM_REDIS_GET_RETRIES": "1"}
             stranger = script(first, "ray_utils/check_ray.sh", tmp_path, 0, 1, "1", **unknown)
             assert stranger.returncode == 2
-            assert "none that takes this run's token" in stranger.stderr
+            assert "does not accept this run's token" in stranger.stderr
             missing = script(first, "ray_utils/check_ray.sh", tmp_path, 0, 2, "6", "2")
             assert missing.returncode == 2
             assert "1 of 2 nodes (RANK 1) and 2 of 6 CPU slots" in missing.stderr
@@ -202,7 +202,7 @@ def test_a_node_that_never_comes_ends_all_with_the_same_code(tmp_path: Path) -> 
         ]
         outputs = [process.communicate(timeout=300)[0] for process in processes]
     assert [process.returncode for process in processes] == [2, 2], "\n".join(outputs)
-    assert "still lacks 1 of 3 nodes (RANK 2) and 4 of 12 CPU slots" in outputs[0]
+    assert "is still missing 1 of 3 nodes (RANK 2) and 4 of 12 CPU slots" in outputs[0]
     assert "RANK 0 has ended with exit code 2" in outputs[1]
 
 
