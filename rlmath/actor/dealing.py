@@ -71,7 +71,7 @@ def _scatter(rows: Tensor, values: Tensor, total: int) -> Tensor:
     if not once or values.numel() != total:
         raise ActorError(
             f"{values.numel()} token values came back for {total} response tokens: some are "
-            "missing or double"
+            "missing or duplicated"
         )
     placed = torch.empty(total)
     placed[rows] = values

@@ -45,11 +45,11 @@ def engine_routes(
         found = torch.zeros(0, layers, topk, dtype=torch.uint8)
     if found.shape[1:] != (layers, topk):
         raise ValueError(
-            f"actor.routing_replay=engine: the samples' routes are of {found.shape[1]} layers and "
-            f"{found.shape[2]} experts of a token, and the model has {layers} and {topk}"
+            f"actor.routing_replay=engine: the samples' routes have {found.shape[1]} layers and "
+            f"{found.shape[2]} experts per token, but the model has {layers} and {topk}"
         )
     if any(own > length for own, length in zip(known, lengths, strict=True)):
-        raise ValueError("a sequence has the routes of more tokens than it has")
+        raise ValueError("a sequence has routes for more tokens than it has")
     # Only what this rank has of the row is copied.
     routes = torch.zeros(len(places), layers, topk, dtype=found.dtype)
     is_known = torch.zeros(len(places), dtype=torch.bool)

@@ -51,7 +51,7 @@ def say_clamped(metrics: Mapping[str, float], farthest: Farthest) -> str:
     """How many tokens of a minibatch were clamped, and which one moved most."""
     return (
         f"{metrics['log_ratio_clamped_count']:.0f} of {metrics['token_count']:.0f} tokens have a "
-        f"log-ratio beyond ±{LOG_RATIO_LIMIT:g}, where it is clamped; farthest: response token "
+        f"log-ratio beyond ±{LOG_RATIO_LIMIT:g}, which was clamped; farthest: response token "
         f"{farthest.token:.0f} of sequence {farthest.sequence:.0f} of the batch (token id "
         f"{farthest.token_id:.0f}), "
         f"log-ratio {farthest.log_ratio:.4g}. The policy moved that far since the old log-probs: "

@@ -40,8 +40,8 @@ def fp8_settings(fp8: Fp8Training | None, on_te: bool) -> dict[str, Any]:
         return {}
     if not on_te:
         raise UserError(
-            f"actor.fp8={fp8.format}: Transformer Engine alone computes it, and the layers here "
-            "are Megatron's own; take actor.fp8=none"
+            f"actor.fp8={fp8.format}: needs Transformer Engine, but the layers here are "
+            "Megatron's own; set actor.fp8=none"
         )
     # Attention (fp8_dot_product_attention), parameters (fp8_param) and all layers, also the first
     # and the last, are as Megatron has them by default.

@@ -185,8 +185,8 @@ def invariance_settings(precision: Precision, on_te: bool) -> dict[str, Any]:
         return {}
     if not on_te:
         raise UserError(
-            "precision.batch_invariant=true: Megatron has batch-invariant kernels for Transformer "
-            "Engine's layers alone, and the layers here are its own; set it to false"
+            "precision.batch_invariant=true: Megatron has batch-invariant kernels only for "
+            "Transformer Engine's layers, but the layers here are Megatron's own; set it to false"
         )
     from megatron.core.transformer.enums import AttnBackend
 

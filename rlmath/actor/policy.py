@@ -226,10 +226,10 @@ class MegatronActor(RankModel):
         """
         batch = shard.batch
         if batch.advantages is None:
-            raise ValueError("the batch has no advantages, which an update needs")
+            raise ValueError("the batch has no advantages; an update needs them")
         if batch.old_log_probs is None and settings.minibatches != 1:
             raise ValueError(
-                f"{settings.minibatches} minibatches need old_log_probs: after the first one the "
+                f"{settings.minibatches} minibatches need old_log_probs: after the first one, the "
                 "policy is no longer the one that sampled"
             )
         if self.routing is not None:

@@ -121,8 +121,8 @@ class RoutingReplay:
             self.clear()
         elif not is_recorded:
             raise ValueError(
-                "actor.routing_replay=old_log_probs: there are no routes of this shard; its old "
-                "log-probs have to be computed before its update"
+                "actor.routing_replay=old_log_probs: no routes for this shard; compute its old "
+                "log-probs before its update"
             )
 
     def finish(self) -> dict[str, float]:

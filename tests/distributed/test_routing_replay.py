@@ -387,4 +387,4 @@ def test_an_update_without_routes_is_refused(
 ) -> None:
     (said,) = ranks.run(ONE, run_wrong_order, mixture, batch)
     assert len(said) == 3
-    assert all("actor.routing_replay" in one and "no routes of this shard" in one for one in said)
+    assert all("actor.routing_replay" in one and "no routes for this shard" in one for one in said)

@@ -76,7 +76,7 @@ def test_the_gates_noise_is_of_a_pass_without_fp8(
 def test_settings_of_megatron() -> None:
     assert fp8_settings(None, on_te=False) == {}
     assert fp8_settings(BLOCKWISE, on_te=True) == {"fp8": "hybrid", "fp8_recipe": "blockwise"}
-    with pytest.raises(UserError, match=r"actor\.fp8=hybrid: Transformer Engine alone"):
+    with pytest.raises(UserError, match=r"actor\.fp8=hybrid: needs Transformer Engine"):
         fp8_settings(BLOCKWISE, on_te=False)
 
 
