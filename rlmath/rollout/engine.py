@@ -90,8 +90,8 @@ class RolloutEngine:
         """
         if requests and not self._weights_valid:
             raise RuntimeError(
-                f"engine {self._index} has no valid weights: the last update to it did not "
-                "finish, or it slept and has had none since; send the weights first"
+                f"engine {self._index} has no valid weights: the last weight sync did not "
+                "finish, or it has slept since; send the weights first"
             )
         if requests:
             self._loop.submit(generation, requests)
@@ -138,7 +138,7 @@ class RolloutEngine:
         """
         self._refuse_unless_idle("sleep")
         if not self._spec.sleeps:
-            raise RuntimeError(f"engine {self._index} was not made to sleep (EngineSpec.sleeps)")
+            raise RuntimeError(f"engine {self._index} cannot sleep (EngineSpec.sleeps=False)")
         self._weights_valid = False
         level = 2 if self._spec.adapters is None else 1
         self._loop.engine_call(lambda engine: engine.sleep(level=level))

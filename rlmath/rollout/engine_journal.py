@@ -64,8 +64,8 @@ class EngineJournal:
                     self._failed_stem = request.journal.stem
                     self._close()
                     print(
-                        f"warning: {request.journal.stem}: {failed}; samples of this step are not "
-                        "in the journal from here on, and a run that dies generates them again",
+                        f"warning: {request.journal.stem}: {failed}; further samples of this "
+                        "step are not in the journal; if the run dies, it generates them again",
                         file=sys.stderr,
                         flush=True,
                     )

@@ -74,6 +74,6 @@ def check_gpus(found: Sequence[int], assigned: Sequence[int] | None, names: Sequ
     if assigned is None or list(found) != list(assigned)[: len(found)]:
         raise RuntimeError(
             f"the engine was given the GPUs {', '.join(names)} of its node (numbers {assigned}), "
-            f"but its workers use {list(found)}; this version of vLLM places workers in another "
-            "way, so take the one that requirements/ names"
+            f"but its workers use {list(found)}; this version of vLLM places workers "
+            "differently; use the version in requirements/"
         )

@@ -131,8 +131,8 @@ class Generation:
         new = keys - self._unfinished
         if len(new) != len(requests):
             raise ValueError(
-                f"{len(requests)} requests have {len(new)} new keys (problem id, index): of the "
-                "unfinished requests each has another"
+                f"{len(requests)} requests have {len(new)} new keys (problem id, index): the keys "
+                "of unfinished requests must differ"
             )
         self._refuse_overlong(requests)
         self._unfinished |= keys
@@ -340,9 +340,9 @@ class Generation:
                 self._is_cut.wait(self._answer_every_s)
                 return []
             raise EngineError(
-                f"{self.unfinished} samples are left, and no engine has weights version "
-                f"{self._pool.weights_version} any more: those that were started again wait for "
-                "the next weight sync, as the actor is past that version"
+                f"{self.unfinished} samples are unfinished, and no engine has weights version "
+                f"{self._pool.weights_version} any more: restarted engines wait for the next "
+                "weight sync, because the actor is past that version"
             )
         owed = [*self._answers, *starting]
         timeout_s = self._answer_every_s
@@ -395,8 +395,8 @@ class Generation:
         left = held.keys() - {(sample.problem_id, sample.index) for sample in progress.samples}
         if left and not progress.unfinished:
             raise EngineError(
-                f"{self._pool.spec.role} {index} has no work but owes {len(left)} samples: "
-                f"{sorted(left)[:5]}" + engine.end_of_log()
+                f"{self._pool.spec.role} {index} is idle, but {len(left)} of its samples are "
+                f"missing: {sorted(left)[:5]}" + engine.end_of_log()
             )
         if progress.journal_error and self._journal is not None:
             self._journal.note_failure(index, progress.journal_error)
@@ -439,7 +439,7 @@ class Generation:
             return
         oldest = next(iter(held.values()))
         raise EngineError(
-            f"{self._pool.spec.role} {index} has given no token for {quiet_s:.0f} s "
+            f"{self._pool.spec.role} {index} has produced no token for {quiet_s:.0f} s "
             f"(rollout.stall_timeout_s={self._stall_timeout_s:g}) with {unfinished} unfinished "
             f"requests; the oldest is sample {oldest.index} of problem {oldest.problem_id}"
             + self._pool.processes[index].end_of_log()

@@ -87,8 +87,8 @@ class StepJournal:
             self._file = None
         if self._failed is not None:
             print(
-                f"warning: {self._path}: {self._failed}; samples of this step are not kept, and a "
-                "run that dies generates them again (runner.journal_keep_gib)",
+                f"warning: {self._path}: {self._failed}; samples of this step are not kept; if "
+                "the run dies, it generates them again (runner.journal_keep_gib)",
                 file=sys.stderr,
                 flush=True,
             )
@@ -97,7 +97,7 @@ class StepJournal:
             reason = next(iter(self._failed_engines.values()))
             print(
                 f"warning: {self._path}: engines that could not write their samples: {engines} "
-                f"({reason}); a run that dies generates them again (runner.journal_keep_gib)",
+                f"({reason}); if the run dies, it generates them again (runner.journal_keep_gib)",
                 file=sys.stderr,
                 flush=True,
             )

@@ -90,7 +90,7 @@ class Balance:
         elif group not in self.live:
             raise LedgerError(
                 f"step {self.step}: group {group} is {kind}, but it is not live: it was never "
-                "admitted, or it has ended before"
+                "admitted, or has already ended"
             )
         elif kind in ENDS:
             self.live.remove(group)
@@ -197,7 +197,7 @@ class Ledger:
             f"live make {sum(balance.ended.values()) + len(live)}"
             + _named("lost", lost)
             + _named("live and not in the ledger", unknown)
-            + ". This is a defect of rlmath; the run stops so that it trains on nothing twice."
+            + ". This is a bug in rlmath; the run stops so that it does not train on a group twice."
         )
 
     def _append(self, lines: list[dict[str, Any]]) -> None:

@@ -176,7 +176,7 @@ class RolloutPool:
             EngineError: An engine failed or stalled.
         """
         if self._generating:
-            raise RuntimeError("generate was called while another generate is not yet finished")
+            raise RuntimeError("generate was called while another call is not finished")
         # Even numbers: an abort ends one by going to the number after it.
         number = 2 if self.generation is None else self.generation.number + 2
         generation = Generation(
@@ -327,8 +327,7 @@ class RolloutPool:
             raise error
         self.restarts += 1
         log.warning(
-            "%s\n%s %d is started again (%d of rollout.max_engine_restarts=%d); %d requests "
-            "are run again",
+            "%s\nRestarting %s %d (%d of rollout.max_engine_restarts=%d); %d requests are repeated",
             error,
             self._spec.role,
             index,
@@ -378,7 +377,7 @@ class RolloutPool:
         if found != self.weights_version:
             raise EngineError(
                 f"{self._spec.role} {engine.index} has weights version {found} after its restart, "
-                f"and not {self.weights_version}"
+                f"not {self.weights_version}"
             )
 
     def _all(self, method: str, *arguments: Any) -> list[Any]:

@@ -35,7 +35,7 @@ def check_resumed_groups(config: Config, path: Path, sampler: Mapping[str, Any])
         what = (
             f"{len(live)} groups are unfinished, and their responses may have up to {longest}"
             if longest in live
-            else f"a group that waits to be trained on has a response of {longest}"
+            else f"a group that waits for training has a response of {longest}"
         )
         raise UserError(
             f"rollout.max_response_tokens={limit}: {path} was made with longer responses: {what} "

@@ -78,8 +78,8 @@ class RouteSpec:
         wanted = (self.layers[-1] + 1, self.experts_per_token)
         if rows.ndim != 3 or rows.shape[1] < wanted[0] or rows.shape[2] != wanted[1]:
             raise RuntimeError(
-                f"vLLM gave routes of shape {list(rows.shape)}, where a row needs {list(wanted)} "
-                "(layers, experts of a token)"
+                f"vLLM returned routes of shape {list(rows.shape)}, but a row needs {list(wanted)} "
+                "(layers, experts per token)"
             )
         found = rows[:, self.layers]
         # A layer that nothing was captured of has the same expert in every place. Not of what is
@@ -88,15 +88,15 @@ class RouteSpec:
         is_range = ends.min() >= 0 and ends.max() < self.experts
         if not is_range or (np.diff(ends, axis=-1) == 0).any():
             raise RuntimeError(
-                f"vLLM gave the first and the last token's routes as {ends.tolist()}: a token has "
-                f"{self.experts_per_token} different ones of {self.experts} experts in each layer "
+                f"vLLM returned {ends.tolist()} as routes of the first and last token: a token "
+                f"needs {self.experts_per_token} different experts of {self.experts} in each layer "
                 f"of {list(self.layers)}"
             )
         if self.experts_per_token == 1 and len(found) >= _MANY_ROWS:
             silent = [n for n, used in zip(self.layers, found.any((0, 2)), strict=True) if not used]
             if silent:
                 raise RuntimeError(
-                    f"vLLM gave expert 0 for each of {len(found)} tokens in layers {silent}, as "
-                    "where it captured no routes"
+                    f"vLLM returned expert 0 for all {len(found)} tokens in layers {silent}, which "
+                    "means that it captured no routes"
                 )
         return found.astype(self.dtype)

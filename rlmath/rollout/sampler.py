@@ -163,7 +163,7 @@ class Sampler:
             ahead: The step before it is still being made: the engines have that one's weights, and
                 the ledger has the groups as admitted in it.
         """
-        assert not self.is_sampled, f"step {step} is sampled already"
+        assert not self.is_sampled, f"step {step} was already sampled"
         self._admit_resumed(step)
         now = step - ahead
         rollout, algorithm = self._config.rollout, self._config.algorithm
@@ -226,7 +226,7 @@ class Sampler:
     def take(self, step: int) -> Sampled:
         """The groups of a step, of what :meth:`generate` sampled for it."""
         done, self.round = self.round, None
-        assert done is not None and done.step == step, f"nothing was sampled for step {step}"
+        assert done is not None and done.step == step, f"step {step} was not sampled"
         groups, counts = self._pop(step)
         metrics = done.metrics | self._metrics(counts, len(groups), step)
         if self._max_lag:
@@ -374,7 +374,7 @@ class Sampler:
                     f"step {step} trains group {ordinal}, which step {admitted} admitted: "
                     f"{step - admitted} steps are more than the {last - admitted} of "
                     f"rollout.max_lag={self._max_lag} and {short} steps that trained too few "
-                    "groups. This is a defect of rlmath."
+                    "groups. This is a bug in rlmath."
                 )
 
     def _admit_resumed(self, step: int) -> None:
@@ -440,8 +440,8 @@ class Sampler:
         )
         return (
             f"{counts.requested} groups were sampled (algorithm.filter.max_rounds="
-            f"{self._config.algorithm.filter.max_rounds}) and dropped: {reasons or 'none'}. The "
-            f"step {what}"
+            f"{self._config.algorithm.filter.max_rounds}); dropped: {reasons or 'none'}. The step "
+            f"{what}"
         )
 
     # -- checkpoints ----------------------------------------------------------------------------

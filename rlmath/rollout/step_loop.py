@@ -483,7 +483,7 @@ class StepLoop:
             )
         if len(running.token_ids) != len(running.log_probs):
             raise RuntimeError(
-                f"{request.problem_id}, sample {request.index}: vLLM gave "
+                f"{request.problem_id}, sample {request.index}: vLLM returned "
                 f"{len(running.token_ids)} tokens and {len(running.log_probs)} log-probabilities"
             )
         reason: FinishReason = "length" if finish_reason == "length" else "stop"
@@ -519,10 +519,10 @@ class StepLoop:
         if found is None and request.begun is None and not is_cut and not self._told_of_rows:
             self._told_of_rows = True
             print(
-                f"warning: {request.problem_id}, sample {request.index}: vLLM gave routes of "
-                f"{sum(map(len, running.routes))} tokens, where {tokens - 1} went through the "
-                "model (all of prompt and response but the last one); it has no routes, nor has "
-                "any other sample of this engine of which that holds",
+                f"warning: {request.problem_id}, sample {request.index}: vLLM returned routes "
+                f"for {sum(map(len, running.routes))} tokens, but {tokens - 1} went through the "
+                "model (all of prompt and response except the last). This sample has no routes, "
+                "and neither has any other sample of this engine with such a difference",
                 file=sys.stderr,
                 flush=True,
             )
@@ -556,8 +556,8 @@ def scored(request: Request, prompt_log_probs: Any, weights_version: int, engine
     found = 0 if prompt_log_probs is None else len(prompt_log_probs)
     if found != wanted:
         raise RuntimeError(
-            f"{request.problem_id}, sample {request.index}: vLLM gave {found} log-probabilities of "
-            f"{wanted} tokens that were to be scored"
+            f"{request.problem_id}, sample {request.index}: vLLM returned {found} "
+            f"log-probabilities for {wanted} tokens to score"
         )
     return Sample(
         problem_id=request.problem_id,

@@ -155,8 +155,8 @@ class EngineTeacher:
 
     def _unreadable(self, sequence: ToScore, token: int) -> TeacherError:
         return TeacherError(
-            f"sample {sequence.name} has token {token}, of the policy's padding, and the teacher's "
-            f"embedding has {self._vocabulary} rows: it cannot read it",
+            f"sample {sequence.name} has token {token} from the policy's padded vocabulary, but "
+            f"the teacher's embedding has only {self._vocabulary} rows",
             raised=True,
         )
 
@@ -165,7 +165,7 @@ class _Closed(TeacherError):
     """The run ends."""
 
     def __init__(self) -> None:
-        super().__init__("the run has ended, and its teacher with it")
+        super().__init__("the run has ended, and so has its teacher")
 
 
 class TeacherScores:
@@ -236,9 +236,9 @@ def checked(sequences: Sequence[ToScore], found: Sequence[Any]) -> list[LogProbs
         wanted = len(sequence.sample.token_ids)
         given = 0 if log_probs is None else len(log_probs)
         if given != wanted or np.isnan(log_probs).any() or (log_probs > 1e-3).any():
-            what = "some that are no log-probabilities" if given == wanted else f"{given}"
+            what = "invalid log-probabilities" if given == wanted else f"{given}"
             raise TeacherError(
-                f"the teacher gave {what} for the {wanted} tokens of sample {sequence.name}",
+                f"the teacher returned {what} for the {wanted} tokens of sample {sequence.name}",
                 raised=True,
             )
     return list(found)

@@ -109,8 +109,8 @@ class ServerTeacher:
             return [dict(one) for one in found["data"]]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(
-                f"teacher.url={self._url}: {self._url}/models gives no list of models ({error}); "
-                "give the address of a vLLM server that runs, with its /v1"
+                f"teacher.url={self._url}: {self._url}/models returned no list of models "
+                f"({error}); give the address of a running vLLM server, with its /v1"
             ) from error
 
     def _score(self, sequence: ToScore) -> LogProbs:
@@ -157,8 +157,8 @@ class ServerTeacher:
             return read_log_probs(reply, token_ids, len(prompt))
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise CallFailed(
-                f"{self._completions.url}: its prompt_logprobs are not those of the tokens that "
-                f"were sent ({type(error).__name__}: {error})",
+                f"{self._completions.url}: prompt_logprobs do not match the tokens that were "
+                f"sent ({type(error).__name__}: {error})",
                 retry=False,
             ) from error
 

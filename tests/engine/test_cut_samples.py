@@ -132,7 +132,7 @@ def test_each_span_has_the_log_probs_of_the_weights_that_sampled_it(
 
 def test_an_unfinished_request_has_one_key(pool: RolloutPool, sender: Any) -> None:
     request = make_requests(random_prompts(1, 10), samples=1)[0]
-    with pytest.raises(ValueError, match="each has another"):
+    with pytest.raises(ValueError, match="must differ"):
         list(pool.generate([request, request]))
 
 

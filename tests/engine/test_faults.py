@@ -74,7 +74,7 @@ def test_engines_that_hang_or_die_are_started_again(
 
         hangs = pid_of(pool.processes[0])
         threading.Timer(0.3, os.kill, (hangs, signal.SIGSTOP)).start()
-        with pytest.raises(EngineError, match=r"engine 0 has given no token for .*problem-\d"):
+        with pytest.raises(EngineError, match=r"engine 0 has produced no token for .*problem-\d"):
             list(pool.generate(requests))
         os.kill(hangs, signal.SIGCONT)
         assert by_key(pool.generate(requests)) == again

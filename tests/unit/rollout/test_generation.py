@@ -180,7 +180,7 @@ def test_without_an_engine_that_has_the_weights_it_says_so() -> None:
     one = pool.begin(requests(1, 2))
     pool.processes[0].can_sample = False
     with pytest.raises(
-        EngineError, match="2 samples are left, and no engine has weights version 3"
+        EngineError, match="2 samples are unfinished, and no engine has weights version 3"
     ):
         list(one.samples(None))
 

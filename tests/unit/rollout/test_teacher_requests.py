@@ -198,9 +198,9 @@ def test_what_may_pass_is_tried_again(server: Server, trouble: Any) -> None:
     [
         ([503] * 9, 3, ["3 of teacher.attempts=3 attempts", "status 503"]),
         ([400], 1, ["1 of teacher.attempts=3 attempts", "status 400"]),
-        (["ids"], 1, ["not those of the tokens that were sent"]),
+        (["ids"], 1, ["do not match the tokens that were sent"]),
         (["short"], 1, ["2 entries for 3 tokens"]),
-        (["none"], 1, ["some that are no log-probabilities"]),
+        (["none"], 1, ["invalid log-probabilities"]),
     ],
 )
 def test_a_sample_without_a_score_ends_the_attempt(
@@ -232,7 +232,7 @@ def test_a_server_that_does_not_fit_is_refused_before_anything_starts(server: Se
     gone = ServerTeacher(
         f"{server.url}/x", None, sequence_tokens=9, connections=1, timeout_s=1, attempts=1
     )
-    with pytest.raises(UserError, match=r"gives no list of models .*404.* its /v1"):
+    with pytest.raises(UserError, match=r"returned no list of models .*404.* its /v1"):
         gone.probe()
 
 
