@@ -190,7 +190,7 @@ class Saver:
                 close = difflib.get_close_matches(metric, point.metrics, n=1)
                 print(
                     f"warning: runner.best_metric={metric}: step {point.step} has no such metric, "
-                    "so that its checkpoint is none of those compared"
+                    "so its checkpoint is not compared"
                     + (f"; did you mean {close[0]}?" if close else ""),
                     file=sys.stderr,
                     flush=True,
@@ -236,7 +236,7 @@ class Saver:
             yield
         except (KeyboardInterrupt, SystemExit, RewardError, EngineError, LostArrays) as cause:
             signal = isinstance(cause, KeyboardInterrupt | SystemExit)
-            what = "interrupted" if signal else f"cut short by {type(cause).__name__}"
+            what = "interrupted" if signal else f"stopped by {type(cause).__name__}"
             try:
                 print(self._save_what_is_done(what), flush=True)
             except Exception as error:
@@ -246,7 +246,7 @@ class Saver:
     def _save_what_is_done(self, what: str) -> str:
         last = self._last
         if last is None or last.step == 0:
-            return f"{what} before the first step was done"
+            return f"{what} before the first step finished"
         if self._actor.changed:
             self._look(wait=True)
             return (
@@ -255,7 +255,7 @@ class Saver:
             )
         if self._is_interrupted:
             return (
-                f"{what} in the save after step {last.step}, which is given up; "
+                f"{what} in the save after step {last.step}, which was abandoned; "
                 + self._where_it_resumes()
             )
         if self._saved_step != last.step:
@@ -269,7 +269,7 @@ class Saver:
         if self.committed_step:
             return f"runner.resume=auto resumes after step {self.committed_step}"
         if self._began_from is not None:
-            return f"runner.resume={self._began_from} begins from there again"
+            return f"runner.resume={self._began_from} starts from there again"
         return "there is no checkpoint yet, so the run starts over"
 
     def _look(self, wait: bool) -> None:

@@ -69,8 +69,8 @@ def check_constants(pool: RolloutPool, spec: ModelSpec) -> None:
             problem = wrong_constant(found, spec)
             if problem:
                 raise WeightsError(
-                    f"engine {index} {problem}: with equal weights it computes another model than "
-                    "the actor. Compare config.json with what vLLM reads of it"
+                    f"engine {index} {problem}, so it computes a different model even with equal "
+                    "weights. Compare config.json with what vLLM reads from it"
                 )
 
 
@@ -83,7 +83,7 @@ def check_prefix_cache(pool: RolloutPool) -> None:
     for index, left in enumerate(pool.call_engines(cached_blocks)):
         if left:
             raise WeightsError(
-                f"engine {index} keeps {left} blocks of the prefix cache after the update to "
+                f"engine {index} still has {left} blocks in its prefix cache after the update to "
                 f"weights version {pool.weights_version}: prompts would continue from keys and "
                 "values of the old weights. rollout.prefix_caching=false runs without the cache"
             )
@@ -104,7 +104,7 @@ def wrong_constant(found: dict[str, Any], spec: ModelSpec) -> str | None:
         # A model with neither tables nor frequencies has them in its kernels.
         if found["ropes"] and not any(_equal(held, rope, spec) for held in found["ropes"]):
             return (
-                f"has rotary embeddings of other frequencies than the actor (rope {rope.kind}, "
+                f"has different rotary frequencies than the actor (rope {rope.kind}, "
                 f"theta {rope.theta:g}, {spec.rotary_dim} of {spec.head_dim} elements of a head)"
             )
     return None

@@ -59,7 +59,7 @@ class Grace:
             self._call_before(frame)
             return
         print(
-            f"SIGTERM in an update: the run ends when its step is done, or in {self._grace_s:g} s "
+            f"SIGTERM during an update: the run ends after this step, or in {self._grace_s:g} s "
             "(runner.grace_s)",
             flush=True,
         )
@@ -89,7 +89,7 @@ def signals_wait() -> Iterator[None]:
         noted.append(number)
         name = signal.Signals(number).name
         print(
-            f"{name} in a save: the run ends when it is done; a second signal ends it", flush=True
+            f"{name} during a save: the run ends after it; a second signal ends it now", flush=True
         )
 
     if threading.current_thread() is threading.main_thread():

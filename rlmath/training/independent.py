@@ -46,8 +46,8 @@ def dependent_samples(groups: Sequence[Sequence[Sample]]) -> list[str]:
             earlier = first.setdefault(sample.seed, sample.index)
             if earlier != sample.index:
                 return [
-                    f"samples {earlier} and {sample.index} of problem {sample.problem_id} have one "
-                    f"seed ({sample.seed})"
+                    f"samples {earlier} and {sample.index} of problem {sample.problem_id} have the "
+                    f"same seed ({sample.seed})"
                 ]
     # Pairs that share no sample are independent of each other.
     pairs = [pair for group in groups for pair in zip(group[::2], group[1::2], strict=False)]
@@ -59,9 +59,9 @@ def dependent_samples(groups: Sequence[Sequence[Sample]]) -> list[str]:
         return []
     rarest, copy = min(same, key=lambda pair: pair[0].log_prob())
     return [
-        f"{len(same)} of {len(pairs)} pairs of samples of one problem are identical, of which the "
-        f"chance is at most 1e{log_chance / math.log(10):.0f} by their log-probs (such as samples "
-        f"{rarest.index} and {copy.index} of problem {rarest.problem_id}): they are not "
+        f"{len(same)} of {len(pairs)} pairs of samples of one problem are identical (such as "
+        f"samples {rarest.index} and {copy.index} of problem {rarest.problem_id}). By their "
+        f"log-probs, the chance of that is at most 1e{log_chance / math.log(10):.0f}: they are not "
         "independent"
     ]
 

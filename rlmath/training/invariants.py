@@ -70,8 +70,8 @@ def report(config: Config, broken: Sequence[str], step: int, monitor: Monitor) -
     message = f"step {step}: " + "; ".join(broken)
     if config.alignment.on_fail is OnMisalignment.stop:
         raise InvariantError(
-            f"{message}. These are invariants, whatever the data, so the step did not train "
-            "what the settings say; alignment.on_fail=warn continues with a warning"
+            f"{message}. These invariants hold for any data, so the step did not train what the "
+            "settings say; alignment.on_fail=warn continues with a warning"
         )
     monitor.warn(message)
 
@@ -90,11 +90,11 @@ def missing_routes(routing: Mapping[str, float], sequence_lengths: Sequence[int]
     if share <= normal + MAX_MISSING_SHARE:
         return []
     return [
-        f"actor.routing_replay=engine: {share:.1%} of the tokens have no routes of the engine, "
-        f"where the last one of each sequence has none ({normal:.1%}), and at most "
-        f"{MAX_MISSING_SHARE:.0%} more may have none; an engine's log has a warning where vLLM "
-        "gives those of another number of tokens. So it is as well in the first steps of a run "
-        "that was resumed with this setting and had samples from before"
+        f"actor.routing_replay=engine: {share:.1%} of the tokens have no routes from the engine. "
+        f"The last token of each sequence never has any ({normal:.1%}), and at most "
+        f"{MAX_MISSING_SHARE:.0%} more may have none. If vLLM returned routes for a "
+        "different number of tokens, the engine's log has a warning. This is expected in the "
+        "first steps after a resume that turned this setting on, if there are samples from before"
     ]
 
 
@@ -133,7 +133,7 @@ def violations(
         if in_loss and first_step and index == 0 and not abs(kl) <= tolerance:
             broken.append(
                 f"the KL to the reference is {kl:.3g}, not 0 to within {tolerance:g}, before "
-                "anything was learned"
+                "the first update"
             )
         terms = algorithm.kl_coef or algorithm.entropy_coef or algorithm.entropy_target is not None
         if not terms and not any_advantage and figures["grad_norm"]:

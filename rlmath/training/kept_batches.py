@@ -134,8 +134,8 @@ class KeptBatches:
             if path == newest:
                 self._warn(
                     f"a step's batch takes {sizes[path] / 2**30:.3g} GiB, more than "
-                    f"runner.replay_keep_gib={self._keep_bytes / 2**30:g}: rlmath replay will "
-                    "find nothing"
+                    f"runner.replay_keep_gib={self._keep_bytes / 2**30:g}: rlmath replay "
+                    "cannot repeat this step"
                 )
 
     def _warn(self, message: str) -> None:

@@ -42,8 +42,8 @@ def where_they_part(session: Session, tokens: list[int]) -> str:
             # What is looked for is the reason of another failure, which has to be told.
             reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     return (
-        f"The layer is not known ({reason}); toolkits/validate_logprobs.py on the model's folder "
-        "names the first that differs."
+        f"The layer is unknown ({reason}); toolkits/validate_logprobs.py on the model's folder "
+        "names the first one that differs."
     )
 
 
@@ -51,9 +51,7 @@ def _cannot(session: Session) -> str | None:
     """Why values inside of the engines cannot be compared; ``None``: they can."""
     config, spec = session.config, session.sampling.pool.spec
     if spec.device == Device.cuda.value and not spec.enforce_eager:
-        return (
-            "compiled engines cannot be looked into; rollout.enforce_eager=true makes it possible"
-        )
+        return "compiled engines cannot be inspected; rollout.enforce_eager=true makes it possible"
     if spec.adapters is not None:
         return "the engines compute adapters apart from the base model"
     in_fp8 = config.rollout.kv_cache_dtype is KvCacheDtype.fp8
@@ -71,8 +69,8 @@ def _compare(session: Session, tokens: list[int]) -> str:
     theirs = engine_values(session.sampling.pool, tokens, spec.layers)
     if theirs is None:
         return (
-            "The layer is not known (the engines are sampling); toolkits/validate_logprobs.py on "
-            "the model's folder names the first that differs."
+            "The layer is unknown (the engines are sampling); toolkits/validate_logprobs.py on the "
+            "model's folder names the first one that differs."
         )
     ours = session.actor.call(_Values(tokens))[0]
     rounded = session.actor.call(_Values(tokens, NOISE_SEED))[0]
@@ -80,13 +78,13 @@ def _compare(session: Session, tokens: list[int]) -> str:
     looked_at = f"on the first {len(tokens)} tokens of that sequence"
     if first is None:
         return (
-            f"Values in all layers agree {looked_at} (at most {worst.ratio:.1f} times as far apart "
-            f"as another rounding, in {worst.place}): what follows the layers differs, such as the "
-            "temperature, or what only longer sequences show."
+            f"Values in all layers agree {looked_at} (at most {worst.ratio:.1f} times the rounding "
+            f"noise, in {worst.place}). So something after the layers differs, such as the "
+            "temperature, or the difference appears only in longer sequences."
         )
     return (
-        f"They part first in {first.place}: {looked_at} its values are {first.ratio:.3g} times as "
-        "far apart as another rounding makes them."
+        f"They diverge first in {first.place}: {looked_at} its values differ by {first.ratio:.3g} "
+        "times the rounding noise."
     )
 
 

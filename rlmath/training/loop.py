@@ -242,7 +242,7 @@ def export(training: Training, batch: TrainingBatch | None) -> None:
     if config.actor.lora.rank:
         session.actor.save_adapters(run_dir / HF_ADAPTER)
     if batch is None and config.runner.check_export_sequences:
-        print("export   not compared with transformers: no step was made", flush=True)
+        print("export   not compared with transformers: no step was run", flush=True)
     checked = check_export(session, run_dir / "hf", batch) if batch is not None else {}
     summary = summarize(config, session, checked)
     write_card(run_dir)

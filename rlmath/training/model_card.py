@@ -68,7 +68,7 @@ def model_card(run_dir: Path, step: int | None = None) -> str:
 
     found = attempts.attempts(run_dir)
     if not found:
-        raise UserError(f"{run_dir} is no training run's folder: there is no config.yaml in it")
+        raise UserError(f"{run_dir} is not the folder of a training run: it has no config.yaml")
     config = OmegaConf.create(dict(attempts.in_force(found, step)))
     summary = read_summary(run_dir)
 

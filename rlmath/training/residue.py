@@ -62,7 +62,7 @@ class ResidueWatch:
             metrics[OTHERS] = max(others) / GIB
         for name, what in (
             (ACTOR, "a Megatron rank keeps on its GPU after offloading"),
-            (OTHERS, "engines that sleep (and CUDA itself) keep on a rank's GPU"),
+            (OTHERS, "sleeping engines (and CUDA itself) keep on a rank's GPU"),
         ):
             if name not in metrics:
                 continue
@@ -71,7 +71,7 @@ class ResidueWatch:
                 raise UserError(
                     f"{what}: {now:.2f} GiB, which is {now - first:.2f} above the "
                     f"{first:.2f} GiB of the first step; the limit is actor.offload_growth_gib="
-                    f"{self._growth_gib:g}. Something is not given back. runner.resume=auto "
+                    f"{self._growth_gib:g}. Memory is not released. runner.resume=auto "
                     "resumes from the last checkpoint in new processes"
                 )
         return metrics

@@ -127,8 +127,8 @@ def unchanged_parts(dtype: DType, unchanged: Sequence[Sequence[Run] | None]) -> 
 def _sentence(stuck: Sequence[str], of: str = "") -> str:
     more = f" and {len(stuck) - _NAMED} more tensors" if len(stuck) > _NAMED else ""
     return (
-        f"the update changed not a single bit of {of}{', '.join(stuck[:_NAMED])}{more}: a frozen "
-        "parameter, or a rank that missed a part of the update"
+        f"the update did not change a single bit of {of}{', '.join(stuck[:_NAMED])}{more}: a "
+        "frozen parameter, or a rank that missed part of the update"
     )
 
 

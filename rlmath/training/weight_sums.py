@@ -115,14 +115,14 @@ def wrong_sums(
         squares = found["loss_weight_squares"]
         if tokens != right.tokens:
             broken.append(
-                f"minibatch {index} has {tokens:.0f} tokens in the loss, and its lengths and masks "
-                f"say {right.tokens}: a loss mask was lost, or sequences were"
+                f"minibatch {index} has {tokens:.0f} tokens in the loss, but its lengths and masks "
+                f"give {right.tokens}: a loss mask or sequences were lost"
             )
         elif not _near(total, right.total) or not _near(squares, right.squares):
             broken.append(
                 f"the weights of the {right.tokens} tokens of minibatch {index} add up to "
-                f"{total:.7g} (squares: {squares:.7g}), and algorithm.aggregation gives "
-                f"{right.total:.7g} (squares: {right.squares:.7g}): the loss has another "
+                f"{total:.7g} (squares: {squares:.7g}), but algorithm.aggregation gives "
+                f"{right.total:.7g} (squares: {right.squares:.7g}): the loss has a different "
                 "denominator"
             )
     return broken

@@ -30,7 +30,7 @@ SAID = {
     "lost_mask": (None, ""),
     "half_updated_rank": (None, ""),
     "temperature": ("AlignmentError", "Values in all layers agree"),
-    "attention_scale": ("AlignmentError", "They part first in layer 1, rotary embedding"),
+    "attention_scale": ("AlignmentError", "They diverge first in layer 1, rotary embedding"),
     "prefix_cache": (None, ""),
     "copied_samples": (None, ""),
 }

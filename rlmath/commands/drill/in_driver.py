@@ -157,7 +157,7 @@ FAULTS = (
         "all samples of a problem get the same seed",
         "driver",
         "invariant: independent samples",
-        "have one seed",
+        "have the same seed",
         one_seed,
     ),
     Fault(

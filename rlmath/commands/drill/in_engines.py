@@ -188,7 +188,7 @@ FAULTS = (
         f"the engine's rope theta is {ROPE_THETA:g} times the model's",
         "engine",
         "gate, or the engine's numbers after the weight sync",
-        rf"{GATE}|has rotary embeddings of other frequencies",
+        rf"{GATE}|has different rotary frequencies",
         functools.partial(in_workers, plant=other_rope, back=rope_back),
     ),
     Fault(
@@ -212,7 +212,7 @@ FAULTS = (
         "the prefix cache is not reset after a weight sync",
         "engine",
         "blocks left in the cache after the weight sync",
-        r"keeps \d+ blocks of the prefix cache",
+        r"still has \d+ blocks in its prefix cache",
         stale_prefixes,
         missing=_no_prefix_cache,
     ),

@@ -93,7 +93,7 @@ def test_an_update_that_was_begun_is_not_saved(
     with pytest.raises(RewardError), saver.saving_when_cut_short():
         raise RewardError("a reward raises")
     assert not list(tmp_path.iterdir())
-    assert "cut short by RewardError in the update of step 2" in capsys.readouterr().out
+    assert "stopped by RewardError in the update of step 2" in capsys.readouterr().out
 
 
 def test_a_run_that_began_from_another_ones_checkpoint_is_saved_in_its_own_folder(
@@ -122,7 +122,7 @@ def test_a_run_that_began_from_another_ones_checkpoint_is_saved_in_its_own_folde
     ranks.changed = True
     with pytest.raises(RewardError), saver.saving_when_cut_short():
         raise RewardError("a reward raises")
-    assert f"runner.resume={theirs.path} begins from there again" in capsys.readouterr().out
+    assert f"runner.resume={theirs.path} starts from there again" in capsys.readouterr().out
     assert store.steps() == []
     assert "saved after step 50" in cut_short()
     found = store.resume("auto")
@@ -217,6 +217,6 @@ def test_a_signal_in_a_save_does_not_begin_it_again(
     assert ranks.saves == 1
     assert (tmp_path / "step_000001" / "manifest.json").is_file() == (signals == 1)
     said = capsys.readouterr().out
-    assert f"{signal.Signals(number).name} in a save" in said
+    assert f"{signal.Signals(number).name} during a save" in said
     after = "saved after step 1" if signals == 1 else "there is no checkpoint yet"
     assert after in said

@@ -73,7 +73,7 @@ def test_frequencies_of_models_that_transformers_computes() -> None:
     rope = dataclasses.replace(SPEC.rope, theta=SPEC.rope.theta * 1.2)
     other = dataclasses.replace(SPEC, rope=rope)
     found = worker_constants(worker(other, torch.float32, own=True))
-    assert "rotary embeddings of other frequencies" in str(wrong_constant(found, SPEC))
+    assert "different rotary frequencies" in str(wrong_constant(found, SPEC))
 
 
 def test_the_engine_is_named() -> None:
@@ -88,5 +88,5 @@ def test_prefixes_of_old_weights_are_found() -> None:
     pool: Any = SimpleNamespace(call_engines=lambda _: [0, 0], weights_version=3)
     check_prefix_cache(pool)
     pool.call_engines = lambda _: [0, 5]
-    with pytest.raises(WeightsError, match="engine 1 keeps 5 blocks of the prefix cache"):
+    with pytest.raises(WeightsError, match="engine 1 still has 5 blocks in its prefix cache"):
         check_prefix_cache(pool)

@@ -50,7 +50,7 @@ def drawn(groups: int, size: int, choices: int, length: int) -> list[list[Sample
 def test_one_seed_twice() -> None:
     group = [sample(0, [1], -1.0, seed=7), sample(1, [2], -1.0), sample(2, [3], -1.0, seed=7)]
     (sentence,) = dependent_samples([group])
-    assert "samples 0 and 2 of problem p have one seed (7)" in sentence
+    assert "samples 0 and 2 of problem p have the same seed (7)" in sentence
 
 
 @pytest.mark.parametrize(("choices", "length"), [(1, 20), (2, 1), (2, 4), (10, 2), (50, 20)])
@@ -104,7 +104,7 @@ def test_groups_that_a_filter_dropped_are_checked() -> None:
     with (
         mock.patch.object(step, "sample_probe"),
         mock.patch.object(step, "check_probe", return_value={}),
-        pytest.raises(InvariantError, match="have one seed"),
+        pytest.raises(InvariantError, match="have the same seed"),
     ):
         step.train_step(session, feed, mock.Mock(), monitor, mock.Mock(), 3)
     assert forgotten == [3]

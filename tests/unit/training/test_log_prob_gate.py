@@ -248,7 +248,7 @@ def test_engines_in_fp8_are_judged_by_the_actors_own_products_in_fp8() -> None:
         else:
             with pytest.raises(AlignmentError):
                 check(session, away)
-    with pytest.raises(AlignmentError, match="in FP8 gives"):
+    with pytest.raises(AlignmentError, match="in FP8 is"):
         session = session_of("model.dtype=bfloat16", "rollout.quantization=fp8")
         session.actor = InFp8(0.01)
         check(session, batch_of([[0.35, 0.0] * 8], versions=[4]))
@@ -395,7 +395,7 @@ def test_an_actor_that_does_not_repeat_itself_is_told_from_an_engine_that_differ
         old_log_probs=torch.tensor([-1.0, -1.0, -1.0, -1.5, -1.0]),
         engine_log_probs=torch.full((5,), -1.0),
     )
-    with pytest.raises(AlignmentError, match=r"gives it -1\.0000 now: its own .* do not repeat"):
+    with pytest.raises(AlignmentError, match=r"now computes -1\.0000: its own .* do not repeat"):
         check(session_of("model.dtype=bfloat16", noise=0.02), wrong)
 
 
@@ -404,7 +404,7 @@ def test_a_run_that_goes_on_looks_into_a_failure_once_in_a_while() -> None:
     apart = batch_of([[0.5, 0.5]], versions=[4])
     for step in range(3, 3 + gate.NOISE_EVERY):
         with pytest.raises(
-            AlignmentError, match="forward pass" if step == 3 else "See step 3 for where"
+            AlignmentError, match="forward pass" if step == 3 else "See the message of step 3"
         ):
             check(session, apart, step)
         assert session.actor.probed == [1] * (1 if step < 33 else 2)

@@ -36,7 +36,7 @@ def test_growth_above_the_limit_stops_the_run_with_the_numbers() -> None:
         watch.see(ranks(0.5, gib), [])
     with pytest.raises(UserError, match=r"2\.25 GiB, which is 1\.25 above the 1\.00 GiB"):
         watch.see(ranks(0.5, 2.25), [])
-    with pytest.raises(UserError, match=r"engines that sleep .* 4\.50 GiB.*growth_gib=1"):
+    with pytest.raises(UserError, match=r"sleeping engines .* 4\.50 GiB.*growth_gib=1"):
         watch.see(ranks(1.0), ranks(1.0, others=3.0))
         watch.see(ranks(1.0), ranks(1.0, others=4.5))
 

@@ -60,7 +60,7 @@ def test_a_lost_mask_shows_in_the_tokens() -> None:
     expected = expected_sums(settings("token_mean"), SEQUENCES, 11)
     lost = [one | {"token_count": one["token_count"] + 6} for one in reported("token_mean")]
     (first, _) = wrong_sums(expected, lost)
-    assert f"lengths and masks say {expected[0].tokens}" in first
+    assert f"lengths and masks give {expected[0].tokens}" in first
     not_a_number = [one | {"loss_weight": float("nan")} for one in reported("token_mean")]
     assert len(wrong_sums(expected, not_a_number)) == 2
 

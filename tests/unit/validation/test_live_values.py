@@ -201,7 +201,7 @@ def session_of(theirs: Values | None, **changes: Any) -> Any:
 @pytest.mark.parametrize(
     ("theirs", "changes", "said"),
     [
-        (values_of(attention=0.1), {}, "They part first in layer 1, rotary embedding"),
+        (values_of(attention=0.1), {}, "They diverge first in layer 1, rotary embedding"),
         (values_of(), {}, "Values in all layers agree on the first 2 tokens"),
         (None, {}, "the engines are sampling"),
         (values_of(), {"device": "cuda"}, "rollout.enforce_eager=true"),

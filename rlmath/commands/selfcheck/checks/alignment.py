@@ -41,6 +41,6 @@ def run(node: Node, record: Record) -> None:
                 mean <= allowed.mean_exp_abs and found["max_abs_diff"] <= allowed.max_abs,
                 f"weights version {version}: mean exp|Δ| of rollout and actor log-probs is "
                 f"{mean:.7g} (limit {allowed.mean_exp_abs:.7g}) and the largest |Δ| "
-                f"{found['max_abs_diff']:.3g} nats (limit {allowed.max_abs:.3g}); another rounding "
-                f"of the actor gives {1 + noise.excess:.7g} and {noise.max_abs:.3g}",
+                f"{found['max_abs_diff']:.3g} nats (limit {allowed.max_abs:.3g}); rounding noise "
+                f"of the actor is {1 + noise.excess:.7g} and {noise.max_abs:.3g}",
             )
