@@ -44,7 +44,7 @@ def test_engines_that_hang_or_die_are_started_again(
     """Each sample comes once, the same as without the faults, from the weights in force; when no
     restarts are left, the engine is named with what it owes, and nobody waits for it."""
     requests = make_requests(random_prompts(4, 10), samples=8, max_tokens=400)
-    with RolloutPool(log_dir_spec, num_engines=2, stall_timeout_s=4.0, max_restarts=2) as pool:
+    with RolloutPool(log_dir_spec, num_engines=2, stall_timeout_s=8.0, max_restarts=2) as pool:
         # As a session connects its actor.
         trainer = start_sender(pool, reference)
 
