@@ -12,6 +12,8 @@ from rlmath.commands.drill.fault import Fault, Scene
 from rlmath.config.lora import LoraRollout
 from rlmath.config.rollout import keeps_kv
 from rlmath.config.schema import Config
+from rlmath.errors import ModelError
+from rlmath.model.spec import read_model_spec
 from rlmath.rollout.engine_workers import inverse_frequencies
 
 _KEPT = "_kept_by_drill"
@@ -163,6 +165,13 @@ def temperature_back(engine: Any) -> None:
     engine._loop.__dict__.pop("submit", None)
 
 
+def _is_latent(model: str) -> bool:
+    try:
+        return read_model_spec(model).latent is not None
+    except ModelError:
+        return False  # There is none yet.
+
+
 def _no_prefix_cache(config: Config) -> str | None:
     if not config.rollout.prefix_caching:
         return "rollout.prefix_caching=false: there is no prefix cache"
@@ -170,6 +179,9 @@ def _no_prefix_cache(config: Config) -> str | None:
         return "rollout.kv=keep: the prefix cache outlives a weight sync"
     if config.actor.lora.rollout is LoraRollout.unmerged:
         return "actor.lora.rollout=unmerged: a prefix's hash has the weights version in it"
+    if _is_latent(config.model.path):
+        # A drill is on a CPU.
+        return "latent attention: vLLM has no prefix cache for it on a CPU"
     return None
 
 

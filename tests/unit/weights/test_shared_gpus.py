@@ -112,7 +112,7 @@ def test_the_driver_asks_ranks_and_engines_for_their_gpus(monkeypatch: Any) -> N
     remote = SimpleNamespace(remote=lambda own: told.append(own))
     actor._workers = [SimpleNamespace(connect_engines=remote) for _ in range(4)]
     monkeypatch.setattr(actor, "_all", lambda method: {"gpu": gpus(4)}[method])
-    monkeypatch.setattr(actor, "_get", lambda refs, method: None)
+    actor._calls = SimpleNamespace(results=lambda calls, method: None)  # type: ignore[assignment]
     one, other = engine("one", gpus(4)[:2]), engine("other", gpus(4)[2:])
     actor.connect_engines(plan(one, other))
     assert [own.serves for own in told] == [(0, 1), (0, 1), (2, 3), (2, 3)]

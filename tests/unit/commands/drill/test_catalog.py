@@ -17,6 +17,7 @@ from rlmath.commands.drill.catalog import FAULTS, select
 from rlmath.commands.drill.runner import Outcome
 from rlmath.config.load import load
 from rlmath.errors import UserError
+from rlmath.model.published import KNOWN
 
 PAGE = Path(__file__).resolve().parents[4] / "docs" / "reliability.md"
 
@@ -51,7 +52,7 @@ def test_each_fault_is_complete() -> None:
         assert fault.from_step + fault.latest - 1 <= 4
 
 
-def test_faults_that_a_configuration_cannot_have() -> None:
+def test_faults_that_a_configuration_cannot_have(tmp_path: Path) -> None:
     reasons = {
         "half_updated_rank": "actor.tensor_parallel=1",
         "frozen_layer": "actor.lora.layers=[1]",
@@ -67,6 +68,9 @@ def test_faults_that_a_configuration_cannot_have() -> None:
     keeps = load(["experiment=quickstart", "rollout.schedule=continuous", "rollout.kv=keep"])
     (prefixes,) = (fault for fault in FAULTS if fault.name == "prefix_cache")
     assert str(prefixes.missing(keeps)).startswith("rollout.kv=keep")
+    (tmp_path / "config.json").write_text(json.dumps(KNOWN["DeepSeek-V3"]))
+    latent = load(["experiment=quickstart", f"model.path={tmp_path}"])
+    assert str(prefixes.missing(latent)).startswith("latent attention")
     unmerged = load(["experiment=quickstart", "actor.lora.rank=4", "actor.lora.rollout=unmerged"])
     without = {fault.name for fault in FAULTS if "unmerged" in str(fault.missing(unmerged))}
     assert without == {"swapped_k_v", "prefix_cache"}
