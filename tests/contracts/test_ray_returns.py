@@ -75,10 +75,14 @@ def is_here(ref: Any) -> bool:
     return bool(worker.object_exists(ref, memory_store_only=True))
 
 
-def nodes_of(ref: Any) -> list[str]:
-    """The nodes whose object store has a value."""
-    found: list[str] = ray.experimental.get_object_locations([ref])[ref]["node_ids"]
-    return found
+def nodes_of(ref: Any, wait_s: float = 30.0) -> list[str]:
+    """The nodes whose object store has a value; a node says so a moment after it has it."""
+    deadline_s = time.monotonic() + wait_s
+    while True:
+        found: list[str] = ray.experimental.get_object_locations([ref])[ref]["node_ids"]
+        if found or time.monotonic() > deadline_s:
+            return found
+        time.sleep(0.05)
 
 
 def test_a_block_stays_and_all_else_comes(engine: Any) -> None:
@@ -136,4 +140,4 @@ def test_without_the_limit_a_small_block_would_come(engine: Any) -> None:
 
     other = ray.remote(Plain).options(num_cpus=0).remote()
     _, block = other.pair.options(num_returns=2).remote()
-    assert is_here(block) and not nodes_of(block)
+    assert is_here(block) and not nodes_of(block, wait_s=1.0)

@@ -36,7 +36,7 @@ def test_each_tensor_rank_has_its_own_tokens() -> None:
     assert not other.is_known.any()
     none = engine_routes(plain, one, range(8), 2, 3)
     assert not none.is_known.any() and none.routes.shape == (8, 2, 3)
-    with pytest.raises(ValueError, match=r"of 2 layers and 3 .* the model has 5 and 3"):
+    with pytest.raises(ValueError, match=r"have 2 layers and 3 .* the model has 5 and 3"):
         engine_routes(batch, one, range(8), 5, 3)
     longer = dataclasses.replace(batch, route_lengths=torch.tensor([0, 0, 6]))
     with pytest.raises(ValueError, match="more tokens than it has"):

@@ -70,7 +70,7 @@ class StubLoop:
 
     def rpc(self, method: str | Callable[..., Any], **arguments: Any) -> list[Any]:
         # Of the functions that run in a worker, one asks for constants.
-        return [{"norm_eps": []}] if callable(method) else [None]
+        return [{"norm_eps": [], "ropes": []}] if callable(method) else [None]
 
     def engine_call(self, function: Callable[[Any], Any]) -> Any:
         return function(
