@@ -111,7 +111,8 @@ def run(arguments: argparse.Namespace, given: Given) -> int:
     )
     if arguments.json:
         seconds = {one.transport: vars(one) | {"seconds": one.seconds} for one in times}
-        print(json.dumps(as_json(plan) | {"times": seconds}, indent=1))
+        # On one line: Python indents in Python, ten times as long for the operations of a large MoE.
+        print(json.dumps(as_json(plan) | {"times": seconds}))
     else:
         on_paper = as_text(times, gpu, efficiency, config.cluster.gpus_per_node)
         print(as_table(plan), on_paper, sep="\n\n")
