@@ -111,7 +111,7 @@ def run(arguments: argparse.Namespace, given: Given) -> int:
     )
     if arguments.json:
         seconds = {one.transport: vars(one) | {"seconds": one.seconds} for one in times}
-        # On one line: Python indents in Python, ten times as long for the operations of a large MoE.
+        # On one line: json indents in Python, which takes ten times as long for a large MoE.
         print(json.dumps(as_json(plan) | {"times": seconds}))
     else:
         on_paper = as_text(times, gpu, efficiency, config.cluster.gpus_per_node)
