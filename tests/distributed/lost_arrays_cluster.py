@@ -19,6 +19,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from rlmath.actor.group import ActorGroup
+from rlmath.actor.rank_calls import RankCalls
 from rlmath.actor.settings import UpdateSettings
 from rlmath.algorithms.filters import TruncatedRule
 from rlmath.batching.from_groups import sampled_sequences

@@ -129,7 +129,7 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
             missing = script(first, "ray_utils/check_ray.sh", tmp_path, 0, 2, "6", "2")
             assert missing.returncode == 2
             assert "1 of 2 nodes (RANK 1) and 2 of 6 CPU slots" in missing.stderr
-            assert "waiting: 1 nodes, 4 CPU slots are there" in missing.stdout
+            assert "waiting: 1 nodes, 4 CPU slots have joined" in missing.stdout
             enough = script(first, "ray_utils/check_ray.sh", tmp_path, 0, 1, "3", "20")
             assert enough.returncode == 0, enough.stderr
         finally:
