@@ -69,7 +69,7 @@ def main() -> None:
         group = ActorGroup.__new__(ActorGroup)
         group.settings = SimpleNamespace(max_tokens_per_microbatch=100_000)
         group.layout, group._log_dir = Layout(), "."
-        group._calls, group._dp = 0, [0]
+        group._calls, group._dp = RankCalls(""), [0]
         rank = ray.remote(Rank).options(num_cpus=0, resources={"ranks": 0.1})
         group._workers = [rank.remote()]
         rows = sampled_sequences(groups[:1], truncated=TruncatedRule.keep, mask_duplicates=False)
