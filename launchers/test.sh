@@ -51,13 +51,18 @@ if [ "${1:-}" = cuda-wheels ]; then
   cuda_wheels "$@"
 fi
 bash launchers/setup.sh
-# Triton's interpreter runs kernels without a GPU. Apart from the other packages: where vLLM and
-# Megatron find Triton they choose other code.
-triton=$(grep '^triton==' requirements/cuda.lock)
-if [ ! -d ".venv/triton/triton-${triton#*==}.dist-info" ]; then
-  rm -rf .venv/triton
-  .venv/bin/python -m pip install -qq --no-deps --target .venv/triton "$triton"
-fi
+# Each in its own folder, .venv/NAME, where only the tests that need it look.
+apart() {
+  local name=${1%%==*} version=${1#*==}
+  [ ! -d ".venv/$name/$name-$version.dist-info" ] || return 0
+  rm -rf ".venv/$name"
+  .venv/bin/python -m pip install -qq --no-deps --target ".venv/$name" "$1"
+}
+# Triton's interpreter runs kernels without a GPU. Where vLLM and Megatron find Triton they choose
+# other code.
+apart "$(grep '^triton==' requirements/cuda.lock)"
+# Rewards of TRL are used as they are, and compared with rlmath's own.
+apart trl==1.16.0
 # Set in many images. pytest would then rewrite the assertions of all files in each process.
 unset PYTHONDONTWRITEBYTECODE
 

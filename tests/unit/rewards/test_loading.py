@@ -8,6 +8,7 @@ import signal
 import sys
 import textwrap
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -237,8 +238,10 @@ def test_openrlhf_reply_without_rewards(tmp_path):
         get_reward(str(path))(["a"], solution=["a"])
 
 
-def test_trl_own_rewards_run_here():
-    pytest.importorskip("trl", reason="TRL is installed on development machines only")
+def test_trl_own_rewards_run_here(monkeypatch):
+    # Where launchers/test.sh puts it, apart from the packages of a run.
+    monkeypatch.syspath_prepend(str(Path(sys.prefix) / "trl"))
+    pytest.importorskip("trl", reason="TRL is not installed; bash launchers/test.sh fetches it")
     think = get_reward("trl.rewards:think_format_reward")
     chats = [[{"content": "<think>\na\n</think>\nb"}], [{"content": "b"}]]
     assert think(chats) == [1.0, 0.0]
