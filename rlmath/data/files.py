@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -45,8 +46,7 @@ def read_rows(paths: Sequence[str | Path]) -> Iterator[Row]:
     files = [Path(path) for path in paths if not is_hub(path)]
     for path in files:
         if not path.is_file():
-            what = "is a folder; give the files in it" if path.is_dir() else "there is no such file"
-            raise UserError(f"{path}: {what}")
+            raise UserError(f"{path}: {_no_file(path)}")
         if path.suffix not in _READERS:
             raise UserError(f"{path}: data files end in {', '.join(_READERS)}")
     names = dict(zip(files, _distinct_names(files), strict=True))
@@ -63,6 +63,16 @@ def read_rows(paths: Sequence[str | Path]) -> Iterator[Row]:
             yield Row(f"{name}:{number}", fields)
 
 
+def _no_file(path: Path) -> str:
+    """Why a path is no file, with the one that was probably meant."""
+    if path.is_dir():
+        return "is a folder; give the files in it"
+    if not path.parent.is_dir():
+        return f"there is no such file, nor the folder {path.parent}"
+    close = difflib.get_close_matches(path.name, [one.name for one in path.parent.iterdir()], n=1)
+    return "there is no such file" + (f"; did you mean {path.parent / close[0]}?" if close else "")
+
+
 def _jsonl(path: Path) -> Iterator[tuple[int, Any]]:
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
@@ -70,7 +80,11 @@ def _jsonl(path: Path) -> Iterator[tuple[int, Any]]:
                 continue
             try:
                 yield number, json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
-            except ValueError as error:  # Broken JSON and broken UTF-8 alike.
+            except json.JSONDecodeError as error:
+                # Its own text has a line number, which is that of the row within itself.
+                what = f"{error.msg} at character {error.pos + 1} of the line"
+                yield number, MalformedRowError(f"not a JSON object: {what}")
+            except ValueError as error:  # Broken UTF-8.
                 yield number, MalformedRowError(f"not a JSON object: {error}")
 
 

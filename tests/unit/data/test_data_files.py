@@ -47,7 +47,8 @@ def test_jsonl_places_are_line_numbers(tmp_path):
     assert rows[0].fields == {"n": 1} and rows[4].fields == {"n": 4}
     messages = [str(row.fields) for row in rows[1:4]]
     assert all(isinstance(row.fields, MalformedRowError) for row in rows[1:4])
-    assert messages[0].startswith("not a JSON object: ")
+    # Which is after the end of a line that stops in the middle.
+    assert messages[0] == "not a JSON object: Expecting ',' delimiter at character 9 of the line"
     assert messages[1] == "a row is an object with fields, this is a list"
     assert "utf-8" in messages[2]
 
@@ -90,3 +91,18 @@ def test_missing_files_folders_and_repetitions_are_refused(tmp_path):
         list(read_rows([tmp_path]))
     with pytest.raises(UserError, match="given twice"):
         list(read_rows([tmp_path / "a.jsonl", tmp_path / "." / "a.jsonl"]))
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("trian.jsonl", r"there is no such file; did you mean .*/train.jsonl\?$"),
+        ("other.parquet", "there is no such file$"),
+        ("dta/train.jsonl", "there is no such file, nor the folder .*/dta$"),
+        (".", "is a folder; give the files in it$"),
+    ],
+)
+def test_a_path_that_is_no_file(tmp_path, name, said):
+    (tmp_path / "train.jsonl").write_text("{}\n")
+    with pytest.raises(UserError, match=said):
+        list(read_rows([tmp_path / name]))
