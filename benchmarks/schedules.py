@@ -10,9 +10,16 @@ The simulation is given these lengths and what the run of ``synchronous`` measur
 decode steps (least squares over sequences that run, tokens held and tokens read), the ranks'
 seconds per token, and the rest of a step, in two parts: what comes between its samples and its
 weights, beside which other schedules sample, and what nobody samples beside, such as the weight
-sync. Of the other runs it knows one thing: which share of their cores' time engine and rank lost
-while they worked, to the driver and to whatever else runs on the machine; a run in which one of the
-two always waits leaves an idle core for that. Errors are of tokens per second.
+sync. It is asked twice per schedule:
+
+- ``error``: decode steps as this run measured them, and the ranks' seconds scaled by the CPU
+  seconds that a token cost in this run and by the share of their cores' time that engine and rank
+  lost while they worked (to the driver, and to whatever else runs on the machine). This is the
+  error of the simulation.
+- ``error_of_synchronous_costs``: what a forecast from ``synchronous`` alone would have been, but
+  for the lost share. It includes how much the machine's speed changed between two runs.
+
+Errors are of tokens per second.
 
 The runs take turns, ``--rounds`` times. Tokens per second are those of the median run over all its
 counted steps, other figures medians over steps; CPU seconds say on any machine whether a token
@@ -141,15 +148,25 @@ def compare(folder: Path, steps: int, rounds: int, without: Sequence[str]) -> di
     }
     base = tokens_per_s(measured["synchronous"])
     for name, case in chosen.items():
-        lost = lost_share(measured[name], measured["synchronous"])
-        times = dataclasses.replace(setup.times, contended_share=lost)
-        told = dataclasses.replace(setup, times=times)
-        outcome = simulate(config_of(folder, case), told, case.choice, steps=steps)
-        result[name] = figures(measured[name], outcome, base) | {"lost_share": round(lost, 3)}
-        result[name]["settings"] += case.settings
+        runs = measured[name]
+        result[name] = figures(runs, base)
+        result[name]["settings"] = [*case.choice.settings, *case.settings]
+        lost = lost_share(runs, measured["synchronous"])
+        result[name]["lost_share"] = round(lost, 3)
         if not case.is_simulated:
-            said = ("simulated_", "error")
-            result[name] = {k: v for k, v in result[name].items() if not k.startswith(said)}
+            continue
+        config = config_of(folder, case)
+        told = dataclasses.replace(
+            setup, times=own_times(setup.times, runs, measured["synchronous"])
+        )
+        outcome = simulate(config, told, case.choice, steps=steps)
+        result[name] |= compared(outcome, runs)
+        # The same without what this run tells of its own costs.
+        times = dataclasses.replace(setup.times, contended_share=lost)
+        outcome = simulate(
+            config, dataclasses.replace(setup, times=times), case.choice, steps=steps
+        )
+        result[name]["error_of_synchronous_costs"] = compared(outcome, runs)["error"]
     return result
 
 
@@ -252,11 +269,7 @@ def config_of(folder: Path, case: Case) -> Any:
 
 def setup_of(runs: Sequence[Run], lengths: Lengths) -> Setup:
     """What the simulation needs, from runs of the synchronous schedule alone."""
-    rows = np.concatenate([run.decoding for run in runs])
     lines = [line for run in runs for line in run.lines]
-    step_s, sequence_s, token_s, prefill_token_s = non_negative_fit(
-        np.column_stack([np.ones(len(rows)), rows[:, 1:]]), rows[:, 0]
-    )
     trained_s = [line["timing/log_probs"] + line["timing/update"] for line in lines]
     prepare_s = [seconds for run in runs for seconds in run.prepare_s]
     # What is done with the samples before anything is sampled ahead, the weight sync, the log.
@@ -268,15 +281,39 @@ def setup_of(runs: Sequence[Run], lengths: Lengths) -> Setup:
     responses = statistics.fmean(line["rollout/response_tokens"] for line in lines)
     prompt_tokens = (statistics.fmean(tokens) - responses) / (PROMPTS * GROUP_SIZE)
     times = Times(
-        step_s=step_s,
-        sequence_s=sequence_s,
-        token_s=token_s,
-        prefill_token_s=prefill_token_s,
+        **decode_times(runs),
         train_token_s=sum(trained_s) / sum(tokens),
         fixed_s=statistics.fmean(fixed_s),
         prepare_s=statistics.fmean(prepare_s),
     )
     return Setup(1, 256, round(prompt_tokens), lengths, times)
+
+
+def own_times(times: Times, runs: Sequence[Run], synchronous: Sequence[Run]) -> Times:
+    """``times`` with what the same work cost in these runs, minutes later on the same machine.
+
+    Wall seconds of the ranks would not do: with ``overlap_update`` a part of them is in no phase.
+    """
+
+    def rank_cpu_s_per_token(some: Sequence[Run]) -> float:
+        return sum(run.cpu_s[1] for run in some) / response_tokens(some)
+
+    slowdown = rank_cpu_s_per_token(runs) / rank_cpu_s_per_token(synchronous)
+    return dataclasses.replace(
+        times,
+        **decode_times(runs),
+        train_token_s=times.train_token_s * slowdown / (1 - lost_share(runs, synchronous)),
+        prepare_s=times.prepare_s * slowdown,
+        fixed_s=times.fixed_s * slowdown,
+    )
+
+
+def decode_times(runs: Sequence[Run]) -> dict[str, float]:
+    """Coefficients of an engine step's seconds, by field of ``Times``."""
+    rows = np.concatenate([run.decoding for run in runs])
+    inputs = np.column_stack([np.ones(len(rows)), rows[:, 1:]])
+    names = ("step_s", "sequence_s", "token_s", "prefill_token_s")
+    return dict(zip(names, non_negative_fit(inputs, rows[:, 0]), strict=True))
 
 
 def lost_share(runs: Sequence[Run], synchronous: Sequence[Run]) -> float:
@@ -310,18 +347,23 @@ def tokens_per_s(runs: Sequence[Run]) -> float:
     )
 
 
-def figures(runs: Sequence[Run], outcome: Outcome, base: float) -> dict[str, Any]:
+def response_tokens(runs: Sequence[Run]) -> float:
+    return sum(line["rollout/response_tokens"] for run in runs for line in run.lines)
+
+
+def figures(runs: Sequence[Run], base: float) -> dict[str, Any]:
+    """What the runs measured."""
     lines = [line for run in runs for line in run.lines]
     steps_s = [line["timing/step"] for line in lines]
-    found, said = tokens_per_s(runs), outcome.tokens_per_s
+    found = tokens_per_s(runs)
     waited = [
         (line["timing/generate"] + line.get("timing/grade", 0.0)) / line["timing/step"]
         for line in lines
     ]
-    tokens = sum(line["rollout/response_tokens"] for line in lines)
+    tokens = response_tokens(runs)
     engine_cpu_s, rank_cpu_s = (sum(run.cpu_s[i] for run in runs) for i in (0, 1))
     return {
-        "settings": list(outcome.choice.settings),
+        "settings": [],
         "step_s": round(statistics.median(steps_s), 3),
         "step_s_range": [round(min(steps_s), 3), round(max(steps_s), 3)],
         "step_s_of_rounds": [
@@ -334,11 +376,17 @@ def figures(runs: Sequence[Run], outcome: Outcome, base: float) -> dict[str, Any
         "engine_idle_share": round(1 - statistics.fmean(r.engine_busy_share for r in runs), 3),
         "actor_idle_share": round(statistics.median(waited), 3),
         "lag_mean": round(statistics.fmean(line.get("rollout/lag_mean", 0.0) for line in lines), 3),
+    }
+
+
+def compared(outcome: Outcome, runs: Sequence[Run]) -> dict[str, float]:
+    """What the simulation says of the runs."""
+    return {
         "simulated_step_s": round(outcome.step_s, 3),
-        "simulated_tokens_per_s": round(said),
+        "simulated_tokens_per_s": round(outcome.tokens_per_s),
         "simulated_actor_idle_share": round(outcome.actor_idle_share, 3),
         "simulated_lag_mean": round(outcome.lag_mean, 3),
-        "error": round(said / found - 1, 4),
+        "error": round(outcome.tokens_per_s / tokens_per_s(runs) - 1, 4),
     }
 
 
