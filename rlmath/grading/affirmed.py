@@ -29,6 +29,7 @@ _REPORTED = frozenset(
     ]
 )
 _OPENING = frozenset("({}+*")
+_REPEATED = 240  # characters, from which on words of a text are counted before they are read
 _MARKS = lexicon.MARKUP.__contains__
 _IN_TEXT = frozenset(("\\text", "\\mathrm", "{", "}")).__contains__
 
@@ -58,10 +59,7 @@ def affirms(text: str, start: int, end: int, lead: str = "", *, whole: bool = Fa
     before = text[begin:start]
     if not lead and _hangs_on(text, begin):
         return False
-    opening = text[max(0, begin - lexicon.OPENING) : begin]
-    if ("\\" in opening or "$" in opening or "}" in opening) and lexicon.UNENDING.search(
-        text, max(0, begin - lexicon.OPENING), begin
-    ):
+    if lexicon.is_unending(text, begin):
         return False  # I doubt that \\]. So it is 5.
     shown = before.lstrip()
     if not lead and shown.startswith(("$$", "\\[", "\\begin", "&")):
@@ -110,8 +108,18 @@ def orders(text: str) -> bool:
 def tokens(text: str) -> list[str]:
     """The words, numbers and signs of a text in lower case, without markup."""
     plain = text.lower().replace("**", " ")
-    found = lexicon.PLAIN_TOKEN.findall(plain)
+    found = _repeated(plain) if len(plain) > _REPEATED else lexicon.PLAIN_TOKEN.findall(plain)
     return list(itertools.filterfalse(_MARKS, found)) if "\\" in plain else found
+
+
+def _repeated(text: str) -> list[str]:
+    """The tokens of a long text. No token has white space: a part between it is read once."""
+    parts = text.split()
+    different = set(parts)
+    if 3 * len(different) > len(parts):
+        return lexicon.PLAIN_TOKEN.findall(text)
+    table = {part: lexicon.PLAIN_TOKEN.findall(part) for part in different}
+    return list(itertools.chain.from_iterable(map(table.__getitem__, parts)))
 
 
 def _equated(text: str, start: int, end: int) -> int:
@@ -166,12 +174,17 @@ def closes(text: str, start: int) -> bool:
     if passed == len(rest):
         return True
     rest = rest.lower()
-    if "-" not in rest and "~" not in rest:
+    signed = "-" in rest or "~" in rest
+    if not signed:
         first = lexicon.TOKEN.match(rest, passed)
+        if first is not None and first[0] == ".":
+            first = lexicon.TOKEN.search(rest, first.end())
         if first is not None and first[0] not in lexicon.CLOSERS:
             return False
-    if lexicon.CLOSERS.issuperset(lexicon.TOKEN.findall(rest)):
+    if lexicon.CLOSERS.issuperset(lexicon.TOKEN.findall(" ".join(set(rest.split())))):
         return True
+    if not signed:
+        return False
     for line in rest.split("\n"):
         if line.lstrip()[:1] in ("~", "-") and len(line.split()) < 5:
             continue  # a signature

@@ -3,10 +3,14 @@ takes it back."""
 
 from __future__ import annotations
 
+import re
+
 from rlmath.grading import lexicon
 from rlmath.grading.affirmed import affirms, closes, is_number, tokens
 from rlmath.grading.last_number import last_match
 from rlmath.grading.verbs import is_order
+
+_DIGITS = "0123456789"
 
 
 def is_retracted(text: str, start: int) -> bool:
@@ -18,34 +22,29 @@ def is_retracted(text: str, start: int) -> bool:
     """
     rest = text[start : start + 4 * lexicon.WINDOW]
     another = lexicon.NEXT_TASK.search(rest)
-    paragraphs = rest[: another.start() if another else len(rest)].split("\n\n")
+    rest = rest[: another.start()] if another else rest
+    paragraphs = rest.split("\n\n")
     first = paragraphs[0]
-    if not _goes_on(first.lstrip(" .!*_$\\)]}\"'"), text[:start]):
+    numbers = _numbers(text[:start])
+    renamed = _names_another(rest, numbers)
+    if not _goes_on(first.lstrip(" .!*_$\\)]}\"'"), numbers, renamed):
         return True
-    if _is_replaced(rest[: another.start() if another else len(rest)], text[:start]):
+    if renamed and numbers and _is_replaced(rest, numbers):
         return True
     later = (paragraph.lstrip()[: lexicon.OPENING] for paragraph in paragraphs[1:])
-    looked_at = [first, *filter(None, later)]
-    return any(
-        any(part in one for part in lexicon.RETRACTIONS)
-        and lexicon.RETRACTED.search(one) is not None
-        for one in looked_at
-    )
+    return lexicon.is_retraction("\0".join(dict.fromkeys([first, *later])))
 
 
-def _is_replaced(rest: str, stated: str) -> bool:
+def _is_replaced(rest: str, numbers: set[str]) -> bool:
     """Whether a label or the last conclusion after a number states another one."""
-    numbers = _numbers(stated)
-    if not numbers or not lexicon.FIGURE.search(rest):
-        return False
     relabeled = lexicon.RELABELED.search(rest)
     if relabeled is not None and relabeled[1].strip(".,") not in numbers:
         return True
     if any(bare[1].strip(".,") not in numbers for bare in lexicon.BARE_LINE.finditer(rest)):
         return True
-    figure = last_match(lexicon.FIGURE, rest)
-    last = last_match(lexicon.END, rest[: figure.start()]) if figure else None
-    begins = (last, last_match(lexicon.CONCLUDING, rest), lexicon.UNEXPLAINED.match(rest))
+    figure = _last_figure(rest)
+    last = _last_from_end(lexicon.END, rest[: figure.start()]) if figure else None
+    begins = (last, _last_from_end(lexicon.CONCLUDING, rest), lexicon.UNEXPLAINED.match(rest))
     return any(_states_another(rest, found.end(), numbers) for found in begins if found is not None)
 
 
@@ -56,25 +55,55 @@ def _states_another(rest: str, start: int, numbers: set[str]) -> bool:
     first = lexicon.FIGURE.search(sentence, start)
     reason = lexicon.CIRCUMSTANCE.search(sentence, first.end()) if first else None
     stated = sentence[: reason.start()] if reason else sentence
-    found = last_match(lexicon.FIGURE, stated, start)
+    found = _last_figure(stated, start)
     if found is None or found[0].strip(".,") in numbers:
         return False
     return affirms(sentence, found.start(), found.start() + len(found[0].rstrip(".,")))
 
 
 def _numbers(text: str) -> set[str]:
-    return {number.strip(".,") for number in lexicon.FIGURE.findall(text)}
+    return {number.strip(".,") for number in set(lexicon.FIGURE.findall(text))}
 
 
-def _goes_on(rest: str, stated: str) -> bool:
-    """Whether a text after a statement closes it or explains it: not `Not.` or `I made that up`."""
+def _names_another(text: str, numbers: set[str]) -> bool:
+    """Whether a text may have a number that is not in a set, also in a fraction or a range."""
+    return "/" in text or ".." in text or not numbers.issuperset(_numbers(text))
+
+
+def _last_figure(text: str, start: int = 0) -> re.Match[str] | None:
+    """The last match of `FIGURE`."""
+    if not text.isascii():
+        return last_match(lexicon.FIGURE, text, start)
+    last = max(map(text.rfind, _DIGITS))
+    begin = len(text[: last + 1].rstrip(_DIGITS + ".,"))
+    return lexicon.FIGURE.search(text, max(start, begin))
+
+
+def _last_from_end(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
+    """The last match of a pattern whose matches do not depend on those before them."""
+    low, size = len(text), 160
+    while low > 0:
+        low, size = max(0, low - size), 4 * size
+        found = last_match(pattern, text, low)
+        if found is not None:
+            return found
+    return None
+
+
+def _goes_on(rest: str, numbers: set[str], renamed: bool) -> bool:
+    """Whether a text after a statement closes it or explains it: not `Not.` or `I made that up`.
+
+    Args:
+        rest: the paragraph after the statement.
+        numbers: those of the statement.
+        renamed: False if the paragraph has no other number.
+    """
     following = lexicon.END.split(rest, maxsplit=1)[0] if rest else ""
-    numbers = _numbers(stated)
-    for restated in lexicon.RESTATED.finditer(rest):
-        if restated[1].strip(".,") not in numbers:
-            return False
+    if renamed and _is_restated(rest, numbers):
+        return False
     found = tokens(following)
-    if found and any(number not in numbers for number in _numbers(following)):
+    renamed = renamed and not numbers.issuperset(_numbers(following))
+    if found and renamed:
         last = set(found[-6:])
         if found[0] in lexicon.ALSO or "second" in found or not lexicon.ALSO.isdisjoint(last):
             return False  # 30 works too
@@ -84,12 +113,35 @@ def _goes_on(rest: str, stated: str) -> bool:
         return False
     if found[0] in lexicon.EXPLAINING or closes(rest, 0):
         return lexicon.DISMISSED.isdisjoint(found)
-    if all(number.strip(".,") in numbers for number in lexicon.FIGURE.findall(following)):
+    if not renamed:
         denies = not lexicon.DENYING.isdisjoint(found)
         return lexicon.DOUBTING.isdisjoint(found) and not (
             denies and (len(found) < 5 or not lexicon.DENIED.isdisjoint(found))
         )
     return len(found) > 4 and any(map(is_number, found)) and found[0] not in ("recheck", "no")
+
+
+def _is_restated(rest: str, numbers: set[str]) -> bool:
+    """Whether a later sentence states another number as the answer was stated: `It is 6.`"""
+    others = [
+        found.start()
+        for found in lexicon.ENDING_NUMBER.finditer(rest)
+        if found[1].strip(".,") not in numbers and _may_restate(rest[: found.start()][-80:])
+    ]
+    if not others:
+        return False
+    low = max(0, others[0] - lexicon.WINDOW)
+    return any(
+        restated[1].strip(".,") not in numbers for restated in lexicon.RESTATED.finditer(rest, low)
+    )
+
+
+def _may_restate(before: str) -> bool:
+    """Whether `RESTATED` may match a number behind these words, by their last one."""
+    if not before.isascii():
+        return True
+    last = before.rstrip()[-9:]
+    return not last or last.lower().rstrip(",:").endswith(lexicon.RESTATING_ENDS)
 
 
 def _is_settled(found: list[str]) -> bool:
@@ -111,7 +163,7 @@ def announces(text: str, start: int) -> bool:
         before.rfind(stop) + len(stop) if stop in before else 0 for stop in lexicon.SENTENCE_ENDS
     )
     clause = before[cut:]
-    if lexicon.UNENDING.search(text, max(0, low + cut - lexicon.OPENING), low + cut):
+    if lexicon.is_unending(text, low + cut):
         return False
     if lexicon.CJK.search(clause[-6:]) or lexicon.CJK.match(text, start):
         return lexicon.DOUBTED_CJK.search(clause[-20:]) is None

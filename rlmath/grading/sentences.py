@@ -173,6 +173,8 @@ def _first_value(lowered: str) -> int:
 
 def without_contrast(line: str, *, option: bool = False) -> str:
     """What a sentence states before its reason or contrast: `47` of `47 rather than 48`."""
+    if " " not in line:
+        return line
     value = _ANY_LETTER if option else _DIGIT
     for match in _CONTRAST.finditer(line):
         if value.search(line, 0, match.start()) and line.count("$", 0, match.start()) % 2 == 0:
