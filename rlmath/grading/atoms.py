@@ -62,6 +62,8 @@ class Atoms(Cases):
             elif kind == "op" and value == "'":
                 node = self.prime(node)
             elif kind == "op" and value == "%":
+                if node[0] == "pct":
+                    raise ParseError("two percent signs")
                 self.position += 1
                 node = ("pct", node)
             elif kind == "cmd" and value == "circ":

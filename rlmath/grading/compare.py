@@ -26,8 +26,9 @@ from rlmath.grading.listing import (
 )
 from rlmath.grading.matrices import as_matrix, folded
 from rlmath.grading.numerals import number
+from rlmath.grading.options import names_another
 from rlmath.grading.piecewise import PiecewiseComparer
-from rlmath.grading.scalars import SCALARS, Verdict
+from rlmath.grading.scalars import SCALARS, Verdict, has_remainder
 from rlmath.grading.syntax import Node, is_numeric
 from rlmath.grading.wording import absence
 
@@ -35,6 +36,10 @@ _TEXT_SEPARATOR = re.compile(r"[,;&]|\band\b|\n")
 _NO_WORD = re.compile(r"\\(?:text|mathrm|textbf|mbox)|[{}()$.!?:\"']")
 _WORDS = re.compile(r"[A-Za-z\d ,.;:'’()%$/-]+")  # of an option's text
 _MAX_ITEMS = 128
+_CHOICES = frozenset("ABCDEFGHIJ")
+_OF_NUMBERS = ("°", "arcmin", "arcsec")
+_NOT_MEASURED = ("tup", "set", "setop", "matrix", "empty", "base", "clock", "ratio")
+_INFINITE: Node = ("k", "oo")
 
 
 class Comparer(PiecewiseComparer):
@@ -61,13 +66,31 @@ class Comparer(PiecewiseComparer):
         if gold.boxes > 1 and gold.node[0] == "tup" and answer.node[0] == "list":
             self.last_layer = "structure"
             return self.in_order(answer.node, gold.node)
+        if self.breaks(answer.node):
+            self.last_layer = "structure"
+            return False
         if answer.parameters or gold.parameters:
             self.last_layer = "family"
             return self.families(
                 answer.node, gold.node, dict(answer.parameters), dict(gold.parameters)
             )
         self.last_layer = "numeric"
+        if has_remainder(answer.node) != has_remainder(gold.node):
+            return False  # 9 mod 10 is a class, and 3x mod 7 is not 3x
         return self.nodes(answer.node, gold.node)
+
+    def breaks(self, node: Node) -> bool:
+        """Whether an item of a list, or a named value, is a false chain: `x = 9 = 1, 2`."""
+        for item in node[1][:_MAX_ITEMS] if node[0] == "list" else (node,):
+            if item[0] == "rel" and len(item[2]) > 2 and set(item[1]) == {"="}:
+                value = item[2][-1]
+                plain = value[1] if value[0] == "unit" else value
+                if any(
+                    is_numeric(side) and self.roughly(side, plain) is False
+                    for side in item[2][1:-1]
+                ):
+                    return True
+        return False
 
     def in_order(self, listing: Node, joined: Node) -> Verdict:
         """`3, 7` against `x is 3 and y is 7` from two boxes of a gold: item by item."""
@@ -85,6 +108,8 @@ class Comparer(PiecewiseComparer):
             if answer.rest and gold.rest and answer.letter == gold.letter:
                 return self.same(read(answer.rest, self.settings), read(gold.rest, self.settings))
             if answer.letter == gold.letter and answer.rest:
+                if names_another(answer.rest, gold.letter):
+                    return False
                 return self.option_texts(answer.rest, "")
             if gold.rest or task == "multiple_choice":
                 return answer.letter == gold.letter
@@ -95,6 +120,8 @@ class Comparer(PiecewiseComparer):
             return self.same(answer, read(gold.rest, self.settings))
         if answer.letter and answer.rest:
             return self.same(read(answer.rest, self.settings), gold)
+        if gold.plain_letter and answer.node != gold.node:
+            return False if _is_made_of(answer.node, choice=task == "multiple_choice") else None
         return None
 
     def several(self, answer: Answer, gold: Answer, task: str) -> Verdict:
@@ -182,6 +209,8 @@ class Comparer(PiecewiseComparer):
             factor = units.same(united[2], quantity[1])
             if factor is not None:
                 return self.nodes(_scaled(united[1], factor), quantity[0])
+        if united[2] in _OF_NUMBERS and (united[1][0] in _NOT_MEASURED or united[1] == _INFINITE):
+            return False  # the interior of a set
         turned: Verdict = False
         if united[2] == "°" and plain[0] in SCALARS:
             turned = self.scalars(united, plain)  # 90° and pi/2
@@ -195,7 +224,8 @@ class Comparer(PiecewiseComparer):
         letters = united[2].split()
         letters = list(letters[0]) if len(letters) == 1 else letters
         known = set(symbols(plain))
-        if dropped is True or not known or not known.issuperset(letters):
+        bare = plain[0] == "s"  # 1 A is no letter A
+        if dropped is True or bare or not known or not known.issuperset(letters):
             return None if dropped is False and turned is None else dropped
         factors = (united[1], *(("s", letter) for letter in letters))
         return self.nodes(("*", factors), plain)  # 3 m may be a product, and 2 mgh
@@ -213,6 +243,8 @@ class Comparer(PiecewiseComparer):
         if a[0] == "unit" or g[0] == "unit":
             return False
         percent, plain = (a[1], g) if a[0] == "pct" else (g[1], a)
+        if percent == _INFINITE:
+            return False
         if plain[0] not in SCALARS:
             return self.nodes(a, plain) if g[0] == "pct" and plain is not a else False
         verdict = self.scalars(_scaled(percent, Fraction(1, 100)), plain)
@@ -283,6 +315,9 @@ class Comparer(PiecewiseComparer):
             return None  # x=1, x=2 and x_1=1, x_2=2
         if bare[0] != "list" or len(bare[1]) != len(named):
             return False
+        labels = [item[2][0] if item[0] == "rel" else None for item in bare[1]]
+        if any(labels) and labels != [name for name, _ in named]:
+            return False  # x = 1, 2
         pairs = zip((value for _, value in named), bare[1], strict=True)
         return every(self.nodes(*(p if answer_is_named else p[::-1])) is True for p in pairs)
 
@@ -434,6 +469,14 @@ class Comparer(PiecewiseComparer):
         )
 
 
+def _is_made_of(node: Node, *, choice: bool) -> bool:
+    """Whether a formula is no letter of an option: `1A`, `A = B`, and of a choice `x = B`."""
+    if node[0] == "rel":
+        name = str(node[2][0][1]) if node[2][0][0] == "s" else ""
+        return choice or (name in _CHOICES)
+    return node[0] in SCALARS or node[0] in ("unit", "pct")
+
+
 def _droppable(united: Node, *, gold: bool) -> bool:
     """Whether a quantity may be compared with a number alone: `5 apples`, but not `5 squared`."""
     phrase = united[2]
@@ -441,6 +484,9 @@ def _droppable(united: Node, *, gold: bool) -> bool:
         return not any(word in wording.STOPS for word in wording.words_of(phrase))
     if phrase in ("-st", "-nd", "-rd", "-th"):
         return True  # 3rd
+    names = phrase.split()
+    if not gold and (names == ["M"] or (len(names) > 1 and _CHOICES.issuperset(names))):
+        return False  # 12 M may be millions, and 1 A B two options
     value = united[1][1] if united[1][0] == "neg" else united[1]
     counted = value[0] not in ("/", "d") and value != ("n", 1)
     return wording.leaves_value(phrase, counted=counted)

@@ -71,11 +71,13 @@ _MAX_STRUCK_CHARS = 400
 _MAX_STRIKE_SIGNS = 48  # `~~` in the end of a text without a box; with more it states nothing
 _MAX_STRUCK_BOXES = 12
 _DENIED_BOX = re.compile(
-    r"(?:(?:\b(?:not|never|cannot)|n['’]t)(?: be)?|不是|并非|不等于|不为)"
-    r"(?: equal(?: to)?)?[\s$*:]{0,6}(?:\\[(\[]\s?)?\Z",
+    r"(?:(?:(?:\b(?:not|never|cannot)|n['’]t)(?: be)?|不是|并非|不等于|不为)"
+    r"(?: equal(?: to)?)?[\s$*:]{0,6}(?:\\[(\[]\s?)?"
+    r"|(?:≠|\\neq?|\\not ?=|[=(,] ?[-−])\s?)\Z",
     re.IGNORECASE,
 )  # `the answer is not \boxed{5}`
 _SEVERAL = re.compile(r"[,;&]|\\pm\b|±|\b(?:and|or)\b|[或和]")
+_GUESS_GAP = re.compile(r"[\s$]{0,9}(?:,|,? ?\b(?:and|or)\b)[\s$]{0,9}")
 _DIGIT = re.compile(r"\d")
 _NEGATION = re.compile(
     r"\b(?:not|no|or|never|neither|nor|except|wrong|incorrect|but|guess|unknown|maybe|perhaps|between|"
@@ -352,6 +354,17 @@ def _listed_boxes(text: str, count: int) -> str | None:
     return ", ".join(content for _, content in row)
 
 
+def _joined_guesses(text: str, boxed: str) -> str:
+    """`5 or 6` from `\\boxed{5} or \\boxed{6}`: two values in one breath are no single answer."""
+    pair = last_boxes(text, 2)
+    if len(pair) < 2 or not _GUESS_GAP.fullmatch(pair[1][0]):
+        return boxed
+    first, second = pair[0][1], pair[1][1]
+    if not first or first == second or _SEVERAL.search(first) or _SEVERAL.search(second):
+        return boxed
+    return f"{first} or {second}" if "or" in pair[1][0] else f"{first}, {second}"
+
+
 def extract(
     response: str,
     fallback: Fallback,
@@ -394,6 +407,8 @@ def extract(
         boxed = last_box(text)
     if boxed and items > 1 and boxes == 1 and not _SEVERAL.search(boxed):
         boxed = _listed_boxes(text, items) or boxed
+    elif boxed and boxes == 1:
+        boxed = _joined_guesses(text, boxed)
     if boxed is not None:
         final = _last_command(text, len(text))
         if final is not None and _DENIED_BOX.search(text[max(0, final[0] - 40) : final[0]]):

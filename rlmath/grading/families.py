@@ -19,6 +19,7 @@ from rlmath.grading.syntax import Node, holds, replaced
 
 _MAX_RESIDUES = 64
 _MAX_PARAMETERS = 3
+_PROBED = (0, 1, 2, 3, -1, -2)  # at both signs: 7|k| is no family of steps of 7
 Parameters = dict[str, str]  # name -> domain
 Lattice = list[tuple[Node, Node]]  # (offset, step)
 
@@ -73,15 +74,15 @@ class FamilyComparer(RelationComparer):
         for item in items:
             if item[0] not in SCALARS | {"unit"} or name not in set(symbols(item)):
                 return None
-            at = [replaced(item, ("s", name), ("n", j)) for j in range(4)]
+            at = [replaced(item, ("s", name), _integer(j)) for j in _PROBED]
             try:
                 values = [Approximate(self.exact, 0)(node) for node in at]
             except Undecidable:
                 return None
             step = values[1] - values[0]
             size = max(map(abs, values))
-            for j in (2, 3):
-                if abs(values[j] - values[0] - j * step) > 1e-9 * size:
+            for j, value in zip(_PROBED, values, strict=True):
+                if abs(value - values[0] - j * step) > 1e-9 * size:
                     return None
             if abs(step) < 1e-9 or abs(step.imag) > 1e-12 or abs(values[0].imag) > 1e-12:
                 return None
@@ -130,6 +131,10 @@ class FamilyComparer(RelationComparer):
 
     def real(self, node: Node) -> float:
         return Approximate(self.exact, 0)(node).real
+
+
+def _integer(value: int) -> Node:
+    return ("n", value) if value >= 0 else ("neg", ("n", -value))
 
 
 def _without_one_label(a: Node, g: Node) -> tuple[Node, Node]:

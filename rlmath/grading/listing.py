@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
 from rlmath.grading import units, wording
-from rlmath.grading.syntax import Node, is_numeric
+from rlmath.grading.syntax import Node, holds, is_numeric
 
 
 def every(verdicts: Iterable[bool | None]) -> bool | None:
@@ -59,8 +59,10 @@ _MATRIX_POWERS = (("neg", ("n", 1)), ("s", "T"), ("k", "T"))
 def is_label(node: Node) -> bool:
     """Whether a node can be the name on the left of `x = v`: x, f(x), AB, m+n, (x, y), ∠ABC."""
     kind = node[0]
-    if kind in ("s", "app"):
-        return node[1] != "modulo"
+    if kind == "app":  # p(1-p) is a product
+        return node[1] != "modulo" and not any(holds(part, ("s", node[1])) for part in node[2])
+    if kind == "s":
+        return True
     if kind == "k":
         return node[1] in ("e", "i")
     if kind == "^":
@@ -72,7 +74,9 @@ def is_label(node: Node) -> bool:
     if kind == "ratio":
         return all(is_label(part) for part in node[1])
     if kind == "tup":
-        return all(part[0] == "s" for part in node[3])
+        names = [part[1] for part in node[3] if part[0] == "s"]
+        turned = {"x", "y", "z"}.issuperset(names) and names != sorted(names)
+        return len(names) == len(node[3]) and not turned
     if kind == "f":
         return node[1] in (
             "abs",

@@ -20,6 +20,10 @@ _JOINED = re.compile(
     r"\s*(?:options?\s+|choices?\s+)?\(?([A-J])\)?((?:\s*(?:,\s*(?:and\b)?|;|&|\band\b|\bor\b|(?<=\))(?=\())"
     r"\s*\(?[A-J]\)?)+)\s*[.:]?\s*"
 )
+_ONLY_LETTER = re.compile(
+    r"(?:(?:because|so|thus|hence|then|therefore|actually|the|option|choice|answer|it|is|no)\s+)*"
+    r"\(?([A-J])\)?\s*[.!]?\s*",
+)
 _SEPARATOR = re.compile(r"^[\s,;&]+|[\s,;&.]*(?:\band\b)?[\s,;&.]*$")
 _PREDICATES = frozenset(("is", "isn't", "was", "are", "seems", "looks", "does", "doesn't", "can"))
 _TAKEN_BACK = frozenset(
@@ -81,6 +85,12 @@ def read_options(latex: str) -> tuple[str, str, Options]:
     if re.match(r"(?:and|or|nor|but|not|is|isn't)\b|[,;&/]", rest) or _doubted(rest):
         return "", "", ()
     return letter.upper(), rest, ()
+
+
+def names_another(rest: str, letter: str) -> bool:
+    """Whether the text after a letter is another letter: `B) C`, `B. because C`."""
+    found = _ONLY_LETTER.fullmatch(_plain(rest))
+    return found is not None and found.group(1) != letter
 
 
 def _doubted(rest: str) -> bool:

@@ -191,7 +191,10 @@ class Parser(Atoms):
                 continue
             elif terms or result is not None:
                 break
+            bracketed = self.at("op", "(") or self.at("op", "[")
             term = self.term()
+            if term[:2] == ("f", "mod") and not bracketed and (terms or sign):
+                raise ParseError("a sum, or its last term, modulo something")
             terms.append(("neg", term) if sign == "-" else term)
         self.depth -= 1
         closed = self._close(terms, result)

@@ -166,7 +166,7 @@ class Quantities(Numerals):
             raise ParseError("prose after a number")
         phrase = " ".join(words_found)
         first = phrase.lower().replace("per cent", "percent").split()[:1]
-        if first and first[0].strip(".") in units.PERCENT and _OF_A_VARIABLE.search(phrase):
+        if _OF_A_VARIABLE.search(phrase):
             raise ParseError("a part of a variable")
         if first and first[0].strip(".") in units.PERCENT and not wording.alters(phrase):
             return ("pct", product)

@@ -6,9 +6,15 @@ from rlmath.grading import modular
 from rlmath.grading.arith import Approximate, Undecidable, symbols
 from rlmath.grading.listing import difference, every, is_label, unwrap
 from rlmath.grading.regions import Piece, is_worded, region
-from rlmath.grading.scalars import SCALARS, ScalarComparer, Verdict
-from rlmath.grading.syntax import Node, is_numeric
+from rlmath.grading.scalars import SCALARS, ScalarComparer, Verdict, last_digit
+from rlmath.grading.syntax import Node, holds, is_numeric
 
+_PHYSICAL = frozenset(
+    (
+        *("g", "c", "h", "e", "k", "G", "R", "g_0", "k_B", "k_e", "m_e", "m_p", "N_A", "R_E"),
+        *("M_E", "R_s", "M_s", "hbar", "epsilon_0", "mu_0", "sigma", "sigma_B"),
+    )
+)
 _COARSELY = 0.34  # after a name: 0.15 \approx 0.2
 
 
@@ -107,6 +113,14 @@ class RelationComparer(ScalarComparer):
             if not _is_value_of(side)  # f(g(1)) = f(3) = 11
         ):
             return None, None  # x = 5 = 6
+        if label is not None and value != label and _is_circular(label, value):
+            return None, None
+        if label is not None and _differs_in_kind(label, value, sides[:-1]):
+            return None, None
+        if value[0] == "ratio" and len(value[1]) == 2:
+            plain = ("/", *value[1])
+            if any(is_numeric(side) and self.roughly(side, plain) is False for side in sides[:-1]):
+                return None, None
         if label is not None and label in _UNSIGNED and is_numeric(value, constants=True):
             return None, None  # |x| = 5 is two values
         if label is None and any(self.nodes(side, value) is not True for side in sides[:-1]):
@@ -116,12 +130,14 @@ class RelationComparer(ScalarComparer):
     def contradicts(self, exact: Node, rounded: Node) -> bool:
         """Whether `exact` cannot be rounded to this, not even to one digit.
 
-        A side with fewer variables may have values put in: `v^2/(2g) \\approx 0.05 v^2`.
+        Values may be put in for constants of physics: `v^2/(2g) \\approx 0.05 v^2`. With one for a
+        variable it is no rounding: `x^3 \\approx 9` states a formula and a number.
         """
-        if set(symbols(exact)) != set(symbols(rounded)):
-            return False
-        points = range(3)
-        return any(self.roughly(exact, rounded, _COARSELY, point) is False for point in points)
+        names, left = set(symbols(exact)), set(symbols(rounded))
+        if names != left:
+            return not (left < names and names - left <= _PHYSICAL)
+        tolerance = _rounding(rounded)
+        return any(self.roughly(exact, rounded, tolerance, point) is False for point in range(3))
 
     def roughly(self, a: Node, b: Node, tolerance: float = 0.01, point: int = 0) -> Verdict:
         try:
@@ -194,6 +210,34 @@ class RelationComparer(ScalarComparer):
         if not y or (x / y).real <= 0:
             return False
         return self.multiples(one, two)
+
+
+def _rounding(node: Node) -> float:
+    """How far a number may be from what it rounds: two in its last digit, 0.01 or more."""
+    while node[0] in ("unit", "neg", "pct"):
+        node = node[1]
+    value = abs(node[1]) if node[0] in ("n", "d") else 0
+    if not value:
+        return _COARSELY
+    digits = len(str(value).rstrip("0")) if node[0] == "n" else node[2]
+    return min(_COARSELY, max(0.01, float(2 * last_digit(value, digits) / value)))
+
+
+def _differs_in_kind(label: Node, value: Node, sides: list[Node]) -> bool:
+    """Whether a chain equates a number with a pair, a set or infinity, or `|x|` with `-4`."""
+    if value[0] == "neg" and label[:2] == ("f", "abs") and is_numeric(value):
+        return True
+    scalar = value[0] in SCALARS | {"unit", "pct", "ratio"} and value != ("k", "oo")
+    return not scalar and any(is_numeric(side) for side in sides)
+
+
+def _is_circular(label: Node, value: Node) -> bool:
+    """Whether an equation defines no value of its name: `x = x^2 + 1`, `a_{n+1} = 2n + 1`."""
+    if label[0] != "s":
+        return False
+    _, _, index = str(label[1]).partition("_")
+    shifted = "+" in index or "-" in index
+    return holds(value, label) or (shifted and any(name in index for name in symbols(value)))
 
 
 def _is_value_of(side: Node) -> bool:

@@ -21,6 +21,7 @@ SCALARS = frozenset(
 
 _I: Node = ("k", "i")
 _CAPITAL_I: Node = ("s", "I")
+_ZERO_TO_ZERO: Node = ("^", ("n", 0), ("n", 0))
 
 
 def significant_digits(node: Node) -> int | None:
@@ -82,21 +83,25 @@ def is_stepped(node: Node) -> bool:
 
 def _has_extremum(node: Node) -> bool:
     """Whether a tree has a maximum or a minimum, which looks constant on one side of a bound."""
-    stack: list[Node] = [node]
-    while stack:
-        item = stack.pop()
-        if item and item[0] == "f" and item[1] in ("max", "min"):
-            return True
-        stack.extend(part for part in item if isinstance(part, tuple))
-    return False
+    return _applies(node, ("max", "min"))
+
+
+def has_remainder(node: Node) -> bool:
+    """Whether the last side of an equation, or any part of anything else, is `a mod b`."""
+    return _applies(node[2][-1] if node[0] == "rel" else node, ("mod",))
 
 
 def is_narrow(node: Node) -> bool:
     """Whether a tree has a function that is real between -1 and 1 only."""
+    return _applies(node, ("arcsin", "arccos", "atanh"))
+
+
+def _applies(node: Node, functions: tuple[str, ...]) -> bool:
+    """Whether a tree has one of these functions."""
     stack: list[Node] = [node]
     while stack:
         item = stack.pop()
-        if item and item[0] == "f" and item[1] in ("arcsin", "arccos", "atanh"):
+        if item and item[0] == "f" and item[1] in functions:
             return True
         stack.extend(part for part in item if isinstance(part, tuple))
     return False
@@ -167,6 +172,8 @@ class ScalarComparer(ABC):
             return x == y or self.decimal_match(a, g, x, y)
         if not {a[0], g[0]} <= SCALARS and not {a[0], g[0]} & {"unit", "pct"}:
             return False
+        if holds(a, _ZERO_TO_ZERO) != holds(g, _ZERO_TO_ZERO):
+            return False
         if a == ("k", "oo") or g == ("k", "oo") or ("neg", ("k", "oo")) in (a, g):
             return False
         if holds(a, _I) != holds(g, _I):  # a CAS writes I for i
@@ -204,7 +211,7 @@ class ScalarComparer(ABC):
         size = abs(Fraction(other))
         allowed = Fraction(str(self.settings.decimal_rel_tol)) * size
         # Decimals of floating point have 16 digits, of which the last ones are noise.
-        last_digits = max(2 * _last_digit(x if first is not None else y, digits), size / 10**14)
+        last_digits = max(2 * last_digit(x if first is not None else y, digits), size / 10**14)
         return abs(Fraction(x - y)) <= min(allowed, last_digits)
 
     def near_irrational(self, a: Node, g: Node, x: Rational | None, y: Rational | None) -> Verdict:
@@ -292,7 +299,7 @@ class ScalarComparer(ABC):
         return True if size > 100 * noise or size == 0 else None
 
 
-def _last_digit(value: Rational, digits: int) -> Fraction:
+def last_digit(value: Rational, digits: int) -> Fraction:
     """One in the last of the significant digits of a decimal other than 0."""
     exact = abs(Fraction(value))
     if not exact:

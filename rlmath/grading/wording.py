@@ -280,7 +280,7 @@ def absence(text: str, words: str, node: tuple[object, ...]) -> str:
     """`none` if the answer says that there is no solution, in words or as the empty set, or ""."""
     if node == ("empty",) or (node[:2] == ("rel", ("in",)) and node[2][1] == ("empty",)):  # type: ignore[index]
         return "none"
-    known = _NONE_ELSEWHERE.get(text.strip(" 。.$"))
+    known = _NONE_ELSEWHERE.get(text.strip(" 。.$")) or _NONE_ELSEWHERE.get(words)
     if known:
         return known
     return "none" if _ABSENT.fullmatch(words.lower()) else ""
