@@ -28,6 +28,7 @@ _REPORTED = frozenset(
         *(("appears", "to"), ("looks", "like"), ("looks", "as"), ("lies", "that")),
     ]
 )
+_EQUALS = ("=", "≈", "\\approx")
 _OPENING = frozenset("({}+*")
 _REPEATED = 240  # characters, from which on words of a text are counted before they are read
 _MARKS = lexicon.MARKUP.__contains__
@@ -44,7 +45,10 @@ def affirms(text: str, start: int, end: int, lead: str = "", *, whole: bool = Fa
         lead: words that stand before the text: `the answer is`.
         whole: whether the whole formula is the answer, not its last side.
     """
-    equals = max(text.rfind(sign, start, end) for sign in ("=", "≈", "\\approx"))
+    equals = -1
+    for sign in _EQUALS:
+        place = text.rfind(sign, start, end)
+        equals = place if place > equals else equals
     computed = 0
     if equals >= 0:
         computed = _equated(text, start, equals) if whole else 0
@@ -52,10 +56,10 @@ def affirms(text: str, start: int, end: int, lead: str = "", *, whole: bool = Fa
             start = equals + 1
     low = max(0, start - lexicon.WINDOW)
     begin = low
-    for end_sign in lexicon.SENTENCE_ENDS[: 4 if text.isascii() else None]:
+    for end_sign in lexicon.ASCII_ENDS if text.isascii() else lexicon.SENTENCE_ENDS:
         place = text.rfind(end_sign, low, start)
-        if place >= 0:
-            begin = max(begin, place + len(end_sign))
+        if place >= 0 and place + len(end_sign) > begin:
+            begin = place + len(end_sign)
     before = text[begin:start]
     if not lead and _hangs_on(text, begin):
         return False
@@ -113,8 +117,11 @@ def tokens(text: str) -> list[str]:
 
 
 def _repeated(text: str) -> list[str]:
-    """The tokens of a long text. No token has white space: a part between it is read once."""
-    parts = text.split()
+    """The tokens of a long text: a part between white space, `+` and `=` is read once.
+
+    No token has white space in it, and these two signs are tokens wherever they stand.
+    """
+    parts = text.replace("+", " + ").replace("=", " = ").split()
     different = set(parts)
     if 3 * len(different) > len(parts):
         return lexicon.PLAIN_TOKEN.findall(text)
@@ -386,20 +393,22 @@ def _clause(found: list[str], words: set[str]) -> list[str]:
 def _equates(left: list[str], after: list[str] | None = None) -> int:
     """2 if `left =` is a computation, 1 if it is a name or a label, 0 for `x + 3 =` or `2x =`."""
     begin, chained = 0, False
-    if not lexicon.PARTED.isdisjoint(left):
+    kinds = set(left)
+    if not lexicon.PARTED.isdisjoint(kinds):
         begin = len(left)
         while left[begin - 1] not in lexicon.PARTED:
             begin -= 1
         chained = left[begin - 1] == "="
+        kinds = set(left[begin:])
     tail = left[begin:] if begin else left
-    kinds = set(tail)
     start = _end_of_words(tail, kinds)
     formula = tail[start:] if start else tail
+    in_formula = set(formula) if start else kinds
     numbers = any(map(is_number, kinds))
     if numbers and not lexicon.SIGNS.isdisjoint(kinds):
         known = ("a", "x", after[0] if after else "")  # 140 m - 100 m = 40 m
-        letters = any(len(w) == 1 and w.isalpha() and w not in known for w in set(formula))
-        if not letters and ("x" not in formula or _is_times(formula)):
+        letters = any(len(w) == 1 and w.isalpha() and w not in known for w in in_formula)
+        if not letters and ("x" not in in_formula or _is_times(formula)):
             return 2
     if chained and numbers:
         return 1
@@ -407,9 +416,9 @@ def _equates(left: list[str], after: list[str] | None = None) -> int:
         return 1  # f(50) =
     if start and not formula:
         return int(lexicon.NOT_IN_CLAUSE.isdisjoint(tail))
-    if any(map(is_number, set(formula))):
-        return int(lexicon.SIGNS.isdisjoint(formula) and not is_number(formula[0]))
-    return int(lexicon.UNKNOWN.isdisjoint(formula))
+    if any(map(is_number, in_formula)):
+        return int(lexicon.SIGNS.isdisjoint(in_formula) and not is_number(formula[0]))
+    return int(lexicon.UNKNOWN.isdisjoint(in_formula))
 
 
 def _end_of_words(found: list[str], kinds: set[str]) -> int:

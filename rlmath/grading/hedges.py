@@ -23,6 +23,7 @@ _TOKEN = re.compile(
     r"|[^\x00-\x7f\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
 )
 _SENTENCE_ENDS = (". ", "! ", "? ", "\n", "。", "！", "？")
+_ASCII_ENDS = _SENTENCE_ENDS[:4]
 _STOP = re.compile(r"[.!?](?=\s)|[\n。！？]")
 _OPENERS = _names(r"""$ ( [ { * _ ` " “ ' \ ~ € £ ¥ \( \[ \text \textbf \mathbf \left \, \; \:""")
 
@@ -224,9 +225,12 @@ def takes_back(words: str) -> bool:
 
 def _tokens_before(text: str, start: int) -> list[str]:
     """The last tokens of the sentence before `start`, in lower case."""
-    before = text[max(0, start - _WINDOW) : start]
-    ends = _SENTENCE_ENDS[: 4 if before.isascii() else None]
-    cut = max(before.rfind(stop) + 1 for stop in ends)
+    before = text[start - _WINDOW if start > _WINDOW else 0 : start]
+    cut = 0
+    for stop in _ASCII_ENDS if before.isascii() else _SENTENCE_ENDS:
+        place = before.rfind(stop, cut)
+        if place >= 0:
+            cut = place + 1
     return _TOKEN.findall(before[cut:].lower())
 
 

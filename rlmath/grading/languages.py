@@ -34,8 +34,12 @@ _STATED = re.compile(
 def stated(text: str) -> str | None:
     """What the last line of a text announces as its answer, without markup; else None."""
     line = text[text.rfind("\n") + 1 :][-200:]
-    if line.isascii() and not any(sign in line for sign in _SIGNS):
-        return None
+    if line.isascii():
+        for sign in _SIGNS:
+            if sign in line:
+                break
+        else:
+            return None
     found = _STATED.fullmatch(" ".join(line.replace("*", "").split()))
     if found is None:
         return None

@@ -376,6 +376,7 @@ SIGNS = _names(r"+ - * / ^ | ! · × − – \cdot \times \sqrt \frac \div ÷ x 
 COMPUTATION = re.compile(r"=?\s*\d[\d\s.+*/^()-]*")
 UNKNOWN = _names(r"| ^ \sqrt")  # of one name: `|x| =`
 SENTENCE_ENDS = (". ", "! ", "? ", "\n", "。", "！", "？")
+ASCII_ENDS = SENTENCE_ENDS[:4]
 # The sign comes first and what stands before it after that: other signs are skipped quickly.
 END = re.compile(
     r"[.!?。！？\n](?:(?<=[。！？\n])|(?=\s+[A-Z\\$\d(~*#<-]|\s*$)"

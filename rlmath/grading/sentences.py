@@ -78,6 +78,7 @@ _DENIED_CJK = re.compile(
 )
 _SENTENCE = re.compile(r"[.!?](?=\s)|[。！？\n]")
 _SENTENCE_STOPS = (". ", "! ", "? ", "\n", ".\t", "。", "！", "？")
+_ASCII_STOPS = _SENTENCE_STOPS[:5]
 _STYLE = re.compile(r"\\(?:textbf|textit|text|mathbf|mathrm)\s*")
 _CONCLUSION = re.compile(
     r"[,;:]? (?:and )?(?:so|hence|thus|therefore|thereby)\b|;|(?<!option)(?<!choice)(?<!answer):",
@@ -124,9 +125,12 @@ def last_sentence(text: str, end: int) -> tuple[int, int]:
 
 
 def _sentence_start(text: str, end: int) -> int:
-    low = max(0, end - _MAX_SENTENCE)
-    stops = _SENTENCE_STOPS[: 5 if text.isascii() else None]
-    return max(low, *(text.rfind(stop, low, end) + 1 for stop in stops))
+    low = end - _MAX_SENTENCE if end > _MAX_SENTENCE else 0
+    for stop in _ASCII_STOPS if text.isascii() else _SENTENCE_STOPS:
+        place = text.rfind(stop, low, end)  # of the rest only: the window gets shorter
+        if place >= 0:
+            low = place + 1
+    return low
 
 
 def without_reasons(text: str, end: int) -> int:
@@ -139,7 +143,10 @@ def without_reasons(text: str, end: int) -> int:
         lowered = text[start:end].lower()
         if not any(part in lowered for part in ("e", "o", "s", "h", " (")):
             return end  # one of them is in each of these words
-        if not any(word in lowered for word in _CLAUSE_WORDS):
+        for word in _CLAUSE_WORDS:
+            if word in lowered:
+                break
+        else:
             return end
         stated = _first_value(lowered)
         if stated < 0:
@@ -186,7 +193,9 @@ def is_denied(text: str, start: int, end: int) -> bool:
     """Whether the number at [start, end) is negated, an aside in brackets, or one of several."""
     before = text[max(0, start - 40) : start]
     lowered = before.lower()
-    negating = any(word in lowered for word in _NEGATING)
+    negating = False
+    for word in _NEGATING:  # faster than `any` with a generator
+        negating = negating or word in lowered
     if (negating and _NEGATED.search(before)) or _NEGATED_CJK.search(before.rstrip("$ ")):
         return True
     if _DENIED_CJK.match(text, end):
