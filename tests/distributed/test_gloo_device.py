@@ -42,7 +42,7 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("interface", ["", "lo"])
+@pytest.mark.parametrize("interface", ["", pytest.param("lo", marks=pytest.mark.long)])
 def test_groups_share_a_device(tmp_path: Path, interface: str) -> None:
     counts = {}
     for kind in ("shared",) if interface else ("shared", "torch's"):

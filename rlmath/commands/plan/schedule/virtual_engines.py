@@ -18,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from rlmath.rollout.generation import Generation
 from rlmath.rollout.requests import Progress, Request
@@ -132,14 +133,27 @@ class VirtualEngine:
         return Sample(
             problem_id=request.problem_id,
             index=request.index,
-            token_ids=np.broadcast_to(np.int32(0), tokens),
-            log_probs=np.broadcast_to(np.float32(0), tokens),
+            token_ids=_zeros(np.int32, tokens),
+            log_probs=_zeros(np.float32, tokens),
             text="",
             finish_reason="stop" if tokens >= self.lengths(request) else "cut",
             spans=spans,
             seed=request.seed,
             engine=self.index,
         )
+
+
+_shared_zeros: dict[type, NDArray[Any]] = {}
+
+
+def _zeros(kind: type, length: int) -> NDArray[Any]:
+    """A read-only part of one array that all samples share: hundreds of thousands are made."""
+    zeros = _shared_zeros.get(kind)
+    if zeros is None or len(zeros) < length:
+        zeros = np.zeros(2 * length, kind)
+        zeros.flags.writeable = False
+        _shared_zeros[kind] = zeros
+    return zeros[:length]
 
 
 @dataclass(eq=False)
