@@ -161,11 +161,10 @@ def compare(folder: Path, steps: int, rounds: int, without: Sequence[str]) -> di
         )
         outcome = simulate(config, told, case.choice, steps=steps)
         result[name] |= compared(outcome, runs)
-        # The same without what this run tells of its own costs.
+        # A forecast from the synchronous run's costs.
         times = dataclasses.replace(setup.times, contended_share=lost)
-        outcome = simulate(
-            config, dataclasses.replace(setup, times=times), case.choice, steps=steps
-        )
+        forecast = dataclasses.replace(setup, times=times)
+        outcome = simulate(config, forecast, case.choice, steps=steps)
         result[name]["error_of_synchronous_costs"] = compared(outcome, runs)["error"]
     return result
 
