@@ -32,14 +32,14 @@ def main(overrides: Sequence[str]) -> int:
     config = load.load(["experiment=quickstart", *for_machine(machine, overrides), *overrides])
     run_dir = Path(config.runner.run_dir)
     _make_material(config)
+    checks.check(_without_lora(config), "sft", machine)
     layout = arithmetic.resolve_layout(config, machine.device(config.cluster.device))
-    sft_config = for_sft(config, layout.actor.world_size)
-    checks.check(sft_config, "sft", machine)
 
     _say(f"1/2  light SFT on {config.sft.steps * config.sft.sequences_per_step} worked examples")
     from rlmath.training import sft
 
-    sft.run(sft_config)
+    # A random model has nothing that adapters could be added to.
+    sft.run(_without_lora(config))
     config = _on_model(config, run_dir / "sft")
     checks.check(config, "train", machine)
     _say(f"2/2  GRPO, {config.runner.steps} steps")
@@ -79,23 +79,8 @@ def _on_model(config: Config, folder: Path) -> Config:
     return dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(folder)))
 
 
-def for_sft(config: Config, ranks: int) -> Config:
-    """The settings of the SFT: without LoRA, as a random model has nothing that adapters could be
-    added to; and the tiny model whole on each of the ``ranks``, which takes two thirds of the time
-    of a model split over two of them. A split model is what the training is to show."""
+def _without_lora(config: Config) -> Config:
     actor = dataclasses.replace(config.actor, lora=LoraConfig())
-    is_tiny = Path(config.model.path) == Path(config.runner.run_dir) / "model"
-    if is_tiny and config.sft.sequences_per_step % ranks == 0:
-        actor = dataclasses.replace(
-            actor,
-            tensor_parallel=1,
-            pipeline_parallel=1,
-            pipeline_layers=None,
-            virtual_stages=1,
-            context_parallel=1,
-            expert_parallel=1,
-            data_parallel=ranks,
-        )
     return dataclasses.replace(config, actor=actor)
 
 

@@ -7,7 +7,7 @@ import pytest
 from rlmath.checks.machine import Machine
 from rlmath.config import arithmetic, load
 from rlmath.config.schema import Device, DType
-from rlmath.quickstart.run import for_machine, for_sft
+from rlmath.quickstart.run import for_machine
 
 MEMORY_BYTES = 64 * 2**30
 
@@ -25,24 +25,3 @@ def test_on_gpus_all_are_used(gpus: int, tp: int, dp: int) -> None:
     assert machine.device(config.cluster.device) is Device.cuda
     assert (layout.actor.tensor_parallel, layout.actor.data_parallel) == (tp, dp)
     assert config.model.dtype is DType.bfloat16
-
-
-@pytest.mark.parametrize(
-    ("overrides", "tp", "dp"),
-    [
-        ([], 1, 2),
-        (["actor.pipeline_parallel=2", "actor.lora.rank=4"], 1, 4),
-        (["model.path=/models/large"], 2, 1),
-        (["sft.sequences_per_step=63"], 2, 1),
-    ],
-)
-def test_the_sft_has_the_tiny_model_whole_on_as_many_ranks(
-    overrides: list[str], tp: int, dp: int
-) -> None:
-    config = load.load(["experiment=quickstart", "cluster.device=cpu", *overrides])
-    ranks = arithmetic.resolve_layout(config, Device.cpu).actor.world_size
-    sft = for_sft(config, ranks)
-    layout = arithmetic.resolve_layout(sft, Device.cpu).actor
-    assert (layout.tensor_parallel, layout.data_parallel) == (tp, dp)
-    assert layout.world_size == ranks and not sft.actor.lora.rank
-    assert config.actor.tensor_parallel == 2
