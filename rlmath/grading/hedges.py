@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from rlmath.grading import wording
+from rlmath.grading import lexicon, wording
 
 
 def _names(text: str) -> frozenset[str]:
@@ -22,8 +22,6 @@ _TOKEN = re.compile(
     r"|[\u3040-\u9fff][\u3040-\u9fff]*"
     r"|[^\x00-\x7f\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
 )
-_SENTENCE_ENDS = (". ", "! ", "? ", "\n", "。", "！", "？")
-_ASCII_ENDS = _SENTENCE_ENDS[:4]
 _STOP = re.compile(r"[.!?](?=\s)|[\n。！？]")
 _OPENERS = _names(r"""$ ( [ { * _ ` " “ ' \ ~ € £ ¥ \( \[ \text \textbf \mathbf \left \, \; \:""")
 
@@ -227,7 +225,7 @@ def _tokens_before(text: str, start: int) -> list[str]:
     """The last tokens of the sentence before `start`, in lower case."""
     before = text[start - _WINDOW if start > _WINDOW else 0 : start]
     cut = 0
-    for stop in _ASCII_ENDS if before.isascii() else _SENTENCE_ENDS:
+    for stop in lexicon.ASCII_ENDS if before.isascii() else lexicon.SENTENCE_ENDS:
         place = before.rfind(stop, cut)
         if place >= 0:
             cut = place + 1
