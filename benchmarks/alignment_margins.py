@@ -19,14 +19,14 @@ from typing import Any
 def table(rows: list[dict[str, Any]]) -> str:
     """Markdown: differences as multiples of the rounding noise."""
     lines = [
-        "| model | type | engine | mean | largest | fingerprints | constants |",
-        "|---|---|---|---|---|---|---|",
+        "| model | type | engine | mean | largest | gate | fingerprints | constants |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         ratios = f"{row['ratio']:.1f} | {row['max_ratio']:.1f}"
         lines.append(
             f"| {row['model']} | {row['dtype']} | {row['case']} | {ratios} "
-            f"| {row['fingerprints']} | {row['constants']} |"
+            f"| {row['gate']} | {row['fingerprints']} | {row['constants']} |"
         )
     return "\n".join(lines)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from rlmath.algorithms.alignment import Alignment, token_lags
 from rlmath.algorithms.mismatch import measure
 from rlmath.commands.drill.in_engines import epsilon_back, other_epsilon, other_rope, rope_back
 from rlmath.commands.selfcheck import parts
@@ -18,7 +19,9 @@ from rlmath.errors import WeightsError
 from rlmath.model.spec import read_model_spec
 from rlmath.rollout.weight_sync import compare_weights, sync_weights
 from rlmath.training.engine_constants import check_constants
+from rlmath.training.gate import AlignmentError, Gate
 from rlmath.training.session import Session, open_session
+from rlmath.types import TrainingBatch
 
 SAMPLES = 32
 
@@ -116,7 +119,7 @@ class Margins:
         self.step += 1
         wanted = parts.requests(self.node, SAMPLES, step=self.step)
         batch = parts.as_batch(wanted, parts.sample(self.pool, wanted))
-        usual, _ = self.actor.log_probs(batch)
+        usual, entropy = self.actor.log_probs(batch)
         noisy, _ = self.actor.log_probs(batch, noise_seed=self.step)
         found, noise = measure(usual, batch.engine_log_probs), measure(usual, noisy)
         try:
@@ -140,11 +143,30 @@ class Margins:
             "noise_max": noise.abs_max,
             "ratio": excess / noise_excess,
             "max_ratio": found.abs_max / noise.abs_max,
+            "gate": self._gate(batch, usual, entropy),
             "fingerprints": named[:150],
             "constants": constants[:80],
         }
         print(json.dumps(row), flush=True)
         return row
+
+    def _gate(self, batch: TrainingBatch, log_probs: torch.Tensor, entropy: torch.Tensor) -> str:
+        """What the gate of a run says, with its own measurement of the noise."""
+        alignment = Alignment.of(
+            log_probs,
+            batch.engine_log_probs,
+            entropy,
+            response_lengths=batch.response_lengths,
+            loss_mask=batch.loss_mask,
+            lags=token_lags(batch, self.pool.weights_version),
+            places=torch.arange(len(batch)),
+        )
+        try:
+            found = Gate().check(self.session, alignment, batch, step=self.step, updated=False)
+        except AlignmentError as error:
+            return f"fails: {str(error)[-150:]}"
+        rerouted = found.get("alignment/rerouted_tokens", 0.0)
+        return f"passes without {rerouted:.0f} rerouted tokens" if rerouted else "passes"
 
     def update(self) -> None:
         """One optimizer step of the actor, which the engine does not get."""

@@ -4,12 +4,14 @@ Four Megatron ranks (tensor 2 x pipeline 2) send a random model of half a billio
 engine and to two, through the transport that a run would take, until the engines could sample with
 it. Prints one JSON line. ``share_of_memcpy`` compares with one thread that copies what is delivered
 (the model once for each engine) between memory that is there already; on CPU it should be at least
-a third. Fingerprints of what the engines hold are compared with the ranks' at the end.
+a third. Then full weight syncs to both engines alternate with and without the checks of a run
+(fingerprints of every tensor, constants, prefix cache): ``checks``.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import ctypes
 import json
 import os
@@ -19,10 +21,15 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from rlmath.model.parallel import Layout
 
 if TYPE_CHECKING:
     import torch
+
+    from rlmath.actor.group import ActorGroup
+    from rlmath.rollout.pool import RolloutPool
 
 LAYOUT = Layout(2, 2, 1)
 # 0.54 billion parameters; small enough to be held by ranks and two engines in 16 GiB.
@@ -67,7 +74,6 @@ def measure(model: Path, logs: Path, arguments: argparse.Namespace) -> dict[str,
     from rlmath.actor.policy import ActorSettings
     from rlmath.rollout.pool import RolloutPool
     from rlmath.rollout.requests import EngineSpec
-    from rlmath.weights.fingerprint import compare_fingerprints
     from rlmath.weights.transports import TransportPlan
 
     dtype: torch.dtype = getattr(torch, arguments.dtype)
@@ -130,12 +136,71 @@ def measure(model: Path, logs: Path, arguments: argparse.Namespace) -> dict[str,
                 "delivered_gb_per_s": round(delivered / median / 1e9, 3),
                 "share_of_memcpy": round(engines * memcpy_s / median, 3),
             }
-        actor.send_weights(version + 1)
-        sent = actor.weights_fingerprints()
-        for index, held in enumerate(pool.weights_fingerprints()):
-            compare_fingerprints(sent, held, f"engine {index}")
-        result["verified_tensors"] = len(sent)
+        result["checks"] = _checks(actor, pool, model, version, arguments.rounds)
     return result
+
+
+def _checks(
+    actor: ActorGroup, pool: RolloutPool, model: Path, version: int, rounds: int
+) -> dict[str, Any]:
+    """Weight syncs to all engines, every second one with the checks of a run.
+
+    Args:
+        version: The last that was sent.
+        rounds: Of each kind.
+    """
+    from rlmath.model.spec import read_model_spec
+    from rlmath.rollout.weight_sync import (
+        MAX_INTERVAL_SYNCS,
+        MAX_SHARE_OF_TIME,
+        compare_weights,
+        sync_weights,
+    )
+    from rlmath.training.engine_constants import check_constants, check_prefix_cache
+
+    spec = read_model_spec(model)
+    plain: list[float] = []
+    checked: list[float] = []
+    checks_cpu: list[float] = []
+    syncs_cpu: list[float] = []
+    tensors = 0
+    # The first pair is not counted: fingerprints allocate memory that later ones reuse.
+    for _ in range(1 + rounds):
+        for seconds in (plain, checked):
+            version += 1
+            cpu_s, begin = _cpu_s(), time.perf_counter()
+            sync_weights(actor, pool, version)
+            synced_cpu_s = _cpu_s()
+            if seconds is checked:
+                tensors = compare_weights(actor, pool)
+                check_constants(pool, spec)
+                check_prefix_cache(pool)
+                checks_cpu.append(_cpu_s() - synced_cpu_s)
+            seconds.append(time.perf_counter() - begin)
+            syncs_cpu.append(synced_cpu_s - cpu_s)
+    without, with_checks = (statistics.median(one[1:]) for one in (plain, checked))
+    cost_s = with_checks - without
+    return {
+        "verified_tensors": tensors,
+        "without_s": round(without, 4),
+        "with_s": round(with_checks, 4),
+        "sync_cpu_s": round(statistics.median(syncs_cpu[2:]), 2),
+        "checks_cpu_s": round(statistics.median(checks_cpu[1:]), 2),
+        # Of a run's default interval: the most of a sync, and the step from which every version
+        # is checked.
+        "added_share_at_most": round(cost_s / MAX_INTERVAL_SYNCS / without, 4),
+        "every_version_from_step_s": round(cost_s / MAX_SHARE_OF_TIME, 1),
+    }
+
+
+def _cpu_s() -> float:
+    """Of this process and all that it has started, ranks and engines among them."""
+    total = 0.0
+    for process in (this := psutil.Process(), *this.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            total += times.user + times.system
+    return total
 
 
 def _model_bytes(model: Path, dtype: torch.dtype) -> int:

@@ -36,7 +36,7 @@ need_headers() { # PYTHON
     version=$("$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
     echo "error: no $include/Python.h: Transformer Engine is compiled on this machine." >&2
     echo "Install Python's headers (Debian, Ubuntu: apt-get install python$version-dev;" >&2
-    echo "RHEL: dnf install python$version-devel), or take an interpreter that has them." >&2
+    echo "RHEL: dnf install python$version-devel), or use an interpreter that has them." >&2
     return 1
   fi
 }

@@ -160,9 +160,7 @@ def _plan(arguments: list[str]) -> int:
             any_with=("--command", "--write"),
         )
         return layout_cli.run(parser.parse_args(rest), given)
-    from rlmath.commands.plan import (
-        weights as plan_cli,  # With torch, which the other does without.
-    )
+    from rlmath.commands.plan import weights as plan_cli
 
     plan_cli.add_arguments(weights)
     given, rest = take_settings(arguments, plan_cli.SETTINGS, plan_cli.FLAGS, BASE)

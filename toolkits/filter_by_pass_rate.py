@@ -21,6 +21,7 @@ from pathlib import Path
 from rlmath.checks import run as checks
 from rlmath.checks.machine import Machine
 from rlmath.config import load
+from rlmath.config.quoting import quoted_path
 from rlmath.data.files import MalformedRowError, read_rows
 from rlmath.monitor.files import refuse_existing, replacing
 from rlmath.monitor.samples import read_samples
@@ -40,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("settings", nargs="*", metavar="key=value")
     arguments = parser.parse_intermixed_args(argv)
     refuse_existing("--to", [arguments.to], overwrite=arguments.overwrite)
-    config = load.load([*arguments.settings, f"data.eval_paths=[{arguments.file}]"])
+    config = load.load([*arguments.settings, f"data.eval_paths=[{quoted_path(arguments.file)}]"])
     checks.check(config, "evaluate", Machine.here())
     from rlmath.commands import evaluate
 

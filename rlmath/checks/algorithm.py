@@ -63,7 +63,7 @@ def unused_problems(config: Config) -> Iterator[str]:
             name = rule.setting.removeprefix("algorithm.")
             yield (
                 f"{key}={value_text(value)}: {rule.setting}={value_text(chosen)} does not read it; "
-                f"leave it at {default}, or take {name}="
+                f"leave it at {default}, or use {name}="
                 f"{' or '.join(value_text(choice) for choice in rule.choices)}"
             )
         else:
@@ -91,11 +91,11 @@ def _schedule(config: Config) -> Iterator[str]:
     reasons = []
     if not algorithm.correction.is_on:
         reasons.append(
-            "algorithm.correction.kind=none: does not correct for it; take token_truncate"
+            "algorithm.correction.kind=none: does not correct for it; use token_truncate"
         )
     if algorithm.loss in _UNBOUNDED:
         reasons.append(
-            f"algorithm.loss={algorithm.loss}: does not bound the importance ratio; take ppo_clip"
+            f"algorithm.loss={algorithm.loss}: does not bound the importance ratio; use ppo_clip"
         )
     if rollout.allow_uncorrected and not (reasons and lag):
         yield (
@@ -118,26 +118,26 @@ def _ahead(config: Config) -> Iterator[str]:
     if pipelined and rollout.max_lag is not None and rollout.max_lag > 1:
         yield (
             f"rollout.max_lag={rollout.max_lag}: rollout.schedule=pipelined samples one step "
-            "ahead; take 1, or null"
+            "ahead; use 1, or null"
         )
     if rollout.kv is KvAtSync.keep and not rollout.prefix_caching:
         yield (
             "rollout.kv=keep, rollout.prefix_caching=false: what is kept is kept in the prefix "
-            "cache; take rollout.prefix_caching=true"
+            "cache; use rollout.prefix_caching=true"
         )
     if rollout.kv is KvAtSync.keep and not max_lag(rollout):
         yield (
             "rollout.kv=keep, rollout.max_lag=0: no response outlives the weights that began it; "
-            "take rollout.kv=recompute"
+            "use rollout.kv=recompute"
         )
     if filters.oversample > 1:
         yield (
             f"algorithm.filter.oversample={filters.oversample:g}: with rollout.schedule={name} "
             + (
                 "the groups that are too many would be trained two steps after the weights that "
-                "sampled them; take 1, which asks for another group where one is dropped"
+                "sampled them; use 1, which asks for another group where one is dropped"
                 if pipelined
-                else "as many groups run as rollout.max_lag allows; take 1"
+                else "as many groups run as rollout.max_lag allows; use 1"
             )
         )
 
@@ -164,12 +164,12 @@ def _group_size(algorithm: AlgorithmConfig) -> Iterator[str]:
     if size == 1 and algorithm.advantage in _OF_GROUPS:
         yield (
             f"algorithm.group_size=1: {algorithm.advantage} compares the samples of a problem with "
-            "each other, so a group of 1 has advantage 0 always; take at least 2"
+            "each other, so a group of 1 has advantage 0 always; use at least 2"
         )
     elif algorithm.advantage == "pass_at_k" and k >= size:
         yield (
             f"algorithm.advantage_options.k={k}: of group_size={size} samples there is at most one "
-            f"set of {k}, which leaves no advantage; take at most {size - 1}, or group_size of "
+            f"set of {k}, which leaves no advantage; use at most {size - 1}, or group_size of "
             f"{k + 1} or more"
         )
 
@@ -190,7 +190,7 @@ def _aggregation(algorithm: AlgorithmConfig) -> Iterator[str]:
     if not fits and not algorithm.allow_other_aggregation:
         yield (
             f"algorithm.aggregation={kind}: loss={loss} is defined with {' or '.join(defined)}, "
-            f"and is another objective with this one; take algorithm.aggregation={defined[0]}, or "
+            f"and is another objective with this one; use algorithm.aggregation={defined[0]}, or "
             "algorithm.allow_other_aggregation=true to do it all the same"
         )
     if fits and algorithm.allow_other_aggregation:
@@ -209,7 +209,7 @@ def _correction(algorithm: AlgorithmConfig) -> Iterator[str]:
             kinds = [one.name for one, bounds in BOUNDS.items() if bounds[index] is not None]
             yield (
                 f"algorithm.correction.{name}={value:g}: correction.kind={kind.name} has no such "
-                f"bound; set it to null, or take one of {', '.join(kinds)}"
+                f"bound; set it to null, or use one of {', '.join(kinds)}"
             )
     low, high = correction.bounds()
     if low is not None and high is not None and low > high:
@@ -219,7 +219,7 @@ def _correction(algorithm: AlgorithmConfig) -> Iterator[str]:
         yield (
             f"algorithm.correction.{key}={value_text(getattr(correction, key))}: with "
             "old_log_probs=engine the loss's own ratio is already that of actor to engine, and the "
-            "actor's log-probs before the update are not known; take old_log_probs=recompute, or "
+            "actor's log-probs before the update are not known; use old_log_probs=recompute, or "
             "correction.kind=none and veto_below=null"
         )
 
@@ -228,7 +228,7 @@ def _kl_and_entropy(algorithm: AlgorithmConfig) -> Iterator[str]:
     if algorithm.kl_in is KlPlace.reward and algorithm.kl_estimator != "k1":
         yield (
             f"algorithm.kl_estimator={algorithm.kl_estimator}: with kl_in=reward the KL is a cost "
-            "without gradient, and only k1 makes its policy gradient that of the KL; take "
+            "without gradient, and only k1 makes its policy gradient that of the KL; use "
             "kl_estimator=k1"
         )
     if algorithm.entropy_target is not None and not (
@@ -242,7 +242,7 @@ def _kl_and_entropy(algorithm: AlgorithmConfig) -> Iterator[str]:
     if algorithm.entropy_top_share < 1 and algorithm.loss in _OF_SEQUENCES:
         yield (
             f"algorithm.entropy_top_share={algorithm.entropy_top_share:g}: the gradient of "
-            f"{algorithm.loss} reaches all tokens of a sequence, whichever are selected; take 1, "
+            f"{algorithm.loss} reaches all tokens of a sequence, whichever are selected; use 1, "
             "or a loss of tokens such as ppo_clip"
         )
 
@@ -259,7 +259,7 @@ def _filter(algorithm: AlgorithmConfig) -> Iterator[str]:
     if rules.oversample > rules.max_rounds:
         yield (
             f"algorithm.filter.oversample={rules.oversample:g}: asks at first for more than "
-            f"filter.max_rounds={rules.max_rounds} times prompts_per_step, which is the most; take "
+            f"filter.max_rounds={rules.max_rounds} times prompts_per_step, which is the most; use "
             f"oversample of at most {rules.max_rounds}, or more rounds"
         )
     if (
@@ -274,7 +274,7 @@ def _filter(algorithm: AlgorithmConfig) -> Iterator[str]:
     if rules.keep in (GroupRule.variance, GroupRule.accuracy) and algorithm.group_size == 1:
         yield (
             f"algorithm.filter.keep={rules.keep.name}: in a group of group_size=1 all is always "
-            "equal, so no group would be kept; take filter.keep=all, or a group_size of 2 or more"
+            "equal, so no group would be kept; use filter.keep=all, or a group_size of 2 or more"
         )
 
 
@@ -290,7 +290,7 @@ def _grades(config: Config) -> Iterator[str]:
     if algorithm.filter.keep is GroupRule.accuracy:
         yield (
             f"algorithm.filter.keep=accuracy: {why}, so every group would be dropped; {works}, or "
-            "take keep=variance"
+            "use keep=variance"
         )
     if algorithm.curriculum.cooldown:
         yield (
@@ -315,5 +315,5 @@ def _curriculum(config: Config) -> Iterator[str]:
             yield (
                 f"{key}[{index}].max_response_tokens={stage.max_response_tokens}: is above "
                 f"rollout.max_response_tokens={limit}, which engines and memory are laid out for; "
-                "take at most that, or raise it"
+                "use at most that, or raise it"
             )

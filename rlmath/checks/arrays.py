@@ -23,16 +23,16 @@ def _of_arrays(config: Config) -> Iterator[str]:
     if algorithm.distill_coef > 0:
         yield (
             f"with algorithm.distill_coef={algorithm.distill_coef:g} the driver sends token ids to "
-            "a teacher; take 0"
+            "a teacher; use 0"
         )
     if config.actor.routing_replay is RoutingReplay.engine:
         yield (
-            "actor.routing_replay=engine has an MoE's routes on the driver; take "
+            "actor.routing_replay=engine has an MoE's routes on the driver; use "
             "routing_replay=old_log_probs or none"
         )
     for index, item in enumerate(config.reward.items):
         if item.params.get("unit") == "token":
             yield (
-                f"reward.items[{index}].params.unit=token: {item.name} reads token ids; take "
+                f"reward.items[{index}].params.unit=token: {item.name} reads token ids; use "
                 "unit=word"
             )

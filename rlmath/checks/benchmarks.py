@@ -61,7 +61,7 @@ def benchmark_problems(config: Config, command: str) -> Iterator[str]:
 def _one_greedy(key: str, samples: int) -> str:
     return (
         f"{key}.samples={samples}: with {key}.temperature=0 all samples of a problem are the same; "
-        "take 1 sample, or a temperature above 0"
+        "use 1 sample, or a temperature above 0"
     )
 
 

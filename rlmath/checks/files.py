@@ -57,7 +57,7 @@ def model_folder(config: Config) -> Iterator[str]:
     expected = config.model.architecture
     if expected is not None and expected != model.architecture:
         yield (
-            f"model.architecture={expected}: the model in {path} is a {model.architecture}; take "
+            f"model.architecture={expected}: the model in {path} is a {model.architecture}; use "
             "that, or null"
         )
     if config.data.apply_chat_template and not has_chat_template(path):
@@ -192,7 +192,7 @@ def resume(config: Config) -> Iterator[str]:
         return
     what = "has no " + MANIFEST if Path(how).is_dir() else "is no folder"
     yield (
-        f"runner.resume={how}: {what}; it takes auto, never or the folder of a checkpoint, such as "
+        f"runner.resume={how}: {what}; expected auto, never or the folder of a checkpoint, such as "
         f"{Path(config.runner.run_dir) / 'checkpoints' / 'step_000012'}"
     )
 
@@ -273,7 +273,7 @@ def memory(
         yield (
             f"model.path={config.model.path}: {parameters / 1e9:.2f} billion parameters need "
             f"{sums} = {total / GIB:.1f} GiB, but this machine has "
-            f"{machine.memory_bytes / GIB:.1f} GiB; take a smaller model or cache, fewer copies "
+            f"{machine.memory_bytes / GIB:.1f} GiB; use a smaller model or cache, fewer copies "
             "or engines, or GPUs"
         )
 
@@ -335,7 +335,7 @@ def disk(config: Config, model: ModelSpec, machine: Machine, command: str) -> It
         f"{in_words(checkpoint)} and a Hugging Face folder make {in_words(needed)}, but "
         f"{in_words(free)} are free there"
         + (f" and earlier checkpoints hold {in_words(held)}" if held else "")
-        + "; take another disk"
+        + "; use another disk"
         + (f", or runner.keep_checkpoints={fitting}" if fitting >= 1 else "")
     )
 

@@ -22,14 +22,14 @@ def fp8_problems(config: Config, machine: Machine, device: Device, command: str)
     key = f"actor.fp8={actor.fp8.value}"
     if device is Device.cpu:
         yield (
-            f"{key}: Transformer Engine alone computes it, on CUDA, and cluster.device is cpu "
-            "here; take none"
+            f"{key}: only Transformer Engine supports it, on CUDA, and cluster.device is cpu "
+            "here; use none"
         )
         return
     if actor.layers is Layers.local:
         yield (
-            f"{key}: Transformer Engine alone computes it, and actor.layers=local has Megatron's "
-            "own layers; take actor.layers=auto, or none"
+            f"{key}: only Transformer Engine supports it, and actor.layers=local has Megatron's "
+            "own layers; use actor.layers=auto, or none"
         )
     here = config.cluster.ray_address is None and machine.has_cuda
     if here and machine.compute_capability is not None:
@@ -39,19 +39,19 @@ def fp8_problems(config: Config, machine: Machine, device: Device, command: str)
     if config.model.dtype is DType.float32:
         yield (
             f"{key}: model.dtype=float32 asks for more than the 16 bits that Transformer Engine's "
-            "FP8 products give back; take bfloat16, or none"
+            "FP8 products give back; use bfloat16, or none"
         )
     if config.precision.batch_invariant:
         yield (
-            f"{key}: Megatron's batch-invariant products (precision.batch_invariant=true) take the "
-            "place of Transformer Engine's, and know no FP8; take one of the two"
+            f"{key}: Megatron's batch-invariant products (precision.batch_invariant=true) replace "
+            "Transformer Engine's and do not support FP8; use one of the two"
         )
     overlap = config.algorithm.overlap_log_probs
     if actor.fp8_recipe is Fp8Recipe.tensorwise and overlap:
         yield (
             f"actor.fp8_recipe=tensorwise: a token's log-prob depends on its micro-batch, and "
-            f"algorithm.overlap_log_probs={overlap} takes old log-probs in other micro-batches "
-            "than the update's; take blockwise, or overlap_log_probs=0"
+            f"algorithm.overlap_log_probs={overlap} computes old log-probs in other micro-batches "
+            "than the update's; use blockwise, or overlap_log_probs=0"
         )
     yield from correction_problems(config, command, key)
 
@@ -65,5 +65,5 @@ def fp8_model(config: Config, model: ModelSpec, layout: Layout) -> Iterator[str]
     if found:
         yield (
             f"actor.fp8_recipe={fp8.recipe}: {'; '.join(found)}; change actor.tensor_parallel="
-            f"{layout.tensor_parallel}, or take another recipe or actor.fp8=none"
+            f"{layout.tensor_parallel}, or use another recipe or actor.fp8=none"
         )

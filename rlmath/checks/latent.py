@@ -10,7 +10,7 @@ from rlmath.model.spec import ModelSpec
 # Width of what vLLM keeps of a token and layer, which its kernel on a CPU has alone.
 CPU_WIDTH = 576
 ON_CPU_ALONE = (
-    "trains on CPU alone (cluster.device=cpu): Transformer Engine's layers of it have not been "
+    "trains only on CPU (cluster.device=cpu): Transformer Engine's layers of it have not been "
     "compared with vLLM and transformers"
 )
 
@@ -26,5 +26,5 @@ def latent_problems(model: ModelSpec, device: Device, command: str) -> Iterator[
     if command != "sft" and device is Device.cpu and width != CPU_WIDTH:
         yield (
             f"{what} with kv_lora_rank={model.latent.kv_rank} + qk_rope_head_dim="
-            f"{model.latent.rotary_dim} = {width}: vLLM's kernel on a CPU takes {CPU_WIDTH} alone"
+            f"{model.latent.rotary_dim} = {width}: vLLM's CPU kernel supports only {CPU_WIDTH}"
         )

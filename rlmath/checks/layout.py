@@ -129,7 +129,7 @@ def experts(config: Config, model: ModelSpec, layout: RunLayout) -> Iterator[str
         )
     if layout.actor.context_parallel > 1:
         yield (
-            f"actor.context_parallel={layout.actor.context_parallel}: an MoE takes whole "
+            f"actor.context_parallel={layout.actor.context_parallel}: an MoE needs whole "
             "sequences; set it to 1"
         )
     if tensor > 1 and not config.actor.sequence_parallel:
@@ -214,12 +214,12 @@ def _layers(config: Config, model: ModelSpec) -> Iterator[str]:
     if full and recomputed is not None and recomputed > in_stage:
         yield (
             f"actor.recompute_num_layers={recomputed}: {model.layers} layers / {stages} stages = "
-            f"at most {in_stage} layers a stage; take at most {in_stage}, or null for all"
+            f"at most {in_stage} layers a stage; use at most {in_stage}, or null for all"
         )
     if full and recomputed is not None and recomputed % virtual:
         yield (
             f"actor.recompute_num_layers={recomputed}: each of actor.virtual_stages={virtual} "
-            f"chunks recomputes as many; take a multiple of {virtual}, or null for all"
+            f"chunks recomputes as many; use a multiple of {virtual}, or null for all"
         )
 
 
@@ -231,7 +231,7 @@ def windows(config: Config, model: ModelSpec, layout: RunLayout) -> Iterator[str
         return
     yield (
         f"actor.context_parallel={ranks}: {prompt} prompt + {response} response = "
-        f"{prompt + response} tokens, but layers attend to the last {window} alone (sliding_window "
+        f"{prompt + response} tokens, but layers attend only to the last {window} (sliding_window "
         "in config.json), and Transformer Engine's ring over context ranks has no such windows; "
         f"set it to 1, or rollout.max_response_tokens={window - prompt} or less"
     )
@@ -266,7 +266,7 @@ def lengths(config: Config, model: ModelSpec, command: str) -> Iterator[str]:
             )
             yield (
                 f"{key}={response}: {prompt} prompt + {response} response = {prompt + response} "
-                f"tokens, but the model has {limit}; take {works}{shorter}another model"
+                f"tokens, but the model has {limit}; use {works}{shorter}another model"
             )
 
 
@@ -280,8 +280,8 @@ def cpu_heads_problem(key: str, model: ModelSpec) -> Iterator[str]:
     """See :func:`cpu_attention`; ``key`` is the model's setting."""
     if model.latent is None and model.head_dim not in CPU_HEAD_DIMS:
         yield (
-            f"{key}: its heads are {model.head_dim} wide, and vLLM's attention on a CPU takes "
-            f"{one_of(list(CPU_HEAD_DIMS))}; take another model, or a GPU"
+            f"{key}: its heads are {model.head_dim} wide, and vLLM's CPU attention supports "
+            f"{one_of(list(CPU_HEAD_DIMS))}; use another model, or a GPU"
         )
 
 
@@ -333,9 +333,9 @@ def cpu_cache_problem(
     if needed_gib > given_gib:
         yield (
             f"{key}={given_gib:g}: one sequence of "
-            f"{longest} tokens takes {blocks} blocks x {CPU_BLOCK_TOKENS} tokens x {token_bytes:,} "
+            f"{longest} tokens needs {blocks} blocks x {CPU_BLOCK_TOKENS} tokens x {token_bytes:,} "
             f"bytes (keys and values of {model.layers} layers x {heads} heads x "
-            f"{width} x {value_bytes} bytes) = {needed_gib:.3g} GiB; take at least "
+            f"{width} x {value_bytes} bytes) = {needed_gib:.3g} GiB; use at least "
             f"{_round_up(needed_gib):g}"
         )
 
@@ -354,7 +354,7 @@ def engine_steps(config: Config, device: Device) -> Iterator[str]:
         yield (
             f"rollout.max_batched_tokens={rollout.max_batched_tokens}: "
             f"{rollout.max_running_sequences} running sequences (rollout.max_running_sequences) "
-            f"decode {rollout.max_running_sequences} tokens in a step; take at least as many"
+            f"decode {rollout.max_running_sequences} tokens in a step; use at least as many"
         )
 
 

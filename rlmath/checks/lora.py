@@ -42,7 +42,7 @@ def lora_problems(config: Config, command: str) -> Iterator[str]:
         yield (
             "algorithm.reference.kind=averaged: the average of two models' adapters is not the "
             "adapter of their average, with actor.lora.rank="
-            f"{lora.rank}; take frozen (the base model, which costs no memory) or reset"
+            f"{lora.rank}; use frozen (the base model, which costs no memory) or reset"
         )
 
 
@@ -73,7 +73,7 @@ def lora_model(config: Config, model: ModelSpec) -> Iterator[str]:
     if trained >= parameters:
         yield (
             f"actor.lora.rank={lora.rank}: the adapters have {trained:,} parameters and the model "
-            f"{parameters:,}; take a lower rank, or 0 to train all weights"
+            f"{parameters:,}; use a lower rank, or 0 to train all weights"
         )
     if adapters.init_from is not None:
         # It imports torch, which takes seconds that a check without it has no use for.
@@ -106,7 +106,7 @@ def _stages(config: Config, model: ModelSpec) -> Iterator[str]:
             yield (
                 f"actor.lora.layers={lora.layers}: pipeline stage {stage} has layers "
                 f"{chunk[0]} to {chunk[-1]}, none of which has an adapter, and nothing to train; "
-                "add one of them, or take fewer stages (actor.pipeline_parallel)"
+                "add one of them, or use fewer stages (actor.pipeline_parallel)"
             )
 
 
@@ -118,17 +118,17 @@ def unmerged_problems(config: Config, device: Device) -> Iterator[str]:
     if lora.rank > VLLM_RANKS[-1]:
         yield (
             f"{_UNMERGED}: vLLM has adapters of ranks up to {VLLM_RANKS[-1]}, and "
-            f"actor.lora.rank={lora.rank}; take a lower rank, or merged"
+            f"actor.lora.rank={lora.rank}; use a lower rank, or merged"
         )
     if device is Device.cuda and config.model.dtype is DType.float32:
         yield (
             f"{_UNMERGED}: vLLM's CUDA kernels for adapters compute in 16 bits only, and "
-            "model.dtype=float32; take bfloat16, or merged"
+            "model.dtype=float32; use bfloat16, or merged"
         )
     if config.weights.transport is Transport.nccl_m2n:
         yield (
             f"{_UNMERGED}: weights.transport=nccl_m2n writes into vLLM's parameters, and adapters "
-            "are none; take auto, or merged"
+            "are none; use auto, or merged"
         )
 
 
@@ -140,5 +140,5 @@ def unmerged_model(config: Config, model: ModelSpec) -> Iterator[str]:
     if family not in UNMERGED_FAMILIES:
         yield (
             f"{_UNMERGED}: adapters in engines of {family} were not compared with the actor "
-            f"(those of {', '.join(UNMERGED_FAMILIES)} were); take merged"
+            f"(those of {', '.join(UNMERGED_FAMILIES)} were); use merged"
         )

@@ -41,7 +41,7 @@ def describe_training(config: Config) -> str:
     if needs_value_model(algorithm.advantage):
         value = [_learning_rate(config.value.optimizer, value_updates(config))]
         if config.value.warmup_steps:
-            value.append(f"trained alone for the first {config.value.warmup_steps:,} steps")
+            value.append(f"the only model trained in the first {config.value.warmup_steps:,} steps")
         lines += _block("value lr", value)
     lines += _block("rewards", _rewards(config))
     return "\n".join([*lines, *_block("eval", _evaluation(config))])
@@ -198,7 +198,7 @@ def _lora(lora: LoraConfig) -> list[str]:
     layers = "" if lora.layers is None else f" of layers {', '.join(map(str, lora.layers))}"
     begin = "" if lora.init_from is None else f", from {lora.init_from}"
     text = f"rank {lora.rank}, alpha {lora.alpha:g}, on {matrices}{layers}{begin}"
-    engines = "merged" if lora.rollout is LoraRollout.merged else "the adapters alone"
+    engines = "merged" if lora.rollout is LoraRollout.merged else "adapters only"
     return _block("LoRA", [text + f"; all else is frozen; engines get {engines}"])
 
 

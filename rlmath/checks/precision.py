@@ -22,7 +22,7 @@ def layers(config: Config, machine: Machine, device: Device) -> Iterator[str]:
         if chosen is Layers.transformer_engine:
             yield (
                 "actor.layers=transformer_engine: its layers run on CUDA only, and cluster.device "
-                "is cpu here; take auto or local"
+                "is cpu here; use auto or local"
             )
         return
     # Other nodes' machines are looked at by their ranks.
@@ -47,13 +47,13 @@ def context_attention(config: Config, device: Device, command: str) -> Iterator[
     if local and alone:
         yield (
             "model.dtype=float32: torch's attention for packed sequences, which "
-            "actor.layers=local uses, has 16 bits alone on CUDA; take bfloat16, or "
+            "actor.layers=local uses, supports only 16 bits on CUDA; use bfloat16, or "
             "actor.layers=auto"
         )
     if not local and not alone:
         yield (
             "model.dtype=float32: Transformer Engine has no attention for it with "
-            f"actor.context_parallel={actor.context_parallel}; take bfloat16, "
+            f"actor.context_parallel={actor.context_parallel}; use bfloat16, "
             "actor.context_parallel=1, or actor.layers=local"
         )
 
@@ -62,7 +62,7 @@ def logits_kernels(config: Config, device: Device, command: str) -> Iterator[str
     """``actor.logits=triton`` where there is no GPU."""
     if command != "evaluate" and config.actor.logits is Logits.triton and device is Device.cpu:
         yield (
-            "actor.logits=triton: Triton compiles for GPUs, and cluster.device is cpu here; take "
+            "actor.logits=triton: Triton compiles for GPUs, and cluster.device is cpu here; use "
             "chunked, which computes the same, or auto"
         )
 
@@ -89,12 +89,12 @@ def batch_invariance(
         )
     if config.cluster.ray_address is None and machine.has_cuda and not machine.flash_attention:
         yield (
-            f"{_KEY}: of Transformer Engine's attention backends flash attention alone is batch "
+            f"{_KEY}: of Transformer Engine's attention backends, only flash attention is batch "
             "invariant, and neither flash-attn nor flash-attn-3 is installed; install "
             "flash-attn==2.8.3 (hours of compilation), or set it to false"
         )
     if config.model.dtype is DType.float32:
-        yield f"{_KEY}: flash attention has no kernel for model.dtype=float32; take bfloat16"
+        yield f"{_KEY}: flash attention has no kernel for model.dtype=float32; use bfloat16"
     if actor.context_parallel > 1:
         yield (
             f"{_KEY}: with actor.context_parallel={actor.context_parallel} attention adds up the "
@@ -103,7 +103,7 @@ def batch_invariance(
     if actor.tensor_parallel > MOST_BATCH_INVARIANT_TENSOR_RANKS:
         yield (
             f"{_KEY}: actor.tensor_parallel={actor.tensor_parallel} ranks are summed in an order "
-            "that depends on a token's place in its row; take at most "
+            "that depends on a token's place in its row; use at most "
             f"{MOST_BATCH_INVARIANT_TENSOR_RANKS}, whose sum has one order"
         )
 
@@ -113,5 +113,5 @@ def batch_invariant_model(config: Config, model: ModelSpec) -> Iterator[str]:
     if config.precision.batch_invariant and model.experts:
         yield (
             f"{_KEY}: the grouped products of {model.experts} experts have no batch-invariant "
-            "kernel in Megatron; set it to false, or take a dense model"
+            "kernel in Megatron; set it to false, or use a dense model"
         )

@@ -26,34 +26,34 @@ def quantization_problems(config: Config, command: str) -> Iterator[str]:
         if config.model.dtype is DType.float32:
             yield (
                 f"{KV_CACHE}: the gate's limits are of models in bfloat16, and "
-                "model.dtype=float32; take bfloat16"
+                "model.dtype=float32; use bfloat16"
             )
         if config.precision.batch_invariant:
             yield (
                 f"{KV_CACHE}: attention with a cache in FP8 has not been compared under "
-                "precision.batch_invariant=true; take one of the two"
+                "precision.batch_invariant=true; use one of the two"
             )
     if config.rollout.quantization is Quantization.none:
         return
     key = f"rollout.quantization={config.rollout.quantization.value}"
     yield from correction_problems(config, command, key)
     if config.model.dtype is DType.float32:
-        yield f"{key}: vLLM quantizes models of 16 bits, and model.dtype=float32; take bfloat16"
+        yield f"{key}: vLLM quantizes models of 16 bits, and model.dtype=float32; use bfloat16"
     if config.weights.transport is Transport.nccl_m2n:
         yield (
             f"{key}: weights.transport=nccl_m2n writes into vLLM's parameters, which are FP8 then; "
-            "take auto"
+            "use auto"
         )
     if config.precision.batch_invariant:
         yield (
             f"{key}: with precision.batch_invariant=true vLLM computes with the matrices widened "
-            "again, and nothing would be gained; take one of the two"
+            "again, and nothing would be gained; use one of the two"
         )
     lora = config.actor.lora
     if lora.rank and lora.rollout is LoraRollout.unmerged:
         yield (
             f"{key}: adapters beside a base model in FP8 (actor.lora.rollout=unmerged) have not "
-            "been compared with the actor; take actor.lora.rollout=merged"
+            "been compared with the actor; use actor.lora.rollout=merged"
         )
 
 
@@ -66,7 +66,7 @@ def correction_problems(config: Config, command: str, key: str) -> Iterator[str]
     if command == "train" and not config.algorithm.correction.is_on:
         yield (
             "algorithm.correction.kind=none: engines sample from another policy than is trained, "
-            f"with {key}; take token_truncate{_with_recomputed(config)}"
+            f"with {key}; use token_truncate{_with_recomputed(config)}"
         )
 
 
@@ -83,15 +83,15 @@ def cpu_kv_cache_in_fp8(config: Config, model: ModelSpec) -> Iterator[str]:
         return
     if model.head_dim % FP8_HEAD_DIM:
         yield (
-            f"{KV_CACHE}: heads are {model.head_dim} wide, and vLLM's attention on a CPU takes "
-            f"multiples of {FP8_HEAD_DIM} with a cache in FP8; take auto"
+            f"{KV_CACHE}: heads are {model.head_dim} wide, and vLLM's CPU attention supports "
+            f"multiples of {FP8_HEAD_DIM} with a cache in FP8; use auto"
         )
     import torch  # Takes seconds, and is needed here alone.
 
     if not (torch.cpu._is_avx512_supported() or torch.cpu._is_amx_tile_supported()):
         yield (
             f"{KV_CACHE}: vLLM's attention on a CPU needs AVX-512 or AMX for a cache in FP8, and "
-            "this machine has neither; take auto"
+            "this machine has neither; use auto"
         )
 
 
@@ -100,7 +100,7 @@ def quantization_model(config: Config, model: ModelSpec) -> Iterator[str]:
     if config.rollout.kv_cache_dtype is KvCacheDtype.fp8 and model.latent is not None:
         yield (
             f"{KV_CACHE}: {model.family.name} keeps latent vectors in the cache, in a format that "
-            "has not been compared; take auto"
+            "has not been compared; use auto"
         )
     if config.rollout.quantization is Quantization.none:
         return
@@ -108,5 +108,5 @@ def quantization_model(config: Config, model: ModelSpec) -> Iterator[str]:
         yield (
             f"rollout.quantization={config.rollout.quantization.value}: engines of "
             f"{model.family.name} have not been compared in FP8 (those of "
-            f"{', '.join(QUANTIZED_FAMILIES)} have); take none"
+            f"{', '.join(QUANTIZED_FAMILIES)} have); use none"
         )

@@ -16,8 +16,8 @@ _REFUSED = {
     "layernorm": (
         "Megatron-core 0.16.1 needs Transformer Engine for it, whose matrices have the norms within"
     ),
-    "moe_act": "needs Transformer Engine's grouped experts, with which it is not proven; take moe",
-    "mla_up_proj": "not proven with the one family that has it (DeepSeek-V3); take mlp or moe",
+    "moe_act": "needs Transformer Engine's grouped experts, with which it is not proven; use moe",
+    "mla_up_proj": "not proven with the one family that has it (DeepSeek-V3); use mlp or moe",
 }
 
 
@@ -27,7 +27,7 @@ def recompute_problems(config: Config) -> Iterator[str]:
     if config.actor.recompute is not Recompute.selective or chosen is None:
         return
     if not chosen:
-        yield f"{_KEY}=[]: nothing would be recomputed; give some, or take actor.recompute=none"
+        yield f"{_KEY}=[]: nothing would be recomputed; give some, or use actor.recompute=none"
     for name in chosen:
         if name in _REFUSED:
             yield f"{_KEY}: {name}: {_REFUSED[name]}"
@@ -50,5 +50,5 @@ def recompute_model(config: Config, model: ModelSpec) -> Iterator[str]:
     if missing:
         yield (
             f"{_KEY}: the model has no {', '.join(f'{one} ({MODULES[one]})' for one in missing)}; "
-            f"take some of {', '.join(possible)}, or null"
+            f"use some of {', '.join(possible)}, or null"
         )

@@ -226,7 +226,7 @@ def _reward_params(key: str, item: RewardItem) -> Iterator[str]:
         fits = isinstance(value, types) and not (isinstance(value, bool) and bool not in types)
         if types and not fits and not (float in types and type(value) is int):
             wanted = " or ".join("null" if one is NoneType else one.__name__ for one in types)
-            yield f"{key}.params.{name}={value}: reward {item.name} takes {wanted} here"
+            yield f"{key}.params.{name}={value}: reward {item.name} expects {wanted} here"
 
 
 def _reward_path(key: str, name: str) -> Iterator[str]:
@@ -350,7 +350,7 @@ def _optimizers(config: Config, command: Command) -> Iterator[str]:
         if alone > steps:
             yield (
                 f"value.warmup_steps={alone}: the run has {steps} steps, in none of which the "
-                f"policy would be trained; take at most {steps}, or more steps"
+                f"policy would be trained; use at most {steps}, or more steps"
             )
         if alone >= steps:  # Values alone, for a run that is continued later.
             return
@@ -364,7 +364,7 @@ def _optimizer(name: str, optimizer: OptimizerConfig, steps: int) -> Iterator[st
         if optimizer.warmup_steps >= steps:
             yield (
                 f"{name}.warmup_steps={optimizer.warmup_steps}: the run has {steps} optimizer "
-                f"steps, so it would end before the warm-up; take at most {steps - 1}, or more "
+                f"steps, so it would end before the warm-up; use at most {steps - 1}, or more "
                 "steps"
             )
         return
@@ -375,7 +375,7 @@ def _optimizer(name: str, optimizer: OptimizerConfig, steps: int) -> Iterator[st
         what = "the run has" if optimizer.decay_steps is None else f"{name}.decay_steps is"
         yield (
             f"{name}.warmup_steps={optimizer.warmup_steps}: leaves nothing to decay in, {what} "
-            f"{decay} optimizer steps; take at most {decay - 1}"
+            f"{decay} optimizer steps; use at most {decay - 1}"
         )
 
 
@@ -387,7 +387,7 @@ def _cluster(config: Config, machine: Machine, device: Device) -> Iterator[str]:
     if schedule in (RolloutSchedule.pipelined, RolloutSchedule.continuous) and colocated:
         yield (
             f"rollout.schedule={schedule.name}: engines sample while the actor trains, on GPUs of "
-            "their own; set cluster.placement=separate, or take rollout.schedule=carry_over, which "
+            "their own; set cluster.placement=separate, or use rollout.schedule=carry_over, which "
             "works on shared GPUs"
         )
     if cluster.nodes > 1 and local:
@@ -404,11 +404,11 @@ def _cluster(config: Config, machine: Machine, device: Device) -> Iterator[str]:
                 if machine.gpus == 0
                 else f"torch here is {machine.torch_build or 'not installed'}, without CUDA"
             )
-            yield f"cluster.device=cuda: {why}; take cluster.device=cpu, or a machine with CUDA"
+            yield f"cluster.device=cuda: {why}; use cluster.device=cpu, or a machine with CUDA"
         elif cluster.gpus_per_node > machine.gpus:
             yield (
                 f"cluster.gpus_per_node={cluster.gpus_per_node}: this machine has {machine.gpus} "
-                f"that this process may use; take at most {machine.gpus}"
+                f"that this process may use; use at most {machine.gpus}"
             )
     if transport is Transport.auto:
         return
@@ -432,8 +432,8 @@ def _many_to_many(config: Config) -> Iterator[str]:
     pipeline, expert = config.actor.pipeline_parallel, config.actor.expert_parallel
     if pipeline > 1 or expert > 1:
         yield (
-            "weights.transport=nccl_m2n: takes a model that tensor ranks alone share, and here are "
-            f"actor.pipeline_parallel={pipeline} and actor.expert_parallel={expert}; take nccl, or "
+            "weights.transport=nccl_m2n: supports tensor and data parallelism only, and here are "
+            f"actor.pipeline_parallel={pipeline} and actor.expert_parallel={expert}; use nccl, or "
             "set both to 1"
         )
     try:
@@ -443,5 +443,5 @@ def _many_to_many(config: Config) -> Iterator[str]:
     if found is None:
         yield (
             "weights.transport=nccl_m2n: vLLM's backend imports nccl.m2n of NVIDIA's "
-            "nccl-extensions, which is not installed here; install it, or take nccl"
+            "nccl-extensions, which is not installed here; install it, or use nccl"
         )

@@ -26,7 +26,7 @@ def teacher_problems(config: Config, device: Device) -> Iterator[str]:
         if algorithm.advantage == "teacher":
             yield (
                 "algorithm.advantage=teacher: nothing is learned from rewards, and "
-                "algorithm.distill_coef=0 learns nothing from a teacher; set that to 1, or take "
+                "algorithm.distill_coef=0 learns nothing from a teacher; set that to 1, or use "
                 "another advantage"
             )
         return
@@ -48,7 +48,7 @@ def _objective(config: Config) -> Iterator[str]:
         yield (
             f"rollout.temperature={temperature:g}: vLLM gives the teacher's log-probs of a prompt "
             "at temperature 1, and their difference from the policy's at another would teach it "
-            "to make up for the temperature; take 1"
+            "to make up for the temperature; use 1"
         )
     if algorithm.advantage == "teacher" and algorithm.whiten_tokens:
         yield (
@@ -109,7 +109,7 @@ def _sizes(config: Config, model: ModelSpec, device: Device) -> Iterator[str]:
         yield (
             f"teacher.path={teacher.path}: {prompt} prompt + {response} response + 1 token that "
             f"vLLM samples after what it scores = {needed} tokens, but the teacher has "
-            f"{model.max_positions} positions; take rollout.max_response_tokens="
+            f"{model.max_positions} positions; use rollout.max_response_tokens="
             f"{model.max_positions - prompt - 1} or less, or another teacher"
         )
     if device is Device.cpu:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlmath.checks.weight_headers import LENGTH_BYTES, FileTensor, tensors_in
-from rlmath.checks.weight_values import not_finite
+from rlmath.checks.weight_values import is_small, not_finite
 from rlmath.errors import UserError
 from rlmath.model.folder import missing_model_files
 from rlmath.model.spec import ADAPTER_FILE, adapter_instead, read_model_spec
@@ -56,7 +56,7 @@ def adapter_beside(folder: Path) -> str:
     return (
         f"{ADAPTER_FILE} is beside the model's own weights: transformers would apply that adapter, "
         "vLLM and the actor would not. Merge it with peft (merge_and_unload()), or move it to "
-        "another folder, from which actor.lora.init_from can take it"
+        "another folder, from which actor.lora.init_from can read it"
     )
 
 
@@ -162,7 +162,17 @@ def weights_misfit(folder: Path) -> str | None:
         return f"the weights are not those of config.json: {first_of(problems)}"
     if spec.tied and HEAD in found and _differ(found[EMBEDDING], found[HEAD]):
         return UNTIED_HEAD
-    return not_finite((name, found[name]) for name in file_shapes(spec))
+    held = {name: found[name] for name in file_shapes(spec)}
+    return not_finite(held.items()) if is_small(held.values()) else None
+
+
+def not_finite_weight(folder: Path) -> str | None:
+    """The first of the model's tensors that holds NaN or infinity, in words, however large they
+    are; ``None``: none does. Of a folder without ``folder_problems``."""
+    wanted = file_shapes(read_model_spec(folder))
+    files = sorted(set(listed_files(folder).values()))
+    found = (pair for file in files for pair in tensors_in(folder / file).items())
+    return not_finite((name, tensor) for name, tensor in found if name in wanted)
 
 
 def tokenizer_misfit(folder: Path) -> str | None:
@@ -185,7 +195,7 @@ def tokenizer_misfit(folder: Path) -> str | None:
     name = f", {added[largest]!r}" if largest in added else ""
     return (
         f"tokenizer.json has ids up to {largest}{name}, and the embedding has {rows} rows "
-        "(vocab_size in config.json); take the tokenizer that was published with the model, or add "
+        "(vocab_size in config.json); use the tokenizer that was published with the model, or add "
         "rows with resize_token_embeddings of transformers"
     )
 

@@ -26,17 +26,18 @@ _EXPONENTS = {
 }
 
 
+def is_small(tensors: Iterable[FileTensor]) -> bool:
+    """Whether all values can be read before anything starts."""
+    return sum(one.end - one.begin for one in tensors) <= LIMIT_BYTES
+
+
 def not_finite(tensors: Iterable[tuple[str, FileTensor]]) -> str | None:
-    """The first tensor that holds NaN or infinity, in words; ``None``: none does, or there are more
-    than ``LIMIT_BYTES``.
+    """The first tensor that holds NaN or infinity, in words; ``None``: none does.
 
     Args:
         tensors: By name.
     """
-    held = list(tensors)
-    if sum(one.end - one.begin for _, one in held) > LIMIT_BYTES:
-        return None
-    for name, tensor in held:
+    for name, tensor in tensors:
         with tensor.file.open("rb") as stream:
             stream.seek(tensor.begin)
             if _has_not_finite(stream, tensor):

@@ -208,7 +208,7 @@ def _share_accelerators(
             f"cluster: the actor wants {one_copy} x data_parallel {data_parallel} = {actor_ranks} "
             f"GPUs, the engines {engines} x tensor_parallel {rollout.tensor_parallel} = "
             f"{engines * rollout.tensor_parallel}, {joined} (placement "
-            f"{cluster.placement.name}); there are {there_are}; take fewer of actor.data_parallel "
+            f"{cluster.placement.name}); there are {there_are}; use fewer of actor.data_parallel "
             "or rollout.engines, or more of cluster.nodes"
         )
     return data_parallel, engines

@@ -24,6 +24,9 @@ its own. Later ones win: the defaults below, then `conf/GROUP/OPTION.yaml`, then
 `conf/experiment/NAME.yaml`, then the command line. Options of your own go in a folder with the
 same groups, given as `--config-dir`.
 
+A value may refer to another setting: `model.path='${runner.run_dir}/model'`. No value can therefore
+contain `${` itself; a path that does is an error. Rename the file or folder, or link to it.
+
 A loss and an advantage estimator have their own options: `algorithm.loss_options.clip_high=0.28`.
 An option that the chosen one does not have is an error. `algorithm.loss=NAME` on the command line
 starts from the defaults of that loss: options that files give to another loss are dropped.

@@ -13,7 +13,7 @@ import functools
 import os
 import pickle
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -31,7 +31,7 @@ from yaml import YAMLError
 from rlmath.config.groups import CONF_DIR, options
 from rlmath.config.not_offered import NOT_OFFERED, NOT_OFFERED_VALUES
 from rlmath.config.options import SECTIONS, complete, section_of
-from rlmath.config.placeholders import unfilled_part
+from rlmath.config.placeholders import REFERENCE, unfilled_part, unknown_reference
 from rlmath.config.renamed import RENAMED, RENAMED_VALUES
 from rlmath.config.schema import Config
 from rlmath.config.secrets import without_secrets
@@ -99,6 +99,9 @@ def compose_settings(
     except OmegaConfBaseException as error:
         raise ConfigError(_file_error(error)) from error
     assert isinstance(config, Config)
+    literal = [f"{key}={value}: {_NO_REFERENCE}" for key, value in _with_reference(config)]
+    if literal:
+        raise ConfigError.of(literal)
     _drop_options_of_others(config, overrides, folders[1:])
     complete(config)
     given = frozenset(_parsed(text).key_or_group for text in overrides)
@@ -194,6 +197,20 @@ def save(config: Config, path: str | Path) -> None:
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     aside.write_text(to_yaml(config), encoding="utf-8")
     aside.replace(path)
+
+
+def _with_reference(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Resolved texts with ``${``, by key; saved settings would be read as having references."""
+    if dataclasses.is_dataclass(value):
+        value = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _with_reference(inner, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _with_reference(inner, f"{key}[{index}]")
+    elif isinstance(value, str) and REFERENCE in value:
+        yield key, without_secrets(value, key.rpartition(".")[2])
 
 
 def _drop_options_of_others(
@@ -328,6 +345,10 @@ def _file_error(error: Exception) -> str:
     return f"{message}; expected {setting.type_text}" if setting else message + _did_you_mean(key)
 
 
+_NO_REFERENCE = (
+    "a value cannot contain ${, which refers to another setting (as ${data.seed} does); rename the "
+    "file or folder, or link to it"
+)
 # Settings whose values are paths; a template may well hold braces.
 _IS_PATH = re.compile(r"(path|paths|dir|checkpoint|resume)$")
 
@@ -337,11 +358,15 @@ def _problems_of_overrides(overrides: Sequence[str], folders: Sequence[Path]) ->
     # Built when a value's type has to be checked: a wrong name is told without.
     schema = functools.cache(_schema)
     groups = {path.name for folder in folders for path in folder.iterdir() if path.is_dir()}
+    known = {*by_key(), *sections()}
     for text in overrides:
+        key, _, value = text.partition("=")
+        if unknown := unknown_reference(value, known):
+            problems.append(f"{text}: {unknown} refers to no setting; {_NO_REFERENCE}")
+            continue
         try:
             override = _parsed(text)
         except OverrideParseException:
-            key, _, value = text.partition("=")
             if unquoted := _unquoted_path(text):
                 problems.append(unquoted)
                 continue
@@ -388,7 +413,7 @@ def _problem_of_override(
         if key == "algorithm" and value in options("recipe", folders[-1]):
             return (
                 f"{text}: {value} also sets the optimizer and the rewards, so it is a recipe now; "
-                f"take recipe={value}"
+                f"use recipe={value}"
             )
         return f"{text}: no such {key}; there are {', '.join(names)}{_close(str(value), names)}"
     if key in sections():

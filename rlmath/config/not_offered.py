@@ -7,11 +7,11 @@ longer holds, the lever can be offered.
 from __future__ import annotations
 
 _PRECISION = (
-    "Megatron allows it with Transformer Engine's FusedAdam alone, which nothing here can run to "
+    "Megatron allows it only with Transformer Engine's FusedAdam, which nothing here can run to "
     "compare; actor.offload and actor.offload_in_backward take the moments off the GPU"
 )
 _MOMENTS = (
-    "Megatron allows it with Transformer Engine's FusedAdam alone, which nothing here can run to "
+    "Megatron allows it only with Transformer Engine's FusedAdam, which nothing here can run to "
     "compare. Rounded to the nearest bfloat16, a second moment with adam_beta2=0.999 does not "
     "follow gradients that become smaller: one step changes it by less than half the distance to "
     "the next number. It would need rounding at random, which neither Megatron nor torch has; "
@@ -28,14 +28,14 @@ _FP8_WEIGHTS = (
 _DELAYED = (
     "its scales are of earlier micro-batches: the same tokens under the same weights have other "
     "log-probs after each pass, so that a first minibatch's ratio is not 1 and a resumed run is "
-    "another one (checkpoints keep no amax history). Take blockwise"
+    "another one (checkpoints keep no amax history). Use blockwise"
 )
 
 NOT_OFFERED = {
     "optimizer_cpu_offload": (
         "Megatron's HybridDeviceOptimizer fails where all is on one device, as on a CPU, so that "
-        "nothing here can prove it; actor.offload_in_backward has the optimizer's state on the "
-        "GPU for its steps alone"
+        "nothing here can prove it; actor.offload_in_backward keeps the optimizer's state on "
+        "the GPU only for its steps"
     ),
     **dict.fromkeys(
         (
@@ -52,7 +52,7 @@ NOT_OFFERED = {
         "optimizer step, all at once"
     ),
     "overlap_param_gather_with_optimizer_step": (
-        "Megatron has it for stages with several chunks alone, each with its own optimizer; "
+        "Megatron has it only for stages with several chunks, each with its own optimizer; "
         "actor.overlap_param_gather begins at the end of the step"
     ),
     "gradient_accumulation_fusion": (
@@ -70,14 +70,14 @@ NOT_OFFERED_VALUES = {
         "delayed": _DELAYED,
         "custom": (
             "Megatron takes a Python path to quantizers, which nothing here can run to compare; "
-            "take blockwise"
+            "use blockwise"
         ),
     },
     "rollout.quantization": {
         "int8": (
-            "vLLM quantizes experts alone to INT8 when it has loaded them, with kernels that need "
+            "vLLM quantizes only experts to INT8 when it has loaded them, with kernels that need "
             "a GPU; dense matrices have to be in INT8 in the model's files, which no weight sync "
-            "brings. Take fp8, or none"
+            "brings. Use fp8, or none"
         )
     },
 }

@@ -132,7 +132,7 @@ class PromptRenderer:
         except Exception as plain:
             raise UserError(
                 f"{self._template} (chat_template.jinja, or chat_template in "
-                f"tokenizer_config.json) fails for a plain message of the user: {plain}; take the "
+                f"tokenizer_config.json) fails for a plain message of the user: {plain}; use the "
                 "one that was published with the model, or data.prompt_template without "
                 "data.apply_chat_template"
             ) from plain

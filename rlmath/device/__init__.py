@@ -156,7 +156,7 @@ def choose_platform(device: str, layers: str = "auto") -> Platform:
     if device == "cpu" or (device == "auto" and not cuda_visible()):
         if layers == "transformer_engine":
             raise UserError(
-                "actor.layers=transformer_engine: its layers run on CUDA only; take auto or local"
+                "actor.layers=transformer_engine: its layers run on CUDA only; use auto or local"
             )
         return CPU
     if not cuda_visible():

@@ -28,5 +28,5 @@ def require_fp8(fp8: Fp8Training) -> None:
         needed = ".".join(map(str, BLOCKWISE_CUDA))
         raise UserError(
             f"actor.fp8_recipe=blockwise: cuBLAS multiplies blocks from CUDA {needed}, and torch "
-            f"is built for {torch.version.cuda}; take tensorwise, or actor.fp8=none"
+            f"is built for {torch.version.cuda}; use tensorwise, or actor.fp8=none"
         )

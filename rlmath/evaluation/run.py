@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
+import numpy as np
+
+from rlmath.checks.weight_files import not_finite_weight
 from rlmath.config.benchmarks import HELD_OUT
+from rlmath.errors import WeightsError
 from rlmath.evaluation.held_out import HeldOut
 from rlmath.evaluation.journal import Journal
 from rlmath.evaluation.metrics import benchmark_metrics, tagged
 from rlmath.monitor import Monitor
-from rlmath.rollout.requests import requests_for
+from rlmath.rollout.pool import RolloutPool
+from rlmath.rollout.requests import Request, requests_for
 from rlmath.rollout.sampling import Sampling
 from rlmath.types import Group, Sample
 
@@ -46,6 +52,9 @@ def sample_and_grade(
         held_out: The benchmark and its problems.
         step: Of training; each has its own random streams.
         journal: Has samples that need not be made again, and takes those that are made.
+
+    Raises:
+        WeightsError: The engines compute NaN.
     """
     benchmark = held_out.benchmark
     requests = requests_for(
@@ -58,12 +67,13 @@ def sample_and_grade(
         step=step,
     )
     samples: Iterable[Sample]
+    pool = sampling.pool
     if journal is None:
-        samples = sampling.pool.generate(requests)
+        samples = _refuse_nan(pool, requests)
     else:
         missing = [request for request in requests if request.key not in journal.samples]
         samples = itertools.chain(
-            journal.samples.values(), journal.keep(sampling.pool.generate(missing))
+            journal.samples.values(), journal.keep(_refuse_nan(pool, missing))
         )
     # Its figures are not training's, of which groups may be graded now.
     rewards = sampling.rewards.for_evaluation()
@@ -71,6 +81,27 @@ def sample_and_grade(
     groups = collect(held_out.problems, samples, benchmark.samples, rewards).wait()
     rewards.metrics()
     return groups
+
+
+def _refuse_nan(pool: RolloutPool, requests: Sequence[Request]) -> Iterator[Sample]:
+    """The samples, as long as the engines compute numbers: with NaN they repeat one token, which
+    would be graded as a wrong answer.
+
+    No rank has read the weights for ``rlmath evaluate``, and those of large models are not looked
+    at before.
+    """
+    for sample in pool.generate(requests):
+        if isinstance(sample.log_probs, np.ndarray) and np.isnan(sample.log_probs).any():
+            model = Path(pool.spec.model_path)
+            reason = not_finite_weight(model) or (
+                f"all weights in {model} are finite, so suspect an overflow; try another "
+                "model.dtype, or an earlier checkpoint"
+            )
+            raise WeightsError(
+                f"{sample.problem_id}: the engine's log-probs are NaN, so its answer means "
+                f"nothing: {reason}"
+            )
+        yield sample
 
 
 def sample_kind(benchmark: str) -> str:

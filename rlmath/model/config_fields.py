@@ -46,6 +46,6 @@ class Fields:
             value = default
         if value is None:
             raise ModelError(
-                f"no field {key}; take the config.json that was published with the model"
+                f"no field {key}; use the config.json that was published with the model"
             )
         return value

@@ -527,13 +527,13 @@ FAMILIES = (
 
 # What people train elsewhere, and why it is not taken here.
 REFUSED = {
-    "MiMoForCausalLM": "transformers has it as remote code alone, which is never run here. MiMo-7B "
+    "MiMoForCausalLM": "transformers has it only as remote code, which is never run here. MiMo-7B "
     "is a Qwen2 with layers for multi-token prediction, which training ignores: set architectures "
     'to ["Qwen2ForCausalLM"] and model_type to "qwen2" in config.json, and remove auto_map',
     "GptOssForCausalLM": "of Megatron's attentions only DotProductAttention has attention sinks on "
     "a CPU, and that takes no packed sequences; torch's, which the actor uses there, has none",
     "Qwen3NextForCausalLM": "Megatron's gated delta net takes no packed sequences and needs the "
-    "Triton kernels of flash-linear-attention, and vLLM's on a CPU computes in bfloat16 alone",
+    "Triton kernels of flash-linear-attention, and vLLM's CPU kernel computes only in bfloat16",
 }
 
 ARCHITECTURES = tuple(name for family in FAMILIES for name in family.architectures)

@@ -146,11 +146,11 @@ def capability_problem(fp8: Fp8Training, capability: tuple[int, int]) -> str | N
     if capability < (9, 0):
         return (
             f"actor.fp8={fp8.format}: FP8 products need a Hopper GPU or a newer one (compute "
-            f"capability 9.0), and this one has {found}; take actor.fp8=none"
+            f"capability 9.0), and this one has {found}; use actor.fp8=none"
         )
     return (
         f"actor.fp8_recipe={fp8.recipe}: Transformer Engine has it for compute capability 10 "
-        f"(B200 and its like), and this one has {found}; take blockwise"
+        f"(B200 and its like), and this one has {found}; use blockwise"
     )
 
 

@@ -24,7 +24,7 @@ def stage_problem(sizes: Sequence[int], layers: int, stages: int) -> str | None:
     if stages > layers:
         return (
             f"actor.pipeline_parallel={stages}: the model has {layers} layers, and every stage "
-            f"needs one; take at most {layers}"
+            f"needs one; use at most {layers}"
         )
     if len(sizes) == stages and sum(sizes) == layers and min(sizes) > 0:
         return None
@@ -42,7 +42,7 @@ def chunk_problem(sizes: Sequence[int], virtual_stages: int) -> str | None:
         return None
     return (
         f"actor.virtual_stages={virtual_stages}: the pipeline stages have "
-        f"{'+'.join(map(str, sizes))} layers, and each needs one for each of its chunks; take "
+        f"{'+'.join(map(str, sizes))} layers, and each needs one for each of its chunks; use "
         f"actor.virtual_stages={min(sizes)} or less, or fewer stages"
     )
 

@@ -252,7 +252,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
         ) from None
     except (OSError, ValueError) as error:
         raise ModelError(
-            f"{path} cannot be read: {error}; take the file that was published with the model"
+            f"{path} cannot be read: {error}; use the file that was published with the model"
         ) from None
     if not isinstance(config, dict):
         raise ModelError(f"{path} holds a {type(config).__name__}, not an object")
@@ -405,7 +405,7 @@ def _full_layers(fields: Fields, family: Family, layers: int) -> tuple[int, ...]
         if types:
             raise ModelError(
                 "layer_types and sliding_window: transformers gives every layer the window, and "
-                "vLLM only those listed; take out layer_types, or set sliding_window to null"
+                "vLLM only those listed; remove layer_types, or set sliding_window to null"
             )
         return ()
     if types is None:

@@ -47,7 +47,7 @@ class CapturedRoutes:
         if len(tables) != 1:
             raise ValueError(
                 "actor.routing_replay=engine: the engine's model has several kinds of KV cache, "
-                "in which a token has no one place; take old_log_probs"
+                "in which a token has no one place; use old_log_probs"
             )
         config = runner.vllm_config
         most = config.scheduler_config.max_num_batched_tokens

@@ -6,8 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+from rlmath.utils.lazy_torch import Tensor, torch
 
 # Each tensor begins at a multiple of this in its bucket's buffer, for any reader's alignment; it is
 # also a line of a CPU's caches.

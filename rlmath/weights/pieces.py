@@ -21,7 +21,7 @@ UNTIED_HEAD = (
     "transformers and vLLM would compute with it; set tie_word_embeddings to false, or remove the "
     "tensor"
 )
-NOT_FINITE = "holds NaN or infinity; take the files that were published, or an earlier checkpoint"
+NOT_FINITE = "holds NaN or infinity; use the files that were published, or an earlier checkpoint"
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,12 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from rlmath.config.weights import BUCKET_MIB
 from rlmath.errors import WeightsError
 from rlmath.model.families import Entry, Rule, When
 from rlmath.model.parallel import Layout
 from rlmath.model.spec import ModelSpec, padded_vocab_size
+from rlmath.utils.lazy_torch import torch
 from rlmath.weights.buckets import Bucket, TensorMeta, cut_into_buckets
 from rlmath.weights.pieces import hf_shapes, local_tensor, share, walk
 
@@ -102,7 +101,7 @@ def plan_weights(
     actor: Layout,
     engine: Layout,
     bucket_size_mib: float = BUCKET_MIB,
-    dtype: torch.dtype = torch.bfloat16,
+    dtype: torch.dtype | None = None,
 ) -> WeightsPlan:
     """Plan an update.
 
@@ -112,12 +111,14 @@ def plan_weights(
         engine: Layout of the engine's ranks. With expert-parallel ranks each has whole experts,
             otherwise a slice of each.
         bucket_size_mib: See ``cut_into_buckets``.
-        dtype: In which tensors travel.
+        dtype: In which tensors travel; ``None``: bfloat16.
 
     Raises:
         WeightsError: The model cannot be laid out so; the message shows the arithmetic.
         UserError: Its layers cannot.
     """
+    if dtype is None:
+        dtype = torch.bfloat16
     layers_of = tuple(tuple(map(tuple, stage)) for stage in actor.stage_chunks(spec.layers))
     experts = actor.expert_parallel
     if spec.experts % experts:

@@ -7,9 +7,17 @@ import shutil
 import uuid
 from pathlib import Path
 
+import pytest
 from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 
-from tests.e2e.runs import marked_processes, quickstart_settings, rlmath
+from tests.e2e.runs import marked_processes, python, quickstart_settings, rlmath
+
+# The console command, for which every model is a large one.
+LARGE = (
+    "import sys; from rlmath.checks import weight_values; weight_values.LIMIT_BYTES = 1; "
+    "from rlmath.cli import main; sys.exit(main(sys.argv[1:]))"
+)
 
 
 def test_a_part_that_cannot_start(material: Path, tmp_path: Path) -> None:
@@ -41,3 +49,25 @@ def test_a_malformed_row_is_named_by_file_line_and_field(material: Path, tmp_pat
     assert run.returncode == 2, run.stderr
     assert "bad.jsonl" in run.stderr and "6" in run.stderr and "solutions" in run.stderr
     assert "Traceback" not in run.stderr
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("command", ["train", "sft", "evaluate"])
+def test_nan_in_a_weight_of_a_large_model(command: str, material: Path, tmp_path: Path) -> None:
+    """The rank that reads it, or without ranks the first response, ends the run with one message;
+    nothing is started again."""
+    model = tmp_path / "model"
+    shutil.copytree(material / "model", model)
+    tensors = load_file(model / "model.safetensors")
+    # In the last columns, which only the second tensor rank has.
+    tensors["model.layers.3.mlp.down_proj.weight"][2, -1] = float("nan")
+    save_file(tensors, model / "model.safetensors", {"format": "pt"})
+    mark = uuid.uuid4().hex
+    settings = [*quickstart_settings(material, tmp_path / "run"), f"model.path={model}"]
+    settings += [f"sft.train_paths=[{material / 'data' / 'sft.jsonl'}]", "actor.tensor_parallel=2"]
+    run = python("-c", LARGE, command, *settings, mark=mark)
+    assert run.returncode == 2, run.stderr
+    (message,) = [line for line in run.stderr.splitlines() if "error:" in line]
+    assert "model.layers.3.mlp.down_proj.weight in " in message and "NaN or infinity" in message
+    assert "Traceback" not in run.stderr and "restart" not in run.stdout
+    assert not marked_processes(mark)

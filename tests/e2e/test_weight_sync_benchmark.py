@@ -17,7 +17,10 @@ def test_it_sends_verifies_and_prints_one_line() -> None:
     result = json.loads(line)
     assert result["ranks"] == "TP2xPP2"
     # Two norms and three biases a layer beside seven matrices; embedding, norm and output.
-    assert result["verified_tensors"] == 4 * 12 + 3
+    checks = result["checks"]
+    assert checks["verified_tensors"] == 4 * 12 + 3
+    assert checks["with_s"] > checks["without_s"] > 0
+    assert checks["checks_cpu_s"] > 0
     for name, engines in (("1_engine", 1), ("2_engines", 2)):
         seconds = result[name]["seconds"]
         assert seconds > 0

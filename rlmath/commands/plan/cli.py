@@ -173,7 +173,7 @@ def wish_of(arguments: argparse.Namespace, given: Given) -> Wish:
     if longest > spec.max_positions:
         raise UserError(
             f"rollout.max_response_tokens={response}: {prompt} prompt + {response} response = "
-            f"{longest} tokens, but the model has {spec.max_positions} positions; take "
+            f"{longest} tokens, but the model has {spec.max_positions} positions; use "
             f"{spec.max_positions - prompt} or less"
         )
     shares = {"mfu": arguments.mfu, "decode_bandwidth": arguments.decode_bandwidth}
@@ -248,7 +248,7 @@ def _fp8(config: Config, gpu: Gpu) -> Fp8Training | None:
     if fp8 is None:
         return None
     if config.actor.layers is Layers.local:
-        raise UserError(f"actor.fp8={fp8.format}: actor.layers=local has no FP8; take auto")
+        raise UserError(f"actor.fp8={fp8.format}: actor.layers=local has no FP8; use auto")
     problem = capability_problem(fp8, gpu.capability)
     if gpu.fp8_tflops is None or problem is not None:
         raise UserError(

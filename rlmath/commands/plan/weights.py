@@ -7,8 +7,6 @@ import json
 from collections import Counter
 from typing import Any
 
-import torch
-
 from rlmath.commands.plan.arguments import LAYOUT_FLAGS, no_model_argument, positive
 from rlmath.commands.plan.gpus import GPUS, Efficiency, gpu_named
 from rlmath.commands.plan.models import read_named_model
@@ -18,6 +16,7 @@ from rlmath.config.schema import Placement
 from rlmath.config.weights import bucket_mib
 from rlmath.errors import UserError
 from rlmath.model.parallel import Layout
+from rlmath.utils.lazy_torch import torch
 from rlmath.weights.plan import (
     Operation,
     PlannedBucket,

@@ -87,7 +87,7 @@ def test_settings_of_megatron() -> None:
         ("blockwise", (9, 0), "12.8", "from CUDA 12.9, and torch is built for 12.8"),
         ("tensorwise", (9, 0), "12.8", None),
         ("blockwise", (9, 0), "13.0", None),
-        ("mxfp8", (9, 0), "13.0", "take blockwise"),
+        ("mxfp8", (9, 0), "13.0", "use blockwise"),
     ],
 )
 def test_a_rank_refuses_its_gpu(

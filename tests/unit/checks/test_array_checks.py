@@ -26,7 +26,7 @@ def test_what_works() -> None:
     ("overrides", "said"),
     [
         (["algorithm.distill_coef=0.5"], "algorithm.distill_coef=0.5"),
-        (["actor.routing_replay=engine"], "take routing_replay=old_log_probs"),
+        (["actor.routing_replay=engine"], "use routing_replay=old_log_probs"),
         (
             ["reward.items=[{name: repetition_penalty, params: {unit: token}}]"],
             "reward.items[0].params.unit=token",

@@ -34,14 +34,14 @@ def problems(made: Config, command: str = "train", machine: Any = HOPPER) -> lis
 @pytest.mark.parametrize(
     ("changes", "part"),
     [
-        ({"algorithm.correction.kind": CorrectionKind.none}, "with actor.fp8=hybrid; take token"),
+        ({"algorithm.correction.kind": CorrectionKind.none}, "with actor.fp8=hybrid; use token"),
         ({"actor.layers": Layers.local}, "actor.layers=local has Megatron's own"),
-        ({"model.dtype": DType.float32}, "take bfloat16"),
-        ({"precision.batch_invariant": True}, "take one of the two"),
-        ({"actor.fp8_recipe": Fp8Recipe.mxfp8}, "has 9.0; take blockwise"),
+        ({"model.dtype": DType.float32}, "use bfloat16"),
+        ({"precision.batch_invariant": True}, "use one of the two"),
+        ({"actor.fp8_recipe": Fp8Recipe.mxfp8}, "has 9.0; use blockwise"),
         (
             {"actor.fp8_recipe": Fp8Recipe.tensorwise, "algorithm.overlap_log_probs": 4},
-            "overlap_log_probs=4 takes old log-probs in other micro-batches",
+            "overlap_log_probs=4 computes old log-probs in other micro-batches",
         ),
     ],
     ids=str,

@@ -26,7 +26,7 @@ def test_only_what_is_proven() -> None:
     assert said(SPEC, Device.cuda, "evaluate") == []
     narrow = dataclasses.replace(SPEC, latent=Latent(16, 24, 12, 8, 6))
     (problem,) = said(narrow, Device.cpu, "train")
-    assert "24 + qk_rope_head_dim=8 = 32" in problem and "takes 576" in problem
+    assert "24 + qk_rope_head_dim=8 = 32" in problem and "supports only 576" in problem
     llama = model_spec(LLAMA_31)
     assert said(llama, Device.cuda, "train") == []
 

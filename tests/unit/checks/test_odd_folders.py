@@ -388,3 +388,66 @@ def test_braces_that_were_not_filled_in(check: Callable[..., str], setting: str)
     message = check(setting)
     assert "name} was not filled in" in message or "name> was not filled in" in message
     assert message.count("\n") == 1
+
+
+REFERENCES = [
+    ("model.path={}/model", "${b}"),
+    ("model.path='{}/model'", "${b}"),
+    ("runner.run_dir={}/run", "${b}"),
+    ("data.train_paths=[{}/train.jsonl]", "${b}"),
+    ("model.path={}/model", r"\${b}"),
+    ("model.path={}/model", "${b"),
+    ("model.path={}/model", "${}"),
+]
+
+
+@pytest.mark.parametrize(("setting", "name"), REFERENCES)
+def test_a_path_with_a_dollar_and_a_brace_is_refused(
+    check: Callable[..., str], tmp_path: Path, setting: str, name: str
+) -> None:
+    """OmegaConf reads it as a reference to another setting, in saved settings as well."""
+    given = setting.format(tmp_path / f"a{name}")
+    (tmp_path / "a${b}").mkdir()
+    write(tmp_path / "a${b}" / "model", SIZES)
+    message = check(given)
+    assert f"{given}: " in message and "refers to no setting" in message
+    assert message.count("\n") == 1
+
+
+@pytest.mark.parametrize("kind", ["layout", "weights", "schedule"])
+def test_a_plan_refuses_it_as_well(capsys: pytest.CaptureFixture[str], kind: str) -> None:
+    assert main(["plan", kind, "model.path=/a${b}/model"]) == 2
+    message = capsys.readouterr().err
+    assert "model.path=/a${b}/model: ${b} refers to no setting" in message
+    assert message.count("\n") == 1
+
+
+def test_the_tools_refuse_it_as_well(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "toolkits"))
+    words = "refers to no setting"
+    arguments = ["to-hf", str(tmp_path / "c"), str(tmp_path / "h"), "model.path=/a${b}"]
+    with pytest.raises(UserError, match=words):
+        importlib.import_module("convert_checkpoint").main(arguments)
+    problems = tmp_path / "a${b}.jsonl"
+    arguments = [str(problems), "--to", str(tmp_path / "new.jsonl"), "model.path=tiny"]
+    with pytest.raises(UserError, match=words):
+        importlib.import_module("filter_by_pass_rate").main(arguments)
+
+
+def test_one_that_a_settings_file_has_is_named(check: Callable[..., str], tmp_path: Path) -> None:
+    """Escaped as OmegaConf has it, it would work until the saved settings are read."""
+    own = tmp_path / "conf" / "experiment"
+    own.mkdir(parents=True)
+    text = "# @package _global_\nmodel:\n  path: a\\${b}\n"
+    (own / "mine.yaml").write_text(text)
+    message = check("experiment=mine", "--config-dir", str(tmp_path / "conf"))
+    assert "model.path=a${b}: a value cannot contain ${" in message
+    assert message.count("\n") == 1
+
+
+def test_references_to_settings_work(check: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    write(tmp_path / "run" / "model", SIZES)
+    tokens = "rollout.max_response_tokens=64"
+    check(tokens, "model.path=${runner.run_dir}/model", code=0)
+    check(tokens, f"model.path={tmp_path}/run/${{oc.env:NOT_THERE,model}}", code=0)

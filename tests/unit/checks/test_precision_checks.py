@@ -67,7 +67,7 @@ def test_transformer_engine_on_a_cpu_is_refused() -> None:
     [
         ({"layers": Layers.local}, "actor.layers=local has none"),
         ({"context_parallel": 2}, "actor.context_parallel=1"),
-        ({"tensor_parallel": 4}, "take at most 2"),
+        ({"tensor_parallel": 4}, "use at most 2"),
         ({"dtype": DType.float32}, "model.dtype=float32"),
     ],
 )
@@ -105,7 +105,7 @@ def test_triton_kernels_need_a_gpu() -> None:
     assert not list(logits_kernels(asked, Device.cpu, "train"))
     asked.actor.logits = Logits.triton
     (message,) = logits_kernels(asked, Device.cpu, "train")
-    assert message.startswith("actor.logits=triton") and "take chunked" in message
+    assert message.startswith("actor.logits=triton") and "use chunked" in message
     assert not list(logits_kernels(asked, Device.cuda, "train"))
     # Engines alone.
     assert not list(logits_kernels(asked, Device.cpu, "evaluate"))
@@ -125,7 +125,7 @@ def test_context_parallel_float32_has_no_attention_on_transformer_engine(tmp_pat
     for part in (
         "model.dtype=float32",
         "actor.context_parallel=2",
-        "take bfloat16",
+        "use bfloat16",
         "layers=local",
     ):
         assert part in message

@@ -42,10 +42,10 @@ def config() -> Config:
                 "algorithm.correction.kind": CorrectionKind.none,
                 "algorithm.old_log_probs": OldLogProbs.engine,
             },
-            "take token_truncate with algorithm.old_log_probs=recompute",
+            "use token_truncate with algorithm.old_log_probs=recompute",
         ),
         ({"weights.transport": Transport.nccl_m2n}, "nccl_m2n"),
-        ({"model.dtype": DType.float32}, "take bfloat16"),
+        ({"model.dtype": DType.float32}, "use bfloat16"),
         ({"precision.batch_invariant": True}, "batch_invariant"),
         ({"actor.lora.rank": 4, "actor.lora.rollout": LoraRollout.unmerged}, "unmerged"),
     ],
@@ -94,8 +94,8 @@ def test_what_does_not_work_with_a_cache_in_fp8_is_refused() -> None:
     float32.model.dtype = DType.float32
     invariant.precision.batch_invariant = True
     for made, part in (
-        (uncorrected, "with rollout.kv_cache_dtype=fp8; take token_truncate"),
-        (float32, "take bfloat16"),
+        (uncorrected, "with rollout.kv_cache_dtype=fp8; use token_truncate"),
+        (float32, "use bfloat16"),
         (invariant, "batch_invariant"),
     ):
         (message,) = quantization_problems(made, "train")

@@ -175,7 +175,7 @@ def test_open_r1_has_its_three_rewards_of_one_weight() -> None:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_given_as_an_algorithm_is_an_error_that_names_the_recipe(name: str) -> None:
-    with pytest.raises(ConfigError, match=f"take recipe={name}"):
+    with pytest.raises(ConfigError, match=f"use recipe={name}"):
         load(["experiment=quickstart", f"algorithm={name}"])
 
 

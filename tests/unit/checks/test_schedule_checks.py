@@ -42,9 +42,9 @@ def test_a_budget_is_needed_and_one_that_would_do_is_named() -> None:
 def test_tokens_of_older_weights_are_corrected_for_or_it_is_asked_for() -> None:
     (found,) = problems(BUDGET, "rollout.max_lag=3")
     assert "algorithm.correction.kind=none" in found and "rollout.max_lag=3 steps older" in found
-    assert "take token_truncate, or rollout.allow_uncorrected=true" in found
+    assert "use token_truncate, or rollout.allow_uncorrected=true" in found
     (found,) = problems(BUDGET, CORRECTED, "algorithm.loss=reinforce")
-    assert "algorithm.loss=reinforce: does not bound the importance ratio; take ppo_clip" in found
+    assert "algorithm.loss=reinforce: does not bound the importance ratio; use ppo_clip" in found
 
 
 def test_what_does_nothing_is_refused() -> None:
@@ -100,7 +100,7 @@ def test_continuous_needs_a_correction_and_has_no_more_groups_to_spare() -> None
     assert "with rollout.schedule=continuous tokens are up to rollout.max_lag=2 steps" in found
     rules = ["algorithm.filter.keep=variance", "algorithm.filter.max_rounds=4"]
     (found,) = continuous(CORRECTED, *rules, "algorithm.filter.oversample=1.5")
-    assert "as many groups run as rollout.max_lag allows; take 1" in found
+    assert "as many groups run as rollout.max_lag allows; use 1" in found
     text = describe_training(load([*CONTINUOUS, CORRECTED]))
     assert "continuous: engines sample while the actor trains" in text
     text = describe_training(load([*CONTINUOUS, "rollout.max_lag=0"]))
@@ -110,9 +110,9 @@ def test_continuous_needs_a_correction_and_has_no_more_groups_to_spare() -> None
 def test_what_is_kept_at_a_weight_sync_needs_a_cache_and_a_later_version() -> None:
     assert continuous(CORRECTED, "rollout.kv=keep") == []
     (found,) = continuous(CORRECTED, "rollout.kv=keep", "rollout.prefix_caching=false")
-    assert "take rollout.prefix_caching=true" in found
+    assert "use rollout.prefix_caching=true" in found
     (found,) = continuous("rollout.kv=keep", "rollout.max_lag=0")
-    assert "take rollout.kv=recompute" in found
+    assert "use rollout.kv=recompute" in found
     (found,) = pipelined(CORRECTED, "rollout.kv=keep")
     assert "rollout.schedule=pipelined does not read it" in found
     text = describe_training(load([*CONTINUOUS, CORRECTED, "rollout.kv=keep"]))
@@ -122,7 +122,7 @@ def test_what_is_kept_at_a_weight_sync_needs_a_cache_and_a_later_version() -> No
 @pytest.mark.parametrize("schedule", [PIPELINED, CONTINUOUS])
 def test_engines_beside_the_actor_need_gpus_of_their_own(schedule: list[str]) -> None:
     shared = [*schedule, CORRECTED, "cluster.device=cuda", "cluster.gpus_per_node=8"]
-    with pytest.raises(ConfigError, match=r"set cluster\.placement=separate, or take"):
+    with pytest.raises(ConfigError, match=r"set cluster\.placement=separate, or use"):
         check(load(shared), machine=GPU_MACHINE)
     with pytest.raises(ConfigError) as refused:
         check(load([*shared, "cluster.placement=separate"]), machine=GPU_MACHINE)

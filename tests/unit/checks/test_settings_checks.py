@@ -105,11 +105,11 @@ def test_ranges_hold_at_their_ends() -> None:
         ),
         (
             ["reward.items=[{name: cosine, params: {max_value_correct: abc}}]"],
-            ["reward.items[0].params.max_value_correct=abc: reward cosine takes float here"],
+            ["reward.items[0].params.max_value_correct=abc: reward cosine expects float here"],
         ),
         (
             ["reward.items=[{name: cosine, params: {max_len: true}}]"],
-            ["reward.items[0].params.max_len=True: reward cosine takes int here"],
+            ["reward.items[0].params.max_len=True: reward cosine expects int here"],
         ),
         (["data.system_prompt=Think."], ["data.system_prompt", "data.apply_chat_template=true"]),
         (["data.prompt_template=Solve"], ["data.prompt_template='Solve'", "{prompt}"]),
@@ -178,7 +178,7 @@ def test_ranges_hold_at_their_ends() -> None:
         ),
         (
             ["actor.recompute=selective", "actor.recompute_modules=[moe_act]"],
-            ["actor.recompute_modules: moe_act", "not proven", "take moe"],
+            ["actor.recompute_modules: moe_act", "not proven", "use moe"],
         ),
         (
             ["actor.recompute=selective", "actor.recompute_modules=[core_atn]"],
@@ -212,7 +212,7 @@ def test_ranges_hold_at_their_ends() -> None:
                 "actor.optimizer.warmup_steps=40",
                 "runner.steps=10",
             ],
-            ["actor.optimizer.warmup_steps=40", "40 optimizer steps; take at most 39"],
+            ["actor.optimizer.warmup_steps=40", "40 optimizer steps; use at most 39"],
         ),
         (
             [
@@ -220,7 +220,7 @@ def test_ranges_hold_at_their_ends() -> None:
                 "actor.optimizer.warmup_steps=40",
                 "actor.optimizer.decay_steps=20",
             ],
-            ["actor.optimizer.decay_steps is 20 optimizer steps; take at most 19"],
+            ["actor.optimizer.decay_steps is 20 optimizer steps; use at most 19"],
         ),
         (["cluster.nodes=2"], ["cluster.nodes=2", "cluster.ray_address"]),
         (["cluster.device=cuda"], ["cluster.device=cuda", "2.13.0+cpu", "cluster.device=cpu"]),
@@ -232,7 +232,7 @@ def test_ranges_hold_at_their_ends() -> None:
         (["rollout.tensor_parallel=8"], ["rollout.tensor_parallel=8", "works: 1, 2 or 4"]),
         (
             ["actor.pipeline_parallel=5"],
-            ["actor.pipeline_parallel=5", "has 4 layers", "take at most 4"],
+            ["actor.pipeline_parallel=5", "has 4 layers", "use at most 4"],
         ),
         (
             ["actor.pipeline_parallel=2", "actor.pipeline_layers=[1,2]"],
@@ -267,7 +267,7 @@ def test_ranges_hold_at_their_ends() -> None:
             # 9 blocks x 128 tokens x 2 x 4 layers x 2 heads x 32 x 4 bytes = 2.25 MiB
             ["rollout.cpu_kv_cache_gib=0.002"],
             [
-                "one sequence of 1088 tokens takes 9 blocks x 128 tokens x 2,048 bytes",
+                "one sequence of 1088 tokens needs 9 blocks x 128 tokens x 2,048 bytes",
                 "0.0022 GiB",
                 "at least 0.25",
             ],
@@ -413,7 +413,7 @@ def test_memory_of_a_cpu_machine(refusal: Callable[..., str], make_model: MakeMo
 
 
 def test_what_a_run_shall_go_on_from(refusal: Callable[..., str], tmp_path: Path) -> None:
-    assert "runner.resume=allways: is no folder; it takes auto" in refusal("runner.resume=allways")
+    assert "runner.resume=allways: is no folder; expected auto" in refusal("runner.resume=allways")
     assert "has no manifest.json" in refusal(f"runner.resume={tmp_path}")
 
 
@@ -428,7 +428,7 @@ def test_disk_space(refusal: Callable[..., str], make_model: MakeModel) -> None:
     overrides = ["cluster=gpu8", f"model.path={make_model(QWEN_1_5B)}", "model.dtype=bfloat16"]
     message = refusal(*overrides, machine=gpus)
     assert "4 checkpoints (kept ones and one being written) x 23.2 GiB" in message
-    assert "make 96.0 GiB, but 90.0 GiB are free there; take another disk, or" in message
+    assert "make 96.0 GiB, but 90.0 GiB are free there; use another disk, or" in message
     assert "runner.keep_checkpoints=2" in message
     best = refusal(*overrides, "runner.best_metric=rollout/rewards", machine=gpus)
     assert "5 checkpoints" in best and "runner.keep_checkpoints=1" in best
@@ -452,11 +452,11 @@ def test_the_space_of_a_runs_own_checkpoints_counts_when_it_resumes(
         file.truncate(3 * 24 * 2**30)  # Takes no room here.
     check(load([*base, *overrides, "runner.resume=auto"]), "train", gpus)
     fresh = refusal(*overrides, "runner.resume=never", machine=gpus)
-    assert "27.0 GiB are free there; take another disk" in fresh
+    assert "27.0 GiB are free there; use another disk" in fresh
     with shard.open("wb") as file:
         file.truncate(20 * 2**30)
     message = refusal(*overrides, "runner.resume=auto", machine=gpus)
-    assert "27.0 GiB are free there and earlier checkpoints hold 20.0 GiB; take" in message
+    assert "27.0 GiB are free there and earlier checkpoints hold 20.0 GiB; use" in message
 
 
 def test_disk_space_is_asked_of_the_disk(tmp_path: Path) -> None:
@@ -535,7 +535,7 @@ def test_gpus_of_this_machine(refusal: Callable[..., str]) -> None:
     many = ["cluster=gpu8", "weights.transport=nccl_m2n", "actor.pipeline_parallel=2"]
     assert "with colocated GPUs it has to be ipc" in refusal(*many, machine=GPU_MACHINE)
     message = refusal(*many, "cluster.placement=separate", "rollout.engines=4", machine=GPU_MACHINE)
-    assert "actor.pipeline_parallel=2 and actor.expert_parallel=1; take nccl" in message
+    assert "actor.pipeline_parallel=2 and actor.expert_parallel=1; use nccl" in message
     assert "NVIDIA's nccl-extensions, which is not installed here" in message
     assert "on 1 CPU node(s) it has to be shared_memory" in refusal(many[1])
 

@@ -100,7 +100,7 @@ def test_mistral_has_a_sliding_window_unless_it_is_null() -> None:
     assert all(map(spec.is_windowed, range(spec.layers)))
     # Other families have the field too, and do not read it.
     assert model_spec(R1_DISTILL_QWEN).sliding_window is None
-    with pytest.raises(ModelError, match="vLLM only those listed; take out layer_types"):
+    with pytest.raises(ModelError, match="vLLM only those listed; remove layer_types"):
         model_spec({**mistral, "layer_types": ["full_attention"] * 32})
 
 

@@ -123,7 +123,7 @@ def test_layers_of_virtual_and_uneven_stages() -> None:
 @pytest.mark.parametrize(
     ("layout", "words"),
     [
-        (Layout(1, 4), "has 3 layers, and every stage needs one; take at most 3"),
+        (Layout(1, 4), "has 3 layers, and every stage needs one; use at most 3"),
         (Layout(1, 3, virtual_stages=2), r"actor.virtual_stages=2.*1\+1\+1 layers.*=1 or less"),
         (Layout(1, 2, pipeline_layers=(4, 1)), r"5 layers.* add up to 3; works: \[2,1\]"),
         (Layout(3), "3 ranks|over TP 3"),

@@ -107,6 +107,6 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     code, text = said("actor.fp8=e4m3", "--gpu", "mi300x")
     assert code == 2 and "CUDA alone" in text
     code, text = said("actor.fp8=e4m3", "actor.fp8_recipe=mxfp8")
-    assert code == 2 and "take blockwise" in text
+    assert code == 2 and "use blockwise" in text
     code, text = said("actor.fp8=e4m3", "actor.layers=local")
     assert code == 2 and "actor.layers=local" in text

@@ -106,7 +106,7 @@ def test_the_command_plans_it_and_says_that_it_cannot_be_trained_there(
     assert main([*words, "--gpu", "b200", "actor.recompute=full", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["parameters"] == 671_026_419_200
-    assert any("trains on CPU alone" in warning for warning in found["warnings"])
+    assert any("trains only on CPU" in warning for warning in found["warnings"])
     assert found["plans"][0]["engine_tensor_parallel"] == 16
 
 

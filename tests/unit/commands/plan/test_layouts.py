@@ -264,7 +264,7 @@ def test_sizes_by_flags_are_the_model(capsys: pytest.CaptureFixture[str], tmp_pa
             "no layout of this model fits 8 GPUs of 80 GiB",
         ),
         ("model.path=Qwen2.5-7B actor.tensor_parallel=3", "actor.tensor_parallel=3"),
-        ("model.path=Qwen2.5-3B rollout.max_response_tokens=40000", "take 31744 or less"),
+        ("model.path=Qwen2.5-3B rollout.max_response_tokens=40000", "use 31744 or less"),
         (
             "model.path=Qwen2.5-7B --mean-response-tokens 40000",
             "is more than rollout.max_response_tokens",

@@ -1,0 +1,84 @@
+"""Engines that compute NaN: an evaluation says so and why, instead of grading what they repeat."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file, save_file
+
+from rlmath.errors import WeightsError
+from rlmath.evaluation.run import sample_and_grade
+from rlmath.model.tiny import make_tiny_model
+from rlmath.types import Problem, Sample
+
+
+class Pool:
+    """Its second sample has the log-prob ``value``."""
+
+    def __init__(self, model: Path, value: float) -> None:
+        self.spec = SimpleNamespace(model_path=str(model))
+        self._value = value
+
+    def generate(self, requests: Sequence[Any]) -> Iterator[Sample]:
+        for number, one in enumerate(requests):
+            log_probs = np.array([-1.0, self._value if number == 1 else -1.0], np.float32)
+            tokens, spans = np.array([0, 0], np.int32), ((0, 0),)
+            yield Sample(one.problem_id, one.index, tokens, log_probs, "!!", "length", spans, 0, 0)
+
+
+class Journal:
+    """Keeps in memory."""
+
+    def __init__(self) -> None:
+        self.samples: dict[Any, Sample] = {}
+
+    def keep(self, samples: Iterator[Sample]) -> Iterator[Sample]:
+        for one in samples:
+            self.samples[one.problem_id, one.index] = one
+            yield one
+
+
+def evaluate(pool: Pool, journal: Any = None) -> list[Sample]:
+    collected: list[Sample] = []
+
+    def collect(problems: Any, samples: Any, size: int, rewards: Any) -> Any:
+        collected.extend(samples)
+        return SimpleNamespace(wait=lambda: ())
+
+    rewards = SimpleNamespace(for_evaluation=lambda: rewards, metrics=dict)
+    collector = SimpleNamespace(collect=collect)
+    sampling: Any = SimpleNamespace(pool=pool, rewards=rewards, collector=collector)
+    benchmark = SimpleNamespace(samples=1, max_response_tokens=4, temperature=1.0, top_p=1.0)
+    problems = tuple(Problem(name, "", (1,), ("1",)) for name in ("a", "b", "c"))
+    held_out: Any = SimpleNamespace(benchmark=benchmark, problems=problems)
+    sample_and_grade(sampling, 1, held_out, 0, journal)
+    return collected
+
+
+def test_the_weight_is_named(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "model")
+    (file,) = folder.glob("*.safetensors")
+    tensors = load_file(file)
+    tensors["model.layers.2.mlp.up_proj.weight"][3, 5] = math.nan
+    save_file(tensors, file)
+    journal = Journal()
+    with pytest.raises(WeightsError, match=r"^b: .* NaN.*model\.layers\.2\.mlp\.up_proj\.weight"):
+        evaluate(Pool(folder, math.nan), journal)
+    assert list(journal.samples) == [("a", 0)], "a resumed evaluation would grade it"
+
+
+def test_without_one_it_is_an_overflow(tmp_path: Path) -> None:
+    folder = make_tiny_model(tmp_path / "model")
+    with pytest.raises(WeightsError, match="finite, so suspect an overflow"):
+        evaluate(Pool(folder, math.nan))
+
+
+@pytest.mark.parametrize("value", [0.0, -math.inf])
+def test_numbers_pass(tmp_path: Path, value: float) -> None:
+    assert len(evaluate(Pool(tmp_path, value))) == 3
