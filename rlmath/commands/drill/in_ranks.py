@@ -292,7 +292,7 @@ FAULTS = (
         "the ranks lose the loss mask of one sequence",
         "ranks",
         "invariant: tokens in the loss",
-        "a loss mask was lost",
+        "a loss mask or sequences were lost",
         lost_mask,
     ),
     Fault(

@@ -9,10 +9,12 @@ from typing import Any
 
 from rlmath.checks.latent import ON_CPU_ALONE
 from rlmath.commands.plan.engine_memory import ENGINE_STEP_TOKENS
+from rlmath.commands.plan.gpus import Gpu
 from rlmath.commands.plan.layouts import EQUAL_SHARE, Plan, most_tokens
 from rlmath.commands.plan.memory import GIB, usable_bytes
 from rlmath.commands.plan.plan_settings import overrides
 from rlmath.commands.plan.wish import Wish
+from rlmath.model.spec import ModelSpec
 
 # A longer step than this is hardly meant.
 LONG_STEP_S = 3600.0
@@ -120,10 +122,16 @@ def warnings(wish: Wish, best: Plan) -> list[str]:
             f"{wish.gpus} GPUs. algorithm.prompts_per_step={fewer} takes about a quarter of an "
             "hour; rollout.max_response_tokens is the other way"
         )
-    if wish.spec.latent is not None:
+    return [*found, *not_trained(wish.spec, wish.gpu)]
+
+
+def not_trained(spec: ModelSpec, gpu: Gpu) -> list[str]:
+    """Why the model cannot be trained on these GPUs; empty: it can, as far as is known."""
+    found = []
+    if spec.latent is not None:
         found.append(f"multi-head latent attention {ON_CPU_ALONE}; this is for comparison only")
-    if not wish.gpu.runs:
-        found.append(f"rlmath has no builds for {wish.gpu.name}; this is for comparison only")
+    if not gpu.runs:
+        found.append(f"rlmath has no builds for {gpu.name}; this is for comparison only")
     return found
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from rlmath.commands.plan.arguments import LAYOUT_FLAGS, no_model_argument, positive
 from rlmath.commands.plan.gpus import GPUS, Efficiency, gpu_named
 from rlmath.commands.plan.models import read_named_model
+from rlmath.commands.plan.report import not_trained
 from rlmath.commands.plan.weight_sync import as_text, sync_times
 from rlmath.config.command_line import Given
 from rlmath.config.schema import Placement
@@ -108,13 +109,16 @@ def run(arguments: argparse.Namespace, given: Given) -> int:
         efficiency=efficiency,
         gpus_per_node=config.cluster.gpus_per_node,
     )
+    warnings = not_trained(spec, gpu)
     if arguments.json:
         seconds = {one.transport: vars(one) | {"seconds": one.seconds} for one in times}
         # On one line: json indents in Python, which takes ten times as long for a large MoE.
-        print(json.dumps(as_json(plan) | {"times": seconds}))
+        print(json.dumps(as_json(plan) | {"times": seconds, "warnings": warnings}))
     else:
         on_paper = as_text(times, gpu, efficiency, config.cluster.gpus_per_node)
         print(as_table(plan), on_paper, sep="\n\n")
+        for text in warnings:
+            print(f"warning: {text}")
     return 0
 
 

@@ -17,6 +17,7 @@ from rlmath.commands.plan import cli as layout_cli
 from rlmath.commands.plan.advice import plans_or_advice
 from rlmath.commands.plan.engine_memory import engine_weights_bytes, kv_bytes
 from rlmath.commands.plan.layouts import Plan, find_plans
+from rlmath.commands.plan.report import not_trained
 from rlmath.commands.plan.schedule.lengths import (
     Lengths,
     budgets,
@@ -249,6 +250,7 @@ def as_json(wish: Wish, plan: Plan, setup: Setup, outcomes: Sequence[Outcome]) -
         "mean_response_tokens": float(tokens.mean()),
         "longest_response_tokens": int(tokens.max()),
         "times": dataclasses.asdict(setup.times),
+        "warnings": not_trained(wish.spec, wish.gpu),
         "schedules": [_outcome(one) for one in outcomes],
     }
 
@@ -297,4 +299,5 @@ def as_text(wish: Wish, plan: Plan, setup: Setup, outcomes: Sequence[Outcome]) -
             best.choice, engine_ranks=best.choice.engine_ranks or plan.engine_tp
         )
         lines.append("  " + " ".join(with_ranks.settings))
+    lines += [f"warning: {text}" for text in not_trained(wish.spec, wish.gpu)]
     return "\n".join(lines)

@@ -110,6 +110,16 @@ def test_the_command_plans_it_and_says_that_it_cannot_be_trained_there(
     assert found["plans"][0]["engine_tensor_parallel"] == 16
 
 
+@pytest.mark.parametrize("kind", ["weights", "schedule"])
+def test_the_other_plans_say_so_too(capsys: pytest.CaptureFixture[str], kind: str) -> None:
+    words = ["plan", kind, "model.path=deepseek-ai/DeepSeek-R1"]
+    if kind == "schedule":
+        words += ["cluster.nodes=16", "cluster.gpus_per_node=16", "--gpu", "b200", "--steps", "1"]
+        words += ["algorithm.prompts_per_step=4", "algorithm.group_size=2"]
+    assert main(words) == 0
+    assert "warning: multi-head latent attention trains only on CPU" in capsys.readouterr().out
+
+
 def test_its_actor_has_activations_of_its_stage() -> None:
     """The first of eight stages has three dense layers, which keep less than those with experts."""
     from rlmath.commands.plan.activations import layer_bytes
