@@ -158,7 +158,7 @@ def _compare_cases(folder: Path) -> None:
     rows = [
         json.loads(line)
         for path in sorted(folder.glob("*.jsonl"))
-        if path.stem not in ("extraction", "unboxed", "affirmed", "endings")
+        if path.stem not in ("extraction", "unboxed", "affirmed", "endings", "beside_boxes")
         for line in path.read_text(encoding="utf-8").splitlines()
     ]
     with MathGrader(num_workers=1, cache_size=0) as grader:

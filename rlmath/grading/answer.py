@@ -24,6 +24,7 @@ _PREFIX = re.compile(
     r"答案(?:是|为|:)\s*)?(?:(?:(?:approximately|approx\.?|about|roughly|exactly|equals?)\s+|约为?\s*))?(?:US(?=\\?\$))?\s*",
     re.IGNORECASE,
 )
+_ASKS = re.compile(r"[?][\s$}]*\Z")
 _POSSESSIVE = re.compile(r"(?<=[A-Za-z]{2})'s\b")
 _NOTE = re.compile(r"\\(?:text|textbf|mathrm|mbox)\s*\{[^{}]*\}")
 _ANNOUNCED = re.compile(
@@ -48,7 +49,7 @@ _ARTICLES = frozenset(("a", "an", "the"))
 _INDEX = "k index"  # of a residue class; no written name has a space
 _QUOTES = frozenset("\"'`")
 _TEXT_OPERATORS = frozenset(".,'\"-!?:;&()/`")
-_ENDING = frozenset(("\\", ".", ",", ";", ":", "!", "?"))
+_ENDING = frozenset(("\\", ".", ",", ";", ":", "!"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +136,9 @@ def read(text: str, settings: GradingSettings) -> Answer:
     key = " ".join(t.value for t in tokens)
     prose = _is_plain_text(tokens)
     words = _words(tokens) if prose else key
+    if _ASKS.search(latex):
+        key += " ?"
+        return Answer(stripped, key, ("text", key), key)  # 9? asks
     letter, rest, options = read_options(latex)
     if not tokens:
         return Answer(stripped, key, ("text", ""), words, problem=problem or "nothing to compare")

@@ -12,11 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from rlmath.grading import affirmed, announced, hedges, languages, sentences
+from rlmath.grading import affirmed, announced, boxed, hedges, languages, sentences
 from rlmath.grading.last_number import (
     CLOSERS,
     MAX_WORD,
     TRAILING,
+    UNENDED,
     is_wordless,
     last_match,
     last_number,
@@ -70,12 +71,6 @@ _STRIKE_CLOSES = re.compile(r"(?:\$\$?|\\\)|\\\])?(?:\*\*)?[.]?~~(?!~)")
 _MAX_STRUCK_CHARS = 400
 _MAX_STRIKE_SIGNS = 48  # `~~` in the end of a text without a box; with more it states nothing
 _MAX_STRUCK_BOXES = 12
-_DENIED_BOX = re.compile(
-    r"(?:(?:(?:\b(?:not|never|cannot)|n['’]t)(?: be)?|不是|并非|不等于|不为)"
-    r"(?: equal(?: to)?)?[\s$*:]{0,6}(?:\\[(\[]\s?)?"
-    r"|(?:≠|\\neq?|\\not ?=|[=(,] ?[-−])\s?)\Z",
-    re.IGNORECASE,
-)  # `the answer is not \boxed{5}`
 _SEVERAL = re.compile(r"[,;&]|\\pm\b|±|\b(?:and|or)\b|[或和]")
 _GUESS_GAP = re.compile(r"[\s$]{0,9}(?:,|,? ?\b(?:and|or)\b)[\s$]{0,9}")
 _DIGIT = re.compile(r"\d")
@@ -138,7 +133,7 @@ def _last_command(text: str, end: int) -> tuple[int, int] | None:
 def last_box(text: str) -> str | None:
     """Content of the last `\\boxed` or `\\fbox`, "" if empty or open; None if there is no box."""
     last = _last_command(text, len(text))
-    return None if last is None else _box_content(text, last[1])
+    return None if last is None else _box_content(text, last[1])[0]
 
 
 def last_boxes(text: str, count: int) -> list[tuple[str, str]]:
@@ -146,29 +141,35 @@ def last_boxes(text: str, count: int) -> list[tuple[str, str]]:
 
     Boxes inside a box do not count.
     """
+    found = _last_spans(text, count)
+    before = [0, *(close for _, close, _ in found)]
+    return [(text[b:start], inner) for b, (start, _, inner) in zip(before, found, strict=False)]
+
+
+def _last_spans(text: str, count: int) -> list[tuple[int, int, str]]:
+    """(start, end, content) of up to `count` last boxes in order."""
     found: list[tuple[int, int, str]] = []
     end = len(text)
     while len(found) < count:
         last = _last_command(text, end)
         if last is None:
             break
-        content = _box_content(text, last[1])
+        content, close = _box_content(text, last[1])
         if not any(name in content for name in _BOX_COMMANDS):
-            close = text.find(content, last[1]) + len(content) + 1 if content else last[1]
             found.append((last[0], close, content))
         end = last[0]
     found.reverse()
-    before = [0, *(close for _, close, _ in found)]
-    return [(text[b:start], inner) for b, (start, _, inner) in zip(before, found, strict=False)]
+    return found
 
 
-def _box_content(text: str, body: int) -> str:
+def _box_content(text: str, body: int) -> tuple[str, int]:
+    """(content, end) of the box whose command ends at `body`."""
     while text[body : body + 1].isspace():
         body += 1
     if text[body : body + 1] == "{":
         close = match_brace(text, body)
-        return "" if close < 0 else text[body + 1 : close].strip()
-    # `\boxed 5`: up to the next space or end of the formula, outside braces
+        return ("", body) if close < 0 else (text[body + 1 : close].strip(), close + 1)
+    # `\\boxed 5`: up to the next space or end of the formula, outside braces
     position, limit = body, min(len(text), body + _MAX_BOX_CHARS)
     while position < limit:
         match = _UNBRACED_STOP.search(text, position, limit)
@@ -177,23 +178,14 @@ def _box_content(text: str, body: int) -> str:
             break
         close = match_brace(text, match.start())
         if close < 0:
-            return ""
+            return "", body
         position = close + 1
-    return text[body:position].strip(TRAILING)
+    return text[body:position].strip(TRAILING), position
 
 
 def _in_formula(text: str, position: int) -> bool:
     """Whether a dollar sign is open before `position`, where `~~` is two spaces of LaTeX."""
-    low = max(text.rfind("\n", 0, position) + 1, position - _MAX_STRUCK_CHARS)
-    line = text[low:position]
-    if "\\" not in line:
-        return line.replace("$$", "$").count("$") % 2 == 1
-    line = line.replace("\\$", "").replace("$$", "$")
-    return (
-        line.count("$") % 2 == 1
-        or line.rfind("\\[") > line.rfind("\\]")
-        or (line.rfind("\\(") > line.rfind("\\)"))
-    )
+    return boxed.is_in_formula(text[max(0, position - _MAX_STRUCK_CHARS) : position])
 
 
 def _unstruck(found: re.Match[str]) -> str:
@@ -294,6 +286,8 @@ def _after_last_marker(text: str) -> str | None:
         return _DOUBTED
     if line.endswith("!") and text[len(line) : len(line) + 1] == ".":
         return line  # 5!. is not 5
+    if line.endswith("..") and UNENDED.search(line):
+        return f"{line}."
     return _POLITE_END.sub("", line.strip(TRAILING)).rstrip()
 
 
@@ -338,12 +332,15 @@ def joined(boxes: list[tuple[str, str]], count: int, ordered: bool = False) -> s
     return inner if not ordered and all(_LIST_GAP.fullmatch(gap) for gap in gaps) else f"({inner})"
 
 
-def _listed_boxes(text: str, count: int) -> str | None:
+def _listed_boxes(boxes: list[tuple[str, str]], count: int) -> str | None:
     """`2, -3` from `\\boxed{2} and \\boxed{-3}`; None unless `count` boxes in a row end the text.
 
     One more box in the same row, or a box that is a list itself, is something else.
+
+    Args:
+        boxes: the last `count` + 1 of a text, see `last_boxes`.
+        count: how many of them are listed.
     """
-    boxes = last_boxes(text, count + 1)
     row = boxes[-count:]
     if len(row) < count or any(_SEVERAL.search(content) for _, content in row):
         return None
@@ -354,15 +351,40 @@ def _listed_boxes(text: str, count: int) -> str | None:
     return ", ".join(content for _, content in row)
 
 
-def _joined_guesses(text: str, boxed: str) -> str:
+def _joined_guesses(pair: list[tuple[str, str]]) -> str | None:
     """`5 or 6` from `\\boxed{5} or \\boxed{6}`: two values in one breath are no single answer."""
-    pair = last_boxes(text, 2)
     if len(pair) < 2 or not _GUESS_GAP.fullmatch(pair[1][0]):
-        return boxed
+        return None
     first, second = pair[0][1], pair[1][1]
     if not first or first == second or _SEVERAL.search(first) or _SEVERAL.search(second):
-        return boxed
+        return None
     return f"{first} or {second}" if "or" in pair[1][0] else f"{first}, {second}"
+
+
+def _boxed_value(text: str, final: tuple[int, int], boxes: int, ordered: bool, items: int) -> str:
+    """What the last box, or the last boxes together, state; "" if the text beside them denies it.
+
+    Args:
+        text: has a box.
+        final: the span of the last box's command.
+        boxes, ordered, items: as in `extract`.
+    """
+    value, end = _box_content(text, final[1])
+    if not value and boxes == 1:
+        return ""
+    taken, count = None, boxes
+    if boxes > 1:
+        taken = joined(last_boxes(text, boxes), boxes, ordered)
+    elif items > 1 and not _SEVERAL.search(value):
+        taken, count = _listed_boxes(last_boxes(text, items + 1), items), items
+    else:
+        taken, count = _joined_guesses(last_boxes(text, 2)), 2
+    begin = final[0]
+    if taken is not None:
+        value, begin = taken, _last_spans(text, count)[0][0]
+    if not boxed.stands_alone(text, begin, end) or _STRUCK.fullmatch(value):
+        return ""
+    return value + boxed.other_value(text, end, value)
 
 
 def extract(
@@ -402,18 +424,9 @@ def extract(
         if unstruck is None:
             return Extraction("", "box")
         text = unstruck
-    boxed = last_box(text) if boxes == 1 else joined(last_boxes(text, boxes), boxes, ordered)
-    if boxed is None and boxes > 1:
-        boxed = last_box(text)
-    if boxed and items > 1 and boxes == 1 and not _SEVERAL.search(boxed):
-        boxed = _listed_boxes(text, items) or boxed
-    elif boxed and boxes == 1:
-        boxed = _joined_guesses(text, boxed)
-    if boxed is not None:
-        final = _last_command(text, len(text))
-        if final is not None and _DENIED_BOX.search(text[max(0, final[0] - 40) : final[0]]):
-            return Extraction("", "box")
-        return Extraction("" if _STRUCK.fullmatch(boxed) else boxed, "box")
+    final = _last_command(text, len(text))
+    if final is not None:
+        return Extraction(_boxed_value(text, final, boxes, ordered, items), "box")
     if fallback == "none":
         return NOTHING
     text = text[-_TAIL_CHARS:]

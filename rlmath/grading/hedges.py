@@ -22,6 +22,7 @@ _TOKEN = re.compile(
     r"|[\u3040-\u9fff][\u3040-\u9fff]*"
     r"|[^\x00-\x7f\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000]"
 )
+_ENDED_LINE = re.compile(r"[.!?:;)\]]\s*\n")
 _STOP = re.compile(r"[.!?](?=\s)|[\n。！？]")
 _OPENERS = _names(r"""$ ( [ { * _ ` " “ ' \ ~ € £ ¥ \( \[ \text \textbf \mathbf \left \, \; \:""")
 
@@ -74,6 +75,16 @@ _BY = _names(
     """divisible bounded limited multiplied divided dividing multiply divide multiplying replaced
     preceded followed modulo less smaller bigger larger greater capped"""
 )
+# Before a box: a limit, a base, a sequence's first value or a bound that the box states.
+_HARMLESS_BEFORE_BOX = _names(
+    "approach approaches approaching base first within near before beyond beneath unknown but"
+)
+_NEGATING = _names("minus negative")
+_ANYTHING = _names("anything nothing everything all none")
+_SHARES = _names(
+    "half halves third quarter quarters thirds multiple multiples divisor divisors percent % part"
+)
+_BY_BOX = _BY - _names("limited bounded less smaller bigger larger greater capped")
 _JOINTS = _names("and or nor through thru versus vs")
 _RANGE_SIGNS = _names("- – — ~ ～ 〜")
 _LISTING = _names("between are either both is = : be")
@@ -143,6 +154,7 @@ _PROPERTY = re.compile(
     r"is a (?:multiple|factor|divisor)\b|\bcontradictions?\b|\bwithout success\b"
 )
 _PROPERTY_PARTS = ("is a ", "ontradiction", "ithout success")
+_CHANGING_PHRASES = ("give or take", "plus or minus", "below zero")
 # The value holds sometimes: `36 only when n is even`, `36 up to sign`.
 _CONDITIONED = re.compile(
     r"[^.!?\n]{0,60}?\b(?:only (?:when|if|for|in)\b"
@@ -303,6 +315,81 @@ def _is_bounded(found: list[str]) -> bool:
     return False
 
 
+def changes_box(before: str, after: str) -> bool:
+    """Whether the words beside a box change its value or take it back: `half of`, `or more`.
+
+    Fewer do so than beside a number without a box (`is_hedged`): a bound that the box states
+    (`at least`), `rounds up to`, a condition and an ordinal number leave it.
+    """
+    before = " ".join(_ENDED_LINE.split(before)[-1].split())
+    found = _tokens_before(before, len(before))
+    while found and found[-1] in _OPENERS:
+        del found[-1]
+    if _is_changed(found) or (_is_refused(found) and "but" not in found[-3:]):
+        return True
+    after = _STOP.split(after, 1)[0].lower()
+    if any(phrase in after for phrase in _CHANGING_PHRASES):
+        return True
+    found = [word for word in _TOKEN.findall(after) if word not in _AFTER_MARKUP]
+    if found[:1] == ["-"] and found[1:2] != ["-"]:
+        del found[0]  # 5-fold
+    ordinal = found[:1] == ["th"] or found[:2] == ["^", "th"]
+    if ordinal:
+        found = found[found.index("th") + 1 :]
+    if not found or (found[0] == "or" and found[1:2] and found[1][0].isdigit()):
+        return False  # `completion` of `boxed` reads the other value
+    if found[0] in ("divided", "multiplied", "raised") and found[1:2] in (["by"], ["to"]):
+        return True
+    if (
+        found[0] in ("%", "percent")
+        and found[1:2] == ["of"]
+        and found[2:3]
+        and found[2][0].isdigit()
+    ):
+        return True
+    if "sure" in found or "guess" in found or "certain" in found:
+        return _UNSURE.search(" ".join(found)) is not None
+    return _is_scaled(found, ordinal) or _is_taken_back(found)
+
+
+def _is_changed(found: list[str]) -> bool:
+    """Whether the words directly before a box make another value of it."""
+    for last in range(len(found), max(0, len(found) - 5), -1):
+        word, earlier = found[last - 1], found[: last - 1]
+        before = earlier[-1] if earlier else ""
+        if word in ("most", "least", "best", "worst"):
+            return False
+        if word == "but":
+            return before in _ANYTHING
+        if word == "or":
+            return _is_alternative(earlier)
+        if word in _NEGATING or (word in _DENYING and word not in _HARMLESS_BEFORE_BOX):
+            return True
+        if word == "of":
+            kind = [w for w in earlier if w not in ("value", "values", "the", "its")]
+            named = kind[-2:-1] in (["a"], ["an"]) and kind[-1] not in _SHARES
+            return bool(kind) and kind[-1] in _OF - {"maximum", "minimum"} and not named
+        if word == "by":
+            return not _BY_BOX.isdisjoint(earlier[-4:])
+        if word in ("and", "to", "through", "thru"):
+            ranged = _names("between from are both")
+            return before[:1].isdigit() and not ranged.isdisjoint(earlier[-6:])
+        if word in _PREPOSITIONS:
+            return before in _PREPOSITIONS[word]
+        if word not in _BRIDGES:
+            return False
+    return False
+
+
+def _is_alternative(found: list[str]) -> bool:
+    """Whether a number that is not one side of a computation stands before `or`: `3 or`."""
+    while found and found[-1] in _OPENERS:
+        found = found[:-1]
+    if not found or not found[-1].isdigit():
+        return False
+    return not found[:-1] or found[-2] not in ("=", "+", "-", "*", "/", "x", "$")
+
+
 def _is_end(found: list[str]) -> bool:
     """Whether `to` after these words leads to the end of a range: `3 to`, `up to`, `x to`."""
     if not found:
@@ -374,13 +461,11 @@ def _hedged_after(text: str, end: int) -> bool:
         _CONDITIONED.match(after)
     ):
         return True
-    if (
-        (any(part in after for part in _PROPERTY_PARTS) and _PROPERTY.search(after))
-        or "give or take" in after
-        or "plus or minus" in after
-        or "below zero" in after
-    ):
+    if any(part in after for part in _PROPERTY_PARTS) and _PROPERTY.search(after):
         return True
+    for phrase in _CHANGING_PHRASES:
+        if phrase in after:
+            return True
     stop = _STOP.search(after)
     cut = len(after) if stop is None else stop.start()
     asked = after[cut : cut + 1] in ("?", "？") or after[:cut].rstrip(" \"'*_$)").endswith("?")
@@ -431,7 +516,7 @@ def _is_taken_back(found: list[str]) -> bool:
             return True
         part = following in ("a", "one") and further in _FRACTIONS
         if word == "and" and index < 3 and (following in _AFTER_AND or part):
-            return True
+            return not (index and found[index - 1][0].isdigit())  # after 2 and a half years
         if word == "at" and (further if following == "the" else following) in _AFTER_AT:
             return True
         if word in _REFUSING or (index == 0 and _DENIED_VERB.match(" ".join(found[:4]))):

@@ -8,6 +8,7 @@ from rlmath.grading import affirmed, hedges, sentences, units
 
 MAX_WORD = 400
 TRAILING = " \t\r\n.,;:!?。，；：！？*_"
+UNENDED = re.compile(r"\d\.\d+\.\.\Z")  # a decimal before the last dot of `0.25...`
 CLOSERS = {"\\[": "\\]", "\\(": "\\)", "$$": "$$", "$": "$"}
 _DIGIT = re.compile(r"\d")
 _NUMBER = re.compile(
@@ -153,6 +154,8 @@ def last_number(text: str, lead: str = "") -> str | None:
     if not affirmed.affirms(text, opened, ends, lead) or hedges.is_hedged_before(text, opened):
         return ""
     word = text[start:end].strip(TRAILING + _QUOTING)
+    if text.startswith("...", position + 1) and UNENDED.search(text, start, position + 3):
+        return f"{word}..."
     word += _left_open(word, text[end:])
     if bracket is not None:
         return bracket

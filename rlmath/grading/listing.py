@@ -53,7 +53,13 @@ def combined(node: Node) -> Node:
     return ("unit", ("+", tuple(total)), parts[0][2])
 
 
+_UNKNOWNS = frozenset((("s", "x"), ("s", "y"), ("s", "z")))
 _MATRIX_POWERS = (("neg", ("n", 1)), ("s", "T"), ("k", "T"))
+
+
+def _is_segment(node: Node) -> bool:
+    """Whether a product is the name of a segment or an angle: AB, ABC."""
+    return all(part[0] == "s" and len(part[1]) == 1 and part[1].isupper() for part in node[1])
 
 
 def is_label(node: Node) -> bool:
@@ -68,7 +74,10 @@ def is_label(node: Node) -> bool:
     if kind == "^":
         return node[1][0] == "s" and node[2] in _MATRIX_POWERS
     if kind == "+":
-        return all(part[0] == "s" and "'" not in part[1] for part in node[1])
+        return not _UNKNOWNS.issuperset(node[1]) and all(  # x + y = 9 is a line
+            (part[0] == "s" and "'" not in part[1]) or (part[0] == "*" and _is_segment(part))
+            for part in node[1]
+        )
     if kind == "*":
         return all(part[0] in ("s", "app", "*") and is_label(part) for part in node[1])
     if kind == "ratio":

@@ -5,10 +5,12 @@ from __future__ import annotations
 from fractions import Fraction
 
 from rlmath.grading.lexer import Token
+from rlmath.grading.settings import GradingSettings
 from rlmath.grading.stream import TokenStream
 from rlmath.grading.syntax import BASE_NAMES, Node, ParseError
 
 _MAX_DIGITS = 4_000
+_ROUNDED_DIGITS = GradingSettings().min_significant_digits
 _MAX_EXPONENT = 400  # above it, 1e999 stays a power and is not written out
 
 
@@ -48,7 +50,10 @@ def repeating(head: str, period: str) -> Node:
 
 
 def with_dots(text: str) -> Node:
-    """`0.333…` repeats its last block if that block is written out; `3.14159…` is a decimal."""
+    """`0.333…` repeats its last block if that block is written out; `3.14159…` is a decimal.
+
+    With fewer than six significant digits it is neither, as a rounded decimal is no value either.
+    """
     head, _, part = text.partition(".")
     for size in range(1, len(part) // 2 + 1):
         block = part[-size:]
@@ -58,6 +63,8 @@ def with_dots(text: str) -> Node:
             while start >= size and part[start - size : start] == block:
                 start -= size
             return repeating(f"{head}.{part[:start]}", block)
+    if len((head + part).lstrip("0")) < _ROUNDED_DIGITS:
+        raise ParseError("too few digits before the dots")  # 0.25… is some number near it
     return number(text)
 
 

@@ -232,7 +232,12 @@ def _differs_in_kind(label: Node, value: Node, sides: list[Node]) -> bool:
 
 
 def _is_circular(label: Node, value: Node) -> bool:
-    """Whether an equation defines no value of its name: `x = x^2 + 1`, `a_{n+1} = 2n + 1`."""
+    """Whether an equation defines no value of its name: `x = x^2 + 1`, `a_{n+1} = 2n + 1`.
+
+    Nor does `f(2) = x^2 + 1`, with a variable of the function.
+    """
+    if _is_value_of(label):
+        return not _VARIABLES.isdisjoint(symbols(value))
     if label[0] != "s":
         return False
     _, _, index = str(label[1]).partition("_")
@@ -245,6 +250,7 @@ def _is_value_of(side: Node) -> bool:
     return side[0] == "app" and all(next(symbols(part), None) is None for part in side[2])
 
 
+_VARIABLES = frozenset("xyzt")
 # A variable, rather than a point, a vector or a complex number.
 _UNSIGNED = tuple(("f", "abs", (("s", name),)) for name in "xynmkt")
 _FLIPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "=": "=", "!=": "!="}

@@ -11,7 +11,13 @@ import pytest
 from rlmath.grading import MathGrader
 
 CASES = Path(__file__).parent / "cases"
-RESPONSES = ("extraction", "unboxed", "affirmed", "endings")  # whole responses instead of answers
+RESPONSES = (
+    "extraction",
+    "unboxed",
+    "affirmed",
+    "endings",
+    "beside_boxes",
+)  # whole responses instead of answers
 TABLES = sorted(path.stem for path in CASES.glob("*.jsonl") if path.stem not in RESPONSES)
 
 
@@ -58,7 +64,7 @@ def test_extraction(grader: MathGrader) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("table", ["unboxed", "affirmed", "endings"])
+@pytest.mark.parametrize("table", ["unboxed", "affirmed", "endings", "beside_boxes"])
 def test_a_response_is_paid_for_what_it_states(table: str, grader: MathGrader) -> None:
     """Hedges, bounds, negations, one of two values, retractions; many rows state the gold."""
     wrong = []
