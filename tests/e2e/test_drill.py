@@ -39,7 +39,8 @@ SAID = {
 @pytest.mark.parametrize(
     "names",
     [
-        pytest.param(("swapped_k_v", "attention_scale"), id="weights and engine"),
+        # What of the others needs no run: tests/unit/commands/drill, tests/engine/.
+        pytest.param(("attention_scale",), id="engine"),
         pytest.param(tuple(SAID), id="each place", marks=pytest.mark.long),
     ],
 )

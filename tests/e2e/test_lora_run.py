@@ -108,7 +108,7 @@ def test_engines_compute_adapters_and_a_resumed_run_too(material: Path, tmp_path
         "runner.save_every=1",
     ]
     run = rlmath("train", *settings, "--check")
-    assert run.returncode == 0 and "engines get the adapters alone" in run.stdout, run.stderr
+    assert run.returncode == 0 and "engines get adapters only" in run.stdout, run.stderr
     run = rlmath("train", *settings)
     assert run.returncode == 0, run.stderr
     # The engines begin with the base model, and get the adapters of the checkpoint.

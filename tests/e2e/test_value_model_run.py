@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from rlmath.monitor.token_files import read_tokens
-from tests.e2e.runs import metrics, quickstart_settings, replayed, rlmath
+from tests.e2e.runs import metrics, quickstart_settings, rlmath
 
 SETTINGS = [
     "actor.tensor_parallel=1",
@@ -58,15 +58,7 @@ def test_ppo_trains_a_value_model_and_resumes(material: Path, tmp_path: Path) ->
         assert line["value/grad_norm"] > 0
         assert math.isfinite(line["value/loss"])
         assert line["value/discarded_minibatches"] == 0
-    step_is_done_again(tmp_path)
     sample_is_explained(tmp_path)
-
-
-def step_is_done_again(run_dir: Path) -> None:
-    """The value model's passes and update, and what they make of a KL in the reward."""
-    *_, step = replayed(run_dir, "2")["steps"]
-    assert step["bit_equal"]
-    assert {"values", "ref_log_probs", "advantages", "value_weights"} <= {*step["equal"]}
 
 
 def sample_is_explained(run_dir: Path) -> None:

@@ -102,8 +102,9 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 def until(there: Path) -> None:
+    """A file is there before what is written to it is."""
     deadline = time.monotonic() + 60
-    while not there.exists():
+    while not read(there):
         assert time.monotonic() < deadline, f"no {there.name}"
         time.sleep(0.05)
 
