@@ -68,7 +68,7 @@ _CHANGED_AFTER = re.compile(
     r"\^(?!\s*\{?\s*(?:\\(?:circ|text|mathrm|prime|dagger|ast|star|degree|mbox)|o\b|[°'′*\[]"
     r"|(?:th|st|nd|rd)\b|\\\*))"
     rf"|[⁰¹²³⁴⁵⁶⁷⁸⁹ⁿ⁻]|[+×÷·±∓⋅∗∪∩∖√]|\*\*?(?=\s*{_OPERAND})|/\s*{_OPERAND}|_[{{\dA-Za-z]"
-    rf"|[-−–](?=\s*(?:{_DIGIT}|[({{]|{_NO_VALUE}))|{_DIGIT}|[.,]\d|\{{,\}}\d|:\s?(?!00)\d|[eE][-+]?\d"
+    rf"|[-−–](?=\s*(?:{_DIGIT}|[({{]|{_NO_VALUE}))|{_DIGIT}|\.(?!0+(?!\d))\d|,\d|:\s?(?!00)\d|[eE][-+]?\d"
     r"|\\(?:cdot|times|ast|div|pm|mp|cup|cap|setminus|bmod|mod|over|choose|atop|[dtc]?frac|d?binom"
     r"|sqrt|infty)(?![A-Za-z])(?!\s*\\(?:text|mathrm|mbox)\b)"
     r"|\((?:[-−]?\d|[a-z](?![A-Za-z])|\\(?!text|mathrm|mbox))"
@@ -85,7 +85,6 @@ _ALTERNATIVE = re.compile(
     r"[\s$*]{0,6}\bor\b[\s$*]{0,6}(?P<value>[-−]?\d[\d.,/]*|[A-J]\b|\\[dt]?frac\{[^{}]*\}\{[^{}]*\})"
 )
 _DELIMITER = re.compile(r"\\(?:[\[\]()]|begin|end)")
-_POWERS = ("squared", "cubed", "factorial")  # `dozen` and `million` are read as units
 _FRACTION = re.compile(r"\\[dt]?frac\s*\{?(\d+)\}?\s*\{?(\d+)\}?")
 _PLAIN = re.compile(r"-?\d{1,18}(?:\.\d{1,18}|/[1-9]\d{0,17})?", re.ASCII)
 _SHORT_WORDS = frozenset(
@@ -108,8 +107,8 @@ def stands_alone(text: str, begin: int, end: int) -> bool:
         return False
     before = _TEXT.sub(r" \1 ", before) if "\\" in before else before
     after = _TEXT.sub(r" \1 ", after) if "\\" in after else after
-    scale = sentences.scale_after(" " + after.lstrip(" $"), 0).strip().lower()
-    return scale not in _POWERS and not hedges.changes_box(before, after)
+    scaled = sentences.scale_after(" " + after.lstrip(" $"), 0)
+    return not scaled and not hedges.changes_box(before, after)
 
 
 def other_value(text: str, end: int, value: str) -> str:
@@ -181,8 +180,8 @@ def _is_part_before(before: str, inside: bool) -> bool:
         return not (last == "_" and rest[-2:-1].isspace())
     if last == ",":
         return glued and _LISTED_BEFORE.search(rest) is not None
-    if last == ":":
-        return inside and glued and rest[-2:-1].isdigit()
+    if last in ":.":
+        return glued and rest[-2:-1].isdigit() and (inside or last == ".")
     if last in ")]" and not glued:
         return False
     if last == ")" and _OPTION.search(rest):
@@ -224,6 +223,8 @@ def _is_factor(rest: str, glued: bool) -> bool:
 
 def _is_part_after(after: str, inside: bool) -> bool:
     """Whether signs directly behind a box make it a part of a value: `^2`, `/2`, `x`, `+ 3`."""
+    if after.startswith("{,}"):
+        return True
     position = 0
     passed = _PASSED_AFTER.match(after)
     while passed is not None:

@@ -154,6 +154,17 @@ _PROPERTY = re.compile(
     r"is a (?:multiple|factor|divisor)\b|\bcontradictions?\b|\bwithout success\b"
 )
 _PROPERTY_PARTS = ("is a ", "ontradiction", "ithout success")
+# Of a box: `The wrong answer is 5`, but not `the wrong answer is 4, the right one 5`; `5 (wrong)`.
+_OF_A_WRONG_ONE = re.compile(
+    r"\b(?:wrong|incorrect|false) (?:final )?(?:answer|result|value|solution|option|choice)\b"
+    r"(?!.*\b(?:right|correct|true|actual|but)\b)[^.!?;,\d]{0,40}\Z",
+    re.IGNORECASE,
+)
+_DISOWNED = re.compile(
+    r"[\s$)*\]\\}]{0,8}(?:,\s*(?:which|this|that|it)\s+(?:is|was)|[(\[])\s*(?:a |an )?"
+    r"(?:wrong|incorrect|false|untrue|not (?:correct|right|true|the answer))\b",
+    re.IGNORECASE,
+)
 _CHANGING_PHRASES = ("give or take", "plus or minus", "below zero")
 # The value holds sometimes: `36 only when n is even`, `36 up to sign`.
 _CONDITIONED = re.compile(
@@ -327,6 +338,8 @@ def changes_box(before: str, after: str) -> bool:
         del found[-1]
     if _is_changed(found) or (_is_refused(found) and "but" not in found[-3:]):
         return True
+    if _OF_A_WRONG_ONE.search(before) or _DISOWNED.match(after):
+        return True
     after = _STOP.split(after, 1)[0].lower()
     if any(phrase in after for phrase in _CHANGING_PHRASES):
         return True
@@ -339,6 +352,8 @@ def changes_box(before: str, after: str) -> bool:
     if not found or (found[0] == "or" and found[1:2] and found[1][0].isdigit()):
         return False  # `completion` of `boxed` reads the other value
     if found[0] in ("divided", "multiplied", "raised") and found[1:2] in (["by"], ["to"]):
+        return True
+    if found[0] == "times" and found[1:2] and found[1][0].isdigit():
         return True
     if (
         found[0] in ("%", "percent")
