@@ -180,6 +180,12 @@ VERSIONS: dict[str, tuple[str, int]] = {
     },
     **{f"{name}-Instruct": (name, 131072) for name in _LLAMA},
     "Llama-3.3-70B-Instruct": ("Llama-3.1-70B", 131072),
+    "QwQ-32B": ("Qwen2.5-32B", 40960),
+    "QwQ-32B-Preview": ("Qwen2.5-32B", 32768),
+    "DeepScaleR-1.5B-Preview": ("DeepSeek-R1-Distill-Qwen-1.5B", 131072),
+    "Skywork-OR1-7B": ("DeepSeek-R1-Distill-Qwen-7B", 131072),
+    "Skywork-OR1-Math-7B": ("DeepSeek-R1-Distill-Qwen-7B", 131072),
+    "Skywork-OR1-32B": ("DeepSeek-R1-Distill-Qwen-32B", 131072),
     "DeepSeek-R1-Distill-Llama-8B": ("Llama-3.1-8B", 131072),
     "DeepSeek-R1-Distill-Llama-70B": ("Llama-3.1-70B", 131072),
     "Mistral-7B-Instruct-v0.3": ("Mistral-7B-v0.3", 32768),
@@ -195,9 +201,11 @@ VERSIONS: dict[str, tuple[str, int]] = {
     "Phi-4-reasoning-plus": ("phi-4", 32768),
     "GLM-4.5-Base": ("GLM-4.5", 131072),
     "GLM-4.5-Air-Base": ("GLM-4.5-Air", 131072),
+    "GLM-4.6": ("GLM-4.5", 202752),
+    "GLM-4.7": ("GLM-4.5", 202752),
     **{
         f"DeepSeek-{name}": ("DeepSeek-V3", 163840)
-        for name in ("V3-Base", "V3-0324", "R1", "R1-Zero", "R1-0528")
+        for name in ("V3-Base", "V3-0324", "V3.1-Base", "V3.1", "R1", "R1-Zero", "R1-0528")
     },
 }
 # Beginnings of names whose architecture is refused (``families.REFUSED``).

@@ -140,6 +140,8 @@ def test_a_step_of_hours_is_warned_of(capsys: pytest.CaptureFixture[str]) -> Non
         ("Qwen/Qwen3-8B-Base", 32768, 8_190_735_360),
         ("Qwen/Qwen3-30B-A3B-Thinking-2507", 262144, 30_532_122_624),
         ("meta-llama/Llama-3.1-8B-Instruct", 131072, 8_030_261_248),
+        ("Qwen/QwQ-32B", 40960, 32_763_876_352),
+        ("agentica-org/DeepScaleR-1.5B-Preview", 131072, 1_777_088_000),
     ],
 )
 def test_a_version_has_its_own_positions(name: str, positions: int, parameters: int) -> None:
