@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from rlmath.algorithms.alignment import Alignment, token_lags
+from rlmath.algorithms.alignment import Alignment
 from rlmath.algorithms.mismatch import measure
 from rlmath.commands.drill.in_engines import epsilon_back, other_epsilon, other_rope, rope_back
 from rlmath.commands.selfcheck import parts
@@ -152,15 +152,7 @@ class Margins:
 
     def _gate(self, batch: TrainingBatch, log_probs: torch.Tensor, entropy: torch.Tensor) -> str:
         """What the gate of a run says, with its own measurement of the noise."""
-        alignment = Alignment.of(
-            log_probs,
-            batch.engine_log_probs,
-            entropy,
-            response_lengths=batch.response_lengths,
-            loss_mask=batch.loss_mask,
-            lags=token_lags(batch, self.pool.weights_version),
-            places=torch.arange(len(batch)),
-        )
+        alignment = Alignment.of_batch(batch, log_probs, entropy, self.pool.weights_version)
         try:
             found = Gate().check(self.session, alignment, batch, step=self.step, updated=False)
         except AlignmentError as error:

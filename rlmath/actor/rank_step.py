@@ -318,15 +318,8 @@ class RankStep:
     ) -> Alignment | None:
         if not self._policy.reports:
             return None
-        return Alignment.of(
-            found.log_probs,
-            batch.engine_log_probs,
-            found.entropy,
-            response_lengths=batch.response_lengths,
-            loss_mask=batch.loss_mask,
-            lags=token_lags(batch, now),
-            places=places,
-            stale_kv=stale_kv,
+        return Alignment.of_batch(
+            batch, found.log_probs, found.entropy, now, places=places, stale_kv=stale_kv
         )
 
     def _with_factors(

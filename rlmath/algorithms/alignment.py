@@ -100,6 +100,38 @@ class Alignment:
         )
 
     @classmethod
+    def of_batch(
+        cls,
+        batch: TrainingBatch,
+        log_probs: Tensor,
+        entropy: Tensor,
+        now: int,
+        *,
+        places: Tensor | None = None,
+        stale_kv: bool = False,
+    ) -> Alignment:
+        """Compare the log-probs of a batch's sequences; see :meth:`of`.
+
+        Args:
+            batch: With the engines' log-probs.
+            log_probs: ``[R]`` of the actor before the first update, in nats.
+            entropy: ``[R]`` of the actor, in nats.
+            now: The actor's weights version.
+            places: ``[N]`` int64; ``None``: the batch is the step.
+            stale_kv: See :meth:`of`.
+        """
+        return cls.of(
+            log_probs,
+            batch.engine_log_probs,
+            entropy,
+            response_lengths=batch.response_lengths,
+            loss_mask=batch.loss_mask,
+            lags=token_lags(batch, now),
+            places=torch.arange(len(batch)) if places is None else places,
+            stale_kv=stale_kv,
+        )
+
+    @classmethod
     def joined(cls, parts: Sequence[Alignment]) -> Alignment:
         """Those of all ranks together."""
         total: Alignment = parts[0]

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
-from rlmath.algorithms.alignment import Alignment, token_lags
+from rlmath.algorithms.alignment import Alignment
 from rlmath.algorithms.filters import TruncatedRule
 from rlmath.batching.from_groups import SampledSequences, sampled_sequences
 from rlmath.monitor import Monitor
@@ -96,13 +94,7 @@ def check_probe(
     batch = probe.select(range(len(probe)))
     with monitor.phase("log_probs"):
         log_probs, entropy = session.actor.log_probs(batch)
-        alignment = Alignment.of(
-            log_probs,
-            batch.engine_log_probs,
-            entropy,
-            response_lengths=batch.response_lengths,
-            loss_mask=batch.loss_mask,
-            lags=token_lags(batch, session.sampling.pool.weights_version),
-            places=torch.arange(len(batch)),
+        alignment = Alignment.of_batch(
+            batch, log_probs, entropy, session.sampling.pool.weights_version
         )
         return check_alignment(session, alignment, probe, monitor, step, gate=True)
