@@ -149,6 +149,44 @@ def test_each_engine_gets_the_handles_of_its_own_gpus_without_a_barrier_of_the_w
         assert all(full > read for full, read in zip(rank["full_s"][1:], read_s[:-1], strict=True))
 
 
+def test_a_rank_whose_gpu_has_no_engine_exports_no_buffer(
+    monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda
+) -> None:
+    """torch keeps an exported buffer until a reader has opened it and let go of it: a rank without
+    a reader would lose one at every weight sync."""
+    from vllm.distributed.weight_transfer import packed_tensor
+
+    worker = join(monkeypatch, "ipc", cuda, "cpu")
+    exports: list[Tensor] = []
+    export = packed_tensor.reduce_tensor
+
+    def noted(buffer: Tensor) -> Any:
+        exports.append(buffer)
+        return export(buffer)
+
+    monkeypatch.setattr(packed_tensor, "reduce_tensor", noted)
+    source = Tensors(awkward_tensors(0), 1)
+    gathered: list[str] = []
+
+    class Noted(dict[str, Tensor]):
+        def __getitem__(self, name: str) -> Tensor:
+            gathered.append(name)
+            return super().__getitem__(name)
+
+    source.values = Noted(source.values)
+    plan = plan_for(worker, "ipc", 1)
+    alone = replace(plan, engines=(), others=1, serves=())
+    connection = connect(alone, source, CUDA)  # type: ignore[arg-type]
+    for version in (1, 2):
+        connection.send_weights(version)
+        # It takes part in the gathering all the same.
+        assert gathered == version * list(source.values)
+    assert not exports and not worker.updates
+    connection = connect(plan, source, CUDA)  # type: ignore[arg-type]
+    connection.send_weights(3)
+    assert len(exports) == len(worker.updates) == 1
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("shape", [DENSE, MOE], ids=["dense", "moe"])
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from vllm.distributed.weight_transfer import WeightSource
 from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerWeightTransferEngine
 
 from rlmath.weights.transports.client import EngineClient
@@ -56,6 +57,18 @@ class IpcTrainer(IPCTrainerWeightTransferEngine):  # type: ignore[misc]
         self._group_size = len(ranks)
         if self.is_sender:
             client.init_weight_transfer_engine({"packed": True})
+
+    def _send_packed(self, source: WeightSource) -> None:
+        """Send in messages; where no engine shares this rank's GPU, take part in the gathering.
+
+        There is nobody to open that rank's buffer, and torch frees an exported buffer only after a
+        reader has opened it and let go of it.
+        """
+        if self._group_size:
+            super()._send_packed(source)
+            return
+        for _ in source:
+            pass
 
     def _all_gather_and_merge_handles(
         self, handles: list[dict[str, tuple[Any, ...]]]
