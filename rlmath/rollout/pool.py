@@ -372,13 +372,25 @@ class RolloutPool:
                 self.verified_syncs = 0
                 return
             if not self.has_folder_weights and self.bring_up is not None:
-                self.bring_up([engine.handle], self.weights_version)
+                self._get_weights(engine, self.bring_up)
         found = engine.get(engine.handle.weights_version.remote())
         if found != self.weights_version:
             raise EngineError(
                 f"{self._spec.role} {engine.index} has weights version {found} after its restart, "
                 f"not {self.weights_version}"
             )
+
+    def _get_weights(
+        self, engine: EngineProcess, bring_up: Callable[[Sequence[Any], int], None]
+    ) -> None:
+        """Have the weights in force sent to an engine. As in every weight sync, it takes memory for
+        its KV cache after them: the buffers of both sides have no room beside actor and cache."""
+        if self._spec.sleeps:
+            engine.get(engine.handle.sleep.remote())
+            engine.get(engine.handle.wake.remote("weights"))
+        bring_up([engine.handle], self.weights_version)
+        if self._spec.sleeps:
+            engine.get(engine.handle.wake.remote("kv_cache"))
 
     def _all(self, method: str, *arguments: Any) -> list[Any]:
         refs = [getattr(engine.handle, method).remote(*arguments) for engine in self._engines]
