@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     import torch
 
     from rlmath.actor.group import ActorGroup
+    from rlmath.model.spec import ModelSpec
     from rlmath.rollout.pool import RolloutPool
 
 LAYOUT = Layout(2, 2, 1)
@@ -150,12 +151,7 @@ def _checks(
         rounds: Of each kind.
     """
     from rlmath.model.spec import read_model_spec
-    from rlmath.rollout.weight_sync import (
-        MAX_INTERVAL_SYNCS,
-        MAX_SHARE_OF_TIME,
-        compare_weights,
-        sync_weights,
-    )
+    from rlmath.rollout.weight_sync import MAX_SHARE_OF_TIME, compare_weights, sync_weights
     from rlmath.training.engine_constants import check_constants, check_prefix_cache
 
     spec = read_model_spec(model)
@@ -186,11 +182,39 @@ def _checks(
         "with_s": round(with_checks, 4),
         "sync_cpu_s": round(statistics.median(syncs_cpu[2:]), 2),
         "checks_cpu_s": round(statistics.median(checks_cpu[1:]), 2),
-        # Of a run's default interval: the most of a sync, and the step from which every version
-        # is checked.
-        "added_share_at_most": round(cost_s / MAX_INTERVAL_SYNCS / without, 4),
-        "every_version_from_step_s": round(cost_s / MAX_SHARE_OF_TIME, 1),
+        # The step from which all weights are compared at every sync.
+        "all_from_step_s": round(cost_s / MAX_SHARE_OF_TIME, 1),
+        "slices": _slices(actor, pool, spec, 10 * rounds),
     }
+
+
+def _slices(actor: ActorGroup, pool: RolloutPool, spec: ModelSpec, count: int) -> dict[str, Any]:
+    """Comparisons of one unit, of a hundredth of the weights and of a thousandth."""
+    from rlmath.rollout.weight_sync import MAX_SHARE_OF_TIME, compare_weights
+    from rlmath.weights.pieces import expert_tensors, hf_shapes
+    from rlmath.weights.slices import Rotation
+
+    whole = frozenset(expert_tensors(spec))
+    rotation = Rotation(hf_shapes(spec), packed=True, whole=whole)
+    found: dict[str, Any] = {}
+    for name, share in (("unit", 0.0), ("0.001", 1e-3), ("0.01", 1e-2)):
+        seconds, works = [], []
+        for _ in range(count):
+            part, work = rotation.pop(share * rotation.work)
+            begin = time.perf_counter()
+            compare_weights(actor, pool, part=part)
+            seconds.append(time.perf_counter() - begin)
+            works.append(work / rotation.work)
+        mean_s = statistics.mean(seconds)
+        found[name] = {
+            "median_s": round(statistics.median(seconds), 4),
+            "mean_s": round(mean_s, 4),
+            "range_s": [round(f(seconds), 4) for f in (min, max)],
+            "share_of_weights": round(statistics.mean(works), 6),
+            "round_s": round(mean_s / statistics.mean(works), 1),
+            "every_sync_from_step_s": round(mean_s / MAX_SHARE_OF_TIME, 1),
+        }
+    return found
 
 
 def _cpu_s() -> float:

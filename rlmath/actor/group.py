@@ -48,6 +48,7 @@ from rlmath.utils.sizes import in_words
 
 if TYPE_CHECKING:
     from rlmath.weights.gather import WeightChanges
+    from rlmath.weights.slices import WeightSlice
     from rlmath.weights.transports import TransportPlan
 
 
@@ -404,9 +405,9 @@ class ActorGroup:
         """Send the present weights to all engines; returns when they have them."""
         self._all("send_weights", version)
 
-    def weights_fingerprints(self) -> dict[str, int]:
-        """Fingerprint of each Hugging Face tensor that the engines should hold."""
-        found: dict[str, int] = self._all("weights_fingerprints")[0]
+    def weights_fingerprints(self, part: WeightSlice | None = None) -> dict[str, int]:
+        """Fingerprint of each Hugging Face tensor that the engines should hold, or of a slice."""
+        found: dict[str, int] = self._all("weights_fingerprints", part)[0]
         return found
 
     def weights_changes(self) -> list[WeightChanges]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rlmath.actor.settings import StartedRank
     from rlmath.batching.shards import Shard
     from rlmath.weights.gather import WeightChanges
+    from rlmath.weights.slices import WeightSlice
 
 log = logging.getLogger(__name__)
 
@@ -408,18 +409,19 @@ class ActorWorker:
                 stack.enter_context(model.device_state.optimizer_readable())
             yield
 
-    def weights_fingerprints(self) -> dict[str, int]:
-        """Fingerprint of each tensor that engines hold after a weight sync. Collective."""
+    def weights_fingerprints(self, part: WeightSlice | None = None) -> dict[str, int]:
+        """Fingerprint of each tensor that engines hold after a weight sync, or of a slice.
+        Collective."""
         if self.adapter_source is not None:
-            found: dict[str, int] = self.adapter_source.fingerprints()
+            found: dict[str, int] = self.adapter_source.fingerprints(part)
             return found
         if self.gatherer is None:
             self.gatherer = self._gatherer()
         if self.quantized:
             from rlmath.weights.quantized_prints import sent_fingerprints
 
-            return sent_fingerprints(self.gatherer)
-        return self.gatherer.fingerprints()
+            return sent_fingerprints(self.gatherer, part)
+        return self.gatherer.fingerprints(part)
 
     def weights_changes(self) -> WeightChanges:
         """Fingerprints of the model with its adapters merged, and which of this rank's parts are as

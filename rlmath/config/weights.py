@@ -56,7 +56,8 @@ class WeightsConfig:
     verify_every: int | None = setting(
         None,
         "Compare a fingerprint of every tensor in the engines with the actor's at the first three "
-        "weight syncs after engines start and every N syncs; a difference stops the run. null: as "
-        "often as takes at most 0.5 % of the run's time, and at least every 50 syncs; 0: never.",
+        "weight syncs after engines start and every N syncs; a difference stops the run. null: at "
+        "every sync, of as much of the weights in turn as takes at most 0.5 % of the run's time; "
+        "0: never.",
         least=0,
     )

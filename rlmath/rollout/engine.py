@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlmath.cluster.logs import send_output_to
 from rlmath.cluster.processes import ProcessPlace, own_place
@@ -24,6 +24,9 @@ from rlmath.rollout.requests import EngineSpec, Progress, Request
 from rlmath.rollout.step_loop import StepLoop, import_vllm
 from rlmath.utils.child_processes import end_with_parent
 from rlmath.utils.ray_returns import StayingReturns
+
+if TYPE_CHECKING:
+    from rlmath.weights.slices import WeightSlice
 
 
 class RolloutEngine:
@@ -234,17 +237,20 @@ class RolloutEngine:
             digests |= of_worker
         return digests
 
-    def weights_fingerprints(self) -> dict[str, int | None]:
+    def weights_fingerprints(self, part: WeightSlice | None = None) -> dict[str, int | None]:
         """Fingerprints of the weights in force, by Hugging Face name.
 
         See ``rlmath.weights.transports.engine_fingerprints`` for what they cover on a CPU.
+
+        Args:
+            part: Only this slice, and all adapters; ``None``: everything.
         """
         from rlmath.weights.transports.engine_fingerprints import (
             engine_fingerprints,
             worker_fingerprints,
         )
 
-        held = engine_fingerprints(self._loop.rpc(worker_fingerprints))
+        held = engine_fingerprints(self._loop.rpc(worker_fingerprints, part=part))
         if self._spec.adapters is not None:
             from rlmath.weights.transports.adapter_engine import adapter_fingerprints
 

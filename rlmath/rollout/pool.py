@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
 
@@ -19,6 +19,9 @@ from rlmath.rollout.generation import ANSWER_EVERY_S, Generation, MoreRequests
 from rlmath.rollout.journal import StepJournal
 from rlmath.rollout.requests import EngineError, EngineSpec, EngineStartError, Request
 from rlmath.types import Sample
+
+if TYPE_CHECKING:
+    from rlmath.weights.slices import WeightSlice
 
 log = logging.getLogger(__name__)
 
@@ -263,9 +266,9 @@ class RolloutPool:
         """Of each engine: SHA-256 of each parameter; see ``RolloutEngine.weights_checksums``."""
         return self._all("weights_checksums")
 
-    def weights_fingerprints(self) -> list[dict[str, int | None]]:
+    def weights_fingerprints(self, part: WeightSlice | None = None) -> list[dict[str, int | None]]:
         """Of each engine; see ``RolloutEngine.weights_fingerprints``."""
-        return self._all("weights_fingerprints")
+        return self._all("weights_fingerprints", part)
 
     def call_engines(self, function: Callable[[Any], Any]) -> list[Any]:
         """``function(engine)`` with the ``LLMEngine`` of each engine."""

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import functools
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from rlmath.device.residue import Residue
 from rlmath.rollout.pool import RolloutPool
 from rlmath.rollout.wake_room import WakeRoom
 from rlmath.weights.fingerprint import compare_fingerprints
+from rlmath.weights.slices import Rotation, WeightSlice
 
 # An engine that takes its first weights may still ignore the second.
 FIRST_SYNCS = 3
 MAX_SHARE_OF_TIME = 0.005
-MAX_INTERVAL_SYNCS = 50
+# How many syncs' shares the comparisons may be ahead of the time that they have: then some syncs go
+# without.
+MAX_DEBT_SYNCS = 4
 
 
 class WeightSender(Protocol):
@@ -37,52 +40,100 @@ class WeightSender(Protocol):
         """Let every rank call ``TrainerConnection.send_weights``; returns when all have."""
         ...
 
-    def weights_fingerprints(self) -> dict[str, int]:
+    def weights_fingerprints(self, part: WeightSlice | None = None) -> dict[str, int]:
         """Of each tensor that the engines should hold; see ``BucketGatherer.fingerprints``."""
         ...
 
 
-class Verification:
-    """After which weight syncs the fingerprints of actor and engines are compared.
+@dataclass(frozen=True)
+class Comparison:
+    """What to compare after a sync.
 
-    Args:
-        every: Syncs from one comparison to the next; ``None``: as often as takes at most 0.5 % of
-            the time between syncs, and at least every 50; 0: never. Unless it is 0, also after the
-            first three syncs of engines that were started or started again.
+    Attributes:
+        part: Of the weights; ``None``: all of them.
+        work: Of the slice, as ``Rotation`` counts it.
+        covers_all: Every tensor has been compared when this is done.
     """
 
-    def __init__(self, every: int | None = None) -> None:
-        self._every = every
+    part: WeightSlice | None = None
+    work: float = 0.0
+    covers_all: bool = True
+
+
+class Verification:
+    """After which weight syncs the fingerprints of actor and engines are compared, and of what.
+
+    Where all weights at every sync would take too long, each sync has a slice of them that fits: an
+    engine that did not take the sync at all differs in any slice, and a single tensor is found
+    within the round.
+
+    Args:
+        every: Syncs from one comparison of all weights to the next; ``None``: comparisons at every
+            sync that together take at most 0.5 % of the time; 0: never. Unless it is 0, also after
+            the first three syncs of engines that were started or started again, of all weights.
+        rotation: Gives the slices; ``None``: all weights are compared each time, and with ``every``
+            of ``None`` as often as that takes 0.5 %.
+    """
+
+    def __init__(self, every: int | None = None, rotation: Rotation | None = None) -> None:
+        self._every, self._rotation = every, rotation
         self._syncs_since = 0
         self._last_sync_s: float | None = None
-        self._step_s = 0.0
-        self._cost_s = 0.0
+        self._spent_s = 0.0
+        # Of a comparison of all weights, and of one of nothing.
+        self._full_s, self._overhead_s = 0.0, 0.0
+        # The time that comparisons may take and have not.
+        self._balance_s = 0.0
 
-    def due(self, pool: RolloutPool, now_s: float) -> bool:
-        """Whether to compare after the sync that begins at ``now_s``."""
+    def due(self, pool: RolloutPool, now_s: float) -> Comparison | None:
+        """What to compare after the sync that begins at ``now_s``; ``None``: nothing."""
+        step_s = 0.0
         if self._last_sync_s is not None:
-            self._step_s = now_s - self._last_sync_s
-        self._last_sync_s = now_s
+            step_s = now_s - self._last_sync_s - self._spent_s
+        self._last_sync_s, self._spent_s = now_s, 0.0
         self._syncs_since += 1
         if self._every == 0:
-            return False
-        return pool.verified_syncs < FIRST_SYNCS or self._syncs_since >= self.interval_syncs
-
-    @property
-    def interval_syncs(self) -> int:
-        """Syncs from one comparison to the next."""
+            return None
+        if pool.verified_syncs < FIRST_SYNCS:
+            return self._all()
         if self._every is not None:
-            return self._every
-        if not self._step_s:
-            return 1
-        wanted = math.ceil(self._cost_s / (MAX_SHARE_OF_TIME * self._step_s))
-        return min(max(1, wanted), MAX_INTERVAL_SYNCS)
+            return self._all() if self._syncs_since >= self._every else None
+        share_s = MAX_SHARE_OF_TIME * step_s
+        self._balance_s = min(self._balance_s + share_s, self._full_s)
+        if self._balance_s >= self._full_s:
+            return self._all()
+        if self._rotation is None or self._balance_s < -MAX_DEBT_SYNCS * share_s:
+            return None
+        # At least half of a comparison is work, or a round would take too many.
+        wanted_s = max(self._balance_s, share_s / 2, 2 * self._overhead_s)
+        if wanted_s >= self._full_s:
+            return None
+        work = (wanted_s - self._overhead_s) / self._full_s * self._rotation.work
+        part, taken = self._rotation.pop(work)
+        return Comparison(part, taken, self._rotation.is_at_start)
 
-    def done(self, pool: RolloutPool, seconds: float) -> None:
+    def _all(self) -> Comparison:
+        if self._rotation is not None and not self._rotation.is_at_start:
+            self._rotation.restart()
+        return Comparison()
+
+    def done(self, pool: RolloutPool, comparison: Comparison, seconds: float) -> None:
         """A comparison found nothing, and took ``seconds``."""
-        pool.verified_syncs += 1
-        self._syncs_since = 0
-        self._cost_s = seconds
+        if comparison.part is None:
+            # What a start of engines costs is no debt, and no time of a step.
+            if pool.verified_syncs < FIRST_SYNCS:
+                self._spent_s = seconds
+            else:
+                self._balance_s -= seconds
+            self._full_s = seconds
+        else:
+            assert self._rotation is not None
+            self._balance_s -= seconds
+            expected_s = comparison.work / self._rotation.work * self._full_s
+            self._overhead_s += (max(seconds - expected_s, 0.0) - self._overhead_s) / 4
+        if comparison.covers_all:
+            pool.verified_syncs += 1
+            self._syncs_since = 0
 
 
 def sync_weights(
@@ -122,7 +173,7 @@ def sync_weights(
     """
     if version < pool.weights_version + (not again):
         raise ValueError(f"weights version {version} is not after {pool.weights_version}")
-    due = verification is not None and verification.due(pool, time.monotonic())
+    due = None if verification is None else verification.due(pool, time.monotonic())
     pool.settle()
     asleep = sender.begin_room()
     wake = functools.partial(pool.wake, "weights")
@@ -134,22 +185,25 @@ def sync_weights(
     sender.send_weights(version)
     began_s = time.monotonic()
     # While the weights are still on the device.
-    sent = sender.weights_fingerprints() if due else None
+    sent = None if due is None else sender.weights_fingerprints(due.part)
     cost_s = time.monotonic() - began_s
     offloaded = sender.make_room("kv_cache")
     if wake_room is not None:
         wake_room.see(asleep, offloaded)
     pool.wake("kv_cache")
     pool.set_version(version)
-    if verification is not None and due:
+    if verification is not None and due is not None:
         began_s = time.monotonic()
-        compare_weights(sender, pool, sent)
-        verification.done(pool, cost_s + time.monotonic() - began_s)
+        compare_weights(sender, pool, sent, due.part)
+        verification.done(pool, due, cost_s + time.monotonic() - began_s)
     return asleep, offloaded
 
 
 def compare_weights(
-    sender: WeightSender, pool: RolloutPool, sent: Mapping[str, int] | None = None
+    sender: WeightSender,
+    pool: RolloutPool,
+    sent: Mapping[str, int] | None = None,
+    part: WeightSlice | None = None,
 ) -> int:
     """Compare what every engine holds with the actor's present weights.
 
@@ -157,6 +211,7 @@ def compare_weights(
         sender: The actor.
         pool: Its engines.
         sent: Fingerprints of the actor's weights; ``None``: they are taken now.
+        part: Only this slice; ``None``: everything.
 
     Returns:
         The number of tensors that were compared.
@@ -164,10 +219,12 @@ def compare_weights(
     Raises:
         WeightsError: An engine holds other weights; the tensors are named.
     """
-    sent = sender.weights_fingerprints() if sent is None else sent
+    sent = sender.weights_fingerprints(part) if sent is None else sent
     compared = 0
-    for index, held in enumerate(pool.weights_fingerprints()):
+    for index, held in enumerate(pool.weights_fingerprints(part)):
         where = f"engine {index}, at weights version {pool.weights_version},"
+        if part is not None:
+            where += " in the slice that was compared"
         compare_fingerprints(sent, held, where)
         compared = sum(value is not None for value in held.values())
     return compared

@@ -59,6 +59,8 @@ from rlmath.training.algorithm_settings import reference_settings
 from rlmath.training.gate import Gate
 from rlmath.training.residue import ResidueWatch
 from rlmath.types import Problem
+from rlmath.weights.pieces import expert_tensors, hf_shapes
+from rlmath.weights.slices import Rotation
 from rlmath.weights.transports import TransportPlan, choose_transport
 
 if TYPE_CHECKING:
@@ -92,7 +94,7 @@ class Session:
         self.config, self.layout = config, layout
         self._actor, self._sampling = actor, sampling
         self.teacher = teacher
-        self.verification = Verification(config.weights.verify_every)
+        self.verification = verification_of(config, layout)
         self.gate = Gate()
         self.residue = ResidueWatch(config.actor.offload_growth_gib)
         self.wake_room = WakeRoom()
@@ -319,6 +321,17 @@ def with_model_folder(config: Config) -> Config:
     if not (folder / "config.json").exists():
         make_tiny_model(folder, seed=config.runner.seed)
     return dataclasses.replace(config, model=dataclasses.replace(config.model, path=str(folder)))
+
+
+def verification_of(config: Config, layout: RunLayout) -> Verification:
+    """When engines' weights are compared, and in which slices."""
+    every = config.weights.verify_every
+    if every is not None:
+        return Verification(every)
+    spec = read_model_spec(config.model.path)
+    packed = layout.device is Device.cpu and config.rollout.quantization is Quantization.none
+    whole = frozenset(expert_tensors(spec))
+    return Verification(None, Rotation(hf_shapes(spec), packed=packed, whole=whole))
 
 
 def precision(config: Config) -> Precision:

@@ -12,6 +12,7 @@ from rlmath.model.rank_layout import ParallelRank
 from rlmath.model.spec import ModelSpec
 from rlmath.weights.adapters import local_adapters
 from rlmath.weights.gather import BucketGatherer
+from rlmath.weights.slices import WeightSlice
 
 
 class AdapterSource:
@@ -60,6 +61,10 @@ class AdapterSource:
         # Nothing of the base model is sent, and engines have to have it all the same.
         self._base = BucketGatherer(model_chunks, spec, parallel, read=read)
 
-    def fingerprints(self) -> dict[str, int]:
-        """Of the adapters as they are sent and of the base model. Collective over the group."""
-        return self._base.fingerprints() | self.gatherer.fingerprints()
+    def fingerprints(self, part: WeightSlice | None = None) -> dict[str, int]:
+        """Of the adapters as they are sent and of the base model. Collective over the group.
+
+        Args:
+            part: Only this slice of the base model, beside the adapters; ``None``: all of it.
+        """
+        return self._base.fingerprints(part) | self.gatherer.fingerprints()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -35,6 +35,7 @@ from rlmath.weights.fingerprint import fingerprint
 from rlmath.weights.parameters import local_parameters
 from rlmath.weights.pieces import expert_tensors, hf_shapes
 from rlmath.weights.runs import Run
+from rlmath.weights.slices import WeightSlice, fingerprint_in
 
 # Of a parameter, some of its rows or columns, along which dimension these are, and the first: the
 # values to send in their place.
@@ -146,6 +147,7 @@ class BucketGatherer:
             TensorMeta(name, whole, holders[self._runs[name][0]][1])
             for name, whole in shapes.items()
         ]
+        self._bucket_size_mib = bucket_size_mib
         self.buckets = cut_into_buckets(self.tensors, bucket_size_mib)
 
     def _exchange(self, dtype: torch.dtype | None) -> dict[Run, tuple[list[int], torch.dtype]]:
@@ -206,7 +208,10 @@ class BucketGatherer:
         )
 
     def gather(
-        self, destination: int | None, routes: ExpertRoutes | None = None
+        self,
+        destination: int | None,
+        routes: ExpertRoutes | None = None,
+        names: Collection[str] | None = None,
     ) -> Iterator[list[tuple[str, Tensor]]]:
         """Gather all buckets in order; see ``rlmath.weights.megatron.hf_tensors``.
 
@@ -215,11 +220,16 @@ class BucketGatherer:
             routes: With no ``destination``: of experts each rank gets its share. Their tensors have
                 their whole shape, and are NaN where this rank needs nothing; or, with
                 ``routes.alone``, the shape of this rank's part, and none where it has none.
+            names: Only these tensors, alike on all ranks; ``None``: all.
         """
         if destination is not None and destination not in self.ranks:
             # That rank belongs to another copy of the model (data parallel), which serves it.
             return
-        following = iter(self.buckets)
+        buckets = self.buckets
+        if names is not None:
+            metas = [meta for meta in self.tensors if meta.name in names]
+            buckets = cut_into_buckets(metas, self._bucket_size_mib)
+        following = iter(buckets)
         pending = self._begin(next(following), destination, routes)
         while pending is not None:
             # Messages are freed before the next ones are begun, and a bucket when the caller drops
@@ -280,12 +290,16 @@ class BucketGatherer:
             yield meta, dim, torch.cat(values, dim).to(self.device, meta.dtype)
 
     @torch.no_grad()
-    def fingerprints(self) -> dict[str, int]:
+    def fingerprints(self, part: WeightSlice | None = None) -> dict[str, int]:
         """The fingerprint of each tensor as it would be sent, from the ranks' own shards.
 
         Collective over the group; all ranks get the same. See ``rlmath.weights.fingerprint``.
+
+        Args:
+            part: Only of this slice, the same on all ranks; ``None``: of everything.
         """
-        return self._add_up(self._own_fingerprints(self._is_sender))
+        found = self._add_up(self._own_fingerprints(self._is_sender, part))
+        return found if part is None else {name: found[name] for name in found if name in part}
 
     @torch.no_grad()
     def changes(self) -> WeightChanges:
@@ -304,11 +318,16 @@ class BucketGatherer:
         """Whether this rank is the first of those that hold a run."""
         return self._holders[run][0] == self.parallel.global_rank
 
-    def _own_fingerprints(self, wanted: Callable[[Run], bool]) -> dict[Run, int]:
+    def _own_fingerprints(
+        self, wanted: Callable[[Run], bool], part: WeightSlice | None = None
+    ) -> dict[Run, int]:
         """What each of this rank's runs adds to the fingerprint of its tensor."""
         return {
-            run: fingerprint(self._local[run].values().to(meta.dtype), *run.corner)
+            run: fingerprint_in(
+                part, run.name, self._local[run].values(), *run.corner, dtype=meta.dtype
+            )
             for meta in self.tensors
+            if part is None or meta.name in part
             for run in self._runs[meta.name]
             if wanted(run)
         }

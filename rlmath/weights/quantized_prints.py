@@ -15,6 +15,7 @@ from rlmath.model.fp8 import quantized
 from rlmath.model.lora import TARGETS
 from rlmath.weights.fingerprint import fingerprint
 from rlmath.weights.gather import BucketGatherer
+from rlmath.weights.slices import WeightSlice
 
 SCALE = "_scale"
 
@@ -39,9 +40,15 @@ def quantized_fingerprints(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, i
 
 
 @torch.no_grad()
-def sent_fingerprints(gatherer: BucketGatherer) -> dict[str, int]:
+def sent_fingerprints(gatherer: BucketGatherer, part: WeightSlice | None = None) -> dict[str, int]:
     """The same of a rank's copy of the model. Collective; rank 0 has them, the others none.
 
     The scale of a row needs all of it, which tensor ranks may share, so tensors are gathered.
+
+    Args:
+        gatherer: Of the model.
+        part: Only these tensors; ``None``: all.
     """
-    return quantized_fingerprints(one for bucket in gatherer.gather(0) for one in bucket)
+    names = None if part is None else part.keys()
+    buckets = gatherer.gather(0, names=names)
+    return quantized_fingerprints(one for bucket in buckets for one in bucket)

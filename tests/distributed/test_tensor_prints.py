@@ -12,7 +12,10 @@ from rlmath.actor.policy import MegatronActor
 from rlmath.actor.value import ValueModel
 from rlmath.device import Platform
 from rlmath.model.parallel import Layout
+from rlmath.weights.fingerprint import add
 from rlmath.weights.gather import BucketGatherer
+from rlmath.weights.quantized_prints import sent_fingerprints
+from rlmath.weights.slices import Rotation
 from tests.distributed.rank_pool import RankPool
 from tests.distributed.test_actor import UPDATE as UPDATE_SETTINGS
 from tests.distributed.test_actor import build, make_batch, tiny_model, with_log_probs  # noqa: F401
@@ -26,7 +29,9 @@ def run(
     """Of weights as they are sent, as they are counted here, and of gradients that are equal to
     the weights where a rank has reduced them, and nonsense elsewhere."""
     actor = build(layout, platform, model, optimizer={"distributed": distributed})
-    sent = BucketGatherer(actor.chunks, actor.spec, actor.parallel).fingerprints()
+    gatherer = BucketGatherer(actor.chunks, actor.spec, actor.parallel)
+    sent = gatherer.fingerprints()
+    _check_slices(gatherer, sent)
     prints = actor.tensor_prints()
     prints.add_weights()
     weights = prints.take()
@@ -35,6 +40,26 @@ def run(
     gradients = prints.take()
     assert prints.take() == dict.fromkeys(prints.names, 0)
     return sent, weights, gradients
+
+
+def _check_slices(gatherer: BucketGatherer, sent: dict[str, int]) -> None:
+    """Those of the slices of a round add up, as engines hold them as sent and in FP8."""
+    shapes = {meta.name: meta.shape for meta in gatherer.tensors}
+    whole = frozenset(name for name in shapes if ".experts." in name)
+    for packed in (True, False):
+        rotation = Rotation(shapes, packed=packed, whole=whole)
+        total: dict[str, int] = {}
+        quantized: dict[str, int] = {}
+        while not total or not rotation.is_at_start:
+            part, _ = rotation.pop(rotation.work / 5)
+            found = gatherer.fingerprints(part)
+            assert found.keys() == part.keys()
+            for name, value in found.items():
+                total[name] = add(total.get(name, 0), value)
+            if not packed:
+                quantized |= sent_fingerprints(gatherer, part)
+        assert total == sent
+    assert quantized == sent_fingerprints(gatherer)
 
 
 def _put_weights_as_gradients(actor: MegatronActor) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from rlmath.rollout.requests import Request
 from rlmath.rollout.seeds import request_seed
 from rlmath.rollout.weight_sync import Verification, sync_weights
 from rlmath.types import Sample
+from rlmath.weights.fingerprint import add
+from rlmath.weights.slices import Rotation, WeightSlice
 
 VOCABULARY = 261
 END_OF_TEXT_ID = 256
@@ -108,9 +110,26 @@ class Actor:
     def send_weights(self, version: int) -> None:
         ray.get([sender.send_weights.remote(version) for sender in self._senders])
 
-    def weights_fingerprints(self) -> dict[str, int]:
-        found: dict[str, int] = ray.get(self._senders[0].weights_fingerprints.remote())
+    def weights_fingerprints(self, part: WeightSlice | None = None) -> dict[str, int]:
+        found: dict[str, int] = ray.get(self._senders[0].weights_fingerprints.remote(part))
         return found
+
+
+def check_slices(
+    pool: RolloutPool, shapes: Mapping[str, tuple[int, ...]], *, packed: bool = True
+) -> None:
+    """The fingerprints of a round's slices have to add up to those of all weights."""
+    whole = frozenset(name for name in shapes if ".experts." in name)
+    rotation = Rotation(shapes, packed=packed, whole=whole)
+    total: list[dict[str, int]] = [{} for _ in pool.engines]
+    while not total[0] or not rotation.is_at_start:
+        part, _ = rotation.pop(rotation.work / 6)
+        for sums, held in zip(total, pool.weights_fingerprints(part), strict=True):
+            assert {name.removesuffix("_scale") for name in held} == set(part)
+            for name, value in held.items():
+                assert value is not None
+                sums[name] = add(sums.get(name, 0), value)
+    assert total == pool.weights_fingerprints()
 
 
 def send(senders: Any, pool: RolloutPool, verify_every: int | None = 0) -> int:

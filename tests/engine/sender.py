@@ -9,7 +9,7 @@ from torch import Tensor
 
 from rlmath.model.rank_layout import ParallelRank
 from rlmath.weights.buckets import Bucket, TensorMeta, cut_into_buckets, view_in_buffer
-from rlmath.weights.fingerprint import fingerprints
+from rlmath.weights.slices import WeightSlice, fingerprint_in
 from rlmath.weights.transports import TransportPlan, connect
 
 
@@ -59,5 +59,9 @@ class Sender:
     def send_weights(self, version: int) -> None:
         self._connection.send_weights(version)
 
-    def weights_fingerprints(self) -> dict[str, int]:
-        return fingerprints(self._source.tensors.items())
+    def weights_fingerprints(self, part: WeightSlice | None = None) -> dict[str, int]:
+        return {
+            name: fingerprint_in(part, name, tensor, 0, 0)
+            for name, tensor in self._source.tensors.items()
+            if part is None or name in part
+        }

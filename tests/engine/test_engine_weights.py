@@ -19,6 +19,7 @@ from reference import (
     Actor,
     Reference,
     by_key,
+    check_slices,
     make_requests,
     random_prompts,
     send,
@@ -27,10 +28,13 @@ from reference import (
 from trainers import start_sender, start_senders
 
 from rlmath.errors import UserError, WeightsError
+from rlmath.model.spec import read_model_spec
 from rlmath.rollout.pool import RolloutPool
 from rlmath.rollout.requests import EngineSpec
 from rlmath.rollout.weight_sync import Verification, sync_weights
 from rlmath.weights.fingerprint import compare_fingerprints, fingerprints
+from rlmath.weights.pieces import hf_shapes
+from rlmath.weights.slices import Rotation
 from rlmath.weights.transports.segments import NamedSegments
 
 # Two whole blocks of the prefix cache and a bit: a CPU engine's blocks hold 128 tokens.
@@ -70,6 +74,7 @@ def test_the_same_weights_again_give_the_same_samples(
 def test_a_flipped_bit_is_found_by_name(pool: RolloutPool, sender: Any) -> None:
     """In a tensor that can be read, in a packed matrix, and in the packed copy of one."""
     send(sender, pool, verify_every=1)
+    check_slices(pool, shapes_of(pool))
     sent = ray.get(sender.weights_fingerprints.remote())
     assert all(held == sent for held in pool.weights_fingerprints())
 
@@ -100,6 +105,19 @@ def test_a_flipped_bit_is_found_by_name(pool: RolloutPool, sender: Any) -> None:
     assert "model.layers.1.self_attn.v_proj.bias differs" in str(error.value)
     assert "model.layers.0.mlp.down_proj.weight differs" in str(error.value)
     assert "lm_head.weight differs" in str(error.value)
+    # In slices too, each of them in one.
+    rotation, named = Rotation(shapes_of(pool), packed=True), set()
+    while not named or not rotation.is_at_start:
+        part, _ = rotation.pop(0.0)
+        sent = ray.get(sender.weights_fingerprints.remote(part))
+        first, second = pool.weights_fingerprints(part)
+        assert first == sent
+        named |= {(name, part[name]) for name in sent if second[name] != sent[name]}
+    assert named == {
+        ("model.layers.1.self_attn.v_proj.bias", None),
+        ("model.layers.0.mlp.down_proj.weight", ((0, 16),)),
+        ("lm_head.weight", ((0, 16),)),
+    }
     # The next update brings all of it right again.
     send(sender, pool, verify_every=1)
 
@@ -116,7 +134,7 @@ def test_an_engine_that_stays_at_an_older_version_is_found(
         if version < stale_from:
             ray.get(sender.set_tensors.remote(tensors))
         actor = Actor([sender])
-        actor.weights_fingerprints = lambda t=tensors: fingerprints(t.items())  # type: ignore[method-assign]
+        actor.weights_fingerprints = lambda part=None, t=tensors: fingerprints(t.items())  # type: ignore[method-assign]
         if version == stale_from:
             with pytest.raises(WeightsError, match=r"engine 0, .* holds other weights"):
                 sync_weights(actor, pool, pool.weights_version + 1, verification)
@@ -152,6 +170,7 @@ def test_two_ranks_of_one_engine_get_their_shards_and_leave_nothing(
             ray.get(sender.set_tensors.remote(reference.perturb(seed)))
             # Fused and shared tensors add up to the whole ones.
             send(sender, pool, verify_every=1)
+            check_slices(pool, shapes_of(pool))
             samples = list(pool.generate(make_requests(prompts, samples=3, temperature=2.0)))
             assert reference.largest_difference(prompts, samples, 2.0) < 1e-4
             assert max(token for s in samples for token in s.token_ids) < VOCABULARY
@@ -242,6 +261,10 @@ print([name for name in sys.modules if name.split(".")[0] in ("vllm", "ray", "me
 def test_too_little_shared_memory_is_said_with_the_figures() -> None:
     with pytest.raises(UserError, match=r"= 2000000000\.0 MiB .*weights\.bucket_size_mib"):
         NamedSegments("run", [10**9 * 2**20] * 2)
+
+
+def shapes_of(pool: RolloutPool) -> dict[str, tuple[int, ...]]:
+    return hf_shapes(read_model_spec(pool.spec.model_path))
 
 
 class _Without:

@@ -11,6 +11,7 @@ import pytest
 import ray
 import torch
 import transformers
+from reference import check_slices
 from safetensors.torch import save_file
 from shares_sender import ShareSender
 
@@ -97,6 +98,7 @@ def test_workers_of_an_engine_need_their_own_slices(
                 (None, 1, 2),
             ]
             assert pool.weights_fingerprints()[0] == expected
+        check_slices(pool, {name: tuple(t.shape) for name, t in tensors.items()})
 
 
 @pytest.mark.long

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import ray
 import torch
-from reference import Reference, make_requests, random_prompts, send
+from reference import Reference, check_slices, make_requests, random_prompts, send
 from test_unmerged_families import make_folder
 from trainers import start_sender
 
@@ -18,11 +18,13 @@ from rlmath.checks.quantization import QUANTIZED_FAMILIES
 from rlmath.config.rollout import Quantization
 from rlmath.errors import WeightsError
 from rlmath.model.fp8 import rounded
+from rlmath.model.spec import read_model_spec
 from rlmath.rollout.pool import RolloutPool
 from rlmath.rollout.requests import EngineSpec
 from rlmath.training.gate import MAX_FACTOR, MEAN_FACTOR
 from rlmath.types import Sample
 from rlmath.weights.fingerprint import compare_fingerprints
+from rlmath.weights.pieces import hf_shapes
 from rlmath.weights.quantized_prints import is_quantized, quantized_fingerprints
 
 
@@ -125,6 +127,7 @@ def test_an_engine_quantizes_each_sync_of(
             ray.get(trainer.set_tensors.remote(tensors))
             send(trainer, pool)
             wanted, (held,) = quantized_fingerprints(tensors.items()), pool.weights_fingerprints()
+            check_slices(pool, hf_shapes(read_model_spec(folder)), packed=False)
             # Qwen3's output layer is its embedding here.
             assert set(wanted) - set(held) <= {"lm_head.weight"}
             assert held == {name: wanted[name] for name in held}

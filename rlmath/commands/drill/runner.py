@@ -27,7 +27,7 @@ from rlmath.data.mixture import stream_of
 from rlmath.errors import ComponentError, UserError
 from rlmath.monitor import Monitor, open_monitor
 from rlmath.monitor.collapse import CollapseDetectors, act
-from rlmath.rollout.weight_sync import Verification, sync_weights
+from rlmath.rollout.weight_sync import sync_weights
 from rlmath.training.algorithm_settings import least_groups
 from rlmath.training.controllers import Coefficients
 from rlmath.training.feed import Feed
@@ -35,7 +35,7 @@ from rlmath.training.feeds import feed_of, sampler_of
 from rlmath.training.gate import Gate
 from rlmath.training.kept_batches import KeptBatches
 from rlmath.training.kept_files import FOLDER as KEPT_FOLDER
-from rlmath.training.session import Session, open_training
+from rlmath.training.session import Session, open_training, verification_of
 from rlmath.training.step import train_step
 
 HEALTHY_STEPS = 4
@@ -225,7 +225,7 @@ class Drill:
         pool = session.sampling.pool
         session.actor.load_checkpoint(self._start)
         session.gate = Gate()
-        session.verification = Verification(self._scene.config.weights.verify_every)
+        session.verification = verification_of(session.config, session.layout)
         session.sampling.rewards.metrics()
         pool.weights_version = pool.verified_syncs = 0
         pool.sleep()

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from rlmath.model import fp8
 from rlmath.weights.fingerprint import add, fingerprint
+from rlmath.weights.quantized_prints import SCALE
+from rlmath.weights.slices import Columns, WeightSlice, columns_in, fingerprint_in
 from rlmath.weights.transports.engine_parts import Part, parts_of
 from rlmath.weights.transports.packed import columns_of, is_packed, unpacked
 
@@ -25,33 +27,40 @@ AS_LOADED = ("TRITON", "BATCHED_TRITON")
 SWAPPED = "FLASHINFER_CUTLASS"
 
 
-def worker_fingerprints(worker: Any) -> dict[str, int | None]:
-    """Runs in a vLLM worker: this worker's shares of what the engine holds; ``None``: a tensor that
-    cannot be read."""
+def worker_fingerprints(worker: Any, part: WeightSlice | None = None) -> dict[str, int | None]:
+    """Runs in a vLLM worker: this worker's shares of what the engine holds.
+
+    Args:
+        worker: vLLM's.
+        part: Only this slice; ``None``: everything.
+
+    Returns:
+        By name; ``None``: a tensor that cannot be read.
+    """
     model, dtype = worker.model_runner.get_model(), worker.model_config.dtype
     held: dict[str, int | None] = {}
     matrices: dict[int, list[Part]] = {}
-    for part in parts_of(model):
-        if part.replica:
+    for one in parts_of(model):
+        if one.replica or (part is not None and one.name.removesuffix(SCALE) not in part):
             continue
-        if part.key.startswith("weight") and getattr(part.module, "weight_scale", None) is not None:
-            _count(held, part.name, _of_quantized(part))
+        if one.key.startswith("weight") and getattr(one.module, "weight_scale", None) is not None:
+            _count(held, one.name, _of_quantized(one))
             continue
-        if is_packed(part.module, part.key):
-            matrices.setdefault(id(part.module), []).append(part)
+        if is_packed(one.module, one.key):
+            matrices.setdefault(id(one.module), []).append(one)
             continue
-        values = part.held()
-        if part.key == "bias" or values.ndim == 2:
+        values = one.held()
+        if one.key == "bias" or values.ndim == 2:
             # vLLM widens biases to float32 where a CPU has matrix units, and a router's matrix for
             # precision.router_dtype=float32.
             values = values.to(dtype)
-        _count(held, part.name, fingerprint(values, *part.corner))
+        _count(held, one.name, fingerprint_in(part, one.name, values, *one.corner))
     for parts in matrices.values():
-        for part, of_part in zip(parts, _of_packed(parts, dtype), strict=True):
-            _count(held, part.name, of_part)
-    _prefer_packed_copies(model, held)
-    _prefer_absorbed(model, held)
-    for name, value in _experts(model):
+        for one, of_part in zip(parts, _of_packed(parts, dtype, part), strict=True):
+            _count(held, one.name, of_part)
+    _prefer_packed_copies(model, held, part)
+    _prefer_absorbed(model, held, part)
+    for name, value in _experts(model, part):
         _count(held, name, value)
     return held
 
@@ -88,21 +97,32 @@ def _of_quantized(part: Part) -> int | None:
     return fingerprint(scales, part.start)
 
 
-def _of_packed(parts: list[Part], dtype: torch.dtype) -> list[int]:
+def _of_packed(
+    parts: list[Part], dtype: torch.dtype, wanted: WeightSlice | None = None
+) -> list[int]:
     """Fingerprints of the parts of one packed matrix, of which they are rows or all of it.
 
     Args:
         parts: Of one module.
         dtype: Of the model, which a router's packed matrix may be wider than.
+        wanted: Only this slice; ``None``: everything.
     """
     module = parts[0].module
+    count, held = _inputs(module), getattr(module, parts[0].key).dtype
+    # Parts share columns, which are read once.
+    of_columns: dict[Columns, list[int]] = {}
+    for index, part in enumerate(parts):
+        for columns in columns_in(wanted, part.name, part.corner[1], count):
+            of_columns.setdefault(columns, []).append(index)
     sums = [0] * len(parts)
-    for first, columns in columns_of(module, _inputs(module), getattr(module, parts[0].key).dtype):
-        for index, part in enumerate(parts):
-            rows = columns if part.dim == 1 else columns.narrow(0, part.row, part.length)
-            rows = rows.to(dtype)
-            row, column = part.corner
-            sums[index] = add(sums[index], fingerprint(rows, row, column + first))
+    for chosen, indices in of_columns.items():
+        for first, values in columns_of(module, count, held, chosen):
+            for index in indices:
+                part = parts[index]
+                rows = values if part.dim == 1 else values.narrow(0, part.row, part.length)
+                row, column = part.corner
+                found = fingerprint(rows.to(dtype), row, column + first)
+                sums[index] = add(sums[index], found)
     return sums
 
 
@@ -114,7 +134,9 @@ def _inputs(module: Any) -> int:
     raise TypeError(f"{type(module).__name__} does not tell the size of its input")
 
 
-def _prefer_packed_copies(model: Any, held: dict[str, int | None]) -> None:
+def _prefer_packed_copies(
+    model: Any, held: dict[str, int | None], wanted: WeightSlice | None = None
+) -> None:
     """Where vLLM multiplies with a packed copy of a matrix that it also keeps, and the two differ,
     report the copy.
 
@@ -131,48 +153,68 @@ def _prefer_packed_copies(model: Any, held: dict[str, int | None]) -> None:
         if not isinstance(module, ParallelLMHead) or not hasattr(module, "cpu_linear"):
             continue
         part = owners[id(module.weight)]
-        kept = fingerprint(part.held(), *part.corner)
-        copy = 0
-        for first, columns in columns_of(module, module.embedding_dim, module.weight.dtype):
-            rows = columns.narrow(0, 0, part.length)
-            copy = add(copy, fingerprint(rows, part.start, first))
+        if wanted is not None and part.name not in wanted:
+            continue
+        kept = fingerprint_in(wanted, part.name, part.held(), *part.corner)
+        copy, count = 0, module.embedding_dim
+        for chosen in columns_in(wanted, part.name, 0, count):
+            for first, columns in columns_of(module, count, module.weight.dtype, chosen):
+                rows = columns.narrow(0, 0, part.length)
+                copy = add(copy, fingerprint(rows, part.start, first))
         if copy != kept:
             _count(held, part.name, add(copy, -kept))
 
 
-def _prefer_absorbed(model: Any, held: dict[str, int | None]) -> None:
+def _prefer_absorbed(
+    model: Any, held: dict[str, int | None], wanted: WeightSlice | None = None
+) -> None:
     """Where the halves of a matrix that latent attention decodes with are others than the matrix
     that it reads prompts with, report the halves."""
     for name, module in model.named_modules():
-        if not hasattr(module, "W_UK_T"):
+        full = f"{name.partition('.self_attn.')[0]}.self_attn.kv_b_proj.weight"
+        if not hasattr(module, "W_UK_T") or (wanted is not None and full not in wanted):
             continue
         # [heads, content, rank] and [heads, rank, value].
         both = torch.cat([module.W_UK_T, module.W_UV.transpose(1, 2)], 1).flatten(0, 1)
         part = next(one for one in parts_of(module) if "kv_b_proj" in one.name)
-        stem = name.partition(".self_attn.")[0]
-        full = f"{stem}.self_attn.kv_b_proj.weight"
-        if is_packed(part.module, part.key):
-            columns = columns_of(part.module, _inputs(part.module), both.dtype)
-            kept = torch.cat([one for _, one in columns], 1)
-        else:
-            kept = part.held()
-        if not torch.equal(both.to(kept.dtype), kept):
-            own, other = (fingerprint(one.contiguous(), part.start) for one in (both, kept))
-            _count(held, full, add(own, -other))
+        for low, high in columns_in(wanted, full, 0, both.shape[1]):
+            if is_packed(part.module, part.key):
+                count, chosen = _inputs(part.module), (low, high)
+                columns = columns_of(part.module, count, both.dtype, chosen)
+                kept = torch.cat([one for _, one in columns], 1)
+            else:
+                kept = part.held()[:, low:high]
+            halves = both[:, low:high]
+            if not torch.equal(halves.to(kept.dtype), kept):
+                own, other = (
+                    fingerprint(one.contiguous(), part.start, low) for one in (halves, kept)
+                )
+                _count(held, full, add(own, -other))
 
 
-def _experts(model: Any) -> Iterator[tuple[str, int | None]]:
-    """Of every expert's matrices, this worker's share."""
+def _experts(model: Any, wanted: WeightSlice | None = None) -> Iterator[tuple[str, int | None]]:
+    """Of every expert's matrices, this worker's share; of a slice they are whole."""
     for name, module in model.named_modules():
         if not hasattr(module, "w13_weight"):
             continue
         stem = name[: name.rindex(".experts")]
-        matrices = _expert_matrices(module)
+        places = {
+            expert: expert if module.expert_map is None else int(module.expert_map[expert])
+            for expert in range(module.global_num_experts)
+            # Of one expert a slice has all matrices.
+            if wanted is None or f"{stem}.experts.{expert}.gate_proj.weight" in wanted
+        }
+        if not places:
+            continue
+        here = [place for place in places.values() if place >= 0]
+        matrices = _expert_matrices(module, None if wanted is None else here)
+        if wanted is not None:
+            order = {place: at for at, place in enumerate(here)}
+            places = {expert: order.get(place, -1) for expert, place in places.items()}
         ranks = module.moe_config.moe_parallel_config
         size = module.moe_config.intermediate_size_per_partition
         start = ranks.tp_rank * size
-        for expert in range(module.global_num_experts):
-            local = expert if module.expert_map is None else int(module.expert_map[expert])
+        for expert, local in places.items():
             for which in ("gate", "up", "down"):
                 full = f"{stem}.experts.{expert}.{which}_proj.weight"
                 if matrices is None:
@@ -186,12 +228,19 @@ def _experts(model: Any) -> Iterator[tuple[str, int | None]]:
                     yield full, fingerprint(matrices[which][local][:size], start)
 
 
-def _expert_matrices(module: Any) -> dict[str, Tensor] | None:
+def _expert_matrices(module: Any, chosen: list[int] | None = None) -> dict[str, Tensor] | None:
     """``gate``, ``up`` and ``down`` ``[experts, rows, columns]`` of a layer, perhaps padded at the
-    end; ``None`` where the order of their elements is not known."""
+    end; ``None`` where the order of their elements is not known.
+
+    Args:
+        module: The layer.
+        chosen: Only these of this worker's experts; ``None``: all.
+    """
     method = module.quant_method
     backend = method.unquantized_backend.name
     w13, w2 = module.w13_weight.data, module.w2_weight.data
+    if chosen is not None:
+        w13, w2 = w13[chosen], w2[chosen]
     if backend == "CPU":
         kernel = method.moe_kernel.fused_experts
         if getattr(kernel, "_use_zentorch", True):

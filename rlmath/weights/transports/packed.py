@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlmath.weights.slices import Columns
+
 # Columns of a matrix that are read at once.
 _COLUMNS = 256
 
@@ -24,19 +26,23 @@ def is_packed(module: Any, key: str) -> bool:
 
 
 @torch.inference_mode()
-def columns_of(module: Any, count: int, dtype: torch.dtype) -> Iterator[tuple[int, Tensor]]:
+def columns_of(
+    module: Any, count: int, dtype: torch.dtype, chosen: Columns | None = None
+) -> Iterator[tuple[int, Tensor]]:
     """The matrix that a layer multiplies with, some columns at a time.
 
     Args:
         module: A linear or output layer of vLLM on CPU, after it was packed.
         count: Columns of its matrix, the size of its input.
         dtype: Of its input.
+        chosen: Only these columns; ``None``: all.
 
     Yields:
         The first column, and the columns ``[rows, up to 256]``. A negative zero comes as zero.
     """
-    for first in range(0, count, _COLUMNS):
-        width = min(_COLUMNS, count - first)
+    low, high = chosen or (0, count)
+    for first in range(low, high, _COLUMNS):
+        width = min(_COLUMNS, high - first)
         probe = torch.zeros(width, count, dtype=dtype)
         probe.diagonal(first).fill_(1)
         yield first, module.cpu_linear(probe, module.weight, None).t()

@@ -60,7 +60,7 @@ class FakeActor:
     def log_probs(self, batch: Any, noise_seed: int | None = None) -> Any:
         return batch.engine_log_probs + (0.0 if noise_seed is None else 1e-3), None
 
-    def weights_fingerprints(self) -> dict[str, int]:
+    def weights_fingerprints(self, part: Any = None) -> dict[str, int]:
         return {"a": self._weights, "b": self._weights}
 
     def save_checkpoint(self, folder: Path) -> None:

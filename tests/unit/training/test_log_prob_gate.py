@@ -145,7 +145,7 @@ class Actor:
             values[::2] += self.noise
         return values, values
 
-    def weights_fingerprints(self) -> dict[str, int]:
+    def weights_fingerprints(self, part: Any = None) -> dict[str, int]:
         return self.fingerprints
 
 
@@ -155,7 +155,7 @@ def session_of(
     pool = SimpleNamespace(
         weights_version=4,
         spec=SimpleNamespace(sleeps=sleeps, device="cuda", enforce_eager=False, adapters=None),
-        weights_fingerprints=lambda: [{"a": 1, "b": 2}],
+        weights_fingerprints=lambda part=None: [{"a": 1, "b": 2}],
     )
     return SimpleNamespace(
         config=load([*GIVEN, *overrides]),

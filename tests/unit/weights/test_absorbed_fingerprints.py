@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from rlmath.weights.fingerprint import fingerprint
+from rlmath.weights.slices import fingerprint_in
 from rlmath.weights.transports import engine_fingerprints
 from rlmath.weights.transports.engine_parts import Part
 
@@ -49,3 +50,14 @@ def test_a_half_that_is_stale_is_named(monkeypatch: pytest.MonkeyPatch, half: st
     )
     engine_fingerprints._prefer_absorbed(model, held)
     assert (held[NAME] == whole) is (half is None)
+    # The fault is in column 3, or, of the values, in that of the latent 2.
+    column = 3 if half == "W_UK_T" else 2
+    for first in range(RANK):
+        part = {NAME: ((first, first + 1),)}
+        held = {NAME: fingerprint_in(part, NAME, weight, START, 0)}
+        before = held[NAME]
+        engine_fingerprints._prefer_absorbed(model, held, part)
+        assert (held[NAME] == before) is (half is None or first != column)
+    held = {}
+    engine_fingerprints._prefer_absorbed(model, held, {"model.norm.weight": None})
+    assert held == {}

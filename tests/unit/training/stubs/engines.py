@@ -39,7 +39,7 @@ class StubEngine(RolloutEngine):
 
     def start(self) -> None: ...
 
-    def weights_fingerprints(self) -> dict[str, int | None]:
+    def weights_fingerprints(self, part: Any = None) -> dict[str, int | None]:
         """See ``RolloutEngine``."""
         return dict(PRINTS)
 

@@ -148,7 +148,7 @@ class StubWeights:
     def write_local(self, bucket: Any, buffer: torch.Tensor) -> None:
         buffer[: bucket.num_bytes] = 1
 
-    def fingerprints(self) -> dict[str, int]:
+    def fingerprints(self, part: Any = None) -> dict[str, int]:
         return dict(PRINTS)
 
     def changes(self) -> WeightChanges:
