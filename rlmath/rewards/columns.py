@@ -54,6 +54,9 @@ def function_columns(
 ) -> dict[str, Any]:
     """What TRL's trainer would give a reward function, by keyword.
 
+    Every list and dict in it is the function's own for this one call: what it changes, as in
+    ``tests.pop()``, is unchanged for the next sample, the next reward and the next epoch.
+
     Args:
         columns: Those of the samples.
         texts: The completions.
@@ -66,7 +69,7 @@ def function_columns(
     if completion_format == "chat":
         completions = [[{"role": "assistant", "content": t}] for t in texts]
     extended: dict[str, Any] = {
-        **columns,
+        **{name: _own_copy(values) for name, values in columns.items()},
         "trainer_state": trainer_state,
         "log_metric": log_metric,
         "log_extra": _extra_logger(partials),
@@ -82,6 +85,15 @@ def function_columns(
             a[0] if not isinstance(a, str) and len(a) == 1 else a for a in extended["answers"]
         ]
     return {**extended, "completions": completions}
+
+
+def _own_copy(value: Any) -> Any:
+    """The same value with lists and dicts of its own; arrays and token ids are not copied."""
+    if isinstance(value, list):
+        return [_own_copy(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _own_copy(item) for key, item in value.items()}
+    return value
 
 
 def _as_messages(prompt: Any) -> list[dict[str, Any]]:

@@ -15,6 +15,11 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+
+class CalledExitError(Exception):
+    """A coroutine called ``sys.exit``."""
+
+
 _lock = threading.Lock()
 _loop: asyncio.AbstractEventLoop | None = None
 _loop_pid = 0  # a fork copies the loop but not the thread that runs it
@@ -31,7 +36,12 @@ def _running_loop() -> asyncio.AbstractEventLoop:
 
 
 async def _wait(awaitable: Awaitable[T]) -> T:
-    return await awaitable
+    try:
+        return await awaitable
+    except SystemExit as error:
+        # asyncio ends the loop with it, and whoever waits for any call would wait for good.
+        text = f"SystemExit: {error}"
+        raise CalledExitError(text).with_traceback(error.__traceback__) from None
 
 
 def start_coroutine(awaitable: Awaitable[T]) -> Future[T]:

@@ -15,8 +15,15 @@ _PATHS = sysconfig.get_paths()
 _LIBRARIES = tuple(_PATHS[name] for name in ("stdlib", "purelib", "platlib"))
 
 
+def is_signal(error: BaseException) -> bool:
+    """Whether a ``SystemExit`` is that of a signal, which rlmath's own handler raises wherever the
+    main thread is; a reward's ``sys.exit`` is an error of the reward."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return isinstance(error, SystemExit) and bool(frames) and _is_ours(frames[-1])
+
+
 def reward_error(
-    label: str, error: Exception, count: int, columns: Mapping[str, Any]
+    label: str, error: BaseException, count: int, columns: Mapping[str, Any]
 ) -> RewardError:
     """One message for an exception in a reward's code.
 
@@ -45,7 +52,7 @@ def reward_error(
     )
 
 
-def _place(error: Exception) -> traceback.FrameSummary | None:
+def _place(error: BaseException) -> traceback.FrameSummary | None:
     """The line of the reward's own file that raised, or called what raised.
 
     Frames of rlmath come first, of event loops and libraries perhaps in between and last; a reward

@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from rlmath.rewards.base import Reward, RewardError, RewardSettingError, Values, check_values
+from rlmath.rewards.failure import is_signal
 from rlmath.rewards.openrlhf import OpenRLHFReward
 
 # A callable with one of these parameters is a reward; any other makes a reward when called.
@@ -143,6 +144,12 @@ def _import(path: str, module: str) -> ModuleType:
             f"reward {path}: {module} was found, but it needs the package {error.name!r}, which is "
             f"not installed"
         ) from error
+    except (Exception, SystemExit) as error:
+        if is_signal(error):
+            raise
+        raise RewardSettingError(
+            f"reward {path}: {type(error).__name__} while importing {module}: {error}"
+        ) from error
 
 
 def _load_file(place: str) -> ModuleType:
@@ -158,8 +165,10 @@ def _load_file(place: str) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
+        if is_signal(error):
+            raise
         raise RewardSettingError(
             f"reward file {place}: {type(error).__name__} while loading it: {error}"
         ) from error
@@ -251,7 +260,8 @@ class FunctionReward(Reward):
                 f"reward {self.__name__}: it wants the column(s) {', '.join(sorted(missing))}, "
                 f"which the data's rows do not have"
             )
-        return self.function(**columns), len(rows)
+        count = len(rows)  # Before the call, which may change the list.
+        return self.function(**columns), count
 
     def _by_name(self, args: tuple[Any, ...], columns: Mapping[str, Any]) -> dict[str, Any]:
         """Arguments of a call by hand: completions come first, then the function's own order.

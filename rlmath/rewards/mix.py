@@ -33,7 +33,7 @@ from rlmath.rewards.base import (
     texts_of,
 )
 from rlmath.rewards.columns import ADDED_COLUMNS, function_columns, group_columns
-from rlmath.rewards.failure import reward_error
+from rlmath.rewards.failure import is_signal, reward_error
 from rlmath.rewards.loading import FunctionReward
 from rlmath.rewards.mix_items import MixItem, build_items
 from rlmath.rewards.program_tests import SANDBOX_RUNS, SANDBOX_TIMEOUTS
@@ -444,7 +444,9 @@ class RewardMix:
             values, _ = check_values(item.label, call(), len(texts))
         except (RewardSettingError, LostArrays):
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
+            if is_signal(error):
+                raise
             if self.on_error == "raise":
                 if isinstance(error, RewardError):
                     raise

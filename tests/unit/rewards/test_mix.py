@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import statistics
 import textwrap
 import threading
@@ -21,6 +22,7 @@ from rlmath.grading import MathGrader
 from rlmath.rewards import MixItem, RewardError, RewardMix, RewardSettingError
 from rlmath.rewards.base import Reward
 from rlmath.rewards.columns import group_columns
+from rlmath.training.grace import Grace
 from rlmath.types import Problem, Sample
 
 FUNCTIONS = """
@@ -364,6 +366,72 @@ def test_a_reward_that_raises_is_one_message_with_place_samples_and_columns(tmp_
             pytest.raises(RewardError, match=match),
         ):
             mix.score(["{"])
+
+
+def test_a_reward_that_exits_is_an_error_of_the_reward_and_ends_neither_run_nor_event_loop(
+    tmp_path,
+):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import argparse, sys\n\n"
+        "def leaves(completions, **kwargs):\n    sys.exit()\n\n"
+        "def parses(completions, **kwargs):\n    argparse.ArgumentParser().parse_args(['--x'])\n\n"
+        "async def later(completions, **kwargs):\n    sys.exit(3)\n\n"
+        "async def fine(completions, **kwargs):\n    return [1.0]\n"
+    )
+    for name, line in {"leaves": 4, "parses": 7, "later": 10}.items():
+        with (
+            RewardMix.from_config([f"{file}:{name}"]) as mix,
+            pytest.raises(RewardError, match=rf"SystemExit(.|\n)*mine\.py:{line} in {name}"),
+        ):
+            mix.score(["a"])
+    with RewardMix.from_config([f"{file}:later", f"{file}:fine"], on_error="none") as mix:
+        assert mix.score(["a"])[0].rewards == {"later": None, "fine": 1.0}
+    file.write_text("import sys\nsys.exit(0)\n")
+    with pytest.raises(RewardSettingError, match="SystemExit while loading it"):
+        RewardMix.from_config([f"{file}:leaves"])
+
+
+def test_a_signal_during_a_reward_ends_the_run(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "import os, signal\n"
+        "def told(completions, **kwargs):\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "    return [1.0]\n"
+    )
+    with (
+        Grace(1.0, lambda: False),
+        RewardMix.from_config([f"{file}:told"]) as mix,
+        pytest.raises(SystemExit) as caught,
+    ):
+        mix.score(["a"])
+    assert caught.value.code == 128 + signal.SIGTERM
+
+
+def test_what_a_function_does_to_its_arguments_is_seen_by_no_other_sample_reward_or_epoch(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "def uses_up(completions, tests, info, prompts, solution, **kwargs):\n"
+        "    values = []\n"
+        "    for one, about in zip(tests, info):\n"
+        "        values.append(len(one) - 10 * len(about['seen']))\n"
+        "        one.clear()\n"
+        "        about['seen'].append(1)\n"
+        "    solution.clear()\n"
+        "    completions.clear()\n"
+        "    prompts[:] = ['']\n"
+        "    return values\n"
+    )
+    columns = {"tests": [1, 2, 3], "info": {"seen": []}}
+    problem = Problem("p", "1+1?", (1,), ("2",), columns=columns)
+    samples = [sample(index, r"\boxed{2}") for index in range(2)]
+    items = [{"name": f"{file}:uses_up", "label": name} for name in ("one", "two")]
+    with RewardMix.from_config([*items, "accuracy"]) as mix:
+        for _epoch in range(2):
+            for graded in mix.score_group(problem, samples):
+                assert graded.rewards == {"one": 3.0, "two": 3.0, "accuracy": 1.0}
+    assert columns == {"tests": [1, 2, 3], "info": {"seen": []}}
 
 
 def test_what_a_reward_logs_itself(functions):
