@@ -63,7 +63,7 @@ class Tensors:
     """Given tensors where a gatherer stands."""
 
     def __init__(self, tensors: dict[str, Tensor], bucket_size_mib: float) -> None:
-        self.values = tensors
+        self.values, self.ranks = tensors, [0]
         self.tensors = [TensorMeta(n, tuple(t.shape), t.dtype) for n, t in tensors.items()]
         self.buckets = cut_into_buckets(self.tensors, bucket_size_mib)
 
@@ -182,8 +182,15 @@ def test_a_rank_whose_gpu_has_no_engine_exports_no_buffer(
         # It takes part in the gathering all the same.
         assert gathered == version * list(source.values)
     assert not exports and not worker.updates
+    # Of a copy of the model none of whose ranks serves an engine, nothing need be gathered: its
+    # GPUs may be full of keys and values, and only an engine on others was started again.
+    source.ranks = [2, 3]
+    for serving, passes in (({0, 1}, 2), ({3}, 3)):
+        among = replace(alone, serving=frozenset(serving))
+        connect(among, source, CUDA).send_weights(3)  # type: ignore[arg-type]
+        assert gathered == passes * list(source.values)
     connection = connect(plan, source, CUDA)  # type: ignore[arg-type]
-    connection.send_weights(3)
+    connection.send_weights(4)
     assert len(exports) == len(worker.updates) == 1
 
 

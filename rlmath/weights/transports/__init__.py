@@ -85,6 +85,7 @@ class TransportPlan:
         others: Engines that other ranks call.
         serves: With ``ipc``, the ranks on the GPUs of the same engine as this rank's, the one that
             calls it first; none where no engine shares this rank's GPU.
+        serving: With ``ipc``, all ranks that serve an engine; ``None``: every rank does.
         experts: With ``ipc``, what the worker on this rank's GPU keeps of the experts; ``None`` on
             all ranks: all of them go to all.
         worker_shares: With ``nccl``, what each worker of an engine keeps of the experts, in all
@@ -100,6 +101,7 @@ class TransportPlan:
     quantized: bool = False
     others: int = 0
     serves: tuple[int, ...] = ()
+    serving: frozenset[int] | None = None
     experts: ExpertShare | None = None
     worker_shares: tuple[ExpertShare, ...] = ()
 
@@ -185,7 +187,7 @@ def connect(
         )
     from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
 
-    from rlmath.weights.transports.vllm_source import GatheredSource
+    from rlmath.weights.transports.vllm_source import GatheredSource, SharedSource
 
     bucket_bytes = plan.bucket_size_mib * MIB
     vllm_info: Any
@@ -197,6 +199,9 @@ def connect(
         # experts what that worker keeps.
         routes = None if plan.experts is None else gatherer.expert_routes(plan.experts)
         source = GatheredSource(gatherer, None, side_stream, routes)
+        if plan.serving is not None and plan.serving.isdisjoint(gatherer.ranks):
+            # Nobody needs anything of this rank's copy of the model.
+            source = SharedSource(gatherer, None, side_stream)
         buffer_bytes = shared_buffer_bytes(bucket_bytes, largest)
         trainer = IpcTrainer(client, source, plan.serves, buffer_bytes)
         return TrainerConnection(trainer, client, side_stream)

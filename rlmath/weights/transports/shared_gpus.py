@@ -128,9 +128,17 @@ def plans_of_ranks(plan: TransportPlan, rank_gpus: Sequence[str]) -> list[Transp
         WeightsError: See :func:`serving_ranks`.
     """
     places = worker_places(plan.engines)
-    nobody = replace(plan, engines=(), others=plan.num_engines, experts=NOTHING)
-    plans = [nobody for _ in rank_gpus]
     served = serving_ranks(rank_gpus, [[place.gpu for place in engine] for engine in places])
+    serving = frozenset(rank for ranks in served for rank in ranks)
+    nobody = replace(
+        plan,
+        engines=(),
+        others=plan.num_engines,
+        # Of every rank, told to every rank: where that says something.
+        serving=serving if len(serving) < len(rank_gpus) else None,
+        experts=NOTHING,
+    )
+    plans = [nobody for _ in rank_gpus]
     for ranks, workers in zip(served, places, strict=True):
         for rank, worker in zip(ranks, workers, strict=True):
             plans[rank] = replace(plans[rank], serves=ranks, experts=worker.experts)

@@ -65,8 +65,7 @@ class SharedSource(GatheredSource):
 
     Args:
         gatherer: This rank's.
-        routes: With the ranks' parts alone; ``None``: this rank shares another copy of the model
-            than rank 0, which is not sent.
+        routes: With the ranks' parts alone; ``None``: this rank's copy of the model is not sent.
         side_stream: See ``GatheredSource``.
     """
 

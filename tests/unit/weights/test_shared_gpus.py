@@ -73,6 +73,15 @@ def test_a_rank_gets_the_handle_of_the_engine_that_it_calls(monkeypatch: Any) ->
     assert {own.num_engines for own in found} == {2}
 
 
+def test_every_rank_knows_who_serves_an_engine_unless_all_do(monkeypatch: Any) -> None:
+    """After an engine's restart it is connected alone: other copies of the model gather nothing."""
+    monkeypatch.setattr(ray, "get", lambda refs: refs)
+    names = gpus(4)
+    one, other = engine("one", names[:2]), engine("other", names[2:])
+    assert [own.serving for own in plans_of_ranks(plan(one, other), names)] == [None] * 4
+    assert [own.serving for own in plans_of_ranks(plan(other), names)] == [{2, 3}] * 4
+
+
 def test_a_rank_needs_the_experts_of_the_worker_on_its_gpu(monkeypatch: Any) -> None:
     monkeypatch.setattr(ray, "get", lambda refs: refs)
     names, halves = gpus(5), [ExpertShare(None, part, 2) for part in (0, 1)]
