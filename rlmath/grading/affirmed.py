@@ -221,6 +221,8 @@ def _states(found: list[str], after: list[str], equation: bool = False) -> bool:
         return False  # n = 36 is one of the solutions, 36 cows were expected
     if computed == 2:
         return True
+    if "that" in words and _is_denied_that(found):
+        return False
     if last == "," and len(found) > 1 and is_number(found[-2]):
         return False  # one of 10, 11, 12
     if found and found[0] in ("suppose", "assume", "imagine", "pretend") and "then" not in found:
@@ -233,12 +235,11 @@ def _states(found: list[str], after: list[str], equation: bool = False) -> bool:
         return False
     if not lexicon.SOURCED.isdisjoint(said) and _is_sourced(concluded, bool(after)):
         return False
+    if found and found[0] == "if" and "were" in words:
+        return False  # if the remainder were 4, then n =
     if last in ("=", "≈", "\\approx"):
         return computed > 0 and _names_a_value(found[:-1], words)
-    if found and (
-        (found[0] in ("of", "out", "among") and "," not in words)
-        or ("that" in words and _is_denied_that(found))
-    ):
+    if found and found[0] in ("of", "out", "among") and "," not in words:
         return False
     if found and lexicon.LABEL.issuperset(found):
         return _predicates(after)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from rlmath.grading import wording
 from rlmath.grading.cases import Cases
 from rlmath.grading.lexer import Token
@@ -31,6 +33,12 @@ from rlmath.grading.syntax import (
     symbol,
     times,
 )
+
+_NAMED_VALUES = frozenset(("remainder", "fraction"))  # `Remainder = 3`
+# Behind a brace that nothing closes they are cases.
+_ROWS = frozenset(("array", "aligned", "align", "align*", "gathered", "matrix"))
+# `mvRE`: one-letter names of both cases, which no word has.
+_MIXED_NAMES = re.compile(r"(?=[A-Za-z]*[b-df-hj-np-tv-z][A-Z])[A-Zb-df-hj-np-tv-z]{4,6}")
 
 
 class Atoms(Cases):
@@ -159,7 +167,7 @@ class Atoms(Cases):
             alone and value.lower() in wording.STOPS
         ):
             raise ParseError("such a word is no product of letters")
-        if len(value) <= 3 or value.isupper():
+        if len(value) <= 3 or value.isupper() or _MIXED_NAMES.fullmatch(value):
             # a run of one-letter names; the last one takes the subscript or the arguments
             head = [symbol(letter) for letter in value[:-1]]
             last = self.subscripted(value[-1])
@@ -172,7 +180,7 @@ class Atoms(Cases):
         """A word as a name: it needs a subscript, arguments or `=` after it, and no other use."""
         if len(value) == 1:
             return self.subscripted(value)
-        if any(wording.changes_value(word) for word in value.split()):
+        if value.lower() not in _NAMED_VALUES and any(map(wording.changes_value, value.split())):
             raise ParseError("a word that changes what it names")
         node = self.subscripted(value.lower())
         if node != ("s", value.lower()) or self.at("op", "="):
@@ -222,9 +230,16 @@ class Atoms(Cases):
         return symbol(name)
 
     def is_application(self, name: str) -> bool:
-        if self.bracketed_words():
-            return False
         plain = name.rstrip("'").split("_")[0]
+        if self.bracketed_words():
+            points = self.peek(1)
+            return (
+                len(plain) > 3
+                and plain not in GREEK
+                and points is not None
+                and points.value.isupper()
+                and self.at("op", ")", 2)
+            )
         if plain in APPLIED or name.endswith("'") or (len(plain) > 3 and plain not in GREEK):
             return True
         argument = self.peek(1)
@@ -279,10 +294,11 @@ class Atoms(Cases):
     def set_braces(self) -> Node:
         if self.op("\\}"):
             return ("empty",)
-        if self.at("begin", "array"):
+        opened = self.peek()
+        if opened is not None and opened.kind == "begin" and opened.value in _ROWS:
             self.position += 1
-            self.skip_columns("array")
-            return self.cases("array")
+            self.skip_columns(opened.value)
+            return self.cases(opened.value)
         saved_bars, self.bars = self.bars, 0
         self.braces += 1
         inner = self.items()

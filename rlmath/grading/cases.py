@@ -76,6 +76,9 @@ class Cases(Quantities):
             return self.apart(head + tail), None  # aligned equations
         if split is not None and tail[0].value in ("=", "<", ">", "le", "ge"):
             return self.apart(head + tail), None
+        named = head[0] if len(head) == 1 and head[0].kind == "text" else None
+        if named is not None and len(named.value) > 3:
+            return ("text", named.value.lower()), self.condition(tail)  # converges
         return self.apart(head), self.condition(tail)
 
     def condition(self, tokens: list[Token]) -> Node:

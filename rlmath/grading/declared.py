@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 
 from rlmath.grading.lexer import Token
 from rlmath.grading.syntax import GREEK
@@ -20,7 +21,7 @@ _DOMAIN = (
 )
 _KIND = (
     r"(?:(?:positive|nonnegative|non - negative|nonzero|natural|real|complex|rational|arbitrary|"
-    r"fixed) )*"
+    r"fixed|integer(?= constant)) )*"
     r"(?P<kind>integers?|constants?|reals?|numbers?|parameters?|complex)"
 )
 _ANY = r"(?:(?:any|all|every|each|some|an|a|arbitrary|the) )*"
@@ -28,7 +29,8 @@ _OPEN = r"(?:(?:,|;|\() ){0,2}(?:(?:where|with|for|and|such that|in which|here) 
 _FORMS = tuple(
     re.compile(form)
     for form in (
-        rf"{_OPEN}(?:\\forall )?{_ANY}(?P<names>{_NAMES}) (?:\\in|in) {_DOMAIN}(?: \))?",
+        rf"{_OPEN}(?:\\forall )?{_ANY}(?P<names>{_NAMES}) (?:\\in|in) {_DOMAIN}"
+        rf"(?: (?:is|are) {_ANY}(?:fixed )?(?:constants?|parameters?|arbitrary))?(?: \))?",
         rf"{_OPEN}{_ANY}{_KIND} (?P<names>{_NAMES})(?: \))?",
         rf"{_OPEN}(?P<names>{_NAMES}) (?:is|are|being) {_ANY}{_KIND}(?: \))?",
         rf"{_OPEN}(?P<names>{_NAMES}) {_ANY}{_KIND}(?: \))?",
@@ -80,7 +82,7 @@ def _domain(match: re.Match[str]) -> str:
             else found["domain"] + part
         )
     kind, text = found.get("kind") or "", match.group(0)
-    if kind.startswith("integer"):
+    if kind.startswith("integer") or "integer constant" in text:
         return "N" if "positive" in text else "N0" if "negative" in text else "Z"
     if "natural" in text:
         return "N"
@@ -160,6 +162,11 @@ def _take_last(tokens: list[Token]) -> tuple[list[Token], tuple[Declaration, ...
 
 
 def _set_of_values(tokens: list[Token]) -> tuple[list[Token], tuple[Declaration, ...]] | None:
+    if len(tokens) > 8 and tokens[1][:2] == ("cmd", "in") and tokens[0].kind in ("word", "cmd"):
+        values = _set_of_values(tokens[2:])  # x in { f(k) | k in Z }
+        if values is None or any(t.kind == "op" and t.value in "=," for t in values[0]):
+            return None
+        return [tokens[0], Token("op", "=", True), *values[0]], values[1]
     if len(tokens) < 6 or tokens[0].value != "\\{" or tokens[-1].value != "\\}":
         return None
     inner = tokens[1:-1]
@@ -184,7 +191,8 @@ def _set_of_values(tokens: list[Token]) -> tuple[list[Token], tuple[Declaration,
 def congruences(tokens: list[Token]) -> list[tuple[list[Token], int]] | None:
     """[(tokens of `x = r, s`, modulus)] of `x ≡ r, s (mod m)`, or None if it is no congruence."""
     if not any(t.kind == "cmd" and t.value == "equiv" for t in tokens):
-        return None
+        return _unnamed_residues(tokens)
+    tokens = _condition_of_integers(tokens)
     parts: list[list[Token]] = [[]]
     for token in tokens:
         lone = token.kind in ("word", "text") and token.value.lower() == "or"
@@ -199,6 +207,33 @@ def congruences(tokens: list[Token]) -> list[tuple[list[Token], int]] | None:
             return None
         found.append(split)
     return found
+
+
+def _unnamed_residues(tokens: list[Token]) -> list[tuple[list[Token], int]] | None:
+    """`3, 5 \\pmod{7}` without a name, which is a class and no number; None if it is none."""
+    if not any(
+        t.value == "pmod" or (t.value == "mod" and u.value == "(") for u, t in pairwise(tokens)
+    ):
+        return None
+    split = _modulus(tokens)
+    if split is None or not all(t.kind == "num" or t.value in ("-", ",", "pm") for t in split[0]):
+        return None
+    return [split]
+
+
+def _condition_of_integers(tokens: list[Token]) -> list[Token]:
+    """`n ≡ 3 (mod 4)` of `{ n in Z : n ≡ 3 (mod 4) }`; any other tokens as they are."""
+    if tokens[0].value != "\\{" or tokens[-1].value != "\\}":
+        return tokens
+    inner = tokens[1:-1]
+    bars = [i for i, t in enumerate(inner) if t.kind == "op" and t.value in ("|", ":")]
+    if len(bars) != 1:
+        return tokens
+    head, condition = inner[: bars[0]], inner[bars[0] + 1 :]
+    named = " ".join(map(_render, head[1:]))
+    if len(condition) < 3 or head[:1] != [condition[0]._replace(spaced=head[0].spaced)]:
+        return tokens
+    return condition if re.fullmatch(r"(?:\\in \\mathbb (?:\{ )?Z(?: \})?)?", named) else tokens
 
 
 def _modulus(tokens: list[Token]) -> tuple[list[Token], int] | None:

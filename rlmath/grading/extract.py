@@ -73,11 +73,15 @@ _MAX_STRIKE_SIGNS = 48  # `~~` in the end of a text without a box; with more it 
 _MAX_STRUCK_BOXES = 12
 _SEVERAL = re.compile(r"[,;&]|\\pm\b|±|\b(?:and|or)\b|[或和]")
 _GUESS_GAP = re.compile(r"[\s$]{0,9}(?:,|,? ?\b(?:and|or)\b)[\s$]{0,9}")
+# `x = ` before a box; a second one with the same name is another value of it.
+_NAME_BEFORE = re.compile(
+    r"((?<![A-Za-z\\])[A-Za-z]|\\[a-z]{2,7})(_\{?\d{1,3}\}?)?\s{0,3}=[\s$]{0,3}\Z"
+)
 _DIGIT = re.compile(r"\d")
 _NEGATION = re.compile(
     r"\b(?:not|no|or|never|neither|nor|except|wrong|incorrect|but|guess|unknown|maybe|perhaps|between|"
     r"at least|at most|(?:more|less|greater|fewer) than)\b|n't|≠|\\neq?\b|"
-    r"不|非|或|または|又は|もしくは|約|约|大概|可能|也许|或许|至少|至多|最多|ではな|じゃな|か",
+    r"不|非|或|または|又は|もしくは|約|约|大概|可能|也许|或许|至少|至多|最多|では(?:な|あ|ご)|じゃ|ません|か",
     re.IGNORECASE,
 )
 # `12 times the first term`: the answer is not 12.
@@ -341,7 +345,8 @@ def _listed_boxes(boxes: list[tuple[str, str]], count: int) -> str | None:
         boxes: the last `count` + 1 of a text, see `last_boxes`.
         count: how many of them are listed.
     """
-    row = boxes[-count:]
+    boxes = _unnamed(boxes, numbered=True)
+    row = _unnamed(boxes[-count:], numbered=True)
     if len(row) < count or any(_SEVERAL.search(content) for _, content in row):
         return None
     if not all(content and _LIST_GAP.fullmatch(gap) for gap, content in row[1:]) or not row[0][1]:
@@ -351,8 +356,21 @@ def _listed_boxes(boxes: list[tuple[str, str]], count: int) -> str | None:
     return ", ".join(content for _, content in row)
 
 
+def _unnamed(row: list[tuple[str, str]], *, numbered: bool) -> list[tuple[str, str]]:
+    """Boxes without `x =` between them if all of them are values of one x, or of x_1, x_2."""
+    names = [_NAME_BEFORE.search(gap[-20:]) for gap, _ in row]
+    named = {name and (name[1] if numbered else name[1] + (name[2] or "")) for name in names}
+    if len(row) < 2 or len(named) > 1:
+        return row
+    return [
+        (gap[: len(gap) - len(name[0])] if name and place else gap, box)
+        for place, ((gap, box), name) in enumerate(zip(row, names, strict=True))
+    ]
+
+
 def _joined_guesses(pair: list[tuple[str, str]]) -> str | None:
     """`5 or 6` from `\\boxed{5} or \\boxed{6}`: two values in one breath are no single answer."""
+    pair = _unnamed(pair, numbered=False)
     if len(pair) < 2 or not _GUESS_GAP.fullmatch(pair[1][0]):
         return None
     first, second = pair[0][1], pair[1][1]

@@ -120,7 +120,7 @@ _TEXT = frozenset(
 )
 _ALIASES = {
     "dfrac": "frac", "nicefrac": "frac", "sfrac": "frac", "xfrac": "frac",
-    "tfrac": "frac", "cfrac": "frac", "dbinom": "binom", "tbinom": "binom",
+    "tfrac": "frac", "cfrac": "frac", "flatfrac": "frac", "dbinom": "binom", "tbinom": "binom",
     "leq": "le", "geq": "ge", "leqslant": "le", "geqslant": "ge", "neq": "ne", "lt": "<",
     "gt": ">", "times": "*", "cdot": "*", "ast": "*", "div": "/", "bullet": "*", "lbrace": "{}",
     "rbrace": "}", "lbrack": "[", "rbrack": "]", "vert": "|", "lvert": "|", "rvert": "|",
@@ -133,6 +133,10 @@ _ALIASES = {
     "yen": "¥", "textdollar": "$", "arcosh": "acosh", "tg": "tan", "ctg": "cot", "arctg": "arctan",
     "backslash": "setminus", "smallsetminus": "setminus", "bigcup": "cup", "bigcap": "cap",
     "i": "i", "imath": "i", "ln": "ln", "dot": "dot", "prime": "'",
+}  # fmt: skip
+_ENVIRONMENTS = {
+    "dcases": "cases", "cases*": "cases", "dcases*": "cases", "psmallmatrix": "pmatrix",
+    "bsmallmatrix": "bmatrix", "vsmallmatrix": "vmatrix",
 }  # fmt: skip
 _CHARACTER_COMMANDS = {
     "%": "%",
@@ -210,7 +214,8 @@ def _lex_into(text: str, tokens: list[Token], max_tokens: int, nesting: int) -> 
                 found = _NAME.match(text, position)
                 if found is not None:
                     position = found.end()
-                    tokens.append(Token(name, found.group(1), spaced))
+                    plain = _ENVIRONMENTS.get(found[1], found[1])
+                    tokens.append(Token(name, plain, spaced))
             else:
                 alias = _ALIASES.get(name, name)
                 if alias in (
@@ -318,7 +323,8 @@ def _styled(
     if name in ("mathrm", "text"):
         content = content.replace("\\cdot", " ")  # J·s is a unit
     points = "".join(content.split())
-    if name in ("vec", "overrightarrow") and len(points) > 1 and points.isalpha():
+    named = points.isalpha() and (len(points) < 5 or len(content.split()) == 1)
+    if name in ("vec", "overrightarrow") and len(points) > 1 and named:
         tokens.append(Token("name", "vec " + points, spaced))
         return close + 1  # \vec{AB} is not \vec{BA}
     if name in ("color", "textcolor"):

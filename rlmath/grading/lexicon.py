@@ -54,7 +54,7 @@ UNCLEAR = DISOWNED | _names(
     wonder wonders ask asks asked asking tell tells told compute computes determine
     calculate evaluate choose choosing consider considers considering wlog generality let
     preliminary tentative tentatively provisional interim intermediate estimate estimates
-    estimation bounded hope hopes wish wishes format template unlike despite
+    estimation bounded hope hopes hoped hoping wish wishes wished format template unlike despite
     instead rather unless until contrary otherwise alternatively either xor
     hardly scarcely barely seldom rarely almost nearly except besides excluding
     seem seems seemed impossible improbable implausible
@@ -215,7 +215,7 @@ ANNOUNCING = (
     | OPENERS
     | _names(
         """for given part simplified complete actual that deduce find follows it here with as
-    required can shown clear obvious evident easy using above which overall original numeric
+    best required can shown clear obvious evident easy using above which overall original numeric
     simplest closest requested sought asked"""
     )
 )

@@ -17,7 +17,7 @@ _LETTER = re.compile(
 )
 _MARKED = re.compile(r"(?<![A-Za-z0-9\\(])(?:\(([A-J])\)|([A-J])[).:])(?!\w)")
 _JOINED = re.compile(
-    r"\s*(?:options?\s+|choices?\s+)?\(?([A-J])\)?((?:\s*(?:,\s*(?:and\b)?|;|&|\band\b|\bor\b|(?<=\))(?=\())"
+    r"\s*(?:(?:[Bb]oth|[Oo]ptions?|[Cc]hoices?)\s+){0,2}\(?([A-J])\)?((?:\s*(?:,\s*(?:and\b)?|;|&|\band\b|\bor\b|(?<=\))(?=\())"
     r"\s*\(?[A-J]\)?)+)\s*[.:]?\s*"
 )
 _ONLY_LETTER = re.compile(

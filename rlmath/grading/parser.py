@@ -238,6 +238,8 @@ class Parser(Atoms):
                 and value in MULTIPLIERS
                 and is_numeric(product, quantity=True)
             ):
+                if _is_zero(product) and product[0] in ("*", "/"):
+                    raise ParseError("words after 0 are no factors of it")
                 self.position += 1
                 product = times(product, ("n", MULTIPLIERS[value]))
             elif kind == "num" and product[0] == "unit" and is_numeric(product[1]):
@@ -253,7 +255,11 @@ class Parser(Atoms):
                 product = times(product, self.signed_factor())
             elif (
                 kind in ("num", "grouped")
-                and self.tokens[self.position - 1].kind == "num"
+                and self.tokens[self.position - 1].kind in ("num", "word", "text")
+                and (
+                    self.tokens[self.position - 1].kind == "num"
+                    or self.tokens[self.position - 1].value in MULTIPLIERS
+                )
                 and not (token.spaced and self.at("op", "^", -2))  # 2^3 3^2
             ):
                 raise ParseError("two numbers side by side")  # 4 2 is neither 42 nor 8
@@ -262,7 +268,7 @@ class Parser(Atoms):
             elif self.unit_ahead(token, product):
                 product = self.with_unit(product)
             elif self.starts_factor(token):
-                if _is_zero(product) and kind == "word" and len(value) > 1:
+                if _is_zero(product) and (kind == "num" or (kind == "word" and len(value) > 1)):
                     raise ParseError("words after 0 are no factors of it")
                 following = self.factor()
                 if _is_zero(following) and (kind != "cmd" and value != "("):
@@ -327,4 +333,6 @@ def _is_zero(node: Node) -> bool:
         node = node[1]
     if node[0] == "*":
         return any(_is_zero(part) for part in node[1])
+    if node[0] in ("/", "^"):
+        return _is_zero(node[1])
     return node == ZERO or (node[0] == "d" and not node[1])

@@ -12,6 +12,7 @@ from rlmath.grading.syntax import (
     CURRENCIES,
     FUNCTIONS,
     GREEK,
+    ONE,
     SMALL_UNITS,
     STOP_WORDS,
     Node,
@@ -20,6 +21,7 @@ from rlmath.grading.syntax import (
     symbol,
 )
 
+_VOWEL = re.compile("[aeiouy]")
 _OF_A_VARIABLE = re.compile(r"\bof [a-zA-Z]\Z")
 
 
@@ -48,7 +50,7 @@ class Quantities(Numerals):
                 return False
             if units.is_unit_word(token.value) or token.value.lower() in units.ORDINALS:
                 return True
-            return len(token.value) >= 3 and token.spaced and token.value[1:].islower()
+            return token.spaced and token.value[1:].islower() and self.is_noun(token.value, product)
         if token.kind == "op":
             if token.value in CURRENCIES or token.value == "%":
                 return True
@@ -67,6 +69,15 @@ class Quantities(Numerals):
             and token.value in ("AA", "Omega")
             and self.size - self.position < 3
         )
+
+    def is_noun(self, word: str, number: Node) -> bool:
+        """Whether a bare word after a number is one, and no product of names: not `mgh`."""
+        if len(word) < 3 or _VOWEL.search(word) is None:
+            return False
+        if len(word) > 3 or wording.is_short_noun(word) or number == ONE:
+            return True
+        following = self.peek(1)
+        return following is not None and following.kind == "word" and len(following.value) > 2
 
     def closes_with_unit(self) -> bool:
         """Whether `m`, `m^2` or `m/s` is all that follows: a unit and no variable."""

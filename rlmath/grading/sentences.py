@@ -13,6 +13,8 @@ _STATES = re.compile(
     r"there|left|remains?|obtain|find|answer)\b|="
 )
 _REASON = r"(?:because|since|given that|rather than|instead of|as opposed to|unlike|whereas)\b"
+_AMOUNT = re.compile(r"\b(?:is|are|was|were|equals|=) \$\d[\d,.]*\Z")
+_GIVES_REASON = re.compile(rf",? (?:{_REASON}|as\b|while\b)", re.IGNORECASE)
 # A class of signs comes first, so that `re` skips all others quickly.
 _CLAUSE = re.compile(
     rf"[, ](?:(?<=,) (?:{_REASON}"
@@ -87,29 +89,46 @@ _CONCLUSION = re.compile(
 _LETTER = r"\(?(?P<letter>[A-J])\)?"
 _RIGHT = r"(?:is correct|is right|is true|holds)"
 _ENDING = rf"(?:\s*(?:{_RIGHT}|is the (?:correct|right) \w+|is it|works))?\s*[.!]?\s*"
+# Before it: `which corresponds to option C`, but not `the majority voted for option D`.
+_KNOWN = (
+    r"(?:.*\b(?:is|be|match(?:es)?|to|gives?|have|get|thus|so|therefore|hence|means?|choose|select"
+    r"|pick|with|only|answer|,|:)\s+|[\s,]*)"
+    r"(?:(?:the|correct|right|best|final|answer|this|our|my) )*"
+)
 _OPTION = tuple(
     re.compile(form + r"\Z", re.IGNORECASE)
     for form in (
-        rf".*\b(?:option|choice)s?(?: is)?:?\s+{_LETTER}{_ENDING}",
+        rf"{_KNOWN}(?:option|choice)s?(?: is)?:?\s+{_LETTER}{_ENDING}",
         rf".*\banswer(?: is)?:?\s+(?:option |choice )?{_LETTER}{_ENDING}",
-        rf".*\b(?:choose|select|pick)\s+(?:option |choice |answer )?{_LETTER}\s*[.!]?\s*",
-        rf"\s*(?:option |choice |answer )?{_LETTER}\s*{_RIGHT}\s*[.!]?\s*",
+        # `Students often choose C` states nothing.
+        r"(?:.*\b(?:we|i|you|one|so|thus|therefore|hence|and|must|should|will)\s+|\s*)"
+        rf"(?:choose|select|pick)\s+(?:option |choice |answer )?{_LETTER}\s*[.!]?\s*",
+        r"(?:so|thus|therefore|hence)?[\s,]*(?:option |choice |answer )?"
+        rf"{_LETTER}\s*"
+        rf"(?:{_RIGHT}|is the (?:correct|right|best) (?:answer|option|choice|one))\s*[.!]?\s*",
     )
 )
-_OPTION_CJK = re.compile(r"(?:故选|应选|选择|答案选|选|正解は|答えは)\s*[:：]?\s*\(?([A-J])\)?")
+_OPTION_CJK = re.compile(
+    r"(?:故选|应选|选择|答案选|选|正解は|答えは|正确(?:的)?(?:选项|答案)(?:是|为|应为)?|选项(?:是|为))"
+    r"\s*[:：]?\s*\(?([A-J])\)?"
+)
 # One of them is in what each form matches. Neither s nor i: without regard to case, `ſ` is an s.
 _OPTION_PARTS = (
     ("opt", "cho"),
     ("wer",),
     ("cho", "elect", "ck"),
-    ("orrect", "ght", "true", "hold"),
+    ("orrect", "ght", "true", "hold", "best"),
 )
-_ANY_OPTION_PART = (*{part for parts in _OPTION_PARTS for part in parts}, "选", "正解は", "答えは")
+_CJK_OPTION_PARTS = ("选", "正解は", "答えは", "正确")
+_ANY_OPTION_PART = (*{part for parts in _OPTION_PARTS for part in parts}, *_CJK_OPTION_PARTS)
 _DENIAL = re.compile(
     r"\b(?:not|no|never|cannot|neither|nor|either|or|but|ruled?|rules|except|wrong|incorrect|false|maybe|perhaps|"
     r"possibly|might|could|may|eliminat\w+|exclud\w+|reject\w*|rule|unlike|unlikely|doubtful|guess|unless|if|but|than|fail(?:s|ed)?|"
     r"contradict\w*|violat\w*|invalid|impossible|discard\w*|dismiss\w*|trap|distractor"
-    r"|decoy|is out)\b|n't|不|非|错|ではな|じゃな|或|以外|\?|？",
+    r"|decoy|is out|students?|people|friend|teacher|everyone|some would|popular|most common"
+    r"|commonly|often|usually|typically|tempting|(?<!I )say|says|said|claims?|claimed|thinks?"
+    r"|thought|believes?|insists?|argues?|first (?:choice|option|answer|guess)|initially|at first"
+    r")\b|n't|不|非|错|ではな|じゃな|或|以外|\?|？",
     re.IGNORECASE,
 )
 # Not the word `I`. A class of signs comes first, so that `re` skips all others quickly.
@@ -152,12 +171,24 @@ def without_reasons(text: str, end: int) -> int:
         if stated < 0:
             return end
         for match in _CLAUSE.finditer(text, start + stated, end):
-            if text.count("$", start, match.start()) % 2 == 0:
+            if not _is_in_formula(text, start, match.start(), end):
                 end = match.start()
                 break
         else:
             return end
     return end
+
+
+def _is_in_formula(text: str, start: int, place: int, end: int) -> bool:
+    """Whether a `$` that opens a formula stands before `place`: not that of `$45, whereas`."""
+    if text.count("$", start, place) % 2 == 0:
+        return False
+    if _GIVES_REASON.match(text, place) is None and (
+        text[place : place + 7] != ", which" or _AMOUNT.search(text, start, place) is None
+    ):
+        return True  # 15% of $80, which is $12
+    closer = text.find("$", place, end)
+    return closer < 0 or not (text[closer - 1] == " " and text[closer + 1 : closer + 2].isdigit())
 
 
 def _first_value(lowered: str) -> int:
@@ -184,8 +215,9 @@ def without_contrast(line: str, *, option: bool = False) -> str:
         return line
     value = _ANY_LETTER if option else _DIGIT
     for match in _CONTRAST.finditer(line):
-        if value.search(line, 0, match.start()) and line.count("$", 0, match.start()) % 2 == 0:
-            return line[: match.start()]
+        stops = match.start()
+        if value.search(line, 0, stops) and not _is_in_formula(line, 0, stops, len(line)):
+            return line[:stops]
     return line
 
 

@@ -10,6 +10,7 @@ _EUROPEAN = re.compile(rf"\s*([-+]?\s*{_GROUP_OF_THREE}(?:\.\d{{3}})+),(\d{{1,2}
 _APOSTROPHES = re.compile(rf"(?<![\w.,']){_GROUP_OF_THREE}(?:'\d{{3}})+(?![\d'])")
 _BRACED_COMMA = re.compile(r"(?<![\d,.}])(\d+)\{,\}(\d{1,2}|\d{4,})(?![\d{,.])")
 _UNDERSCORES = re.compile(rf"(?<![\w.,\\]){_GROUP_OF_THREE}(?:_\d{{3}}){{2,}}(?!\w)")
+_TILDES = re.compile(rf"(?<![\w.,~]){_GROUP_OF_THREE}(?:~\d{{3}}){{2,}}(?![\w~])")
 _E_IN_TEXT = re.compile(
     r"(?<=\d)\s*\\(?:text|mathrm|textrm|operatorname|rm)\s*\{\s*[eE]\s*\}\s*\{?\s*([-+]?\d{1,6})\}?"
 )
@@ -23,6 +24,8 @@ def plain_numbers(text: str) -> str:
     """
     if "'" in text:
         text = _APOSTROPHES.sub(lambda m: m[0].replace("'", ""), text)
+    if "~" in text:
+        text = _TILDES.sub(lambda m: m[0].replace("~", ""), text)
     if "." in text:
         european = _EUROPEAN.fullmatch(text)
         if european is not None:

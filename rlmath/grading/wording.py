@@ -59,6 +59,7 @@ STOPS = NEGATIONS | HEDGES  # after a number they make the answer text
 CHANGING = NEGATIONS | HEDGES | MULTIPLIED
 _SUFFIX = re.compile(
     r"(?:[a-z]{2,}ly|[a-z]+ish|[a-z]+fold|[a-z]{3,}(?:ieth|ths)|[a-z]*n't"
+    r"|(?:dozen|hundred|thousand|[mbtr]{1,2}illion)[a-z]*"
     r"|[a-z]*(?:illion|hundred|thousand|dozen|googol|myriad)(?:th)?s?)\Z"
 )
 _SUFFIX_EXCEPTIONS = _names(
@@ -95,6 +96,11 @@ _POWER = re.compile(r"\^\{?-?\d*\}?")
 # No noun: signs of two scripts in one word, or a capital after a small letter.
 _GLUED = re.compile(r"[a-z][A-Z]|[A-Za-z][\u3040-\u9fff]|[\u3040-\u9fff][A-Za-z]")
 _JOINING = _names("of per in for on at a an the with by")
+_PART_OF_ANSWER = re.compile(
+    r"of (?:(?:the|this|that|our|my|its|their|final|correct|right|true|real|actual|above"
+    r"|previous) )*"
+    r"(?:answer|result|solution|value|it|this|that|them|above|previous|output)s?\b"
+)
 
 
 def words_of(phrase: str) -> list[str]:
@@ -131,6 +137,18 @@ def is_glued(word: str) -> bool:
     return bool(_GLUED.search(word)) and units.lookup(word) is None
 
 
+_SHORT_NOUNS = _names(
+    """age bag bar bed bee bow box boy bus can cap car cat cot cow dog egg fan hat hen jar key kit
+    lap leg lot man map mat mug nut old owl pan pen pet pie pig pin pot ram red rod row rug set sum
+    tie tin toy tub van way"""
+)
+
+
+def is_short_noun(word: str) -> bool:
+    """Whether a word of three letters counts things: `2 men`, `1/2 pie`."""
+    return word in _SHORT_NOUNS or _is_plural(word) or changes_value(word)
+
+
 def _is_plural(word: str) -> bool:
     if word in _IRREGULAR or units.lookup(word) is not None:
         return True
@@ -162,6 +180,8 @@ def leaves_value(phrase: str, *, counted: bool = True) -> bool:
             return False
     if any(map(is_glued, phrase.split())) or _denies_cjk(phrase):
         return False
+    if _PART_OF_ANSWER.match(" ".join(found)):
+        return False  # 2/5 of the answer
     if found[0] == "times" and len(found) > 1 and found[1] not in _JOINING - {"the", "with"}:
         return False  # 12 times the height
     plural = [_is_plural(word) for word in found]
@@ -217,6 +237,13 @@ _FUNCTION_OF_ANSWER = re.compile(
 )
 
 
+# Whatever the event is, the probability is what follows.
+_OF_EVENT = re.compile(
+    r"(?:(?:so|thus|therefore|hence|then) )?(?:the )?(?:required |desired )?(?:probability|chance)"
+    r" that (?!.*\b(?:answer|result|value|solution|probability)\b)[a-z' -]+ (?:is|equals)"
+)
+
+
 def lead_length(words: list[str]) -> int:
     """How many of these words announce the value that follows: `the area of the circle is`.
 
@@ -225,6 +252,8 @@ def lead_length(words: list[str]) -> int:
     if not words or len(words) > _MAX_LEAD_WORDS:
         return 0
     lowered = [word.lower() for word in words]
+    if _OF_EVENT.fullmatch(" ".join(lowered)) and NEGATIONS.isdisjoint(lowered):
+        return len(words)
     for word, low in zip(words, lowered, strict=True):
         name = len(word) <= 4 and word.isupper() and word != "I"
         if not (low in _LEADS or name):
@@ -237,6 +266,8 @@ def lead_length(words: list[str]) -> int:
         return 0
     if lowered[-1] in ("has", "have") and "answer" in lowered:
         return 0
+    if lowered[-3:-1] in (["is", "equal"], ["are", "equal"]) and lowered[-1] == "to":
+        return len(words)
     if lowered[-1] in _VERBS or lowered[-1] in (
         "exactly",
         "precisely",
@@ -259,7 +290,8 @@ def is_trail(words: list[str]) -> bool:
 
 
 _THING = (
-    r"(?:solutions?|roots?|values?|numbers?|integers?|functions?|triangles?|points?|answers?|x|n)"
+    r"(?:solutions?|roots?|values?|numbers?|integers?|functions?|triangles?|points?|answers?|x|n"
+    r"|(?:pair|triple|quadruple|tuple|sequence|polynomial|prime|set)s?)"
 )
 _HAS = (
     r"(?:(?:there (?:is|are|exists?)|it has|has|we have|"
@@ -268,6 +300,7 @@ _HAS = (
 _ABSENT = re.compile(
     rf"(?:so |thus |therefore |hence )?{_HAS}no (?:such |real |possible |valid ){{0,2}}{_THING}"
     r"(?: (?:of|for) x)?(?: exists?| in (?:reals|real numbers))?|none|nothing|empty set|"
+    rf"there do(?:es)? not exist (?:any )?(?:such |real )?{_THING}|(?:the )?system is inconsistent|"
     r"(?:it |this )?(?:is )?(?:impossible to solve|unsolvable)|solution set is empty"
 )
 _NONE_ELSEWHERE = {
@@ -278,7 +311,12 @@ _NONE_ELSEWHERE = {
 
 def absence(text: str, words: str, node: tuple[object, ...]) -> str:
     """`none` if the answer says that there is no solution, in words or as the empty set, or ""."""
-    if node == ("empty",) or (node[:2] == ("rel", ("in",)) and node[2][1] == ("empty",)):  # type: ignore[index]
+    if node == ("empty",) or (
+        node[0] == "rel"
+        and node[1] in (("in",), ("=",))
+        and node[2][0][0] == "s"  # type: ignore[index]
+        and node[2][1] == ("empty",)  # type: ignore[index]
+    ):
         return "none"
     known = _NONE_ELSEWHERE.get(text.strip(" 。.$")) or _NONE_ELSEWHERE.get(words)
     if known:

@@ -17,6 +17,7 @@ RESPONSES = (
     "affirmed",
     "endings",
     "beside_boxes",
+    "fresh_responses",
 )  # whole responses instead of answers
 TABLES = sorted(path.stem for path in CASES.glob("*.jsonl") if path.stem not in RESPONSES)
 
@@ -64,7 +65,7 @@ def test_extraction(grader: MathGrader) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-@pytest.mark.parametrize("table", ["unboxed", "affirmed", "endings", "beside_boxes"])
+@pytest.mark.parametrize("table", RESPONSES[1:])
 def test_a_response_is_paid_for_what_it_states(table: str, grader: MathGrader) -> None:
     """Hedges, bounds, negations, one of two values, retractions; many rows state the gold."""
     wrong = []
