@@ -19,6 +19,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from rlmath.checkpoint.manifest import MANIFEST
+from rlmath.checks.inputs import contents
 from rlmath.checks.made_with import made_with
 from rlmath.config.load import save, to_plain
 from rlmath.config.renamed import RENAMED, RENAMED_VALUES
@@ -74,7 +75,8 @@ class Continuation:
     Attributes:
         step: Of the newest checkpoint; the run continues after it.
         steps: That the run is to have, by ``setting``.
-        changes: Settings that differ from those of the last attempt.
+        changes: Settings that differ from those of the last attempt, and files that have other
+            contents than when the checkpoint's steps were trained.
         exported: The run has written the final model of this step.
         setting: The key of the number of steps.
     """
@@ -110,11 +112,13 @@ class Attempt:
         after_step: It began after this step; 0: from the start.
         settings: In force, nested as in YAML.
         made_with: See :func:`rlmath.checks.made_with.made_with`; empty for an older run.
+        files: See :func:`rlmath.checks.inputs.contents`; empty for an older run.
     """
 
     after_step: int
     settings: Mapping[str, Any]
     made_with: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
 
 
 def continuation(config: Config, command: str = "train") -> Continuation | None:
@@ -143,8 +147,11 @@ def continuation(config: Config, command: str = "train") -> Continuation | None:
     steps, setting = (
         (config.sft.steps, "sft.steps") if command == "sft" else (runner.steps, "runner.steps")
     )
-    found = tuple(changes(source / loop.config_file, config))
-    return Continuation(step, steps, setting, found, exported)
+    found = [*changes(source / loop.config_file, config)]
+    tried = attempts(source) if command == "train" else []
+    if tried and (files := attempt_of(tried, step).files):
+        found += _differing(files, contents(config))
+    return Continuation(step, steps, setting, tuple(found), exported)
 
 
 def newest_step(checkpoints: Path) -> int:
@@ -231,6 +238,7 @@ def record(config: Config, after_step: int, begins: bool = False) -> None:
         "config": name,
         "started": started,
         "made_with": made_with(),
+        "files": contents(config),
     }
     with file.open("a", encoding="utf-8") as out:
         out.write(json.dumps(line) + "\n")
@@ -270,8 +278,8 @@ def attempts(run_dir: Path) -> list[Attempt]:
         file = run_dir / line["config"]
         if file.is_file():
             found = [one for one in found if one.after_step < line["after_step"]]
-            made = line.get("made_with") or {}
-            found.append(Attempt(line["after_step"], _settings(file), made))
+            notes = (line.get(name) or {} for name in ("made_with", "files"))
+            found.append(Attempt(line["after_step"], _settings(file), *notes))
     if not found and (run_dir / CONFIG_FILE).is_file():
         found.append(Attempt(0, _settings(run_dir / CONFIG_FILE)))
     return found
@@ -305,13 +313,21 @@ def history(found: Sequence[Attempt], until: int | None = None) -> list[tuple[in
             break
         old, new = flat(before.settings), flat(after.settings)
         differing = [
-            Change(key, old[key], new[key])
-            for key in new
-            if key in old and old[key] != new[key] and key not in _NOT_COMPARED
+            *(one for one in _differing(old, new) if one.key not in _NOT_COMPARED),
+            *_differing(before.files, after.files),
         ]
         if differing:
             result.append((after.after_step, differing))
     return result
+
+
+def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
+    """Of what both sides have."""
+    return [
+        Change(key, before[key], now[key])
+        for key in now
+        if key in before and before[key] != now[key]
+    ]
 
 
 def _of_this_run(run_dir: Path) -> list[dict[str, Any]]:

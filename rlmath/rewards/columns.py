@@ -88,7 +88,7 @@ def function_columns(
 
 
 def _own_copy(value: Any) -> Any:
-    """The same value with lists and dicts of its own; arrays and token ids are not copied."""
+    """The same value with separate lists and dicts; arrays and token ids are not copied."""
     if isinstance(value, list):
         return [_own_copy(item) for item in value]
     if isinstance(value, dict):

@@ -136,7 +136,7 @@ def _changes_lines(history: Sequence[tuple[int, list[attempts.Change]]]) -> list
     if not history:
         return []
     rows = [
-        f"| {after} | `{one.key}` | {_shown(one.before)} | {_shown(one.now)} |"
+        f"| {after} | `{_shown(one.key)}` | {_shown(one.before)} | {_shown(one.now)} |"
         for after, changes in history
         for one in changes
         if one.key.partition(".")[0] not in _NOT_IN_RECIPE

@@ -68,6 +68,8 @@ def text(found: Comparison, lines: list[str]) -> Iterator[str]:
     """
     for setting in found.settings:
         yield f"setting {setting.key}: A {_value(setting.a)}, B {_value(setting.b)}"
+    for one in found.files:
+        yield f"{one.key} differ: A {one.a}, B {one.b}"
     for one in found.made_with:
         yield f"{one.key} differs: A {one.a or 'none'}, B {one.b or 'none'}"
     if not found.settings:

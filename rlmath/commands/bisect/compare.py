@@ -76,6 +76,7 @@ class Comparison:
 
     Attributes:
         settings: Those that differ, at the step where the runs part or at the last one.
+        files: Files of the same name with other contents.
         made_with: Versions and machines that differ then.
         steps: Those that both runs have, ascending.
         only: By run, steps that the other does not have.
@@ -83,6 +84,7 @@ class Comparison:
     """
 
     settings: tuple[Setting, ...]
+    files: tuple[Setting, ...]
     made_with: tuple[Setting, ...]
     steps: tuple[int, ...]
     only: tuple[tuple[int, ...], tuple[int, ...]]
@@ -114,10 +116,13 @@ def compare(run_a: Path, run_b: Path) -> Comparison:
     settings = [{} if one is None else comparable(attempts.flat(one.settings)) for one in made]
     # What only one has comes from another version of rlmath, or is an option of another loss.
     shared = settings[0].keys() & settings[1].keys()
+    files = [{} if one is None else one.files for one in made]
+    named = files[0].keys() & files[1].keys()
     # Of a run that did not note it, nothing differs.
     versions = [one.made_with for one in made if one is not None and one.made_with]
     return Comparison(
         _differing(*({key: one[key] for key in shared} for one in settings)),
+        _differing(*({key: one[key] for key in named} for one in files)),
         _differing(*versions) if len(versions) == 2 else (),
         tuple(steps),
         only,

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from rlmath.checks import attempts
+from rlmath.checks import attempts, inputs
 from rlmath.cli import main
 from rlmath.config.load import load, save
 from rlmath.config.schema import Config
@@ -212,6 +212,50 @@ def test_each_attempt_keeps_its_settings_and_the_card_says_what_held_when(run_di
     earlier = model_card(run_dir, step=8)
     assert "| policy loss | ppo_clip |" in earlier and "| sapo |" not in earlier
     assert len(list((run_dir / "configs").glob("*.yaml"))) == 4
+
+
+def test_files_with_other_contents_are_said_and_are_in_the_card(run_dir: Path) -> None:
+    data, reward = run_dir / "data", run_dir / "mine.py"
+    data.mkdir()
+    for name in ("train.jsonl", "eval.jsonl"):
+        (data / name).write_text("{}\n")
+    reward.write_text("def mine(completions, **kwargs):\n    return [0.0] * len(completions)\n")
+    (run_dir / "model").mkdir()
+    (run_dir / "model" / "tokenizer_config.json").write_text("{}")
+    now = settings(
+        run_dir,
+        f"reward.items=[{{name: '{reward}:mine'}}]",
+        f"data.train_paths=[{data}/train.jsonl]",
+        f"data.eval_paths=[{data}/eval.jsonl]",
+        f"model.path={run_dir}/model",
+    )
+    save(now, run_dir / "config.yaml")
+    attempts.record(now, after_step=0)
+    found = attempts.continuation(now)
+    assert found is not None and found.changes == ()
+    (data / "train.jsonl").write_text("[]\n")
+    reward.write_text(reward.read_text().replace("0.0", "1.0"))
+    (run_dir / "model" / "tokenizer_config.json").write_text("[]")
+    (data / "eval.jsonl").unlink()  # Its reader says so.
+    found = attempts.continuation(now)
+    assert found is not None and [one.key for one in found.changes] == [
+        f"contents of {data / 'train.jsonl'}",
+        f"contents of {reward}",
+        "contents of model.path's tokenizer_config.json",
+    ]
+    assert f"changed contents of {reward}: " in found.describe()
+    # A reward that raised is mended and continues.
+    assert attempts.refused(now) == []
+    attempts.record(now, after_step=8)
+    card = model_card(run_dir)
+    assert "| 8 | `contents of train.jsonl` | " in card and str(run_dir) not in card
+    # Files that are too large to be read at every start are known by their size and some places.
+    with (data / "train.jsonl").open("wb") as file:
+        file.truncate(inputs._READ_WHOLE_BYTES + 1)
+    before = inputs.contents(now)
+    with (data / "train.jsonl").open("r+b") as file:
+        file.write(b"x")
+    assert inputs.contents(now) != before
 
 
 def test_a_run_that_begins_from_a_checkpoint_has_none_of_the_folders_earlier_starts(

@@ -358,6 +358,19 @@ def test_other_versions_are_named(
     assert compare(base, other).made_with == ()
 
 
+def test_a_file_with_other_contents_is_named(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    def go(name: str, files: dict[str, str]) -> Path:
+        monkeypatch.setattr(attempts, "contents", lambda _: files)
+        return Run(tmp_path / name).go().folder
+
+    a = go("one", {"contents of train.jsonl": "1a", "contents of mine.py": "2b"})
+    b = go("two", {"contents of train.jsonl": "3c", "contents of yours.py": "4d"})
+    assert "contents of train.jsonl differ: A 1a, B 3c" in said(a, b, capsys, code=0)
+    assert [one.key for one in compare(a, b).files] == ["contents of train.jsonl"]
+
+
 def test_json(base: Path, tmp_path: Path, capsys: Any) -> None:
     class Other(Run):
         def gradient(self, step: int) -> list[dict[str, float]]:

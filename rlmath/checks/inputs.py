@@ -1,0 +1,73 @@
+"""Contents of the files that settings name: what a run reads may change while its settings do not.
+
+Read without torch. Modules that a reward imports are not followed. Weights are not read either: a
+checkpoint has its own, and knows a base model by its fingerprint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from rlmath.config.benchmarks import benchmarks_of
+from rlmath.config.hub_names import is_hub
+from rlmath.config.schema import Config
+from rlmath.model.folder import TINY
+
+# Of a model's folder, what decides about prompts, stops and the model's form.
+_MODEL_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+)
+_DIGITS = 12
+# Larger files are read at as many places, so that a start is not slowed by them.
+_READ_WHOLE_BYTES = 256 * 2**20
+_PLACES = 64
+_AT_ONCE_BYTES = 2**20
+
+
+def contents(config: Config) -> dict[str, str]:
+    """A digest of each file, by a text that names it; a file that cannot be read is left out."""
+    found = {}
+    for name, path in _files(config):
+        try:
+            found[f"contents of {name}"] = _digest(path)
+        except OSError:
+            continue
+    return found
+
+
+def _files(config: Config) -> Iterator[tuple[str, Path]]:
+    benchmarks = [path for one in benchmarks_of(config) for path in one.paths]
+    for given in dict.fromkeys([*config.data.train_paths, *benchmarks]):
+        if not is_hub(given):
+            yield str(given), Path(given)
+    for item in config.reward.items:
+        place = item.name if item.name.endswith(".py") else item.name.rpartition(":")[0]
+        if place.endswith(".py"):
+            yield place, Path(place).expanduser()
+    own = config.model.path == TINY
+    folder = Path(config.runner.run_dir) / "model" if own else Path(config.model.path)
+    for name in _MODEL_FILES:
+        yield f"model.path's {name}", folder / name
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        if size <= _READ_WHOLE_BYTES:
+            file.seek(0)
+            while piece := file.read(_AT_ONCE_BYTES):
+                digest.update(piece)
+        else:
+            digest.update(str(size).encode())
+            for place in range(_PLACES):
+                file.seek((size - _AT_ONCE_BYTES) * place // (_PLACES - 1))
+                digest.update(file.read(_AT_ONCE_BYTES))
+    return digest.hexdigest()[:_DIGITS]
