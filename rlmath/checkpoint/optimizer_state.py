@@ -94,8 +94,15 @@ def _saved_step(state: Any) -> Any:
 
 def _load_part(part: Any, state: dict[str, Any]) -> None:
     tensors = state.pop("param_state", None)
-    part.load_state_dict(state)
     torch_adam = _is_torch_adam(part.optimizer)
+    if tensors is not None and not torch_adam:
+        # A fused Adam that loads a state makes both moments again, beside those that there are: 8
+        # bytes a parameter of GPU memory. Tensors are loaded below, into the ones that there are;
+        # besides them there is the step.
+        for group, saved in zip(part.param_groups, state["optimizer"]["param_groups"], strict=True):
+            group["step"] = int(saved["step"])
+    else:
+        part.load_state_dict(state)
     steps = _take_steps(part.optimizer) if torch_adam else {}
     if tensors is not None:
         # Main parameters are leaves that want gradients, and Megatron writes into them. It expects

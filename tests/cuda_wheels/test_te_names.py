@@ -116,6 +116,12 @@ ROWS = [
         takes=("lr", "betas", "eps", "weight_decay", "adam_w_mode"),
         says=('group["step"]',),
     ),
+    Row(
+        f"{TE}.optimizers:FusedAdam.load_state_dict",
+        "a load no longer makes the moments again, and Megatron's own would do "
+        "(rlmath/checkpoint/optimizer_state.py)",
+        says=("self.state[param] = {}",),
+    ),
 ]
 
 
