@@ -42,8 +42,25 @@ def response_tokens(state: Mapping[str, Any]) -> int:
     return len(_array(state["token_ids"], _ARRAYS["token_ids"]))
 
 
+def prompt_to_state(problem: Problem) -> dict[str, Any]:
+    """The prompt that a group's responses continue; the rest of its problem is in the data."""
+    ids = np.asarray(problem.prompt_token_ids, _ARRAYS["token_ids"])
+    return {"prompt": problem.prompt, "prompt_token_ids": _text(ids)}
+
+
+def with_saved_prompt(problem: Problem, state: Mapping[str, Any]) -> Problem:
+    """The problem with the prompt of a group's state, so that responses stay those to the prompt
+    that was sampled from when a run resumes with another template or tokenizer."""
+    if "prompt_token_ids" not in state:  # Checkpoints of earlier versions.
+        return problem
+    ids = _array(state["prompt_token_ids"], _ARRAYS["token_ids"]).tolist()
+    if tuple(ids) == problem.prompt_token_ids and state["prompt"] == problem.prompt:
+        return problem
+    return dataclasses.replace(problem, prompt=state["prompt"], prompt_token_ids=tuple(ids))
+
+
 def group_to_state(group: Group) -> dict[str, Any]:
-    """A group without its problem's text, which the data has."""
+    """A group without its problem's other fields, which the data has."""
     samples = [
         {
             "sample": sample_to_state(graded.sample),
@@ -56,7 +73,11 @@ def group_to_state(group: Group) -> dict[str, Any]:
         }
         for graded in group.samples
     ]
-    return {"problem_id": group.problem.id, "samples": samples}
+    return {
+        "problem_id": group.problem.id,
+        **prompt_to_state(group.problem),
+        "samples": samples,
+    }
 
 
 def group_from_state(state: Mapping[str, Any], problem: Problem) -> Group:
@@ -64,7 +85,7 @@ def group_from_state(state: Mapping[str, Any], problem: Problem) -> Group:
 
     Args:
         state: Its result.
-        problem: Of the group, with the group's id.
+        problem: Of the group, with the group's id, as the data has it now.
     """
     samples = tuple(
         GradedSample(
@@ -78,7 +99,7 @@ def group_from_state(state: Mapping[str, Any], problem: Problem) -> Group:
         )
         for graded in state["samples"]
     )
-    return Group(problem, samples)
+    return Group(with_saved_prompt(problem, state), samples)
 
 
 def _text(array: NDArray[Any]) -> str:

@@ -6,7 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rlmath.rollout.group_state import sample_from_state, sample_to_state
+from rlmath.rollout.group_state import (
+    prompt_to_state,
+    sample_from_state,
+    sample_to_state,
+    with_saved_prompt,
+)
 from rlmath.rollout.requests import Request
 from rlmath.types import Problem, Sample
 
@@ -86,12 +91,13 @@ class LiveGroup:
         )
 
     def to_state(self) -> dict[str, Any]:
-        """Plain JSON values, without the problem's text, which the data has."""
+        """Plain JSON values, without the problem's other fields, which the data has."""
         first = self.requests[0]
         return {
             "ordinal": self.ordinal,
             "step": self.step,
             "problem_id": self.problem.id,
+            **prompt_to_state(self.problem),
             "max_tokens": first.max_tokens,
             "temperature": first.temperature,
             "ignore_eos": first.ignore_eos,
@@ -113,10 +119,11 @@ class LiveGroup:
 
         Args:
             state: Its result.
-            problem: With the group's id.
+            problem: With the group's id, as the data has it now.
             wants_routes: See ``Request``: of the run that continues, not of the one that saved.
             holds_arrays: Likewise.
         """
+        problem = with_saved_prompt(problem, state)
         requests = tuple(
             Request(
                 problem.id,

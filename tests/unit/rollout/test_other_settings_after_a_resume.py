@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from rlmath.config.schema import Config
+from rlmath.data import ProblemStream
 from rlmath.errors import UserError
 from rlmath.rollout.collect import Collector
 from rlmath.rollout.continuous import ContinuousSampler
+from rlmath.rollout.group_state import group_from_state, group_to_state
 from rlmath.rollout.ledger import LEDGER_FILE, Ledger, LedgerError
 from rlmath.rollout.requests import cut_sample
 from rlmath.rollout.resumed_groups import check_resumed_groups
@@ -72,6 +74,35 @@ def test_groups_keep_the_size_that_they_were_admitted_with(
     found = [one for step in range(3, 8) for one in sizes(sample(sampler, step, collector))]
     kept = len(state["carried_over"])
     assert found == [2] * (left + kept) + [group_size] * (20 - left - kept)
+
+
+def test_responses_stay_those_to_the_prompt_that_they_were_sampled_for(
+    collector: Collector, tmp_path: Path
+) -> None:
+    """Another template, tokenizer or text of a row: what was begun is continued and trained on
+    behind the prompt that the engine had."""
+    before, state = carried_over(2, collector, tmp_path)
+    begun = set(before._live) | {ordinal for ordinal, _ in state["carried_over"]}
+    assert before._live
+    sampler = sampler_of(*CARRY_OVER, ledger=Ledger(tmp_path / LEDGER_FILE, 2))
+    changed = [
+        replace(p, prompt="new", prompt_token_ids=(7, *p.prompt_token_ids)) for p in PROBLEMS
+    ]
+    sampler._stream = ProblemStream(changed)
+    sampler.load_state_dict(state)
+    engines: Any = Engines(3, 2, spread=1.0)
+    groups = []
+    for step in range(3, 9):
+        groups += sampler.sample(step, engines, collector, contextlib.nullcontext).groups
+    old = [group.problem for group in groups if group.problem.prompt != "new"]
+    assert len(old) == len(begun)
+    assert all(p.prompt_token_ids == (1, int(p.prompt[1:])) for p in old)
+    assert all(g.problem.prompt_token_ids[0] == 7 for g in groups if g.problem.prompt == "new")
+    continued = [one for one in engines.requests if one.begun is not None and one.begun_tokens]
+    assert {one.prompt_token_ids[0] for one in continued[: len(begun)]} == {1}
+    # Finished groups that wait for training.
+    whole = Group(PROBLEMS[0], groups[0].samples)
+    assert group_from_state(group_to_state(whole), changed[0]).problem == PROBLEMS[0]
 
 
 @pytest.mark.parametrize("group_size", [1, 4])
