@@ -242,6 +242,9 @@ class MegatronActor(RankModel):
         traces: list[TokenTrace] = []
         left_out: list[dict[int, OffPolicyTotals]] = []
         traced = {*traced, *(self.probe.places if self.probe is not None else ())}
+        measured = None
+        if self.routing is not None and settings.routing_mismatch:
+            measured = self.routing.measured_minibatch(settings.minibatches)
         for index, minibatch in enumerate(shard.shares()):
             if stopped and settings.early_stop_rest:
                 stopped[index] = f"minibatch {min(stopped)} was (early_stop_rest)"
@@ -249,10 +252,13 @@ class MegatronActor(RankModel):
             begin = sum(map(len, shard.counts[:index]))
             if self.probe is not None:
                 self.probe.before(index, [minibatch], self._gradient_alone(settings, begin))
+            free = self._freely_routed(minibatch) if index == measured else None
             outcomes = self._backward(minibatch, settings, begin, self.observer)
             parts = [MinibatchPart(minibatch, outcomes)]
             one, decision, farthest = self._step(parts, settings, index)
             values = concatenate([v for _, v in outcomes]) if self.is_last_stage else None
+            if free is not None and self.routing is not None and values is not None:
+                self.routing.add_mismatch(minibatch.batch, values.log_probs, free.log_probs)
             first = values if index == 0 else first
             left_out += self._off_policy(parts)
             traces += self._traces(parts, settings, traced, index, decision)
@@ -452,6 +458,14 @@ class MegatronActor(RankModel):
                 micro_batches, self._of_log_probs(objective)
             )
             return found
+
+    @torch.no_grad()
+    def _freely_routed(self, share: Share) -> TokenValues | None:
+        """On the rank that reports, the values of a minibatch whose tokens go where the present
+        routers choose."""
+        self.load_parameters()
+        values = self.forward(self.micro_batches(share), self._of_log_probs(keep_values))
+        return concatenate(values) if self.is_last_stage and self.reports else None
 
     def _of_log_probs(self, function: OnLogProbs[T]) -> OnOutput[T]:
         return of_log_probs(

@@ -37,6 +37,7 @@ from rlmath.device import Platform
 from rlmath.model.parallel import Layout
 from rlmath.model.rank_layout import ParallelRank
 from rlmath.model.spec import ModelSpec
+from rlmath.types import TrainingBatch
 
 
 class RoutingReplay:
@@ -124,6 +125,27 @@ class RoutingReplay:
                 "actor.routing_replay=old_log_probs: no routes for this shard; compute its old "
                 "log-probs before its update"
             )
+
+    def measured_minibatch(self, minibatches: int) -> int:
+        """Of an update's minibatches, the one whose mismatch with and without replay is measured.
+
+        With the engine's routes the first, under the weights that sampled; with those of the old
+        pass the last, after the others' updates.
+        """
+        return 0 if self._from_engine else minibatches - 1
+
+    def add_mismatch(self, batch: TrainingBatch, replayed: Tensor, free: Tensor) -> None:
+        """Count how far log-probs of the update are from the rollout log-probs, or from those of
+        the old pass where its routes are replayed.
+
+        Args:
+            batch: The minibatch.
+            replayed: ``[R]`` log-probs with the replayed routes.
+            free: With those that the routers choose, under the same weights.
+        """
+        before = batch.engine_log_probs if self._from_engine else batch.old_log_probs
+        assert before is not None
+        self._totals.add_mismatch(before, replayed, free, batch.loss_mask)
 
     def finish(self) -> dict[str, float]:
         """Forget the routes. Collective.

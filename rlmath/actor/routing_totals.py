@@ -22,16 +22,19 @@ class RoutingTotals:
             experts differ, and the recorded tokens of each expert.
         engine: ``[layers, 3]`` float64: tokens, those of them with routes of the engine, and those
             of these that the actor's router would send to other experts.
+        mismatch: ``[3]`` float64: tokens of the loss, and the sums over them of the |difference| of
+            log-probs with the replayed routes and without.
     """
 
     counts: Tensor
     engine: Tensor
+    mismatch: Tensor
 
     @classmethod
     def zeros(cls, layers: int, experts: int, device: torch.device) -> RoutingTotals:
         """Of no tokens."""
         zeros = functools.partial(torch.zeros, dtype=torch.float64, device=device)
-        return cls(zeros(layers, 2 + experts), zeros(layers, 3))
+        return cls(zeros(layers, 2 + experts), zeros(layers, 3), zeros(3))
 
     def add_load(self, layer: int, chosen: Tensor, is_text: Tensor) -> None:
         """Count the tokens of each expert.
@@ -73,13 +76,36 @@ class RoutingTotals:
         self.engine[layer, 1] += known.sum()
         self.engine[layer, 2] += (_differs(routes, own) & known).sum()
 
+    def add_mismatch(self, before: Tensor, replayed: Tensor, free: Tensor, mask: Tensor) -> None:
+        """Count |differences| of log-probs.
+
+        Args:
+            before: ``[R]``, from which they differ.
+            replayed: ``[R]`` with the replayed routes.
+            free: ``[R]`` without.
+            mask: ``[R]`` bool, tokens of the loss.
+        """
+        self.mismatch[0] += mask.sum()
+        for place, values in ((1, replayed), (2, free)):
+            apart = (values.double().cpu() - before.double().cpu()).abs()
+            self.mismatch[place] += apart[mask.cpu()].sum()
+
     def metrics(self, is_moe: list[bool]) -> dict[str, float]:
         """``routing/...``, by the names that ``docs/metrics.md`` explains.
 
         Args:
             is_moe: Of each layer.
         """
-        return self._of_recorded(is_moe) | self._of_engine(is_moe)
+        return self._of_recorded(is_moe) | self._of_engine(is_moe) | self._of_mismatch()
+
+    def _of_mismatch(self) -> dict[str, float]:
+        tokens, replayed, free = self.mismatch.tolist()
+        if not tokens:
+            return {}
+        return {
+            "routing/mismatch": replayed / tokens,
+            "routing/mismatch_without_replay": free / tokens,
+        }
 
     def _of_engine(self, is_moe: list[bool]) -> dict[str, float]:
         """Where tokens were routed as the engine did."""
@@ -116,10 +142,12 @@ class RoutingTotals:
 
     def all_reduce(self) -> None:
         """Add up over all ranks. Collective."""
-        both = torch.cat([self.counts, self.engine], dim=1)
-        dist.all_reduce(both)
-        self.counts.copy_(both[:, :-3])
-        self.engine.copy_(both[:, -3:])
+        parts = (self.counts, self.engine, self.mismatch)
+        joined = torch.cat([part.flatten() for part in parts])
+        dist.all_reduce(joined)
+        sums = joined.split([part.numel() for part in parts])
+        for part, of_all in zip(parts, sums, strict=True):
+            part.copy_(of_all.view_as(part))
 
 
 def _differs(one: Tensor, other: Tensor) -> Tensor:

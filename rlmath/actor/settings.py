@@ -92,6 +92,8 @@ class UpdateSettings:
     minibatches: int = 1
     early_stop_ratio: float | None = None
     early_stop_rest: bool = AlgorithmConfig.early_stop_rest
+    # Under routing replay, measure the mismatch with and without the replayed routes.
+    routing_mismatch: bool = False
 
 
 @dataclass(frozen=True)

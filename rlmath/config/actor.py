@@ -173,6 +173,14 @@ class ActorConfig:
         "as well. Takes host memory, a byte per token, MoE layer and expert of a token; with "
         "engine, samples carry as much. SFT has no such pass and replays nothing.",
     )
+    routing_mismatch_every: int = setting(
+        32,
+        "At the first step and every N steps, compute the log-probs of one minibatch without the "
+        "replayed routes too, and log the mismatch with and without them. Takes a forward pass of "
+        "the minibatch. 0: never.",
+        least=0,
+        only_with=OnlyWith("routing_replay", (RoutingReplay.old_log_probs, RoutingReplay.engine)),
+    )
     max_tokens_per_microbatch: int = setting(
         32768,
         "Maximum tokens per micro-batch, shared by its context-parallel ranks. A longer sequence "

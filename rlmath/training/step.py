@@ -6,10 +6,12 @@ The names of its phases are those of the metrics ``timing/...``.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 
 from rlmath.actor.ahead import StepPass
+from rlmath.config.actor import RoutingReplay
 from rlmath.model.spec import read_model_spec
 from rlmath.monitor import Monitor
 from rlmath.rollout import weight_sync
@@ -208,6 +210,10 @@ def update_policy(
     """
     config = session.config
     settings = update_settings(config, kl_coef, entropy_coef)
+    every = config.actor.routing_mismatch_every
+    if config.actor.routing_replay is not RoutingReplay.none and every:
+        measures = (step - 1) % every == 0
+        settings = dataclasses.replace(settings, routing_mismatch=measures)
     runner = config.runner
     count = 0 if step % runner.samples_every else runner.token_samples
     traced = traced_places(prepared.batch.keys, count)

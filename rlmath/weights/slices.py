@@ -95,7 +95,7 @@ class Rotation:
         whole: Names of the matrices of an MoE's experts, of which each is a unit.
 
     Attributes:
-        work: Of all units together, in units of its own.
+        work: Of all units together, about the multiply-adds that read them back.
     """
 
     def __init__(

@@ -91,7 +91,7 @@ class Run:
             torch.float32, sequence_parallel=True, recompute="full", recompute_num_layers=1
         )
         actor = build(layout, platform, model, model=settings, routing_replay=self.replay)
-        update = UpdateSettings()
+        update = UpdateSettings(routing_mismatch=True)
         shard = actor.shard_of(batch, update)
         rows = response_rows(shard.places, batch.response_lengths)
 
@@ -169,6 +169,8 @@ class Expected:
     grad_norm: float
     changed: dict[int, float]
     missing: float
+    mismatch: float
+    mismatch_without_replay: float
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +185,24 @@ def expected(mixture: str, batch: TrainingBatch) -> Expected:
     loss.backward()
     squares = (float((p.grad**2).sum()) for p in model.parameters() if p.grad is not None)
     missing = unknown / int(batch.sequence_lengths.sum())
-    return Expected(log_p.detach(), loss.item(), math.sqrt(sum(squares)), changed, missing)
+    with torch.no_grad():
+        own = [
+            (model(tokens[None]).logits[0][prompt - 1 : -1] / 0.7)
+            .log_softmax(-1)
+            .gather(1, tokens[prompt:, None].long())
+            .squeeze(1)
+            for prompt, tokens in zip(
+                batch.prompt_lengths.tolist(),
+                batch.tokens.split(batch.sequence_lengths.tolist()),
+                strict=True,
+            )
+        ]
+    mismatches = (
+        float((values - batch.engine_log_probs.double())[batch.loss_mask].abs().mean())
+        for values in (log_p.detach(), torch.cat(own))
+    )
+    norm = math.sqrt(sum(squares))
+    return Expected(log_p.detach(), loss.item(), norm, changed, missing, *mismatches)
 
 
 def mean_difference(found: TokenValues, log_probs: Tensor) -> float:
@@ -222,6 +241,9 @@ def check_update(one: Step, expected: Expected) -> None:
     mean = sum(expected.changed.values()) / len(MOE_LAYERS)
     assert routing["routing/engine_changed_share"] == pytest.approx(mean)
     assert 0.5 < mean < 1
+    for name in ("mismatch", "mismatch_without_replay"):
+        assert routing[f"routing/{name}"] == pytest.approx(getattr(expected, name), abs=2e-6)
+    assert abs(expected.mismatch - expected.mismatch_without_replay) > 1e-4
 
 
 def test_an_update_without_a_pass_before_it(

@@ -196,8 +196,13 @@ def test_it_changes_nothing_where_routes_stay(
     ranks: RankPool, mixture: str, batch: TrainingBatch
 ) -> None:
     (free,) = ranks.run(ONE, Run(lr=1e-5, steps=2), mixture, batch, "none")
-    (replayed,) = ranks.run(ONE, Run(lr=1e-5, steps=2), mixture, batch, "old_log_probs")
+    measured = dataclasses.replace(UPDATE, routing_mismatch=True)
+    job = Run(lr=1e-5, steps=2, update=measured)
+    (replayed,) = ranks.run(ONE, job, mixture, batch, "old_log_probs")
     assert replayed.routing["routing/changed_share"] == 0.0
+    # The last minibatch is the policy's after the first one's update.
+    with_routes = replayed.routing["routing/mismatch"]
+    assert with_routes == replayed.routing["routing/mismatch_without_replay"] > 0
     assert replayed.minibatches == free.minibatches
     assert torch.equal(replayed.after.log_probs, free.after.log_probs)
 
@@ -243,14 +248,20 @@ def test_forward_and_gradient_are_those_of_the_old_routes(
         if hasattr(block.mlp, "gate"):
             block.mlp.gate.weight.data.add_(movement(layer))
     sequences = list(batch.tokens.split(batch.sequence_lengths.tolist()))
-    pieces = []
-    for prompt, tokens, logits in zip(
-        batch.prompt_lengths.tolist(), sequences, with_routes_of(new, old, sequences), strict=True
-    ):
-        log_p = (logits[prompt - 1 : -1] / 0.7).log_softmax(-1)
-        pieces.append(log_p.gather(1, tokens[prompt:, None]).squeeze(1))
-    log_p = torch.cat(pieces)
-    whole = UpdateSettings(minibatches=1)
+
+    def of_response(logits_of_all: list[Tensor]) -> Tensor:
+        pieces = []
+        for prompt, tokens, logits in zip(
+            batch.prompt_lengths.tolist(), sequences, logits_of_all, strict=True
+        ):
+            log_p = (logits[prompt - 1 : -1] / 0.7).log_softmax(-1)
+            pieces.append(log_p.gather(1, tokens[prompt:, None]).squeeze(1))
+        return torch.cat(pieces)
+
+    log_p = of_response(with_routes_of(new, old, sequences))
+    with torch.no_grad():
+        own = of_response([new(tokens[None]).logits[0] for tokens in sequences])
+    whole = UpdateSettings(minibatches=1, routing_mismatch=True)
     results = ranks.run(EP2, Run(between="routers", update=whole, **recompute), mixture, batch, R2)
     before, first = (gather(batch, [getattr(r, n) for r in results]) for n in ("old", "first"))
     torch.testing.assert_close(first.log_probs.double(), log_p.detach(), atol=2e-5, rtol=0)
@@ -265,6 +276,11 @@ def test_forward_and_gradient_are_those_of_the_old_routes(
         assert one.minibatches[0]["grad_norm"] == pytest.approx(norm, rel=1e-5)
         assert one.routing == results[0].routing
         assert 0.05 < one.routing["routing/changed_share"] < 0.9
+    for name, values in (("mismatch", log_p.detach()), ("mismatch_without_replay", own)):
+        apart = (values - before.log_probs.double()).abs()[batch.loss_mask].mean()
+        assert results[0].routing[f"routing/{name}"] == pytest.approx(float(apart), abs=2e-6)
+    without = results[0].routing["routing/mismatch_without_replay"]
+    assert without > 1.2 * results[0].routing["routing/mismatch"] > 0
 
 
 @pytest.fixture(scope="module")

@@ -177,6 +177,10 @@ def check_routing(line: dict[str, float]) -> None:
     without = line["routing/engine_missing_share"] * line["rollout/tokens"]
     assert without == pytest.approx(8 * 4)
     assert 0.0 <= line["routing/changed_share"] < 0.5
+    # Measured at the first step.
+    assert ("routing/mismatch" in line) == (line["step"] == 1)
+    if line["step"] == 1:
+        assert 0 < line["routing/mismatch"] <= 1e-5 and line["routing/mismatch_without_replay"] > 0
     assert all(value >= 1.0 for name, value in line.items() if name.startswith("routing/max_load"))
 
 

@@ -151,6 +151,7 @@ def routing_tags():
     one, is_text = torch.tensor([[0, 1]]), torch.tensor([True])
     totals.add_compared(1, one, one, is_text)
     totals.add_engine(1, one, one, is_text, is_text)
+    totals.add_mismatch(torch.zeros(1), torch.ones(1), torch.ones(1), is_text)
     made = totals.metrics([False, True])
     return {re.sub(r"layer_\d+", "layer_<n>", tag) for tag in made}
 
