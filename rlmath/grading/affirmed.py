@@ -100,6 +100,9 @@ def _states_cjk(before: str, text: str, end: int) -> bool:
     clause = re.split("[,，、]", before)[-1]
     if lexicon.DOUBTED_CJK.search(clause) or lexicon.CJK_VAGUE.match(text, end):
         return False
+    clause = re.split("[,，、。！？\n]", text[end : end + 40])[0]
+    if lexicon.CONDITIONAL_CJK.search(clause):
+        return False  # 12 個あれば足りる
     return lexicon.CJK.match(text, end) is None or lexicon.CJK_AFTER.match(text, end) is not None
 
 

@@ -245,6 +245,8 @@ class Atoms(Cases):
         argument = self.peek(1)
         if argument is not None and argument.kind == "num" and self.at("op", ")", 2):
             return argument.value == "0" or plain.isupper()  # I(0) is not 0
+        if self.at("op", ",", 2) and self.at("op", ")", 4) and self.at("op", "=", 5):
+            return plain in MAYBE_APPLIED  # d(A, B) =
         return plain in MAYBE_APPLIED and self.at("op", ")", 2) and self.at("op", "=", 3)
 
     def bracket(self, value: str) -> Node:

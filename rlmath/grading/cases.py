@@ -47,6 +47,8 @@ class Cases(Quantities):
         return items[0] if len(items) == 1 else ("list", tuple(items), ",")
 
     def row(self, tokens: list[Token]) -> tuple[Node, Node | None]:
+        while len(tokens) > 1 and tokens[-1].value in (",", ";", "."):
+            tokens = tokens[:-1]
         split = next((i for i, t in enumerate(tokens) if t.kind == "op" and t.value == "&"), None)
         word = next(
             (

@@ -99,6 +99,9 @@ class Comparer(PiecewiseComparer):
         """`3, 7` against `x is 3 and y is 7` from two boxes of a gold: item by item."""
         if listing[2] == "or" or len(listing[1]) != len(joined[3]):
             return False
+        named = assignments(listing)
+        if named is not None and len({name for name, _ in named}) == len(named):
+            return self.labeled_tuple(listing, joined)  # y = 3, x = 7
         return every(self.nodes(x, y) for x, y in zip(listing[1], joined[3], strict=True))
 
     def option(self, answer: Answer, gold: Answer, task: str) -> Verdict:

@@ -53,6 +53,13 @@ _MODULUS = re.compile(
 )
 
 
+# `all n with n ≡ 1 (mod 4)`
+_ALL_WITH = re.compile(
+    r"(?:all|every|any) (?:(?:integers?|numbers?) )?(?P<name>[A-Za-z]) "
+    r"(?:with|such that|where|for which|satisfying) (?P=name)"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Declaration:
     """Names of parameters with the set they run through: Z, N, R, … or `any` for a constant."""
@@ -223,6 +230,9 @@ def _unnamed_residues(tokens: list[Token]) -> list[tuple[list[Token], int]] | No
 
 def _condition_of_integers(tokens: list[Token]) -> list[Token]:
     """`n ≡ 3 (mod 4)` of `{ n in Z : n ≡ 3 (mod 4) }`; any other tokens as they are."""
+    sign = next(i for i, t in enumerate(tokens) if t.value == "equiv" and t.kind == "cmd")
+    if sign > 3 and _ALL_WITH.fullmatch(" ".join(map(_render, tokens[:sign]))):
+        return tokens[sign - 1 :]
     if tokens[0].value != "\\{" or tokens[-1].value != "\\}":
         return tokens
     inner = tokens[1:-1]

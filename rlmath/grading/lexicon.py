@@ -127,6 +127,7 @@ DOUBTED_CJK = re.compile(
     r"假设|假如|如果|若|假定|倘若|错误|認為|认为|猜|可能|有人|他说|她说|觉得|估计|据说|听说|もし|仮に|誤"
     r"|と言|と思"
 )
+CONDITIONAL_CJK = re.compile("れば|なら|たら|場合|的话|的話|就矛盾")
 UNSURE_CJK = re.compile(r"不知道|不清楚|不确定|分からない|わからない")
 # A counter, a polite ending and the end of the clause.
 CJK_AFTER = re.compile(
@@ -135,6 +136,7 @@ CJK_AFTER = re.compile(
 )
 CJK_VAGUE = re.compile(
     r"[\s$]*(?:左右|上下|以上|以下|未満|多|余|还是|或|くらい|ぐらい|ほど|程度|吗|么|呢|か|だろ|でしょ)"
+    r"|[\s$]*[\u3040-\u9fff]{1,3}(?:左右|以上|以下|以内|未満|未满|くらい|ぐらい|ほど|程度)"
 )
 OPENERS = _names(
     """> so thus therefore hence then finally consequently accordingly altogether overall all

@@ -100,6 +100,8 @@ def _doubted(rest: str) -> bool:
         return False
     if all(wording.changes_value(word) and not word.isdigit() for word in found):
         return True
+    if found[0] in ("seems", "looks", "appears"):
+        return True
     predicate = found[0] in _PREDICATES or len(found) == 1
     if predicate and any(word in wording.NEGATIONS for word in found[:4]):
         return True

@@ -10,7 +10,7 @@ from rlmath.grading import hedges
 _DIGIT = re.compile(r"\d")
 _STATES = re.compile(
     r"(?:is|are|be|was|were|equals?|has|have|had|gets?|pays?|needs?|makes?|gives?|costs?|total|"
-    r"there|left|remains?|obtain|find|answer)\b|="
+    r"there|left|remains?|obtain|find|answer|paid|spent|earned|owed|saved|received)\b|="
 )
 _REASON = r"(?:because|since|given that|rather than|instead of|as opposed to|unlike|whereas)\b"
 _AMOUNT = re.compile(r"\b(?:is|are|was|were|equals|=) \$\d[\d,.]*\Z")
@@ -73,7 +73,7 @@ _SCALED = re.compile(
 )
 _RELATES = re.compile(r"\$? ?(?:<(?![|/])|>(?=\s*[\w\\])|[≠≤≥]|\\(?:ne|neq|le|ge|leq|geq|lt|gt)\b)")
 _NEGATED_CJK = re.compile(
-    r"(?:不是|不等于|不为|不会是|不可能是|不选|非|小于|大于|少于|多于|超过|不到|除了?|或|か)\s*$"
+    r"(?:不是|不等于|不为|不会是|不可能是|不选|没有?|無|无|非|小于|大于|少于|多于|超过|不到|除了?|或|か)\s*$"
 )
 _DENIED_CJK = re.compile(
     r"\s*(?:では?な|でな|ではあ|じゃ|は(?:間違|誤|違|不)|の(?:倍数|約数|2乗|二乗|平方|立方|逆数|階乗)|分之|分の|的(?:倍数|约数|因数|平方|立方|两倍|一半|倒数|阶乘)|是(?:错|不)|以外|を超|以上|以下|未満|より|不对|是错|倍|或|か\d)"
@@ -91,8 +91,8 @@ _RIGHT = r"(?:is correct|is right|is true|holds)"
 _ENDING = rf"(?:\s*(?:{_RIGHT}|is the (?:correct|right) \w+|is it|works))?\s*[.!]?\s*"
 # Before it: `which corresponds to option C`, but not `the majority voted for option D`.
 _KNOWN = (
-    r"(?:.*\b(?:is|be|match(?:es)?|to|gives?|have|get|thus|so|therefore|hence|means?|choose|select"
-    r"|pick|with|only|answer|,|:)\s+|[\s,]*)"
+    r"(?:.*\b(?:is|be|match(?:es)?|(?:corresponds?|leads?(?: us)?|equal) to|gives?|have|get|thus|so"
+    r"|therefore|hence|means?|choose|select|pick|with|only|answer|,|:)\s+|[\s,]*)"
     r"(?:(?:the|correct|right|best|final|answer|this|our|my) )*"
 )
 _OPTION = tuple(

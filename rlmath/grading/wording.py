@@ -215,7 +215,7 @@ _LEADS = _names(
     cone cylinder pyramid polygon quadrilateral trapezoid hexagon pentagon parabola ellipse
     hyperbola line lines segment chord arc sector region shaded plane graph curve tangent
     cost price profit money age average mean median mode variance deviation expected
-    expectation rate interest salary score weight mass force energy temperature possible
+    expectation rate interest salary score weight mass force energy temperature possible net
     different distinct students people apples balls cards coins units using simplified exact
     she he they
     form interval set case system inequality problem question given above choice option who
@@ -244,6 +244,17 @@ _OF_EVENT = re.compile(
 )
 
 
+# Nor does it matter whose volume it is.
+_OF_THING = re.compile(
+    r"(?:(?:so|thus|therefore|hence|then) )?(?:the )?(?:(?:total|surface|average|final) )?"
+    r"(?:area|volume|perimeter|circumference|length|width|height|distance|speed|velocity|radius"
+    r"|diameter|mass|weight|force|energy|price|cost|age|temperature|slope|sum|product"
+    r"|number|count|degree) of (?:the|a|an|this|each) "
+    r"(?!.*\b(?:answer|result|value|solution|square|cube|root|guess)\b)"
+    r"(?P<thing>[a-z' -]{2,60}) (?:is|equals)"
+)
+
+
 def lead_length(words: list[str]) -> int:
     """How many of these words announce the value that follows: `the area of the circle is`.
 
@@ -252,7 +263,11 @@ def lead_length(words: list[str]) -> int:
     if not words or len(words) > _MAX_LEAD_WORDS:
         return 0
     lowered = [word.lower() for word in words]
-    if _OF_EVENT.fullmatch(" ".join(lowered)) and NEGATIONS.isdisjoint(lowered):
+    said = " ".join(lowered)
+    if _OF_EVENT.fullmatch(said) and NEGATIONS.isdisjoint(lowered):
+        return len(words)
+    thing = _OF_THING.fullmatch(said)
+    if thing is not None and not any(map(changes_value, thing["thing"].split())):
         return len(words)
     for word, low in zip(words, lowered, strict=True):
         name = len(word) <= 4 and word.isupper() and word != "I"
