@@ -382,7 +382,8 @@ class BucketGatherer:
         pending = _Pending({}, {}, [], [])
         if wanted:
             self._make_room(bucket, routes, pending)
-        whole = pending.whole
+        whole, group = pending.whole, self.parallel.group
+        operations: list[dist.P2POp] = []
         of_experts = routes or ()
         to_all = [name for name in types if name not in of_experts]
         for source, runs in self._by_source(to_all, destination).items():
@@ -399,7 +400,15 @@ class BucketGatherer:
                     part.copy_(self._local[run].values())
             else:
                 pending.received += parts
-            pending.messages.append((self._transfer(packed, source, destination), packed))
+            if destination is None:
+                work = dist.broadcast(packed, source, group=group, async_op=True)
+                assert work is not None, "this rank is in the group that it takes part in"
+                pending.messages.append((work, [packed]))
+            elif source == me:
+                operations.append(dist.P2POp(dist.isend, packed, destination, group))
+            else:
+                operations.append(dist.P2POp(dist.irecv, packed, source, group))
+        pending.start(operations)
         if routes is not None:
             self._exchange_experts(bucket, routes, pending)
         return pending
@@ -426,13 +435,11 @@ class BucketGatherer:
         # Of each run, where its parts go: a parameter is read once, perhaps from host memory.
         targets: dict[Run, list[tuple[Run, Tensor]]] = {}
         operations: list[dist.P2POp] = []
-        buffers: list[Tensor] = []
         group = self.parallel.group
         for run, part in exchange.own:
             targets.setdefault(run, []).append((part, pending.place(part)))
         for ranks, parts in exchange.sends:
             packed, views = _packed([part for _, part in parts], types, self.device)
-            buffers.append(packed)
             for (run, part), (_, view) in zip(parts, views, strict=True):
                 targets.setdefault(run, []).append((part, view))
             operations += [dist.P2POp(dist.isend, packed, rank, group) for rank in ranks]
@@ -442,24 +449,9 @@ class BucketGatherer:
                 place.copy_(values.narrow(run.dim, part.start - run.start, part.length))
         for rank, received in exchange.receives.items():
             packed, views = _packed(received, types, self.device)
-            buffers.append(packed)
             pending.received += views
             operations.append(dist.P2POp(dist.irecv, packed, rank, group))
-        if operations:
-            # All at once, or NCCL would open a communicator for every pair of ranks, and wait.
-            works = dist.batch_isend_irecv(operations)
-            pending.messages += [(work, buffers) for work in works]
-
-    def _transfer(self, packed: Tensor, source: int, destination: int | None) -> dist.Work:
-        group = self.parallel.group
-        if destination is None:
-            work = dist.broadcast(packed, source, group=group, async_op=True)
-        elif source == self.parallel.global_rank:
-            work = dist.isend(packed, destination, group=group)
-        else:
-            work = dist.irecv(packed, source, group=group)
-        assert work is not None, "this rank is in the group that it takes part in"
-        return work
+        pending.start(operations)
 
     def _by_source(self, names: Iterable[str], destination: int | None) -> dict[int, list[Run]]:
         """Who sends which runs of tensors: what the destination holds itself, it takes there."""
@@ -488,7 +480,15 @@ class _Pending:
     whole: dict[str, Tensor]
     starts: dict[str, int]
     received: list[tuple[Run, Tensor]]
-    messages: list[tuple[dist.Work, Tensor | list[Tensor]]]
+    messages: list[tuple[dist.Work, list[Tensor]]]
+
+    def start(self, operations: list[dist.P2POp]) -> None:
+        """Send and receive messages all at once: one by one, NCCL would open a communicator, with
+        its own memory, for every pair of ranks, and wait for both."""
+        if operations:
+            buffers = [one.tensor for one in operations]
+            works = dist.batch_isend_irecv(operations)
+            self.messages += [(work, buffers) for work in works]
 
     def place(self, run: Run) -> Tensor:
         """Where a run goes."""

@@ -15,10 +15,12 @@ import contextlib
 import threading
 import weakref
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
@@ -124,6 +126,18 @@ class FakeCuda:
             return empty(*size, **options)
 
         patch.setattr(torch, "empty", on_device)
+
+    def install_messages(self, patch: pytest.MonkeyPatch) -> None:
+        """Play broadcasts, and messages in batches. One by one NCCL opens a communicator for each
+        pair of ranks, so there are none of those."""
+
+        def batch(operations: list[Any]) -> list[Work]:
+            assert operations, "NCCL refuses a batch of nothing"
+            return [self.collective()]
+
+        patch.setattr(dist, "broadcast", self.collective)
+        patch.setattr(dist, "P2POp", lambda _, tensor, *__: SimpleNamespace(tensor=tensor))
+        patch.setattr(dist, "batch_isend_irecv", batch)
 
 
 class _Properties:

@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import yaml
 from torch import Tensor
 
@@ -220,8 +219,7 @@ def races(
     worker = join(monkeypatch, backend, cuda, "cpu")
     # Buckets of a few kilobytes: dozens of them, and messages that end elsewhere.
     gatherer, model = gatherer_of(monkeypatch, shape, ranks, 0.01)
-    for method in ("broadcast", "isend", "irecv"):
-        monkeypatch.setattr(dist, method, cuda.collective)
+    cuda.install_messages(monkeypatch)
     monkeypatch.setattr("rlmath.weights.transports.MIB", 8192)
     connection = connect(plan_for(worker, backend, 1), gatherer, CUDA)
     with Races(cuda), torch.no_grad():
@@ -242,8 +240,7 @@ def test_a_rank_that_only_sends_changes_its_weights_after_they_are_sent(
 
     cuda.install(monkeypatch, "cpu")
     gatherer, model = gatherer_of(monkeypatch, DENSE, 2, 0.01)
-    for method in ("broadcast", "isend", "irecv"):
-        monkeypatch.setattr(dist, method, cuda.collective)
+    cuda.install_messages(monkeypatch)
     side_stream = CUDA.side_stream()
     with Races(cuda), torch.no_grad():
         for _ in range(2):
@@ -357,8 +354,7 @@ def test_every_preset_goes_through_and_keeps_to_the_plans_buffers(
     shape = replace(whole, layers=2 if whole.experts else 8)
     worker = join(monkeypatch, backend, cuda, "meta")
     gatherer, _ = gatherer_of(monkeypatch, shape, 2, 512, "meta")
-    for method in ("broadcast", "isend", "irecv"):
-        monkeypatch.setattr(dist, method, cuda.collective)
+    cuda.install_messages(monkeypatch)
     connection = connect(plan_for(worker, backend, 512), gatherer, CUDA)
     largest = max(t.num_bytes for t in gatherer.tensors)
     with LiveBytes("meta") as memory:
