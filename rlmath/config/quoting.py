@@ -1,11 +1,17 @@
-"""Paths as overrides: folders may have names that mean something to Hydra's overrides."""
+"""Paths and texts as overrides, where they may have what means something to Hydra's overrides."""
 
 from __future__ import annotations
 
 import re
+from enum import Enum
 from pathlib import Path
+from typing import Any
 
 _PLAIN = re.compile(r"[A-Za-z0-9_./+%@:-]+( +[A-Za-z0-9_./+%@:-]+)*")
+
+_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# What Hydra reads as another type, in any case.
+_OTHER_TYPES = {"true", "false", "null", "nan", "inf"}
 
 
 def path_override(key: str, path: str | Path) -> str:
@@ -16,7 +22,20 @@ def path_override(key: str, path: str | Path) -> str:
 def quoted_path(path: str | Path) -> str:
     """A path as the value of an override or an item of a list."""
     text = str(path)
-    if _PLAIN.fullmatch(text):
-        return text
-    escaped = text.replace('"', '\\"')
-    return f'"{escaped}"'
+    return text if _PLAIN.fullmatch(text) else _quoted(text)
+
+
+def override(key: str, value: Any) -> str:
+    """``key=value`` for a setting that is a text, a number, true, false, null or one of several."""
+    if isinstance(value, Enum):
+        return f"{key}={value.value}"
+    if value is None or isinstance(value, bool):
+        return f"{key}={'null' if value is None else str(value).lower()}"
+    if isinstance(value, str) and (value.lower() in _OTHER_TYPES or not _WORD.fullmatch(value)):
+        return f"{key}={_quoted(value)}"
+    return f"{key}={value}"
+
+
+def _quoted(text: str) -> str:
+    # Only a quote, and backslashes right before one, are escaped.
+    return '"' + re.sub(r'(\\*)("|\Z)', lambda m: m[1] * 2 + ('\\"' if m[2] else ""), text) + '"'

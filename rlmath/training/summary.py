@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import shlex
 from collections.abc import Mapping
@@ -10,7 +11,7 @@ from typing import Any
 
 from rlmath.algorithms.mismatch import measure
 from rlmath.checks import attempts
-from rlmath.config.quoting import path_override, quoted_path
+from rlmath.config.quoting import override, path_override, quoted_path
 from rlmath.config.schema import Config
 from rlmath.monitor import plot_curves, read_metrics, update_summary
 from rlmath.monitor.progress import duration
@@ -109,6 +110,15 @@ def _accuracy(summary: Mapping[str, Any], when: str) -> str:
     return f"{summary[f'eval/accuracy_{when}']:.3f}{spread}"
 
 
+# Of the sections that decide about prompts, sampling and grades, what the command below does not
+# repeat. Accuracy does not depend on the rewards.
+_NOT_FOR_EVALUATION = {
+    "data": {"train_paths", "train_weights", "eval_paths", "shuffle", "seed"},
+    "eval": {"benchmarks", "data_dir", "published_settings", "checkpoint", "every", "samples"},
+    "reward": {"items", "correct", "incorrect", "on_error", "num_workers", "workers_on"},
+}
+
+
 def _evaluate_command(config: Config) -> str:
     """Evaluates the trained model on the same held-out problems, or on a benchmark."""
     run_dir, data = Path(config.runner.run_dir), config.data
@@ -116,12 +126,18 @@ def _evaluate_command(config: Config) -> str:
     words.append(path_override("runner.run_dir", run_dir))
     if data.eval_paths:
         paths = ",".join(map(quoted_path, data.eval_paths))
-        words += [f"data.eval_paths=[{paths}]", "eval.samples=8"]
-        default = type(data)()
-        for key in ("prompt_key", "answer_key", "apply_chat_template", "max_prompt_tokens"):
-            if getattr(data, key) != getattr(default, key):
-                value = getattr(data, key)
-                words.append(f"data.{key}={str(value).lower() if value is True else value}")
+        words += [
+            f"data.eval_paths=[{paths}]",
+            f"eval.samples={8 if config.eval.temperature else 1}",
+        ]
+        for section, left_out in _NOT_FOR_EVALUATION.items():
+            own = getattr(config, section)
+            words += [
+                override(f"{section}.{field.name}", getattr(own, field.name))
+                for field in dataclasses.fields(own)
+                if field.name not in left_out
+                and getattr(own, field.name) != getattr(type(own)(), field.name)
+            ]
         words.append(f"rollout.max_response_tokens={config.rollout.max_response_tokens}")
     else:
         words.append("eval.benchmarks=[{name: math500}]")

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
 from rlmath.config.load import load
-from rlmath.config.quoting import path_override, quoted_path
+from rlmath.config.quoting import override, path_override, quoted_path
+from rlmath.config.schema import OverlongPrompt
 
 NAMES = ["plain", "a b", "a{b}", "{name}", "a,b", "a=b", "a'b", 'a"b', "a#b", "a:b", "a$b", "(a)"]
-NAMES += ["a[b]", "ä", "a%b", "~a", "@a", "a+b", "-a", "<a>", "a  b", "a\\b"]
+NAMES += ["a[b]", "ä", "a%b", "~a", "@a", "a+b", "-a", "<a>", "a  b", "a\\b", 'a\\"b', "a\\"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -25,6 +27,42 @@ def test_a_path_is_read_back(name: str) -> None:
     )
     assert config.model.path == str(path)
     assert config.data.train_paths == [str(path), "b.jsonl"]
+
+
+TEXTS = [
+    "word",
+    "null",
+    "True",
+    "NaN",
+    "1",
+    "1e5",
+    "",
+    " a ",
+    "a\nb",
+    "a\\\n",
+    'say "x" \\',
+    "it's",
+]
+TEXTS += ["{prompt} in \\boxed{}.", "\\\\", '\\"', "a, b=[c] # d", "解: {prompt}\u2028", "%s ~ @ :"]
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_text_is_read_back(text: str) -> None:
+    config = load(["model.path=m", "runner.run_dir=r", override("data.prompt_key", text)])
+    assert config.data.prompt_key == text
+
+
+def test_other_values_are_read_back() -> None:
+    values = {
+        "data.system_prompt": None,
+        "data.apply_chat_template": True,
+        "data.overlong_prompts": OverlongPrompt.stop,
+        "eval.top_p": 0.5,
+        "data.max_prompt_tokens": 7,
+    }
+    given = [override(key, value) for key, value in values.items()]
+    config = OmegaConf.structured(load(["model.path=m", "runner.run_dir=r", *given]))
+    assert {key: OmegaConf.select(config, key) for key in values} == values
 
 
 def test_a_path_that_needs_no_quotes_has_none() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shlex
 from pathlib import Path
@@ -54,6 +55,10 @@ def test_the_end_of_a_run_says_what_it_came_to_and_what_is_next(
             "data.prompt_key=Question",
             "data.answer_key=answer",
             "data.max_prompt_tokens=64",
+            r'data.prompt_template="{prompt} Say \"so\" in \boxed{}."',
+            "data.malformed_rows=skip",
+            "eval.temperature=0.3",
+            "reward.fallback=number",
             "rollout.max_response_tokens=64",
         ]
     )
@@ -74,7 +79,16 @@ def test_the_end_of_a_run_says_what_it_came_to_and_what_is_next(
     words = shlex.split(command)
     assert words[:2] == ["rlmath", "evaluate"]
     assert main([*words[1:], "--check"]) == 0
-    assert "8 samples each" in capsys.readouterr().out
+    assert "8 samples each, temperature 0.3," in capsys.readouterr().out
+    # Greedy samples of a problem are all the same.
+    config.eval.temperature = 0.0
+    assert {"eval.samples=1", "eval.temperature=0.0"} <= set(
+        shlex.split(ending(config, read_summary(run_dir)))
+    )
+    # On the same prompts, graded alike.
+    again = load(words[2:])
+    assert again.data == dataclasses.replace(config.data, train_paths=again.data.train_paths)
+    assert again.reward.fallback == config.reward.fallback
 
 
 def test_an_interrupted_run_has_its_curves(tmp_path: Path) -> None:
