@@ -19,7 +19,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from rlmath.checkpoint.manifest import MANIFEST
-from rlmath.checks.inputs import contents
+from rlmath.checks.inputs import contents, input_files
 from rlmath.checks.made_with import made_with
 from rlmath.config.load import save, to_plain
 from rlmath.config.renamed import RENAMED, RENAMED_VALUES
@@ -150,7 +150,7 @@ def continuation(config: Config, command: str = "train") -> Continuation | None:
     found = [*changes(source / loop.config_file, config)]
     tried = attempts(source) if command == "train" else []
     if tried and (files := attempt_of(tried, step).files):
-        found += _differing(files, contents(config))
+        found += _differing(files, contents(input_files(config)))
     return Continuation(step, steps, setting, tuple(found), exported)
 
 
@@ -238,7 +238,7 @@ def record(config: Config, after_step: int, begins: bool = False) -> None:
         "config": name,
         "started": started,
         "made_with": made_with(),
-        "files": contents(config),
+        "files": contents(input_files(config)),
     }
     with file.open("a", encoding="utf-8") as out:
         out.write(json.dumps(line) + "\n")

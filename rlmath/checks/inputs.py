@@ -7,7 +7,7 @@ checkpoint has its own, and knows a base model by its fingerprint.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from rlmath.config.benchmarks import benchmarks_of
@@ -31,10 +31,10 @@ _PLACES = 64
 _AT_ONCE_BYTES = 2**20
 
 
-def contents(config: Config) -> dict[str, str]:
-    """A digest of each file, by a text that names it; a file that cannot be read is left out."""
+def contents(files: Iterable[tuple[str, Path]]) -> dict[str, str]:
+    """A digest of each file, by a text with its name; a file that cannot be read is left out."""
     found = {}
-    for name, path in _files(config):
+    for name, path in files:
         try:
             found[f"contents of {name}"] = _digest(path)
         except OSError:
@@ -42,19 +42,25 @@ def contents(config: Config) -> dict[str, str]:
     return found
 
 
-def _files(config: Config) -> Iterator[tuple[str, Path]]:
+def input_files(config: Config) -> Iterator[tuple[str, Path]]:
+    """Problems, rewards, and what decides about a model's prompts and stops."""
     benchmarks = [path for one in benchmarks_of(config) for path in one.paths]
     for given in dict.fromkeys([*config.data.train_paths, *benchmarks]):
         if not is_hub(given):
             yield str(given), Path(given)
-    for item in config.reward.items:
-        place = item.name if item.name.endswith(".py") else item.name.rpartition(":")[0]
-        if place.endswith(".py"):
-            yield place, Path(place).expanduser()
+    yield from reward_files(config)
     own = config.model.path == TINY
     folder = Path(config.runner.run_dir) / "model" if own else Path(config.model.path)
     for name in _MODEL_FILES:
         yield f"model.path's {name}", folder / name
+
+
+def reward_files(config: Config) -> Iterator[tuple[str, Path]]:
+    """Files that rewards are functions of."""
+    for item in config.reward.items:
+        place = item.name if item.name.endswith(".py") else item.name.rpartition(":")[0]
+        if place.endswith(".py"):
+            yield place, Path(place).expanduser()
 
 
 def _digest(path: Path) -> str:

@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rlmath.config.benchmarks import benchmarks_of
 from rlmath.config.load import save
 from rlmath.config.schema import Config
 from rlmath.data import load_tokenizer
@@ -48,7 +47,14 @@ def _evaluate_all(config: Config, folder: Path) -> int:
     config = with_checkpoint(config, folder / "model")
     save(config, folder / "config.yaml")
     held_out = load_held_out(config, load_tokenizer(config.model.path))
-    entries = _finished(config, folder)
+    entries = _finished(config, folder, held_out)
+    for one in held_out:
+        if one.benchmark.name in entries:
+            print(
+                f"{one.benchmark.title}: the same weights, problems, settings and rewards were "
+                "evaluated before, and the results are those; runner.resume=never evaluates again",
+                flush=True,
+            )
     left = [one for one in held_out if one.benchmark.name not in entries]
     if left:
         with (
@@ -76,7 +82,7 @@ def _evaluate_one(
 ) -> dict[str, Any]:
     """Evaluate one benchmark; its entry in the results."""
     benchmark, config = held_out.benchmark, session.config
-    fingerprint = about(config, benchmark)
+    fingerprint = about(config, held_out)
     with Journal(_journal_path(folder, benchmark.name), fingerprint) as journal:
         if config.runner.resume == "never":
             journal.samples.clear()
@@ -101,14 +107,14 @@ def _journal_path(folder: Path, benchmark: str) -> Path:
     return folder / "unfinished" / f"{benchmark}.jsonl"
 
 
-def _finished(config: Config, folder: Path) -> dict[str, Any]:
+def _finished(config: Config, folder: Path, held_out: list[HeldOut]) -> dict[str, Any]:
     """Entries of an earlier call that this one would make again just so."""
     if config.runner.resume == "never":
         return {}
     earlier = read_results(folder)
     return {
-        benchmark.name: earlier[benchmark.name]
-        for benchmark in benchmarks_of(config)
-        if benchmark.name in earlier
-        and earlier[benchmark.name]["about"] == about(config, benchmark)
+        one.benchmark.name: earlier[one.benchmark.name]
+        for one in held_out
+        if one.benchmark.name in earlier
+        and earlier[one.benchmark.name]["about"] == about(config, one)
     }

@@ -6,13 +6,16 @@ import dataclasses
 import hashlib
 import json
 import multiprocessing
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from rlmath.config.benchmarks import Benchmark
+from rlmath.checks.inputs import contents, reward_files
 from rlmath.config.schema import Config
+from rlmath.evaluation.held_out import HeldOut
 from rlmath.monitor.files import replacing
+from rlmath.types import Problem
 
 _MARK = "made_from.json"
 
@@ -51,17 +54,26 @@ def export_checkpoint(checkpoint: str, folder: Path, source: str) -> None:
         process.submit(_export, checkpoint, str(folder), source).result()
 
 
-def about(config: Config, benchmark: Benchmark) -> dict[str, Any]:
+def about(config: Config, held_out: HeldOut) -> dict[str, Any]:
     """What decides the samples of a benchmark and their grades; equal for the same evaluation."""
-    settings = json.loads(json.dumps(dataclasses.asdict(benchmark), default=str))
+    settings = json.loads(json.dumps(dataclasses.asdict(held_out.benchmark), default=str))
     return {
         "weights": _files(Path(config.model.path)),
         "dtype": config.model.dtype.value,
-        "data_sha256": [hashlib.sha256(Path(p).read_bytes()).hexdigest() for p in benchmark.paths],
+        "problems_sha256": _problems_sha256(held_out.problems),
         "settings": settings,
         "reward": json.loads(json.dumps(dataclasses.asdict(config.reward), default=str)),
+        "reward_files": contents(reward_files(config)),
         "seed": config.runner.seed,
     }
+
+
+def _problems_sha256(problems: Sequence[Problem]) -> str:
+    """Of what was read, so that it does not matter whether from a file or a data set of a hub."""
+    digest = hashlib.sha256()
+    for one in problems:
+        digest.update(json.dumps(dataclasses.asdict(one), default=str).encode())
+    return digest.hexdigest()
 
 
 def _files(folder: Path) -> list[Any]:

@@ -252,10 +252,10 @@ def test_files_with_other_contents_are_said_and_are_in_the_card(run_dir: Path) -
     # Files that are too large to be read at every start are known by their size and some places.
     with (data / "train.jsonl").open("wb") as file:
         file.truncate(inputs._READ_WHOLE_BYTES + 1)
-    before = inputs.contents(now)
+    before = inputs.contents(inputs.input_files(now))
     with (data / "train.jsonl").open("r+b") as file:
         file.write(b"x")
-    assert inputs.contents(now) != before
+    assert inputs.contents(inputs.input_files(now)) != before
 
 
 def test_a_run_that_begins_from_a_checkpoint_has_none_of_the_folders_earlier_starts(

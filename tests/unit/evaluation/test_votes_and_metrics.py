@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from rlmath.config.benchmarks import benchmarks_of, longest_response_tokens
 from rlmath.config.load import load
+from rlmath.evaluation.held_out import HeldOut
 from rlmath.evaluation.journal import Journal
 from rlmath.evaluation.metrics import benchmark_metrics, tagged
 from rlmath.evaluation.results import table, write_results
+from rlmath.evaluation.source import about
 from rlmath.evaluation.votes import Votes, count_votes
 from rlmath.types import GradedSample, Group, Problem, Sample
 
@@ -99,6 +102,33 @@ def test_results_are_written(tmp_path: Path) -> None:
     assert written["benchmarks"]["mine"]["metrics"]["accuracy"] == 0.25
     assert written["benchmarks"]["mine"]["metrics"]["accuracy_standard_error"] is None
     assert "| 25.0 |" in " ".join(table({"mine": entry}).split())
+
+
+def test_another_evaluation_is_known_by_its_problems_and_rewards(tmp_path: Path) -> None:
+    """Data sets of a hub have no file to read; a reward's file may change under its name."""
+    model, reward = tmp_path / "m", tmp_path / "mine.py"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    reward.write_text("def mine(completions): ...")
+    config = load(
+        [
+            f"model.path={model}",
+            f"runner.run_dir={tmp_path}",
+            "data.eval_paths=[hub:org/set:main:test]",
+            f"reward.items=[{{name: math}}, {{name: '{reward}:mine'}}]",
+        ]
+    )
+    (benchmark,) = benchmarks_of(config)
+
+    def seen(answer: str = "2") -> dict[str, Any]:
+        problem = Problem("f:1", "?", (1,), (answer,), columns={"n": 1})
+        return about(config, HeldOut(benchmark, (problem,)))
+
+    first = seen()
+    assert seen() == first == json.loads(json.dumps(first))
+    assert seen("3") != first
+    reward.write_text("def mine(completions): return []")
+    assert seen() != first
 
 
 def test_what_a_benchmark_is_sampled_with() -> None:
