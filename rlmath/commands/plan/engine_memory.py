@@ -44,12 +44,16 @@ def engine_weights_bytes(spec: ModelSpec, tp: int, quantized: bool = False) -> f
     )
 
 
-def engine_sync_bytes(spec: ModelSpec, bucket_bytes: int, tp: int) -> float:
-    """What an engine's rank takes for a weight sync beside its weights."""
+def engine_sync_bytes(spec: ModelSpec, bucket_bytes: int, tp: int, transport: str = "ipc") -> float:
+    """What an engine's rank takes for a weight sync beside its weights.
+
+    Args:
+        transport: Its name, not ``auto``.
+    """
     module = 2 * spec.experts * 3 * spec.hidden * spec.moe_ffn or None
     largest = largest_tensor_bytes(spec)
     sizes = sync_buffer_bytes(
-        "ipc",
+        transport,
         bucket_bytes,
         largest,
         largest_module_bytes=module if module and module > largest else None,

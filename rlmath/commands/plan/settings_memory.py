@@ -7,12 +7,14 @@ from rlmath.commands.plan.colocated import (
     settings_in_plan,
     settings_phases,
 )
-from rlmath.commands.plan.engine_memory import engine_weights_bytes
+from rlmath.commands.plan.engine_adapters import inbox_bytes
+from rlmath.commands.plan.engine_memory import engine_sync_bytes, engine_weights_bytes
 from rlmath.commands.plan.gpus import GPUS, Gpu
 from rlmath.commands.plan.memory import GIB, Phase, actor_phases, usable_bytes
 from rlmath.commands.plan.teacher import describe_teacher
 from rlmath.config.rollout import Quantization
 from rlmath.config.schema import Config, DType, Placement
+from rlmath.config.weights import Transport
 from rlmath.model.spec import ModelSpec
 
 # Of these phases none depends on the card.
@@ -56,6 +58,15 @@ def _miss(config: Config, spec: ModelSpec, gpu: Gpu) -> str | None:
     fullest = max(_phases(config, spec, gpu.memory_gib), key=lambda phase: phase.num_bytes)
     if fullest.num_bytes > usable_bytes(gpu.memory_gib):
         return f"{fullest.describe()}, of {usable_bytes(gpu.memory_gib) / GIB:.1f} GiB"
+    if config.cluster.placement is Placement.separate:
+        share, buffers = config.rollout.gpu_memory_utilization, _sync_beside_cache(config, spec)
+        left = usable_bytes(gpu.memory_gib) - share * gpu.memory_gib * GIB
+        if buffers > left:
+            return (
+                f"beside rollout.gpu_memory_utilization={share:g} a weight sync takes "
+                f"{buffers / GIB:.1f} GiB of an engine's GPU, and {max(0.0, left) / GIB:.1f} are "
+                "left"
+            )
     longest = config.data.max_prompt_tokens + config.rollout.max_response_tokens
     tokens = settings_cache_tokens(config, spec, gpu.memory_gib)
     if tokens < longest:
@@ -66,3 +77,14 @@ def _miss(config: Config, spec: ModelSpec, gpu: Gpu) -> str | None:
             f"{max(0, int(tokens)):,} tokens, fewer than one sequence of {longest:,}"
         )
     return None
+
+
+def _sync_beside_cache(config: Config, spec: ModelSpec) -> float:
+    """What a weight sync takes of a GPU whose engine keeps its KV cache meanwhile, in bytes."""
+    actor, step = settings_in_plan(config, spec)
+    if actor.engine_adapters is not None:
+        return inbox_bytes(spec, step.bucket_bytes, actor.engine_adapters)
+    many = config.weights.transport is Transport.nccl_m2n
+    transport = Transport.nccl_m2n if many else Transport.nccl
+    tp = config.rollout.tensor_parallel
+    return engine_sync_bytes(spec, step.bucket_bytes, tp, transport.value)

@@ -162,6 +162,12 @@ def test_settings_for_gpus_are_checked_without_them(
     # What does not fit says so; what does not divide is an error as anywhere.
     assert main([*gpu, "actor.max_tokens_per_microbatch=131072", "actor.logits=whole"]) == 0
     assert "an H100 is too small: logits" in capsys.readouterr().out
+    # Engines on separate GPUs keep their KV cache while they receive weights.
+    separate = [*gpu, "cluster.placement=separate", "rollout.engines=4"]
+    for share, fits in (("0.85", True), ("0.92", False)):
+        assert main([*separate, f"rollout.gpu_memory_utilization={share}"]) == 0
+        said = f"gpu_memory_utilization={share} a weight sync takes 5.6 GiB of an engine's GPU"
+        assert (said in capsys.readouterr().out) == (not fits)
     assert main([*gpu, "actor.tensor_parallel=3"]) == 2
     assert "actor.tensor_parallel=3" in capsys.readouterr().err
 
