@@ -16,7 +16,9 @@ text. A few hundred characters are read, however long the text is.
 from __future__ import annotations
 
 import itertools
+import operator
 import re
+from collections.abc import Iterable
 
 from rlmath.grading import lexicon
 from rlmath.grading.verbs import COPULAS, is_order, is_stating
@@ -31,6 +33,7 @@ _REPORTED = frozenset(
 _EQUALS = ("=", "≈", "\\approx")
 _OPENING = frozenset("({}+*")
 _REPEATED = 240  # characters, from which on words of a text are counted before they are read
+_LAST_SIGN = operator.itemgetter(-1)
 _MARKS = lexicon.MARKUP.__contains__
 _IN_TEXT = frozenset(("\\text", "\\mathrm", "{", "}")).__contains__
 
@@ -408,7 +411,7 @@ def _equates(left: list[str], after: list[str] | None = None) -> int:
     start = _end_of_words(tail, kinds)
     formula = tail[start:] if start else tail
     in_formula = set(formula) if start else kinds
-    numbers = any(map(is_number, kinds))
+    numbers = _has_number(kinds)
     if numbers and not lexicon.SIGNS.isdisjoint(kinds):
         known = ("a", "x", after[0] if after else "")  # 140 m - 100 m = 40 m
         letters = any(len(w) == 1 and w.isalpha() and w not in known for w in in_formula)
@@ -420,7 +423,7 @@ def _equates(left: list[str], after: list[str] | None = None) -> int:
         return 1  # f(50) =
     if start and not formula:
         return int(lexicon.NOT_IN_CLAUSE.isdisjoint(tail))
-    if any(map(is_number, in_formula)):
+    if _has_number(in_formula):
         return int(lexicon.SIGNS.isdisjoint(in_formula) and not is_number(formula[0]))
     return int(lexicon.UNKNOWN.isdisjoint(in_formula))
 
@@ -432,12 +435,17 @@ def _end_of_words(found: list[str], kinds: set[str]) -> int:
         found: tokens.
         kinds: the different ones.
     """
-    if not any(len(word) > 1 and word[0].isalpha() for word in kinds):
+    if not any(word[0].isalpha() for word in [word for word in kinds if len(word) > 1]):
         return 0
     size = len(found)
     while size and (len(found[size - 1]) == 1 or not found[size - 1][0].isalpha()):
         size -= 1
     return size
+
+
+def _has_number(found: Iterable[str]) -> bool:
+    """Whether one of these tokens is a number."""
+    return any(map(str.isdigit, map(_LAST_SIGN, found)))
 
 
 def is_number(token: str) -> bool:

@@ -100,6 +100,8 @@ def stands_alone(text: str, begin: int, end: int) -> bool:
     """Whether what is beside the box, or the row of boxes, at [begin, end) leaves its value."""
     before = text[begin - _WINDOW if begin > _WINDOW else 0 : begin]
     after = text[end : end + _WINDOW]
+    if not before and not after:
+        return True
     inside = _is_inside(before, after)
     if _is_part_before(before, inside) or _is_part_after(after, inside):
         return False
