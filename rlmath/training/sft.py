@@ -20,6 +20,7 @@ from rlmath.checks.attempts import SFT_CONFIG_FILE, forget_export, note_export
 from rlmath.config.load import save
 from rlmath.config.schema import Config
 from rlmath.data import Example, ProblemStream, load_examples, load_tokenizer
+from rlmath.errors import UserError
 from rlmath.monitor import open_monitor
 from rlmath.training.checkpointing import open_saver
 from rlmath.training.grace import signals_wait
@@ -28,6 +29,9 @@ from rlmath.types import TrainingBatch
 from rlmath.utils.run_lock import only_run_in
 
 log = logging.getLogger(__name__)
+
+# In a row. One batch may overflow; after several, so will the rest.
+_MOST_DISCARDED = 3
 
 
 def run(config: Config) -> int:
@@ -70,6 +74,7 @@ def fine_tune(config: Config) -> int:
         actor = session.actor
         if checkpoint is not None:
             saver.restore(checkpoint, None)
+        discarded = DiscardedSteps()
         monitor.begin_step()
         for step in range(done + 1, sft.steps + 1):
             with monitor.phase("update"):
@@ -87,6 +92,9 @@ def fine_tune(config: Config) -> int:
             }
             # Written down before it is saved: a checkpoint has all of its steps' metrics.
             monitor.log_step(step, figures)
+            for reason in result.early_stopped.values():
+                monitor.warn(f"step {step}: changed no weight: {reason}")
+            discarded.see(step, next(iter(result.early_stopped.values()), ""))
             saver.step_done(step, figures)
             if sft.save_every and (step % sft.save_every == 0 or step == sft.steps):
                 with monitor.phase("save"), signals_wait():
@@ -99,6 +107,37 @@ def fine_tune(config: Config) -> int:
     note_export(run_dir, sft.steps, "sft")
     print(f"fine-tuned model: {run_dir / 'sft'}")
     return 0
+
+
+class DiscardedSteps:
+    """Steps in a row whose loss or gradient was not finite, so that they changed no weight."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def see(self, step: int, reason: str) -> None:
+        """Note a step.
+
+        Args:
+            reason: Why it was discarded; empty: it was not.
+
+        Raises:
+            UserError: The last few all were.
+        """
+        self._count = self._count + 1 if reason else 0
+        if self._count < _MOST_DISCARDED:
+            return
+        first = step - self._count + 1
+        cause = (
+            "model.path may hold weights that are not finite (rlmath sft ... --check reads them), "
+            "or model.dtype may be too narrow"
+            if first == 1
+            else "use a smaller sft.optimizer.lr or more sft.optimizer.warmup_steps, and start "
+            "over with runner.resume=never"
+        )
+        raise UserError(
+            f"steps {first} to {step} changed no weight: {reason}. No model is written; {cause}"
+        )
 
 
 def batch_of(examples: Sequence[Example]) -> TrainingBatch:
