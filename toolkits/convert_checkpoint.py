@@ -93,13 +93,15 @@ def _to_hf(
 
 
 def _take(arguments: argparse.Namespace, given: Given) -> int:
+    from rlmath.checks.weight_files import refuse_broken_folder
+
+    # A wrong folder does not wait for torch.
+    refuse_broken_folder(arguments.model)
     import torch
 
-    from rlmath.checks.weight_files import refuse_broken_folder
     from rlmath.validation.convert import to_megatron
     from rlmath.validation.processes import open_process
 
-    refuse_broken_folder(arguments.model)
     dtype = getattr(torch, given.config.model.dtype.value)
     count = to_megatron(arguments.model, arguments.checkpoint, dtype, open_process())
     print(f"{arguments.checkpoint}: {count} tensors written, read again and equal")

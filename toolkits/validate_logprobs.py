@@ -63,14 +63,16 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _compare(arguments: argparse.Namespace, given: Given) -> int:
+    from rlmath.checks.weight_files import refuse_broken_folder
+
+    # A wrong folder does not wait for torch.
+    refuse_broken_folder(arguments.model)
     import torch
 
-    from rlmath.checks.weight_files import refuse_broken_folder
     from rlmath.validation.compare import compare_on_ranks
     from rlmath.validation.probe import batch_of, random_batch
     from rlmath.validation.vllm_log_probs import vllm_log_probs
 
-    refuse_broken_folder(arguments.model)
     dtype = given.get("model.dtype")
     dtype = torch.float32 if dtype is None else getattr(torch, dtype.value)
     layout, sequence_parallel = _layout(arguments.model, given.config.actor)

@@ -10,8 +10,9 @@ from rlmath.model.spec import ModelSpec
 # Width of what vLLM keeps of a token and layer, which its kernel on a CPU has alone.
 CPU_WIDTH = 576
 ON_CPU_ALONE = (
-    "trains only on CPU (cluster.device=cpu): Transformer Engine's layers of it have not been "
-    "compared with vLLM and transformers"
+    "trains only on CPU (cluster.device=cpu): Transformer Engine's layers keep its down "
+    "projections whole on every tensor rank and its latent norms inside the up projections, which "
+    "rlmath's weight tables do not have"
 )
 
 

@@ -54,6 +54,23 @@ ROWS = [
         ),
     ),
     Row(
+        f"{MLA}:MLASelfAttention.__init__",
+        "DeepSeek-V3 may train on GPUs: ON_CPU_ALONE (rlmath/checks/latent.py)",
+        says=(
+            "q_down_proj_kwargs['parallel_mode'] = 'duplicated'",
+            "kv_down_proj_kwargs['parallel_mode'] = 'duplicated'",
+        ),
+    ),
+    Row(
+        "megatron.core.models.gpt.gpt_layer_specs:get_gpt_layer_with_transformer_engine_spec",
+        "DeepSeek-V3 may train on GPUs: ON_CPU_ALONE (rlmath/checks/latent.py)",
+        says=(
+            "linear_q_up_proj = (\n            backend.column_parallel_layer_norm_linear()",
+            "linear_kv_up_proj = (\n            backend.column_parallel_layer_norm_linear()",
+            "linear_kv_down_proj=backend.linear()",
+        ),
+    ),
+    Row(
         f"{MLA}:MultiLatentAttention.__init__",
         f"{LATENT}: prepare_without_te",
         says=("HAVE_TE\n            and isinstance(self.linear_proj, TELinear)",),

@@ -7,6 +7,7 @@ import importlib
 import json
 import math
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -288,6 +289,8 @@ def test_the_tools_say_the_same(
     monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "toolkits"))
     model = str(tmp_path / "model")
     arguments = [model] if tool == "validate_logprobs" else ["to-megatron", model, model + "-new"]
+    # Which takes seconds to import.
+    monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(UserError, match=re.escape(words)):
         importlib.import_module(tool).main(arguments)
 
