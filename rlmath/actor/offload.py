@@ -91,6 +91,8 @@ class DeviceState:
         self._module, self._models, self._optimizer = module, models, optimizer
         self._platform = platform
         self._released: dict[Part, list[_Released]] = {}
+        # Of those with a copy, by storage.
+        self._out: dict[int, tuple[Part, _Released]] = {}
         # On the device, with a copy that is made or being made.
         self._copied: dict[Part, list[_Released]] = {}
         # Kept from one release to the next: page-locking memory takes longer than the copy.
@@ -124,6 +126,8 @@ class DeviceState:
                 self._released[part] = self._copied.pop(part)
                 for one in self._released[part]:
                     resize(one.storage, 0)
+                    if part != "gradients":
+                        self._out[one.storage._cdata] = part, one
 
     @torch.no_grad()
     def load(self, *parts: Part, complete: bool = True) -> None:
@@ -170,19 +174,14 @@ class DeviceState:
 
     def values(self, tensor: Tensor) -> Tensor | None:
         """A view of the tensor's values in host memory; ``None``: it is on the device."""
-        key = tensor.untyped_storage()._cdata
-        for part, released in self._released.items():
-            for one in released if part != "gradients" else ():
-                if one.storage._cdata != key:
-                    continue
-                host = self._host[part][one.place : one.place + one.num_bytes]
-                flat = host.view(tensor.dtype)
-                return flat.as_strided(
-                    tensor.shape,
-                    tensor.stride(),
-                    flat.storage_offset() + tensor.storage_offset(),
-                )
-        return None
+        found = self._out.get(tensor.untyped_storage()._cdata)
+        if found is None:
+            return None
+        part, one = found
+        flat = self._copy_of(part, one).view(tensor.dtype)
+        return flat.as_strided(
+            tensor.shape, tensor.stride(), flat.storage_offset() + tensor.storage_offset()
+        )
 
     def device_bytes(self) -> int:
         """Bytes of the device in the storages of the model, its buffers and its optimizer."""
@@ -213,6 +212,7 @@ class DeviceState:
 
     def _load(self, part: Part) -> None:
         for one in self._released.pop(part):
+            self._out.pop(one.storage._cdata, None)
             resize(one.storage, one.num_bytes)
             if part == "gradients":
                 _bytes_of(one.storage).zero_()
