@@ -193,6 +193,9 @@ class Gate:
         if not among:
             return {}
         chosen, fresh = places[among].tolist(), versions == now
+        worst = int(torch.where(fresh, farthest[:, 0], -1.0).argmax())
+        if not math.isfinite(farthest[worst, 2]):
+            raise AlignmentError(_overflow(step, int(places[worst]), farthest[worst]))
         mean = alignment.fresh.metrics()["mean_exp_abs_diff"]
         largest = float(farthest[among, 0][fresh[among]].max())
         given = config.alignment.max_mean_exp_abs_diff is not None
@@ -217,7 +220,6 @@ class Gate:
         if not is_right and not given:
             rerouted = _rerouted(session, alignment.fresh, allowed, updated)
         if not is_right and not rerouted:
-            worst = int(torch.where(fresh, farthest[:, 0], -1.0).argmax())
             if not explained:
                 self._explained_at = step
             said = _message(config, mean, largest, allowed, noise, alignment.fresh.tokens)
@@ -340,6 +342,22 @@ def _message(
         f"nats (limit {allowed.max_abs:.3g}); rounding noise of the same model{of} is "
         f"{1 + noise.excess:.7g} and {noise.max_abs:.3g}, and the limits are {MEAN_FACTOR:g} and "
         f"{MAX_FACTOR:g} times that"
+    )
+
+
+def _overflow(step: int, sequence: int, farthest: Tensor) -> str:
+    """The engine may have computed the same: what is wrong is not that the two differ."""
+    _, token, actor, engine = farthest.tolist()
+    cause = (
+        "weights in model.path that are not finite, or a model.dtype that is too narrow"
+        if step == 1
+        else "an earlier update that was too large: use a smaller actor.optimizer.lr or "
+        "actor.optimizer.clip_grad_norm, and resume from a checkpoint before it (runner.resume)"
+    )
+    return (
+        f"the actor's log-prob of response token {token:.0f} of sequence {sequence} of the batch "
+        f"is {actor:g}, the engine's {engine:g}: the model computes no numbers any more. The "
+        f"likely cause: {cause}"
     )
 
 

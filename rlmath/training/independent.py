@@ -75,7 +75,9 @@ def log_tail(log_probabilities: Sequence[float], count: int) -> float:
         log_probabilities: Of each event.
         count: From 1.
     """
-    p = np.exp(np.minimum(np.asarray(log_probabilities, dtype=np.float64), 0.0))
+    # An engine that overflowed gives NaN, of which nothing follows.
+    logs = np.nan_to_num(np.asarray(log_probabilities, dtype=np.float64), nan=0.0)
+    p = np.exp(np.minimum(logs, 0.0))
     best = 0.0
     # Any s gives a bound, so a grid may be coarse; p below 1e-300 counts as that.
     p = np.maximum(p, 1e-300)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import warnings
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -83,6 +84,10 @@ def test_the_bound_is_above_the_binomial_tail() -> None:
         bound = log_tail([math.log(p)] * n, k)
         assert math.log(exact) - 1e-9 <= bound <= math.log(exact) + 5
     assert log_tail([0.0] * 20, 20) == pytest.approx(0.0, abs=1e-9)
+    # Of an engine that overflowed; warnings are errors here.
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert log_tail([math.nan] * 20, 20) == pytest.approx(0.0, abs=1e-9)
 
 
 def test_groups_that_a_filter_dropped_are_checked() -> None:

@@ -329,6 +329,19 @@ def test_not_a_number_is_outside_any_limit() -> None:
         check(session, batch_of([[0.0, math.nan]], versions=[4]))
 
 
+def test_an_actor_that_computes_no_numbers_is_no_difference_to_the_engine() -> None:
+    session = session_of("model.dtype=float32")
+    batch = batch_of([[0.0, math.nan], [0.0, 0.0]], versions=[4, 4])
+    log_probs = torch.tensor([-1.0, math.nan, -1.0, -1.0])
+    for engine in (log_probs, batch.engine_log_probs.nan_to_num(-1.0)):
+        one = dataclasses.replace(batch, old_log_probs=log_probs, engine_log_probs=engine)
+        with pytest.raises(AlignmentError, match=r"token 1 of sequence 0.* is nan.*optimizer\.lr"):
+            check(session, one, step=2)
+        with pytest.raises(AlignmentError, match=r"is nan.*weights in model\.path"):
+            check(session, one, step=1)
+    assert session.actor.probed == []
+
+
 def test_the_noise_is_measured_again_before_a_step_fails_and_now_and_then() -> None:
     session = session_of("model.dtype=bfloat16", noise=0.02)
     near, far = batch_of([[0.02, 0.0]], versions=[4]), batch_of([[0.06, 0.0]], versions=[4])
