@@ -67,6 +67,7 @@ class ActorGroup:
         num_threads: Threads of one CPU operator in a rank.
         log_dir: Folder for each rank's output.
         actor_options: Ray options of each rank (its place, its GPU); none: anywhere.
+        shares_gpus: Engines are on the ranks' GPUs.
 
     Attributes:
         changed: An update has begun; set back by whoever writes down that its step is done.
@@ -82,8 +83,10 @@ class ActorGroup:
         num_threads: int,
         log_dir: str,
         actor_options: Sequence[Mapping[str, Any]] | None = None,
+        shares_gpus: bool = False,
     ) -> None:
         self.settings, self.layout, self._device = settings, layout, device
+        self._shares_gpus = shares_gpus
         self._seed, self._num_threads = seed, num_threads
         self._calls = RankCalls(log_dir)
         self._options = actor_options or [{}] * layout.world_size
@@ -102,6 +105,7 @@ class ActorGroup:
             num_threads=self._num_threads,
             layout=self.layout,
             batch_invariant=self.settings.model.precision.batch_invariant,
+            shares_gpus=self._shares_gpus,
         )
         for rank, options in enumerate(self._options):
             worker = ray.remote(ActorWorker).options(

@@ -22,6 +22,10 @@ DETERMINISTIC = {
     "NCCL_ALGO": "^NVLS",
 }
 
+# torch's allocator is set up by these, the first before the second.
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+_EXPANDABLE = "expandable_segments"
+
 # Warnings of libraries that nobody who reads a rank's log can act on; each is there once a rank.
 QUIET = ",".join(
     (
@@ -40,6 +44,7 @@ def rank_environment(
     num_threads: int,
     layout: Layout,
     batch_invariant: bool,
+    shares_gpus: bool = False,
 ) -> dict[str, str]:
     """Environment variables of a rank's process. CUDA's own are read when its context is created.
 
@@ -48,6 +53,7 @@ def rank_environment(
         num_threads: Threads of one CPU operator (CPU only).
         layout: Of all ranks.
         batch_invariant: ``precision.batch_invariant``.
+        shares_gpus: Engines are on the ranks' GPUs, and read weights out of the ranks' memory.
     """
     environment = {
         "TOKENIZERS_PARALLELISM": "false",
@@ -66,4 +72,22 @@ def rank_environment(
         environment[name] = os.environ.get(name, "1")
     if batch_invariant:
         environment |= DETERMINISTIC
+    if shares_gpus:
+        environment |= _without_expandable_segments()
     return environment
+
+
+def _without_expandable_segments() -> dict[str, str]:
+    """The user's settings of torch's allocator, where they ask for expandable segments, without.
+
+    CUDA gives such memory to another process as a file descriptor, which that fetches with
+    ``pidfd_getfd``: most containers forbid it, and so do kernels that restrict ptrace.
+    """
+    found = {}
+    for name in ALLOCATOR:
+        fields = [field.strip() for field in os.environ.get(name, "").split(",")]
+        asked = [field for field in fields if field.partition(":")[0].strip() == _EXPANDABLE]
+        if asked:
+            others = [field for field in fields if field and field not in asked]
+            found[name] = ",".join([*others, f"{_EXPANDABLE}:False"])
+    return found

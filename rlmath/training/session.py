@@ -231,6 +231,7 @@ def open_session(
                 num_threads=config.actor.num_threads or cpu_threads(layout.actor.world_size),
                 log_dir=str(log_dir(config)),
                 actor_options=places.actor_ranks,
+                shares_gpus=pool is not None and pool.spec.sleeps,
             )
             stack.callback(actor.shutdown)
         start(actor, pool, say)

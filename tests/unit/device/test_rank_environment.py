@@ -42,6 +42,25 @@ def test_what_the_user_says_of_queues_holds(monkeypatch: pytest.MonkeyPatch) -> 
     assert environment(tp=2)[CONNECTIONS] == "32"
 
 
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
+
+@pytest.mark.parametrize("name", ALLOCATOR)
+def test_ranks_that_share_gpus_have_no_expandable_segments(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Another process opens their memory (``ipc``), which needs rights that containers withhold."""
+    for one in ALLOCATOR:
+        monkeypatch.delenv(one, raising=False)
+    assert not set(environment(shares_gpus=True)) & set(ALLOCATOR)
+    monkeypatch.setenv(name, "max_split_size_mb:512, expandable_segments:True")
+    shared = environment(shares_gpus=True)
+    assert shared[name] == "max_split_size_mb:512,expandable_segments:False"
+    assert not (set(environment()) | set(environment("cpu", shares_gpus=True))) & set(ALLOCATOR)
+    monkeypatch.setenv(name, "max_split_size_mb:512")
+    assert name not in environment(shares_gpus=True)
+
+
 def test_batch_invariance_is_known_before_cublas_and_nccl_start() -> None:
     invariant = environment(batch_invariant=True)
     assert invariant["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] == "0"
@@ -100,11 +119,19 @@ def test_each_ranks_process_starts_with_it(monkeypatch: pytest.MonkeyPatch, tmp_
         max_sequence_length=1,
     )
     ranks = group.ActorGroup(
-        settings, Layout(2, 1, 2), device="cuda", seed=0, num_threads=1, log_dir=str(tmp_path)
+        settings,
+        Layout(2, 1, 2),
+        device="cuda",
+        seed=0,
+        num_threads=1,
+        log_dir=str(tmp_path),
+        shares_gpus=True,
     )
+    monkeypatch.setenv(ALLOCATOR[1], "expandable_segments:True")
     ranks.launch()
     assert len(started) == 4
     for options in started:
         variables = options["runtime_env"]["env_vars"]
         assert variables[CONNECTIONS] == "1"
         assert variables["NVTE_ALLOW_NONDETERMINISTIC_ALGO"] == "0"
+        assert variables[ALLOCATOR[1]] == "expandable_segments:False"
