@@ -344,6 +344,7 @@ def joined(boxes: list[tuple[str, str]], count: int, ordered: bool = False) -> s
     """
     if len(boxes) < count or not all(content for _, content in boxes):
         return None
+    boxes = _unnamed(boxes, numbered=False)
     gaps = [gap for gap, _ in boxes[1:]]
     if any("\n\n" in gap or len(gap) > 120 for gap in gaps):
         return None

@@ -136,7 +136,7 @@ CJK_AFTER = re.compile(
 )
 CJK_VAGUE = re.compile(
     r"[\s$]*(?:左右|上下|以上|以下|未満|多|余|还是|或|くらい|ぐらい|ほど|程度|吗|么|呢|か|だろ|でしょ)"
-    r"|[\s$]*[\u3040-\u9fff]{1,3}(?:左右|以上|以下|以内|未満|未满|くらい|ぐらい|ほど|程度)"
+    r"|[\s$]*[\u3040-\u9fff]{1,3}(?:左右|以上|以下|以内|未満|未满|くらい|ぐらい|ほど|程度|より)"
 )
 OPENERS = _names(
     """> so thus therefore hence then finally consequently accordingly altogether overall all

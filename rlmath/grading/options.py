@@ -32,6 +32,7 @@ _TAKEN_BACK = frozenset(
         *("wait", "supposedly", "assuming", "unlikely", "rejected", "excluded", "eliminated"),
     )
 )
+_DANGLING = frozenset(("unless", "except", "or", "nor", "not", "but", "if"))
 Options = tuple[tuple[str, str], ...]
 
 
@@ -100,7 +101,7 @@ def _doubted(rest: str) -> bool:
         return False
     if all(wording.changes_value(word) and not word.isdigit() for word in found):
         return True
-    if found[0] in ("seems", "looks", "appears"):
+    if found[0] in ("seems", "looks", "appears") or found[-1] in _DANGLING:
         return True
     predicate = found[0] in _PREDICATES or len(found) == 1
     if predicate and any(word in wording.NEGATIONS for word in found[:4]):

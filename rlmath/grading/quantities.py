@@ -48,6 +48,8 @@ class Quantities(Numerals):
                 return False
             if token.value in units.LETTER_PRODUCTS or self.inner:
                 return False
+            if token.value == "hr" and self.at("op", "^", 1):
+                return False  # the volume of a cone: pi hr^2 / 3
             if units.is_unit_word(token.value) or token.value.lower() in units.ORDINALS:
                 return True
             return token.spaced and token.value[1:].islower() and self.is_noun(token.value, product)
@@ -285,6 +287,9 @@ class Quantities(Numerals):
             # x^ab means x^a b
             self.tokens[self.position] = Token("word", token.value[1:], False)
             return symbol(token.value[0])
+        if token is not None and token.kind == "word" and self.at("op", "_", 1):
+            self.position += 1
+            return symbol(token.value)  # a^n_1 is a_1^n
         return self.atom(script=True)
 
     def script_checked(self) -> Node:

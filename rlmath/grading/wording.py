@@ -96,6 +96,7 @@ _POWER = re.compile(r"\^\{?-?\d*\}?")
 # No noun: signs of two scripts in one word, or a capital after a small letter.
 _GLUED = re.compile(r"[a-z][A-Z]|[A-Za-z][\u3040-\u9fff]|[\u3040-\u9fff][A-Za-z]")
 _JOINING = _names("of per in for on at a an the with by")
+_SINGLE_ANSWER = _names("answer result solution value")  # nobody counts them
 _PART_OF_ANSWER = re.compile(
     r"of (?:(?:the|this|that|our|my|its|their|final|correct|right|true|real|actual|above"
     r"|previous) )*"
@@ -180,8 +181,8 @@ def leaves_value(phrase: str, *, counted: bool = True) -> bool:
             return False
     if any(map(is_glued, phrase.split())) or _denies_cjk(phrase):
         return False
-    if _PART_OF_ANSWER.match(" ".join(found)):
-        return False  # 2/5 of the answer
+    if _PART_OF_ANSWER.match(" ".join(found)) or not _SINGLE_ANSWER.isdisjoint(found):
+        return False  # 2/5 of the answer, 5 beats the answer
     if found[0] == "times" and len(found) > 1 and found[1] not in _JOINING - {"the", "with"}:
         return False  # 12 times the height
     plural = [_is_plural(word) for word in found]
