@@ -494,7 +494,7 @@ def _droppable(united: Node, *, gold: bool) -> bool:
     if not gold and (names == ["M"] or (len(names) > 1 and _CHOICES.issuperset(names))):
         return False  # 12 M may be millions, and 1 A B two options
     value = united[1][1] if united[1][0] == "neg" else united[1]
-    counted = value[0] not in ("/", "d") and value != ("n", 1)
+    counted = (value[0] not in ("/", "d") and value != ("n", 1)) or bool(set(symbols(value)))
     return wording.leaves_value(phrase, counted=counted)
 
 

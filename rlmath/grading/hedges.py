@@ -47,8 +47,8 @@ _DENYING = (wording.NEGATIONS | wording.HEDGES) - _HARMLESS | _names(
     """plus times nearly barely exceed exceeds exceeded surpass surpasses approach approaches
     approaching guessing excludes exclude excluding eliminate reject rejects eliminates discard
     discarding rejecting eliminating squared cubed modulo mod double doubled triple tripled twice
-    thrice quadruple half divides multiplies before base first negated inverted factorial beneath
-    beyond near within unequal below"""
+    thrice quadruple half divides multiplies before base first negated
+    inverted factorial beneath beyond near within unequal below"""
 )
 # A preposition denies after some words only: `up to`, `divisible by`, `half of`, `ranges from`.
 _TO = _names(
@@ -59,9 +59,9 @@ _ADDS = _names("add adds added adding sum sums summed come comes came go goes")
 _OF = _names(
     """multiple multiples quarters percent % factor factors divisor divisors square squares cube
     root roots power powers half halves third quarter thirds twice double triple inverse reciprocal
-    negative opposite logarithm log factorial minimum maximum bound order out short upwards upward
-    instead ahead because part portion function neighborhood vicinity complement none neither either
-    two three all most many some any conjugate minus sine cosine tangent sin cos tan ln"""
+    negative negation opposite logarithm log factorial minimum maximum bound order out short
+    upwards upward instead ahead because part portion function neighborhood vicinity complement
+    none neither either two three all most many some any conjugate minus sine cosine tangent sin cos tan ln"""
 )
 _PREPOSITIONS = {
     "at": _names("capped limited bounded estimated topped maxed undefined singular discontinuous"),
@@ -79,7 +79,7 @@ _BY = _names(
 _HARMLESS_BEFORE_BOX = _names(
     "approach approaches approaching base first within near before beyond beneath unknown but"
 )
-_NEGATING = _names("minus negative")
+_NEGATING = _names("minus negative multiply divide halve")
 _ANYTHING = _names("anything nothing everything all none")
 _SHARES = _names(
     "half halves third quarter quarters thirds multiple multiples divisor divisors percent % part"
@@ -164,6 +164,18 @@ _OF_A_WRONG_ONE = re.compile(
 _DISOWNED = re.compile(
     r"[\s$)*\]\\}]{0,8}(?:,\s*(?:which|this|that|it)\s+(?:is|was)|[(\[])\s*(?:a |an )?"
     r"(?:wrong|incorrect|false|untrue|not (?:correct|right|true|the answer))\b",
+    re.IGNORECASE,
+)
+# Behind a box: `5 was my first guess`, `5 is half of the answer`, `5, or maybe 6`, `5 and 6 are`.
+_DENIED_BOX = re.compile(
+    r"[\s$)*\]\\}]{0,8},?\s*(?:"
+    r"(?:is|was) (?:(?:my|the|a|only|just|first|initial|wild) )*(?:guess|attempt)"
+    r"|(?:is|was) (?:only )?(?:half|twice|double|a third|a quarter|part) (?:of )?the (?:final )?"
+    r"(?:answer|result|value)"
+    r"|or (?:maybe|perhaps|possibly|else|even)\b"
+    r"|but (?:it|that|this)(?: is|'s) (?:wrong|incorrect|false)\b"
+    r"|and [\s$]*[-−]?\d[\d.,/]*[\s$]* are\b"
+    r"|,?\s*\$[-−]?\d[\d.,/]*\$\s*(?:[.;]|\Z))",
     re.IGNORECASE,
 )
 _CHANGING_PHRASES = ("give or take", "plus or minus", "below zero")
@@ -339,8 +351,11 @@ def changes_box(before: str, after: str) -> bool:
         del found[-1]
     if _is_changed(found) or (_is_refused(found) and "but" not in found[-3:]):
         return True
-    if _OF_A_WRONG_ONE.search(before) or _DISOWNED.match(after):
+    if _OF_A_WRONG_ONE.search(before) or _DISOWNED.match(after) or _DENIED_BOX.match(after):
         return True
+    if "not the case" in before or (found[:1] == ["if"] and "were" in found):
+        return True
+    joined = found[-1:] == ["and"] and any(word[0].isdigit() for word in found[-4:-1])
     after = _STOP.split(after, 1)[0].lower()
     if any(phrase in after for phrase in _CHANGING_PHRASES):
         return True
@@ -350,6 +365,8 @@ def changes_box(before: str, after: str) -> bool:
     ordinal = found[:1] == ["th"] or found[:2] == ["^", "th"]
     if ordinal:
         found = found[found.index("th") + 1 :]
+    if joined and found[:1] == ["are"]:
+        return True  # 98 and 5 are the answers
     if not found or (found[0] == "or" and found[1:2] and found[1][0].isdigit()):
         return False  # `completion` of `boxed` reads the other value
     if found[0] in ("divided", "multiplied", "raised") and found[1:2] in (["by"], ["to"]):
@@ -378,7 +395,9 @@ def _is_changed(found: list[str]) -> bool:
         if word == "but":
             return before in _ANYTHING
         if word == "or":
-            return _is_alternative(earlier)
+            return "either" in earlier or _is_alternative(earlier)
+        if word == "say" and before in ("some", "many", "people", "others"):
+            return True
         if word in _NEGATING or (word in _DENYING and word not in _HARMLESS_BEFORE_BOX):
             return True
         if word == "of":

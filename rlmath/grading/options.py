@@ -16,6 +16,7 @@ _LETTER = re.compile(
     re.DOTALL | re.I,
 )
 _MARKED = re.compile(r"(?<![A-Za-z0-9\\(])(?:\(([A-J])\)|([A-J])[).:])(?!\w)")
+_OTHER_LETTER = re.compile(r"(?<![A-Za-z0-9\\(}])\(([A-Ja-j])\)")
 _JOINED = re.compile(
     r"\s*(?:(?:[Bb]oth|[Oo]ptions?|[Cc]hoices?)\s+){0,2}\(?([A-J])\)?((?:\s*(?:,\s*(?:and\b)?|;|&|\band\b|\bor\b|(?<=\))(?=\())"
     r"\s*\(?[A-J]\)?)+)\s*[.:]?\s*"
@@ -83,6 +84,8 @@ def read_options(latex: str) -> tuple[str, str, Options]:
         return "", "", ()
     if rest.startswith("(") and plain[: match.start(3)].endswith(")"):
         return "", "", ()  # (b)(0) is a product
+    if any(other.upper() != letter.upper() for other in _OTHER_LETTER.findall(rest)):
+        return "", "", ()  # (a) 5 (b) 7
     if re.match(r"(?:and|or|nor|but|not|is|isn't)\b|[,;&/]", rest) or _doubted(rest):
         return "", "", ()
     return letter.upper(), rest, ()

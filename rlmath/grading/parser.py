@@ -268,7 +268,7 @@ class Parser(Atoms):
             elif self.unit_ahead(token, product):
                 product = self.with_unit(product)
             elif self.starts_factor(token):
-                if _is_zero(product) and (kind == "num" or (kind == "word" and len(value) > 1)):
+                if _is_zero(product) and (kind == "num" or self.words_ahead(token)):
                     raise ParseError("words after 0 are no factors of it")
                 following = self.factor()
                 if _is_zero(following) and (kind != "cmd" and value != "("):
@@ -276,6 +276,13 @@ class Parser(Atoms):
                 product = times(product, following)
             else:
                 return product
+
+    def words_ahead(self, token: Token) -> bool:
+        """Whether a word comes next, or one in brackets: `(see 98)`."""
+        if token.kind == "op" and token.value == "(":
+            inner = self.peek(1)
+            return inner is not None and inner.kind in ("word", "text") and len(inner.value) > 2
+        return token.kind == "word" and len(token.value) > 1
 
     def cross_ahead(self, token: Token, product: Node) -> bool:
         """Whether an `x` comes next that means times, as in `1.2 x 10^5`."""

@@ -37,7 +37,8 @@ HEDGES = _names(
     under above below beyond exceeding upto exceeds so then else when where while until till
     from to through thru and is are was were be been being isn ain't as too very quite
     enough few many much several some any every other another others both depending varies i
-    we you maybes worst"""
+    we you maybes worst pending tbd tba todo unverified unproven untested unsolved
+    disputed questionable suspicious provisional conjectured hypothetical"""
 )
 MULTIPLIED = _names(
     """dozen dozens score scores gross hundred hundreds thousand thousands million millions billion
