@@ -61,7 +61,8 @@ _OF = _names(
     root roots power powers half halves third quarter thirds twice double triple inverse reciprocal
     negative negation opposite logarithm log factorial minimum maximum bound order out short
     upwards upward instead ahead because part portion function neighborhood vicinity complement
-    none neither either two three all most many some any conjugate minus sine cosine tangent sin cos tan ln"""
+    none neither either two three all most many some any conjugate minus sine cosine tangent sin
+    cos tan ln"""
 )
 _PREPOSITIONS = {
     "at": _names("capped limited bounded estimated topped maxed undefined singular discontinuous"),
