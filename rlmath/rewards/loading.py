@@ -11,6 +11,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import shlex
 import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -171,8 +172,21 @@ def _load_file(place: str) -> ModuleType:
             raise
         raise RewardSettingError(
             f"reward file {place}: {type(error).__name__} while loading it: {error}"
+            f"{_beside(file, error)}"
         ) from error
     return module
+
+
+def _beside(file: Path, error: BaseException) -> str:
+    """How to import what stands beside a file, which a script's own folder allows."""
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    name = (missing or "").partition(".")[0]
+    if not name or not any((file.parent / one).exists() for one in (f"{name}.py", name)):
+        return ""
+    return (
+        f"; {name} is beside the file, whose folder is not on Python's path: start with "
+        f"PYTHONPATH={shlex.quote(str(file.parent))}"
+    )
 
 
 def _public_functions(module: ModuleType) -> list[str]:

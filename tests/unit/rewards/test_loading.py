@@ -186,7 +186,12 @@ def test_paths_that_lead_nowhere(tmp_path, trl_file):
         get_reward(str(trl_file))
     broken = tmp_path / "broken.py"
     broken.write_text("import no_such_package_here\n")
-    with pytest.raises(RewardSettingError, match="ModuleNotFoundError while loading it"):
+    with pytest.raises(RewardSettingError, match="ModuleNotFoundError while loading it") as caught:
+        get_reward(str(broken))
+    assert "PYTHONPATH" not in str(caught.value)
+    # A script could import it.
+    (tmp_path / "no_such_package_here.py").write_text("")
+    with pytest.raises(RewardSettingError, match=f"PYTHONPATH={tmp_path}"):
         get_reward(str(broken))
 
 
