@@ -40,6 +40,7 @@ from rlmath.training.grace import Grace, signals_wait
 from rlmath.training.kept_batches import KeptBatches
 from rlmath.training.kept_files import FOLDER as KEPT_FOLDER
 from rlmath.training.model_card import HF_ADAPTER, write_card
+from rlmath.training.resumed_model import check_resumed_model
 from rlmath.training.session import Session, open_training, with_model_folder
 from rlmath.training.step import train_step
 from rlmath.training.summary import check_export, ending, summarize
@@ -114,6 +115,11 @@ def curves_if_interrupted(run_dir: Path) -> Iterator[None]:
         raise
 
 
+def _check_resumed(config: Config, found: Checkpoint) -> None:
+    check_resumed_model(config, found.path)
+    check_resumed_groups(config, found.path, found.driver_state["sampler"])
+
+
 @contextlib.contextmanager
 def open_run(config: Config) -> Iterator[Training]:
     """Load the data, start ranks and engines, and restore the last checkpoint."""
@@ -125,10 +131,7 @@ def open_run(config: Config) -> Iterator[Training]:
     stream = stream_of(problems, data.train_weights, data.seed, data.shuffle)
     coefficients = Coefficients(config.algorithm)
     store = open_store(config)
-    checkpoint = store.resume(
-        config.runner.resume,
-        lambda found: check_resumed_groups(config, found.path, found.driver_state["sampler"]),
-    )
+    checkpoint = store.resume(config.runner.resume, functools.partial(_check_resumed, config))
     done = 0 if checkpoint is None else checkpoint.step
     after = own_step(store, checkpoint)
     if not after:

@@ -217,6 +217,7 @@ def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             "least_groups": lambda *_: 1,
             "sampler_of": sampler_of,
             "check_resumed_groups": lambda *_: None,
+            "check_resumed_model": lambda *_: None,
             "feed_of": lambda *_: Feed(parts),
             "open_saver": lambda *_: contextlib.closing(saver),
             "read_metrics": lambda _: [],

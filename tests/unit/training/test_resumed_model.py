@@ -1,0 +1,76 @@
+"""A checkpoint of other models is refused before anything is started."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlmath.config.load import load
+from rlmath.config.schema import Config
+from rlmath.errors import UserError
+from rlmath.model.tiny import make_tiny_model
+from rlmath.training.resumed_model import check_resumed_model
+
+RANK_4: dict[str, Any] = {
+    "rank": 4,
+    "alpha": 32.0,
+    "targets": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+    "layers": None,
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    make_tiny_model(folder)
+    return folder
+
+
+def settings(model: Path, *more: str) -> Config:
+    return load([f"model.path={model}", "model.dtype=float32", "runner.run_dir=r", *more])
+
+
+def checkpoint(folder: Path, lora: Any = None, *, has_values: bool = False) -> Path:
+    path = folder / "step_000003"
+    for name in ("actor", *(["value_model"] * has_values)):
+        (path / name).mkdir(parents=True)
+    about = {"dtype": "float32", "lora": lora, "layout": {"tensor_parallel": 8}}
+    (path / "actor" / "about.json").write_text(json.dumps(about))
+    return path
+
+
+def test_the_same_models_in_another_layout_pass(model: Path, tmp_path: Path) -> None:
+    check_resumed_model(settings(model), checkpoint(tmp_path / "a"))
+    check_resumed_model(settings(model), checkpoint(tmp_path / "b", has_values=True))
+    own = "actor.lora.rank=4"
+    check_resumed_model(settings(model, own), checkpoint(tmp_path / "c", RANK_4))
+    # A damaged file is the ranks' matter.
+    path = checkpoint(tmp_path / "d")
+    (path / "actor" / "about.json").write_text("{")
+    check_resumed_model(settings(model), path)
+
+
+@pytest.mark.parametrize(
+    "lora, more, said",
+    [
+        (None, ["model.dtype=bfloat16"], "model.dtype: float32 -> bfloat16. Set"),
+        (RANK_4, ["actor.lora.rank=8"], "settings: actor.lora.rank: 4 -> 8. Set"),
+        (RANK_4, [], "settings: actor.lora.rank: 4 -> 0. Set"),
+        (None, ["actor.lora.rank=4"], "settings: actor.lora.rank: 0 -> 4. Set"),
+        (RANK_4, ["actor.lora.rank=4", "actor.lora.alpha=8"], "actor.lora.alpha: 32.0 -> 8.0. Set"),
+    ],
+)
+def test_other_weights_to_train_are_named_by_their_settings(
+    model: Path, tmp_path: Path, lora: Any, more: list[str], said: str
+) -> None:
+    with pytest.raises(UserError, match=said.replace(".", r"\.")):
+        check_resumed_model(settings(model, *more), checkpoint(tmp_path, lora))
+
+
+def test_a_value_model_that_is_not_there(model: Path, tmp_path: Path) -> None:
+    path = checkpoint(tmp_path)
+    with pytest.raises(UserError, match=r"advantage=gae: .*step_000003 has no value model"):
+        check_resumed_model(settings(model, "algorithm.advantage=gae"), path)
