@@ -436,7 +436,8 @@ class Sampler:
             f"trains on {trained} groups instead of prompts_per_step={wanted}"
             if trained
             else f"was skipped: only {counts.carried_over} of the required {self._at_least} groups "
-            "passed the filter; they are carried over to the next step"
+            "passed the filter"
+            + ("; they are carried over to the next step" if counts.carried_over else "")
         )
         return (
             f"{counts.requested} groups were sampled (algorithm.filter.max_rounds="

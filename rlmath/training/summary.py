@@ -70,6 +70,7 @@ def summarize(config: Config, session: Session, extra: dict[str, float]) -> dict
         "steps": lines[-1]["step"],
         "tokens_generated": int(sum(line.get("rollout/response_tokens", 0) for line in lines)),
         "train_s": train_s,
+        "skipped_steps": sum(line.get("sampling/trained_groups") == 0 for line in lines),
         # Of the steps that count; starts, exports and repeated steps are not in it.
         "gpu_hours": layout.accelerators * train_s / 3600,
         # Not those of an earlier export.
@@ -85,10 +86,17 @@ def ending(config: Config, summary: Mapping[str, Any]) -> str:
     """What a run came to, where everything is, and what to do next, for the terminal."""
     run_dir = Path(config.runner.run_dir)
     took = duration(summary["train_s"])
-    spent = f"{summary['tokens_generated']:,} response tokens; {took} of steps"
+    spent = f"trained on {summary['tokens_generated']:,} response tokens; {took} of steps"
     if summary["gpu_hours"]:
         spent += f" = {summary['gpu_hours']:.1f} GPU-hours"
     lines = ["", f"done     {summary['steps']:,} steps: {spent}"]
+    if skipped := summary["skipped_steps"]:
+        lines.append(
+            f"skipped  {skipped:,} of them, because too few groups passed algorithm.filter"
+            if skipped < summary["steps"]
+            else "skipped  all of them, because too few groups passed algorithm.filter: no weight "
+            "was changed"
+        )
     if summary["eval/accuracy_before"] is not None:
         before, after = (_accuracy(summary, when) for when in ("before", "after"))
         lines.append(f"accuracy {before} before, {after} after, on held-out problems")

@@ -43,6 +43,11 @@ def run(options: argparse.Namespace) -> int:
     """
     later: range = options.steps
     earlier: range = options.against or range(max(0, later.start - len(later)), later.start)
+    if options.against is None and earlier.stop <= 1:
+        raise UserError(
+            f"--steps {steps_text(later)}: there is no step before it to compare with; begin the "
+            "window later, or give --against C:D"
+        )
     if set(earlier) & set(later):
         raise UserError(
             f"--against {steps_text(earlier)} and --steps {steps_text(later)} share steps; the "

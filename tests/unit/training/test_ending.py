@@ -66,7 +66,7 @@ def test_the_end_of_a_run_says_what_it_came_to_and_what_is_next(
     layout = SimpleNamespace(actor=Layout(2, data_parallel=4), engines=8, accelerators=8)
     session: Any = SimpleNamespace(layout=layout)
     text = ending(config, summarize(config, session, {}))
-    assert "3 steps: 1,500 response tokens; 1:00:00 of steps = 8.0 GPU-hours" in text
+    assert "3 steps: trained on 1,500 response tokens; 1:00:00 of steps = 8.0 GPU-hours" in text
     assert "0.250 ± 0.030 before, 0.550 ± 0.020 after" in text
     for name in ("hf", "curves.png", "tensorboard", "samples", "metrics.jsonl"):
         assert str(run_dir / name) in text
@@ -89,6 +89,21 @@ def test_the_end_of_a_run_says_what_it_came_to_and_what_is_next(
     again = load(words[2:])
     assert again.data == dataclasses.replace(config.data, train_paths=again.data.train_paths)
     assert again.reward.fallback == config.reward.fallback
+
+
+def test_the_end_says_how_many_steps_were_skipped(tmp_path: Path) -> None:
+    config = load(["model.path=m", f"runner.run_dir={tmp_path}"])
+    layout = SimpleNamespace(actor=Layout(), engines=1, accelerators=0)
+    session: Any = SimpleNamespace(layout=layout)
+    with MetricsWriter(tmp_path) as writer:
+        for step in (1, 2):
+            writer.write(step, {"sampling/trained_groups": 0.0, "rollout/rewards": 0.0})
+    text = ending(config, summarize(config, session, {}))
+    assert "all of them" in text and "no weight was changed" in text
+    with MetricsWriter(tmp_path, last_step=2) as writer:
+        writer.write(3, {"sampling/trained_groups": 4.0, "rollout/rewards": 1.0})
+    text = ending(config, summarize(config, session, {}))
+    assert "skipped  2 of them" in text and "no weight" not in text
 
 
 def test_an_interrupted_run_has_its_curves(tmp_path: Path) -> None:

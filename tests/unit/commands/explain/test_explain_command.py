@@ -84,6 +84,7 @@ def test_as_text_and_as_json(run_dir: Path, capsys: pytest.CaptureFixture[str]) 
     [
         (["--steps", "9:12", "--against", "1:3"], "no samples of steps 9:12"),
         (["--steps", "3:5", "--against", "2:4"], "share steps"),
+        (["--steps", "1:3"], "no step before it"),
         (["--steps", "5:3"], "A < B"),
         (["--steps", "three"], "400:450"),
         ([], "--steps"),
