@@ -22,6 +22,7 @@ from typing import Any
 from child import run_python
 
 from rlmath.quickstart import make_problems, make_tiny_model
+from rlmath.quickstart.problems import SLIP_SHARE
 
 # Settings beside the quickstart's: the clip ranges of a loss are those of its preset, but GSPO's,
 # whose 3e-4 belongs to learning rates a hundred times smaller.
@@ -89,12 +90,15 @@ def main() -> None:
     parser.add_argument("--eval-every", type=int, default=10)
     parser.add_argument("--jobs", type=int, default=1, help="cases at a time")
     parser.add_argument("--cases", nargs="*", default=list(CASES), choices=list(CASES))
+    parser.add_argument(
+        "--slip-share", type=float, default=SLIP_SHARE, help="of the SFT's worked examples"
+    )
     parser.add_argument("--plot", type=Path, help="PNG of held-out accuracy over steps")
     parser.add_argument("overrides", nargs="*", help="settings for every case, after --")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         material = Path(folder)
-        start = _sft(material)
+        start = _sft(material, arguments.slip_share)
 
         def run(name: str) -> list[dict[str, float]]:
             run_dir, teacher = _folder(material, name), _folder(material, TEACHER) / "hf"
@@ -148,10 +152,10 @@ def _quickstart(material: Path, run_dir: Path, model: Path) -> list[str]:
     ]
 
 
-def _sft(material: Path) -> Path:
+def _sft(material: Path, slip_share: float) -> Path:
     """The weak start that all cases share. Returns its folder."""
     make_tiny_model(material / "model")
-    make_problems(material / "data")
+    make_problems(material / "data", slip_share=slip_share)
     settings = _quickstart(material, material / "start", material / "model")
     run_python("-m", "rlmath", "sft", *settings)
     return material / "start" / "sft"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rlmath.model.tiny import make_tiny_model
-from rlmath.quickstart.problems import make_problems
+from rlmath.quickstart.problems import SLIP_SHARE, make_problems
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--slip-share",
         type=float,
-        default=0.5,
+        default=SLIP_SHARE,
         help="share of the worked examples with a wrong carry",
     )
     args = parser.parse_args(arguments)
