@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator
+from pathlib import Path
 
 from rlmath.config.algorithm import ReferenceKind
 from rlmath.config.lora import LoraRollout, adapters_of
@@ -76,6 +77,7 @@ def lora_model(config: Config, model: ModelSpec) -> Iterator[str]:
             f"{parameters:,}; use a lower rank, or 0 to train all weights"
         )
     if adapters.init_from is not None:
+        yield from _applied_twice(Path(config.model.path), Path(adapters.init_from))
         # It imports torch, which takes seconds that a check without it has no use for.
         from rlmath.weights.peft_folder import check_adapters
 
@@ -83,6 +85,17 @@ def lora_model(config: Config, model: ModelSpec) -> Iterator[str]:
             check_adapters(adapters.init_from, adapters, model)
         except WeightsError as error:
             yield f"actor.lora.init_from: {error}"
+
+
+def _applied_twice(model: Path, adapters: Path) -> Iterator[str]:
+    """A run exports its model with the adapters merged in, beside the adapters alone."""
+    model, adapters = model.resolve(), adapters.resolve()
+    if adapters == model.with_name(f"{model.name}_adapter"):
+        yield (
+            f"actor.lora.init_from: {adapters} is merged into model.path={model} already and would "
+            "be added once more. Give the model that the adapters were trained on as model.path, "
+            "or leave out init_from to train new adapters on the merged one"
+        )
 
 
 def _stages(config: Config, model: ModelSpec) -> Iterator[str]:

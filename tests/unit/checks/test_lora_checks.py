@@ -180,6 +180,19 @@ def test_a_peft_folder_that_does_not_fit_is_refused(
     assert part in message and "actor.lora.init_from" in message
 
 
+@pytest.mark.parametrize("name", ["hf", "sft"])
+def test_a_model_with_these_adapters_merged_in_is_refused(tmp_path: Path, name: str) -> None:
+    """A run's export beside its adapters: they would be added twice, without any other sign."""
+    adapters = tmp_path / f"{name}_adapter"
+    peft(adapters, Lora(8, 32.0, TARGETS))
+    made = config(init_from=str(adapters))
+    made.model.path = str(tmp_path / "x" / ".." / name)
+    (message,) = problems(made, SMALL)
+    assert "merged into model.path" in message and "actor.lora.init_from" in message
+    made.model.path = str(tmp_path / "base")
+    assert not problems(made, SMALL)
+
+
 def test_tensors_of_a_peft_folder_are_compared_by_name_and_shape(tmp_path: Path) -> None:
     folder = tmp_path / "adapter"
     peft(folder, Lora(8, 32.0, ("q_proj", "v_proj")))
