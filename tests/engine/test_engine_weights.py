@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -32,9 +33,9 @@ from rlmath.model.spec import read_model_spec
 from rlmath.rollout.pool import RolloutPool
 from rlmath.rollout.requests import EngineSpec
 from rlmath.rollout.weight_sync import Verification, sync_weights
-from rlmath.weights.fingerprint import compare_fingerprints, fingerprints
+from rlmath.weights.fingerprint import compare_fingerprints
 from rlmath.weights.pieces import hf_shapes
-from rlmath.weights.slices import Rotation
+from rlmath.weights.slices import Rotation, WeightSlice, fingerprint_in
 from rlmath.weights.transports.segments import NamedSegments
 
 # Two whole blocks of the prefix cache and a bit: a CPU engine's blocks hold 128 tokens.
@@ -122,21 +123,25 @@ def test_a_flipped_bit_is_found_by_name(pool: RolloutPool, sender: Any) -> None:
     send(sender, pool, verify_every=1)
 
 
-@pytest.mark.parametrize("stale_from", [2, 3])
+@pytest.mark.parametrize("stale_from", [2, 3, 4])
 def test_an_engine_that_stays_at_an_older_version_is_found(
     pool: RolloutPool, sender: Any, reference: Reference, stale_from: int
 ) -> None:
-    """The first weights arrive, and from some version on the engines get the same ones again."""
+    """The first weights arrive, and from some version on the engines get the same ones again.
+
+    The fourth sync compares a slice: all weights take more than 0.5 % of such a short step.
+    """
     pool.verified_syncs = 0  # As if the engines had just started.
-    verification = Verification()
-    for version in (1, 2, 3):
+    verification = Verification(None, Rotation(shapes_of(pool), packed=True))
+    where = "in the slice that was compared" if stale_from == 4 else "weights version"
+    for version in (1, 2, 3, 4):
         tensors = reference.perturb(seed=version)
         if version < stale_from:
             ray.get(sender.set_tensors.remote(tensors))
         actor = Actor([sender])
-        actor.weights_fingerprints = lambda part=None, t=tensors: fingerprints(t.items())  # type: ignore[method-assign]
+        actor.weights_fingerprints = functools.partial(fingerprints_of, tensors)  # type: ignore[method-assign]
         if version == stale_from:
-            with pytest.raises(WeightsError, match=r"engine 0, .* holds other weights"):
+            with pytest.raises(WeightsError, match=f"engine 0, .*{where}.* holds other weights"):
                 sync_weights(actor, pool, pool.weights_version + 1, verification)
             break
         sync_weights(actor, pool, pool.weights_version + 1, verification)
@@ -261,6 +266,16 @@ print([name for name in sys.modules if name.split(".")[0] in ("vllm", "ray", "me
 def test_too_little_shared_memory_is_said_with_the_figures() -> None:
     with pytest.raises(UserError, match=r"= 2000000000\.0 MiB .*weights\.bucket_size_mib"):
         NamedSegments("run", [10**9 * 2**20] * 2)
+
+
+def fingerprints_of(
+    tensors: dict[str, torch.Tensor], part: WeightSlice | None = None
+) -> dict[str, int]:
+    return {
+        name: fingerprint_in(part, name, tensor, 0, 0)
+        for name, tensor in tensors.items()
+        if part is None or name in part
+    }
 
 
 def shapes_of(pool: RolloutPool) -> dict[str, tuple[int, ...]]:
