@@ -33,6 +33,9 @@ _REPORTED = frozenset(
 _EQUALS = ("=", "≈", "\\approx")
 _OPENING = frozenset("({}+*")
 _REPEATED = 240  # characters, from which on words of a text are counted before they are read
+_LONG_SIDE = 400
+_NO_SIGNS = frozenset("0123456789\\(")
+_TWO_LETTERS = re.compile("[A-Za-z]'?[A-Za-z]")
 _LAST_SIGN = operator.itemgetter(-1)
 _MARKS = lexicon.MARKUP.__contains__
 _IN_TEXT = frozenset(("\\text", "\\mathrm", "{", "}")).__contains__
@@ -139,7 +142,14 @@ def _equated(text: str, start: int, end: int) -> int:
     """`_equates` of the formula [start, end), of which it reads the part from the last `=` on."""
     side = text[max(start, text.rfind("=", start, end)) : end]
     computed = lexicon.COMPUTATION.fullmatch(side) is not None
-    return 2 if computed and any(sign in side for sign in "+-/^") else _equates(tokens(side))
+    if computed and any(sign in side for sign in "+-/^"):
+        return 2
+    if len(side) > _LONG_SIDE and side.isascii():
+        signs = set(side.lower())
+        plain = signs.isdisjoint(_NO_SIGNS) and lexicon.PARTED.isdisjoint(signs)
+        if plain and not _TWO_LETTERS.search(side):  # each sign is a token, and none is a number
+            return int(lexicon.UNKNOWN.isdisjoint(signs))
+    return _equates(tokens(side))
 
 
 def _hangs_on(text: str, begin: int) -> bool:

@@ -271,8 +271,9 @@ class Parser(Atoms):
                 if _is_zero(product) and (kind == "num" or self.words_ahead(token)):
                     raise ParseError("words after 0 are no factors of it")
                 following = self.factor()
-                if _is_zero(following) and (kind != "cmd" and value != "("):
-                    raise ParseError("x 0 is no product")  # nor is x{0}
+                counted = "unit" in (product[0], *(part[0] for part in _factors(product)))
+                if _is_zero(following) and (counted or (kind != "cmd" and value != "(")):
+                    raise ParseError("x 0 is no product")  # nor is x{0}, or 5 apples (0)
                 product = times(product, following)
             else:
                 return product
@@ -332,6 +333,10 @@ class Parser(Atoms):
             or token.value
             in ("rfloor", "rceil", "not", "over", "ldots", "choose", "Rightarrow", "land")
         )
+
+
+def _factors(node: Node) -> tuple[Node, ...]:
+    return tuple(node[1]) if node[0] == "*" else ()
 
 
 def _is_zero(node: Node) -> bool:

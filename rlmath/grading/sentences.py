@@ -95,19 +95,22 @@ _KNOWN = (
     r"|therefore|hence|means?|choose|select|pick|with|only|answer|,|:)\s+|[\s,]*)"
     r"(?:(?:the|correct|right|best|final|answer|this|our|my) )*"
 )
+_CHOOSERS = "we|i|you|one|so|thus|therefore|hence|and|must|should|will"
+_CHOOSER = re.compile(rf"\b(?:{_CHOOSERS})\Z")
 _OPTION = tuple(
     re.compile(form + r"\Z", re.IGNORECASE)
     for form in (
         rf"{_KNOWN}(?:option|choice)s?(?: is)?:?\s+{_LETTER}{_ENDING}",
         rf".*\banswer(?: is)?:?\s+(?:option |choice )?{_LETTER}{_ENDING}",
         # `Students often choose C` states nothing.
-        r"(?:.*\b(?:we|i|you|one|so|thus|therefore|hence|and|must|should|will)\s+|\s*)"
+        rf"(?:.*\b(?:{_CHOOSERS})\s+|\s*)"
         rf"(?:choose|select|pick)\s+(?:option |choice |answer )?{_LETTER}\s*[.!]?\s*",
         r"(?:so|thus|therefore|hence)?[\s,]*(?:option |choice |answer )?"
         rf"{_LETTER}\s*"
         rf"(?:{_RIGHT}|is the (?:correct|right|best) (?:answer|option|choice|one))\s*[.!]?\s*",
     )
 )
+_CHOSEN = _OPTION[2]
 _OPTION_CJK = re.compile(
     r"(?:故选|应选|选择|答案选|选|正解は|答えは|正确(?:的)?(?:选项|答案)(?:是|为|应为)?|选项(?:是|为))"
     r"\s*[:：]?\s*\(?([A-J])\)?"
@@ -299,6 +302,16 @@ def _may_state_option(sentence: str) -> bool:
     return any(part in lowered for part in _ANY_OPTION_PART)
 
 
+def _is_chosen(before: str) -> bool:
+    """Whether `_CHOSEN` may match a letter after these words: `we choose`, `so pick option`."""
+    words = before.rstrip(" (").split()[-3:]
+    if words and words[-1] in ("option", "choice", "answer"):
+        words.pop()
+    if not words or words.pop() not in ("choose", "select", "pick"):
+        return False
+    return not words or _CHOOSER.search(words[-1]) is not None
+
+
 def stated_option(text: str) -> str | None:
     """The letter of `So option **B** holds.`; "" if letters are named and none is stated."""
     tail = text.rstrip()[-_MAX_SENTENCE:]
@@ -316,7 +329,10 @@ def stated_option(text: str) -> str | None:
     cjk = _OPTION_CJK.search(clause)
     found = cjk.group(1) if cjk else None
     for form, parts in zip(_OPTION, _OPTION_PARTS, strict=True):
-        match = form.match(clause) if any(part in lowered for part in parts) else None
+        tried = any(part in lowered for part in parts)
+        if form is _CHOSEN and tried:  # slow in a flood of `select`
+            tried = _is_chosen(lowered[: letters[0].start()])
+        match = form.match(clause) if tried else None
         if match is not None and match["letter"].isupper():
             found = match["letter"]
     if found is None:
