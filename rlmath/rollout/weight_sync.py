@@ -73,6 +73,9 @@ class Verification:
             the first three syncs of engines that were started or started again, of all weights.
         rotation: Gives the slices; ``None``: all weights are compared each time, and with ``every``
             of ``None`` as often as that takes 0.5 %.
+
+    Attributes:
+        compared_share: Of the weights, by the work, what was compared after the last sync.
     """
 
     def __init__(self, every: int | None = None, rotation: Rotation | None = None) -> None:
@@ -84,6 +87,7 @@ class Verification:
         self._full_s, self._overhead_s = 0.0, 0.0
         # The time that comparisons may take and have not.
         self._balance_s = 0.0
+        self.compared_share = 0.0
 
     def due(self, pool: RolloutPool, now_s: float) -> Comparison | None:
         """What to compare after the sync that begins at ``now_s``; ``None``: nothing."""
@@ -91,6 +95,7 @@ class Verification:
         if self._last_sync_s is not None:
             step_s = now_s - self._last_sync_s - self._spent_s
         self._last_sync_s, self._spent_s = now_s, 0.0
+        self.compared_share = 0.0
         self._syncs_since += 1
         if self._every == 0:
             return None
@@ -126,10 +131,12 @@ class Verification:
             else:
                 self._balance_s -= seconds
             self._full_s = seconds
+            self.compared_share = 1.0
         else:
             assert self._rotation is not None
             self._balance_s -= seconds
-            expected_s = comparison.work / self._rotation.work * self._full_s
+            self.compared_share = comparison.work / self._rotation.work
+            expected_s = self.compared_share * self._full_s
             self._overhead_s += (max(seconds - expected_s, 0.0) - self._overhead_s) / 4
         if comparison.covers_all:
             pool.verified_syncs += 1

@@ -257,7 +257,8 @@ def sync_weights(
     which wake for them.
 
     Returns:
-        ``memory/...`` of what actor and engines keep while the other has the GPU.
+        ``memory/...`` of what actor and engines keep while the other has the GPU, and how much of
+        the weights was compared.
     """
     if write is not None:
         with monitor.phase("save"):
@@ -272,4 +273,5 @@ def sync_weights(
             check_prefix_cache(pool)
         if pool.verified_syncs != verified:
             check_constants(pool, read_model_spec(session.config.model.path))
-    return session.residue.see(offloaded, asleep, overlapped=session.wake_room.used)
+    residue = session.residue.see(offloaded, asleep, overlapped=session.wake_room.used)
+    return residue | {"throughput/compared_weights": session.verification.compared_share}

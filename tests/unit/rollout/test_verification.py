@@ -195,8 +195,12 @@ def test_an_engine_that_is_stale_as_a_whole_is_caught_at_the_next_sync(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     weights, verification = Weights(monkeypatch), new_verification()
+    shares = []
     for _ in range(9):
         weights.step(verification)
+        shares.append(verification.compared_share)
+    # A complete comparison takes 1 s, and half a hundredth of a step 0.05 s.
+    assert shares[:3] == [1.0] * 3 and all(0.02 < share < 0.1 for share in shares[3:])
     assert weights.asked[4] is None and weights.asked[6] is not None, "slices from version 4 on"
     weights.takes = lambda name: False
     with pytest.raises(WeightsError, match=r"in the slice that was compared .* differs"):

@@ -20,6 +20,7 @@ from rlmath.rollout.ledger import LEDGER_FILE, Event, Ledger
 from rlmath.rollout.requests import EngineError
 from rlmath.rollout.sampler import Sampled
 from rlmath.rollout.wake_room import WakeRoom
+from rlmath.rollout.weight_sync import Verification
 from rlmath.training import loop, step
 from rlmath.training.checkpointing import Saver
 from rlmath.training.residue import ResidueWatch
@@ -172,7 +173,7 @@ def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             actor=parts,
             sampling=SimpleNamespace(pool=parts, rewards=rewards, collector=None),
             watchdog_probes=lambda _: [],
-            verification=None,
+            verification=Verification(0),
             residue=ResidueWatch(1.0),
             wake_room=WakeRoom(),
             teacher=None,
