@@ -68,7 +68,7 @@ def supervise(config: Config, attempt: Callable[[Config], int]) -> int:
                 raise
             choice = f"restart {restarts} of runner.max_restarts={config.runner.max_restarts}"
             how = _next_resume(config, store)
-            redone = _redone(run_dir, newest, how)
+            redone = _redone(_last_step(run_dir) + 1, newest, how)
             _tell(run_dir, "a part failed", choice, str(error), redone)
         except RollBack as collapse:
             how = _roll_back(config, store, collapse, rollbacks)
@@ -128,10 +128,10 @@ def _first_step(newest: Manifest | None, how: str) -> int:
     return 1 + (begins_from.step if begins_from else 0)
 
 
-def _redone(run_dir: Path, newest: Manifest | None, how: str) -> str:
-    """Which steps a restart repeats, including the one that failed."""
-    last, first = _last_step(run_dir), _first_step(newest, how)
-    steps = f"step {first} is" if last < first else f"steps {first} to {last + 1} are"
+def _redone(last: int, newest: Manifest | None, how: str) -> str:
+    """Which steps are repeated, up to the one that failed or showed the collapse."""
+    first = _first_step(newest, how)
+    steps = f"step {first} is" if last <= first else f"steps {first} to {last} are"
     own = f"the checkpoint of step {first - 1}" if first > 1 else "the beginning"
     return f"resumes from {own if how == 'auto' else how}; {steps} repeated"
 
@@ -174,7 +174,7 @@ def _roll_back(config: Config, store: CheckpointStore, collapse: RollBack, rollb
         file.write((json.dumps([*earlier, entry], indent=1) + "\n").encode())
     run_dir = rollbacks.parent
     choice = f"rollback {len(earlier) + 1}, learning rate times {factor:g}"
-    _tell(run_dir, "collapse", choice, collapse.reason, _redone(run_dir, newest, how))
+    _tell(run_dir, "collapse", choice, collapse.reason, _redone(collapse.step, newest, how))
     return how
 
 

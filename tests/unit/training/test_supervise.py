@@ -153,6 +153,8 @@ def test_a_run_begins_from_another_ones_checkpoint_while_it_has_none(
     assert f"resumes from {path}; step 51 is repeated" in said
     assert "resumes from the checkpoint of step 55; step 56 is repeated" in said
     assert f"resumes from {path}; steps 51 to 56 are repeated" in said
+    # The step that showed the collapse was done; none began after it.
+    assert f"rollback 1, learning rate times 0.5: resumes from {path}; steps 51 to 54 are" in said
     # The run's own checkpoint, which the collapse took, is nothing to begin from.
     own = dataclasses.replace(config.runner, resume=str(store.path(52)))
     attempts = Attempts(store, ([], RollBack(52, 54, "a")), ([], None))
