@@ -38,6 +38,7 @@ from rlmath.validation.convert import to_hf
 from rlmath.weights.adapters import local_adapters
 from rlmath.weights.fingerprint import fingerprints
 from rlmath.weights.gather import BucketGatherer
+from rlmath.weights.slices import fingerprint_in
 from tests.distributed.rank_pool import RankPool
 from tests.distributed.test_actor import (
     LAYOUTS,
@@ -393,14 +394,22 @@ def run_merged(layout: Layout, platform: Platform, model: str, folder: str, lora
     arguments = {"read": actor.device_state.read, "merge": actor.merger()}
     worker.gatherer = BucketGatherer(actor.chunks, actor.spec, actor.parallel, 0.02, **arguments)
     here = worker.weights_fingerprints()
+    part = {
+        "model.layers.0.self_attn.o_proj.weight": ((0, 16), (16, 32)),
+        "model.norm.weight": None,
+    }
+    in_slice = worker.weights_fingerprints(part)
     actor.release()
     assert actor.device_state.is_out("parameters")
     assert worker.weights_fingerprints() == here
+    assert worker.weights_fingerprints(part) == in_slice
+    assert in_slice["model.norm.weight"] == here["model.norm.weight"]
     sent = {name: one for bucket in worker.gatherer.gather(None) for name, one in bucket}
     worker.gatherer.check_replicas()
     worker.save_hf(f"{folder}/hf", model, None)
     worker.save_adapters(f"{folder}/hf_adapter", "the/base")
     assert fingerprints(sent.items()) == here
+    assert in_slice == {name: fingerprint_in(part, name, sent[name], 0, 0) for name in part}
     # And where engines compute adapters themselves.
     worker.adapter_source = worker._adapter_source(SimpleNamespace(bucket_size_mib=0.002))
     unmerged = worker.adapter_source.gatherer
@@ -413,6 +422,9 @@ def run_merged(layout: Layout, platform: Platform, model: str, folder: str, lora
     base = fingerprints(load_file(f"{model}/model.safetensors").items())
     assert {name: wanted[name] for name in base} == base
     assert len(wanted) == len(base) + len(alone)
+    norm = "model.norm.weight"
+    in_slice = {name: wanted[name] for name in (norm, *alone)}
+    assert worker.weights_fingerprints({norm: None}) == in_slice
     # Fingerprints that checkpoints and replays know stay those of the merged model.
     assert worker.weights_changes().fingerprints == here
     return sent, alone

@@ -124,6 +124,10 @@ def test_stale_lost_and_incomplete_adapters_are_found(
 
     (held,) = unmerged.weights_fingerprints()
     compare_fingerprints(wanted, held, "engine 0")
+    # A slice is of the base model; the adapters are in each.
+    (held,) = unmerged.weights_fingerprints({"model.norm.weight": None})
+    adapters = {name: value for name, value in wanted.items() if "lora_" in name}
+    assert adapters and held == adapters | {"model.norm.weight": wanted["model.norm.weight"]}
     workers(flip)
     (held,) = unmerged.weights_fingerprints()
     with pytest.raises(WeightsError, match=r"layers\.0\.self_attn\.v_proj\.lora_B.* differs"):
