@@ -64,8 +64,9 @@ class MixedStream(ProblemStream[Item]):
         if state.get("weights") != self._weights:
             raise UserError(
                 "the checkpoint's place in the data cannot be found again: data.train_weights was "
-                f"{state.get('weights') or 'empty'} and is {self._weights}; restore it, or begin "
-                "again with runner.resume=never"
+                f"{state.get('weights') or 'empty'} and is {self._weights}; restore it, start "
+                "over with runner.resume=never, or train the exported model on other data: "
+                "model.path=.../hf with another runner.run_dir"
             )
         super().load_state_dict(state)
         for part, saved in zip(self._parts, state["parts"], strict=True):

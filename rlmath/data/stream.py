@@ -110,8 +110,9 @@ class ProblemStream(Generic[Item]):
             if state[key] != own[key]:
                 raise UserError(
                     f"the checkpoint's place in the data cannot be found again: {setting} was "
-                    f"{state[key]} and is {own[key]}; restore it, or start over with "
-                    "runner.resume=never"
+                    f"{state[key]} and is {own[key]}; restore it, start over "
+                    "with runner.resume=never, or train the exported model on other data: "
+                    "model.path=.../hf with another runner.run_dir"
                 )
         self._taken = int(state["taken"])
 

@@ -16,7 +16,7 @@ from rlmath.checks import attempts
 from rlmath.cluster.watchdog import watch_progress
 from rlmath.config.load import save, to_yaml
 from rlmath.config.schema import Config
-from rlmath.data import load_problems, load_tokenizer
+from rlmath.data import ProblemStream, load_problems, load_tokenizer
 from rlmath.data.mixture import stream_of
 from rlmath.evaluation.held_out import HeldOut, load_held_out
 from rlmath.evaluation.run import evaluate
@@ -45,7 +45,7 @@ from rlmath.training.session import Session, open_training, with_model_folder
 from rlmath.training.step import train_step
 from rlmath.training.summary import check_export, ending, summarize
 from rlmath.training.supervise import supervise
-from rlmath.types import TrainingBatch
+from rlmath.types import Problem, TrainingBatch
 from rlmath.utils.run_lock import only_run_in
 
 
@@ -115,9 +115,17 @@ def curves_if_interrupted(run_dir: Path) -> Iterator[None]:
         raise
 
 
-def _check_resumed(config: Config, found: Checkpoint) -> None:
+def check_resumed(config: Config, stream: ProblemStream[Problem], found: Checkpoint) -> None:
+    """What can be said of a checkpoint before ranks and engines are started.
+
+    Raises:
+        UserError: The run cannot continue from it.
+    """
+    sampler = found.driver_state["sampler"]
+    if (place := sampler.get("stream")) is not None:
+        stream.load_state_dict(place)
     check_resumed_model(config, found.path)
-    check_resumed_groups(config, found.path, found.driver_state["sampler"])
+    check_resumed_groups(config, found.path, sampler)
 
 
 @contextlib.contextmanager
@@ -131,7 +139,9 @@ def open_run(config: Config) -> Iterator[Training]:
     stream = stream_of(problems, data.train_weights, data.seed, data.shuffle)
     coefficients = Coefficients(config.algorithm)
     store = open_store(config)
-    checkpoint = store.resume(config.runner.resume, functools.partial(_check_resumed, config))
+    checkpoint = store.resume(
+        config.runner.resume, functools.partial(check_resumed, config, stream)
+    )
     done = 0 if checkpoint is None else checkpoint.step
     after = own_step(store, checkpoint)
     if not after:

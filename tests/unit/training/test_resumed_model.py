@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rlmath.config.load import load
 from rlmath.config.schema import Config
+from rlmath.data import ProblemStream
 from rlmath.errors import UserError
 from rlmath.model.tiny import make_tiny_model
+from rlmath.training.loop import check_resumed
 from rlmath.training.resumed_model import check_resumed_model
+from rlmath.types import Problem
 
 RANK_4: dict[str, Any] = {
     "rank": 4,
@@ -68,6 +72,17 @@ def test_other_weights_to_train_are_named_by_their_settings(
 ) -> None:
     with pytest.raises(UserError, match=said.replace(".", r"\.")):
         check_resumed_model(settings(model, *more), checkpoint(tmp_path, lora))
+
+
+def test_other_data_is_refused_before_anything_starts(model: Path, tmp_path: Path) -> None:
+    problems = [Problem(f"a:{i}", "?", (1,), ("2",)) for i in range(3)]
+    place = ProblemStream(problems).state_dict()
+    found: Any = SimpleNamespace(
+        path=checkpoint(tmp_path), driver_state={"sampler": {"stream": place}}
+    )
+    check_resumed(settings(model), ProblemStream(problems), found)
+    with pytest.raises(UserError, match=r"was 3 and is 2.*model\.path"):
+        check_resumed(settings(model), ProblemStream(problems[:2]), found)
 
 
 def test_a_value_model_that_is_not_there(model: Path, tmp_path: Path) -> None:
