@@ -168,19 +168,25 @@ def _take_last(tokens: list[Token]) -> tuple[list[Token], tuple[Declaration, ...
     return tokens, ()
 
 
+def _set_builder(tokens: list[Token]) -> tuple[list[Token], list[Token]] | None:
+    """What stands before and behind the one bar of `{ ... | ... }`; None if it is no such set."""
+    if tokens[0].value != "\\{" or tokens[-1].value != "\\}":
+        return None
+    inner = tokens[1:-1]
+    bars = [i for i, t in enumerate(inner) if t.kind == "op" and t.value in ("|", ":")]
+    return None if len(bars) != 1 else (inner[: bars[0]], inner[bars[0] + 1 :])
+
+
 def _set_of_values(tokens: list[Token]) -> tuple[list[Token], tuple[Declaration, ...]] | None:
     if len(tokens) > 8 and tokens[1][:2] == ("cmd", "in") and tokens[0].kind in ("word", "cmd"):
         values = _set_of_values(tokens[2:])  # x in { f(k) | k in Z }
         if values is None or any(t.kind == "op" and t.value in "=," for t in values[0]):
             return None
         return [tokens[0], Token("op", "=", True), *values[0]], values[1]
-    if len(tokens) < 6 or tokens[0].value != "\\{" or tokens[-1].value != "\\}":
+    halves = _set_builder(tokens) if len(tokens) >= 6 else None
+    if halves is None:
         return None
-    inner = tokens[1:-1]
-    bars = [i for i, t in enumerate(inner) if t.kind == "op" and t.value in ("|", ":")]
-    if len(bars) != 1:
-        return None
-    head, condition = inner[: bars[0]], inner[bars[0] + 1 :]
+    head, condition = halves
     text = " ".join(map(_render, condition))
     declaration = _declaration(text)
     if declaration is not None:
@@ -233,13 +239,10 @@ def _condition_of_integers(tokens: list[Token]) -> list[Token]:
     sign = next(i for i, t in enumerate(tokens) if t.value == "equiv" and t.kind == "cmd")
     if sign > 3 and _ALL_WITH.fullmatch(" ".join(map(_render, tokens[:sign]))):
         return tokens[sign - 1 :]
-    if tokens[0].value != "\\{" or tokens[-1].value != "\\}":
+    halves = _set_builder(tokens)
+    if halves is None:
         return tokens
-    inner = tokens[1:-1]
-    bars = [i for i, t in enumerate(inner) if t.kind == "op" and t.value in ("|", ":")]
-    if len(bars) != 1:
-        return tokens
-    head, condition = inner[: bars[0]], inner[bars[0] + 1 :]
+    head, condition = halves
     named = " ".join(map(_render, head[1:]))
     if len(condition) < 3 or head[:1] != [condition[0]._replace(spaced=head[0].spaced)]:
         return tokens
