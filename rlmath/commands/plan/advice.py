@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from rlmath.commands.plan.gpus import GPUS
 from rlmath.commands.plan.layouts import Plan, with_least_offload
+from rlmath.commands.plan.report import not_trained
 from rlmath.commands.plan.wish import Wish
 from rlmath.config.lora import LoraConfig
 from rlmath.errors import UserError
@@ -20,7 +21,8 @@ _LORA_RANK = 32
 
 
 def plans_or_advice(wish: Wish) -> tuple[Wish, list[Plan]]:
-    """:func:`~rlmath.commands.plan.layouts.with_least_offload`, with a way out in its message.
+    """:func:`~rlmath.commands.plan.layouts.with_least_offload`, with a way out in its message, and
+    why the model cannot be trained on these GPUs in any case.
 
     Raises:
         UserError: No layout fits; the message says what would.
@@ -30,7 +32,8 @@ def plans_or_advice(wish: Wish) -> tuple[Wish, list[Plan]]:
     except UserError as error:
         fitting = list(_what_would(wish))
         advice = "\nwhat fits:\n  - " + "\n  - ".join(fitting) if fitting else ""
-        raise UserError(f"{error}{advice}") from error
+        warnings = "".join(f"\nwarning: {one}" for one in not_trained(wish.spec, wish.gpu))
+        raise UserError(f"{error}{advice}{warnings}") from error
 
 
 def _what_would(wish: Wish) -> Iterator[str]:

@@ -120,6 +120,14 @@ def test_the_other_plans_say_so_too(capsys: pytest.CaptureFixture[str], kind: st
     assert "warning: multi-head latent attention trains only on CPU" in capsys.readouterr().out
 
 
+def test_so_does_the_message_that_nothing_fits(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["plan", "layout", "model.path=deepseek-ai/DeepSeek-R1", "actor.tensor_parallel=8"]
+    assert main(words) == 2
+    said = capsys.readouterr().err
+    assert "no layout of this model fits 8 GPUs" in said
+    assert "warning: multi-head latent attention trains only on CPU" in said
+
+
 def test_its_actor_has_activations_of_its_stage() -> None:
     """The first of eight stages has three dense layers, which keep less than those with experts."""
     from rlmath.commands.plan.activations import layer_bytes
