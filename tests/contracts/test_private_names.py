@@ -96,7 +96,7 @@ def test_private_names_of_transports(row: Row) -> None:
 
 
 def test_kernels_of_vllms_cpu_build() -> None:
-    """``torch.ops._C``: norms (rollout/cpu_norms.py) and sampling (rollout/cpu_sampling.py)."""
+    """``torch.ops._C``, for rlmath/vllm_plugin/cpu_norms.py and cpu_sampling.py."""
     torch = pytest.importorskip("torch")
     if torch.version.cuda is not None:
         pytest.skip("these kernels are in vLLM's CPU build; the CUDA build is installed here")

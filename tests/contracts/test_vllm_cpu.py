@@ -196,7 +196,7 @@ ROWS = [
     ),
     Row(
         "vllm.ir:ops",
-        "RMSNorm on CPU (rollout/cpu_norms.py)",
+        "RMSNorm on CPU (rlmath/vllm_plugin/cpu_norms.py)",
         has=("rms_norm", "fused_add_rms_norm"),
     ),
     # -- weights into CPU engines --------------------------------------------------------------

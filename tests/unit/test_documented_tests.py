@@ -1,4 +1,4 @@
-"""Every test that a page names beside what it shows is there."""
+"""Tests that a page names beside what they show are there, and so are files that code names."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 NAMED = re.compile(r"`(?:(tests/[\w/]+\.py)|…(?:/\w+\.py)?)(?:::(\w+))?(?:\[[^`]*\])?`")
+# Of the project, in code and its comments.
+FOLDERS = ("rlmath", "tests", "benchmarks", "toolkits", "conf", "launchers")
+FILE = re.compile(rf"(?<![\w/.])(?:{'|'.join(FOLDERS)})(?:/\w+)+\.(?:py|sh)\b")
 DEFINED = {
     path.relative_to(ROOT).as_posix(): path.read_text() for path in ROOT.glob("tests/**/*.py")
 }
@@ -26,3 +29,15 @@ def test_named_tests_exist(page: Path) -> None:
 
 def test_the_page_on_reliability_names_many() -> None:
     assert len(NAMED.findall((ROOT / "docs" / "reliability.md").read_text())) > 25
+
+
+def test_files_that_code_names_exist() -> None:
+    missing = [
+        f"{path.relative_to(ROOT)} names {name}"
+        for folder in FOLDERS
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".py", ".yaml", ".sh")
+        for name in FILE.findall(path.read_text(encoding="utf-8"))
+        if not (ROOT / name).is_file()
+    ]
+    assert missing == []
