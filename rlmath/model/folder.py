@@ -37,8 +37,9 @@ def missing_model_files(path: str) -> list[str]:
         try:
             shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
             missing += sorted(name for name in shards if not (folder / name).is_file())
-        except (ValueError, KeyError, AttributeError, TypeError):
-            return [*missing, f"a {index.name} that can be read"]
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            why = f"{type(error).__name__}: {error}; fetch it again"
+            return [*missing, f"a {index.name} with weight_map, the file of each tensor ({why})"]
     elif not any(folder.glob("*.safetensors")):
         missing.append("weights (*.safetensors)")
     return missing

@@ -125,9 +125,18 @@ def twice(folder: Path) -> None:
 CASES: dict[str, tuple[Callable[[Path], None], str]] = {
     "tied with another output layer": (untied, "lm_head.weight in the files differs"),
     "one file beside an index": (two_sources, "has both model.safetensors and"),
-    "an index that is no JSON": (lambda f: index(f, "{"), "model.safetensors.index.json"),
-    "an index without weight_map": (lambda f: index(f, "{}"), "model.safetensors.index.json"),
-    "an index that is a list": (lambda f: index(f, "[]"), "model.safetensors.index.json"),
+    "an index that is no JSON": (
+        lambda f: index(f, "{"),
+        "with weight_map, the file of each tensor",
+    ),
+    "an index without weight_map": (
+        lambda f: index(f, "{}"),
+        "with weight_map, the file of each tensor",
+    ),
+    "an index that is a list": (
+        lambda f: index(f, "[]"),
+        "with weight_map, the file of each tensor",
+    ),
     "an index with a number for a file": (
         lambda f: index(f, '{"weight_map": {"a": 3}}'),
         "model.safetensors.index.json",
