@@ -54,7 +54,7 @@ class ModelSettings:
         separate_norms: No norms within Transformer Engine's matrices.
         separate_experts: Each of its experts multiplies alone.
         logits: ``whole``; ``chunked``: never, see ``rlmath/actor/head.py``; ``triton``: chunked,
-            with Triton's kernels; ``auto``: chunked on CUDA.
+            with Triton's kernels; ``auto``: that on CUDA.
         fp8: How the matrices of layers multiply in FP8; ``None``: they do not.
     """
 
@@ -273,9 +273,11 @@ def build_model(
         sum_rotary_key_gradients(model)
     if model.post_process:
         in_float32 = settings.precision.lm_head_dtype == "float32"
-        in_chunks = settings.logits in ("chunked", "triton")
-        if in_chunks or (settings.logits == "auto" and platform.name != "cpu"):
-            defer_logits(model.output_layer, in_float32, triton=settings.logits == "triton")
+        logits = settings.logits
+        if logits == "auto" and platform.name != "cpu":
+            logits = "triton" if platform.runs_triton else "chunked"
+        if logits in ("chunked", "triton"):
+            defer_logits(model.output_layer, in_float32, triton=logits == "triton")
         elif in_float32:
             _multiply_in_float32(model.output_layer)
     return model.to(platform.torch_device)

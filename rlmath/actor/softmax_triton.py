@@ -3,7 +3,7 @@
 ``softmax_tables.py`` does the same with a dozen passes over float32 tables. Here forward reads the
 logits once, with a running maximum (Milakov and Gimelshein, 2018, arXiv:1805.02867, extended by the
 sum that the entropy takes), and backward reads and writes them once. A row's result depends on no
-other row. Imports Triton, so only where the setting asks for it.
+other row. Imports Triton, so only where it is installed.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ class ActorConfig:
         "How log-probs are taken of the output layer: whole logits of a micro-batch, or chunked, a "
         "few rows at a time and once more in the backward pass, which takes well under 1 GiB at "
         "any number of tokens; triton: chunked, with the softmax in two Triton kernels, on CUDA "
-        "alone. auto: chunked on CUDA, whole on CPU.",
+        "only. auto: triton on CUDA (chunked where Triton is missing), whole on CPU.",
     )
     fp8: Fp8 = setting(
         Fp8.none,

@@ -7,6 +7,7 @@ of layers that Megatron should build.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Literal
 
 import torch
@@ -39,6 +40,11 @@ class Platform:
         if self.name == "cpu":
             return torch.device("cpu")
         return torch.device("cuda", torch.cuda.current_device())
+
+    @property
+    def runs_triton(self) -> bool:
+        """Whether Triton's kernels run on this device: a GPU (a dry run has none), with Triton."""
+        return self.collective_backend == "nccl" and find_spec("triton") is not None
 
     def prepare_megatron_process(self, local_rank: int, num_threads: int) -> None:
         """Make this process fit to host Megatron; call before importing ``megatron``.

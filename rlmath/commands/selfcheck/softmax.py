@@ -48,7 +48,7 @@ def compare_softmax(
         difference <= LARGEST_DIFFERENCE and rounding <= LARGEST_ROUNDING,
         f"Triton's softmax differs from torch's by {difference:.2g} nats, and its gradient by "
         f"{rounding:.2g} of the largest",
-        "Keep actor.logits=auto, which takes torch's, and report this with the file.",
+        "Use actor.logits=chunked, which takes torch's, and report this with the file.",
     )
 
 

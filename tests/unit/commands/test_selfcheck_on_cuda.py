@@ -251,6 +251,7 @@ def test_settings_of_the_training_pass_the_checks(
     folder = Path(node.folder)
     make_tiny_model(folder / "model")
     make_problems(folder / "data", num_train=16, num_eval=4, num_sft=0)
+    (folder / "reward.py").write_text(training.REWARD, encoding="utf-8")
     settings = training.settings_of(dataclasses.replace(node, gpus=gpus), folder)
     assert f"cluster.gpus_per_node={used}" in settings
     assert "model.dtype=bfloat16" in settings

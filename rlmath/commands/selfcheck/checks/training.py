@@ -11,12 +11,18 @@ from rlmath.checks.machine import Machine
 from rlmath.commands.selfcheck.node import Node
 from rlmath.commands.selfcheck.record import Record
 from rlmath.commands.selfcheck.worker import LOG_FILE
+from rlmath.config.quoting import quoted_path
 from rlmath.monitor import read_metrics
 from rlmath.quickstart import make_problems, make_tiny_model
 from rlmath.quickstart.run import for_machine
 
 STEPS = 2
 RUN = "run"
+# The tiny model solves nothing: with the reward for answers no gradient would reach the update.
+REWARD = """\
+def odd_sum(completions, completion_ids, **columns):
+    return [float(sum(ids) % 2) for ids in completion_ids]
+"""
 FIGURES = {
     "alignment/mean_exp_abs_diff": ("mean exp|Δ|", ""),
     "train/grad_norm": ("gradient norm", ""),
@@ -34,6 +40,7 @@ def run(node: Node, record: Record) -> None:
     run_dir = folder / RUN
     make_tiny_model(folder / "model")
     make_problems(folder / "data", num_train=256, num_eval=16, num_sft=0)
+    (folder / "reward.py").write_text(REWARD, encoding="utf-8")
     settings = settings_of(node, folder)
     with record.phase("rlmath train"):
         command = [sys.executable, "-W", "ignore", "-m", "rlmath", "train", *settings]
@@ -53,6 +60,10 @@ def run(node: Node, record: Record) -> None:
             if tag in line:
                 key = tag in ("alignment/mean_exp_abs_diff", "timing/step")
                 record.figure(f"step {line['step']:g} {name}", line[tag], unit, key=key)
+        norm = line.get("train/grad_norm", 0.0)
+        record.require(
+            0 < norm < float("inf"), f"step {line['step']:g}: the gradient's norm is {norm}"
+        )
     for name in ("checkpoints", "hf"):
         record.require(bool(os.listdir(run_dir / name)), f"the run left no {name}/")
 
@@ -68,6 +79,7 @@ def settings_of(node: Node, folder: Path) -> list[str]:
         f"runner.run_dir={folder / RUN}",
         f"runner.steps={STEPS}",
         "runner.progress=false",
+        f"reward.items=[{{name: {quoted_path(f'{folder}/reward.py:odd_sum')}}}]",
         "algorithm.prompts_per_step=8",
         "algorithm.group_size=4",
     ]

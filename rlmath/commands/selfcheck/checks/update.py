@@ -41,8 +41,10 @@ MICROBATCHES = 4
 PROMPT_TOKENS = 4
 # The plan promises what it says of memory to this share.
 PLAN_TOLERANCE = 0.1
-# Below this share of the plan's assumption something is not fused, or falls back.
-LEAST_OF_ASSUMED_MFU = 0.5
+# Above this multiple of the planned time something is not fused, or falls back. The plan knows that
+# short micro-batches wait for the host, whose speed differs: 1.6 was measured, see
+# docs/gpu_results.md.
+MOST_OF_PLANNED_TIME = 2.0
 
 
 def run(node: Node, record: Record) -> None:
@@ -194,17 +196,17 @@ def report(
         reason = f"{node.gpu_name} is not in rlmath/commands/plan/gpus.py, so its peak is not known"
         record.not_applicable(f"{name} MFU", reason)
         return
-    mfu, assumed = flops_per_s / (node.card.peak_tflops * 1e12), Efficiency().mfu
-    least = LEAST_OF_ASSUMED_MFU * assumed
-    record.figure(f"{name} MFU", mfu, limit=f">= {least:g}", key=True)
-    record.figure(f"{name} planned MFU", assumed)
     planned_s = planned_seconds(spec, planned, node.card)
+    ratio = seconds / planned_s
+    record.figure(f"{name} MFU", flops_per_s / (node.card.peak_tflops * 1e12), key=True)
+    record.figure(f"{name} planned MFU of long micro-batches", Efficiency().mfu)
     record.figure(f"{name} planned time", planned_s, "s")
-    record.figure(f"{name} time / plan", seconds / planned_s)
+    record.figure(f"{name} time / plan", ratio, limit=f"<= {MOST_OF_PLANNED_TIME:g}", key=True)
     record.require(
-        mfu >= least,
-        f"{name}: MFU is {mfu:.3f}; the plan assumes {assumed:g}, and less than {least:g} means "
-        "that something falls back to slow kernels",
+        ratio <= MOST_OF_PLANNED_TIME,
+        f"{name}: the update took {seconds:.2f} s, {ratio:.1f} times the planned {planned_s:.2f} "
+        f"s; more than {MOST_OF_PLANNED_TIME:g} means that something falls back to slow kernels, "
+        "or that the host launches kernels too slowly",
         "Look at the attention backend in the check `actor` and at Transformer Engine in the check "
-        "`environment`.",
+        "`environment`; if only the shorter update is slow, other processes use the CPU.",
     )
