@@ -38,6 +38,8 @@ from rlmath.validation.processes import ONE_RANK, on_ranks
 # Tokens of a sequence, each its own micro-batch.
 LENGTHS = {"cuda": (4096, 16384), "cpu": (256, 1024)}
 MICROBATCHES = 4
+# The fastest counts: the first ones of a process also wait for a GPU that has been idle.
+TIMED_UPDATES = 3
 PROMPT_TOKENS = 4
 # The plan promises what it says of memory to this share.
 PLAN_TOLERANCE = 0.1
@@ -48,7 +50,7 @@ MOST_OF_PLANNED_TIME = 2.0
 
 
 def run(node: Node, record: Record) -> None:
-    """Two updates of each length on one rank; the second one is timed."""
+    """Updates of each length on one rank, of which the fastest counts."""
     if not node.on_cuda:
         reason = "memory and speed of a CPU are not planned for"
         record.not_applicable("memory against the plan, MFU", reason)
@@ -63,7 +65,7 @@ class Measured:
 
     Attributes:
         tokens: Of a sequence.
-        seconds: Of the update.
+        seconds: Of the fastest update.
         peak_gib: Highest memory of the rank in it.
         grad_norm: Of its gradient.
     """
@@ -147,12 +149,14 @@ def measure_update(platform: Platform, node: Node, tokens: int, recompute: int) 
     actor = MegatronActor(settings, ONE_RANK, platform)
     batch = random_batch(node.model, [tokens] * MICROBATCHES, PROMPT_TOKENS)
     actor.update(batch, UpdateSettings(), seed=0)
-    platform.synchronize()
     platform.reset_peak_memory()
-    started_s = time.perf_counter()
-    result = actor.update(batch, UpdateSettings(), seed=1)
-    platform.synchronize()
-    seconds = time.perf_counter() - started_s
+    seconds = float("inf")
+    for seed in range(1, TIMED_UPDATES + 1):
+        platform.synchronize()
+        started_s = time.perf_counter()
+        result = actor.update(batch, UpdateSettings(), seed)
+        platform.synchronize()
+        seconds = min(seconds, time.perf_counter() - started_s)
     return Measured(tokens, seconds, platform.peak_memory_gib(), result.minibatches[0]["grad_norm"])
 
 
