@@ -24,6 +24,7 @@ TOKENS = 256
 
 def quantizers(recipe: str) -> dict[str, Any]:
     """Of weights and of activations, for both directions."""
+    import transformer_engine.pytorch  # noqa: F401  It loads the extension, which is on no path.
     import transformer_engine_torch as tex
     from transformer_engine.pytorch.tensor.float8_blockwise_tensor import Float8BlockQuantizer
     from transformer_engine.pytorch.tensor.float8_tensor import Float8CurrentScalingQuantizer

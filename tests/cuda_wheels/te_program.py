@@ -55,6 +55,7 @@ def models(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _built(job: dict[str, Any]) -> dict[str, Any]:
     from megatron.core import parallel_state, tensor_parallel
 
+    from rlmath.actor.head import head_of
     from rlmath.actor.model import ModelSettings, build_model
     from rlmath.device import Platform
     from rlmath.model.parallel import Layout
@@ -100,6 +101,8 @@ def _built(job: dict[str, Any]) -> dict[str, Any]:
         "apply_rope_fusion": transformer.apply_rope_fusion,
         "bias_activation_fusion": transformer.bias_activation_fusion,
         "moe_grouped_gemm": transformer.moe_grouped_gemm,
+        # None on stages without an output layer.
+        "softmax": head.product.softmax.__name__ if (head := head_of(model)) else None,
     }
 
 

@@ -86,6 +86,7 @@ def test_the_actor_builds_transformer_engines_layers(built: Any, name: str) -> N
         own = {kind for kind in kinds if kind.startswith("rlmath.")}
         last = "megatron.ColumnParallelLinear" in kinds
         assert own == ({"rlmath.HeadLinear"} if last else set())
+        assert answer["softmax"] == ("rlmath.actor.softmax_triton" if last else None)
 
 
 def test_the_ranks_hold_the_whole_model(built: Any) -> None:
