@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlmath.checkpoint.digests import SUFFIX, take_note
 from rlmath.errors import UserError
 
 MANIFEST = "manifest.json"
@@ -49,8 +50,11 @@ class Manifest:
 def write_manifest(folder: Path, step: int, metrics: Mapping[str, float]) -> Manifest:
     """Have the disk hold every file of ``folder``, then list them in its manifest.
 
+    A rank's file has the checksum that the rank noted when it wrote it, see ``digests.py``.
+
     Raises:
         ValueError: There is no file to list.
+        OSError: A file has another size than its writer gave it.
     """
     paths = _files(folder)
     if not paths:
@@ -152,13 +156,13 @@ def sync(path: Path) -> None:
 
 
 def _files(folder: Path) -> list[str]:
-    found = (p for p in folder.rglob("*") if p.is_file())
+    found = (p for p in folder.rglob("*") if p.is_file() and p.suffix != SUFFIX)
     return sorted(str(p.relative_to(folder)) for p in found if p != folder / MANIFEST)
 
 
 def _sync_and_digest(path: Path) -> tuple[int, str]:
     sync(path)
-    return path.stat().st_size, _digest(path)
+    return take_note(path) or (path.stat().st_size, _digest(path))
 
 
 def _digest(path: Path) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from rlmath.checkpoint.digests import hashed_stream
 from rlmath.checkpoint.space import is_disk_full
 
 COMMON = "common.pt"
@@ -54,6 +55,15 @@ def write_tensors(folder: Path, sharded: Any, group: Any) -> None:
 
 def _writer(folder: Path) -> Any:
     from torch.distributed.checkpoint import FileSystemWriter
+    from torch.distributed.checkpoint.filesystem import DEFAULT_SUFFIX, FileSystem
+
+    class Hashed(FileSystem):
+        """Notes the checksum of what ranks write; ``.metadata`` is renamed, and the driver's."""
+
+        def create_stream(self, path: Any, mode: str) -> Any:
+            if mode == "wb" and Path(path).suffix == DEFAULT_SUFFIX:
+                return hashed_stream(Path(path))
+            return super().create_stream(path, mode)
 
     class Writer(FileSystemWriter):
         """Says plainly what failed: an error loses its cause on the way to the other ranks."""
@@ -71,7 +81,9 @@ def _writer(folder: Path) -> Any:
                 raise _plain(error) from None
 
     # One thread: torch drops the errors of the others.
-    return Writer(folder, thread_count=1, sync_files=True, overwrite=True)
+    writer = Writer(folder, thread_count=1, sync_files=True, overwrite=True)
+    writer.fs = Hashed()
+    return writer
 
 
 def _plain(error: Exception) -> OSError:
