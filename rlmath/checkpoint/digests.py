@@ -31,11 +31,14 @@ class HashedStream:
     def __init__(self, file: io.BufferedWriter) -> None:
         self._file = file
         self._hash = hashlib.sha256()
+        self._num_bytes = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="digest")
 
     def write(self, data: Any) -> int:
         """Write bytes and hash them at the same time; both let go of the interpreter lock."""
-        if memoryview(data).nbytes < _LEAST_BYTES_FOR_THREAD:
+        num_bytes = memoryview(data).nbytes
+        self._num_bytes += num_bytes
+        if num_bytes < _LEAST_BYTES_FOR_THREAD:
             self._hash.update(data)
             return self._file.write(data)
         hashed = self._thread.submit(self._hash.update, data)
@@ -63,8 +66,8 @@ class HashedStream:
         self._file.close()
 
     def note(self) -> str:
-        """Size in bytes and SHA-256 of a file that is closed."""
-        return f"{Path(self._file.name).stat().st_size} {self._hash.hexdigest()}\n"
+        """Size in bytes and SHA-256 of what was written."""
+        return f"{self._num_bytes} {self._hash.hexdigest()}\n"
 
 
 @contextlib.contextmanager

@@ -136,7 +136,7 @@ class ActorConfig:
         "Multiply the matrices of layers in FP8 (Transformer Engine), in all passes of the policy, "
         "its reference and the value model; weights, gradients, the router and the output layer "
         "stay as they are. hybrid: e4m3, and e5m2 for the gradients of activations; e4m3: for all. "
-        "none: off. Experimental: it has never run on a GPU, only on meta tensors.",
+        "none: off. Experimental: a GPU has seen updates of one model with it, and no training.",
     )
     fp8_recipe: Fp8Recipe = setting(
         Fp8Recipe.blockwise,
