@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import stat
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,14 @@ import torch
 
 from rlmath.commands.plan.gpus import GPUS
 from rlmath.commands.selfcheck import material, parts
-from rlmath.commands.selfcheck.checks import actor, engines, environment, sleep, update
+from rlmath.commands.selfcheck.checks import (
+    actor,
+    engines,
+    environment,
+    sleep,
+    training,
+    update,
+)
 from rlmath.commands.selfcheck.node import Node
 from rlmath.commands.selfcheck.record import Outcome, Record, read_outcome
 from rlmath.device import nvidia
@@ -225,6 +233,25 @@ def test_an_update_that_waits_for_a_slow_host_passes(tmp_path: Path, record: Rec
     assert problems(tmp_path) == []
     update.report(record, card, shape, update.Measured(4096, 1.7, 38.42, 7.6), planned)
     assert "2.2 times the planned 0.77 s" in problems(tmp_path)[0]
+
+
+def test_a_step_without_a_gradient_fails(
+    tmp_path: Path, record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trained(command: list[str], check: bool) -> Any:
+        run = tmp_path / training.RUN
+        for folder in ("checkpoints", "hf"):
+            (run / folder / "some").mkdir(parents=True)
+        norms = ({"train/grad_norm": 0.5}, {"train/grad_norm": 0.0}, {})
+        lines = [json.dumps({"step": step} | line) for step, line in enumerate(norms, start=1)]
+        (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(training.subprocess, "run", trained)
+    monkeypatch.setattr(training, "settings_of", lambda *given: [])
+    monkeypatch.setattr(training, "STEPS", 3)
+    training.run(node(tmp_path, 0, device="cpu"), record)
+    assert problems(tmp_path) == [f"step {step}: the gradient's norm is 0.0" for step in (2, 3)]
 
 
 def test_log_probs_beyond_the_limit_and_unfused_attention_fail(
