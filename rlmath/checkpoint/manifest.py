@@ -17,8 +17,9 @@ from rlmath.errors import UserError
 
 MANIFEST = "manifest.json"
 _FORMAT = 1
-# hashlib lets go of the interpreter lock, so threads hash at the same time.
-_NUM_THREADS = 4
+# hashlib lets go of the interpreter lock, so threads hash at the same time: a resume waits for it,
+# and a checkpoint of many ranks has many files.
+_NUM_THREADS = min(32, 2 * len(os.sched_getaffinity(0)))
 
 
 class BrokenCheckpoint(UserError):
