@@ -68,7 +68,7 @@ def load_from_hf(
                 rows = reader.read(piece.hf_name, *run)
                 own = parameter.tensor.narrow(piece.dim, piece.local_start, piece.length)
                 own.copy_(rows)
-                # On the device: the one CPU thread of a GPU's rank takes 8 s for 3.3 GiB.
+                # On the device: the one CPU thread of a GPU's rank takes about 8 s for 3.3 GiB.
                 if not own.isfinite().all():
                     raise WeightsError(f"{piece.hf_name} in {folder} {NOT_FINITE}")
                 if head and piece.hf_name == EMBEDDING and not rows.equal(reader.read(HEAD, *run)):

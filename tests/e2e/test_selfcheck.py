@@ -9,6 +9,7 @@ import pytest
 
 from rlmath.commands.selfcheck import report
 from rlmath.commands.selfcheck.catalog import CHECKS, Check
+from rlmath.commands.selfcheck.checks.training import FIGURES
 from rlmath.commands.selfcheck.record import Outcome, read_outcome
 from rlmath.commands.selfcheck.suite import run_checks
 from rlmath.commands.selfcheck.worker import RECORD_FILE
@@ -64,6 +65,7 @@ def test_the_command(tmp_path: Path) -> None:
         assert 1 < figures["actor"][f"{layout} mean exp|Δ|"] <= 1.0001
     assert figures["update"]["1024 tokens model FLOPs"] > 0
     assert figures["training"]["steps"] == 2
+    assert {f"step 2 {name}" for name, _ in FIGURES.values()} <= set(figures["training"])
     assert 1 <= figures["training"]["step 2 mean exp|Δ|"] <= 1.0001
     parts = [one["part"] for one in checks["update"]["not_applicable"]]
     assert parts == ["memory against the plan, MFU", "softmax in Triton"]

@@ -26,7 +26,7 @@ def odd_sum(completions, completion_ids, **columns):
 FIGURES = {
     "alignment/mean_exp_abs_diff": ("mean exp|Δ|", ""),
     "train/grad_norm": ("gradient norm", ""),
-    "reward/mean": ("mean reward", ""),
+    "rollout/rewards": ("mean reward", ""),
     "timing/step": ("step", "s"),
     "timing/generate": ("generate", "s"),
     "timing/update": ("update", "s"),
