@@ -143,6 +143,12 @@ def _take_packs(spec: Any, config: Any, platform: Platform) -> None:
     for one in spec.layer_specs:
         layer = one.submodules
         layer.input_layernorm = layer.pre_mlp_layernorm = norm
+        if not hasattr(layer.mlp.submodules, "linear_fc1"):
+            # With Transformer Engine the norm before experts is no part of a product, as those are
+            # whose names norms have in a checkpoint.
+            renamed = dict(layer.sharded_state_dict_keys_map)
+            renamed.pop("pre_mlp_layernorm.", None)
+            layer.sharded_state_dict_keys_map = renamed
         attention = layer.self_attention.submodules
         attention.core_attention = PackedAttention
         if config.multi_latent_attention:

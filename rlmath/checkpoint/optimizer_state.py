@@ -11,18 +11,8 @@ from typing import Any
 
 import torch
 
+from rlmath.checkpoint.model_state import sharding
 from rlmath.checkpoint.optimizer_shards import keep_to_bounded_memory
-
-
-def sharding() -> dict[str, Any]:
-    """How Megatron is to describe the tensors' places, afresh: it adds its process groups to it."""
-    return {
-        # Optimizer tensors in the shape of the parameters, so that any layout can reshard them.
-        "distrib_optim_sharding_type": "fully_reshardable",
-        "chained_optim_avoid_prefix": True,
-        # Each layer by its number, rather than all stacked: simpler, and much faster to describe.
-        "non_homogeneous_layers": True,
-    }
 
 
 def initialize_states(optimizer: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from rlmath.checkpoint.manifest import BrokenCheckpoint
-from rlmath.checkpoint.optimizer_state import sharding
+from rlmath.checkpoint.model_state import sharded_weights
 
 PREFIX = "reference."
 
@@ -21,7 +21,7 @@ def sharded_reference(module: Any, reference: list[Tensor]) -> dict[str, Any]:
         reference: A tensor for each of its parameters that are trained.
     """
     own = _by_name(module, reference)
-    described = module.sharded_state_dict(prefix=PREFIX, metadata=sharding())
+    described = sharded_weights(module, PREFIX)
     state = {}
     for key, entry in described.items():
         tensor = own.get(key.removeprefix(PREFIX))

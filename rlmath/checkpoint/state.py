@@ -20,11 +20,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlmath.checkpoint.manifest import BrokenCheckpoint
+from rlmath.checkpoint.model_state import is_extra_state, sharded_weights
 from rlmath.checkpoint.optimizer_state import (
     load_optimizer_state,
     load_schedule_state,
     sharded_optimizer_state,
-    sharding,
 )
 from rlmath.checkpoint.random_streams import load_streams, save_streams
 from rlmath.checkpoint.reference_state import load_reference, sharded_reference, trained_names
@@ -328,10 +328,7 @@ def _sharded_state(state: ModelState, loading: bool) -> dict[str, Any]:
 
 
 def _sharded_chunk(state: ModelState, chunk: Any) -> dict[str, Any]:
-    model = chunk.sharded_state_dict(metadata=sharding())
-    # Transformer Engine's extra state is for 8-bit floats, which are not used, and is read by
-    # executing pickled code.
-    model = {key: value for key, value in model.items() if not key.endswith("_extra_state")}
+    model = sharded_weights(chunk)
     if state.adapters is not None:
         trained = set(trained_names(chunk))
         model = {key: value for key, value in model.items() if key in trained}
@@ -340,7 +337,7 @@ def _sharded_chunk(state: ModelState, chunk: Any) -> dict[str, Any]:
 
 def _set_weights(state: ModelState, chunk: Any, weights: dict[str, Any]) -> None:
     result = chunk.load_state_dict(weights, strict=False)
-    missing = [key for key in result.missing_keys if not key.endswith("_extra_state")]
+    missing = [key for key in result.missing_keys if not is_extra_state(key)]
     if state.adapters is not None:
         missing = sorted(set(trained_names(chunk)).intersection(missing))
     if missing or result.unexpected_keys:

@@ -245,11 +245,10 @@ def load_weights(module: torch.nn.Module, folder: Path) -> None:
     from megatron.core import dist_checkpointing
 
     from rlmath.actor.lora import has_adapters
-    from rlmath.checkpoint.optimizer_state import sharding
+    from rlmath.checkpoint.model_state import sharded_weights
     from rlmath.checkpoint.reference_state import trained_names
 
-    wanted = module.sharded_state_dict(metadata=sharding())  # type: ignore[operator]
-    wanted = {key: value for key, value in wanted.items() if not key.endswith("_extra_state")}
+    wanted = sharded_weights(module)
     # Under LoRA the rest is the base model, which is there.
     trained = set(trained_names(module)) if has_adapters(module) else set(wanted)
     wanted = {key: value for key, value in wanted.items() if key in trained}

@@ -279,3 +279,17 @@ def test_one_table_of_rotary_angles_is_kept(monkeypatch: pytest.MonkeyPatch) -> 
     assert RotaryEmbedding.forward.cache_info().currsize == before
     for length, table in zip((4, 8), tables[:2], strict=True):
         assert torch.equal(table, made[0](length, packed_seq=True))
+
+
+def test_names_of_transformer_engines_layers_in_a_checkpoint() -> None:
+    """What is left out of it (rlmath/checkpoint/model_state.py), and how norms are called where
+    Megatron's own layers save it (rlmath/actor/layers.py)."""
+    experts = function(f"{CORE}.extensions.transformer_engine", "TEGroupedLinear")
+    assert "f\"{prefix}_extra_state{'' if gemm_idx == 0 else gemm_idx}\"" in experts
+    # What a load without extra state meets.
+    assert (
+        'fp8_checkpoint = any("_extra_state" in str(key) for key in state_dict.keys())' in experts
+    )
+    layers = source(f"{CORE}.models.gpt.gpt_layer_specs")
+    assert "pre_mlp_layernorm=backend.layer_norm() if num_experts else IdentityOp" in layers
+    assert '"pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_"' in layers

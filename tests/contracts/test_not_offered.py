@@ -32,9 +32,9 @@ ROWS = [
         says=("fp8_recipe = TEDelayedScaling(",),
     ),
     Row(
-        "rlmath.checkpoint.state",
+        "rlmath.checkpoint.model_state:sharded_weights",
         f"actor.fp8_recipe=delayed, whose amax history is extra state: {REASON}",
-        says=('if not key.endswith("_extra_state")',),
+        says=("if not is_extra_state(name)",),
     ),
     Row(
         "megatron.core.pipeline_parallel.fine_grained_activation_offload:PipelineOffloadManager",

@@ -20,7 +20,8 @@ from rlmath.actor.settings import ReferenceSettings
 from rlmath.actor.token_values import TokenValues
 from rlmath.checkpoint import CheckpointStore, memory
 from rlmath.checkpoint.manifest import read_manifest
-from rlmath.checkpoint.optimizer_state import sharded_optimizer_state, sharding
+from rlmath.checkpoint.model_state import sharded_weights
+from rlmath.checkpoint.optimizer_state import sharded_optimizer_state
 from rlmath.checkpoint.state import begin_save, load_model, save_model
 from rlmath.config.optimizer import Schedule
 from rlmath.device import Platform
@@ -242,7 +243,7 @@ def run_shares(layout: Layout, platform: Platform, model: str, loading: bool) ->
         return original(out, mine, group=group)
 
     original = dist.all_gather_into_tensor
-    weights = actor.module.sharded_state_dict(metadata=sharding())  # type: ignore[operator]
+    weights = sharded_weights(actor.module)
     dist.all_gather_into_tensor = all_gather
     try:
         state = sharded_optimizer_state(actor.optimizer, weights, loading)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.distributed.checkpoint import FileSystemReader
 
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.policy import UpdateSettings
@@ -212,6 +213,12 @@ def test_a_checkpoint_resumes_with_another_expert_layout(
         straight, ranks.run(EP2, run_load, mixture, changes, folder, 2), strict=True
     ):
         assert_equal(one, other)
+    names = FileSystemReader(Path(folder) / "actor").read_metadata().state_dict_metadata
+    # As Transformer Engine's layers are saved, so that GPUs load it: layer 1 is dense, and there
+    # the norm is part of the first product.
+    assert "decoder.layers.0.pre_mlp_layernorm.weight" in names
+    assert "decoder.layers.0.mlp.experts.experts.linear_fc1.weight" in names
+    assert "decoder.layers.1.mlp.linear_fc1.layer_norm_weight" in names
     (resumed,) = ranks.run(ONE, run_load, mixture, changes, folder, 2)
     for metrics, expected in zip(resumed.metrics, straight[0].metrics, strict=True):
         for name in expected:

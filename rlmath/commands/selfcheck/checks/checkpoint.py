@@ -96,10 +96,10 @@ def state_fingerprints(worker: Any) -> dict[str, int]:
         f"weight {name}": fingerprint(parameter.detach())
         for name, parameter in actor.module.named_parameters()
     }
-    return found | {name: fingerprint(tensor) for name, tensor in _optimizer_tensors(actor)}
+    return found | {name: fingerprint(tensor) for name, tensor in optimizer_tensors(actor)}
 
 
-def _optimizer_tensors(actor: Any) -> Iterator[tuple[str, Tensor]]:
+def optimizer_tensors(actor: Any) -> Iterator[tuple[str, Tensor]]:
     """Main parameters and Adam's state, by their place in the optimizer."""
     optimizer = actor.optimizer
     for part, one in enumerate(getattr(optimizer, "chained_optimizers", [optimizer])):

@@ -1,0 +1,108 @@
+"""Checkpoints of a small model with Transformer Engine's layers, whose tensors the CPU holds.
+
+usage: python -m tests.cuda_wheels.te_checkpoint_program train MODEL CHECKPOINT [lora]
+       python -m tests.cuda_wheels.te_checkpoint_program export MODEL CHECKPOINT FOLDER
+
+``train`` saves and loads parameters and optimizer state, without a forward pass, which takes a GPU.
+``export`` reads the checkpoint with Megatron's own layers, as a machine without a GPU does.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from typing import Any
+
+import torch
+
+from rlmath.actor.model import ModelSettings
+from rlmath.actor.parallel import initialize
+from rlmath.actor.policy import MegatronActor
+from rlmath.actor.settings import ActorSettings, ReferenceSettings
+from rlmath.checkpoint.state import load_model, save_model
+from rlmath.commands.selfcheck.checks.checkpoint import optimizer_tensors, state_fingerprints
+from rlmath.config.optimizer import OptimizerConfig
+from rlmath.device import CPU, Platform
+from rlmath.model.lora import Lora
+from rlmath.validation.convert import to_hf
+from rlmath.validation.processes import ONE_RANK
+from tests.cuda_wheels.forged import forge_gpus
+
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+class Worker:
+    """What the fingerprints ask for."""
+
+    def __init__(self, actor: MegatronActor) -> None:
+        self.actor = actor
+
+
+def train(model: str, checkpoint: str, lora: str = "") -> dict[str, Any]:
+    platform = Platform("cpu", "gloo", "transformer_engine")
+    open_rank(platform)
+    forge_gpus()
+    # Where Megatron tells Transformer Engine to put parameters.
+    device: Any = torch.device("cpu")
+    torch.cuda.current_device = lambda: device
+    settings = ActorSettings(
+        model_path=model,
+        model=ModelSettings(torch.bfloat16),
+        optimizer=OptimizerConfig(),
+        reference=ReferenceSettings("averaged"),
+        lora=Lora(4, 8.0, TARGETS) if lora else None,
+        temperature=1.0,
+        max_tokens_per_microbatch=64,
+        max_sequence_length=64,
+    )
+    actor = MegatronActor(settings, ONE_RANK, platform)
+    save_model(actor, checkpoint, "before_the_first_step")
+    load_model(actor, checkpoint, "before_the_first_step")
+    worker = Worker(actor)
+    moments = [tensor for place, tensor in optimizer_tensors(actor) if "main" not in place]
+    for tensor in [*moments, *(actor.reference or ())]:
+        tensor.uniform_()
+    saved = everything(worker)
+    save_model(actor, checkpoint)
+    trained = [one for one in actor.module.parameters() if one.requires_grad]
+    tensors = [*trained, *(tensor for _, tensor in optimizer_tensors(actor))]
+    with torch.no_grad():
+        for tensor in [*tensors, *(actor.reference or ())]:
+            tensor.fill_(7)
+    changed = everything(worker)
+    load_model(actor, checkpoint)
+    return {
+        "kinds": sorted({type(module).__name__ for module in actor.module.modules()}),
+        "optimizers": sorted({type(one.optimizer).__module__ for one in parts(actor)}),
+        "saved": saved,
+        "changed": changed,
+        "loaded": everything(worker),
+    }
+
+
+def export(model: str, checkpoint: str, folder: str) -> int:
+    open_rank(CPU)
+    return to_hf(checkpoint, folder, model, CPU)
+
+
+def open_rank(platform: Platform) -> None:
+    platform.prepare_megatron_process(local_rank=0, num_threads=2)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    initialize(ONE_RANK, platform, rank=0, address="127.0.0.1", port=port, seed=0)
+
+
+def everything(worker: Worker) -> dict[str, str]:
+    reference = worker.actor.reference or []
+    sums = {f"reference {n}": str(float(one.double().sum())) for n, one in enumerate(reference)}
+    return sums | {name: str(value) for name, value in state_fingerprints(worker).items()}
+
+
+def parts(actor: Any) -> Any:
+    return getattr(actor.optimizer, "chained_optimizers", [actor.optimizer])
+
+
+if __name__ == "__main__":
+    print(json.dumps({"train": train, "export": export}[sys.argv[1]](*sys.argv[2:])))
