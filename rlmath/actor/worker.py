@@ -81,6 +81,10 @@ class ActorWorker:
             address, port = meeting_place
             initialize(layout, platform, self.rank, address, port, seed)
             self.actor = MegatronActor(settings, layout, platform)
+            if settings.optimizer is not None:
+                from rlmath.checkpoint.state import check_saveable
+
+                check_saveable(self.actor)
             self.actor.release()
             self.value_model: Any = None
             if settings.value is not None:

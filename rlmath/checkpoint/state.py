@@ -132,6 +132,19 @@ class PendingSave:
             raise self._error
 
 
+def check_saveable(model: Saveable) -> None:
+    """Describe the weights as a save does, so that a run does not train to its first checkpoint to
+    learn that it cannot be saved. Collective over all ranks.
+
+    Raises:
+        CheckpointingException: On rank 0: Megatron finds shards missing, or some twice.
+    """
+    from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
+
+    state = model.checkpoint_state()
+    save_preprocess({name: _sharded_chunk(state, chunk) for name, chunk in _named_chunks(state)})
+
+
 def save_model(model: Saveable, folder: str | Path, name: str = "actor") -> None:
     """Save a model with its optimizer, schedule and random streams; collective over all ranks.
 

@@ -22,7 +22,7 @@ from rlmath.checkpoint import CheckpointStore, memory
 from rlmath.checkpoint.manifest import read_manifest
 from rlmath.checkpoint.model_state import sharded_weights
 from rlmath.checkpoint.optimizer_state import sharded_optimizer_state
-from rlmath.checkpoint.state import begin_save, load_model, save_model
+from rlmath.checkpoint.state import begin_save, check_saveable, load_model, save_model
 from rlmath.config.optimizer import Schedule
 from rlmath.device import Platform
 from rlmath.errors import UserError
@@ -477,3 +477,31 @@ def test_a_disk_that_runs_full_fails_on_all_ranks_and_spares_the_rest(
         assert found is not None and found.path == first
         said_and_lr = ranks.run(TP2, run_load_with, tiny_model, {}, str(found.path))
         assert {said for said, _ in said_and_lr} == {""}
+
+
+def run_unsaveable(layout: Layout, platform: Platform, model: str) -> str:
+    """What the check says when a stage describes one part of two of something."""
+    from megatron.core.dist_checkpointing.mapping import ShardedObject
+
+    actor = build(layout, platform, model)
+    check_saveable(actor)
+    described = actor.module.sharded_state_dict
+
+    def with_half(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        half = ShardedObject("half", torch.zeros(1), (2,), (0,))
+        return described(*args, **kwargs) | {"half": half}  # type: ignore[operator]
+
+    actor.module.sharded_state_dict = with_half
+    try:
+        check_saveable(actor)
+    except Exception as error:
+        return str(error)
+    return ""
+
+
+def test_what_could_not_be_saved_is_found_before_the_first_step(
+    ranks: RankPool,
+    tiny_model: str,  # noqa: F811
+) -> None:
+    (said,) = ranks.run(Layout(1, 1, 1), run_unsaveable, tiny_model)
+    assert "1 ShardedObject are missing" in said
