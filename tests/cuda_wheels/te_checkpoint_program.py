@@ -1,7 +1,9 @@
 """Checkpoints of a small model with Transformer Engine's layers, whose tensors the CPU holds.
 
-usage: python -m tests.cuda_wheels.te_checkpoint_program train MODEL CHECKPOINT [lora]
+usage: python -m tests.cuda_wheels.te_checkpoint_program train MODEL CHECKPOINT CASE
        python -m tests.cuda_wheels.te_checkpoint_program export MODEL CHECKPOINT FOLDER
+
+CASE: JSON with ``lora`` and ``layout``.
 
 ``train`` saves and loads parameters and optimizer state, without a forward pass, which takes a GPU.
 ``export`` reads the checkpoint with Megatron's own layers, as a machine without a GPU does.
@@ -12,19 +14,21 @@ from __future__ import annotations
 import json
 import socket
 import sys
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from rlmath.actor.model import ModelSettings
-from rlmath.actor.parallel import initialize
+from rlmath.actor.parallel import destroy, initialize
 from rlmath.actor.policy import MegatronActor
 from rlmath.actor.settings import ActorSettings, ReferenceSettings
-from rlmath.checkpoint.state import load_model, save_model
+from rlmath.checkpoint.state import check_saveable, load_model, save_model
 from rlmath.commands.selfcheck.checks.checkpoint import optimizer_tensors, state_fingerprints
 from rlmath.config.optimizer import OptimizerConfig
 from rlmath.device import CPU, Platform
 from rlmath.model.lora import Lora
+from rlmath.model.parallel import Layout
 from rlmath.validation.convert import to_hf
 from rlmath.validation.processes import ONE_RANK
 from tests.cuda_wheels.forged import forge_gpus
@@ -39,9 +43,31 @@ class Worker:
         self.actor = actor
 
 
-def train(model: str, checkpoint: str, lora: str = "") -> dict[str, Any]:
+def train(model: str, checkpoint: str, case: str) -> dict[str, Any]:
+    """On each rank of a layout, in its own process."""
+    given = json.loads(case)
+    layout = Layout(**given["layout"])
+    arguments = (layout, free_port(), model, checkpoint, given["lora"])
+    torch.multiprocessing.spawn(train_rank, arguments, nprocs=layout.world_size)
+    ranks = [json.loads(answer_file(checkpoint, n).read_text()) for n in range(layout.world_size)]
+    together: dict[str, Any] = {
+        key: sorted({one for rank in ranks for one in rank[key]}) for key in ("kinds", "optimizers")
+    }
+    for key in ("saved", "changed", "loaded"):
+        together[key] = {
+            f"rank {number} {name}": value
+            for number, rank in enumerate(ranks)
+            for name, value in rank[key].items()
+        }
+    return together
+
+
+def train_rank(
+    rank: int, layout: Layout, port: int, model: str, checkpoint: str, lora: bool
+) -> None:
     platform = Platform("cpu", "gloo", "transformer_engine")
-    open_rank(platform)
+    platform.prepare_megatron_process(local_rank=0, num_threads=1)
+    initialize(layout, platform, rank=rank, address="127.0.0.1", port=port, seed=0)
     forge_gpus()
     # Where Megatron tells Transformer Engine to put parameters.
     device: Any = torch.device("cpu")
@@ -56,13 +82,16 @@ def train(model: str, checkpoint: str, lora: str = "") -> dict[str, Any]:
         max_tokens_per_microbatch=64,
         max_sequence_length=64,
     )
-    actor = MegatronActor(settings, ONE_RANK, platform)
+    actor = MegatronActor(settings, layout, platform)
+    check_saveable(actor)
     save_model(actor, checkpoint, "before_the_first_step")
     load_model(actor, checkpoint, "before_the_first_step")
     worker = Worker(actor)
     moments = [tensor for place, tensor in optimizer_tensors(actor) if "main" not in place]
-    for tensor in [*moments, *(actor.reference or ())]:
-        tensor.uniform_()
+    for kind in (moments, actor.reference or []):
+        for number, tensor in enumerate(kind):
+            # Equal on ranks that hold the same: one of them saves it for all.
+            tensor.uniform_(generator=torch.Generator().manual_seed(number))
     saved = everything(worker)
     save_model(actor, checkpoint)
     trained = [one for one in actor.module.parameters() if one.requires_grad]
@@ -72,26 +101,31 @@ def train(model: str, checkpoint: str, lora: str = "") -> dict[str, Any]:
             tensor.fill_(7)
     changed = everything(worker)
     load_model(actor, checkpoint)
-    return {
-        "kinds": sorted({type(module).__name__ for module in actor.module.modules()}),
-        "optimizers": sorted({type(one.optimizer).__module__ for one in parts(actor)}),
+    answer = {
+        "kinds": [type(module).__name__ for module in actor.module.modules()],
+        "optimizers": [type(one.optimizer).__module__ for one in parts(actor)],
         "saved": saved,
         "changed": changed,
         "loaded": everything(worker),
     }
+    answer_file(checkpoint, rank).write_text(json.dumps(answer))
+    destroy()
+
+
+def answer_file(checkpoint: str, rank: int) -> Path:
+    return Path(checkpoint) / f"answer_{rank}.json"
 
 
 def export(model: str, checkpoint: str, folder: str) -> int:
-    open_rank(CPU)
+    CPU.prepare_megatron_process(local_rank=0, num_threads=2)
+    initialize(ONE_RANK, CPU, rank=0, address="127.0.0.1", port=free_port(), seed=0)
     return to_hf(checkpoint, folder, model, CPU)
 
 
-def open_rank(platform: Platform) -> None:
-    platform.prepare_megatron_process(local_rank=0, num_threads=2)
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    initialize(ONE_RANK, platform, rank=0, address="127.0.0.1", port=port, seed=0)
+        return int(probe.getsockname()[1])
 
 
 def everything(worker: Worker) -> dict[str, str]:

@@ -7,11 +7,14 @@ experts has a number in its name, which a run on a GPU met first.
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rlmath.model.parallel import Layout
+from rlmath.validation.processes import ONE_RANK
 from tests.cuda_wheels.programs import answer_of
 
 DENSE, EXPERTS = "TELayerNormColumnParallelLinear", "TEColumnParallelGroupedLinear"
@@ -55,12 +58,14 @@ class Case:
         layers: One of Transformer Engine's that has to be among its own.
         lora: Whether adapters are trained.
         changes: To ``SIZES``.
+        layout: Of the ranks.
     """
 
     family: str
     layers: str
     lora: bool = False
     changes: dict[str, Any] = dataclasses.field(default_factory=dict)
+    layout: Layout = ONE_RANK
 
 
 CASES = {
@@ -74,6 +79,11 @@ CASES = {
     "Olmo2": Case("Olmo2", "TEColumnParallelLinear", changes={"num_key_value_heads": 4}),
     "Qwen3Moe": Case("Qwen3Moe", EXPERTS, changes=MOE | {"mlp_only_layers": [1]}),
     "Qwen3Moe, LoRA": Case("Qwen3Moe", "TEColumnParallelLinear", lora=True, changes=MOE),
+    "Qwen2, TP 2": Case("Qwen2", DENSE, layout=Layout(2, 1, 1)),
+    "Qwen3Moe, EP 2": Case(
+        "Qwen3Moe", EXPERTS, changes=MOE, layout=Layout(1, 1, 2, expert_parallel=2)
+    ),
+    "Qwen3Moe, two stages": Case("Qwen3Moe", EXPERTS, changes=MOE, layout=Layout(1, 2, 1)),
     "Glm4Moe": Case("Glm4Moe", EXPERTS, changes=GLM4),
 }
 
@@ -106,8 +116,8 @@ def test_everything_comes_back_here_and_on_a_machine_without_a_gpu(
     case: Case, model: Path, tmp_path: Path
 ) -> None:
     checkpoint, folder = tmp_path / "checkpoint", tmp_path / "exported"
-    lora = ["lora"] if case.lora else []
-    answer = answer_of("te_checkpoint_program", "train", str(model), str(checkpoint), *lora)
+    given = json.dumps({"lora": case.lora, "layout": dataclasses.asdict(case.layout)})
+    answer = answer_of("te_checkpoint_program", "train", str(model), str(checkpoint), given)
     assert case.layers in answer["kinds"]
     assert answer["optimizers"] == ["transformer_engine.pytorch.optimizers.fused_adam"]
     saved, changed = answer["saved"], answer["changed"]
