@@ -12,6 +12,7 @@ from tests.contracts.contract import Row, check, parametrized
 pytestmark = pytest.mark.filterwarnings("ignore")
 SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 DECODES = "decode steps on CPU (rlmath/vllm_plugin/cpu_scheduler.py)"
+ROUNDS = "several decode steps at once on CPU (rlmath/vllm_plugin/cpu_rounds.py)"
 SAMPLING = "sampling on CPU (rlmath/vllm_plugin/cpu_sampling.py)"
 ROUTES = "routes of an MoE from CPU engines (rlmath/vllm_plugin/cpu_routes.py)"
 LOADING = "weight sync into CPU engines (rlmath/weights/transports/cpu_load.py)"
@@ -54,6 +55,7 @@ ROWS = [
             "reset_preempted_req_ids",
             "current_step",
             "max_model_len",
+            "vllm_config",
         ),
         breaks=f"{DECODES} read and write the scheduler's own state",
     ),
@@ -143,7 +145,24 @@ ROWS = [
     Row(
         "vllm.sampling_params:SamplingParams",
         f"{DECODES}: requests that ask for more than tokens go vLLM's way",
-        has=("eos_token_id", "stop_token_ids", "prompt_logprobs", "repetition_detection"),
+        has=(
+            "eos_token_id",
+            "stop_token_ids",
+            "prompt_logprobs",
+            "repetition_detection",
+            "presence_penalty",
+            "frequency_penalty",
+            "repetition_penalty",
+            "min_tokens",
+            "bad_words",
+            "logit_bias",
+            "allowed_token_ids",
+        ),
+    ),
+    Row(
+        "vllm.config:ModelConfig",
+        f"{ROUNDS}: models that take more than tokens and positions go vLLM's way",
+        has=("is_multimodal_model", "uses_mrope", "is_encoder_decoder", "enable_prompt_embeds"),
     ),
     Row(
         "vllm.v1.outputs:ModelRunnerOutput",
@@ -165,6 +184,85 @@ ROWS = [
         ),
     ),
     Row("vllm.v1.kv_cache_interface:FullAttentionSpec", f"{DECODES}: other caches go vLLM's way"),
+    # -- rounds of decode steps ----------------------------------------------------------------
+    Row(
+        "vllm.v1.worker.gpu_model_runner:ExecuteModelState",
+        f"{ROUNDS} begin at the logits of a step",
+        has=("scheduler_output", "logits", "slot_mappings"),
+    ),
+    Row(
+        "vllm.v1.worker.gpu_model_runner:GPUModelRunner.sample_tokens",
+        f"{ROUNDS} stand in for it",
+        passes=("grammar_output",),
+        says=(
+            "sampler_output = self._sample(logits, spec_decode_metadata)",
+            "self.execute_model_state = None",
+        ),
+    ),
+    Row(
+        "vllm.v1.worker.gpu_model_runner:GPUModelRunner",
+        f"{ROUNDS} write the next step's inputs where vLLM does",
+        has=(
+            "execute_model_state",
+            "input_ids",
+            "positions",
+            "seq_lens",
+            "optimistic_seq_lens_cpu",
+            "input_batch",
+            "requests",
+            "model",
+        ),
+    ),
+    Row(
+        "vllm.v1.worker.gpu_model_runner:GPUModelRunner._build_attention_metadata",
+        f"{ROUNDS} call it for each step",
+        takes=("num_tokens", "num_reqs", "max_query_len", "slot_mappings"),
+        says=(
+            "seq_lens=self.seq_lens[:num_reqs_padded]",
+            "max_seq_len = self.optimistic_seq_lens_cpu.numpy()[:num_reqs].max().item()",
+            "positions=self.positions[:num_tokens_padded]",
+        ),
+    ),
+    Row(
+        "vllm.v1.worker.gpu_model_runner:GPUModelRunner._get_slot_mappings",
+        f"{ROUNDS}: a layer's slots are a view of the table",
+        says=("slot_mapping = blk_table.slot_mapping.gpu[:num_tokens_padded]",),
+    ),
+    Row(
+        "vllm.v1.worker.gpu_model_runner:GPUModelRunner._model_forward",
+        f"{ROUNDS} call it for each step",
+        takes=("input_ids", "positions"),
+    ),
+    Row(
+        "vllm.v1.worker.gpu_model_runner:GPUModelRunner._sample",
+        f"{ROUNDS} call it for each step",
+        takes=("logits", "spec_decode_metadata"),
+    ),
+    Row(
+        "vllm.v1.worker.gpu_model_runner:GPUModelRunner._bookkeeping_sync",
+        f"{ROUNDS} keep the books of several steps at once",
+        says=(
+            "self.input_batch.token_ids_cpu[req_idx, start_idx:end_idx] = sampled_ids",
+            "self.input_batch.is_token_ids[req_idx, start_idx:end_idx] = True",
+            "self.input_batch.num_tokens_no_spec[req_idx] = end_idx",
+            "req_state.output_token_ids.extend(sampled_ids)",
+        ),
+    ),
+    Row(
+        "vllm.v1.worker.cpu_model_runner:CPUModelRunner._postprocess_tensors",
+        f"{ROUNDS}: an array and its tensor are the same memory",
+        says=("v.gpu = v.cpu",),
+    ),
+    Row(
+        "vllm.forward_context:set_forward_context",
+        f"{ROUNDS} call it for each step",
+        takes=("attn_metadata", "vllm_config", "num_tokens", "slot_mapping"),
+    ),
+    Row(
+        "vllm.v1.outputs:LogprobsLists.slice_request",
+        f"{ROUNDS}: a request's positions are one after another",
+        says=("req_idx = self.cu_num_generated_tokens[req_idx]",),
+    ),
     # -- sampling and norms --------------------------------------------------------------------
     Row(
         "vllm.v1.sample.ops.topk_topp_sampler:TopKTopPSampler.forward_cpu",

@@ -83,18 +83,19 @@ def run() -> dict[str, Any]:
     loop.start()
     client = loop.engine_call(lambda engine: engine.engine_core)
     core = client.engine_core
-    step, in_flight = client.get_output, []
+    step, in_flight, at_once = client.get_output, [], [0]
 
     def get_output() -> Any:
         output = step()
         in_flight.append(len(core.batch_queue or ()))
+        at_once.extend(len(one.new_token_ids) for one in output.outputs)
         return output
 
     client.get_output = get_output
     found: dict[str, Any] = {"scheduler": type(core.scheduler).__name__}
     loop.submit(2, requests(1, max_tokens=100))
     found["samples"] = finish(loop, 2)
-    found["most_in_flight"] = max(in_flight)
+    found["most_in_flight"], found["most_at_once"] = max(in_flight), max(at_once)
     found["in_flight_after_generation"] = len(core.batch_queue or ())
     # Aborted in the middle: the next generation begins with an empty engine.
     loop.submit(4, requests(2, max_tokens=100))

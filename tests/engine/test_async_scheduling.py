@@ -1,4 +1,7 @@
-"""Asynchronous scheduling changes no sample, and leaves nothing running when the engine is idle."""
+"""Asynchronous scheduling changes no sample, and leaves nothing running when the engine is idle.
+
+Nor do rounds of decode steps (``rlmath/vllm_plugin/cpu_rounds.py``), which the other engine runs.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +41,8 @@ def test_batches_are_scheduled_ahead(found: dict[str, dict[str, Any]]) -> None:
     assert found["sync"]["most_in_flight"] == 0
     assert found["async"]["scheduler"] == "AsyncScheduler"
     assert found["async"]["most_in_flight"] == 1
+    assert found["sync"]["most_at_once"] == 8
+    assert found["async"]["most_at_once"] == 1
 
 
 def test_tokens_and_log_probs_are_those_of_an_engine_without_it(

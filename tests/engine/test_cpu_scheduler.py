@@ -53,6 +53,11 @@ def configs(model_folder: Path) -> dict[bool, VllmConfig]:
     }
 
 
+@pytest.fixture
+def one_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DecodeScheduler, "max_rounds", 1)
+
+
 class Run:
     """A scheduler and what stands for the model behind it."""
 
@@ -79,16 +84,22 @@ class Run:
     def schedule(self) -> SchedulerOutput:
         return self.scheduler.schedule()
 
-    def update(self, scheduled: SchedulerOutput, tokens: dict[str, int]) -> list[Any]:
+    def update(self, scheduled: SchedulerOutput, tokens: dict[str, list[int]]) -> list[Any]:
         ids = list(scheduled.num_scheduled_tokens)
         # The model's rows need not be in the scheduler's order.
         ids = sorted(ids, key=hash_free)
-        drawn = np.array([[tokens[i]] for i in ids], dtype=np.int32).reshape(-1, 1)
+        drawn = np.array([tokens[i] for i in ids], dtype=np.int32)
+        flat = drawn.reshape(-1, 1)
         output = ModelRunnerOutput(
             req_ids=ids,
             req_id_to_index={i: row for row, i in enumerate(ids)},
             sampled_token_ids=drawn.tolist(),
-            logprobs=LogprobsLists(drawn, -drawn / 7, np.zeros(len(ids), dtype=np.int64)),
+            logprobs=LogprobsLists(
+                flat,
+                -flat / 7,
+                np.zeros(len(flat), dtype=np.int64),
+                list(range(0, len(flat) + 1, drawn.shape[1])),
+            ),
         )
         outputs = self.scheduler.update_from_output(scheduled, output)
         return sorted(
@@ -148,7 +159,7 @@ def state(scheduler: Scheduler) -> dict[str, Any]:
 
 
 def described(scheduled: SchedulerOutput) -> dict[str, Any]:
-    values = {f.name: getattr(scheduled, f.name) for f in fields(scheduled)}
+    values = {f.name: getattr(scheduled, f.name) for f in fields(SchedulerOutput)}
     values["scheduled_new_reqs"] = [repr(new) for new in scheduled.scheduled_new_reqs]
     return values
 
@@ -156,6 +167,7 @@ def described(scheduled: SchedulerOutput) -> dict[str, Any]:
 @pytest.mark.parametrize("caching", [False, True], ids=["", "prefix_caching"])
 @pytest.mark.parametrize("num_blocks", [100, 14], ids=["", "short_of_memory"])
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.usefixtures("one_round")
 def test_it_schedules_and_hands_on_what_vllms_own_does(
     configs: dict[bool, VllmConfig], caching: bool, num_blocks: int, seed: int
 ) -> None:
@@ -190,7 +202,7 @@ def test_it_schedules_and_hands_on_what_vllms_own_does(
             aborted = generator.choice(sorted(scheduled.num_scheduled_tokens))
             for run in (ours, theirs):
                 run.scheduler.finish_requests(aborted, RequestStatus.FINISHED_ABORTED)
-        tokens = {i: generator.randrange(4, 200) for i in scheduled.num_scheduled_tokens}
+        tokens = {i: [generator.randrange(4, 200)] for i in scheduled.num_scheduled_tokens}
         if not tokens:
             continue
         got, wanted = ours.update(scheduled, tokens), theirs.update(expected, tokens)
@@ -209,6 +221,91 @@ def test_it_schedules_and_hands_on_what_vllms_own_does(
     assert share > (0.5 if num_blocks == 100 else 0.1)
 
 
+def in_the_end(got: list[Any]) -> dict[str, list[Any]]:
+    """Of each request the tokens, log-probs and why it ended, however they were handed on."""
+    found: dict[str, list[Any]] = {}
+    for request_id, tokens, finish, stop, log_probs, *_ in got:
+        one = found.setdefault(request_id, [[], [], [], []])
+        one[0] += tokens
+        one[1] += log_probs
+        one[2:] = [finish, stop]
+    return found
+
+
+@pytest.mark.parametrize("caching", [False, True], ids=["", "prefix_caching"])
+@pytest.mark.parametrize("num_blocks", [100, 14], ids=["", "short_of_memory"])
+def test_rounds_give_each_request_what_single_steps_give(
+    configs: dict[bool, VllmConfig], caching: bool, num_blocks: int
+) -> None:
+    generator = random.Random(5)
+    ours = Run(DecodeScheduler, configs[caching], num_blocks)
+    theirs = Run(Scheduler, configs[caching], num_blocks)
+    prompts = [[generator.randrange(10, 200) for _ in range(n)] for n in (3, 18, 31, 32, 40, 64)]
+    made = [(generator.choice(prompts), params(generator)) for _ in range(40)]
+    # A request's tokens depend on nothing but how many it has.
+    drawn = {str(i): [generator.randrange(4, 200) for _ in range(220)] for i in range(len(made))}
+
+    def run_to_the_end(run: Run) -> tuple[dict[str, list[Any]], Counter[int]]:
+        for index, (prompt, of) in enumerate(made):
+            run.add(str(index), prompt, of)
+        got, seen = [], Counter[int]()
+        while run.scheduler.requests:
+            scheduled = run.schedule()
+            rounds = getattr(scheduled, "num_rounds", 1)
+            seen[rounds] += 1
+            tokens = {}
+            for request_id in scheduled.num_scheduled_tokens:
+                request = run.scheduler.requests[request_id]
+                start = request.num_output_tokens
+                tokens[request_id] = drawn[request_id][start : start + rounds]
+                if isinstance(run.scheduler, DecodeScheduler) and rounds > 1:
+                    last = request.num_computed_tokens - 1
+                    blocks = run.scheduler.kv_cache_manager.get_block_ids(request_id)[0]
+                    assert last < BLOCK * len(blocks)
+                    assert last < 256
+            if tokens:
+                got += run.update(scheduled, tokens)
+        free = run.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        assert free == num_blocks - 1
+        return in_the_end(got), seen
+
+    (got, rounds), (wanted, _) = run_to_the_end(ours), run_to_the_end(theirs)
+    assert got == wanted
+    assert {one[2] for one in got.values()} == {"stop", "length"}
+    assert rounds[8]
+    assert set(rounds) >= {1, 2, 8}
+
+
+def test_a_worker_without_rounds_is_an_error(configs: dict[bool, VllmConfig]) -> None:
+    run = Run(DecodeScheduler, configs[False], 100)
+    run.add("one", [9] * 4, SamplingParams(max_tokens=50, logprobs=0))
+    run.update(run.schedule(), {"one": [9]})
+    scheduled = run.schedule()
+    with pytest.raises(RuntimeError, match=r"8 tokens of each sequence.*sampled 1"):
+        run.update(scheduled, {"one": [9]})
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"presence_penalty": 0.5},
+        {"repetition_penalty": 1.1},
+        {"min_tokens": 3},
+        {"logit_bias": {9: 1.0}},
+        {"allowed_token_ids": [9]},
+    ],
+    ids=lambda more: next(iter(more)),
+)
+def test_what_changes_logits_between_tokens_goes_vllms_way(
+    configs: dict[bool, VllmConfig], more: dict[str, Any]
+) -> None:
+    run = Run(DecodeScheduler, configs[False], 100)
+    run.add("one", [9] * 4, SamplingParams(max_tokens=50, logprobs=0, **more))
+    run.update(run.schedule(), {"one": [9]})
+    assert type(run.schedule()) is SchedulerOutput
+
+
+@pytest.mark.usefixtures("one_round")
 def test_what_it_does_not_know_goes_vllms_way(configs: dict[bool, VllmConfig]) -> None:
     run = Run(DecodeScheduler, configs[False], 100)
     scheduler = run.scheduler
@@ -217,7 +314,7 @@ def test_what_it_does_not_know_goes_vllms_way(configs: dict[bool, VllmConfig]) -
     def steps(n: int) -> None:
         for _ in range(n):
             scheduled = run.schedule()
-            run.update(scheduled, dict.fromkeys(scheduled.num_scheduled_tokens, 9))
+            run.update(scheduled, {one: [9] for one in scheduled.num_scheduled_tokens})
 
     run.add("plain", [9] * 4, SamplingParams(max_tokens=50, logprobs=0))
     steps(5)
