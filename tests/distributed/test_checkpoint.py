@@ -14,16 +14,18 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from rlmath.actor import parallel
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.policy import MegatronActor
-from rlmath.actor.settings import ReferenceSettings
+from rlmath.actor.settings import ActorSettings, ReferenceSettings
 from rlmath.actor.token_values import TokenValues
+from rlmath.actor.worker import ActorWorker
 from rlmath.checkpoint import CheckpointStore, memory
 from rlmath.checkpoint.manifest import read_manifest
 from rlmath.checkpoint.model_state import sharded_weights
 from rlmath.checkpoint.optimizer_state import sharded_optimizer_state
-from rlmath.checkpoint.state import begin_save, check_saveable, load_model, save_model
-from rlmath.config.optimizer import Schedule
+from rlmath.checkpoint.state import begin_save, load_model, save_model
+from rlmath.config.optimizer import OptimizerConfig, Schedule
 from rlmath.device import Platform
 from rlmath.errors import UserError
 from rlmath.model.parallel import Layout
@@ -479,29 +481,47 @@ def test_a_disk_that_runs_full_fails_on_all_ranks_and_spares_the_rest(
         assert {said for said, _ in said_and_lr} == {""}
 
 
-def run_unsaveable(layout: Layout, platform: Platform, model: str) -> str:
-    """What the check says when a stage describes one part of two of something."""
+def run_unsaveable(layout: Layout, platform: Platform, model: str, trains: bool) -> str:
+    """What a rank's start says when its stage describes one part of two of something."""
     from megatron.core.dist_checkpointing.mapping import ShardedObject
+    from megatron.core.models.gpt import GPTModel
 
-    actor = build(layout, platform, model)
-    check_saveable(actor)
-    described = actor.module.sharded_state_dict
+    described = GPTModel.sharded_state_dict
 
     def with_half(*args: Any, **kwargs: Any) -> dict[str, Any]:
         half = ShardedObject("half", torch.zeros(1), (2,), (0,))
-        return described(*args, **kwargs) | {"half": half}  # type: ignore[operator]
+        return described(*args, **kwargs) | {"half": half}
 
-    actor.module.sharded_state_dict = with_half
+    worker = ActorWorker.__new__(ActorWorker)
+    worker.rank = 0
+    settings = ActorSettings(
+        model_path=model,
+        model=ModelSettings(torch.float32),
+        optimizer=OptimizerConfig() if trains else None,
+        temperature=1.0,
+        max_tokens_per_microbatch=64,
+        max_sequence_length=64,
+    )
+    joined = parallel.initialize
+    parallel.initialize = lambda *_, **__: None  # This process is a rank already.
+    GPTModel.sharded_state_dict = with_half
     try:
-        check_saveable(actor)
+        worker.start(settings, layout, "cpu", ("127.0.0.1", 0), 0, 1)
     except Exception as error:
         return str(error)
-    return ""
+    finally:
+        parallel.initialize, GPTModel.sharded_state_dict = joined, described
+    return "started"
 
 
-def test_what_could_not_be_saved_is_found_before_the_first_step(
+@pytest.mark.parametrize(
+    ("trains", "says"), [(True, "1 ShardedObject are missing"), (False, "started")]
+)
+def test_what_could_not_be_saved_is_found_when_ranks_start(
     ranks: RankPool,
     tiny_model: str,  # noqa: F811
+    trains: bool,
+    says: str,
 ) -> None:
-    (said,) = ranks.run(Layout(1, 1, 1), run_unsaveable, tiny_model)
-    assert "1 ShardedObject are missing" in said
+    (said,) = ranks.run(Layout(1, 1, 1), run_unsaveable, tiny_model, trains)
+    assert says in said
