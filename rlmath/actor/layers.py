@@ -144,8 +144,8 @@ def _take_packs(spec: Any, config: Any, platform: Platform) -> None:
         layer = one.submodules
         layer.input_layernorm = layer.pre_mlp_layernorm = norm
         if not hasattr(layer.mlp.submodules, "linear_fc1"):
-            # With Transformer Engine the norm before experts is no part of a product, as those are
-            # whose names norms have in a checkpoint.
+            # In a checkpoint norms have the names that they have inside Transformer Engine's
+            # products. The one before experts is a module of its own there too.
             renamed = dict(layer.sharded_state_dict_keys_map)
             renamed.pop("pre_mlp_layernorm.", None)
             layer.sharded_state_dict_keys_map = renamed

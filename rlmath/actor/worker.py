@@ -81,17 +81,13 @@ class ActorWorker:
             address, port = meeting_place
             initialize(layout, platform, self.rank, address, port, seed)
             self.actor = MegatronActor(settings, layout, platform)
-            if settings.optimizer is not None:
-                from rlmath.checkpoint.state import check_saveable
-
-                check_saveable(self.actor)
-            self.actor.release()
+            _check_and_release(self.actor)
             self.value_model: Any = None
             if settings.value is not None:
                 from rlmath.actor.value import ValueModel
 
                 self.value_model = ValueModel(settings.value, layout, platform)
-                self.value_model.release()
+                _check_and_release(self.value_model)
         self.platform = platform
         self._peaks: dict[str, int] = {}
         self.connection: Any = None
@@ -499,6 +495,15 @@ class ActorWorker:
     def peak_memory_gib(self) -> float:
         """Highest memory of this process so far."""
         return self.platform.peak_memory_gib()
+
+
+def _check_and_release(model: Any) -> None:
+    """Let a model that was just built out of the engines' way; collective if it is trained."""
+    if model.optimizer is not None:
+        from rlmath.checkpoint.state import check_saveable
+
+        check_saveable(model)  # Before its parameters are away.
+    model.release()
 
 
 def _filled(shard: Any, blocks: Sequence[Any]) -> Shard:

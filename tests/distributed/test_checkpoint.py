@@ -19,6 +19,7 @@ from rlmath.actor.model import ModelSettings
 from rlmath.actor.policy import MegatronActor
 from rlmath.actor.settings import ActorSettings, ReferenceSettings
 from rlmath.actor.token_values import TokenValues
+from rlmath.actor.value import ValueHead
 from rlmath.actor.worker import ActorWorker
 from rlmath.checkpoint import CheckpointStore, memory
 from rlmath.checkpoint.manifest import read_manifest
@@ -481,27 +482,35 @@ def test_a_disk_that_runs_full_fails_on_all_ranks_and_spares_the_rest(
         assert {said for said, _ in said_and_lr} == {""}
 
 
-def run_unsaveable(layout: Layout, platform: Platform, model: str, trains: bool) -> str:
-    """What a rank's start says when its stage describes one part of two of something."""
+def run_unsaveable(layout: Layout, platform: Platform, model: str, which: str) -> str:
+    """What a rank's start says when a stage describes one part of two of something.
+
+    Args:
+        which: The model with that stage: ``actor``, ``value`` or ``none``, which is not trained.
+    """
     from megatron.core.dist_checkpointing.mapping import ShardedObject
     from megatron.core.models.gpt import GPTModel
 
     described = GPTModel.sharded_state_dict
 
-    def with_half(*args: Any, **kwargs: Any) -> dict[str, Any]:
-        half = ShardedObject("half", torch.zeros(1), (2,), (0,))
-        return described(*args, **kwargs) | {"half": half}
+    def with_half(stage: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        found: dict[str, Any] = described(stage, *args, **kwargs)
+        if which == "value" and not isinstance(stage.output_layer, ValueHead):
+            return found
+        return found | {"half": ShardedObject("half", torch.zeros(1), (2,), (0,))}
 
     worker = ActorWorker.__new__(ActorWorker)
     worker.rank = 0
     settings = ActorSettings(
         model_path=model,
         model=ModelSettings(torch.float32),
-        optimizer=OptimizerConfig() if trains else None,
+        optimizer=None if which == "none" else OptimizerConfig(),
         temperature=1.0,
         max_tokens_per_microbatch=64,
         max_sequence_length=64,
     )
+    if which == "value":
+        settings = dataclasses.replace(settings, value=settings)
     joined = parallel.initialize
     parallel.initialize = lambda *_, **__: None  # This process is a rank already.
     GPTModel.sharded_state_dict = with_half
@@ -515,13 +524,18 @@ def run_unsaveable(layout: Layout, platform: Platform, model: str, trains: bool)
 
 
 @pytest.mark.parametrize(
-    ("trains", "says"), [(True, "1 ShardedObject are missing"), (False, "started")]
+    ("which", "says"),
+    [
+        ("actor", "1 ShardedObject are missing"),
+        ("value", "1 ShardedObject are missing"),
+        ("none", "started"),
+    ],
 )
 def test_what_could_not_be_saved_is_found_when_ranks_start(
     ranks: RankPool,
     tiny_model: str,  # noqa: F811
-    trains: bool,
+    which: str,
     says: str,
 ) -> None:
-    (said,) = ranks.run(Layout(1, 1, 1), run_unsaveable, tiny_model, trains)
+    (said,) = ranks.run(Layout(1, 1, 1), run_unsaveable, tiny_model, which)
     assert says in said
