@@ -145,7 +145,7 @@ def _take_packs(spec: Any, config: Any, platform: Platform) -> None:
         layer.input_layernorm = layer.pre_mlp_layernorm = norm
         if not hasattr(layer.mlp.submodules, "linear_fc1"):
             # In a checkpoint norms have the names that they have inside Transformer Engine's
-            # products. The one before experts is a module of its own there too.
+            # products. The one before experts is a separate module there too.
             renamed = dict(layer.sharded_state_dict_keys_map)
             renamed.pop("pre_mlp_layernorm.", None)
             layer.sharded_state_dict_keys_map = renamed
