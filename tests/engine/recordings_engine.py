@@ -119,7 +119,7 @@ def of_weights(engine: Engine) -> dict[str, Any]:
 
 
 def of_moved_matrices(engine: Engine) -> dict[str, Any]:
-    """vLLM packs a matrix again, into other memory, and a norm's weight moves, as in vLLM's reload."""
+    """vLLM packs a matrix into other memory, and a norm's weight moves, as in vLLM's reload."""
     engine.record(True)
     before = engine.samples()
 
