@@ -6,6 +6,11 @@ has an inverse. The counter starts at the mixed seed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
 _MASK = 2**64 - 1
 _STRIDE = 0x9E3779B97F4A7C15
 _FACTORS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
@@ -26,6 +31,32 @@ class SeedStream:
         """The next number."""
         self._state = (self._state + _STRIDE) & _MASK
         return _mixed(self._state) >> 1  # Positive as int64.
+
+
+class SeedStreams:
+    """Several streams side by side, which give a number each at a time.
+
+    Args:
+        streams: Not to be used until :meth:`put_back`.
+    """
+
+    def __init__(self, streams: Sequence[SeedStream]) -> None:
+        self._streams = streams
+        self._states = np.array([one._state for one in streams], np.uint64)
+
+    def next(self) -> NDArray[np.int64]:
+        """``[n]``, the next number of each."""
+        self._states += np.uint64(_STRIDE)
+        x = self._states
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(_FACTORS[0])
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(_FACTORS[1])
+        x ^= x >> np.uint64(31)
+        return (x >> np.uint64(1)).view(np.int64)
+
+    def put_back(self) -> None:
+        """Give the streams the states that they have come to."""
+        for stream, state in zip(self._streams, self._states.tolist(), strict=True):
+            stream._state = state
 
 
 def skip(seed: int, count: int) -> int:

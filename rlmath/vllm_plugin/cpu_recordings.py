@@ -26,6 +26,7 @@ from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_h
 from torch.utils._python_dispatch import TorchDispatchMode
 from vllm.forward_context import get_forward_context, is_forward_context_available
 from vllm.model_executor.layers.attention.attention import Attention
+from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionMetadata
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
@@ -350,6 +351,43 @@ def _constants(model: torch.nn.Module) -> dict[int, Constant]:
         if isinstance(module, Attention):
             add(partial(getattr, module, "kv_cache", None), is_written=True)
     return found
+
+
+def next_passes(runner: Any, input_ids: Tensor, positions: Tensor) -> Callable[[], Tensor] | None:
+    """Passes after one that was just made in the same way, on the same memory.
+
+    Call it in the forward context of that pass. Until something else happens in the engine, each
+    call of the result is a pass on what the memory then has.
+
+    Returns:
+        ``None``: they have to be prepared and run one by one.
+    """
+    recordings, n = recordings_of(runner), len(input_ids)
+    recording = recordings.made.get(n)
+    if recording is None or not recordings.is_proven or not recordings.allow(n):
+        return None
+    of = _as_pass(input_ids, positions)
+    if of is None or not recording.fits(of.inputs):
+        return None
+    _, _, slots, seq_lens, query_start_loc, block_table = of.inputs
+    builder = runner.attn_groups[0][0].get_metadata_builder()
+    common = CommonAttentionMetadata(
+        query_start_loc=query_start_loc,
+        query_start_loc_cpu=query_start_loc,
+        seq_lens=seq_lens,
+        num_reqs=n,
+        num_actual_tokens=n,
+        max_query_len=1,
+        max_seq_len=int(seq_lens.max()),
+        block_table_tensor=block_table,
+        slot_mapping=slots,
+    )
+
+    def pass_again() -> Tensor:
+        recordings.num_replays += 1
+        return recording.replay(builder.build(0, common).scheduler_metadata)
+
+    return pass_again
 
 
 def _as_pass(input_ids: Tensor, positions: Tensor) -> _Pass | None:

@@ -10,6 +10,7 @@ rounds; vLLM drops what follows its end.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +21,8 @@ from vllm.forward_context import set_forward_context
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput, SamplerOutput
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
+
+from rlmath.vllm_plugin.cpu_recordings import next_passes
 
 _vllm_sample_tokens = CPUModelRunner.sample_tokens
 
@@ -45,20 +48,27 @@ def sample_tokens(self: CPUModelRunner, grammar_output: Any) -> Any:
     if rounds == 1:
         return _vllm_sample_tokens(self, grammar_output)
     self.execute_model_state = None
-    logits = state.logits
-    sampled = [self._sample(logits, None)]
+    n = self.input_batch.num_reqs
+    sampled = [self._sample(state.logits, None)]
+    pass_again = None
     for _ in range(rounds - 1):
-        logits = _next_logits(self, sampled[-1].sampled_token_ids, state.slot_mappings)
-        sampled.append(self._sample(logits, None))
+        _advance(self, sampled[-1].sampled_token_ids)
+        if pass_again is not None:
+            hidden = pass_again()
+        else:
+            with _as_next_step(self, n, state.slot_mappings):
+                tokens, positions = self.input_ids.gpu[:n], self.positions[:n]
+                hidden = self._model_forward(input_ids=tokens, positions=positions)
+                pass_again = next_passes(self, tokens, positions)
+        sampled.append(self._sample(self.model.compute_logits(hidden), None))
     return _output(self, sampled)
 
 
-def _next_logits(runner: Any, tokens: Tensor, slot_mappings: Any) -> Tensor:
-    """Logits ``[n, v]`` after one more token of each sequence.
+def _advance(runner: Any, tokens: Tensor) -> None:
+    """Put the next step's inputs where vLLM has those of this one.
 
     Args:
         tokens: ``[n, 1]``, sampled last.
-        slot_mappings: Of the step, by layer; views of the runner's table of slots.
     """
     n = tokens.size(0)
     runner.input_ids.gpu[:n] = tokens[:, 0]
@@ -67,17 +77,22 @@ def _next_logits(runner: Any, tokens: Tensor, slot_mappings: Any) -> Tensor:
     runner.optimistic_seq_lens_cpu[:n] += 1
     slots = runner.input_batch.block_table[0].slot_mapping.gpu[:n]
     slots += 1
+
+
+def _as_next_step(runner: Any, n: int, slot_mappings: Any) -> AbstractContextManager[None]:
+    """The forward context of a step of ``n`` sequences.
+
+    Args:
+        slot_mappings: Of the step before, by layer; views of the runner's table of slots.
+    """
+    slots = runner.input_batch.block_table[0].slot_mapping.gpu[:n]
     attention, _ = runner._build_attention_metadata(
         num_tokens=n, num_reqs=n, max_query_len=1, slot_mappings={0: slots}
     )
-    with set_forward_context(
+    context: AbstractContextManager[None] = set_forward_context(
         attention, runner.vllm_config, num_tokens=n, slot_mapping=slot_mappings
-    ):
-        hidden = runner._model_forward(
-            input_ids=runner.input_ids.gpu[:n], positions=runner.positions[:n]
-        )
-    logits: Tensor = runner.model.compute_logits(hidden)
-    return logits
+    )
+    return context
 
 
 def _output(runner: Any, sampled: list[SamplerOutput]) -> ModelRunnerOutput:

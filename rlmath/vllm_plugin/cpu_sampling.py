@@ -8,6 +8,7 @@ token's log-prob it gives the token's rank, for which it goes through the whole 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import torch
@@ -16,7 +17,7 @@ from vllm.v1.outputs import LogprobsTensors
 from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler, apply_top_k_top_p
 from vllm.v1.sample.sampler import Sampler
 
-from rlmath.utils.seed_stream import SeedStream
+from rlmath.utils.seed_stream import SeedStream, SeedStreams
 
 _vllm_forward_cpu = TopKTopPSampler.forward_cpu
 _vllm_gather_logprobs = Sampler.gather_logprobs
@@ -24,6 +25,17 @@ _vllm_gather_logprobs = Sampler.gather_logprobs
 
 # A request keeps its generator, and so its stream, when it is put aside and taken up again.
 _streams: WeakKeyDictionary[Generator, SeedStream] = WeakKeyDictionary()
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """The requests of a step. Most steps have those of the one before."""
+
+    rows: list[Generator | None]
+    streams: SeedStreams
+
+
+_batch: _Batch | None = None
 
 
 def forward_cpu(
@@ -48,18 +60,36 @@ def forward_cpu(
         returned = logits
     elif self.logprobs_mode == "processed_logprobs":
         returned = logits.log_softmax(dim=-1, dtype=torch.float32)
-    seeds = [_seed(generators.get(row)) for row in range(logits.shape[0])]
-    sampled: Tensor = torch.ops._C.fused_gumbel_argmax(logits.float(), torch.tensor(seeds))
+    seeds = _seeds([generators.get(row) for row in range(logits.shape[0])])
+    sampled: Tensor = torch.ops._C.fused_gumbel_argmax(logits.float(), seeds)
     return sampled, returned
+
+
+def _seeds(rows: list[Generator | None]) -> Tensor:
+    """``[n]`` int64, the next seed of each row."""
+    global _batch
+    if _batch is None or _batch.rows != rows:
+        if _batch is not None:
+            _batch.streams.put_back()
+            _batch = None
+        streams = [_stream(one) for one in rows if one is not None]
+        if len(streams) < len(rows):
+            return torch.tensor([_seed(one) for one in rows])
+        _batch = _Batch(rows, SeedStreams(streams))
+    return torch.from_numpy(_batch.streams.next())
 
 
 def _seed(generator: Generator | None) -> int:
     if generator is None:
         return int(torch.randint(0, 2**63 - 1, ()))
+    return _stream(generator).next()
+
+
+def _stream(generator: Generator) -> SeedStream:
     stream = _streams.get(generator)
     if stream is None:
         stream = _streams[generator] = SeedStream(generator.initial_seed())
-    return stream.next()
+    return stream
 
 
 def gather_logprobs(logprobs: Tensor, num_logprobs: int, token_ids: Tensor) -> LogprobsTensors:

@@ -368,6 +368,11 @@ ROWS = [
         ),
     ),
     Row(
+        "vllm.v1.worker.cpu_model_runner:CPUModelRunner",
+        f"{RECORDINGS} ask it what the engine has",
+        has=("model", "attn_groups", "lora_config", "cache_config"),
+    ),
+    Row(
         "vllm.v1.attention.backends.cpu_attn:CPUAttentionMetadata",
         f"{RECORDINGS}: these are all that varies between passes; a new field might, too",
         all_fields=(
@@ -387,6 +392,38 @@ ROWS = [
             "sdpa_start_loc",
             "encoder_cache",
         ),
+    ),
+    Row(
+        "vllm.v1.attention.backends.cpu_attn:CPUAttentionMetadataBuilder.build",
+        f"{RECORDINGS}: the plan of the attention kernel follows from these alone",
+        takes=("common_prefix_len", "common_attn_metadata"),
+        says=(
+            "num_reqs=num_reqs,",
+            "seq_lens=seq_lens,",
+            "query_start_loc=query_start_loc,",
+            "causal=causal,",
+            "scheduler_metadata=scheduler_metadata,",
+        ),
+    ),
+    Row(
+        "vllm.v1.attention.backend:CommonAttentionMetadata",
+        f"{RECORDINGS} make one for the builder",
+        fields=(
+            "query_start_loc",
+            "query_start_loc_cpu",
+            "seq_lens",
+            "num_reqs",
+            "num_actual_tokens",
+            "max_query_len",
+            "max_seq_len",
+            "block_table_tensor",
+            "slot_mapping",
+            "causal",
+        ),
+    ),
+    Row(
+        "vllm.v1.worker.utils:AttentionGroup.get_metadata_builder",
+        f"{RECORDINGS} ask for the builder of the only group",
     ),
     Row(
         "vllm.v1.attention.backends.cpu_attn:CPUAttentionBackendImpl.forward",

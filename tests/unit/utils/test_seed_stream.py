@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlmath.utils.seed_stream import SeedStream, skip
+from rlmath.utils.seed_stream import SeedStream, SeedStreams, skip
 
 
 def first(seed: int, count: int) -> list[int]:
@@ -28,3 +28,15 @@ def test_a_stream_goes_on_where_another_ended(seed: int, begun: int, more: int) 
     assert 0 <= later < 2**64
     assert first(later, 5) == first(seed, begun + 5)[begun:]
     assert skip(later, more) == skip(seed, begun + more)
+
+
+@given(st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=8), st.integers(0, 20))
+def test_streams_side_by_side_are_the_same_streams(seeds: list[int], count: int) -> None:
+    streams = [SeedStream(seed) for seed in seeds]
+    before = [one.next() for one in streams]
+    together = SeedStreams(streams)
+    rows = [together.next().tolist() for _ in range(count)]
+    together.put_back()
+    after = [one.next() for one in streams]
+    found = [list(one) for one in zip(before, *rows, after, strict=True)]
+    assert found == [first(seed, count + 2) for seed in seeds]
