@@ -335,6 +335,9 @@ class StepLoop:
                 detokenize=False,
                 output_kind=RequestOutputKind.FINAL_ONLY,
                 routed_experts_prompt_start=request.begun_routes,
+                # These are of one request. vLLM would copy them in depth, which takes as long as
+                # all else of adding it.
+                skip_clone=True,
             )
             core_request = self._engine.input_processor.process_inputs(
                 request_id,

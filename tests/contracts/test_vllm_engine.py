@@ -279,6 +279,7 @@ ROWS = [
             "detokenize",
             "output_kind",
             "routed_experts_prompt_start",
+            "skip_clone",
         ),
         breaks=LOOP,
     ),
