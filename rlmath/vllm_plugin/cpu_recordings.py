@@ -73,7 +73,10 @@ _INTO: dict[Any, Any] = {
     aten.cat.default: aten.cat.out,
     aten.embedding.default: aten.embedding.out,
     aten.index_select.default: aten.index_select.out,
+    aten.mean.dim: aten.mean.out,
     aten.mul.Tensor: aten.mul.out,
+    aten.pow.Tensor_Scalar: aten.pow.Tensor_Scalar_out,
+    aten.rsqrt.default: aten.rsqrt.out,
     aten.silu.default: aten.silu.out,
 }
 # These give a copy of their first argument.

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_unmerged_families import make_folder
 
 SCRIPT = Path(__file__).with_name("recordings_engine.py")
 
@@ -19,10 +20,11 @@ def found(
     model_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, dict[str, Any]]:
     """By case; see ``recordings_engine.py``."""
-    logs = str(tmp_path_factory.mktemp("recordings"))
-    run = subprocess.run(
-        [sys.executable, str(SCRIPT), str(model_folder), logs], capture_output=True, text=True
-    )
+    return run(str(model_folder), str(tmp_path_factory.mktemp("recordings")))
+
+
+def run(*arguments: str) -> dict[str, dict[str, Any]]:
+    run = subprocess.run([sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-4000:]
     line = next(line for line in run.stdout.splitlines() if line.startswith("RESULT "))
     results: dict[str, dict[str, Any]] = json.loads(line.removeprefix("RESULT "))
@@ -40,7 +42,18 @@ def test_samples_are_those_of_the_model(found: dict[str, dict[str, Any]]) -> Non
 
 
 def test_replays_have_the_weights_of_each_update(found: dict[str, dict[str, Any]]) -> None:
-    case = found["weights"]
+    check_updates(found["weights"])
+
+
+@pytest.mark.parametrize("family", ["qwen3", pytest.param("llama3", marks=pytest.mark.long)])
+def test_other_families_are_recorded(tmp_path: Path, family: str) -> None:
+    """Such as one with norms of queries and keys."""
+    found = run(str(make_folder(family, tmp_path / "model")), str(tmp_path), "short")
+    assert found["plain"]["recorded"] == found["plain"]["plain"]
+    check_updates(found["weights"])
+
+
+def check_updates(case: dict[str, Any]) -> None:
     others = [case["before"]]
     for update in ("0.3", "0.6"):
         after = case[update]
