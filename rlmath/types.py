@@ -314,7 +314,8 @@ class MicroBatch:
 
     Attributes:
         sequences: Indices into the batch that was cut, in the order in which they are packed.
-        num_tokens: Tokens of all of them, before any padding that a kernel asks for.
+        num_tokens: Tokens of all of them, each whole (the row has fewer where they share a
+            prompt), before any padding that a kernel asks for.
     """
 
     sequences: tuple[int, ...]

@@ -6,7 +6,9 @@ format: the sequences of a micro-batch lie end to end in one row of ``t`` tokens
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +23,7 @@ from megatron.core.transformer.utils import is_layer_window_attention
 from torch import Tensor
 
 from rlmath.actor.context import ContextClass
+from rlmath.actor.packing import SequenceRows
 from rlmath.device.cpu_ops import rms_norm
 
 # Sequences are padded together while the shortest is at least this share of the longest: few
@@ -33,24 +36,38 @@ class LengthClass:
     """Sequences of similar length, padded to one rectangle.
 
     Attributes:
-        rows: ``[n, l]`` int64, position in the pack of each token; padding repeats a token of its
-            own sequence, whose output is thrown away.
-        whole: The rectangle is the pack itself: all sequences have one length.
-        valid: ``[m]`` int64, flat places of the real tokens in ``[n * l]``.
-        places: ``[m]`` int64, where those tokens stand in the pack.
+        rows: ``[n, l]`` int64, row in the pack of each token; padding repeats the sequence's
+            last token, whose output is thrown away.
+        whole: The rectangle is the pack itself: all sequences have one length and share nothing.
     """
 
     rows: Tensor
-    valid: Tensor
-    places: Tensor
     whole: bool
+
+
+@dataclass(frozen=True)
+class Rectangles:
+    """The sequences of a pack, in rectangles.
+
+    Attributes:
+        classes: Each sequence is in one.
+        places: ``[t]`` int64, of each row of the pack the place of its output in the rectangles,
+            which lie end to end. What a sequence gives for rows of another is thrown away.
+    """
+
+    classes: list[LengthClass]
+    places: Tensor
 
 
 @dataclass
 class LengthClassedSeqParams(PackedSeqParams):
-    """Packed-sequence parameters with the rectangles that :class:`PackedAttention` works on."""
+    """Packed-sequence parameters with the rectangles that :class:`PackedAttention` works on.
 
-    length_classes: list[LengthClass] = field(default_factory=list)
+    Where sequences share rows, ``cu_seqlens_q`` is as :class:`rlmath.device.cpu_ops.PackedRotary`
+    takes it.
+    """
+
+    rectangles: Rectangles | None = None
 
 
 @dataclass
@@ -60,82 +77,42 @@ class ContextSeqParams(PackedSeqParams):
     context_classes: list[ContextClass] = field(default_factory=list)
 
 
-def length_classes(lengths: list[int], device: torch.device) -> list[LengthClass]:
+def rectangles(sequences: Sequence[SequenceRows], device: torch.device) -> Rectangles:
     """Group the sequences of a pack by length.
 
     Args:
-        lengths: Length of each sequence in tokens, in pack order.
+        sequences: In pack order.
         device: Where the indices should live.
     """
-    starts = [0]
-    for length in lengths:
-        starts.append(starts[-1] + length)
+    lengths = [one.length for one in sequences]
+    ends = list(itertools.accumulate(one.own for one in sequences))
+    shares = any(one.shared for one in sequences)
     order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    places = torch.empty(ends[-1], dtype=torch.int64)
     classes: list[LengthClass] = []
+    before = 0
     while order:
         longest = lengths[order[0]]
         members = [i for i in order if lengths[i] >= _MIN_LENGTH_SHARE * longest]
         order = order[len(members) :]
-        size = torch.tensor([lengths[i] for i in members])
-        start = torch.tensor([starts[i] for i in members])
-        column = torch.arange(longest)
-        real = column[None, :] < size[:, None]
-        rows = start[:, None] + torch.minimum(column[None, :], size[:, None] - 1)
-        classes.append(
-            LengthClass(
-                rows=rows.to(device),
-                valid=real.flatten().nonzero().squeeze(1).to(device),
-                places=rows[real].to(device),
-                whole=longest * len(lengths) == starts[-1] and len(members) == len(lengths),
+        size, shared, shared_start, end = (
+            torch.tensor(numbers)[:, None]
+            for numbers in (
+                [lengths[i] for i in members],
+                [sequences[i].shared for i in members],
+                [sequences[i].shared_start for i in members],
+                [ends[i] for i in members],
             )
         )
-    return classes
-
-
-# Autograd's own way back through an index is a sum over repeated rows, which a CPU does one by one.
-# Here no sum is needed: the padding's gradient is 0, because nothing real attends to it.
-
-
-class _ToRectangle(torch.autograd.Function):
-    """``[t, heads, dim]`` to ``[n, l, heads, dim]`` of one length class."""
-
-    @staticmethod
-    def forward(ctx: Any, packed: Tensor, one: LengthClass) -> Tensor:
-        ctx.length_class, ctx.num_tokens = one, packed.size(0)
-        return packed.index_select(0, one.rows.flatten()).unflatten(0, tuple(one.rows.shape))
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        one: LengthClass = ctx.length_class
-        grad = grads[0].flatten(0, 1)
-        packed = grad.new_zeros(ctx.num_tokens, *grad.shape[1:])
-        return packed.index_copy_(0, one.places, grad.index_select(0, one.valid)), None
-
-
-class _FromRectangles(torch.autograd.Function):
-    """``[n, l, heads, dim]`` of each length class to ``[t, heads, dim]``."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, num_tokens: int, classes: list[LengthClass], *rectangles: Tensor
-    ) -> Tensor:
-        ctx.classes = classes
-        first = rectangles[0]
-        packed = first.new_empty(num_tokens, *first.shape[2:])
-        for one, rectangle in zip(classes, rectangles, strict=True):
-            tokens = rectangle.flatten(0, 1).index_select(0, one.valid)
-            packed.index_copy_(0, one.places, tokens)
-        return packed
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        (grad,) = grads
-        rectangles = []
-        for one in ctx.classes:
-            flat = grad.new_zeros(one.rows.numel(), *grad.shape[1:])
-            flat.index_copy_(0, one.valid, grad.index_select(0, one.places))
-            rectangles.append(flat.unflatten(0, tuple(one.rows.shape)))
-        return None, None, *rectangles
+        column = torch.arange(longest)
+        own = end - size + torch.minimum(column, size - 1)
+        rows = torch.where(column < shared, shared_start + column, own)
+        kept = ((column >= shared) & (column < size)).flatten().nonzero().squeeze(1)
+        places[rows.flatten()[kept]] = before + kept
+        before += rows.numel()
+        whole = not shares and longest * len(lengths) == ends[-1] and len(members) == len(lengths)
+        classes.append(LengthClass(rows.to(device), whole))
+    return Rectangles(classes, places.to(device))
 
 
 class PackedAttention(MegatronModule):
@@ -192,23 +169,27 @@ class PackedAttention(MegatronModule):
         if isinstance(packed_seq_params, ContextSeqParams):
             context = self._over_ranks(query, key, value, packed_seq_params.context_classes)
         elif isinstance(packed_seq_params, LengthClassedSeqParams):
-            context = self._rectangles(query, key, value, packed_seq_params.length_classes)
+            assert packed_seq_params.rectangles is not None
+            context = self._rectangles(query, key, value, packed_seq_params.rectangles)
         else:
             context = self._varlen(query, key, value, packed_seq_params)
         return context.reshape(query.size(0), -1)
 
-    def _rectangles(
-        self, query: Tensor, key: Tensor, value: Tensor, classes: list[LengthClass]
-    ) -> Tensor:
+    def _rectangles(self, query: Tensor, key: Tensor, value: Tensor, packed: Rectangles) -> Tensor:
+        # The way back through index_select sums over repeated rows: the gradients of a shared key
+        # over the sequences that attend to it. Padding adds 0, because nothing real attends to it.
         pieces = []
-        for one in classes:
+        for one in packed.classes:
+            n = one.rows.size(0)
             if one.whole:
-                n = one.rows.size(0)
                 q, k, v = (x.unflatten(0, (n, -1)).transpose(1, 2) for x in (query, key, value))
                 return self._attend(q, k, v, self._band(q)).transpose(1, 2).flatten(0, 1)
-            q, k, v = (_ToRectangle.apply(x, one).transpose(1, 2) for x in (query, key, value))
-            pieces.append(self._attend(q, k, v, self._band(q)).transpose(1, 2))
-        return _FromRectangles.apply(query.size(0), classes, *pieces)  # type: ignore[return-value]
+            q, k, v = (
+                x.index_select(0, one.rows.flatten()).unflatten(0, (n, -1)).transpose(1, 2)
+                for x in (query, key, value)
+            )
+            pieces.append(self._attend(q, k, v, self._band(q)).transpose(1, 2).flatten(0, 1))
+        return torch.cat(pieces).index_select(0, packed.places)
 
     def _over_ranks(
         self, query: Tensor, key: Tensor, value: Tensor, classes: list[ContextClass]

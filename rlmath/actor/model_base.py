@@ -34,6 +34,7 @@ from rlmath.actor.settings import (
 from rlmath.batching.shards import Shard, Share, shards
 from rlmath.checkpoint.optimizer_state import initialize_states
 from rlmath.checkpoint.state import AdapterState, ModelState
+from rlmath.config.shared_prompts import sharing_problem
 from rlmath.device import Platform
 from rlmath.model.lora import adapts_experts, described
 from rlmath.model.parallel import Layout
@@ -66,6 +67,10 @@ class RankModel:
 
         self.settings, self.layout, self.platform = settings, layout, platform
         self.spec = read_model_spec(settings.model_path)
+        if settings.share_prompts:
+            problem = sharing_problem(self.spec, platform.name, layout.context_parallel)
+            if problem is not None:
+                raise ValueError(f"share_prompts: {problem}")
         self.parallel = ParallelRank.from_megatron()
         self.dp_rank = parallel_state.get_data_parallel_rank()
         self.cp_rank = parallel_state.get_context_parallel_rank()
@@ -238,7 +243,15 @@ class RankModel:
     def micro_batches(self, share: Share) -> list[PackedMicroBatch]:
         """A share's micro-batches, packed."""
         return [
-            pack(share.batch, one, self.platform, self.layout, self.cp_rank, self._rows_per_rank)
+            pack(
+                share.batch,
+                one,
+                self.platform,
+                self.layout,
+                self.cp_rank,
+                self._rows_per_rank,
+                self.settings.share_prompts,
+            )
             for one in share.micro_batches
         ]
 

@@ -1,4 +1,9 @@
-"""From the sequences of a micro-batch to what the model takes: one packed row of tokens."""
+"""From the sequences of a micro-batch to what the model takes: one packed row of tokens.
+
+Sequences next to each other with the same prompt can share it: the row has the prompt once, without
+its last token, and then of each sequence the prompt's last token and the response. The last token
+is not shared because each sequence predicts another first token of the response from it.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +26,26 @@ from rlmath.types import MicroBatch, TrainingBatch
 
 
 @dataclass(frozen=True)
+class SequenceRows:
+    """Which rows of a pack a sequence's tokens are in.
+
+    Attributes:
+        own: Rows of this sequence, behind those of the sequence before it.
+        shared: Tokens before them, which are in rows of an earlier sequence.
+        shared_start: The first of those rows.
+    """
+
+    own: int
+    shared: int = 0
+    shared_start: int = 0
+
+    @property
+    def length(self) -> int:
+        """Tokens of the sequence."""
+        return self.shared + self.own
+
+
+@dataclass(frozen=True)
 class PackedMicroBatch:
     """A micro-batch as one row of ``t`` tokens, of which ``r`` are response tokens.
 
@@ -30,8 +55,9 @@ class PackedMicroBatch:
     Attributes:
         tokens: ``[1, t]`` int64, padded to a multiple of the tensor ranks, under FP8 of their
             blocks of tokens, by one more sequence.
-        position_ids: ``[1, t]`` int64, from 0 in each sequence.
-        packed_seq_params: Where sequences begin and end.
+        position_ids: ``[1, t]`` int64, from 0 in each sequence; its own rows continue from those
+            that it shares.
+        packed_seq_params: Where sequences begin and end, and what they share.
         rows: ``[r]`` int64, the positions whose logits predict response tokens.
         targets: ``[r]`` int64, those response tokens.
         sequence_ids: ``[r]`` int64, which of the micro-batch's sequences each belongs to.
@@ -39,8 +65,8 @@ class PackedMicroBatch:
         context: ``None`` without context parallelism. With it ``rows`` and ``targets`` are this
             rank's alone, the others are of all ranks.
         num_sequences: In this micro-batch; ``None``: as many as ``sequence_ids`` names.
-        text_tokens: Of its sequences on all context ranks, without padding; without context
-            parallelism the row begins with them.
+        text_tokens: Of its sequences on all context ranks, without padding, shared ones once;
+            without context parallelism the row begins with them.
     """
 
     tokens: Tensor
@@ -62,6 +88,7 @@ def pack(
     layout: Layout,
     cp_rank: int = 0,
     rows_per_rank: int = 1,
+    share_prompts: bool = False,
 ) -> PackedMicroBatch:
     """Concatenate the sequences of a micro-batch.
 
@@ -72,6 +99,8 @@ def pack(
         cp_rank: This process's context rank.
         rows_per_rank: Of which the tokens of each tensor rank are a multiple
             (``Fp8Training.block``).
+        share_prompts: A sequence whose prompt is that of the sequence before it shares its rows;
+            see :func:`rlmath.config.shared_prompts.sharing_problem` for where this is possible.
     """
     device, contexts = platform.torch_device, layout.context_parallel
     # Context ranks split each sequence into two pieces each; tensor ranks share what one has.
@@ -83,33 +112,42 @@ def pack(
     token_starts = torch.cumsum(lengths, 0) - lengths
     response_starts = torch.cumsum(batch.response_lengths, 0) - batch.response_lengths
 
-    tokens, rows, targets, sequence_ids, response_rows, sizes = [], [], [], [], [], []
-    offset = 0
+    tokens, rows, targets, sequence_ids, response_rows = [], [], [], [], []
+    sequences: list[SequenceRows] = []
+    offset = text_tokens = 0
+    shared_prompt, shared_start = torch.empty(0, dtype=torch.int64), 0
     for place, i in enumerate(indices):
         start, size = int(token_starts[i]), int(lengths[i])
         prompt, response = int(batch.prompt_lengths[i]), int(batch.response_lengths[i])
-        own = batch.tokens[start : start + size].long()
-        tokens.append(own)
+        sequence, shared = batch.tokens[start : start + size].long(), 0
+        if share_prompts and torch.equal(sequence[: prompt - 1], shared_prompt):
+            shared = prompt - 1
+        else:
+            shared_prompt, shared_start = sequence[: prompt - 1], offset
+        own = size - shared
+        tokens.append(sequence[shared:])
         # The logits at a position predict the next token.
-        rows.append(torch.arange(offset + prompt - 1, offset + size - 1))
-        targets.append(own[prompt:])
+        rows.append(torch.arange(offset + own - response - 1, offset + own - 1))
+        targets.append(sequence[prompt:])
         sequence_ids.append(torch.full((response,), place))
         first = int(response_starts[i])
         response_rows.append(torch.arange(first, first + response))
-        padding = -size % piece
+        padding = -own % piece
         if padding:
             # Behind the sequence's end, where causal attention never looks.
             tokens.append(torch.zeros(padding, dtype=torch.int64))
-        sizes.append(size + padding)
-        offset += size + padding
+        sequences.append(SequenceRows(own + padding, shared, shared_start))
+        offset += own + padding
+        text_tokens += own
     # A micro-batch without sequences still has to go through the model, so that all ranks take part
     # in the same collectives.
     padding = -offset % multiple_of if offset else multiple_of
     if padding:
         tokens.append(torch.zeros(padding, dtype=torch.int64))
-        sizes.append(padding)
+        sequences.append(SequenceRows(padding))
     row = torch.cat(tokens)
-    position_ids = torch.cat([torch.arange(size) for size in sizes])
+    position_ids = torch.cat([torch.arange(one.shared, one.length) for one in sequences])
+    sizes = [one.own for one in sequences]
     own_rows, own_targets, context = _cat(rows), _cat(targets), None
     if contexts > 1:
         mine = own_positions(sizes, contexts, cp_rank)
@@ -119,14 +157,14 @@ def pack(
     return PackedMicroBatch(
         tokens=row[None].to(device),
         position_ids=position_ids[None].to(device),
-        packed_seq_params=_packed_seq_params(sizes, platform, contexts, cp_rank),
+        packed_seq_params=_packed_seq_params(sequences, platform, contexts, cp_rank),
         rows=own_rows.to(device),
         targets=own_targets.to(device),
         sequence_ids=_cat(sequence_ids).to(device),
         response_rows=_cat(response_rows),
         context=context.to(device) if context else None,
         num_sequences=len(indices),
-        text_tokens=sum(int(lengths[i]) for i in indices),
+        text_tokens=text_tokens,
     )
 
 
@@ -134,23 +172,29 @@ def _cat(pieces: list[Tensor]) -> Tensor:
     return torch.cat(pieces) if pieces else torch.zeros(0, dtype=torch.int64)
 
 
-def _packed_seq_params(sizes: list[int], platform: Platform, contexts: int, cp_rank: int) -> Any:
+def _packed_seq_params(
+    sequences: list[SequenceRows], platform: Platform, contexts: int, cp_rank: int
+) -> Any:
     from megatron.core.packed_seq_params import PackedSeqParams
 
-    from rlmath.actor.attention import ContextSeqParams, LengthClassedSeqParams, length_classes
+    from rlmath.actor.attention import ContextSeqParams, LengthClassedSeqParams, rectangles
 
-    device = platform.torch_device
+    device, sizes = platform.torch_device, [one.own for one in sequences]
     ends = torch.tensor([0, *sizes]).cumsum(0).to(device, torch.int32)
-    shared: dict[str, Any] = {
+    if any(one.shared for one in sequences):
+        # Megatron hands nothing else of a pack to the rotary embedding (PackedRotary).
+        ends = torch.stack([ends, ends.new_tensor([*(one.shared for one in sequences), 0])])
+    longest = max(one.length for one in sequences)
+    common: dict[str, Any] = {
         "qkv_format": "thd",
         "cu_seqlens_q": ends,
         "cu_seqlens_kv": ends,
-        "max_seqlen_q": max(sizes),
-        "max_seqlen_kv": max(sizes),
+        "max_seqlen_q": longest,
+        "max_seqlen_kv": longest,
     }
     if contexts > 1 and platform.layer_spec != "transformer_engine":
         classes = [one.to(device) for one in context_classes(sizes, contexts, cp_rank)]
-        return ContextSeqParams(**shared, context_classes=classes)
+        return ContextSeqParams(**common, context_classes=classes)
     if platform.name == "cpu":
-        return LengthClassedSeqParams(**shared, length_classes=length_classes(sizes, device))
-    return PackedSeqParams(**shared)
+        return LengthClassedSeqParams(**common, rectangles=rectangles(sequences, device))
+    return PackedSeqParams(**common)

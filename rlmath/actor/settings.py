@@ -58,6 +58,8 @@ class ActorSettings:
         offload_in_backward: The optimizer's state is on the device for its steps alone.
         routing_replay: ``none``; ``old_log_probs``: an update of a MoE takes the routes of the
             old-log-prob pass; ``engine``: both take those that the engine sampled with.
+        share_prompts: Sequences with one prompt share its rows; see ``pack``. Only where
+            ``sharing_problem`` finds nothing.
         lora: Low-rank adapters, which alone are trained; ``None``: all weights are.
         value: The value model, in the same processes; ``None``: none.
     """
@@ -75,6 +77,7 @@ class ActorSettings:
     offload: str = ActorConfig.offload.value
     offload_in_backward: bool = ActorConfig.offload_in_backward
     routing_replay: str = ActorConfig.routing_replay.value
+    share_prompts: bool = False
     lora: Lora | None = None
     value: ActorSettings | None = None
 
@@ -140,6 +143,7 @@ def shard_settings(
         seed=seed,
         # Megatron's interleaved schedule takes whole rounds of the stages.
         multiple_of=layout.pipeline_parallel if layout.virtual_stages > 1 else 1,
+        share_prompts=actor.share_prompts,
     )
     if update is None:
         return settings

@@ -40,6 +40,7 @@ def assign(
     multiple_of: int = 1,
     attention_break_even_tokens: float = ATTENTION_BREAK_EVEN_TOKENS,
     idle_ranks: bool = False,
+    costs: Sequence[float] | None = None,
 ) -> list[list[MicroBatch]]:
     """Split sequences over ranks by cost and pack each rank's share under a token budget.
 
@@ -61,6 +62,7 @@ def assign(
             pipeline schedule asks for the number of stages).
         attention_break_even_tokens: See ``cost``.
         idle_ranks: With fewer sequences than ranks, some ranks get micro-batches without any.
+        costs: Of each sequence; ``None``: as ``cost`` has them.
 
     Returns:
         For each rank its micro-batches; their ``sequences`` are indices into ``lengths``.
@@ -71,7 +73,8 @@ def assign(
     """
     least = 1 if idle_ranks else data_parallel
     _check(lengths, data_parallel, max_tokens_per_microbatch, multiple_of, least)
-    costs = [cost(length, attention_break_even_tokens) for length in lengths]
+    if costs is None:
+        costs = [cost(length, attention_break_even_tokens) for length in lengths]
     shares = _balance(costs, data_parallel)
     count = 0
     # Moving sequences between shares can, rarely, make a share need one micro-batch more.

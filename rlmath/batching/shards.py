@@ -20,6 +20,7 @@ from rlmath.algorithms.aggregation import denominator, sequence_weights
 from rlmath.algorithms.ragged import repeat
 from rlmath.batching.minibatches import minibatches
 from rlmath.batching.packing import assign
+from rlmath.batching.shared_prompts import GroupedSequences, assign_sharing
 from rlmath.types import MicroBatch, TrainingBatch
 
 
@@ -29,6 +30,10 @@ class Sequences(Protocol):
     @property
     def sequence_lengths(self) -> Tensor:
         """``[N]`` int64, prompt and response together, in tokens."""
+
+    @property
+    def prompt_lengths(self) -> Tensor:
+        """``[N]`` int64, in tokens."""
 
     @property
     def response_lengths(self) -> Tensor:
@@ -63,6 +68,8 @@ class ShardSettings:
         aggregation: See ``sequence_weights``.
         constant_length: See ``sequence_weights``.
         idle_ranks: See ``assign``.
+        share_prompts: The actor computes the prompt of a group once per micro-batch, so its
+            sequences are kept together; see ``assign_sharing``.
         is_part: The sequences are whole groups of a minibatch whose others are not known yet: the
             weights lack the minibatch's ``aggregation.denominator``.
     """
@@ -75,6 +82,7 @@ class ShardSettings:
     aggregation: str = "token_mean"
     constant_length: int | None = None
     idle_ranks: bool = False
+    share_prompts: bool = False
     is_part: bool = False
 
 
@@ -214,13 +222,15 @@ def dealt(
         if settings.is_part:
             found = found * denominator(settings.aggregation, own, groups)
         weights[members] = found.float()
-        dealt = assign(
-            [lengths[i] for i in members],
-            settings.data_parallel,
-            settings.max_tokens_per_microbatch,
-            multiple_of=settings.multiple_of,
-            idle_ranks=settings.idle_ranks,
-        )
+        own_lengths = [lengths[i] for i in members]
+        ranks, budget = settings.data_parallel, settings.max_tokens_per_microbatch
+        options: Any = {"multiple_of": settings.multiple_of, "idle_ranks": settings.idle_ranks}
+        if settings.share_prompts:
+            prompts = sequences.prompt_lengths[members].tolist()
+            grouped = GroupedSequences(own_lengths, groups.tolist(), prompts)
+            dealt = assign_sharing(grouped, ranks, budget, **options)
+        else:
+            dealt = assign(own_lengths, ranks, budget, **options)
         for rank, micro_batches in enumerate(dealt):
             rows[rank] += [members[i] for one in micro_batches for i in one.sequences]
             counts[rank].append(tuple(len(one.sequences) for one in micro_batches))

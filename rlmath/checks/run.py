@@ -42,6 +42,7 @@ from rlmath.checks.quantization import (
 )
 from rlmath.checks.recompute import recompute_model, recompute_problems
 from rlmath.checks.routing import routing_model, routing_problems
+from rlmath.checks.shared_prompts import share_prompts
 from rlmath.checks.teacher import teacher_problems
 from rlmath.checks.trackers import tracker_problems
 from rlmath.config import arithmetic
@@ -116,6 +117,7 @@ def find_problems(config: Config, command: Command, machine: Machine) -> Iterato
     if command != "evaluate":
         yield from attempts.refused(config, command)
     model = known_model(config)
+    yield from share_prompts(config, model, device, command)
     if wrong_numbers:
         return  # Sizes that are not positive cannot be divided by.
     layout = None

@@ -53,6 +53,13 @@ class Logits(Enum):
     triton = "triton"
 
 
+class SharePrompts(Enum):
+    auto = "auto"
+    # YAML reads on and off as booleans.
+    always = "always"
+    never = "never"
+
+
 @dataclass
 class ActorConfig:
     tensor_parallel: int = setting(1, "Tensor-parallel size.", least=1, common=True)
@@ -187,6 +194,14 @@ class ActorConfig:
         "forms a micro-batch alone.",
         least=1,
         common=True,
+    )
+    share_prompts: SharePrompts = setting(
+        SharePrompts.auto,
+        "Compute the prompt of a group once per micro-batch instead of once per sample, forward "
+        "and backward; log-probs and gradients differ by rounding alone. always: fail where "
+        "that is not possible: on CUDA (the attention of Transformer Engine takes no shared "
+        "tokens), with context_parallel above 1, and for a MoE or latent attention. auto: where "
+        "it is possible.",
     )
     num_threads: int | None = setting(
         None, "CPU threads per rank; null: all cores divided between the ranks.", least=1

@@ -153,7 +153,14 @@ class PackedRotary:
         mscale: float = 1.0,
         cp_group: Any = None,
     ) -> Tensor:
-        """See Megatron; ``t`` is ``[t, heads, dim]``, ``freqs`` ``[longest, 1, 1, 2 * half]``."""
+        """See Megatron.
+
+        Args:
+            t: ``[t, heads, dim]``.
+            freqs: ``[longest, 1, 1, 2 * half]``.
+            cu_seqlens: ``[n + 1]``, or ``[2, n + 1]`` where sequences begin in rows of another:
+                below each row at which a sequence's own begin, the position of that token.
+        """
         plain = not (config.rotary_interleaved or config.multi_latent_attention)
         if cu_seqlens is None or not plain or config.context_parallel_size > 1:
             return self._otherwise(t, freqs, config, cu_seqlens, mscale, cp_group)  # type: ignore[no-any-return]
@@ -168,9 +175,10 @@ def _cos_sin(
     freqs: Tensor, cu_seqlens: Tensor, mscale: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """For ``rotate``: position ``p`` of a sequence has the angles ``freqs[p]``."""
-    starts = cu_seqlens[:-1].long()
-    lengths = cu_seqlens[1:].long() - starts
-    positions = torch.arange(int(cu_seqlens[-1])) - torch.repeat_interleave(starts, lengths)
+    ends, *firsts = cu_seqlens.long().unbind() if cu_seqlens.dim() == 2 else [cu_seqlens.long()]
+    # What a row's place is above its position.
+    before = ends[:-1] - (firsts[0][:-1] if firsts else 0)
+    positions = torch.arange(int(ends[-1])) - torch.repeat_interleave(before, ends.diff())
     # Both halves of the last dimension hold the same angles.
     angles = freqs[:, 0]
     cos, sin = (angles.cos() * mscale).to(dtype), (angles.sin() * mscale).to(dtype)

@@ -34,6 +34,7 @@ from rlmath.config.recompute import modules_of
 from rlmath.config.reward import RewardConfig, WorkersOn
 from rlmath.config.rollout import KvCacheDtype, Quantization, keeps_kv
 from rlmath.config.schema import Config, Device, DType, OnRewardError, OptimizerConfig, Placement
+from rlmath.config.shared_prompts import shares_prompts
 from rlmath.config.weights import bucket_mib
 from rlmath.device import choose_platform
 from rlmath.grading import MathGrader
@@ -563,6 +564,9 @@ def actor_settings(
         temperature=temperature,
         max_tokens_per_microbatch=config.actor.max_tokens_per_microbatch,
         max_sequence_length=config.data.max_prompt_tokens + config.rollout.max_response_tokens,
+        share_prompts=shares_prompts(
+            config.actor.share_prompts, spec, layout.device.value, layout.actor.context_parallel
+        ),
         reference=reference_settings(config),
         lora=adapters_of(config.actor.lora, spec, config.runner.seed),
     )

@@ -67,7 +67,7 @@ def main() -> None:
             groups.append(Group(Problem(f"p{index}", "?", (1, 2), ("1",)), graded))
         here = fetched(groups[2])
         group = ActorGroup.__new__(ActorGroup)
-        group.settings = SimpleNamespace(max_tokens_per_microbatch=100_000)
+        group.settings = SimpleNamespace(max_tokens_per_microbatch=100_000, share_prompts=False)
         group.layout, group._log_dir = Layout(), "."
         group._calls, group._dp = RankCalls(""), [0]
         rank = ray.remote(Rank).options(num_cpus=0, resources={"ranks": 0.1})

@@ -6,18 +6,27 @@ from types import SimpleNamespace
 
 import torch
 
+from rlmath.actor.packing import SequenceRows
 from rlmath.device import Platform
+from rlmath.device.cpu_ops import PackedRotary
 from rlmath.model.parallel import Layout
 from tests.distributed.rank_pool import RankPool
 
 SIZES = [5, 1, 9, 7, 2]
+# The first of 5 tokens; two that have its first 3; one of 2; one of 6, and one that has 4 of those.
+SHARING = [
+    SequenceRows(5),
+    SequenceRows(6, 3, 0),
+    SequenceRows(1, 3, 0),
+    SequenceRows(2),
+    SequenceRows(6),
+    SequenceRows(2, 4, 14),
+]
 
 
 def compare_rotary(layout: Layout, platform: Platform) -> list[float]:
     from megatron.core import parallel_state
     from megatron.core.models.common.embeddings.rope_utils import apply_rotary_pos_emb
-
-    from rlmath.device.cpu_ops import PackedRotary
 
     ours = PackedRotary(apply_rotary_pos_emb)
     group = parallel_state.get_context_parallel_group()
@@ -53,35 +62,64 @@ def test_rotary_embeddings_of_packed_sequences(ranks: RankPool) -> None:
     assert max(differences) < 1e-14
 
 
+def test_rotary_embeddings_go_on_from_shared_rows() -> None:
+    config = SimpleNamespace(
+        rotary_interleaved=False, multi_latent_attention=False, context_parallel_size=1
+    )
+    angles = torch.rand(9, 1, 1, 4, dtype=torch.float64)
+    freqs, x = torch.cat([angles, angles], -1), torch.randn(11, 2, 8, dtype=torch.float64)
+    found = PackedRotary(None)(x, freqs, config, torch.tensor([[0, 5, 7, 11], [0, 3, 0, 0]]))
+    whole = PackedRotary(None)
+    for rows, first in (([0, 1, 2, 3, 4], 0), ([5, 6], 3), ([7, 8, 9, 10], 0)):
+        before = torch.randn(first, 2, 8, dtype=torch.float64)
+        sequence = torch.cat([before, x[rows]])
+        expected = whole(sequence, freqs, config, torch.tensor([0, len(sequence)]))
+        assert torch.equal(found[rows], expected[first:])
+
+
 def compare_attention(layout: Layout, platform: Platform) -> list[float]:
-    from rlmath.actor.attention import PackedAttention, length_classes
+    from rlmath.actor.attention import PackedAttention, rectangles
 
     attention = PackedAttention.__new__(PackedAttention)
     torch.nn.Module.__init__(attention)
     attention.softmax_scale = 0.4
     cpu = torch.device("cpu")
     differences = []
-    for sizes, window in ((SIZES, None), ([4, 4, 4], None), (SIZES, 3), ([4, 4, 4], 1), ([4], 4)):
+    for rows, window in (
+        ([SequenceRows(n) for n in SIZES], None),
+        ([SequenceRows(4)] * 3, None),
+        ([SequenceRows(n) for n in SIZES], 3),
+        ([SequenceRows(4)] * 3, 1),
+        ([SequenceRows(4)], 4),
+        (SHARING, None),
+        (SHARING, 2),
+        # All of one length, and yet no rectangle.
+        ([SequenceRows(4), SequenceRows(1, 3, 0), SequenceRows(2, 2, 0)], None),
+    ):
         attention.window = window
-        total = sum(sizes)
+        total = sum(one.own for one in rows)
         shapes = ((total, 4, 8), (total, 2, 8), (total, 2, 8))
         inputs = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
         grad = torch.randn(shapes[0], dtype=torch.float64)
         leaves = [x.clone().requires_grad_() for x in inputs]
-        out = attention._rectangles(*leaves, length_classes(sizes, cpu))
+        out = attention._rectangles(*leaves, rectangles(rows, cpu))
         out.backward(grad)
         # The reference: one sequence after the other, softmax written out.
         plain = [x.clone().requires_grad_() for x in inputs]
-        rows = []
-        for q, k, v in zip(*(x.split(sizes) for x in plain), strict=True):
+        found, begin = [], 0
+        for one in rows:
+            places = torch.arange(begin, begin + one.own)
+            shared = torch.arange(one.shared_start, one.shared_start + one.shared)
+            begin += one.own
+            q, k, v = (x[torch.cat([shared, places])] for x in plain)
             k, v = (x.repeat_interleave(2, dim=1) for x in (k, v))
             scores = torch.einsum("qhd,khd->hqk", q, k) * attention.softmax_scale
             place = torch.arange(scores.size(-1))
             behind = place[:, None] - place[None, :]
             hidden = (behind < 0) | (behind >= (window or len(place)))
             weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
-            rows.append(torch.einsum("hqk,khd->qhd", weights, v))
-        expected = torch.cat(rows)
+            found.append(torch.einsum("hqk,khd->qhd", weights, v)[one.shared :])
+        expected = torch.cat(found)
         expected.backward(grad)
         differences.append(float((out - expected).detach().abs().max()))
         differences += [
@@ -92,5 +130,5 @@ def compare_attention(layout: Layout, platform: Platform) -> list[float]:
 
 def test_attention_of_packed_sequences(ranks: RankPool) -> None:
     (differences,) = ranks.run(Layout(1, 1, 1), compare_attention)
-    assert len(differences) == 20
+    assert len(differences) == 32
     assert max(differences) < 1e-12

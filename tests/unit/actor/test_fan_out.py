@@ -158,7 +158,7 @@ def begun(
     monkeypatch.setattr(group, "ray", network)
     monkeypatch.setattr(rank_calls, "ray", network)
     layout = Layout(TENSOR_PARALLEL, 1, ranks // TENSOR_PARALLEL)
-    settings: Any = SimpleNamespace(max_tokens_per_microbatch=64)
+    settings: Any = SimpleNamespace(max_tokens_per_microbatch=64, share_prompts=False)
     actor = ActorGroup(settings, layout, device="cpu", seed=0, num_threads=1, log_dir="")
     actor._workers = [network.worker(rank) for rank in range(ranks)]
     actor._dp = [rank // TENSOR_PARALLEL for rank in range(ranks)]

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from rlmath.actor.head import Head, HeadLinear
 from rlmath.actor.logprobs import Distribution, vocab_parallel_log_probs
 from rlmath.actor.loss_fields import LossFields
-from rlmath.actor.packing import PackedMicroBatch, _packed_seq_params
+from rlmath.actor.packing import PackedMicroBatch, SequenceRows, _packed_seq_params
 from rlmath.actor.policy_loss import policy_loss
 from rlmath.actor.settings import ValueUpdateSettings
 from rlmath.actor.value import value_loss
@@ -162,7 +162,10 @@ def test_attention_is_told_lengths_as_numbers(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(Platform, "torch_device", META)
     for contexts in (1, 2):
         params = _packed_seq_params(
-            [8, 4], Platform("cuda", "nccl", "transformer_engine"), contexts, 0
+            [SequenceRows(8), SequenceRows(4)],
+            Platform("cuda", "nccl", "transformer_engine"),
+            contexts,
+            0,
         )
         assert type(params).__name__ == "PackedSeqParams" and params.qkv_format == "thd"
         assert (params.max_seqlen_q, params.max_seqlen_kv) == (8, 8)

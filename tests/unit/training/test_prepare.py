@@ -65,7 +65,7 @@ class Actor(ActorGroup):
         self.policy = Policy()
 
     def begin_step(self, sequences: Any, update: UpdateSettings, seed: int) -> None:
-        limit: Any = SimpleNamespace(max_tokens_per_microbatch=6)
+        limit: Any = SimpleNamespace(max_tokens_per_microbatch=6, share_prompts=False)
         (shard,) = shards(sequences, shard_settings(limit, Layout(), update, seed))
         # As it travels: read-only arrays and a bit mask.
         self.step = RankStep(self.policy, self.policy, pickle.loads(pickle.dumps(shard)))

@@ -126,7 +126,7 @@ def test_the_weight_of_a_token_is_that_of_the_ranks(
     sequences = sampled_sequences(
         run.groups(2), truncated=run.config.algorithm.truncated, mask_duplicates=False
     )
-    limit: Any = SimpleNamespace(max_tokens_per_microbatch=1000)
+    limit: Any = SimpleNamespace(max_tokens_per_microbatch=1000, share_prompts=False)
     update = update_settings(run.config, 0.0, 0.0)
     (shard,) = shards(sequences, shard_settings(limit, Layout(), update, seed=3 + 2))
     weight = float(shard.weights[shard.places.tolist().index(4 + 1)])

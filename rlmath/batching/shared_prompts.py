@@ -1,0 +1,146 @@
+"""Keeps the sequences of a group together, where the actor computes their prompt once.
+
+Sequences of a micro-batch with one prompt share its tokens, but for the last one, which each keeps.
+``assign_sharing`` has the invariants of ``assign`` (``packing.py``), with the tokens of a
+micro-batch as ``GroupedSequences.tokens`` counts them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rlmath.batching.packing import assign, cost
+from rlmath.types import MicroBatch
+
+# Of a token's memory and time, what it takes of a sequence that does not compute it: attention
+# copies its key and value, and the query beside them.
+_COPY_SHARE = 0.25
+# What a micro-batch costs besides its tokens, in tokens.
+_MICRO_BATCH_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class GroupedSequences:
+    """Sequences of which some have one prompt.
+
+    Attributes:
+        lengths: ``[N]``, prompt and response together, in tokens.
+        group_ids: ``[N]``; sequences of a group have one prompt, if their prompts have one length.
+            (Where they differ all the same, nothing is shared, and a micro-batch may be above the
+            budget.)
+        prompt_lengths: ``[N]``, in tokens.
+    """
+
+    lengths: Sequence[int]
+    group_ids: Sequence[int]
+    prompt_lengths: Sequence[int]
+
+    def tokens(self, sequences: Sequence[int]) -> int:
+        """Of a micro-batch of these sequences; a copy of a token counts as a quarter."""
+        return sum(self.lengths[i] for i in sequences) - math.floor(self._saved(sequences))
+
+    def cost(self, sequences: Sequence[int]) -> float:
+        """Relative cost of a micro-batch of these sequences; see ``packing.cost``."""
+        return sum(cost(self.lengths[i]) for i in sequences) - self._saved(sequences)
+
+    def by_prompt(self) -> list[list[int]]:
+        """The sequences of each prompt, in the order of its first one."""
+        found: dict[tuple[int, int], list[int]] = {}
+        for i, prompt in enumerate(zip(self.group_ids, self.prompt_lengths, strict=True)):
+            found.setdefault(prompt, []).append(i)
+        return list(found.values())
+
+    def _saved(self, sequences: Sequence[int]) -> float:
+        prompts = [(self.group_ids[i], self.prompt_lengths[i]) for i in sequences]
+        copies = sum(length - 1 for _, length in prompts)
+        copies -= sum(length - 1 for _, length in set(prompts))
+        return (1 - _COPY_SHARE) * copies
+
+
+def assign_sharing(
+    sequences: GroupedSequences,
+    data_parallel: int,
+    max_tokens_per_microbatch: int,
+    *,
+    multiple_of: int = 1,
+    idle_ranks: bool = False,
+) -> list[list[MicroBatch]]:
+    """As ``assign``, with the sequences of a group in as few micro-batches as pays off.
+
+    Whole groups are dealt, then halves of them, quarters, and so on, at last each sequence alone,
+    as without sharing. The split is taken whose most expensive rank has the least to do: large
+    units share more, small ones make ranks more equal.
+
+    Args:
+        sequences: Of a minibatch.
+        data_parallel: See ``assign``, for this and the others.
+
+    Returns:
+        As ``assign``. In a micro-batch sequences with one prompt are next to each other.
+
+    Raises:
+        ValueError: See ``assign``.
+    """
+    count = len(sequences.lengths)
+    best: list[list[list[int]]] = []
+    least = math.inf
+    for units in _units(sequences, max_tokens_per_microbatch):
+        is_last = len(units) == count
+        if len(units) < data_parallel and not is_last:
+            continue
+        dealt = assign(
+            [sequences.tokens(unit) for unit in units],
+            data_parallel,
+            max_tokens_per_microbatch,
+            multiple_of=multiple_of,
+            idle_ranks=idle_ranks,
+            costs=[sequences.cost(unit) for unit in units],
+        )
+        ranks = [[[i for u in one.sequences for i in units[u]] for one in rank] for rank in dealt]
+        has_empty = not all(one for rank in ranks for one in rank)
+        if has_empty and not is_last and count >= data_parallel * len(ranks[0]):
+            continue
+        most = max(sum(map(sequences.cost, rank)) for rank in ranks)
+        most += _MICRO_BATCH_TOKENS * len(ranks[0])
+        if most < least:
+            best, least = ranks, most
+    order = [i for prompt in sequences.by_prompt() for i in prompt]
+    places = {i: place for place, i in enumerate(order)}
+    for rank in best:
+        for one in rank:
+            one.sort(key=places.__getitem__)
+        rank.sort(key=lambda one: (-sequences.cost(one), one))
+    lengths = sequences.lengths
+    return [[MicroBatch(tuple(one), sum(lengths[i] for i in one)) for one in r] for r in best]
+
+
+def _units(sequences: GroupedSequences, budget: int) -> Iterator[list[list[int]]]:
+    """The sequences in larger and smaller units within the budget, at last each alone."""
+    prompts = sequences.by_prompt()
+    largest, pieces = max(map(len, prompts), default=0), 1
+    while True:
+        yield [
+            unit
+            for prompt in prompts
+            for piece in _split(sequences, prompt, min(pieces, len(prompt)))
+            for unit in _within(sequences, piece, budget)
+        ]
+        if pieces >= largest:
+            return
+        pieces *= 2
+
+
+def _split(sequences: GroupedSequences, prompt: Sequence[int], pieces: int) -> list[list[int]]:
+    # Dealt by length, so that the pieces have about the same tokens.
+    order = sorted(prompt, key=lambda i: (-sequences.lengths[i], i))
+    return [order[piece::pieces] for piece in range(pieces)]
+
+
+def _within(sequences: GroupedSequences, unit: list[int], budget: int) -> Iterator[list[int]]:
+    if len(unit) == 1 or sequences.tokens(unit) <= budget:
+        yield unit
+        return
+    for half in _split(sequences, unit, 2):
+        yield from _within(sequences, half, budget)

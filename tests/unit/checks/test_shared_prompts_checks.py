@@ -1,0 +1,72 @@
+"""``actor.share_prompts``: where it is refused, and where ``auto`` means never."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from config_cases import CPU_MACHINE, GPU_MACHINE, QWEN_1_5B, write_model_folder
+
+from rlmath.checks.run import find_problems
+from rlmath.checks.shared_prompts import share_prompts
+from rlmath.config.actor import SharePrompts
+from rlmath.config.arithmetic import resolve_layout
+from rlmath.config.load import load
+from rlmath.config.schema import Config, Device
+from rlmath.config.shared_prompts import shares_prompts
+from rlmath.model.spec import ModelSpec, model_spec
+from rlmath.training.session import actor_settings
+from tests.unit.model.test_spec import DEEPSEEK_V3
+
+DENSE = model_spec(QWEN_1_5B)
+MOE = dataclasses.replace(DENSE, experts=8)
+LATENT = dataclasses.replace(model_spec(DEEPSEEK_V3), experts=0)
+CASES = [
+    (DENSE, Device.cpu, 1, None),
+    (DENSE, Device.cuda, 1, "cluster.device is cuda"),
+    (DENSE, Device.cpu, 2, "actor.context_parallel=2"),
+    (MOE, Device.cpu, 1, "MoE"),
+    (LATENT, Device.cpu, 1, "latent attention"),
+]
+
+
+@pytest.mark.parametrize(("model", "device", "context_parallel", "part"), CASES)
+def test_always_is_refused_where_auto_is_never(
+    model: ModelSpec, device: Device, context_parallel: int, part: str | None
+) -> None:
+    config = Config()
+    config.actor.context_parallel = context_parallel
+
+    def found(chosen: SharePrompts, command: str = "train") -> list[str]:
+        config.actor.share_prompts = chosen
+        return list(share_prompts(config, model, device, command))
+
+    messages = found(SharePrompts.always)
+    assert len(messages) == (part is not None)
+    for message in messages:
+        assert message.startswith("actor.share_prompts=always: ") and str(part) in message
+    assert found(SharePrompts.always, "sft") == messages
+    assert not found(SharePrompts.always, "evaluate")
+    assert not found(SharePrompts.auto) and not found(SharePrompts.never)
+    for chosen, expected in ((SharePrompts.auto, part is None), (SharePrompts.never, False)):
+        assert shares_prompts(chosen, model, device.value, context_parallel) is expected
+
+
+def test_the_command_refuses_it_once_also_where_the_model_is_not_known(tmp_path: Path) -> None:
+    given = [f"model.path={tmp_path / 'none'}", f"runner.run_dir={tmp_path}/run", "cluster=gpu8"]
+    config = load([*given, "actor.share_prompts=always"])
+    found = [one for one in find_problems(config, "train", GPU_MACHINE) if "share_prompts" in one]
+    assert len(found) == 1 and "cuda" in found[0]
+    config.cluster.device = Device.cpu
+    assert not [one for one in find_problems(config, "train", CPU_MACHINE) if "share_" in one]
+
+
+@pytest.mark.parametrize("chosen", list(SharePrompts))
+def test_the_ranks_are_told(chosen: SharePrompts, tmp_path: Path) -> None:
+    folder = write_model_folder(tmp_path / "model", QWEN_1_5B)
+    given = [f"model.path={folder}", f"runner.run_dir={tmp_path}", "cluster.device=cpu"]
+    config = load([*given, "data.train_paths=[x]", f"actor.share_prompts={chosen.value}"])
+    layout = resolve_layout(config, Device.cpu)
+    settings = actor_settings(config, layout, config.actor.optimizer, 1, 1.0)
+    assert settings.share_prompts is (chosen is not SharePrompts.never)
