@@ -519,6 +519,11 @@ def model_forward(
     except NotRecordable as reason:
         recordings.give_up(str(reason))
         return _vllm_forward(self, input_ids, positions)
+    except Exception as error:
+        # If it is the model's, the model raises it again.
+        recordings.give_up(f"{type(error).__name__}: {error}")
+        logger.warning("CPU engine: passes cannot be recorded: %s", recordings.reason)
+        return _vllm_forward(self, input_ids, positions)
     recordings.keep(n, recording)
     return recording.output
 

@@ -215,6 +215,9 @@ def of_changes(engine: Engine) -> dict[str, Any]:
     found["keeps a sum"] = of_other_model(engine, adds_up)
     from rlmath.vllm_plugin import cpu_recordings
 
+    constants, cpu_recordings._constants = cpu_recordings._constants, lambda model: 1 // 0
+    found["fails"] = engine.both()
+    cpu_recordings._constants = constants
     cpu_recordings.MAX_PASS_BYTES, before = 2**17, cpu_recordings.MAX_PASS_BYTES
     found["small passes"] = engine.both()
     cpu_recordings.MAX_PASS_BYTES = before

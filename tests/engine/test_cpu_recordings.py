@@ -102,6 +102,12 @@ def test_a_model_that_does_more_is_not_recorded(
     assert case["replays"] == 0
 
 
+def test_a_recorder_that_fails_stops_no_engine(found: dict[str, dict[str, Any]]) -> None:
+    case = found["fails"]
+    assert case["recorded"] == case["plain"]
+    assert case["reason"].startswith("ZeroDivisionError")
+
+
 def test_memory_is_bounded(found: dict[str, dict[str, Any]]) -> None:
     small, few = found["small passes"], found["few"]
     assert small["recorded"] == small["plain"]
