@@ -142,3 +142,15 @@ def test_the_numbers_are_those_of_whole_sequences(
                 for one, other in zip(expected, own, strict=True):
                     largest = float(one.abs().max())
                     assert float((one - other).abs().max()) <= 3e-6 * largest
+
+
+def build_sharing(layout: Layout, platform: Platform, model: str) -> None:
+    build(layout, platform, model, share_prompts=True)
+
+
+def test_ranks_refuse_it_where_attention_would_not_find_the_prompt(
+    ranks: RankPool, request: pytest.FixtureRequest
+) -> None:
+    model = request.getfixturevalue("tiny_model")
+    with pytest.raises(RuntimeError, match=r"share_prompts: actor\.context_parallel=2"):
+        ranks.run(Layout(1, 1, 1, context_parallel=2), build_sharing, model)
