@@ -225,7 +225,7 @@ def test_a_continuous_run_is_killed_and_every_update_can_be_done_again(
         *("rollout.schedule=continuous", "rollout.max_lag=2", "rollout.engines=2"),
         f"rollout.kv={kv}",
         # Engines that are slower than the actor have responses under way when it is done.
-        "rollout.max_running_sequences=2",
+        "rollout.max_running_sequences=1",
     ]
     first = Run(folder, settings[1:], tmp_path / "first.log")
     first.until_step(1)
