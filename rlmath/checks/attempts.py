@@ -348,7 +348,7 @@ def _lines(file: Path) -> list[dict[str, Any]]:
     if not file.is_file():
         return []
     found = []
-    for text in file.read_text(encoding="utf-8").splitlines():
+    for text in file.read_bytes().splitlines():
         # A process that was killed while it wrote leaves half a line, the last one.
         try:
             found.append(json.loads(text))
