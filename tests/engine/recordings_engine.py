@@ -213,6 +213,14 @@ def of_changes(engine: Engine) -> dict[str, Any]:
         return y + total[0].add_(0.01).to(y.dtype)
 
     found["keeps a sum"] = of_other_model(engine, adds_up)
+
+    def with_buffer(runner: Any) -> Any:
+        mlp = runner.model.model.layers[0].mlp
+        mlp.register_buffer("total", mlp.down_proj.weight.new_zeros(1))
+        return mlp.total
+
+    buffer = engine.of_runner(with_buffer)
+    found["keeps a sum in a buffer"] = of_other_model(engine, lambda x, y: y + buffer.add_(0.01))
     from rlmath.vllm_plugin import cpu_recordings
 
     constants, cpu_recordings._constants = cpu_recordings._constants, lambda model: 1 // 0

@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from test_unmerged_families import make_folder
+
+from rlmath.vllm_plugin.cpu_recordings import Recording
 
 SCRIPT = Path(__file__).with_name("recordings_engine.py")
 
@@ -77,6 +80,15 @@ def test_hooks_see_every_pass(found: dict[str, dict[str, Any]]) -> None:
     assert case["passes"] > case["replays"] > 200
 
 
+def test_nothing_of_the_pass_before_is_left_for_the_comparison() -> None:
+    """Else a missing operator would not show where two passes happen to give the same."""
+    own = [torch.ones(2), torch.ones(2, dtype=torch.int64)]
+    recording = Recording([], [], [], [], own, own[0])
+    recording.spoil()
+    assert recording.replay(torch.empty(0)).isnan().all()
+    assert not own[1].any()
+
+
 @pytest.mark.parametrize("name", ["reshape_and_cache", "cpu_attention", "silu", "copy_"])
 def test_a_recording_that_lacks_an_operator_is_found_out(
     found: dict[str, dict[str, Any]], name: str
@@ -92,6 +104,7 @@ def test_a_recording_that_lacks_an_operator_is_found_out(
     [
         ("asks for a value", "the model calls aten::"),
         ("keeps a sum", "takes a tensor that may be another one next time"),
+        ("keeps a sum in a buffer", "changes what the next pass reads"),
     ],
 )
 def test_a_model_that_does_more_is_not_recorded(
