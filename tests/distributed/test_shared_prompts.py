@@ -11,11 +11,10 @@ from torch import Tensor
 
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.observer import UpdateObserver, Vector, gradient_of
-from rlmath.actor.settings import ActorSettings, UpdateSettings
+from rlmath.actor.settings import UpdateSettings
 from rlmath.actor.value import ValueModel
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.batching.shards import response_rows
-from rlmath.config.optimizer import OptimizerConfig
 from rlmath.device import Platform
 from rlmath.model.parallel import Layout
 from rlmath.types import TrainingBatch
@@ -25,6 +24,7 @@ from tests.distributed.test_actor import (
     make_batch,
     tiny_model,  # noqa: F401
 )
+from tests.distributed.test_value_model import build as build_value_model
 
 
 def grouped_batch() -> TrainingBatch:
@@ -96,16 +96,7 @@ UPDATE = UpdateSettings(ObjectiveSettings(entropy_coef=0.01), minibatches=2)
 
 
 def value_model_of(layout: Layout, platform: Platform, model: str, share: bool) -> ValueModel:
-    settings = ActorSettings(
-        model_path=model,
-        model=ModelSettings(torch.float32, sequence_parallel=True),
-        optimizer=OptimizerConfig(lr=1e-3),
-        temperature=1.0,
-        max_tokens_per_microbatch=64,
-        max_sequence_length=64,
-        share_prompts=share,
-    )
-    value_model = ValueModel(settings, layout, platform)
+    value_model = build_value_model(layout, platform, model, share)
     last = value_model.chunks[-1]
     if last.post_process:
         with torch.no_grad():

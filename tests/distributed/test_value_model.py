@@ -30,7 +30,9 @@ HIDDEN = 64
 UPDATE = ValueUpdateSettings(clip=0.5, minibatches=2)
 
 
-def build(layout: Layout, platform: Platform, model: str) -> ValueModel:
+def build(
+    layout: Layout, platform: Platform, model: str, share_prompts: bool = False
+) -> ValueModel:
     settings = ActorSettings(
         model_path=model,
         model=ModelSettings(torch.float32, sequence_parallel=True),
@@ -38,6 +40,7 @@ def build(layout: Layout, platform: Platform, model: str) -> ValueModel:
         temperature=1.0,
         max_tokens_per_microbatch=64,
         max_sequence_length=64,
+        share_prompts=share_prompts,
     )
     return ValueModel(settings, layout, platform)
 
