@@ -19,6 +19,7 @@ from ray.exceptions import (
 from torch import Tensor
 
 from rlmath.actor.ahead import PassAhead, Sources, StepPass
+from rlmath.actor.communicators import describe
 from rlmath.actor.dealing import arrays_of, assembled, deal
 from rlmath.actor.observer import ObservedUpdate, Products
 from rlmath.actor.rank_calls import ActorError, RankCalls
@@ -151,6 +152,9 @@ class ActorGroup:
         started = self._calls.results(self._starting, "start", one_is)
         self._dp = [one.data_parallel_rank for one in started]
         self._starting = []
+        if say is not None:
+            for line in describe([one.communicators for one in started]):
+                say(line)
 
     def log_probs(
         self,

@@ -10,7 +10,9 @@ from datetime import timedelta
 import numpy as np
 import torch.distributed as dist
 
+from rlmath.checkpoint.writer import background_group
 from rlmath.device import Platform
+from rlmath.device.gloo import use_interface_of
 from rlmath.model.parallel import Layout
 
 
@@ -22,6 +24,7 @@ def initialize(
     port: int,
     seed: int,
     timeout_s: float = 1800.0,
+    node_address: str = "",
 ) -> None:
     """Join the other ranks and build Megatron's groups. Call once in each rank's process.
 
@@ -30,9 +33,12 @@ def initialize(
         address: Host where rank 0 listens; port: where.
         seed: Of Megatron's random streams, Python's and NumPy's.
         timeout_s: How long a collective may wait for the others.
+        node_address: Address by which other nodes reach this one; empty: gloo resolves the name of
+            the host, which on Debian is often 127.0.1.1.
     """
     from megatron.core import parallel_state, tensor_parallel
 
+    use_interface_of(node_address)
     timeout = timedelta(seconds=timeout_s)
     listening = None
     if rank == 0:
@@ -66,6 +72,8 @@ def initialize(
         create_gloo_process_groups=False,
         distributed_timeout_minutes=max(1, int(timeout_s // 60)),
     )
+    # Nodes that cannot reach each other over gloo fail here, and not at the first checkpoint.
+    background_group()
     tensor_parallel.model_parallel_cuda_manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)

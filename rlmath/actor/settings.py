@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from rlmath.actor.communicators import Communicators
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.token_traces import TokenTrace
 from rlmath.actor.token_values import TokenValues
@@ -117,11 +118,13 @@ class StartedRank:
         data_parallel_rank: Whose share of a batch it works on.
         weights_bytes: Of its part of the policy.
         read_s: Seconds in which that was read from the model's folder.
+        communicators: That it opened before.
     """
 
     data_parallel_rank: int
     weights_bytes: int
     read_s: float
+    communicators: Communicators = field(default_factory=Communicators)
 
 
 def shard_settings(

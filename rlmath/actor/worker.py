@@ -69,17 +69,22 @@ class ActorWorker:
         num_threads: int,
     ) -> StartedRank:
         """Join the other ranks and load this one's part of the model. Collective."""
+        import ray
+
         with paused_collector():
             from rlmath.device import choose_platform
 
             platform = choose_platform(device, settings.model.layers)
             platform.prepare_megatron_process(local_rank=0, num_threads=num_threads)
+            from rlmath.actor.communicators import open_communicators
             from rlmath.actor.parallel import initialize
             from rlmath.actor.policy import MegatronActor
             from rlmath.actor.settings import StartedRank
 
             address, port = meeting_place
-            initialize(layout, platform, self.rank, address, port, seed)
+            own = ray.util.get_node_ip_address()
+            initialize(layout, platform, self.rank, address, port, seed, node_address=own)
+            communicators = open_communicators(layout, platform)
             self.actor = MegatronActor(settings, layout, platform)
             _check_and_release(self.actor)
             self.value_model: Any = None
@@ -96,6 +101,7 @@ class ActorWorker:
             self.actor.dp_rank,
             sum(p.numel() * p.element_size() for p in self.actor.module.parameters()),
             self.actor.read_s,
+            communicators,
         )
 
     def log_probs(

@@ -21,6 +21,48 @@ from rlmath.utils import transformer_engine as te_install
 
 
 @dataclass(frozen=True)
+class LinkProbe:
+    """How the links between ranks are measured at the start, and what is expected of them.
+
+    Attributes:
+        num_bytes: Size of the all-reduce.
+        least_within_node: GB/s below which the user is warned; likewise ``least_between_nodes``.
+        cause_within_node: Why it is usually less; likewise ``cause_between_nodes``.
+    """
+
+    num_bytes: int
+    least_within_node: float
+    least_between_nodes: float
+    cause_within_node: str
+    cause_between_nodes: str
+
+
+# H100 and A100 with NVLink reach 150 to 450 GB/s and PCIe 10 to 25; one 400 Gb/s InfiniBand port a
+# GPU reaches 40, and TCP over the host's Ethernet 1 to 5.
+_NCCL_LINKS = LinkProbe(
+    num_bytes=256 * 2**20,
+    least_within_node=50.0,
+    least_between_nodes=8.0,
+    cause_within_node=(
+        "GPUs without NVLink, or NCCL kept from peer access (NCCL_P2P_DISABLE, PCIe ACS, a "
+        "container with a small /dev/shm); see nvidia-smi topo -m and NCCL_DEBUG=INFO"
+    ),
+    cause_between_nodes=(
+        "NCCL uses TCP instead of InfiniBand: libibverbs or /dev/infiniband is missing in the "
+        "container, or its memlock limit is too low; NCCL_DEBUG=INFO says NET/Socket then"
+    ),
+)
+# Loopback reaches 0.3 to 2 GB/s: a tenth of that is a host that does something else.
+_GLOO_LINKS = LinkProbe(
+    num_bytes=2**20,
+    least_within_node=0.01,
+    least_between_nodes=0.01,
+    cause_within_node="more busy processes than cores",
+    cause_between_nodes="a slow network interface (GLOO_SOCKET_IFNAME names gloo's)",
+)
+
+
+@dataclass(frozen=True)
 class Platform:
     """What a process computes on.
 
@@ -40,6 +82,11 @@ class Platform:
         if self.name == "cpu":
             return torch.device("cpu")
         return torch.device("cuda", torch.cuda.current_device())
+
+    @property
+    def link_probe(self) -> LinkProbe:
+        """How links between this platform's ranks are measured."""
+        return _GLOO_LINKS if self.collective_backend == "gloo" else _NCCL_LINKS
 
     @property
     def runs_triton(self) -> bool:

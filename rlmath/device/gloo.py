@@ -14,6 +14,7 @@ from typing import Any
 
 from torch.distributed import ProcessGroupGloo
 
+INTERFACE = "GLOO_SOCKET_IFNAME"
 # By process, because a fork does not take the threads along, and by the interfaces asked for.
 _devices: dict[tuple[int, str], list[Any]] = {}
 _own_init = ProcessGroupGloo.__init__
@@ -22,6 +23,25 @@ _own_init = ProcessGroupGloo.__init__
 def share_device() -> None:
     """Have gloo groups that this process makes from now on share a device. Idempotent."""
     ProcessGroupGloo.__init__ = _init  # type: ignore[method-assign,assignment]
+
+
+def use_interface_of(address: str) -> None:
+    """Have gloo use the interface with this address, unless the environment names one.
+
+    Without a name gloo takes the address to which the host's name resolves, and tells the others to
+    connect there. On Debian and Ubuntu that is 127.0.1.1, which other nodes cannot reach.
+
+    Args:
+        address: Of this node; one that no interface has changes nothing.
+    """
+    import psutil
+
+    if os.environ.get(INTERFACE):
+        return
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(one.address == address for one in addresses):
+            os.environ[INTERFACE] = name
+            return
 
 
 def _init(
@@ -43,8 +63,8 @@ def _init(
 
 
 def _shared_devices() -> list[Any]:
-    """As torch chooses them: of each interface in ``GLOO_SOCKET_IFNAME``, or of the host's name."""
-    interfaces = os.environ.get("GLOO_SOCKET_IFNAME", "")
+    """As torch chooses them: of each interface in ``INTERFACE``, or of the host's name."""
+    interfaces = os.environ.get(INTERFACE, "")
     key = (os.getpid(), interfaces)
     if key not in _devices:
         _devices[key] = [

@@ -1,0 +1,194 @@
+"""Communicators of a rank's groups, opened before the model is built, and how fast they are.
+
+torch makes a NCCL communicator at a group's first collective, and NCCL takes 1 to 3 GiB for all of
+them. Engines on the same GPU have sized their KV cache by then, and the memory is missing in the
+first step. So each group has its collectives when the ranks meet.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from rlmath.device import LinkProbe, Platform
+from rlmath.model.parallel import Layout
+from rlmath.utils.sizes import in_words
+
+
+@dataclass(frozen=True)
+class Link:
+    """What an all-reduce reached.
+
+    Attributes:
+        between_nodes: Over all ranks, of several nodes; else over those of one node.
+        ranks: How many took part.
+        gb_per_s: Bytes that each rank sent and received, in 10^9 a second: ``2 (n - 1) / n`` times
+            the size over the time, as NCCL's own tests count it.
+        host: Of the rank that measured.
+        probe: How it was measured.
+    """
+
+    between_nodes: bool
+    ranks: int
+    gb_per_s: float
+    host: str
+    probe: LinkProbe
+
+
+@dataclass(frozen=True)
+class Communicators:
+    """What a rank found when it met the others.
+
+    Attributes:
+        device_bytes: That its communicators took of the GPU; ``None`` on CPU.
+        links: Measured ones; none where a rank is alone.
+    """
+
+    device_bytes: int | None = None
+    links: tuple[Link, ...] = ()
+
+
+def open_communicators(layout: Layout, platform: Platform) -> Communicators:
+    """Run a collective on each group, exchange with neighbors, and measure. Collective over all
+    ranks, once the groups are there."""
+    before = platform.bytes_of_others()
+    device = platform.torch_device
+    for group in groups():
+        _use(group, device)
+    from megatron.core import parallel_state
+
+    # In the two ways in which messages are sent (Megatron's schedules, Transformer Engine's ring of
+    # context ranks): one by one, NCCL has a communicator for each pair of ranks.
+    stages = parallel_state.get_pipeline_model_parallel_group()
+    _exchange(stages, device, batched=layout.virtual_stages == 1)
+    context = parallel_state.get_context_parallel_group()
+    _exchange(context, device, batched=layout.context_parallel == 2)
+    platform.synchronize()
+    links = tuple(_measure(platform))
+    platform.release_cached_memory()
+    after = platform.bytes_of_others()
+    taken = None if before is None or after is None else max(0, after - before)
+    return Communicators(taken, links)
+
+
+def groups() -> list[Any]:
+    """All groups of which this rank is a member, in an order in which no two ranks wait for each
+    other: that of Megatron's names, after the group of all ranks."""
+    from megatron.core import parallel_state
+
+    found = [dist.group.WORLD]
+    for _, value in sorted(vars(parallel_state).items()):
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, dist.ProcessGroup) and one not in found:
+                found.append(one)
+    return found
+
+
+def _use(group: Any, device: torch.device) -> None:
+    """The collectives of training, of one element: NCCL opens rings, trees and the switch's
+    multicast when an algorithm is first used."""
+    size = dist.get_world_size(group)
+    one, each = torch.zeros(1, device=device), torch.zeros(size, device=device)
+    dist.all_reduce(one, group=group)
+    dist.all_gather_into_tensor(each, one, group=group)
+    dist.reduce_scatter_tensor(one, each, group=group)
+    dist.all_to_all_single(torch.empty_like(each), each, group=group)
+
+
+def _exchange(group: Any, device: torch.device, batched: bool) -> None:
+    """Send to and receive from both neighbors in a ring."""
+    size, rank = dist.get_world_size(group), dist.get_rank(group)
+    if size == 1:
+        return
+    for step in (1, -1):
+        to, origin = ((rank + sign * step) % size for sign in (1, -1))
+        mine, theirs = (torch.zeros(1, device=device) for _ in range(2))
+        operations = [
+            dist.P2POp(dist.isend, mine, group=group, group_peer=to),
+            dist.P2POp(dist.irecv, theirs, group=group, group_peer=origin),
+        ]
+        if batched:
+            pending = dist.batch_isend_irecv(operations)
+        else:
+            # Both ends of a pair meet in its first message: in a ring of ranks that all send
+            # first, nobody would be at the other end.
+            ordered = operations if rank % 2 == 0 else operations[::-1]
+            pending = [
+                one.op(one.tensor, group=group, group_dst=to)
+                if one.op is dist.isend
+                else one.op(one.tensor, group=group, group_src=origin)
+                for one in ordered
+            ]
+        for work in pending:
+            work.wait()
+
+
+def _measure(platform: Platform) -> Iterator[Link]:
+    """The speed within this rank's node, and over all ranks where there are several nodes."""
+    host = socket.gethostname()
+    hosts: list[str] = [""] * dist.get_world_size()
+    dist.all_gather_object(hosts, host)
+    own = [rank for rank, other in enumerate(hosts) if other == host]
+    if len(own) < len(hosts):
+        speed = _gb_per_s(dist.group.WORLD, platform)
+        yield Link(True, len(hosts), speed, host, platform.link_probe)
+    if len(own) == 1:
+        return
+    group: Any = dist.group.WORLD
+    if len(own) < len(hosts):
+        group = dist.new_group(own, use_local_synchronization=True)
+    speed = _gb_per_s(group, platform)
+    if group is not dist.group.WORLD:
+        dist.destroy_process_group(group)  # Its buffers go with it.
+    yield Link(False, len(own), speed, host, platform.link_probe)
+
+
+def _gb_per_s(group: Any, platform: Platform) -> float:
+    size = dist.get_world_size(group)
+    data = torch.zeros(platform.link_probe.num_bytes // 4, device=platform.torch_device)
+    # The first finds its way, and brings the ranks together.
+    dist.all_reduce(data, group=group)
+    platform.synchronize()
+    began = time.perf_counter()
+    dist.all_reduce(data, group=group)
+    platform.synchronize()
+    taken = time.perf_counter() - began
+    return data.numel() * 4 * 2 * (size - 1) / size / taken / 1e9
+
+
+def describe(found: Sequence[Communicators]) -> list[str]:
+    """Lines for the user: the slowest link of each kind, with a warning if it is slow, and what
+    communicators take.
+
+    Args:
+        found: Of each rank.
+    """
+    lines = []
+    for between in (False, True):
+        links = [link for one in found for link in one.links if link.between_nodes is between]
+        if not links:
+            continue
+        slowest = min(links, key=lambda link: link.gb_per_s)
+        probe, speed = slowest.probe, f"{slowest.gb_per_s:.3g} GB/s"
+        where = "between nodes" if between else f"within a node ({slowest.host})"
+        lines.append(
+            f"all-reduce of {probe.num_bytes / 2**20:g} MiB over {slowest.ranks} ranks {where}: "
+            f"{speed}"
+        )
+        limit = probe.least_between_nodes if between else probe.least_within_node
+        if slowest.gb_per_s < limit:
+            cause = probe.cause_between_nodes if between else probe.cause_within_node
+            lines.append(
+                f"warning: {speed} {where} is below the expected {limit:g} GB/s. "
+                f"Likely cause: {cause}"
+            )
+    taken = [one.device_bytes for one in found if one.device_bytes is not None]
+    if taken:
+        lines.append(f"NCCL's communicators take {in_words(max(taken))} of a rank's GPU")
+    return lines

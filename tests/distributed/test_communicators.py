@@ -1,0 +1,122 @@
+"""Communicators are open, and their links measured, before a rank builds its model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+
+from rlmath.actor import communicators, parallel, policy
+from rlmath.actor.communicators import Communicators, describe
+from rlmath.actor.settings import ActorSettings, ModelSettings
+from rlmath.actor.worker import ActorWorker
+from rlmath.device import Platform
+from rlmath.model.parallel import Layout
+from tests.distributed.rank_pool import RankPool
+
+COLLECTIVES = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor")
+
+
+class ModelIsBuilt(Exception):
+    """Raised in the place of building one."""
+
+
+def start_until_model(layout: Layout, _: Platform) -> tuple[list[str], list[Any]]:
+    """Names of Megatron's groups without a collective when the model is built, and the ranks
+    with which it exchanged messages, in batches or one by one."""
+    used: Counter[Any] = Counter()
+    sent = []
+
+    def counting(name: str) -> Any:
+        real = getattr(dist, name)
+
+        def call(*args: Any, group: Any = None, **kwargs: Any) -> Any:
+            used[group or dist.group.WORLD, name] += 1
+            return real(*args, group=group, **kwargs)
+
+        return mock.patch.object(dist, name, call)
+
+    exchange = communicators._exchange
+
+    def exchanging(group: Any, device: torch.device, batched: bool) -> None:
+        members = dist.get_process_group_ranks(group)
+        exchange(group, device, batched)
+        sent.extend((rank, batched) for rank in members if rank != dist.get_rank())
+
+    def build(*_: Any) -> None:
+        raise ModelIsBuilt
+
+    worker = ActorWorker.__new__(ActorWorker)
+    worker.rank = dist.get_rank()
+    settings = ActorSettings(
+        model_path="",
+        model=ModelSettings(torch.float32),
+        optimizer=None,
+        temperature=1.0,
+        max_tokens_per_microbatch=64,
+        max_sequence_length=64,
+    )
+    with (
+        counting("all_reduce"),
+        counting("all_gather_into_tensor"),
+        counting("reduce_scatter_tensor"),
+        mock.patch.object(communicators, "_exchange", exchanging),
+        mock.patch.object(parallel, "initialize", lambda *_, **__: None),  # It is a rank already.
+        mock.patch.object(policy, "MegatronActor", build),
+        pytest.raises(ModelIsBuilt),
+    ):
+        worker.start(settings, layout, "cpu", ("127.0.0.1", 0), 0, 1)
+    unused = [
+        name
+        for name, value in vars(parallel_state).items()
+        for group in (value if isinstance(value, list) else [value])
+        if isinstance(group, dist.ProcessGroup) and not all(used[group, one] for one in COLLECTIVES)
+    ]
+    return unused, sent
+
+
+@pytest.mark.parametrize(
+    ("layout", "neighbors_of_0"),
+    [
+        (Layout(2, 1, 2), set()),
+        (Layout(1, 2, 1, context_parallel=2), {(1, True), (2, True)}),
+        (Layout(1, 2, 2, virtual_stages=2), {(2, False)}),
+        pytest.param(Layout(1, 1, 4, expert_parallel=2), set(), marks=pytest.mark.long),
+    ],
+)
+def test_each_group_has_collectives_before_the_model_is_built(
+    ranks: RankPool, layout: Layout, neighbors_of_0: set[tuple[int, bool]]
+) -> None:
+    found = ranks.run(layout, start_until_model)
+    assert [unused for unused, _ in found] == [[]] * layout.world_size
+    assert set(found[0][1]) == neighbors_of_0
+
+
+def measure(layout: Layout, platform: Platform, hosts: list[str]) -> Communicators:
+    """As on several hosts."""
+    host = hosts[dist.get_rank()]
+    with mock.patch.object(communicators.socket, "gethostname", lambda: host):
+        return communicators.open_communicators(layout, platform)
+
+
+def test_links_are_measured_within_and_between_nodes(ranks: RankPool) -> None:
+    found = ranks.run(Layout(2, 1, 2), measure, ["a", "a", "b", "b"])
+    for host, one in zip("aabb", found, strict=True):
+        assert [(link.between_nodes, link.ranks, link.host) for link in one.links] == [
+            (True, 4, host),
+            (False, 2, host),
+        ]
+        assert all(link.gb_per_s > 0 for link in one.links)
+    within, between = (line for line in describe(found) if line.startswith("all-reduce"))
+    assert "1 MiB over 2 ranks within a node" in within
+    assert "over 4 ranks between nodes" in between
+    # A rank that is alone on its host, and all on one.
+    alone = ranks.run(Layout(1, 1, 2), measure, ["a", "b"])
+    assert [[link.between_nodes for link in one.links] for one in alone] == [[True], [True]]
+    together = ranks.run(Layout(1, 1, 2), measure, ["a", "a"])
+    assert [[link.between_nodes for link in one.links] for one in together] == [[False], [False]]
