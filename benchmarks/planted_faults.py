@@ -18,7 +18,7 @@ from rlmath.commands.selfcheck.node import Node
 from rlmath.errors import WeightsError
 from rlmath.model.spec import read_model_spec
 from rlmath.rollout.weight_sync import compare_weights, sync_weights
-from rlmath.training.engine_constants import check_constants
+from rlmath.training.checks.engine_constants import check_constants
 from rlmath.training.gate import AlignmentError, Gate
 from rlmath.training.session import Session, open_session
 from rlmath.types import TrainingBatch

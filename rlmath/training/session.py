@@ -57,6 +57,7 @@ from rlmath.rollout.teacher_server import ServerTeacher
 from rlmath.rollout.wake_room import WakeRoom
 from rlmath.rollout.weight_sync import Verification
 from rlmath.training.algorithm_settings import reference_settings
+from rlmath.training.checks.catalog import step_checks
 from rlmath.training.gate import Gate
 from rlmath.training.residue import ResidueWatch
 from rlmath.types import Problem
@@ -78,6 +79,7 @@ class Session:
         config: With the model's path resolved.
         layout: Ranks and engines.
         verification: After which weight syncs the engines' weights are compared with the actor's.
+        checks: Of every step.
         gate: Judges whether engine and actor agree.
         residue: Holds to a limit what actor and engines keep while the other has the GPU.
         wake_room: Decides whether engines wake while ranks copy their state to the host.
@@ -97,6 +99,7 @@ class Session:
         self.teacher = teacher
         self.verification = verification_of(config, layout)
         self.gate = Gate()
+        self.checks = step_checks()
         self.residue = ResidueWatch(config.actor.offload_growth_gib)
         self.wake_room = WakeRoom()
 

@@ -11,13 +11,14 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 
 from rlmath.actor.ahead import StepPass
+from rlmath.actor.settings import UpdateResult
 from rlmath.config.actor import RoutingReplay
-from rlmath.model.spec import read_model_spec
 from rlmath.monitor import Monitor
 from rlmath.rollout import weight_sync
 from rlmath.rollout.sampler import Sampled
 from rlmath.training.algorithm_settings import reference_share, update_settings
 from rlmath.training.alignment_probe import check_probe, sample_probe
+from rlmath.training.checks.base import AfterSync, AfterUpdate, BeforeUpdate, InvariantError
 from rlmath.training.controllers import Coefficients
 from rlmath.training.digests import (
     add_fingerprints,
@@ -27,11 +28,8 @@ from rlmath.training.digests import (
     digest_weights,
 )
 from rlmath.training.distillation import teacher_log_probs
-from rlmath.training.engine_constants import check_constants, check_prefix_cache
 from rlmath.training.feed import Feed
 from rlmath.training.gate import AlignmentError
-from rlmath.training.independent import check_independence
-from rlmath.training.invariants import InvariantError, check_invariants
 from rlmath.training.kept_batches import KeptBatches
 from rlmath.training.metrics import off_policy_metrics, rollout_metrics, update_metrics
 from rlmath.training.mismatch import check_mismatch
@@ -41,10 +39,8 @@ from rlmath.training.residue import memory_by_phase
 from rlmath.training.session import Session
 from rlmath.training.step_batch import StepBatch
 from rlmath.training.token_traces import traced_places, write_traces
-from rlmath.training.unchanged import check_changes
 from rlmath.training.update_ahead import divisor_of, prepare_parts
 from rlmath.training.values import update_values
-from rlmath.training.weight_sums import expected_sums
 from rlmath.types import TrainingBatch
 
 
@@ -76,13 +72,15 @@ def train_step(
         probe = sample_probe(session, feed, sampled.groups, passes, monitor, step)
         with feed.sampling_ahead(step):
             metrics |= check_probe(session, probe, monitor, step)
-            # Of all: a filter drops groups of which each sample is a copy.
-            check_independence(session.config, sampled.finished, step, monitor)
+            batch, ahead = None, []
             if sampled.groups:
                 scored = teacher_log_probs(session, sampled.groups, monitor)
                 ahead = feed.passes_ahead(sampled.groups)
                 parts = tuple(one.places for one in ahead)
                 batch = StepBatch.of(session, sampled.groups, scored, parts)
+            now = BeforeUpdate(session, monitor, step, sampled.finished, batch)
+            metrics |= session.checks.before_update(now)
+            if batch is not None:
                 keep = functools.partial(kept.keep, step, batch, coefficients, session)
                 metrics |= train_on(
                     session, batch, passes, coefficients, monitor, step, ahead, keep
@@ -126,9 +124,10 @@ def train_on(
         )
     digest_sequences(monitor.digests, batch, prepared.fingerprints)
     digest_start(monitor, session.actor)
-    updated = update(session, prepared, passes, coefficients, monitor, step)
+    updated, result = update(session, prepared, passes, coefficients, monitor, step)
     changes = digest_weights(monitor, session.actor)
-    check_changes(session.config, changes, updated, step, monitor)
+    now = AfterUpdate(session, monitor, step, prepared, result, changes, updated)
+    updated |= session.checks.after_update(now)
     monitor.count_tokens(int(batch.sequences.sequence_lengths.sum()))
     return prepared.metrics | updated
 
@@ -157,11 +156,11 @@ def update(
     coefficients: Coefficients,
     monitor: Monitor,
     step: int,
-) -> dict[str, float]:
+) -> tuple[dict[str, float], UpdateResult | None]:
     """Train the value model and the policy, and update the coefficients and the reference.
 
     Returns:
-        ``value/...`` and ``train/...``.
+        ``value/...`` and ``train/...``, and what the policy's update reports, if it was updated.
     """
     # Nothing answers to the coefficient while the value model is trained alone.
     entropy_coef = (
@@ -169,18 +168,19 @@ def update(
         if passes.policy
         else coefficients.entropy_coef
     )
-    metrics = coefficients.metrics(entropy_coef)
+    metrics, result = coefficients.metrics(entropy_coef), None
     with monitor.phase("update"):
         if passes.values:
             metrics |= update_values(session, monitor, step)
         if passes.policy:
             kl_coef = coefficients.kl_coef
-            metrics |= update_policy(
+            found, result = update_policy(
                 session, prepared, passes, kl_coef, entropy_coef, monitor, step
             )
+            metrics |= found
         coefficients.see_kl(metrics.get("train/kl"), samples=len(prepared.batch))
     renew_reference(session, monitor, step)
-    return metrics
+    return metrics, result
 
 
 def renew_reference(session: Session, monitor: Monitor, step: int) -> None:
@@ -202,11 +202,11 @@ def update_policy(
     entropy_coef: float,
     monitor: Monitor,
     step: int,
-) -> dict[str, float]:
-    """Optimizer steps of the policy, checked by their invariants.
+) -> tuple[dict[str, float], UpdateResult]:
+    """Optimizer steps of the policy.
 
     Returns:
-        ``train/...``; and the mismatch, unless it was measured before the update.
+        ``train/...``, and the mismatch, unless it was measured before the update; and the report.
     """
     config = session.config
     settings = update_settings(config, kl_coef, entropy_coef)
@@ -224,9 +224,6 @@ def update_policy(
     else:
         result, alignment = session.actor.step_update(settings, now, traced)
     write_traces(config, prepared.batch, result.traces, monitor, step)
-    sums = expected_sums(config, sequences, config.runner.seed + step)
-    lengths = sequences.sequence_lengths.tolist()
-    check_invariants(config, prepared.any_advantage, result, step, monitor, sums, lengths)
     metrics = update_metrics(result) | result.routing
     metrics |= off_policy_metrics(result, now)
     digest_gradient(monitor.digests, result.minibatches, result.gradients)
@@ -247,7 +244,7 @@ def update_policy(
         monitor.warn(f"step {step}: minibatch {index} was discarded: {reason}")
     for index, text in result.clamped.items():
         monitor.warn(f"step {step}: minibatch {index}: {text}")
-    return metrics
+    return metrics, result
 
 
 def sync_weights(
@@ -269,9 +266,7 @@ def sync_weights(
         asleep, offloaded = weight_sync.sync_weights(
             session.actor, pool, step, session.verification, wake_room=session.wake_room
         )
-        if pool.spec.prefix_caching and not pool.spec.keeps_kv:
-            check_prefix_cache(pool)
-        if pool.verified_syncs != verified:
-            check_constants(pool, read_model_spec(session.config.model.path))
+        now = AfterSync(session, monitor, step, pool.verified_syncs != verified)
+        metrics = session.checks.after_sync(now)
     residue = session.residue.see(offloaded, asleep, overlapped=session.wake_room.used)
-    return residue | {"throughput/compared_weights": session.verification.compared_share}
+    return metrics | residue | {"throughput/compared_weights": session.verification.compared_share}

@@ -6,9 +6,9 @@ from rlmath.actor.rank_step import Moments
 from rlmath.actor.settings import ValueUpdateSettings
 from rlmath.monitor import Monitor
 from rlmath.training.algorithm_settings import aggregation_constant
+from rlmath.training.checks.unchanged import check_value_changes
 from rlmath.training.digests import digest_values
 from rlmath.training.session import Session
-from rlmath.training.unchanged import check_value_changes
 
 
 def update_values(session: Session, monitor: Monitor, step: int) -> dict[str, float]:

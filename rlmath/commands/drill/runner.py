@@ -29,6 +29,7 @@ from rlmath.monitor import Monitor, open_monitor
 from rlmath.monitor.collapse import CollapseDetectors, act
 from rlmath.rollout.weight_sync import sync_weights
 from rlmath.training.algorithm_settings import least_groups
+from rlmath.training.checks.catalog import step_checks
 from rlmath.training.controllers import Coefficients
 from rlmath.training.feed import Feed
 from rlmath.training.feeds import feed_of, sampler_of
@@ -225,6 +226,7 @@ class Drill:
         pool = session.sampling.pool
         session.actor.load_checkpoint(self._start)
         session.gate = Gate()
+        session.checks = step_checks()
         session.verification = verification_of(session.config, session.layout)
         session.sampling.rewards.metrics()
         pool.weights_version = pool.verified_syncs = 0

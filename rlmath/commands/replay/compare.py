@@ -12,7 +12,7 @@ from rlmath.commands.replay.source import Source
 from rlmath.config.schema import DType
 from rlmath.monitor.digests import PHASES, read_details, same_item
 from rlmath.monitor.writer import STEP, read_metrics
-from rlmath.training.invariants import TOLERANCE
+from rlmath.training.checks.invariants import TOLERANCE
 
 # What the last minibatch of a step is compared by where bits cannot be equal.
 LOSS, NORM = "loss", "grad_norm"

@@ -22,7 +22,7 @@ from rlmath.rewards.loading import FunctionReward
 from rlmath.rewards.mix import MixItem, RewardMix
 from rlmath.rollout.group_state import sample_from_state, sample_to_state
 from rlmath.rollout.held_arrays import bound, fetched, hold
-from rlmath.training.independent import dependent_samples
+from rlmath.training.checks.independent import dependent_samples
 from rlmath.types import ArrayFigures, GradedSample, Group, Problem, Sample
 from rlmath.utils.array_refs import ArrayRef
 

@@ -23,6 +23,7 @@ from rlmath.rollout.wake_room import WakeRoom
 from rlmath.rollout.weight_sync import Verification
 from rlmath.training import loop, step
 from rlmath.training.checkpointing import Saver
+from rlmath.training.checks.base import StepChecks
 from rlmath.training.residue import ResidueWatch
 
 
@@ -177,6 +178,7 @@ def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             residue=ResidueWatch(1.0),
             wake_room=WakeRoom(),
             teacher=None,
+            checks=StepChecks([]),
         )
         saver = Saver(store, parts, {})  # type: ignore[arg-type]
 

@@ -13,25 +13,21 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rlmath.config.schema import Config
-from rlmath.monitor import Monitor
-from rlmath.training.invariants import report
+from rlmath.training.checks.base import BeforeUpdate, Metrics, StepCheck, report
 from rlmath.types import Group, Sample
 
 # Of a false alarm, in each step.
 CHANCE = 1e-9
 
 
-def check_independence(
-    config: Config, groups: Sequence[Group], step: int, monitor: Monitor
-) -> None:
-    """Check the groups of a step; ``alignment.on_fail`` decides between an error and a warning.
+class IndependentSamples(StepCheck):
+    """Samples of a problem share no seed and are not identical beyond chance."""
 
-    Raises:
-        InvariantError: Samples of a problem share a seed, or are identical beyond chance, with
-            ``alignment.on_fail=stop``.
-    """
-    report(config, dependent_samples([_samples(group) for group in groups]), step, monitor)
+    def before_update(self, now: BeforeUpdate) -> Metrics:
+        # All that finished: a filter drops groups of which each sample is a copy.
+        broken = dependent_samples([_samples(group) for group in now.finished])
+        report(now.session.config, broken, now.step, now.monitor)
+        return {}
 
 
 def dependent_samples(groups: Sequence[Sequence[Sample]]) -> list[str]:

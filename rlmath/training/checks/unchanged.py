@@ -21,7 +21,7 @@ from rlmath.config.lora import LoraConfig
 from rlmath.config.schema import Config, DType
 from rlmath.model.lora import ATTENTION_TARGETS, Lora
 from rlmath.monitor import Monitor
-from rlmath.training.invariants import report
+from rlmath.training.checks.base import AfterUpdate, Metrics, StepCheck, report
 from rlmath.weights.gather import WeightChanges
 from rlmath.weights.runs import Run
 
@@ -34,6 +34,14 @@ LEAST_LR = 1e-7
 LEAST_LR_OF_ADAPTERS = 1e-6
 _NOT_JUDGED = (".experts.", "embed_tokens")
 _NAMED = 3
+
+
+class ChangedWeights(StepCheck):
+    """An update changes every matrix that it should."""
+
+    def after_update(self, now: AfterUpdate) -> Metrics:
+        check_changes(now.session.config, now.changes, now.metrics, now.step, now.monitor)
+        return {}
 
 
 def check_changes(

@@ -15,15 +15,28 @@ import torch
 from rlmath.actor.rotary import rope_inverse_frequencies
 from rlmath.errors import WeightsError
 from rlmath.model.rope import Rope
-from rlmath.model.spec import ModelSpec
+from rlmath.model.spec import ModelSpec, read_model_spec
 from rlmath.rollout.engine_workers import cached_blocks, inverse_frequencies
 from rlmath.rollout.pool import RolloutPool
+from rlmath.training.checks.base import AfterSync, Metrics, StepCheck
 
 # Of a cosine that vLLM keeps in bfloat16, and of one in float32, whose angle is off by 1e-7 of
 # itself.
 TOLERANCES = {"bfloat16": 1e-2, "float16": 1e-3, "float32": 1e-4}
 # Where rotary embeddings are looked at: so far that another theta shows in bfloat16.
 POSITION = 64
+
+
+class EngineConstants(StepCheck):
+    """Engines compute with the actor's constants, and keep no blocks of old weights."""
+
+    def after_sync(self, now: AfterSync) -> Metrics:
+        pool = now.session.sampling.pool
+        if pool.spec.prefix_caching and not pool.spec.keeps_kv:
+            check_prefix_cache(pool)
+        if now.compared_all:
+            check_constants(pool, read_model_spec(now.session.config.model.path))
+        return {}
 
 
 def worker_constants(worker: Any) -> dict[str, Any]:

@@ -8,8 +8,8 @@ import pytest
 
 from rlmath.config.load import load
 from rlmath.config.schema import DType
-from rlmath.training.invariants import InvariantError
-from rlmath.training.unchanged import check_changes, check_value_changes, unchanged_parts
+from rlmath.training.checks.base import InvariantError
+from rlmath.training.checks.unchanged import check_changes, check_value_changes, unchanged_parts
 from rlmath.weights.gather import WeightChanges
 from rlmath.weights.runs import Run
 

@@ -4,7 +4,7 @@ The first minibatch is computed from the very weights that the old log-probs are
 importance ratio is 1; the reference model of a run's first step is the policy, so their KL is 0;
 with a learning rate of 0 the ratio stays 1 in every minibatch; and samples whose advantages are all
 0 have no gradient. The tokens of a minibatch have the number and the weights that follow from the
-lengths (``rlmath.training.weight_sums``), and nearly all have the engine's routes where they should
+lengths (``weight_sums.py``), and nearly all have the engine's routes where they should
 (``actor.routing_replay=engine``). A step that violates one of them does not train what the
 settings say: log-probs at another temperature, a split that loses tokens, a reference from another
 model.
@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 
 from rlmath.actor.routing_totals import MAX_MISSING_SHARE
 from rlmath.config.algorithm import KlPlace
-from rlmath.config.schema import Config, DType, OldLogProbs, OnMisalignment
-from rlmath.errors import UserError
+from rlmath.config.schema import Config, DType, OldLogProbs
 from rlmath.monitor import Monitor
-from rlmath.training.weight_sums import WeightSums, wrong_sums
+from rlmath.training.checks.base import AfterUpdate, Metrics, StepCheck, report
+from rlmath.training.checks.weight_sums import WeightSums, expected_sums, wrong_sums
 
 if TYPE_CHECKING:
     from rlmath.actor.settings import UpdateResult
@@ -30,8 +30,23 @@ if TYPE_CHECKING:
 TOLERANCE = {DType.float32: 1e-5, DType.bfloat16: 1e-2}
 
 
-class InvariantError(UserError):
-    """A step violates an invariant."""
+class Invariants(StepCheck):
+    """The figures of an update against what they have to be."""
+
+    def after_update(self, now: AfterUpdate) -> Metrics:
+        if now.result is None:
+            return {}
+        config, sequences = now.session.config, now.prepared.batch.sequences
+        check_invariants(
+            config,
+            now.prepared.any_advantage,
+            now.result,
+            now.step,
+            now.monitor,
+            expected_sums(config, sequences, config.runner.seed + now.step),
+            sequences.sequence_lengths.tolist(),
+        )
+        return {}
 
 
 def check_invariants(
@@ -47,7 +62,7 @@ def check_invariants(
 
     Args:
         sums: What the tokens of each minibatch weigh by the lengths alone; see
-            :func:`rlmath.training.weight_sums.expected_sums`.
+            :func:`rlmath.training.checks.weight_sums.expected_sums`.
         sequence_lengths: Of what was trained on, in tokens.
 
     Raises:
@@ -57,23 +72,6 @@ def check_invariants(
     broken += wrong_sums(sums, result.minibatches)
     broken += missing_routes(result.routing, sequence_lengths)
     report(config, broken, step, monitor)
-
-
-def report(config: Config, broken: Sequence[str], step: int, monitor: Monitor) -> None:
-    """Fail, or warn, as ``alignment.on_fail`` says, if any invariant is violated.
-
-    Raises:
-        InvariantError: With ``alignment.on_fail=stop``.
-    """
-    if not broken:
-        return
-    message = f"step {step}: " + "; ".join(broken)
-    if config.alignment.on_fail is OnMisalignment.stop:
-        raise InvariantError(
-            f"{message}. These invariants hold for any data, so the step did not train what the "
-            "settings say; alignment.on_fail=warn continues with a warning"
-        )
-    monitor.warn(message)
 
 
 def missing_routes(routing: Mapping[str, float], sequence_lengths: Sequence[int]) -> list[str]:

@@ -16,8 +16,9 @@ import pytest
 from rlmath.config.load import load
 from rlmath.rollout.sampler import Sampled
 from rlmath.training import step
-from rlmath.training.independent import dependent_samples, log_tail
-from rlmath.training.invariants import InvariantError
+from rlmath.training.checks.base import InvariantError
+from rlmath.training.checks.catalog import step_checks
+from rlmath.training.checks.independent import dependent_samples, log_tail
 from rlmath.types import GradedSample, Group, Problem, Sample
 
 RNG = np.random.default_rng(3)
@@ -104,7 +105,8 @@ def test_groups_that_a_filter_dropped_are_checked() -> None:
     )
     monitor = mock.MagicMock()
     session: Any = SimpleNamespace(
-        config=load(["experiment=quickstart", "model.path=tiny", "runner.run_dir=r"])
+        config=load(["experiment=quickstart", "model.path=tiny", "runner.run_dir=r"]),
+        checks=step_checks(),
     )
     with (
         mock.patch.object(step, "sample_probe"),

@@ -11,7 +11,8 @@ import pytest
 from rlmath.actor.settings import UpdateResult
 from rlmath.config.load import load
 from rlmath.config.schema import Config, OnMisalignment
-from rlmath.training.invariants import InvariantError, check_invariants, violations
+from rlmath.training.checks.base import InvariantError
+from rlmath.training.checks.invariants import check_invariants, violations
 
 KEPT = {"importance_ratio": 1.0, "kl": 0.0, "grad_norm": 1.0, "lr": 1e-3, "token_count": 4.0}
 

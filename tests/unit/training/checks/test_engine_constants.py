@@ -14,7 +14,7 @@ from rlmath.errors import WeightsError
 from rlmath.model.published import KNOWN
 from rlmath.model.rope import Rope
 from rlmath.model.spec import model_spec
-from rlmath.training.engine_constants import (
+from rlmath.training.checks.engine_constants import (
     check_constants,
     check_prefix_cache,
     worker_constants,

@@ -12,7 +12,7 @@ import torch
 from rlmath.algorithms.aggregation import AGGREGATIONS, sequence_weights
 from rlmath.batching.minibatches import minibatches
 from rlmath.config.load import load
-from rlmath.training.weight_sums import SUMS, expected_sums, wrong_sums
+from rlmath.training.checks.weight_sums import SUMS, expected_sums, wrong_sums
 
 COUNTS = torch.tensor([3, 0, 7, 5, 2, 9, 4, 1])
 GROUPS = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])

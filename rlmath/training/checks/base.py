@@ -1,0 +1,143 @@
+"""The interface of a step check, and what a step shows to its checks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rlmath.config.schema import Config, OnMisalignment
+from rlmath.errors import UserError
+from rlmath.monitor import Monitor
+from rlmath.types import Group
+
+if TYPE_CHECKING:
+    from rlmath.actor.settings import UpdateResult
+    from rlmath.training.prepare import Prepared
+    from rlmath.training.session import Session
+    from rlmath.training.step_batch import StepBatch
+    from rlmath.weights.gather import WeightChanges
+
+Metrics = dict[str, float]
+
+
+class InvariantError(UserError):
+    """A step violates an invariant."""
+
+
+@dataclass(frozen=True)
+class BeforeUpdate:
+    """A step whose samples are there.
+
+    Attributes:
+        session: Ranks and engines.
+        monitor: Takes warnings.
+        step: From 1.
+        finished: All groups that were sampled and graded.
+        batch: The sequences to train on; ``None``: the step is skipped.
+    """
+
+    session: Session
+    monitor: Monitor
+    step: int
+    finished: Sequence[Group]
+    batch: StepBatch | None
+
+
+@dataclass(frozen=True)
+class AfterUpdate:
+    """A step whose update is done.
+
+    Attributes:
+        session: The ranks; ``rlmath replay`` has no engines.
+        monitor: Takes warnings.
+        step: From 1.
+        prepared: What was trained on.
+        result: Of the policy's update; ``None``: it was not updated.
+        changes: Of each rank's weights, see ``ActorGroup.weights_changes``.
+        metrics: Of the update.
+    """
+
+    session: Session
+    monitor: Monitor
+    step: int
+    prepared: Prepared
+    result: UpdateResult | None
+    changes: Sequence[WeightChanges]
+    metrics: Metrics
+
+
+@dataclass(frozen=True)
+class AfterSync:
+    """A step whose weights are on the engines.
+
+    Attributes:
+        session: Ranks and engines.
+        monitor: Takes warnings.
+        step: From 1.
+        compared_all: The engines' weights have all been compared with the actor's.
+    """
+
+    session: Session
+    monitor: Monitor
+    step: int
+    compared_all: bool
+
+
+class StepCheck:
+    """A check of every step. A new one is a file with a subclass, and a line in ``catalog.py``.
+
+    Each method returns metrics, or raises an error with the place and the numbers.
+    """
+
+    def before_update(self, now: BeforeUpdate) -> Metrics:
+        """Judge what was sampled."""
+        return {}
+
+    def after_update(self, now: AfterUpdate) -> Metrics:
+        """Judge the update."""
+        return {}
+
+    def after_sync(self, now: AfterSync) -> Metrics:
+        """Judge what the engines have after the weight sync."""
+        return {}
+
+
+class StepChecks:
+    """The checks of a run, called in order."""
+
+    def __init__(self, checks: Sequence[StepCheck]) -> None:
+        self._checks = tuple(checks)
+
+    def before_update(self, now: BeforeUpdate) -> Metrics:
+        """See :class:`StepCheck`."""
+        return _merge([one.before_update(now) for one in self._checks])
+
+    def after_update(self, now: AfterUpdate) -> Metrics:
+        """See :class:`StepCheck`."""
+        return _merge([one.after_update(now) for one in self._checks])
+
+    def after_sync(self, now: AfterSync) -> Metrics:
+        """See :class:`StepCheck`."""
+        return _merge([one.after_sync(now) for one in self._checks])
+
+
+def _merge(metrics: Sequence[Metrics]) -> Metrics:
+    return {name: value for one in metrics for name, value in one.items()}
+
+
+def report(config: Config, broken: Sequence[str], step: int, monitor: Monitor) -> None:
+    """Fail, or warn, as ``alignment.on_fail`` says, if any invariant is violated.
+
+    Raises:
+        InvariantError: With ``alignment.on_fail=stop``.
+    """
+    if not broken:
+        return
+    message = f"step {step}: " + "; ".join(broken)
+    if config.alignment.on_fail is OnMisalignment.stop:
+        raise InvariantError(
+            f"{message}. These invariants hold for any data, so the step did not train what the "
+            "settings say; alignment.on_fail=warn continues with a warning"
+        )
+    monitor.warn(message)

@@ -1,0 +1,14 @@
+"""The step checks of a run, in the order in which they are called."""
+
+from __future__ import annotations
+
+from rlmath.training.checks.base import StepChecks
+from rlmath.training.checks.engine_constants import EngineConstants
+from rlmath.training.checks.independent import IndependentSamples
+from rlmath.training.checks.invariants import Invariants
+from rlmath.training.checks.unchanged import ChangedWeights
+
+
+def step_checks() -> StepChecks:
+    """New checks: what they remember of earlier steps is of one run."""
+    return StepChecks([IndependentSamples(), Invariants(), ChangedWeights(), EngineConstants()])
