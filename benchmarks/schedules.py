@@ -74,15 +74,10 @@ def odd(completions, completion_ids, **_):
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A schedule, and settings beside it; engine and rank have what is theirs in each.
-
-    Attributes:
-        is_simulated: The simulation knows what the settings do.
-    """
+    """A schedule, and settings beside it; engine and rank have what is theirs in each."""
 
     choice: Choice
     settings: tuple[str, ...] = ()
-    is_simulated: bool = True
 
     @property
     def warm_up(self) -> int:
@@ -96,8 +91,6 @@ def cases(lengths: Lengths) -> dict[str, Case]:
     continuous = Choice(RolloutSchedule.continuous, max_lag=MAX_LAG)
     return {
         "synchronous": Case(Choice()),
-        "overlap_log_probs": Case(Choice(), ("algorithm.overlap_log_probs=2",), is_simulated=False),
-        "overlap_update": Case(Choice(overlap_groups=2)),
         "carry_over": Case(Choice.carry_over(lengths.quantile(0.85), MAX_LAG)),
         "pipelined": Case(Choice(RolloutSchedule.pipelined, max_lag=1)),
         "continuous": Case(continuous),
@@ -153,8 +146,6 @@ def compare(folder: Path, steps: int, rounds: int, without: Sequence[str]) -> di
         result[name]["settings"] = [*case.choice.settings, *case.settings]
         lost = lost_share(runs, measured["synchronous"])
         result[name]["lost_share"] = round(lost, 3)
-        if not case.is_simulated:
-            continue
         config = config_of(folder, case)
         told = dataclasses.replace(
             setup, times=own_times(setup.times, runs, measured["synchronous"])
@@ -289,10 +280,7 @@ def setup_of(runs: Sequence[Run], lengths: Lengths) -> Setup:
 
 
 def own_times(times: Times, runs: Sequence[Run], synchronous: Sequence[Run]) -> Times:
-    """``times`` with what the same work cost in these runs, minutes later on the same machine.
-
-    Wall seconds of the ranks would not do: with ``overlap_update`` a part of them is in no phase.
-    """
+    """``times`` with what the same work cost in these runs, minutes later on the same machine."""
 
     def rank_cpu_s_per_token(some: Sequence[Run]) -> float:
         return sum(run.cpu_s[1] for run in some) / response_tokens(some)

@@ -8,8 +8,7 @@ without gradients leaves behind would also lack what a backward pass needs: Tran
 makes blockwise ones again only when it is told that the micro-batch is a first one.
 
 Nobody tells it that. A first micro-batch would also overwrite the gradient that there is
-(``ctx.fuse_wgrad_accumulation and not ctx.is_first_microbatch``), and a minibatch may be several
-runs (``RankModel.add_gradients``).
+(``ctx.fuse_wgrad_accumulation and not ctx.is_first_microbatch``).
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -11,14 +10,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import ray
-import torch
 from ray.exceptions import (
     GetTimeoutError,
     RayError,
 )
 from torch import Tensor
 
-from rlmath.actor.ahead import PassAhead, Sources, StepPass
 from rlmath.actor.communicators import describe
 from rlmath.actor.dealing import arrays_of, assembled, deal
 from rlmath.actor.observer import ObservedUpdate, Products
@@ -32,7 +29,6 @@ from rlmath.actor.settings import (
     ValueUpdateSettings,
     shard_settings,
 )
-from rlmath.actor.step_parts import PartFigures, PartSettings
 from rlmath.actor.worker import ActorWorker
 from rlmath.algorithms.advantages import SequenceAdvantages
 from rlmath.algorithms.alignment import Alignment
@@ -198,124 +194,19 @@ class ActorGroup:
         ]
         self._calls.results_with(arrays_of(sequences), calls, "begin_step")
 
-    def begin_log_probs(self, sequences: Sequences, reference: bool = False) -> PassAhead:
-        """Have the ranks compute log-probs of sequences of which later a step is made; returns at
-        once.
-
-        Args:
-            sequences: Of the pass.
-            reference: And those of the reference model.
-        """
-        settings = shard_settings(self.settings, self.layout)
-        dealt = deal(sequences, dataclasses.replace(settings, idle_ranks=True), ray.put)
-        calls = [
-            worker.log_probs_ahead.options(num_returns=2).remote(
-                dealt[i].shard, reference, *dealt[i].blocks
-            )
-            for worker, i in zip(self._workers, self._dp, strict=True)
-        ]
-        return PassAhead(
-            tuple(one.places for one in dealt),
-            sequences.response_lengths,
-            tuple(reports for reports, _ in calls),
-            tuple(values for _, values in calls),
-            arrays_of(sequences),
-        )
-
-    def begin_part(
-        self,
-        sequences: Sequences,
-        settings: PartSettings,
-        advantages: SequenceAdvantages,
-        *,
-        is_first: bool,
-    ) -> PassAhead:
-        """Have the ranks add the gradient of groups of which later a step is made; returns at once.
-
-        Args:
-            sequences: Of whole groups.
-            settings: What to compute.
-            advantages: Of the sequences, from rewards alone.
-            is_first: Of its step: what was added for an earlier one is dropped.
-        """
-        dealing = shard_settings(self.settings, self.layout, settings.update)
-        parts = dataclasses.replace(dealing, idle_ranks=True, is_part=True)
-        dealt = deal(sequences, parts, ray.put)
-        own = [advantages.select(one.places) for one in dealt]
-        calls = [
-            worker.add_part.remote(dealt[i].shard, settings, own[i], is_first, *dealt[i].blocks)
-            for worker, i in zip(self._workers, self._dp, strict=True)
-        ]
-        places, lengths = tuple(one.places for one in dealt), sequences.response_lengths
-        return PassAhead(places, lengths, tuple(calls), (), arrays_of(sequences))
-
-    def is_done(self, made: PassAhead) -> bool:
-        """Whether the ranks are done with a pass that was begun, or failed in it; never waits."""
-        done, _ = ray.wait(list(made.reports), num_returns=len(made.reports), timeout=0)
-        return len(done) == len(made.reports)
-
-    def part_figures(self, parts: Sequence[StepPass]) -> PartFigures:
-        """What the ranks report of all parts of a step, with places in the step; waits for the
-        last one."""
-        found = []
-        for one in parts:
-            places = torch.tensor(one.places)
-            reports = self._calls.results_with(one.made.arrays, list(one.made.reports), "add_part")
-            found += [figures.at(places) for figures in reports if figures is not None]
-        return PartFigures(
-            Alignment.joined([one.alignment for one in found]),
-            TokenFigures.joined([one.tokens for one in found]),
-        )
-
-    def update_from_parts(
-        self,
-        parts: Sequence[StepPass],
-        settings: UpdateSettings,
-        divisor: float,
-        traced: Sequence[int] = (),
-    ) -> UpdateResult:
-        """The optimizer step of all parts of a step; see ``StepParts.update``."""
-        self.changed = True
-        places = [torch.tensor(one.places) for one in parts]
-        found = self._all("update_from_parts", places, settings, divisor, tuple(traced))
-        return UpdateResult.joined([one for one in found if one is not None])
-
     def step_log_probs(
         self,
         now: int,
         stale_kv: bool = False,
-        ahead: Sequence[StepPass] = (),
-        with_reference: bool = False,
     ) -> Alignment:
         """Compute the old policy's log-probs; see ``RankStep.log_probs``.
 
         Args:
             now: See there.
             stale_kv: See there.
-            ahead: Passes that have been made, or begun, over all sequences of the step; none: one
-                is made now.
-            with_reference: They have the reference model's log-probs too.
         """
-        if not ahead:
-            calls = self._all("step_log_probs", now, stale_kv)
-            return Alignment.joined([one for one in calls if one])
-        by_rank = [self._values_by_rank(one.made) for one in ahead]
-        sources = Sources.of(ahead)
-        given = []
-        for places in self._shares:
-            wanted, pieces = sources.select(places.tolist())
-            given.append((pieces, [by_rank[number][rank] for number, rank in wanted]))
-        refs = [
-            worker.step_log_probs.remote(now, stale_kv, with_reference, given[i][0], *given[i][1])
-            for worker, i in zip(self._workers, self._dp, strict=True)
-        ]
-        return Alignment.joined([one for one in self._calls.results(refs, "step_log_probs") if one])
-
-    def _values_by_rank(self, made: PassAhead) -> dict[int, Any]:
-        """References to a pass's values by data-parallel rank; waits for the pass."""
-        reports = self._calls.results_with(made.arrays, list(made.reports), "log_probs_ahead")
-        by_rank = zip(self._dp, reports, made.values, strict=True)
-        return {rank: values for rank, is_reporter, values in by_rank if is_reporter}
+        calls = self._all("step_log_probs", now, stale_kv)
+        return Alignment.joined([one for one in calls if one])
 
     def step_reference_log_probs(self) -> None:
         """Compute the reference model's log-probs."""

@@ -16,7 +16,6 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import ModuleList
 
-from rlmath.actor.accumulation import keeping_own_gradients, sum_over_ranks
 from rlmath.actor.fp8 import prepare_for_fp8
 from rlmath.actor.lora import Adapter, Merger, attach_adapters
 from rlmath.actor.model import build_chunks
@@ -266,36 +265,6 @@ class RankModel:
         self, micro_batches: Sequence[PackedMicroBatch], on_output: OnOutput[T]
     ) -> list[T]:
         """Run the model and sum the gradients of a minibatch; see :func:`run_schedule`."""
-        self._begin_backward()
-        self.clear_gradients()
-        return run_schedule(self.models, micro_batches, on_output, backward=True)
-
-    def add_gradients(
-        self,
-        micro_batches: Sequence[PackedMicroBatch],
-        on_output: OnOutput[T],
-        *,
-        is_first: bool,
-    ) -> list[T]:
-        """Run the model and add to the gradients of a minibatch, which :meth:`finish_gradients`
-        sums over ranks.
-
-        Args:
-            micro_batches: Of a part of the minibatch.
-            on_output: See :func:`run_schedule`.
-            is_first: They are its first: whatever gradients there are belong to none.
-        """
-        self._begin_backward()
-        if is_first:
-            self.clear_gradients()
-        with keeping_own_gradients(self.models):
-            return run_schedule(self.models, micro_batches, on_output, backward=True)
-
-    def finish_gradients(self, divisor: float) -> None:
-        """See :func:`rlmath.actor.accumulation.sum_over_ranks`. Collective."""
-        sum_over_ranks(self.models, divisor)
-
-    def _begin_backward(self) -> None:
         if self.settings.offload_in_backward:
             # Activations have its memory until the optimizer steps.
             self.device_state.release("optimizer")
@@ -304,6 +273,8 @@ class RankModel:
             self.device_state.load(*PARTS, complete=False)
         self.parameter_gather.before_pass()
         self.module.train()
+        self.clear_gradients()
+        return run_schedule(self.models, micro_batches, on_output, backward=True)
 
     def all_gather(self, mine: Tensor) -> Tensor:
         """``[ranks, n]`` on the CPU, from ``[n]`` of each rank."""

@@ -12,7 +12,7 @@ optimizer, the shards of others; a sum over ranks follows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -112,23 +112,6 @@ class UpdateObserver:
             return loss, kept
 
         return watched
-
-    def join(self, parts: Sequence[Tensor], divisor: float) -> None:
-        """The last objectives were parts of one minibatch.
-
-        Args:
-            parts: ``[n]`` int64, the places in the step of each one's sequences.
-            divisor: That the weights of their tokens lack.
-        """
-        own = self._pulls[-len(parts) :]
-        del self._pulls[-len(parts) :]
-        self._pulls.append(
-            Pulls(
-                torch.cat(list(parts)),
-                torch.cat([one.response_lengths for one in own]),
-                torch.cat([one.values for one in own]) / max(divisor, 1.0),
-            )
-        )
 
     def see_gradient(self, optimizer: Any) -> None:
         """A minibatch's gradient is summed, and not yet clipped nor applied. Collective."""

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from rlmath.actor.accumulation import setting_gradients_aside
 from rlmath.actor.exchange import swap_parameters
 from rlmath.actor.farthest import Farthest, say_clamped
 from rlmath.actor.fp8 import without_fp8
@@ -22,9 +20,7 @@ from rlmath.actor.model_base import RankModel
 from rlmath.actor.observer import UpdateObserver
 from rlmath.actor.policy_loss import (
     MetricNames,
-    MinibatchPart,
     concatenate,
-    divided,
     keep_values,
     off_policy,
     policy_loss,
@@ -54,6 +50,8 @@ if TYPE_CHECKING:
     from rlmath.actor.routing_replay import RoutingReplay
 
 T = TypeVar("T")
+# What each micro-batch of a minibatch gave, on ranks of the last stage.
+Outcomes = list[tuple[LossOutput, TokenValues]]
 
 
 class MegatronActor(RankModel):
@@ -251,17 +249,19 @@ class MegatronActor(RankModel):
                 continue
             begin = sum(map(len, shard.counts[:index]))
             if self.probe is not None:
-                self.probe.before(index, [minibatch], self._gradient_alone(settings, begin))
+                self.probe.before(index, minibatch, self._gradient_alone(settings, begin))
             free = self._freely_routed(minibatch) if index == measured else None
             outcomes = self._backward(minibatch, settings, begin, self.observer)
-            parts = [MinibatchPart(minibatch, outcomes)]
-            one, decision, farthest = self._step(parts, settings, index)
+            one, decision, farthest = self._step(minibatch, outcomes, settings, index)
             values = concatenate([v for _, v in outcomes]) if self.is_last_stage else None
             if free is not None and self.routing is not None and values is not None:
                 self.routing.add_mismatch(minibatch.batch, values.log_probs, free.log_probs)
             first = values if index == 0 else first
-            left_out += self._off_policy(parts)
-            traces += self._traces(parts, settings, traced, index, decision)
+            if self.reports:
+                left_out.append(off_policy(outcomes, minibatch.batch))
+            if traced and values is not None:
+                objective = settings.objective
+                traces += traces_of(minibatch, values, objective, traced, index, decision.discard)
             if one["log_ratio_clamped_count"]:
                 clamped[index] = say_clamped(one, farthest)
             metrics.append(one)
@@ -279,107 +279,25 @@ class MegatronActor(RankModel):
             off_policy=add_by_version(left_out),
         )
 
-    def add_part(
-        self, shard: Shard, settings: UpdateSettings, *, is_first: bool
-    ) -> tuple[MinibatchPart, TokenValues | None]:
-        """Add the gradient of a part of the step's one minibatch, before the others are known.
-
-        Args:
-            shard: With advantages, and weights as ``ShardSettings.is_part`` has them.
-            settings: The algorithm.
-            is_first: Of the step.
-
-        Returns:
-            The part, and on ranks of the last stage the log-probs and entropies of its tokens.
-        """
-        share = shard.whole()
-        outcomes = self._backward(
-            share,
-            settings,
-            0,
-            self.observer,
-            run=functools.partial(self.add_gradients, is_first=is_first),
-        )
-        found = concatenate([v for _, v in outcomes]) if self.is_last_stage else None
-        return MinibatchPart(share, outcomes), found
-
-    def update_from_parts(
-        self,
-        parts: Sequence[MinibatchPart],
-        settings: UpdateSettings,
-        divisor: float,
-        traced: Collection[int] = (),
-    ) -> UpdateResult:
-        """The optimizer step whose gradient :meth:`add_part` has added up.
-
-        Args:
-            parts: Of the step, with their places in it, in the order in which they were added.
-            settings: The algorithm.
-            divisor: See ``aggregation.denominator``.
-            traced: See :meth:`update_shard`.
-        """
-        self._prints = self._prints or self.tensor_prints()
-        self.finish_gradients(divisor)
-        if self.observer is not None:
-            self.observer.join([one.share.places for one in parts], divisor)
-        if self.probe is not None:
-            traced = {*traced, *self.probe.places}
-            with setting_gradients_aside(self.models):
-                shares = [one.share for one in parts]
-                alone = functools.partial(self._gradient_of_parts, settings, divisor)
-                self.probe.before(0, shares, alone)
-        one, decision, farthest = self._step(parts, settings, 0, divisor)
-        whole = [part.divided_by(divisor) for part in parts]
-        return UpdateResult(
-            [one],
-            {0: decision.reason} if decision.kind == "early_stop" else {},
-            None,
-            {0: say_clamped(one, farthest)} if one["log_ratio_clamped_count"] else {},
-            traces=tuple(self._traces(whole, settings, traced, 0, decision)),
-            gradients=self._prints.take(),
-            off_policy=add_by_version(self._off_policy(parts)),
-        )
-
-    def _off_policy(self, parts: Sequence[MinibatchPart]) -> list[dict[int, OffPolicyTotals]]:
-        return [off_policy(one.outcomes, one.share.batch) for one in parts if self.reports]
-
-    def _traces(
-        self,
-        parts: Sequence[MinibatchPart],
-        settings: UpdateSettings,
-        traced: Collection[int],
-        index: int,
-        decision: Decision,
-    ) -> Iterator[TokenTrace]:
-        if not traced or not self.is_last_stage:
-            return
-        for one in parts:
-            values = concatenate([v for _, v in one.outcomes])
-            yield from traces_of(
-                one.share, values, settings.objective, traced, index, decision.discard
-            )
-
     def _step(
         self,
-        parts: Sequence[MinibatchPart],
+        share: Share,
+        outcomes: Outcomes,
         settings: UpdateSettings,
         index: int,
-        divisor: float = 1.0,
     ) -> tuple[dict[str, float], Decision, Farthest]:
         """One optimizer step from the gradient that is there, unless it has to be discarded.
 
         Args:
-            parts: Of the minibatch, which has been through the backward pass.
+            share: This rank's sequences of the minibatch.
+            outcomes: From :meth:`_backward`.
             index: Of the minibatch, from 0.
-            divisor: That the weights of the parts' tokens lack.
 
         Returns:
             Its metrics, what became of it, and the farthest token.
         """
-        with_reference = parts[0].share.batch.ref_log_probs is not None
-        names = MetricNames.of(settings.objective, with_reference)
-        sums, maxima, farthest = self._totals(parts, names)
-        sums = divided(sums, divisor)
+        names = MetricNames.of(settings.objective, share.batch.ref_log_probs is not None)
+        sums, maxima, farthest = self._totals(share, outcomes, names)
         grad_norm = self.gradient_norm()
         assert self._prints is not None
         self._prints.add_gradient(index)
@@ -395,29 +313,15 @@ class MegatronActor(RankModel):
         metrics["discarded"] = float(decision.discard)
         return metrics, decision, farthest
 
-    def _gradient_alone(
-        self, settings: UpdateSettings, begin: int
-    ) -> Callable[[Sequence[Share]], Any]:
+    def _gradient_alone(self, settings: UpdateSettings, begin: int) -> Callable[[Share], Any]:
         """What leaves the gradient of a share in the optimizer, and nothing else."""
 
-        def backward(shares: Sequence[Share]) -> Any:
-            (share,) = shares
+        def backward(share: Share) -> Any:
             self._backward(share, settings, begin)
             self.gradient_norm()
             return self.optimizer
 
         return backward
-
-    def _gradient_of_parts(
-        self, settings: UpdateSettings, divisor: float, shares: Sequence[Share]
-    ) -> Any:
-        """Leave the gradient of the shares in the optimizer, and nothing else."""
-        for number, share in enumerate(shares):
-            run = functools.partial(self.add_gradients, is_first=number == 0)
-            self._backward(share, settings, 0, run=run)
-        self.finish_gradients(divisor)
-        self.gradient_norm()
-        return self.optimizer
 
     def _backward(
         self,
@@ -425,14 +329,15 @@ class MegatronActor(RankModel):
         settings: UpdateSettings,
         begin: int,
         observer: UpdateObserver | None = None,
-        run: Callable[..., Any] | None = None,
-    ) -> list[tuple[LossOutput, TokenValues]]:
+    ) -> Outcomes:
         """The gradient of a minibatch's loss, summed over micro-batches and ranks.
 
         Args:
             begin: Where its micro-batches begin in the shard.
             observer: Sees it; ``None``: nobody does.
-            run: In place of :meth:`forward_backward`.
+
+        Returns:
+            What each micro-batch gave, on ranks of the last stage.
         """
         micro_batches, batch = self.micro_batches(share), share.batch
         fields = LossFields(
@@ -454,10 +359,7 @@ class MegatronActor(RankModel):
         with contextlib.ExitStack() as stack:
             if self.routing is not None:
                 stack.enter_context(self.routing.replaying(begin, share, micro_batches))
-            found: list[tuple[LossOutput, TokenValues]] = (run or self.forward_backward)(
-                micro_batches, self._of_log_probs(objective)
-            )
-            return found
+            return self.forward_backward(micro_batches, self._of_log_probs(objective))
 
     @torch.no_grad()
     def _freely_routed(self, share: Share) -> TokenValues | None:
@@ -477,19 +379,18 @@ class MegatronActor(RankModel):
         )
 
     def _totals(
-        self, parts: Sequence[MinibatchPart], names: MetricNames
+        self, share: Share, outcomes: Outcomes, names: MetricNames
     ) -> tuple[dict[str, float], dict[str, float], Farthest]:
         """Sums, maxima and the farthest token of the minibatch, over micro-batches and ranks, from
         one all-gather."""
         sums = torch.zeros(len(names.sums), dtype=torch.float64)
         maxima = torch.full((len(names.maxima),), -torch.inf, dtype=torch.float64)
         farthest = Farthest()
-        outputs = [output for part in parts for output, _ in part.outcomes]
+        outputs = [output for output, _ in outcomes]
         if self.reports and outputs:
-            for part in parts:
-                for output, values in part.outcomes:
-                    own = Farthest.of(output, values.response_rows, part.share)
-                    farthest = max(farthest, own, key=abs)
+            for output, values in outcomes:
+                own = Farthest.of(output, values.response_rows, share)
+                farthest = max(farthest, own, key=abs)
             for row in stacked([output.metric_sums for output in outputs], names.sums):
                 sums += row
             for row in stacked([output.metric_maxima for output in outputs], names.maxima):

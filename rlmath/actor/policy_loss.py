@@ -18,35 +18,7 @@ from rlmath.algorithms.losses import LossInputs, LossOutput
 from rlmath.algorithms.objective import policy_objective
 from rlmath.algorithms.off_policy import OffPolicyTotals
 from rlmath.algorithms.settings import ObjectiveSettings
-from rlmath.batching.shards import Share
 from rlmath.types import TrainingBatch
-
-
-@dataclass(frozen=True)
-class MinibatchPart:
-    """What of a minibatch has been through the backward pass together.
-
-    Attributes:
-        share: This rank's sequences of it.
-        outcomes: What each micro-batch gave, on ranks of the last stage.
-    """
-
-    share: Share
-    outcomes: list[tuple[LossOutput, TokenValues]]
-
-    def at(self, places: Tensor) -> MinibatchPart:
-        """With other places of the part's sequences, such as those in the step.
-
-        Args:
-            places: ``[n]`` int64, of the part's ``n`` sequences.
-        """
-        share = dataclasses.replace(self.share, places=places[self.share.places])
-        return dataclasses.replace(self, share=share)
-
-    def divided_by(self, divisor: float) -> MinibatchPart:
-        """With the weights of the tokens divided by what they lack."""
-        weights = self.share.weights / max(divisor, 1.0)
-        return dataclasses.replace(self, share=dataclasses.replace(self.share, weights=weights))
 
 
 @dataclass(frozen=True)
@@ -113,16 +85,6 @@ def keep_values(
 def stacked(values: Sequence[Mapping[str, Tensor]], names: Sequence[str]) -> Tensor:
     """``[micro-batches, names]`` on the CPU, in one copy."""
     return torch.stack([torch.stack([one[name] for name in names]) for one in values]).cpu()
-
-
-def divided(sums: Mapping[str, float], divisor: float) -> dict[str, float]:
-    """Sums over tokens, with the weights of the tokens divided."""
-    factor = 1.0 / max(divisor, 1.0)
-    powers = {"weighted/loss_weight_squares": 2}
-    return {
-        name: total * factor ** powers.get(name, 1) if name.startswith("weighted/") else total
-        for name, total in sums.items()
-    }
 
 
 def _detached(output: LossOutput) -> LossOutput:

@@ -162,48 +162,22 @@ class RankStep:
         # The weights version that the old log-probs are of.
         self._now: int | None = None
 
-    def log_probs(
-        self,
-        now: int,
-        stale_kv: bool = False,
-        ahead: TokenValues | None = None,
-        is_made: bool = False,
-        with_reference: bool = False,
-        reference: Tensor | None = None,
-    ) -> Alignment | None:
-        """Compute the old policy's log-probs, or take those that were computed ahead.
+    def log_probs(self, now: int, stale_kv: bool = False) -> Alignment | None:
+        """Compute the old policy's log-probs.
 
         Args:
             now: The actor's weights version.
             stale_kv: See :meth:`Alignment.of`.
-            ahead: Of the shard's response tokens, on ranks of the last stage.
-            is_made: They were computed ahead.
-            with_reference: And the reference model's with them.
-            reference: ``[R]`` of these, on ranks of the last stage.
 
         Returns:
             On the rank that reports, how they agree with the rollout log-probs.
         """
-        found = ahead
-        if not is_made:
-            found = self._policy.shard_log_probs(self.shard, keep_routes=True)
+        found = self._policy.shard_log_probs(self.shard, keep_routes=True)
         self.shard = self.shard.with_values(old_log_probs=self._or_nothing(found))
-        if with_reference:
-            others = self._nothing() if reference is None else reference
-            self.shard = self.shard.with_values(ref_log_probs=others)
         if found is None:
             return None
         self._entropy, self._now = found.entropy, now
         return self._alignment(found, self.shard.batch, self.shard.places, now, stale_kv)
-
-    def alignment_of(self, found: TokenValues, now: int) -> Alignment | None:
-        """On the rank that reports, how log-probs of the shard agree with the rollout log-probs.
-
-        Args:
-            found: Of its response tokens, in its order.
-            now: See :meth:`log_probs`.
-        """
-        return self._alignment(found, self.shard.batch, self.shard.places, now)
 
     def reference_log_probs(self) -> None:
         """Compute the reference model's log-probs."""

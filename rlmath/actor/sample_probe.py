@@ -9,7 +9,7 @@ of the minibatch, and host memory for one copy of the gradient.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -35,20 +35,17 @@ class SampleProbe:
         """Of the sequences in the step."""
         return tuple(self._minibatches)
 
-    def before(
-        self, index: int, shares: Sequence[Share], backward: Callable[[Sequence[Share]], Any]
-    ) -> None:
+    def before(self, index: int, share: Share, backward: Callable[[Share], Any]) -> None:
         """Before a minibatch: the gradients of its sequences that are asked for.
 
         Args:
             index: Of the minibatch.
-            shares: All parts of it, of this rank; the sequences may be another rank's.
-            backward: Leaves the gradient of the shares in the optimizer, which it returns.
+            share: This rank's part of it; the sequences may be another rank's.
+            backward: Leaves the gradient of a share in the optimizer, which it returns.
         """
         for place, minibatch in self._minibatches.items():
             if minibatch == index:
-                alone = [_alone(one, place) for one in shares]
-                self._taken[place] = gradient_of(backward(alone))
+                self._taken[place] = gradient_of(backward(_alone(share, place)))
 
     def see_gradient(self, optimizer: Any) -> None:
         """The minibatch's own gradient is summed, and not yet clipped nor applied."""

@@ -133,90 +133,9 @@ class ActorWorker:
 
         self.step = RankStep(self.actor, self.value_model, _filled(shard, blocks))
 
-    def log_probs_ahead(
-        self, shard: Any, reference: bool = False, *blocks: Any
-    ) -> tuple[bool, Any]:
-        """Log-probs of sequences of which later a step is made.
-
-        Args:
-            shard: This rank's sequences; or a ``HeldShard``.
-            reference: And those of the reference model.
-            blocks: See :meth:`begin_step`.
-
-        Returns:
-            Whether this rank reports, and if so :data:`rlmath.actor.ahead.Values`.
-        """
-        shard = _filled(shard, blocks)
-        values = self.actor.shard_log_probs(shard)
-        others = self.actor.shard_log_probs(shard, reference=True) if reference else None
-        self._note_peak("log_probs")
-        if values is None or not self.actor.reports:
-            return False, None
-        found = [values.log_probs, values.entropy]
-        if others is not None:
-            found.append(others.log_probs)
-        return True, tuple(one.numpy() for one in found)
-
-    def add_part(
-        self, shard: Any, settings: Any, advantages: Any, is_first: bool, *blocks: Any
-    ) -> Any:
-        """Add the gradient of groups of which later a step is made; see
-        :meth:`rlmath.actor.step_parts.StepParts.add`.
-
-        Args:
-            shard: See there; or a ``HeldShard``.
-            settings: See there.
-            advantages: See there.
-            is_first: Of its step: what was added for an earlier one is dropped.
-            blocks: See :meth:`begin_step`.
-        """
-        if is_first:
-            from rlmath.actor.step_parts import StepParts
-
-            self._note_peak("between_updates")
-            self.parts = StepParts(self.actor)
-        found = self.parts.add(_filled(shard, blocks), settings, advantages)
-        self._note_peak("update")
-        return found
-
-    def update_from_parts(self, places: Any, settings: Any, divisor: float, traced: Any) -> Any:
-        """See :meth:`rlmath.actor.step_parts.StepParts.update`."""
-        try:
-            return self.parts.update(places, settings, divisor, traced)
-        finally:
-            self._after_update()
-
-    def step_log_probs(
-        self,
-        now: int,
-        stale_kv: bool = False,
-        with_reference: bool = False,
-        pieces: Any = (),
-        *values: Any,
-    ) -> Any:
-        """See :meth:`rlmath.actor.rank_step.RankStep.log_probs`.
-
-        Args:
-            now: See there.
-            stale_kv: See there.
-            with_reference: See there.
-            pieces: Of each sequence of the shard, where :meth:`log_probs_ahead` left its values;
-                none: they are computed now.
-            values: That ``pieces`` point into.
-        """
-        ahead = reference = None
-        if pieces and self.actor.is_last_stage:
-            from rlmath.actor.ahead import assemble
-
-            ahead, reference = assemble(pieces, values)
-        found = self.step.log_probs(
-            now,
-            stale_kv,
-            ahead=ahead,
-            is_made=bool(pieces),
-            with_reference=with_reference,
-            reference=reference,
-        )
+    def step_log_probs(self, now: int, stale_kv: bool = False) -> Any:
+        """See :meth:`rlmath.actor.rank_step.RankStep.log_probs`."""
+        found = self.step.log_probs(now, stale_kv)
         self._note_peak("log_probs")
         return found
 
@@ -239,12 +158,9 @@ class ActorWorker:
         try:
             return self.step.update(settings, now, traced)
         finally:
-            self._after_update()
-
-    def _after_update(self) -> None:
-        self._note_peak("update")
-        # Nobody waits for the copies before engines take memory; see make_room.
-        self.actor.begin_release(self.platform.release_cached_memory)
+            self._note_peak("update")
+            # Nobody waits for the copies before engines take memory; see make_room.
+            self.actor.begin_release(self.platform.release_cached_memory)
 
     def update_values(self, settings: Any) -> Any:
         """See :meth:`rlmath.actor.rank_step.RankStep.update_values`."""

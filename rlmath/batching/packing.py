@@ -39,7 +39,6 @@ def assign(
     *,
     multiple_of: int = 1,
     attention_break_even_tokens: float = ATTENTION_BREAK_EVEN_TOKENS,
-    idle_ranks: bool = False,
     costs: Sequence[float] | None = None,
 ) -> list[list[MicroBatch]]:
     """Split sequences over ranks by cost and pack each rank's share under a token budget.
@@ -61,18 +60,15 @@ def assign(
         multiple_of: The number of micro-batches per rank is a multiple of this (an interleaved
             pipeline schedule asks for the number of stages).
         attention_break_even_tokens: See ``cost``.
-        idle_ranks: With fewer sequences than ranks, some ranks get micro-batches without any.
         costs: Of each sequence; ``None``: as ``cost`` has them.
 
     Returns:
         For each rank its micro-batches; their ``sequences`` are indices into ``lengths``.
 
     Raises:
-        ValueError: Fewer sequences than ranks without ``idle_ranks``, a length below 1, or a number
-            below 1.
+        ValueError: Fewer sequences than ranks, a length below 1, or a number below 1.
     """
-    least = 1 if idle_ranks else data_parallel
-    _check(lengths, data_parallel, max_tokens_per_microbatch, multiple_of, least)
+    _check(lengths, data_parallel, max_tokens_per_microbatch, multiple_of)
     if costs is None:
         costs = [cost(length, attention_break_even_tokens) for length in lengths]
     shares = _balance(costs, data_parallel)
@@ -99,7 +95,6 @@ def _check(
     data_parallel: int,
     max_tokens_per_microbatch: int,
     multiple_of: int,
-    least: int,
 ) -> None:
     for name, value in (
         ("data_parallel", data_parallel),
@@ -108,7 +103,7 @@ def _check(
     ):
         if value < 1:
             raise ValueError(f"{name} = {value}: at least 1 is needed")
-    if len(lengths) < least:
+    if len(lengths) < data_parallel:
         raise ValueError(
             f"{len(lengths)} sequences in a minibatch cannot be split over data_parallel = "
             f"{data_parallel} ranks: {data_parallel - len(lengths)} of them would have nothing to "

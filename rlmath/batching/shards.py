@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from rlmath.algorithms.aggregation import denominator, sequence_weights
+from rlmath.algorithms.aggregation import sequence_weights
 from rlmath.algorithms.ragged import repeat
 from rlmath.batching.minibatches import minibatches
 from rlmath.batching.packing import assign
@@ -67,11 +67,8 @@ class ShardSettings:
         multiple_of: Of which a rank's micro-batches of a minibatch are a multiple.
         aggregation: See ``sequence_weights``.
         constant_length: See ``sequence_weights``.
-        idle_ranks: See ``assign``.
         share_prompts: The actor computes the prompt of a group once per micro-batch, so its
             sequences are kept together; see ``assign_sharing``.
-        is_part: The sequences are whole groups of a minibatch whose others are not known yet: the
-            weights lack the minibatch's ``aggregation.denominator``.
     """
 
     data_parallel: int
@@ -81,9 +78,7 @@ class ShardSettings:
     multiple_of: int = 1
     aggregation: str = "token_mean"
     constant_length: int | None = None
-    idle_ranks: bool = False
     share_prompts: bool = False
-    is_part: bool = False
 
 
 @dataclass(frozen=True)
@@ -208,8 +203,7 @@ def dealt(
         only: Of this rank alone.
 
     Raises:
-        ValueError: Fewer sequences in a minibatch than ranks without ``idle_ranks``, or than
-            minibatches.
+        ValueError: Fewer sequences in a minibatch than ranks, or than minibatches.
     """
     lengths = sequences.sequence_lengths.tolist()
     group_ids, token_counts = sequences.group_ids, sequences.loss_token_counts
@@ -219,18 +213,15 @@ def dealt(
     for members in minibatches(group_ids.tolist(), settings.minibatches, settings.seed):
         own, groups = token_counts[members], group_ids[members]
         found = sequence_weights(settings.aggregation, own, groups, settings.constant_length)
-        if settings.is_part:
-            found = found * denominator(settings.aggregation, own, groups)
         weights[members] = found.float()
         own_lengths = [lengths[i] for i in members]
         ranks, budget = settings.data_parallel, settings.max_tokens_per_microbatch
-        options: Any = {"multiple_of": settings.multiple_of, "idle_ranks": settings.idle_ranks}
         if settings.share_prompts:
             prompts = sequences.prompt_lengths[members].tolist()
             grouped = GroupedSequences(own_lengths, groups.tolist(), prompts)
-            dealt = assign_sharing(grouped, ranks, budget, **options)
+            dealt = assign_sharing(grouped, ranks, budget, multiple_of=settings.multiple_of)
         else:
-            dealt = assign(own_lengths, ranks, budget, **options)
+            dealt = assign(own_lengths, ranks, budget, multiple_of=settings.multiple_of)
         for rank, micro_batches in enumerate(dealt):
             rows[rank] += [members[i] for one in micro_batches for i in one.sequences]
             counts[rank].append(tuple(len(one.sequences) for one in micro_batches))

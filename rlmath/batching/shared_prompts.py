@@ -65,7 +65,6 @@ def assign_sharing(
     max_tokens_per_microbatch: int,
     *,
     multiple_of: int = 1,
-    idle_ranks: bool = False,
 ) -> list[list[MicroBatch]]:
     """As ``assign``, with the sequences of a group in as few micro-batches as pays off.
 
@@ -95,7 +94,6 @@ def assign_sharing(
             data_parallel,
             max_tokens_per_microbatch,
             multiple_of=multiple_of,
-            idle_ranks=idle_ranks,
             costs=[sequences.cost(unit) for unit in units],
         )
         ranks = [[[i for u in one.sequences for i in units[u]] for one in rank] for rank in dealt]

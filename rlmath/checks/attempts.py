@@ -22,7 +22,6 @@ from rlmath.checkpoint.manifest import MANIFEST
 from rlmath.checks.inputs import contents, input_files
 from rlmath.checks.made_with import made_with
 from rlmath.config.load import save, to_plain
-from rlmath.config.renamed import RENAMED, RENAMED_VALUES
 from rlmath.config.schema import Config
 from rlmath.model.folder import TINY
 from rlmath.model.hub import hub_name
@@ -166,16 +165,11 @@ def newest_step(checkpoints: Path) -> int:
 def changes(file: Path, config: Config) -> Iterator[Change]:
     """Settings that differ from those saved in a file; nothing when it is not there.
 
-    Keys and values that have another name now are read under it. Keys that only one side knows are
-    left out: they come from another version of rlmath, or are options of another loss.
+    Keys that only one side knows are left out: they are options of another loss.
     """
     if not file.is_file():
         return
-    saved = flat(OmegaConf.to_container(OmegaConf.load(file), resolve=False))
-    before = {
-        RENAMED.get(key, key): RENAMED_VALUES.get(key, {}).get(str(value), value)
-        for key, value in saved.items()
-    }
+    before = flat(OmegaConf.to_container(OmegaConf.load(file), resolve=False))
     now = flat_settings(config)
     own_model = str(Path(config.runner.run_dir) / "model")
     for key in now:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from rlmath.checks.machine import Machine
 from rlmath.checks.quantization import correction_problems
-from rlmath.config.actor import Fp8Recipe
 from rlmath.config.fp8_training import fp8_of
 from rlmath.config.schema import Config, Device, DType, Layers
 from rlmath.model.fp8_training import capability_problem, size_problems
@@ -45,13 +44,6 @@ def fp8_problems(config: Config, machine: Machine, device: Device, command: str)
         yield (
             f"{key}: Megatron's batch-invariant products (precision.batch_invariant=true) replace "
             "Transformer Engine's and do not support FP8; use one of the two"
-        )
-    overlap = config.algorithm.overlap_log_probs
-    if actor.fp8_recipe is Fp8Recipe.tensorwise and overlap:
-        yield (
-            f"actor.fp8_recipe=tensorwise: a token's log-prob depends on its micro-batch, and "
-            f"algorithm.overlap_log_probs={overlap} computes old log-probs in other micro-batches "
-            "than the update's; use blockwise, or overlap_log_probs=0"
         )
     yield from correction_problems(config, command, key)
 

@@ -34,7 +34,6 @@ from rlmath.checks.fp8_training import fp8_model, fp8_problems
 from rlmath.checks.latent import latent_problems
 from rlmath.checks.lora import lora_model, lora_problems, unmerged_model, unmerged_problems
 from rlmath.checks.machine import Machine
-from rlmath.checks.overlap import overlap_problems
 from rlmath.checks.quantization import (
     cpu_kv_cache_in_fp8,
     quantization_model,
@@ -109,7 +108,6 @@ def find_problems(config: Config, command: Command, machine: Machine) -> Iterato
     yield from _accepted_changes(config)
     if command == "train":
         yield from teacher_problems(config, device)
-        yield from overlap_problems(config, device)
         yield from array_problems(config)
         yield from unmerged_problems(config, device)
     if command != "sft":

@@ -205,21 +205,6 @@ class AlgorithmConfig:
         OldLogProbs.recompute,
         "Old log-probs: recomputed by the actor before the update, or taken from the engine.",
     )
-    overlap_log_probs: int = setting(
-        0,
-        "Compute the old log-probs of N groups together, and the reference model's, as soon as "
-        "these are graded, while others are sampled; 0: of all groups, when all are sampled. Not "
-        "on GPUs that engines share. Other micro-batches round otherwise.",
-        least=0,
-    )
-    overlap_update: int = setting(
-        0,
-        "With one minibatch per step: run the forward and backward passes of N groups together as "
-        "soon as these and those before them are graded, while others are sampled; the gradients "
-        "add up to the step's; 0: of all groups, when all are sampled. Not on GPUs that engines "
-        "share. Other micro-batches round otherwise.",
-        least=0,
-    )
     truncated: TruncatedRule = setting(
         TruncatedRule.keep,
         "Truncated responses: keep, mask out of the loss (their rewards still count in their "

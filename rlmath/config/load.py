@@ -29,10 +29,9 @@ from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseExceptio
 from yaml import YAMLError
 
 from rlmath.config.groups import CONF_DIR, options
-from rlmath.config.not_offered import NOT_OFFERED, NOT_OFFERED_VALUES
 from rlmath.config.options import SECTIONS, complete, section_of
 from rlmath.config.placeholders import REFERENCE, unfilled_part, unknown_reference
-from rlmath.config.renamed import RENAMED, RENAMED_VALUES
+from rlmath.config.removed import removed_setting, removed_value
 from rlmath.config.schema import Config
 from rlmath.config.secrets import without_secrets
 from rlmath.config.settings import by_key, sections, value_of
@@ -431,12 +430,8 @@ def _type_problem(text: str, key: str, value: Any, schema: DictConfig) -> str | 
     try:
         OmegaConf.update(schema, key, value, merge=True)
     except OmegaConfBaseException as error:
-        renamed = RENAMED_VALUES.get(key, {}).get(str(value))
-        if renamed is not None:
-            return f"{text}: it is {key}={renamed} now"
-        reason = NOT_OFFERED_VALUES.get(key, {}).get(str(value))
-        if reason is not None:
-            return f"{text}: {reason}"
+        if removed := removed_value(key, str(value)):
+            return text + removed
         setting = by_key().get(key)
         expected = f"; expected {setting.type_text}" if setting else ""
         if setting and setting.type_text.startswith("list of text") and not isinstance(value, dict):
@@ -471,20 +466,17 @@ def _missing_messages(
 
 
 def _did_you_mean(key: str) -> str:
-    if key in RENAMED:
-        return f"; it is {RENAMED[key]} now"
+    if removed := removed_setting(key):
+        return removed
     keys = [name for name in by_key() if "[]" not in name]
     last = key.rsplit(".", 1)[-1]
-    if last in NOT_OFFERED:
-        return f": {NOT_OFFERED[last]}"
     same_name = [name for name in keys if name.rsplit(".", 1)[-1] == last]
     if same_name:
         return f"; did you mean {' or '.join(same_name)}?"
-    return _close(key, [*keys, *RENAMED])
+    return _close(key, keys)
 
 
 def _close(name: str, names: Sequence[str]) -> str:
-    """The names that are spelled alike; of an old one, what it is now."""
-    found = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
-    close = dict.fromkeys(RENAMED.get(one, one) for one in found)
+    """The names that are spelled alike."""
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
     return f"; did you mean {' or '.join(close)}?" if close else ""

@@ -89,14 +89,11 @@ class Grading:
         if len(own) == self._sizes[problem.id]:
             self._graded[problem.id] = self._finish(problem, own)
 
-    def finished(
-        self, block: bool = False, meanwhile: Callable[[], object] = lambda: None
-    ) -> list[Group]:
+    def finished(self, block: bool = False) -> list[Group]:
         """Groups that have been graded since the last call.
 
         Args:
             block: Wait until there is one, if any is complete.
-            meanwhile: Called again and again during the wait.
 
         Raises:
             RewardError: A reward failed.
@@ -108,7 +105,6 @@ class Grading:
                 break
             if self._cancelled.is_set():
                 raise GradingCancelled
-            meanwhile()
         new = [id_ for id_, group in left.items() if group.done()]
         self._given.update(new)
         return [left[id_].result() for id_ in new]

@@ -69,8 +69,6 @@ class Generation:
             is called when one answers.
     """
 
-    look_every_s: float | None = None
-
     def __init__(
         self,
         pool: RolloutPool,
@@ -346,8 +344,6 @@ class Generation:
             )
         owed = [*self._answers, *starting]
         timeout_s = self._answer_every_s
-        if self.look_every_s is not None:
-            timeout_s = min(timeout_s, self.look_every_s)
         ready, others = self._wait(owed, num_returns=1, timeout=timeout_s)
         self._waited_s += self._clock_s() - waiting_since
         if ready and others:

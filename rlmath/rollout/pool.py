@@ -50,7 +50,6 @@ class RolloutPool:
             to have the actor give back the memory that it does not use.
         has_weights_at_hand: Whether the trainer still has the weights in force. While it updates
             them an engine that is started again waits for the next weight sync.
-        look_every_s: See ``Generation``.
         restarts: Engines started again so far.
         generation: The present ``generate``, or the last one.
         weights_version: Of the weights in force.
@@ -87,7 +86,6 @@ class RolloutPool:
         self.reconnect: Callable[[], None] | None = None
         self.make_room: Callable[[], None] | None = None
         self.has_weights_at_hand = True
-        self.look_every_s: float | None = None
         self._bringing_up = threading.Lock()
         self.restarts = 0
         self._restarts_told = 0
@@ -185,7 +183,6 @@ class RolloutPool:
         generation = Generation(
             self, number, self._stall_timeout_s, journal, outlasts_engines=outlasts_engines
         )
-        generation.look_every_s = self.look_every_s
         generation.add(requests)
         self.generation = generation
         self._generating = True

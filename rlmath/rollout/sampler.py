@@ -69,9 +69,6 @@ class Sampler:
 
     Attributes:
         on_kept: Told of each group that passed the filter, while others are sampled.
-        on_decided: Told of each group that a step admitted, once it is graded: its place among
-            those of the step, from 0, and the group; ``None``: the filter dropped it.
-        on_look: Called again and again while a step is sampled.
     """
 
     def __init__(
@@ -96,8 +93,6 @@ class Sampler:
         self.ledger = ledger or Ledger()
         self.journal = journal or SampleJournal()
         self.on_kept: Callable[[Group], None] = lambda _: None
-        self.on_decided: Callable[[int, Group | None], None] = lambda *_: None
-        self.on_look: Callable[[], None] = lambda: None
         self._max_lag = max_lag(config.rollout)
         self._wants_routes = config.actor.routing_replay is RoutingReplay.engine
         self._holds_arrays = config.rollout.arrays is ArraysAt.engines
@@ -168,13 +163,9 @@ class Sampler:
         now = step - ahead
         rollout, algorithm = self._config.rollout, self._config.algorithm
         self._skipped, seen = 0, self._ids_in_use()
-        first = self._asked
 
         def admit(count: int) -> list[LiveGroup]:
             return self._admit_next(count, step, now, seen)
-
-        def on_decided(ordinal: int, group: Group | None) -> None:
-            self.on_decided(ordinal - first, group)
 
         work = StepSampling(
             now,
@@ -191,10 +182,6 @@ class Sampler:
             graded=self._with_penalty,
             while_grading=while_grading,
             on_kept=self.on_kept,
-            # Groups that another schedule left unfinished may be more than the step takes, and
-            # then some that it admits are another step's.
-            on_decided=(lambda *_: None) if self._live else on_decided,
-            on_look=self.on_look,
         )
         with self.journal.step(step, weights) as journal:
             for sample in pool.generate(work.begin(), work.more, journal):

@@ -41,8 +41,6 @@ class StepSampling:
         graded: Told of each group once it is graded; gives it as it is to be filtered.
         while_grading: A context manager for the time in which grades are waited for.
         on_kept: Told of each group that passed the filter.
-        on_decided: Told of each group that was graded, by ordinal; ``None``: the filter dropped it.
-        on_look: Called again and again, while engines sample and while grades are waited for.
 
     Attributes:
         unfinished: Groups that are not decided, by ordinal; in the end what later steps continue.
@@ -71,8 +69,6 @@ class StepSampling:
         graded: Callable[[Group], Group],
         while_grading: Callable[[], Any],
         on_kept: Callable[[Group], None] = lambda _: None,
-        on_decided: Callable[[int, Group | None], None] = lambda *_: None,
-        on_look: Callable[[], None] = lambda: None,
     ) -> None:
         self._step = step
         self._kept, self._kept_since = kept, kept_since
@@ -82,7 +78,7 @@ class StepSampling:
         self._live_groups = live_groups
         self._admit, self._grading = admit, grading
         self._graded, self._while_grading = graded, while_grading
-        self._on_kept, self._on_decided, self._on_look = on_kept, on_decided, on_look
+        self._on_kept = on_kept
         self.unfinished = {group.ordinal: group for group in unfinished}
         self._groups = {group.problem.id: group for group in self.unfinished.values()}
         # Groups of which a sample was cut in this step.
@@ -124,7 +120,6 @@ class StepSampling:
 
     def more(self, engines_idle: bool) -> list[Request]:
         """See ``RolloutPool.generate``: requests to add, or none."""
-        self._on_look()
         self._decide(self._grading.finished())
         while not (requests := self._new(self._to_request())):
             if not engines_idle:
@@ -132,7 +127,7 @@ class StepSampling:
             if not any(group.is_complete for group in self.unfinished.values()):
                 return self._finish_the_oldest()
             with self._while_grading():
-                self._decide(self._grading.finished(block=True, meanwhile=self._on_look))
+                self._decide(self._grading.finished(block=True))
         return requests
 
     def _grades_each(self) -> bool:
@@ -222,7 +217,6 @@ class StepSampling:
                 self.dropped[group.problem.id] = reason
                 failed = reason == UNSCORED
                 self._note(Event.failed if failed else Event.filtered, ordinal, reason=reason)
-            self._on_decided(ordinal, group if reason is None else None)
 
     def _note(self, event: Event, ordinal: int, **more: Any) -> None:
         self.events.append({"event": event, "group": ordinal, **more})

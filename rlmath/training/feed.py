@@ -9,19 +9,16 @@ import contextlib
 import importlib.util
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from rlmath.actor.ahead import StepPass
 from rlmath.monitor import Monitor
 from rlmath.monitor.digests import digest
 from rlmath.rollout.round import Round
 from rlmath.rollout.sampler import Sampled, Sampler
-from rlmath.training.passes_ahead import PassesAhead
 from rlmath.training.session import Session
-from rlmath.types import Group
 from rlmath.utils.daemon_threads import DaemonThreads
 
 # Longest wait at a run's end for what samples in the background. A reward, an engine or a rank may
@@ -36,26 +33,10 @@ class Feed:
         session: Its engines sample.
         sampler: Decides what.
         monitor: Times it.
-
-    Attributes:
-        ahead: Begins passes while a step is sampled; ``None``: nobody does.
     """
-
-    ahead: PassesAhead | None = None
 
     def __init__(self, session: Session, sampler: Sampler, monitor: Monitor) -> None:
         self._session, self._sampler, self._monitor = session, sampler, monitor
-
-    def passes_ahead(self, groups: Sequence[Group]) -> list[StepPass]:
-        """Passes over a step's groups that were begun while it was sampled.
-
-        Args:
-            groups: Of the step, from :meth:`take`.
-
-        Returns:
-            Passes that have each sample once; none where they are not made ahead.
-        """
-        return [] if self.ahead is None else self.ahead.take(groups)
 
     def take(self, step: int) -> Sampled:
         """Sample and grade the groups of a step; engines that share GPUs sleep when this returns.
@@ -64,8 +45,6 @@ class Feed:
             The groups, with the metrics of sampling, engines and rewards.
         """
         self._set_step(step)
-        if self.ahead is not None:
-            self.ahead.begin()
         if not self._sampler.is_sampled:
             with self._monitor.phase("generate"):
                 # Grading starts with the first finished sample.

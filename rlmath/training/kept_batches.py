@@ -88,7 +88,6 @@ class KeptBatches:
             "keys": list(batch.keys),
             "reward_weights": dict(batch.rewards.weights),
             "weights_version": batch.weights_version,
-            "log_prob_passes": [list(places) for places in batch.log_prob_passes],
             "kl_coef": coefficients.kl_coef,
             "entropy_coef": coefficients.entropy_coef,
             "layout": described_layout(session),
@@ -160,8 +159,6 @@ def read_step(path: Path) -> KeptStep:
         takes_part,
         SampleRewards(totals, separate, header["reward_weights"]),
         header["weights_version"],
-        # Runs of earlier versions have none.
-        tuple(tuple(places) for places in header.get("log_prob_passes", ())),
     )
     return KeptStep(batch, header["kl_coef"], header["entropy_coef"], header["layout"])
 

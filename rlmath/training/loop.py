@@ -163,7 +163,7 @@ def open_run(config: Config) -> Iterator[Training]:
         sampler = sampler_of(config, stream, least_groups(config, session.layout), ledger, journal)
         if session.teacher is not None:
             sampler.on_kept = session.teacher.submit
-        feed = feed_of(session, sampler, monitor, coefficients)
+        feed = feed_of(session, sampler, monitor)
         stack.callback(feed.close)
         states: dict[str, HasState] = {"sampler": sampler, "coefficients": coefficients}
         saver = stack.enter_context(open_saver(config, store, session, states))

@@ -7,11 +7,9 @@ from everything that they depend on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from rlmath.actor.ahead import StepPass
-from rlmath.actor.group import ActorGroup
 from rlmath.actor.rank_step import DistillSettings, GaeSettings, TokenSettings
 from rlmath.algorithms.advantages import SequenceAdvantages, sequence_advantages
 from rlmath.algorithms.correction import CorrectionConfig
@@ -40,8 +38,6 @@ class Prepared:
         fingerprints: Of what the update reads of each sequence.
         entropy: Mean entropy of the tokens of the loss before the update, in nats; ``None``
             without a pass for the old log-probs.
-        parts: Whose gradients have been added up (``algorithm.overlap_update``); none: the update
-            computes them.
     """
 
     batch: StepBatch
@@ -49,7 +45,6 @@ class Prepared:
     any_advantage: bool
     fingerprints: SequenceFingerprints
     entropy: float | None = None
-    parts: tuple[StepPass, ...] = ()
 
 
 def prepare(
@@ -59,15 +54,12 @@ def prepare(
     kl_coef: float,
     monitor: Monitor,
     step: int,
-    ahead: Sequence[StepPass] = (),
     once_dealt: Callable[[], object] = lambda: None,
 ) -> Prepared:
     """Deal a step's sequences, run the passes before its update, and compute its advantages.
 
     Args:
         kl_coef: This step's weight of a KL in the reward.
-        ahead: ``batch.log_prob_passes`` that were begun while the step was sampled; none: they are
-            made now.
         once_dealt: Called when the ranks have their sequences, and those that stayed with the
             engines are not waited for any more.
 
@@ -75,7 +67,7 @@ def prepare(
         AlignmentError: Engine and actor disagree; see :func:`check_mismatch`.
     """
     config, actor, sequences = session.config, session.actor, batch.sequences
-    alignment, with_reference = None, False
+    alignment = None
     with monitor.phase("advantage"):
         metrics = batch_metrics(sequences)
         # The shares depend on none of the coefficients.
@@ -84,13 +76,11 @@ def prepare(
     with monitor.phase("log_probs"):
         if passes.old_log_probs:
             stale_kv = keeps_kv(config.rollout)
-            made = ahead or passes_now(actor, batch, passes.reference)
-            with_reference = passes.reference and bool(made)
-            alignment = actor.step_log_probs(batch.weights_version, stale_kv, made, with_reference)
+            alignment = actor.step_log_probs(batch.weights_version, stale_kv)
             metrics |= check_mismatch(
                 session, alignment, sequences, monitor, step, gate=passes.gate
             )
-        if passes.reference and not with_reference:
+        if passes.reference:
             actor.step_reference_log_probs()
         if passes.values:
             actor.step_values()
@@ -110,19 +100,6 @@ def prepare(
         metrics |= {f"distill/{name}": x for name, x in found.distill.metrics().items()}
     entropy = None if alignment is None else alignment.entropy
     return Prepared(batch, metrics, found.any_advantage, found.fingerprints, entropy)
-
-
-def passes_now(actor: ActorGroup, batch: StepBatch, reference: bool) -> list[StepPass]:
-    """The passes that a step's log-probs were computed in, once more: another packing would round
-    otherwise.
-
-    Args:
-        reference: And those of the reference model.
-    """
-    return [
-        StepPass(places, actor.begin_log_probs(batch.sequences.select(places), reference))
-        for places in batch.log_prob_passes
-    ]
 
 
 def token_settings(

@@ -8,9 +8,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
-from rlmath.actor.ahead import StepPass
 from rlmath.actor.settings import UpdateResult
 from rlmath.config.actor import RoutingReplay
 from rlmath.monitor import Monitor
@@ -39,7 +38,6 @@ from rlmath.training.residue import memory_by_phase
 from rlmath.training.session import Session
 from rlmath.training.step_batch import StepBatch
 from rlmath.training.token_traces import traced_places, write_traces
-from rlmath.training.update_ahead import divisor_of, prepare_parts
 from rlmath.training.values import update_values
 from rlmath.types import TrainingBatch
 
@@ -72,19 +70,15 @@ def train_step(
         probe = sample_probe(session, feed, sampled.groups, passes, monitor, step)
         with feed.sampling_ahead(step):
             metrics |= check_probe(session, probe, monitor, step)
-            batch, ahead = None, []
+            batch = None
             if sampled.groups:
                 scored = teacher_log_probs(session, sampled.groups, monitor)
-                ahead = feed.passes_ahead(sampled.groups)
-                parts = tuple(one.places for one in ahead)
-                batch = StepBatch.of(session, sampled.groups, scored, parts)
+                batch = StepBatch.of(session, sampled.groups, scored)
             now = BeforeUpdate(session, monitor, step, sampled.finished, batch)
             metrics |= session.checks.before_update(now)
             if batch is not None:
                 keep = functools.partial(kept.keep, step, batch, coefficients, session)
-                metrics |= train_on(
-                    session, batch, passes, coefficients, monitor, step, ahead, keep
-                )
+                metrics |= train_on(session, batch, passes, coefficients, monitor, step, keep)
                 count = min(session.config.runner.check_export_sequences, len(batch))
                 first = batch.sequences.select(range(count)) if count else None
             else:
@@ -102,26 +96,18 @@ def train_on(
     coefficients: Coefficients,
     monitor: Monitor,
     step: int,
-    ahead: Sequence[StepPass] = (),
     once_dealt: Callable[[], object] = lambda: None,
 ) -> dict[str, float]:
     """The part of a step that needs no engines: passes, advantages, update. A run does it once,
     and ``rlmath replay`` again.
 
     Args:
-        ahead: See :func:`prepare` and :func:`prepare_parts`.
         once_dealt: Called before anything is computed, but after the ranks have their sequences.
 
     Returns:
         The metrics of it.
     """
-    if session.config.algorithm.overlap_update:
-        once_dealt()
-        prepared = prepare_parts(session, batch, passes, coefficients, monitor, step, ahead)
-    else:
-        prepared = prepare(
-            session, batch, passes, coefficients.kl_coef, monitor, step, ahead, once_dealt
-        )
+    prepared = prepare(session, batch, passes, coefficients.kl_coef, monitor, step, once_dealt)
     digest_sequences(monitor.digests, batch, prepared.fingerprints)
     digest_start(monitor, session.actor)
     updated, result = update(session, prepared, passes, coefficients, monitor, step)
@@ -217,12 +203,8 @@ def update_policy(
     runner = config.runner
     count = 0 if step % runner.samples_every else runner.token_samples
     traced = traced_places(prepared.batch.keys, count)
-    now, sequences, alignment = prepared.batch.weights_version, prepared.batch.sequences, None
-    if prepared.parts:
-        divisor = divisor_of(config, sequences)
-        result = session.actor.update_from_parts(prepared.parts, settings, divisor, traced)
-    else:
-        result, alignment = session.actor.step_update(settings, now, traced)
+    now, sequences = prepared.batch.weights_version, prepared.batch.sequences
+    result, alignment = session.actor.step_update(settings, now, traced)
     write_traces(config, prepared.batch, result.traces, monitor, step)
     metrics = update_metrics(result) | result.routing
     metrics |= off_policy_metrics(result, now)

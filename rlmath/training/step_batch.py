@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -37,8 +36,6 @@ class StepBatch:
         takes_part: ``[N]`` bool, whether the sequence is in the loss.
         rewards: Of each sequence.
         weights_version: Of the actor before the update.
-        log_prob_passes: Places of the sequences whose old log-probs are computed together, with
-            ``algorithm.overlap_update`` their gradients; none: all are, as the update has them.
     """
 
     sequences: StepSequences
@@ -46,21 +43,9 @@ class StepBatch:
     takes_part: Tensor
     rewards: SampleRewards
     weights_version: int
-    log_prob_passes: tuple[tuple[int, ...], ...] = ()
 
     def __len__(self) -> int:
         return len(self.keys)
-
-    def part(self, places: Sequence[int]) -> StepBatch:
-        """Of these sequences alone, in this order."""
-        rows, rewards = torch.tensor(places), self.rewards
-        return StepBatch(
-            self.sequences.select(places),
-            tuple(self.keys[place] for place in places),
-            self.takes_part[rows],
-            SampleRewards(rewards.totals[rows], rewards.separate[rows], rewards.weights),
-            self.weights_version,
-        )
 
     @classmethod
     def of(
@@ -68,13 +53,11 @@ class StepBatch:
         session: Session,
         groups: Sequence[Group],
         teacher_log_probs: Sequence[NDArray[np.float32]] | None = None,
-        log_prob_passes: tuple[tuple[int, ...], ...] = (),
     ) -> StepBatch:
         """All samples of the groups, at least one.
 
         Args:
             teacher_log_probs: Of the tokens of each sample; ``None``: there is no teacher.
-            log_prob_passes: See the class.
         """
         algorithm, sampling = session.config.algorithm, session.sampling
         sequences = sampled_sequences(
@@ -91,5 +74,4 @@ class StepBatch:
             sequences.takes_part,
             SampleRewards.of(groups, weights),
             sampling.pool.weights_version,
-            log_prob_passes,
         )

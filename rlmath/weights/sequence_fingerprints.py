@@ -45,12 +45,6 @@ class SequenceFingerprints:
             {name: _sums(value.double(), lengths) for name, value in there.items()},
         )
 
-    def with_values(self, other: SequenceFingerprints) -> SequenceFingerprints:
-        """With those of further values of the same sequences, in the same order."""
-        return SequenceFingerprints(
-            self.places, {**self.bits, **other.bits}, {**self.sums, **other.sums}
-        )
-
     @classmethod
     def joined(cls, parts: Sequence[SequenceFingerprints]) -> SequenceFingerprints:
         """Those of all ranks together, in the order of the step."""

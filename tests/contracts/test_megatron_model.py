@@ -20,6 +20,11 @@ KERNELS = f"{CORE}.transformer.custom_layers.batch_invariant_kernels"
 
 ROWS = [
     Row(
+        "megatron.core.distributed.distributed_data_parallel:DistributedDataParallel",
+        "the head need not give zeros (rlmath/actor/head.py, actor.overlap_gradients)",
+        says=("param.grad is not None", "when overlap_grad_reduce is True"),
+    ),
+    Row(
         CONFIG,
         fields=("pipeline_model_parallel_layout", "softmax_scale"),
         breaks="stages share layers otherwise than the weight tables say, or yarn's scale of "

@@ -9,27 +9,22 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
-from rlmath.actor.ahead import PassAhead, Sources, StepPass, assemble
-from rlmath.actor.policy import MegatronActor
 from rlmath.actor.rank_step import DistillSettings, RankStep, TokenSettings
 from rlmath.actor.sample_probe import SampleProbe
-from rlmath.actor.settings import ReferenceSettings, UpdateSettings, shard_settings
-from rlmath.actor.token_values import TokenValues
+from rlmath.actor.settings import ReferenceSettings, UpdateSettings
 from rlmath.algorithms.advantages import SequenceAdvantages
 from rlmath.algorithms.alignment import Alignment
 from rlmath.algorithms.correction import CorrectionConfig, CorrectionKind
 from rlmath.algorithms.distillation import distill
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.batching.minibatches import minibatches
-from rlmath.batching.shards import Shard, response_rows, shards
+from rlmath.batching.shards import response_rows
 from rlmath.device import Platform
 from rlmath.model.parallel import Layout
 from rlmath.types import TrainingBatch
 from tests.distributed.rank_pool import RankPool
 from tests.distributed.test_actor import (
-    LAYOUTS,
     build,
     make_batch,
     on_layouts,
@@ -56,24 +51,14 @@ def run(
     model: str,
     batch: TrainingBatch,
     probed: Sequence[int] = TRACED,
-    passes: Sequence[tuple[int, ...]] = (),
 ) -> Any:
-    """Two steps; in the second the reference is another model. What the reporting ranks have.
-
-    Args:
-        passes: Places of the sequences whose log-probs are computed together, before the step has
-            its shards; none: those of a shard are.
-    """
+    """Two steps; in the second the reference is another model. What the reporting ranks have."""
     actor = build(layout, platform, model, reference=ReferenceSettings("frozen"))
     for seed in range(2):
         shard = pickle.loads(pickle.dumps(actor.shard_of(batch, UPDATE, seed)))
         step = RankStep(actor, None, shard)
-        ahead, others = None, None
-        if passes:
-            ahead, others = log_probs_ahead(actor, layout, batch, passes, shard)
-        alignment = step.log_probs(0, False, ahead, bool(passes), bool(passes), others)
-        if not passes:
-            step.reference_log_probs()
+        alignment = step.log_probs(0)
+        step.reference_log_probs()
         figures = step.finish(SETTINGS, ADVANTAGES.select(shard.places))
         mine = step.shard.batch
         if seed == 1 and probed:
@@ -91,35 +76,6 @@ def run(
     values = (mine.advantages, mine.policy_factors)
     shares = {} if actor.probe is None else actor.probe.found
     return rows, *values, alignment, figures, result, mine.old_log_probs, shares
-
-
-def log_probs_ahead(
-    actor: MegatronActor,
-    layout: Layout,
-    batch: TrainingBatch,
-    passes: Sequence[tuple[int, ...]],
-    shard: Shard,
-) -> tuple[TokenValues | None, torch.Tensor | None]:
-    """What this rank's shard needs of the passes, by way of all ranks."""
-    settings = dataclasses.replace(shard_settings(actor.settings, layout), idle_ranks=True)
-    made, values = [], {}
-    for number, places in enumerate(passes):
-        part = batch.select(places)
-        dealt = list(shards(part, settings))
-        found = actor.shard_log_probs(dealt[actor.dp_rank])
-        others = actor.shard_log_probs(dealt[actor.dp_rank], reference=True)
-        mine = None
-        if found is not None and others is not None:
-            mine = tuple(x.numpy() for x in (found.log_probs, found.entropy, others.log_probs))
-        of_ranks: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(of_ranks, (actor.reports, actor.dp_rank, mine))
-        values |= {(number, rank): one for reports, rank, one in of_ranks if reports}
-        of_shares = tuple(one.places for one in dealt)
-        made.append(StepPass(places, PassAhead(of_shares, part.response_lengths, (), ())))
-    sources, pieces = Sources.of(made).select(shard.places.tolist())
-    if not actor.is_last_stage:
-        return None, None
-    return assemble(pieces, [values[one] for one in sources])
 
 
 @pytest.fixture(scope="module")
@@ -190,29 +146,6 @@ def test_layouts(
         assert one.values.keys() == wanted.values.keys()
         for name, values in wanted.values.items():
             torch.testing.assert_close(one.values[name], values, **close)
-
-
-# One has fewer sequences than there are ranks, and one more than a micro-batch takes.
-PASSES = ((2, 3, 4), (5,), (0, 1, 6, 7, 8), (9, 10, 11))
-
-
-@pytest.mark.parametrize("layout", [Layout(1, 1, 1), *LAYOUTS[1:]], ids=str)
-def test_log_probs_computed_ahead_are_those_of_the_shards(
-    layout: Layout,
-    ranks: RankPool,
-    tiny_model: str,  # noqa: F811
-    batch: TrainingBatch,
-    alone: Any,
-) -> None:
-    """But for what another packing rounds otherwise; and the same bits each time."""
-    found, again = (joined(ranks.run(layout, run, tiny_model, batch, (), PASSES)) for _ in range(2))
-    assert torch.equal(found["old"], again["old"])
-    assert found["minibatches"] == again["minibatches"]
-    torch.testing.assert_close(found["old"], alone["old"], rtol=0, atol=1e-5)
-    for name in ("alignment", "correction"):
-        assert found[name] == pytest.approx(alone[name], rel=1e-4, abs=1e-6)
-    for one, wanted in zip(found["minibatches"], alone["minibatches"], strict=True):
-        assert one == pytest.approx(wanted, rel=1e-4, abs=1e-6)
 
 
 def test_what_needs_the_whole_step_is_of_the_whole_step(alone: Any, batch: TrainingBatch) -> None:

@@ -20,8 +20,6 @@ SETTINGS = [
     "actor.tensor_parallel=1",
     "eval.every=0",
     "algorithm.distill_coef=0.5",
-    # Which a resumed run and a replay have to repeat.
-    "algorithm.overlap_log_probs=3",
     "teacher.dtype=float32",
     "runner.save_every=1",
     "runner.keep_checkpoints=3",

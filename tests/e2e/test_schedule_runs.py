@@ -59,15 +59,6 @@ def pipelined(lines: list[dict[str, float]]) -> None:
     assert all("schedule/engines_waited_s" in line for line in lines)
 
 
-IN_PARTS = ["algorithm.overlap_update=3", "algorithm.minibatches_per_step=1"]
-
-
-def in_parts(lines: list[dict[str, float]]) -> None:
-    for line in lines:
-        assert line["train/importance_ratio"] == pytest.approx(1, abs=1e-5)
-        assert line["train/grad_norm"] > 0 and line["correction/kind"] > 0
-
-
 # Where arrays are in the run that is killed, and in the one that resumes.
 HERE: tuple[list[str], list[str]] = ([], [])
 THERE, THERE_AND_HERE = (ARRAYS, ARRAYS), (ARRAYS, [])
@@ -76,9 +67,6 @@ THERE, THERE_AND_HERE = (ARRAYS, ARRAYS), (ARRAYS, [])
 @pytest.mark.parametrize(
     ("schedule", "look", "killed_at", "arrays"),
     [
-        # The order in which gradients are added depends on no engine. What is proven without a run:
-        # tests/unit/rollout/test_log_probs_ahead.py, tests/distributed/test_update_parts.py.
-        pytest.param(IN_PARTS, in_parts, 3, HERE, id="overlap_update", marks=pytest.mark.long),
         # What is proven without a run: tests/unit/rollout/test_carry_over.py. The continuous run
         # below is killed in the middle of sampling too.
         pytest.param(CARRY_OVER, carried_over, 3, HERE, id="carry_over", marks=pytest.mark.long),
@@ -86,7 +74,6 @@ THERE, THERE_AND_HERE = (ARRAYS, ARRAYS), (ARRAYS, [])
         pytest.param(PIPELINED, pipelined, 4, HERE, id="pipelined", marks=pytest.mark.long),
         # What is proven without a run: tests/unit/training/test_scale.py,
         # tests/unit/rollout/test_held_schedules.py.
-        pytest.param(IN_PARTS, in_parts, 3, THERE, id="in_parts_there", marks=pytest.mark.long),
         pytest.param(CARRY_OVER, carried_over, 3, THERE, id="carry_there", marks=pytest.mark.long),
         pytest.param(
             *(PIPELINED, pipelined, 4, THERE_AND_HERE),

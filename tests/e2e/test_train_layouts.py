@@ -236,8 +236,6 @@ def test_kl_and_entropy_terms_and_engine_log_probs(material: Path, tmp_path: Pat
         "algorithm.entropy_coef=0.01",
         "algorithm.minibatches_per_step=1",
         "algorithm.old_log_probs=engine",
-        # Which changes none of it.
-        "algorithm.overlap_update=3",
         "data.eval_paths=[]",
         "eval.every=0",
         "runner.check_export_sequences=0",

@@ -216,7 +216,7 @@ class Drill:
             sampler = sampler_of(config, stream, least_groups(config, session.layout))
             detectors = CollapseDetectors(config.collapse)
             coefficients = Coefficients(config.algorithm)
-            feed = feed_of(session, sampler, monitor, coefficients)
+            feed = feed_of(session, sampler, monitor)
             kept = KeptBatches(folder / KEPT_FOLDER, 0.0)
             with contextlib.closing(feed), contextlib.closing(kept):
                 yield _Run(session, feed, coefficients, monitor, kept, detectors)

@@ -207,9 +207,6 @@ def _changes(
     yield "algorithm.prompts_per_step", min(algorithm.prompts_per_step, 8)
     yield "algorithm.group_size", min(algorithm.group_size, 4)
     yield "algorithm.minibatches_per_step", min(algorithm.minibatches_per_step, 2)
-    # Of fewer groups, and faults are planted in the update of all of them.
-    yield "algorithm.overlap_log_probs", min(algorithm.overlap_log_probs, 4)
-    yield "algorithm.overlap_update", 0
     yield "actor.max_tokens_per_microbatch", min(actor.max_tokens_per_microbatch, 2048)
     yield from _layout(config, model)
     yield from _without_teacher(config)

@@ -41,8 +41,6 @@ _NO_UPDATE = (
     "algorithm.truncated",
     "algorithm.curriculum.",
     "algorithm.reference.",
-    "algorithm.overlap_log_probs",
-    "algorithm.overlap_update",
     "algorithm.kl_target",
     "algorithm.kl_horizon_samples",
     "algorithm.entropy_coef_step",
@@ -161,8 +159,6 @@ def other_config(source: Source, config: Config, choices: Choices) -> Config:
             setattr(section, name, by_key()[key].default)
     other = copy.deepcopy(config)
     other.algorithm, other.value = changed.algorithm, changed.value
-    # Which another choice may not go with.
-    other.algorithm.overlap_update = 0
     if other.rollout.schedule is not RolloutSchedule.synchronous and max_lag(other.rollout):
         other.rollout.allow_uncorrected = True  # One update that is only looked at.
     known = {*_of_algorithm(config)}

@@ -71,12 +71,6 @@ def test_with_nothing_to_share_it_is_assign() -> None:
     assert assign_sharing(sequences, 3, 700) == assign(lengths, 3, 700)
 
 
-def test_fewer_sequences_than_ranks_leave_idle_ones() -> None:
-    sequences = GroupedSequences([9, 8], [0, 0], [5, 5])
-    ranks = assign_sharing(sequences, 3, 100, idle_ranks=True)
-    assert sorted(len(rank[0].sequences) for rank in ranks) == [0, 1, 1]
-
-
 def test_a_group_above_the_budget_is_split() -> None:
     sequences = GroupedSequences([60] * 8, [0] * 8, [21] * 8)
     ranks = assign_sharing(sequences, 1, 200)

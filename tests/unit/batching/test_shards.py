@@ -219,7 +219,7 @@ def test_a_shard_of_arrays_that_are_elsewhere_is_the_same(
         for of in (given, elsewhere)
     )
     assert are_held(held) and not are_held(plain) and not are_held(plain.select([0]))
-    settings = ShardSettings(ranks, 60, min(2, count), seed=5, idle_ranks=True)
+    settings = ShardSettings(ranks, 60, min(2, count), seed=5)
     wanted = list(shards(plain, settings))
     found = list(held_shards(held, settings))
     assert len(found) == len(wanted) == ranks

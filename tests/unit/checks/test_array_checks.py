@@ -16,8 +16,6 @@ def test_what_works() -> None:
     assert list(array_problems(load([*BASE, *ENGINES]))) == []
     for schedule in ("pipelined", "carry_over", "continuous"):
         assert list(array_problems(load([*BASE, *ENGINES, f"rollout.schedule={schedule}"]))) == []
-    for ahead in ("overlap_log_probs", "overlap_update"):
-        assert list(array_problems(load([*BASE, *ENGINES, f"algorithm.{ahead}=8"]))) == []
     words = "reward.items=[{name: repetition_penalty, params: {unit: word}}]"
     assert list(array_problems(load([*BASE, *ENGINES, words]))) == []
 

@@ -39,10 +39,6 @@ def problems(made: Config, command: str = "train", machine: Any = HOPPER) -> lis
         ({"model.dtype": DType.float32}, "use bfloat16"),
         ({"precision.batch_invariant": True}, "use one of the two"),
         ({"actor.fp8_recipe": Fp8Recipe.mxfp8}, "has 9.0; use blockwise"),
-        (
-            {"actor.fp8_recipe": Fp8Recipe.tensorwise, "algorithm.overlap_log_probs": 4},
-            "overlap_log_probs=4 computes old log-probs in other micro-batches",
-        ),
     ],
     ids=str,
 )
@@ -59,12 +55,6 @@ def test_what_does_not_work_with_fp8_is_refused(changes: dict[str, Any], part: s
     assert message.startswith(("actor.fp8", "algorithm.correction")) and part in message
     assert not problems(made, "evaluate")
     made.actor.fp8 = Fp8.none
-    assert not problems(made)
-
-
-def test_blocks_do_not_depend_on_the_micro_batch() -> None:
-    made = config()
-    made.algorithm.overlap_log_probs = 4
     assert not problems(made)
 
 

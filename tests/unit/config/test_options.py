@@ -15,11 +15,9 @@ from torch import Tensor
 from rlmath.algorithms.losses import LOSSES, LossInputs
 from rlmath.algorithms.losses.base import policy_loss
 from rlmath.algorithms.objective import policy_objective
-from rlmath.checks import attempts
 from rlmath.config.docs import settings_page
-from rlmath.config.load import load, to_yaml
-from rlmath.config.not_offered import NOT_OFFERED, NOT_OFFERED_VALUES
-from rlmath.config.renamed import RENAMED
+from rlmath.config.load import load
+from rlmath.config.removed import REMOVED, REMOVED_VALUES
 from rlmath.config.settings import by_key
 from rlmath.errors import ConfigError
 from rlmath.training.algorithm_settings import advantage_settings, update_settings
@@ -127,46 +125,24 @@ def test_another_loss_on_the_command_line_starts_from_its_defaults(tmp_path: Pat
     assert other == {"clip_low": 0.1, "clip_high": 0.2, "dual_clip": None}
 
 
-@pytest.mark.parametrize("old", RENAMED)
-def test_an_old_name_is_an_error_that_names_the_new_one(old: str) -> None:
-    assert old not in by_key()
-    assert f"it is {RENAMED[old]} now" in refusal(f"{old}=1")
+@pytest.mark.parametrize("key", REMOVED)
+def test_a_removed_setting_is_an_error_that_says_what_to_use(key: str) -> None:
+    assert key not in by_key()
+    assert f"there is no setting {key}: it was removed; use " in refusal(f"{key}=1")
 
 
-@pytest.mark.parametrize("name", NOT_OFFERED)
-def test_what_is_not_offered_is_refused_with_the_reason(name: str) -> None:
-    for key in (f"actor.{name}", f"actor.optimizer.{name}"):
-        said = refusal(f"{key}=true")
-        assert f"there is no setting {key}: {NOT_OFFERED[name]}" in said
-    offered = {key.rsplit(".", 1)[-1] for key in by_key()}
-    assert name not in offered
-    for named in re.findall(r"actor\.\w+", NOT_OFFERED[name]):
-        assert named in by_key()
-
-
-def test_a_value_that_is_not_offered_is_refused_with_the_reason() -> None:
-    for key, values in NOT_OFFERED_VALUES.items():
-        for value, reason in values.items():
+def test_a_removed_value_is_an_error_that_says_what_to_use() -> None:
+    for key, values in REMOVED_VALUES.items():
+        for value in values:
             assert value not in by_key()[key].choices
-            assert refusal(f"{key}={value}").endswith(reason)
+            assert f"{key}={value}: {value} was removed; use " in refusal(f"{key}={value}")
 
 
-def test_a_misspelled_old_name_leads_to_the_new_one() -> None:
-    assert "did you mean algorithm.loss_options.clip_low" in refusal("algorithm.clip_lo=0.1")
+def test_replacements_of_removed_settings_exist() -> None:
+    texts = [*REMOVED.values(), *(text for one in REMOVED_VALUES.values() for text in one.values())]
+    for named in re.findall(r"\b(?:[a-z_]+\.)+[a-z_]+", " ".join(texts)):
+        assert named in by_key(), named
 
 
-def test_an_old_value_is_an_error_that_names_the_new_one(tmp_path: Path) -> None:
-    assert "it is algorithm.truncated=penalize now" in refusal("algorithm.truncated=penalise")
-    (tmp_path / "config.yaml").write_text("algorithm:\n  truncated: penalise\n")
-    config = load([*GIVEN, "algorithm.truncated=penalize"])
-    assert list(attempts.changes(tmp_path / "config.yaml", config)) == []
-
-
-def test_settings_of_a_run_with_old_names_are_compared_under_the_new(tmp_path: Path) -> None:
-    config = load([*GIVEN, "algorithm.loss_options.clip_high=0.28"])
-    old = "algorithm:\n  clip_low: 0.2\n  clip_high: 0.2\n  advantage_epsilon: 1.0e-06\n"
-    (tmp_path / "config.yaml").write_text(old)
-    (change,) = attempts.changes(tmp_path / "config.yaml", config)
-    assert str(change) == "algorithm.loss_options.clip_high: 0.2 -> 0.28"
-    (tmp_path / "config.yaml").write_text(to_yaml(config))
-    assert list(attempts.changes(tmp_path / "config.yaml", config)) == []
+def test_a_misspelled_setting_is_an_error_that_names_the_close_one() -> None:
+    assert "did you mean algorithm.kl_coef" in refusal("algorithm.kl_coeff=0.1")

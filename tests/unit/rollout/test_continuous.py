@@ -26,7 +26,6 @@ from rlmath.rollout.sampler import Sampled
 from rlmath.training import continuous_feed
 from rlmath.training import feed as feed_module
 from rlmath.training.continuous_feed import ContinuousFeed
-from rlmath.training.controllers import Coefficients
 from rlmath.training.feed import Feed
 from rlmath.training.feeds import feed_of
 from rlmath.types import Sample
@@ -123,9 +122,7 @@ class Parts:
         )
         monitor: Any = SimpleNamespace(phase=lambda _: contextlib.nullcontext())
         monkeypatch.setattr(feed_module, "weights_digest", lambda *_: None)
-        self.feed: Feed = feed_of(
-            session, sampler, monitor, Coefficients(sampler._config.algorithm)
-        )
+        self.feed: Feed = feed_of(session, sampler, monitor)
         assert isinstance(self.feed, ContinuousFeed)
 
     def step(self, step: int, train_s: float = 0.0, probe: bool = False) -> Sampled:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -183,18 +182,3 @@ def test_without_an_engine_that_has_the_weights_it_says_so() -> None:
         EngineError, match="2 samples are unfinished, and no engine has weights version 3"
     ):
         list(one.samples(None))
-
-
-def test_more_is_asked_for_at_a_callers_pace_while_no_engine_answers() -> None:
-    pool = VirtualPool(1, lambda _: 1000, step_s=0.004)
-    asked_s: list[float] = []
-
-    def more(idle: bool) -> Sequence[Request]:
-        asked_s.append(pool.now_s)
-        return ()
-
-    one = pool.begin(requests(1, 1))
-    one.look_every_s = 0.1
-    assert len(list(one.samples(more))) == 1
-    between = [after - before for before, after in itertools.pairwise(asked_s)]
-    assert max(between) <= 0.1 + 1e-6 and len(asked_s) > 30

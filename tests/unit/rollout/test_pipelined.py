@@ -21,7 +21,6 @@ from rlmath.rollout.ledger import LEDGER_FILE, Event, Ledger, LedgerError, event
 from rlmath.rollout.requests import EngineError
 from rlmath.rollout.sampler import Sampled, Sampler
 from rlmath.training import feed as feed_module
-from rlmath.training.controllers import Coefficients
 from rlmath.training.feed import Feed, PipelinedFeed
 from rlmath.training.feeds import feed_of
 from rlmath.types import Sample
@@ -171,9 +170,7 @@ class Parts:
         )
         monitor: Any = SimpleNamespace(phase=lambda _: contextlib.nullcontext())
         monkeypatch.setattr(feed_module, "weights_digest", lambda *_: None)
-        self.feed = feed_of(
-            session, self.sampler, monitor, Coefficients(self.sampler._config.algorithm)
-        )
+        self.feed = feed_of(session, self.sampler, monitor)
 
     def step(self, step: int) -> Sampled:
         sampled = self.feed.take(step)

@@ -97,9 +97,6 @@ class Feed:
         self._run.sleep()
         return Sampled(metrics={}, finished=(), shortage="", groups=(), dropped={})
 
-    def passes_ahead(self, groups: Any) -> list[Any]:
-        return []
-
     def sampling_ahead(self, step: int) -> Any:
         return contextlib.nullcontext()
 

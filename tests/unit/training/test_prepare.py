@@ -151,40 +151,6 @@ def test_several_minibatches_need_the_old_log_probs() -> None:
     assert {"alignment/k3", "mismatch/k3"} <= set(found.metrics)
 
 
-@pytest.mark.parametrize("more", [[], ["algorithm.kl_coef=0.1"]])
-def test_a_step_that_is_done_again_makes_the_passes_that_it_had(more: list[str]) -> None:
-    """And one whose passes were begun while it was sampled does not make them again."""
-    config, actor = load([*GIVEN, "algorithm.minibatches_per_step=2", *more]), Actor()
-    begun: list[list[int]] = []
-    given: list[Any] = []
-
-    def step_log_probs(now: int, stale_kv: bool, ahead: Any, with_reference: bool) -> Any:
-        assert with_reference == (config.algorithm.kl_coef > 0)
-        given.append(ahead)
-        return ActorGroup.step_log_probs(actor, now, stale_kv)
-
-    def begin_log_probs(sequences: TrainingBatch, reference: bool) -> Any:
-        assert reference == (config.algorithm.kl_coef > 0)
-        begun.append(sequences.response_lengths.tolist())
-        return "made"
-
-    actor.begin_log_probs = begin_log_probs  # type: ignore[method-assign, assignment]
-    actor.step_log_probs = step_log_probs  # type: ignore[method-assign, assignment]
-    rewards = SimpleNamespace(items=[SimpleNamespace(label="math", weight=1.0)])
-    sampling = SimpleNamespace(pool=SimpleNamespace(weights_version=4), rewards=rewards)
-    session: Any = SimpleNamespace(config=config, actor=actor, sampling=sampling, gate=Gate())
-    session.layout = SimpleNamespace(actor=SimpleNamespace(data_parallel=1))
-    batch = StepBatch.of(session, groups(), log_prob_passes=((0, 1), (2, 3)))
-    monitor: Any = Monitor()
-    prepare(session, batch, Passes.of(config, 2), 0.0, monitor, 2)
-    assert begun == [[2, 1], [3, 1]]
-    assert [(one.places, one.made) for one in given[0]] == [((0, 1), "made"), ((2, 3), "made")]
-    prepare(session, batch, Passes.of(config, 2), 0.0, monitor, 2, ahead=given[0])
-    assert len(begun) == 2 and given[1] == given[0]
-    # The reference's are in them.
-    assert actor.policy.passes == ["old", "old"]
-
-
 def test_rollout_log_probs_can_be_the_old_ones() -> None:
     found, passes = prepared("algorithm.old_log_probs=engine", "algorithm.entropy_top_share=0.5")
     assert passes == ["old"]

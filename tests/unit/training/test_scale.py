@@ -167,7 +167,7 @@ def run(size: int, stubs: Stubs, *more: str) -> Run:
         monitor = stack.enter_context(open_monitor(folder, config.runner, STEPS))
         sampler = sampler_of(config, ProblemStream(problems), least_groups(config, layout))
         coefficients = Coefficients(config.algorithm)
-        feed = feed_of(session, sampler, monitor, coefficients)
+        feed = feed_of(session, sampler, monitor)
         stack.callback(feed.close)
         kept = KeptBatches(folder / "replay", config.runner.replay_keep_gib)
         stack.callback(kept.close)
@@ -236,9 +236,8 @@ def test_nothing_grows_faster_than_the_ranks_and_engines(small: Run, stubs: Stub
         (),
         ("rollout.schedule=pipelined",),
         ("rollout.schedule=carry_over", "rollout.carry_over_tokens=30"),
-        ("algorithm.overlap_log_probs=4",),
     ],
-    ids=["synchronous", "pipelined", "carry_over", "overlap_log_probs"],
+    ids=["synchronous", "pipelined", "carry_over"],
 )
 def test_steps_whose_arrays_stay_on_the_engines_nodes_are_the_same(
     more: tuple[str, ...], stubs: Stubs
@@ -310,16 +309,6 @@ def test_nor_while_engines_sample_ahead(stubs: Stubs) -> None:
     assert faster_than_ranks(small, large) == {}
     # The engines' present weights are probed.
     assert large.step[0].calls["log_probs"] == 64
-
-
-@pytest.mark.long
-def test_nor_with_log_probs_ahead_unless_a_pass_has_fewer_samples_than_ranks(stubs: Stubs) -> None:
-    small, large = (
-        run(size, stubs, f"algorithm.overlap_log_probs={size // 4}") for size in (8, 64)
-    )
-    assert faster_than_ranks(small, large) == {}
-    found = faster_than_ranks(small, run(32, stubs, "algorithm.overlap_log_probs=2"))
-    assert "step: calls of a rank's log_probs_ahead" in found
 
 
 def test_a_handle_of_every_engine_for_every_rank_is_seen(

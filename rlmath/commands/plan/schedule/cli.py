@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import copy
 import dataclasses
 import functools
 import json
@@ -12,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from rlmath.checks.overlap import overlap_problems
 from rlmath.commands.plan import cli as layout_cli
 from rlmath.commands.plan.advice import plans_or_advice
 from rlmath.commands.plan.engine_memory import engine_weights_bytes, kv_bytes
@@ -27,13 +25,12 @@ from rlmath.commands.plan.schedule.lengths import (
 from rlmath.commands.plan.schedule.simulation import Choice, Outcome, Setup, Times, simulate
 from rlmath.commands.plan.time import ALL_REDUCES_PER_LAYER, forward_flops
 from rlmath.commands.plan.wish import Wish
-from rlmath.config.cluster import Placement
 from rlmath.config.command_line import Given, count
 from rlmath.config.rollout import RolloutSchedule
-from rlmath.config.schema import Config, Device
-from rlmath.errors import ConfigError, UserError
+from rlmath.config.schema import Config
+from rlmath.errors import UserError
 
-SETTINGS = (*layout_cli.SETTINGS, "algorithm.overlap_update")
+SETTINGS = layout_cli.SETTINGS
 # Shares of the responses that keep within the budgets that are tried.
 BUDGET_SHARES = (0.5, 0.75, 0.9)
 LAGS = (1, 2, 4)
@@ -76,10 +73,6 @@ def run(arguments: argparse.Namespace, given: Given) -> int:
     for budget in budgets(lengths, BUDGET_SHARES):
         choices += [Choice.carry_over(budget, lag) for lag in LAGS]
     choices += [Choice.pipelined(engines) for engines in splits(setup.engines)]
-    if groups := _overlapped_groups(given.config):
-        apart = [Choice(engines=engines) for engines in splits(setup.engines)]
-        choices += apart
-        choices += [dataclasses.replace(one, overlap_groups=groups) for one in apart]
     play = functools.partial(_play, given.config, setups, plan.engine_tp, steps)
     with players(work.prompts * work.group_size * steps) as play_all:
         outcomes = list(play_all(play, choices))
@@ -94,19 +87,6 @@ def run(arguments: argparse.Namespace, given: Given) -> int:
     else:
         print(as_text(wish, plan, setup, outcomes))
     return 0
-
-
-def _overlapped_groups(config: Config) -> int:
-    """``algorithm.overlap_update``, as it would be with engines beside the actor.
-
-    Raises:
-        ConfigError: Training would refuse it there.
-    """
-    apart = copy.deepcopy(config)
-    apart.cluster.placement = Placement.separate
-    if problems := [*overlap_problems(apart, Device.cuda)]:
-        raise ConfigError.of(problems)
-    return config.algorithm.overlap_update
 
 
 Players = Callable[[Callable[[Choice], Outcome], Sequence[Choice]], Iterable[Outcome]]
@@ -268,7 +248,7 @@ def as_text(wish: Wish, plan: Plan, setup: Setup, outcomes: Sequence[Outcome]) -
         f"of {tokens.mean():,.0f} tokens on average, {tokens.max():,} at most; {setup.engines} "
         f"engines of {plan.engine_tp} GPUs, {setup.capacity} sequences at once. Simulated.",
         "",
-        f"{'schedule':<11} {'tokens':>7} {'lag':>4} {'overlap':>8} {'engines':>8} {'TP':>3} "
+        f"{'schedule':<11} {'tokens':>7} {'lag':>4} {'engines':>8} {'TP':>3} "
         f"{'step s':>8} "
         f"{'generate':>9} "
         f"{'idle':>6} {'actor idle':>11} {'tokens/s':>10} {'mean lag':>9} {'p99':>4} {'mixed':>6} "
@@ -281,8 +261,7 @@ def as_text(wish: Wish, plan: Plan, setup: Setup, outcomes: Sequence[Outcome]) -
         ranks = choice.engine_ranks or plan.engine_tp
         engines = choice.engines or setup.engines * plan.engine_tp // ranks
         lines.append(
-            f"{choice.schedule.name:<11} {budget:>7} {lag:>4} {choice.overlap_groups or '':>8} "
-            f"{engines:>8} {ranks:>3} "
+            f"{choice.schedule.name:<11} {budget:>7} {lag:>4} {engines:>8} {ranks:>3} "
             f"{one.step_s:8.1f} {one.generate_s:9.1f} {one.idle_share:6.1%} "
             f"{one.actor_idle_share:11.1%} {one.tokens_per_s:10,.0f} {one.lag_mean:9.2f} "
             f"{one.lag_p99:4.0f} {one.mixed_share:6.1%} {one.recomputed_share:11.1%}"

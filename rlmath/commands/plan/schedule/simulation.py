@@ -24,7 +24,6 @@ from rlmath.rollout.continuous import ContinuousSampler
 from rlmath.rollout.requests import Request
 from rlmath.rollout.sampler import Sampled, Sampler
 from rlmath.training.feeds import sampler_of
-from rlmath.training.passes_ahead import PassesAhead
 from rlmath.types import GradedSample, Group, Problem, Sample
 
 
@@ -86,8 +85,6 @@ class Choice:
         engines: Of all that fit into the GPUs, how many there are, where the actor has the other
             GPUs; ``None``: they share them, and take turns.
         engine_ranks: GPUs of an engine; ``None``: as the layout has it.
-        overlap_groups: ``algorithm.overlap_update``, beside ``synchronous``; 0: the actor begins
-            when all are sampled.
     """
 
     schedule: RolloutSchedule = RolloutSchedule.synchronous
@@ -95,7 +92,6 @@ class Choice:
     max_lag: int = 0
     engines: int | None = None
     engine_ranks: int | None = None
-    overlap_groups: int = 0
 
     @classmethod
     def carry_over(cls, budget_tokens: int, max_lag: int) -> Choice:
@@ -120,8 +116,6 @@ class Choice:
             found += ["cluster.placement=separate", f"rollout.engines={self.engines}"]
         if self.engine_ranks is not None:
             found.append(f"rollout.tensor_parallel={self.engine_ranks}")
-        if self.overlap_groups:
-            found.append(f"algorithm.overlap_update={self.overlap_groups}")
         return found
 
 
@@ -197,18 +191,6 @@ def simulate(config: Config, setup: Setup, choice: Choice, steps: int) -> Outcom
     def train_s(sampled: Sampled) -> float:
         return groups_s(sampled.groups) + times.prepare_s
 
-    # When the actor is done with the parts that it has begun.
-    parts_until_s = 0.0
-
-    def begin_part(groups: Sequence[Group], is_first: bool) -> Any:
-        nonlocal parts_until_s
-        parts_until_s = max(parts_until_s, pool.now_s) + groups_s(groups)
-
-    ahead = None
-    if choice.overlap_groups:
-        ahead = PassesAhead(begin_part, choice.overlap_groups, in_order=True)
-        sampler.on_decided = ahead.see
-
     lost = times.contended_share
     for step in range(1, steps_in_all + 1):
         began_s, generate_s, idle_share = pool.now_s, 0.0, 0.0
@@ -221,16 +203,11 @@ def simulate(config: Config, setup: Setup, choice: Choice, steps: int) -> Outcom
             assert pool.generation is not None
             idle_share = pool.generation.idle_share()
         else:
-            if ahead is not None:
-                ahead.begin()
             if not sampler.is_sampled:
                 generate_s, idle_share = _generate(sampler, step, pool, collector)
             sampled = sampler.take(step)
             worked_s = train_s(sampled)
             trained_at_s = pool.now_s + worked_s
-            if ahead is not None:
-                ahead.take(sampled.groups)
-                trained_at_s = max(pool.now_s, parts_until_s) + times.prepare_s
         if choice.schedule is RolloutSchedule.pipelined:
             taken_at_s = pool.now_s
             trained_at_s = taken_at_s + worked_s / (1 - lost)

@@ -104,24 +104,6 @@ def test_a_pipelined_step_takes_as_long_as_the_slower_side() -> None:
     assert found.actor_idle_share == pytest.approx(0, abs=1e-6)
 
 
-@pytest.mark.parametrize(("longest", "hidden"), [(15, 12), (5, 4), (0, 0)])
-def test_parts_of_an_update_run_beside_the_longest_responses(longest: int, hidden: int) -> None:
-    """Four groups make a part; those from the longest group's on wait for it."""
-    tokens = np.full((16, 4), 500)
-    tokens[longest] = 4000
-    usual, parts = (played(Lengths(tokens), Choice(overlap_groups=count)) for count in (0, 4))
-    train_s = hidden * 4 * 600 * 1e-5
-    assert usual.step_s - parts.step_s == pytest.approx(train_s, abs=1e-9)
-    assert parts.generate_s == pytest.approx(usual.generate_s)
-    assert parts.choice.settings[-1] == "algorithm.overlap_update=4"
-    # An actor that is slower than the engines is what the step waits for.
-    slow = dataclasses.replace(TIMES, train_token_s=1e-2)
-    found = simulate(CONFIG, Setup(4, 64, 100, Lengths(tokens), slow), parts.choice, steps=5)
-    worked_s = (60 * 600 + 4 * 4100) * 1e-2
-    begun = (found.step_s - worked_s - 2) / found.generate_s
-    assert begun == pytest.approx(1 if longest == 0 else 500 / 4000, rel=0.2)
-
-
 def test_splits() -> None:
     assert splits(128) == [32, 48, 64, 80, 96, 112]
     assert splits(2) == [1] and splits(1) == []
@@ -217,11 +199,8 @@ def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
         f"rollout.tensor_parallel={one['choice']['engine_ranks']}" in one["settings"]
         for one in synchronous
     )
-    ahead = ("algorithm.minibatches_per_step=1", "algorithm.overlap_update=2")
-    assert main([*ARGUMENTS, "--json", "rollout.tensor_parallel=2", *ahead]) == 0
+    assert main([*ARGUMENTS, "--json", "rollout.tensor_parallel=2"]) == 0
     given = json.loads(capsys.readouterr().out)
-    overlapped = [one for one in given["schedules"] if one["choice"]["overlap_groups"]]
-    assert overlapped and all(one["choice"]["engines"] for one in overlapped)
     assert given["engine_tensor_parallel"] == 2
     assert not [one for one in given["schedules"] if one["choice"]["engine_ranks"]]
     assert {one["choice"]["max_lag"] for one in schedules} == {0, 1, 2, 4}
@@ -281,8 +260,6 @@ def test_engines_sample_beside_what_a_step_has_to_prepare() -> None:
         return simulate(CONFIG, told, choice, steps=5).step_s
 
     assert step_s(Choice()) == pytest.approx(1.75 * generate_s + 1, rel=1e-3)
-    parts = Choice(overlap_groups=16)
-    assert step_s(parts) == pytest.approx(1.75 * generate_s + 1, rel=1e-2)
     pipelined = Choice(RolloutSchedule.pipelined, max_lag=1)
     assert step_s(pipelined) == pytest.approx(generate_s + 1, rel=1e-2)
     continuous = Choice(RolloutSchedule.continuous, max_lag=2)

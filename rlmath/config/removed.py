@@ -1,0 +1,27 @@
+"""Settings and values that were removed, and what to use instead: giving one is an error."""
+
+from __future__ import annotations
+
+_OVERLAP = (
+    "cluster.placement=colocated, or rollout.schedule=pipelined or continuous with "
+    "cluster.placement=separate"
+)
+
+REMOVED = {
+    "algorithm.overlap_log_probs": _OVERLAP,
+    "algorithm.overlap_update": _OVERLAP,
+}
+
+# By key, removed values.
+REMOVED_VALUES: dict[str, dict[str, str]] = {}
+
+
+def removed_setting(key: str) -> str | None:
+    """The end of a message about an unknown setting; ``None``: it was never one."""
+    return f": it was removed; use {REMOVED[key]}" if key in REMOVED else None
+
+
+def removed_value(key: str, value: str) -> str | None:
+    """The end of a message about a value that a setting does not take; ``None``: it never did."""
+    instead = REMOVED_VALUES.get(key, {}).get(value)
+    return None if instead is None else f": {value} was removed; use {instead}"
