@@ -8,7 +8,6 @@ rank's seconds are the mean over them: on a cluster they work at once. One of th
 itself, whose memory is measured; another process plays all others.
 
 ``--millions`` gives the sizes in millions of tokens; 64 take 4 GB of memory, half of it shared.
-``--arrays engines`` leaves token ids and log-probs where they were made, one sample in a block.
 Each size runs in its own process. Its second step is measured: pages of memory that a process, or
 Ray's object store, touches for the first time cost more than what is written to them, and a run has
 many steps. Prints one JSON line: CPU seconds per million tokens of each phase, the sum of those in
@@ -49,17 +48,13 @@ from rlmath.algorithms.alignment import Alignment
 from rlmath.algorithms.filters import TruncatedRule
 from rlmath.algorithms.peers import Alone
 from rlmath.batching.from_groups import SampleRewards, estimator_rewards, sampled_sequences
-from rlmath.batching.held_shards import HeldShard, held_shards
 from rlmath.batching.shards import Shard, ShardSettings, Share, shards
-from rlmath.monitor.array_figures import array_figures
 from rlmath.monitor.json_lines import LinesProcess
-from rlmath.monitor.repetition import repetition_of
+from rlmath.monitor.repetition import repetition
 from rlmath.monitor.samples import write_samples
-from rlmath.rollout.held_arrays import bound, hold
 from rlmath.rollout.requests import Progress
 from rlmath.training.metrics import batch_metrics, rollout_metrics
 from rlmath.types import GradedSample, Group, Problem, Sample
-from rlmath.utils.ray_returns import StayingReturns
 
 ROOT = Path(__file__).resolve().parents[1]
 GROUP_SIZE, PROMPT_TOKENS, MEAN, LONGEST = 16, 200, 8000, 27648
@@ -71,10 +66,6 @@ IDLE = ("rollout_metrics", "batch", "send", "rank", "return", "mismatch_advantag
 
 class StubEngine:
     """Makes samples as the step loop does, and hands them over as an engine does."""
-
-    def __init__(self) -> None:
-        self._left: list[Sample] = []
-        self._returns = StayingReturns()
 
     def samples(self, first: int, problems: int) -> Progress:
         made = []
@@ -98,14 +89,6 @@ class StubEngine:
                     )
                 )
         return Progress(tuple(made), 0, 0, 0, 0.0)
-
-    def held(self, problem: int) -> Any:
-        """The next sample of a problem, and its arrays, as ``rollout.arrays=engines`` has them."""
-        if not self._left:
-            self._left = list(self.samples(problem, 1).samples)
-        sample = self._left.pop(0)
-        samples, block = hold([dataclasses.replace(sample, figures=array_figures(sample))])
-        return self._returns.pair(Progress(samples, 0, 0, 0, 0.0), block)
 
 
 class StubModel(Alone):
@@ -159,8 +142,7 @@ class StubRank:
         """A call of the rank with this shard; the other calls go to the same one."""
         began = time.process_time()
         if method == "begin_step":
-            filled = shard.filled(arguments) if isinstance(shard, HeldShard) else shard
-            self.step = RankStep(StubModel(), None, filled)
+            self.step = RankStep(StubModel(), None, shard)
             result = None
         else:
             result = getattr(self.step, method)(*arguments)
@@ -226,12 +208,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--millions", type=float, nargs="+", default=[1, 2, 4])
     parser.add_argument("--data-parallel", type=int, default=8, help="ranks that share a step")
-    parser.add_argument("--arrays", choices=["driver", "engines"], default="driver")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     ranks = arguments.data_parallel
     if arguments.one:
-        print(json.dumps(one_size(arguments.millions[0], ranks, arguments.arrays == "engines")))
+        print(json.dumps(one_size(arguments.millions[0], ranks)))
         return
     sizes = []
     for millions in arguments.millions:
@@ -239,7 +220,6 @@ def main() -> None:
             [
                 *(sys.executable, __file__, "--one"),
                 *("--millions", str(millions), "--data-parallel", str(ranks)),
-                *("--arrays", arguments.arrays),
             ],
             env=os.environ | {"PYTHONPATH": str(ROOT)},
             capture_output=True,
@@ -253,7 +233,6 @@ def main() -> None:
         names = ("idle_cpu_s", "driver_bytes", "rank_bytes")
         exponents = {name: exponent(sizes[0], sizes[-1], name) for name in names}
     result = {"benchmark": "driver", "stubs": True, "data_parallel": ranks}
-    result["arrays"] = arguments.arrays
     print(json.dumps(result | {"sizes": sizes, "growth": exponents}))
 
 
@@ -263,7 +242,7 @@ def exponent(small: dict[str, Any], large: dict[str, Any], name: str) -> float:
     return round(math.log(ratio) / math.log(large["tokens"] / small["tokens"]), 3)
 
 
-def one_size(millions: float, ranks: int, held: bool) -> dict[str, Any]:
+def one_size(millions: float, ranks: int) -> dict[str, Any]:
     """Two steps of about ``millions`` million tokens, of which the second is measured."""
     ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     engine = ray.remote(StubEngine).remote()
@@ -271,13 +250,13 @@ def one_size(millions: float, ranks: int, held: bool) -> dict[str, Any]:
     lines = LinesProcess()
     problems = max(1, round(millions * 1e6 / (MEAN * GROUP_SIZE)))
     # Once with little, for what Python and torch do at the first call.
-    play(engine, players, lines, 4, Phases(), min(ranks, 8), held)
+    play(engine, players, lines, 4, Phases(), min(ranks, 8))
     ray.get([one.reset.remote() for one in players])
     first, phase, memory = Phases(), Phases(), Memory()
-    play(engine, players, lines, problems, first, ranks, held)
+    play(engine, players, lines, problems, first, ranks)
     first.seconds["rank"] = rank_seconds(players, ranks)
     ray.get([one.reset_seconds.remote() for one in players])
-    tokens, sent, blocks = play(engine, players, lines, problems, phase, ranks, held)
+    tokens, sent = play(engine, players, lines, problems, phase, ranks)
     phase.seconds["rank"] = rank_seconds(players, ranks)
     peak = ray.get(players[0].cost.remote())[1]
     lines.close()
@@ -292,7 +271,6 @@ def one_size(millions: float, ranks: int, held: bool) -> dict[str, Any]:
         "idle_cpu_s_per_million_tokens": round(idle / tokens * 1e6, 4),
         "first_step_idle_cpu_s_per_million_tokens": round(of_first / tokens * 1e6, 4),
         "bytes_sent_over_8_bytes_per_token": round(sent, 4),
-        "blocks_over_8_bytes_per_token": round(blocks, 4),
         "driver_bytes": memory.peak(),
         "driver_bytes_per_token": round(memory.peak() / tokens, 1),
         "rank_bytes": peak,
@@ -313,15 +291,14 @@ def play(
     problems: int,
     phase: Phases,
     ranks: int,
-    held: bool,
-) -> tuple[int, float, float]:
+) -> tuple[int, float]:
     """A step, of which the first player is rank 0, and the second all others.
 
     Returns:
         Its tokens; and over 8 bytes a token, of the rank with the most, the bytes that the driver
-        sends it, and those of the blocks that it takes its arrays from.
+        sends it.
     """
-    groups = (receive_held if held else receive)(engine, problems, phase)
+    groups = receive(engine, problems, phase)
     with phase("rollout_metrics"):
         rollout_metrics(groups)
     with tempfile.TemporaryDirectory() as folder, phase("samples_file"):
@@ -332,28 +309,20 @@ def play(
     tokens = int(sequences.sequence_lengths.sum())
     update = UpdateSettings(minibatches=MINIBATCHES)
     settings = dataclasses.replace(ShardSettings(ranks, BUDGET), minibatches=MINIBATCHES)
-    shares, refs, sent, taken = [], [], 0.0, 0.0
-    dealt = held_shards(sequences, settings) if held else shards(sequences, settings)
+    shares, refs, sent = [], [], 0.0
+    dealt = shards(sequences, settings)
     for _ in range(ranks):
         with phase("send"):
-            given: Any = next(dealt)
-            given, blocks = given if held else (given, [])
-            shard = given.shard if held else given
-            refs.append((ray.put(given), *blocks))
+            shard = next(dealt)
+            refs.append(ray.put(shard))
             shares.append(shard.places)
-        of_share = 8 * int(shard.batch.sequence_lengths.sum())
-        sent = max(sent, size_of(given) / of_share)
-        sizes = ray.experimental.get_object_locations(blocks)
-        taken = max(taken, sum(one["object_size"] for one in sizes.values()) / of_share)
-        del shard, given
+        sent = max(sent, size_of(shard) / (8 * int(shard.batch.sequence_lengths.sum())))
+        del shard
     alignments, figures = [], []
     advantage = AdvantageSettings()
-    for i, (ref, *blocks) in enumerate(refs):
+    for i, ref in enumerate(refs):
         rank = players[min(i, 1)]
-        began = phase.seconds["send"], time.process_time()
-        ray.get(rank.call.remote("begin_step", ref, *blocks))
-        if held:
-            phase.seconds["send"] = began[0] + time.process_time() - began[1]
+        ray.get(rank.call.remote("begin_step", ref))
         answer = rank.call.remote("log_probs", None, 0)
         ray.wait([answer])
         with phase("return"):
@@ -373,7 +342,7 @@ def play(
         joined = Alignment.joined(alignments)
         joined.fresh.metrics()
     assert sorted(joined.places.tolist()) == list(range(len(sequences)))
-    return tokens, sent, taken
+    return tokens, sent
 
 
 def receive(engine: Any, problems: int, phase: Phases) -> list[Group]:
@@ -390,22 +359,6 @@ def receive(engine: Any, problems: int, phase: Phases) -> list[Group]:
     return groups
 
 
-def receive_held(engine: Any, problems: int, phase: Phases) -> list[Group]:
-    """The same, one sample in an answer, and without arrays."""
-    groups = []
-    for first in range(problems):
-        problem = Problem(f"p{first}", "?" * PROMPT_TOKENS, (7,) * PROMPT_TOKENS, ("1",))
-        samples: list[Sample] = []
-        calls = [engine.held.options(num_returns=2).remote(first) for _ in range(GROUP_SIZE)]
-        for ref, block in calls:
-            ray.wait([ref])
-            with phase("receive"):
-                samples += bound(ray.get(ref).samples, block)
-        with phase("grade"):
-            groups.append(Group(problem, tuple(graded(samples))))
-    return groups
-
-
 def graded(samples: Sequence[Sample]) -> list[GradedSample]:
     """With what is seen of each sample while others generate; grading itself is measured by
     ``benchmarks/grading.py``."""
@@ -415,7 +368,7 @@ def graded(samples: Sequence[Sample]) -> list[GradedSample]:
             float(i % 2),
             bool(i % 2),
             "correct" if i % 2 else "wrong",
-            repetition=repetition_of(sample),
+            repetition=repetition(sample.text, sample.token_ids),
         )
         for i, sample in enumerate(samples)
     ]

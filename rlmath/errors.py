@@ -32,11 +32,6 @@ class ComponentError(RuntimeError):
         self.raised = raised
 
 
-class LostArrays(ComponentError):
-    """Arrays that stay with the engines (``rollout.arrays=engines``) are gone: the node that had
-    them ended, or its object store gave them up. The ranks are well."""
-
-
 class ConfigError(UserError):
     """A setting that is unknown, of the wrong type, out of range, or impossible with others."""
 

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
-from rlmath.utils.array_refs import ArrayRef
 from rlmath.utils.lazy_torch import Tensor, torch
 
 if TYPE_CHECKING:
@@ -47,30 +46,13 @@ class Problem:
     messages: tuple[Mapping[str, str], ...] | None = None
 
 
-@dataclass(frozen=True)
-class ArrayFigures:
-    """What the driver reads of a sample's arrays, computed where the arrays are.
-
-    Attributes:
-        tokens_digest: See ``monitor.digests.digest_tokens``.
-        log_probs_digest: See ``monitor.digests.digest_log_probs``.
-        log_prob: Of the whole response, in nats.
-        repeated_ngrams: See ``Repetition``.
-    """
-
-    tokens_digest: str
-    log_probs_digest: str
-    log_prob: float
-    repeated_ngrams: float
-
-
 @dataclass(frozen=True, eq=False)
 class Sample:
     """One completion of one problem.
 
     Tokens and log-probs stay arrays from the engine's step loop to the ranks: a step has tens of
     millions of them, and an object for each would cost five times the memory and most of the
-    driver's time. With ``rollout.arrays=engines`` the driver has references to them.
+    driver's time.
 
     Attributes:
         problem_id: The problem that it answers.
@@ -89,20 +71,18 @@ class Sample:
             experts that the engine sent the first ``m`` tokens of prompt and response to. The last
             token that was sampled went through no layer, so ``m`` is one less than the tokens.
             ``None``: the engine returned none.
-        figures: Of arrays that are or were elsewhere; ``None``: they were always here.
     """
 
     problem_id: str
     index: int
-    token_ids: NDArray[np.int32] | ArrayRef
-    log_probs: NDArray[np.float32] | ArrayRef
+    token_ids: NDArray[np.int32]
+    log_probs: NDArray[np.float32]
     text: str
     finish_reason: FinishReason
     spans: Spans
     seed: int
     engine: int
     routes: NDArray[Any] | None = None
-    figures: ArrayFigures | None = None
 
     @property
     def weights_version(self) -> int:
@@ -111,11 +91,7 @@ class Sample:
 
     def log_prob(self) -> float:
         """Of the whole response, in nats, added up in float64."""
-        if self.figures is not None:
-            return self.figures.log_prob
-        import numpy as np
-
-        return float(np.asarray(self.log_probs).sum(dtype=np.float64))
+        return float(self.log_probs.sum(dtype="float64"))
 
     def token_ages(self) -> NDArray[np.uint8]:
         """``[n]``, how many versions older than the last token's weights each token's are."""
@@ -129,7 +105,6 @@ class Sample:
         if not isinstance(other, Sample):
             return NotImplemented
         mine, theirs = dict(vars(self)), dict(vars(other))
-        del mine["figures"], theirs["figures"]
         names = ("token_ids", "log_probs", "routes")
         arrays = [(mine.pop(name), theirs.pop(name)) for name in names]
         return mine == theirs and all(_bytes(a) == _bytes(b) for a, b in arrays)

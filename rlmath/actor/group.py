@@ -17,7 +17,7 @@ from ray.exceptions import (
 from torch import Tensor
 
 from rlmath.actor.communicators import describe
-from rlmath.actor.dealing import arrays_of, assembled, deal
+from rlmath.actor.dealing import assembled
 from rlmath.actor.observer import ObservedUpdate, Products
 from rlmath.actor.rank_calls import ActorError, RankCalls
 from rlmath.actor.rank_step import Moments, TokenFigures, TokenSettings
@@ -177,22 +177,22 @@ class ActorGroup:
     def begin_step(self, sequences: Sequences, update: UpdateSettings, seed: int) -> None:
         """Deal a step's sequences: each data-parallel rank gets its own, once.
 
-        Raises:
-            LostArrays: An engine's node has gone with responses of them.
-
         Args:
             sequences: To train on.
             update: How many minibatches, and what a token weighs in their losses; a value model's
                 update is split in the same way.
             seed: Of the split into minibatches.
         """
-        dealt = deal(sequences, shard_settings(self.settings, self.layout, update, seed), ray.put)
-        self._shares = [one.places for one in dealt]
+        settings = shard_settings(self.settings, self.layout, update, seed)
+        self._shares, refs = [], []
+        for shard in shards(sequences, settings):
+            self._shares.append(shard.places)
+            refs.append(ray.put(shard))
         calls = [
-            w.begin_step.remote(dealt[i].shard, *dealt[i].blocks)
-            for w, i in zip(self._workers, self._dp, strict=True)
+            worker.begin_step.remote(refs[i])
+            for worker, i in zip(self._workers, self._dp, strict=True)
         ]
-        self._calls.results_with(arrays_of(sequences), calls, "begin_step")
+        self._calls.results(calls, "begin_step")
 
     def step_log_probs(
         self,

@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import ObjectLostError, RayActorError, RayError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from rlmath.cluster.logs import end_of
-from rlmath.errors import ComponentError, LostArrays, UserError
-from rlmath.utils.array_refs import ArrayRef, lost_arrays, origins_of
+from rlmath.errors import ComponentError, UserError
 
 # A rank whose neighbor died raises a moment before the neighbor's death is known.
 DEATH_REPORT_S = 2.0
@@ -99,22 +98,6 @@ class RankCalls:
         self.waiting_on = ("", [])
         return results
 
-    def results_with(
-        self, arrays: Sequence[ArrayRef], refs: Sequence[Any], method: str
-    ) -> list[Any]:
-        """:meth:`results` of calls that were given blocks with these arrays.
-
-        Raises:
-            LostArrays: A block is gone.
-        """
-        try:
-            return self.results(refs, method)
-        except ActorError as failed:
-            lost = _lost_among(arrays, failed.__cause__)
-            if lost is None:
-                raise
-            raise lost from failed
-
     def _explain(self, error: RayError, rank: int) -> Exception:
         if isinstance(error, RayTaskError) and isinstance(error.cause, UserError):
             return error.cause
@@ -138,17 +121,3 @@ def _first_dead(refs: list[Any]) -> tuple[Any, RayActorError] | None:
         except RayError:
             continue
     return None
-
-
-def _lost_among(arrays: Sequence[ArrayRef], error: BaseException | None) -> LostArrays | None:
-    """The error that names the samples whose block Ray could not bring to a rank; ``None``: the
-    call failed for another reason.
-
-    Args:
-        arrays: Those that the call's blocks have.
-        error: Of the call.
-    """
-    cause = error.cause if isinstance(error, RayTaskError) else error
-    if not arrays or not isinstance(cause, ObjectLostError):
-        return None
-    return lost_arrays(origins_of(arrays, cause), cause)

@@ -7,7 +7,7 @@ import gc
 import logging
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from rlmath.cluster.logs import send_output_to
@@ -121,17 +121,12 @@ class ActorWorker:
         peaks, self._peaks = self._peaks, {}
         return peaks
 
-    def begin_step(self, shard: Any, *blocks: Any) -> None:
-        """Keep this rank's shard of a step for all calls of that step.
-
-        Args:
-            shard: Of the step; or a ``HeldShard``.
-            blocks: That a ``HeldShard`` is filled from; Ray has brought them to this node.
-        """
+    def begin_step(self, shard: Shard) -> None:
+        """Keep this rank's shard of a step for all calls of that step."""
         self._note_peak("between_updates")
         from rlmath.actor.rank_step import RankStep
 
-        self.step = RankStep(self.actor, self.value_model, _filled(shard, blocks))
+        self.step = RankStep(self.actor, self.value_model, shard)
 
     def step_log_probs(self, now: int, stale_kv: bool = False) -> Any:
         """See :meth:`rlmath.actor.rank_step.RankStep.log_probs`."""
@@ -426,10 +421,3 @@ def _check_and_release(model: Any) -> None:
 
         check_saveable(model)  # Before its parameters are away.
     model.release()
-
-
-def _filled(shard: Any, blocks: Sequence[Any]) -> Shard:
-    """A shard, with responses that stayed with the engines."""
-    from rlmath.batching.held_shards import HeldShard
-
-    return shard.filled(blocks) if isinstance(shard, HeldShard) else shard

@@ -120,7 +120,7 @@ def sampled_sequences(
         for own, group in zip(takes_part.split(sizes), groups, strict=True):
             # Of those that take part: else a copy would be left out for one that does not.
             places = own.nonzero()[:, 0].tolist()
-            copies = duplicates(_tokens([group.samples[i].sample for i in places]))
+            copies = duplicates([group.samples[i].sample.token_ids.tobytes() for i in places])
             own[places] = ~torch.tensor(copies, dtype=torch.bool)
     of_groups = [np.array(group.problem.prompt_token_ids, np.int32) for group in groups]
     group_ids = [i for i, group in enumerate(groups) for _ in group.samples]
@@ -135,14 +135,6 @@ def sampled_sequences(
         takes_part=takes_part,
         teacher_log_probs=None if teacher_log_probs is None else tuple(teacher_log_probs),
     )
-
-
-def _tokens(samples: Sequence[Sample]) -> list[bytes | str]:
-    """What tells the tokens of a group's samples."""
-    digests = [sample.figures.tokens_digest for sample in samples if sample.figures is not None]
-    if len(digests) == len(samples):
-        return list(digests)
-    return [np.asarray(sample.token_ids).tobytes() for sample in samples]
 
 
 def token_ages(samples: Sequence[Sample]) -> Tensor | None:

@@ -28,7 +28,6 @@ from rlmath.checks import files as check_files
 from rlmath.checks import layout as check_layout
 from rlmath.checks import precision as check_precision
 from rlmath.checks.algorithm import algorithm_problems
-from rlmath.checks.arrays import array_problems
 from rlmath.checks.benchmarks import benchmark_problems
 from rlmath.checks.fp8_training import fp8_model, fp8_problems
 from rlmath.checks.latent import latent_problems
@@ -108,7 +107,6 @@ def find_problems(config: Config, command: Command, machine: Machine) -> Iterato
     yield from _accepted_changes(config)
     if command == "train":
         yield from teacher_problems(config, device)
-        yield from array_problems(config)
         yield from unmerged_problems(config, device)
     if command != "sft":
         yield from quantization_problems(config, command)

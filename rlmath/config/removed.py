@@ -10,6 +10,7 @@ _OVERLAP = (
 REMOVED = {
     "algorithm.overlap_log_probs": _OVERLAP,
     "algorithm.overlap_update": _OVERLAP,
+    "rollout.arrays": "more memory for the driver: it has 8 bytes per token in Ray's shared memory",
 }
 
 # By key, removed values.

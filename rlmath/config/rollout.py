@@ -20,11 +20,6 @@ class KvAtSync(Enum):
     keep = "keep"
 
 
-class ArraysAt(Enum):
-    driver = "driver"
-    engines = "engines"
-
-
 # Those that train on tokens of older weights.
 OVERLAPPING = tuple(one for one in RolloutSchedule if one is not RolloutSchedule.synchronous)
 
@@ -131,12 +126,6 @@ class RolloutConfig:
         "compute them again; keep: the old ones stay, which saves that time; log-probs then are "
         "those of no single version.",
         only_with=OnlyWith("schedule", (RolloutSchedule.continuous,)),
-    )
-    arrays: ArraysAt = setting(
-        ArraysAt.driver,
-        "Where token ids and log-probs of a step's samples wait for the ranks. driver: in the "
-        "driver's process; engines: in Ray's object store on the node of the engine that made "
-        "them, and the driver has references, for steps of 300 million tokens and more.",
     )
     async_scheduling: bool | None = setting(
         None,

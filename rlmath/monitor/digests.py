@@ -201,15 +201,11 @@ def digest_prompt(token_ids: Sequence[int]) -> str:
 
 def digest_tokens(sample: Sample) -> str:
     """Of a sample's tokens and its finish reason."""
-    if sample.figures is not None:
-        return sample.figures.tokens_digest
     return digest(np.asarray(sample.token_ids, np.int32).tobytes(), sample.finish_reason)
 
 
 def digest_log_probs(sample: Sample) -> str:
     """Of a sample's rollout log-probs."""
-    if sample.figures is not None:
-        return sample.figures.log_probs_digest
     return digest(np.asarray(sample.log_probs, np.float32).tobytes())
 
 

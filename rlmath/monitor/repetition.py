@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from rlmath.types import Repetition, Sample
+from rlmath.types import Repetition
 
 # A response that has begun to repeat itself does so to its end, so its end is looked at.
 TAIL_BYTES = 4096
@@ -46,19 +46,8 @@ def repetition(text: str, token_ids: Sequence[int] | NDArray[np.int32]) -> Repet
 
     N-grams count from ``LEAST_BYTES`` tokens on: a short answer may well say a thing twice.
     """
-    return _judged(text, repeated_ngrams(token_ids), len(token_ids))
-
-
-def repetition_of(sample: Sample) -> Repetition:
-    """:func:`repetition` of a sample, whose tokens may be elsewhere."""
-    figures = sample.figures
-    if figures is None:
-        return repetition(sample.text, np.asarray(sample.token_ids))
-    return _judged(sample.text, figures.repeated_ngrams, len(sample.token_ids))
-
-
-def _judged(text: str, ngrams: float, tokens: int) -> Repetition:
-    ratio, long = compression_ratio(text), tokens >= LEAST_BYTES
+    ratio, ngrams = compression_ratio(text), repeated_ngrams(token_ids)
+    is_long = len(token_ids) >= LEAST_BYTES
     return Repetition(
-        ratio, ngrams, ratio > REPETITIVE_COMPRESSION or (long and ngrams > REPETITIVE_NGRAMS)
+        ratio, ngrams, ratio > REPETITIVE_COMPRESSION or (is_long and ngrams > REPETITIVE_NGRAMS)
     )

@@ -16,7 +16,6 @@ from concurrent.futures import Future
 from typing import Any, ClassVar
 
 from rlmath.errors import ConfigError, UserError
-from rlmath.utils.array_refs import ArrayRef, FetchedOnce
 
 Value = float | None
 Values = list[Value]
@@ -143,18 +142,8 @@ def _is_token_ids(value: Any) -> bool:
 
 
 def token_lists(completion_ids: Sequence[Any]) -> list[Sequence[int]]:
-    """Token ids of each completion as plain integers, for code that expects TRL's lists.
-
-    Those that are elsewhere stay there until they are read.
-    """
-    return [_token_list(ids) for ids in completion_ids]
-
-
-def _token_list(ids: Any) -> Sequence[int]:
-    if isinstance(ids, ArrayRef):
-        return FetchedOnce(ids)
-    listed: Sequence[int] = ids.tolist() if hasattr(ids, "tolist") else ids
-    return listed
+    """Token ids of each completion as plain integers, for code that expects TRL's lists."""
+    return [ids.tolist() if hasattr(ids, "tolist") else ids for ids in completion_ids]
 
 
 def token_counts(

@@ -20,7 +20,6 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any, Literal
 
-from rlmath.errors import LostArrays
 from rlmath.grading import GradingSettings, MathGrader
 from rlmath.grading.settings import REWARD_FALLBACK
 from rlmath.rewards.answers import GRADES_COLUMN, AnswerGrader, GradedReward
@@ -442,7 +441,7 @@ class RewardMix:
         """What a call returns, if it keeps the contract; else as ``on_error`` says."""
         try:
             values, _ = check_values(item.label, call(), len(texts))
-        except (RewardSettingError, LostArrays):
+        except RewardSettingError:
             raise
         except (Exception, SystemExit) as error:
             if is_signal(error):

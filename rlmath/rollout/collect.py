@@ -8,7 +8,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import replace
 from typing import Any
 
-from rlmath.monitor.repetition import repetition_of
+from rlmath.monitor.repetition import repetition
 from rlmath.rewards.mix import RewardMix
 from rlmath.rewards.scored import Partial
 from rlmath.types import Group, Problem, Repetition, Sample
@@ -79,7 +79,7 @@ class Grading:
         own = self._arrived[problem.id]
 
         def look() -> list[Partial]:
-            found = repetition_of(sample)
+            found = repetition(sample.text, sample.token_ids)
             self._repetition[problem.id, sample.index] = found
             return self._rewards.prescore_group(problem, [sample])
 

@@ -85,7 +85,6 @@ class ContinuousSampler(Sampler):
         assert self._open is not None, f"step {step} has no round"
         work, self._open = self._open, None
         self._live = dict(sorted(work.unfinished.items()))
-        self._fetch_live()
         self._gather(step + work.is_taken, work)
         events, self._events = self._events, []
         self.ledger.write(step, events)

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rlmath.cluster.logs import send_output_to
@@ -18,12 +17,9 @@ from rlmath.cluster.processes import ProcessPlace, own_place
 from rlmath.cluster.watchdog import write_stacks_on_signal
 from rlmath.errors import WeightsError
 from rlmath.rollout.engine_arguments import cache_folders
-from rlmath.rollout.engine_journal import EngineJournal
-from rlmath.rollout.held_arrays import hold
 from rlmath.rollout.requests import EngineSpec, Progress, Request
 from rlmath.rollout.step_loop import StepLoop, import_vllm
 from rlmath.utils.child_processes import end_with_parent
-from rlmath.utils.ray_returns import StayingReturns
 
 if TYPE_CHECKING:
     from rlmath.weights.slices import WeightSlice
@@ -40,8 +36,6 @@ class RolloutEngine:
         self._spec = spec
         self._index = index
         self._loop = StepLoop(spec, index)
-        self._journal = EngineJournal(index)
-        self._returns = StayingReturns()
         # False from the start of an update until its end, and after a sleep that dropped them.
         self._weights_valid = True
         self._preparing = threading.Lock()
@@ -99,16 +93,6 @@ class RolloutEngine:
         if requests:
             self._loop.submit(generation, requests)
         return self._loop.progress(generation, timeout_s)
-
-    def exchange_held(
-        self, generation: int, requests: Sequence[Request], timeout_s: float
-    ) -> Iterator[Any]:
-        """:meth:`exchange`, and the block of arrays that stays here; see ``held_arrays.py``."""
-        self._journal.expect(generation, requests)
-        progress = self.exchange(generation, requests, timeout_s)
-        failed = self._journal.write(progress.samples)
-        samples, block = hold(progress.samples)
-        return self._returns.pair(replace(progress, samples=samples, journal_error=failed), block)
 
     def abort(self, generation: int) -> None:
         """Drop all requests of this generation, and its samples that were not yet fetched."""

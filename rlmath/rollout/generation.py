@@ -16,13 +16,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import ray
 
-from rlmath.rollout.held_arrays import bound
 from rlmath.rollout.requests import EngineError, Progress, Request, cut_sample
 from rlmath.types import Sample
 
@@ -65,8 +63,6 @@ class Generation:
             engines still had.
         idle_s: Of each engine, seconds of this round without work.
         duration_s: From the first request to the last sample; 0 until then.
-        look_every_s: Longest time between two calls of ``more`` while engines work; ``None``: it
-            is called when one answers.
     """
 
     def __init__(
@@ -102,9 +98,6 @@ class Generation:
         self._queue: deque[Request] = deque()
         # Whether any request stays on an engine, and whether one that does may be in the queue.
         self._some_stay = self._queue_stays = False
-        # Whether engines keep arrays, and of each answer that is owed the block that comes with it.
-        self._holds_arrays = False
-        self._blocks: dict[Any, Any] = {}
         self._unfinished: set[Key] = set()
         # The answer that each busy engine owes, and the engines that owe one.
         self._answers: dict[Any, int] = {}
@@ -136,13 +129,10 @@ class Generation:
         self._unfinished |= keys
         if any(request.stays_on is not None for request in requests):
             self._some_stay = self._queue_stays = True
-        self._holds_arrays |= any(request.holds_arrays for request in requests)
         self._longest = max([self._longest, *(request.new_tokens for request in requests)])
         for request in requests:
             found = None if self._journal is None else self._journal.find(request)
             if found is None:
-                if request.holds_arrays and self._journal is not None:
-                    request = replace(request, journal=self._journal.entry(request))
                 self._queue.append(request)
             else:
                 self._found.append(found)
@@ -239,14 +229,9 @@ class Generation:
         for index in free:
             if self.held[index]:
                 self._note_work(index)
-                engine = processes[index].handle
-                arguments = (self.number, dealt[index], self._answer_every_s)
-                if self._holds_arrays:
-                    call = engine.exchange_held.options(num_returns=2)
-                    answer, block = call.remote(*arguments)
-                    self._blocks[answer] = block
-                else:
-                    answer = engine.exchange.remote(*arguments)
+                answer = processes[index].handle.exchange.remote(
+                    self.number, dealt[index], self._answer_every_s
+                )
                 self._answers[answer] = index
                 self._owing.add(index)
                 self._waited_before_s[index] = self._waited_s
@@ -343,8 +328,7 @@ class Generation:
                 "weight sync, because the actor is past that version"
             )
         owed = [*self._answers, *starting]
-        timeout_s = self._answer_every_s
-        ready, others = self._wait(owed, num_returns=1, timeout=timeout_s)
+        ready, others = self._wait(owed, num_returns=1, timeout=self._answer_every_s)
         self._waited_s += self._clock_s() - waiting_since
         if ready and others:
             # With hundreds of engines, many have answered since the last look.
@@ -354,9 +338,9 @@ class Generation:
         for ref in ready:
             if ref in starting:
                 continue
-            index, block = self._answered(ref)
+            index = self._answered(ref)
             try:
-                samples += self._take(ref, index, block)
+                samples += self._take(ref, index)
             except EngineError as error:
                 self._replace(index, error)
         if self._waited_s >= self._next_check_s:
@@ -366,12 +350,11 @@ class Generation:
             self._replace(index, why)
         return samples
 
-    def _answered(self, ref: Any) -> tuple[int, Any]:
-        """Take an answer off those that are owed; the engine that owed it, and the answer's block
-        of arrays, if the engines keep them."""
+    def _answered(self, ref: Any) -> int:
+        """Take an answer off those that are owed; the engine that owed it."""
         index = self._answers.pop(ref)
         self._owing.discard(index)
-        return index, self._blocks.pop(ref, None)
+        return index
 
     def _replace_stalled(self) -> None:
         """Have engines started again that owe an answer for too long."""
@@ -383,7 +366,7 @@ class Generation:
                 self._answered(ref)
                 self._replace(index, error)
 
-    def _take(self, ref: Any, index: int, block: Any) -> Sequence[Sample]:
+    def _take(self, ref: Any, index: int) -> Sequence[Sample]:
         """The samples of an engine's answer; nothing has changed when it raises."""
         engine, held = self._pool.processes[index], self.held[index]
         progress: Progress = engine.get(ref)
@@ -394,14 +377,11 @@ class Generation:
                 f"{self._pool.spec.role} {index} is idle, but {len(left)} of its samples are "
                 f"missing: {sorted(left)[:5]}" + engine.end_of_log()
             )
-        if progress.journal_error and self._journal is not None:
-            self._journal.note_failure(index, progress.journal_error)
         self.tokens_held[index] = progress.tokens_held
         self.tokens_reused += progress.tokens_reused
-        samples = progress.samples if block is None else bound(progress.samples, block)
-        for sample in samples:
+        for sample in progress.samples:
             request = held.pop((sample.problem_id, sample.index))
-            if self._journal is not None and request.journal is None:
+            if self._journal is not None:
                 self._journal.keep(request, sample)
             self.finished[index] += 1
             self.finished_tokens[index] += len(sample.token_ids)
@@ -409,7 +389,7 @@ class Generation:
         # What it finished counts, also when it hangs with the rest: that is seen next time.
         if not progress.samples:
             self._check_stall(index, progress.quiet_s, progress.unfinished)
-        return samples
+        return progress.samples
 
     def _replace(self, index: int, error: EngineError) -> None:
         """Have an engine started again; what it had goes back to the head of the queue.
@@ -421,10 +401,7 @@ class Generation:
         """
         held = self.held[index]
         self._pool.replace(index, error, unfinished=len(held))
-        again = list(held.values())
-        if self._journal is not None:
-            again = [self._journal.again(one) for one in again]
-        self._queue.extendleft(reversed(again))
+        self._queue.extendleft(reversed(held.values()))
         held.clear()
         self.tokens_held[index] = 0
         self._note_idle(index)

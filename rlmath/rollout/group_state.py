@@ -22,8 +22,7 @@ def sample_to_state(sample: Sample) -> dict[str, Any]:
         state[name] = _text(np.asarray(state[name], dtype))
     if (routes := sample.routes) is not None:
         state["routes"] = [_text(routes), routes.dtype.str, list(routes.shape)]
-    # What is saved are the arrays themselves.
-    return state | {"spans": [list(span) for span in sample.spans], "figures": None}
+    return state | {"spans": [list(span) for span in sample.spans]}
 
 
 def sample_from_state(state: Mapping[str, Any]) -> Sample:

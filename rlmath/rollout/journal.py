@@ -1,7 +1,6 @@
 """Samples on disk as soon as an engine has made them, so that a run that dies does not lose them.
 
-``journal/step_000012.bin`` has the samples of one step, until a checkpoint covers the step; with
-``rollout.arrays=engines``, files of the engines beside it (``engine_journal.py``) have them. A run
+``journal/step_000012.bin`` has the samples of one step, until a checkpoint covers the step. A run
 that resumes before it finds them by request, if the weights are the same to the last bit, and asks
 the engines for the others alone. A record is its length, its CRC-32, a zlib stream (a line of JSON
 and the arrays), and routes as they are: they hardly compress.
@@ -23,7 +22,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from rlmath.rollout.requests import JournalEntry, Request
+from rlmath.rollout.requests import Request
 from rlmath.types import Sample
 
 FOLDER = "journal"
@@ -43,12 +42,9 @@ class StepJournal:
     def __init__(self, path: Path | None, weights: str, threads: ThreadPoolExecutor | None) -> None:
         self._path, self._weights, self._threads = path, weights, threads
         self._known: dict[str, Sample] = {}
-        self._attempt_of: dict[str, int] = {}
         self._file: IO[bytes] | None = None
         self._writing: list[Future[None]] = []
         self._failed: OSError | None = None
-        # Engines that could not write their samples, with the reason.
-        self._failed_engines: dict[int, str] = {}
         self.reused = 0
 
     def open(self) -> None:
@@ -57,8 +53,6 @@ class StepJournal:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
         end = 0
-        for path in sorted(self._path.parent.glob(f"{self._path.stem}.*-*.bin")):
-            self._read(path)
         if self._path.exists():
             end = self._read(self._path)
         self._file = self._path.open("r+b" if end else "wb")
@@ -69,10 +63,8 @@ class StepJournal:
         """Take the samples of a file; the place where its last whole record ends."""
         end = 0
         for payload, after in _records(path.read_bytes()):
-            key, sample, attempt = _unpacked(payload)
-            # An earlier attempt's was written, and not taken: what was trained on is the last's.
-            if attempt >= self._attempt_of.get(key, 0):
-                self._known[key], self._attempt_of[key] = sample, attempt
+            key, sample = _unpacked(payload)
+            self._known[key] = sample
             end = after
         return end
 
@@ -92,26 +84,6 @@ class StepJournal:
                 file=sys.stderr,
                 flush=True,
             )
-        if self._failed_engines:
-            engines = ", ".join(str(one) for one in sorted(self._failed_engines))
-            reason = next(iter(self._failed_engines.values()))
-            print(
-                f"warning: {self._path}: engines that could not write their samples: {engines} "
-                f"({reason}); if the run dies, it generates them again (runner.journal_keep_gib)",
-                file=sys.stderr,
-                flush=True,
-            )
-
-    def note_failure(self, engine: int, reason: str) -> None:
-        """An engine writes no more samples of this step."""
-        self._failed_engines[engine] = reason
-
-    def again(self, request: Request) -> Request:
-        """A request whose engine's answer is not waited for any more, for another engine."""
-        if request.journal is None:
-            return request
-        attempt = request.journal.attempt + 1
-        return replace(request, journal=replace(request.journal, attempt=attempt))
 
     def tell(self, step: int) -> None:
         """Say how many samples it had."""
@@ -144,14 +116,6 @@ class StepJournal:
             return
         sample = new_part(request, sample)
         self._writing.append(self._threads.submit(self._write, self._key(request), sample))
-
-    def entry(self, request: Request) -> JournalEntry | None:
-        """What an engine needs to write a request's sample; ``None``: nothing is kept."""
-        if self._file is None:
-            return None
-        return JournalEntry(
-            str(Path(self._file.name).absolute().with_suffix("")), self._key(request)
-        )
 
     def _write(self, key: str, sample: Sample) -> None:
         assert self._file is not None
@@ -245,7 +209,7 @@ class SampleJournal:
         self._threads.shutdown(wait=True)
 
     def _limit(self, newest: Path) -> None:
-        # Engines of many steps leave many files, and a file of an earlier step does not grow.
+        # A file of an earlier step does not grow.
         for path in self._files():
             if path not in self._sizes and _step(path) < _step(newest):
                 self._sizes[path] = path.stat().st_size
@@ -264,8 +228,8 @@ class SampleJournal:
 
 
 def _step(path: Path) -> int:
-    """Of a file: ``step_000012.bin``, or an engine's ``step_000012.3-1f0c9a22.bin``."""
-    return int(path.name.partition(".")[0].rpartition("_")[2])
+    """Step of a file ``step_000012.bin``."""
+    return int(path.stem.rpartition("_")[2])
 
 
 def has_nothing_new(request: Request, sample: Sample) -> bool:
@@ -284,17 +248,14 @@ def new_part(request: Request, sample: Sample) -> Sample:
     )
 
 
-def framed(key: str, sample: Sample, attempt: int = 0) -> bytes:
-    """A record; ``attempt``: see ``JournalEntry``."""
-    payload = _packed(key, sample, attempt)
+def framed(key: str, sample: Sample) -> bytes:
+    """A record."""
+    payload = _packed(key, sample)
     return _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
 
 
-def _packed(key: str, sample: Sample, attempt: int) -> bytes:
+def _packed(key: str, sample: Sample) -> bytes:
     plain: dict[str, Any] = dict(vars(sample)) | {"key": key}
-    if attempt:
-        plain["attempt"] = attempt
-    plain.pop("figures")
     tokens = plain.pop("token_ids").astype("<i4")
     log_probs = plain.pop("log_probs").astype("<f4")
     routes = b""
@@ -306,11 +267,11 @@ def _packed(key: str, sample: Sample, attempt: int) -> bytes:
     return zlib.compress(head + tokens.tobytes() + log_probs.tobytes(), _COMPRESSION) + routes
 
 
-def _unpacked(payload: bytes) -> tuple[str, Sample, int]:
+def _unpacked(payload: bytes) -> tuple[str, Sample]:
     stream = zlib.decompressobj()
     head, _, arrays = stream.decompress(payload).partition(b"\n")
     plain = json.loads(head)
-    key, attempt = plain.pop("key"), plain.pop("attempt", 0)
+    key = plain.pop("key")
     if "routes" in plain:
         dtype, shape = plain["routes"]
         plain["routes"] = np.frombuffer(stream.unused_data, dtype).reshape(shape).copy()
@@ -321,7 +282,7 @@ def _unpacked(payload: bytes) -> tuple[str, Sample, int]:
         token_ids=np.frombuffer(arrays[:half], "<i4").astype(np.int32),
         log_probs=np.frombuffer(arrays[half:], "<f4").astype(np.float32),
     )
-    return key, sample, attempt
+    return key, sample
 
 
 def _records(data: bytes) -> Iterator[tuple[bytes, int]]:

@@ -113,7 +113,6 @@ class LiveGroup:
         problem: Problem,
         *,
         wants_routes: bool,
-        holds_arrays: bool = False,
     ) -> LiveGroup:
         """What :meth:`to_state` was called on.
 
@@ -121,7 +120,6 @@ class LiveGroup:
             state: Its result.
             problem: With the group's id, as the data has it now.
             wants_routes: See ``Request``: of the run that continues, not of the one that saved.
-            holds_arrays: Likewise.
         """
         problem = with_saved_prompt(problem, state)
         requests = tuple(
@@ -135,7 +133,6 @@ class LiveGroup:
                 seed,
                 state["ignore_eos"],
                 wants_routes=wants_routes,
-                holds_arrays=holds_arrays,
             )
             for index, seed in enumerate(state["seeds"])
         )

@@ -35,22 +35,6 @@ class EngineStartError(UserError):
 
 
 @dataclass(frozen=True)
-class JournalEntry:
-    """Where an engine writes a sample; see ``engine_journal.py``.
-
-    Attributes:
-        stem: Path of the step's files, without what comes after the step.
-        key: Of the record.
-        attempt: How often the request was given to an engine before. The driver does not take the
-            sample of an earlier attempt any more, whose engine may have written it all the same.
-    """
-
-    stem: str
-    key: str
-    attempt: int = 0
-
-
-@dataclass(frozen=True)
 class Request:
     """One completion to sample.
 
@@ -75,8 +59,6 @@ class Request:
             it, so ``max_tokens`` is one more than ``begun`` has.
         wants_routes: Its sample carries an MoE's routes, if the engine returns them: what is
             trained on, or compared with the actor's log-probs, wants them, and nothing else.
-        holds_arrays: Its sample's arrays stay on the engine's node; see ``held_arrays.py``.
-        journal: Of a sample that the engine writes to the journal; ``None``: it writes none.
     """
 
     problem_id: str
@@ -92,8 +74,6 @@ class Request:
     stays_on: int | None = None
     scores: bool = False
     wants_routes: bool = False
-    holds_arrays: bool = False
-    journal: JournalEntry | None = None
 
     @property
     def begun_tokens(self) -> int:
@@ -146,7 +126,6 @@ def requests_for(
     step: int,
     ignore_eos: bool = False,
     wants_routes: bool = False,
-    holds_arrays: bool = False,
 ) -> list[Request]:
     """Requests for ``samples`` completions of each problem, a problem's own side by side."""
     return [
@@ -160,7 +139,6 @@ def requests_for(
             seed=request_seed(run_seed, step, problem.id, index),
             ignore_eos=ignore_eos,
             wants_routes=wants_routes,
-            holds_arrays=holds_arrays,
         )
         for problem in problems
         for index in range(samples)
@@ -180,8 +158,6 @@ class Progress:
         quiet_s: Seconds since its last token; 0 when it has no work.
         tokens_reused: Since the last answer, tokens of continued responses and their prompts whose
             keys and values it still had.
-        journal_error: Why samples of the step are not in the engine's journal, at the first that is
-            not; empty: none.
     """
 
     samples: tuple[Sample, ...]
@@ -190,7 +166,6 @@ class Progress:
     tokens_held: int
     quiet_s: float
     tokens_reused: int = 0
-    journal_error: str = ""
 
 
 # Tokens of a block of vLLM's KV cache on CPU; prefixes are kept in whole blocks.

@@ -14,12 +14,11 @@ from rlmath.algorithms.dynamic_sampling import GroupPool, PoolCounts
 from rlmath.algorithms.filters import UNSCORED
 from rlmath.batching.from_groups import apply_truncation_penalty
 from rlmath.config.actor import RoutingReplay
-from rlmath.config.rollout import ArraysAt, max_lag
+from rlmath.config.rollout import max_lag
 from rlmath.config.schema import Config, RolloutSchedule
 from rlmath.data import ProblemStream
 from rlmath.rollout.collect import Collector
 from rlmath.rollout.group_state import group_from_state, group_to_state
-from rlmath.rollout.held_arrays import fetched, fetched_samples
 from rlmath.rollout.journal import SampleJournal
 from rlmath.rollout.lag import LengthTotals, lag_metrics
 from rlmath.rollout.ledger import Event, Ledger, LedgerError
@@ -95,7 +94,6 @@ class Sampler:
         self.on_kept: Callable[[Group], None] = lambda _: None
         self._max_lag = max_lag(config.rollout)
         self._wants_routes = config.actor.routing_replay is RoutingReplay.engine
-        self._holds_arrays = config.rollout.arrays is ArraysAt.engines
         schedule = config.rollout.schedule
         self._carries_over = schedule is RolloutSchedule.carry_over
         self._cuts = self._carries_over or schedule is RolloutSchedule.continuous
@@ -188,7 +186,6 @@ class Sampler:
                 work.take(sample)
             journal.tell(step)
         self._live = dict(sorted(work.unfinished.items()))
-        self._fetch_live()
         for one in self._live.values():
             one.graded.clear()
         self._see_rates(work.finished, step)
@@ -233,10 +230,6 @@ class Sampler:
         """The step's groups; writes what became of all groups to the ledger."""
         self._admit_resumed(step)
         groups, counts = self._groups.pop(self._at_least)
-        if self._holds_arrays:
-            # As those of unfinished groups: a node that goes later must not take them with it.
-            kept = self._groups.carried_over
-            self._groups.set_carried_over([(order, fetched(group)) for order, group in kept])
         left = {ordinal for ordinal, _ in self._groups.carried_over}
         trained = sorted(self._kept_since.keys() - left)
         self._check_lag(step, trained)
@@ -252,16 +245,6 @@ class Sampler:
         if len(groups) < self._config.algorithm.prompts_per_step:
             self._short_steps.append(step)
         return groups, counts
-
-    def _fetch_live(self) -> None:
-        """Bring samples of unfinished groups here, as their step ends: those that are cut came with
-        their arrays, as they are continued from here."""
-        if not self._holds_arrays:
-            return
-        groups = self._live.values()
-        found = iter(fetched_samples([one for g in groups for one in g.finished.values()]))
-        for group in groups:
-            group.finished = {index: next(found) for index in group.finished}
 
     def max_response_tokens(self, step: int) -> int:
         """Longest response in a step, in tokens."""
@@ -335,7 +318,6 @@ class Sampler:
             step=step,
             ignore_eos=config.rollout.ignore_eos,
             wants_routes=self._wants_routes,
-            holds_arrays=self._holds_arrays,
         )
         return LiveGroup(ordinal, now, problem, tuple(requests))
 
@@ -501,7 +483,6 @@ class Sampler:
                 saved,
                 self._problem(saved["problem_id"]),
                 wants_routes=self._wants_routes,
-                holds_arrays=self._holds_arrays,
             )
             for saved in state.get("live", ())
         }

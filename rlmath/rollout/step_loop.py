@@ -17,12 +17,11 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
 
-from rlmath.monitor.array_figures import array_figures
 from rlmath.rollout.engine_workers import (
     check_gpus,
     smallest,
@@ -492,7 +491,7 @@ class StepLoop:
         reason: FinishReason = "length" if finish_reason == "length" else "stop"
         if reason == "length" and len(running.token_ids) < request.max_tokens:
             reason = "cut"
-        sample = Sample(
+        return Sample(
             problem_id=request.problem_id,
             index=request.index,
             token_ids=np.array(running.token_ids, np.int32),
@@ -507,9 +506,6 @@ class StepLoop:
             engine=self._index,
             routes=self._routes(running, is_cut=reason == "cut"),
         )
-        if request.holds_arrays and reason != "cut":
-            return replace(sample, figures=array_figures(sample))
-        return sample
 
     def _routes(self, running: _Running, *, is_cut: bool) -> Any:
         """See ``Sample.routes``."""

@@ -16,7 +16,6 @@ from rlmath.actor.group import ActorGroup
 from rlmath.checkpoint import Checkpoint, CheckpointStore
 from rlmath.cluster.watchdog import WatchedComponent
 from rlmath.config.schema import Config
-from rlmath.errors import LostArrays
 from rlmath.rewards.base import RewardError
 from rlmath.rollout.pool import RolloutPool
 from rlmath.rollout.requests import EngineError
@@ -234,7 +233,7 @@ class Saver:
         """
         try:
             yield
-        except (KeyboardInterrupt, SystemExit, RewardError, EngineError, LostArrays) as cause:
+        except (KeyboardInterrupt, SystemExit, RewardError, EngineError) as cause:
             signal = isinstance(cause, KeyboardInterrupt | SystemExit)
             what = "interrupted" if signal else f"stopped by {type(cause).__name__}"
             try:

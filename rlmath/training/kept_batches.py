@@ -15,12 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import ray
 import torch
-from ray.exceptions import RayError
 
 from rlmath.batching.from_groups import SampleRewards
-from rlmath.batching.held_shards import HeldShard, are_held, held_whole
 from rlmath.monitor.files import replacing
 from rlmath.training.controllers import Coefficients
 from rlmath.training.kept_files import kept_file, kept_files
@@ -107,17 +104,10 @@ class KeptBatches:
     def _write(self, step: int, header: Mapping[str, Any], batch: StepBatch) -> None:
         path = kept_file(self._folder, step)
         try:
-            if are_held(batch.sequences):
-                held, blocks = held_whole(batch.sequences)
-                task = ray.remote(_write_held).options(num_cpus=0, max_retries=0)
-                ray.get(
-                    task.remote(str(path.absolute()), header, _of_sequences(batch), held, *blocks)
-                )
-            else:
-                sequences = batch.sequences.select(range(len(batch)))
-                _write_file(path, header, _of_sequences(batch), sequences)
+            sequences = batch.sequences.select(range(len(batch)))
+            _write_file(path, header, _of_sequences(batch), sequences)
             self._limit(path)
-        except (OSError, RayError) as error:
+        except OSError as error:
             # The run is worth more than what is kept of it.
             self._warn(f"{path}: {error}; rlmath replay cannot redo this step")
 
@@ -178,13 +168,6 @@ def _of_sequences(batch: StepBatch) -> dict[str, Any]:
         _TAKES_PART: batch.takes_part,
     }
     return {name: tensor.numpy() for name, tensor in tensors.items()}
-
-
-def _write_held(
-    path: str, header: Mapping[str, Any], own: Mapping[str, Any], held: HeldShard, *blocks: Any
-) -> None:
-    """In a process of Ray's, on the node that has most of the blocks: the driver gets none."""
-    _write_file(Path(path), header, own, held.filled(blocks).batch)
 
 
 def _write_file(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rlmath.algorithms.off_policy import masked_by_lag
 from rlmath.grading.result import FAILED_GRADES, STATUSES
-from rlmath.monitor.repetition import repetition_of
+from rlmath.monitor.repetition import repetition
 from rlmath.types import GradedSample, Group
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     judged = [s.correct for s in samples if s.correct is not None]
     lengths = [len(s.sample.token_ids) for s in samples]
     # Seen when a sample is graded, while others are still generated.
-    found = [s.repetition or repetition_of(s.sample) for s in samples]
+    found = [s.repetition or repetition(s.sample.text, s.sample.token_ids) for s in samples]
     metrics = {
         "rollout/rewards": _mean(rewards),
         **_standard_error(groups),

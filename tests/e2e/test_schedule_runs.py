@@ -31,7 +31,6 @@ SETTINGS = [
     f"reward.items=[{{name: '{ROOT / 'tests' / 'e2e' / 'odd_reward.py'}:odd'}}]",
     "algorithm.correction.kind=token_truncate",
 ]
-ARRAYS = ["rollout.arrays=engines"]
 CARRY_OVER = [
     "rollout.schedule=carry_over",
     "rollout.carry_over_tokens=20",
@@ -59,39 +58,23 @@ def pipelined(lines: list[dict[str, float]]) -> None:
     assert all("schedule/engines_waited_s" in line for line in lines)
 
 
-# Where arrays are in the run that is killed, and in the one that resumes.
-HERE: tuple[list[str], list[str]] = ([], [])
-THERE, THERE_AND_HERE = (ARRAYS, ARRAYS), (ARRAYS, [])
-
-
 @pytest.mark.parametrize(
-    ("schedule", "look", "killed_at", "arrays"),
+    ("schedule", "look", "killed_at"),
     [
         # What is proven without a run: tests/unit/rollout/test_carry_over.py. The continuous run
         # below is killed in the middle of sampling too.
-        pytest.param(CARRY_OVER, carried_over, 3, HERE, id="carry_over", marks=pytest.mark.long),
+        pytest.param(CARRY_OVER, carried_over, 3, id="carry_over", marks=pytest.mark.long),
         # Sampled while step 3 trains.
-        pytest.param(PIPELINED, pipelined, 4, HERE, id="pipelined", marks=pytest.mark.long),
-        # What is proven without a run: tests/unit/training/test_scale.py,
-        # tests/unit/rollout/test_held_schedules.py.
-        pytest.param(CARRY_OVER, carried_over, 3, THERE, id="carry_there", marks=pytest.mark.long),
-        pytest.param(
-            *(PIPELINED, pipelined, 4, THERE_AND_HERE),
-            id="pipelined_there",
-            marks=pytest.mark.long,
-        ),
+        pytest.param(PIPELINED, pipelined, 4, id="pipelined", marks=pytest.mark.long),
     ],
 )
 def test_a_killed_run_continues_with_what_was_sampled(
     schedule: list[str],
     look: Callable[[Any], None],
     killed_at: int,
-    arrays: tuple[list[str], list[str]],
     material: Path,
     tmp_path: Path,
 ) -> None:
-    """With arrays that stay with the engines, all is as in the straight run, which has them on the
-    driver."""
     straight, killed = tmp_path / "straight", tmp_path / "killed"
 
     def settings(folder: Path, *more: str) -> list[str]:
@@ -108,8 +91,7 @@ def test_a_killed_run_continues_with_what_was_sampled(
     assert [one["step"] for one in found["steps"]] == [1, 2, 3, 4]
     assert all(one["bit_equal"] for one in found["steps"])
 
-    before, after = arrays
-    given = settings(killed, "rollout.engines=2", *before)[1:]
+    given = settings(killed, "rollout.engines=2")[1:]
     first = Run(killed, given, tmp_path / "first.log")
     # While it samples for the next step, the actor trains: a new engine gets the next weights.
     first.until_step(1)
@@ -117,35 +99,9 @@ def test_a_killed_run_continues_with_what_was_sampled(
     _kill_while_sampling(first, killed_at)
     assert "(1 of rollout.max_engine_restarts" in first.output()
     assert len(metrics(killed)) == 2
-    run = rlmath(*settings(killed, "rollout.engines=1", *after))
+    run = rlmath(*settings(killed, "rollout.engines=1"))
     assert run.returncode == 0, run.stderr
     assert "samples came from the journal" in run.stdout
-    _check_same(killed, straight)
-
-
-@pytest.mark.long
-def test_arrays_that_stay_on_the_engines_nodes_change_nothing(
-    material: Path, tmp_path: Path
-) -> None:
-    """Also when one of two engines is killed, and then the run, which resumes with one."""
-    straight, killed = tmp_path / "straight", tmp_path / "killed"
-
-    def settings(folder: Path, *more: str) -> list[str]:
-        return ["train", *quickstart_settings(material, folder), *SETTINGS, *more]
-
-    run = rlmath(*settings(straight))
-    assert run.returncode == 0, run.stderr
-    first = Run(killed, settings(killed, *ARRAYS, "rollout.engines=2")[1:], tmp_path / "first.log")
-    first.until_step(1)
-    first.send(signal.SIGKILL, "RolloutEngine.exchange_held")
-    _kill_while_sampling(first, 3)
-    assert "(1 of rollout.max_engine_restarts" in first.output()
-    run = rlmath(*settings(killed, *ARRAYS))
-    assert run.returncode == 0, run.stderr
-    assert "samples came from the journal" in run.stdout
-    assert not list((killed / "journal").glob("*")), "a checkpoint covers all steps"
-    found = replayed(killed, "4", "--from", "0")
-    assert [one["bit_equal"] for one in found["steps"]] == [True] * 4
     _check_same(killed, straight)
 
 
@@ -190,7 +146,6 @@ def test_without_a_lag_each_schedule_is_synchronous_to_the_last_bit(
     assert len([line for line in digests if "weights" in line]) == 3
     budget = ["rollout.schedule=carry_over", "rollout.carry_over_tokens=20", "rollout.max_lag=0"]
     for name, schedule in (
-        ("arrays", ARRAYS),
         ("carry_over", budget),
         ("pipelined", ["rollout.schedule=pipelined", "rollout.max_lag=0"]),
         ("continuous", ["rollout.schedule=continuous", "rollout.max_lag=0"]),

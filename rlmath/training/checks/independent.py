@@ -89,8 +89,6 @@ def _samples(group: Group) -> list[Sample]:
 
 
 def _is_same(one: Sample, other: Sample) -> bool:
-    if one.figures is not None and other.figures is not None:
-        return one.figures.tokens_digest == other.figures.tokens_digest
     return one.finish_reason == other.finish_reason and np.array_equal(
         one.token_ids, other.token_ids
     )

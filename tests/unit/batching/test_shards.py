@@ -8,17 +8,14 @@ import pickle
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 
 from rlmath.algorithms.aggregation import AGGREGATIONS
 from rlmath.algorithms.alignment import token_lags
 from rlmath.algorithms.filters import TruncatedRule
 from rlmath.batching import minibatches
 from rlmath.batching.from_groups import SampledSequences, sampled_sequences
-from rlmath.batching.held_shards import are_held, held_shards
 from rlmath.batching.shards import Shard, ShardSettings, response_rows, shards
 from rlmath.types import GradedSample, Group, Problem, Sample, TrainingBatch
-from rlmath.utils.array_refs import ArrayRef
 
 
 def groups(count: int = 6, size: int = 4, longest: int = 40) -> list[Group]:
@@ -189,52 +186,6 @@ def test_a_shard_travels_in_8_bytes_a_token_and_is_read_where_it_arrives() -> No
         assert torch.equal(again.weights, shard.weights)
         places = [np.frombuffer(one, np.uint8).ctypes.data for one in arrived]
         assert again.batch.tokens.data_ptr() in places, "no copy"
-
-
-@pytest.mark.parametrize(("count", "ranks", "here"), [(6, 1, 0), (6, 3, 0), (6, 3, 3), (1, 8, 0)])
-def test_a_shard_of_arrays_that_are_elsewhere_is_the_same(
-    count: int, ranks: int, here: int
-) -> None:
-    """With some samples whose arrays the driver has, and with ranks that get no sequence."""
-    given = groups(count=count)
-    given[0] = spanned(given[0])
-    blocks: dict[str, NDArray[np.int32]] = {}
-    elsewhere, start = [], 0
-    for number, group in enumerate(given):
-        graded = []
-        for one in group.samples:
-            n, name = len(one.sample.token_ids), f"block {(number + one.sample.index) % 5}"
-            own = [one.sample.token_ids, one.sample.log_probs.view(np.int32)]
-            start = len(blocks.get(name, ()))
-            blocks[name] = np.concatenate([blocks.get(name, np.empty(0, np.int32)), *own])
-            refs = {
-                "token_ids": ArrayRef(name, start, n, "int32"),
-                "log_probs": ArrayRef(name, start + n, n, "float32"),
-            }
-            sample = one.sample if number < here else dataclasses.replace(one.sample, **refs)
-            graded.append(dataclasses.replace(one, sample=sample))
-        elsewhere.append(Group(group.problem, tuple(graded)))
-    plain, held = (
-        sampled_sequences(of, truncated=TruncatedRule.keep, mask_duplicates=False)
-        for of in (given, elsewhere)
-    )
-    assert are_held(held) and not are_held(plain) and not are_held(plain.select([0]))
-    settings = ShardSettings(ranks, 60, min(2, count), seed=5)
-    wanted = list(shards(plain, settings))
-    found = list(held_shards(held, settings))
-    assert len(found) == len(wanted) == ranks
-    for (sent, names), expected in zip(found, wanted, strict=True):
-        sent = pickle.loads(pickle.dumps(sent))
-        shard = sent.filled([blocks[name] for name in names])
-        assert len(set(names)) == len(names)
-        assert torch.equal(shard.places, expected.places) and shard.counts == expected.counts
-        assert torch.equal(shard.weights, expected.weights)
-        for field in dataclasses.fields(TrainingBatch):
-            mine, other = getattr(shard.batch, field.name), getattr(expected.batch, field.name)
-            assert mine is other is None or torch.equal(mine, other), field.name
-            assert mine is None or mine.dtype == other.dtype, field.name
-    # What the driver sends are prompts, and numbers of sequences.
-    assert here or not any(sent.own.size for sent, _ in found)
 
 
 def spanned(group: Group) -> Group:

@@ -11,20 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from ray.exceptions import OwnerDiedError
 
 from rlmath.checkpoint.driver_state import read_driver_state, write_driver_state
 from rlmath.config.load import load
 from rlmath.data import ProblemStream
-from rlmath.monitor.array_figures import array_figures
-from rlmath.rollout.held_arrays import bound, hold
 from rlmath.rollout.ledger import Ledger
 from rlmath.rollout.requests import Request
 from rlmath.rollout.sampler import Sampled, Sampler
 from rlmath.types import Problem, Sample
 
-# Blocks of samples whose arrays stay with the engines, by what stands for Ray's reference.
-STORE: dict[int, Any] = {}
 PROBLEMS = [Problem(f"d:{i}", f"p{i}", (1, i), ("0",)) for i in range(10)]
 LONGEST = 40
 
@@ -62,9 +57,7 @@ class Engines:
         end = min(whole, begun + request.new_tokens)
         assert end > begun
         spans = () if request.begun is None else request.begun.spans
-        # What is continued is sent with its tokens.
-        assert request.begun is None or isinstance(request.begun.token_ids, np.ndarray)
-        sample = Sample(
+        return Sample(
             request.problem_id,
             request.index,
             (np.arange(end) + request.seed % 1000).astype(np.int32),
@@ -75,24 +68,6 @@ class Engines:
             request.seed,
             self._draw.randrange(3),
         )
-        return left_there(sample) if request.holds_arrays and end == whole else sample
-
-
-def left_there(sample: Sample) -> Sample:
-    """What the driver has of a sample whose arrays stay with its engine."""
-    (light,), block = hold([replace(sample, figures=array_figures(sample))])
-    name = max(STORE, default=0) + 1
-    STORE[name] = block
-    return bound([light], name)[0]
-
-
-def get_block(name: int | list[int]) -> Any:
-    """In place of ``ray.get``."""
-    if isinstance(name, list):
-        return [get_block(one) for one in name]
-    if name not in STORE:
-        raise OwnerDiedError("00ff", None, "")
-    return STORE[name]
 
 
 def score(completions: Sequence[str], **_: Any) -> list[float | None]:

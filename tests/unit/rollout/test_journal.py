@@ -15,9 +15,8 @@ import pytest
 from rlmath.commands.plan.schedule.virtual_engines import VirtualPool
 from rlmath.config.load import load
 from rlmath.config.schema import Device
-from rlmath.rollout.engine_journal import EngineJournal
 from rlmath.rollout.journal import FOLDER, SampleJournal
-from rlmath.rollout.requests import EngineError, Request
+from rlmath.rollout.requests import Request
 from rlmath.training.feed import Feed, weights_digest
 from rlmath.training.gate import AlignmentError
 from rlmath.training.step import forgetting_misaligned
@@ -104,39 +103,6 @@ def test_routes_are_kept_with_the_tokens_that_they_are_of(
         assert step.find(one) == found[0]
         assert step.find(bare) is None, "its routes would follow upon others"
         assert step.find(continued) == found[1]
-
-
-def test_engines_write_what_the_driver_does_not_get(journal: SampleJournal, tmp_path: Path) -> None:
-    """Each process in its own file; one that is cut off in a record loses that one alone."""
-    requests = [request(i, holds_arrays=True) for i in range(9)]
-    requests[4] = replace(requests[4], begun=answer(requests[4], 3))
-    engines = [EngineJournal(0), EngineJournal(1), EngineJournal(1)]
-    with journal.step(3, "w") as step:
-        asked = [replace(one, journal=step.entry(one)) for one in requests]
-    for number, engine in enumerate(engines):
-        own = asked[number::3]
-        engine.expect(2, [request(50), *own])
-        engine.expect(1, [request(51)])
-        engine.write([answer(one) for one in own])
-        engine.write([answer(one) for one in own])
-        engine.expect(4, [])
-        engine.write([answer(one) for one in own])
-    files = sorted((tmp_path / FOLDER).glob("step_000003.*-*.bin"))
-    assert len(files) == 3
-    cut = files[0].read_bytes()
-    files[0].write_bytes(cut[:-1])
-    with journal.step(3, "w") as step:
-        found = [step.find(one) for one in requests]
-        assert found.count(None) == 1 and step.reused == 8
-        assert all(one in (None, answer(of)) for one, of in zip(found, requests, strict=True))
-    with journal.step(3, "other weights") as step:
-        assert [step.find(one) for one in requests] == [None] * 9
-    # A file of an earlier step is older, and one of this step is not.
-    journal.step(4, "w").__enter__()
-    journal.forget(2)
-    assert len(list((tmp_path / FOLDER).glob("step_000003.*"))) == 4
-    journal.drop(up_to=3)
-    assert not list((tmp_path / FOLDER).glob("step_000003.*"))
 
 
 @pytest.mark.parametrize(
@@ -237,83 +203,9 @@ def test_a_full_disk_costs_the_journal_and_not_the_run(
     assert "No space left on device" in said and said.count("\n") == 1
 
 
-def test_an_engine_writes_no_sample_that_was_cut_before_it_had_a_token_more(
-    journal: SampleJournal, tmp_path: Path
-) -> None:
-    begun = replace(answer(request(0), 3), finish_reason="cut")
-    one = replace(request(0, holds_arrays=True), begun=begun)
-    with journal.step(3, "w") as step:
-        asked = replace(one, journal=step.entry(one))
-    engine = EngineJournal(0)
-    for sample, files in ((begun, 0), (replace(answer(one), finish_reason="cut"), 1)):
-        engine.expect(2, [asked])
-        assert not engine.write([sample])
-        assert len(list((tmp_path / FOLDER).glob("step_000003.*-*.bin"))) == files
-
-
-def test_a_full_disk_of_an_engine_is_told_once_and_no_file_is_opened_again(
-    journal: SampleJournal, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    opened: list[str] = []
-
-    def full(path: Path, mode: str) -> Any:
-        opened.append(path.name.split(".")[0])
-        return open("/dev/full", mode)
-
-    engine = EngineJournal(2)
-    said = []
-    for number in (3, 4):
-        with journal.step(number, "w") as step, monkeypatch.context() as patch:
-            patch.setattr(Path, "open", full)
-            for index in range(5):
-                one = replace(request(index, holds_arrays=True), journal=step.entry(request(index)))
-                engine.expect(number, [one])
-                failed = engine.write([answer(one)])
-                if failed:
-                    step.note_failure(2, failed)
-                said.append(failed)
-    assert opened == ["step_000003", "step_000004"]
-    assert ["No space" in one for one in said] == [True, *[False] * 4] * 2
-    lines = capsys.readouterr().err.splitlines()
-    # In the engine's log, and on the console, which names the engine.
-    assert len(lines) == 4 and sum("engines" in one and ": 2 (" in one for one in lines) == 2
-
-
-def test_the_sample_that_was_taken_is_found_again_and_no_other_engines(
-    journal: SampleJournal, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An engine wrote a sample and ended before the driver had it; the run trained on another's,
-    which need not be the same to the last bit on a GPU."""
-    pool = VirtualPool(2, lambda _: 50)
-    requests = [request(i, holds_arrays=True) for i in range(4)]
-    taken: dict[Any, Sample] = {}
-    engines = [EngineJournal(i) for i in range(3)]
-    with journal.step(3, "w") as step:
-        one = pool.begin(requests, journal=step)
-        one.held[1] = {each.key: each for each in one._queue}
-        one._queue.clear()
-        lost = list(one.held[1].values())
-        engines[1].expect(1, lost)
-        engines[1].write([replace(answer(each), engine=1) for each in lost])
-        monkeypatch.setattr(pool, "replace", lambda *_, **__: None, raising=False)
-        one._replace(1, EngineError("its process ended"))
-        # Either may be read first.
-        for writer in (engines[0], engines[2]):
-            writer.expect(1, list(one._queue))
-        for each in list(one._queue):
-            taken[each.key] = replace(answer(each, 6), engine=0)
-        half = len(taken) // 2
-        engines[0].write(list(taken.values())[:half])
-        engines[2].write(list(taken.values())[half:])
-    with journal.step(3, "w") as step:
-        for each in lost:
-            assert step.find(each) == taken[each.key]
-
-
 def test_a_step_looks_at_the_files_of_the_step_before_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With hundreds of engines, all files of all steps would be thousands, in each step."""
     made = SampleJournal(tmp_path / FOLDER, keep_gib=1)
     looked: list[str] = []
     stat = Path.stat
@@ -325,11 +217,7 @@ def test_a_step_looks_at_the_files_of_the_step_before_alone(
 
     for number in range(1, 7):
         with made.step(number, "w") as step:
-            for engine in range(3):
-                one = request(engine, holds_arrays=True)
-                writer = EngineJournal(engine)
-                writer.expect(1, [replace(one, journal=step.entry(one))])
-                writer.write([answer(one)])
+            step.keep(request(0), answer(request(0)))
     size = sum(one.stat().st_size for one in (tmp_path / FOLDER).iterdir())
     with monkeypatch.context() as patch:
         patch.setattr(Path, "stat", counted)

@@ -4,22 +4,17 @@ engines: in any order, they come out the same, and the same after a checkpoint."
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import random
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
-import pytest
-import ray
 
 from rlmath.config.load import load
 from rlmath.data import ProblemStream
-from rlmath.monitor.array_figures import array_figures
 from rlmath.rollout.collect import Collector
 from rlmath.rollout.group_state import group_from_state, group_to_state
-from rlmath.rollout.held_arrays import bound, hold
 from rlmath.rollout.requests import Request
 from rlmath.rollout.sampler import Sampled, Sampler
 from rlmath.types import GradedSample, Group, Problem, Sample
@@ -55,13 +50,12 @@ class Engines:
             )
 
 
-def sampler_of(*overrides: str, at_least: int = 1, arrays: str = "driver") -> Sampler:
+def sampler_of(*overrides: str, at_least: int = 1) -> Sampler:
     given = ["model.path=m", "runner.run_dir=r", "algorithm.prompts_per_step=4"]
     config = load(
         [
             *given,
             "algorithm.group_size=2",
-            f"rollout.arrays={arrays}",
             *(f"algorithm.{o}" for o in overrides),
         ]
     )
@@ -95,35 +89,6 @@ def test_steps_do_not_depend_on_the_order_of_samples_nor_on_a_restart(collector:
         again.load_state_dict(state)
         other = again
     assert carried_over  # Some groups were kept for a next step, and went through the checkpoint.
-
-
-def test_groups_that_wait_have_their_arrays_here(
-    collector: Collector, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Those of this step stay with the engines; a node that goes takes no others with it."""
-    store: dict[int, Any] = {}
-    monkeypatch.setattr(
-        ray, "get", lambda ref: [store[r] for r in ref] if isinstance(ref, list) else store[ref]
-    )
-
-    class Holding(Engines):
-        def generate(self, *arguments: Any, **named: Any) -> Iterator[Sample]:
-            for one in super().generate(*arguments, **named):
-                with_figures = dataclasses.replace(one, figures=array_figures(one))
-                light, store[len(store)] = hold([with_figures])
-                yield from bound(light, len(store) - 1)
-
-    sampler = sampler_of(*FILTERED, arrays="engines")
-    waiting = 0
-    for step in range(1, 6):
-        engines = cast(Any, Holding(step))
-        sampled = sampler.sample(step, engines, collector, contextlib.nullcontext)
-        waiting += int(sampled.metrics["sampling/carried_over_groups"])
-        kept = [s.sample.token_ids for _, g in sampler._groups.carried_over for s in g.samples]
-        assert all(isinstance(one, np.ndarray) for one in kept)
-        store.clear()
-        assert json.dumps(sampler.state_dict())
-    assert waiting
 
 
 def test_counts_of_what_was_dropped(collector: Collector) -> None:

@@ -14,7 +14,6 @@ import pytest
 
 from rlmath.checkpoint import CheckpointStore
 from rlmath.cluster.watchdog import Stalled, watch_progress
-from rlmath.errors import LostArrays
 from rlmath.rewards.base import RewardError
 from rlmath.training.checkpointing import Saver
 from rlmath.training.grace import Grace, signals_wait
@@ -57,9 +56,7 @@ def test_a_disk_that_stands_still_is_one(tmp_path: Path) -> None:
     assert not list((tmp_path / "stands").iterdir())
 
 
-@pytest.mark.parametrize(
-    "cause", [RewardError("a reward raises"), SystemExit(143), LostArrays("a node went")]
-)
+@pytest.mark.parametrize("cause", [RewardError("a reward raises"), SystemExit(143)])
 def test_steps_that_are_done_are_saved_when_a_run_is_cut_short(
     tmp_path: Path, cause: BaseException, capsys: pytest.CaptureFixture
 ) -> None:

@@ -10,10 +10,8 @@ of their number.
 from __future__ import annotations
 
 import contextlib
-import gc
 import math
 import time
-import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +38,6 @@ from rlmath.training.algorithm_settings import least_groups
 from rlmath.training.controllers import Coefficients
 from rlmath.training.feeds import feed_of, sampler_of
 from rlmath.training.kept_batches import KeptBatches
-from rlmath.training.kept_files import kept_files
 from rlmath.training.session import (
     Session,
     actor_settings,
@@ -50,7 +47,6 @@ from rlmath.training.session import (
 )
 from rlmath.training.step import train_step
 from rlmath.types import Problem
-from rlmath.utils.array_refs import ArrayRef
 from rlmath.weights.transports import TransportPlan
 from tests.unit.training.stubs.engines import StubEngine
 from tests.unit.training.stubs.hosts import StubRay, Traffic
@@ -228,69 +224,6 @@ def test_nothing_grows_faster_than_the_ranks_and_engines(small: Run, stubs: Stub
         assert one.step[0].calls["update"] == one.size
         assert one.step[1].calls["finish_weight_update"] == one.size
         assert one.step[1].calls["exchange"] >= one.size
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        (),
-        ("rollout.schedule=pipelined",),
-        ("rollout.schedule=carry_over", "rollout.carry_over_tokens=30"),
-    ],
-    ids=["synchronous", "pipelined", "carry_over"],
-)
-def test_steps_whose_arrays_stay_on_the_engines_nodes_are_the_same(
-    more: tuple[str, ...], stubs: Stubs
-) -> None:
-    """To the last bit of what the ranks have."""
-    calls = run(8, stubs, "rollout.arrays=engines", *more).step[1].calls
-    # Pipelined, the last step samples nothing but the probe, which is compared on the driver.
-    ahead = "rollout.schedule=pipelined" in more
-    assert calls["exchange_held"] >= 8 or ahead
-    assert not calls["exchange"] or more
-    held = stubs.folder / f"run_{stubs.runs}"
-    run(8, stubs, *more)
-    here = stubs.folder / f"run_{stubs.runs}"
-    assert digests(held) == digests(here) and len(digests(here)) == STEPS + 1
-    # What replay redoes steps from, written where the arrays were.
-    kept, others = (
-        [one.read_bytes() for one in kept_files(of / "replay").values()] for of in (held, here)
-    )
-    assert kept == others and len(kept) == STEPS
-
-
-def test_blocks_of_a_step_go_with_the_step_and_ranks_get_theirs_first(
-    stubs: Stubs, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without the cycle collector: engines' object stores would keep what the driver refers to.
-    And what is kept for replay is fetched after the ranks have theirs, not beside them."""
-    happened: list[str] = []
-    alive: list[int] = []
-    seen: list[weakref.ref[ArrayRef]] = []
-    keep, begin_step = KeptBatches.keep, group.ActorGroup.begin_step
-
-    def begun(self: Any, *arguments: Any) -> None:
-        begin_step(self, *arguments)
-        happened.append("begin_step")
-
-    def kept(self: Any, step: int, batch: Any, *more: Any) -> None:
-        happened.append("keep")
-        keep(self, step, batch, *more)
-        alive.append(sum(one() is not None for one in seen))
-        refs = [one.sample.token_ids for one in batch.sequences.samples]
-        assert all(isinstance(one, ArrayRef) for one in refs)
-        seen.extend(weakref.ref(one) for one in refs)
-
-    monkeypatch.setattr(group.ActorGroup, "begin_step", begun)
-    monkeypatch.setattr(KeptBatches, "keep", kept)
-    gc.collect()
-    gc.disable()
-    try:
-        run(8, stubs, "rollout.arrays=engines")
-    finally:
-        gc.enable()
-    assert happened == ["begin_step", "keep"] * STEPS
-    assert alive == [0] * STEPS and len(seen) > STEPS
 
 
 def digests(folder: Path) -> list[dict[str, str]]:

@@ -17,7 +17,6 @@ from typing import Any
 
 from rlmath.commands.plan.schedule.lengths import Lengths
 from rlmath.commands.plan.schedule.virtual_engines import VirtualPool
-from rlmath.config.rollout import ArraysAt
 from rlmath.config.schema import Config, RolloutSchedule
 from rlmath.data import ProblemStream
 from rlmath.rollout.continuous import ContinuousSampler
@@ -369,7 +368,6 @@ def _with(config: Config, choice: Choice) -> Config:
         schedule=choice.schedule,
         carry_over_tokens=choice.budget_tokens,
         max_lag=choice.max_lag,
-        arrays=ArraysAt.driver,
     )
     algorithm = dataclasses.replace(
         config.algorithm, filter=type(config.algorithm.filter)(), curriculum=_no_curriculum(config)

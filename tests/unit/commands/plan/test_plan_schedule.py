@@ -19,7 +19,7 @@ from rlmath.commands.plan.schedule.lengths import (
 )
 from rlmath.commands.plan.schedule.simulation import Choice, Outcome, Setup, Times, simulate
 from rlmath.config.load import load
-from rlmath.config.rollout import ArraysAt, RolloutSchedule
+from rlmath.config.rollout import RolloutSchedule
 from rlmath.errors import UserError
 
 TIMES = Times(step_s=0.01, token_s=1e-6, prefill_token_s=1e-6, train_token_s=1e-5, fixed_s=2.0)
@@ -63,14 +63,6 @@ def test_a_budget_that_no_response_reaches_changes_nothing() -> None:
     assert budget.step_s == pytest.approx(usual.step_s, rel=0.2)
     same = played(lengths, Choice.carry_over(8000, 0))
     assert same.step_s == usual.step_s and same.tokens_per_s == usual.tokens_per_s
-
-
-def test_arrays_that_stay_with_the_engines_change_no_second() -> None:
-    lengths = Lengths(np.full((16, 4), 100))
-    rollout = dataclasses.replace(CONFIG.rollout, arrays=ArraysAt.engines)
-    held = dataclasses.replace(CONFIG, rollout=rollout)
-    found = simulate(held, Setup(4, 64, 100, lengths, TIMES), Choice(), steps=5)
-    assert found == played(lengths, Choice())
 
 
 def test_long_tails_are_what_carrying_over_is_for() -> None:

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from rlmath.monitor.array_figures import array_figures
 from rlmath.rollout.engine import RolloutEngine
-from rlmath.rollout.engine_journal import EngineJournal
 from rlmath.rollout.requests import EngineSpec, Progress, Request
 from rlmath.types import Sample
-from rlmath.utils.ray_returns import StayingReturns
 from tests.unit.training.stubs.ranks import PRINTS
 
 # Samples of an answer at most.
@@ -32,8 +28,6 @@ class StubEngine(RolloutEngine):
         self._spec, self._index = spec, index
         self._loop = StubLoop(index)  # type: ignore[assignment]
         self._weights_valid, self._relay = True, None
-        self._journal = EngineJournal(index)
-        self._returns = StayingReturns()
 
     def prepare(self) -> None: ...
 
@@ -89,7 +83,7 @@ class StubLoop:
         spans = () if request.begun is None else request.begun.spans
         if request.begun is not None:
             assert np.array_equal(request.begun.token_ids, tokens[:begun])
-        sample = Sample(
+        return Sample(
             problem_id=request.problem_id,
             index=request.index,
             token_ids=tokens[:end],
@@ -100,5 +94,3 @@ class StubLoop:
             seed=request.seed,
             engine=self._index,
         )
-        stays = request.holds_arrays and end == count
-        return replace(sample, figures=array_figures(sample)) if stays else sample
