@@ -229,7 +229,9 @@ def connect(
     else:
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
-        vllm_info = NCCLTrainerInitInfo(
+        from rlmath.weights.transports.nccl_trainer import NcclTrainer
+
+        nccl_info = NCCLTrainerInitInfo(
             rank=rank,
             master_address=_own_address(),
             master_port=_free_port(),
@@ -241,6 +243,8 @@ def connect(
             packed_num_buffers=NCCL_MESSAGES,
         )
         source = GatheredSource(gatherer, 0, side_stream)
+        nccl_trainer = NcclTrainer.trainer_init(nccl_info, client=client, source=source)
+        return TrainerConnection(nccl_trainer, client, side_stream)
     trainer = WeightTransferTrainerFactory.trainer_init(vllm_info, client=client, source=source)
     return TrainerConnection(trainer, client, side_stream)
 

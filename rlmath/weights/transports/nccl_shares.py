@@ -23,19 +23,17 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch.distributed as dist
+from vllm.distributed.weight_transfer import ParamMeta
 from vllm.distributed.weight_transfer.nccl_common import NCCLWeightTransferInitInfo
 from vllm.distributed.weight_transfer.nccl_common import trainer_init as open_trainer_endpoint
-from vllm.distributed.weight_transfer.nccl_engine import (
-    NCCLTrainerInitInfo,
-    NCCLTrainerWeightTransferEngine,
-    NCCLWeightTransferUpdateInfo,
-)
+from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
 from rlmath.device.streams import SideStream
 from rlmath.errors import UserError, WeightsError
 from rlmath.weights.expert_shares import NOTHING, ExpertShare
 from rlmath.weights.gather import BucketGatherer
 from rlmath.weights.transports.client import EngineClient
+from rlmath.weights.transports.nccl_trainer import NcclTrainer
 from rlmath.weights.transports.vllm_source import SharedSource
 
 Address = tuple[str, int]
@@ -54,7 +52,7 @@ class Message:
     in_flight: int
 
 
-class SharesTrainer(NCCLTrainerWeightTransferEngine):  # type: ignore[misc]
+class SharesTrainer(NcclTrainer):
     """A trainer rank's end. Construction is collective over all trainer ranks.
 
     Args:
@@ -175,29 +173,13 @@ class SharesTrainer(NCCLTrainerWeightTransferEngine):  # type: ignore[misc]
 
         Raises:
             WeightsError: A worker keeps other experts than it would be sent. No engine has begun.
+            TimeoutError: The engines did not receive in time.
             Exception: What an engine answered, on rank 0.
         """
         metadata = self.source.metadata()
         self._told_by_rank_0(self._calls, self._begin)
-        if not self._calls:
-            self._broadcast(self.source, metadata)
-            self._post_send_sync()
-            return
-        whole = NCCLWeightTransferUpdateInfo(
-            names=[meta.name for meta in self._tensors],
-            dtype_names=[str(meta.dtype).removeprefix("torch.") for meta in self._tensors],
-            shapes=[list(meta.shape) for meta in self._tensors],
-        )
-        executor = ThreadPoolExecutor(max_workers=1)
-        try:
-            received = executor.submit(self.client.update_weights, asdict(whole))
-            self._broadcast(self.source, metadata)
-            received.result()
-        finally:
-            # Where sending failed, workers still wait for it: to join the thread would hide that.
-            executor.shutdown(wait=False)
-        self.client.finish_weight_update()
-        self._post_send_sync()
+        whole = [ParamMeta(meta.name, meta.dtype, tuple(meta.shape)) for meta in self._tensors]
+        self._send(metadata, whole, calls=self._calls)
 
 
 def _check_shares(client: EngineClient, shares: Sequence[ExpertShare]) -> None:
