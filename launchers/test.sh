@@ -51,18 +51,29 @@ if [ "${1:-}" = cuda-wheels ]; then
   cuda_wheels "$@"
 fi
 bash launchers/setup.sh
-# Each in its own folder, .venv/NAME, where only the tests that need it look.
-apart() {
-  local name=${1%%==*} version=${1#*==}
-  [ ! -d ".venv/$name/$name-$version.dist-info" ] || return 0
-  rm -rf ".venv/$name"
-  .venv/bin/python -m pip install -qq --no-deps --target ".venv/$name" "$1"
+# Each in its own folder, .venv/FOLDER, where only the tests that need it look.
+apart() { # FOLDER REQUIREMENT...
+  local folder=.venv/$1 one name missing=''
+  shift
+  for one; do
+    name=${one%%==*}
+    [ -d "$folder/${name//-/_}-${one#*==}.dist-info" ] || missing=yes
+  done
+  [ -n "$missing" ] || return 0
+  rm -rf "$folder"
+  .venv/bin/python -m pip install -qq --no-deps --target "$folder" "$@"
 }
 # Triton's interpreter runs kernels without a GPU. Where vLLM and Megatron find Triton they choose
 # other code.
-apart "$(grep '^triton==' requirements/cuda.lock)"
+apart triton "$(grep '^triton==' requirements/cuda.lock)"
 # Rewards of TRL are used as they are, and compared with rlmath's own.
-apart trl==1.16.0
+apart trl trl==1.16.0
+# Ray's job server, which the CUDA image has. With it, each Ray of a test would start a larger agent.
+job_server=()
+for name in $(sed -n 's/^# job server: //p' requirements/cuda.lock); do
+  job_server+=("$(grep "^$name==" requirements/cuda.lock)")
+done
+apart ray-default "${job_server[@]}"
 # Set in many images. pytest would then rewrite the assertions of all files in each process.
 unset PYTHONDONTWRITEBYTECODE
 

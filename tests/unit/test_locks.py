@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import importlib.metadata
+import sys
 import tomllib
 
 import pytest
 import torch
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.unit.locks import PYTHONS, ROOT, installed, needed, read_lock, unmet
+from tests.unit.locks import PYTHONS, ROOT, environment, installed, needed, read_lock, unmet
 
 KIND = "cpu" if torch.version.cuda is None else "cuda"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -50,6 +52,27 @@ def test_the_projects_own_requirements(kind: str, python: str) -> None:
     if kind == "cuda":
         parts = ("transformer-engine", "transformer-engine-cu13", "transformer-engine-torch")
         assert len({lock.versions[part] for part in parts}) == 1
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_cuda_lock_has_rays_job_server_where_a_manifest_is_a_ray_job(python: str) -> None:
+    """``launchers/kuberay.yaml``: without one of these packages Ray starts its dashboard and agents
+    with ``--minimal``, and pods never become ready."""
+    manifests = yaml.safe_load_all((ROOT / "launchers" / "kuberay.yaml").read_text())
+    assert "RayJob" in {one["kind"] for one in manifests}
+    lock = read_lock("cuda", python)
+    asked = [
+        ("ray[default]", one)
+        for one in map(Requirement, importlib.metadata.requires("ray") or [])
+        if one.marker is not None and one.marker.evaluate(environment(python, "default"))
+    ]
+    assert {"aiohttp-cors", "opencensus", "virtualenv"} <= {
+        canonicalize_name(one.name) for _, one in asked
+    }
+    assert unmet(lock, asked) == []
+    # And what these ask for, of those that launchers/test.sh has installed apart.
+    apart = importlib.metadata.distributions(path=[f"{sys.prefix}/ray-default"])
+    assert unmet(lock, needed({canonicalize_name(one.name): one for one in apart}, python)) == []
 
 
 def test_both_locks_have_the_same_versions_of_what_decides_numbers() -> None:
