@@ -29,7 +29,7 @@ from rlmath.config.hub_names import is_hub
 from rlmath.config.schema import Config
 from rlmath.data.rows import answers_in
 from rlmath.errors import ConfigError, UserError
-from rlmath.utils import nvidia_driver
+from rlmath.utils import infiniband, nvidia_driver
 from rlmath.utils import transformer_engine as te_install
 
 GIB = 2**30
@@ -93,6 +93,7 @@ def examine(config: Config | None) -> Iterator[Finding]:
         lambda: disk(run_dir),
         open_files,
         network,
+        rdma,
     ]
     for check in machine_checks:
         try:
@@ -306,6 +307,22 @@ def network() -> Iterator[Finding]:
                 "ports",
                 f"{RAY_PORT} is taken: a Ray head is running, or start_ray.sh needs another --port",
             )
+
+
+def rdma() -> Iterator[Finding]:
+    """InfiniBand between GPU nodes; NCCL falls back to TCP without an error."""
+    if not Machine.here().gpus:
+        return
+    found = infiniband.adapters()
+    if not found:
+        yield Finding("ok", "InfiniBand", "no adapter; NCCL uses TCP between nodes")
+        return
+    missing = list(infiniband.problems())
+    if missing:
+        reasons = "\n".join(missing)
+        yield Finding("note", "InfiniBand", f"NCCL would use TCP between nodes:\n{reasons}")
+    else:
+        yield Finding("ok", "InfiniBand", f"adapters {', '.join(found)}")
 
 
 def settings(config: Config) -> Iterator[Finding]:

@@ -1,5 +1,5 @@
-"""Ray's job server and health endpoints, which KubeRay needs for ``launchers/kuberay.yaml``: Ray with
-the packages that requirements/cuda.lock adds for them, in an environment that has them apart."""
+"""Ray's job server and health endpoints, which ``launchers/kuberay.yaml`` needs, with the packages
+that requirements/cuda.lock has for them, in an environment that has them apart."""
 
 from __future__ import annotations
 

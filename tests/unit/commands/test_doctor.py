@@ -6,11 +6,13 @@ import importlib.metadata
 import shutil
 from collections import namedtuple
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from rlmath.cli import main
 from rlmath.commands import doctor
+from rlmath.utils import infiniband
 
 pytestmark = pytest.mark.process
 
@@ -83,3 +85,47 @@ def test_little_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("socket.gethostbyname", lambda _: "127.0.1.1")
     assert levels(doctor.network())["host name"] == "note"
+
+
+def test_rdma_adapter_without_library_device_and_locked_memory_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = tmp_path / "class" / "infiniband" / "mlx5_0" / "ports" / "1"
+    port.mkdir(parents=True)
+    (port / "state").write_text("4: ACTIVE\n")
+    (tmp_path / "class" / "infiniband" / "mlx5_1" / "ports" / "1").mkdir(parents=True)
+    assert infiniband.adapters(tmp_path) == ["mlx5_0"]
+    monkeypatch.setattr(infiniband.resource, "getrlimit", lambda _: (8 * 2**20, 8 * 2**20))
+    monkeypatch.setattr(infiniband, "locks_without_limit", lambda: False)
+    missing = list(infiniband.problems(tmp_path, "libnone.so.1"))
+    assert [any(word in one for one in missing) for word in ("libnone", "uverbs", "8 MiB")] == [
+        True
+    ] * 3
+    # With each of them there, nothing is left to say.
+    (tmp_path / "infiniband").mkdir()
+    (tmp_path / "infiniband" / "uverbs0").touch()
+    monkeypatch.setattr(infiniband, "locks_without_limit", lambda: True)
+    assert list(infiniband.problems(tmp_path, "libc.so.6")) == []
+
+
+@pytest.mark.parametrize(
+    ("adapters", "problems", "level", "text"),
+    [
+        ([], ["x"], "ok", "no adapter"),
+        (["mlx5_0"], ["no library"], "note", "no library"),
+        (["mlx5_0"], [], "ok", "mlx5_0"),
+    ],
+)
+def test_rdma_finding_on_a_gpu_machine(
+    adapters: list[str],
+    problems: list[str],
+    level: str,
+    text: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert list(doctor.rdma()) == []  # On this machine without GPUs.
+    monkeypatch.setattr(doctor.Machine, "here", lambda: SimpleNamespace(gpus=8))
+    monkeypatch.setattr(infiniband, "adapters", lambda: adapters)
+    monkeypatch.setattr(infiniband, "problems", lambda: iter(problems))
+    (finding,) = doctor.rdma()
+    assert finding.level == level and text in finding.text
