@@ -11,7 +11,7 @@ from rlmath.config.algorithm import KlPlace
 from rlmath.config.rollout import KvAtSync, max_lag
 from rlmath.config.schema import AlgorithmConfig, Config, OldLogProbs, RolloutSchedule
 from rlmath.config.settings import by_key, value_of, value_text
-from rlmath.rewards.registry import is_graded
+from rlmath.rewards.registry import any_graded
 
 # Advantages that compare the samples of a problem with each other.
 _OF_GROUPS = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline", "batch_std", "gdpo", "pass_at_k")
@@ -282,7 +282,7 @@ def _grades(config: Config) -> Iterator[str]:
     """What asks whether a sample is right, where no reward has its answer graded."""
     algorithm, items = config.algorithm, config.reward.items
     asks = algorithm.filter.keep is GroupRule.accuracy or algorithm.curriculum.cooldown
-    if not asks or not items or any(is_graded(item.name) for item in items):
+    if not asks or not items or any_graded(item.name for item in items):
         return
     names = ", ".join(item.name for item in items)
     why = f"reward.items ({names}) has no reward that grades answers, which say what is correct"

@@ -24,9 +24,10 @@ from rlmath.config.hub_names import is_hub, parts_of
 from rlmath.config.lora import adapters_of
 from rlmath.config.placeholders import unfilled_part
 from rlmath.config.schema import Config, DataConfig, DType, MalformedRow
+from rlmath.data.fields import field_of, has_field, no_such_field, refuse_images
 from rlmath.data.files import MalformedRowError, Row
 from rlmath.data.prompts import chat_messages
-from rlmath.data.rows import Target, answers_in, no_such_field, read_value, responses_in
+from rlmath.data.rows import Target, answers_in, read_value, responses_in
 from rlmath.errors import ModelError, UserError
 from rlmath.model.folder import TINY, has_chat_template
 from rlmath.model.hub import is_hub_model
@@ -103,7 +104,7 @@ def data_files(config: Config, command: str) -> Iterator[str]:
         target = answers_in(benchmark.data.answer_key, f"{section}.answer_key")
         for path in benchmark.paths:
             for problem in _data_file(benchmark.data, benchmark.key, path, target):
-                yield problem + data_of(config, benchmark) * (not Path(path).is_file())
+                yield problem + data_of(config, benchmark) * (not Path(path).exists())
 
 
 def _given(key: str, paths: list[str], what: str) -> Iterator[str]:
@@ -160,11 +161,12 @@ def _row_problem(data: DataConfig, row: Row, target: Target) -> str | None:
         prompt_setting = "data.prompt_key"
     prompt = Target(prompt_setting, data.prompt_key, functools.partial(_contents, data))
     for one in (prompt, target):
-        if one.key not in row.fields:
+        if not has_field(row.fields, one.key):
             fields = no_such_field(row.fields, one.setting, one.key)
             return f"{one.setting}={one.key}: {row.place} has no such field; {fields}"
         try:
-            read_value(row.fields[one.key], one.read)
+            refuse_images(row.fields)
+            read_value(field_of(row.fields, one.key), one.read)
         except MalformedRowError as error:
             return f"{one.setting}={one.key}: {row.place}: {error}"
     return None

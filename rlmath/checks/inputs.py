@@ -32,7 +32,8 @@ _AT_ONCE_BYTES = 2**20
 
 
 def contents(files: Iterable[tuple[str, Path]]) -> dict[str, str]:
-    """A digest of each file, by a text with its name; a file that cannot be read is left out."""
+    """A digest of each file or folder, by a text with its name; one that cannot be read is left
+    out."""
     found = {}
     for name, path in files:
         try:
@@ -65,6 +66,10 @@ def reward_files(config: Config) -> Iterator[tuple[str, Path]]:
 
 def _digest(path: Path) -> str:
     digest = hashlib.sha256()
+    if path.is_dir():
+        for inner in sorted(one for one in path.rglob("*") if one.is_file()):
+            digest.update(f"{inner.relative_to(path)} {_digest(inner)}\n".encode())
+        return digest.hexdigest()[:_DIGITS]
     with path.open("rb") as file:
         size = file.seek(0, 2)
         if size <= _READ_WHOLE_BYTES:

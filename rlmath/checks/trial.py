@@ -16,6 +16,8 @@ from rlmath.checks.data_rows import rows_of
 from rlmath.config.benchmarks import HELD_OUT, benchmarks_of
 from rlmath.config.hub_names import is_hub
 from rlmath.config.schema import Config, DataConfig, OverlongPrompt
+from rlmath.data.answers import accepted_answers
+from rlmath.data.golds import gold_kinds, refuse_no_gold
 from rlmath.data.light_tokenizer import LightTokenizer
 from rlmath.data.prompts import Encoder, PromptRenderer
 from rlmath.data.rows import (
@@ -30,7 +32,7 @@ from rlmath.errors import UserError
 from rlmath.model.folder import TINY
 from rlmath.model.hub import is_hub_model
 from rlmath.rewards.loading import is_path
-from rlmath.rewards.registry import available_rewards
+from rlmath.rewards.registry import any_graded, available_rewards
 from rlmath.types import Problem, Sample
 
 if TYPE_CHECKING:
@@ -80,32 +82,44 @@ def _no_tokenizer(model: str) -> str:
 
 @dataclass(frozen=True)
 class _Source:
-    """Files that are read alike; ``title`` ends with a space where there is one."""
+    """Files that are read alike; ``title`` ends with a space where there is one.
+
+    ``is_graded`` says that responses are compared with the accepted answers.
+    """
 
     title: str
     paths: list[str]
     data: DataConfig
     target: Target
+    is_graded: bool
+
+    @property
+    def has_answers(self) -> bool:
+        """Whether the target is accepted answers, and not a response to imitate."""
+        return self.target.read is accepted_answers
 
 
 def _sources(config: Config, command: str) -> Iterator[_Source]:
     """What the command reads, without data sets of the hub, which are fetched at its start."""
     if command == "sft":
-        yield _source(
-            "", config.sft.train_paths, config.data, responses_in(config.sft.response_key)
-        )
+        responses = responses_in(config.sft.response_key)
+        yield _source("", config.sft.train_paths, config.data, responses, graded=False)
         return
+    graded = any_graded(item.name for item in config.reward.items)
     if command == "train":
         answers = answers_in(config.data.answer_key)
-        yield _source("", config.data.train_paths, config.data, answers)
+        yield _source("", config.data.train_paths, config.data, answers, graded=graded)
     for benchmark in benchmarks_of(config):
         answers = answers_in(benchmark.data.answer_key)
         title = "" if command == "evaluate" and benchmark.name == HELD_OUT else benchmark.title
-        yield _source(f"{title}: " if title else "", benchmark.paths, benchmark.data, answers)
+        title = f"{title}: " if title else ""
+        yield _source(title, benchmark.paths, benchmark.data, answers, graded=graded)
 
 
-def _source(title: str, paths: Sequence[str], data: DataConfig, target: Target) -> _Source:
-    return _Source(title, [path for path in paths if not is_hub(path)], data, target)
+def _source(
+    title: str, paths: Sequence[str], data: DataConfig, target: Target, *, graded: bool
+) -> _Source:
+    return _Source(title, [path for path in paths if not is_hub(path)], data, target, graded)
 
 
 def _prompts(source: _Source, tokenizer: LightTokenizer) -> tuple[list[Draft], list[str]]:
@@ -135,7 +149,27 @@ def _prompts(source: _Source, tokenizer: LightTokenizer) -> tuple[list[Draft], l
     if drafts:
         texts = [draft.prompt for draft in drafts]
         lines.append(title + _lengths(data, texts, tokenizer, all_read=all_read))
+        lines += _golds(source, drafts, all_read=all_read)
     return drafts, lines
+
+
+def _golds(source: _Source, drafts: Sequence[Draft], *, all_read: bool) -> Iterator[str]:
+    """Kinds of accepted answers.
+
+    Raises:
+        UserError: All rows were read, and none has an answer that a response can match.
+    """
+    if not source.has_answers:
+        return
+    golds = gold_kinds((draft.place, draft.target) for draft in drafts)
+    if all_read and source.is_graded:
+        refuse_no_gold(golds, source.paths)
+    yield f"answers  {source.title}{golds.describe()} of {len(drafts):,} checked"
+    if golds.num_bad:
+        yield (
+            f"warning  {source.title}{golds.num_bad:,} of {len(drafts):,} checked answers cannot "
+            f"be matched by any response, such as {golds.bad[0]}"
+        )
 
 
 def _drafts_in_its_place(source: _Source, tokenizer: LightTokenizer) -> list[Draft]:

@@ -22,8 +22,8 @@ class OverlongPrompt(Enum):
 class DataConfig:
     train_paths: list[str] = setting(
         list,
-        "Training problems: .jsonl, .json or .parquet files, or Hugging Face datasets written as "
-        "hub:ORGANIZATION/NAME:CONFIGURATION:SPLIT.",
+        "Training problems: files (.jsonl, .json, .csv, .parquet, .arrow, compressed text), saved "
+        "folders, or Hugging Face datasets written as hub:ORGANIZATION/NAME:CONFIGURATION:SPLIT.",
         common=True,
     )
     train_weights: list[float] = setting(
@@ -36,11 +36,15 @@ class DataConfig:
     )
     prompt_key: str = setting(
         "prompt",
-        "Field with the prompt: a string, or a list of chat messages (with apply_chat_template).",
+        "Field with the prompt: a string, or a list of chat messages (with apply_chat_template). "
+        "A dotted name leads into nested fields.",
         common=True,
     )
     answer_key: str = setting(
-        "solutions", "Field with the accepted answer or a list of accepted answers.", common=True
+        "solutions",
+        "Field with the accepted answer or a list of accepted answers; a dotted name leads into "
+        "nested fields.",
+        common=True,
     )
     apply_chat_template: bool = setting(
         False,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import json
 import math
 import re
 from decimal import Decimal
@@ -10,6 +13,9 @@ from typing import Any
 from rlmath.data.files import MalformedRowError
 
 _GROUPED_NUMBER = re.compile(r"-?\d{1,3}(,\d{3})+(\.\d+)?")
+_LIST_OF_STRINGS = re.compile(r"""\s*\[\s*["']""")
+# Missing values as other tools write them in text.
+_MISSING = frozenset(("", "nan", "null", "<na>"))
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)")
 # What may stand between boxes that together are one answer, as in "\boxed{2} and \boxed{3}".
 _BETWEEN_BOXES = re.compile(r"(?:\s|[$,;.]|and\b|or\b|\\\(|\\\)|\\\[|\\\])*")
@@ -25,22 +31,43 @@ def accepted_answers(value: Any) -> tuple[str, ...]:
     becomes ``27``, and ``6.02e23`` its 24 digits.
 
     Args:
-        value: A text, a number, or a list of them, any of which is right.
+        value: A text, a number, or a list of them, any of which is right; also a JSON list of
+            texts in a text.
 
     Raises:
         MalformedRowError: It holds something else, or nothing.
     """
-    values = value if isinstance(value, list) else [value]
+    values = _listed(value)
     if not values:
         raise MalformedRowError("an empty list: at least one accepted answer is needed")
     # A list may repeat itself; the order stays.
     return tuple(dict.fromkeys(_one_answer(item) for item in values))
 
 
+def _listed(value: Any) -> list[Any]:
+    """The answers of a field; a string may hold a JSON list of strings (``'["85"]'``)."""
+    if isinstance(value, str) and _LIST_OF_STRINGS.match(value):
+        for read in (json.loads, ast.literal_eval):
+            with contextlib.suppress(ValueError, SyntaxError, RecursionError):
+                found = read(value.strip())
+                if isinstance(found, list) and all(isinstance(item, str) for item in found):
+                    return found
+    return value if isinstance(value, list) else [value]
+
+
+def is_missing(value: Any) -> bool:
+    """Whether a value is none: null, NaN, empty, or a text that stands for one of these."""
+    if isinstance(value, float):
+        return math.isnan(value)
+    return value is None or (isinstance(value, str) and value.strip().lower() in _MISSING)
+
+
 def _one_answer(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         kind = "null" if value is None else f"a {type(value).__name__}"
         raise MalformedRowError(f"an answer is a text or a number, this is {kind}")
+    if is_missing(value):
+        raise MalformedRowError(f"no answer in {value!r}")
     if isinstance(value, float):
         if not math.isfinite(value):
             raise MalformedRowError(f"the answer is {value}, no number")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rlmath.config.schema import DataConfig, OverlongPrompt
 from rlmath.data import leaks
 from rlmath.data.files import read_rows
+from rlmath.data.golds import gold_kinds, refuse_no_gold
 from rlmath.data.prompts import Encoder, PromptRenderer
 from rlmath.data.report import LoadReport
 from rlmath.data.rows import (
@@ -49,6 +50,7 @@ def load_problems(
     settings: DataConfig,
     tokenizer: PreTrainedTokenizerBase,
     limit: int | None = None,
+    graded: bool = True,
 ) -> tuple[list[Problem], LoadReport]:
     """Read problems, in the files' order.
 
@@ -57,6 +59,7 @@ def load_problems(
         settings: Which fields, how they become text, and what to do with rows that do not fit.
         tokenizer: The model's.
         limit: Keep the first N; ``None``: all.
+        graded: Responses are compared with the accepted answers.
 
     Returns:
         The problems, and what became of the rows. ``Problem.columns`` has every field of the row
@@ -64,11 +67,13 @@ def load_problems(
 
     Raises:
         UserError: A file or a row that cannot be read, a prompt that is too long (where the
-            settings say stop), or no problem left.
+            settings say stop), no problem left, or none with an answer that a response can match.
     """
     drafts, skipped = _read(paths, settings, tokenizer, answers_in(settings.answer_key))
     drafts, tokens, report = _within_limits(drafts, settings, tokenizer, skipped, limit)
-    bad = _bad_answers(drafts)
+    golds = gold_kinds((draft.place, draft.target) for draft in drafts)
+    if graded:
+        refuse_no_gold(golds, paths)
     renderer = PromptRenderer(settings, tokenizer)
     problems = [
         problem_of(draft, ids, settings, renderer)
@@ -76,8 +81,7 @@ def load_problems(
     ]
     shares = leaks.shares([draft.prompt for draft in drafts], [draft.target for draft in drafts])
     leaks.check(shares, len(drafts), settings.max_leaked_answers, paths)
-    report = replace(report, num_bad_answers=len(bad), bad_answers=tuple(bad[:_ROWS_IN_REPORT]))
-    return problems, report
+    return problems, replace(report, golds=golds)
 
 
 def load_examples(
@@ -167,6 +171,7 @@ def _within_limits(
         contradictions=contradictions,
         longest_prompt_tokens=longest,
         skipped_rows=tuple(skipped[:_ROWS_IN_REPORT]),
+        mended=sum(draft.is_mended for draft in kept),
     )
     return kept, [tokens[index] for index in wanted], report
 
@@ -182,18 +187,3 @@ def _repeated(drafts: list[Draft]) -> tuple[int, int]:
         else:
             first[draft.prompt] = draft.target
     return duplicates, contradictions
-
-
-def _bad_answers(drafts: list[Draft]) -> list[str]:
-    from rlmath.grading import check_gold  # Not for --check, which loads no problems.
-
-    problems: dict[str, str | None] = {}
-    bad = []
-    for draft in drafts:
-        for answer in draft.target:
-            if answer not in problems:
-                problems[answer] = check_gold(answer).problem
-            if problems[answer]:
-                bad.append(f"{draft.place}: {answer!r}: {problems[answer]}")
-                break
-    return bad

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rlmath.data.golds import GoldKinds
+
 
 @dataclass(frozen=True)
 class LoadReport:
@@ -19,9 +21,8 @@ class LoadReport:
         contradictions: Those of the duplicates whose accepted answers differ from the earlier's.
         longest_prompt_tokens: Over all readable rows, the filtered ones included.
         skipped_rows: Why rows were skipped, with their place; the first ten.
-        bad_answers: Kept rows with an accepted answer that no response can be compared with, and
-            why; the first ten.
-        num_bad_answers: Number of those.
+        mended: Kept rows in which LaTeX commands were restored, see :mod:`rlmath.data.control`.
+        golds: Kinds of the kept rows' accepted answers; ``None`` for worked examples.
     """
 
     rows: int
@@ -33,8 +34,8 @@ class LoadReport:
     contradictions: int = 0
     longest_prompt_tokens: int = 0
     skipped_rows: tuple[str, ...] = ()
-    bad_answers: tuple[str, ...] = ()
-    num_bad_answers: int = 0
+    mended: int = 0
+    golds: GoldKinds | None = None
 
     def describe(self, max_prompt_tokens: int) -> str:
         """One line for the log; the parts that are zero are left out.
@@ -60,9 +61,15 @@ class LoadReport:
                     * bool(self.contradictions)
                 )
             )
-        if self.num_bad_answers:
+        if self.mended:
             parts.append(
-                f"{self.num_bad_answers} with an answer that the grader cannot compare "
-                f"(first: {self.bad_answers[0]})"
+                f"{self.mended} with control characters where LaTeX commands were meant, restored"
+            )
+        if self.golds is not None:
+            parts.append(f"answers: {self.golds.describe()}")
+        if self.golds is not None and self.golds.num_bad:
+            parts.append(
+                f"{self.golds.num_bad} with an answer that no response can match "
+                f"(first: {self.golds.bad[0]})"
             )
         return "; ".join(parts)

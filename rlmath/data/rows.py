@@ -6,13 +6,14 @@ other.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from rlmath.config.schema import DataConfig, MalformedRow
 from rlmath.data.answers import accepted_answers
+from rlmath.data.control import mended
+from rlmath.data.fields import field_of, has_field, no_such_field, refuse_images
 from rlmath.data.files import MalformedRowError, Row
 from rlmath.data.prompts import PromptRenderer
 from rlmath.errors import UserError
@@ -36,12 +37,16 @@ class Target:
 
 @dataclass(frozen=True)
 class Draft:
-    """A readable row before tokenization; ``target`` is its answers or its response."""
+    """A readable row before tokenization; ``target`` is its answers or its response.
+
+    ``is_mended`` says that LaTeX commands in it were restored (:mod:`rlmath.data.control`).
+    """
 
     place: str
     prompt: str
     target: Any
     fields: dict[str, Any]
+    is_mended: bool = False
 
 
 def answers_in(key: str, setting: str = "data.answer_key") -> Target:
@@ -68,17 +73,21 @@ def usable_rows(
         try:
             if isinstance(row.fields, MalformedRowError):
                 raise row.fields
+            refuse_images(row.fields)
             prompt = _field(row.fields, "data.prompt_key", settings.prompt_key, renderer.render)
             value = _field(row.fields, target.setting, target.key, target.read)
         except MalformedRowError as error:
             message = f"{row.place}: {error}"
             if settings.malformed_rows is MalformedRow.stop:
                 raise UserError(
-                    f"{message}. Fix the row, or leave such rows out with data.malformed_rows=skip"
+                    f"{message.removesuffix('?')}. Fix the row, or leave such rows out with "
+                    "data.malformed_rows=skip"
                 ) from error
             skipped.append(message)
             continue
-        drafts.append(Draft(row.place, prompt, value, row.fields))
+        keys = (settings.prompt_key, target.key)
+        texts = [field_of(row.fields, key) for key in keys]
+        drafts.append(Draft(row.place, prompt, value, row.fields, mended(texts) != texts))
     return drafts, skipped
 
 
@@ -88,17 +97,18 @@ def problem_of(
     """The problem of a row with answers."""
     messages = None
     if settings.apply_chat_template:
-        messages = tuple(renderer.messages(draft.fields[settings.prompt_key]))
+        value = mended(field_of(draft.fields, settings.prompt_key))
+        messages = tuple(renderer.messages(value))
     return Problem(draft.place, draft.prompt, token_ids, draft.target, draft.fields, messages)
 
 
 def read_value(value: Any, read: Callable[[Any], Any]) -> Any:
-    """What ``read`` makes of a field's value.
+    """What ``read`` makes of a field's value, LaTeX commands restored.
 
     Raises:
         MalformedRowError: That of ``read``, or a text in it has half of a surrogate pair.
     """
-    result = read(value)
+    result = read(mended(value))
     try:
         for text in result if isinstance(result, tuple) else (result,):
             text.encode()
@@ -107,22 +117,18 @@ def read_value(value: Any, read: Callable[[Any], Any]) -> Any:
     return result
 
 
-def no_such_field(fields: dict[str, Any], setting: str, key: str) -> str:
-    """The fields that there are, and the one that may have been meant."""
-    close = difflib.get_close_matches(key, list(fields), n=1)
-    hint = f"; did you mean {setting}={close[0]}?" if close else ""
-    return f"its fields are {', '.join(map(str, fields)) or 'none'}{hint}"
-
-
 def _field(fields: dict[str, Any], setting: str, key: str, read: Callable[[Any], Any]) -> Any:
-    if key not in fields:
+    if not has_field(fields, key):
         raise MalformedRowError(
             f"there is no field {key!r} ({setting}); {no_such_field(fields, setting, key)}"
         )
+    value = field_of(fields, key)
     try:
-        return read_value(fields[key], read)
+        return read_value(value, read)
     except MalformedRowError as error:
-        raise MalformedRowError(f"field {key!r}: {error}") from error
+        inner = ", ".join(f"{key}.{name}" for name in value) if isinstance(value, dict) else ""
+        hint = f"; use one of its fields: {setting}={inner}" * bool(inner)
+        raise MalformedRowError(f"field {key!r}: {error}{hint}") from error
 
 
 def _response(value: Any) -> str:

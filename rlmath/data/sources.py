@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rlmath.data.answers import is_missing
+
 Row = Mapping[str, Any]
 
 
@@ -54,7 +56,7 @@ def kept(**names: str) -> Callable[[Row], dict[str, Any]]:
 
     def convert(row: Row) -> dict[str, Any]:
         found = {ours: row[theirs] for ours, theirs in names.items()}
-        if any(value in (None, "", []) for value in found.values()):
+        if any(value == [] or is_missing(value) for value in found.values()):
             raise UnusableRowError("no answer")
         return found
 
@@ -65,7 +67,7 @@ def training_row(prompt: Any, answer: Any) -> dict[str, Any]:
     """Raises: UnusableRowError: The problem or the answer is empty or no text."""
     if not isinstance(prompt, str) or not prompt.strip():
         raise UnusableRowError("no problem")
-    if answer is None or not str(answer).strip():
+    if is_missing(answer):
         raise UnusableRowError("no answer")
     return {"prompt": prompt.strip(), "solutions": [str(answer).strip()]}
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rlmath.config.benchmarks import Benchmark, benchmarks_of
 from rlmath.config.schema import Config
 from rlmath.data import load_problems
+from rlmath.rewards.registry import any_graded
 from rlmath.types import Problem
 
 if TYPE_CHECKING:
@@ -31,7 +32,11 @@ def load_held_out(config: Config, tokenizer: PreTrainedTokenizerBase) -> list[He
     found = []
     for benchmark in benchmarks_of(config):
         problems, report = load_problems(
-            benchmark.paths, benchmark.data, tokenizer, limit=benchmark.max_problems
+            benchmark.paths,
+            benchmark.data,
+            tokenizer,
+            limit=benchmark.max_problems,
+            graded=any_graded(item.name for item in config.reward.items),
         )
         rows = report.describe(benchmark.data.max_prompt_tokens)
         print(f"{benchmark.title}: {rows}", flush=True)

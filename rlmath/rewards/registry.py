@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import NoneType
 from typing import Any
 
@@ -75,6 +75,11 @@ def is_graded(name: str) -> bool:
 
     factory = reward_class(name)
     return inspect.isclass(factory) and issubclass(factory, GradedReward)
+
+
+def any_graded(names: Iterable[str]) -> bool:
+    """Whether one of several rewards :func:`is_graded`."""
+    return any(is_graded(name) for name in names)
 
 
 def get_reward(name: str, **params: Any) -> Reward:

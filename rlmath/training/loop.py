@@ -23,6 +23,7 @@ from rlmath.evaluation.run import evaluate
 from rlmath.monitor import Monitor, open_monitor, plot_curves, read_metrics, set_aside
 from rlmath.monitor.collapse import CollapseDetectors, act
 from rlmath.rewards.base import RewardError
+from rlmath.rewards.registry import any_graded
 from rlmath.rollout.journal import FOLDER as JOURNAL_FOLDER
 from rlmath.rollout.journal import SampleJournal
 from rlmath.rollout.ledger import LEDGER_FILE, Ledger
@@ -133,7 +134,8 @@ def open_run(config: Config) -> Iterator[Training]:
     """Load the data, start ranks and engines, and restore the last checkpoint."""
     run_dir, data, steps = Path(config.runner.run_dir), config.data, config.runner.steps
     tokenizer = load_tokenizer(config.model.path)
-    problems, report = load_problems(data.train_paths, data, tokenizer)
+    graded = any_graded(item.name for item in config.reward.items)
+    problems, report = load_problems(data.train_paths, data, tokenizer, graded=graded)
     print("training problems:", report.describe(data.max_prompt_tokens), flush=True)
     held_out = load_held_out(config, tokenizer)
     stream = stream_of(problems, data.train_weights, data.seed, data.shuffle)

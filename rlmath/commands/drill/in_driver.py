@@ -13,7 +13,7 @@ from rlmath.config.schema import Config
 from rlmath.rewards.answers import AnswerGrader
 from rlmath.rewards.base import Values
 from rlmath.rewards.program_tests import CodeReward
-from rlmath.rewards.registry import is_graded
+from rlmath.rewards.registry import any_graded
 from rlmath.rewards.sandbox import CodeProvider, Execution, Limits, PreparedProgram, Program
 
 HINT = " (The answer is {answer}.)"
@@ -140,7 +140,7 @@ def leaked_answers(scene: Scene) -> Iterator[None]:
 
 
 def _no_grader(config: Config) -> str | None:
-    if any(is_graded(item.name) for item in config.reward.items):
+    if any_graded(item.name for item in config.reward.items):
         return None
     return "reward.items: none of them grades answers"
 

@@ -59,6 +59,20 @@ def test_rows_that_the_run_would_refuse_are_said(
     assert "1 of 41 checked rows are malformed" in capsys.readouterr().out
 
 
+def test_kinds_of_answers_are_said_and_data_without_a_usable_one_is_refused(
+    base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [ROWS[0], {"question": "Show it.", "answer": "proof"}]
+    (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(base) == 0
+    out = capsys.readouterr().out
+    assert "answers  1 numbers, 1 unusable of 2 checked" in out
+    assert "warning  1 of 2 checked answers cannot be matched" in out
+    (tmp_path / "train.jsonl").write_text(json.dumps(rows[1]) + "\n")
+    assert main(base) == 2
+    assert "none of 1 problems has an answer" in capsys.readouterr().err
+
+
 def test_own_rewards_are_called_on_made_up_responses(
     base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

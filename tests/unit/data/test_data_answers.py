@@ -37,6 +37,11 @@ from rlmath.grading import grade
         (5, ("5",)),
         (["1/2", "0.5", "1/2"], ("1/2", "0.5")),
         ([3, "\\boxed{4}"], ("3", "4")),
+        ('["85"]', ("85",)),
+        (' ["1/2", "0.5"] ', ("1/2", "0.5")),
+        ("['x']", ("x",)),
+        ("[1, 2]", ("[1, 2]",)),
+        ("[a]", ("[a]",)),
     ],
 )
 def test_the_answer_is_cut_out_of_its_field(field, answers):
@@ -54,7 +59,11 @@ def test_the_answer_is_cut_out_of_its_field(field, answers):
         ("   ", "no answer in '   '"),
         ("\\boxed{}", "no answer in"),
         ("\\boxed{1", "no answer in"),
-        (float("nan"), "the answer is nan"),
+        (float("nan"), "no answer in nan"),
+        ("NaN", "no answer in 'NaN'"),
+        ("null", "no answer in 'null'"),
+        ([85, None], "this is null"),
+        ('[""]', "no answer in ''"),
         (float("inf"), "the answer is inf"),
     ],
 )

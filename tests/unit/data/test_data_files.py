@@ -1,3 +1,5 @@
+import csv
+import gzip
 import json
 
 import pyarrow
@@ -14,11 +16,43 @@ def parquet(path):
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), path)
 
 
+def jsonl_text():
+    return "".join(json.dumps(row) + "\n" for row in ROWS)
+
+
+def compressed(path):
+    with pyarrow.output_stream(str(path), compression="detect") as out:
+        out.write(jsonl_text().encode())
+
+
+def saved(path):
+    datasets = pytest.importorskip("datasets")
+    datasets.Dataset.from_list(ROWS).save_to_disk(str(path))
+
+
+def arrow(path):
+    table = pyarrow.Table.from_pylist(ROWS)
+    with pyarrow.OSFile(str(path), "wb") as out, pyarrow.ipc.new_stream(out, table.schema) as to:
+        to.write_table(table)
+
+
+def file_per_problem(path):
+    for number, row in enumerate(ROWS):
+        (path / f"topic{number}").mkdir(parents=True)
+        (path / f"topic{number}" / "1.json").write_text(json.dumps(row))
+
+
 WRITERS = {
     "rows.jsonl": lambda path: path.write_text("".join(json.dumps(row) + "\n" for row in ROWS)),
     "rows.json": lambda path: path.write_text(json.dumps(ROWS)),
     "wrapped.json": lambda path: path.write_text(json.dumps({"version": 1, "data": ROWS})),
     "rows.parquet": parquet,
+    "rows.json.gz": lambda path: path.write_bytes(gzip.compress(json.dumps(ROWS).encode())),
+    "rows.jsonl.gz": compressed,
+    "rows.jsonl.zst": compressed,
+    "rows.arrow": arrow,
+    "saved": saved,
+    "problems": file_per_problem,
 }
 
 
@@ -68,7 +102,7 @@ def test_files_of_the_same_name_have_places_of_their_own(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.txt", b"", "data files end in .jsonl, .json, .parquet"),
+        ("a.txt", b"", "data files end in .jsonl, .json, .csv, .parquet, .arrow"),
         ("a.json", b"{1", "not JSON"),
         ("a.json", b"3", "a list of rows is wanted, this is a int"),
         ("a.json", b'{"x": [], "y": []}', r"2 lists in it \(x, y\)"),
@@ -99,10 +133,46 @@ def test_missing_files_folders_and_repetitions_are_refused(tmp_path):
         ("trian.jsonl", r"there is no such file; did you mean .*/train.jsonl\?$"),
         ("other.parquet", "there is no such file$"),
         ("dta/train.jsonl", "there is no such file, nor the folder .*/dta$"),
-        (".", "is a folder; give the files in it$"),
+        (".", r"is a folder; give the files in it: \[.*/train.jsonl\]$"),
     ],
 )
 def test_a_path_that_is_no_file(tmp_path, name, said):
     (tmp_path / "train.jsonl").write_text("{}\n")
     with pytest.raises(UserError, match=said):
         list(read_rows([tmp_path / name]))
+
+
+def test_csv_rows_are_read_as_texts(tmp_path):
+    path = tmp_path / "a.csv"
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([["question", "answer"], ["1,\n+1", 2], ["x"]])
+    rows = list(read_rows([path]))
+    assert rows[0].fields == {"question": "1,\n+1", "answer": "2"}
+    assert "another number of fields" in str(rows[1].fields)
+
+
+def test_a_saved_data_set_of_several_splits_names_them(tmp_path):
+    (tmp_path / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    with pytest.raises(UserError, match=r"several splits; give .*/train or .*/test$"):
+        list(read_rows([tmp_path]))
+
+
+def test_a_file_of_a_folder_that_is_not_json_is_one_malformed_row(tmp_path):
+    file_per_problem(tmp_path / "p")
+    (tmp_path / "p" / "topic0" / "2.json").write_text("{")
+    rows = [row.fields for row in read_rows([tmp_path / "p"])]
+    assert rows[0] == ROWS[0] and rows[2] == ROWS[1]
+    assert "topic0/2.json: not JSON" in str(rows[1])
+
+
+def test_a_truncated_compressed_file_is_refused(tmp_path):
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(jsonl_text().encode())[:-9])
+    with pytest.raises(UserError, match=r"not a \.jsonl\.gz file that can be read"):
+        list(read_rows([path]))
+
+
+def test_another_format_is_refused_with_the_command_that_converts_it(tmp_path):
+    (tmp_path / "a.xlsx").write_bytes(b"")
+    with pytest.raises(UserError, match=r"pandas.read_excel\('.*a.xlsx'\).to_json\('a.jsonl'"):
+        list(read_rows([tmp_path / "a.xlsx"]))

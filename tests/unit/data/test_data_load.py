@@ -108,9 +108,9 @@ def test_answers_that_cannot_be_compared_are_reported_with_their_row(write_jsonl
     path = write_jsonl([row(), row("b", "\\frac{1}{"), row("c", "7")])
     problems, report = load_problems([path], DataConfig(), tokenizer)
     assert len(problems) == 3
-    assert report.num_bad_answers == 1
-    assert report.bad_answers == ("rows.jsonl:2: '\\\\frac{1}{': a { is never closed",)
-    assert "1 with an answer that the grader cannot compare" in report.describe(1024)
+    assert report.golds.num_bad == 1
+    assert report.golds.bad == ("rows.jsonl:2: '\\\\frac{1}{': a { is never closed",)
+    assert "1 with an answer that no response can match" in report.describe(1024)
 
 
 def test_text_prompts_begin_as_the_tokenizer_wants_and_chats_as_the_template_does(

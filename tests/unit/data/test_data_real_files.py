@@ -29,7 +29,7 @@ def test_every_row_is_read(real_data, tokenizer, name):
     prompt_key, answer_key, rows = FIELDS[name]
     settings = DataConfig(prompt_key=prompt_key, answer_key=answer_key, max_prompt_tokens=8192)
     problems, report = load_problems([real_data / name], settings, tokenizer)
-    assert (report.kept, report.num_bad_answers) == (rows, 0)
+    assert (report.kept, report.golds.num_bad) == (rows, 0)
     assert len({problem.id for problem in problems}) == rows
     # NFC, as Qwen2's tokenizer does, is the only change that a text may undergo.
     sample = problems[:: max(rows // 50, 1)]

@@ -88,7 +88,7 @@ def test_prompts_and_responses_are_short_and_load_without_settings(tmp_path):
     make_problems(tmp_path, num_train=500, num_eval=10, num_sft=500)
     tokenizer = build_tokenizer(2048)
     problems, report = load_problems([tmp_path / "train.jsonl"], DataConfig(), tokenizer)
-    assert report.kept == 500 and not report.num_bad_answers and not report.duplicates
+    assert report.kept == 500 and not report.golds.num_bad and not report.duplicates
     assert max(len(problem.prompt_token_ids) for problem in problems) < 20
     examples, _ = load_examples([tmp_path / "sft.jsonl"], DataConfig(), "response", tokenizer)
     assert max(len(example.response_token_ids) for example in examples) <= 32

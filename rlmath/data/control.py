@@ -1,0 +1,28 @@
+"""LaTeX commands whose backslash became part of a control character: ``"\\frac"`` in JSON is a form
+feed and ``rac``."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+# Where a control character can only be the head of a command, and where text may have one.
+_LOST = re.compile(
+    "[\a\b\v\f](?=[A-Za-z])"
+    r"|\t(?=ext[a-z]*\{|(?:imes|heta|frac|riangle|au)(?![a-z]))"
+    r"|\n(?=(?:eq|abla|otin)(?![a-z]))"
+    r"|\r(?=(?:ight|ho)(?![a-z]))"
+)
+_LETTERS = {"\a": "a", "\b": "b", "\v": "v", "\f": "f", "\t": "t", "\n": "n", "\r": "r"}
+UNPRINTABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+
+
+def mended(value: Any) -> Any:
+    """A field's value with such commands restored in all of its texts; others as they are."""
+    if isinstance(value, str):
+        return _LOST.sub(lambda match: "\\" + _LETTERS[match[0]], value)
+    if isinstance(value, list):
+        return [mended(item) for item in value]
+    if isinstance(value, dict):
+        return {key: mended(item) for key, item in value.items()}
+    return value
