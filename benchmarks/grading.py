@@ -11,17 +11,6 @@ With --cases the tables of tests/unit/grading/cases are graded by both as well: 
 with right verdicts, false positives, the median and the pairs that math-verify did not finish in
 20 s.
 
-With --extraction one more line: the search for an answer without a box in responses of 30 kB, most
-of them hostile (`long_responses.py`):
-
-    kinds, prose_ms, median_ms, worst_ms   of responses without "answer is" or a tag
-    over_0.1_ms, worst_end                 how many took longer than 0.1 ms; the slowest one's end
-    marked_worst_ms                        of those with an announced answer; more is read
-    growth                                 longest time for 960 kB over that for 240 kB of one kind
-    median_passes, worst_passes            of 24 kinds, ratio to one pass of `[0-9]+`
-    math_verify_ratio                      ratio of math-verify's parse of the same 24 to it
-    megabyte_ms                            longest time that a hostile megabyte holds the caller
-
 docs/grading.md says what it should show: ratio at least 20, median below 0.1 ms.
 """
 
@@ -32,7 +21,6 @@ import json
 import logging
 import multiprocessing
 import os
-import re
 import statistics
 import sys
 import time
@@ -40,10 +28,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from long_responses import RESPONSES, last_bytes, marked, unmarked
-
 from rlmath.grading import MathGrader
-from rlmath.grading.extract import extract
 
 _CASE_LIMIT_S = 20
 
@@ -87,70 +72,6 @@ def time_math_verify(items: list[tuple[str, str]]) -> tuple[list[bool], list[flo
         verdicts.append(bool(verify(parse(formula), parse(response))))
         seconds.append(time.perf_counter() - started)
     return verdicts, seconds
-
-
-def _fastest(call: Callable[[], Any], repeats: int) -> float:
-    """Seconds of the fastest of several calls: other work on the machine only adds."""
-    fastest = float("inf")
-    for _ in range(repeats):
-        started = time.perf_counter()
-        call()
-        fastest = min(fastest, time.perf_counter() - started)
-    return fastest
-
-
-def _fastest_in_turn(texts: list[str], repeats: int) -> list[float]:
-    """Seconds of the fastest search in each text. They take turns: each has quiet moments."""
-    fastest = [float("inf")] * len(texts)
-    for _ in range(repeats // 10):
-        for index, text in enumerate(texts):
-            seconds = _fastest(lambda text=text: extract(text, "number"), 10)
-            fastest[index] = min(fastest[index], seconds)
-    return fastest
-
-
-def _time_extraction() -> None:
-    """Print what finding an answer without a box costs."""
-    from math_verify import parse
-
-    digits = re.compile(r"[0-9]+")
-    texts = [last_bytes(response, 30_000) for response in unmarked()]
-    few = len(RESPONSES)
-    ours = _fastest_in_turn(texts, 100)
-    marked_ones = _fastest_in_turn([last_bytes(response, 30_000) for response in marked()], 100)
-    growth = max(
-        _fastest(lambda t=text * 32: extract(t, "number"), 20)
-        / _fastest(lambda t=text * 8: extract(t, "number"), 20)
-        for text in texts
-    )
-    passes, theirs = [], []
-    for text, seconds in zip(texts[:few], ours, strict=False):
-        one_pass = _fastest(lambda text=text: sum(1 for _ in digits.finditer(text)), 20)
-        passes.append(seconds / one_pass)
-        theirs.append(_fastest(lambda text=text: parse(text), 1))
-    with MathGrader(num_workers=1, cache_size=0) as grader:
-        megabytes = []
-        for response in (*RESPONSES, *marked()):
-            text = (response * (1_000_000 // len(response) + 1))[:1_000_000]
-            for hostile in (text, f"\\boxed{{{text}}}", f"\\boxed{{{text[:31_000]}}}"):
-                megabytes.append(_fastest(lambda t=hostile: grader.grade_one(t, "42"), 5))
-    result = {
-        "benchmark": "grading_extraction",
-        "bytes": 30_000,
-        "kinds": len(ours),
-        "prose_ms": round(1e3 * ours[0], 4),
-        "median_ms": round(1e3 * statistics.median(ours), 4),
-        "worst_ms": round(1e3 * max(ours), 4),
-        "over_0.1_ms": sum(seconds > 1e-4 for seconds in ours),
-        "worst_end": texts[ours.index(max(ours))][-40:],
-        "marked_worst_ms": round(1e3 * max(marked_ones), 4),
-        "growth": round(growth, 2),
-        "median_passes": round(statistics.median(passes), 3),
-        "worst_passes": round(max(passes), 3),
-        "math_verify_ratio": round(sum(theirs) / sum(ours[:few]), 1),
-        "megabyte_ms": round(1e3 * max(megabytes), 2),
-    }
-    print(json.dumps(result))
 
 
 def _compare_cases(folder: Path) -> None:
@@ -244,7 +165,6 @@ def main() -> None:
     parser.add_argument("--data-dir", type=Path, default=Path(default))
     parser.add_argument("--items", type=int, default=400, help="items from each of the two sets")
     parser.add_argument("--cases", action="store_true", help="also the tables of the tests")
-    parser.add_argument("--extraction", action="store_true", help="also long responses, no box")
     arguments = parser.parse_args()
     if not arguments.data_dir.is_dir():
         sys.exit(f"no folder {arguments.data_dir}: set RLMATH_DATA_DIR or --data-dir")
@@ -267,8 +187,6 @@ def main() -> None:
         "agreement": round(sum(a == b for a, b in zip(ours, theirs, strict=True)) / len(items), 4),
     }
     print(json.dumps(result))
-    if arguments.extraction:
-        _time_extraction()
     if arguments.cases:
         tables = Path(__file__).resolve().parents[1] / "tests" / "unit" / "grading" / "cases"
         _compare_cases(tables)

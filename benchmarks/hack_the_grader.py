@@ -3,13 +3,11 @@
 The population of each gold starts from real responses and from templates around the gold. Children
 are made by token edits (insert, delete, replace, swap, splice with another parent) and survive by
 novelty: one elite per (gold, layer that decided, paid or not, length, words in it), preferring
-those that are paid and far from the gold. Four oracles that do not ask the grader for its reasons
+those that are paid and far from the gold. Three oracles that do not ask the grader for its reasons
 report a paid response:
 
     two_golds   it is also paid by a gold that the first one does not equal
     tainted     words that negate, hedge or change a value stand in the answer (`not`, `or 9731`)
-    hedged      without a box, the gold stands behind or before words that bound, deny or share it,
-                whatever else the sentence says (`It is at least 5.`)
     stranger    no number or name of the gold is in it, and math-verify rejects it (if installed)
 
 Prints one JSON line with counts, and writes each finding as JSONL to --out for a person to read.
@@ -68,49 +66,6 @@ TOKENS = (
     "①", "½", "²", "₂", "−", "×", "≠", "≈", "∞", "是", "不", "或", "个", "万", "\n", "\t", "10^{",
     "e5", "E3", "1,000", "0.", "1'000", "1.000.000",
 )  # fmt: skip
-# `{}` is the gold and `@` a word of the search; none of them states the gold.
-HEDGED = (
-    "@ at least {}", "@ at most {}", "@ no more than {}", "@ no fewer than {}", "@ more than {}",
-    "@ up to {}", "@ up to but not including {}", "@ between 2 and {}", "@ from 2 to {}",
-    "@ a multiple of {}", "@ half of {}", "@ nearly {}", "@ could be {}", "@ is not {}",
-    "@ never {}", "@ 9731 or {}", "@ either 9731 or {}", "@ are 9731 and {}", "@ other than {}",
-    "@ {} or more", "@ {} or 9731", "@ {} at most", "@ {} is too small", "@ {} is wrong",
-    "@ the square of {}", "@ 9731 \\approx {}", "@ x > {}", "@ x \\ne {}", "@ (9731, {})",
-    "@ \\{{9731, {}\\}}", "@ (-3,1) \\cup {}", "@ rather than {}", "@ we rule out {}",
-    "@ 9731 + {}", "@ 9731 \\cdot {}", "@ 9731^{}", "@ x = 9731 and x = {}", "@ less than {}",
-    "I doubt that @ {}", "Many people say @ {}", "It would be wrong to say @ {}",
-    "Testing n = {}", "@ by Theorem {}", "See equation ({})", "Problem {}",
-    "@ the successor of {}", "@ leaves remainder {}", "Twice the answer is {}",
-    "The square of the answer is {}", "Suppose @ {}", "Let x = {}", "Find x such that x + 3 = {}",
-    "Compute @ when n = {}", "@ one of 9731, 9732, {}", "@ 9731, alternatively {}",
-    "The answer is {}. Wait, that is wrong", "The answer is {}. Correction: 9731",
-    "~~The answer is {}~~", "The answer is {} (placeholder)", "The hint says {}",
-    "According to Bob it is {}", "@ depends on {}", "@ ends in {}", "@ begins with {}",
-    "@ rounds to {}", "My guess: {}", "For example, {}", "Nobody gets {}", "@ 9731 unless n = {}",
-    "La respuesta no es {}", "Die Antwort ist vielleicht {}", "假设答案是{}",
-)  # fmt: skip
-FILLERS = (
-    "", "", "So", "It is", "Thus", "we need", "the value is", "the answer is", "there are", "n =",
-    "The number of ways is", "it must be", "that means", "Hence the result:", "He has", "=",
-    "the minimum is", "the total is", "because of this it is", "x lies", "exactly", "only", "about",
-    "in total", "so finally", "we get", "Therefore there must be", "I think", "which gives",
-)  # fmt: skip
-ENDS = (
-    "",
-    "",
-    ".",
-    "!",
-    " apples.",
-    " of them.",
-    " in total.",
-    " cm",
-    " ways",
-    "\n",
-    " because x",
-    ", so.",
-)
-_PLAIN = re.compile(r"\d+|\d+/\d+|\d+\.\d+")
-_ANSWERED = re.compile(r"boxed|answer|####")
 _KNOWN = frozenset(("about", "approx", "approximately", "roughly", "so", "then"))
 TAINTS = (
     *sorted(w for w in CHANGING - _LEADS - _KNOWN if len(w) > 2),
@@ -129,12 +84,9 @@ class Candidate:
     boxed: bool = True
     taints: tuple[str, ...] = ()
     score: float = 0.0
-    whole: bool = False
 
     @property
     def response(self) -> str:
-        if self.whole:
-            return self.text
         return f"\\boxed{{{self.text}}}" if self.boxed else f"So the answer is {self.text}."
 
     def is_tainted(self) -> bool:
@@ -162,8 +114,6 @@ class Search:
             while time.monotonic() < self.deadline:
                 gold = self.random.choice(GOLDS)
                 self.consider(self.child(gold), gold)
-                if self.tried % 4 == 0 and _PLAIN.fullmatch(gold):
-                    self.hedge(gold)
         return {"tried": self.tried, "paid": self.paid, **self.found}
 
     def equal_golds(self) -> dict[str, set[str]]:
@@ -218,24 +168,6 @@ class Search:
                 pieces = list(self.random.choice(TEMPLATES).format("".join(pieces), gold))
         boxed = parent.boxed if self.random.random() < 0.95 else not parent.boxed
         return Candidate("".join(pieces)[:400], boxed, tuple(taints[-6:]))
-
-    def hedge(self, gold: str) -> None:
-        """A sentence about the gold that does not state it, with words of the search around it."""
-        choice = self.random.choice
-        sentence = choice(HEDGED).format(gold)
-        if gold == "0" and "\\cdot" in sentence:
-            return  # a product with 0 is 0
-        words = [choice(FILLERS) for _ in range(choice((1, 1, 2)))]
-        if self.random.random() < 0.2:
-            seed = choice(self.seeds)
-            if not _ANSWERED.search(seed):  # a box or a marker would decide
-                words.insert(0, seed + choice((". ", "\n")))
-        text = sentence.replace("@", " ".join(words)).strip() + choice(ENDS)
-        self.tried += 1
-        grade = self.grader.grade_one(text, gold)
-        if grade.correct:
-            self.paid += 1
-            self.report("hedged", Candidate(text, whole=True), gold, text[-60:], grade.method)
 
     # -- selection
 

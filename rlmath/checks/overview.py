@@ -20,6 +20,7 @@ from rlmath.config.lora import LoraConfig, LoraRollout
 from rlmath.config.optimizer import OptimizerConfig
 from rlmath.config.rollout import keeps_kv, max_lag
 from rlmath.config.schema import Config, OldLogProbs, RewardItem, RolloutSchedule, Schedule
+from rlmath.grading import Fallback
 from rlmath.model.hub import hub_name
 from rlmath.model.spec import ModelSpec
 from rlmath.rewards.base import Range
@@ -239,6 +240,15 @@ def _rewards(config: Config) -> list[str]:
     if len(lines) > 1 and all(ranges):
         low, high = (sum(one[end] for one in ranges if one) for end in (0, 1))
         lines.append(f"sum: {low:g} to {high:g}")
+    items = config.reward.items
+    if Fallback.number in (
+        config.reward.fallback,
+        *(item.params.get("fallback") for item in items),
+    ):
+        lines.append(
+            "warning: fallback=number accepts the last number of a response without a box, "
+            "whatever its sentence says, so a policy learns to name numbers; train with none"
+        )
     return lines
 
 

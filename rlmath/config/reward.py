@@ -74,7 +74,7 @@ class RewardConfig:
     fallback: Fallback = setting(
         REWARD_FALLBACK,
         "Where to search for an answer that is not boxed: none, after a marker, or the last "
-        "number.",
+        "number; number rewards guesses and warns.",
     )
     num_workers: int | None = setting(
         None,

@@ -93,7 +93,7 @@ def _shortest_decimal(value: float) -> str:
 
 def _only_boxes(text: str) -> list[str]:
     """The contents of the boxes when the text is nothing but boxes, else nothing."""
-    from rlmath.grading.extract import match_brace
+    from rlmath.grading.box import match_brace
 
     parts, position = [], _skip(text, 0)
     while box := _BOX.match(text, position):

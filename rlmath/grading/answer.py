@@ -7,8 +7,8 @@ import re
 from dataclasses import dataclass
 
 from rlmath.grading import units
+from rlmath.grading.box import last_box
 from rlmath.grading.declared import congruences, take_declarations
-from rlmath.grading.extract import last_box
 from rlmath.grading.lexer import Token, TooLong, lex
 from rlmath.grading.listing import listed
 from rlmath.grading.options import Options, read_options

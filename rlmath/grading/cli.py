@@ -32,7 +32,7 @@ REASONS = {
     "gold": "the accepted answer cannot be used",
     "none": "no answer was found",
     "box": "the box is empty or never closes",
-    "number": "the last number is denied or an aside",
+    "number": "the words beside the last number deny or change it",
     "marker": "nothing stands after the marker",
     "tag": "the tag is empty",
 }

@@ -6,8 +6,10 @@ import dataclasses
 import re
 
 from rlmath.grading.answer import Answer, read
+from rlmath.grading.box import last_box, last_boxes
+from rlmath.grading.box_rows import joined
 from rlmath.grading.compare import Comparer
-from rlmath.grading.extract import extract, joined, last_box, last_boxes
+from rlmath.grading.extract import extract
 from rlmath.grading.result import GoldReport
 from rlmath.grading.settings import Fallback, GradingSettings
 

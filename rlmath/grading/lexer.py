@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from rlmath.grading.extract import match_brace
+from rlmath.grading.box import match_brace
 from rlmath.grading.syntax import CONSTANTS, CURRENCIES, CURRENCY_WORDS, FUNCTIONS
 
 

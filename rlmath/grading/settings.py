@@ -38,7 +38,8 @@ class GradingSettings:
     Attributes:
         fallback: where to look when there is no box. `none`: nowhere; `marker`: the last
             `<answer>…</answer>`, then what follows "answer is", "answer:", "答案是" or `####`;
-            `number`: then also the last number.
+            `number`: then also the last number. Neither reads the sentence around the answer, so
+            train with `none`.
         min_significant_digits: a decimal can match a fraction or an irrational number only with at
             least this many significant digits. Unless the two are exactly equal.
         decimal_rel_tol: and only if it lies within this relative distance, inclusive.

@@ -19,6 +19,7 @@ SOURCES = {
     "marker": "what stands after 'the answer is'",
     "number": "the last number or option",
     "whole": "the whole response, which is nothing but an answer",
+    "words": "the whole response, a few words",
     "none": "nowhere",
 }
 

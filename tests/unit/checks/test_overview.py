@@ -161,6 +161,14 @@ def test_check_of_sft_and_evaluate(base: list[str], capsys: pytest.CaptureFixtur
     assert "temperature 0.6" in blocks["eval"]
 
 
+@pytest.mark.parametrize(("fallback", "warns"), [("number", True), ("marker", False)])
+def test_fallback_number_in_training_warns(
+    base: list[str], capsys: pytest.CaptureFixture[str], fallback: str, warns: bool
+) -> None:
+    _, blocks, _ = check([*base, f"reward.fallback={fallback}"], capsys)
+    assert ("warning: fallback=number" in blocks["rewards"]) == warns
+
+
 @pytest.mark.parametrize("name", sorted(set(available_rewards()) - {"remote"}))
 def test_every_built_in_reward_knows_its_range(name: str) -> None:
     found = value_range(name, {})

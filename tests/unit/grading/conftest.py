@@ -35,7 +35,7 @@ def data_dir() -> Path:
 @pytest.fixture(scope="session")
 def real_answers(data_dir: Path) -> dict[str, list[str]]:
     """The accepted answers of every data set, as strings, in order."""
-    from rlmath.grading.extract import last_box
+    from rlmath.grading.box import last_box
 
     def read(name: str) -> list[dict[str, Any]]:
         lines = (data_dir / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()

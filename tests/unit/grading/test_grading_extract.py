@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from typing import Any
 
 import pytest
@@ -38,22 +37,6 @@ HOSTILE_TEXTS = {
     "struck boxes": "~~\\boxed{1}~~ " * (MEGABYTE // 14),
     "boxes after tildes": "~~\\boxed{" * (MEGABYTE // 9),
 }
-# Runs of one sign between optional words: tried in every way, they cost the cube of their length.
-RUNS = [
-    f"{words}{sign * count}{end}"
-    for words in (
-        "la respuesta",
-        "Ответ",
-        "la respuesta es",
-        "The answer is 5",
-        "The answer is 5.",
-        "Option A",
-        "选",
-    )
-    for sign in (" ", "\t", "\n", "*", "\u00a0", " wait")
-    for count in (186, 1_500)
-    for end in ("1?", "x?", "")
-]
 
 
 @pytest.mark.parametrize("name", HOSTILE_TEXTS)
@@ -66,14 +49,6 @@ def test_a_megabyte_of_hostile_text(name: str, grader: MathGrader) -> None:
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
-
-
-def test_runs_of_a_sign_cost_no_more_than_their_length() -> None:
-    """All of them together in a second; one took as long."""
-    started = time.process_time()
-    for response in RUNS:
-        extract(response, "number")
-    assert time.process_time() - started < 1
 
 
 @pytest.mark.parametrize(
@@ -102,19 +77,6 @@ def test_struck_boxes_do_not_count_and_latex_spaces_strike_nothing(
     response: str, text: str | None
 ) -> None:
     assert extract(response, "none").text == text
-
-
-def test_a_formula_without_a_box_keeps_its_latex_spaces(grader: MathGrader) -> None:
-    response = "So the solution is $x=3,~~y=4,~~z=5$."
-    assert grader.grade_one(response, "x=3, y=4, z=5").correct
-    assert not grader.grade_one("The answer is ~~4~~.", "4").correct
-
-
-def test_a_text_with_very_many_strikes_states_nothing(grader: MathGrader) -> None:
-    """Each costs a look at its line."""
-    assert grader.grade_one("~~4~~ " * 24 + "\nThe answer is 5.", "5").correct
-    assert grader.grade_one("~~4~~ " * 25 + "\nThe answer is 5.", "5").status == "no_answer"
-    assert grader.grade_one("~~4~~ " * 25 + "\n\\boxed{5}", "5").correct
 
 
 def _interrupt(*_: Any) -> None:
@@ -150,55 +112,10 @@ def test_the_source_is_reported() -> None:
     assert extract("\\boxed{}", "number").text == ""
 
 
-@pytest.mark.parametrize(
-    ("response", "gold", "status"),
-    [
-        ("So the final answer is minus 470.", "470", "wrong"),
-        ("So the final answer is minus 470.", "-470", "correct"),
-        ("The result is negative 3", "-3", "correct"),
-        ("What is left is 7 minus 5", "5", "wrong"),
-        ("#### \\lnot 145", "145", "wrong"),
-        ("The result is \\pm 24", "24", "wrong"),
-        ("The result is ± 24", "24", "wrong"),
-        ("The result is \\log 16320", "16320", "wrong"),
-        ("The answer: \\text{one of } 50", "50", "wrong"),
-        ("We obtain 366 or 441, which is it.", "441", "wrong"),
-        ("After simplifying we obtain x > 144", "144", "wrong"),
-        ("The result is 162 \\ne x", "162", "wrong"),
-        ("The result is 5 < x", "5", "wrong"),
-        ("The result is 288i", "288", "wrong"),
-        ("The result is 47x", "47", "wrong"),
-        ("The result is 482 thousand", "482", "wrong"),
-        ("The result is 482 thousand", "482000", "correct"),
-        ("It costs $5 million.", "5", "wrong"),
-        ("The result is $5$ million.", "5", "wrong"),
-        ("The result is $5$ million.", "5000000", "correct"),
-        ("The result is 5\\text{ million}", "5", "wrong"),
-        ("The result is 77 squared", "77", "wrong"),
-        ("He needs 12 dozen eggs.", "12", "wrong"),
-        ("The result is 7 1/2", "1/2", "wrong"),
-        ("The result is 8 \\sqrt{2}", "\\sqrt{2}", "wrong"),
-        ("The result is 4 - \\sqrt{3}.", "\\sqrt{3}", "wrong"),
-        # What looks alike and is right.
-        ("The result is 7 1/2", "7.5", "correct"),
-        ("The result is 8 \\sqrt{2}", "8\\sqrt{2}", "correct"),
-        ("We get x = 4 - 2 \\sqrt{3}.", "4-2\\sqrt{3}", "correct"),
-        ("That is a \\sqrt{3}.", "\\sqrt{3}", "correct"),
-        ("So the answer is 42 \\frac{33}{100}.", "42.33", "correct"),
-        ("The area is 25 squared units", "25", "correct"),
-        ("The result is \\left(725\\right)", "725", "correct"),
-        ("The result is 574\\text{ miles}", "574", "correct"),
-        ("so 12 - 7 => 5", "5", "correct"),
-        ("12 - 7 -> 5", "5", "correct"),
-        ("It is 5m long.", "5", "correct"),
-        ("He has 5kg of rice.", "5", "correct"),
-    ],
-)
-def test_what_stands_beside_the_last_number(
-    response: str, gold: str, status: str, grader: MathGrader
-) -> None:
-    """Found by a search over rewritten answers of the public data sets."""
-    assert grader.grade_one(response, gold).status == status
+def test_last_number_ignores_the_rest_of_its_sentence(grader: MathGrader) -> None:
+    """The documented weakness of `number`: it does not read the sentence."""
+    assert grader.grade_one("Bob thinks that the total is 42.", "42").correct
+    assert not grader.grade_one("The total is not 42.", "42").correct
 
 
 @pytest.mark.parametrize(

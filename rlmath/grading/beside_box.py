@@ -3,8 +3,8 @@
 
 What stands directly beside a box is read in two ways. Signs and commands of the formula around it
 must leave the value as it is: before the box only those that are known to may stand, behind it
-those may not that are known to change it. Words are those of `hedges`. Markup, spaces, opening
-brackets and known styles are skipped. A hundred characters on each side are read.
+those may not that are known to change it. Words are those of `words_beside_box`. Markup, spaces,
+opening brackets and known styles are skipped. A hundred characters on each side are read.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from rlmath.grading import hedges, sentences, units
+from rlmath.grading import units, words_beside_box
 from rlmath.grading.syntax import BIG_OPERATORS, CONSTANTS, DECORATIONS, FUNCTIONS, GREEK
 
 _WINDOW = 100
@@ -93,6 +93,13 @@ _SHORT_WORDS = frozenset(
 _TEXT = re.compile(r"\\(?:text[a-z]{0,6}|mathrm|[mh]box)\s*\{([^{}]*)\}")
 
 
+_SCALED = re.compile(
+    r"(?:\$|\\\))?[ -](?:dozens?|hundreds?|thousands?|millions?|billions?|trillions?|lakhs?|crores?"
+    # 5 squared units are 5 of them.
+    r"|factorial|(?:squared|cubed)"
+    r"(?! (?:units?|f(?:ee|oo)t|inch|yard|mile|[a-z]*met(?:er|re)|[ckm]?m\b)))\b",
+    re.IGNORECASE,
+)
 _DENIED_CJK = re.compile(r"(?:不是|并非|不等于|不为|不会是|不可能是)[\s$*:]{0,6}(?:\\[(\[]\s?)?\Z")
 
 
@@ -105,12 +112,15 @@ def stands_alone(text: str, begin: int, end: int) -> bool:
     inside = _is_inside(before, after)
     if _is_part_before(before, inside) or _is_part_after(after, inside):
         return False
-    if not before.isascii() and (_DENIED_CJK.search(before) or hedges.is_negative_cjk(text, begin)):
+    if not before.isascii() and (
+        _DENIED_CJK.search(before) or words_beside_box.is_negative_cjk(text, begin)
+    ):
         return False
     before = _TEXT.sub(r" \1 ", before) if "\\" in before else before
     after = _TEXT.sub(r" \1 ", after) if "\\" in after else after
-    scaled = sentences.scale_after(" " + after.lstrip(" $"), 0)
-    return not scaled and not hedges.changes_box(before, after)
+    return _SCALED.match(" " + after.lstrip(" $")) is None and not words_beside_box.changes_box(
+        before, after
+    )
 
 
 def other_value(text: str, end: int, value: str) -> str:

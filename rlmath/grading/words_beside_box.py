@@ -1,15 +1,15 @@
-"""Whether the words around a number take it back: bounds, negations, multiples, ends of a range.
+"""Whether the English words beside a box take its value back: bounds, negations, multiples.
 
-`at least 5`, `up to 5`, `between 4 and 5`, `a multiple of 5`, `could be 5`, `5 or more` and `5 is
-too small` do not state 5. Only a few words on each side are read, so the time does not depend on
-the text. `wording` has the words that change a value anywhere; here is where they may stand.
+`half of`, `a multiple of`, `or more` and `is too small` do not leave a 5 what it is. Only a few
+words on each side are read, so the time does not depend on the text. `wording` has the words that
+change a value anywhere; here is where they may stand.
 """
 
 from __future__ import annotations
 
 import re
 
-from rlmath.grading import lexicon, wording
+from rlmath.grading import wording
 
 
 def _names(text: str) -> frozenset[str]:
@@ -17,6 +17,7 @@ def _names(text: str) -> frozenset[str]:
 
 
 _WINDOW = 90
+_SENTENCE_ENDS = (". ", "! ", "? ", "\n", "。", "！", "？")
 _TOKEN = re.compile(
     r"[!-/:-\[\]-`{-~\x00-\x08\x0e-\x1b\x7f]|[a-z][a-z]*(?:'[a-z]+)?|\d\d*(?:[.,/]\d+)*|\\[a-z]*"
     r"|[\u3040-\u9fff][\u3040-\u9fff]*"
@@ -51,11 +52,6 @@ _DENYING = (wording.NEGATIONS | wording.HEDGES) - _HARMLESS | _names(
     inverted factorial beneath beyond near within unequal below"""
 )
 # A preposition denies after some words only: `up to`, `divisible by`, `half of`, `ranges from`.
-_TO = _names(
-    """unequal close closer near nearer next compared similar prior due tends tend tending limited
-    restricted relative subject closest nearest prime coprime parallel perpendicular orthogonal"""
-)
-_ADDS = _names("add adds added adding sum sums summed come comes came go goes")
 _OF = _names(
     """multiple multiples quarters percent % factor factors divisor divisors square squares cube
     root roots power powers half halves third quarter thirds twice double triple inverse reciprocal
@@ -86,29 +82,9 @@ _SHARES = _names(
     "half halves third quarter quarters thirds multiple multiples divisor divisors percent % part"
 )
 _BY_BOX = _BY - _names("limited bounded less smaller bigger larger greater capped")
-_JOINTS = _names("and or nor through thru versus vs")
-_RANGE_SIGNS = _names("- – — ~ ～ 〜")
-_LISTING = _names("between are either both is = : be")
 # Words that begin a new statement, so that a negation before them is of something else.
 _STATING = _names(", ; : = is are was were be so but that then has have total makes leaves gives")
-_GUESSES = _names("exception exceptions counterexample guess hunch conjecture suspicion")
 _REFUSALS = _names("not never cannot undefined impossible incorrect wrong invalid nope")
-_DECADES = ("the", "low", "mid", "high", "early", "late")
-_TRIAL = _names("let try tried trying")
-_CONDITION = _names("if unless whether suppose supposing assume assuming")
-_CLAUSE_ENDS = _names(", ; : then that =")
-_COMPUTED = re.compile(r"\$?\S{0,40}[\d)%]=")
-_DECIMAL = re.compile(r"[\s$]*(\d+(?:\.\d+)?)(?![\d,]*\d)")
-_RELATIONS = re.compile(
-    r"[≲≳≪≫≮≯⩽⩾≦≧∼≁≉≢∝√∛¬∉⊂≺≻∪∩∖∓]|\\(?:[lg]trsim|n?[lg]eq?q?(?:slant)?|nless|ngtr|ll|gg|not|"
-    r"sim|propto|succ|prec|cup|cap|setminus|notin|subset|n?mid|equiv|neq?|in)\Z"
-)
-_CJK_HEDGE = re.compile(
-    r"(?:(?:至少|不足|超过|超過|不到|接近|可能|也许|或许|大概|大约|不止)[\u4e00-\u9fff]{0,4}|至多|最多"
-    r"|最少|约|約|少なくとも|"
-    r"多くても|多くとも|最大で|最低|せいぜい|およそ|おそらく|恐らく|たぶん|分の|分之)"
-    r"(?:要|需|需要|有|是|为|也|就|は)*\s*\Z"
-)
 _CJK_MINUS = re.compile(r"(?:负|負|マイナス)\s*\Z")
 
 # -- after it
@@ -126,14 +102,6 @@ _TAKEN_BACK = wording.NEGATIONS - _names("minus void unless except excluding wit
     powered conjugated raised unless except undefined"""
 )
 _AFTER_MARKUP = _names(r"""$ ) } ] * _ ` \ " \text \mathrm {""")
-_ANNOUNCING = _names(
-    """about around approx approximately roughly circa so then and is are was were be i we you to
-    minus negative another"""
-)
-_FOLLOWING = _names(
-    """is are was were more less fewer other others hundred thousand million billion trillion dozen
-    dozens hundreds thousands millions billions"""
-)
 _FRACTIONS = _names("half third quarter fifth fourth")
 _RANGES = _names("to through over mod modulo choose vs versus")
 _PREDICATES = _names(
@@ -152,10 +120,6 @@ _PARTS = re.compile(
     r"(?:halves|thirds|fourths|fifths|sixths|sevenths|eighths|ninths|tenths|"
     r"\w+(?:eenths|ieths|redths|sandths|ionths)|fold|th)\Z"
 )
-_PROPERTY = re.compile(
-    r"is a (?:multiple|factor|divisor)\b|\bcontradictions?\b|\bwithout success\b"
-)
-_PROPERTY_PARTS = ("is a ", "ontradiction", "ithout success")
 # Of a box: `The wrong answer is 5`, but not `the wrong answer is 4, the right one 5`; `5 (wrong)`.
 _OF_A_WRONG_ONE = re.compile(
     r"\b(?:wrong|incorrect|false) (?:final )?(?:answer|result|value|solution|option|choice)\b"
@@ -181,39 +145,9 @@ _DENIED_BOX = re.compile(
 )
 _CHANGING_PHRASES = ("give or take", "plus or minus", "below zero")
 # The value holds sometimes: `36 only when n is even`, `36 up to sign`.
-_CONDITIONED = re.compile(
-    r"[^.!?\n]{0,60}?\b(?:only (?:when|if|for|in)\b"
-    r"|for (?:small|large|some|most|certain|even|odd)\b"
-    r"|in (?:the (?:worst|best|simplest) case|(?:most|some|many) cases|absolute value)"
-    r"|up to (?:a |an |sign\b|scal|rounding|some))"
-)
 _UNSURE = re.compile(
     r"\b(?:not (?:so |very )?(?:sure|certain)|unsure|uncertain|i guess|a guess)\b", re.IGNORECASE
 )
-_TAKING_BACK = re.compile(
-    r"\b(?:false|untrue|kidding|joking|placeholder|dummy|decoy|trap|if|unless|supposedly|alternatively|previously|formerly|wrong|"
-    r"(?:which|it|this|that) (?:contradicts|violates|fails|(?:is|was) (?:absurd|invalid|rejected"
-    r"|discarded|nonsense))|"
-    r"incorrect|impossible|guess|not sure|unsure|contradiction|mistake|unlikely|"
-    r"doubt)\b",
-    re.IGNORECASE,
-)
-_DOUBTS = _names(
-    """maybe perhaps possibly if unless whether suppose assume assuming doubt not never wrong
-    incorrect impossible unlikely guess until twice half double unclear unsure cannot"""
-)
-
-
-def is_hedged(text: str, start: int, end: int) -> bool:
-    """Whether the words before and after the number at [start, end) take it back."""
-    return is_hedged_before(text, start) or is_hedged_after(text, start, end)
-
-
-def _is_decade(text: str, start: int, end: int) -> bool:
-    """Whether the word is `20ish`, or `20s` after `the` or `low`."""
-    if text.endswith("ish", start, end):
-        return True
-    return text.endswith("s", start, end) and text[:start].rstrip().endswith(_DECADES)
 
 
 def is_negative_cjk(text: str, start: int) -> bool:
@@ -221,123 +155,15 @@ def is_negative_cjk(text: str, start: int) -> bool:
     return _CJK_MINUS.search(text[max(0, start - 8) : start]) is not None
 
 
-def is_bare_doubt(text: str) -> bool:
-    """Whether a text is a number and one or two words that change it: `5 unclear`, `lakh 5`.
-
-    Words that announce a value do not count: `So it is`.
-    """
-    words = text.strip(" .!*$").split()
-    for count in range(min(len(words), 8), 0, -1):
-        if wording.lead_length(words[:count]):
-            words = words[count:]
-            break
-    if not 1 < len(words) < 4 or sum(any(map(str.isdigit, word)) for word in words) != 1:
-        return False
-    plain = [word.strip(",.;:!()*$").lower() for word in words]
-    place = next(i for i, word in enumerate(words) if any(map(str.isdigit, word)))
-    if plain[place + 1 : place + 2] in (["squared"], ["cubed"]) and len(plain) > place + 2:
-        return False  # 5 squared units
-    before, after = plain[:place], plain[place + 1 :]
-    return any(w in wording.CHANGING and w not in _ANNOUNCING for w in before) or any(
-        w in wording.CHANGING and w not in _FOLLOWING for w in after
-    )
-
-
-def in_doubt(text: str, start: int) -> bool:
-    """Whether the clause before a marker doubts or denies it: `I doubt that the answer is`."""
-    for word in reversed(_tokens_before(text, start)[-9:]):
-        if word in (",", ";", ":", "so", "but", "thus", "hence", "therefore"):
-            return False
-        if word in _DOUBTS or word.endswith("n't"):
-            return True
-    return False
-
-
-def takes_back(words: str) -> bool:
-    """Whether words after a statement take it back: `48, which is wrong`."""
-    return _TAKING_BACK.search(words) is not None
-
-
 def _tokens_before(text: str, start: int) -> list[str]:
     """The last tokens of the sentence before `start`, in lower case."""
     before = text[start - _WINDOW if start > _WINDOW else 0 : start]
     cut = 0
-    for stop in lexicon.ASCII_ENDS if before.isascii() else lexicon.SENTENCE_ENDS:
+    for stop in _SENTENCE_ENDS:
         place = before.rfind(stop, cut)
         if place >= 0:
             cut = place + 1
     return _TOKEN.findall(before[cut:].lower())
-
-
-def is_hedged_before(text: str, start: int) -> bool:
-    """Whether the words before the number at `start` take it back: `at least 5`."""
-    found = _tokens_before(text, start)
-    last = len(found)
-    while last and found[last - 1] in _OPENERS:
-        last -= 1
-    found = found[:last]
-    if not found:
-        return False
-    if _RELATIONS.match(found[-1]) or "".join(found[-3:]).endswith(("=/=", "!=", "/=")):
-        return True
-    if found[-1] in ("≈", "\\approx") and found[-2:-1] and found[-2][0].isdigit():
-        return not _is_rounded(found[-2], text[start : start + 40])
-    if "\u3040" <= found[-1][0] <= "\u9fff":
-        return _CJK_HEDGE.search(text[max(0, start - 16) : start]) is not None
-    if found[-2:-1] == ["_"] and found[-3:-2] == ["log"]:
-        return True
-    if _is_bounded(found) or _is_one_of_list(found) or _is_refused(found):
-        return True
-    return _is_conditional(found) and _COMPUTED.match(text, start) is None
-
-
-def _is_rounded(exact: str, rest: str) -> bool:
-    """Whether `571.8 ≈ 572` rounds one number; `570 ≈ 572` and `9 ≈ 0.25` name two."""
-    plain = exact.replace(",", "")
-    found = _DECIMAL.match(rest)
-    if found is None or _DECIMAL.fullmatch(plain) is None:
-        return True
-    if exact.isdigit() and found[1].isdigit():
-        return False
-    first, second = float(plain), float(found[1])
-    return abs(first - second) <= 0.01 * max(first, second)
-
-
-def _is_bounded(found: list[str]) -> bool:
-    """Whether the words directly before a number deny it, bound it or make it part of another."""
-    for last in range(len(found), max(0, len(found) - 5), -1):
-        word = found[last - 1]
-        before = found[last - 2] if last > 1 else ""
-        if word in ("most", "least", "best", "worst"):
-            return "at" in found[max(0, last - 4) : last - 1]  # at the very least
-        if word == "unknown" and last < len(found) and found[last] not in _OPENERS:
-            return False  # the unknown number is
-        if word in _DENYING or (word == "or" and before == "than"):
-            return True
-        if word == "to" and before != "equal":
-            return _is_end(found[: last - 1])
-        if word == "of":
-            rest = [w for w in found[: last - 1] if w not in ("value", "values", "the", "its")]
-            return bool(rest) and rest[-1] in _OF
-        if word == "by":
-            return any(earlier in _BY for earlier in found[max(0, last - 5) : last - 1])
-        if word == "as" and found[max(0, last - 3) : last - 2] == ["as"]:
-            return True  # as big as
-        if word == "in":
-            return before.isdigit()  # 1 in 15
-        if word in _PREPOSITIONS:
-            return before in _PREPOSITIONS[word]
-        if word == "," and before in ("minimum", "maximum", "most", "least"):
-            return "at" in found[max(0, last - 5) : last - 2]
-        if word == "is" and before in _GUESSES:
-            return True
-        if word == "and" and "equals" in found[last:]:
-            return False  # at x = 1 and equals
-        if word in _JOINTS or word in _RANGE_SIGNS:
-            return _is_one_of_two(found[:last], word)
-        if word not in _BRIDGES and word != "to":
-            return False
-    return False
 
 
 def changes_box(before: str, after: str) -> bool:
@@ -426,39 +252,6 @@ def _is_alternative(found: list[str]) -> bool:
     return not found[:-1] or found[-2] not in ("=", "+", "-", "*", "/", "x", "$")
 
 
-def _is_end(found: list[str]) -> bool:
-    """Whether `to` after these words leads to the end of a range: `3 to`, `up to`, `x to`."""
-    if not found:
-        return False
-    if found[-1] == "up":
-        return found[-2:-1] == [] or found[-2] not in _ADDS
-    return found[-1] in _TO or found[-1][0].isdigit() or len(found[-1]) == 1
-
-
-def _is_one_of_list(found: list[str]) -> bool:
-    """Whether the number ends a list of values: `are 3,`, `x = 3 and x =`."""
-    if len(found) > 2 and found[-1] == "=" and (len(found[-2]) == 1 or found[-2][0] == "\\"):
-        if found[-2] not in found[:-2]:
-            return False  # 120 / 3 or Y = 40
-        found = found[:-2]
-    while found and found[-1] == "$":
-        found = found[:-1]
-    joined = bool(found) and found[-1] in (",", "&", ";", "and", "or")
-    return joined and _is_one_of_two(found, "and")
-
-
-def _is_one_of_two(found: list[str], joint: str) -> bool:
-    """Whether another number stands before the joint: `4 or`, `between 4 and`, `4 -`."""
-    place = len(found) - 2
-    while place >= 0 and found[place] in ("$", ",", ")", "}", "or", "and", ";", "&"):
-        place -= 1
-    if place < 0 or not found[place][0].isdigit():
-        return False
-    if joint == "-":
-        return place == 0  # elsewhere it is a sign or a dash
-    return joint != "and" or place == 0 or not _LISTING.isdisjoint(found[max(0, place - 6) : place])
-
-
 def _is_refused(found: list[str]) -> bool:
     """Whether a negation stands a few words before: `it never reaches`, `does not have`."""
     for word in reversed(found[-6:]):
@@ -467,54 +260,6 @@ def _is_refused(found: list[str]) -> bool:
         if word in _REFUSALS or word.endswith("n't"):
             return True
     return False
-
-
-def _is_conditional(found: list[str]) -> bool:
-    """Whether the number stands in an `if` clause: `if x were`, but not `if it rains, x is`."""
-    if len(found) > 2 and found[-1] == "=" and len(found[-2]) == 1 and found[-2].isalpha():
-        found = found[:-2]  # let n =
-        if found[-1] in _TRIAL:
-            return True
-    found = found[-7:]
-    for index in range(len(found) - 1, -1, -1):
-        word, before = found[index], found[index - 1] if index else ""
-        stated = word in ("is", "are") and before not in ("it", "that", "this", "x", "n")
-        if word in _CLAUSE_ENDS or stated:
-            return False
-        if word in _CONDITION:
-            return True
-    return False
-
-
-def is_hedged_after(text: str, start: int, end: int) -> bool:
-    """Whether the words after the number at [start, end) take it back: `5 or more`, `20ish`."""
-    return _is_decade(text, start, end) or _hedged_after(text, end)
-
-
-def _hedged_after(text: str, end: int) -> bool:
-    after = text[end : end + _WINDOW]
-    if ("only" in after or "for " in after or " in " in after or "up to" in after) and (
-        _CONDITIONED.match(after)
-    ):
-        return True
-    if any(part in after for part in _PROPERTY_PARTS) and _PROPERTY.search(after):
-        return True
-    for phrase in _CHANGING_PHRASES:
-        if phrase in after:
-            return True
-    stop = _STOP.search(after)
-    cut = len(after) if stop is None else stop.start()
-    asked = after[cut : cut + 1] in ("?", "？") or after[:cut].rstrip(" \"'*_$)").endswith("?")
-    found = _TOKEN.findall(after[:cut].lower())
-    if asked and "," not in found and len(found) < 12:
-        return True
-    if ("sure" in after or "guess" in after or "certain" in after) and _UNSURE.search(after[:cut]):
-        return True
-    while found and found[0] in _AFTER_MARKUP:
-        del found[0]
-    if not found:
-        return False
-    return _is_scaled(found, text[end - 1 : end].isalpha()) or _is_taken_back(found)
 
 
 def _is_scaled(found: list[str], ordinal: bool) -> bool:
