@@ -61,13 +61,13 @@ run_until_asked() {
   return "$code"
 }
 
-trap 'trap "" TERM HUP; bash ray_utils/stop_ray.sh' EXIT
+trap 'trap "" TERM HUP USR1 USR2; bash ray_utils/stop_ray.sh' EXIT
 if [ "$RANK" = 0 ]; then
-  trap ask_to_end TERM HUP
+  trap ask_to_end TERM HUP USR1 USR2
   # Of a terminal. It does not reach the other session; a second one ends the saving.
   trap 'asked=yes; [ -z "$child" ] || kill -TERM "$child" 2>/dev/null || true' INT
 else
-  trap : TERM HUP # RANK 0 hears of it too, and this node's Ray has to outlive the saving.
+  trap : TERM HUP USR1 USR2 # RANK 0 hears of it too, and this node's Ray has to outlive the saving.
 fi
 started=0
 # The options are words, not one word.
@@ -99,7 +99,7 @@ if [ "$RANK" = 0 ]; then
 fi
 
 # Also for what is called here. Ray was started before, so that its processes can be ended.
-trap '' TERM HUP
+trap '' TERM HUP USR1 USR2
 while [ ! -s "$exit_file" ]; do
   if ! node_is_alive; then
     sleep 5 # The head writes the code before it ends.

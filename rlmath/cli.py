@@ -7,6 +7,7 @@ mistake costs a second.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import importlib
 import sys
@@ -15,7 +16,13 @@ from typing import TYPE_CHECKING, NoReturn
 
 import rlmath
 from rlmath.errors import UserError
-from rlmath.utils.command_line import EXIT_USER_ERROR, run_command
+from rlmath.utils.command_line import (
+    EXIT_USER_ERROR,
+    escape_unencodable,
+    outliving_readers,
+    run_command,
+)
+from rlmath.utils.ending_signals import ending_by_exit
 
 if TYPE_CHECKING:
     from rlmath.checks.machine import Machine
@@ -81,7 +88,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     0: done. 1: it failed, with a traceback. 2: settings or input that cannot work, with one
     message. 130: interrupted.
     """
-    return run_command(_checked_packages, list(sys.argv[1:] if argv is None else argv))
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    escape_unencodable()
+    with contextlib.ExitStack() as stack:
+        if arguments[:1] and arguments[0] in _MODULES:
+            # A run of days: neither its terminal nor a signal may cost what it has done.
+            stack.enter_context(outliving_readers())
+            stack.enter_context(ending_by_exit())
+        return run_command(_checked_packages, arguments)
 
 
 def _checked_packages(arguments: list[str]) -> int:
@@ -261,13 +275,11 @@ def _run(command: str, options: argparse.Namespace) -> int:
         print("".join(f"{line}\n" for line in trial(config, command)), end="", flush=True)
         print("".join(f"note     {note}\n" for note in notes), end="", flush=True)
         return 0
-    from rlmath.utils.command_line import outliving_readers
     from rlmath.utils.paused_collector import paused_collector
 
     with paused_collector():
         module = importlib.import_module(_MODULES[command])
-    with outliving_readers():
-        return int(module.run(config))
+    return int(module.run(config))
 
 
 def _machine(config: Config, *, check_only: bool) -> tuple[Machine, list[str]]:

@@ -52,7 +52,7 @@ class Guard:
 def main(driver_pid: int) -> None:
     """Take groups from standard input until it closes or the driver ends, and kill them."""
     # A signal to every process of the run is not for this one, which sees to the others' end.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     told, closed = b"", False
     while not closed:

@@ -6,6 +6,8 @@ import os
 import sys
 from pathlib import Path
 
+from rlmath.utils.command_line import escape_unencodable
+
 TAIL_LINES = 25
 LINE_LENGTH = 400
 
@@ -19,6 +21,7 @@ def send_output_to(path: str) -> None:
     os.dup2(file, 1)
     os.dup2(file, 2)
     os.close(file)
+    escape_unencodable()
 
 
 def end_of(path: str) -> str:

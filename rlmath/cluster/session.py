@@ -6,7 +6,6 @@ import contextlib
 import functools
 import logging
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -23,6 +22,7 @@ from ray._private import worker as ray_worker
 from rlmath.cluster.guard import Guard
 from rlmath.config.schema import ClusterConfig
 from rlmath.errors import UserError
+from rlmath.utils.ending_signals import on_ending_signals, signals_wait
 
 # Ray's processes look so long for a head that has died, the driver among them, and then end.
 RECONNECT_TIMEOUT_S = "5"
@@ -56,7 +56,7 @@ def ray_session(config: ClusterConfig) -> Iterator[None]:
         over = threading.Event()
         stack.callback(over.set)
         stack.callback(ray.shutdown)
-        _end_on_sigterm(over)
+        _end_on_signals(over)
         yield
 
 
@@ -69,7 +69,8 @@ def _start_own(config: ClusterConfig, guard: Guard) -> None:
     # Workers that Ray starts ahead have no variables of ours, so no rank or engine could use them.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     # Ranks and engines ask for no CPUs of Ray's: how many run is the layout's business.
-    with _out_of_our_process_group(), without_services():
+    # Ray forks with hooks in Python, which swallow what a signal's handler raises in them.
+    with signals_wait("the start of Ray"), _out_of_our_process_group(), without_services():
         ray.init(
             address="local",
             num_cpus=max(4, os.cpu_count() or 1),
@@ -151,8 +152,10 @@ def without_services() -> Iterator[None]:
             setattr(ray_node.Node, name, start)
 
 
-def _end_on_sigterm(over: threading.Event) -> None:
-    """Let SIGTERM unwind the run as Ctrl-C does; Ray's own handler would end it at once."""
+def _end_on_signals(over: threading.Event) -> None:
+    """Let the signals that end a run unwind it as Ctrl-C does; Ray's own handler of SIGTERM would
+    end it at once."""
+    head = next(iter(_own_processes().get(ray_constants.PROCESS_TYPE_GCS_SERVER, [])), None)
 
     def end(number: int, frame: FrameType | None) -> None:
         code = 128 + number
@@ -160,9 +163,7 @@ def _end_on_sigterm(over: threading.Event) -> None:
             threading.Thread(target=_end_with, args=(head, over, code), daemon=True).start()
         sys.exit(code)
 
-    if threading.current_thread() is threading.main_thread():
-        head = next(iter(_own_processes().get(ray_constants.PROCESS_TYPE_GCS_SERVER, [])), None)
-        signal.signal(signal.SIGTERM, end)
+    on_ending_signals(end)
 
 
 def _own_processes() -> dict[str, list[subprocess.Popen[bytes]]]:

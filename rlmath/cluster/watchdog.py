@@ -26,8 +26,8 @@ from rlmath.cluster.processes import ProcessPlace, send_signal
 
 # Makes a rank or an engine write the stacks of its threads to its log.
 STACKS_SIGNAL = signal.SIGUSR2
-# Ends what the driver's main thread waits for.
-END_SIGNAL = signal.SIGUSR1
+# Ends what the driver's main thread waits for; none that others send to end a run.
+END_SIGNAL = signal.SIGRTMIN
 DUMP_WAIT_S = 2.0
 # If the main thread does not end by then, it hangs where no signal reaches it.
 END_WAIT_S = 120.0

@@ -12,10 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from ray.exceptions import RayError
+
 from rlmath.actor.group import ActorGroup
 from rlmath.checkpoint import Checkpoint, CheckpointStore
-from rlmath.cluster.watchdog import WatchedComponent
+from rlmath.cluster.watchdog import Stalled, WatchedComponent
 from rlmath.config.schema import Config
+from rlmath.errors import ComponentError, UserError
+from rlmath.monitor.collapse import RollBack
 from rlmath.rewards.base import RewardError
 from rlmath.rollout.pool import RolloutPool
 from rlmath.rollout.requests import EngineError
@@ -225,15 +229,17 @@ class Saver:
     @contextlib.contextmanager
     def saving_when_cut_short(self) -> Iterator[None]:
         """Save when the block ends early although the ranks are well, if they hold a step that is
-        done: SIGINT, SIGTERM, a reward that raises, an engine that fails for good,
-        arrays that go with an engine's node.
+        done: a signal, a reward that raises, an engine that fails for good, any error that nobody
+        expected.
 
         They do not from the beginning of an update until the step's end. A second signal ends the
         saving.
         """
         try:
             yield
-        except (KeyboardInterrupt, SystemExit, RewardError, EngineError) as cause:
+        except BaseException as cause:
+            if not may_save_after(cause):
+                raise
             signal = isinstance(cause, KeyboardInterrupt | SystemExit)
             what = "interrupted" if signal else f"stopped by {type(cause).__name__}"
             try:
@@ -295,6 +301,18 @@ class Saver:
         path = self._store.commit(point.step, point.driver_state(), point.metrics)
         self.committed_step = point.step
         return path
+
+
+def may_save_after(cause: BaseException) -> bool:
+    """Whether what ended a run left the ranks and their weights as they should be.
+
+    Not where a rank failed or hangs, nor after a check that found the weights, the samples or the
+    disk wrong: a checkpoint of them would take the place of a good one.
+    """
+    if isinstance(cause, RewardError | EngineError):
+        return True
+    of_a_part = (UserError, ComponentError, Stalled, RollBack, RayError)
+    return not isinstance(cause, of_a_part)
 
 
 def _bytes_in(folder: Path | None) -> int:

@@ -37,7 +37,7 @@ from rlmath.training.checkpointing import HasState, Saver, open_saver, open_stor
 from rlmath.training.controllers import Coefficients
 from rlmath.training.feed import Feed
 from rlmath.training.feeds import feed_of, sampler_of
-from rlmath.training.grace import Grace, signals_wait
+from rlmath.training.grace import Grace
 from rlmath.training.kept_batches import KeptBatches
 from rlmath.training.kept_files import FOLDER as KEPT_FOLDER
 from rlmath.training.model_card import HF_ADAPTER, write_card
@@ -47,6 +47,7 @@ from rlmath.training.step import train_step
 from rlmath.training.summary import check_export, ending, summarize
 from rlmath.training.supervise import supervise
 from rlmath.types import Problem, TrainingBatch
+from rlmath.utils.ending_signals import signals_wait
 from rlmath.utils.run_lock import only_run_in
 
 
@@ -98,7 +99,7 @@ def train(config: Config) -> int:
             # Of an earlier one where the last step was skipped.
             batch = made if made is not None else batch
             grace.step_done()
-        with signals_wait():
+        with signals_wait("a save"):
             training.saver.finish()
         export(training, batch)
     return 0
@@ -225,7 +226,7 @@ def step_and_save(training: Training, step: int) -> TrainingBatch | None:
     _done(training, step, metrics)
     act(training.detectors.see(step, metrics), training.monitor.note, training.monitor.warn)
     if save_due:
-        with training.monitor.phase("save"), signals_wait():
+        with training.monitor.phase("save"), signals_wait("a save"):
             training.saver.save()
     training.sampler.journal.drop(up_to=training.saver.committed_step)
     return batch

@@ -7,6 +7,7 @@ responses, averaged over all their tokens. Prompts are read and not learned.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 from collections.abc import Sequence
@@ -23,9 +24,10 @@ from rlmath.data import Example, ProblemStream, load_examples, load_tokenizer
 from rlmath.errors import UserError
 from rlmath.monitor import open_monitor
 from rlmath.training.checkpointing import open_saver
-from rlmath.training.grace import signals_wait
+from rlmath.training.grace import Grace
 from rlmath.training.session import open_session, with_model_folder
 from rlmath.types import TrainingBatch
+from rlmath.utils.ending_signals import signals_wait
 from rlmath.utils.run_lock import only_run_in
 
 log = logging.getLogger(__name__)
@@ -70,6 +72,8 @@ def fine_tune(config: Config) -> int:
             line_every=max(1, sft.steps // 12),
         ) as monitor,
         open_saver(config, store, session, {"stream": stream}) as saver,
+        saver.saving_when_cut_short() if config.sft.save_every else contextlib.nullcontext(),
+        Grace(config.runner.grace_s, lambda: session.actor.changed) as grace,
     ):
         actor = session.actor
         if checkpoint is not None:
@@ -96,10 +100,11 @@ def fine_tune(config: Config) -> int:
                 monitor.warn(f"step {step}: changed no weight: {reason}")
             discarded.see(step, next(iter(result.early_stopped.values()), ""))
             saver.step_done(step, figures)
+            grace.step_done()
             if sft.save_every and (step % sft.save_every == 0 or step == sft.steps):
-                with monitor.phase("save"), signals_wait():
+                with monitor.phase("save"), signals_wait("a save"):
                     saver.save()
-        with signals_wait():
+        with signals_wait("a save"):
             saver.finish()
         actor.save_hf(run_dir / "sft")
         if config.actor.lora.rank:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TextIO
 
 from rlmath.errors import UserError, printable
@@ -19,43 +20,68 @@ _OF_A_FILE = (errno.EROFS, errno.EACCES, errno.ENOTDIR, errno.EISDIR)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
+# A terminal that closed (EIO, ENXIO), a reader that left (EPIPE), a full disk under a log (ENOSPC),
+# a closed stream, and a signal handler that prints while its own process prints.
+_UNWRITABLE = (OSError, ValueError, RuntimeError)
+
+
 class _Lasting:
-    """A stream that outlives its reader: what is written afterwards is lost, and nothing else."""
+    """A stream whose failures to write are dropped with what was written: output is never worth a
+    run."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        try:
-            return self._stream.write(text)
-        except BrokenPipeError:
-            self._to_nowhere()
-            return len(text)
+        with contextlib.suppress(*_UNWRITABLE):
+            self._stream.write(text)
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
 
     def flush(self) -> None:
-        try:
+        with contextlib.suppress(*_UNWRITABLE):
             self._stream.flush()
-        except BrokenPipeError:
-            self._to_nowhere()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
-
-    def _to_nowhere(self) -> None:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, self._stream.fileno())
-        os.close(nowhere)
 
 
 @contextlib.contextmanager
 def outliving_readers() -> Iterator[None]:
     """Meanwhile the run outlives whoever reads its output (``| tee log``, a terminal)."""
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = _Lasting(before[0]), _Lasting(before[1])  # type: ignore[assignment]
+    # A stream that was closed before Python started is None, and printing to it does nothing.
+    sys.stdout, sys.stderr = (one and _Lasting(one) for one in before)  # type: ignore[assignment]
     try:
         yield
     finally:
         sys.stdout, sys.stderr = before
+        for stream in before:
+            if stream is not None:
+                _flush_or_drop(stream)
+
+
+def _flush_or_drop(stream: TextIO) -> None:
+    """Drop what cannot be written, or Python would fail at exit with code 120."""
+    try:
+        stream.flush()
+    except _UNWRITABLE:
+        with contextlib.suppress(*_UNWRITABLE):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            if nowhere != stream.fileno():
+                os.dup2(nowhere, stream.fileno())
+                os.close(nowhere)
+
+
+def escape_unencodable() -> None:
+    """Let output show a character that its encoding lacks as an escape, instead of failing."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            with contextlib.suppress(*_UNWRITABLE):  # It flushes.
+                stream.reconfigure(errors="backslashreplace")
 
 
 def run_command(command: Callable[[list[str]], int], arguments: list[str]) -> int:

@@ -11,12 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray.exceptions import RayActorError
 
-from rlmath.checkpoint import CheckpointStore
+from rlmath.actor.rank_calls import ActorError
+from rlmath.checkpoint import CheckpointStore, DiskFull
 from rlmath.cluster.watchdog import Stalled, watch_progress
+from rlmath.monitor.collapse import RollBack
 from rlmath.rewards.base import RewardError
 from rlmath.training.checkpointing import Saver
-from rlmath.training.grace import Grace, signals_wait
+from rlmath.training.gate import AlignmentError
+from rlmath.training.grace import Grace
+from rlmath.utils.ending_signals import signals_wait
 
 
 class SlowRanks:
@@ -56,7 +61,13 @@ def test_a_disk_that_stands_still_is_one(tmp_path: Path) -> None:
     assert not list((tmp_path / "stands").iterdir())
 
 
-@pytest.mark.parametrize("cause", [RewardError("a reward raises"), SystemExit(143)])
+@pytest.mark.parametrize(
+    "cause",
+    [
+        *(RewardError("a reward raises"), SystemExit(143)),
+        *(OSError(5, "Input/output error"), ZeroDivisionError(), MemoryError()),
+    ],
+)
 def test_steps_that_are_done_are_saved_when_a_run_is_cut_short(
     tmp_path: Path, cause: BaseException, capsys: pytest.CaptureFixture
 ) -> None:
@@ -65,6 +76,20 @@ def test_steps_that_are_done_are_saved_when_a_run_is_cut_short(
         raise cause
     assert (tmp_path / "step_000001" / "manifest.json").is_file()
     assert "; saved after step 1: runner.resume=auto resumes there" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        *(ActorError("a rank died"), Stalled("a rank hangs"), RollBack(1, 2, "collapse")),
+        *(AlignmentError("weights differ"), DiskFull("no room"), RayActorError()),
+    ],
+)
+def test_weights_that_may_be_wrong_are_not_saved(tmp_path: Path, cause: Exception) -> None:
+    saver = saver_of(SlowRanks(blocks=1, every_s=0.0), tmp_path)
+    with pytest.raises(type(cause)), saver.saving_when_cut_short():
+        raise cause
+    assert not list(tmp_path.iterdir())
 
 
 def test_engines_leave_the_gpus_to_ranks_that_save_after_all(tmp_path: Path) -> None:
@@ -208,7 +233,7 @@ def test_a_signal_in_a_save_does_not_begin_it_again(
     ranks = SignalledRanks(number, signals)
     saver = saver_of(ranks, tmp_path)
     with pytest.raises((SystemExit, KeyboardInterrupt)), saver.saving_when_cut_short():
-        with Grace(60, lambda: ranks.changed), signals_wait():
+        with Grace(60, lambda: ranks.changed), signals_wait("a save"):
             saver.save()
         pytest.fail("it went on")
     assert ranks.saves == 1

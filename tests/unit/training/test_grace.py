@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from rlmath.training.grace import Grace, signals_wait
+from rlmath.training.grace import Grace
+from rlmath.utils.ending_signals import ENDING_SIGNALS, ending_by_exit, signals_wait
 
 
 @pytest.fixture(autouse=True)
@@ -77,12 +78,49 @@ def test_the_handler_is_as_before() -> None:
 
 def test_signals_that_wait_leave_the_handlers_as_they_were() -> None:
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-    with signals_wait():
+    with signals_wait("a save"):
         assert signal.getsignal(signal.SIGTERM) is not before[0]
     assert before == (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT))
     reached = False
-    with pytest.raises(SystemExit), signals_wait():
+    with pytest.raises(SystemExit), signals_wait("a save"):
         send()
         reached = True
     assert reached
     assert before == (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT))
+
+
+def test_a_terminal_that_closes_tells_twice_and_ends_nothing_early() -> None:
+    """The kernel and the shell both send SIGHUP; the grace ends with its time or a SIGTERM."""
+    with ending_by_exit():
+        reached = 0
+        with pytest.raises(SystemExit) as ended, Grace(60, lambda: True) as grace:
+            for number in (signal.SIGHUP, signal.SIGHUP, signal.SIGUSR1):
+                os.kill(os.getpid(), number)
+                time.sleep(0.01)
+                reached += 1
+            grace.step_done()
+        assert (reached, ended.value.code) == (3, 128 + signal.SIGHUP)
+    with ending_by_exit(), pytest.raises(SystemExit), Grace(0.05, lambda: True):
+        os.kill(os.getpid(), signal.SIGUSR2)
+        time.sleep(10)
+        pytest.fail("it went on")
+
+
+@pytest.mark.parametrize("number", ENDING_SIGNALS)
+def test_signals_that_end_jobs_unwind_the_run(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with pytest.raises(SystemExit) as ended, ending_by_exit():
+        os.kill(os.getpid(), number)
+        time.sleep(10)
+    assert ended.value.code == 128 + number
+    assert signal.getsignal(number) is before
+
+
+def test_a_hangup_that_the_user_ignores_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with ending_by_exit(), Grace(60, lambda: False):
+            os.kill(os.getpid(), signal.SIGHUP)
+            time.sleep(0.01)
+    finally:
+        signal.signal(signal.SIGHUP, before)

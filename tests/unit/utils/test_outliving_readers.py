@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import subprocess
 import sys
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from rlmath.utils.command_line import _Lasting
 
 PROGRAM = """
 import sys, time
@@ -42,3 +50,52 @@ def test_the_run_ends_as_it_would_have(tmp_path) -> None:
     process.stdin.close()
     assert process.wait(60) == 7
     assert done.read_text() == "whole"
+
+
+def gone(what: str) -> IO[str]:
+    """A stream that nothing can be written to."""
+    if what == "full disk":
+        return open("/dev/full", "w", encoding="utf-8")
+    reader, writer = os.pipe() if what == "pipe" else pty.openpty()
+    os.close(reader)
+    return os.fdopen(writer, "w")
+
+
+@pytest.mark.parametrize("what", ["pipe", "terminal", "full disk"])
+def test_a_stream_outlives_what_it_is_written_to(what: str) -> None:
+    with pytest.raises(OSError), gone(what) as stream:
+        stream.write("x\n")
+    stream = _Lasting(gone(what))  # type: ignore[arg-type]
+    for _ in range(3):
+        print("x" * 10_000, file=stream, flush=True)  # type: ignore[arg-type]
+    stream.writelines(["y"])
+    stream.write("\udcff")
+    stream.close = None  # type: ignore[method-assign]
+
+
+UNENCODABLE = """
+import os, sys
+from rlmath import cli
+sys.argv[1] == "closed" and os.close(1)
+def command(arguments):
+    print("± problème \\udcff", "for", *arguments)
+    return 3
+cli._checked_packages = command
+sys.exit(cli.main(["train"]))
+"""
+
+
+@pytest.mark.parametrize("where", ["ascii", "full", "closed"])
+def test_the_output_of_a_run_is_never_its_end(where: str, tmp_path: Path) -> None:
+    with open("/dev/full" if where == "full" else tmp_path / "log", "w", encoding="utf-8") as log:
+        done = subprocess.run(
+            [sys.executable, "-c", UNENCODABLE, where],
+            stdout=log,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONIOENCODING": "ascii"},
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (3, "")
+    if where == "ascii":
+        assert (tmp_path / "log").read_text() == "\\xb1 probl\\xe8me \\udcff for train\n"
