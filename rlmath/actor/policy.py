@@ -24,6 +24,7 @@ from rlmath.actor.policy_loss import (
     keep_values,
     off_policy,
     policy_loss,
+    sequence_report,
     stacked,
 )
 from rlmath.actor.quantized_cache import quantized_cache
@@ -31,6 +32,7 @@ from rlmath.actor.quantized_products import quantized_products
 from rlmath.actor.rounding_noise import rounding_noise
 from rlmath.actor.sample_probe import SampleProbe
 from rlmath.actor.schedule import OnLogProbs, OnOutput, of_log_probs
+from rlmath.actor.sequence_report import SequenceReport
 from rlmath.actor.settings import ActorSettings, UpdateResult, UpdateSettings
 from rlmath.actor.token_traces import TokenTrace, traces_of
 from rlmath.actor.token_values import TokenValues
@@ -239,6 +241,7 @@ class MegatronActor(RankModel):
         first: TokenValues | None = None
         traces: list[TokenTrace] = []
         left_out: list[dict[int, OffPolicyTotals]] = []
+        reports: list[SequenceReport] = []
         traced = {*traced, *(self.probe.places if self.probe is not None else ())}
         measured = None
         if self.routing is not None and settings.routing_mismatch:
@@ -259,6 +262,7 @@ class MegatronActor(RankModel):
             first = values if index == 0 else first
             if self.reports:
                 left_out.append(off_policy(outcomes, minibatch.batch))
+                reports.append(sequence_report(index, minibatch, outcomes))
             if traced and values is not None:
                 objective = settings.objective
                 traces += traces_of(minibatch, values, objective, traced, index, decision.discard)
@@ -277,6 +281,7 @@ class MegatronActor(RankModel):
             traces=tuple(traces),
             gradients=self._prints.take(),
             off_policy=add_by_version(left_out),
+            sequences=SequenceReport.joined(reports) if reports else None,
         )
 
     def _step(

@@ -12,13 +12,16 @@ from torch import Tensor
 from rlmath.actor.loss_fields import LossFields
 from rlmath.actor.packing import PackedMicroBatch
 from rlmath.actor.schedule import OnLogProbs
+from rlmath.actor.sequence_report import SequenceReport, sums_of_sequences
 from rlmath.actor.token_values import TokenValues
 from rlmath.algorithms.alignment import token_lags
 from rlmath.algorithms.losses import LossInputs, LossOutput
 from rlmath.algorithms.objective import policy_objective
 from rlmath.algorithms.off_policy import OffPolicyTotals
 from rlmath.algorithms.settings import ObjectiveSettings
+from rlmath.batching.shards import Share
 from rlmath.types import TrainingBatch
+from rlmath.weights.sequence_fingerprints import token_digests
 
 
 @dataclass(frozen=True)
@@ -69,11 +72,32 @@ def policy_loss(
             **given,  # type: ignore[arg-type]
         )
         output = policy_objective(inputs, settings)
-        kept = TokenValues(one.response_rows, log_probs.detach(), entropy.detach())
+        count = one.num_sequences or 0
+        sums = sums_of_sequences(inputs, count)
+        kept = TokenValues(one.response_rows, log_probs.detach(), entropy.detach(), sums)
         # output.loss holds the graph; what is kept must not.
         return output.loss, (_detached(output), kept)
 
     return objective
+
+
+def sequence_report(
+    index: int, share: Share, outcomes: Sequence[tuple[LossOutput, TokenValues]]
+) -> SequenceReport:
+    """What the sequences of a rank's share brought into the loss and got; on ranks of the last
+    stage, after the backward pass.
+
+    Args:
+        index: Of the minibatch.
+        share: Of the rank.
+        outcomes: Of its micro-batches.
+    """
+    batch, order = share.batch, [i for one in share.micro_batches for i in one.sequences]
+    digests = token_digests(batch.tokens, batch.prompt_lengths, batch.sequence_lengths)
+    sums = [v.sequence_sums for _, v in outcomes if v.sequence_sums is not None]
+    return SequenceReport(
+        torch.full((len(order),), index), share.places[order], digests[order], torch.cat(sums).cpu()
+    )
 
 
 def keep_values(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from rlmath.actor.communicators import Communicators
 from rlmath.actor.model import ModelSettings
+from rlmath.actor.sequence_report import SequenceReport
 from rlmath.actor.token_traces import TokenTrace
 from rlmath.actor.token_values import TokenValues
 from rlmath.algorithms.off_policy import OffPolicyTotals, add_by_version
@@ -176,6 +177,7 @@ class UpdateResult:
         gradients: Fingerprints of the minibatches' gradients by tensor, equal on all ranks.
         off_policy: On ranks that report: what ``off_policy_mask_kl`` left out of their sequences,
             by the version of the weights that sampled; empty without it.
+        sequences: On ranks that report: what their sequences brought into the loss.
     """
 
     minibatches: list[dict[str, float]]
@@ -187,14 +189,17 @@ class UpdateResult:
     traces: tuple[TokenTrace, ...] = ()
     gradients: dict[str, int] = field(default_factory=dict)
     off_policy: Mapping[int, OffPolicyTotals] = field(default_factory=dict)
+    sequences: SequenceReport | None = None
 
     @classmethod
     def joined(cls, parts: Sequence[UpdateResult]) -> UpdateResult:
         """Those of all ranks that report together."""
+        sequences = [one.sequences for one in parts if one.sequences is not None]
         prints = [one.fingerprints for one in parts if one.fingerprints is not None]
         return replace(
             parts[0],
             fingerprints=SequenceFingerprints.joined(prints) if prints else None,
             traces=tuple(trace for one in parts for trace in one.traces),
             off_policy=add_by_version(one.off_policy for one in parts),
+            sequences=SequenceReport.joined(sequences) if sequences else None,
         )

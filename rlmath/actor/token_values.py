@@ -15,8 +15,10 @@ class TokenValues:
         response_rows: ``[r]`` int64, which of the ``R`` response tokens they are.
         log_probs: ``[r]`` float32.
         entropy: ``[r]`` float32, in nats.
+        sequence_sums: Of an update's micro-batch, see ``sums_of_sequences``.
     """
 
     response_rows: Tensor
     log_probs: Tensor
     entropy: Tensor
+    sequence_sums: Tensor | None = None

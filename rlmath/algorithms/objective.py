@@ -25,6 +25,8 @@ def policy_objective(inputs: LossInputs, settings: ObjectiveSettings) -> LossOut
       KL before its coefficient);
     - ``weighted/signal``: ``sum w (f |A| + kl_coef + |entropy_coef|)``, which is 0 only when
       nothing in the minibatch can move a weight;
+    - ``weighted/entropy_term``: the entropy bonus before its coefficient, 0 without one, and
+      ``weighted/term_sizes``: the sum of the sizes of a cut's terms, of which its loss rounds;
     - ``weighted/loss_weight``, ``weighted/loss_weight_squares``: sums of the tokens' weights and of
       their squares, which follow from the lengths and the aggregation alone;
     - ``token/importance_ratio``, ``token/ratio_over_threshold``, ``token/approx_kl`` (k3 of
@@ -61,7 +63,7 @@ def policy_objective(inputs: LossInputs, settings: ObjectiveSettings) -> LossOut
     if kept is not None:
         left_out = inputs.mask & ~kept
         sums["token/off_policy_masked"] = left_out.sum().double()
-    checked = [token_losses]
+    checked, terms, bonus = [token_losses], total.detach().abs(), total.new_zeros(())
 
     if inputs.ref_log_probs is not None:
         # Masked before the estimate, so that no value at a masked token reaches exp().
@@ -75,7 +77,8 @@ def policy_objective(inputs: LossInputs, settings: ObjectiveSettings) -> LossOut
         sums["token/kl"] = kl.detach().double().sum()
         checked.append(kl.detach())
         if settings.kl_coef:
-            total = total + settings.kl_coef * (weights * kl).sum()
+            term = settings.kl_coef * (weights * kl).sum()
+            total, terms = total + term, terms + term.detach().abs()
             token_losses = token_losses + settings.kl_coef * kl.detach()
     elif settings.kl_coef:
         raise ValueError(f"kl_coef = {settings.kl_coef} needs ref_log_probs, which are missing")
@@ -86,6 +89,8 @@ def policy_objective(inputs: LossInputs, settings: ObjectiveSettings) -> LossOut
         checked.append(entropy.detach())
         if settings.entropy_coef:
             total = total - settings.entropy_coef * (weights * entropy).sum()
+            bonus = (weights * entropy).detach().sum()
+            terms = terms + abs(settings.entropy_coef) * bonus
             token_losses = token_losses - settings.entropy_coef * entropy.detach()
     elif settings.entropy_coef:
         raise ValueError(f"entropy_coef = {settings.entropy_coef} needs entropy, which is missing")
@@ -101,6 +106,8 @@ def policy_objective(inputs: LossInputs, settings: ObjectiveSettings) -> LossOut
     sums |= {
         "weighted/loss": total.detach().double(),
         "weighted/signal": pull.detach().sum().double(),
+        "weighted/entropy_term": bonus.double(),
+        "weighted/term_sizes": terms.double(),
         "token/importance_ratio": inputs.masked(ratio).sum(),
         "token/ratio_over_threshold": (inputs.mask & (ratio > settings.ratio_threshold))
         .sum()

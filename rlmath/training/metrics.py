@@ -68,7 +68,7 @@ def update_metrics(result: UpdateResult) -> dict[str, float]:
     metrics: dict[str, float] = {}
     for name in minibatches[0] if minibatches else ():
         values = [one[name] for one in minibatches]
-        if name == "discarded" or name.startswith("loss_weight"):
+        if name.startswith(("discarded", "loss_weight", "entropy_term", "term_sizes")):
             continue  # For the invariants, and no figure of the run.
         if name.endswith("_max"):
             metrics[f"train/{name}"] = max(values)

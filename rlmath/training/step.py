@@ -74,7 +74,7 @@ def train_step(
             if sampled.groups:
                 scored = teacher_log_probs(session, sampled.groups, monitor)
                 batch = StepBatch.of(session, sampled.groups, scored)
-            now = BeforeUpdate(session, monitor, step, sampled.finished, batch)
+            now = BeforeUpdate(session, monitor, step, sampled.finished, sampled.groups, batch)
             metrics |= session.checks.before_update(now)
             if batch is not None:
                 keep = functools.partial(kept.keep, step, batch, coefficients, session)

@@ -61,6 +61,18 @@ class SequenceFingerprints:
         )
 
 
+def token_digests(tokens: Tensor, prompt_lengths: Tensor, lengths: Tensor) -> Tensor:
+    """``[N]`` int64, a checksum of each sequence's tokens and of where its prompt ends.
+
+    Args:
+        tokens: ``[T]`` integers, sequence after sequence.
+        prompt_lengths: ``[N]`` int64.
+        lengths: ``[N]`` int64, of prompt and response.
+    """
+    sums = _sums((tokens.to(torch.int64) + 1) * _factors(lengths), lengths)
+    return sums * 3 + prompt_lengths
+
+
 def _factors(lengths: Tensor) -> Tensor:
     """``[R]`` an odd number for each place in its sequence."""
     starts = torch.cumsum(lengths, 0) - lengths

@@ -34,6 +34,7 @@ class BeforeUpdate:
         monitor: Takes warnings.
         step: From 1.
         finished: All groups that were sampled and graded.
+        groups: Those to train on, in the order of the batch.
         batch: The sequences to train on; ``None``: the step is skipped.
     """
 
@@ -41,6 +42,7 @@ class BeforeUpdate:
     monitor: Monitor
     step: int
     finished: Sequence[Group]
+    groups: Sequence[Group]
     batch: StepBatch | None
 
 

@@ -6,9 +6,20 @@ from rlmath.training.checks.base import StepChecks
 from rlmath.training.checks.engine_constants import EngineConstants
 from rlmath.training.checks.independent import IndependentSamples
 from rlmath.training.checks.invariants import Invariants
+from rlmath.training.checks.loss_parts import LossParts
+from rlmath.training.checks.sequences import TrainedSequences
 from rlmath.training.checks.unchanged import ChangedWeights
 
 
 def step_checks() -> StepChecks:
     """New checks: what they remember of earlier steps is of one run."""
-    return StepChecks([IndependentSamples(), Invariants(), ChangedWeights(), EngineConstants()])
+    return StepChecks(
+        [
+            IndependentSamples(),
+            Invariants(),
+            TrainedSequences(),
+            LossParts(),
+            ChangedWeights(),
+            EngineConstants(),
+        ]
+    )

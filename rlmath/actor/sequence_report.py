@@ -1,0 +1,71 @@
+"""What each sequence brought into the loss and got back from it, as the ranks that trained on it
+saw it. The driver compares it with what the sequence should have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rlmath.algorithms.losses import LossInputs
+
+# Columns of ``SequenceReport.sums``.
+ADVANTAGE, PULL, SIZE, GRADIENT = range(4)
+
+
+@dataclass(frozen=True)
+class SequenceReport:
+    """Sequences of an update. ``w`` are weights of tokens, ``f`` factors of the policy term, ``A``
+    advantages, ``l`` log-probs.
+
+    Attributes:
+        minibatches: ``[n]`` int64, in which each was.
+        places: ``[n]`` int64, in the step.
+        tokens: ``[n]`` int64, see ``token_digests``.
+        sums: ``[n, 4]`` float64, over the tokens in the loss: of ``A``, of ``w f A``, of
+            ``w f |A|``, and over all tokens of the gradient ``d loss / d l``. The last is NaN if no
+            backward pass reached the log-probs.
+    """
+
+    minibatches: Tensor
+    places: Tensor
+    tokens: Tensor
+    sums: Tensor
+
+    @classmethod
+    def joined(cls, parts: Sequence[SequenceReport]) -> SequenceReport:
+        """Those of several ranks or minibatches."""
+        return cls(
+            torch.cat([one.minibatches for one in parts]),
+            torch.cat([one.places for one in parts]),
+            torch.cat([one.tokens for one in parts]),
+            torch.cat([one.sums for one in parts]),
+        )
+
+
+def sums_of_sequences(inputs: LossInputs, count: int) -> Tensor:
+    """``[count, 4]`` float64 on the inputs' device, see :class:`SequenceReport`; the backward pass
+    fills in the gradient.
+
+    Args:
+        inputs: Of a micro-batch.
+        count: Its sequences.
+    """
+    advantages = inputs.masked(inputs.advantages).double()
+    weights = inputs.masked(inputs.weights).double()
+    if inputs.policy_factors is not None:
+        weights = weights * inputs.masked(inputs.policy_factors).double()
+    columns = [advantages, weights * advantages, weights * advantages.abs()]
+    columns.append(torch.full_like(advantages, torch.nan))
+    found = advantages.new_zeros(count, 4)
+    found.index_add_(0, inputs.sequence_ids, torch.stack(columns, dim=1))
+
+    def received(gradient: Tensor) -> None:
+        total = found.new_zeros(count).index_add_(0, inputs.sequence_ids, gradient.double())
+        found[:, GRADIENT] = total
+
+    if inputs.log_probs.requires_grad:
+        inputs.log_probs.register_hook(received)
+    return found

@@ -1,0 +1,115 @@
+"""What ranks report of their sequences, right and wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlmath.actor.sequence_report import GRADIENT, SequenceReport, sums_of_sequences
+from rlmath.algorithms.losses import LOSSES, LossInputs
+from rlmath.algorithms.objective import policy_objective
+from rlmath.algorithms.settings import ObjectiveSettings
+from rlmath.training.checks.sequences import (
+    Expected,
+    wrong_advantages,
+    wrong_gradients,
+    wrong_places,
+    wrong_tokens,
+)
+
+LENGTHS = (5, 9, 30, 3)
+ADVANTAGES = torch.tensor([0.7, -0.7, 1.2, -0.4])
+PLACES = torch.tensor([2, 0, 3, 1])
+
+
+def reported(advantages: Tensor, loss: str = "ppo_clip", noise: float = 0.0) -> SequenceReport:
+    """Of one micro-batch after its backward pass; ``advantages`` ``[R]`` in order of the places."""
+    lengths = torch.tensor(LENGTHS)[PLACES]
+    tokens = int(lengths.sum())
+    draw = torch.Generator().manual_seed(1)
+    log_probs = (-3 * torch.rand(tokens, generator=draw)).requires_grad_()
+    ids = torch.repeat_interleave(torch.arange(4), lengths)
+    inputs = LossInputs(
+        log_probs=log_probs,
+        old_log_probs=log_probs.detach() + noise * torch.randn(tokens, generator=draw),
+        engine_log_probs=log_probs.detach(),
+        advantages=advantages,
+        mask=ids != 3,
+        weights=(0.3 + ids.float())[:] / tokens,
+        sequence_ids=ids,
+        num_sequences=4,
+        policy_factors=torch.linspace(0.5, 1.0, 4)[ids],
+    )
+    sums = sums_of_sequences(inputs, 4)
+    assert sums[:, GRADIENT].isnan().all()
+    policy_objective(inputs, ObjectiveSettings(loss=loss)).loss.backward()
+    return SequenceReport(torch.zeros(4), PLACES, torch.arange(4)[PLACES] * 7, sums)
+
+
+def by_token(values: Tensor) -> Tensor:
+    return torch.repeat_interleave(values[PLACES], torch.tensor(LENGTHS)[PLACES])
+
+
+def expected() -> Expected:
+    counts = torch.tensor(LENGTHS).double()
+    counts[1] = 0  # At place 3 of the report, which is masked.
+    return Expected(list("abcd"), [0, 0, 1, 1], torch.arange(4) * 7, counts, ADVANTAGES.double())
+
+
+@pytest.mark.parametrize("loss", LOSSES.names())
+def test_gradient_of_each_loss_at_ratio_one_is_that_of_the_advantages(loss: str) -> None:
+    report = reported(by_token(ADVANTAGES), loss)
+    assert wrong_gradients(report, 0.0, alone=True) == []
+    report = reported(by_token(ADVANTAGES), loss, noise=0.01)
+    assert wrong_gradients(report, 0.01, alone=True) == []
+    turned = dataclasses.replace(report, sums=report.sums * torch.tensor([1, -1, 1, 1]))
+    assert "of 3 of 4 sequences" in wrong_gradients(turned, 0.01, alone=True)[0]
+
+
+def test_healthy_report_breaks_nothing() -> None:
+    report = reported(by_token(ADVANTAGES))
+    assert wrong_places(report, list("abcd"), complete=True) == []
+    assert wrong_tokens(report, expected()) == []
+    assert wrong_advantages(report, expected()) == []
+
+
+@pytest.mark.parametrize(
+    ("advantages", "cause"),
+    [
+        (-by_token(ADVANTAGES), "All have the opposite sign"),
+        (by_token(ADVANTAGES.roll(1)), "out of order|sequence before it"),
+        (by_token(ADVANTAGES).roll(7), "out of order"),
+    ],
+)
+def test_advantages_of_another_sign_or_order_are_named(advantages: Tensor, cause: str) -> None:
+    (sentence,) = wrong_advantages(reported(advantages), expected())
+    assert any(one in sentence for one in cause.split("|"))
+
+
+def test_sequences_of_another_rank_are_named() -> None:
+    report = reported(by_token(ADVANTAGES))
+    twice = dataclasses.replace(report, places=torch.tensor([2, 0, 0, 2]))
+    (sentence,) = wrong_places(twice, list("abcd"), complete=True)
+    assert "(a, c)" in sentence and "(b, d)" in sentence
+    early = dataclasses.replace(report, places=torch.tensor([2, 0]))
+    assert wrong_places(early, list("abcd"), complete=False) == []
+
+
+def test_other_tokens_are_named() -> None:
+    report = reported(by_token(ADVANTAGES))
+    other = dataclasses.replace(report, tokens=report.tokens + torch.tensor([0, 1, 0, 0]))
+    (sentence,) = wrong_tokens(other, expected())
+    assert "1 of 4" in sentence and "(a)" in sentence
+
+
+def test_micro_batch_without_a_gradient_is_named() -> None:
+    report = reported(by_token(ADVANTAGES))
+    sums = report.sums.clone()
+    sums[:2, GRADIENT] = torch.nan
+    none = dataclasses.replace(report, sums=sums)
+    assert "no backward pass reached 2 of 4" in wrong_gradients(none, 0.0, alone=False)[0]
+    sums[:2, GRADIENT] = 0.0
+    assert "2 of 4 sequences" in wrong_gradients(none, 0.0, alone=True)[0]
