@@ -12,6 +12,7 @@ import torch
 
 from rlmath.actor.rank_step import DistillSettings, RankStep, TokenSettings
 from rlmath.actor.sample_probe import SampleProbe
+from rlmath.actor.sequence_report import GRADIENT, SequenceReport
 from rlmath.actor.settings import ReferenceSettings, UpdateSettings
 from rlmath.algorithms.advantages import SequenceAdvantages
 from rlmath.algorithms.alignment import Alignment
@@ -23,6 +24,7 @@ from rlmath.batching.shards import response_rows
 from rlmath.device import Platform
 from rlmath.model.parallel import Layout
 from rlmath.types import TrainingBatch
+from rlmath.weights.sequence_fingerprints import token_digests
 from tests.distributed.rank_pool import RankPool
 from tests.distributed.test_actor import (
     build,
@@ -96,6 +98,8 @@ def alone(ranks: RankPool, tiny_model: str, batch: TrainingBatch) -> Any:  # noq
 def joined(results: list[Any]) -> dict[str, Any]:
     shares = [one for one in results if one is not None]
     order = torch.cat([rows for rows, *_ in shares]).argsort()
+    sequences = SequenceReport.joined([one[5].sequences for one in shares])
+    in_step = sequences.places.argsort()
     alignment = Alignment.joined([one[3] for one in shares])
     totals = shares[0][4].correction
     distilled = shares[0][4].distill
@@ -111,6 +115,9 @@ def joined(results: list[Any]) -> dict[str, Any]:
         "distill": distilled.metrics(),
         "old": torch.cat([one[6] for one in shares])[order],
         "minibatches": shares[0][5].minibatches,
+        "places": sequences.places[in_step],
+        "tokens": sequences.tokens[in_step],
+        "sequence_sums": sequences.sums[in_step],
         "shares": shares[0][7],
         "traces": sorted((t for one in shares for t in one[5].traces), key=lambda t: t.place),
     }
@@ -133,6 +140,14 @@ def test_layouts(
         assert found[name] == pytest.approx(alone[name], rel=1e-4, abs=1e-6)
     for one, wanted in zip(found["minibatches"], alone["minibatches"], strict=True):
         assert one == pytest.approx(wanted, rel=1e-4, abs=1e-6)
+    # Each sequence once, with its tokens, and what it brought and got.
+    assert found["places"].tolist() == list(range(len(batch)))
+    lengths = batch.sequence_lengths
+    assert torch.equal(found["tokens"], token_digests(batch.tokens, batch.prompt_lengths, lengths))
+    size = float(alone["sequence_sums"][:, GRADIENT].abs().max())
+    torch.testing.assert_close(
+        found["sequence_sums"], alone["sequence_sums"], rtol=1e-4, atol=1e-4 * size
+    )
     assert set(found["shares"]) == set(TRACED)
     for place, one in found["shares"].items():
         wanted = alone["shares"][place]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from rlmath.model.tiny_tokenizer import END_OF_TEXT, fast_tokenizer
 from rlmath.rollout.engine import RolloutEngine
 from rlmath.rollout.requests import EngineSpec, Progress, Request
 from rlmath.types import Sample
@@ -15,6 +16,11 @@ from tests.unit.training.stubs.ranks import PRINTS
 
 # Samples of an answer at most.
 AT_ONCE = 2
+
+# Tokens of the tiny model that are letters, and the one that ends a response.
+TOKENIZER = fast_tokenizer()
+LETTERS = tuple(TOKENIZER.encode("AZ").ids)
+END = TOKENIZER.token_to_id(END_OF_TEXT)
 
 
 class StubEngine(RolloutEngine):
@@ -77,7 +83,8 @@ class StubLoop:
     def _sample(self, request: Request) -> Sample:
         draw = np.random.default_rng(request.seed)
         count = int(draw.integers(24, 40))
-        tokens = draw.integers(3, 500, size=count, dtype=np.int32)
+        tokens = draw.integers(*LETTERS, size=count, dtype=np.int32)
+        tokens[-1] = END
         begun, version = request.begun_tokens, self.weights_version
         end = min(count, begun + request.new_tokens)
         spans = () if request.begun is None else request.begun.spans
@@ -88,7 +95,7 @@ class StubLoop:
             index=request.index,
             token_ids=tokens[:end],
             log_probs=-draw.random(count, dtype=np.float32)[:end],
-            text=f"an answer of {count} tokens",
+            text=TOKENIZER.decode(tokens[:end].tolist()),
             finish_reason="cut" if end < count else "stop",
             spans=spans if spans and spans[-1][0] == version else (*spans, (version, begun)),
             seed=request.seed,

@@ -58,6 +58,8 @@ class World:
                     "loss_weight": float(weights.sum()),
                     "loss_weight_squares": float(weights.square().sum()),
                     "importance_ratio": 1.0,
+                    **dict.fromkeys(("loss", "policy_loss", "entropy_term", "term_sizes"), 0.0),
+                    "signal": 1.0,
                     "grad_norm": 1.0,
                     "lr": 1e-4,
                     "discarded": 0.0,
