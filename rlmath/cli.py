@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 import rlmath
-from rlmath.errors import UserError
+from rlmath.errors import ConfigError, UserError
 from rlmath.utils.command_line import (
     EXIT_USER_ERROR,
     escape_unencodable,
@@ -249,7 +249,7 @@ def _parse(command: str, arguments: list[str]) -> argparse.Namespace:
 
 
 def _run(command: str, options: argparse.Namespace) -> int:
-    from rlmath.checks import attempts
+    from rlmath.checks import attempts, network
     from rlmath.checks import run as checks
     from rlmath.config import load
     from rlmath.model.hub import is_hub_model
@@ -263,7 +263,11 @@ def _run(command: str, options: argparse.Namespace) -> int:
     if is_hub_model(config.model.path):
         config = _with_hub_model(config, command, machine, notes, check_only=options.check)
     checks.check(config, command, machine)  # type: ignore[arg-type]
+    answers = network.ask(config, command, elsewhere=machine.elsewhere, ask_hub=options.check)
+    if answers.problems:
+        raise ConfigError.of(answers.problems)
     print("\n".join(_overview(composed, config, command, machine)), flush=True)
+    print("".join(f"warning  {text}\n" for text in answers.warnings), end="", flush=True)
     found = attempts.continuation(config, command)
     if found is not None:
         print(found.describe(), flush=True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import glob
 import itertools
 import math
-import os
+import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from rlmath.checkpoint.manifest import MANIFEST
 from rlmath.checks.benchmarks import data_of
 from rlmath.checks.data_rows import PEEKED_ROWS, rows_of
 from rlmath.checks.layout import GIB
-from rlmath.checks.machine import Machine, existing_parent
+from rlmath.checks.machine import Machine, unwritable
 from rlmath.checks.weight_files import folder_problems
 from rlmath.config.algorithm import ReferenceKind
 from rlmath.config.arithmetic import RunLayout
@@ -32,13 +34,20 @@ from rlmath.errors import ModelError, UserError
 from rlmath.model.folder import TINY, has_chat_template
 from rlmath.model.hub import is_hub_model
 from rlmath.model.lora import adapter_parameters
+from rlmath.model.published import hub_address
 from rlmath.model.spec import ModelSpec, read_model_spec
 from rlmath.utils.sizes import in_words
+
+_PATTERN = re.compile(r"[*?\[\]]")
 
 
 def model_folder(config: Config) -> Iterator[str]:
     """The folder is there, whole, and of an architecture that the actor knows."""
     path = config.model.path
+    own = path == TINY or config.eval.checkpoint is not None
+    yield from vllm_pattern(
+        *(("runner.run_dir", config.runner.run_dir) if own else ("model.path", path))
+    )
     if is_hub_model(path):
         return  # Looked at when it has been downloaded.
     if path != TINY and not Path(path).is_dir():
@@ -68,10 +77,25 @@ def model_folder(config: Config) -> Iterator[str]:
         )
 
 
+def vllm_pattern(key: str, path: str) -> Iterator[str]:
+    """vLLM looks for weights with ``glob``, which takes a folder's name for a pattern as well."""
+    absolute = str(Path(path).absolute())
+    if glob.has_magic(absolute):
+        yield (
+            f"{key}={path}: vLLM finds no file below a folder with any of *, ? and [ in its name "
+            f"({absolute}); rename it, or give a link to it: "
+            f"ln -s {shlex.quote(absolute)} {shlex.quote(_PATTERN.sub('_', absolute))}"
+        )
+
+
 def _where_from(config: Config) -> str:
     path = Path(config.model.path)
     if Path(config.runner.run_dir).absolute() in path.absolute().parents:
         return "it is one that the run's launcher makes (launchers/quickstart.sh for quickstart)"
+    known = hub_address(path.name)
+    if known is not None:
+        local = shlex.quote(str(path))
+        return f"fetch it with hf download {known} --local-dir {local}, or give model.path={known}"
     return (
         "give a Hugging Face folder, or a model of the hub as ORGANIZATION/NAME, which is "
         "downloaded; tiny is a small random one"
@@ -179,12 +203,9 @@ def _contents(data: DataConfig, prompt: Any) -> tuple[str, ...]:
 
 def run_dir(config: Config) -> Iterator[str]:
     """The run can write where it is told to."""
-    path = Path(config.runner.run_dir)
-    above = existing_parent(path)
-    if not above.is_dir():
-        yield f"runner.run_dir={path}: {above} is a file; give another folder"
-    elif not os.access(above, os.W_OK | os.X_OK):
-        yield f"runner.run_dir={path}: no permission to write in {above}; give another folder"
+    path = config.runner.run_dir
+    if reason := unwritable(path):
+        yield f"runner.run_dir={path}: {reason}; give another folder, or make room"
 
 
 def resume(config: Config) -> Iterator[str]:

@@ -6,12 +6,18 @@ import dataclasses
 import importlib.metadata
 import os
 import shutil
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 from rlmath.config.schema import Device
 from rlmath.utils import nvidia_driver
 from rlmath.utils import transformer_engine as te_install
+
+# A socket's path in bytes (sun_path in unix(7), without its end), and what Ray adds to its folder.
+_SOCKET_PATH_BYTES = 107
+_RAY_SOCKET = "ray/session_2026-01-31_23-59-59_123456_{}/sockets/plasma_store"
+_PROBE_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -27,6 +33,7 @@ class Machine:
             without importing it. Only looked for where there are GPUs.
         flash_attention: Whether flash-attn is installed, which batch invariance needs.
         compute_capability: The least of the GPUs', which FP8 needs; ``None``: not known.
+        elsewhere: It stands for another machine, whose disks and network are not those of this one.
     """
 
     gpus: int
@@ -36,6 +43,7 @@ class Machine:
     transformer_engine: str | None = None
     flash_attention: bool = True
     compute_capability: tuple[int, int] | None = None
+    elsewhere: bool = False
 
     @property
     def has_cuda(self) -> bool:
@@ -65,6 +73,7 @@ class Machine:
             flash_attention=True,
             compute_capability=None,
             disk_bytes=2**60,
+            elsewhere=True,
         )
 
     @classmethod
@@ -88,9 +97,67 @@ class Machine:
 def existing_parent(path: str | Path) -> Path:
     """``path`` itself, or the nearest folder above it that is there."""
     path = Path(path).absolute()
-    while not path.exists():
+    while not _is_there(path):
         path = path.parent
     return path
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except PermissionError:
+        return False
+
+
+def _is_broken(path: Path) -> bool:
+    try:
+        return path.is_symlink() and not path.exists()
+    except PermissionError:
+        return False
+
+
+def unwritable(path: str | Path) -> str | None:
+    """Why nothing can be written in ``path``, a folder that is there or can be made.
+
+    A file is written and removed, as permissions say nothing of read-only and full file systems.
+    """
+    above = existing_parent(path)
+    if link := next((one for one in (Path(path), *Path(path).parents) if _is_broken(one)), None):
+        return f"{link} is a link to nothing"
+    if not above.is_dir():
+        return f"{above} is a file"
+    try:
+        with tempfile.TemporaryFile(dir=above) as probe:
+            probe.write(bytes(_PROBE_BYTES))
+            probe.flush()
+    except PermissionError:
+        return f"no permission to write in {above}"
+    except OSError as error:
+        return f"{above} cannot be written ({error.strerror})"
+    return None
+
+
+def ray_folder_problem() -> str | None:
+    """Why Ray cannot start in the folder that it makes its sockets in; ``None``: it can."""
+    name = next((one for one in ("RAY_TMPDIR", "TMPDIR") if one in os.environ), None)
+    if name is None:
+        return None
+    folder, cure = os.environ[name], "set RAY_TMPDIR=/tmp"
+    if not Path(folder).is_dir():
+        return f"{name}={folder}: no such folder; make it, or {cure}"
+    if reason := unwritable(folder):
+        return f"{name}={folder}: {reason}; {cure}"
+    pid = Path("/proc/sys/kernel/pid_max")
+    longest = len(str(int(pid.read_text()) - 1)) if pid.is_file() else 7
+    below = len(_RAY_SOCKET.format("9" * longest)) + 1
+    length = len(os.fsencode(folder.rstrip("/")))
+    if length + below <= _SOCKET_PATH_BYTES:
+        return None
+    return (
+        f"{name}={folder}: {length} bytes + {below} that Ray adds for the path of a socket = "
+        f"{length + below}, more than the {_SOCKET_PATH_BYTES} that the system allows; {cure}, or "
+        f"another folder of at most {_SOCKET_PATH_BYTES - below} bytes"
+    )
 
 
 def _visible_gpus() -> int:

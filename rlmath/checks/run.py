@@ -32,7 +32,7 @@ from rlmath.checks.benchmarks import benchmark_problems
 from rlmath.checks.fp8_training import fp8_model, fp8_problems
 from rlmath.checks.latent import latent_problems
 from rlmath.checks.lora import lora_model, lora_problems, unmerged_model, unmerged_problems
-from rlmath.checks.machine import Machine
+from rlmath.checks.machine import Machine, ray_folder_problem
 from rlmath.checks.quantization import (
     cpu_kv_cache_in_fp8,
     quantization_model,
@@ -233,11 +233,17 @@ def _reward_path(key: str, name: str) -> Iterator[str]:
     if name.startswith(("http://", "https://")):
         return
     if place.endswith(".py"):
-        if not Path(place).is_file():
+        if not Path(place).expanduser().is_file():
             yield f"{key}: no such file: {place}"
     elif ":" in name or "." in name:
         top = place.split(".")[0]
-        if importlib.util.find_spec(top) is None:
+        if top == "__main__":
+            yield (
+                f"{key}: __main__ is the script that runs now, which a run that is started or "
+                "resumed elsewhere does not have; move the function to a file of its own and give "
+                "file.py:function"
+            )
+        elif importlib.util.find_spec(top) is None:
             yield (
                 f"{key}: there is no module {top} on Python's path; put its folder on PYTHONPATH "
                 "or give the file: file.py:function"
@@ -380,6 +386,8 @@ def _optimizer(name: str, optimizer: OptimizerConfig, steps: int) -> Iterator[st
 def _cluster(config: Config, machine: Machine, device: Device) -> Iterator[str]:
     cluster, transport = config.cluster, config.weights.transport
     local = cluster.ray_address is None
+    if local and not machine.elsewhere and (problem := ray_folder_problem()):
+        yield problem
     colocated = device is Device.cuda and cluster.placement is Placement.colocated
     schedule = config.rollout.schedule
     if schedule in (RolloutSchedule.pipelined, RolloutSchedule.continuous) and colocated:

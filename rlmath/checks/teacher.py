@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from rlmath.checks.files import vllm_pattern
 from rlmath.checks.layout import cpu_cache_problem, cpu_heads_problem, tensor_parallel_problems
 from rlmath.checks.weight_files import folder_problems
 from rlmath.config.arithmetic import teacher_sequence_tokens
@@ -88,6 +89,7 @@ def teacher_folder(config: Config, device: Device) -> Iterator[str]:
         yield f"teacher.path={path}: no such folder{hint}"
         return
     if not on_server:
+        yield from vllm_pattern("teacher.path", path)
         try:
             model = read_model_spec(path)
         except ModelError as error:

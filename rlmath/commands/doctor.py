@@ -22,11 +22,13 @@ from typing import Literal
 from packaging.requirements import Requirement
 
 from rlmath.checks import files as check_files
+from rlmath.checks import network as check_network
 from rlmath.checks import run as checks
-from rlmath.checks.machine import Machine, existing_parent
+from rlmath.checks.machine import Machine, existing_parent, ray_folder_problem, unwritable
+from rlmath.commands.plan.settings_memory import describe_memory
 from rlmath.config import load
 from rlmath.config.hub_names import is_hub
-from rlmath.config.schema import Config
+from rlmath.config.schema import Config, Device
 from rlmath.data.rows import answers_in
 from rlmath.errors import ConfigError, UserError
 from rlmath.utils import infiniband, nvidia_driver
@@ -91,6 +93,7 @@ def examine(config: Config | None) -> Iterator[Finding]:
         memory,
         shared_memory,
         lambda: disk(run_dir),
+        temporary_files,
         open_files,
         network,
         rdma,
@@ -249,15 +252,22 @@ def shared_memory() -> Iterator[Finding]:
 
 def disk(run_dir: Path) -> Iterator[Finding]:
     """The run's folder can be written and has room."""
+    if reason := unwritable(run_dir):
+        yield Finding("bad", "disk", reason)
+        return
     above = existing_parent(run_dir)
     free = shutil.disk_usage(above).free / GIB
     text = f"{free:.1f} GiB free in {above.resolve()}"
-    if not os.access(above, os.W_OK):
-        yield Finding("bad", "disk", f"no permission to write in {above.resolve()}")
-    elif free < LEAST_FREE_DISK_GIB:
+    if free < LEAST_FREE_DISK_GIB:
         yield Finding("note", "disk", f"{text}: little for checkpoints")
     else:
         yield Finding("ok", "disk", text)
+
+
+def temporary_files() -> Iterator[Finding]:
+    """Ray can make its sockets."""
+    if problem := ray_folder_problem():
+        yield Finding("bad", "temporary files", problem)
 
 
 def open_files() -> Iterator[Finding]:
@@ -326,16 +336,28 @@ def rdma() -> Iterator[Finding]:
 
 
 def settings(config: Config) -> Iterator[Finding]:
-    """Model folder, data fields, layout and sizes, as at the start of a run."""
+    """Model folder, data fields, layout, sizes and servers, as at the start of a run."""
     command: checks.Command = "train" if config.data.train_paths else "evaluate"
     try:
         checks.check(config, command)
-        if problems := list(_hub_data(config)):
+        _refuse_memory(config, command)
+        answers = check_network.ask(config, command, elsewhere=False, ask_hub=True)
+        if problems := answers.problems or list(_hub_data(config)):
             raise ConfigError.of(problems)
     except ConfigError as error:
         yield Finding("bad", f"{command} settings", str(error))
-    else:
-        yield Finding("ok", f"{command} settings", "model, data, layout and sizes fit")
+        return
+    for text in answers.warnings:
+        yield Finding("note", "network", text)
+    yield Finding("ok", f"{command} settings", "model, data, layout and sizes fit")
+
+
+def _refuse_memory(config: Config, command: str) -> None:
+    """Raises ConfigError when no known GPU holds what a training run computes."""
+    model = checks.known_model(config)
+    on_gpus = Machine.here().device(config.cluster.device) is Device.cuda
+    if command == "train" and on_gpus and model is not None:
+        describe_memory(config, model)
 
 
 def _hub_data(config: Config) -> Iterator[str]:

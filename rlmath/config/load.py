@@ -13,6 +13,7 @@ import functools
 import os
 import pickle
 import re
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -31,6 +32,7 @@ from yaml import YAMLError
 from rlmath.config.groups import CONF_DIR, options
 from rlmath.config.options import SECTIONS, complete, section_of
 from rlmath.config.placeholders import REFERENCE, unfilled_part, unknown_reference
+from rlmath.config.quoting import path_override, quoted_path
 from rlmath.config.removed import removed_setting, removed_value
 from rlmath.config.schema import Config
 from rlmath.config.secrets import without_secrets
@@ -83,9 +85,11 @@ def compose_settings(
     Raises:
         ConfigError: Names every override that cannot be applied, and what would work instead.
     """
-    folders = [CONF_DIR] + ([Path(config_dir).resolve()] if config_dir is not None else [])
+    given_dir = None if config_dir is None else Path(config_dir).expanduser()
+    folders = [CONF_DIR] + ([given_dir.resolve()] if given_dir is not None else [])
     if not folders[-1].is_dir():
         raise ConfigError(f"--config-dir {config_dir}: no such folder")
+    overrides = [_readable(text) for text in overrides]
     problems = _problems_of_overrides(overrides, folders)
     if problems:
         raise ConfigError.of(problems)
@@ -101,6 +105,7 @@ def compose_settings(
     literal = [f"{key}={value}: {_NO_REFERENCE}" for key, value in _with_reference(config)]
     if literal:
         raise ConfigError.of(literal)
+    _expand_home(config)
     _drop_options_of_others(config, overrides, folders[1:])
     complete(config)
     given = frozenset(_parsed(text).key_or_group for text in overrides)
@@ -126,6 +131,7 @@ def with_values(saved: Mapping[str, Any], overrides: Sequence[str]) -> Config:
     Raises:
         ConfigError: Also of an override that cannot be applied.
     """
+    overrides = [_readable(text) for text in overrides]
     problems = _problems_of_overrides(overrides, [CONF_DIR])
     parsed = [] if problems else [_parsed(text) for text in overrides]
     problems += [
@@ -151,6 +157,7 @@ def with_values(saved: Mapping[str, Any], overrides: Sequence[str]) -> Config:
         message = _one_line(str(error))
         raise ConfigError(f"the saved settings are of another version: {message}") from error
     assert isinstance(config, Config)
+    _expand_home(config)
     complete(config)
     return config
 
@@ -286,6 +293,48 @@ def _compose(
     return composed, choices
 
 
+def _readable(text: str) -> str:
+    """A text or a list of texts as a shell user types it, as an override that Hydra can read.
+
+    Hydra's grammar reserves ``~``, ``=``, braces, brackets and letters outside ASCII. What it can
+    read is left alone, and so are references (``${...}``) and parts that were not filled in, whose
+    messages say more.
+    """
+    key, _, value = text.partition("=")
+    setting = by_key().get(key)
+    if setting is None or not value or REFERENCE in value or setting.type not in _TEXTS:
+        return text
+    try:
+        if not _parsed(text).is_sweep_override():
+            return text
+    except OverrideParseException:
+        pass
+    if _IS_PATH.search(key) and unfilled_part(value) and not Path(value).exists():
+        return text
+    if setting.type is str:
+        return path_override(key, value)
+    inner = value.removeprefix("[").removesuffix("]")
+    if len(value) - len(inner) != 2 or any(quote in inner for quote in "\"'"):
+        return text
+    return f"{key}=[{','.join(quoted_path(item.strip()) for item in inner.split(','))}]"
+
+
+def _expand_home(section: Any) -> None:
+    """Replace a leading ``~`` in the paths of resolved settings, as a shell would."""
+    for field in dataclasses.fields(section):
+        value, is_path = getattr(section, field.name), _IS_PATH.search(field.name)
+        if dataclasses.is_dataclass(value):
+            _expand_home(value)
+        elif is_path and isinstance(value, str):
+            setattr(section, field.name, os.path.expanduser(value))
+        elif isinstance(value, list):
+            for item in value:
+                if dataclasses.is_dataclass(item):
+                    _expand_home(item)
+            if is_path and all(isinstance(item, str) for item in value):
+                value[:] = map(os.path.expanduser, value)
+
+
 @functools.lru_cache(maxsize=1024)
 def _parsed(text: str) -> Override:
     """One override, which nothing changes: ``value()`` makes new lists and dictionaries."""
@@ -349,7 +398,8 @@ _NO_REFERENCE = (
     "file or folder, or link to it"
 )
 # Settings whose values are paths; a template may well hold braces.
-_IS_PATH = re.compile(r"(path|paths|dir|checkpoint|resume)$")
+_IS_PATH = re.compile(r"(path|paths|dir|checkpoint|resume|init_from)$")
+_TEXTS = (str, list[str])
 
 
 def _problems_of_overrides(overrides: Sequence[str], folders: Sequence[Path]) -> list[str]:
@@ -366,17 +416,12 @@ def _problems_of_overrides(overrides: Sequence[str], folders: Sequence[Path]) ->
         try:
             override = _parsed(text)
         except OverrideParseException:
-            if unquoted := _unquoted_path(text):
-                problems.append(unquoted)
-                continue
             left = unfilled_part(value) if _IS_PATH.search(key) else None
             if left is not None:
                 problems.append(f"{text}: {left} was not filled in; write what it stands for")
                 continue
             problems.append(
-                f"{text}: not an override that can be read; write key=value, such as "
-                "actor.tensor_parallel=2, and quote values with spaces or brackets: "
-                "\"data.prompt_template='Solve: {prompt}'\""
+                f"{text}: not an override that can be read; write {_corrected(key, value)}"
             )
             continue
         problem = _problem_of_override(override, schema, groups, folders)
@@ -385,12 +430,18 @@ def _problems_of_overrides(overrides: Sequence[str], folders: Sequence[Path]) ->
     return problems
 
 
-def _unquoted_path(text: str) -> str | None:
-    """How to write a path that is there and has characters of the overrides' own language."""
-    key, _, value = text.partition("=")
-    if not _IS_PATH.search(key) or not value or not Path(value).exists():
-        return None
-    return f"""{text}: quote this path, which is there: '{key}="{value}"'"""
+def _corrected(key: str, value: str) -> str:
+    """How to write an override that cannot be read, quoted for Hydra and for the shell."""
+    setting = by_key().get(key)
+    if setting is None or not value:
+        return "key=value, such as actor.tensor_parallel=2"
+    if setting.type in _TEXTS:
+        items = value.strip("[]").split(",") if setting.type is not str else [value]
+        quoted = [quoted_path(item.strip().strip("\"'")) for item in items]
+        return shlex.quote(
+            f"{key}={quoted[0]}" if setting.type is str else f"{key}=[{','.join(quoted)}]"
+        )
+    return f"{key}=VALUE with {setting.type_text}"
 
 
 def _problem_of_override(
@@ -400,10 +451,11 @@ def _problem_of_override(
     folders: Sequence[Path],
 ) -> str | None:
     key, text = override.key_or_group, override.input_line or ""
+    value_given = text.partition("=")[2]
     if override.is_delete():
         return f"{text}: a setting cannot be deleted; set it to another value"
     if override.is_sweep_override():
-        return _unquoted_path(text) or f"{text}: one value only; a list is written {key}=[a,b]"
+        return f"{text}: one value only; a list is written {key}=[{value_given}]"
     value = override.value()
     if key in groups and not isinstance(value, dict):
         names = sorted({file.stem for folder in folders for file in (folder / key).glob("*.yaml")})
@@ -435,7 +487,7 @@ def _type_problem(text: str, key: str, value: Any, schema: DictConfig) -> str | 
         setting = by_key().get(key)
         expected = f"; expected {setting.type_text}" if setting else ""
         if setting and setting.type_text.startswith("list of text") and not isinstance(value, dict):
-            expected += f": {key}=[{value}]"
+            expected += ": " + shlex.quote(f"{key}=[{quoted_path(value)}]")
         detail = "" if setting and not isinstance(value, list | dict) else f" {_first_line(error)}"
         return f"{text}: wrong type{expected}{detail}"
     return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Literal
 
 from rlmath.errors import UserError
 from rlmath.model.folder import missing_model_files
@@ -15,6 +16,9 @@ from rlmath.model.folder import missing_model_files
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 # As a folder of the cache is named.
 _CACHED = re.compile(r"models--(.+?)--(.+)")
+# Folders that people keep models in. No organization of the hub has models under these names.
+_FOLDERS = ("models", "model", "checkpoints", "runs", "outputs", "data")
+ASK_TIMEOUT_S = 3.0
 # What training, vLLM and an export need; some repositories hold the same weights several times.
 _FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 _OTHER_FILES = ["original/*", "onnx/*", "openvino/*"]
@@ -22,11 +26,12 @@ _OTHER_FILES = ["original/*", "onnx/*", "openvino/*"]
 
 def is_hub_model(path: str) -> bool:
     """Whether a ``model.path`` names a model of the hub: ``ORGANIZATION/NAME``, where neither that
-    folder nor a folder ``ORGANIZATION`` exists."""
+    folder nor a folder ``ORGANIZATION`` exists, and which is no usual folder (``models/NAME``)."""
     # What else the hub refuses in a name (huggingface_hub's validate_repo_id).
     refused = any(part in path for part in ("--", "..")) or path.endswith((".git", ".", "-"))
     is_name = _NAME.fullmatch(path) is not None and not refused
-    return is_name and not Path(path.split("/")[0]).exists()
+    first = path.split("/")[0]
+    return is_name and first not in _FOLDERS and not Path(first).exists()
 
 
 def cached_model(name: str) -> Path | None:
@@ -39,6 +44,35 @@ def cached_model(name: str) -> Path | None:
         return None
     complete = (Path(folder) / "config.json").is_file() and not missing_model_files(folder)
     return Path(folder) if complete else None
+
+
+class HubUnreachable(Exception):
+    """The hub does not answer from here."""
+
+
+def refusal(name: str, kind: Literal["model", "dataset"] = "model") -> str | None:
+    """Why the hub would not give a model or a data set; ``None``: it would.
+
+    Raises:
+        HubUnreachable: It cannot be asked here.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+    hub = HfApi()
+    try:
+        found = hub.repo_info(name, repo_type=kind, timeout=ASK_TIMEOUT_S)
+        if getattr(found, "gated", False):
+            hub.auth_check(name, repo_type=kind)
+    except GatedRepoError:
+        return "it is gated: accept its terms on its page, then run hf auth login"
+    except RepositoryNotFoundError:
+        return f"the hub has no such {kind}, or it is private: hf auth login"
+    except Exception as error:  # Each HTTP client has its own for a network that is not there.
+        raise HubUnreachable(
+            (str(error).strip() or type(error).__name__).splitlines()[0]
+        ) from error
+    return None
 
 
 def download_model(name: str) -> Path:

@@ -81,6 +81,16 @@ _DEEPSEEK_ROPE = {
     "mscale": 1.0,
     "mscale_all_dim": 1.0,
 }
+# Of names that begin so.
+_ORGANIZATIONS = {
+    "qwen": "Qwen",
+    "deepseek": "deepseek-ai",
+    "llama": "meta-llama",
+    "mistral": "mistralai",
+    "olmo": "allenai",
+    "phi": "microsoft",
+    "glm": "zai-org",
+}
 _ORDER = (
     "num_hidden_layers",
     "hidden_size",
@@ -255,3 +265,11 @@ def published_spec(name: str) -> ModelSpec | None:
     short = name.rsplit("/", 1)[-1].lower()
     key = {key.lower(): key for key in (*KNOWN, *VERSIONS)}.get(short)
     return None if key is None else model_spec(published_config(key), name)
+
+
+def hub_address(name: str) -> str | None:
+    """``ORGANIZATION/NAME`` of a published model on the hub; ``None``: it is not known."""
+    short = name.rsplit("/", 1)[-1].lower()
+    key = {key.lower(): key for key in (*KNOWN, *VERSIONS)}.get(short)
+    by = next((one for start, one in _ORGANIZATIONS.items() if short.startswith(start)), None)
+    return None if key is None or by is None else f"{by}/{key}"

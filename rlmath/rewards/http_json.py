@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+PROBE_TIMEOUT_S = 3.0
+
 
 class CallFailed(Exception):
     """One call to a server failed.
@@ -50,6 +52,20 @@ class Endpoint:
             raise ValueError(f"{url!r} is no http:// or https:// address")
         path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
         return cls(url.strip(), parts.scheme == "https", parts.hostname, parts.port, path)
+
+    @property
+    def port_number(self) -> int:
+        """The port that is connected to."""
+        return self.port or (443 if self.https else 80)
+
+
+def unreachable(endpoint: Endpoint) -> str | None:
+    """Why no connection can be made; ``None``: one was made."""
+    try:
+        socket.create_connection((endpoint.host, endpoint.port_number), PROBE_TIMEOUT_S).close()
+    except OSError as error:
+        return str(error.strerror or error)
+    return None
 
 
 def post_json(

@@ -14,7 +14,6 @@ from __future__ import annotations
 import itertools
 import logging
 import random
-import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -25,14 +24,12 @@ from typing import Any
 from rlmath.rewards.base import Reward, RewardError, RewardSettingError, Value, Values
 from rlmath.rewards.batcher import Batcher
 from rlmath.rewards.circuit_breaker import CircuitBreaker
-from rlmath.rewards.http_json import CallFailed, Endpoint, post_json
+from rlmath.rewards.http_json import CallFailed, Endpoint, post_json, unreachable
 from rlmath.rewards.openrlhf import ExtraLogs, openrlhf_inputs, read_reply
 from rlmath.rewards.uses import PerUse, Use, current_use, used_for
 from rlmath.utils.futures import gather
 
 log = logging.getLogger(__name__)
-
-PROBE_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -169,13 +166,7 @@ class RemoteReward(Reward):
         Raises:
             RewardSettingError: None of them can be reached.
         """
-        failures = []
-        for endpoint in self.endpoints:
-            port = endpoint.port or (443 if endpoint.https else 80)
-            try:
-                socket.create_connection((endpoint.host, port), PROBE_TIMEOUT_S).close()
-            except OSError as error:
-                failures.append(f"{endpoint.url}: {error.strerror or error}")
+        failures = [f"{one.url}: {why}" for one in self.endpoints if (why := unreachable(one))]
         if len(failures) == len(self.endpoints):
             raise RewardSettingError(
                 f"remote: no reward server can be reached ({'; '.join(failures)}). Start it, or "

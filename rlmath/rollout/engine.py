@@ -16,7 +16,7 @@ from rlmath.cluster.logs import send_output_to
 from rlmath.cluster.processes import ProcessPlace, own_place
 from rlmath.cluster.watchdog import write_stacks_on_signal
 from rlmath.errors import WeightsError
-from rlmath.rollout.engine_arguments import cache_folders
+from rlmath.rollout.engine_arguments import cache_folder
 from rlmath.rollout.requests import EngineSpec, Progress, Request
 from rlmath.rollout.step_loop import StepLoop, import_vllm
 from rlmath.utils.child_processes import end_with_parent
@@ -31,8 +31,8 @@ class RolloutEngine:
     def __init__(self, spec: EngineSpec, index: int, environment: dict[str, str]) -> None:
         end_with_parent(os.getppid())
         os.environ.update(environment)
-        if spec.device == "cuda":
-            os.environ.update(cache_folders(index, spec.role))
+        # Held as long as the process lives.
+        self._cache = cache_folder(index, spec.role) if spec.device == "cuda" else None
         self._spec = spec
         self._index = index
         self._loop = StepLoop(spec, index)

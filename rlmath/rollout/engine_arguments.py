@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
+import itertools
 import os
+import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from rlmath.config.rollout import Quantization
 from rlmath.model.lora import Lora, rank_in_vllm
@@ -101,22 +104,38 @@ def adapter_arguments(adapters: Lora | None) -> dict[str, Any]:
     }
 
 
-def cache_folders(engine: int, role: str = "engine") -> dict[str, str]:
-    """Variables that give an engine its own folders for compiled code.
+def cache_folder(engine: int, role: str = "engine") -> IO[str] | None:
+    """Take a folder for compiled code that no other engine of this node uses, and name it in the
+    environment.
 
     vLLM's table of compiled graphs (``vllm_compile_cache.py``) is rewritten in place, so an engine
-    that reads it while another one of the node writes it finds half a file. FlashInfer's builds
+    that reads it while another one of the node writes it finds half a file. Folders are numbered
+    and outlive their engines: the next run finds what this one compiled. FlashInfer's builds
     stay shared: they are made under a file lock, and take minutes each.
 
     Args:
-        engine: Number of the engine in its pool.
+        engine: Number of the engine in its pool, the first folder that is tried.
         role: See ``EngineSpec.role``.
+
+    Returns:
+        The locked file that keeps the folder while it is open, here and in child processes;
+        ``None``: there is no folder that can be locked, and a temporary one is used.
     """
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(Path.home(), ".cache")
     root = os.environ.get("VLLM_CACHE_ROOT") or os.path.join(home, "vllm")
-    folder = os.path.join(os.path.expanduser(root), f"rlmath_{role}_{engine}")
-    return {
-        "VLLM_CACHE_ROOT": folder,
-        "TORCHINDUCTOR_CACHE_DIR": os.path.join(folder, "inductor"),
-        "TRITON_CACHE_DIR": os.path.join(folder, "triton"),
-    }
+    for number in itertools.count(engine):
+        folder = os.path.join(os.path.expanduser(root), f"rlmath_{role}_{number}")
+        lock: IO[str] | None = None
+        try:
+            os.makedirs(folder, exist_ok=True)
+            lock = open(os.path.join(folder, ".lock"), "w")  # noqa: SIM115
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            continue
+        except OSError:  # Read-only, or a file system without locks.
+            folder, lock = tempfile.mkdtemp(prefix=f"rlmath_{role}_"), None
+        break
+    os.environ["VLLM_CACHE_ROOT"] = folder
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(folder, "inductor")
+    os.environ["TRITON_CACHE_DIR"] = os.path.join(folder, "triton")
+    return lock

@@ -15,6 +15,7 @@ from rlmath.commands.plan.teacher import describe_teacher
 from rlmath.config.rollout import Quantization
 from rlmath.config.schema import Config, DType, Placement
 from rlmath.config.weights import Transport
+from rlmath.errors import ConfigError
 from rlmath.model.spec import ModelSpec
 
 # Of these phases none depends on the card.
@@ -22,7 +23,11 @@ _SHOWN = ("log-probs", "logits", "training", "optimizer step", "weight sync")
 
 
 def describe_memory(config: Config, spec: ModelSpec) -> list[str]:
-    """The actor's peaks on the fullest GPU, and which cards hold them beside the engine."""
+    """The actor's peaks on the fullest GPU, and which cards hold them beside the engine.
+
+    Raises:
+        ConfigError: No card that is known holds them.
+    """
     if config.model.dtype is DType.float32:
         return [
             "memory   not planned: rlmath plan counts weights and activations of 16 bits, and "
@@ -33,12 +38,19 @@ def describe_memory(config: Config, spec: ModelSpec) -> list[str]:
     peaks = ", ".join(f"{p.name} {p.num_bytes / GIB:.1f}" for p in phases if p.name in _SHOWN)
     misses = {gpu.name: _miss(config, spec, gpu) for gpu in GPUS.values()}
     fitting = [name for name, miss in misses.items() if miss is None]
+    if not fitting:
+        largest = max(GPUS.values(), key=lambda gpu: gpu.memory_gib)
+        raise ConfigError(
+            f"these settings fit no known GPU; on the largest, {largest.name}: "
+            f"{misses[largest.name]}. rlmath plan layout model.path={config.model.path} "
+            f"cluster.nodes={config.cluster.nodes} finds settings that fit, and --write keeps them"
+        )
     share = config.rollout.gpu_memory_utilization
     lines = [f"memory   GiB on the fullest GPU, as rlmath plan predicts: {peaks}"]
     beside = "" if colocated else " of separate GPUs"
     lines.append(
         f"         beside it the engines take {share:g}{beside} "
-        f"(rollout.gpu_memory_utilization); fits {', '.join(fitting) or 'no known GPU'}"
+        f"(rollout.gpu_memory_utilization); fits {', '.join(fitting)}"
     )
     h100 = misses["h100"]
     if h100 is not None:

@@ -340,7 +340,8 @@ def test_bad_rows_may_be_skipped(make_data: MakeData, tmp_path: Path) -> None:
 def test_model_folder(refusal: Callable[..., str], make_model: MakeModel, tmp_path: Path) -> None:
     message = refusal("model.path=/nowhere/Qwen3-1.7B")
     assert "model.path=/nowhere/Qwen3-1.7B: no such folder" in message
-    assert "ORGANIZATION/NAME" in message
+    assert "hf download Qwen/Qwen3-1.7B" in message
+    assert "ORGANIZATION/NAME" in refusal("model.path=/nowhere/mine")
     assert "launchers/quickstart.sh" in refusal(f"model.path={tmp_path}/run/model")
     folder = make_model(QWEN_1_5B)
     (folder / "tokenizer.json").unlink()
@@ -514,7 +515,8 @@ def test_tensor_groups_wider_than_a_node(
 
 
 def test_a_run_dir_without_permission(refusal: Callable[..., str], closed: Path) -> None:
-    assert "no permission to write" in refusal(f"runner.run_dir={closed}/run")
+    message = refusal(f"runner.run_dir={closed}/run")
+    assert f"runner.run_dir={closed}/run: " in message and "give another folder" in message
 
 
 def test_a_run_dir_that_is_a_file(refusal: Callable[..., str], make_data: MakeData) -> None:

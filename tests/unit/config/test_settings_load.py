@@ -9,7 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from rlmath.config.groups import options
-from rlmath.config.load import load, save, to_yaml
+from rlmath.config.load import load, save, to_plain, to_yaml, with_values
 from rlmath.config.schema import Config, DType, RewardItem
 from rlmath.config.settings import by_key, settings
 from rlmath.errors import ConfigError
@@ -77,7 +77,8 @@ def test_interpolations_are_resolved() -> None:
         ("algorithm.kl_coef=null", ["expected number"]),
         ("runner.progress=maybe", ["expected true or false or null"]),
         ("model.dtype=float16", ["expected one of float32, bfloat16"]),
-        ("data.train_paths=a.jsonl", ["expected list of texts: data.train_paths=[a.jsonl]"]),
+        ("data.train_paths=a.jsonl", ["expected list of texts: 'data.train_paths=[a.jsonl]'"]),
+        ("data.train_paths=~/ä b.jsonl", ["write 'data.train_paths=[\"~/ä b.jsonl\"]'"]),
         ("reward.items=[{nme: math}]", ["list of mappings with name, weight, params", "nme"]),
         ("sft={stps: 3}", ["stps"]),
         ("sft=3", ["sft is a section", "sft.steps"]),
@@ -97,6 +98,38 @@ def test_a_bad_override_is_refused_by_name(override: str, expected: list[str]) -
     message = refusal(override)
     for part in expected:
         assert part in message
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("~/x", "/home/me/x"),
+        ("'~/x'", "/home/me/x"),
+        ("runs/lr=1e-5", "runs/lr=1e-5"),
+        ("runs/über", "runs/über"),
+        ("a, (b) [c]", "a, (b) [c]"),
+        ('a"b', 'a"b'),
+        ("run(1)", "run(1)"),
+    ],
+)
+def test_paths_are_taken_as_typed(
+    monkeypatch: pytest.MonkeyPatch, given: str, expected: str
+) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert load(["model.path=m", f"runner.run_dir={given}"]).runner.run_dir == expected
+    saved = to_plain(load(GIVEN))
+    assert with_values(saved, [f"runner.run_dir={given}"]).runner.run_dir == expected
+
+
+def test_lists_of_paths_and_texts_are_taken_as_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    given = ["data.train_paths=[~/a.jsonl,b=c.jsonl, problème.jsonl]"]
+    given += ["eval.benchmarks=[{name: aime24, path: '~/b'}]"]
+    given += ["data.prompt_template=Solve: {prompt}, then box it"]
+    config = load([*GIVEN, *given])
+    assert config.data.train_paths == ["/home/me/a.jsonl", "b=c.jsonl", "problème.jsonl"]
+    assert config.eval.benchmarks[0].path == "/home/me/b"
+    assert config.data.prompt_template == "Solve: {prompt}, then box it"
 
 
 def test_all_bad_overrides_are_reported_together() -> None:

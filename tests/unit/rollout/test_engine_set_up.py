@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import IO
 
 import pytest
 
@@ -18,7 +20,7 @@ from rlmath.model.lora import TARGETS, Lora
 from rlmath.model.precision import Precision
 from rlmath.model.tiny import make_tiny_model
 from rlmath.rollout.engine import RolloutEngine
-from rlmath.rollout.engine_arguments import adapter_arguments, cache_folders, cuda_arguments
+from rlmath.rollout.engine_arguments import adapter_arguments, cache_folder, cuda_arguments
 from rlmath.rollout.engine_workers import check_gpus, smallest
 from rlmath.rollout.requests import EngineSpec
 from rlmath.rollout.routes import RouteSpec
@@ -105,7 +107,7 @@ def test_a_teachers_engine_reads_whole_sequences_and_keeps_nothing(tmp_path: Pat
     assert not (spec.sleeps or spec.prefix_caching or spec.async_scheduling)
     rollout = engine_spec(config, layout, trains=True)
     assert spec.log_path(0) != rollout.log_path(0)
-    assert cache_folders(0, spec.role) != cache_folders(0, rollout.role)
+    assert spec.role != rollout.role
 
 
 def test_adapters_that_engines_compute_are_in_vllms_arguments(tmp_path: Path) -> None:
@@ -159,20 +161,32 @@ def test_engines_of_a_run_quantize_and_its_teachers_do_not(tmp_path: Path) -> No
     assert session.teacher_spec(config, layout).quantization is Quantization.none
 
 
-def test_no_two_engines_write_to_one_folder_of_compiled_code(
+def test_no_two_engines_or_runs_write_to_one_folder_of_compiled_code(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path))
-    folders = [cache_folders(engine) for engine in range(8)]
-    assert set(folders[0]) == {"VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"}
-    used = [folder for of_engine in folders for folder in of_engine.values()]
-    assert len(set(used)) == len(used) == 24
-    assert all(Path(folder).is_relative_to(tmp_path) for folder in used)
-    # The same ones in the next run, which finds what this one compiled.
-    assert cache_folders(3) == folders[3]
-    monkeypatch.delenv("VLLM_CACHE_ROOT")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert Path(cache_folders(0)["VLLM_CACHE_ROOT"]).parent == tmp_path / "xdg" / "vllm"
+    names = ("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+
+    def engine(number: int, role: str = "engine") -> tuple[IO[str] | None, list[str]]:
+        for name in names:
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        lock = cache_folder(number, role)
+        return lock, [os.environ[name] for name in names]
+
+    # Two runs on one node number their engines alike, and the teacher's are apart.
+    engines = [engine(number) for number in (0, 1, 0, 1)] + [engine(0, "teacher")]
+    used = [folder for _, of_engine in engines for folder in of_engine]
+    assert len(set(used)) == len(used) == 15
+    assert all(Path(folder).is_relative_to(tmp_path / "vllm") for folder in used)
+    # The next run finds what this one compiled.
+    assert engines[1][0] is not None
+    engines[1][0].close()
+    assert engine(1)[1] == engines[1][1]
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "file"))
+    assert cache_folder(0) is None
+    assert Path(os.environ["VLLM_CACHE_ROOT"]).is_dir()
+    Path(os.environ["VLLM_CACHE_ROOT"]).rmdir()
 
 
 def test_workers_on_other_gpus_than_reserved_are_refused() -> None:

@@ -1,0 +1,193 @@
+"""What a run meets before it starts: file systems, temporary folders, servers, the hub, scripts."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+from ray._private.utils import validate_socket_filepath
+
+from rlmath.checks import machine, network
+from rlmath.checks.run import names
+from rlmath.cli import main
+from rlmath.commands import doctor
+from rlmath.config.load import load
+from rlmath.model import hub
+
+Check = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Check:
+    """Exit code and output of ``rlmath train ... --check`` with a tiny model."""
+    data = tmp_path / "train.jsonl"
+    data.write_text(json.dumps({"prompt": "1 + 1?", "solutions": ["\\boxed{2}"]}) + "\n")
+    base = ["cluster.device=cpu", "model=tiny", "model.path=tiny", f"data.train_paths=[{data}]"]
+    base.append("rollout.max_response_tokens=64")
+
+    def run(*settings: str) -> tuple[int, str]:
+        code = main(["train", *base, f"runner.run_dir={tmp_path}/run", *settings, "--check"])
+        captured = capsys.readouterr()
+        return code, captured.out + captured.err
+
+    return run
+
+
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    """A port at which nobody listens, held so that nobody else takes it."""
+    with socket.socket() as held:
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
+
+
+@pytest.fixture
+def open_port() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@pytest.mark.parametrize("folder", ["/proc/run", "/sys/run"])
+def test_a_run_dir_where_no_file_can_be_made_is_refused(check: Check, folder: str) -> None:
+    """Permissions say nothing of such a file system to root."""
+    code, text = check(f"runner.run_dir={folder}")
+    assert code == 2
+    assert f"runner.run_dir={folder}: " in text and "give another folder" in text
+    assert [f.level for f in doctor.disk(Path(folder))] == ["bad"]
+
+
+def test_a_full_disk_is_refused(
+    check: Check, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def full(dir: Path) -> IO[bytes]:
+        return Path("/dev/full").open("wb")
+
+    monkeypatch.setattr(machine.tempfile, "TemporaryFile", full)
+    code, text = check()
+    assert code == 2
+    assert f"{tmp_path} cannot be written (No space left on device)" in text
+
+
+def test_a_run_dir_that_is_a_link_to_nothing_is_refused(check: Check, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "missing")
+    code, text = check(f"runner.run_dir={tmp_path}/link")
+    assert code == 2 and "is a link to nothing" in text
+
+
+@pytest.mark.parametrize("name", ["TMPDIR", "RAY_TMPDIR"])
+def test_a_temporary_folder_without_room_for_a_sockets_path_is_refused(
+    check: Check, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    monkeypatch.setenv(name, str(tmp_path / "missing"))
+    code, text = check()
+    assert code == 2 and f"{name}={tmp_path}/missing: no such folder" in text
+    long = tmp_path / ("x" * 60)
+    long.mkdir()
+    monkeypatch.setenv(name, str(long))
+    code, text = check()
+    assert code == 2 and "more than the 107" in text and "RAY_TMPDIR=/tmp" in text
+    assert [f.level for f in doctor.temporary_files()] == ["bad"]
+    # Ray makes its sockets elsewhere, or a cluster that is running has them already.
+    assert check("cluster.ray_address=auto")[0] == 0
+    monkeypatch.setenv("RAY_TMPDIR", "/tmp")
+    assert check()[0] == 0 and not list(doctor.temporary_files())
+
+
+def test_the_longest_temporary_folder_is_the_longest_that_ray_takes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(machine, "unwritable", lambda _: None)
+    monkeypatch.setattr(Path, "is_dir", lambda _: True)
+
+    def fits(length: int) -> bool:
+        monkeypatch.setenv("RAY_TMPDIR", "/" + "x" * (length - 1))
+        return machine.ray_folder_problem() is None
+
+    longest = max(length for length in range(1, 107) if fits(length))
+    digits = len(str(int(Path("/proc/sys/kernel/pid_max").read_text()) - 1))
+    session = f"session_2026-01-31_23-59-59_123456_{'9' * digits}"
+    path = f"/ray/{session}/sockets/plasma_store"
+    validate_socket_filepath("x" * longest + path)
+    with pytest.raises(OSError, match="AF_UNIX"):
+        validate_socket_filepath("x" * (longest + 1) + path)
+
+
+def test_reward_servers_that_do_not_answer_are_refused(
+    check: Check, closed_port: int, open_port: int
+) -> None:
+    url, other = (f"http://127.0.0.1:{port}/reward" for port in (closed_port, open_port))
+    code, text = check(f"reward.items=[{{name: '{url}'}}]")
+    assert code == 2
+    assert f"no answer from 127.0.0.1:{closed_port} (Connection refused)" in text
+    code, text = check(f"reward.items=[{{name: remote, params: {{urls: ['{url}']}}}}]")
+    assert code == 2 and "reward.items[0].params.urls: no answer" in text
+    code, text = check(f"reward.items=[{{name: '{url},{other}'}}]")
+    assert code == 0 and "\nwarning  reward.items[0].name" in text
+    # Such a server may run beside the run, on a machine that this one is not.
+    config = load(["model.path=m", "runner.run_dir=r", f"reward.items=[{{name: '{url}'}}]"])
+    answers = network.ask(config, "train", elsewhere=True, ask_hub=False)
+    assert not answers.problems and "from this machine" in answers.warnings[0]
+
+
+def test_a_teachers_server_that_does_not_answer_is_refused(closed_port: int) -> None:
+    url = f"teacher.url=http://127.0.0.1:{closed_port}/v1"
+    given = ["model.path=m", "runner.run_dir=r", "algorithm.distill_coef=1", url]
+    (problem,) = network.ask(load(given), "train", elsewhere=False, ask_hub=False).problems
+    assert problem.startswith(url) and "start the teacher's server" in problem
+
+
+def test_a_reward_of_the_running_script_is_refused() -> None:
+    config = load(["model.path=m", "runner.run_dir=r", "reward.items=[{name: '__main__:mine'}]"])
+    (problem,) = names(config)
+    assert "move the function to a file" in problem
+
+
+@pytest.mark.parametrize("path", ["models/Qwen3-8B", "models/nothing-like-it"])
+def test_a_folder_of_models_is_no_name_of_the_hub(
+    check: Check, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, path: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, text = check(f"model.path={path}")
+    assert code == 2 and f"model.path={path}: no such folder" in text
+    if "Qwen" in path:
+        assert "hf download Qwen/Qwen3-8B --local-dir models/Qwen3-8B" in text
+
+
+def test_names_that_the_hub_does_not_have_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: dict[str, str | None] = {"Qwen/Qwen3-8": "no such model", "org/set": "no such dataset"}
+    asked: list[tuple[Any, ...]] = []
+
+    def refusal(name: str, kind: str = "model") -> str | None:
+        asked.append((name, kind))
+        return said.get(name)
+
+    monkeypatch.setattr(hub, "refusal", refusal)
+    monkeypatch.setattr(hub, "cached_model", lambda _: None)
+    given = ["runner.run_dir=r", "data.train_paths=['hub:org/set','hub:org/other:main:test']"]
+    config = load(["model.path=Qwen/Qwen3-8", *given])
+    problems = network.ask(config, "train", elsewhere=True, ask_hub=True).problems
+    assert problems == [
+        "model.path=Qwen/Qwen3-8: no such model; did you mean Qwen/Qwen3-8B?",
+        "hub:org/set: no such dataset",
+    ]
+    assert asked[-1] == ("org/other", "dataset")
+
+    def silent(name: str, kind: str = "model") -> str | None:
+        raise hub.HubUnreachable("no route")
+
+    monkeypatch.setattr(hub, "refusal", silent)
+    answers = network.ask(config, "train", elsewhere=True, ask_hub=True)
+    assert not answers.problems and "cannot be asked" in answers.warnings[0]
+
+
+def test_settings_that_fit_no_known_gpu_are_refused(check: Check) -> None:
+    gpus = ["model.path=Qwen/Qwen2.5-72B", "model.dtype=bfloat16", "cluster.device=cuda"]
+    gpus += ["cluster.gpus_per_node=8", "actor.tensor_parallel=1", "actor.data_parallel=8"]
+    code, text = check(*gpus)
+    assert code == 2
+    assert "these settings fit no known GPU; on the largest, " in text
+    assert "rlmath plan layout model.path=Qwen/Qwen2.5-72B" in text
