@@ -240,7 +240,7 @@ def _reward_path(key: str, name: str) -> Iterator[str]:
         if top == "__main__":
             yield (
                 f"{key}: __main__ is the script that runs now, which a run that is started or "
-                "resumed elsewhere does not have; move the function to a file of its own and give "
+                "resumed elsewhere does not have; move the function to a separate file and give "
                 "file.py:function"
             )
         elif importlib.util.find_spec(top) is None:

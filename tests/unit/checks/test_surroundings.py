@@ -143,7 +143,7 @@ def test_a_teachers_server_that_does_not_answer_is_refused(closed_port: int) -> 
 def test_a_reward_of_the_running_script_is_refused() -> None:
     config = load(["model.path=m", "runner.run_dir=r", "reward.items=[{name: '__main__:mine'}]"])
     (problem,) = names(config)
-    assert "move the function to a file" in problem
+    assert "move the function to a separate file" in problem
 
 
 @pytest.mark.parametrize("path", ["models/Qwen3-8B", "models/nothing-like-it"])

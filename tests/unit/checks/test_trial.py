@@ -174,8 +174,10 @@ def test_settings_for_gpus_are_checked_without_them(
     out = capsys.readouterr().out
     assert "memory   not planned" in out and "model.dtype=float32" in out and "fits" not in out
     # What does not fit says so; what does not divide is an error as anywhere.
-    assert main([*gpu, "actor.max_tokens_per_microbatch=131072", "actor.logits=whole"]) == 0
+    assert main([*gpu, "actor.max_tokens_per_microbatch=65536", "actor.logits=whole"]) == 0
     assert "an H100 is too small: logits" in capsys.readouterr().out
+    assert main([*gpu, "actor.max_tokens_per_microbatch=524288", "actor.logits=whole"]) == 2
+    assert "fit no known GPU; on the largest, " in capsys.readouterr().err
     # Engines on separate GPUs keep their KV cache while they receive weights.
     separate = [*gpu, "cluster.placement=separate", "rollout.engines=4"]
     for share, fits in (("0.85", True), ("0.92", False)):
