@@ -71,7 +71,7 @@ _MODULES = {
 _PACKAGES = (
     "datasets", "huggingface_hub", "hydra", "latex2mathml", "matplotlib", "megatron", "numpy",
     "omegaconf", "packaging", "psutil", "pyarrow", "ray", "rich", "safetensors", "tensorboard",
-    "tokenizers", "torch", "transformer_engine", "transformers", "vllm",
+    "tokenizers", "torch", "transformer_engine", "transformers", "vllm", "xxhash",
 )  # fmt: skip
 
 

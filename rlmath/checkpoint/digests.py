@@ -1,8 +1,11 @@
-"""SHA-256 of a rank's file while it is written, in a note beside it.
+"""Checksums of a checkpoint's files; of a rank's file while it is written, in a note beside it.
 
 A manifest has the checksum of every file. If the driver computes those of the ranks' files, it
-reads the whole checkpoint back, at about 1 GB/s and core: minutes for the terabyte of 72
-billion parameters. A rank hashes what it writes while it writes it, and the driver takes its word.
+reads the whole checkpoint back: minutes for the terabyte of 72 billion parameters. A rank hashes
+what it writes while it writes it, and the driver takes its word.
+
+The checksum is XXH3-128, which finds damage and is several times as fast as a disk. It does not
+stop somebody who forges a checkpoint, and neither did SHA-256 beside the file that it vouches for.
 """
 
 from __future__ import annotations
@@ -10,13 +13,24 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import os
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
+# Of new checkpoints; older ones have SHA-256.
+ALGORITHM = "xxh3_128"
 # Of the note's name. It is there only until the manifest is written.
-SUFFIX = ".sha256"
+SUFFIX = ".xxh3"
+_CHUNK_BYTES = 1 << 20
+# A file that changes twice within a tick of the kernel's clock looks the same after both.
+_SETTLED_NS = 2 * 10**9
+# Checksums that this process has computed, by algorithm and by what changes with a file.
+_computed: dict[tuple[Any, ...], str] = {}
 # Below it handing bytes to another thread costs more than hashing them.
 _LEAST_BYTES_FOR_THREAD = 1 << 16
 
@@ -30,7 +44,7 @@ class HashedStream:
 
     def __init__(self, file: io.BufferedWriter) -> None:
         self._file = file
-        self._hash = hashlib.sha256()
+        self._hash = xxhash.xxh3_128()
         self._num_bytes = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="digest")
 
@@ -66,7 +80,7 @@ class HashedStream:
         self._file.close()
 
     def note(self) -> str:
-        """Size in bytes and SHA-256 of what was written."""
+        """Size in bytes and checksum of what was written."""
         return f"{self._num_bytes} {self._hash.hexdigest()}\n"
 
 
@@ -83,7 +97,7 @@ def hashed_stream(path: Path) -> Iterator[HashedStream]:
 
 
 def take_note(path: Path) -> tuple[int, str] | None:
-    """Size and SHA-256 that a file's writer noted, and remove the note; ``None``: there is none.
+    """Size and checksum that a file's writer noted, and remove the note; ``None``: there is none.
 
     Raises:
         OSError: The file has another size than its writer gave it.
@@ -98,3 +112,36 @@ def take_note(path: Path) -> tuple[int, str] | None:
         raise OSError(f"{path} has {found} bytes, written were {size}")
     note.unlink()
     return found, digest
+
+
+def file_digest(path: Path, algorithm: str = ALGORITHM) -> str:
+    """Checksum of a file, as hexadecimal digits. A file that has not changed since this process
+    hashed it is not read again.
+
+    Args:
+        path: The file.
+        algorithm: ``ALGORITHM``, or a name of ``hashlib``.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    with open(path, "rb", buffering=0) as file:
+        found = os.fstat(file.fileno())
+        key = (
+            algorithm,
+            found.st_dev,
+            found.st_ino,
+            found.st_size,
+            found.st_mtime_ns,
+            found.st_ctime_ns,
+        )
+        if key in _computed:
+            return _computed[key]
+        is_settled = time.time_ns() - found.st_ctime_ns > _SETTLED_NS
+        digest = xxhash.xxh3_128() if algorithm == ALGORITHM else hashlib.new(algorithm)
+        chunk = memoryview(bytearray(_CHUNK_BYTES))
+        while size := file.readinto(chunk):
+            digest.update(chunk[:size])
+    if is_settled:
+        _computed[key] = digest.hexdigest()
+    return str(digest.hexdigest())

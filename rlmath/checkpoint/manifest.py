@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlmath.checkpoint.digests import SUFFIX, take_note
+from rlmath.checkpoint.digests import ALGORITHM, SUFFIX, file_digest, take_note
 from rlmath.errors import UserError
 
 MANIFEST = "manifest.json"
-_FORMAT = 1
-# hashlib lets go of the interpreter lock, so threads hash at the same time: a resume waits for it,
+_FORMAT = 2
+# Formats that are read, and the checksum of each.
+_ALGORITHM_OF = {1: "sha256", 2: ALGORITHM}
+# Hashing lets go of the interpreter lock, so threads hash at the same time: a resume waits for it,
 # and a checkpoint of many ranks has many files.
 _NUM_THREADS = min(32, 2 * len(os.sched_getaffinity(0)))
 
@@ -34,13 +36,15 @@ class Manifest:
         step: Optimization steps that were done.
         metrics: Values by which the best checkpoints are found.
         created_unix_s: When it was made, in seconds since 1970.
-        files: Size in bytes and SHA-256 of each file, by its path relative to the checkpoint.
+        files: Size in bytes and checksum of each file, by its path relative to the checkpoint.
+        algorithm: Of the checksums; see ``rlmath.checkpoint.digests``.
     """
 
     step: int
     metrics: Mapping[str, float]
     created_unix_s: float
     files: Mapping[str, tuple[int, str]]
+    algorithm: str = ALGORITHM
 
     @property
     def num_bytes(self) -> int:
@@ -69,7 +73,7 @@ def write_manifest(folder: Path, step: int, metrics: Mapping[str, float]) -> Man
         "metrics": dict(metrics),
         "created_unix_s": manifest.created_unix_s,
         "files": {
-            path: {"size_bytes": size, "sha256": digest}
+            path: {"size_bytes": size, ALGORITHM: digest}
             for path, (size, digest) in manifest.files.items()
         },
     }
@@ -91,33 +95,40 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         claimed = content.pop("sha256")
-        if content["format"] != _FORMAT:
+        if content["format"] not in _ALGORITHM_OF:
             raise BrokenCheckpoint(
-                f"{path} has format {content['format']}; this version reads format {_FORMAT}"
+                f"{path} has format {content['format']}; this version reads formats "
+                f"{' and '.join(map(str, _ALGORITHM_OF))}"
             )
         if claimed != _digest_of(content):
             raise BrokenCheckpoint(f"{path} does not match its own checksum")
+        algorithm = _ALGORITHM_OF[content["format"]]
         files = {
-            name: (int(entry["size_bytes"]), str(entry["sha256"]))
+            name: (int(entry["size_bytes"]), str(entry[algorithm]))
             for name, entry in content["files"].items()
         }
-        return Manifest(
-            int(content["step"]), content["metrics"], float(content["created_unix_s"]), files
-        )
+        created_unix_s = float(content["created_unix_s"])
+        return Manifest(int(content["step"]), content["metrics"], created_unix_s, files, algorithm)
     except FileNotFoundError:
         raise BrokenCheckpoint(f"{path} is missing") from None
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
         raise BrokenCheckpoint(f"{path} cannot be read: {error!r}") from None
 
 
-def verify(folder: Path) -> Manifest:
-    """Compare every file of a checkpoint with the manifest.
+def verify(folder: Path, share: tuple[int, int] = (0, 1), under: str = "") -> Manifest:
+    """Compare files of a checkpoint with the manifest; each is read once by a process.
+
+    Args:
+        folder: Of the checkpoint.
+        share: Number of this process, and of those that share the files' contents out among them.
+        under: Only files below this folder.
 
     Raises:
         BrokenCheckpoint: Naming the first file that is missing or not what was written, and how.
     """
     manifest = read_manifest(folder)
-    for name, (size, _) in manifest.files.items():
+    files = {n: entry for n, entry in manifest.files.items() if Path(n).is_relative_to(under)}
+    for name, (size, _) in files.items():
         path = folder / name
         if not path.is_file():
             raise BrokenCheckpoint(f"{name} is missing")
@@ -125,17 +136,22 @@ def verify(folder: Path) -> Manifest:
             raise BrokenCheckpoint(f"{name} has {path.stat().st_size} bytes, written were {size}")
 
     def compare(name: str) -> str | None:
-        digest = manifest.files[name][1]
         try:
-            return None if _digest(folder / name) == digest else f"{name}: its checksum differs"
+            digest = file_digest(folder / name, manifest.algorithm)
+            return None if digest == files[name][1] else f"{name}: its checksum differs"
         except OSError as error:
             return f"{name} cannot be read: {error.strerror}"
 
+    number, processes = share
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
-        for problem in pool.map(compare, manifest.files):
+        for problem in pool.map(compare, _largest_first(files)[number::processes]):
             if problem:
                 raise BrokenCheckpoint(problem)
     return manifest
+
+
+def _largest_first(files: Mapping[str, tuple[int, str]]) -> list[str]:
+    return sorted(files, key=lambda name: (-files[name][0], name))
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -163,12 +179,7 @@ def _files(folder: Path) -> list[str]:
 
 def _sync_and_digest(path: Path) -> tuple[int, str]:
     sync(path)
-    return take_note(path) or (path.stat().st_size, _digest(path))
-
-
-def _digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return take_note(path) or (path.stat().st_size, file_digest(path))
 
 
 def _digest_of(content: Mapping[str, Any]) -> str:

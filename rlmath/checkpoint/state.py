@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch.distributed as dist
 from torch import Tensor
 
-from rlmath.checkpoint.manifest import BrokenCheckpoint
+from rlmath.checkpoint.manifest import MANIFEST, BrokenCheckpoint, verify
 from rlmath.checkpoint.model_state import is_extra_state, sharded_weights
 from rlmath.checkpoint.optimizer_state import (
     load_optimizer_state,
@@ -278,6 +278,9 @@ def load_model(model: Saveable, folder: str | Path, name: str = "actor") -> None
     def check() -> None:
         saved.update(_read_about(target))
         _check_same(state, saved, target)
+        # The driver has compared the files on its node; ranks share those that they read.
+        if (target.parent / MANIFEST).is_file():
+            verify(target.parent, (dist.get_rank(), dist.get_world_size()), under=name)
         check_index(target)
 
     def load() -> None:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+import xxhash
+from torch.distributed.checkpoint.api import CheckpointException
 
-from rlmath.checkpoint import manifest
+from rlmath.checkpoint import CheckpointStore, digests, manifest
 from rlmath.checkpoint.digests import SUFFIX, hashed_stream, take_note
-from rlmath.checkpoint.manifest import BrokenCheckpoint, verify, write_manifest
+from rlmath.checkpoint.manifest import MANIFEST, BrokenCheckpoint, verify, write_manifest
 from rlmath.checkpoint.writer import _writer
 
 
-def sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def xxh3(path: Path) -> str:
+    return str(xxhash.xxh3_128_hexdigest(path.read_bytes()))
 
 
 @pytest.fixture
@@ -38,7 +42,7 @@ def written(tmp_path: Path) -> Path:
 def test_a_rank_notes_what_it_wrote(written: Path) -> None:
     notes = sorted(path.name for path in written.parent.glob(f"*{SUFFIX}"))
     assert notes == [written.name + SUFFIX]  # Not of what is renamed afterwards.
-    assert take_note(written) == (written.stat().st_size, sha256(written))
+    assert take_note(written) == (written.stat().st_size, xxh3(written))
     assert take_note(written) is None
 
 
@@ -46,14 +50,17 @@ def test_the_manifest_has_the_notes_and_reads_only_other_files(
     written: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
-    digest = manifest._digest
-    monkeypatch.setattr(manifest, "_digest", lambda path: read.append(path.name) or digest(path))
+    digest = manifest.file_digest
+    monkeypatch.setattr(
+        manifest, "file_digest", lambda path: read.append(path.name) or digest(path)
+    )
     folder = written.parent.parent
     made = write_manifest(folder, 3, {})
     assert read == [".metadata"]
     assert set(made.files) == {"actor/.metadata", f"actor/{written.name}"}
-    assert made.files[f"actor/{written.name}"] == (written.stat().st_size, sha256(written))
+    assert made.files[f"actor/{written.name}"] == (written.stat().st_size, xxh3(written))
     assert not list(folder.rglob(f"*{SUFFIX}"))
+    monkeypatch.undo()
     assert verify(folder).files == made.files
 
 
@@ -83,4 +90,126 @@ def test_a_write_that_fails_leaves_no_note(tmp_path: Path) -> None:
         assert stream.write(data) == len(data)
         data[:] = b"z" * len(data)  # What is written is not the caller's any more.
         stream.write(memoryview(b"short"))
-    assert take_note(path) == (100_005, hashlib.sha256(b"y" * 100_000 + b"short").hexdigest())
+    assert take_note(path) == (100_005, xxhash.xxh3_128_hexdigest(b"y" * 100_000 + b"short"))
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Algorithms of the files that are hashed from now on."""
+    made: list[str] = []
+    new, xxh3_128 = digests.hashlib.new, digests.xxhash.xxh3_128
+    monkeypatch.setattr(digests.hashlib, "new", lambda name: made.append(name) or new(name))
+    monkeypatch.setattr(digests.xxhash, "xxh3_128", lambda: made.append("xxh3_128") or xxh3_128())
+    return made
+
+
+def test_a_process_hashes_a_checkpoint_once_and_a_changed_file_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(digests, "_SETTLED_NS", -1)
+    store = CheckpointStore(tmp_path, keep=2)
+    folder = store.begin(1)
+    (folder / "a.distcp").write_bytes(b"a" * 1000)
+    path = store.commit(1, {"step": 1}, {})
+    monkeypatch.setattr(digests, "_computed", {})
+    made = counted(monkeypatch)
+    # As at a restart: the supervisor looks for the newest, and the attempt resumes from it.
+    assert store.newest_whole().path == path
+    assert len(made) == 2
+    assert store.newest_whole().path == path
+    assert store.resume("auto") is not None
+    assert len(made) == 2
+    content = bytearray((path / "a.distcp").read_bytes())
+    content[500] ^= 1
+    (path / "a.distcp").write_bytes(content)
+    assert store.newest_whole().path is None
+    assert len(made) == 3
+
+
+def test_a_file_that_may_have_changed_within_the_clocks_tick_is_hashed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(digests, "_SETTLED_NS", 10**18)
+    (tmp_path / "a").write_bytes(b"a")
+    made = counted(monkeypatch)
+    assert digests.file_digest(tmp_path / "a") == digests.file_digest(tmp_path / "a")
+    assert len(made) == 2
+
+
+def test_ranks_verify_each_file_of_their_model_once_between_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = CheckpointStore(tmp_path, keep=2)
+    folder = store.begin(1)
+    for model, files in (("actor", 5), ("value_model", 2)):
+        (folder / model).mkdir()
+        for number in range(files):
+            (folder / model / f"__{number}_0.distcp").write_bytes(bytes(1000 + number))
+    path = store.commit(1, {}, {})
+    monkeypatch.setattr(digests, "_computed", {})
+    made = counted(monkeypatch)
+    for rank in range(2):
+        verify(path, (rank, 2), under="actor")
+    assert len(made) == 5
+    flipped = path / "actor" / "__3_0.distcp"
+    flipped.write_bytes(b"x" + bytes(1002))
+    found = []
+    for rank in range(2):
+        try:
+            verify(path, (rank, 2), under="actor")
+        except BrokenCheckpoint as error:
+            found.append(str(error))
+    assert found == ["actor/__3_0.distcp: its checksum differs"]
+    verify(path, under="value_model")
+
+
+def test_a_checkpoint_of_an_older_version_is_read_with_its_own_checksums(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Format 1 has SHA-256; a later format than ours is refused by name."""
+    (tmp_path / "a").write_bytes(b"abc")
+    sha256 = hashlib.sha256(b"abc").hexdigest()
+    content: dict[str, Any] = {
+        "format": 1,
+        "step": 7,
+        "metrics": {},
+        "created_unix_s": 1.0,
+        "files": {"a": {"size_bytes": 3, "sha256": sha256}},
+    }
+
+    def write() -> None:
+        claimed = manifest._digest_of(content)
+        (tmp_path / MANIFEST).write_text(json.dumps(content | {"sha256": claimed}))
+
+    write()
+    made = counted(monkeypatch)
+    assert verify(tmp_path).step == 7
+    assert made == ["sha256"]
+    (tmp_path / "a").write_bytes(b"abd")
+    with pytest.raises(BrokenCheckpoint, match="a: its checksum differs"):
+        verify(tmp_path)
+    content["format"] = 3
+    write()
+    with pytest.raises(BrokenCheckpoint, match="has format 3; this version reads formats 1 and 2"):
+        verify(tmp_path)
+
+
+def test_the_writer_computes_no_checksum_of_zip(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And leaves torch's option as it was, also after a failure."""
+    seen = []
+
+    def saving(*_: Any) -> None:
+        seen.append(torch.serialization.get_crc32_options())
+        raise OSError(errno.ENOSPC, "no room")
+
+    monkeypatch.setattr(torch, "save", saving)
+    for is_on in (True, False):
+        torch.serialization.set_crc32_options(is_on)
+        try:
+            with pytest.raises(CheckpointException):
+                dcp.save({"a": torch.ones(3)}, storage_writer=_writer(tmp_path), no_dist=True)
+            assert torch.serialization.get_crc32_options() is is_on
+        finally:
+            torch.serialization.set_crc32_options(True)
+    assert seen == [False, False]
