@@ -43,7 +43,8 @@ _COMMANDS = {
     " drill EXPERIMENT",
     "test": "run thirty steps of a recipe on a tiny model, check and resume it: test RECIPE",
     "doctor": "find problems of this machine, or of a run's settings",
-    "publish": "upload a run's model to a hub, with a card: publish RUN_DIR ORGANIZATION/NAME",
+    "publish": "copy a run's model, with a card, to a hub or a folder:"
+    " publish RUN_DIR ORGANIZATION/NAME|FOLDER",
     "selfcheck": "test and benchmark this node in about 15 minutes; writes one file: selfcheck gpu",
     "grade": "grade a file of responses and accepted answers: grade FILE [--against math-verify]",
     "plan": "predict before a run: plan layout (what fits), plan weights (cost of a weight sync),"

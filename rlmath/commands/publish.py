@@ -1,4 +1,4 @@
-"""``rlmath publish``: a run's model with a card of its recipe, data and results, to a hub."""
+"""``rlmath publish``: a run's model, with a card of recipe, data and results, to hub or folder."""
 
 from __future__ import annotations
 
@@ -14,12 +14,17 @@ from rlmath.training.model_card import CARD, HF, HF_ADAPTER, model_card
 # Settings of a run that mean the same here, and options that they were.
 SETTINGS = ("eval.checkpoint",)
 FLAGS = {"--checkpoint": "eval.checkpoint=FOLDER"}
+# How a target begins that is no name of the hub.
+_FOLDER = ("/", "./", "../", "~")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``rlmath publish``."""
     parser.add_argument("run_dir", type=Path, help="a training run's folder")
-    parser.add_argument("repo", help="ORGANIZATION/NAME on the hub")
+    parser.add_argument(
+        "repo",
+        help="ORGANIZATION/NAME on the hub, or a new folder that begins with /, ./, ../ or ~",
+    )
     parser.epilog = "eval.checkpoint=FOLDER: publish this checkpoint, not the run's last model"
     parser.add_argument(
         "--every-checkpoint",
@@ -80,7 +85,18 @@ def _upload(options: argparse.Namespace, checkpoint: Path | None, card: str) -> 
         (upload / CARD).unlink(missing_ok=True)
         (upload / CARD).write_text(card, encoding="utf-8")
         revision = options.revision or _revision_of(checkpoint)
+        if options.repo.startswith(_FOLDER):
+            target = Path(options.repo).expanduser()
+            return _copy(upload, target if revision == "main" else target / revision)
         return push(upload, options.repo, revision, private=not options.public)
+
+
+def _copy(folder: Path, target: Path) -> str:
+    """Copy a model folder to a new one; raises UserError when something is there."""
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise UserError(f"{target} is there; give a folder that is new or empty")
+    shutil.copytree(folder, target, dirs_exist_ok=True)
+    return str(target)
 
 
 def push(folder: Path, repo: str, revision: str, *, private: bool) -> str:

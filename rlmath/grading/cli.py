@@ -15,7 +15,7 @@ from typing import Any, TextIO
 from rlmath.errors import UserError
 from rlmath.grading.grader import MathGrader
 from rlmath.grading.result import Grade
-from rlmath.grading.settings import TASKS, Fallback, GradingSettings
+from rlmath.grading.settings import REWARD_FALLBACK, TASKS, Fallback
 
 # Of the layer that decided, `Grade.method`.
 REASONS = {
@@ -47,8 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--fallback",
         choices=[one.value for one in Fallback],
-        default=GradingSettings.fallback.value,
-        help="where to look for an answer if there is no box",
+        default=REWARD_FALLBACK.value,
+        help="where to look for an answer if there is no box; default: %(default)s, as in training",
     )
     parser.add_argument("--out", type=Path, help="write the verdicts to this .jsonl, not to stdout")
     parser.add_argument(
@@ -86,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
         if options.out:
             out.close()
     summary = ", ".join(f"{count} {name}" for name, count in counts.most_common())
-    print(f"{len(rows)} rows: {summary}", file=sys.stderr)
+    print(f"{len(rows)} rows with fallback={options.fallback}: {summary}", file=sys.stderr)
     return 0
 
 

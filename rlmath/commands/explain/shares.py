@@ -39,7 +39,7 @@ separately.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -64,6 +64,8 @@ PROBLEMS, FILTER, TRUNCATION, NO_ANSWER, GRADER, SKILL, UNMATCHED, LENGTH = (
     "length",
 )
 CHAIN = (PROBLEMS, FILTER, TRUNCATION, NO_ANSWER, GRADER, SKILL, UNMATCHED, LENGTH)
+# Of a group, by its share of right answers, from hard to easy.
+DIFFICULTIES = ("none right", "up to half right", "more than half right", "all right")
 _OUTCOME = "outcome"
 REPLICATES = 100
 _BINS = 4
@@ -109,6 +111,8 @@ class Explanation:
         shared_samples: Share of all samples that are of those.
         causes: Largest first; the shares add up to ``after - before``.
         moved: Groups that moved the mean most in the direction of the change.
+        difficulty: Where no problem was sampled in both windows: shares of both windows' groups by
+            how many of their verdicts are right.
     """
 
     metric: Metric
@@ -120,6 +124,7 @@ class Explanation:
     shared_samples: float
     causes: list[Cause]
     moved: list[Moved]
+    difficulty: dict[str, tuple[float, float]]
 
     @property
     def change(self) -> float:
@@ -171,7 +176,24 @@ def explain(
         shared_samples=in_shared / (len(before) + len(after)),
         causes=sorted(causes, key=lambda cause: -abs(cause.share)),
         moved=table.moved(means),
+        difficulty={} if shared else _difficulty(before, after),
     )
+
+
+def _difficulty(
+    before: Sequence[Outcome], after: Sequence[Outcome]
+) -> dict[str, tuple[float, float]]:
+    """Shares of the groups with verdicts in each of ``DIFFICULTIES``, in both windows."""
+    windows = []
+    for samples in (before, after):
+        verdicts: dict[tuple[int, str], list[bool]] = defaultdict(list)
+        for one in samples:
+            if one.correct is not None:
+                verdicts[one.group].append(one.correct)
+        rates = [sum(right) / len(right) for right in verdicts.values()]
+        counts = Counter((rate > 0) + (rate > 0.5) + (rate == 1) for rate in rates)
+        windows.append([counts[i] / max(1, len(rates)) for i in range(len(DIFFICULTIES))])
+    return dict(zip(DIFFICULTIES, zip(*windows, strict=True), strict=True))
 
 
 class _Table:

@@ -43,11 +43,15 @@ def lines(found: Explanation, earlier: range, later: range) -> Iterator[str]:
     if nothing:
         yield f"  no part in it: {', '.join(nothing)}"
     yield ""
-    yield (
-        f"{found.shared_problems:,} problems were sampled in both windows, with "
-        f"{found.shared_samples:.0%} of the samples; on others, skill and difficulty cannot be "
-        "told apart."
-    )
+    if found.difficulty:
+        yield (
+            "No problem was sampled in both windows (as within one epoch), so a harder part of the "
+            "data looks like lost skill. Problems by the share of their responses that are right:"
+        )
+        for name, (before, after) in found.difficulty.items():
+            yield f"  {name:<{width}}  {before:7.1%} before  {after:7.1%} now"
+    else:
+        yield _shared(found)
     if found.moved:
         yield "Groups that moved it most (samples as STEP/PROBLEM/INDEX):"
     for one in found.moved:
@@ -55,6 +59,14 @@ def lines(found: Explanation, earlier: range, later: range) -> Iterator[str]:
             f"  {one.part:+.4g}  mean {one.before:.4g} before, {one.now:.4g} now: "
             f"{', '.join(one.addresses[:4])}{' …' if len(one.addresses) > 4 else ''}"
         )
+
+
+def _shared(found: Explanation) -> str:
+    return (
+        f"{found.shared_problems:,} problems were sampled in both windows, with "
+        f"{found.shared_samples:.0%} of the samples; on others, skill and difficulty cannot be "
+        "told apart."
+    )
 
 
 def _matters(cause: Cause) -> bool:

@@ -112,3 +112,15 @@ def test_adapters_are_published_beside_the_model(
     assert "hf_adapter" in model_card(run_dir) and "hf_adapter" not in model_card(run_dir, step=3)
     assert main(["publish", str(run_dir), "me/mine"]) == 0
     assert "hf_adapter/adapter_config.json" in seen and "config.json" in seen
+
+
+def test_a_model_is_published_to_a_new_folder(
+    run_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "shared" / "mine"
+    assert main(["publish", str(run_dir), str(target)]) == 0
+    assert f"published: {target}" in capsys.readouterr().out
+    assert sorted(file.name for file in target.iterdir()) == ["README.md", "config.json"]
+    assert not any(file.is_symlink() for file in target.iterdir())
+    assert main(["publish", str(run_dir), str(target)]) == 2
+    assert "give a folder that is new or empty" in capsys.readouterr().err

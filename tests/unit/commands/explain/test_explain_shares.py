@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from rlmath.commands.explain import shares
 from rlmath.commands.explain.outcomes import REST, Outcome
 from rlmath.commands.explain.shares import METRICS, Metric, explain
+from rlmath.commands.explain.text import lines
 from rlmath.errors import UserError
 
 GROUPS, SAMPLES, PROBLEMS = 300, 8, 40
@@ -226,3 +227,18 @@ def test_shapley_values_are_means_over_orders(numbers: list[float]) -> None:
             before = frozenset(order[:at])
             expected[player] += value(before | {player}) - value(before)
     np.testing.assert_allclose(shares._shapley(found, n), expected / len(orders), atol=1e-9)
+
+
+def test_windows_without_a_common_problem_are_compared_by_difficulty() -> None:
+    def group(problem: str, right: int) -> list[Outcome]:
+        return [outcome(1, problem, i, correct=i < right) for i in range(4)]
+
+    before = [*group("d:1", 4), *group("d:2", 3)]
+    after = [*group("d:3", 0), *group("d:4", 2), *group("d:5", 1), *group("d:6", 4)]
+    found = explain(before, after, "accuracy", replicates=2)
+    assert list(found.difficulty.values()) == [(0, 0.25), (0, 0.5), (0.5, 0), (0.5, 0.25)]
+    text = "\n".join(lines(found, range(1, 2), range(2, 3)))
+    assert "No problem was sampled in both windows" in text and "0 problems" not in text
+    same = explain(before, [*after, *group("d:1", 0)], "accuracy", replicates=2)
+    assert not same.difficulty
+    assert "1 problems were sampled in both" in "\n".join(lines(same, range(1, 2), range(2, 3)))
