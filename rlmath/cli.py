@@ -277,6 +277,14 @@ def _run(command: str, options: argparse.Namespace) -> int:
     if options.check:
         from rlmath.checks.trial import trial
 
+        if found is not None:
+            from rlmath.training import resumed_model
+
+            compare = {
+                "train": resumed_model.check_resumed_model,
+                "sft": resumed_model.check_resumed_weights,
+            }
+            compare[command](config, found.checkpoint)
         print("".join(f"{line}\n" for line in trial(config, command)), end="", flush=True)
         print("".join(f"note     {note}\n" for note in notes), end="", flush=True)
         return 0

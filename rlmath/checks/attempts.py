@@ -1,8 +1,8 @@
 """The settings of a run's earlier attempts: what a resume changes, and what was in force when.
 
-``config.yaml`` in a run's folder has the settings as last given. Each start of the training loop
-adds a line to ``attempts.jsonl`` with the step after which it began, and keeps its settings under
-``configs/``. Plain files, read without torch.
+``config.yaml`` in a run's folder has the settings as given to the last start that began a step.
+Each such start adds a line to ``attempts.jsonl`` with the step after which it began, and keeps its
+settings under ``configs/``. Plain files, read without torch.
 """
 
 from __future__ import annotations
@@ -72,14 +72,16 @@ class Continuation:
     """What ``runner.resume`` will do.
 
     Attributes:
-        step: Of the newest checkpoint; the run continues after it.
+        checkpoint: The newest; the run continues after it.
+        step: Of it.
         steps: That the run is to have, by ``setting``.
-        changes: Settings that differ from those of the last attempt, and files that have other
-            contents than when the checkpoint's steps were trained.
+        changes: Settings that differ from those that the checkpoint's steps were trained with, and
+            files that have other contents than then.
         exported: The run has written the final model of this step.
         setting: The key of the number of steps.
     """
 
+    checkpoint: Path
     step: int
     steps: int
     setting: str
@@ -136,6 +138,7 @@ def continuation(config: Config, command: str = "train") -> Continuation | None:
     run_dir = Path(runner.run_dir)
     if runner.resume == "auto":
         step, source = newest_step(run_dir / loop.checkpoints), run_dir
+        checkpoint = run_dir / loop.checkpoints / f"step_{step:06d}"
     else:
         checkpoint = Path(runner.resume).absolute()
         match = _STEP.fullmatch(checkpoint.name)
@@ -146,11 +149,16 @@ def continuation(config: Config, command: str = "train") -> Continuation | None:
     steps, setting = (
         (config.sft.steps, "sft.steps") if command == "sft" else (runner.steps, "runner.steps")
     )
-    found = [*changes(source / loop.config_file, config)]
+    file = source / loop.config_file
+    saved = _settings(file) if file.is_file() else {}
     tried = attempts(source) if command == "train" else []
+    # A later start may have been ended in its first step.
+    if tried and (trained := attempt_of(tried, step)) is not tried[-1]:
+        saved = trained.settings
+    found = [*changes(saved, config)]
     if tried and (files := attempt_of(tried, step).files):
         found += _differing(files, contents(input_files(config)))
-    return Continuation(step, steps, setting, tuple(found), exported)
+    return Continuation(checkpoint, step, steps, setting, tuple(found), exported)
 
 
 def newest_step(checkpoints: Path) -> int:
@@ -162,14 +170,12 @@ def newest_step(checkpoints: Path) -> int:
     return max((int(match[1]) for match in found), default=0)
 
 
-def changes(file: Path, config: Config) -> Iterator[Change]:
-    """Settings that differ from those saved in a file; nothing when it is not there.
+def changes(saved: Mapping[str, Any], config: Config) -> Iterator[Change]:
+    """Settings that differ from saved ones, which are nested as in YAML.
 
     Keys that only one side knows are left out: they are options of another loss.
     """
-    if not file.is_file():
-        return
-    before = flat(OmegaConf.to_container(OmegaConf.load(file), resolve=False))
+    before = flat(saved)
     now = flat_settings(config)
     own_model = str(Path(config.runner.run_dir) / "model")
     for key in now:
@@ -212,14 +218,20 @@ def refused(config: Config, command: str = "train") -> list[str]:
     ]
 
 
-def record(config: Config, after_step: int, begins: bool = False) -> None:
-    """Note a start of the training loop and its settings.
+def record(
+    config: Config, after_step: int, begins: bool = False, given: Config | None = None
+) -> None:
+    """Note that a start of the training loop begins its first step, and with which settings.
 
     Args:
+        config: In force.
+        after_step: The steps up to it are done.
         begins: A run begins with it, also where it continues another one's checkpoint: what the
             folder has of earlier starts is of another run.
+        given: As the user gave them; a restart may have changed some. ``None``: the same.
     """
     run_dir = Path(config.runner.run_dir)
+    save(given or config, run_dir / CONFIG_FILE)
     forget_export(run_dir)
     file = run_dir / ATTEMPTS_FILE
     lines = _lines(file)

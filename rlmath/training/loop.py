@@ -14,7 +14,7 @@ from pathlib import Path
 from rlmath.checkpoint import Checkpoint, CheckpointStore
 from rlmath.checks import attempts
 from rlmath.cluster.watchdog import watch_progress
-from rlmath.config.load import save, to_yaml
+from rlmath.config.load import to_yaml
 from rlmath.config.schema import Config
 from rlmath.data import ProblemStream, load_problems, load_tokenizer
 from rlmath.data.mixture import stream_of
@@ -57,6 +57,7 @@ class Training:
 
     Attributes:
         done: Steps done before this start.
+        begins: A run begins: what the folder had of steps is of another one.
     """
 
     session: Session
@@ -69,6 +70,7 @@ class Training:
     detectors: CollapseDetectors
     held_out: Sequence[HeldOut]
     done: int
+    begins: bool
 
 
 def run(config: Config) -> int:
@@ -79,12 +81,19 @@ def run(config: Config) -> int:
     """
     with only_run_in(config.runner.run_dir):
         config = with_model_folder(config)
-        save(config, Path(config.runner.run_dir) / attempts.CONFIG_FILE)
-        return supervise(config, train)
+        return supervise(config, functools.partial(train, given=config))
 
 
-def train(config: Config) -> int:
-    """One start of a run, to its end. Returns the exit code."""
+def train(config: Config, given: Config | None = None) -> int:
+    """One start of a run, to its end.
+
+    Args:
+        config: The settings in force.
+        given: As the user gave them, before a restart changed some.
+
+    Returns:
+        The exit code.
+    """
     with (
         curves_if_interrupted(Path(config.runner.run_dir)),
         open_run(config) as training,
@@ -94,6 +103,7 @@ def train(config: Config) -> int:
         training.monitor.begin_step()
         if training.done == 0 and training.held_out and config.eval.every:
             training.monitor.log_step(0, evaluate_held_out(training, 0))
+        attempts.record(config, training.done, training.begins, given)
         for step in range(training.done + 1, config.runner.steps + 1):
             made = step_and_save(training, step)
             # Of an earlier one where the last step was skipped.
@@ -149,7 +159,6 @@ def open_run(config: Config) -> Iterator[Training]:
     after = own_step(store, checkpoint)
     if not after:
         set_aside(run_dir, LEDGER_FILE)
-    attempts.record(config, after_step=done, begins=not after)
     with (
         open_training(
             config, problems=[*problems, *(p for one in held_out for p in one.problems)]
@@ -183,7 +192,17 @@ def open_run(config: Config) -> Iterator[Training]:
         probes = [*session.watchdog_probes(monitor), saver.watchdog_probe()]
         stack.enter_context(watch_progress(config.watchdog.stall_s, probes))
         yield Training(
-            session, feed, sampler, coefficients, monitor, saver, kept, detectors, held_out, done
+            session,
+            feed,
+            sampler,
+            coefficients,
+            monitor,
+            saver,
+            kept,
+            detectors,
+            held_out,
+            done,
+            not after,
         )
 
 

@@ -69,15 +69,16 @@ def model_card(run_dir: Path, step: int | None = None) -> str:
     found = attempts.attempts(run_dir)
     if not found:
         raise UserError(f"{run_dir} is not the folder of a training run: it has no config.yaml")
-    config = OmegaConf.create(dict(attempts.in_force(found, step)))
     summary = read_summary(run_dir)
+    # A start after the last step may have other settings, with which nothing was trained.
+    steps = step if step is not None else summary.get("steps")
+    config = OmegaConf.create(dict(attempts.in_force(found, steps)))
 
     def setting(key: str) -> str:
         return str(OmegaConf.select(config, key))
 
     base = hub_name(setting("model.path")) or Path(setting("model.path")).name
     rows = [(name, ", ".join(setting(key) for key in keys)) for name, *keys in _RECIPE]
-    steps = step if step is not None else summary.get("steps")
     lines = [
         "---",
         "library_name: transformers",
@@ -102,7 +103,7 @@ def model_card(run_dir: Path, step: int | None = None) -> str:
         "",
         "Every setting is below, for `rlmath train`; of absolute paths the last part.",
         "",
-        *_changes_lines(attempts.history(found, step)),
+        *_changes_lines(attempts.history(found, steps)),
         "## Data",
         "",
         *_data_lines(config),

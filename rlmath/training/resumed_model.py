@@ -18,7 +18,7 @@ _ABOUT = Path("actor", "about.json")
 
 
 def check_resumed_model(config: Config, path: Path) -> None:
-    """Compare what a checkpoint's models are with the settings; the ranks compare the rest.
+    """Compare what a training run's checkpoint has with the settings; the ranks compare the rest.
 
     Args:
         config: Checked settings.
@@ -35,6 +35,15 @@ def check_resumed_model(config: Config, path: Path) -> None:
             "as it was, or begin a new run from the exported weights: model.path=.../hf with "
             "another runner.run_dir"
         )
+    check_resumed_weights(config, path)
+
+
+def check_resumed_weights(config: Config, path: Path) -> None:
+    """Compare data type and adapters of a checkpoint with the settings.
+
+    Raises:
+        UserError: It is of other weights than those that are trained.
+    """
     about = _about(path / _ABOUT)
     if about is None:  # The ranks say what is wrong with it.
         return

@@ -25,6 +25,7 @@ from rlmath.errors import UserError
 from rlmath.monitor import open_monitor
 from rlmath.training.checkpointing import open_saver
 from rlmath.training.grace import Grace
+from rlmath.training.resumed_model import check_resumed_weights
 from rlmath.training.session import open_session, with_model_folder
 from rlmath.types import TrainingBatch
 from rlmath.utils.ending_signals import signals_wait
@@ -46,8 +47,6 @@ def fine_tune(config: Config) -> int:
     """:func:`run` in a folder that is ours alone."""
     config = with_model_folder(config)
     run_dir = Path(config.runner.run_dir)
-    save(config, run_dir / SFT_CONFIG_FILE)
-    forget_export(run_dir, "sft")
     tokenizer = load_tokenizer(config.model.path)
     examples, report = load_examples(
         config.sft.train_paths, config.data, config.sft.response_key, tokenizer
@@ -55,7 +54,11 @@ def fine_tune(config: Config) -> int:
     print("worked examples:", report.describe(config.data.max_prompt_tokens), flush=True)
     stream = ProblemStream(examples, seed=config.data.seed)
     store = CheckpointStore(run_dir / "sft_checkpoints", keep=config.runner.keep_checkpoints)
-    checkpoint = store.resume(config.runner.resume) if config.sft.save_every else None
+    checkpoint = None
+    if config.sft.save_every:
+        checkpoint = store.resume(
+            config.runner.resume, lambda found: check_resumed_weights(config, found.path)
+        )
     done = 0 if checkpoint is None else checkpoint.step
     update = UpdateSettings(objective=ObjectiveSettings(loss="reinforce"))
     sft = config.sft
@@ -78,6 +81,7 @@ def fine_tune(config: Config) -> int:
         actor = session.actor
         if checkpoint is not None:
             saver.restore(checkpoint, None)
+        forget_export(run_dir, "sft")
         discarded = DiscardedSteps()
         monitor.begin_step()
         for step in range(done + 1, sft.steps + 1):
@@ -96,6 +100,8 @@ def fine_tune(config: Config) -> int:
             }
             # Written down before it is saved: a checkpoint has all of its steps' metrics.
             monitor.log_step(step, figures)
+            if step == done + 1:
+                save(config, run_dir / SFT_CONFIG_FILE)
             for reason in result.early_stopped.values():
                 monitor.warn(f"step {step}: changed no weight: {reason}")
             discarded.see(step, next(iter(result.early_stopped.values()), ""))

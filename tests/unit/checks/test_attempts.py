@@ -290,3 +290,28 @@ def test_check_shows_where_a_run_continues(
     assert "continues after step 8 of 20" in said and "actor.optimizer.lr" in said
     assert main(["train", "--check", *common, "algorithm.advantage=rloo"]) == 2
     assert "algorithm.advantage" in capsys.readouterr().err
+
+
+def test_a_resume_compares_with_the_last_start_that_trained(run_dir: Path) -> None:
+    """One that was accepted and then ended in its first step has trained nothing."""
+    attempts.record(settings(run_dir), after_step=0, begins=True)
+    gspo = settings(run_dir, "algorithm.loss=gspo", "runner.accept_changes=[algorithm]")
+    attempts.record(gspo, after_step=8)
+    assert "gspo" in (run_dir / "config.yaml").read_text()
+    assert attempts.refused(settings(run_dir)) == []
+    found = attempts.continuation(settings(run_dir))
+    assert found is not None and found.changes == ()
+    assert found.checkpoint == run_dir / "checkpoints" / "step_000008"
+    assert "ppo_clip -> gspo" in attempts.refused(settings(run_dir, "algorithm.loss=gspo"))[0]
+    # With a step of its own it is the one to compare with.
+    checkpoint(run_dir / "checkpoints", 9)
+    assert attempts.refused(settings(run_dir, "algorithm.loss=gspo")) == []
+    assert attempts.refused(settings(run_dir))
+
+
+def test_a_restart_with_a_lower_rate_leaves_the_settings_as_given(run_dir: Path) -> None:
+    lower = settings(run_dir, "actor.optimizer.lr=1e-7")
+    attempts.record(lower, 0, begins=True, given=settings(run_dir))
+    found = attempts.continuation(settings(run_dir))
+    assert found is not None and found.changes == ()
+    assert attempts.attempts(run_dir)[-1].settings["actor"]["optimizer"]["lr"] == 1e-7

@@ -161,6 +161,7 @@ def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
                 reference=ReferenceConfig(kind=ReferenceKind.reset, every=2),
             ),
             collapse=None,
+            reward=SimpleNamespace(items=[]),
             watchdog=SimpleNamespace(stall_s=0),
             eval=SimpleNamespace(every=1 if steps > 2 else 2),
         )
@@ -190,17 +191,17 @@ def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             parts.weights_before = DigestLog(folder, given[-1]).weights_after(given[-1] or 0)
             return contextlib.nullcontext(monitor)
 
-        def record(*_: Any, begins: bool, **__: Any) -> None:
+        def record(_: Any, done: int, begins: bool, given: Any) -> None:
             parts.begins = begins
+            parts.events.append(f"record {done}")
 
         def sampler_of(*given: Any) -> Any:
             parts.groups_before = given[3].balance.admitted
             return SimpleNamespace(journal=SampleJournal())
 
         replaced: dict[str, Any] = {
-            "save": lambda *_: None,
             "load_tokenizer": lambda _: None,
-            "load_problems": lambda *_: ([], report),
+            "load_problems": lambda *_, **__: ([], report),
             "load_held_out": lambda *_: [SimpleNamespace(problems=())],
             "stream_of": lambda *_: None,
             "Coefficients": lambda _: None,
@@ -251,7 +252,7 @@ def sync(version: int) -> list[str]:
 def test_ranks_write_while_colocated_engines_sleep(run_of: Any) -> None:
     """The checkpoint still has the evaluation: it is one only after that."""
     assert run_of(sleeps=True).events == [
-        *("evaluate", "log 0"),
+        *("evaluate", "log 0", "record 0"),
         *("sleep", *sync(1), "log 1"),
         # Skipped steps are counted for it too.
         *("sleep", "reference takes 1", "write 2", *sync(2), "evaluate", "log 2"),
@@ -261,7 +262,7 @@ def test_ranks_write_while_colocated_engines_sleep(run_of: Any) -> None:
 
 def test_ranks_write_after_the_step_where_engines_have_their_own_memory(run_of: Any) -> None:
     assert run_of(sleeps=False).events == [
-        *("evaluate", "log 0", "send 1", "log 1"),
+        *("evaluate", "log 0", "record 0", "send 1", "log 1"),
         *("reference takes 1", "send 2", "evaluate", "log 2", "write 2", "export", "exported 2"),
     ]
 
