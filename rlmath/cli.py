@@ -12,6 +12,7 @@ import dataclasses
 import importlib
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import rlmath
@@ -285,6 +286,10 @@ def _run(command: str, options: argparse.Namespace) -> int:
                 "sft": resumed_model.check_resumed_weights,
             }
             compare[command](config, found.checkpoint)
+        if command != "evaluate" and Path(config.model.path).is_dir():
+            from rlmath.training.export_rehearsal import rehearse_export
+
+            rehearse_export(config.model.path)
         print("".join(f"{line}\n" for line in trial(config, command)), end="", flush=True)
         print("".join(f"note     {note}\n" for note in notes), end="", flush=True)
         return 0

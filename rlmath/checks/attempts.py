@@ -150,7 +150,7 @@ def continuation(config: Config, command: str = "train") -> Continuation | None:
         (config.sft.steps, "sft.steps") if command == "sft" else (runner.steps, "runner.steps")
     )
     file = source / loop.config_file
-    saved = _settings(file) if file.is_file() else {}
+    saved: Mapping[str, Any] = _settings(file) if file.is_file() else {}
     tried = attempts(source) if command == "train" else []
     # A later start may have been ended in its first step.
     if tried and (trained := attempt_of(tried, step)) is not tried[-1]:

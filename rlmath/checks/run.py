@@ -33,6 +33,7 @@ from rlmath.checks.fp8_training import fp8_model, fp8_problems
 from rlmath.checks.latent import latent_problems
 from rlmath.checks.lora import lora_model, lora_problems, unmerged_model, unmerged_problems
 from rlmath.checks.machine import Machine, ray_folder_problem
+from rlmath.checks.overwritten import overwritten_inputs
 from rlmath.checks.quantization import (
     cpu_kv_cache_in_fp8,
     quantization_model,
@@ -102,6 +103,7 @@ def find_problems(config: Config, command: Command, machine: Machine) -> Iterato
     yield from check_files.data_files(config, command)
     yield from check_files.model_folder(config)
     yield from check_files.run_dir(config)
+    yield from overwritten_inputs(config, command)
     if command == "train" or (command == "sft" and config.sft.save_every):
         yield from check_files.resume(config)
     yield from _accepted_changes(config)

@@ -35,6 +35,7 @@ from rlmath.rollout.weight_sync import sync_weights
 from rlmath.training.algorithm_settings import least_groups
 from rlmath.training.checkpointing import HasState, Saver, open_saver, open_store
 from rlmath.training.controllers import Coefficients
+from rlmath.training.export_rehearsal import rehearse_export
 from rlmath.training.feed import Feed
 from rlmath.training.feeds import feed_of, sampler_of
 from rlmath.training.grace import Grace
@@ -145,6 +146,7 @@ def open_run(config: Config) -> Iterator[Training]:
     """Load the data, start ranks and engines, and restore the last checkpoint."""
     run_dir, data, steps = Path(config.runner.run_dir), config.data, config.runner.steps
     tokenizer = load_tokenizer(config.model.path)
+    rehearse_export(config.model.path)
     graded = any_graded(item.name for item in config.reward.items)
     problems, report = load_problems(data.train_paths, data, tokenizer, graded=graded)
     print("training problems:", report.describe(data.max_prompt_tokens), flush=True)

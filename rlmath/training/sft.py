@@ -24,6 +24,7 @@ from rlmath.data import Example, ProblemStream, load_examples, load_tokenizer
 from rlmath.errors import UserError
 from rlmath.monitor import open_monitor
 from rlmath.training.checkpointing import open_saver
+from rlmath.training.export_rehearsal import rehearse_export
 from rlmath.training.grace import Grace
 from rlmath.training.resumed_model import check_resumed_weights
 from rlmath.training.session import open_session, with_model_folder
@@ -48,6 +49,7 @@ def fine_tune(config: Config) -> int:
     config = with_model_folder(config)
     run_dir = Path(config.runner.run_dir)
     tokenizer = load_tokenizer(config.model.path)
+    rehearse_export(config.model.path)
     examples, report = load_examples(
         config.sft.train_paths, config.data, config.sft.response_key, tokenizer
     )

@@ -385,11 +385,16 @@ def tokenizer_eos(source: Path) -> int | None:
     settings, vocabulary = source / "tokenizer_config.json", source / "tokenizer.json"
     if not (settings.is_file() and vocabulary.is_file()):
         return None
-    token = json.loads(settings.read_text(encoding="utf-8")).get("eos_token")
+    content = json.loads(settings.read_text(encoding="utf-8"))
+    token = content.get("eos_token")
     if isinstance(token, dict):
         token = token.get("content")
     if token is None:
         return None
+    # Tokens that transformers adds to those of tokenizer.json.
+    for number, added in (content.get("added_tokens_decoder") or {}).items():
+        if added["content"] == token:
+            return int(number)
     from tokenizers import Tokenizer
 
     found: int | None = Tokenizer.from_file(str(vocabulary)).token_to_id(token)

@@ -15,6 +15,7 @@ import os
 import secrets
 import shutil
 import socket
+from collections.abc import Iterable
 from pathlib import Path
 
 from rlmath.errors import UserError, WeightsError
@@ -116,12 +117,10 @@ def check_target(folder: str | Path, *, sources: tuple[Path, ...] = ()) -> None:
         Foreign: It has foreign entries; the message names up to five.
     """
     folder = Path(folder)
-    for source in sources:
-        if folder.resolve() in (source.resolve(), *source.resolve().parents):
-            raise UserError(
-                f"{folder} is, or contains, {source}, which is read to write it; choose another "
-                "folder"
-            )
+    if (source := replaced_source(folder, sources)) is not None:
+        raise UserError(
+            f"{folder} is, or contains, {source}, which is read to write it; choose another folder"
+        )
     if not folder.exists() and not folder.is_symlink():
         return
     if not folder.is_dir():
@@ -136,6 +135,15 @@ def check_target(folder: str | Path, *, sources: tuple[Path, ...] = ()) -> None:
             f"{folder} {what}: replacing it would delete {', '.join(foreign[:5])}{more}. Choose "
             "another folder, move these files, or pass --overwrite to replace the whole folder"
         )
+
+
+def replaced_source(folder: Path, sources: Iterable[Path]) -> Path | None:
+    """The first source that is the folder or lies in it, so that writing the folder replaces it."""
+    target = folder.resolve()
+    for source in sources:
+        if target in (source.resolve(), *source.resolve().parents):
+            return source
+    return None
 
 
 def new_partial(folder: Path) -> Path:

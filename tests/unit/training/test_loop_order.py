@@ -201,6 +201,7 @@ def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
         replaced: dict[str, Any] = {
             "load_tokenizer": lambda _: None,
+            "rehearse_export": lambda _: None,
             "load_problems": lambda *_, **__: ([], report),
             "load_held_out": lambda *_: [SimpleNamespace(problems=())],
             "stream_of": lambda *_: None,

@@ -1,0 +1,64 @@
+"""What would fail in the export at the end of a run fails before it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from rlmath.errors import UserError
+from rlmath.model.tiny import make_tiny_model
+from rlmath.training.export_rehearsal import rehearse_export
+from rlmath.weights.hf_files import generation_config
+
+FOUND = Path(__file__).parents[4] / "shared" / "found"
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    make_tiny_model(folder)
+    return folder
+
+
+def edited(tiny: Path, folder: Path, name: str, **fields: object) -> Path:
+    shutil.copytree(tiny, folder)
+    content = json.loads((folder / name).read_text())
+    (folder / name).write_text(json.dumps({**content, **fields}))
+    return folder
+
+
+def test_an_end_of_sequence_in_added_tokens_decoder_alone_is_exported(
+    tiny: Path, tmp_path: Path
+) -> None:
+    rehearse_export(tiny)
+    token = {"content": "<|the_end|>", "special": True, "normalized": False}
+    token |= {"lstrip": False, "rstrip": False, "single_word": False}
+    vocabulary = json.loads((tiny / "tokenizer.json").read_text())
+    number = max(one["id"] for one in vocabulary["added_tokens"]) + 1
+    model = edited(
+        tiny,
+        tmp_path / "model",
+        "tokenizer_config.json",
+        eos_token="<|the_end|>",
+        added_tokens_decoder={str(number): token},
+    )
+    rehearse_export(model)
+    eos = generation_config(model)["eos_token_id"]
+    assert number in (eos if isinstance(eos, list) else [eos])
+
+
+def test_an_export_that_would_fail_or_differ_is_refused(tiny: Path, tmp_path: Path) -> None:
+    broken = edited(tiny, tmp_path / "a", "generation_config.json")
+    (broken / "generation_config.json").write_text("{")
+    with pytest.raises(UserError, match="could not export its model at the end"):
+        rehearse_export(broken)
+    # A folder of templates, which transformers reads, and the export does not copy.
+    other = edited(tiny, tmp_path / "b", "tokenizer_config.json", chat_template=None)
+    (other / "chat_template.jinja").unlink(missing_ok=True)
+    (other / "additional_chat_templates").mkdir()
+    (other / "additional_chat_templates" / "default.jinja").write_text("{{ messages }}")
+    with pytest.raises(UserError, match="would differ in chat template"):
+        rehearse_export(other)
