@@ -303,7 +303,7 @@ def test_a_resume_compares_with_the_last_start_that_trained(run_dir: Path) -> No
     assert found is not None and found.changes == ()
     assert found.checkpoint == run_dir / "checkpoints" / "step_000008"
     assert "ppo_clip -> gspo" in attempts.refused(settings(run_dir, "algorithm.loss=gspo"))[0]
-    # With a step of its own it is the one to compare with.
+    # Once it has trained a step, it is the one to compare with.
     checkpoint(run_dir / "checkpoints", 9)
     assert attempts.refused(settings(run_dir, "algorithm.loss=gspo")) == []
     assert attempts.refused(settings(run_dir))
