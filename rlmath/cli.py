@@ -7,7 +7,6 @@ mistake costs a second.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import importlib
 import sys
@@ -17,13 +16,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import rlmath
 from rlmath.errors import ConfigError, UserError
-from rlmath.utils.command_line import (
-    EXIT_USER_ERROR,
-    escape_unencodable,
-    outliving_readers,
-    run_command,
-)
-from rlmath.utils.ending_signals import ending_by_exit
+from rlmath.utils.command_line import EXIT_USER_ERROR, run_command
 
 if TYPE_CHECKING:
     from rlmath.checks.machine import Machine
@@ -91,13 +84,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     message. 130: interrupted.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    escape_unencodable()
-    with contextlib.ExitStack() as stack:
-        if arguments[:1] and arguments[0] in _MODULES:
-            # A run of days: neither its terminal nor a signal may cost what it has done.
-            stack.enter_context(outliving_readers())
-            stack.enter_context(ending_by_exit())
-        return run_command(_checked_packages, arguments)
+    return run_command(
+        _checked_packages, arguments, is_run=bool(arguments) and arguments[0] in _MODULES
+    )
 
 
 def _checked_packages(arguments: list[str]) -> int:

@@ -108,4 +108,4 @@ def _story(run_dir: Path, summary: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(run_command(main, sys.argv[1:]))
+    raise SystemExit(run_command(main, sys.argv[1:], is_run=True))

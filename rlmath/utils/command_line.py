@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TextIO
 
 from rlmath.errors import UserError, printable
+from rlmath.utils.ending_signals import ending_by_exit
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
@@ -84,8 +85,25 @@ def escape_unencodable() -> None:
                 stream.reconfigure(errors="backslashreplace")
 
 
-def run_command(command: Callable[[list[str]], int], arguments: list[str]) -> int:
-    """Run a command; an error that the user can fix becomes one line and exit code 2."""
+def run_command(
+    command: Callable[[list[str]], int], arguments: list[str], *, is_run: bool = False
+) -> int:
+    """Run a command; an error that the user can fix becomes one line and exit code 2.
+
+    Args:
+        command: Takes the arguments and returns the exit code.
+        arguments: Of the command line.
+        is_run: It may take days: neither its terminal nor a signal may cost what it has done.
+    """
+    escape_unencodable()
+    with contextlib.ExitStack() as stack:
+        if is_run:
+            stack.enter_context(outliving_readers())
+            stack.enter_context(ending_by_exit())
+        return _run(command, arguments)
+
+
+def _run(command: Callable[[list[str]], int], arguments: list[str]) -> int:
     try:
         return command(arguments)
     except UserError as error:
