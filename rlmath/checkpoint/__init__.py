@@ -16,7 +16,7 @@ Megatron.
 """
 
 from rlmath.checkpoint.manifest import BrokenCheckpoint
-from rlmath.checkpoint.space import DiskFull, checkpoint_bytes, held_bytes
+from rlmath.checkpoint.space import DiskFull, checkpoint_bytes, held_bytes, naming_full_disk
 from rlmath.checkpoint.store import Checkpoint, CheckpointStore, Newest, Skipped
 
 __all__ = [
@@ -28,4 +28,5 @@ __all__ = [
     "Skipped",
     "checkpoint_bytes",
     "held_bytes",
+    "naming_full_disk",
 ]

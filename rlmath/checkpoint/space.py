@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
 import shutil
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rlmath.errors import UserError
@@ -12,6 +16,8 @@ from rlmath.utils.sizes import in_words
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 # Headers, manifest and driver state, beside the tensors.
 _OVERHEAD_BYTES = 2**20
+# A disk with less is taken to be the one that ran full.
+_FULL_BYTES = 2**20
 
 
 class DiskFull(UserError):
@@ -47,9 +53,39 @@ def disk_full(folder: Path, needed_bytes: int | None = None) -> DiskFull:
     return DiskFull(
         f"The disk ran full while {folder} was written; free are {in_words(_free_bytes(folder))}."
         f"{need} Earlier checkpoints are untouched. Free some space or set "
-        "runner.keep_checkpoints lower, then start again: the run resumes from the newest "
-        "whole checkpoint."
+        "runner.keep_checkpoints lower, then start again."
     )
+
+
+@contextlib.contextmanager
+def naming_full_disk(folder: Path, resumes: Callable[[], str]) -> Iterator[None]:
+    """Let a full disk end this block with an error that names the folder and how to go on.
+
+    Args:
+        folder: Where most files are written: the system names no file of which it could not write
+            the rest.
+        resumes: Says where another start resumes.
+
+    Raises:
+        DiskFull: A file could not be written.
+    """
+    try:
+        yield
+    except DiskFull as error:
+        raise DiskFull(f"{error} {resumes()}") from None
+    except Exception as error:
+        if not is_disk_full(error):
+            raise
+        raise DiskFull(f"{disk_full(_full_folder(error, folder))} {resumes()}") from error
+
+
+def _full_folder(error: BaseException, folder: Path) -> Path:
+    """The folder that an error names, or the full one of those that a run writes to."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return Path(os.fsdecode(error.filename)).parent
+    candidates = (folder, Path(tempfile.gettempdir()), Path("/dev/shm"))
+    full = (one for one in candidates if one.exists() and _free_bytes(one) < _FULL_BYTES)
+    return next(full, folder)
 
 
 def is_disk_full(error: BaseException | None) -> bool:

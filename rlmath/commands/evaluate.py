@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rlmath.checkpoint import naming_full_disk
 from rlmath.config.load import save
 from rlmath.config.schema import Config
 from rlmath.data import load_tokenizer
@@ -37,7 +38,7 @@ def run(config: Config) -> int:
     call has finished of the same evaluation is taken over, unless ``runner.resume=never``.
     """
     folder = Path(config.runner.run_dir) / "evaluation"
-    with only_run_in(folder):
+    with only_run_in(folder), naming_full_disk(folder, lambda: "Finished samples are kept."):
         return _evaluate_all(config, folder)
 
 

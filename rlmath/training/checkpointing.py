@@ -15,7 +15,7 @@ from typing import Any, Literal, Protocol
 from ray.exceptions import RayError
 
 from rlmath.actor.group import ActorGroup
-from rlmath.checkpoint import Checkpoint, CheckpointStore
+from rlmath.checkpoint import Checkpoint, CheckpointStore, naming_full_disk
 from rlmath.cluster.watchdog import Stalled, WatchedComponent
 from rlmath.config.schema import Config
 from rlmath.errors import ComponentError, UserError
@@ -235,18 +235,25 @@ class Saver:
         They do not from the beginning of an update until the step's end. A second signal ends the
         saving.
         """
-        try:
-            yield
-        except BaseException as cause:
-            if not may_save_after(cause):
-                raise
-            signal = isinstance(cause, KeyboardInterrupt | SystemExit)
-            what = "interrupted" if signal else f"stopped by {type(cause).__name__}"
+        with naming_full_disk(self._store.folder.parent, self._where_it_resumes):
             try:
-                print(self._save_what_is_done(what), flush=True)
-            except Exception as error:
-                print(f"{what}; saving failed: {error}", file=sys.stderr, flush=True)
-            raise
+                yield
+            except BaseException as cause:
+                if may_save_after(cause):
+                    self._save_after(cause)
+                raise
+
+    def _save_after(self, cause: BaseException) -> None:
+        signal = isinstance(cause, KeyboardInterrupt | SystemExit)
+        what = "interrupted" if signal else f"stopped by {type(cause).__name__}"
+        try:
+            print(self._save_what_is_done(what), flush=True)
+        except Exception as error:
+            print(
+                f"{what}; saving failed: {error}\n{self._where_it_resumes()}",
+                file=sys.stderr,
+                flush=True,
+            )
 
     def _save_what_is_done(self, what: str) -> str:
         last = self._last

@@ -92,6 +92,28 @@ def test_weights_that_may_be_wrong_are_not_saved(tmp_path: Path, cause: Exceptio
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("cause", "folder"),
+    [
+        (DiskFull("The disk ran full while F was written."), "F"),
+        (OSError(28, "No space left on device"), "RUN"),
+        (OSError(122, "Disk quota exceeded", "/other/samples/step_2.jsonl"), "/other/samples"),
+    ],
+)
+def test_a_full_disk_names_the_folder_and_the_step(
+    tmp_path: Path, cause: Exception, folder: str
+) -> None:
+    ranks = SlowRanks(blocks=1, every_s=0.0)
+    saver = saver_of(ranks, tmp_path / "checkpoints")
+    saver.save()
+    ranks.changed = True
+    with pytest.raises(DiskFull) as error, saver.saving_when_cut_short():
+        raise cause
+    folder = folder.replace("RUN", str(tmp_path))
+    assert f"while {folder} was written" in str(error.value)
+    assert "runner.resume=auto resumes after step 1" in str(error.value)
+
+
 def test_engines_leave_the_gpus_to_ranks_that_save_after_all(tmp_path: Path) -> None:
     events: list[str] = []
     ranks = SlowRanks(blocks=1, every_s=0.0)
