@@ -8,7 +8,7 @@ usage: RANK=r WORLD_SIZE=n launchers/launch_cluster.sh SLOTS EXPERIMENT [key=val
 
 Starts Ray on this node. RANK 0 waits until SLOTS accelerators (on CPU: slots) of WORLD_SIZE nodes
 are there and trains; the other ranks stay until it ends. All exit with its exit code, or with 1
-when the head is lost. SIGTERM to RANK 0, or the file end.RLMATH_RUN_ID in RLMATH_SHARED_DIR, tells
+when the head is lost. Exit code 75: GPUs are broken, on the hosts in bad_nodes.RLMATH_RUN_ID. SIGTERM to RANK 0, or the file end.RLMATH_RUN_ID in RLMATH_SHARED_DIR, tells
 the run to save and end; Ray stays until it has, on all nodes. RAY_OPTIONS is given to
 ray_utils/start_ray.sh ("--interface eth0");
 RLMATH_CHECK_TIMEOUT_S is the time for nodes to come (default 600); for other variables see
@@ -32,7 +32,8 @@ need_number WORLD_SIZE "${WORLD_SIZE:-}"
 [ "$WORLD_SIZE" -ge 1 ] && [ "$slots" -ge "$WORLD_SIZE" ] ||
   fail "SLOTS=$slots: WORLD_SIZE=$WORLD_SIZE nodes have at least one each"
 exit_file=$shared_dir/exit_code.$run_id
-[ "$RANK" != 0 ] || { mkdir -p "$shared_dir"; rm -f "$exit_file"; }
+[ "$RANK" != 0 ] || { mkdir -p "$shared_dir"; rm -f "$exit_file" "$bad_nodes_file"; }
+export RLMATH_BAD_NODES=$bad_nodes_file
 # Of an earlier run. A job of Slurm may have been told already, and its script removes an old one.
 [ "$RANK" != 0 ] || [ -n "${SLURM_JOB_ID:-}" ] || rm -f "$end_file"
 

@@ -69,9 +69,9 @@ apart triton "$(grep '^triton==' requirements/cuda.lock)"
 # Rewards of TRL are used as they are, and compared with rlmath's own.
 apart trl trl==1.16.0
 # Ray's job server, which the CUDA image has. With it, each Ray of a test would start a larger agent.
-job_server=()
-for name in $(sed -n 's/^# job server: //p' requirements/cuda.lock); do
-  job_server+=("$(grep "^$name==" requirements/cuda.lock)")
+read -ra job_server < <(sed -n 's/^# job server: //p' requirements/cuda.lock)
+for at in "${!job_server[@]}"; do
+  job_server[at]=$(grep "^${job_server[at]}==" requirements/cuda.lock)
 done
 apart ray-default "${job_server[@]}"
 # Set in many images. pytest would then rewrite the assertions of all files in each process.

@@ -17,10 +17,13 @@ run_id=${RLMATH_RUN_ID:-${SLURM_JOB_ID:-default}}
 shared_dir=${RLMATH_SHARED_DIR:-$rlmath_root/.cluster}
 address_file=$shared_dir/ray_address.$run_id
 end_file=$shared_dir/end.$run_id # While it is there, RANK 0 tells the run to save and end.
+bad_nodes_file=$shared_dir/bad_nodes.$run_id # Hosts with broken GPUs, written by the driver.
 state_dir=${RLMATH_STATE_DIR:-/tmp/rlmath_ray_$(id -u)}/$run_id
 pid_file=$state_dir/rank_${RANK:-0}.pid
 node_log=$state_dir/rank_${RANK:-0}.log
 export RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO=0 RAY_USAGE_STATS_ENABLED=0 PYTHONUNBUFFERED=1
+# Processes import from a disk that all nodes read at once; Ray's own limit is a minute.
+export RAY_worker_register_timeout_seconds=${RAY_worker_register_timeout_seconds:-300}
 
 # Ray listens on every interface and cannot be told otherwise, so that it shall do only what it is
 # asked with the run's token. RANK 0 makes it; a token or mode of the user's own goes first.

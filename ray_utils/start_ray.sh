@@ -12,10 +12,11 @@ waits until a head answers there, says what it waits for, and joins it, in three
 answers is of an earlier run and is ignored.
 
   --interface NAME         network interface between the nodes (default: the one of the default
-                           route; also for gloo and NCCL)
+                           route; also for gloo and, if given, NCCL)
   --port PORT              of the head (default: 6379, or RAY_PORT)
   --timeout-s SECONDS      how long to wait for the head (default: 600)
-  --num-cpus N             CPU slots of this node (default: its cores)
+  --num-cpus N             CPU slots of this node (default: its cores, as far as
+                           this process may use them)
   --object-store-mib MIB   Ray's object store (default: Ray's choice)
 
 environment:
@@ -32,7 +33,7 @@ exit code: 0 started, 2 not, 3 not because a head that had answered has gone
 EOF
 }
 
-interface='' port=${RAY_PORT:-6379} timeout_s=600 num_cpus='' object_store_mib=''
+interface='' port=${RAY_PORT:-6379} timeout_s=600 num_cpus=$(nproc) object_store_mib=''
 while [ $# -gt 0 ]; do
   case $1 in
     -h | --help) usage; exit 0 ;;
@@ -68,13 +69,16 @@ if [ -n "$interface" ]; then
   export GLOO_SOCKET_IFNAME=$interface NCCL_SOCKET_IFNAME=$interface
 else
   own=$("$python" -c 'import ray; print(ray.util.get_node_ip_address())')
+  # Else gloo takes the address of the host's name, which often is 127.0.1.1.
+  interface=$(ip -4 -o address show 2>/dev/null | awk -v own="$own" '
+    { sub("/.*", "", $4) } $4 == own { print $2; exit }')
+  [ -z "$interface" ] || export GLOO_SOCKET_IFNAME=${GLOO_SOCKET_IFNAME:-$interface}
 fi
 
 node_is_alive && fail "this node runs already (process $(cat "$pid_file")); end it: ray_utils/stop_ray.sh"
 mkdir -p "$state_dir" "$shared_dir"
 options=(--node-ip-address "$own" --disable-usage-stats --block
-  --resources "{\"rlmath_rank_$RANK\": 1}")
-[ -z "$num_cpus" ] || options+=(--num-cpus "$num_cpus")
+  --num-cpus "$num_cpus" --resources "{\"rlmath_rank_$RANK\": 1}")
 [ -z "$object_store_mib" ] || options+=(--object-store-memory "$((object_store_mib * 1048576))")
 
 start_node() {

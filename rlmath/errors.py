@@ -15,8 +15,18 @@ class UserError(Exception):
     """Something in the settings, the files or the machine that the user can change.
 
     The message stands alone: it names the thing (setting, file, line, field), says what is wrong
-    with the figures, and what would work. The console command prints it and exits with 2.
+    with the figures, and what would work. The console command prints it and exits with
+    ``exit_code``.
     """
+
+    exit_code = 2
+
+
+class GpuFailure(UserError):
+    """A GPU is broken and there is none in its place; ``launchers/slurm.sbatch`` requeues the job
+    without its node at this exit code."""
+
+    exit_code = 75
 
 
 class ComponentError(RuntimeError):

@@ -44,6 +44,22 @@ def _address(node: dict[str, Any]) -> tuple[list[tuple[int, str]], int, str]:
     return parts, node["NodeManagerPort"], node["NodeID"]
 
 
+def refuse_idle_gpus() -> None:
+    """Refuse to train on the CPUs of a cluster that has GPUs, because its head has none.
+
+    Raises:
+        UserError: The cluster has GPUs.
+    """
+    import ray
+
+    gpus = int(ray.cluster_resources().get("GPU", 0))
+    if gpus:
+        raise UserError(
+            f"cluster.device=auto is cpu on this node, which has no GPU, but the Ray cluster has "
+            f"{gpus} GPUs; set cluster.device=cuda, or cpu"
+        )
+
+
 def options_of_nodes(nodes: int) -> list[dict[str, Any]]:
     """Ray options that put an actor on each node, the head first.
 

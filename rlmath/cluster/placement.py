@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import logging
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rlmath.cluster.nodes import options_of_nodes, shares, sorted_nodes
 from rlmath.config.arithmetic import RunLayout
 from rlmath.config.schema import Device, Placement
-from rlmath.errors import UserError
+from rlmath.errors import GpuFailure, UserError
+
+if TYPE_CHECKING:
+    from rlmath.device.gpu_probe import GpuReport
+
+log = logging.getLogger(__name__)
 
 # Two processes take turns on a shared GPU; Ray only has to count them onto the same one.
 COLOCATED_SHARE = 0.5
 PLACEMENT_TIMEOUT_S = 300.0
+# A file to which the hosts with broken GPUs are written; launchers/launch_cluster.sh sets it.
+BAD_NODES_VARIABLE = "RLMATH_BAD_NODES"
 
 
 @dataclass(frozen=True)
@@ -69,6 +79,7 @@ def placed(layout: RunLayout, nodes: int = 1) -> Iterator[Places]:
     one node.
 
     Raises:
+        GpuFailure: GPUs are broken, and there are too few others.
         UserError: The cluster has too few free GPUs, or not enough of them on one node.
     """
     if layout.device is Device.cpu:
@@ -88,42 +99,99 @@ def placed(layout: RunLayout, nodes: int = 1) -> Iterator[Places]:
             [EnginePlace()] * layout.teacher_engines,
         )
         return
-    import ray
-    from ray.util.placement_group import placement_group, remove_placement_group
-
-    colocated = layout.placement is Placement.colocated
-    bundles = reserved_gpus(layout)
-    group = placement_group([{"GPU": 1}] * bundles, strategy="PACK")
-    try:
-        try:
-            ray.get(group.ready(), timeout=PLACEMENT_TIMEOUT_S)
-        except ray.exceptions.GetTimeoutError as error:
-            have = int(ray.cluster_resources().get("GPU", 0))
-            raise UserError(
-                f"{bundles} GPUs are needed ({layout.actor.world_size} actor ranks, "
-                f"{layout.engine_ranks} engine ranks, {layout.placement.value}"
-                f"{f', {layout.teacher_ranks} of the teacher' if layout.teacher_ranks else ''}), "
-                "but the Ray "
-                f"cluster has {have}, or other jobs use them; wait for nodes, or shrink the layout."
-            ) from error
-        rank_bundles, engine_bundles, teacher_bundles = assign(
-            layout, bundles_by_node(group, bundles)
-        )
-        share = COLOCATED_SHARE if colocated else 1.0
+    share = COLOCATED_SHARE if layout.placement is Placement.colocated else 1.0
+    with _reserved(layout) as (group, of_nodes):
+        rank_bundles, engine_bundles, teacher_bundles = assign(layout, of_nodes)
         yield Places(
             [_in_bundle(group, bundle, share) for bundle in rank_bundles],
             [_engine(group, of_engine, share) for of_engine in engine_bundles],
             [_engine(group, of_engine, 1.0) for of_engine in teacher_bundles],
         )
-    finally:
-        remove_placement_group(group)
 
 
-def bundles_by_node(group: Any, count: int) -> list[list[Bundle]]:
-    """The bundles of a placement group that is ready, in order of their GPUs, node by node.
+@contextlib.contextmanager
+def _reserved(layout: RunLayout) -> Iterator[tuple[Any, list[list[Bundle]]]]:
+    """A placement group of GPUs that work, and its bundles; see :func:`bundles_by_node`.
+
+    A node with a GPU that fails its probe is left out of the next try.
+
+    Raises:
+        GpuFailure: The other nodes have too few GPUs.
+        UserError: The cluster has too few free GPUs.
+    """
+    import ray
+    from ray.util.placement_group import placement_group, remove_placement_group
+
+    bundles = reserved_gpus(layout)
+    failed: dict[str, list[GpuReport]] = {}
+    while True:
+        options: dict[str, Any] = {}
+        if failed:
+            # Ray's own label of each node.
+            without = {"ray.io/node-id": f"!in({','.join(failed)})"}
+            options["bundle_label_selector"] = [without] * bundles
+        group = placement_group([{"GPU": 1}] * bundles, strategy="PACK", **options)
+        try:
+            try:
+                ray.get(group.ready(), timeout=PLACEMENT_TIMEOUT_S)
+            except ray.exceptions.GetTimeoutError as error:
+                if failed:
+                    raise _gpu_failure(bundles, failed) from error
+                raise UserError(_too_few(layout, bundles)) from error
+            of_nodes, faulty = bundles_by_node(group, bundles)
+            if not faulty:
+                yield group, of_nodes
+                return
+        finally:
+            remove_placement_group(group)
+        for node, reports in faulty.items():
+            failed[node] = reports
+            for report in reports:
+                log.warning("%s; its node is left out", report.describe())
+        if _gpus_without(failed) < bundles:
+            raise _gpu_failure(bundles, failed)
+
+
+def _gpus_without(nodes: Collection[str]) -> int:
+    alive = [node for node in sorted_nodes() if node["NodeID"] not in nodes]
+    return sum(int(node["Resources"].get("GPU", 0)) for node in alive)
+
+
+def _gpu_failure(bundles: int, failed: Mapping[str, Sequence[GpuReport]]) -> GpuFailure:
+    """The error, once the nodes are written down for whoever can exclude them."""
+    reports = [report for of_node in failed.values() for report in of_node]
+    hosts = list(dict.fromkeys(report.host for report in reports))
+    if path := os.environ.get(BAD_NODES_VARIABLE):
+        Path(path).write_text("".join(f"{host}\n" for host in hosts), encoding="utf-8")
+    faults = "".join(f"\n  - {report.describe()}" for report in reports)
+    return GpuFailure(
+        f"{bundles} GPUs are needed, and the nodes without a broken one have "
+        f"{_gpus_without(failed)}, or other jobs use them:{faults}\n"
+        f"Reset or replace them, or start without {', '.join(hosts)} "
+        f"(sbatch --exclude={','.join(hosts)})"
+    )
+
+
+def _too_few(layout: RunLayout, bundles: int) -> str:
+    import ray
+
+    have = int(ray.cluster_resources().get("GPU", 0))
+    teacher = f", {layout.teacher_ranks} of the teacher" if layout.teacher_ranks else ""
+    return (
+        f"{bundles} GPUs are needed ({layout.actor.world_size} actor ranks, "
+        f"{layout.engine_ranks} engine ranks, {layout.placement.value}{teacher}), but the Ray "
+        f"cluster has {have}, or other jobs use them; wait for nodes, or shrink the layout."
+    )
+
+
+def bundles_by_node(
+    group: Any, count: int
+) -> tuple[list[list[Bundle]], dict[str, list[GpuReport]]]:
+    """The bundles of a placement group that is ready, in order of their GPUs, node by node; and the
+    GPUs that do not work, by Ray's id of their node.
 
     Ray tells a bundle's node, but its GPU only to what runs in it, so a small task in each bundle
-    reports it. The bundle keeps that GPU.
+    reports it, and probes it. The bundle keeps that GPU.
 
     Raises:
         UserError: Tasks do not start on some node.
@@ -131,19 +199,36 @@ def bundles_by_node(group: Any, count: int) -> list[list[Bundle]]:
     import ray
     from ray.util.placement_group import placement_group_table
 
+    from rlmath.device.gpu_probe import PROBE_TIMEOUT_S
+
     node_of = placement_group_table(group)["bundles_to_node_id"]
-    probe = ray.remote(num_cpus=0, num_gpus=1)(_gpus_of_this_process)
+    probe = ray.remote(num_cpus=0, num_gpus=1)(probe_own_gpu)
     refs = [probe.options(**_strategy(group, index)).remote() for index in range(count)]
+    timeout_s = PLACEMENT_TIMEOUT_S + PROBE_TIMEOUT_S
     try:
-        gpus = ray.get(refs, timeout=PLACEMENT_TIMEOUT_S)
+        found: list[GpuReport] = ray.get(refs, timeout=timeout_s)
     except ray.exceptions.GetTimeoutError as error:
         silent = len(ray.wait(refs, num_returns=count, timeout=0)[1])
         raise UserError(
-            f"{silent} of {count} reserved GPUs did not answer within {PLACEMENT_TIMEOUT_S:g} s: "
+            f"{silent} of {count} reserved GPUs did not answer within {timeout_s:g} s: "
             "Ray cannot start processes on their nodes; see `ray status` and the nodes' Ray logs"
         ) from error
-    bundles = [Bundle(index, node_of[index], str(gpus[index][0])) for index in range(count)]
-    return in_order(bundles, [node["NodeID"] for node in sorted_nodes()])
+    faulty: dict[str, list[GpuReport]] = {}
+    for index, report in enumerate(found):
+        if report.fault:
+            faulty.setdefault(node_of[index], []).append(report)
+    bundles = [Bundle(index, node_of[index], report.gpu) for index, report in enumerate(found)]
+    return in_order(bundles, [node["NodeID"] for node in sorted_nodes()]), faulty
+
+
+def probe_own_gpu() -> GpuReport:
+    """Runs as a Ray task with a GPU."""
+    import ray
+
+    from rlmath.device.gpu_probe import probe
+
+    (gpu,) = ray.get_gpu_ids()
+    return probe(str(gpu))
 
 
 def reserved_gpus(layout: RunLayout) -> int:
@@ -238,12 +323,6 @@ def _straddles(section: str, width: int, count: int, gpus: Sequence[int]) -> str
 
 def _sum(numbers: Sequence[int]) -> str:
     return " + ".join(map(str, numbers))
-
-
-def _gpus_of_this_process() -> list[Any]:
-    import ray
-
-    return ray.get_gpu_ids()
 
 
 def _gpu_order(bundle: Bundle) -> tuple[int, str]:

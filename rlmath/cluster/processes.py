@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,8 @@ import psutil
 REMOTE_TIMEOUT_S = 20.0
 # Without its head Ray waits much longer for an answer that nobody needs.
 END_TIMEOUT_S = 3.0
+# A process may have to be started on the other node that ends children there.
+END_CHILDREN_TIMEOUT_S = 10.0
 # The time of boot is known to a second, and the clock may be set between two looks at it.
 SAME_START_S = 1.5
 
@@ -54,66 +57,81 @@ def _started_s(pid: int) -> float:
     return psutil.Process(pid).create_time() - psutil.boot_time()
 
 
-def kill(place: ProcessPlace) -> None:
-    """End a process and its children with SIGKILL; nothing happens when it has ended already."""
-    _on_its_node(place, signal.SIGKILL, True)
-
-
-def end_actors(actors: Sequence[Any], places: Sequence[ProcessPlace | None]) -> None:
+def end_actors(
+    actors: Sequence[Any],
+    places: Sequence[ProcessPlace | None],
+    *,
+    have_children: bool = False,
+) -> None:
     """End Ray actors at once, whatever state they and Ray are in.
 
     Args:
         actors: Their handles.
         places: Of each, if it is known; on this node they are ended without Ray, which cannot do
             it when they are stopped, or when it has been told to end itself.
+        have_children: Their processes have others, which are ended before them: once an actor's
+            process is gone, nothing leads to a child that is stopped or waits in a kernel.
     """
     import ray
 
     here = ray.get_runtime_context().get_node_id()
-    left = []
+    elsewhere: dict[str, list[tuple[Any, ProcessPlace]]] = {}
+    unknown = []
     for actor, place in zip(actors, places, strict=True):
-        if place is not None and place.node_id == here:
-            _signal(place, signal.SIGKILL, True)
+        if place is None or (place.node_id != here and not have_children):
+            unknown.append(actor)
+        elif place.node_id == here:
+            _signal([place], signal.SIGKILL, True)
         else:
-            left.append(actor)
-    if not left:
-        return
+            elsewhere.setdefault(place.node_id, []).append((actor, place))
 
-    def by_ray() -> None:
-        for actor in left:
+    def by_ray(of_node: Sequence[tuple[Any, ProcessPlace]]) -> None:
+        if of_node:
+            _on_their_node([place for _, place in of_node], signal.SIGKILL, True)
+        for actor in [actor for actor, _ in of_node] or unknown:
             with contextlib.suppress(Exception):
                 ray.kill(actor, no_restart=True)
 
-    thread = threading.Thread(target=by_ray, name="end-actors", daemon=True)
-    thread.start()
-    thread.join(END_TIMEOUT_S)
+    threads = [
+        threading.Thread(target=by_ray, args=(of_node,), name="end-actors", daemon=True)
+        for of_node in [*elsewhere.values(), *([[]] if unknown else [])]
+    ]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + (END_CHILDREN_TIMEOUT_S if elsewhere else END_TIMEOUT_S)
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def send_signal(place: ProcessPlace, number: signal.Signals) -> None:
     """Send a signal to a process, if it is still there."""
-    _on_its_node(place, number, False)
+    _on_their_node([place], number, False)
 
 
-def _on_its_node(place: ProcessPlace, number: int, children: bool) -> None:
+def _on_their_node(places: Sequence[ProcessPlace], number: int, children: bool) -> None:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    if place.node_id == ray.get_runtime_context().get_node_id():
-        _signal(place, number, children)
+    (node,) = {place.node_id for place in places}
+    if node == ray.get_runtime_context().get_node_id():
+        _signal(places, number, children)
         return
-    strategy = NodeAffinitySchedulingStrategy(place.node_id, soft=False)
+    strategy = NodeAffinitySchedulingStrategy(node, soft=False)
     task: Any = ray.remote(_signal).options(num_cpus=0, scheduling_strategy=strategy)
     # A node that is gone has taken its processes with it.
     with contextlib.suppress(ray.exceptions.RayError, ray.exceptions.GetTimeoutError):
-        ray.get(task.remote(place, number, children), timeout=REMOTE_TIMEOUT_S)
+        ray.get(task.remote(places, number, children), timeout=REMOTE_TIMEOUT_S)
 
 
-def _signal(place: ProcessPlace, number: int, children: bool) -> None:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        if abs(_started_s(place.pid) - place.started_s) > SAME_START_S:
-            return
-        process = psutil.Process(place.pid)
-        family = [process, *(process.children(recursive=True) if children else [])]
-        for one in family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                one.send_signal(number)
+def _signal(places: Sequence[ProcessPlace], number: int, children: bool) -> None:
+    for place in places:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if abs(_started_s(place.pid) - place.started_s) > SAME_START_S:
+                continue
+            process = psutil.Process(place.pid)
+            if children:
+                process.suspend()  # It starts no more of them.
+            family = [*(process.children(recursive=True) if children else []), process]
+            for one in family:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    one.send_signal(number)

@@ -26,6 +26,8 @@ from rlmath.utils.ending_signals import on_ending_signals, signals_wait
 
 # Ray's processes look so long for a head that has died, the driver among them, and then end.
 RECONNECT_TIMEOUT_S = "5"
+# Ranks and engines import from disks that may be shared and slow; Ray's own limit is a minute.
+REGISTER_TIMEOUT_S = "300"
 HEAD_POLL_S = 0.05
 # Ray's shutdown ends its head last but for little.
 SHUTDOWN_TIMEOUT_S = 2.0
@@ -68,6 +70,7 @@ def _start_own(config: ClusterConfig, guard: Guard) -> None:
     os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", RECONNECT_TIMEOUT_S)
     # Workers that Ray starts ahead have no variables of ours, so no rank or engine could use them.
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
+    os.environ.setdefault("RAY_worker_register_timeout_seconds", REGISTER_TIMEOUT_S)
     # Ranks and engines ask for no CPUs of Ray's: how many run is the layout's business.
     # Ray forks with hooks in Python, which swallow what a signal's handler raises in them.
     with signals_wait("the start of Ray"), _out_of_our_process_group(), without_services():

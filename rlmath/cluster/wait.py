@@ -19,6 +19,8 @@ from rlmath.utils.command_line import run_command
 
 RANK_PREFIX = "rlmath_rank_"
 POLL_S = 1.0
+# A rank and an engine each have a process that is always busy.
+CORES_PER_GPU = 2
 
 
 @dataclass(frozen=True)
@@ -30,12 +32,14 @@ class Present:
         nodes: Alive.
         slots: GPUs of all of them, or CPUs where there is no GPU.
         unit: ``GPUs`` or ``CPU slots``.
+        starved: Nodes with too few cores for their GPUs, each in words.
     """
 
     ranks: frozenset[int]
     nodes: int
     slots: int
     unit: str
+    starved: tuple[str, ...] = ()
 
     def describe(self) -> str:
         return f"{self.nodes} nodes, {self.slots} {self.unit}"
@@ -54,7 +58,8 @@ class Present:
 
 def present(nodes: Iterable[Mapping[str, Any]]) -> Present:
     """What ``ray.nodes()`` says."""
-    alive = [node["Resources"] for node in nodes if node["Alive"]]
+    there = [node for node in nodes if node["Alive"]]
+    alive = [node["Resources"] for node in there]
     ranks = {
         int(name.removeprefix(RANK_PREFIX))
         for resources in alive
@@ -63,7 +68,14 @@ def present(nodes: Iterable[Mapping[str, Any]]) -> Present:
     }
     gpus = sum(int(resources.get("GPU", 0)) for resources in alive)
     cpus = sum(int(resources.get("CPU", 0)) for resources in alive)
-    return Present(frozenset(ranks), len(alive), gpus or cpus, "GPUs" if gpus else "CPU slots")
+    starved = tuple(
+        f"{node['NodeManagerAddress']} has {node['Resources'].get('CPU', 0):g} for "
+        f"{node['Resources']['GPU']:g} GPUs"
+        for node in there
+        if node["Resources"].get("CPU", 0) < CORES_PER_GPU * node["Resources"].get("GPU", 0)
+    )
+    unit = "GPUs" if gpus else "CPU slots"
+    return Present(frozenset(ranks), len(alive), gpus or cpus, unit, starved)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -88,6 +100,12 @@ def main(argv: Sequence[str]) -> int:
     while True:
         now = present(ray.nodes())
         missing = now.missing(arguments.slots, arguments.nodes)
+        if not missing and now.starved:
+            raise UserError(
+                f"a node needs {CORES_PER_GPU} cores for each GPU: {'; '.join(now.starved)}. A "
+                "batch system may give a task one core (srun --cpus-per-task=N --cpu-bind=none), "
+                "a container a limit (docker run --cpus)"
+            )
         if not missing:
             print(f"cluster is complete: {now.describe()}", flush=True)
             return 0

@@ -191,7 +191,7 @@ def cuda_visible() -> bool:
     return torch.cuda.is_available() and torch.cuda.device_count() > 0
 
 
-def choose_platform(device: str, layers: str = "auto") -> Platform:
+def choose_platform(device: str, layers: str = "auto", *, elsewhere: bool = False) -> Platform:
     """The platform of ``cluster.device``: ``auto`` looks at this machine.
 
     Of Transformer Engine it looks at files and metadata alone, which is cheap enough for the
@@ -201,6 +201,8 @@ def choose_platform(device: str, layers: str = "auto") -> Platform:
         device: ``auto``, ``cpu`` or ``cuda``.
         layers: ``actor.layers``, or ``any``: Transformer Engine's where there is one, for tools to
             which it does not matter, and for processes without an actor.
+        elsewhere: For the driver of a run whose ranks and engines are on a Ray cluster, whose head
+            may have no GPU: with ``cuda`` nothing is asked of this machine.
 
     Raises:
         UserError: ``cuda`` was asked for and there is none, or Transformer Engine is wanted and
@@ -212,6 +214,8 @@ def choose_platform(device: str, layers: str = "auto") -> Platform:
                 "actor.layers=transformer_engine: its layers run on CUDA only; use auto or local"
             )
         return CPU
+    if elsewhere and device == "cuda":
+        return Platform("cuda", "nccl", "local" if layers == "local" else "transformer_engine")
     if not cuda_visible():
         raise UserError(
             f"cluster.device=cuda, but torch {torch.__version__} sees no CUDA device on this "

@@ -57,9 +57,42 @@ def process_counts() -> dict[str, int]:
     return counts
 
 
+def ecc_fault(gpu: str) -> str:
+    """Why a GPU needs a reset or a replacement, by its ECC state; empty where it needs neither, or
+    keeps no count.
+
+    Args:
+        gpu: Its number or uuid.
+    """
+    fields = "ecc.errors.uncorrected.volatile.total,remapped_rows.pending,remapped_rows.failure"
+    rows = _query(f"--query-gpu={fields}", f"--id={gpu}")
+    errors, pending, failure = rows[0] if rows and len(rows[0]) == 3 else ("", "", "")
+    if failure == "Yes":
+        return "it has no spare rows left for failed memory, and has to be replaced"
+    if pending == "Yes":
+        return "failed memory is to be remapped, which a reset does (nvidia-smi --gpu-reset)"
+    if _mib(errors):
+        return f"{errors} uncorrected ECC errors since its driver was loaded"
+    return ""
+
+
+def xids(gpu: str) -> list[int]:
+    """The driver's error codes (XID) for a GPU in the kernel's log, if this process may read it; of
+    every GPU where the driver does not know this one any more.
+
+    Args:
+        gpu: Its number or uuid.
+    """
+    rows = _query("--query-gpu=pci.bus_id", f"--id={gpu}")
+    # 00000000:1B:00.0 there, 0000:1b:00 in the log.
+    bus = rows[0][0].lower()[4:].partition(".")[0] if rows else ""
+    found = re.findall(r"NVRM: Xid \(PCI:([0-9a-f:]+)[^)]*\): (\d+)", _run("dmesg"))
+    return list(dict.fromkeys(int(code) for at, code in found if bus in ("", at)))
+
+
 def topology() -> str:
     """The driver's table of the links between GPUs and network cards."""
-    return re.sub(r"\x1b\[[0-9;]*m", "", _run("topo", "-m"))
+    return re.sub(r"\x1b\[[0-9;]*m", "", _run("nvidia-smi", "topo", "-m"))
 
 
 def current_gpu_uuid() -> str:
@@ -72,8 +105,8 @@ def current_gpu_uuid() -> str:
     return uuid if uuid.startswith("GPU-") else f"GPU-{uuid}"
 
 
-def _query(what: str) -> list[list[str]]:
-    text = _run(what, "--format=csv,noheader,nounits")
+def _query(*what: str) -> list[list[str]]:
+    text = _run("nvidia-smi", *what, "--format=csv,noheader,nounits")
     return [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line]
 
 
@@ -82,10 +115,10 @@ def _mib(text: str) -> int:
     return int(text) if text.isdigit() else 0
 
 
-def _run(*arguments: str) -> str:
+def _run(*command: str) -> str:
     try:
         done = subprocess.run(
-            ["nvidia-smi", *arguments], capture_output=True, text=True, timeout=TIMEOUT_S
+            command, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""

@@ -12,7 +12,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 
 from rlmath.cluster.logs import end_of
 from rlmath.cluster.placement import EnginePlace
-from rlmath.cluster.processes import ProcessPlace, kill
+from rlmath.cluster.processes import ProcessPlace, end_actors
 from rlmath.rollout.engine import RolloutEngine
 from rlmath.rollout.requests import EngineError, EngineSpec
 
@@ -111,10 +111,7 @@ class EngineProcess:
 
     def kill(self) -> None:
         """End the process at once, also one that is stopped or hangs, and its workers."""
-        place = self.place()
-        ray.kill(self.handle, no_restart=True)
-        if place is not None:
-            kill(place)
+        end_actors([self.handle], [self.place()], have_children=self.spec.tensor_parallel > 1)
 
     def end_of_log(self) -> str:
         """The last lines of its output, for an error message."""

@@ -282,10 +282,12 @@ class RolloutPool:
         workers of a wider one are separate processes, which only the engine ends.
         """
         engines, self._engines = self._engines, []
-        if engines and self._spec.tensor_parallel > 1:
+        is_wide = self._spec.tensor_parallel > 1
+        if engines and is_wide:
             refs = [engine.handle.shutdown.remote() for engine in engines]
             ray.wait(refs, num_returns=len(refs), timeout=SHUTDOWN_TIMEOUT_S)
-        end_actors([e.handle for e in engines], [e.place() for e in engines])
+        places = [engine.place() for engine in engines]
+        end_actors([engine.handle for engine in engines], places, have_children=is_wide)
 
     def __enter__(self) -> RolloutPool:
         self.start()

@@ -15,6 +15,7 @@ from rlmath.actor.model import ModelSettings
 from rlmath.actor.settings import ActorSettings, ReferenceSettings
 from rlmath.algorithms.advantages import needs_value_model
 from rlmath.cluster.grading_nodes import node_workers
+from rlmath.cluster.nodes import refuse_idle_gpus
 from rlmath.cluster.placement import placed
 from rlmath.cluster.session import ray_session
 from rlmath.cluster.watchdog import WatchedComponent
@@ -173,7 +174,8 @@ def open_session(
     config = with_model_folder(config)
     # Without an optimizer there is no actor, whose layers would matter.
     layers = "any" if optimizer is None else config.actor.layers.value
-    platform = choose_platform(config.cluster.device.value, layers)
+    joins = config.cluster.ray_address is not None
+    platform = choose_platform(config.cluster.device.value, layers, elsewhere=joins)
     platform.prepare_driver()
     device = Device(platform.name)
     layout = resolve_layout(config, device)
@@ -191,6 +193,8 @@ def open_session(
             layout = dataclasses.replace(layout, teacher_engines=0)
         say("starting Ray")
         stack.enter_context(ray_session(config.cluster))
+        if joins and device is Device.cpu and config.cluster.device is Device.auto:
+            refuse_idle_gpus()
         places = stack.enter_context(placed(layout, config.cluster.nodes))
         pool = None
         if samples:

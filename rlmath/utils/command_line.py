@@ -88,7 +88,7 @@ def escape_unencodable() -> None:
 def run_command(
     command: Callable[[list[str]], int], arguments: list[str], *, is_run: bool = False
 ) -> int:
-    """Run a command; an error that the user can fix becomes one line and exit code 2.
+    """Run a command; an error that the user can fix becomes one line and its exit code.
 
     Args:
         command: Takes the arguments and returns the exit code.
@@ -108,7 +108,7 @@ def _run(command: Callable[[list[str]], int], arguments: list[str]) -> int:
         return command(arguments)
     except UserError as error:
         print(f"error: {printable(str(error))}", file=sys.stderr)
-        return EXIT_USER_ERROR
+        return error.exit_code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED

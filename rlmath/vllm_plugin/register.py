@@ -8,7 +8,10 @@ process: its engines set ``RLMATH_ENGINE=1``, which their workers inherit.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+
+from rlmath.utils.child_processes import end_with_parent
 
 # Set to 1 in the engines that rlmath starts; their workers inherit it.
 ENGINE_VARIABLE = "RLMATH_ENGINE"
@@ -31,14 +34,30 @@ def adapter_backend(transport: str) -> str:
     return f"{transport}_adapters"
 
 
+def end_workers_with_engine() -> None:
+    """Have the kernel end workers when their engine's process ends, also one that is stopped or
+    waits in a kernel; vLLM's own workers look at a pipe, which these do not.
+
+    A worker that is spawned calls this itself. One that is forked has the engine's plug-ins already
+    and calls none, so that the engine's process prepares for it.
+    """
+    if multiprocessing.parent_process() is not None:
+        end_with_parent(os.getppid())
+    else:
+        engine = os.getpid()
+        os.register_at_fork(after_in_child=lambda: end_with_parent(engine))
+
+
 def register() -> None:
-    """Add ``shared_memory`` to both of vLLM's factories, receivers of shares and of adapters, norms
-    to its operators, a router, and on CPU a way to sample.
+    """Have workers end with their engine; add ``shared_memory`` to both of vLLM's factories,
+    receivers of shares and of adapters, norms to its operators, a router, and on CPU a way to
+    sample.
 
     The transport's modules load when first used. A no-op in processes that rlmath did not start.
     """
     if os.environ.get(ENGINE_VARIABLE) != "1":
         return
+    end_workers_with_engine()
     from vllm.distributed.weight_transfer import (
         WeightTransferEngineFactory,
         WeightTransferTrainerFactory,

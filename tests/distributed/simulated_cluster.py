@@ -1,10 +1,11 @@
 """Places ranks and engines on a Ray cluster of several virtual nodes, and prints who got which GPU.
 
 What is real: Ray's scheduler, its placement groups, and the GPU ids that it gives to processes.
-What stands in: the nodes are raylets of this machine that claim GPUs which are not there; a task
-takes the place of each rank and of each engine's process, with the options that these would have;
-and the order in which Ray numbers bundles is forced to alternate between nodes, as a busy cluster
-may do it, by asking for each bundle on any node it likes.
+What stands in: the nodes are raylets of this machine, a head without GPUs and others that claim
+GPUs which are not there; the probe of a GPU is FORGED, and finds those broken that a case names; a
+task takes the place of each rank and of each engine's process, with the options that these would
+have; and the order in which Ray numbers bundles is forced to alternate between nodes, as a busy
+cluster may do it, by asking for each bundle on any node it likes.
 
 Prints one JSON object.
 """
@@ -28,6 +29,7 @@ from rlmath.cluster import placement
 from rlmath.cluster.session import without_services
 from rlmath.config.arithmetic import RunLayout
 from rlmath.config.schema import Device, Placement
+from rlmath.device.gpu_probe import GpuReport
 from rlmath.errors import UserError
 from rlmath.model.parallel import Layout
 from rlmath.rollout.requests import EngineSpec
@@ -61,14 +63,14 @@ def main() -> None:
 
 def add_nodes(cluster: Cluster, keep: dict[str, int]) -> None:
     """Start the virtual nodes; ``keep``: Ray's settings."""
-    for node in range(NODES):
+    for node in range(-1, NODES):
         # The head's settings are the cluster's.
-        of_head = {} if node else {"_system_config": keep}
+        of_head = {"_system_config": keep} if node < 0 else {}
         cluster.add_node(
             **of_head,
             # Ray starts as many workers at once, and the tasks are short: few serve all of them.
             num_cpus=1,
-            num_gpus=GPUS_OF_A_NODE,
+            num_gpus=0 if node < 0 else GPUS_OF_A_NODE,
             object_store_memory=80 * 2**20,
             labels={LABEL: str(node)},
             include_dashboard=False,
@@ -79,6 +81,7 @@ def place(case: dict[str, Any], names: dict[str, int]) -> dict[str, Any]:
     """Who got what in one case, or the message of the refusal."""
     bundles_of_nodes: list[int] = case["bundles_of_nodes"]
     force_alternation(bundles_of_nodes)
+    placement.probe_own_gpu = forged_probe(names, case.get("broken", []))
     layout = RunLayout(
         device=Device.cuda,
         actor=Layout(case["tp"], 1, case["ranks"] // case["tp"]),
@@ -105,7 +108,7 @@ def place(case: dict[str, Any], names: dict[str, int]) -> dict[str, Any]:
             if case.get("asks_what_an_engine_sees"):
                 visible = what_an_engine_sees(places.engines[0])
     except UserError as error:
-        return {"refused": str(error)}
+        return {"refused": str(error), "exit_code": error.exit_code}
     bundles = [names[node] for _, node in sorted(states[-1].items())]
     for found in [*ranks, *of_engines]:
         found["node"] = names[found["node"]]
@@ -116,6 +119,19 @@ def here() -> dict[str, Any]:
     """Node and GPUs of this process."""
     context = ray.get_runtime_context()
     return {"node": context.get_node_id(), "gpus": [str(gpu) for gpu in ray.get_gpu_ids()]}
+
+
+def forged_probe(names: dict[str, int], broken: list[str]) -> Any:
+    """In the place of the probe, which needs a GPU: a GPU is broken if it is in the list."""
+
+    def probe() -> GpuReport:
+        found = here()
+        (gpu,) = found["gpus"]
+        host = f"host-{names[found['node']]}"
+        fault = "forged fault (XID 79 in the kernel's log)" if f"{host}/{gpu}" in broken else ""
+        return GpuReport(host, gpu, fault)
+
+    return probe
 
 
 class Environment:
@@ -148,6 +164,8 @@ def force_alternation(bundles_of_nodes: list[int]) -> None:
 
     def alternating(bundles: list[dict[str, float]], **options: Any) -> Any:
         assert len(bundles) == len(order), (bundles, order)
+        if "bundle_label_selector" in options:  # A second try, which leaves nodes out.
+            return given_placement_group(bundles, **options)
         selectors = [{LABEL: node} for node in order]
         return given_placement_group(bundles, bundle_label_selector=selectors, **options)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -42,14 +43,18 @@ MORE_CASES = {
     "separate, engines of 4": case("separate", [4, 4], 4, 2, 1, 4),
 }
 REFUSED = case("colocated", [2, 2], 4, 4, 4, 1)
+# Each with one GPU of the first node broken; the second has as many.
+SPARE = case("colocated", [2], 2, 2, 2, 1, broken=["host-0/1"])
+NONE_SPARE = case("colocated", [4, 1], 5, 1, 5, 1, broken=["host-0/0", "host-0/1"])
 
 
-def placed(cases: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def placed(cases: dict[str, Any], **environment: str) -> dict[str, dict[str, Any]]:
     """What each case gave; one start of Ray for all."""
     run = subprocess.run(
         [sys.executable, str(SCRIPT), json.dumps(list(cases.values()))],
         capture_output=True,
         text=True,
+        env={**os.environ, **environment},
     )
     assert run.returncode == 0, run.stderr[-4000:]
     line = next(line for line in run.stdout.splitlines() if line.startswith("RESULT "))
@@ -57,9 +62,16 @@ def placed(cases: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, dict[str, Any]]:
+def bad_nodes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file to which nodes with broken GPUs are written."""
+    return tmp_path_factory.mktemp("bad") / "nodes"
+
+
+@pytest.fixture(scope="module")
+def found(bad_nodes: Path) -> dict[str, dict[str, Any]]:
     """What the cases of the plain command gave."""
-    return placed({**CASES, "refused": REFUSED})
+    more = {"refused": REFUSED, "spare": SPARE, "none spare": NONE_SPARE}
+    return placed({**CASES, **more}, RLMATH_BAD_NODES=str(bad_nodes))
 
 
 @pytest.mark.long
@@ -120,3 +132,26 @@ def test_a_wide_engine_sees_its_gpus_whatever_the_node_sets(
 
 def test_a_group_on_two_nodes_is_refused(found: dict[str, dict[str, Any]]) -> None:
     assert "2 + 2 GPUs" in found["refused"]["refused"]
+
+
+def test_a_node_with_a_broken_gpu_is_left_out_when_another_has_room(
+    found: dict[str, dict[str, Any]],
+) -> None:
+    """With a forged probe: no GPU is there that could fail. Ray offers the node again to each try,
+    as its GPU is free."""
+    ranks, _ = gpus_of(found["spare"])
+    assert found["spare"]["bundles"] == [1, 1]
+    assert [node for node, _ in ranks] == [1, 1]
+
+
+def test_without_a_spare_node_host_gpu_and_xid_are_named_and_the_job_may_be_requeued(
+    found: dict[str, dict[str, Any]], bad_nodes: Path
+) -> None:
+    """With a forged probe. launchers/slurm.sbatch requeues without the node at this exit code."""
+    given = found["none spare"]
+    assert given["exit_code"] == 75
+    assert "5 GPUs are needed" in given["refused"]
+    for gpu in (0, 1):
+        assert f"GPU {gpu} of host-0: forged fault (XID 79" in given["refused"]
+    assert bad_nodes.read_text() == "host-0\n"
+    assert found["refused"]["exit_code"] == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import ray
 from reference import VOCABULARY, Reference
 
-from rlmath.cluster.processes import kill
+from rlmath.cluster.processes import send_signal
 from rlmath.model.tiny import make_tiny_model
 from rlmath.rollout.pool import RolloutPool
 from rlmath.rollout.requests import EngineSpec
@@ -79,7 +80,7 @@ def test_what_a_dead_engine_had_is_scored_by_the_next(teacher: EngineTeacher, fo
     given = sequences(8)
     before = score(teacher, given)
     place = ray.get(teacher.pool.engines[0].place.remote())
-    kill(place)
+    send_signal(place, signal.SIGKILL)
     after = score(teacher, given)
     assert teacher.pool.restarts == 1
     assert [one.tobytes() for one in before] == [one.tobytes() for one in after]

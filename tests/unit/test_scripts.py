@@ -181,9 +181,14 @@ def test_missing_nodes_are_named() -> None:
     now = present(nodes)
     assert now.missing(12, 3) == "1 of 3 nodes (RANK 1) and 4 of 12 CPU slots"
     assert now.missing(8, 2) == ""
-    gpus = present([{"Alive": True, "Resources": {"CPU": 4.0, "GPU": 8.0}}])
+    node = {"Alive": True, "NodeManagerAddress": "10.0.0.3"}
+    gpus = present([{**node, "Resources": {"CPU": 16.0, "GPU": 8.0}}])
     assert gpus.missing(16, 1) == "8 of 16 GPUs"
-    assert gpus.missing(4, 1) == ""
+    assert gpus.missing(4, 1) == "" and not gpus.starved
+    # As Slurm's task of one core among 96.
+    starved = present([{**node, "Resources": {"CPU": 15.0, "GPU": 8.0}}]).starved
+    assert starved == ("10.0.0.3 has 15 for 8 GPUs",)
+    assert not present([{**node, "Resources": {"CPU": 1.0}}]).starved
 
 
 @pytest.mark.parametrize(

@@ -39,11 +39,16 @@ if words.startswith("-c"):
     print("x" * 64 if "secrets" in words else "127.0.0.1")
 elif " start " in words:  # Ray on a node.
     note("pids", str(os.getpid()))
+    note("interface", os.environ["GLOO_SOCKET_IFNAME"])
     signal.signal(signal.SIGTERM, lambda *_: (note("ray_ended"), os._exit(0)))
     if "--head" in words:
         server = socket.create_server(("127.0.0.1", {port}), backlog=99)
     print("Ray runtime started", flush=True)
     time.sleep(60)
+elif "rlmath train" in words and os.path.exists(os.path.join(folder, "gpu_breaks")):
+    with open(os.environ["RLMATH_BAD_NODES"], "w") as file:
+        file.write("gpu-7\\n")
+    os._exit(75)
 elif "rlmath train" in words:
     def end(*_):
         note("told")
@@ -58,14 +63,20 @@ elif "rlmath train" in words:
 SRUN = """#!/bin/bash
 # One task for each of two nodes; ended by no signal, as a step is by none to the batch script.
 trap '' TERM
-[ "$1" = --kill-on-bad-exit=1 ] && shift
+while [[ $1 = --* ]]; do echo "$1" >>{folder}/srun; shift; done
 tasks=()
 for rank in 0 1; do
   (trap - TERM; SLURM_PROCID=$rank exec "$@") & tasks+=($!)
 done
 code=0
-for task in "${tasks[@]}"; do wait "$task" || code=$?; done
+for task in "${{tasks[@]}}"; do wait "$task" || code=$?; done
 exit "$code"
+"""
+# A job that its user has start without a node; at a requeue Slurm tells its script to end.
+SCONTROL = """#!/bin/bash
+echo "$*" >>{folder}/scontrol
+[ "$1" != show ] || echo "   ReqNodeList=(null) ExcNodeList=gpu-3"
+[ "$1" != requeue ] || kill -TERM $PPID
 """
 
 
@@ -86,7 +97,8 @@ def environment(tmp_path: Path) -> dict[str, str]:
     executable(
         tools / "python", PYTHON.format(python=sys.executable, folder=str(tmp_path), port=port)
     )
-    executable(tools / "srun", SRUN)
+    executable(tools / "srun", SRUN.format(folder=tmp_path))
+    executable(tools / "scontrol", SCONTROL.format(folder=tmp_path))
     return {
         "PATH": f"{tools}:{os.environ['PATH']}",
         "RLMATH_PYTHON": str(tools / "python"),
@@ -95,6 +107,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
         "RAY_PORT": str(port),
         "SLURM_JOB_ID": "7",
         "SLURM_NNODES": "2",
+        "SLURM_CPUS_ON_NODE": "96",
         "GPUS_PER_NODE": "4",
         "RLMATH_RUN_ID": "7",
         "WORLD_SIZE": "2",
@@ -162,6 +175,24 @@ def test_the_batch_script_is_told_and_the_run_saves(
     os.kill(job.pid, signal.SIGTERM)
     assert job.wait(60) == 143
     has_saved(tmp_path)
+    options = (tmp_path / "srun").read_text().split()
+    assert {"--cpus-per-task=96", "--cpu-bind=none", "--mem=0"} <= set(options)
+    # Without --interface, gloo uses that of Ray's address.
+    assert (tmp_path / "interface").read_text().split() == ["lo", "lo"]
+
+
+@pytest.mark.usefixtures("tidy")
+def test_a_job_with_a_broken_gpu_is_requeued_once_without_its_node(
+    tmp_path: Path, environment: dict[str, str]
+) -> None:
+    """Slurm changes the nodes of a job that waits alone, so after the requeue, which tells the
+    script to end. A node that comes again all the same ends the job."""
+    (tmp_path / "gpu_breaks").touch()
+    for times in (1, 2):
+        job = start(tmp_path, environment, "launchers/slurm.sbatch", "quickstart")
+        assert job.wait(60) == 75
+        calls = (tmp_path / "scontrol").read_text().splitlines()
+        assert calls == ["show job 7", "requeue 7", "update JobId=7 ExcNodeList=gpu-3,gpu-7"], times
 
 
 @pytest.mark.usefixtures("tidy")

@@ -175,7 +175,8 @@ def _sample(config: Config, step: Step, begun: Sample | None, budget_tokens: int
     from rlmath.rollout.pool import RolloutPool
     from rlmath.training.session import engine_spec
 
-    platform = choose_platform(config.cluster.device.value, "any")
+    joins = config.cluster.ray_address is not None
+    platform = choose_platform(config.cluster.device.value, "any", elsewhere=joins)
     platform.prepare_driver()
     layout = resolve_layout(config, Device(platform.name))
     with ray_session(config.cluster), placed(layout, 1) as places:

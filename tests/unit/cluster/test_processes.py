@@ -46,6 +46,53 @@ def test_a_clock_that_was_set_changes_nothing(
 def test_another_process_with_the_same_id_is_left_alone(place: processes.ProcessPlace) -> None:
     earlier = dataclasses.replace(place, started_s=place.started_s - 30)
     processes.send_signal(earlier, signal.SIGKILL)
-    processes.kill(earlier)
+    processes.end_actors([None], [earlier])
     with pytest.raises(psutil.TimeoutExpired):
         psutil.Process(place.pid).wait(0.5)
+
+
+def test_children_on_another_node_are_ended_before_the_actor_that_leads_to_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ray's kill ends the actor's process alone; a task that looks for its children afterwards
+    finds no process. One task ends all of a node."""
+    events: list[Any] = []
+    monkeypatch.setattr(
+        "ray.get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "here")
+    )
+    monkeypatch.setattr("ray.kill", lambda actor, no_restart: events.append(actor))
+    monkeypatch.setattr(
+        processes,
+        "_on_their_node",
+        lambda places, number, children: events.append(([p.pid for p in places], children)),
+    )
+    there = [processes.ProcessPlace("there", pid, 0.0) for pid in (1, 2)]
+    processes.end_actors(["a", "b"], there, have_children=True)
+    assert events == [([1, 2], True), "a", "b"]
+    events.clear()
+    # One that has no children, or whose place is not known, is Ray's to end.
+    processes.end_actors(["a", "b"], there)
+    processes.end_actors(["c"], [None], have_children=True)
+    assert events == ["a", "b", "c"]
+
+
+def test_a_stopped_child_is_ended_with_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = (
+        "import subprocess, time\n"
+        "child = subprocess.Popen(['sleep', '60'])\n"
+        "print(child.pid, flush=True)\n"
+        "time.sleep(60)"
+    )
+    context = SimpleNamespace(get_node_id=lambda: "here")
+    monkeypatch.setattr("ray.get_runtime_context", lambda: context)
+    command = [sys.executable, "-I", "-S", "-c", program]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = psutil.Process(int(parent.stdout.readline()))
+        child.suspend()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "getpid", lambda: parent.pid)
+            place = processes.own_place()
+        processes.end_actors([None], [place])
+        assert parent.wait(10) == -signal.SIGKILL
+        assert psutil.wait_procs([child], timeout=10)[1] == []

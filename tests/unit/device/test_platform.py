@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from rlmath import device
+from rlmath.cluster.nodes import refuse_idle_gpus
 from rlmath.device import CPU, Platform
+from rlmath.errors import UserError
 
 
 @pytest.mark.parametrize("installed", [True, False])
@@ -17,3 +19,25 @@ def test_triton_runs_on_gpus_where_it_is_installed(
     assert not CPU.runs_triton
     # The rank of a dry run believes that it is on a GPU, and computes nothing.
     assert not Platform("cuda", "fake", "local").runs_triton  # type: ignore[arg-type]
+
+
+def test_driver_of_a_cluster_needs_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's head may be a CPU node; ranks look at their own node."""
+    monkeypatch.setattr(device, "cuda_visible", lambda: False)
+    monkeypatch.setattr(device.te_install, "missing_part", lambda: "everything")
+    chosen = device.choose_platform("cuda", "auto", elsewhere=True)
+    assert chosen == Platform("cuda", "nccl", "transformer_engine")
+    chosen.prepare_driver()
+    assert device.choose_platform("cuda", "local", elsewhere=True).layer_spec == "local"
+    assert device.choose_platform("auto", elsewhere=True) == CPU
+    with pytest.raises(UserError, match=r"cluster\.device=cuda"):
+        device.choose_platform("cuda")
+
+
+def test_auto_on_a_cpu_head_refuses_a_cluster_with_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the run would train on the CPUs of 16 GPU nodes."""
+    monkeypatch.setattr("ray.cluster_resources", lambda: {"CPU": 8.0})
+    refuse_idle_gpus()
+    monkeypatch.setattr("ray.cluster_resources", lambda: {"CPU": 8.0, "GPU": 128.0})
+    with pytest.raises(UserError, match=r"128 GPUs; set cluster\.device=cuda"):
+        refuse_idle_gpus()

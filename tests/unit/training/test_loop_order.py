@@ -311,7 +311,9 @@ def test_a_rewards_parameters_are_checked_before_anything_starts(
 
     replaced: dict[str, Any] = {
         "with_model_folder": lambda config: config,
-        "choose_platform": lambda *_: SimpleNamespace(name="cpu", prepare_driver=lambda: None),
+        "choose_platform": lambda *_, **__: SimpleNamespace(
+            name="cpu", prepare_driver=lambda: None
+        ),
         "resolve_layout": lambda *_: RunLayout(Device.cpu, Layout(), 1, 1, 0, Placement.colocated),
         "reward_mix": lambda _: RewardMix.from_config([f"{rewards}:f"]),
         "ray_session": not_reached,
