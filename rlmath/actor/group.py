@@ -36,6 +36,7 @@ from rlmath.batching.shards import Sequences, shards
 from rlmath.cluster.processes import ProcessPlace, end_actors
 from rlmath.cluster.watchdog import Process, WatchedComponent
 from rlmath.device.environment import rank_environment
+from rlmath.device.flight_recorder import remove_records
 from rlmath.device.residue import Residue
 from rlmath.errors import UserError
 from rlmath.model.fp8 import NOTHING, InFp8
@@ -61,7 +62,8 @@ class ActorGroup:
         layout: How the ranks share model and data.
         device: ``cpu`` or ``cuda``.
         seed: Of Megatron's random streams.
-        num_threads: Threads of one CPU operator in a rank.
+        num_threads: Threads of one CPU operator in a rank; ``None`` on CUDA: its share of the cores
+            beside its GPU.
         log_dir: Folder for each rank's output.
         actor_options: Ray options of each rank (its place, its GPU); none: anywhere.
         shares_gpus: Engines are on the ranks' GPUs.
@@ -77,7 +79,7 @@ class ActorGroup:
         *,
         device: str,
         seed: int,
-        num_threads: int,
+        num_threads: int | None,
         log_dir: str,
         actor_options: Sequence[Mapping[str, Any]] | None = None,
         shares_gpus: bool = False,
@@ -103,7 +105,9 @@ class ActorGroup:
             layout=self.layout,
             batch_invariant=self.settings.model.precision.batch_invariant,
             shares_gpus=self._shares_gpus,
+            log_dir=self._calls.log_dir,
         )
+        remove_records(self._calls.log_dir)
         for rank, options in enumerate(self._options):
             worker = ray.remote(ActorWorker).options(
                 **{

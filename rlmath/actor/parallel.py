@@ -23,7 +23,7 @@ def initialize(
     address: str,
     port: int,
     seed: int,
-    timeout_s: float = 1800.0,
+    timeout_s: float | None = None,
     node_address: str = "",
 ) -> None:
     """Join the other ranks and build Megatron's groups. Call once in each rank's process.
@@ -32,13 +32,14 @@ def initialize(
         rank: This process's rank, ``0 <= rank < layout.world_size``.
         address: Host where rank 0 listens; port: where.
         seed: Of Megatron's random streams, Python's and NumPy's.
-        timeout_s: How long a collective may wait for the others.
+        timeout_s: How long a collective may wait for the others; ``None``: the platform's.
         node_address: Address by which other nodes reach this one; empty: gloo resolves the name of
             the host, which on Debian is often 127.0.1.1.
     """
     from megatron.core import parallel_state, tensor_parallel
 
     use_interface_of(node_address)
+    timeout_s = timeout_s or platform.collective_timeout_s
     timeout = timedelta(seconds=timeout_s)
     listening = None
     if rank == 0:

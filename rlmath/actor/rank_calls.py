@@ -10,6 +10,7 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from rlmath.cluster.logs import end_of
+from rlmath.device.flight_recorder import explain_records
 from rlmath.errors import ComponentError, UserError
 
 # A rank whose neighbor died raises a moment before the neighbor's death is known.
@@ -34,7 +35,7 @@ class RankCalls:
     """
 
     def __init__(self, log_dir: str) -> None:
-        self._log_dir = log_dir
+        self.log_dir = log_dir
         self._count = 0
         self._unawaited: tuple[str, list[Any]] = ("", [])
         self.waiting_on: tuple[str, list[int]] = ("", [])
@@ -45,7 +46,7 @@ class RankCalls:
 
     def log_path(self, rank: int) -> str:
         """Where a rank writes its output."""
-        return f"{self._log_dir}/actor_{rank}.log"
+        return f"{self.log_dir}/actor_{rank}.log"
 
     def await_later(self, refs: Sequence[Any], method: str) -> None:
         """Calls whose errors the next :meth:`results` raises."""
@@ -107,6 +108,7 @@ class RankCalls:
         elif isinstance(error, RayActorError):
             reason = "its process ended"
         message = f"Megatron rank {rank} failed: {reason}" + end_of(self.log_path(rank))
+        message += explain_records(self.log_dir)
         return ActorError(message, raised=isinstance(error, RayTaskError))
 
 

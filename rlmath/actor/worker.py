@@ -66,7 +66,7 @@ class ActorWorker:
         device: str,
         meeting_place: tuple[str, int],
         seed: int,
-        num_threads: int,
+        num_threads: int | None,
     ) -> StartedRank:
         """Join the other ranks and load this one's part of the model. Collective."""
         import ray

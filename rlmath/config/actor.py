@@ -204,7 +204,10 @@ class ActorConfig:
         "it is possible.",
     )
     num_threads: int | None = setting(
-        None, "CPU threads per rank; null: all cores divided between the ranks.", least=1
+        None,
+        "CPU threads per rank; null: all cores divided between the ranks; on GPUs, cores of the "
+        "GPU's socket divided between the processes there.",
+        least=1,
     )
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)

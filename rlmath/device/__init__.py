@@ -14,6 +14,7 @@ import torch
 
 from rlmath.device import peak_memory
 from rlmath.device.host_memory import pinned_buffer
+from rlmath.device.numa import bind_to_gpu
 from rlmath.device.streams import CudaSideStream, SideStream
 from rlmath.errors import UserError
 from rlmath.utils import nvidia_driver
@@ -89,11 +90,16 @@ class Platform:
         return _GLOO_LINKS if self.collective_backend == "gloo" else _NCCL_LINKS
 
     @property
+    def collective_timeout_s(self) -> float:
+        """How long a rank waits for the others in a collective. On a CPU, one may still compute."""
+        return 1800.0 if self.collective_backend == "gloo" else 600.0
+
+    @property
     def runs_triton(self) -> bool:
         """Whether Triton's kernels run on this device: a GPU (a dry run has none), with Triton."""
         return self.collective_backend == "nccl" and find_spec("triton") is not None
 
-    def prepare_megatron_process(self, local_rank: int, num_threads: int) -> None:
+    def prepare_megatron_process(self, local_rank: int, num_threads: int | None) -> None:
         """Make this process fit to host Megatron; call before importing ``megatron``.
 
         What CUDA and NCCL read from the environment has to be there before torch starts them, so
@@ -101,13 +107,16 @@ class Platform:
 
         Args:
             local_rank: Which of the process's visible accelerators it takes (CUDA only).
-            num_threads: Threads of one CPU operator (CPU only).
+            num_threads: Threads of one CPU operator; ``None``: on CUDA the process's share of the
+                cores beside its GPU, to which it is bound.
 
         Raises:
             UserError: Transformer Engine's layers are wanted, and importing it fails.
         """
         if self.name == "cuda":
             torch.cuda.set_device(local_rank)
+            share = bind_to_gpu(local_rank)
+            torch.set_num_threads(num_threads or share)
             error = te_install.import_error()
             if error is not None and self.layer_spec == "transformer_engine":
                 raise UserError(te_install.refusal(error))
@@ -119,7 +128,8 @@ class Platform:
 
         install()
         share_device()
-        torch.set_num_threads(num_threads)
+        if num_threads is not None:
+            torch.set_num_threads(num_threads)
 
     def prepare_driver(self) -> None:
         """Make this process fit to drive a run beside its ranks and engines."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from rlmath.device.flight_recorder import recorder_environment
 from rlmath.model.parallel import Layout
 
 # A CPU rank takes and gives back megabytes with each operator. The C library keeps up to 256 MiB of
@@ -41,10 +42,11 @@ QUIET = ",".join(
 def rank_environment(
     device: str,
     *,
-    num_threads: int,
+    num_threads: int | None,
     layout: Layout,
     batch_invariant: bool,
     shares_gpus: bool = False,
+    log_dir: str = "logs",
 ) -> dict[str, str]:
     """Environment variables of a rank's process. CUDA's own are read when its context is created.
 
@@ -54,15 +56,17 @@ def rank_environment(
         layout: Of all ranks.
         batch_invariant: ``precision.batch_invariant``.
         shares_gpus: Engines are on the ranks' GPUs, and read weights out of the ranks' memory.
+        log_dir: Folder of the ranks' output, where they write which collectives they entered.
     """
     environment = {
         "TOKENIZERS_PARALLELISM": "false",
         "PYTHONWARNINGS": os.environ.get("PYTHONWARNINGS", QUIET),
     }
     if device == "cpu":
-        environment["OMP_NUM_THREADS"] = str(num_threads)
+        environment["OMP_NUM_THREADS"] = str(num_threads or 1)
         environment["GLIBC_TUNABLES"] = MEMORY_IN_HUGE_PAGES
         return environment
+    environment |= recorder_environment(log_dir)
     # Megatron's tensor-parallel layers, and Transformer Engine's context-parallel attention, issue
     # a collective before the product that it overlaps with, and rely on one hardware queue to keep
     # that order. Without either, more queues let gradients' collectives overlap with the backward

@@ -48,6 +48,13 @@ def worker_gpu(worker: Any) -> int:
     return number
 
 
+def bind_worker_to_gpu(worker: Any) -> None:
+    """Runs in a vLLM worker: it goes on beside its GPU, so that its host has not far to go."""
+    from rlmath.device.numa import bind_to_gpu
+
+    bind_to_gpu(worker.device.index)
+
+
 def worker_kv_cache_bytes(worker: Any) -> int | None:
     """Runs in a vLLM worker: what memory profiling left for the KV cache; ``None`` on CPU."""
     found: int | None = getattr(worker, "available_kv_cache_memory_bytes", None)

@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from rlmath.rollout.engine_workers import (
+    bind_worker_to_gpu,
     check_gpus,
     smallest,
     unlink_worker_segments,
@@ -297,6 +298,7 @@ class StepLoop:
         if spec.device_ids:
             assigned = self._engine.vllm_config.parallel_config.assigned_physical_gpu_ids
             check_gpus(self._engine.collective_rpc(worker_gpu), assigned, spec.device_ids)
+            self._engine.collective_rpc(bind_worker_to_gpu)
         self.kv_cache_bytes = spec.kv_cache_bytes or smallest(
             self._engine.collective_rpc(worker_kv_cache_bytes)
         )

@@ -236,7 +236,7 @@ def open_session(
                 layout.actor,
                 device=device.value,
                 seed=config.runner.seed,
-                num_threads=config.actor.num_threads or cpu_threads(layout.actor.world_size),
+                num_threads=rank_threads(config, layout),
                 log_dir=str(log_dir(config)),
                 actor_options=places.actor_ranks,
                 shares_gpus=pool is not None and pool.spec.sleeps,
@@ -354,6 +354,13 @@ def precision(config: Config) -> Precision:
 def log_dir(config: Config) -> Path:
     """Where ranks and engines write their output."""
     return Path(config.runner.run_dir).absolute() / LOGS
+
+
+def rank_threads(config: Config, layout: RunLayout) -> int | None:
+    """Threads of each rank; ``None``: it takes its share of the cores beside its GPU."""
+    if config.actor.num_threads is not None or layout.device is Device.cuda:
+        return config.actor.num_threads
+    return cpu_threads(layout.actor.world_size)
 
 
 def cpu_threads(ranks: int) -> int:

@@ -10,6 +10,12 @@ SEES = "an engine of several ranks sees no GPU (rlmath/rollout/requests.py)"
 ROWS = [
     Row("ray.util.placement_group:placement_group", takes=("bundles", "strategy"), breaks=ORDER),
     Row(
+        "ray.util.placement_group:placement_group",
+        takes=("bundle_label_selector",),
+        breaks="nodes with broken GPUs are chosen again (rlmath/cluster/placement.py)",
+    ),
+    Row("ray.util.placement_group:NODE_ID_LABEL_KEY", equals="ray.io/node-id", breaks=ORDER),
+    Row(
         "ray.util.placement_group:placement_group_table",
         takes=("placement_group",),
         breaks=ORDER,

@@ -17,6 +17,7 @@ class H100:
 
     name, major, minor = "NVIDIA H100 80GB HBM3", 9, 0
     total_memory, multi_processor_count, uuid = 80 * 2**30, 132, "GPU-0"
+    pci_domain_id, pci_bus_id, pci_device_id = 0, 0x1B, 0
     warp_size, regs_per_multiprocessor = 32, 65536
     shared_memory_per_block_optin = 227 * 1024
 

@@ -14,6 +14,7 @@ from rlmath.actor import group
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.rank_calls import RankCalls
 from rlmath.actor.settings import ActorSettings
+from rlmath.device import Platform
 from rlmath.device.environment import rank_environment
 from rlmath.model.parallel import Layout
 from rlmath.model.precision import Precision
@@ -40,6 +41,14 @@ def test_one_hardware_queue_where_collectives_and_products_overlap() -> None:
 def test_what_the_user_says_of_queues_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CONNECTIONS, "32")
     assert environment(tp=2)[CONNECTIONS] == "32"
+
+
+def test_ranks_on_gpus_record_their_collectives_into_the_runs_logs() -> None:
+    found = environment(log_dir="/run/logs")
+    assert found["TORCH_FR_DUMP_TEMP_FILE"] == "/run/logs/nccl_trace_rank_"
+    assert found["TORCH_NCCL_DUMP_ON_TIMEOUT"] == "1"
+    assert "TORCH_FR_DUMP_TEMP_FILE" not in environment("cpu")
+    assert Platform("cuda", "nccl", "local").collective_timeout_s == 600
 
 
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")

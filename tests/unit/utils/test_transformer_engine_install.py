@@ -60,6 +60,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
 def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rlmath.device, "cuda_visible", lambda: True)
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(rlmath.device, "bind_to_gpu", lambda _: 1)
 
 
 WHOLE = {
