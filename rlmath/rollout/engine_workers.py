@@ -49,7 +49,7 @@ def worker_gpu(worker: Any) -> int:
 
 
 def bind_worker_to_gpu(worker: Any) -> None:
-    """Runs in a vLLM worker: it goes on beside its GPU, so that its host has not far to go."""
+    """Runs in a vLLM worker: it continues beside its GPU."""
     from rlmath.device.numa import bind_to_gpu
 
     bind_to_gpu(worker.device.index)

@@ -17,7 +17,7 @@ ALL = frozenset(range(32))
 @pytest.fixture
 def sysfs(tmp_path: Path) -> Path:
     devices = {bus: ("0x10de", "0x030200", cpus) for bus, cpus in SOCKETS.items()}
-    # A GPU's audio function, its switch, and a network card have cores of their own.
+    # A GPU's audio function, its switch, and a network card also name cores.
     devices |= {
         "0000:1b:00.1": ("0x10de", "0x040300", "0-15"),
         "0000:05:00.0": ("0x10de", "0x068000", "0-15"),

@@ -321,7 +321,7 @@ def test_a_rewards_parameters_are_checked_before_anything_starts(
     for name, value in replaced.items():
         monkeypatch.setattr(session, name, value)
     config: Any = SimpleNamespace(
-        cluster=SimpleNamespace(device=SimpleNamespace(value="cpu")),
+        cluster=SimpleNamespace(device=SimpleNamespace(value="cpu"), ray_address=None),
         runner=SimpleNamespace(run_dir=str(tmp_path)),
     )
 
