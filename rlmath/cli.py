@@ -242,6 +242,7 @@ def _parse(command: str, arguments: list[str]) -> argparse.Namespace:
 def _run(command: str, options: argparse.Namespace) -> int:
     from rlmath.checks import attempts, network
     from rlmath.checks import run as checks
+    from rlmath.checks.prompt_style import with_prompt_style
     from rlmath.config import load
     from rlmath.model.hub import is_hub_model
 
@@ -253,6 +254,7 @@ def _run(command: str, options: argparse.Namespace) -> int:
     machine, notes = _machine(config, check_only=options.check)
     if is_hub_model(config.model.path):
         config = _with_hub_model(config, command, machine, notes, check_only=options.check)
+    config = with_prompt_style(config, command)
     checks.check(config, command, machine)  # type: ignore[arg-type]
     answers = network.ask(config, command, elsewhere=machine.elsewhere, ask_hub=options.check)
     if answers.problems:

@@ -31,7 +31,8 @@ from rlmath.data.files import MalformedRowError, Row
 from rlmath.data.prompts import chat_messages
 from rlmath.data.rows import Target, answers_in, read_value, responses_in
 from rlmath.errors import ModelError, UserError
-from rlmath.model.folder import TINY, has_chat_template
+from rlmath.model.chat import has_chat_template
+from rlmath.model.folder import TINY
 from rlmath.model.hub import is_hub_model
 from rlmath.model.lora import adapter_parameters
 from rlmath.model.published import hub_address
@@ -198,7 +199,9 @@ def _row_problem(data: DataConfig, row: Row, target: Target) -> str | None:
 
 def _contents(data: DataConfig, prompt: Any) -> tuple[str, ...]:
     """Of the chat messages of a prompt field; the tokenizer is looked at elsewhere."""
-    return tuple(one["content"] for one in chat_messages(prompt, data.apply_chat_template))
+    return tuple(
+        one["content"] for one in chat_messages(prompt, data.apply_chat_template is not False)
+    )
 
 
 def run_dir(config: Config) -> Iterator[str]:

@@ -276,7 +276,7 @@ def _reliability(config: Config) -> Iterator[str]:
 
 def _contradictions(config: Config, command: Command) -> Iterator[str]:
     data, reward = config.data, config.reward
-    if data.system_prompt is not None and not data.apply_chat_template:
+    if data.system_prompt is not None and data.apply_chat_template is False:
         yield "data.system_prompt: needs data.apply_chat_template=true, whose first message it is"
     if data.prompt_template is not None and "{prompt}" not in data.prompt_template:
         yield (

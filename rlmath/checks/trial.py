@@ -13,12 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlmath.checks.data_rows import rows_of
+from rlmath.checks.prompt_style import expects_request
+from rlmath.checks.run import known_model
 from rlmath.config.benchmarks import HELD_OUT, benchmarks_of
 from rlmath.config.hub_names import is_hub
 from rlmath.config.schema import Config, DataConfig, OverlongPrompt
 from rlmath.data.answers import accepted_answers
 from rlmath.data.golds import gold_kinds, refuse_no_gold
 from rlmath.data.light_tokenizer import LightTokenizer
+from rlmath.data.load import overlong_example
+from rlmath.data.prompt_report import prompt_warnings, shown_prompt, too_few
 from rlmath.data.prompts import Encoder, PromptRenderer
 from rlmath.data.rows import (
     Draft,
@@ -84,7 +88,11 @@ def _no_tokenizer(model: str) -> str:
 class _Source:
     """Files that are read alike; ``title`` ends with a space where there is one.
 
-    ``is_graded`` says that responses are compared with the accepted answers.
+    Attributes:
+        is_graded: Responses are compared with the accepted answers.
+        needs_box: An answer counts in a box alone.
+        max_tokens: Positions of the model, for worked examples; ``None``: unknown.
+        per_step: Setting and number of prompts of a step; ``None`` for benchmarks.
     """
 
     title: str
@@ -92,6 +100,9 @@ class _Source:
     data: DataConfig
     target: Target
     is_graded: bool
+    needs_box: bool = False
+    max_tokens: int | None = None
+    per_step: tuple[str, int] | None = None
 
     @property
     def has_answers(self) -> bool:
@@ -102,24 +113,33 @@ class _Source:
 def _sources(config: Config, command: str) -> Iterator[_Source]:
     """What the command reads, without data sets of the hub, which are fetched at its start."""
     if command == "sft":
-        responses = responses_in(config.sft.response_key)
-        yield _source("", config.sft.train_paths, config.data, responses, graded=False)
+        spec, sft = known_model(config), config.sft
+        yield _Source(
+            "",
+            _local(sft.train_paths),
+            config.data,
+            responses_in(sft.response_key),
+            is_graded=False,
+            max_tokens=None if spec is None else spec.max_positions,
+            per_step=("sft.sequences_per_step", sft.sequences_per_step),
+        )
         return
     graded = any_graded(item.name for item in config.reward.items)
+    boxed = expects_request(config)
     if command == "train":
         answers = answers_in(config.data.answer_key)
-        yield _source("", config.data.train_paths, config.data, answers, graded=graded)
+        per_step = ("algorithm.prompts_per_step", config.algorithm.prompts_per_step)
+        paths = _local(config.data.train_paths)
+        yield _Source("", paths, config.data, answers, graded, boxed, per_step=per_step)
     for benchmark in benchmarks_of(config):
         answers = answers_in(benchmark.data.answer_key)
         title = "" if command == "evaluate" and benchmark.name == HELD_OUT else benchmark.title
         title = f"{title}: " if title else ""
-        yield _source(title, benchmark.paths, benchmark.data, answers, graded=graded)
+        yield _Source(title, _local(benchmark.paths), benchmark.data, answers, graded, boxed)
 
 
-def _source(
-    title: str, paths: Sequence[str], data: DataConfig, target: Target, *, graded: bool
-) -> _Source:
-    return _Source(title, [path for path in paths if not is_hub(path)], data, target, graded)
+def _local(paths: Sequence[str]) -> list[str]:
+    return [path for path in paths if not is_hub(path)]
 
 
 def _prompts(source: _Source, tokenizer: LightTokenizer) -> tuple[list[Draft], list[str]]:
@@ -149,8 +169,46 @@ def _prompts(source: _Source, tokenizer: LightTokenizer) -> tuple[list[Draft], l
     if drafts:
         texts = [draft.prompt for draft in drafts]
         lines.append(title + _lengths(data, texts, tokenizer, all_read=all_read))
+        if not source.has_answers:
+            lines += _examples(source, drafts, tokenizer, all_read=all_read)
         lines += _golds(source, drafts, all_read=all_read)
+        if all_read and source.per_step:
+            what = "problems" if source.has_answers else "worked examples"
+            lines += too_few(what, len(drafts), *source.per_step)
+        lines.append(f"prompt   {source.title}{shown_prompt(texts[0])}")
+        lines += [
+            f"warning  {source.title}{text}"
+            for text in prompt_warnings(drafts, data, tokenizer, needs_box=source.needs_box)
+        ]
     return drafts, lines
+
+
+def _examples(
+    source: _Source, drafts: Sequence[Draft], tokenizer: LightTokenizer, *, all_read: bool
+) -> Iterator[str]:
+    """The longest worked example, which has to fit the model.
+
+    Raises:
+        UserError: None fits, or the settings say stop.
+    """
+    encoder, most = Encoder(tokenizer), source.max_tokens
+    first = not source.data.apply_chat_template
+    prompts = encoder.encode([draft.prompt for draft in drafts], add_first_tokens=first)
+    responses = encoder.encode([draft.target for draft in drafts], add_first_tokens=False)
+    sizes = [(len(p), len(r) + 1) for p, r in zip(prompts, responses, strict=True)]
+    at = max(range(len(sizes)), key=lambda index: sum(sizes[index]))
+    yield f"lengths  longest of {len(drafts):,} checked examples: {sum(sizes[at]):,} tokens"
+    too_long = 0 if most is None else sum(sum(size) > most for size in sizes)
+    if not too_long or most is None:
+        return
+    message = (
+        f"{too_long:,} of {len(drafts):,} checked worked examples are too long: "
+        f"{overlong_example(drafts[at].place, *sizes[at], most)}"
+    )
+    none_left = all_read and too_long == len(drafts)
+    if none_left or source.data.overlong_prompts is OverlongPrompt.stop:
+        raise UserError(message)
+    yield f"warning  {message}; they are dropped (data.overlong_prompts=filter)"
 
 
 def _golds(source: _Source, drafts: Sequence[Draft], *, all_read: bool) -> Iterator[str]:

@@ -25,6 +25,7 @@ from rlmath.checks import files as check_files
 from rlmath.checks import network as check_network
 from rlmath.checks import run as checks
 from rlmath.checks.machine import Machine, existing_parent, ray_folder_problem, unwritable
+from rlmath.checks.prompt_style import with_prompt_style
 from rlmath.commands.plan.settings_memory import describe_memory
 from rlmath.config import load
 from rlmath.config.hub_names import is_hub
@@ -338,6 +339,7 @@ def rdma() -> Iterator[Finding]:
 def settings(config: Config) -> Iterator[Finding]:
     """Model folder, data fields, layout, sizes and servers, as at the start of a run."""
     command: checks.Command = "train" if config.data.train_paths else "evaluate"
+    config = with_prompt_style(config, command)
     try:
         checks.check(config, command)
         _refuse_memory(config, command)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlmath.checkpoint import naming_full_disk
+from rlmath.checks.prompt_style import with_prompt_style
 from rlmath.config.load import save
 from rlmath.config.schema import Config
 from rlmath.data import load_tokenizer
@@ -43,7 +44,7 @@ def run(config: Config) -> int:
 
 
 def _evaluate_all(config: Config, folder: Path) -> int:
-    config = with_model_folder(config)
+    config = with_prompt_style(with_model_folder(config), "evaluate")
     evaluated = config.eval.checkpoint or config.model.path
     config = with_checkpoint(config, folder / "model")
     save(config, folder / "config.yaml")

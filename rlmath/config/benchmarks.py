@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlmath.config.schema import BenchmarkItem, Config, DataConfig
-from rlmath.model.folder import has_chat_template
+from rlmath.model.chat import is_instruct
 
 # The instruction that the R1 and Qwen2.5-Math reports sample with.
 BOXED = "{prompt}\nPlease reason step by step, and put your final answer within \\boxed{}."
@@ -150,7 +150,7 @@ def _resolved(config: Config, index: int, item: BenchmarkItem, longest: int) -> 
 
     chat, template = item.apply_chat_template, item.prompt_template
     if chat is None:
-        chat = has_chat_template(config.model.path) if published else data.apply_chat_template
+        chat = is_instruct(config.model.path) if published else data.apply_chat_template
     if template is None:
         template = BOXED if published else data.prompt_template
     in_folder = str(Path(settings.data_dir) / known.file) if known else None

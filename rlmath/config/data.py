@@ -46,16 +46,25 @@ class DataConfig:
         "nested fields.",
         common=True,
     )
-    apply_chat_template: bool = setting(
-        False,
-        "Apply the tokenizer's chat template; a string becomes one user message.",
+    apply_chat_template: bool | None = setting(
+        None,
+        "Apply the tokenizer's chat template; a string becomes one user message. null: for an "
+        "instruct model, unless the prompts have chat markers already.",
         common=True,
+    )
+    template_date: str | None = setting(
+        None,
+        "Today for chat templates with a date, as YYYY-MM-DD; null: the day of the start, if the "
+        "template asks for it.",
     )
     system_prompt: str | None = setting(
         None, "System message of every prompt; requires apply_chat_template."
     )
     prompt_template: str | None = setting(
-        None, "Template that contains {prompt}, applied before tokenization."
+        None,
+        "Template that contains {prompt}, applied before the chat template; {prompt}: the problem "
+        "as it is. null: asks for \\boxed{} if only a boxed answer counts and the prompts do not "
+        "ask themselves. On the command line, \\n is a line break and \\\\ a backslash.",
     )
     max_prompt_tokens: int = setting(
         1024, "Maximum prompt length, in tokens.", least=1, common=True

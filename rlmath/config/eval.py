@@ -27,8 +27,8 @@ class BenchmarkItem:
     )
     apply_chat_template: bool | None = setting(
         None,
-        "Like data.apply_chat_template; null: for published settings true if the tokenizer has a "
-        "template, otherwise the value of data.",
+        "Like data.apply_chat_template; null: for published settings true for an instruct model, "
+        "otherwise the value of data.",
     )
     prompt_template: str | None = setting(
         None,

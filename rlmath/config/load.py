@@ -32,7 +32,7 @@ from yaml import YAMLError
 from rlmath.config.groups import CONF_DIR, options
 from rlmath.config.options import SECTIONS, complete, section_of
 from rlmath.config.placeholders import REFERENCE, unfilled_part, unknown_reference
-from rlmath.config.quoting import path_override, quoted_path
+from rlmath.config.quoting import path_override, quoted_path, typed
 from rlmath.config.removed import removed_setting, removed_value
 from rlmath.config.schema import Config
 from rlmath.config.secrets import without_secrets
@@ -151,7 +151,8 @@ def with_values(saved: Mapping[str, Any], overrides: Sequence[str]) -> Config:
                 OmegaConf.update(merged, section.key, {}, merge=False)
         for one in parsed:
             addable = section_of(one.key_or_group) is not None
-            OmegaConf.update(merged, one.key_or_group, one.value(), force_add=addable)
+            value = typed(one.key_or_group, one.value())
+            OmegaConf.update(merged, one.key_or_group, value, force_add=addable)
         config = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
         message = _one_line(str(error))
@@ -285,7 +286,7 @@ def _compose(
             key = override.key_or_group
             # An option of a loss or an estimator is not in the schema.
             addable = section_of(key) is not None
-            OmegaConf.update(composed, key, override.value(), force_add=addable)
+            OmegaConf.update(composed, key, typed(key, override.value()), force_add=addable)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_file_error(error)) from error
     except YAMLError as error:
@@ -333,6 +334,12 @@ def _expand_home(section: Any) -> None:
                     _expand_home(item)
             if is_path and all(isinstance(item, str) for item in value):
                 value[:] = map(os.path.expanduser, value)
+
+
+def value_of_override(text: str) -> Any:
+    """The value in an override that has been checked, as settings get it."""
+    override = _parsed(text)
+    return typed(override.key_or_group, override.value())
 
 
 @functools.lru_cache(maxsize=1024)

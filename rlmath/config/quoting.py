@@ -9,6 +9,9 @@ from typing import Any
 
 _PLAIN = re.compile(r"[A-Za-z0-9_./+%@:-]+( +[A-Za-z0-9_./+%@:-]+)*")
 
+# Settings with text that models read, where people type escapes.
+_FOR_MODEL = re.compile(r"(?:^|\.)(?:prompt_template|system_prompt)$")
+_ESCAPE = re.compile(r"\\([n\\])")
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # What Hydra reads as another type, in any case.
 _OTHER_TYPES = {"true", "false", "null", "nan", "inf"}
@@ -31,9 +34,23 @@ def override(key: str, value: Any) -> str:
         return f"{key}={value.value}"
     if value is None or isinstance(value, bool):
         return f"{key}={'null' if value is None else str(value).lower()}"
+    if isinstance(value, str) and _FOR_MODEL.search(key):
+        value = value.replace("\\", "\\\\").replace("\n", "\\n")
     if isinstance(value, str) and (value.lower() in _OTHER_TYPES or not _WORD.fullmatch(value)):
         return f"{key}={_quoted(value)}"
     return f"{key}={value}"
+
+
+def typed(key: str, value: Any) -> Any:
+    r"""The value that is meant by one typed on a command line: in a text for the model ``\n`` is a
+    line break, ``\\`` a backslash, and any other backslash itself (``\boxed``)."""
+    if isinstance(value, dict):
+        return {name: typed(str(name), inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [typed(key, inner) for inner in value]
+    if isinstance(value, str) and _FOR_MODEL.search(key):
+        return _ESCAPE.sub(lambda match: "\n" if match[1] == "n" else "\\", value)
+    return value
 
 
 def _quoted(text: str) -> str:

@@ -48,7 +48,8 @@ class RewardItem:
     completion_format: CompletionFormat | None = setting(
         None,
         "What a function from elsewhere gets as prompts and completions: strings (text) or lists "
-        "of messages (chat); null: chat with data.apply_chat_template, otherwise text.",
+        "of messages (chat); null: chat where data.apply_chat_template=true is given or the data "
+        "has messages, otherwise text.",
     )
     needs_group: bool | None = setting(
         None,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rlmath.errors import UserError
+from rlmath.model.chat import CLOCK, clock, read_chat_template, render_chat, special_tokens
 from rlmath.model.folder import TINY
 
 
@@ -49,7 +49,7 @@ class LightTokenizer:
         settings = Path(folder) / "tokenizer_config.json"
         if settings.is_file():
             self._settings = json.loads(settings.read_text(encoding="utf-8"))
-        self.chat_template = _chat_template(Path(folder), self._settings)
+        self.chat_template = read_chat_template(Path(folder))
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of these tokens, special ones included."""
@@ -67,35 +67,12 @@ class LightTokenizer:
 
     def apply_chat_template(self, messages: Sequence[dict[str, str]], **options: Any) -> str:
         """The text of a chat, rendered as transformers does."""
-        import jinja2.ext
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-        def raise_exception(message: str) -> None:
-            raise jinja2.TemplateError(message)
-
-        def to_json(value: Any, **how: Any) -> str:
-            return json.dumps(value, **{"ensure_ascii": False, **how})
-
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True,
-            lstrip_blocks=True,
-            extensions=[jinja2.ext.loopcontrols, _generation_tag()],
-        )
-        environment.filters["tojson"] = to_json
-        environment.globals["raise_exception"] = raise_exception
-        environment.globals["strftime_now"] = lambda how: datetime.datetime.now().strftime(how)
-        special = {
-            name: value["content"] if isinstance(value, dict) else value
-            for name, value in self._settings.items()
-            if name.endswith("_token") and value
-        }
-        template = environment.from_string(self.chat_template or "")
-        return template.render(
-            messages=messages,
-            tools=None,
-            documents=None,
+        return render_chat(
+            self.chat_template or "",
+            messages,
+            special_tokens(self._settings),
             add_generation_prompt=options.get("add_generation_prompt", False),
-            **special,
+            strftime_now=options.get(CLOCK) or clock(None),
         )
 
 
@@ -107,27 +84,3 @@ class _Encoded:
 
     def __getitem__(self, key: str) -> Any:
         return getattr(self, key)
-
-
-def _chat_template(folder: Path, settings: dict[str, Any]) -> str | None:
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text(encoding="utf-8")
-    found = settings.get("chat_template")
-    if isinstance(found, list):  # Several by name.
-        found = {one["name"]: one["template"] for one in found}.get("default")
-    return found
-
-
-def _generation_tag() -> Any:
-    """``{% generation %}``, with which templates mark what the model says: it changes no text."""
-    import jinja2.ext
-
-    class Generation(jinja2.ext.Extension):
-        tags = {"generation"}  # noqa: RUF012 - as declared by the base class.
-
-        def parse(self, parser: Any) -> Any:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    return Generation

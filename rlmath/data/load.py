@@ -11,6 +11,7 @@ from rlmath.config.schema import DataConfig, OverlongPrompt
 from rlmath.data import leaks
 from rlmath.data.files import read_rows
 from rlmath.data.golds import gold_kinds, refuse_no_gold
+from rlmath.data.prompt_report import prompt_warnings, shown_prompt
 from rlmath.data.prompts import Encoder, PromptRenderer
 from rlmath.data.report import LoadReport
 from rlmath.data.rows import (
@@ -44,6 +45,10 @@ class Example:
     prompt_token_ids: tuple[int, ...]
     response_token_ids: tuple[int, ...]
 
+    def __len__(self) -> int:
+        """Tokens of both."""
+        return len(self.prompt_token_ids) + len(self.response_token_ids)
+
 
 def load_problems(
     paths: Sequence[str | Path],
@@ -51,6 +56,7 @@ def load_problems(
     tokenizer: PreTrainedTokenizerBase,
     limit: int | None = None,
     graded: bool = True,
+    needs_box: bool = False,
 ) -> tuple[list[Problem], LoadReport]:
     """Read problems, in the files' order.
 
@@ -60,6 +66,7 @@ def load_problems(
         tokenizer: The model's.
         limit: Keep the first N; ``None``: all.
         graded: Responses are compared with the accepted answers.
+        needs_box: An answer counts in a box alone.
 
     Returns:
         The problems, and what became of the rows. ``Problem.columns`` has every field of the row
@@ -81,7 +88,7 @@ def load_problems(
     ]
     shares = leaks.shares([draft.prompt for draft in drafts], [draft.target for draft in drafts])
     leaks.check(shares, len(drafts), settings.max_leaked_answers, paths)
-    return problems, replace(report, golds=golds)
+    return problems, replace(report, golds=golds, **_shown(drafts, settings, tokenizer, needs_box))
 
 
 def load_examples(
@@ -89,6 +96,7 @@ def load_examples(
     settings: DataConfig,
     response_key: str,
     tokenizer: PreTrainedTokenizerBase,
+    max_tokens: int | None = None,
 ) -> tuple[list[Example], LoadReport]:
     """Read worked examples for supervised fine-tuning, in the files' order.
 
@@ -100,6 +108,8 @@ def load_examples(
         settings: Which field holds the prompt, and the rest as for :func:`load_problems`.
         response_key: Field that holds the response.
         tokenizer: The model's.
+        max_tokens: Positions of the model; longer examples are treated as longer prompts are
+            (``settings.overlong_prompts``). ``None``: no limit.
 
     Raises:
         UserError: As :func:`load_problems`, and for a tokenizer without an end-of-sequence token.
@@ -117,7 +127,36 @@ def load_examples(
         Example(draft.place, prompt, response if response[-1] == end else (*response, end))
         for draft, prompt, response in zip(drafts, prompts, responses, strict=True)
     ]
-    return examples, report
+    report = replace(report, **_shown(drafts, settings, tokenizer, needs_box=False))
+    return _fitting_examples(examples, settings, report, max_tokens)
+
+
+def _fitting_examples(
+    examples: list[Example], settings: DataConfig, report: LoadReport, max_tokens: int | None
+) -> tuple[list[Example], LoadReport]:
+    """Leave out examples that are longer than the model, and note the longest."""
+    longest = max(examples, key=len)
+    report = replace(report, longest_tokens=len(longest))
+    if max_tokens is None or len(longest) <= max_tokens:
+        return examples, report
+    fitting = [example for example in examples if len(example) <= max_tokens]
+    over = len(examples) - len(fitting)
+    message = overlong_example(
+        longest.id, len(longest.prompt_token_ids), len(longest.response_token_ids), max_tokens
+    )
+    if not fitting or settings.overlong_prompts is OverlongPrompt.stop:
+        raise UserError(f"{over:,} of {len(examples):,} worked examples are too long: {message}")
+    kept = replace(report, kept=len(fitting), overlong=over)
+    warning = f"{over:,} worked examples are dropped as too long: {message}"
+    return fitting, replace(kept, warnings=(*kept.warnings, warning))
+
+
+def overlong_example(place: str, prompt: int, response: int, most: int) -> str:
+    """The arithmetic of a worked example that does not fit, and how to fix it."""
+    return (
+        f"{place} has {prompt:,} prompt + {response:,} response = {prompt + response:,} tokens, "
+        f"but the model has {most:,} positions; shorten the examples, or use another model"
+    )
 
 
 def _read(
@@ -174,6 +213,17 @@ def _within_limits(
         mended=sum(draft.is_mended for draft in kept),
     )
     return kept, [tokens[index] for index in wanted], report
+
+
+def _shown(
+    drafts: list[Draft],
+    settings: DataConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    needs_box: bool,
+) -> dict[str, Any]:
+    """Fields of the report about the prompts of kept rows."""
+    found = prompt_warnings(drafts, settings, tokenizer, needs_box=needs_box)
+    return {"prompt": shown_prompt(drafts[0].prompt), "warnings": tuple(found)}
 
 
 def _repeated(drafts: list[Draft]) -> tuple[int, int]:

@@ -70,7 +70,8 @@ class MixedStream(ProblemStream[Item]):
             )
         super().load_state_dict(state)
         for part, saved in zip(self._parts, state["parts"], strict=True):
-            part.load_state_dict(saved)
+            # The prompts of all have been compared.
+            part.load_state_dict({key: saved[key] for key in saved if key != "prompts"})
 
 
 def stream_of(

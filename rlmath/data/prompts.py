@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from rlmath.config.schema import DataConfig
 from rlmath.data.files import MalformedRowError
 from rlmath.errors import UserError
+from rlmath.model.chat import CLOCK, clock
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -87,7 +88,7 @@ class PromptRenderer:
         Raises:
             MalformedRowError: As :func:`chat_messages`.
         """
-        messages = chat_messages(value, self._settings.apply_chat_template)
+        messages = chat_messages(value, bool(self._settings.apply_chat_template))
         messages[-1] = {"role": "user", "content": self._fill_template(messages[-1]["content"])}
         system = self._settings.system_prompt
         if system is not None:
@@ -117,7 +118,10 @@ class PromptRenderer:
     def _rendered(self, messages: list[dict[str, str]]) -> str:
         return str(
             self._tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=True
+                messages,
+                tokenize=False,
+                add_generation_prompt=True,
+                **{CLOCK: clock(self._settings.template_date)},
             )
         )
 
@@ -213,12 +217,12 @@ def chat_messages(value: Any, apply_chat_template: bool) -> list[dict[str, str]]
 
     Raises:
         MalformedRowError: The field is neither a text nor a list of chat messages whose last is
-            the user's, or it is empty, or it is a list without ``apply_chat_template``.
+            the user's, or it is empty, or it is a list of several without ``apply_chat_template``.
     """
     if isinstance(value, str):
         messages = [{"role": "user", "content": value}]
     elif isinstance(value, list):
-        if not apply_chat_template:
+        if not apply_chat_template and len(value) > 1:
             raise MalformedRowError(
                 "a list of chat messages: it needs data.apply_chat_template=true"
             )

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import array
 import copy
 import hashlib
+import logging
 import random
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from rlmath.errors import UserError
+
+log = logging.getLogger(__name__)
 
 
 class _HasId(Protocol):
@@ -45,6 +49,8 @@ class ProblemStream(Generic[Item]):
         self._by_id = {item.id: item for item in self._items}
         digest = hashlib.sha256("\n".join(item.id for item in self._items).encode())
         self._fingerprint = digest.hexdigest()[:16]
+        self._prompts = _digest_of_prompts(self._items)
+        self._warned = False
 
     @property
     def taken(self) -> int:
@@ -87,6 +93,7 @@ class ProblemStream(Generic[Item]):
             "shuffle": self._shuffle,
             "num_problems": len(self._items),
             "fingerprint": self._fingerprint,
+            "prompts": self._prompts,
         }
 
     def snapshot(self) -> Callable[[], dict[str, Any]]:
@@ -114,6 +121,13 @@ class ProblemStream(Generic[Item]):
                     "with runner.resume=never, or train the exported model on other data: "
                     "model.path=.../hf with another runner.run_dir"
                 )
+        if state.get("prompts", self._prompts) != self._prompts and not self._warned:
+            self._warned = True
+            log.warning(
+                "the prompts are others than those that the checkpoint's steps were trained on, "
+                "from the same rows: the chat template or tokenizer has changed, or has the date "
+                "or the environment in it (data.template_date fixes the date)"
+            )
         self._taken = int(state["taken"])
 
     def _order_of(self, epoch: int) -> list[int]:
@@ -121,3 +135,13 @@ class ProblemStream(Generic[Item]):
         if self._shuffle:
             random.Random(f"{self._seed}/{epoch}").shuffle(order)
         return order
+
+
+def _digest_of_prompts(items: Sequence[Any]) -> str:
+    """A digest of the prompts' token ids, as the model gets them."""
+    digest = hashlib.sha256()
+    for item in items:
+        ids = array.array("q", getattr(item, "prompt_token_ids", ()))
+        digest.update(len(ids).to_bytes(8, "little"))
+        digest.update(ids)
+    return digest.hexdigest()[:16]

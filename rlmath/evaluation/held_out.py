@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rlmath.checks.prompt_style import expects_request
 from rlmath.config.benchmarks import Benchmark, benchmarks_of
 from rlmath.config.schema import Config
 from rlmath.data import load_problems
@@ -37,8 +38,9 @@ def load_held_out(config: Config, tokenizer: PreTrainedTokenizerBase) -> list[He
             tokenizer,
             limit=benchmark.max_problems,
             graded=any_graded(item.name for item in config.reward.items),
+            needs_box=expects_request(config),
         )
         rows = report.describe(benchmark.data.max_prompt_tokens)
-        print(f"{benchmark.title}: {rows}", flush=True)
+        print(f"{benchmark.title}: {rows}", *report.prompt_lines(), sep="\n", flush=True)
         found.append(HeldOut(benchmark, tuple(problems)))
     return found

@@ -10,20 +10,6 @@ TINY = "tiny"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
-def has_chat_template(path: str) -> bool:
-    """Whether the tokenizer in this folder brings a chat template."""
-    if path == TINY:
-        return True
-    folder = Path(path)
-    if (folder / "chat_template.jinja").is_file() or (folder / "chat_template.json").is_file():
-        return True
-    file = folder / "tokenizer_config.json"
-    try:
-        return bool(json.loads(file.read_text(encoding="utf-8")).get("chat_template"))
-    except (OSError, ValueError, AttributeError):
-        return False
-
-
 def missing_model_files(path: str) -> list[str]:
     """Files that a model's folder should have and has not."""
     if path == TINY:

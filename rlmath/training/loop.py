@@ -13,11 +13,13 @@ from pathlib import Path
 
 from rlmath.checkpoint import Checkpoint, CheckpointStore
 from rlmath.checks import attempts
+from rlmath.checks.prompt_style import expects_request, with_prompt_style
 from rlmath.cluster.watchdog import watch_progress
 from rlmath.config.load import to_yaml
 from rlmath.config.schema import Config
 from rlmath.data import ProblemStream, load_problems, load_tokenizer
 from rlmath.data.mixture import stream_of
+from rlmath.data.prompt_report import too_few
 from rlmath.evaluation.held_out import HeldOut, load_held_out
 from rlmath.evaluation.run import evaluate
 from rlmath.monitor import Monitor, open_monitor, plot_curves, read_metrics, set_aside
@@ -81,7 +83,7 @@ def run(config: Config) -> int:
         The exit code.
     """
     with only_run_in(config.runner.run_dir):
-        config = with_model_folder(config)
+        config = with_prompt_style(with_model_folder(config), "train")
         return supervise(config, functools.partial(train, given=config))
 
 
@@ -145,11 +147,19 @@ def check_resumed(config: Config, stream: ProblemStream[Problem], found: Checkpo
 def open_run(config: Config) -> Iterator[Training]:
     """Load the data, start ranks and engines, and restore the last checkpoint."""
     run_dir, data, steps = Path(config.runner.run_dir), config.data, config.runner.steps
+    per_step = config.algorithm.prompts_per_step
     tokenizer = load_tokenizer(config.model.path)
     rehearse_export(config.model.path)
-    graded = any_graded(item.name for item in config.reward.items)
-    problems, report = load_problems(data.train_paths, data, tokenizer, graded=graded)
+    problems, report = load_problems(
+        data.train_paths,
+        data,
+        tokenizer,
+        graded=any_graded(item.name for item in config.reward.items),
+        needs_box=expects_request(config),
+    )
     print("training problems:", report.describe(data.max_prompt_tokens), flush=True)
+    few = too_few("problems", len(problems), "algorithm.prompts_per_step", per_step)
+    print("\n".join([*report.prompt_lines(), *few]), flush=True)
     held_out = load_held_out(config, tokenizer)
     stream = stream_of(problems, data.train_weights, data.seed, data.shuffle)
     coefficients = Coefficients(config.algorithm)

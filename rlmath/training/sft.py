@@ -18,10 +18,13 @@ from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.batching.from_sequences import batch_of_sequences
 from rlmath.checkpoint import CheckpointStore
 from rlmath.checks.attempts import SFT_CONFIG_FILE, forget_export, note_export
+from rlmath.checks.prompt_style import with_prompt_style
 from rlmath.config.load import save
 from rlmath.config.schema import Config
 from rlmath.data import Example, ProblemStream, load_examples, load_tokenizer
+from rlmath.data.prompt_report import too_few
 from rlmath.errors import UserError
+from rlmath.model.spec import read_model_spec
 from rlmath.monitor import open_monitor
 from rlmath.training.checkpointing import open_saver
 from rlmath.training.export_rehearsal import rehearse_export
@@ -46,14 +49,21 @@ def run(config: Config) -> int:
 
 def fine_tune(config: Config) -> int:
     """:func:`run` in a folder that is ours alone."""
-    config = with_model_folder(config)
+    config = with_prompt_style(with_model_folder(config), "sft")
     run_dir = Path(config.runner.run_dir)
     tokenizer = load_tokenizer(config.model.path)
     rehearse_export(config.model.path)
     examples, report = load_examples(
-        config.sft.train_paths, config.data, config.sft.response_key, tokenizer
+        config.sft.train_paths,
+        config.data,
+        config.sft.response_key,
+        tokenizer,
+        read_model_spec(config.model.path).max_positions,
     )
     print("worked examples:", report.describe(config.data.max_prompt_tokens), flush=True)
+    per_step = config.sft.sequences_per_step
+    few = too_few("worked examples", len(examples), "sft.sequences_per_step", per_step)
+    print("\n".join([*report.prompt_lines(), *few]), flush=True)
     stream = ProblemStream(examples, seed=config.data.seed)
     store = CheckpointStore(run_dir / "sft_checkpoints", keep=config.runner.keep_checkpoints)
     checkpoint = None

@@ -13,6 +13,7 @@ import yaml
 from rlmath.commands.plan.wish import Wish
 from rlmath.config.command_line import NO_PATH, Given
 from rlmath.config.groups import CONF_DIR
+from rlmath.config.load import value_of_override
 from rlmath.errors import UserError
 from rlmath.monitor.files import replacing
 
@@ -70,7 +71,7 @@ def write_experiment(
         place = nested
         for section in sections:
             place = place.setdefault(section, {})
-        place[last] = yaml.safe_load(text)
+        place[last] = value_of_override(word)
     head = (
         "# @package _global_\n"
         f"# {wish.path} on {wish.gpus} x {wish.gpu.name}, as rlmath plan layout proposed.\n"

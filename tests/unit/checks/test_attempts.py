@@ -282,6 +282,7 @@ def test_check_shows_where_a_run_continues(
         *("algorithm.prompts_per_step=4", "algorithm.group_size=4", "cluster.device=cpu"),
         *("data.max_prompt_tokens=16", "rollout.max_response_tokens=16"),
         *("actor.max_tokens_per_microbatch=256", "runner.steps=20"),
+        *("data.prompt_template='{prompt}'", "data.apply_chat_template=false"),
     ]
     save(load(common), run_dir / "config.yaml")
     checkpoint(run_dir / "checkpoints", 8)

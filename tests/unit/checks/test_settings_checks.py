@@ -111,7 +111,10 @@ def test_ranges_hold_at_their_ends() -> None:
             ["reward.items=[{name: cosine, params: {max_len: true}}]"],
             ["reward.items[0].params.max_len=True: reward cosine expects int here"],
         ),
-        (["data.system_prompt=Think."], ["data.system_prompt", "data.apply_chat_template=true"]),
+        (
+            ["data.system_prompt=Think.", "data.apply_chat_template=false"],
+            ["data.system_prompt", "data.apply_chat_template=true"],
+        ),
         (["data.prompt_template=Solve"], ["data.prompt_template='Solve'", "{prompt}"]),
         (["eval.temperature=0", "eval.samples=4"], ["eval.samples=4", "all samples"]),
         (["algorithm.group_size=1"], ["algorithm.group_size=1", "at least 2"]),
@@ -306,15 +309,16 @@ def test_data_files(refusal: Callable[..., str], make_data: MakeData, tmp_path: 
 
     assert "no such file" in with_file(tmp_path / "none.jsonl")
     assert "is a folder; give the files in it" in with_file(tmp_path)
-    assert "end in .jsonl, .json, .parquet" in with_file(make_data(name="data.csv"))
+    assert "end in .jsonl, .json, .csv, .parquet" in with_file(make_data(name="data.txt"))
     assert "no rows" in with_file(make_data(name="empty.jsonl", text="\n"))
     wrong = make_data({"question": "1+1", "answer": "2"}, name="wrong.jsonl")
     assert f"data.prompt_key=prompt: {wrong}:1 has no such field" in with_file(wrong)
     message = with_file(wrong, "data.prompt_key=question", "data.answer_key=answers")
     assert "data.answer_key=answers" in message
     assert "did you mean data.answer_key=answer?" in message
-    chat = make_data({"prompt": [{"role": "user"}], "solutions": ["2"]}, name="chat.jsonl")
-    assert "data.apply_chat_template=true" in with_file(chat)
+    turns = [{"role": role, "content": "1+1"} for role in ("system", "user")]
+    chat = make_data({"prompt": turns, "solutions": ["2"]}, name="chat.jsonl")
+    assert "=true" in with_file(chat, "data.apply_chat_template=false")
     none = make_data({"prompt": "1+1", "solutions": []}, name="none.jsonl")
     assert f"data.answer_key=solutions: {none}:1: an empty list" in with_file(none)
     broken = make_data(name="broken.jsonl", text='\n{"prompt": "1", "solutions": ["1"]}\n{"pro\n')
@@ -324,7 +328,7 @@ def test_data_files(refusal: Callable[..., str], make_data: MakeData, tmp_path: 
     twice = make_data()
     assert "is given 2 times" in refusal(f"data.train_paths=[{twice},{twice}]")
     parquet = make_data(name="rows.parquet", text="not parquet")
-    assert "rows.parquet: not a parquet file that can be read" in with_file(parquet)
+    assert "rows.parquet: not a .parquet file that can be read" in with_file(parquet)
     assert "data.eval_paths" in refusal(f"data.eval_paths=[{tmp_path / 'no.jsonl'}]")
 
 

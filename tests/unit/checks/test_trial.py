@@ -32,6 +32,8 @@ def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         "experiment=gsm8k_smoke",
         f"data.train_paths=[{file}]",
         f"runner.run_dir={tmp_path / 'run'}",
+        "data.prompt_template='{prompt}'",
+        "data.apply_chat_template=false",
         "--check",
     ]
 

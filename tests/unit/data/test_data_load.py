@@ -147,3 +147,22 @@ def test_an_example_without_a_response_is_malformed(write_jsonl, tokenizer, resp
         load_examples([path], DataConfig(), "response", tokenizer)
     with pytest.raises(UserError, match=r"sft\.response_key"):
         load_examples([path], DataConfig(), "answer", tokenizer)
+
+
+def test_worked_examples_longer_than_the_model_follow_the_rule_of_long_prompts(
+    write_jsonl, tokenizer
+):
+    long, short = ({"prompt": "1+1?", "response": "1 " * count} for count in (40, 4))
+    settings = DataConfig()
+    with pytest.raises(UserError, match=r"4 prompt \+ 81 response = 85 tokens, .* 64 positions"):
+        load_examples([write_jsonl([long, long])], settings, "response", tokenizer, 64)
+    examples, report = load_examples(
+        [write_jsonl([long, short])], settings, "response", tokenizer, 64
+    )
+    assert [len(one) for one in examples] == [13]
+    assert (report.overlong, report.longest_tokens, report.kept) == (1, 85, 1)
+    assert "longest example 85 tokens" in report.describe(99)
+    assert "4 prompt + 81 response" in report.warnings[-1]
+    stop = DataConfig(overlong_prompts=OverlongPrompt.stop)
+    with pytest.raises(UserError, match="1 of 2 worked examples are too long"):
+        load_examples([write_jsonl([long, short])], stop, "response", tokenizer, 64)

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlmath.data import ProblemStream
+from rlmath.data.mixture import stream_of
 from rlmath.errors import UserError
 from rlmath.types import Problem
 
@@ -71,3 +72,23 @@ def test_a_place_in_other_data_is_refused(other, message):
 def test_a_stream_of_nothing_is_refused():
     with pytest.raises(ValueError, match="at least one"):
         ProblemStream([])
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_other_prompts_of_the_same_rows_are_said_once_on_resume(mixed, caplog):
+    def stream(token):
+        items = [Problem(f"a:{n}", "", (token, n), ("1",)) for n in range(4)]
+        return stream_of(items, [1.0] if mixed else [], 0, True)
+
+    saved = stream(7).state_dict()
+    assert saved["fingerprint"] == stream(8).state_dict()["fingerprint"]
+    stream(7).load_state_dict(saved)
+    assert not caplog.records
+    other = stream(8)
+    other.load_state_dict(saved)
+    other.load_state_dict(saved)
+    (record,) = caplog.records
+    assert "data.template_date" in record.getMessage()
+    del saved["prompts"]  # Of an earlier version.
+    stream(8).load_state_dict(saved)
+    assert len(caplog.records) == 1
