@@ -14,6 +14,7 @@ from rlmath.grading.listing import listed
 from rlmath.grading.options import Options, read_options
 from rlmath.grading.parser import Parser
 from rlmath.grading.prose import unwrapped
+from rlmath.grading.quantities_in_other_languages import in_english
 from rlmath.grading.settings import GradingSettings
 from rlmath.grading.spelling import plain_numbers
 from rlmath.grading.syntax import FUNCTIONS, GREEK, Node, ParseError
@@ -111,7 +112,8 @@ def read(text: str, settings: GradingSettings) -> Answer:
     if "\\boxed" in stripped or "\\fbox" in stripped:
         box = last_box(stripped)
         stripped = stripped if box is None else box
-    latex = _POSSESSIVE.sub("s", plain_numbers(to_latex(unescaped(stripped)).strip("* ")))
+    latex = in_english(to_latex(unescaped(stripped)).strip("* "))
+    latex = _POSSESSIVE.sub("s", plain_numbers(latex))
     problem = _malformed(latex)
     prefix = _PREFIX.match(latex)
     if prefix is not None and prefix.end() < len(latex):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
-from rlmath.grading import units, words_beside_box
+from rlmath.grading import units, words_beside_box, words_in_other_languages
 from rlmath.grading.syntax import BIG_OPERATORS, CONSTANTS, DECORATIONS, FUNCTIONS, GREEK
 
 _WINDOW = 100
@@ -100,7 +100,6 @@ _SCALED = re.compile(
     r"(?! (?:units?|f(?:ee|oo)t|inch|yard|mile|[a-z]*met(?:er|re)|[ckm]?m\b)))\b",
     re.IGNORECASE,
 )
-_DENIED_CJK = re.compile(r"(?:不是|并非|不等于|不为|不会是|不可能是)[\s$*:]{0,6}(?:\\[(\[]\s?)?\Z")
 
 
 def stands_alone(text: str, begin: int, end: int) -> bool:
@@ -112,15 +111,11 @@ def stands_alone(text: str, begin: int, end: int) -> bool:
     inside = _is_inside(before, after)
     if _is_part_before(before, inside) or _is_part_after(after, inside):
         return False
-    if not before.isascii() and (
-        _DENIED_CJK.search(before) or words_beside_box.is_negative_cjk(text, begin)
-    ):
-        return False
     before = _TEXT.sub(r" \1 ", before) if "\\" in before else before
     after = _TEXT.sub(r" \1 ", after) if "\\" in after else after
-    return _SCALED.match(" " + after.lstrip(" $")) is None and not words_beside_box.changes_box(
-        before, after
-    )
+    if _SCALED.match(" " + after.lstrip(" $")) or words_in_other_languages.changes_box(before, after):
+        return False
+    return not words_beside_box.changes_box(before, after)
 
 
 def other_value(text: str, end: int, value: str) -> str:

@@ -170,7 +170,7 @@ _NAME = re.compile(r"\s*\{([a-zA-Z]+\*?)\}")
 _OPENERS, _CLOSERS = frozenset("(["), frozenset(")]")
 _UNITS = re.compile(r"[A-Za-z]{1,3}(?:\^\{?-?\d\}?)?(?:[\s.*/]+[A-Za-z]{1,3}(?:\^\{?-?\d\}?)?)*")
 _PUNCTUATION = frozenset(("", ".", ",", ";", ":", "!", "?"))
-_WORDY = re.compile(r"[A-Za-z\u4e00-\u9fff]")
+_WORDY = re.compile(r"[^\W\d_]")
 
 
 def lex(text: str, max_tokens: int) -> list[Token]:

@@ -34,7 +34,9 @@ class Quantities(Numerals):
             word = token.value.lower()
             if word in STOP_WORDS or token.value in FUNCTIONS:
                 return False
-            return len(token.value) > 1 or (numeric and token.value in SMALL_UNITS)
+            return len(token.value) > 1 or (
+                numeric and (token.value in SMALL_UNITS or not token.value.isascii())
+            )
         if token.kind == "word":
             if numeric and token.spaced and token.value in SMALL_UNITS:
                 return not self.inner and _is_literal(product) and self.closes_with_unit()
@@ -60,7 +62,7 @@ class Quantities(Numerals):
                 return self.bracketed_words() > 0
             if token.value == "{" and numeric:
                 return self.braced_unit(0)
-            return len(token.value) == 1 and "\u4e00" <= token.value <= "\u9fff"
+            return len(token.value) == 1 and "\u0400" <= token.value <= "\ud7ff"
         if token.kind == "cmd" and token.value == "frac" and numeric:
             return bool(self.unit_fraction())
         if token.kind == "cmd" and token.value == "mu" and numeric:
@@ -152,7 +154,7 @@ class Quantities(Numerals):
             elif kind == "op" and value in CURRENCIES:
                 words_found.append(value)
                 self.position += 1
-            elif kind == "op" and len(value) == 1 and "\u4e00" <= value <= "\u9fff":
+            elif kind == "op" and len(value) == 1 and "\u0400" <= value <= "\ud7ff":
                 if words_found and not token.spaced:
                     words_found[-1] += value
                 else:

@@ -87,37 +87,16 @@ _add("usd", 1, "$", "dollar", "usd", "USD", "buck")
 _add("usd", "1/100", "cent", "¢")
 _add("eur", 1, "€", "euro", "eur", "EUR")
 _add("gbp", 1, "£", "gbp", "GBP")
-_add("jpy", 1, "¥", "yen", "JPY", "yuan", "rmb", "RMB", "CNY", "元")
+_add("jpy", 1, "¥", "yen", "JPY", "yuan", "rmb", "RMB", "CNY")
+_add("krw", 1, "₩", "won")
+_add("rub", 1, "₽", "ruble")
+_add("brl", 1, "real", "reais")
 _add("inr", 1, "₹", "rupee", "INR", "Rs", "rs")
 _add("unit", 1, "unit", "square unit", "sq unit", "cubic unit")
 
 PERCENT = frozenset({"percent", "percentage", "pct", "%"})
 ORDINALS = frozenset({"st", "nd", "rd", "th"})
 _COMPOUND = {"mph": "mile/hour", "kph": "km/hour", "kmh": "km/hour", "kmph": "km/hour"}
-_CHINESE = {
-    "米": "m",
-    "厘米": "cm",
-    "千米": "km",
-    "公里": "km",
-    "毫米": "mm",
-    "千克": "kg",
-    "公斤": "kg",
-    "克": "g",
-    "小时": "hour",
-    "分钟": "minute",
-    "秒": "second",
-    "天": "day",
-    "元": "元",
-    "升": "L",
-    "毫升": "mL",
-    "度": "degree",
-    "平方米": "m^2",
-    "平方厘米": "cm^2",
-    "立方米": "m^3",
-    "立方厘米": "cm^3",
-    "年": "year",
-    "美元": "dollar",
-}
 
 
 def singular(word: str) -> str:
@@ -137,7 +116,6 @@ LETTER_PRODUCTS = frozenset(("mg", "Mg", "mG", "MG", "nm", "ms", "ml", "pc", "at
 
 def lookup(word: str) -> tuple[str, Fraction] | None:
     """(dimension, factor) of a unit word in any of its spellings, or None."""
-    word = _CHINESE.get(word, word)
     if word in _TABLE:
         return _TABLE[word]
     if len(word) > 2:  # `Ns` is no plural of newtons
@@ -161,7 +139,7 @@ def canonical(unit: str) -> tuple[str, Fraction, frozenset[str]]:
     words can be compared.
     """
     text = unit.strip().strip(".()").replace("²", "^2").replace("³", "^3").replace(" per ", "/")
-    text = _COMPOUND.get(text, _CHINESE.get(text, text))
+    text = _COMPOUND.get(text, text)
     power = 1
     for prefix, exponent in (("square ", 2), ("sq. ", 2), ("sq ", 2), ("cubic ", 3), ("cu ", 3)):
         if text.lower().startswith(prefix):

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import re
 
-from rlmath.grading import units
+from rlmath.grading import units, words_in_other_languages
+from rlmath.grading.language_tables import ENGLISH
+from rlmath.grading.quantities_in_other_languages import is_counted
 from rlmath.grading.syntax import SMALL_UNITS
 
 
@@ -17,44 +19,9 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-NEGATIONS = _names(
-    """not no non nor never neither none nothing without isn't isnt aren't wasn't can't cannot cant
-    don't doesn't doesnt won't wouldn't shouldn't n't nope false wrong incorrect invalid
-    untrue impossible rejected excluded refuted disproved denied discarded eliminated failed
-    fails fail except excepting barring minus unlike opposite contrary anything unless
-    placeholder placeholders dummy decoy excluding crossed dismissed contradicted contradiction
-    void null mistaken error forbidden nots nopes divides exceeds violates contradicts"""
-)
-HEDGES = _names(
-    """or either maybe perhaps possibly probably presumably supposedly allegedly hypothetically
-    conceivably apparently seemingly arguably likely unlikely about around approximately
-    approx roughly nearly almost circa ish guess guessing guessed think believe suppose
-    assume assuming hope suspect feel unsure uncertain unknown unclear doubt doubtful
-    doubted tentative might may could would should if whether though although but however
-    otherwise alternatively instead rather versus vs xor guesses estimates estimate
-    estimated rough wait hmm actually oops sorry random whatever somewhere something between
-    among range at-most least most more less fewer greater smaller bigger larger than over
-    under above below beyond exceeding upto exceeds so then else when where while until till
-    from to through thru and is are was were be been being isn ain't as too very quite
-    enough few many much several some any every other another others both depending varies i
-    we you maybes worst pending tbd tba todo unverified unproven untested unsolved
-    disputed questionable suspicious provisional conjectured hypothetical"""
-)
-MULTIPLIED = _names(
-    """dozen dozens score scores gross hundred hundreds thousand thousands million millions billion
-    billions trillion trillions lakh lakhs crore crores myriad double doubled twice triple
-    tripled thrice quadruple quadrupled half halves halved third thirds quarter quarters
-    fourth fourths fifth fifths sixth sixths seventh sevenths eighth eighths ninth ninths
-    tenth tenths hundredth hundredths thousandth thousandths millionth millionths twelfth
-    twelfths twentieth twentieths squared cubed root powered power powers factorial
-    factorials inverse inverted reciprocal reciprocals negative negated conjugate conjugated
-    logarithm log exponent exponents modulo mod plus permille multiplied divided raised
-    point decimal decimals zero one two three four five six seven eight nine ten eleven
-    twelve twenty thirty forty fifty sixty ninety fold tuple complement opposite short off
-    behind shy missing halfway tens ones infinity infinite infinitely fraction fractions
-    remainder backwards reversed upside radical prime primed bar star dot st nd rd th
-    halfs grand grands minuses pluses"""
-)
+NEGATIONS = ENGLISH.negations
+HEDGES = ENGLISH.hedges | ENGLISH.bounds
+MULTIPLIED = frozenset(ENGLISH.multipliers)
 STOPS = NEGATIONS | HEDGES  # after a number they make the answer text
 # Of these, what counts things in one problem changes the number in another: "4 quarters" are coins.
 CHANGING = NEGATIONS | HEDGES | MULTIPLIED
@@ -82,17 +49,8 @@ _TAIL = _names(
     long wide high deep thick far round per-person daily weekly monthly yearly hourly only
     again north south east west online per in place of remain remains leftover"""
 )
+_LONE_WORD = re.compile(r"[^\W\d_\u2e80-\ud7ff]+\.?")
 _CJK = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]+")
-_CJK_CHANGING = re.compile(
-    "[不非没無无未倍万萬亿億千百十半约約余多少以上下左右或者否错錯乘除加减点點次方平方根负負]"
-)
-_CJK_COUNTER = re.compile(
-    "(?:[个個种種只本人名位元角块頁页次条件张張天年月日周時时分秒米克升度岁歳円枚匹冊通り組组对対台辆"
-    "棵朵支把双套箱袋瓶杯碗盒题題票层層道项項份家间間座颗粒根片步级級号號場场回歩点苹果学生方法"
-    "平方立方厘毫千公里斤小分钟鐘美]|ドル|メートル|グラム|リットル|つ|時間|分間)+"
-)
-
-
 _POWER = re.compile(r"\^\{?-?\d*\}?")
 # No noun: signs of two scripts in one word, or a capital after a small letter.
 _GLUED = re.compile(r"[a-z][A-Z]|[A-Za-z][\u3040-\u9fff]|[\u3040-\u9fff][A-Za-z]")
@@ -125,13 +83,14 @@ def alters(phrase: str, of: str = "") -> bool:
     allowed = {"off", *words_of(of)}
     if any(map(is_glued, phrase.split())) or _denies_cjk(phrase):
         return True
+    if words_in_other_languages.changes_value(phrase):
+        return True
     return any(changes_value(word) for word in words_of(phrase) if word not in allowed)
 
 
 def _denies_cjk(phrase: str) -> bool:
-    """Whether a Chinese or Japanese word of a phrase changes a number: `不 apples`."""
-    words = [word for word in phrase.split() if _CJK.fullmatch(word)]
-    return any(_CJK_CHANGING.search(word) and not _CJK_COUNTER.fullmatch(word) for word in words)
+    """Whether a phrase has a Chinese or Japanese word that is no counter: `不 apples`."""
+    return any(_CJK.fullmatch(word) and not is_counted(word) for word in phrase.split())
 
 
 def is_glued(word: str) -> bool:
@@ -170,8 +129,11 @@ def leaves_value(phrase: str, *, counted: bool = True) -> bool:
     text = phrase.strip(".() ")
     if text in SMALL_UNITS:
         return True
-    if _CJK.fullmatch(text):
-        return bool(_CJK_COUNTER.fullmatch(text)) and not text.startswith(("万", "千", "百", "半"))
+    if not text.isascii():
+        plain = _LONE_WORD.fullmatch(text) is not None  # Äpfel, яблок; not 个不
+        return is_counted(text) or (plain and not words_in_other_languages.changes_value(text))
+    if words_in_other_languages.changes_value(text):
+        return False
     found = words_of(phrase)
     if not found or len(found) > 7:
         return False

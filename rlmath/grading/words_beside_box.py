@@ -85,7 +85,6 @@ _BY_BOX = _BY - _names("limited bounded less smaller bigger larger greater cappe
 # Words that begin a new statement, so that a negation before them is of something else.
 _STATING = _names(", ; : = is are was were be so but that then has have total makes leaves gives")
 _REFUSALS = _names("not never cannot undefined impossible incorrect wrong invalid nope")
-_CJK_MINUS = re.compile(r"(?:负|負|マイナス)\s*\Z")
 
 # -- after it
 
@@ -148,11 +147,6 @@ _CHANGING_PHRASES = ("give or take", "plus or minus", "below zero")
 _UNSURE = re.compile(
     r"\b(?:not (?:so |very )?(?:sure|certain)|unsure|uncertain|i guess|a guess)\b", re.IGNORECASE
 )
-
-
-def is_negative_cjk(text: str, start: int) -> bool:
-    """Whether 负 or マイナス stands before the number."""
-    return _CJK_MINUS.search(text[max(0, start - 8) : start]) is not None
 
 
 def _tokens_before(text: str, start: int) -> list[str]:

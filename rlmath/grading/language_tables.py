@@ -1,0 +1,91 @@
+"""The words of each language that change, deny, hedge, bound, count or join values: data, not code.
+
+One file per language in `languages/`, read once. To add a language, write one more file with the
+same keys; `tests/unit/grading/test_language_tables.py` then tests each of its entries.
+
+    letters        its letters outside ASCII, as of a class of a regular expression
+    spaced         whether it sets spaces between words
+    negations      what denies a value             "not"
+    hedges         what leaves a value open        "maybe"
+    bounds         what says more or less of it    "more than"
+    fillers        what may stand between such a word and the value: "is", "the", "equal to"
+    counters       what counts things and leaves a number what it is
+    [conjunctions] `and` and `or` between two values
+    [multipliers]  factor = words; 0 for another change of the value ("squared")
+    [units]        name in `units` = spellings in this language; a new name is a unit of its own
+
+Words are separated by commas. `word-` counts only before a value, `-word` only after it. Words of a
+language without spaces are written without.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+_FOLDER = Path(__file__).parent / "languages"
+_CHANGING = ("negations", "hedges", "bounds")
+
+
+@dataclass(frozen=True, slots=True)
+class Language:
+    """One language's table.
+
+    Attributes:
+        before, after: phrases that, standing before or after a value, change, deny or bound it.
+        multipliers: factors by word; 0 for a change that is no factor.
+        units: names by spelling; the empty name is a counter.
+    """
+
+    name: str
+    letters: str
+    spaced: bool
+    negations: frozenset[str]
+    hedges: frozenset[str]
+    bounds: frozenset[str]
+    fillers: frozenset[str]
+    before: frozenset[str]
+    after: frozenset[str]
+    both: frozenset[str]
+    either: frozenset[str]
+    multipliers: dict[str, Fraction]
+    units: dict[str, str]
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in (part.strip() for part in text.replace("\n", " ").split(",")) if word]
+
+
+def _language(path: Path) -> Language:
+    raw: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
+    factors = {
+        word: Fraction(factor) for factor, words in raw["multipliers"].items() for word in _words(words)
+    }
+    changing = {key: _words(raw[key]) for key in _CHANGING}
+    phrases = [*(word for words in changing.values() for word in words), *factors]
+    units = {word: name for name, words in raw["units"].items() for word in _words(words)}
+    plain = {key: frozenset(word.strip("-") for word in words) for key, words in changing.items()}
+    return Language(
+        name=path.stem,
+        letters=raw["letters"],
+        spaced=raw["spaced"],
+        **plain,
+        fillers=frozenset(_words(raw["fillers"])),
+        before=frozenset(word.rstrip("-") for word in phrases if word[0] != "-"),
+        after=frozenset(word.lstrip("-") for word in phrases if word[-1] != "-"),
+        both=frozenset(_words(raw["conjunctions"]["and"])),
+        either=frozenset(_words(raw["conjunctions"]["or"])),
+        multipliers={word.strip("-"): factor for word, factor in factors.items()},
+        units=dict.fromkeys(_words(raw["counters"]), "") | units,
+    )
+
+
+LANGUAGES = tuple(_language(path) for path in sorted(_FOLDER.glob("*.toml")))
+ENGLISH = next(one for one in LANGUAGES if one.name == "english")
+OTHERS = tuple(one for one in LANGUAGES if one is not ENGLISH)
+# Conjunctions of all languages.
+AND = frozenset().union(*(one.both for one in LANGUAGES))
+OR = frozenset().union(*(one.either for one in LANGUAGES))
