@@ -85,10 +85,11 @@ class Answer:
 
     @property
     def items(self) -> int:
-        """How many values it lists or has in a set, at most 8; 1 if it is neither."""
-        if self.boxes > 1 or self.node[0] not in ("list", "set") or "or" in self.node[2:]:
+        """How many values it lists or has in a set or tuple, at most 8; else 1."""
+        if self.boxes > 1 or self.node[0] not in ("list", "set", "tup"):
             return 1
-        return len(self.node[1]) if len(self.node[1]) <= _MAX_LISTED else 1
+        values = self.node[3] if self.node[0] == "tup" else self.node[1]
+        return len(values) if len(values) <= _MAX_LISTED else 1
 
     @property
     def plain_letter(self) -> bool:

@@ -1,18 +1,30 @@
-"""Several boxes as one answer: a list that the accepted answer asks for, or several guesses."""
+"""Several boxes as one answer: a list that the accepted answer asks for, or several guesses.
+
+Two boxes are a row if nothing but separators, conjunctions of any language that has a table, and
+the name of the second value (`x =`) stand between them.
+"""
 
 from __future__ import annotations
 
 import re
 
+from rlmath.grading.language_tables import AND, ENGLISH, OR
+
+# `5 or 6` in a box, but not the pair `(2, 2)` or the solution `p = 5, q = 2`.
 SEVERAL = re.compile(r"[,;&]|\\pm\b|±|\b(?:and|or)\b|[或和]")
-_GUESS_GAP = re.compile(r"[\s$]{0,9}(?:,|,? ?\b(?:and|or)\b)[\s$]{0,9}")
+_TUPLE = re.compile(r"(?:\\left)?\([^()\\]*(?:\\[dt]?frac[^()]*)?(?:\\right)?\)")
+_ASSIGNED = re.compile(r"(?:[a-zA-Z]\s*=[^=,;]+,\s*)+[a-zA-Z]\s*=[^=,;]+")
 _NAME_BEFORE = re.compile(
     r"((?<![A-Za-z\\])[A-Za-z]|\\[a-z]{2,7})(_\{?\d{1,3}\}?)?\s{0,3}=[\s$]{0,3}\Z"
 )
-_LIST_GAP = re.compile(r"[\s$,;.\\()\[\]]*(?:and|or|和)?[\s$,;.\\()\[\]]*")
+_MAX_GAP_CHARS = 60
+_GUESSING = OR | AND | ENGLISH.hedges - frozenset(("so", "is", "are", "when", "where", "to", "we", "i"))
+_GROUP = re.compile(r"\\(?:text[a-z]{0,6}|mathrm|[mh]box)\s*\{([^{}]*)\}")
+_SEPARATOR = re.compile(r"\\(?:q?quad|[,;:! \\()\[\]])|[\s$~,;.|/()\[\]&*_，；、]+")
+Boxes = list[tuple[str, str]]  # (text between it and the box before it, content)
 
 
-def joined(boxes: list[tuple[str, str]], count: int, ordered: bool = False) -> str | None:
+def joined(boxes: Boxes, count: int, ordered: bool = False) -> str | None:
     """Several boxes as one answer; None if there are fewer or they stand in different paragraphs.
 
     A list if nothing but a comma or `and` stands between them, else a tuple: `x is 3 and y is 4`.
@@ -21,16 +33,17 @@ def joined(boxes: list[tuple[str, str]], count: int, ordered: bool = False) -> s
         return None
     boxes = _unnamed(boxes, numbered=False)
     gaps = [gap for gap, _ in boxes[1:]]
-    if any("\n\n" in gap or len(gap) > 120 for gap in gaps):
+    if any("\n\n" in gap or len(gap) > 2 * _MAX_GAP_CHARS for gap in gaps):
         return None
     inner = ", ".join(content for _, content in boxes)
-    return inner if not ordered and all(_LIST_GAP.fullmatch(gap) for gap in gaps) else f"({inner})"
+    return inner if not ordered and all(_conjunction(gap) is not None for gap in gaps) else f"({inner})"
 
 
-def listed(boxes: list[tuple[str, str]], count: int) -> str | None:
+def listed(boxes: Boxes, count: int) -> str | None:
     """`2, -3` from `\\boxed{2} and \\boxed{-3}`; None unless `count` boxes in a row end the text.
 
-    One more box in the same row, or a box that is a list itself, is something else.
+    With different names before them, `x=1, y=2`. One more box in the same row, or a box that is a
+    list itself, is something else.
 
     Args:
         boxes: the last `count` + 1 of a text, see `last_boxes`.
@@ -38,27 +51,70 @@ def listed(boxes: list[tuple[str, str]], count: int) -> str | None:
     """
     boxes = _unnamed(boxes, numbered=True)
     row = _unnamed(boxes[-count:], numbered=True)
-    if len(row) < count or any(SEVERAL.search(content) for _, content in row):
+    if len(row) < count or not all(content for _, content in row):
         return None
-    if not all(content and _LIST_GAP.fullmatch(gap) for gap, content in row[1:]) or not row[0][1]:
+    names = [_NAME_BEFORE.search(gap[-20:]) for gap, _ in row]
+    if len({name[0] for name in names if name}) == count:
+        values = [
+            (gap[: len(gap) - len(name[0])] if name else gap, f"{name[1]}{name[2] or ''}={box}")
+            for (gap, box), name in zip(row, names, strict=True)
+            if name
+        ]
+        row = values
+    elif any(SEVERAL.search(content) and not _is_one(content) for _, content in row):
         return None
-    if len(boxes) > count and _LIST_GAP.fullmatch(row[0][0]):
+    if any(_conjunction(gap) is None for gap, _ in row[1:]):
         return None
-    return ", ".join(content for _, content in row)
+    if len(boxes) > count and _conjunction(row[0][0]) is not None:
+        return None
+    return ", ".join(content if "=" not in content else _grouped(content) for _, content in row)
 
 
-def guesses(pair: list[tuple[str, str]]) -> str | None:
+def guesses(pair: Boxes) -> str | None:
     """`5 or 6` from `\\boxed{5} or \\boxed{6}`: two values in one breath are no single answer."""
     pair = _unnamed(pair, numbered=False)
-    if len(pair) < 2 or not _GUESS_GAP.fullmatch(pair[1][0]):
+    conjunction = _conjunction(pair[1][0]) if len(pair) > 1 else None
+    if conjunction is None and len(pair) > 1 and _is_guess(pair[1][0]):
+        conjunction = "or"
+    if conjunction is None:
         return None
     first, second = pair[0][1], pair[1][1]
     if not first or first == second or SEVERAL.search(first) or SEVERAL.search(second):
         return None
-    return f"{first} or {second}" if "or" in pair[1][0] else f"{first}, {second}"
+    return f"{first} or {second}" if conjunction == "or" else f"{first}, {second}"
 
 
-def _unnamed(row: list[tuple[str, str]], *, numbered: bool) -> list[tuple[str, str]]:
+def _conjunction(gap: str) -> str | None:
+    """`or`, or `,` for a separator, `and` or nothing; None if other words stand in the gap."""
+    if len(gap) > _MAX_GAP_CHARS:
+        return None
+    words = _SEPARATOR.sub(" ", _GROUP.sub(r" \1 ", gap)).lower()
+    words = " ".join(words.split())
+    if not words or words in AND:
+        return ","
+    return "or" if words in OR else None
+
+
+def _is_guess(gap: str) -> bool:
+    """Whether the words of a gap join a second guess: `alternatively`, `or possibly`."""
+    words = _SEPARATOR.sub(" ", _GROUP.sub(r" \1 ", gap[-_MAX_GAP_CHARS:])).lower().split()
+    return bool(words) and all(word in _GUESSING for word in words)
+
+
+def _is_one(content: str) -> bool:
+    """Whether a box with a comma holds one item of a list: `(2, 2)` or `p = 5, q = 2`."""
+    return bool(_TUPLE.fullmatch(content) or _ASSIGNED.fullmatch(content))
+
+
+def _grouped(content: str) -> str:
+    """`p=5, q=2` as the pair `(5, 2)`, its values in the order of the names."""
+    if not _ASSIGNED.fullmatch(content):
+        return content
+    pairs = sorted(part.split("=", 1) for part in content.split(","))
+    return f"({', '.join(value.strip() for _, value in pairs)})"
+
+
+def _unnamed(row: Boxes, *, numbered: bool) -> Boxes:
     """Boxes without `x =` between them if all of them are values of one x, or of x_1, x_2."""
     names = [_NAME_BEFORE.search(gap[-20:]) for gap, _ in row]
     named = {name and (name[1] if numbered else name[1] + (name[2] or "")) for name in names}

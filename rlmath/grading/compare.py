@@ -339,17 +339,19 @@ class Comparer(PiecewiseComparer):
         return None
 
     def grouped(self, a: Node, g: Node) -> Verdict:
-        """`1,234`: one number, unless the other side is a list of as many items."""
+        """`1,234`: one number, or a list if it answers a list. A gold of two groups is the number."""
         if a[0] == "grouped" and g[0] == "grouped":
             return a[1] == g[1]
-        listing = g if a[0] == "grouped" else a
-        text = a[1] if a[0] == "grouped" else g[1]
-        pair = listing[0] == "set" and len(listing[1]) < 3  # {1,234} is a set of two
-        if listing[0] in ("list", "set") and not pair and "." not in text:
-            items = tuple(number(part) for part in text.split(","))
-            return self.unordered(items, listing[1]) if len(items) == len(listing[1]) else False
-        value = number(text.replace(",", ""))
-        return self.nodes(value, g) if a[0] == "grouped" else self.nodes(a, value)
+        if g[0] == "grouped":
+            parts = g[1].split(",")
+            if a[0] == "list" and len(a[1]) == len(parts) > 2 and a[2] == ",":  # 100,200,300
+                return a[1] == tuple(map(number, parts)) and all(part[0] != "0" for part in parts)
+            return self.nodes(a, number(g[1].replace(",", "")))
+        pair = g[0] == "set" and len(g[1]) < 3  # {1,234} is a set of two
+        if g[0] in ("list", "set") and not pair and "." not in a[1]:
+            items = tuple(number(part) for part in a[1].split(","))
+            return self.unordered(items, g[1]) if len(items) == len(g[1]) else False
+        return self.nodes(number(a[1].replace(",", "")), g)
 
     def unordered(self, first: Sequence[Node], second: Sequence[Node]) -> Verdict:
         """Whether the items of one are those of the other in some order."""

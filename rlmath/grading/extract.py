@@ -127,10 +127,11 @@ def _boxed_value(text: str, final: tuple[int, int], boxes: int, ordered: bool, i
     taken, count = None, boxes
     if boxes > 1:
         taken = box_rows.joined(last_boxes(text, boxes), boxes, ordered)
-    elif items > 1 and not box_rows.SEVERAL.search(value):
-        taken, count = box_rows.listed(last_boxes(text, items + 1), items), items
     elif last_command(text, final[0]) is not None:
-        taken, count = box_rows.guesses(last_boxes(text, 2)), 2
+        if items > 1:
+            taken, count = box_rows.listed(last_boxes(text, items + 1), items), items
+        else:
+            taken, count = box_rows.guesses(last_boxes(text, 2)), 2
     begin = final[0]
     if taken is not None:
         value, begin = taken, last_spans(text, count)[0][0]

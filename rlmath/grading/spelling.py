@@ -17,6 +17,9 @@ _E_IN_TEXT = re.compile(
 _CORNERED = re.compile(r"\^\{?(\d+)\}?\s*/\s*_\{?(\d+)\}?")
 
 
+_THIN_COMMA = re.compile(r"(?<=\d)(?:\\!)*(?:,|\{,\})(?:\\!)+(?=\d{3})")
+
+
 def plain_numbers(text: str) -> str:
     """`text` with 1.234.567, 1'234'567, 1_234_567 and 1.5\\text{E}3 written as usual.
 
@@ -31,6 +34,8 @@ def plain_numbers(text: str) -> str:
         if european is not None:
             return european[1].replace(".", "") + "." + european[2]
         text = _DOTS.sub(lambda m: m[0].replace(".", "").replace(",", "."), text)
+    if "\\!" in text:
+        text = _THIN_COMMA.sub("{,}", text)  # 10\!,\!000
     if "{,}" in text:
         text = _BRACED_COMMA.sub(r"\1.\2", text)
     if "_" in text:
