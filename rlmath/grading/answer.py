@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from rlmath.grading import units
 from rlmath.grading.box import last_box
 from rlmath.grading.declared import congruences, take_declarations
+from rlmath.grading.formula_spellings import usual
 from rlmath.grading.lexer import Token, TooLong, lex
 from rlmath.grading.listing import listed
+from rlmath.grading.number_spellings import plain_numbers
 from rlmath.grading.options import Options, read_options
 from rlmath.grading.parser import Parser
 from rlmath.grading.prose import unwrapped
 from rlmath.grading.quantities_in_other_languages import in_english
 from rlmath.grading.settings import GradingSettings
-from rlmath.grading.spelling import plain_numbers
 from rlmath.grading.syntax import FUNCTIONS, GREEK, Node, ParseError
 from rlmath.grading.unicode import to_latex, unescaped
 
@@ -113,7 +114,7 @@ def read(text: str, settings: GradingSettings) -> Answer:
     if "\\boxed" in stripped or "\\fbox" in stripped:
         box = last_box(stripped)
         stripped = stripped if box is None else box
-    latex = in_english(to_latex(unescaped(stripped)).strip("* "))
+    latex = in_english(usual(to_latex(unescaped(stripped)).strip("* ")))
     latex = _POSSESSIVE.sub("s", plain_numbers(latex))
     problem = _malformed(latex)
     prefix = _PREFIX.match(latex)

@@ -113,7 +113,9 @@ def stands_alone(text: str, begin: int, end: int) -> bool:
         return False
     before = _TEXT.sub(r" \1 ", before) if "\\" in before else before
     after = _TEXT.sub(r" \1 ", after) if "\\" in after else after
-    if _SCALED.match(" " + after.lstrip(" $")) or words_in_other_languages.changes_box(before, after):
+    if _SCALED.match(" " + after.lstrip(" $")) or words_in_other_languages.changes_box(
+        before, after
+    ):
         return False
     return not words_beside_box.changes_box(before, after)
 

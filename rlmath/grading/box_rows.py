@@ -18,7 +18,9 @@ _NAME_BEFORE = re.compile(
     r"((?<![A-Za-z\\])[A-Za-z]|\\[a-z]{2,7})(_\{?\d{1,3}\}?)?\s{0,3}=[\s$]{0,3}\Z"
 )
 _MAX_GAP_CHARS = 60
-_GUESSING = OR | AND | ENGLISH.hedges - frozenset(("so", "is", "are", "when", "where", "to", "we", "i"))
+_GUESSING = (
+    OR | AND | ENGLISH.hedges - frozenset(("so", "is", "are", "when", "where", "to", "we", "i"))
+)
 _GROUP = re.compile(r"\\(?:text[a-z]{0,6}|mathrm|[mh]box)\s*\{([^{}]*)\}")
 _SEPARATOR = re.compile(r"\\(?:q?quad|[,;:! \\()\[\]])|[\s$~,;.|/()\[\]&*_，；、]+")
 Boxes = list[tuple[str, str]]  # (text between it and the box before it, content)
@@ -36,7 +38,11 @@ def joined(boxes: Boxes, count: int, ordered: bool = False) -> str | None:
     if any("\n\n" in gap or len(gap) > 2 * _MAX_GAP_CHARS for gap in gaps):
         return None
     inner = ", ".join(content for _, content in boxes)
-    return inner if not ordered and all(_conjunction(gap) is not None for gap in gaps) else f"({inner})"
+    return (
+        inner
+        if not ordered and all(_conjunction(gap) is not None for gap in gaps)
+        else f"({inner})"
+    )
 
 
 def listed(boxes: Boxes, count: int) -> str | None:

@@ -15,6 +15,7 @@ from rlmath.grading import units, wording
 from rlmath.grading.answer import Answer, read
 from rlmath.grading.arith import symbols
 from rlmath.grading.listing import (
+    as_lines,
     assignments,
     every,
     expand,
@@ -22,17 +23,24 @@ from rlmath.grading.listing import (
     is_listing,
     listed,
     plus_minus,
+    solutions,
     unwrap,
 )
 from rlmath.grading.matrices import as_matrix, folded
 from rlmath.grading.numerals import number
 from rlmath.grading.options import names_another
 from rlmath.grading.piecewise import PiecewiseComparer
-from rlmath.grading.scalars import SCALARS, Verdict, has_remainder
+from rlmath.grading.scalars import SCALARS, Verdict, has_remainder, with_constant_of
 from rlmath.grading.syntax import Node, is_numeric
 from rlmath.grading.wording import absence
 
 _TEXT_SEPARATOR = re.compile(r"[,;&]|\band\b|\n")
+_YES_OR_NO = ("yes", "no")
+_NOT = frozenset(("not", "no", "never", "cannot", "impossible", "false", "wrong", "t"))
+_UNSURE = frozenset(
+    """or but maybe perhaps possibly probably unless if except although though however likely wait
+    unsure guess yes""".split()
+)
 _NO_WORD = re.compile(r"\\(?:text|mathrm|textbf|mbox)|[{}()$.!?:\"']")
 _WORDS = re.compile(r"[A-Za-z\d ,.;:'’()%$/-]+")  # of an option's text
 _MAX_ITEMS = 128
@@ -80,7 +88,7 @@ class Comparer(PiecewiseComparer):
         self.last_layer = "numeric"
         if has_remainder(answer.node) != has_remainder(gold.node):
             return False  # 9 mod 10 is a class, and 3x mod 7 is not 3x
-        return self.nodes(answer.node, gold.node)
+        return self.nodes(with_constant_of(answer.node, gold.node), gold.node)
 
     def breaks(self, node: Node) -> bool:
         """Whether an item of a list, or a named value, is a false chain: `x = 9 = 1, 2`."""
@@ -159,6 +167,8 @@ class Comparer(PiecewiseComparer):
             return False
         if _unbraced(answer.words) == _unbraced(gold.words):
             return True
+        if gold.words in _YES_OR_NO and answer.prose:
+            return answer.words.startswith(gold.words) and _explains(answer.text, gold.words)
         if answer.prose and gold.prose and _text_items(answer.text) == _text_items(gold.text):
             return True
         absent = absence(answer.text, answer.words, answer.node)
@@ -287,6 +297,8 @@ class Comparer(PiecewiseComparer):
             return False  # p and q is not p or q
         label_a, items_a = listed(a)
         label_g, items_g = listed(g)
+        if all(item[0] == "tup" for item in (*items_a, *items_g)):
+            items_a, items_g = list(self.distinct(items_a)), list(self.distinct(items_g))
         if label_a is not None and label_g is not None and self.nodes(label_a, label_g) is not True:
             return False
         if len(items_a) != len(items_g):
@@ -297,6 +309,7 @@ class Comparer(PiecewiseComparer):
                 return False  # several names against one
         if items_a == [a] and items_g == [g]:
             return False  # 5 in {4, 5} lists nothing
+        items_a, items_g = as_lines(items_a), as_lines(items_g)
         return self.unordered(items_a, items_g)
 
     def systems(self, a: list[tuple[Node, Node]], g: list[tuple[Node, Node]]) -> Verdict:
@@ -319,6 +332,9 @@ class Comparer(PiecewiseComparer):
         """`x=1, y=2` against a bare `1, 2`: in the written order. None if order does not matter."""
         if len({str(name[1]).split("_")[0] for name, _ in named}) < 2:
             return None  # x=1, x=2 and x_1=1, x_2=2
+        points = solutions(named)
+        if points is not None and bare[0] in ("list", "set"):
+            return self.unordered(*((points, bare[1])[:: 1 if answer_is_named else -1]))
         if bare[0] != "list" or len(bare[1]) != len(named):
             return False
         labels = [item[2][0] if item[0] == "rel" else None for item in bare[1]]
@@ -498,6 +514,14 @@ def _droppable(united: Node, *, gold: bool) -> bool:
     value = united[1][1] if united[1][0] == "neg" else united[1]
     counted = (value[0] not in ("/", "d") and value != ("n", 1)) or bool(set(symbols(value)))
     return wording.leaves_value(phrase, counted=counted)
+
+
+def _explains(text: str, stated: str) -> bool:
+    """Whether a yes or no is followed by a sentence that does not take it back."""
+    head, comma, rest = _NO_WORD.sub(" ", text).lower().partition(",")
+    words = set(rest.split())
+    denied = stated == "yes" and any(w in _NOT or w.endswith(("n t", "n't")) for w in words)
+    return bool(comma) and head.split() == [stated] and not denied and words.isdisjoint(_UNSURE)
 
 
 def _is_percent(node: Node) -> bool:

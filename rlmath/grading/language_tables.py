@@ -62,7 +62,9 @@ def _words(text: str) -> list[str]:
 def _language(path: Path) -> Language:
     raw: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     factors = {
-        word: Fraction(factor) for factor, words in raw["multipliers"].items() for word in _words(words)
+        word: Fraction(factor)
+        for factor, words in raw["multipliers"].items()
+        for word in _words(words)
     }
     changing = {key: _words(raw[key]) for key in _CHANGING}
     phrases = [*(word for words in changing.values() for word in words), *factors]

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
 from rlmath.grading import units, wording
+from rlmath.grading.arith import symbols
 from rlmath.grading.syntax import Node, holds, is_numeric
 
 
@@ -80,6 +81,8 @@ def is_label(node: Node) -> bool:
         )
     if kind == "*":
         return all(part[0] in ("s", "app", "*") and is_label(part) for part in node[1])
+    if kind == "setop":  # A ∪ B = {1, 2}
+        return all(part[0] == "s" and len(part[1]) == 1 for part in node[2:])
     if kind == "ratio":
         return all(is_label(part) for part in node[1])
     if kind == "tup":
@@ -216,6 +219,28 @@ def assignments(node: Node) -> list[tuple[Node, Node]] | None:
             return None
         pairs.append((item[2][0], item[2][1]))
     return pairs
+
+
+def solutions(named: list[tuple[Node, Node]]) -> list[Node] | None:
+    """Points of `p=5, q=2; p=7, q=2`, their values in the order of the names; else None."""
+    names = [name for name, _ in named]
+    size = len(set(names))
+    if len(names) == size or names != names[:size] * (len(names) // size):
+        return None
+    rows = [named[start : start + size] for start in range(0, len(named), size)]
+    return [("tup", "(", ")", tuple(v for _, v in sorted(row, key=repr_of_name))) for row in rows]
+
+
+def repr_of_name(pair: tuple[Node, Node]) -> str:
+    return str(pair[0])
+
+
+def as_lines(items: list[Node]) -> list[Node]:
+    """`x = 2` as `x - 2 = 0` where another item is an equation in several variables: lines."""
+    equations = [item for item in items if item[0] == "rel" and item[1] == ("=",)]
+    if len(equations) < len(items) or all(len(set(symbols(item))) < 2 for item in equations):
+        return items
+    return [("rel", ("=",), (difference(item), ("n", 0))) for item in equations]
 
 
 def difference(node: Node) -> Node:

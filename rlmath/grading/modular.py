@@ -30,6 +30,8 @@ _PRIMES: tuple[int, ...] = (
     91572287493741666326204080638623,
     154308371621274185575468790303027,
 )
+_COUNTING = ("factorial", "binom")
+_MAX_FACTORIAL = 20_000
 _STEP = 5_040  # variables are multiples of it, so that n/2 or n/7 is an integer in exponents
 _SMALL_PRIMES = [p for p in range(2, 1_000) if all(p % q for q in range(2, math.isqrt(p) + 1))]
 Pair = tuple[int, int]  # real and imaginary part
@@ -200,6 +202,10 @@ class Field:
         known = self.exact(("f", name, args))
         if known is not None:
             return self.fraction(known)
+        if name in _COUNTING:
+            counted = self.counted(name, [self.exact(part) for part in args])
+            if counted is not None:
+                return counted
         if name == "log":
             top = self.logarithm(args[0])
             return top if len(args) == 1 else self.times(top, self.inverse(self.logarithm(args[1])))
@@ -215,6 +221,24 @@ class Field:
             if special is not None:
                 return special
         return self.atom("f " + name, *(self.value(part) for part in args))
+
+    def counted(self, name: str, args: list[Any]) -> Pair | None:
+        """A factorial or a binomial coefficient of integers up to 20,000; None of others."""
+        if not all(isinstance(one, int) and 0 <= one <= _MAX_FACTORIAL for one in args):
+            return None
+        if name == "factorial":
+            return self.factorial(args[0]), 0
+        total, part = args
+        if part > total:
+            return 0, 0
+        bottom = self.factorial(part) * self.factorial(total - part) % self.p
+        return self.factorial(total) * pow(bottom, -1, self.p) % self.p, 0
+
+    def factorial(self, count: int) -> int:
+        product = 1
+        for factor in range(2, count + 1):
+            product = product * factor % self.p
+        return product
 
     def binomial(self, top: Node, bottom: Any) -> Pair | None:
         if not isinstance(bottom, int) or not 0 <= bottom <= 20:
@@ -356,6 +380,32 @@ def equal(first: Node, second: Node, max_bits: int, *, constant: bool) -> bool:
         except (NoValue, ValueError, ZeroDivisionError, OverflowError):
             continue
     return False
+
+
+def equal_integers(first: Node, second: Node, max_bits: int) -> bool:
+    """Whether two arithmetic expressions without names are equal in the first three fields.
+
+    For integers that are too large for floating point: 2^1000000. False is no proof.
+    """
+    if not (_is_arithmetic(first) and _is_arithmetic(second)):
+        return False
+    try:
+        fields = [Field(prime, max_bits, 0) for prime in _PRIMES[:3]]
+        return all(field.value(first) == field.value(second) for field in fields)
+    except (NoValue, ValueError, ZeroDivisionError, OverflowError):
+        return False
+
+
+def _is_arithmetic(node: Node) -> bool:
+    """Whether a tree holds only integers, the four operations, powers, factorials, binomials."""
+    kind = node[0]
+    if kind == "n":
+        return True
+    if kind in ("+", "*"):
+        return all(map(_is_arithmetic, node[1]))
+    if kind in ("neg", "/", "^"):
+        return all(map(_is_arithmetic, node[1:]))
+    return kind == "f" and node[1] in _COUNTING and all(map(_is_arithmetic, node[2]))
 
 
 def proportional(first: Node, second: Node, max_bits: int) -> bool | None:

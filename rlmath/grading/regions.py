@@ -8,6 +8,7 @@ from functools import cmp_to_key
 
 from rlmath.grading import wording
 from rlmath.grading.arith import Approximate, Exact, Undecidable, symbols
+from rlmath.grading.listing import difference
 from rlmath.grading.syntax import Node, is_numeric, replaced
 
 _PLUS: Node = ("k", "oo")
@@ -60,6 +61,18 @@ def complement_of(nodes: list[Node], exact: Exact, *, back: bool = False) -> Reg
         return None
 
 
+def linear_root(node: Node, name: Node, exact: Exact) -> Node | None:
+    """The solution of `2x - 10 = 0`, linear in its one variable with 0 on a side; else None."""
+    left, right = node[2]
+    if ("n", 0) not in (left, right):
+        return None
+    line = _Reader(exact).line(left if right == ("n", 0) else right)
+    if line is None or ("s", line[0]) != name:
+        return None
+    factor: Node = ("/", ("n", line[1].denominator), ("n", abs(line[1].numerator)))
+    return ("*", (factor, ("neg", line[2]) if line[1] > 0 else line[2]))
+
+
 def _infinite(node: Node) -> int:
     if node == _PLUS or (node[0] == "+" and node[1] == (_PLUS,)):
         return 1
@@ -75,6 +88,30 @@ def is_worded(node: Node) -> bool:
             return True
         stack.extend(part for part in item if isinstance(part, tuple))
     return False
+
+
+def _variable(node: Node) -> str:
+    """The name of a variable or of a function of one, `f(x)`, whose values a region may bound."""
+    if node[0] == "app" and len(node[2]) == 1 and node[2][0][0] == "s":
+        return f"{node[1]}({node[2][0][1]})"
+    return str(node[1]) if node[0] == "s" else ""
+
+
+def _is_polynomial(node: Node) -> bool:
+    kind = node[0]
+    if kind in ("n", "d", "s"):
+        return True
+    if kind in ("+", "*"):
+        return all(map(_is_polynomial, node[1]))
+    if kind == "^":
+        return node[2][0] == "n" and node[2][1] < 4 and _is_polynomial(node[1])
+    return kind == "neg" and _is_polynomial(node[1])
+
+
+def _rational(value: Fraction) -> Node:
+    top: Node = ("n", abs(value.numerator))
+    plain: Node = top if value.denominator == 1 else ("/", top, ("n", value.denominator))
+    return ("neg", plain) if value < 0 else plain
 
 
 class _Reader:
@@ -174,22 +211,22 @@ class _Reader:
     def relation(self, node: Node) -> Region | None:
         operators, sides = node[1], node[2]
         if operators == ("in",):
-            if sides[0][0] != "s":
-                return None
-            inner = self.read(sides[1])
-            return None if inner is None else Region(inner.pieces, sides[0][1])
+            name = _variable(sides[0])
+            inner = self.read(sides[1]) if name else None
+            return None if inner is None else Region(inner.pieces, name)
         between = self.absolute(operators, sides)
         if between is not None:
             return between
+        names = [_variable(side) for side in sides]
         if len(operators) == 1:
-            if sides[0][0] == "s":
-                return self.half_line(sides[0][1], operators[0], sides[1])
-            if sides[1][0] == "s" and operators[0] in _FLIP:
-                return self.half_line(sides[1][1], _FLIP[operators[0]], sides[0])
-            return None
-        if len(operators) == 2 and sides[1][0] == "s" and set(operators) <= {"<", "<=", ">", ">="}:
-            first = self.half_line(sides[1][1], _FLIP[operators[0]], sides[0])
-            second = self.half_line(sides[1][1], operators[1], sides[2])
+            if names[0]:
+                return self.half_line(names[0], operators[0], sides[1])
+            if names[1] and operators[0] in _FLIP:
+                return self.half_line(names[1], _FLIP[operators[0]], sides[0])
+            return self.parabola(operators[0], difference(node))
+        if len(operators) == 2 and names[1] and set(operators) <= {"<", "<=", ">", ">="}:
+            first = self.half_line(names[1], _FLIP[operators[0]], sides[0])
+            second = self.half_line(names[1], operators[1], sides[2])
             if first is None or second is None:
                 return None
             return self.intersection(first, second)
@@ -217,6 +254,32 @@ class _Reader:
                 return None
             result = part if result is None else self.intersection(result, part)
         return result
+
+    def parabola(self, operator: str, node: Node) -> Region | None:
+        """`x^2 < 4` with rational coefficients; None if it is no quadratic inequality."""
+        names = set(symbols(node))
+        if len(names) != 1 or operator not in ("<", "<=", ">", ">=") or not _is_polynomial(node):
+            return None
+        name = next(iter(names))
+        values = [self.exact(replaced(node, ("s", name), ("n", j))) for j in range(5)]
+        if any(value is None for value in values):
+            return None
+        at = [Fraction(value) for value in values if value is not None]
+        a = (at[2] - 2 * at[1] + at[0]) / 2
+        b, c = at[1] - at[0] - a, at[0]
+        if not a or any(a * j * j + b * j + c != at[j] for j in (3, 4)):
+            return None
+        under = b * b - 4 * a * c
+        if under <= 0:
+            return None
+        spread: Node = ("f", "root", (_rational(under / (4 * a * a)), ("n", 2)))
+        middle = _rational(-b / (2 * a))
+        low, high = ("+", (middle, ("neg", spread))), ("+", (middle, spread))
+        closed = operator in ("<=", ">=")
+        if (a > 0) == (operator in ("<", "<=")):
+            return Region((Piece(low, closed, high, closed),), name)
+        outside = (Piece(_MINUS, False, low, closed), Piece(high, closed, _PLUS, False))
+        return Region(outside, name)
 
     def line(self, node: Node) -> tuple[str, Fraction, Node] | None:
         """(name, slope, offset) of a linear expression in one variable."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlmath.grading import modular
 from rlmath.grading.arith import Approximate, Undecidable, symbols
 from rlmath.grading.listing import difference, every, is_label, unwrap
-from rlmath.grading.regions import Piece, is_worded, region
+from rlmath.grading.regions import Piece, is_worded, linear_root, region
 from rlmath.grading.scalars import SCALARS, ScalarComparer, Verdict, last_digit
 from rlmath.grading.syntax import Node, holds, is_numeric
 
@@ -168,6 +168,9 @@ class RelationComparer(ScalarComparer):
         pinned_g = (
             label_g is not None and value_g is not None and next(symbols(value_g), None) is None
         )
+        if pinned_a and not pinned_g and label_a is not None and value_a is not None:
+            root = linear_root(g, label_a, self.exact)
+            return False if root is None else self.nodes(value_a, root)  # x = 3 for x - 3 = 0
         if pinned_a or pinned_g:
             return False  # x = 5 is not 2x = 10: it says more
         return self.multiples(difference(a), difference(g))

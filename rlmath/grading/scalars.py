@@ -20,6 +20,8 @@ SCALARS = frozenset(
 
 
 _I: Node = ("k", "i")
+_SMALL_C: Node = ("s", "c")
+_CAPITAL_C: Node = ("s", "C")
 _CAPITAL_I: Node = ("s", "I")
 _ZERO_TO_ZERO: Node = ("^", ("n", 0), ("n", 0))
 
@@ -249,7 +251,8 @@ class ScalarComparer(ABC):
                 return False
             agreed += agrees is True
         if agreed == 0:
-            return None
+            large = not names and modular.equal_integers(a, g, self.settings.max_exact_bits)
+            return True if large else None
         if modular.equal(a, g, self.settings.max_exact_bits, constant=not names):
             return True
         return False if is_rational_function(a) and is_rational_function(g) else None
@@ -297,6 +300,14 @@ class ScalarComparer(ABC):
         if abs(x - y) > 1e-9 * size + noise:
             return False
         return True if size > 100 * noise or size == 0 else None
+
+
+def with_constant_of(a: Node, g: Node) -> Node:
+    """`a` with the constant of integration that `g` has: `x^2 + c` for `x^2 + C`."""
+    for mine, theirs in ((_SMALL_C, _CAPITAL_C), (_CAPITAL_C, _SMALL_C)):
+        if a[0] == g[0] == "+" and mine in a[1] and theirs in g[1] and not holds(a, theirs):
+            return replaced(a, mine, theirs)
+    return a
 
 
 def last_digit(value: Rational, digits: int) -> Fraction:

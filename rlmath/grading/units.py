@@ -92,7 +92,23 @@ _add("krw", 1, "₩", "won")
 _add("rub", 1, "₽", "ruble")
 _add("brl", 1, "real", "reais")
 _add("inr", 1, "₹", "rupee", "INR", "Rs", "rs")
-_add("unit", 1, "unit", "square unit", "sq unit", "cubic unit")
+_add("unit", 1, "unit", "square unit", "sq unit", "cubic unit", "square")
+
+# With the usual prefixes, where they are no units yet: 5 mA, 3 μF, 2 kV.
+_PREFIXES = {"p": "1/1000000000000", "n": "1/1000000000", "u": "1/1000000", "m": "1/1000"}
+_PREFIXES |= {"k": "1000", "M": "1000000", "G": "1000000000"}
+_add("capacitance", 1, "farad")
+_add("charge", 1, "coulomb")
+_PREFIXED = {"A": "ampere", "V": "volt", "W": "watt", "J": "joule", "N": "newton", "F": "farad"}
+_PREFIXED |= {"Pa": "pascal", "Hz": "hertz", "C": "coulomb", "s": "second", "m": "meter"}
+_PREFIXED |= {"g": "gram", "L": "liter", "mol": "mole"}
+_NEW = {
+    prefix + symbol: (_TABLE[name][0], Fraction(factor) * _TABLE[name][1])
+    for symbol, name in _PREFIXED.items()
+    for prefix, factor in _PREFIXES.items()
+    if prefix + symbol not in _TABLE
+}
+_TABLE.update(_NEW)
 
 PERCENT = frozenset({"percent", "percentage", "pct", "%"})
 ORDINALS = frozenset({"st", "nd", "rd", "th"})
@@ -111,7 +127,7 @@ def singular(word: str) -> str:
 
 
 # Unit names that are products of usual symbols when no space or `\\text` sets them off: m·g, n·m.
-LETTER_PRODUCTS = frozenset(("mg", "Mg", "mG", "MG", "nm", "ms", "ml", "pc", "atm", "rpm"))
+LETTER_PRODUCTS = frozenset(("mg", "Mg", "mG", "MG", "nm", "ms", "ml", "pc", "atm", "rpm")) | _NEW.keys()
 
 
 def lookup(word: str) -> tuple[str, Fraction] | None:
@@ -122,7 +138,7 @@ def lookup(word: str) -> tuple[str, Fraction] | None:
         for candidate in (word.lower(), singular(word), singular(word.lower())):
             if candidate in _TABLE and (candidate == word.lower() or len(candidate) > 1):
                 return _TABLE[candidate]
-    elif word.lower() in _TABLE and len(word) > 1:
+    elif word.lower() in _TABLE and len(word) > 1 and word.lower() not in _NEW:
         return _TABLE[word.lower()]
     return None
 
