@@ -184,11 +184,11 @@ def _doctor(arguments: list[str]) -> int:
 
 def _grade(arguments: list[str]) -> int:
     """It takes no settings: with the verifier alone installed, there is no Hydra."""
-    from rlmath.grading import cli as grading_cli
+    from rlmath.commands import grade
 
     parser = _Parser(prog="rlmath grade", description=_COMMANDS["grade"])
-    grading_cli.add_arguments(parser)
-    return grading_cli.run(parser.parse_args(arguments))
+    grade.add_arguments(parser)
+    return grade.run(parser.parse_args(arguments))
 
 
 def _of_a_run(command: str, arguments: list[str]) -> int:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from rlmath.grading import units
 from rlmath.grading.box import last_box
-from rlmath.grading.declared import congruences, take_declarations
 from rlmath.grading.formula_spellings import usual
 from rlmath.grading.lexer import Token, TooLong, lex
 from rlmath.grading.listing import listed
 from rlmath.grading.number_spellings import plain_numbers
 from rlmath.grading.options import Options, read_options
+from rlmath.grading.parameters import congruences, take_declarations
 from rlmath.grading.parser import Parser
 from rlmath.grading.prose import unwrapped
 from rlmath.grading.quantities_in_other_languages import in_english

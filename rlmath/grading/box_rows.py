@@ -22,7 +22,7 @@ _GUESSING = (
     OR | AND | ENGLISH.hedges - frozenset(("so", "is", "are", "when", "where", "to", "we", "i"))
 )
 _GROUP = re.compile(r"\\(?:text[a-z]{0,6}|mathrm|[mh]box)\s*\{([^{}]*)\}")
-_SEPARATOR = re.compile(r"\\(?:q?quad|[,;:! \\()\[\]])|[\s$~,;.|/()\[\]&*_，；、]+")
+_SEPARATOR = re.compile(r"\\(?:q?quad|[,;:! \\()\[\]])|(?<!~)~(?!~)|[\s$,;.|/()\[\]&*_，；、]+")
 Boxes = list[tuple[str, str]]  # (text between it and the box before it, content)
 
 

@@ -31,15 +31,15 @@ from rlmath.grading.numerals import number
 from rlmath.grading.options import names_another
 from rlmath.grading.piecewise import PiecewiseComparer
 from rlmath.grading.scalars import SCALARS, Verdict, has_remainder, with_constant_of
-from rlmath.grading.syntax import Node, is_numeric
+from rlmath.grading.syntax import Node, is_numeric, words
 from rlmath.grading.wording import absence
 
 _TEXT_SEPARATOR = re.compile(r"[,;&]|\band\b|\n")
 _YES_OR_NO = ("yes", "no")
-_NOT = frozenset(("not", "no", "never", "cannot", "impossible", "false", "wrong", "t"))
-_UNSURE = frozenset(
+_NOT = words("not no never cannot impossible false wrong t")
+_UNSURE = words(
     """or but maybe perhaps possibly probably unless if except although though however likely wait
-    unsure guess yes""".split()
+    unsure guess yes"""
 )
 _NO_WORD = re.compile(r"\\(?:text|mathrm|textbf|mbox)|[{}()$.!?:\"']")
 _WORDS = re.compile(r"[A-Za-z\d ,.;:'’()%$/-]+")  # of an option's text
@@ -355,7 +355,7 @@ class Comparer(PiecewiseComparer):
         return None
 
     def grouped(self, a: Node, g: Node) -> Verdict:
-        """`1,234`: one number, or a list if it answers a list. A gold of two groups is the number."""
+        """`1,234`: one number, or a list if it answers a list. A gold `1,234` is the number."""
         if a[0] == "grouped" and g[0] == "grouped":
             return a[1] == g[1]
         if g[0] == "grouped":
@@ -519,9 +519,9 @@ def _droppable(united: Node, *, gold: bool) -> bool:
 def _explains(text: str, stated: str) -> bool:
     """Whether a yes or no is followed by a sentence that does not take it back."""
     head, comma, rest = _NO_WORD.sub(" ", text).lower().partition(",")
-    words = set(rest.split())
-    denied = stated == "yes" and any(w in _NOT or w.endswith(("n t", "n't")) for w in words)
-    return bool(comma) and head.split() == [stated] and not denied and words.isdisjoint(_UNSURE)
+    found = set(rest.split())
+    denied = stated == "yes" and not found.isdisjoint(_NOT)
+    return bool(comma) and head.split() == [stated] and not denied and found.isdisjoint(_UNSURE)
 
 
 def _is_percent(node: Node) -> bool:

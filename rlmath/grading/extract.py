@@ -13,6 +13,7 @@ from typing import Literal
 from rlmath.grading import beside_box, box_rows, last_number, marker, struck
 from rlmath.grading.box import box_content, last_boxes, last_command, last_spans
 from rlmath.grading.settings import Fallback
+from rlmath.grading.words_in_other_languages import is_untabled
 
 Source = Literal["box", "tag", "marker", "number", "whole", "words", "none"]
 
@@ -22,15 +23,18 @@ class Extraction:
     """The answer text and where it came from.
 
     `text` is None when nothing was found. A box that is empty or never closes gives the empty
-    string from source `box`: the response did answer, and wrongly.
+    string from source `box`: the response did answer, and wrongly. `untabled`: the text beside the
+    box is in a language without a table, so it was not judged.
     """
 
     text: str | None
     source: Source
+    untabled: bool = False
 
 
 NOTHING = Extraction(None, "none")
 _TAIL_CHARS = 8_000  # where an answer without a box is looked for
+_BESIDE_CHARS = 100
 _MAX_WHOLE_CHARS = 400  # of a response that is nothing but an answer
 _MAX_WHOLE_WORDS = 6
 
@@ -82,7 +86,9 @@ def extract(
         text = unstruck
     final = last_command(text, len(text))
     if final is not None:
-        return Extraction(_boxed_value(text, final, boxes, ordered, items), "box")
+        value = _boxed_value(text, final, boxes, ordered, items)
+        beside = text[max(0, final[0] - _BESIDE_CHARS) : final[1] + _BESIDE_CHARS]
+        return Extraction(value, "box", not beside.isascii() and is_untabled(beside))
     if fallback == "none":
         return NOTHING
     return _unboxed(text[-_TAIL_CHARS:], fallback, task, is_answer)

@@ -17,9 +17,7 @@ _RATIO = re.compile(r"\$?(\d+)\$?\s*(?:\\(?:text|mathrm|mbox)\s*\{\s*to\s*\}|to)
 _BUILDER = re.compile(
     r"(?<![\\A-Za-z\d_^}])\{\s*(?P<name>[a-zA-Z])\s*(?:\||∣|\\mid\b|\\vert\b|:)(?P<condition>(?:[^{}]|\{[^{}]*\})+)\}"
 )
-_COMPLEMENT = re.compile(
-    r"\s*\\complement\s*(?:_\{?[A-Z]\}?)?\s*(?:[A-Z]|\([^()=]{1,20}\))\s*="
-)
+_COMPLEMENT = re.compile(r"\s*\\complement\s*(?:_\{?[A-Z]\}?)?\s*(?:[A-Z]|\([^()=]{1,20}\))\s*=")
 _CHOOSE = re.compile(
     r"(?:\{\}|(?<![A-Za-z\\}]))(?:(?P<left>\d{1,4})|_\{?(?P<under>\d{1,4})\}?)?"
     r"(?:\\(?:mathrm|text|rm|operatorname)\s*\{(?P<roman>[CPA])\}|(?P<plain>[CPA]))"
@@ -61,7 +59,7 @@ def _with_power(match: re.Match[str]) -> str:
 
 
 def _unbraced(match: re.Match[str]) -> str:
-    """` - ` for `{-}` and `\\text{-}`; a script, an argument and a domain `\\mathbb{R}^{+}` stay."""
+    """` - ` for `{-}` and `\\text{-}`; a script, an argument and `\\mathbb{R}^{+}` stay."""
     command = match["command"] or ""
     if command and not _DROPPED.fullmatch(command):
         return match[0]

@@ -60,6 +60,7 @@ class MathGrader:
         self._comparer = threading.local()
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
+        self._untabled = 0
         self._cache: dict[_Key, Outcome] = {}
         self._golds: dict[tuple[str, str], tuple[Answer, GoldReport]] = {}
         self._in_flight: dict[_Key, Future[Result]] = {}
@@ -108,6 +109,10 @@ class MathGrader:
         """Number of grades so far, per status."""
         with self._lock:
             return {status: self._counts[status] for status in STATUSES}
+
+    def untabled(self) -> int:
+        """Number of boxes so far in text of a language without a table: graded by the box alone."""
+        return self._untabled
 
     def worker_pids(self) -> list[int]:
         """Process ids of the live workers."""
@@ -182,6 +187,9 @@ class MathGrader:
             items=max(answer.items for _, answer in usable),
             is_answer=lambda text: is_answer(text, self.settings),
         )
+        if found.untabled:
+            with self._lock:
+                self._untabled += 1
         if not found.text:
             status: Status = "no_answer" if found.text is None else "wrong"
             seconds = time.perf_counter() - started

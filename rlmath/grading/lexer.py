@@ -6,7 +6,7 @@ import re
 from typing import NamedTuple
 
 from rlmath.grading.box import match_brace
-from rlmath.grading.syntax import CONSTANTS, CURRENCIES, CURRENCY_WORDS, FUNCTIONS
+from rlmath.grading.syntax import CONSTANTS, CURRENCIES, CURRENCY_WORDS, FUNCTIONS, words
 
 
 class Token(NamedTuple):
@@ -30,93 +30,16 @@ class TooLong(Exception):
     """The answer has more tokens than the settings allow."""
 
 
-_SKIPPED = frozenset(
-    [
-        "left",
-        "right",
-        "big",
-        "Big",
-        "bigg",
-        "Bigg",
-        "bigl",
-        "bigr",
-        "Bigl",
-        "Bigr",
-        "biggl",
-        "biggr",
-        "displaystyle",
-        "huge",
-        "Huge",
-        "LARGE",
-        "footnotesize",
-        "scriptsize",
-        "textstyle",
-        "quad",
-        "qquad",
-        "limits",
-        "nolimits",
-        "nonumber",
-        "scriptstyle",
-        "hfill",
-        "noindent",
-        "rm",
-        "bf",
-        "it",
-        "middle",
-        "thinspace",
-        "medspace",
-        "thickspace",
-        "enspace",
-        "strut",
-        "mathstrut",
-        "left.",
-        "right.",
-        "allowbreak",
-        "normalsize",
-        "large",
-        "Large",
-        "tiny",
-        "small",
-        "hline",
-        "cr",
-        "protect",
-        "ensuremath",
-        "boldmath",
-    ]
+_SKIPPED = words(
+    """left right big Big bigg Bigg bigl bigr Bigl Bigr biggl biggr displaystyle huge Huge LARGE
+    footnotesize scriptsize textstyle quad qquad limits nolimits nonumber scriptstyle hfill
+    noindent rm bf it middle thinspace medspace thickspace enspace strut mathstrut left. right.
+    allowbreak normalsize large Large tiny small hline cr protect ensuremath boldmath"""
 )
-_TEXT = frozenset(
-    [
-        "text",
-        "textbf",
-        "textit",
-        "textrm",
-        "textsf",
-        "texttt",
-        "textnormal",
-        "mbox",
-        "hbox",
-        "mathrm",
-        "mathbf",
-        "mathit",
-        "mathsf",
-        "mathtt",
-        "operatorname",
-        "bf",
-        "rm",
-        "emph",
-        "bm",
-        "boldsymbol",
-        "mathcal",
-        "mathscr",
-        "mathfrak",
-        "underline",
-        "boxed",
-        "fbox",
-        "color",
-        "textcolor",
-        "vec",
-        "overrightarrow",
-    ]
+_TEXT = words(
+    """text textbf textit textrm textsf texttt textnormal mbox hbox mathrm mathbf mathit mathsf
+    mathtt operatorname bf rm emph bm boldsymbol mathcal mathscr mathfrak underline boxed fbox
+    color textcolor vec overrightarrow"""
 )
 _ALIASES = {
     "dfrac": "frac", "nicefrac": "frac", "sfrac": "frac", "xfrac": "frac",
@@ -134,20 +57,14 @@ _ALIASES = {
     "backslash": "setminus", "smallsetminus": "setminus", "bigcup": "cup", "bigcap": "cap",
     "i": "i", "imath": "i", "ln": "ln", "dot": "dot", "prime": "'",
 }  # fmt: skip
+_SIGNS = words("""< > * / [ ] | ( ) : € £ ¥ $ ' ||""")
 _ENVIRONMENTS = {
     "dcases": "cases", "cases*": "cases", "dcases*": "cases", "psmallmatrix": "pmatrix",
     "bsmallmatrix": "bmatrix", "vsmallmatrix": "vmatrix",
 }  # fmt: skip
 _CHARACTER_COMMANDS = {
-    "%": "%",
-    "$": "$",
-    "{": "\\{",
-    "}": "\\}",
-    "#": "#",
-    "&": "&",
-    "_": "_",
-    "|": "||",
-}
+    "%": "%", "$": "$", "{": "\\{", "}": "\\}", "#": "#", "&": "&", "_": "_", "|": "||",
+}  # fmt: skip
 _LEX = re.compile(
     r"""(?P<space>(?:\s|~|\\[,;:!>\ \n]|\{\}|\\[hv]space\*?(?:\{[^{}]{0,20}\})?)+)
     |(?P<group>(?<![\d.,/^_])[1-9]\d{0,2}(?:[ ]\d{3})+(?![\d/]|[ ]\d|[ ]?[.,]\d{3}\b)(?:\.\d+)?)
@@ -218,24 +135,7 @@ def _lex_into(text: str, tokens: list[Token], max_tokens: int, nesting: int) -> 
                     tokens.append(Token(name, plain, spaced))
             else:
                 alias = _ALIASES.get(name, name)
-                if alias in (
-                    "<",
-                    ">",
-                    "*",
-                    "/",
-                    "[",
-                    "]",
-                    "|",
-                    "(",
-                    ")",
-                    ":",
-                    "€",
-                    "£",
-                    "¥",
-                    "$",
-                    "'",
-                    "||",
-                ):
+                if alias in _SIGNS:
                     tokens.append(Token("op", alias, spaced))
                 elif name in ("lbrace", "rbrace"):
                     tokens.append(Token("op", "\\{" if name == "lbrace" else "\\}", spaced))

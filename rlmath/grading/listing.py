@@ -7,7 +7,7 @@ from fractions import Fraction
 
 from rlmath.grading import units, wording
 from rlmath.grading.arith import symbols
-from rlmath.grading.syntax import Node, holds, is_numeric
+from rlmath.grading.syntax import Node, holds, is_numeric, words
 
 
 def every(verdicts: Iterable[bool | None]) -> bool | None:
@@ -58,6 +58,9 @@ _UNKNOWNS = frozenset((("s", "x"), ("s", "y"), ("s", "z")))
 _MATRIX_POWERS = (("neg", ("n", 1)), ("s", "T"), ("k", "T"))
 
 
+_NAMED_VALUES = words("abs det Pr min max deg gcd Re Im arg tr sin cos tan cot sec csc")
+
+
 def _is_segment(node: Node) -> bool:
     """Whether a product is the name of a segment or an angle: AB, ABC."""
     return all(part[0] == "s" and len(part[1]) == 1 and part[1].isupper() for part in node[1])
@@ -90,25 +93,7 @@ def is_label(node: Node) -> bool:
         turned = {"x", "y", "z"}.issuperset(names) and names != sorted(names)
         return len(names) == len(node[3]) and not turned
     if kind == "f":
-        return node[1] in (
-            "abs",
-            "det",
-            "Pr",
-            "min",
-            "max",
-            "deg",
-            "gcd",
-            "Re",
-            "Im",
-            "arg",
-            "tr",
-            "sin",
-            "cos",
-            "tan",
-            "cot",
-            "sec",
-            "csc",
-        ) and all(is_label(part) for part in node[2])
+        return node[1] in _NAMED_VALUES and all(is_label(part) for part in node[2])
     if kind == "/":
         return is_label(node[1]) and is_label(node[2])
     if kind == "big":  # a limit, or a sum or integral between bounds: what the value is of

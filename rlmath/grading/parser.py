@@ -6,7 +6,7 @@ the number of tokens. `syntax` lists the kinds of nodes.
 
 from __future__ import annotations
 
-from rlmath.grading.atoms import Atoms, on_unit_circle
+from rlmath.grading.factors import Atoms, on_unit_circle
 from rlmath.grading.lexer import Token
 from rlmath.grading.syntax import (
     CURRENCIES,

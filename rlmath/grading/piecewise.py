@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlmath.grading.families import FamilyComparer
 from rlmath.grading.listing import every
-from rlmath.grading.regions import complement_of
+from rlmath.grading.real_sets import complement_of
 from rlmath.grading.scalars import Verdict
 from rlmath.grading.syntax import Node
 

@@ -1,7 +1,7 @@
 """Multipliers and units of other languages behind a number, written as numbers and English units.
 
-`1.2万` is `1.2\\times 10000`, `3\\text{ Millionen}` is `3\\times 1000000`, and `\\frac32\\text{米}` and
-`12(元)` are quantities. Words that no table knows stay, as do counters (`12个`).
+`1.2万` is `1.2\\times 10000`, `3\\text{ Millionen}` is `3\\times 1000000`, and `12\\text{米}` and
+`12(元)` are quantities. Words that no table has stay, as do counters (`12个`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _FACTORS = {
 }
 _UNITS = {word: name for one in OTHERS for word, name in one.units.items()}
 _LONGEST = max(map(len, (*_FACTORS, *_UNITS)))
-_MAX_PHRASE_WORDS = 2
+_MAX_PHRASE_WORDS = 3
 
 
 def in_english(text: str) -> str:
@@ -63,7 +63,8 @@ def _quantity(phrase: str) -> tuple[int, str | None] | None:
         parts = _cut(phrase.replace(" ", ""))
     if not parts:
         return None
-    factor, units = 1, []
+    factor = 1
+    units: list[str] = []
     for part in parts:
         if part in _FACTORS and not units:
             factor *= _FACTORS[part]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlmath.grading import modular
 from rlmath.grading.arith import Approximate, Undecidable, symbols
 from rlmath.grading.listing import difference, every, is_label, unwrap
-from rlmath.grading.regions import Piece, is_worded, linear_root, region
+from rlmath.grading.real_sets import Piece, is_worded, linear_root, region
 from rlmath.grading.scalars import SCALARS, ScalarComparer, Verdict, last_digit
 from rlmath.grading.syntax import Node, holds, is_numeric
 

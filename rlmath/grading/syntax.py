@@ -29,11 +29,12 @@ class ParseError(Exception):
     """The tokens are not a formula that we can read."""
 
 
-def _names(text: str) -> frozenset[str]:
+def words(text: str) -> frozenset[str]:
+    """The set of the words of a text."""
     return frozenset(text.split())
 
 
-FUNCTIONS = _names(
+FUNCTIONS = words(
     """sin cos tan cot sec csc arcsin arccos arctan arccot arccsc arcsec asin acos atan sinh
     cosh tanh coth asinh acosh atanh ln log lg exp sqrt cbrt abs min max gcd lcm det Re Im arg sgn
     arsinh arcosh artanh arcoth arsech arcsch arcsinh arccosh arctanh arccoth argsinh argcosh
@@ -66,13 +67,13 @@ INVERSES = {
     "csc": "arccsc", "sinh": "asinh", "cosh": "acosh", "tanh": "atanh", "coth": "acoth",
     "sech": "asech", "csch": "acsch",
 }  # fmt: skip
-GREEK = _names(
+GREEK = words(
     """alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron rho
     sigma tau upsilon phi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega
     ell hbar aleph partial nabla"""
 )
 CONSTANTS = {"pi": "pi", "infty": "oo", "infinity": "oo", "inf": "oo", "oo": "oo"}
-DOMAINS = _names("R Z N Q C")
+DOMAINS = words("R Z N Q C")
 RELATIONS = {
     "=": "=", "<": "<", ">": ">", "le": "<=", "ge": ">=", "ne": "!=", "in": "in", "notin": "notin",
     "approx": "~", "equiv": "equiv", "cong": "equiv", "to": "to", "mapsto": "to",
@@ -80,17 +81,17 @@ RELATIONS = {
     "ll": "<", "gg": ">",
     "propto": "propto", "parallel": "parallel", "perp": "perp",
 }  # fmt: skip
-STOP_WORDS = _names("and or for where if with when such mod")
-BIG_OPERATORS = _names("sum prod int lim oint iint iiint")
-DECORATIONS = _names("hat bar tilde widehat widetilde overline ddot dot overset")
+STOP_WORDS = words("and or for where if with when such mod")
+BIG_OPERATORS = words("sum prod int lim oint iint iiint")
+DECORATIONS = words("hat bar tilde widehat widetilde overline ddot dot overset")
 FENCES = {"lfloor": ("rfloor", "floor"), "lceil": ("rceil", "ceil")}
-MATRICES = _names("pmatrix bmatrix matrix Bmatrix smallmatrix array vmatrix")
-ALIGNMENTS = _names("cases align align* aligned equation equation* gather gathered gather*")
-APPLIED = _names("f g h F G H P Q p q phi psi")  # `f(x)` is an application
-MAYBE_APPLIED = _names("T u v w y z r s x a b c d sigma tau Phi N S A V M")  # only in `y(x) =`
-SMALL_UNITS = _names("m g s h L J N V W K C F A l M T B")
+MATRICES = words("pmatrix bmatrix matrix Bmatrix smallmatrix array vmatrix")
+ALIGNMENTS = words("cases align align* aligned equation equation* gather gathered gather*")
+APPLIED = words("f g h F G H P Q p q phi psi")  # `f(x)` is an application
+MAYBE_APPLIED = words("T u v w y z r s x a b c d sigma tau Phi N S A V M")  # only in `y(x) =`
+SMALL_UNITS = words("m g s h L J N V W K C F A l M T B")
 CURRENCIES = frozenset("$€£¥₹₩₽¢")
-CURRENCY_WORDS = _names("USD EUR GBP INR CNY RMB Rs Rs.")
+CURRENCY_WORDS = words("USD EUR GBP INR CNY RMB Rs Rs.")
 MULTIPLIERS = {
     "hundred": 100, "thousand": 1_000, "million": 10**6, "billion": 10**9, "trillion": 10**12,
 }  # fmt: skip

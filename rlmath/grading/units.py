@@ -127,7 +127,9 @@ def singular(word: str) -> str:
 
 
 # Unit names that are products of usual symbols when no space or `\\text` sets them off: m·g, n·m.
-LETTER_PRODUCTS = frozenset(("mg", "Mg", "mG", "MG", "nm", "ms", "ml", "pc", "atm", "rpm")) | _NEW.keys()
+LETTER_PRODUCTS = (
+    frozenset(("mg", "Mg", "mG", "MG", "nm", "ms", "ml", "pc", "atm", "rpm")) | _NEW.keys()
+)
 
 
 def lookup(word: str) -> tuple[str, Fraction] | None:

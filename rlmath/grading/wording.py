@@ -12,12 +12,7 @@ import re
 from rlmath.grading import units, words_in_other_languages
 from rlmath.grading.language_tables import ENGLISH
 from rlmath.grading.quantities_in_other_languages import is_counted
-from rlmath.grading.syntax import SMALL_UNITS
-
-
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
+from rlmath.grading.syntax import SMALL_UNITS, words
 
 NEGATIONS = ENGLISH.negations
 HEDGES = ENGLISH.hedges | ENGLISH.bounds
@@ -30,13 +25,13 @@ _SUFFIX = re.compile(
     r"|(?:dozen|hundred|thousand|[mbtr]{1,2}illion)[a-z]*"
     r"|[a-z]*(?:illion|hundred|thousand|dozen|googol|myriad)(?:th)?s?)\Z"
 )
-_SUFFIX_EXCEPTIONS = _names(
+_SUFFIX_EXCEPTIONS = words(
     """family families fish jellyfish starfish goldfish assembly supply dish dishes early daily
     weekly monthly yearly hourly only fly butterfly dragonfly jelly belly months moths
     cloths booths paths baths mouths myths youths lengths widths heights births deaths
     english polish"""
 ) | frozenset(("spanish", "blackfish", "catfish", "lily", "teeth", "tooth", "radish"))
-_IRREGULAR = _names(
+_IRREGULAR = words(
     """people men women children feet teeth geese mice oxen fish goldfish jellyfish sheep deer
     species series aircraft spacecraft salmon cattle staff dice data bacteria criteria
     vertices matrices indices axes points homework luggage money change candy bread rice
@@ -44,7 +39,7 @@ _IRREGULAR = _names(
     hair rope wood snow popcorn pizza police offspring buffalo shrimp trout bison moose
     squid swine legos veggies"""
 )
-_TAIL = _names(
+_TAIL = words(
     """left remaining total altogether overall each apiece together away apart ago later old tall
     long wide high deep thick far round per-person daily weekly monthly yearly hourly only
     again north south east west online per in place of remain remains leftover"""
@@ -54,8 +49,8 @@ _CJK = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]+")
 _POWER = re.compile(r"\^\{?-?\d*\}?")
 # No noun: signs of two scripts in one word, or a capital after a small letter.
 _GLUED = re.compile(r"[a-z][A-Z]|[A-Za-z][\u3040-\u9fff]|[\u3040-\u9fff][A-Za-z]")
-_JOINING = _names("of per in for on at a an the with by")
-_SINGLE_ANSWER = _names("answer result solution value")  # nobody counts them
+_JOINING = words("of per in for on at a an the with by")
+_SINGLE_ANSWER = words("answer result solution value")  # nobody counts them
 _PART_OF_ANSWER = re.compile(
     r"of (?:(?:the|this|that|our|my|its|their|final|correct|right|true|real|actual|above"
     r"|previous) )*"
@@ -98,7 +93,7 @@ def is_glued(word: str) -> bool:
     return bool(_GLUED.search(word)) and units.lookup(word) is None
 
 
-_SHORT_NOUNS = _names(
+_SHORT_NOUNS = words(
     """age bag bar bed bee bow box boy bus can cap car cat cot cow dog egg fan hat hen jar key kit
     lap leg lot man map mat mug nut old owl pan pen pet pie pig pin pot ram red rod row rug set sum
     tie tin toy tub van way"""
@@ -129,11 +124,12 @@ def leaves_value(phrase: str, *, counted: bool = True) -> bool:
     text = phrase.strip(".() ")
     if text in SMALL_UNITS:
         return True
-    if not text.isascii():
-        plain = _LONE_WORD.fullmatch(text) is not None  # Äpfel, яблок; not 个不
-        return is_counted(text) or (plain and not words_in_other_languages.changes_value(text))
+    if is_counted(text):
+        return True
     if words_in_other_languages.changes_value(text):
         return False
+    if not text.isascii():
+        return _LONE_WORD.fullmatch(text) is not None  # Äpfel, яблок; not 个不
     found = words_of(phrase)
     if not found or len(found) > 7:
         return False
@@ -158,7 +154,7 @@ def leaves_value(phrase: str, *, counted: bool = True) -> bool:
 
 # -- prose in front of a value and after it
 
-_LEADS = _names(
+_LEADS = words(
     """the a an our this that such it its so thus therefore hence then finally consequently
     accordingly of for in to by on with from which we i get got obtain find have has had
     conclude see deduce know gives give yields yield is are equals equal becomes comes must
@@ -185,8 +181,8 @@ _LEADS = _names(
     form interval set case system inequality problem question given above choice option who
     their his her x y z n k m t r b c d p q s f g h"""
 )  # fmt: skip
-_VERBS = _names("is are equals equal gives give yields yield be get obtain have has find becomes")
-_TRAILS = _names(
+_VERBS = words("is are equals equal gives give yields yield be get obtain have has find becomes")
+_TRAILS = words(
     """is are the a an our only unique final correct right required desired answer answers solution
     solutions value values result maximum minimum largest smallest greatest least possible
     total number sum area volume probability of in all to for as given this problem question

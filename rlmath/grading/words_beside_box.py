@@ -10,11 +10,7 @@ from __future__ import annotations
 import re
 
 from rlmath.grading import wording
-
-
-def _names(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
+from rlmath.grading.syntax import words
 
 _WINDOW = 90
 _SENTENCE_ENDS = (". ", "! ", "? ", "\n", "。", "！", "？")
@@ -25,18 +21,18 @@ _TOKEN = re.compile(
 )
 _ENDED_LINE = re.compile(r"[.!?:;)\]]\s*\n")
 _STOP = re.compile(r"[.!?](?=\s)|[\n。！？]")
-_OPENERS = _names(r"""$ ( [ { * _ ` " “ ' \ ~ € £ ¥ \( \[ \text \textbf \mathbf \left \, \; \:""")
+_OPENERS = words(r"""$ ( [ { * _ ` " “ ' \ ~ € £ ¥ \( \[ \text \textbf \mathbf \left \, \; \:""")
 
 # -- before the number
 
 # Between a hedge and its number: `may be exactly the 5`.
-_BRIDGES = _names(
+_BRIDGES = words(
     """be equal equals exactly precisely the a an just only even simply really merely still get
     have about around approximately roughly value values number numbers figure that including
     necessarily always well"""
 )
 # Words of `wording` that may stand directly before a number: `so 5`, `is actually 5`, `another 5`.
-_HARMLESS = _names(
+_HARMLESS = words(
     """about around approx approximately roughly circa is are was were be been being so then else
     when where while till until and as i we you actually instead rather another other others some
     every any all both many much several few very quite too enough if though although however of
@@ -44,7 +40,7 @@ _HARMLESS = _names(
     denied wait hmm oops sorry null void opposite should would otherwise alternatively least most
     more less fewer greater smaller bigger larger minus"""
 )
-_DENYING = (wording.NEGATIONS | wording.HEDGES) - _HARMLESS | _names(
+_DENYING = (wording.NEGATIONS | wording.HEDGES) - _HARMLESS | words(
     """plus times nearly barely exceed exceeds exceeded surpass surpasses approach approaches
     approaching guessing excludes exclude excluding eliminate reject rejects eliminates discard
     discarding rejecting eliminating squared cubed modulo mod double doubled triple tripled twice
@@ -52,7 +48,7 @@ _DENYING = (wording.NEGATIONS | wording.HEDGES) - _HARMLESS | _names(
     inverted factorial beneath beyond near within unequal below"""
 )
 # A preposition denies after some words only: `up to`, `divisible by`, `half of`, `ranges from`.
-_OF = _names(
+_OF = words(
     """multiple multiples quarters percent % factor factors divisor divisors square squares cube
     root roots power powers half halves third quarter thirds twice double triple inverse reciprocal
     negative negation opposite logarithm log factorial minimum maximum bound order out short
@@ -61,53 +57,51 @@ _OF = _names(
     cos tan ln"""
 )
 _PREPOSITIONS = {
-    "at": _names("capped limited bounded estimated topped maxed undefined singular discontinuous"),
-    "from": _names(
-        "different differs differ far away apart distinct ranges ranging range anywhere"
-    ),
-    "as": _names("same"),
-    "out": _names("rule rules ruled ruling"),
+    "at": words("capped limited bounded estimated topped maxed undefined singular discontinuous"),
+    "from": words("different differs differ far away apart distinct ranges ranging range anywhere"),
+    "as": words("same"),
+    "out": words("rule rules ruled ruling"),
 }
-_BY = _names(
+_BY = words(
     """divisible bounded limited multiplied divided dividing multiply divide multiplying replaced
     preceded followed modulo less smaller bigger larger greater capped"""
 )
 # Before a box: a limit, a base, a sequence's first value or a bound that the box states.
-_HARMLESS_BEFORE_BOX = _names(
+_HARMLESS_BEFORE_BOX = words(
     "approach approaches approaching base first within near before beyond beneath unknown but"
 )
-_NEGATING = _names("minus negative multiply divide halve")
-_ANYTHING = _names("anything nothing everything all none")
-_SHARES = _names(
+_NEGATING = words("minus negative multiply divide halve")
+_ANYTHING = words("anything nothing everything all none")
+_SHARES = words(
     "half halves third quarter quarters thirds multiple multiples divisor divisors percent % part"
 )
-_BY_BOX = _BY - _names("limited bounded less smaller bigger larger greater capped")
+_BY_BOX = _BY - words("limited bounded less smaller bigger larger greater capped")
 # Words that begin a new statement, so that a negation before them is of something else.
-_STATING = _names(", ; : = is are was were be so but that then has have total makes leaves gives")
-_REFUSALS = _names("not never cannot undefined impossible incorrect wrong invalid nope")
+_STATING = words(", ; : = is are was were be so but that then has have total makes leaves gives")
+_REFUSALS = words("not never cannot undefined impossible incorrect wrong invalid nope")
 
 # -- after it
 
-_AFTER_OR = _names(
+_AFTER_OR = words(
     """more less fewer greater so higher lower above below larger smaller bigger thereabouts maybe
     perhaps something not better worse beyond over under"""
 )
-_AFTER_AND = _names("above up over below under counting change beyond upwards higher lower")
-_AFTER_AT = _names("most least best worst")
+_AFTER_AND = words("above up over below under counting change beyond upwards higher lower")
+_AFTER_AT = words("most least best worst")
 # Directly after a number: `5 rejected`, `5 maybe`, `5 doubled`.
-_TAKEN_BACK = wording.NEGATIONS - _names("minus void unless except excluding without") | _names(
+_TAKEN_BACK = wording.NEGATIONS - words("minus void unless except excluding without") | words(
     """maybe perhaps possibly probably presumably supposedly apparently allegedly likely roughly
     approximately doubled tripled halved quadrupled negated inverted reversed factorial factorials
     powered conjugated raised unless except undefined"""
 )
-_AFTER_MARKUP = _names(r"""$ ) } ] * _ ` \ " \text \mathrm {""")
-_FRACTIONS = _names("half third quarter fifth fourth")
-_RANGES = _names("to through over mod modulo choose vs versus")
-_PREDICATES = _names(
+_AFTER_MARKUP = words(r"""$ ) } ] * _ ` \ " \text \mathrm {""")
+_FRACTIONS = words("half third quarter fifth fourth")
+_RANGES = words("to through over mod modulo choose vs versus")
+_PREDICATES = words(
     "is was are were would will seems seem looks look can could may might must has should appears"
 )
-_REFUSING = _names("isn't wasn't fails contradicts violates")
-_REFUSED = _names(
+_REFUSING = words("isn't wasn't fails contradicts violates")
+_REFUSED = words(
     """divisible bound wrong incorrect too impossible invalid excluded eliminated rejected ruled
     false guess estimate unlikely insufficient contradiction untrue inadmissible extraneous"""
 )
@@ -228,7 +222,7 @@ def _is_changed(found: list[str]) -> bool:
         if word == "by":
             return not _BY_BOX.isdisjoint(earlier[-4:])
         if word in ("and", "to", "through", "thru"):
-            ranged = _names("between from are both")
+            ranged = words("between from are both")
             return before[:1].isdigit() and not ranged.isdisjoint(earlier[-6:])
         if word in _PREPOSITIONS:
             return before in _PREPOSITIONS[word]

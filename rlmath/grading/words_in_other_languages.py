@@ -1,8 +1,8 @@
 """Whether words beside a box, in another language than English, change its value or take it back.
 
-`不到\\boxed{12}`, `\\boxed{12}万`, `no es \\boxed{12}` and `\\boxed{12} Millionen` do not state 12. The
-words are those of `language_tables`. A word counts if nothing but fillers ("is", "the") or, behind
-the box, a unit stands between it and the box.
+`不到\\boxed{12}`, `no es \\boxed{12}` and `\\boxed{12} Millionen` do not state 12. The words are
+those of `language_tables`. A word counts if nothing but fillers ("is", "the") or, behind the box, a
+unit stands between it and the box.
 """
 
 from __future__ import annotations

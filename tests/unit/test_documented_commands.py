@@ -24,13 +24,13 @@ import yaml
 from rlmath.checks.machine import Machine
 from rlmath.checks.run import check
 from rlmath.cli import _COMMANDS, main
+from rlmath.commands import grade as grade_command
 from rlmath.commands.selfcheck import cli as selfcheck
 from rlmath.commands.selfcheck.catalog import select
 from rlmath.config.command_line import take_settings
 from rlmath.config.groups import options
 from rlmath.config.load import load, save
 from rlmath.data.sources import SOURCES
-from rlmath.grading import cli as grading_cli
 from rlmath.monitor.summary import update_summary
 from tests.unit.documented import ROOT, Command, documented_commands, make_clone
 
@@ -222,7 +222,7 @@ def parses_selfcheck(command: Command, patch: pytest.MonkeyPatch) -> None:
 def parses_grade(command: Command, patch: pytest.MonkeyPatch) -> None:
     """Its options are known; another test grades files with them."""
     parser = argparse.ArgumentParser()
-    grading_cli.add_arguments(parser)
+    grade_command.add_arguments(parser)
     assert parser.parse_args(command.words[2:]).file
     named_in("tests/unit/grading/test_grading_command.py", '"grade"')(command, patch)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlmath.commands.explain.cli import steps
+from rlmath.commands.grade import REASONS
 from rlmath.commands.report.changes import changes_of
 from rlmath.commands.report.compare import compare
 from rlmath.commands.report.events import KINDS
@@ -19,7 +20,6 @@ from rlmath.commands.report.run_data import SAMPLES_BYTES, TOKENS_BYTES, run_dat
 from rlmath.commands.report.run_files import RunFiles, read_run
 from rlmath.commands.report.sample_sets import read_samples_of
 from rlmath.errors import UserError
-from rlmath.grading.cli import REASONS
 from rlmath.monitor.files import replacing
 
 FILE = "report.html"

@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from rlmath.commands.grade import REASONS
 from rlmath.commands.why.batch import Step
 from rlmath.config.reward import RewardItem
-from rlmath.grading.cli import REASONS
 from rlmath.grading.extract import extract
 from rlmath.grading.grader import MathGrader
 from rlmath.grading.settings import TASKS

@@ -11,8 +11,8 @@ import pytest
 from rlmath.grading import MathGrader
 
 CASES = Path(__file__).parent / "cases"
-# Whole responses instead of answers.
-RESPONSES = ("boxed_responses", "signs_beside_boxes", "words_beside_boxes", "without_a_box")
+# Tables of whole responses have `response`, the others `answer`, which is put into a box.
+RESPONSES = sorted(p.stem for p in CASES.glob("*.jsonl") if p.open().readline()[2:10] == "response")
 TABLES = sorted(path.stem for path in CASES.glob("*.jsonl") if path.stem not in RESPONSES)
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from rlmath import cli
+from rlmath.commands import grade as grade_command
 from rlmath.grading import MathGrader, check_gold
-from rlmath.grading import cli as grading_cli
 
 pytestmark = pytest.mark.process
 
@@ -133,7 +133,7 @@ def test_each_answer_of_a_list_is_compared_by_math_verify(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        grading_cli, "_math_verify", lambda: lambda response, gold: gold in response
+        grade_command, "_math_verify", lambda: lambda response, gold: gold in response
     )
     path = tmp_path / "rows.jsonl"
     golds: list[object] = [["7", 5], [], "5"]
@@ -151,7 +151,7 @@ for name in ("torch", "vllm", "megatron", "ray", "hydra", "omegaconf", "transfor
              "tokenizers", "pandas", "pyarrow", "psutil", "rich", "math_verify"):
     sys.modules[name] = None
 from rlmath.grading import MathGrader, check_gold, grade
-import rlmath.grading.cli
+import rlmath.commands.grade
 assert grade("so \\\\boxed{\\\\sin^2 x + \\\\cos^2 x}", "1").correct
 assert check_gold("x").usable
 outside = {m.partition(".")[0] for m in sys.modules if sys.modules[m] is not None}
