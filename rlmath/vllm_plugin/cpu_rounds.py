@@ -22,8 +22,6 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput, SamplerOutput
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
-from rlmath.vllm_plugin.cpu_recordings import next_passes
-
 _vllm_sample_tokens = CPUModelRunner.sample_tokens
 
 
@@ -50,16 +48,12 @@ def sample_tokens(self: CPUModelRunner, grammar_output: Any) -> Any:
     self.execute_model_state = None
     n = self.input_batch.num_reqs
     sampled = [self._sample(state.logits, None)]
-    pass_again = None
     for _ in range(rounds - 1):
         _advance(self, sampled[-1].sampled_token_ids)
-        if pass_again is not None:
-            hidden = pass_again()
-        else:
-            with _as_next_step(self, n, state.slot_mappings):
-                tokens, positions = self.input_ids.gpu[:n], self.positions[:n]
-                hidden = self._model_forward(input_ids=tokens, positions=positions)
-                pass_again = next_passes(self, tokens, positions)
+        with _as_next_step(self, n, state.slot_mappings):
+            hidden = self._model_forward(
+                input_ids=self.input_ids.gpu[:n], positions=self.positions[:n]
+            )
         sampled.append(self._sample(self.model.compute_logits(hidden), None))
     return _output(self, sampled)
 

@@ -93,11 +93,10 @@ def register() -> None:
             cpu_routes.install()
         import rlmath.vllm_plugin.cpu_norms  # noqa: F401
         from rlmath.device.gloo import share_device
-        from rlmath.vllm_plugin import cpu_recordings, cpu_rounds, cpu_sampling
+        from rlmath.vllm_plugin import cpu_rounds, cpu_sampling
 
         cpu_sampling.install()
         cpu_rounds.install()
-        cpu_recordings.install()
         # Imported where an engine computes adapters.
         type(current_platform).get_punica_wrapper = classmethod(lambda cls: CPU_ADAPTERS)
         share_device()

@@ -13,7 +13,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler"
 DECODES = "decode steps on CPU (rlmath/vllm_plugin/cpu_scheduler.py)"
 ROUNDS = "several decode steps at once on CPU (rlmath/vllm_plugin/cpu_rounds.py)"
-RECORDINGS = "recorded decode passes on CPU (rlmath/vllm_plugin/cpu_recordings.py)"
 SAMPLING = "sampling on CPU (rlmath/vllm_plugin/cpu_sampling.py)"
 ROUTES = "routes of an MoE from CPU engines (rlmath/vllm_plugin/cpu_routes.py)"
 LOADING = "weight sync into CPU engines (rlmath/weights/transports/cpu_load.py)"
@@ -337,108 +336,6 @@ ROWS = [
     Row(
         "vllm.model_executor.layers.utils:check_cpu_sgl_kernel",
         f"{LOADING} asks which matrices are packed",
-    ),
-    Row(
-        "vllm.model_executor.layers.utils:dispatch_cpu_unquantized_gemm",
-        f"{RECORDINGS}: the function that multiplies closes over the handle of its matrix",
-        says=(
-            "handler = ops.create_onednn_mm(",
-            "layer.cpu_linear = lambda x, weight, bias: ops.onednn_mm(handler, x, bias)",
-        ),
-    ),
-    Row(
-        "vllm._custom_ops:onednn_mm",
-        f"{RECORDINGS}: the address of a matrix is an argument, in a tensor",
-        says=("dnnl_handler.handler_tensor",),
-    ),
-    Row(
-        "vllm._custom_ops:CPUDNNLGEMMHandler.__del__",
-        f"{RECORDINGS}: a handle frees the matrix whose address its tensor has",
-        says=("self.dtor(self.handler_tensor.item())",),
-    ),
-    # -- recorded passes -----------------------------------------------------------------------
-    Row(
-        "vllm.v1.worker.cpu_model_runner:CPUModelRunner._model_forward",
-        f"{RECORDINGS} stand in for it",
-        passes=(
-            "input_ids",
-            "positions",
-            "intermediate_tensors",
-            "inputs_embeds",
-        ),
-    ),
-    Row(
-        "vllm.v1.worker.cpu_model_runner:CPUModelRunner",
-        f"{RECORDINGS} ask it what the engine has",
-        has=("model", "attn_groups", "lora_config", "cache_config"),
-    ),
-    Row(
-        "vllm.v1.attention.backends.cpu_attn:CPUAttentionMetadata",
-        f"{RECORDINGS}: these are all that varies between passes; a new field might, too",
-        all_fields=(
-            "num_actual_tokens",
-            "max_query_len",
-            "query_start_loc",
-            "max_seq_len",
-            "seq_lens",
-            "block_table",
-            "slot_mapping",
-            "scheduler_metadata",
-            "causal",
-            "dynamic_causal",
-            "use_sdpa_prefill",
-            "num_decode_tokens",
-            "sdpa_attn_masks",
-            "sdpa_start_loc",
-            "encoder_cache",
-        ),
-    ),
-    Row(
-        "vllm.v1.attention.backends.cpu_attn:CPUAttentionMetadataBuilder.build",
-        f"{RECORDINGS}: the plan of the attention kernel follows from these alone",
-        takes=("common_prefix_len", "common_attn_metadata"),
-        says=(
-            "num_reqs=num_reqs,",
-            "seq_lens=seq_lens,",
-            "query_start_loc=query_start_loc,",
-            "causal=causal,",
-            "scheduler_metadata=scheduler_metadata,",
-        ),
-    ),
-    Row(
-        "vllm.v1.attention.backend:CommonAttentionMetadata",
-        f"{RECORDINGS} make one for the builder",
-        fields=(
-            "query_start_loc",
-            "query_start_loc_cpu",
-            "seq_lens",
-            "num_reqs",
-            "num_actual_tokens",
-            "max_query_len",
-            "max_seq_len",
-            "block_table_tensor",
-            "slot_mapping",
-            "causal",
-        ),
-    ),
-    Row(
-        "vllm.v1.worker.utils:AttentionGroup.get_metadata_builder",
-        f"{RECORDINGS} ask for the builder of the only group",
-    ),
-    Row(
-        "vllm.v1.attention.backends.cpu_attn:CPUAttentionBackendImpl.forward",
-        f"{RECORDINGS}: the kernel takes the plan by position",
-        says=("scheduler_metadata=attn_metadata.scheduler_metadata",),
-    ),
-    Row(
-        "vllm.model_executor.layers.attention.attention:Attention.forward",
-        f"{RECORDINGS} have layers call their kernels where a recorder sees them",
-        says=("if self.use_direct_call:",),
-    ),
-    Row(
-        "vllm.forward_context:ForwardContext",
-        f"{RECORDINGS} read what vLLM prepared for a pass",
-        fields=("attn_metadata", "slot_mapping"),
     ),
     # -- routes --------------------------------------------------------------------------------
     Row(

@@ -29,7 +29,6 @@ LAYOUTS: dict[str, tuple[str | None, list[str]]] = {
             "actor.data_parallel=2",
             "actor.expert_parallel=2",
             "actor.routing_replay=engine",
-            "actor.recompute=full",
         ],
     ),
     "fused_files": ("phi3", []),
@@ -48,6 +47,7 @@ LAYOUTS: dict[str, tuple[str | None, list[str]]] = {
             "actor.data_parallel=2",
             "actor.expert_parallel=2",
             "actor.routing_replay=engine",
+            "actor.recompute=full",
         ],
     ),
 }
@@ -166,9 +166,9 @@ def make_model(family: str, tiny: Path, folder: Path) -> Path:
 
 # Four ranks: the plain command has each half of it here and in the quickstart, and its weight sync
 # and numerics in test_weight_sync_benchmark.py and tests/distributed/. Data parallel: it is part of
-# the layout with experts. Further families:
+# the layout with experts, which has a shared expert too. Further families:
 # tests/distributed/test_weights.py compares them with transformers.
-LONG = {"tp2_pp2", "dp2", "fused_files", "glm", "latent"}
+LONG = {"tp2_pp2", "dp2", "fused_files", "mixture_ep2", "latent"}
 
 
 def check_routing(line: dict[str, float]) -> None:

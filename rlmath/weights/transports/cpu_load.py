@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlmath.vllm_plugin.cpu_matrices import kept_address
 from rlmath.weights.transports.engine_parts import Part, parts_of
 
 MAX_THREADS = 4
@@ -128,9 +127,9 @@ def _load(layer: _Layer, given: Mapping[str, Tensor]) -> None:
 def _pack(module: Any, key: str, runs: list[Tensor]) -> None:
     """Let vLLM pack again a matrix that consists of these runs of rows."""
     # The old one gives its memory back before the new one takes it.
-    with kept_address(module):
-        setattr(module, key, torch.nn.Parameter(_joined(runs), requires_grad=False))
-        module.quant_method.process_weights_after_loading(module)
+    module.cpu_linear = None
+    setattr(module, key, torch.nn.Parameter(_joined(runs), requires_grad=False))
+    module.quant_method.process_weights_after_loading(module)
     if getattr(module, key).numel():
         raise RuntimeError(f"vLLM did not pack the matrix of {type(module).__name__} again")
 
