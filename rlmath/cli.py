@@ -151,16 +151,13 @@ def _plan(arguments: list[str]) -> int:
         from rlmath.commands.plan.schedule import cli as schedule_cli
 
         schedule_cli.add_arguments(schedule)
-        given, rest = take_settings(
-            arguments, schedule_cli.SETTINGS, layout_cli.FLAGS, BASE, any_with=()
-        )
+        given, rest = take_settings(arguments, schedule_cli.SETTINGS, BASE, any_with=())
         return schedule_cli.run(parser.parse_args(rest), given)
     if arguments[:1] == ["layout"]:
         # What is printed or written for a run may have its other settings too.
         given, rest = take_settings(
             arguments,
             layout_cli.SETTINGS,
-            layout_cli.FLAGS,
             BASE,
             any_with=("--command", "--write"),
         )
@@ -168,7 +165,7 @@ def _plan(arguments: list[str]) -> int:
     from rlmath.commands.plan import weights as plan_cli
 
     plan_cli.add_arguments(weights)
-    given, rest = take_settings(arguments, plan_cli.SETTINGS, plan_cli.FLAGS, BASE)
+    given, rest = take_settings(arguments, plan_cli.SETTINGS, BASE)
     return plan_cli.run(parser.parse_args(rest), given)
 
 
@@ -205,7 +202,7 @@ def _publish(arguments: list[str]) -> int:
 
     parser = _Parser(prog="rlmath publish", description=_COMMANDS["publish"])
     publish.add_arguments(parser)
-    given, rest = take_settings(arguments, publish.SETTINGS, publish.FLAGS)
+    given, rest = take_settings(arguments, publish.SETTINGS)
     return publish.run(parser.parse_args(rest), given.get("eval.checkpoint"))
 
 
@@ -215,7 +212,7 @@ def _selfcheck(arguments: list[str]) -> int:
     from rlmath.config.command_line import take_settings
 
     selfcheck_cli.add_arguments(parser)
-    given, rest = take_settings(arguments, selfcheck_cli.SETTINGS, selfcheck_cli.FLAGS)
+    given, rest = take_settings(arguments, selfcheck_cli.SETTINGS)
     return selfcheck_cli.run(parser.parse_args(rest), given.get("model.path"))
 
 

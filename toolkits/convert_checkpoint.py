@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 # Of each direction: settings of a run that mean the same here, and options that they were.
 SETTINGS = {
-    "to-hf": (("model.path",), {"--model": "model.path=FOLDER"}),
-    "to-megatron": (("model.dtype",), {"--dtype": "model.dtype=float32"}),
+    "to-hf": ("model.path",),
+    "to-megatron": ("model.dtype",),
 }
 
 
@@ -49,8 +49,7 @@ def main(argv: Sequence[str]) -> int:
     take.add_argument("checkpoint", type=Path, help="folder to write")
     export.epilog = "model.path=FOLDER: the model that it started from (default: the run's)"
     take.epilog = "model.dtype=float32: data type of the checkpoint (default: bfloat16)"
-    known, flags = SETTINGS["to-hf" if "to-hf" in argv else "to-megatron"]
-    given, rest = take_settings(argv, known, flags)
+    given, rest = take_settings(argv, SETTINGS["to-hf" if "to-hf" in argv else "to-megatron"])
     arguments = parser.parse_args(rest)
     return (_export if arguments.command == "to-hf" else _take)(arguments, given)
 

@@ -38,9 +38,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--overwrite", action="store_true", help="replace that file")
     parser.add_argument("--words", type=int, default=NGRAM_WORDS, help="of a run (default 8)")
     parser.epilog = f"data.prompt_key=FIELD: the problem (default: the first of {PROMPT_KEYS})"
-    given, rest = take_settings(
-        argv, ("data.prompt_key",), {"--prompt-key": "data.prompt_key=FIELD"}
-    )
+    given, rest = take_settings(argv, ("data.prompt_key",))
     arguments, key = parser.parse_args(rest), given.get("data.prompt_key")
     beside = arguments.to.with_suffix(".left_out.jsonl")
     refuse_existing("--to", (arguments.to, beside), overwrite=arguments.overwrite)

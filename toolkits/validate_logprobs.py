@@ -36,13 +36,6 @@ SETTINGS = (
     "actor.expert_parallel",
     "actor.sequence_parallel",
 )
-FLAGS = {
-    "--dtype": "model.dtype=bfloat16",
-    "--tp": "actor.tensor_parallel=N",
-    "--pp": "actor.pipeline_parallel=N",
-    "--ep": "actor.expert_parallel=N",
-    "--sequence-parallel": "actor.sequence_parallel=true",
-}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -55,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path, help="path without ending for .json and .png")
     parser.add_argument("--overwrite", action="store_true", help="replace those files")
     parser.epilog = f"settings, as key=value: {', '.join(SETTINGS)}"
-    given, rest = take_settings(argv, SETTINGS, FLAGS)
+    given, rest = take_settings(argv, SETTINGS)
     arguments = parser.parse_args(rest)
     if arguments.out:
         refuse_existing("--out", _files(arguments.out), overwrite=arguments.overwrite)

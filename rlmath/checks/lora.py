@@ -9,7 +9,6 @@ from pathlib import Path
 from rlmath.config.algorithm import ReferenceKind
 from rlmath.config.lora import LoraRollout, adapters_of
 from rlmath.config.schema import Config, Device, DType
-from rlmath.config.weights import Transport
 from rlmath.errors import UserError, WeightsError
 from rlmath.model.lora import ALL_TARGETS, VLLM_RANKS, adapter_parameters, model_targets
 from rlmath.model.parallel import Layout
@@ -137,11 +136,6 @@ def unmerged_problems(config: Config, device: Device) -> Iterator[str]:
         yield (
             f"{_UNMERGED}: vLLM's CUDA kernels for adapters compute in 16 bits only, and "
             "model.dtype=float32; use bfloat16, or merged"
-        )
-    if config.weights.transport is Transport.nccl_m2n:
-        yield (
-            f"{_UNMERGED}: weights.transport=nccl_m2n writes into vLLM's parameters, and adapters "
-            "are none; use auto, or merged"
         )
 
 

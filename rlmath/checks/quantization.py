@@ -9,7 +9,6 @@ from rlmath.config.algorithm import OldLogProbs
 from rlmath.config.lora import LoraRollout
 from rlmath.config.rollout import KvCacheDtype, Quantization
 from rlmath.config.schema import Config, DType
-from rlmath.config.weights import Transport
 from rlmath.model.spec import ModelSpec
 
 # Of a CPU engine (``v1/attention/backends/cpu_attn.py`` in vLLM).
@@ -39,11 +38,6 @@ def quantization_problems(config: Config, command: str) -> Iterator[str]:
     yield from correction_problems(config, command, key)
     if config.model.dtype is DType.float32:
         yield f"{key}: vLLM quantizes models of 16 bits, and model.dtype=float32; use bfloat16"
-    if config.weights.transport is Transport.nccl_m2n:
-        yield (
-            f"{key}: weights.transport=nccl_m2n writes into vLLM's parameters, which are FP8 then; "
-            "use auto"
-        )
     if config.precision.batch_invariant:
         yield (
             f"{key}: with precision.batch_invariant=true vLLM computes with the matrices widened "

@@ -420,36 +420,10 @@ def _cluster(config: Config, machine: Machine, device: Device) -> Iterator[str]:
             )
     if transport is Transport.auto:
         return
-    works = Transport.shared_memory if cluster.nodes == 1 else Transport.object_store
-    if device is Device.cuda:
-        works = Transport.nccl
-    if colocated:
-        works = Transport.ipc
-    if transport is Transport.nccl_m2n and works is Transport.nccl:
-        yield from _many_to_many(config)
-    elif transport is not works:
-        where = (
-            f"on {cluster.nodes} CPU node(s)"
-            if device is Device.cpu
-            else f"on CUDA with {cluster.placement.name} GPUs"
-        )
+    works = Transport.ipc if colocated else Transport.nccl
+    if device is Device.cpu:
+        works = Transport.shared_memory
+    if transport is not works:
+        on_cuda = f"on CUDA with {cluster.placement.name} GPUs"
+        where = "on CPU" if device is Device.cpu else on_cuda
         yield f"weights.transport={transport.name}: {where} it has to be {works.name}, or auto"
-
-
-def _many_to_many(config: Config) -> Iterator[str]:
-    pipeline, expert = config.actor.pipeline_parallel, config.actor.expert_parallel
-    if pipeline > 1 or expert > 1:
-        yield (
-            "weights.transport=nccl_m2n: supports tensor and data parallelism only, and here are "
-            f"actor.pipeline_parallel={pipeline} and actor.expert_parallel={expert}; use nccl, or "
-            "set both to 1"
-        )
-    try:
-        found = importlib.util.find_spec("nccl.m2n")
-    except ModuleNotFoundError:
-        found = None
-    if found is None:
-        yield (
-            "weights.transport=nccl_m2n: vLLM's backend imports nccl.m2n of NVIDIA's "
-            "nccl-extensions, which is not installed here; install it, or use nccl"
-        )

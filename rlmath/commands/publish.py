@@ -11,9 +11,8 @@ from rlmath.checkpoint import CheckpointStore
 from rlmath.errors import UserError
 from rlmath.training.model_card import CARD, HF, HF_ADAPTER, model_card
 
-# Settings of a run that mean the same here, and options that they were.
+# Settings of a run that mean the same here.
 SETTINGS = ("eval.checkpoint",)
-FLAGS = {"--checkpoint": "eval.checkpoint=FOLDER"}
 # How a target begins that is no name of the hub.
 _FOLDER = ("/", "./", "../", "~")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,7 +41,6 @@ class Given:
 def take_settings(
     arguments: Sequence[str],
     known: Collection[str],
-    flags: Mapping[str, str],
     base: Sequence[str] = (),
     any_with: Collection[str] = (),
 ) -> tuple[Given, list[str]]:
@@ -50,20 +49,15 @@ def take_settings(
     Args:
         arguments: After the command.
         known: Settings and groups that the command uses.
-        flags: Options of earlier versions that are settings now, with what to write.
         base: Settings of the command where none are given.
         any_with: Options with which the command takes any setting.
 
     Raises:
-        UserError: A setting that the command does not use, or such an option.
+        UserError: A setting that the command does not use.
         ConfigError: A setting that is unknown, of the wrong type or out of range.
     """
     words = [word for word in arguments if _SETTING.match(word)]
     rest = [word for word in arguments if word not in words]
-    for word in rest:
-        flag = word.split("=")[0]
-        if flag in flags:
-            raise UserError(f"{flag} is a setting now; give {flags[flag]}")
     keys = frozenset(word.split("=")[0] for word in words)
     takes_any = set(any_with) & {word.split("=")[0] for word in rest}
     groups = {folder.name for folder in CONF_DIR.iterdir()}

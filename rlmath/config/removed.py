@@ -14,7 +14,12 @@ REMOVED = {
 }
 
 # By key, removed values.
-REMOVED_VALUES: dict[str, dict[str, str]] = {}
+REMOVED_VALUES = {
+    "weights.transport": {
+        "nccl_m2n": "nccl",
+        "object_store": "shared_memory, with ranks and engines on one machine",
+    }
+}
 
 
 def removed_setting(key: str) -> str | None:

@@ -32,20 +32,16 @@ def bucket_mib(given: int | None, weights_bytes: int, *, cuda: bool = True) -> i
 class Transport(Enum):
     auto = "auto"
     shared_memory = "shared_memory"
-    object_store = "object_store"
     ipc = "ipc"
     nccl = "nccl"
-    nccl_m2n = "nccl_m2n"
 
 
 @dataclass
 class WeightsConfig:
     transport: Transport = setting(
         Transport.auto,
-        "Transport of the weight sync. auto: shared_memory on one CPU node, object_store (Ray) on "
-        "several, ipc on CUDA if engines share the actor's GPUs, nccl otherwise. nccl_m2n replaces "
-        "nccl: every rank sends its own shards; it requires nccl-extensions and no pipeline or "
-        "expert parallelism.",
+        "Transport of the weight sync. auto: shared_memory on CPU, ipc on CUDA if engines share "
+        "the actor's GPUs, nccl otherwise.",
     )
     bucket_size_mib: int | None = setting(
         None,

@@ -77,8 +77,6 @@ class Journal:
                 if number == 0:
                     if value.get("about") != self._about:
                         return 0
-                elif "spans" not in value:  # A journal of an earlier version.
-                    return 0
                 else:
                     for name, dtype in (("token_ids", np.int32), ("log_probs", np.float32)):
                         value[name] = np.array(value[name], dtype)

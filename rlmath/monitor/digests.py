@@ -37,13 +37,11 @@ class Phase:
             ``sequences`` (those trained on), ``minibatches``, ``tensors``, ``gradients`` (tensors
             that are trained), ``value_minibatches`` or ``value_tensors`` (of the value model).
         words: What it is.
-        is_new: Runs of earlier versions do not have it.
     """
 
     name: str
     of: str
     words: str
-    is_new: bool = False
 
 
 # In the order of a step: what comes later depends on what came before.
@@ -63,10 +61,10 @@ PHASES = (
     Phase("values", "sequences", "the value model's values"),
     Phase("policy_factors", "sequences", "the factors of the policy term (correction, entropy)"),
     Phase("advantages", "sequences", "the advantages"),
-    Phase("value_gradient", "value_minibatches", "the value model's update", is_new=True),
-    Phase("value_weights", "value_tensors", "the value model's weights after it", is_new=True),
+    Phase("value_gradient", "value_minibatches", "the value model's update"),
+    Phase("value_weights", "value_tensors", "the value model's weights after it"),
     Phase("gradient", "minibatches", "gradient norm, loss and learning rate of each minibatch"),
-    Phase("gradient_tensors", "gradients", "the gradient, by tensor", is_new=True),
+    Phase("gradient_tensors", "gradients", "the gradient, by tensor"),
     Phase("weights", "tensors", "the weights after the update"),
 )
 

@@ -40,8 +40,6 @@ class RolloutEngine:
         self._weights_valid = True
         self._preparing = threading.Lock()
         self._prepared = False
-        # With the object_store transport: hands buckets on to vLLM's workers.
-        self._relay: Any = None
 
     def prepare(self) -> None:
         """Import what ``start`` needs; it touches no GPU, so others may settle there meanwhile."""
@@ -138,17 +136,9 @@ class RolloutEngine:
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         """Meet the trainer; what is in ``init_info`` is the transport's own."""
-        self._relay = None
-        if "relay" in init_info:
-            from rlmath.weights.transports.relay import Relay
-
-            self._relay = Relay(init_info["relay"], init_info["sizes_bytes"])
-            init_info = self._relay.init_info
         # vLLM's transports overwrite an earlier connection and would leak its communicator.
         self._loop.rpc("shutdown_weight_transfer_engine")
         self._loop.rpc("init_weight_transfer_engine", init_info=init_info)
-        if self._relay is not None:
-            self._relay.all_have_opened()
 
     def start_weight_update(self) -> None:
         """Make ready for new weights. The engine must have no requests.
@@ -162,8 +152,6 @@ class RolloutEngine:
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Load one bucket of weights."""
-        if self._relay is not None:
-            update_info = self._relay.take(update_info)
         self._loop.rpc("update_weights", update_info=update_info)
 
     def finish_weight_update(self, version: int) -> None:

@@ -28,12 +28,10 @@ def sample_to_state(sample: Sample) -> dict[str, Any]:
 def sample_from_state(state: Mapping[str, Any]) -> Sample:
     """What :func:`sample_to_state` was given."""
     given = dict(state) | {name: _array(state[name], dtype) for name, dtype in _ARRAYS.items()}
-    if given.get("routes") is not None:  # Checkpoints of earlier versions have none.
+    if given["routes"] is not None:
         saved, dtype, shape = given["routes"]
         given["routes"] = _array(saved, np.dtype(dtype)).reshape(shape)
-    # Checkpoints of earlier versions have one weights version.
-    spans = given.get("spans") or [[given.pop("weights_version"), 0]]
-    return Sample(**given | {"spans": tuple((version, start) for version, start in spans)})
+    return Sample(**given | {"spans": tuple((version, start) for version, start in given["spans"])})
 
 
 def response_tokens(state: Mapping[str, Any]) -> int:
@@ -50,8 +48,6 @@ def prompt_to_state(problem: Problem) -> dict[str, Any]:
 def with_saved_prompt(problem: Problem, state: Mapping[str, Any]) -> Problem:
     """The problem with the prompt of a group's state, so that responses stay those to the prompt
     that was sampled from when a run resumes with another template or tokenizer."""
-    if "prompt_token_ids" not in state:  # Checkpoints of earlier versions.
-        return problem
     ids = _array(state["prompt_token_ids"], _ARRAYS["token_ids"]).tolist()
     if tuple(ids) == problem.prompt_token_ids and state["prompt"] == problem.prompt:
         return problem
@@ -94,7 +90,7 @@ def group_from_state(state: Mapping[str, Any], problem: Problem) -> Group:
             graded["status"],
             graded["answer"],
             graded["rewards"],
-            graded.get("method"),  # Checkpoints of earlier versions have none.
+            graded["method"],
         )
         for graded in state["samples"]
     )
@@ -105,8 +101,6 @@ def _text(array: NDArray[Any]) -> str:
     return base64.b64encode(array.tobytes()).decode("ascii")
 
 
-def _array(saved: str | list[float], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """An array in its own memory; checkpoints of earlier versions have lists."""
-    if isinstance(saved, str):
-        return np.frombuffer(base64.b64decode(saved), dtype).copy()
-    return np.array(saved, dtype)
+def _array(saved: str, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """An array in its own memory."""
+    return np.frombuffer(base64.b64decode(saved), dtype).copy()

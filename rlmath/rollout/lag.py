@@ -71,8 +71,7 @@ class LengthTotals:
             live: Samples of the groups that are not finished, cut ones with the tokens so far.
 
         Returns:
-            Nothing before anything was trained on, or while no response is known to be finished,
-            as after a resume from a checkpoint of an earlier version.
+            Nothing before anything was trained on, or while no response is known to be finished.
         """
         live = list(live)
         tokens = _plus(self.finished, live)[1]

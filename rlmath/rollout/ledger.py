@@ -138,16 +138,16 @@ class Ledger:
             self.balance.add(event)
         self._append(events)
 
-    def adopt(self, groups: Mapping[int, str], events: int | None) -> None:
+    def adopt(self, groups: Mapping[int, str], events: int) -> None:
         """Take over the live groups of a checkpoint that counts on more lines than there are:
-        another run made it, or an earlier version, or the end of the file was lost.
+        another run made it, or the end of the file was lost.
 
         Args:
             groups: Problem ids by ordinal.
-            events: Those that the checkpoint counts on; ``None``: an earlier version made it.
+            events: Those that the checkpoint counts on.
         """
         known = self.balance.events
-        if self.balance.live == groups.keys() if events is None else known >= events:
+        if known >= events:
             return
         if any(one < self.balance.next_ordinal for one in groups.keys() - self.balance.live):
             # What is there is of other groups.
@@ -155,10 +155,10 @@ class Ledger:
             self.balance = Balance()
         lost = sorted(self.balance.live - groups.keys())
         if self._path is not None and self._after_step:
-            counted = "" if events is None else f" of the {events} that the checkpoint counts"
             print(
                 f"warning: {self._path} ends before the checkpoint of step {self._after_step}: it "
-                f"has {known} events{counted}. Lines may be lost when a machine crashes. The run "
+                f"has {known} events of the {events} that the checkpoint counts. Lines may be lost "
+                "when a machine crashes. The run "
                 "resumes with the groups of the checkpoint; the ledger does not say what became of "
                 "the others since its last line" + _named("recorded as lost", lost),
                 file=sys.stderr,

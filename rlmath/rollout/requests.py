@@ -21,7 +21,6 @@ from rlmath.vllm_plugin.engine_precision import BATCH_INVARIANT_VARIABLE, ROUTER
 from rlmath.vllm_plugin.register import (
     ENGINE_VARIABLE,
     NCCL_SHARES,
-    SHARED_MEMORY,
     adapter_backend,
 )
 
@@ -244,12 +243,10 @@ class EngineSpec:
 
     @property
     def transfer_backend(self) -> str:
-        """vLLM's name for what its workers do: what came through the object store, they find in
-        shared memory."""
-        name = SHARED_MEMORY if self.transport == "object_store" else self.transport
+        """vLLM's name for what its workers do."""
         if self.adapters is not None:
-            return adapter_backend(name)
-        return NCCL_SHARES if name == "nccl" else name
+            return adapter_backend(self.transport)
+        return NCCL_SHARES if self.transport == "nccl" else self.transport
 
     def log_path(self, engine: int) -> str:
         """File with the output of one engine and its workers."""

@@ -69,9 +69,11 @@ class Round:
             else group_from_state(saved, problem(saved["problem_id"]))
             for ordinal, saved in state["finished"]
         }
-        engines = state["engines"]
-        # Checkpoints of earlier versions do not say; only a whole round had its engines' work.
-        is_open = state.get("open", engines is None)
         return cls(
-            state["step"], finished, dict(state["dropped"]), state["metrics"], engines, is_open
+            state["step"],
+            finished,
+            dict(state["dropped"]),
+            state["metrics"],
+            state["engines"],
+            state["open"],
         )

@@ -463,34 +463,31 @@ class Sampler:
         self._asked = int(state["asked"])
         self._rates.load_state(state["pass_rates"])
         carried_over = []
-        # The name in checkpoints of earlier versions.
-        for order, saved in state.get("carried_over", state.get("surplus", ())):
+        for order, saved in state["carried_over"]:
             problem = self._problem(saved["problem_id"])
             carried_over.append((int(order), group_from_state(saved, problem)))
         self._groups.set_carried_over(carried_over)
-        # Checkpoints of earlier versions have none of these.
-        if (tally := state.get("tally")) is not None:
-            self._groups.set_tally(tally)
-        if (done := state.get("round")) is not None:
+        self._groups.set_tally(state["tally"])
+        if (done := state["round"]) is not None:
             self.round = Round.from_state(done, dict(carried_over), self._problem)
-        since, now = dict(state.get("kept_since", ())), self.ledger.balance.step
+        since, now = dict(state["kept_since"]), self.ledger.balance.step
         self._kept_since = {ordinal: since.get(ordinal, now) for ordinal, _ in carried_over}
-        self._short_steps = list(state.get("short_steps", ()))
-        self._lengths = LengthTotals(*(tuple(one) for one in state.get("lengths", ())))
-        self._live_target = state.get("live_target", self._live_target)
+        self._short_steps = list(state["short_steps"])
+        self._lengths = LengthTotals(*(tuple(one) for one in state["lengths"]))
+        self._live_target = state["live_target"]
         self._live = {
             saved["ordinal"]: LiveGroup.from_state(
                 saved,
                 self._problem(saved["problem_id"]),
                 wants_routes=self._wants_routes,
             )
-            for saved in state.get("live", ())
+            for saved in state["live"]
         }
-        self._last_steps = dict(state.get("last_steps", ()))
-        self._resumed_with = state.get("lag_settings", [])
+        self._last_steps = dict(state["last_steps"])
+        self._resumed_with = state["lag_settings"]
         held = {ordinal: group.problem.id for ordinal, group in carried_over}
         held |= {ordinal: group.problem.id for ordinal, group in self._live.items()}
-        self.ledger.adopt(held, state.get("ledger_events"))
+        self.ledger.adopt(held, state["ledger_events"])
         self.ledger.check(self.ledger.balance.step, held)
 
     def _problem(self, id_: str) -> Problem:

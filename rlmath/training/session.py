@@ -423,7 +423,6 @@ def engine_spec(config: Config, layout: RunLayout, *, trains: bool) -> EngineSpe
             config.weights.transport.value,
             device="cuda" if on_cuda else "cpu",
             colocated=colocated,
-            nodes=config.cluster.nodes,
         ),
         log_dir=str(log_dir(config)),
         # Of prompts without a whole block there is nothing to keep, and looking costs time.

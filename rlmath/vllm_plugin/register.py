@@ -49,19 +49,15 @@ def end_workers_with_engine() -> None:
 
 
 def register() -> None:
-    """Have workers end with their engine; add ``shared_memory`` to both of vLLM's factories,
-    receivers of shares and of adapters, norms to its operators, a router, and on CPU a way to
-    sample.
+    """Have workers end with their engine; add ``shared_memory`` and receivers of shares and of
+    adapters to vLLM's factory, norms to its operators, a router, and on CPU a way to sample.
 
     The transport's modules load when first used. A no-op in processes that rlmath did not start.
     """
     if os.environ.get(ENGINE_VARIABLE) != "1":
         return
     end_workers_with_engine()
-    from vllm.distributed.weight_transfer import (
-        WeightTransferEngineFactory,
-        WeightTransferTrainerFactory,
-    )
+    from vllm.distributed.weight_transfer import WeightTransferEngineFactory
     from vllm.platforms import current_platform
 
     from rlmath.vllm_plugin.engine_precision import register_router
@@ -71,12 +67,6 @@ def register() -> None:
             SHARED_MEMORY,
             "rlmath.weights.transports.shared_memory_engine",
             "SharedMemoryEngine",
-        )
-    if SHARED_MEMORY not in WeightTransferTrainerFactory._registry:
-        WeightTransferTrainerFactory.register_engine(
-            SHARED_MEMORY,
-            "rlmath.weights.transports.shared_memory",
-            "SharedMemoryTrainer",
         )
     if NCCL_SHARES not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(

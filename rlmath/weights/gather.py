@@ -258,38 +258,6 @@ class BucketGatherer:
                     run.of(whole).copy_(self._local[run].values())
 
     @torch.no_grad()
-    def own_shards(self) -> Iterator[tuple[TensorMeta, int | None, Tensor]]:
-        """What this rank holds of each tensor, without communication, in the order of sending.
-
-        Gives the whole's description, the dimension that the ranks share evenly (``None``: each
-        holds all of it), and this rank's share, contiguous.
-
-        Raises:
-            WeightsError: The ranks' shares of a tensor are not equal runs in the order of ranks.
-        """
-        place = self.ranks.index(self.parallel.global_rank)
-        for meta in self.tensors:
-            runs = self._runs[meta.name]
-            if len(runs) == 1 and self._holders[runs[0]] == self.ranks:
-                own_values = self._local[runs[0]].values()
-                yield meta, None, own_values.to(self.device, meta.dtype).contiguous()
-                continue
-            dim, count = runs[0].dim, len(self.ranks)
-            share = meta.shape[dim] // count
-            own = [run for run in runs if run in self._local]
-            values = [self._local[run].values() for run in own]
-            if (
-                meta.shape[dim] % count
-                or sum(run.length for run in own) != share
-                or own[0].start != place * share
-            ):
-                raise WeightsError(
-                    f"{meta.name} {meta.shape}: {count} ranks do not hold equal runs of it, in the "
-                    "order of ranks, as weights.transport=nccl_m2n needs"
-                )
-            yield meta, dim, torch.cat(values, dim).to(self.device, meta.dtype)
-
-    @torch.no_grad()
     def fingerprints(self, part: WeightSlice | None = None) -> dict[str, int]:
         """The fingerprint of each tensor as it would be sent, from the ranks' own shards.
 

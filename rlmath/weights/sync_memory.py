@@ -14,8 +14,7 @@ a message is up to a bucket and the largest tensor long, and it copies them toge
 holds them. Other ranks have the same pieces, or two packed messages. On each engine worker: two
 messages, because the next one's buffer is made before the last one's is dropped.
 
-``nccl_m2n``: one shard, made contiguous. ``shared_memory`` and ``object_store`` are in host memory,
-once a machine: two segments, and for ``object_store`` on rank 0 as for ``nccl``, without vLLM's.
+``shared_memory``: two segments of host memory.
 
 On the engine vLLM's reload adds, for the module that it is loading: the whole tensors that have
 come, until all of them are there, and the module's new parameters before they are copied in place.
@@ -76,10 +75,6 @@ def sync_buffer_bytes(
         return SyncBuffers(gathered + largest_tensor_bytes + piece, piece + reload)
     if transport == "nccl":
         return SyncBuffers(gathered + 2 * message, 2 * message + reload)
-    if transport == "nccl_m2n":
-        return SyncBuffers(largest_tensor_bytes, reload)
     if transport == "shared_memory":
         return SyncBuffers(2 * piece, 0)
-    if transport == "object_store":
-        return SyncBuffers(gathered + 2 * piece, 2 * piece)
     raise ValueError(f"there is no transport {transport!r}")

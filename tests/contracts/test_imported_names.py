@@ -33,5 +33,5 @@ def test_a_name_that_is_gone_is_seen() -> None:
     assert not contract.reachable("vllm.no_such_module", "")
     assert not contract.reachable("megatron.core.parallel_state", "get_no_such_rank")
     # CUDA only: in the source alone.
-    assert contract.reachable("vllm.distributed.weight_transfer.m2n_trainer", "M2NTrainerInitInfo")
-    assert not contract.reachable("vllm.distributed.weight_transfer.m2n_trainer", "NoSuchInfo")
+    assert contract.reachable("vllm.distributed.weight_transfer.ipc_engine", "IPCTrainerInitInfo")
+    assert not contract.reachable("vllm.distributed.weight_transfer.ipc_engine", "NoSuchInfo")

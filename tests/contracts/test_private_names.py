@@ -68,11 +68,6 @@ ROWS = [
         has=("_registry", "register_engine"),
     ),
     Row(
-        "vllm.distributed.weight_transfer:WeightTransferTrainerFactory",
-        "the shared_memory transport is registered once (rlmath/vllm_plugin/register.py)",
-        has=("_registry", "register_engine", "trainer_init"),
-    ),
-    Row(
         "vllm._custom_ops",
         "which matrices a CPU engine packs (rlmath/weights/transports/cpu_load.py)",
         has=("_supports_onednn",),

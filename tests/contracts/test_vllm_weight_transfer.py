@@ -317,7 +317,6 @@ def test_a_reconnect_that_fails_leaves_no_half_open_connection(
 def test_an_engine_drops_its_old_connection_before_it_takes_a_new_one() -> None:
     calls: list[str] = []
     engine = RolloutEngine.__new__(RolloutEngine)
-    engine._relay = None
     engine._loop = SimpleNamespace(rpc=lambda method, **_: calls.append(method))  # type: ignore[assignment]
     engine.init_weight_transfer_engine({})
     assert calls == ["shutdown_weight_transfer_engine", "init_weight_transfer_engine"]
@@ -504,18 +503,6 @@ ROWS = [
         "vllm.model_executor.model_loader.reload.layerwise:make_online_process_loader",
         says=("info.load_numel += num_loaded", "info.load_numel >= info.load_numel_total"),
         breaks="a worker waits for experts that it does not keep (nccl_shares_engine.py)",
-    ),
-    Row(
-        f"{TRANSFER}.m2n_trainer:M2NTrainerInitInfo",
-        fields=(
-            "rank",
-            "master_address",
-            "master_port",
-            "world_size",
-            "num_trainer_ranks",
-            "dst_mesh_dims",
-        ),
-        breaks="nccl_m2n cannot be opened (weights/transports/m2n_source.py)",
     ),
     Row(
         f"{TRANSFER}.base:WeightSource",

@@ -19,7 +19,6 @@ OF_ENGINES = (
     "vllm.distributed.device_communicators.pynccl",
     "vllm.distributed.weight_transfer.ipc_engine",
     "vllm.distributed.weight_transfer.nccl_engine",
-    "vllm.distributed.weight_transfer.m2n_trainer",
     "vllm.model_executor.models.llama",
     "vllm.model_executor.models.qwen2",
     "vllm.model_executor.models.qwen3",

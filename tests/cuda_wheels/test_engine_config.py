@@ -33,7 +33,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int, st
         config |= {"model_type": kinds[config["architectures"][0]]}
         made = tmp_path_factory.mktemp("model")
         (made / "config.json").write_text(json.dumps(config))
-        for width, transport in ((1, "ipc"), (2, "ipc"), (1, "nccl"), (1, "nccl_m2n")):
+        for width, transport in ((1, "ipc"), (2, "ipc"), (1, "nccl")):
             specs[model, width, transport] = {
                 **SAMPLING,
                 "model_path": str(made),
@@ -66,8 +66,7 @@ def test_engine_configuration(
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("transport", ["nccl", "nccl_m2n"])
-def test_transports_between_gpus(answers: dict[Any, Any], model: str, transport: str) -> None:
-    found = answers[model, 1, transport]
-    assert found["transfer"] == {"nccl": "nccl_shares"}.get(transport, transport)
+def test_transport_between_gpus(answers: dict[Any, Any], model: str) -> None:
+    found = answers[model, 1, "nccl"]
+    assert found["transfer"] == "nccl_shares"
     assert found["sleeps"] is False

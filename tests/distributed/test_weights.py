@@ -520,21 +520,6 @@ def _check_log_probs(ranks: Ranks, folder: Path, expected: Tensor, case: Case) -
     assert expected.std() > 0.1
 
 
-def test_shards_of_tensor_ranks_are_runs_in_the_order_of_ranks(
-    ranks: Ranks, folders: dict[str, Path]
-) -> None:
-    """What ``nccl_m2n`` relies on; the vocabulary of the other models leaves one row over."""
-    per_rank = ranks.call("own_shards", str(folders["even"]), Case(tp=2))[:2]
-    expected = _read(folders["even"])
-    assert [name for name, _, _ in per_rank[0]] == [name for name, _, _ in per_rank[1]]
-    for (name, dim, first), (_, _, second) in zip(*per_rank, strict=True):
-        whole = first if dim is None else torch.cat([first, second], dim)
-        assert torch.equal(whole, expected[name]), name
-        assert torch.equal(first, second) == (dim is None), name
-    for refused in ranks.call("own_shards", str(folders["qwen2"]), Case(tp=2)):
-        assert "embed_tokens.weight (101, 32): 2 ranks do not hold equal runs" in refused
-
-
 @pytest.mark.parametrize(
     ("case", "parameter", "tensor"),
     [

@@ -461,25 +461,6 @@ def refused(folder: str, case: Case) -> str | None:
     return None
 
 
-def own_shards(folder: str, case: Case) -> list[tuple[str, int | None, Tensor]] | str:
-    """What this rank would send by vLLM's many-to-many backend, or why it cannot."""
-    from rlmath.errors import UserError
-    from rlmath.model.rank_layout import ParallelRank
-    from rlmath.model.spec import read_model_spec
-    from rlmath.weights.gather import BucketGatherer
-    from rlmath.weights.megatron import load_from_hf
-
-    chunks = _build(folder, case)
-    spec = read_model_spec(folder)
-    parallel = ParallelRank.from_megatron()
-    load_from_hf(chunks, folder, spec, parallel)
-    try:
-        shards = BucketGatherer(chunks, spec, parallel).own_shards()
-        return [(meta.name, dim, shard.clone()) for meta, dim, shard in shards]
-    except UserError as error:
-        return str(error)
-
-
 def planted_difference(folder: str, case: Case, name: str) -> str:
     """Change a parameter on the last rank alone; what the check of replicas says to it."""
     from rlmath.errors import UserError

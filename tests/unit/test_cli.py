@@ -193,9 +193,7 @@ def test_a_disk_that_cannot_be_written_is_one_line(
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ("publish runs/mine me/mine --checkpoint x", "is a setting now; give eval.checkpoint="),
         ("publish runs/mine me/mine actor.layers=local", "this command does not use it"),
-        ("selfcheck gpu --model x", "is a setting now; give model.path="),
     ],
 )
 def test_commands_of_their_own_take_settings(

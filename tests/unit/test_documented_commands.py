@@ -214,7 +214,7 @@ def parses_selfcheck(command: Command, patch: pytest.MonkeyPatch) -> None:
     """Its options are known. The checks take minutes; another test runs them."""
     parser = argparse.ArgumentParser()
     selfcheck.add_arguments(parser)
-    _, rest = take_settings(command.words[2:], selfcheck.SETTINGS, selfcheck.FLAGS)
+    _, rest = take_settings(command.words[2:], selfcheck.SETTINGS)
     select(parser.parse_args(rest).only)
     named_in("tests/e2e/test_selfcheck.py", "selfcheck")(command, patch)
 

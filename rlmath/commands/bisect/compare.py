@@ -154,8 +154,6 @@ def _first_difference(
         return None if a.get(keys[0]) == b.get(keys[1]) else (PHASES[0], keys, ())
     equal: list[str] = []
     for phase in PHASES:
-        if phase.is_new and not (phase.name in a and phase.name in b):
-            continue
         if a.get(phase.name) != b.get(phase.name):
             return phase, (phase.name, phase.name), tuple(equal)
         if phase.name in a:

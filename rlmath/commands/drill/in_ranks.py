@@ -101,7 +101,7 @@ def _sending(worker: Any, parameters: Sequence[Any], values: Callable[[], Sequen
 
 def leave_out_a_tensor(worker: Any) -> None:
     """The last tensor of the first bucket of each sync is not announced."""
-    from rlmath.weights.transports import object_store, shared_memory
+    from rlmath.weights.transports import shared_memory
 
     def make(contents: Callable[[Any, int], dict[str, Any]]) -> Callable[..., dict[str, Any]]:
         first: list[Any] = []
@@ -116,8 +116,7 @@ def leave_out_a_tensor(worker: Any) -> None:
 
         return without
 
-    for module in (shared_memory, object_store):
-        replace(worker, module, "bucket_contents", make)
+    replace(worker, shared_memory, "bucket_contents", make)
 
 
 @contextlib.contextmanager

@@ -8,20 +8,13 @@ from rlmath.errors import UserError
 
 # One node of GPUs unless it is said otherwise.
 BASE = ("cluster=gpu8",)
-# Options that were settings all along, with what to write; of both plans.
-LAYOUT_FLAGS = {
-    "--tp": "actor.tensor_parallel=N",
-    "--pp": "actor.pipeline_parallel=N",
-    "--ep": "actor.expert_parallel=N",
-    "--engine-tp": "rollout.tensor_parallel=N",
-}
 
 
 def no_model_argument(model: str | None) -> None:
-    """The model was a positional argument once.
+    """Refuse a model that is given without ``model.path=``.
 
     Raises:
-        UserError: It still is.
+        UserError: There is one.
     """
     if model is not None:
         raise UserError(f"{model}: the model is a setting; give model.path={model}")

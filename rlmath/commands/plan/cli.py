@@ -13,7 +13,7 @@ from rlmath.checks.quantization import quantization_model, quantization_problems
 from rlmath.checks.recompute import recompute_model, recompute_problems
 from rlmath.checks.routing import routing_model, routing_problems
 from rlmath.commands.plan.advice import plans_or_advice
-from rlmath.commands.plan.arguments import LAYOUT_FLAGS, no_model_argument, positive, share
+from rlmath.commands.plan.arguments import no_model_argument, positive, share
 from rlmath.commands.plan.experiment import train_command, write_experiment
 from rlmath.commands.plan.gpus import GPUS, Efficiency, Gpu, gpu_named
 from rlmath.commands.plan.models import SHAPE_FLAGS, read_plan_model
@@ -75,24 +75,6 @@ SETTINGS = (
     "actor.lora.layers",
     "actor.lora.rollout",
 )
-# Options that were settings all along.
-FLAGS = {
-    **LAYOUT_FLAGS,
-    "--gpus": "cluster.nodes=N cluster.gpus_per_node=N",
-    "--gpus-per-node": "cluster.gpus_per_node=N",
-    "--prompt-tokens": "data.max_prompt_tokens=N",
-    "--response-tokens": "rollout.max_response_tokens=N",
-    "--prompts": "algorithm.prompts_per_step=N",
-    "--group-size": "algorithm.group_size=N",
-    "--minibatches": "algorithm.minibatches_per_step=N",
-    "--max-tokens": "actor.max_tokens_per_microbatch=N",
-    "--max-running": "rollout.max_running_sequences=N",
-    "--cp": "actor.context_parallel=N",
-    "--recompute-layers": "actor.recompute_num_layers=N, or actor.recompute=none",
-    "--local-layers": "actor.layers=local",
-    "--kl": "algorithm.kl_coef=0.001",
-    "--value-model": "algorithm.advantage=gae",
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

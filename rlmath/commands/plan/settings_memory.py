@@ -96,7 +96,5 @@ def _sync_beside_cache(config: Config, spec: ModelSpec) -> float:
     actor, step = settings_in_plan(config, spec)
     if actor.engine_adapters is not None:
         return inbox_bytes(spec, step.bucket_bytes, actor.engine_adapters)
-    many = config.weights.transport is Transport.nccl_m2n
-    transport = Transport.nccl_m2n if many else Transport.nccl
     tp = config.rollout.tensor_parallel
-    return engine_sync_bytes(spec, step.bucket_bytes, tp, transport.value)
+    return engine_sync_bytes(spec, step.bucket_bytes, tp, Transport.nccl.value)

@@ -92,9 +92,6 @@ def sync_times(
         # Rank 0 sends to the first worker, which passes on while it receives: each has all bytes
         # once.
         found = [SyncTime("nccl", gather_s, weights_bytes / network + copies_s, calls_s)]
-    if actor.pipeline_parallel == actor.expert_parallel == 1:
-        # A worker gets its share from as many senders as it has, at its own rate.
-        found.append(SyncTime("nccl_m2n", 0.0, weights_bytes / engine_tp / network, CALL_S))
     return found
 
 
@@ -139,8 +136,6 @@ def as_text(times: list[SyncTime], gpu: Gpu, efficiency: Efficiency, gpus_per_no
         reason = "engines share the actor's GPUs, and weights leave a GPU only to be gathered"
     else:
         reason = "engines have separate GPUs"
-        if len(times) > 1:
-            reason += "; nccl_m2n needs NVIDIA's nccl-extensions"
     return "\n".join(
         [
             f"on paper, nodes of {gpus_per_node} {gpu.name}, {gpu.link_gb_per_s:g} GB/s on a node "

@@ -7,7 +7,7 @@ import json
 from collections import Counter
 from typing import Any
 
-from rlmath.commands.plan.arguments import LAYOUT_FLAGS, no_model_argument, positive
+from rlmath.commands.plan.arguments import no_model_argument, positive
 from rlmath.commands.plan.gpus import GPUS, Efficiency, gpu_named
 from rlmath.commands.plan.models import read_named_model
 from rlmath.commands.plan.report import not_trained
@@ -43,15 +43,6 @@ SETTINGS = (
     "rollout.tensor_parallel",
     "weights.bucket_size_mib",
 )
-# Options that were settings all along.
-FLAGS = {
-    **LAYOUT_FLAGS,
-    "--bucket-size-mib": "weights.bucket_size_mib=N",
-    "--dtype": "model.dtype=bfloat16",
-    "--virtual-stages": "actor.virtual_stages=N",
-    "--first-stage-layers": "actor.pipeline_layers=[N,...]",
-    "--last-stage-layers": "actor.pipeline_layers=[N,...]",
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

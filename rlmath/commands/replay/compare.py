@@ -86,12 +86,7 @@ def verdict(source: Source, redone: Redone, dtype: DType) -> StepVerdict:
     line, found = source.recorded[redone.step], redone.digests
     own = found.line()
     names = [phase.name for phase in PHASES]
-    new = {phase.name for phase in PHASES if phase.is_new}
-    phases = [
-        name
-        for name in names[names.index(_FIRST) :]
-        if (name in line or name in own) and (name in line or name not in new)
-    ]
+    phases = [name for name in names[names.index(_FIRST) :] if name in line or name in own]
     equal = tuple(name for name in phases if line.get(name) == own.get(name))
     details = read_details(source.run_dir, redone.step)
     tensors = equal_tensors = minibatches = None

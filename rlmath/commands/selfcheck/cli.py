@@ -7,9 +7,8 @@ import argparse
 from rlmath.commands.selfcheck.catalog import CHECKS, select
 
 RESULTS_PAGE = "docs/gpu_results.md"
-# Settings of a run that mean the same here, and options that they were.
+# Settings of a run that mean the same here.
 SETTINGS = ("model.path",)
-FLAGS = {"--model": "model.path=FOLDER"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

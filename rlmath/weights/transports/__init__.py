@@ -1,9 +1,8 @@
-"""How weights travel from the trainer's ranks to the engines: one interface, five transports.
+"""How weights travel from the trainer's ranks to the engines: one interface, three transports.
 
-``shared_memory`` is rlmath's own, for a machine without CUDA; ``object_store`` for several.
-``ipc`` (trainer and engine share a GPU) is vLLM's with rlmath's trainer; ``nccl`` and ``nccl_m2n``
-(they do not share one) are vLLM's, driven through its trainer factory, and ``nccl`` with rlmath's
-trainer where each worker gets its share of an MoE's experts. In every trainer rank:
+``shared_memory`` is rlmath's own, for a machine without CUDA. ``ipc`` (trainer and engine share a
+GPU) and ``nccl`` (they do not share one) are vLLM's with rlmath's trainers; with ``nccl`` each
+worker gets its share of an MoE's experts. In every trainer rank:
 
     connection = connect(plan, gatherer)     # once; collective
     connection.send_weights(version)         # after each update; collective
@@ -25,7 +24,7 @@ from rlmath.weights.gather import BucketGatherer
 from rlmath.weights.sync_memory import shared_buffer_bytes
 from rlmath.weights.transports.client import EngineClient
 
-TransportName = Literal["shared_memory", "object_store", "ipc", "nccl", "nccl_m2n"]
+TransportName = Literal["shared_memory", "ipc", "nccl"]
 MIB = 2**20
 # Messages of ``nccl`` in flight. vLLM gives each its own stream, and an engine's worker loads
 # a module when its last tensor is there: with two, the tensors of a module that spans more than two
@@ -35,7 +34,7 @@ NCCL_MESSAGES = 1
 
 
 def choose_transport(
-    setting: str, *, device: Literal["cpu", "cuda"], colocated: bool, nodes: int = 1
+    setting: str, *, device: Literal["cpu", "cuda"], colocated: bool
 ) -> TransportName:
     """The transport for ``weights.transport``.
 
@@ -43,23 +42,15 @@ def choose_transport(
         setting: ``auto`` or a transport's name.
         device: Where trainer and engines run.
         colocated: Engines share the trainer's GPUs.
-        nodes: Machines of the cluster.
 
     Raises:
         ValueError: The setting cannot work there.
     """
+    fitting: TransportName = "ipc" if colocated else "nccl"
     if device == "cpu":
-        fitting: TransportName = "shared_memory" if nodes == 1 else "object_store"
-    else:
-        fitting = "ipc" if colocated else "nccl"
-        if setting == "nccl_m2n" and not colocated:
-            return "nccl_m2n"
+        fitting = "shared_memory"
     if setting not in ("auto", fitting):
-        where = (
-            f"{nodes} CPU node(s)"
-            if device == "cpu"
-            else f"{device}, {'shared' if colocated else 'own'} GPUs"
-        )
+        where = "CPU" if device == "cpu" else f"{device}, {'shared' if colocated else 'own'} GPUs"
         raise ValueError(
             f"weights.transport={setting} cannot carry weights here ({where}): use {fitting} or "
             "auto"
@@ -177,20 +168,9 @@ def connect(
             client,
             side_stream,
         )
-    if plan.transport == "object_store":
-        from rlmath.weights.transports.object_store import ObjectStoreTrainer
-
-        return TrainerConnection(
-            ObjectStoreTrainer(rank, plan.run_id, client=client, source=gatherer),
-            client,
-            side_stream,
-        )
-    from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
-
     from rlmath.weights.transports.vllm_source import GatheredSource, SharedSource
 
     bucket_bytes = plan.bucket_size_mib * MIB
-    vllm_info: Any
     if plan.transport == "ipc":
         from rlmath.weights.transports.ipc import IpcTrainer
 
@@ -205,15 +185,7 @@ def connect(
         buffer_bytes = shared_buffer_bytes(bucket_bytes, largest)
         trainer = IpcTrainer(client, source, plan.serves, buffer_bytes)
         return TrainerConnection(trainer, client, side_stream)
-    if plan.transport == "nccl_m2n":
-        from rlmath.weights.transports import m2n_source
-
-        place = [(_own_address(), _free_port()) if rank == 0 else None]
-        dist.broadcast_object_list(place, src=0)
-        assert place[0] is not None
-        vllm_info = m2n_source.init_info(*place[0], plan.num_engines, plan.ranks_per_engine)
-        source = m2n_source.ShardSource(gatherer)
-    elif plan.worker_shares and _can_send_shares(gatherer, plan.worker_shares):
+    if plan.worker_shares and _can_send_shares(gatherer, plan.worker_shares):
         from rlmath.weights.transports.nccl_shares import Message, SharesTrainer
 
         shares_trainer = SharesTrainer(
@@ -226,27 +198,24 @@ def connect(
             lambda: (_own_address(), _free_port()),
         )
         return TrainerConnection(shares_trainer, client, side_stream)
-    else:
-        from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
+    from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
 
-        from rlmath.weights.transports.nccl_trainer import NcclTrainer
+    from rlmath.weights.transports.nccl_trainer import NcclTrainer
 
-        nccl_info = NCCLTrainerInitInfo(
-            rank=rank,
-            master_address=_own_address(),
-            master_port=_free_port(),
-            # Rank 0 of the trainer, and every worker of every engine.
-            world_size=1 + plan.num_engines * plan.ranks_per_engine,
-            packed=True,
-            # A message ends with the tensor that exceeds this, so no tensor is too large for it.
-            packed_buffer_size_bytes=bucket_bytes,
-            packed_num_buffers=NCCL_MESSAGES,
-        )
-        source = GatheredSource(gatherer, 0, side_stream)
-        nccl_trainer = NcclTrainer.trainer_init(nccl_info, client=client, source=source)
-        return TrainerConnection(nccl_trainer, client, side_stream)
-    trainer = WeightTransferTrainerFactory.trainer_init(vllm_info, client=client, source=source)
-    return TrainerConnection(trainer, client, side_stream)
+    nccl_info = NCCLTrainerInitInfo(
+        rank=rank,
+        master_address=_own_address(),
+        master_port=_free_port(),
+        # Rank 0 of the trainer, and every worker of every engine.
+        world_size=1 + plan.num_engines * plan.ranks_per_engine,
+        packed=True,
+        # A message ends with the tensor that exceeds this, so no tensor is too large for it.
+        packed_buffer_size_bytes=bucket_bytes,
+        packed_num_buffers=NCCL_MESSAGES,
+    )
+    source = GatheredSource(gatherer, 0, side_stream)
+    nccl_trainer = NcclTrainer.trainer_init(nccl_info, client=client, source=source)
+    return TrainerConnection(nccl_trainer, client, side_stream)
 
 
 def _can_send_shares(gatherer: BucketGatherer, shares: Sequence[ExpertShare]) -> bool:

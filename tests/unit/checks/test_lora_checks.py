@@ -22,7 +22,6 @@ from rlmath.checks.lora import (
 from rlmath.config.algorithm import ReferenceKind
 from rlmath.config.lora import LoraRollout, adapters_of
 from rlmath.config.schema import Config, Device, DType
-from rlmath.config.weights import Transport
 from rlmath.model.families import FAMILIES
 from rlmath.model.lora import (
     ATTENTION_TARGETS,
@@ -229,7 +228,6 @@ def test_a_damaged_peft_folder_is_named(tmp_path: Path, damage: Any, part: str) 
     ("device", "changes", "part"),
     [
         (Device.cuda, {"model.dtype": DType.float32}, "model.dtype=float32"),
-        (Device.cuda, {"weights.transport": Transport.nccl_m2n}, "nccl_m2n"),
         (Device.cpu, {"actor.lora.rank": 600}, "up to 512"),
     ],
     ids=str,

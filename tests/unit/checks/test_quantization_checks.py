@@ -19,7 +19,6 @@ from rlmath.config.algorithm import OldLogProbs
 from rlmath.config.lora import LoraRollout
 from rlmath.config.rollout import KvCacheDtype, Quantization
 from rlmath.config.schema import Config, DType
-from rlmath.config.weights import Transport
 from rlmath.model.families import FAMILIES
 from rlmath.model.spec import model_spec
 
@@ -44,7 +43,6 @@ def config() -> Config:
             },
             "use token_truncate with algorithm.old_log_probs=recompute",
         ),
-        ({"weights.transport": Transport.nccl_m2n}, "nccl_m2n"),
         ({"model.dtype": DType.float32}, "use bfloat16"),
         ({"precision.batch_invariant": True}, "batch_invariant"),
         ({"actor.lora.rank": 4, "actor.lora.rollout": LoraRollout.unmerged}, "unmerged"),

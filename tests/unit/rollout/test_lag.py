@@ -32,7 +32,6 @@ def test_the_length_bias_counts_what_is_unfinished_with_the_tokens_so_far() -> N
 
 
 def test_no_length_bias_before_any_response_is_known_to_be_finished() -> None:
-    """Groups that a checkpoint of an earlier version left, which kept no totals."""
     totals = LengthTotals()
     totals.add([], [group(10)])
     assert totals.bias([sample(20, "cut")]) == {}

@@ -260,6 +260,3 @@ def test_a_step_that_has_some_groups_already_samples_the_others(
     sampled = sample(sampler, 4, collector)
     assert len(sampled.groups) == 4 and not sampled.shortage
     assert early <= {group.problem.id for group in sampled.finished}
-    # Checkpoints of earlier versions do not say that it is open.
-    del state["round"]["open"]
-    assert not resumed(state, 3, tmp_path, *settings).is_sampled

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
-from rlmath.errors import UserError
 
 pytestmark = pytest.mark.process
 
@@ -38,24 +34,3 @@ def test_a_folder_with_other_files_is_refused_with_exit_2(tmp_path: Path) -> Non
     assert "thesis.tex" in done.stderr and "--overwrite" in done.stderr
     assert "Traceback" not in done.stderr
     assert (target / "thesis.tex").read_text() == "mine"
-
-
-@pytest.mark.parametrize(
-    ("tool", "arguments", "setting"),
-    [
-        ("convert_checkpoint", "to-hf checkpoint folder --model x", "model.path="),
-        ("convert_checkpoint", "to-megatron model checkpoint --dtype float32", "model.dtype="),
-        (
-            "decontaminate",
-            "a.jsonl --against b.jsonl --to c.jsonl --prompt-key x",
-            "data.prompt_key=",
-        ),
-        ("validate_logprobs", "model --tp=2", "actor.tensor_parallel="),
-    ],
-)
-def test_an_option_that_is_a_setting_now_is_named(
-    tool: str, arguments: str, setting: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "toolkits"))
-    with pytest.raises(UserError, match=rf"is a setting now; give {re.escape(setting)}"):
-        importlib.import_module(tool).main(arguments.split())

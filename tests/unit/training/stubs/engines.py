@@ -33,7 +33,7 @@ class StubEngine(RolloutEngine):
     ) -> None:
         self._spec, self._index = spec, index
         self._loop = StubLoop(index)  # type: ignore[assignment]
-        self._weights_valid, self._relay = True, None
+        self._weights_valid = True
 
     def prepare(self) -> None: ...
 
