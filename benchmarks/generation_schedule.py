@@ -1,7 +1,7 @@
 """How long engines idle at the end of a step, by the way in which samples are dealt to them.
 
 A simulation: the driver's real dealing (``rlmath/rollout/generation.py``) and other ways, with
-stand-in engines under a virtual clock (``rlmath/commands/plan/schedule``). The 1.5B recipe: 512
+stand-in engines under a virtual clock (``benchmarks/simulation``). The 1.5B recipe: 512
 problems x 16 samples on 128 engines of one GPU, log-normal response lengths of at most 27,648
 tokens. A token held costs what reading its keys and values takes at 80 % of an H100's memory
 bandwidth. The rest of a decode step and how alike a problem's lengths are (``--step-ms``,
@@ -32,8 +32,8 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from rlmath.commands.plan.schedule.lengths import OWN_SD, log_level  # noqa: E402
-from rlmath.commands.plan.schedule.virtual_engines import VirtualPool  # noqa: E402
+from benchmarks.simulation.lengths import OWN_SD, log_level  # noqa: E402
+from benchmarks.simulation.virtual_engines import VirtualPool  # noqa: E402
 from rlmath.rollout.generation import Generation  # noqa: E402
 from rlmath.rollout.requests import Request  # noqa: E402
 

@@ -1,6 +1,6 @@
 """What one GPU holds in each phase of a step, counted, with and without each memory setting.
 
-Dry runs (``rlmath/commands/plan/dry_run``): the project's own model, optimizer, schedule and weight
+Dry runs (``benchmarks/dry_run``): the project's own model, optimizer, schedule and weight
 gather of one rank on meta tensors, for 1.5B, 7B, 32B and 30B-A3B on 8, 64 and 256 GPUs; no GPU is
 needed. Sampling is what stays on the GPU while engines sample. Beside each count stands what the
 plan's arithmetic says of the actor's time (``rlmath/commands/plan/time.py``), relative to defaults
@@ -24,9 +24,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from rlmath.commands.plan.dry_run.compare import planned, rows  # noqa: E402
-from rlmath.commands.plan.dry_run.jobs import Job, RankCount, jobs_of  # noqa: E402
-from rlmath.commands.plan.dry_run.pool import Pool  # noqa: E402
+from benchmarks.dry_run.compare import planned, rows  # noqa: E402
+from benchmarks.dry_run.jobs import Job, RankCount, jobs_of  # noqa: E402
+from benchmarks.dry_run.pool import Pool  # noqa: E402
 from rlmath.commands.plan.gpus import GPUS, Efficiency  # noqa: E402
 from rlmath.commands.plan.memory import GIB, moved_bytes  # noqa: E402
 from rlmath.commands.plan.time import Work, actor_time_s, offload_time_s  # noqa: E402

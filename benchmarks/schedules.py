@@ -1,4 +1,4 @@
-"""Each ``rollout.schedule`` in real runs, and what ``rlmath plan schedule`` says of the same runs.
+"""Each ``rollout.schedule`` in real runs, and what the simulation says of the same runs.
 
 The tiny model with Megatron and vLLM on CPU: one engine and one rank, each pinned to a core of its
 own, so that they do not slow each other down when they work at the same time. Lengths have a long
@@ -52,8 +52,8 @@ from numpy.typing import NDArray
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from rlmath.commands.plan.schedule.lengths import Lengths, log_normal_lengths  # noqa: E402
-from rlmath.commands.plan.schedule.simulation import (  # noqa: E402
+from benchmarks.simulation.lengths import Lengths, log_normal_lengths  # noqa: E402
+from benchmarks.simulation.simulate import (  # noqa: E402
     Choice,
     Outcome,
     Setup,

@@ -42,7 +42,7 @@ _COMMANDS = {
     "selfcheck": "test and benchmark this node in about 15 minutes; writes one file: selfcheck gpu",
     "grade": "grade a file of responses and accepted answers: grade FILE [--against math-verify]",
     "plan": "predict before a run: plan layout (what fits), plan weights (cost of a weight sync),"
-    " plan schedule (which rollout.schedule is fastest), each with model.path=MODEL",
+    " each with model.path=MODEL",
 }
 # Modules of ``rlmath.commands`` with the options and the work of a command: those that read a run
 # and those that make small ones.
@@ -144,15 +144,6 @@ def _plan(arguments: list[str]) -> int:
         what.add_parser("layout", help="which layouts fit, with peak memory and step time")
     )
     weights = what.add_parser("weights", help="how many bytes a weight sync moves")
-    schedule = what.add_parser(
-        "schedule", help="step time of each rollout.schedule, simulated with the real sampler"
-    )
-    if arguments[:1] == ["schedule"]:
-        from rlmath.commands.plan.schedule import cli as schedule_cli
-
-        schedule_cli.add_arguments(schedule)
-        given, rest = take_settings(arguments, schedule_cli.SETTINGS, BASE, any_with=())
-        return schedule_cli.run(parser.parse_args(rest), given)
     if arguments[:1] == ["layout"]:
         # What is printed or written for a run may have its other settings too.
         given, rest = take_settings(

@@ -7,8 +7,8 @@ import pytest
 from tests.contracts.contract import Row, check, parametrized
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-METER = "the dry run counts storages and answers for them (rlmath/commands/plan/dry_run/meter.py)"
-META_GPU = "the dry run plays a GPU with meta tensors (rlmath/commands/plan/dry_run/meta_gpu.py)"
+METER = "the dry run counts storages and answers for them (benchmarks/dry_run/meter.py)"
+META_GPU = "the dry run plays a GPU with meta tensors (benchmarks/dry_run/meta_gpu.py)"
 
 ROWS = [
     Row("torch:UntypedStorage._cdata", f"{METER}: a storage's identity"),
@@ -19,16 +19,16 @@ ROWS = [
     Row("torch.cuda:_lazy_init", f"{META_GPU}: CUDA is not initialized"),
     Row(
         "torch:ops.aten._scaled_dot_product_flash_attention",
-        "what attention keeps in a dry run (rlmath/commands/plan/dry_run/kernels.py)",
+        "what attention keeps in a dry run (benchmarks/dry_run/kernels.py)",
     ),
     Row(
         "megatron.core.distributed.param_and_grad_buffer",
-        "collectives one by one in a dry run (rlmath/commands/plan/dry_run/groups.py)",
+        "collectives one by one in a dry run (benchmarks/dry_run/groups.py)",
         has=("_coalescing_manager",),
     ),
     Row(
         "megatron.core.pipeline_parallel.p2p_communication:P2PCommunicator._communicate_shapes",
-        "shapes of a neighbor stage in a dry run (rlmath/commands/plan/dry_run/rank.py)",
+        "shapes of a neighbor stage in a dry run (benchmarks/dry_run/rank.py)",
         passes=("tensor_send_next", "tensor_send_prev", "recv_prev", "recv_next"),
     ),
     Row(

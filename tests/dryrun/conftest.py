@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from rlmath.commands.plan.dry_run.jobs import Job, RankCount
-from rlmath.commands.plan.dry_run.pool import Pool
+from benchmarks.dry_run.jobs import Job, RankCount
+from benchmarks.dry_run.pool import Pool
 
 Count = Callable[[list[Job]], list[RankCount]]
 

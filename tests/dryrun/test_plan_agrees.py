@@ -1,6 +1,6 @@
 """The plan's closed form against counts of real ranks on meta tensors, for every GPU preset.
 
-What is counted has Megatron's own layers; ``rlmath/commands/plan/dry_run`` says what
+What is counted has Megatron's own layers; ``benchmarks/dry_run`` says what
 a count proves.
 """
 
@@ -15,10 +15,10 @@ from unittest import mock
 import pytest
 import torch
 
-from rlmath.commands.plan.dry_run.compare import rows
-from rlmath.commands.plan.dry_run.jobs import PHASES
-from rlmath.commands.plan.dry_run.presets import Case, gpu_models, layout_cases, preset_cases
-from rlmath.commands.plan.dry_run.rank import rank_of_largest_piece
+from benchmarks.dry_run.compare import rows
+from benchmarks.dry_run.jobs import PHASES
+from benchmarks.dry_run.presets import Case, gpu_models, layout_cases, preset_cases
+from benchmarks.dry_run.rank import rank_of_largest_piece
 from tests.dryrun.conftest import Count
 
 # Of a model whose presets the plain command counts with some of their layers.

@@ -283,7 +283,7 @@ RULES: list[tuple[str, How]] = [
     (r"rlmath (train|evaluate|sft) ", check_settings),
     (r"python -m rlmath.config.docs", named_in("tests/unit/config/test_settings_page.py", "docs")),
     (
-        r"python -m rlmath.commands.plan.dry_run.table",
+        r"python -m benchmarks.dry_run.table",
         named_in("tests/dryrun/test_plan_agrees.py", "compare"),
     ),
     (r"python -m rlmath.quickstart.make ", named_in("tests/e2e/conftest.py", "quickstart.make")),

@@ -10,7 +10,7 @@ context-parallel rank keeps its own keys and values alone.
 ``local``: Megatron's own layers. The rotation keeps cosines and sines for each layer, experts run
 one by one, and a context rank keeps all keys and values.
 
-Dry runs count ``local`` (``rlmath/commands/plan/dry_run``); for ``transformer_engine`` this page of
+Dry runs count ``local`` (``benchmarks/dry_run``); for ``transformer_engine`` this page of
 arithmetic stands alone until it is measured on a GPU. With ``actor.fp8`` what matrices keep of
 their inputs is in FP8 (``fp8.py``).
 """

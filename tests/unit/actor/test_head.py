@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.dry_run.meter import META, Meter
 from rlmath.actor import head_rows
 from rlmath.actor.head import Head, HeadLinear, defer_logits
 from rlmath.actor.logprobs import Distribution, vocab_parallel_log_probs
 from rlmath.actor.rounding_noise import rounding_noise
 from rlmath.commands.plan.activations import logits_bytes
 from rlmath.commands.plan.actor_shape import ActorShape
-from rlmath.commands.plan.dry_run.meter import META, Meter
 from rlmath.commands.plan.memory import GIB
 from rlmath.model.parallel import Layout
 from rlmath.model.published import KNOWN

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlmath.commands.plan.schedule.virtual_engines import VirtualPool
+from benchmarks.simulation.virtual_engines import VirtualPool
 from rlmath.rollout.generation import Generation
 from rlmath.rollout.requests import EngineError, Request
 from rlmath.types import Sample

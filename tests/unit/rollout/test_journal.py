@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from rlmath.commands.plan.schedule.virtual_engines import VirtualPool
+from benchmarks.simulation.virtual_engines import VirtualPool
 from rlmath.config.load import load
 from rlmath.config.schema import Device
 from rlmath.rollout.journal import FOLDER, SampleJournal

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from rlmath.commands.plan.schedule.simulation import InstantGrades, sample_openly
-from rlmath.commands.plan.schedule.virtual_engines import VirtualPool
+from benchmarks.simulation.simulate import InstantGrades, sample_openly
+from benchmarks.simulation.virtual_engines import VirtualPool
 from rlmath.config.load import load
 from rlmath.config.rollout import KvAtSync, RolloutSchedule, max_lag
 from rlmath.config.schema import Config

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.dry_run.presets import Case, preset_cases
 from rlmath.commands.plan.colocated import settings_cache_tokens, settings_in_plan, settings_phases
-from rlmath.commands.plan.dry_run.presets import Case, preset_cases
 from rlmath.commands.plan.memory import host_bytes, usable_bytes
 from rlmath.config.load import load
 from rlmath.model.published import KNOWN

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 
-from rlmath.commands.plan.dry_run.jobs import PHASES, Job, jobs_of
+from benchmarks.dry_run.jobs import PHASES, Job, jobs_of
 from rlmath.config.groups import options
 
 _LONG = ("actor=long_context", "rollout=long_context")

@@ -18,8 +18,8 @@ def main() -> None:
     os.dup2(2, 1)
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    from rlmath.commands.plan.dry_run.jobs import Job
-    from rlmath.commands.plan.dry_run.rank import count, prepare_process
+    from benchmarks.dry_run.jobs import Job
+    from benchmarks.dry_run.rank import count, prepare_process
     from rlmath.model.lora import from_described
     from rlmath.model.parallel import Layout
 

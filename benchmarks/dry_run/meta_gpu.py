@@ -17,8 +17,8 @@ import torch.nn.attention.varlen
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from rlmath.commands.plan.dry_run import kernels
-from rlmath.commands.plan.dry_run.meter import HOST_BYTES, META, Meter
+from benchmarks.dry_run import kernels
+from benchmarks.dry_run.meter import HOST_BYTES, META, Meter
 
 
 class CudaIsMeta(TorchFunctionMode):

@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlmath.commands.plan.schedule.lengths import Lengths
-from rlmath.commands.plan.schedule.virtual_engines import VirtualPool
+from benchmarks.simulation.lengths import Lengths
+from benchmarks.simulation.virtual_engines import VirtualPool
 from rlmath.config.schema import Config, RolloutSchedule
 from rlmath.data import ProblemStream
 from rlmath.rollout.continuous import ContinuousSampler
@@ -83,14 +83,12 @@ class Choice:
         max_lag: ``rollout.max_lag``.
         engines: Of all that fit into the GPUs, how many there are, where the actor has the other
             GPUs; ``None``: they share them, and take turns.
-        engine_ranks: GPUs of an engine; ``None``: as the layout has it.
     """
 
     schedule: RolloutSchedule = RolloutSchedule.synchronous
     budget_tokens: int | None = None
     max_lag: int = 0
     engines: int | None = None
-    engine_ranks: int | None = None
 
     @classmethod
     def carry_over(cls, budget_tokens: int, max_lag: int) -> Choice:
@@ -113,8 +111,6 @@ class Choice:
             found.append(f"rollout.max_lag={self.max_lag}")
         if self.engines is not None:
             found += ["cluster.placement=separate", f"rollout.engines={self.engines}"]
-        if self.engine_ranks is not None:
-            found.append(f"rollout.tensor_parallel={self.engine_ranks}")
         return found
 
 

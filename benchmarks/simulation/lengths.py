@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rlmath.errors import UserError
-from rlmath.monitor.samples import FOLDER, data_id, read_samples
+from rlmath.monitor.samples import data_id
 from rlmath.rollout.requests import Request
 
 # Of the logarithm of a length: between problems, and between the samples of a problem. Published
@@ -48,29 +45,6 @@ def log_normal_lengths(
     return Lengths(np.clip(np.exp(of_problem + own), 1, longest).astype(np.int64))
 
 
-def lengths_of_run(run_dir: Path, samples: int) -> Lengths:
-    """The lengths in a run's ``samples/``, problem by problem in the order of the steps.
-
-    Raises:
-        UserError: There are no samples, or fewer of each problem than asked for.
-    """
-    rows: list[list[int]] = []
-    for path in sorted((run_dir / FOLDER).glob("step_*.jsonl*")):
-        of_problem: dict[str, list[int]] = {}
-        for row in read_samples(path):
-            of_problem.setdefault(row["problem_id"], []).append(row["response_tokens"])
-        rows += of_problem.values()
-    whole = [row[:samples] for row in rows if len(row) >= samples]
-    if not whole:
-        found = max(map(len, rows), default=0)
-        raise UserError(
-            f"--run {run_dir}: its samples/ has {len(rows)} groups of at most {found} samples, and "
-            f"algorithm.group_size={samples} needs as many of each; give algorithm.group_size="
-            f"{found or 'N'}, or another run"
-        )
-    return Lengths(np.array(whole, np.int64))
-
-
 def log_level(mean: float, longest: int, sd: float) -> float:
     """Mean logarithm of the log-normal lengths whose mean, truncated at the longest, is ``mean``.
 
@@ -86,9 +60,3 @@ def log_level(mean: float, longest: int, sd: float) -> float:
         cut = np.minimum(np.exp(middle + spread), longest)
         low, high = (middle, high) if cut.mean() < mean else (low, middle)
     return low
-
-
-def budgets(lengths: Lengths, shares: Sequence[float]) -> list[int]:
-    """Token budgets that these shares of the samples keep within, rounded up to 128 tokens."""
-    found = {-(-lengths.quantile(share) // 128) * 128 for share in shares}
-    return sorted(found)

@@ -19,6 +19,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from benchmarks.dry_run import groups, meta_gpu
+from benchmarks.dry_run.jobs import Job, PhaseCount, RankCount
+from benchmarks.dry_run.meter import META, Meter, Peak, Pool
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.settings import (
     ActorSettings,
@@ -29,9 +32,6 @@ from rlmath.actor.settings import (
 from rlmath.algorithms.early_stop import Decision
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.batching.shards import Shard
-from rlmath.commands.plan.dry_run import groups, meta_gpu
-from rlmath.commands.plan.dry_run.jobs import Job, PhaseCount, RankCount
-from rlmath.commands.plan.dry_run.meter import META, Meter, Peak, Pool
 from rlmath.config.optimizer import OptimizerConfig
 from rlmath.device import Platform
 from rlmath.model.precision import Precision

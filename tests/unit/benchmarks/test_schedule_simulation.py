@@ -1,26 +1,16 @@
-"""``rlmath plan schedule``: the real sampler under a virtual clock."""
+"""The simulation of schedules: the real sampler under a virtual clock."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from rlmath.cli import main
-from rlmath.commands.plan.schedule.cli import ENGINE_WIDTHS, has_room, other_width_choices, splits
-from rlmath.commands.plan.schedule.lengths import (
-    Lengths,
-    budgets,
-    lengths_of_run,
-    log_normal_lengths,
-)
-from rlmath.commands.plan.schedule.simulation import Choice, Outcome, Setup, Times, simulate
+from benchmarks.simulation.lengths import Lengths, log_normal_lengths
+from benchmarks.simulation.simulate import Choice, Outcome, Setup, Times, simulate
 from rlmath.config.load import load
 from rlmath.config.rollout import RolloutSchedule
-from rlmath.errors import UserError
 
 TIMES = Times(step_s=0.01, token_s=1e-6, prefill_token_s=1e-6, train_token_s=1e-5, fixed_s=2.0)
 CONFIG = load(
@@ -96,44 +86,6 @@ def test_a_pipelined_step_takes_as_long_as_the_slower_side() -> None:
     assert found.actor_idle_share == pytest.approx(0, abs=1e-6)
 
 
-def test_splits() -> None:
-    assert splits(128) == [32, 48, 64, 80, 96, 112]
-    assert splits(2) == [1] and splits(1) == []
-
-
-def test_other_widths_have_as_many_gpus() -> None:
-    def outcome(choice: Choice, step_s: float) -> Outcome:
-        return Outcome(choice, step_s, *[0.0] * 8)
-
-    found = other_width_choices(
-        [
-            outcome(Choice(), 9.0),
-            outcome(Choice.pipelined(4), 7.0),
-            outcome(Choice.pipelined(6), 8.0),
-            outcome(Choice.continuous(1, 2), 5.0),
-        ],
-        usual=2,
-        widths={2: 8, 1: 16, 4: 4},
-    )
-    assert found == [
-        Choice(engine_ranks=1),
-        Choice(engine_ranks=4),
-        dataclasses.replace(Choice.pipelined(8), engine_ranks=1),
-        dataclasses.replace(Choice.pipelined(2), engine_ranks=4),
-        # Half an engine of four GPUs is none.
-        dataclasses.replace(Choice.continuous(2, 2), engine_ranks=1),
-    ]
-
-
-def test_a_width_at_which_most_samples_wait_is_not_tried() -> None:
-    setups = {4: Setup(32, 256, 100, Lengths(np.full((1, 1), 1)), TIMES)}
-    choice = dataclasses.replace(Choice.continuous(24, 2), engine_ranks=4)
-    # 24 engines run 6,144 samples at once, half of 12,288.
-    assert has_room(choice, setups, samples=4096)
-    assert not has_room(dataclasses.replace(choice, max_lag=4), setups, samples=4096)
-    assert has_room(Choice(engine_ranks=4), setups, samples=8192)
-
-
 def test_computing_takes_its_time_for_each_sequence() -> None:
     times = dataclasses.replace(TIMES, sequence_s=1e-3)
     setup = Setup(4, 64, 100, Lengths(np.full((16, 4), 1000)), times)
@@ -141,76 +93,6 @@ def test_computing_takes_its_time_for_each_sequence() -> None:
     assert found.generate_s == pytest.approx(
         1000 * (0.01 + 1e-3 * 16 + 1e-6 * 16 * 500) + 16 * 100 * 1e-6 + 0.1, rel=1e-4
     )
-
-
-def test_lengths() -> None:
-    lengths = log_normal_lengths(2000, 8, 3000, 10_000)
-    assert lengths.tokens.mean() == pytest.approx(3000, rel=0.03)
-    assert lengths.tokens.max() == 10_000 and lengths.tokens.min() >= 1
-    assert budgets(Lengths(np.array([[100, 200], [300, 1000]])), (0.5, 0.9)) == [256, 896]
-
-
-def run_folder(folder: Path, groups: int, samples: int) -> Path:
-    (folder / "samples").mkdir(parents=True)
-    rows = [
-        {"problem_id": f"p{group}", "index": index, "response_tokens": 100 * (group + 1) + index}
-        for group in range(groups)
-        for index in range(samples)
-    ]
-    text = "".join(f"{json.dumps(row)}\n" for row in rows)
-    (folder / "samples" / "step_000001.jsonl").write_text(text)
-    return folder
-
-
-ARGUMENTS = [
-    "plan",
-    "schedule",
-    "model.path=Qwen2.5-1.5B",
-    "algorithm.prompts_per_step=8",
-    "algorithm.group_size=4",
-    "algorithm.minibatches_per_step=1",
-    "rollout.max_response_tokens=2048",
-    "--steps",
-    "2",
-]
-
-
-def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*ARGUMENTS, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["simulated"] and found["engines"] >= 1
-    schedules = found["schedules"]
-    assert [one["step_s"] for one in schedules] == sorted(one["step_s"] for one in schedules)
-    assert sum(one["settings"] == ["rollout.schedule=synchronous"] for one in schedules) == 1
-    # Engines of other widths on the same GPUs, for each schedule's fastest choice.
-    usual, ranks = found["engine_tensor_parallel"], set(ENGINE_WIDTHS)
-    wider = [one for one in schedules if one["choice"]["engine_ranks"]]
-    assert {one["choice"]["engine_ranks"] for one in wider} <= ranks - {usual}
-    synchronous = [one for one in wider if one["choice"]["schedule"] == "synchronous"]
-    assert synchronous and all(
-        f"rollout.tensor_parallel={one['choice']['engine_ranks']}" in one["settings"]
-        for one in synchronous
-    )
-    assert main([*ARGUMENTS, "--json", "rollout.tensor_parallel=2"]) == 0
-    given = json.loads(capsys.readouterr().out)
-    assert given["engine_tensor_parallel"] == 2
-    assert not [one for one in given["schedules"] if one["choice"]["engine_ranks"]]
-    assert {one["choice"]["max_lag"] for one in schedules} == {0, 1, 2, 4}
-    assert all(one["lag_p99"] <= one["choice"]["max_lag"] for one in schedules)
-
-
-def test_the_command_with_the_lengths_of_a_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = run_folder(tmp_path / "run", groups=5, samples=4)
-    assert main([*ARGUMENTS, "--run", str(run)]) == 0
-    out = capsys.readouterr().out
-    assert "of 302 tokens on average, 503 at most" in out and "Simulated." in out
-    with pytest.raises(
-        UserError, match=r"at most 4 samples, and algorithm.group_size=8 .* as many"
-    ):
-        lengths_of_run(run, 8)
-    assert main([*ARGUMENTS, "--run", str(tmp_path / "none")]) == 2
 
 
 def test_what_both_lose_while_they_work_at_the_same_time() -> None:
@@ -259,3 +141,9 @@ def test_engines_sample_beside_what_a_step_has_to_prepare() -> None:
     for choice in (pipelined, continuous):
         found = step_s(choice, prepare_s=generate_s)
         assert found == pytest.approx(1.5 * generate_s + 1, rel=2e-2)
+
+
+def test_lengths() -> None:
+    lengths = log_normal_lengths(2000, 8, 3000, 10_000)
+    assert lengths.tokens.mean() == pytest.approx(3000, rel=0.03)
+    assert lengths.tokens.max() == 10_000 and lengths.tokens.min() >= 1

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from benchmarks.dry_run.jobs import Job, RankCount
 from rlmath.commands.plan.actor_shape import ActorShape
-from rlmath.commands.plan.dry_run.jobs import Job, RankCount
 from rlmath.commands.plan.memory import GIB, MIB, Phase, Step, stage_phases
 from rlmath.model.spec import model_spec
 

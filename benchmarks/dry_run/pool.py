@@ -10,12 +10,15 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Any
 
-from rlmath.commands.plan.dry_run.jobs import Job, PhaseCount, RankCount
+from benchmarks.dry_run.jobs import Job, PhaseCount, RankCount
 from rlmath.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class DryRunFailed(UserError):
@@ -72,11 +75,12 @@ class _Process:
     def count(self, job: Job) -> RankCount:
         if self._process is None:
             self._process = subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-m", "rlmath.commands.plan.dry_run"],
+                [sys.executable, "-W", "ignore", "-m", "benchmarks.dry_run"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 text=True,
+                cwd=ROOT,
                 env=os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
             )
         process = self._process

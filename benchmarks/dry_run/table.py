@@ -1,13 +1,13 @@
-"""``python -m rlmath.commands.plan.dry_run.table``: plans and counts as Markdown."""
+"""``python -m benchmarks.dry_run.table``: plans and counts as Markdown."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rlmath.commands.plan.dry_run.compare import Row, rows
-from rlmath.commands.plan.dry_run.jobs import RankCount
-from rlmath.commands.plan.dry_run.pool import Pool
-from rlmath.commands.plan.dry_run.presets import Case, layout_cases, preset_cases
+from benchmarks.dry_run.compare import Row, rows
+from benchmarks.dry_run.jobs import RankCount
+from benchmarks.dry_run.pool import Pool
+from benchmarks.dry_run.presets import Case, layout_cases, preset_cases
 from rlmath.commands.plan.memory import GIB
 
 COLUMNS = ("state", "log-probs", "update", "weight sync", "checkpoint")

@@ -1,0 +1,1 @@
+"""A run's schedule under a virtual clock, with the real sampler."""

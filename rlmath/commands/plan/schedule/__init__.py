@@ -1,1 +1,0 @@
-"""``rlmath plan schedule``: a run's schedule under a virtual clock."""
