@@ -64,9 +64,13 @@ def _evaluate_all(config: Config, folder: Path) -> int:
                 config, optimizer=None, problems=[p for one in left for p in one.problems]
             ) as session,
             # A monitor begins its folder again; the samples of earlier calls are beside it.
-            open_monitor(folder / "log", config.runner, total_steps=0) as monitor,
+            open_monitor(
+                folder / "log",
+                config.runner,
+                total_steps=0,
+                sampling=functools.partial(sampling_progress, session.sampling.pool),
+            ) as monitor,
         ):
-            monitor.sampling = functools.partial(sampling_progress, session.sampling.pool)
             for one in left:
                 entries[one.benchmark.name] = _evaluate_one(session, one, monitor, folder)
                 order = [h.benchmark.name for h in held_out if h.benchmark.name in entries]

@@ -40,7 +40,6 @@ class Monitor:
     Attributes:
         on_phase: Called whenever a phase begins.
         on_warning: Called with each warning.
-        sampling: Says how far the engines are, when it is set; called from other threads.
     """
 
     def __init__(
@@ -54,7 +53,6 @@ class Monitor:
         server: MetricsServer | None = None,
     ) -> None:
         self._server = server
-        self.sampling: Callable[[], SamplingProgress | None] = lambda: None
         self.run_dir = run_dir
         self._digests = digests
         self._digesting: Future[StepDigests] | None = None
@@ -241,6 +239,7 @@ def open_monitor(
     total_steps: int,
     last_step: int | None = None,
     line_every: int = 1,
+    sampling: Callable[[], SamplingProgress | None] = lambda: None,
 ) -> Iterator[Monitor]:
     """A monitor for the length of a run.
 
@@ -250,6 +249,7 @@ def open_monitor(
         total_steps: Number of the run's last step.
         last_step: The step that the run continues from; ``None``: it starts over.
         line_every: Outside a terminal, a line every N steps.
+        sampling: How far the sampling is; ``None``: nothing is sampled.
     """
     folder = Path(run_dir)
     name = _name(folder, runner)
@@ -260,9 +260,6 @@ def open_monitor(
             monitor.warn(message)
         else:
             print(f"warning: {printable(message)}", file=sys.stderr, flush=True)
-
-    def sampling() -> SamplingProgress | None:
-        return None if monitor is None else monitor.sampling()
 
     display = ProgressDisplay(
         total_steps,

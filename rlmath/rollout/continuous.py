@@ -62,7 +62,7 @@ class ContinuousSampler(Sampler):
             grading=self._grading,
             graded=self._with_penalty,
             while_grading=contextlib.nullcontext,
-            on_kept=self.on_kept,
+            on_kept=self._on_kept,
         )
         work.is_taken = is_taken
         self._open, self._live = work, work.unfinished

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import ray
 
@@ -28,6 +28,19 @@ log = logging.getLogger(__name__)
 SHUTDOWN_TIMEOUT_S = 6.0
 
 
+class Trainer(Protocol):
+    """Who has the weights that the engines sample with."""
+
+    def release_cached_memory(self) -> None:
+        """Give back memory that is not used, for an engine that starts on the trainer's GPU."""
+
+    def connect(self, engines: Sequence[Any]) -> None:
+        """Meet these engines, in the place of those that were met before."""
+
+    def send_weights(self, version: int) -> None:
+        """Send the present weights to the engines that were met."""
+
+
 class RolloutPool:
     """vLLM engines as Ray actors. A context manager; ``start`` is called on entry.
 
@@ -40,14 +53,10 @@ class RolloutPool:
             makes ``generate`` raise.
         start_timeout_s: Seconds that the engines may take to start.
         places: Where each engine goes; none: anywhere.
+        trainer: Sends the weights in force to engines that were started again. ``None``: the model
+            folder's weights are all there is.
 
     Attributes:
-        bring_up: Called with the handles of engines that were started again and must get the
-            weights in force, and with their version; to connect them and to send the weights.
-            ``None``: there is no trainer, and the model folder's weights are all there is.
-        reconnect: Called when engines were connected one by one and all have to be again.
-        make_room: Called before an engine is started again on a GPU that it shares with the actor,
-            to have the actor give back the memory that it does not use.
         has_weights_at_hand: Whether the trainer still has the weights in force. While it updates
             them an engine that is started again waits for the next weight sync.
         restarts: Engines started again so far.
@@ -68,6 +77,7 @@ class RolloutPool:
         max_restarts: int = 0,
         start_timeout_s: float = 1800.0,
         places: Sequence[EnginePlace] | None = None,
+        trainer: Trainer | None = None,
     ) -> None:
         if num_engines < 1:
             raise ValueError(f"num_engines must be at least 1, not {num_engines}")
@@ -82,9 +92,7 @@ class RolloutPool:
         self._engines: list[EngineProcess] = []
         self._max_restarts = max_restarts
         self._apart = False
-        self.bring_up: Callable[[Sequence[Any], int], None] | None = None
-        self.reconnect: Callable[[], None] | None = None
-        self.make_room: Callable[[], None] | None = None
+        self._trainer = trainer
         self.has_weights_at_hand = True
         self._bringing_up = threading.Lock()
         self.restarts = 0
@@ -219,6 +227,11 @@ class RolloutPool:
         self.has_folder_weights = False
         self.has_weights_at_hand = True
 
+    def connect(self) -> None:
+        """Have the trainer meet all engines, which are ready."""
+        if self._trainer is not None:
+            self._trainer.connect(self.engines)
+
     def settle(self) -> None:
         """Wait for engines that were started again, and have all of them connected; before new
         weights are sent, which those get that wait for weights.
@@ -230,8 +243,8 @@ class RolloutPool:
             ready, _ = ray.wait(list(starting), num_returns=1, timeout=ANSWER_EVERY_S)
             for index, error in self.bring_up_started(starting, ready):
                 self.replace(index, error)
-        if self._apart and self.reconnect is not None:
-            self.reconnect()
+        if self._apart:
+            self.connect()
         self._apart = False
         for engine in self._engines:
             engine.waits_for_weights = False
@@ -338,8 +351,8 @@ class RolloutPool:
             unfinished,
         )
         self._engines[index].kill()
-        if self.make_room is not None:
-            self.make_room()
+        if self._trainer is not None and self._spec.sleeps:
+            self._trainer.release_cached_memory()
         self._engines[index] = self._make(index)
         self._engines[index].start()
 
@@ -373,8 +386,8 @@ class RolloutPool:
                 engine.waits_for_weights = True
                 self.verified_syncs = 0
                 return
-            if not self.has_folder_weights and self.bring_up is not None:
-                self._get_weights(engine, self.bring_up)
+            if not self.has_folder_weights and self._trainer is not None:
+                self._get_weights(engine, self._trainer)
         found = engine.get(engine.handle.weights_version.remote())
         if found != self.weights_version:
             raise EngineError(
@@ -382,15 +395,15 @@ class RolloutPool:
                 f"not {self.weights_version}"
             )
 
-    def _get_weights(
-        self, engine: EngineProcess, bring_up: Callable[[Sequence[Any], int], None]
-    ) -> None:
+    def _get_weights(self, engine: EngineProcess, trainer: Trainer) -> None:
         """Have the weights in force sent to an engine. As in every weight sync, it takes memory for
         its KV cache after them: the buffers of both sides have no room beside actor and cache."""
         if self._spec.sleeps:
             engine.get(engine.handle.sleep.remote())
             engine.get(engine.handle.wake.remote("weights"))
-        bring_up([engine.handle], self.weights_version)
+        trainer.connect([engine.handle])
+        trainer.send_weights(self.weights_version)
+        self.verified_syncs = 0
         if self._spec.sleeps:
             engine.get(engine.handle.wake.remote("kv_cache"))
 

@@ -65,8 +65,6 @@ class Sampler:
         at_least_groups: With fewer groups there is no step.
         ledger: Of the run; ``None``: in memory alone.
         journal: Of the run; ``None``: samples that a crash interrupts are lost.
-
-    Attributes:
         on_kept: Told of each group that passed the filter, while others are sampled.
     """
 
@@ -77,6 +75,7 @@ class Sampler:
         at_least_groups: int = 1,
         ledger: Ledger | None = None,
         journal: SampleJournal | None = None,
+        on_kept: Callable[[Group], None] = lambda _: None,
     ) -> None:
         algorithm = config.algorithm
         self._config, self._stream = config, stream
@@ -91,7 +90,7 @@ class Sampler:
         self._asked = 0
         self.ledger = ledger or Ledger()
         self.journal = journal or SampleJournal()
-        self.on_kept: Callable[[Group], None] = lambda _: None
+        self._on_kept = on_kept
         self._max_lag = max_lag(config.rollout)
         self._wants_routes = config.actor.routing_replay is RoutingReplay.engine
         schedule = config.rollout.schedule
@@ -179,7 +178,7 @@ class Sampler:
             grading=collector.begin(algorithm.group_size),
             graded=self._with_penalty,
             while_grading=while_grading,
-            on_kept=self.on_kept,
+            on_kept=self._on_kept,
         )
         with self.journal.step(step, weights) as journal:
             for sample in pool.generate(work.begin(), work.more, journal):

@@ -175,7 +175,13 @@ def open_run(config: Config) -> Iterator[Training]:
         open_training(
             config, problems=[*problems, *(p for one in held_out for p in one.problems)]
         ) as session,
-        open_monitor(run_dir, config.runner, steps, done if checkpoint else None) as monitor,
+        open_monitor(
+            run_dir,
+            config.runner,
+            steps,
+            done if checkpoint else None,
+            sampling=functools.partial(sampling_progress, session.sampling.pool),
+        ) as monitor,
         contextlib.ExitStack() as stack,
     ):
         monitor.show_settings(to_yaml(config), attempts.flat_settings(config))
@@ -184,15 +190,19 @@ def open_run(config: Config) -> Iterator[Training]:
         ledger = Ledger(run_dir / LEDGER_FILE, after)
         kept = KeptBatches(run_dir / KEPT_FOLDER, config.runner.replay_keep_gib, after)
         stack.callback(kept.close)
-        sampler = sampler_of(config, stream, least_groups(config, session.layout), ledger, journal)
-        if session.teacher is not None:
-            sampler.on_kept = session.teacher.submit
+        sampler = sampler_of(
+            config,
+            stream,
+            least_groups(config, session.layout),
+            ledger,
+            journal,
+            (lambda _: None) if session.teacher is None else session.teacher.submit,
+        )
         feed = feed_of(session, sampler, monitor)
         stack.callback(feed.close)
         states: dict[str, HasState] = {"sampler": sampler, "coefficients": coefficients}
         saver = stack.enter_context(open_saver(config, store, session, states))
         monitor.on_phase.append(saver.look)
-        monitor.sampling = functools.partial(sampling_progress, session.sampling.pool)
         if checkpoint is not None:
             saver.restore(checkpoint, session.sampling.pool)
         elif config.actor.lora.init_from is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from rlmath.actor.settings import ActorSettings, ReferenceSettings
 from rlmath.algorithms.advantages import needs_value_model
 from rlmath.cluster.grading_nodes import node_workers
 from rlmath.cluster.nodes import refuse_idle_gpus
-from rlmath.cluster.placement import placed
+from rlmath.cluster.placement import EnginePlace, placed
 from rlmath.cluster.session import ray_session
 from rlmath.cluster.watchdog import WatchedComponent
 from rlmath.config.actor import Offload, RoutingReplay
@@ -34,9 +33,8 @@ from rlmath.config.precision import ProductDType
 from rlmath.config.recompute import modules_of
 from rlmath.config.reward import RewardConfig, WorkersOn
 from rlmath.config.rollout import KvCacheDtype, Quantization, keeps_kv
-from rlmath.config.schema import Config, Device, DType, OnRewardError, OptimizerConfig, Placement
+from rlmath.config.schema import Config, Device, OnRewardError, OptimizerConfig, Placement
 from rlmath.config.shared_prompts import shares_prompts
-from rlmath.config.weights import bucket_mib
 from rlmath.device import choose_platform
 from rlmath.grading import MathGrader
 from rlmath.grading.settings import workers_for
@@ -49,7 +47,7 @@ from rlmath.monitor.startup import Say, StartLog
 from rlmath.rewards.mix import RewardMix
 from rlmath.rollout import watchdog_probes as waiting
 from rlmath.rollout.collect import Collector
-from rlmath.rollout.pool import RolloutPool
+from rlmath.rollout.pool import RolloutPool, Trainer
 from rlmath.rollout.requests import CPU_BLOCK_TOKENS, EngineSpec
 from rlmath.rollout.routes import RouteSpec
 from rlmath.rollout.sampling import Sampling
@@ -61,10 +59,11 @@ from rlmath.training.algorithm_settings import reference_settings
 from rlmath.training.checks.catalog import step_checks
 from rlmath.training.gate import Gate
 from rlmath.training.residue import ResidueWatch
+from rlmath.training.trainer import ActorTrainer
 from rlmath.types import Problem
 from rlmath.weights.pieces import expert_tensors, hf_shapes
 from rlmath.weights.slices import Rotation
-from rlmath.weights.transports import TransportPlan, choose_transport
+from rlmath.weights.transports import choose_transport
 
 if TYPE_CHECKING:
     import torch
@@ -196,28 +195,8 @@ def open_session(
         if joins and device is Device.cpu and config.cluster.device is Device.auto:
             refuse_idle_gpus()
         places = stack.enter_context(placed(layout, config.cluster.nodes))
-        pool = None
-        if samples:
-            pool = RolloutPool(
-                engine_spec(config, layout, trains=optimizer is not None),
-                num_engines=layout.engines,
-                stall_timeout_s=config.rollout.stall_timeout_s,
-                max_restarts=config.rollout.max_engine_restarts,
-                places=places.engines,
-            )
-            stack.callback(pool.shutdown)
-        teacher_pool = None
-        if layout.teacher_engines:
-            teacher_pool = RolloutPool(
-                teacher_spec(config, layout),
-                num_engines=layout.teacher_engines,
-                stall_timeout_s=config.rollout.stall_timeout_s,
-                max_restarts=config.rollout.max_engine_restarts,
-                places=places.teachers,
-            )
-            stack.callback(teacher_pool.shutdown)
-            teacher_pool.launch()
-        actor = None
+        spec = engine_spec(config, layout, trains=optimizer is not None) if samples else None
+        actor = trainer = pool = teacher_pool = None
         if optimizer is not None:
             settings = actor_settings(config, layout, optimizer, optimizer_steps, temperature)
             if samples:  # Without engines there is nothing to make room for.
@@ -239,8 +218,19 @@ def open_session(
                 num_threads=rank_threads(config, layout),
                 log_dir=str(log_dir(config)),
                 actor_options=places.actor_ranks,
-                shares_gpus=pool is not None and pool.spec.sleeps,
+                shares_gpus=spec is not None and spec.sleeps,
             )
+            if spec is not None:
+                trainer = ActorTrainer(config, spec, actor)
+        if spec is not None:
+            pool = pool_of(config, spec, layout.engines, places.engines, trainer)
+            stack.callback(pool.shutdown)
+        if layout.teacher_engines:
+            teachers = layout.teacher_engines
+            teacher_pool = pool_of(config, teacher_spec(config, layout), teachers, places.teachers)
+            stack.callback(teacher_pool.shutdown)
+            teacher_pool.launch()
+        if actor is not None:
             stack.callback(actor.shutdown)
         start(actor, pool, say)
         if teacher_pool is not None:
@@ -251,7 +241,7 @@ def open_session(
         if pool is not None and rewards is not None:
             if actor is not None:
                 say("sending the weights from the ranks to the engines")
-                connect_engines(config, actor, pool)
+                pool.connect()
             if config.reward.workers_on is WorkersOn.engines and rewards.grader is not None:
                 say("starting the grading workers on the engines' nodes")
                 grade_there(rewards.grader, pool.engines, config.reward, stack)
@@ -264,6 +254,24 @@ def open_session(
             stack.callback(teacher.close)
             scores = TeacherScores(teacher)
         yield Session(config, layout, actor, sampling, scores)
+
+
+def pool_of(
+    config: Config,
+    spec: EngineSpec,
+    num_engines: int,
+    places: Sequence[EnginePlace] | None,
+    trainer: Trainer | None = None,
+) -> RolloutPool:
+    """Engines as the settings have them, not started."""
+    return RolloutPool(
+        spec,
+        num_engines=num_engines,
+        stall_timeout_s=config.rollout.stall_timeout_s,
+        max_restarts=config.rollout.max_engine_restarts,
+        places=places,
+        trainer=trainer,
+    )
 
 
 def open_training(
@@ -313,7 +321,6 @@ def start(actor: ActorGroup | None, pool: RolloutPool | None, say: Say) -> None:
         actor.launch()
         actor.wait_until_ready(say)
         actor.release_cached_memory()
-        pool.make_room = actor.release_cached_memory
         say(f"the ranks are ready; starting {engines}")
         pool.launch()
     if pool is not None:
@@ -506,37 +513,6 @@ def server_teacher(config: Config) -> Teacher | None:
         connections=teacher.connections,
         timeout_s=teacher.timeout_s,
         attempts=teacher.attempts,
-    )
-
-
-def connect_engines(config: Config, actor: ActorGroup, pool: RolloutPool) -> None:
-    """Let actor and engines meet, now and whenever an engine has been started again."""
-
-    def bring_up(engines: Sequence[Any], version: int) -> None:
-        actor.connect_engines(transport_plan(config, pool, engines))
-        actor.send_weights(version)
-        pool.verified_syncs = 0
-
-    def reconnect() -> None:
-        actor.connect_engines(transport_plan(config, pool, pool.engines))
-
-    pool.bring_up, pool.reconnect = bring_up, reconnect
-    reconnect()
-
-
-def transport_plan(config: Config, pool: RolloutPool, engines: Sequence[Any]) -> TransportPlan:
-    """What the actor has to know to send weights to some of the pool's engines."""
-    spec = read_model_spec(config.model.path)
-    weights_bytes = spec.num_parameters * (4 if config.model.dtype is DType.float32 else 2)
-    cuda = pool.spec.device == "cuda"
-    return TransportPlan(
-        transport=pool.spec.transport,  # type: ignore[arg-type]
-        engines=tuple(engines),
-        ranks_per_engine=pool.spec.tensor_parallel,
-        bucket_size_mib=bucket_mib(config.weights.bucket_size_mib, weights_bytes, cuda=cuda),
-        run_id=uuid.uuid4().hex[:12],
-        adapters=pool.spec.adapters is not None,
-        quantized=pool.spec.quantization is not Quantization.none,
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,8 +57,3 @@ class Trainer:
         send(self.sender, self.pool)
         self.reference.load(merged(self.base, self.sent))
         return fingerprints((self.base | self.sent).items())
-
-    def connect(self, engines: Sequence[Any]) -> None:
-        """To engines that were started again."""
-        plan = dataclasses.replace(plan_for(self.pool, engines), adapters=True)
-        ray.get(self.sender.connect.remote(plan))

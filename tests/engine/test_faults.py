@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import psutil
 import pytest
 import ray
 from reference import Reference, make_requests, random_prompts, send
-from trainers import plan_for, start_sender
+from trainers import start_sender
 
 from rlmath.rollout.engine_process import EngineProcess
 from rlmath.rollout.pool import RolloutPool
@@ -42,16 +42,12 @@ def test_engines_that_hang_or_die_are_started_again(
     """Each sample comes once, the same as without the faults, from the weights in force; when no
     restarts are left, the engine is named with what it owes, and nobody waits for it."""
     requests = make_requests(random_prompts(4, 10), samples=8, max_tokens=400)
-    with RolloutPool(log_dir_spec, num_engines=2, stall_timeout_s=8.0, max_restarts=2) as pool:
-        # As a session connects its actor.
-        trainer = start_sender(pool, reference)
-
-        def bring_up(engines: Sequence[Any], version: int) -> None:
-            ray.get(trainer.connect.remote(plan_for(pool, engines)))
-            ray.get(trainer.send_weights.remote(version))
-
-        pool.bring_up = bring_up
-        pool.reconnect = lambda: ray.get(trainer.connect.remote(plan_for(pool, pool.engines)))
+    own = SenderTrainer()
+    with RolloutPool(
+        log_dir_spec, num_engines=2, stall_timeout_s=8.0, max_restarts=2, trainer=own
+    ) as pool:
+        own.pool = pool
+        trainer = own.sender = start_sender(pool, reference)
         ray.get(trainer.set_tensors.remote(reference.perturb(3)))
         send(trainer, pool)
         undisturbed = by_key(pool.generate(requests))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import ray
 import torch
 from adapters import Trainer, merged
 from reference import Reference, by_key, make_requests, random_prompts, send, tokens
-from trainers import start_sender
+from trainers import SenderTrainer, start_sender
 
 from rlmath.errors import WeightsError
 from rlmath.model.lora import Lora
@@ -155,14 +155,10 @@ def test_an_engine_that_is_started_again_gets_the_adapters(
 ) -> None:
     requests = make_requests(random_prompts(4, 10), samples=8, max_tokens=400)
     spec = replace(log_dir_spec, adapters=LORA)
-    with RolloutPool(spec, num_engines=1, stall_timeout_s=60, max_restarts=1) as pool:
+    own = SenderTrainer(adapters=True)
+    with RolloutPool(spec, num_engines=1, stall_timeout_s=60, max_restarts=1, trainer=own) as pool:
         trainer = Trainer(pool, model_folder, LORA)
-
-        def bring_up(engines: Sequence[Any], version: int) -> None:
-            trainer.connect(engines)
-            ray.get(trainer.sender.send_weights.remote(version))
-
-        pool.bring_up, pool.reconnect = bring_up, lambda: trainer.connect(pool.engines)
+        own.pool, own.sender = pool, trainer.sender
         wanted = trainer.sync(1)
         undisturbed = by_key(list(pool.generate(requests)))
         place = pool.processes[0].place()

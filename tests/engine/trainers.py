@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -44,3 +45,26 @@ def plan_for(pool: RolloutPool, engines: Sequence[Any]) -> TransportPlan:
         bucket_size_mib=1,
         run_id=f"engine-tests-{uuid.uuid4().hex[:6]}",
     )
+
+
+class SenderTrainer:
+    """The trainer of a pool, around a sender that is started when the engines are ready.
+
+    Args:
+        adapters: It sends adapters alone.
+    """
+
+    pool: RolloutPool
+    sender: Any
+
+    def __init__(self, adapters: bool = False) -> None:
+        self._adapters = adapters
+
+    def release_cached_memory(self) -> None: ...
+
+    def connect(self, engines: Sequence[Any]) -> None:
+        plan = replace(plan_for(self.pool, engines), adapters=self._adapters)
+        ray.get(self.sender.connect.remote(plan))
+
+    def send_weights(self, version: int) -> None:
+        ray.get(self.sender.send_weights.remote(version))

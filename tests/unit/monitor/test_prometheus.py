@@ -46,11 +46,17 @@ def scrape(port: int) -> dict[str, list[tuple[dict[str, str], float]]]:
 def test_a_running_run_is_scraped(tmp_path: Path) -> None:
     port = free_port()
     runner = RunnerConfig(run_dir=str(tmp_path / "mine"), metrics_port=port, trackers=[])
-    with open_monitor(tmp_path / "mine", runner, total_steps=9) as monitor:
+    found: list[SamplingProgress] = []
+    with open_monitor(
+        tmp_path / "mine",
+        runner,
+        total_steps=9,
+        sampling=lambda: found[0] if found else None,
+    ) as monitor:
         before = scrape(port)
         assert before["rlmath_steps"] == [({"run": "mine"}, 9.0)]
         assert "rlmath_step" not in before and "rlmath_samples_done" not in before
-        monitor.sampling = lambda: SamplingProgress(3, 8, 120, (2, 3))
+        found.append(SamplingProgress(3, 8, 120, (2, 3)))
         with monitor.phase("generate"):
             during = scrape(port)
         monitor.warn("look")

@@ -50,7 +50,7 @@ class Engines:
             )
 
 
-def sampler_of(*overrides: str, at_least: int = 1) -> Sampler:
+def sampler_of(*overrides: str, at_least: int = 1, **more: Any) -> Sampler:
     given = ["model.path=m", "runner.run_dir=r", "algorithm.prompts_per_step=4"]
     config = load(
         [
@@ -59,7 +59,7 @@ def sampler_of(*overrides: str, at_least: int = 1) -> Sampler:
             *(f"algorithm.{o}" for o in overrides),
         ]
     )
-    return Sampler(config, ProblemStream(PROBLEMS), at_least)
+    return Sampler(config, ProblemStream(PROBLEMS), at_least, **more)
 
 
 def sample(sampler: Sampler, step: int, collector: Collector, order_seed: int = 0) -> Sampled:
@@ -105,8 +105,7 @@ def test_counts_of_what_was_dropped(collector: Collector) -> None:
 def test_who_waits_for_groups_is_told_of_each_that_is_kept_once(collector: Collector) -> None:
     """A teacher scores them: those that the filter drops would be scored for nothing."""
     told: list[str] = []
-    sampler = sampler_of(*FILTERED)
-    sampler.on_kept = lambda group: told.append(group.problem.id)
+    sampler = sampler_of(*FILTERED, on_kept=lambda group: told.append(group.problem.id))
     trained: list[str] = []
     kept = 0.0
     for step in (1, 2):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,6 +35,12 @@ class RecordedRanks:
 
     def release_cached_memory(self) -> None:
         self.events.append("ranks give memory back")
+
+    def connect(self, engines: Sequence[Any]) -> None:
+        self.events.append(f"the actor meets {len(engines)}")
+
+    def send_weights(self, version: int) -> None:
+        self.events.append(f"the actor sends version {version}")
 
 
 class RecordedEngine:
@@ -75,10 +81,13 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture
-def make_pool(gpu_spec: EngineSpec, tmp_path: Path) -> Callable[..., RolloutPool]:
+def make_pool(
+    gpu_spec: EngineSpec, tmp_path: Path, events: list[str]
+) -> Callable[..., RolloutPool]:
     def make(**changes: Any) -> RolloutPool:
         spec = replace(gpu_spec, log_dir=str(tmp_path), **changes)
-        return RolloutPool(spec, num_engines=2, stall_timeout_s=1, max_restarts=1)
+        trainer = RecordedRanks(events)
+        return RolloutPool(spec, num_engines=2, stall_timeout_s=1, max_restarts=1, trainer=trainer)
 
     return make
 
@@ -127,8 +136,6 @@ def test_an_engine_that_starts_again_while_the_actor_updates_waits_for_the_next_
     """The actor has newer weights than the other engines by then, or half of them."""
     pool = make_pool(sleeps=False)
     session.start(RecordedRanks(events), pool, quiet)  # type: ignore[arg-type]
-    pool.bring_up = lambda *_: events.append("the actor sends")
-    pool.reconnect = lambda: events.append("all are connected")
     pool.weights_version, pool.has_folder_weights, pool.verified_syncs = 3, False, 3
     pool.has_weights_at_hand = False
     pool.replace(1, EngineError("it died"))
@@ -139,7 +146,7 @@ def test_an_engine_that_starts_again_while_the_actor_updates_waits_for_the_next_
     assert waits.waits_for_weights and not pool.processes[0].waits_for_weights
     assert events == [] and pool.verified_syncs == 0, "its next weights are compared"
     pool.settle()
-    assert events == ["all are connected"] and not waits.waits_for_weights
+    assert events == ["the actor meets 2"] and not waits.waits_for_weights
 
 
 @pytest.mark.parametrize("sent", [False, True])
@@ -152,7 +159,6 @@ def test_an_engine_that_starts_again_gets_what_was_sent_as_version_0(
     answers = SimpleNamespace(remote=lambda: 0)
     for engine in pool.processes:
         engine.handle = SimpleNamespace(weights_version=answers)
-    pool.bring_up = lambda _, version: events.append(f"the actor sends version {version}")
     if sent:
         pool.set_version(0)
     pool.replace(1, EngineError("it died"))
@@ -160,7 +166,7 @@ def test_an_engine_that_starts_again_gets_what_was_sent_as_version_0(
     starting = pool.starting()
     events.clear()
     assert pool.bring_up_started(starting, list(starting)) == []
-    assert events == ["the actor sends version 0"] * sent
+    assert events == ["the actor meets 1", "the actor sends version 0"] * sent
 
 
 class RecordedHandle:
@@ -188,14 +194,13 @@ def test_a_restarted_engine_on_the_ranks_gpus_gets_weights_before_it_takes_its_c
     handle = RecordedHandle(events)
     for engine in pool.processes:
         engine.handle = handle
-    pool.bring_up = lambda _, version: events.append(f"the actor sends version {version}")
     pool.set_version(0)
     pool.replace(1, EngineError("it died"))
     pool.processes[1].handle = handle
     starting = pool.starting()
     events.clear()
     assert pool.bring_up_started(starting, list(starting)) == []
-    sends = ["the actor sends version 0"]
+    sends = ["the actor meets 1", "the actor sends version 0"]
     if sleeps:
         sends = ["sleep", "wake weights", *sends, "wake kv_cache"]
     assert events == [*sends, "weights_version"]

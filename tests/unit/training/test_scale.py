@@ -41,11 +41,11 @@ from rlmath.training.kept_batches import KeptBatches
 from rlmath.training.session import (
     Session,
     actor_settings,
-    connect_engines,
     engine_spec,
     start,
 )
 from rlmath.training.step import train_step
+from rlmath.training.trainer import ActorTrainer
 from rlmath.types import Problem
 from rlmath.weights.transports import TransportPlan
 from tests.unit.training.stubs.engines import StubEngine
@@ -149,11 +149,11 @@ def run(size: int, stubs: Stubs, *more: str) -> Run:
         actor = group.ActorGroup(
             settings, layout.actor, device="cpu", seed=0, num_threads=1, log_dir=str(folder)
         )
-        made = pool.RolloutPool(
-            engine_spec(config, layout, trains=True), num_engines=size, stall_timeout_s=600
-        )
+        spec = engine_spec(config, layout, trains=True)
+        trainer = ActorTrainer(config, spec, actor)
+        made = pool.RolloutPool(spec, num_engines=size, stall_timeout_s=600, trainer=trainer)
         start(actor, made, lambda text, logs=False: None)
-        connect_engines(config, actor, made)
+        made.connect()
         begun = stubs.take_traffic()
         item = MixItem(FunctionReward(score, "small"), "small")
         mix = stack.enter_context(RewardMix([item], answer_grader=None))

@@ -1,0 +1,56 @@
+"""The actor as the engines' trainer: what a pool asks of it when engines start again."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+from rlmath.actor.group import ActorGroup
+from rlmath.config.rollout import Quantization
+from rlmath.config.schema import Config, DType
+from rlmath.config.weights import bucket_mib
+from rlmath.model.spec import read_model_spec
+from rlmath.rollout.requests import EngineSpec
+from rlmath.weights.transports import TransportPlan
+
+
+class ActorTrainer:
+    """A ``rlmath.rollout.pool.Trainer``.
+
+    Args:
+        config: Checked settings.
+        spec: Of the engines.
+        actor: The ranks.
+    """
+
+    def __init__(self, config: Config, spec: EngineSpec, actor: ActorGroup) -> None:
+        self._config, self._spec, self._actor = config, spec, actor
+
+    def release_cached_memory(self) -> None:
+        """See :meth:`ActorGroup.release_cached_memory`."""
+        self._actor.release_cached_memory()
+
+    def connect(self, engines: Sequence[Any]) -> None:
+        """Let the ranks meet these engines, in the place of those that they had met."""
+        self._actor.connect_engines(transport_plan(self._config, self._spec, engines))
+
+    def send_weights(self, version: int) -> None:
+        """Send the ranks' present weights to the engines that they have met."""
+        self._actor.send_weights(version)
+
+
+def transport_plan(config: Config, spec: EngineSpec, engines: Sequence[Any]) -> TransportPlan:
+    """What the actor has to know to send weights to some of a pool's engines."""
+    model = read_model_spec(config.model.path)
+    weights_bytes = model.num_parameters * (4 if config.model.dtype is DType.float32 else 2)
+    cuda = spec.device == "cuda"
+    return TransportPlan(
+        transport=spec.transport,  # type: ignore[arg-type]
+        engines=tuple(engines),
+        ranks_per_engine=spec.tensor_parallel,
+        bucket_size_mib=bucket_mib(config.weights.bucket_size_mib, weights_bytes, cuda=cuda),
+        run_id=uuid.uuid4().hex[:12],
+        adapters=spec.adapters is not None,
+        quantized=spec.quantization is not Quantization.none,
+    )
