@@ -14,7 +14,7 @@ import psutil
 import pytest
 import ray
 from reference import Reference, make_requests, random_prompts, send
-from trainers import start_sender
+from trainers import SenderTrainer, start_sender
 
 from rlmath.rollout.engine_process import EngineProcess
 from rlmath.rollout.pool import RolloutPool
