@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from statistics import stdev
 from typing import TYPE_CHECKING
@@ -119,3 +119,12 @@ def _all_truncated(group: Group) -> bool:
 def _all_equal(samples: Sequence[GradedSample]) -> bool:
     rewards = [s.reward for s in samples if s.reward is not None]
     return all(a == b for a, b in pairwise(rewards))
+
+
+def memory_by_phase(peaks: Mapping[str, int]) -> dict[str, float]:
+    """The metrics of a step.
+
+    Args:
+        peaks: In bytes, by phase; see ``ActorGroup.take_peaks``.
+    """
+    return {f"memory/{phase}_peak_gib": peak / 2**30 for phase, peak in peaks.items()}

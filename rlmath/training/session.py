@@ -58,7 +58,6 @@ from rlmath.rollout.weight_sync import Verification
 from rlmath.training.algorithm_settings import reference_settings
 from rlmath.training.checks.catalog import step_checks
 from rlmath.training.gate import Gate
-from rlmath.training.residue import ResidueWatch
 from rlmath.training.trainer import ActorTrainer
 from rlmath.types import Problem
 from rlmath.weights.pieces import expert_tensors, hf_shapes
@@ -81,7 +80,6 @@ class Session:
         verification: After which weight syncs the engines' weights are compared with the actor's.
         checks: Of every step.
         gate: Judges whether engine and actor agree.
-        residue: Holds to a limit what actor and engines keep while the other has the GPU.
         wake_room: Decides whether engines wake while ranks copy their state to the host.
         teacher: Scores what is sampled; ``None``: there is none.
     """
@@ -100,7 +98,6 @@ class Session:
         self.verification = verification_of(config, layout)
         self.gate = Gate()
         self.checks = step_checks()
-        self.residue = ResidueWatch(config.actor.offload_growth_gib)
         self.wake_room = WakeRoom()
 
     @property

@@ -30,11 +30,15 @@ from rlmath.training.distillation import teacher_log_probs
 from rlmath.training.feed import Feed
 from rlmath.training.gate import AlignmentError
 from rlmath.training.kept_batches import KeptBatches
-from rlmath.training.metrics import off_policy_metrics, rollout_metrics, update_metrics
+from rlmath.training.metrics import (
+    memory_by_phase,
+    off_policy_metrics,
+    rollout_metrics,
+    update_metrics,
+)
 from rlmath.training.mismatch import check_mismatch
 from rlmath.training.passes import Passes
 from rlmath.training.prepare import Prepared, prepare
-from rlmath.training.residue import memory_by_phase
 from rlmath.training.session import Session
 from rlmath.training.step_batch import StepBatch
 from rlmath.training.token_traces import traced_places, write_traces
@@ -248,7 +252,14 @@ def sync_weights(
         asleep, offloaded = weight_sync.sync_weights(
             session.actor, pool, step, session.verification, wake_room=session.wake_room
         )
-        now = AfterSync(session, monitor, step, pool.verified_syncs != verified)
+        now = AfterSync(
+            session,
+            monitor,
+            step,
+            pool.verified_syncs != verified,
+            asleep,
+            offloaded,
+            session.wake_room.used,
+        )
         metrics = session.checks.after_sync(now)
-    residue = session.residue.see(offloaded, asleep, overlapped=session.wake_room.used)
-    return metrics | residue | {"throughput/compared_weights": session.verification.compared_share}
+    return metrics | {"throughput/compared_weights": session.verification.compared_share}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rlmath.config.schema import Config, OnMisalignment
+from rlmath.device.residue import Residue
 from rlmath.errors import UserError
 from rlmath.monitor import Monitor
 from rlmath.types import Group
@@ -78,12 +79,18 @@ class AfterSync:
         monitor: Takes warnings.
         step: From 1.
         compared_all: The engines' weights have all been compared with the actor's.
+        asleep: What each rank found on its GPU while the engines slept.
+        beside_engines: What each rank kept when all was offloaded; empty: nothing is offloaded.
+        wake_overlapped: Engines woke while ranks copied; see ``rlmath.rollout.wake_room``.
     """
 
     session: Session
     monitor: Monitor
     step: int
     compared_all: bool
+    asleep: Sequence[Residue] = ()
+    beside_engines: Sequence[Residue] = ()
+    wake_overlapped: bool = False
 
 
 class StepCheck:

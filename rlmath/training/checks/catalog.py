@@ -7,6 +7,7 @@ from rlmath.training.checks.engine_constants import EngineConstants
 from rlmath.training.checks.independent import IndependentSamples
 from rlmath.training.checks.invariants import Invariants
 from rlmath.training.checks.loss_parts import LossParts
+from rlmath.training.checks.residue import LeftoverMemory
 from rlmath.training.checks.samples import SampledResponses
 from rlmath.training.checks.sequences import TrainedSequences
 from rlmath.training.checks.unchanged import ChangedWeights
@@ -23,5 +24,6 @@ def step_checks() -> StepChecks:
             LossParts(),
             ChangedWeights(),
             EngineConstants(),
+            LeftoverMemory(),
         ]
     )

@@ -24,7 +24,6 @@ from rlmath.rollout.weight_sync import Verification
 from rlmath.training import loop, step
 from rlmath.training.checkpointing import Saver
 from rlmath.training.checks.base import StepChecks
-from rlmath.training.residue import ResidueWatch
 
 
 class Run:
@@ -173,7 +172,6 @@ def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             sampling=SimpleNamespace(pool=parts, rewards=rewards, collector=None),
             watchdog_probes=lambda _: [],
             verification=Verification(0),
-            residue=ResidueWatch(1.0),
             wake_room=WakeRoom(),
             teacher=None,
             checks=StepChecks([]),
@@ -187,7 +185,7 @@ def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
         report = SimpleNamespace(describe=lambda _: "")
 
-        def open_monitor(folder: Path, *given: Any) -> Any:
+        def open_monitor(folder: Path, *given: Any, **_: Any) -> Any:
             parts.weights_before = DigestLog(folder, given[-1]).weights_after(given[-1] or 0)
             return contextlib.nullcontext(monitor)
 

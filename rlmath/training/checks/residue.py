@@ -2,49 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from rlmath.device.residue import Residue
 from rlmath.errors import UserError
+from rlmath.training.checks.base import AfterSync, Metrics, StepCheck
 
 GIB = 2**30
 OVERLAPPED = "memory/wake_overlapped"
 ACTOR, HOST, OTHERS = "memory/actor_residue_gib", "memory/host_gib", "memory/engine_residue_gib"
 
 
-def memory_by_phase(peaks: Mapping[str, int]) -> dict[str, float]:
-    """The metrics of a step.
+class LeftoverMemory(StepCheck):
+    """What actor and engines keep while the other has the GPU does not grow over the steps."""
 
-    Args:
-        peaks: In bytes, by phase; see ``ActorGroup.take_peaks``.
-    """
-    return {f"memory/{phase}_peak_gib": peak / GIB for phase, peak in peaks.items()}
-
-
-class ResidueWatch:
-    """Stops a run whose residue grows.
-
-    Args:
-        growth_gib: ``actor.offload_growth_gib``.
-    """
-
-    def __init__(self, growth_gib: float) -> None:
-        self._growth_gib = growth_gib
+    def __init__(self) -> None:
         self._first: dict[str, float] = {}
 
-    def see(
+    def after_sync(self, now: AfterSync) -> Metrics:
+        growth_gib = now.session.config.actor.offload_growth_gib
+        return self.compare(now.beside_engines, now.asleep, now.wake_overlapped, growth_gib)
+
+    def compare(
         self,
         beside_engines: Sequence[Residue],
         asleep: Sequence[Residue],
-        *,
-        overlapped: bool = False,
-    ) -> dict[str, float]:
+        overlapped: bool,
+        growth_gib: float,
+    ) -> Metrics:
         """The metrics of a step, of the rank that has most.
 
         Args:
             beside_engines: Of each rank, when all was offloaded; empty: nothing is.
             asleep: Of each rank, while the engines slept.
             overlapped: Engines woke while ranks copied; see ``rlmath.rollout.wake_room``.
+            growth_gib: ``actor.offload_growth_gib``.
 
         Raises:
             UserError: A rank, or what shares its GPU, keeps more than the limit above the first
@@ -67,11 +59,11 @@ class ResidueWatch:
             if name not in metrics:
                 continue
             now, first = metrics[name], self._first.setdefault(name, metrics[name])
-            if now - first > self._growth_gib:
+            if now - first > growth_gib:
                 raise UserError(
                     f"{what}: {now:.2f} GiB, which is {now - first:.2f} above the "
                     f"{first:.2f} GiB of the first step; the limit is actor.offload_growth_gib="
-                    f"{self._growth_gib:g}. Memory is not released. runner.resume=auto "
+                    f"{growth_gib:g}. Memory is not released. runner.resume=auto "
                     "resumes from the last checkpoint in new processes"
                 )
         return metrics

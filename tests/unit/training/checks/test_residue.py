@@ -7,15 +7,8 @@ import pytest
 from rlmath.device import CPU
 from rlmath.device.residue import Residue
 from rlmath.errors import UserError
-from rlmath.training.residue import (
-    ACTOR,
-    GIB,
-    HOST,
-    OTHERS,
-    OVERLAPPED,
-    ResidueWatch,
-    memory_by_phase,
-)
+from rlmath.training.checks.residue import ACTOR, GIB, HOST, OTHERS, OVERLAPPED, LeftoverMemory
+from rlmath.training.metrics import memory_by_phase
 
 
 def ranks(*gib: float, others: float | None = None) -> list[Residue]:
@@ -24,21 +17,23 @@ def ranks(*gib: float, others: float | None = None) -> list[Residue]:
 
 
 def test_the_fullest_rank_is_logged() -> None:
-    found = ResidueWatch(1.0).see(ranks(1.0, 1.5), ranks(5.0, others=3.0))
+    check = LeftoverMemory()
+    found = check.compare(ranks(1.0, 1.5), ranks(5.0, others=3.0), False, 1.0)
     assert found == {ACTOR: 1.5, HOST: 10.0, OTHERS: 3.0, OVERLAPPED: 0.0}
-    assert ResidueWatch(1.0).see(ranks(1.0), ranks(1.0)).keys() == {ACTOR, HOST, OVERLAPPED}
-    assert ResidueWatch(1.0).see([], []) == {}, "nothing is offloaded"
+    found = LeftoverMemory().compare(ranks(1.0), ranks(1.0), False, 1.0)
+    assert found.keys() == {ACTOR, HOST, OVERLAPPED}
+    assert LeftoverMemory().compare([], [], False, 1.0) == {}, "nothing is offloaded"
 
 
 def test_growth_above_the_limit_stops_the_run_with_the_numbers() -> None:
-    watch = ResidueWatch(1.0)
+    check = LeftoverMemory()
     for gib in (1.0, 1.5, 2.0):
-        watch.see(ranks(0.5, gib), [])
+        check.compare(ranks(0.5, gib), [], False, 1.0)
     with pytest.raises(UserError, match=r"2\.25 GiB, which is 1\.25 above the 1\.00 GiB"):
-        watch.see(ranks(0.5, 2.25), [])
+        check.compare(ranks(0.5, 2.25), [], False, 1.0)
     with pytest.raises(UserError, match=r"sleeping engines .* 4\.50 GiB.*growth_gib=1"):
-        watch.see(ranks(1.0), ranks(1.0, others=3.0))
-        watch.see(ranks(1.0), ranks(1.0, others=4.5))
+        check.compare(ranks(1.0), ranks(1.0, others=3.0), False, 1.0)
+        check.compare(ranks(1.0), ranks(1.0, others=4.5), False, 1.0)
 
 
 def test_memory_by_phase() -> None:
