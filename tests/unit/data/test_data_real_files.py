@@ -1,6 +1,5 @@
 """Real problems: every row of every file is read with the overrides that docs/data.md gives."""
 
-from pathlib import Path
 
 import pytest
 
@@ -53,10 +52,3 @@ def test_known_answers(real_data, tokenizer):
     assert answers("gsm8k_test.jsonl") == [("18",), ("3",), ("70000",), ("540",)]
     assert answers("amc23.jsonl") == [("27",), ("36",), ("45",), ("3159",)]
     assert answers("minerva_math.jsonl")[0] == ("1.6",)
-
-
-def test_the_report_is_as_documented(real_data, tokenizer):
-    settings = DataConfig(prompt_key="question", answer_key="answer", max_prompt_tokens=900)
-    _, report = load_problems([real_data / "gsm8k_train.jsonl"], settings, tokenizer)
-    page = (Path(__file__).parents[3] / "docs" / "data.md").read_text(encoding="utf-8")
-    assert f"training problems: {report.describe(900)}" in " ".join(page.split())
