@@ -40,6 +40,7 @@ import ray
 import torch
 
 from rlmath.actor.loss_fields import LossFields
+from rlmath.actor.plan import StepPlan
 from rlmath.actor.rank_step import RankStep, TokenSettings
 from rlmath.actor.settings import UpdateResult, UpdateSettings
 from rlmath.actor.token_values import TokenValues
@@ -59,6 +60,7 @@ from rlmath.types import GradedSample, Group, Problem, Sample
 ROOT = Path(__file__).resolve().parents[1]
 GROUP_SIZE, PROMPT_TOKENS, MEAN, LONGEST = 16, 200, 8000, 27648
 MINIBATCHES, BUDGET = 4, 32768
+PLAN = StepPlan(True, gate=False, reference=False, values=False, policy=True)
 # Phases in which all GPUs wait. Samples are received and graded while engines generate, and their
 # file is written while the ranks compute.
 IDLE = ("rollout_metrics", "batch", "send", "rank", "return", "mismatch_advantages")
@@ -323,7 +325,7 @@ def play(
     for i, ref in enumerate(refs):
         rank = players[min(i, 1)]
         ray.get(rank.call.remote("begin_step", ref))
-        answer = rank.call.remote("log_probs", None, 0)
+        answer = rank.call.remote("run_passes", None, PLAN, 0)
         ray.wait([answer])
         with phase("return"):
             alignments.append(ray.get(answer))

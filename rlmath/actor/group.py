@@ -19,6 +19,7 @@ from torch import Tensor
 from rlmath.actor.communicators import describe
 from rlmath.actor.dealing import assembled
 from rlmath.actor.observer import ObservedUpdate, Products
+from rlmath.actor.plan import StepPlan
 from rlmath.actor.rank_calls import ActorError, RankCalls
 from rlmath.actor.rank_step import Moments, TokenFigures, TokenSettings
 from rlmath.actor.settings import (
@@ -198,27 +199,10 @@ class ActorGroup:
         ]
         self._calls.results(calls, "begin_step")
 
-    def step_log_probs(
-        self,
-        now: int,
-        stale_kv: bool = False,
-    ) -> Alignment:
-        """Compute the old policy's log-probs; see ``RankStep.log_probs``.
-
-        Args:
-            now: See there.
-            stale_kv: See there.
-        """
-        calls = self._all("step_log_probs", now, stale_kv)
-        return Alignment.joined([one for one in calls if one])
-
-    def step_reference_log_probs(self) -> None:
-        """Compute the reference model's log-probs."""
-        self._all("step_reference_log_probs")
-
-    def step_values(self) -> None:
-        """Compute the value model's values."""
-        self._all("step_values")
+    def step_passes(self, plan: StepPlan, now: int) -> Alignment | None:
+        """Run the forward passes of a step; see ``RankStep.run_passes``."""
+        found = [one for one in self._all("step_passes", plan, now) if one is not None]
+        return Alignment.joined(found) if found else None
 
     def step_finish(
         self, settings: TokenSettings, advantages: SequenceAdvantages | None

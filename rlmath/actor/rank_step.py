@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from rlmath.actor.plan import StepPlan
 from rlmath.actor.settings import UpdateResult, UpdateSettings, ValueUpdateSettings
 from rlmath.actor.token_values import TokenValues
 from rlmath.algorithms.advantages import SequenceAdvantages, gae, token_advantages
@@ -162,7 +163,28 @@ class RankStep:
         # The weights version that the old log-probs are of.
         self._now: int | None = None
 
-    def log_probs(self, now: int, stale_kv: bool = False) -> Alignment | None:
+    def run_passes(self, plan: StepPlan, now: int) -> Alignment | None:
+        """Run the forward passes of the plan: old policy, reference, values.
+
+        Args:
+            plan: Of the step.
+            now: The actor's weights version.
+
+        Returns:
+            On the rank that reports, how the old log-probs agree with the rollout log-probs;
+            ``None`` without that pass.
+        """
+        alignment = self._old_log_probs(now, plan.stale_kv) if plan.old_log_probs else None
+        if plan.reference:
+            found = self._policy.shard_log_probs(self.shard, reference=True)
+            self.shard = self.shard.with_values(ref_log_probs=self._or_nothing(found))
+        if plan.values:
+            values = self._value_model.shard_values(self.shard)
+            own = self._nothing() if values is None else values
+            self.shard = self.shard.with_values(values=own)
+        return alignment
+
+    def _old_log_probs(self, now: int, stale_kv: bool) -> Alignment | None:
         """Compute the old policy's log-probs.
 
         Args:
@@ -178,16 +200,6 @@ class RankStep:
             return None
         self._entropy, self._now = found.entropy, now
         return self._alignment(found, self.shard.batch, self.shard.places, now, stale_kv)
-
-    def reference_log_probs(self) -> None:
-        """Compute the reference model's log-probs."""
-        found = self._policy.shard_log_probs(self.shard, reference=True)
-        self.shard = self.shard.with_values(ref_log_probs=self._or_nothing(found))
-
-    def values(self) -> None:
-        """Compute the value model's values before each response token."""
-        found = self._value_model.shard_values(self.shard)
-        self.shard = self.shard.with_values(values=self._nothing() if found is None else found)
 
     def finish(
         self, settings: TokenSettings, advantages: SequenceAdvantages | None
@@ -231,7 +243,7 @@ class RankStep:
 
         Returns:
             On the rank that reports, the result, and how the log-probs of the first minibatch
-            agreed with the rollout log-probs; ``None`` where :meth:`log_probs` has said it.
+            agreed with the rollout log-probs; ``None`` where :meth:`run_passes` has said it.
         """
         result = self._policy.update_shard(self.shard, settings, traced)
         first, alignment = result.first, None

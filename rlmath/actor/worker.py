@@ -19,6 +19,7 @@ from rlmath.utils.child_processes import end_with_parent
 from rlmath.utils.paused_collector import paused_collector
 
 if TYPE_CHECKING:
+    from rlmath.actor.plan import StepPlan
     from rlmath.actor.settings import StartedRank
     from rlmath.batching.shards import Shard
     from rlmath.weights.gather import WeightChanges
@@ -128,21 +129,11 @@ class ActorWorker:
 
         self.step = RankStep(self.actor, self.value_model, shard)
 
-    def step_log_probs(self, now: int, stale_kv: bool = False) -> Any:
-        """See :meth:`rlmath.actor.rank_step.RankStep.log_probs`."""
-        found = self.step.log_probs(now, stale_kv)
+    def step_passes(self, plan: StepPlan, now: int) -> Any:
+        """See :meth:`rlmath.actor.rank_step.RankStep.run_passes`."""
+        found = self.step.run_passes(plan, now)
         self._note_peak("log_probs")
         return found
-
-    def step_reference_log_probs(self) -> None:
-        """See :meth:`rlmath.actor.rank_step.RankStep.reference_log_probs`."""
-        self.step.reference_log_probs()
-        self._note_peak("log_probs")
-
-    def step_values(self) -> None:
-        """See :meth:`rlmath.actor.rank_step.RankStep.values`."""
-        self.step.values()
-        self._note_peak("log_probs")
 
     def step_finish(self, settings: Any, advantages: Any) -> Any:
         """See :meth:`rlmath.actor.rank_step.RankStep.finish`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rlmath.actor.plan import StepPlan
 from rlmath.algorithms.alignment import Alignment
 from rlmath.algorithms.filters import TruncatedRule
 from rlmath.batching.from_groups import SampledSequences, sampled_sequences
@@ -15,7 +16,6 @@ from rlmath.monitor import Monitor
 from rlmath.rollout.requests import requests_for
 from rlmath.training.feed import Feed
 from rlmath.training.mismatch import check_alignment
-from rlmath.training.passes import Passes
 from rlmath.training.session import Session
 from rlmath.types import GradedSample, Group
 
@@ -29,7 +29,7 @@ def sample_probe(
     session: Session,
     feed: Feed,
     groups: Sequence[Group],
-    passes: Passes,
+    plan: StepPlan,
     monitor: Monitor,
     step: int,
 ) -> SampledSequences | None:
@@ -38,7 +38,7 @@ def sample_probe(
     Args:
         feed: Frees the engines for it.
         groups: Of the step.
-        passes: Of the step.
+        plan: Of the step.
         step: The optimization step, from 1.
 
     Returns:
@@ -52,7 +52,7 @@ def sample_probe(
         for group in groups
         for one in group.samples
     )
-    if not groups or not passes.gate or not is_old or pool.spec.sleeps:
+    if not groups or not plan.gate or not is_old or pool.spec.sleeps:
         return None
     wanted = max(SEQUENCES_PER_ENGINE * layout.engines, layout.actor.data_parallel)
     config = session.config

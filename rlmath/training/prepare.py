@@ -10,18 +10,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from rlmath.actor.plan import StepPlan
 from rlmath.actor.rank_step import DistillSettings, GaeSettings, TokenSettings
 from rlmath.algorithms.advantages import SequenceAdvantages, sequence_advantages
 from rlmath.algorithms.correction import CorrectionConfig
 from rlmath.batching.from_groups import estimator_rewards
 from rlmath.config.algorithm import KlPlace
-from rlmath.config.rollout import keeps_kv
 from rlmath.config.schema import Config, OldLogProbs
 from rlmath.monitor import Monitor
 from rlmath.training.algorithm_settings import advantage_settings, update_settings
 from rlmath.training.metrics import batch_metrics
 from rlmath.training.mismatch import check_mismatch, choose_correction, correction_metrics
-from rlmath.training.passes import Passes
 from rlmath.training.session import Session
 from rlmath.training.step_batch import StepBatch
 from rlmath.weights.sequence_fingerprints import SequenceFingerprints
@@ -50,7 +49,7 @@ class Prepared:
 def prepare(
     session: Session,
     batch: StepBatch,
-    passes: Passes,
+    plan: StepPlan,
     kl_coef: float,
     monitor: Monitor,
     step: int,
@@ -60,8 +59,7 @@ def prepare(
 
     Args:
         kl_coef: This step's weight of a KL in the reward.
-        once_dealt: Called when the ranks have their sequences, and those that stayed with the
-            engines are not waited for any more.
+        once_dealt: Called when the ranks have their sequences.
 
     Raises:
         AlignmentError: Engine and actor disagree; see :func:`check_mismatch`.
@@ -74,16 +72,10 @@ def prepare(
         actor.begin_step(sequences, update_settings(config, 0.0, 0.0), config.runner.seed + step)
     once_dealt()
     with monitor.phase("log_probs"):
-        if passes.old_log_probs:
-            stale_kv = keeps_kv(config.rollout)
-            alignment = actor.step_log_probs(batch.weights_version, stale_kv)
-            metrics |= check_mismatch(
-                session, alignment, sequences, monitor, step, gate=passes.gate
-            )
-        if passes.reference:
-            actor.step_reference_log_probs()
-        if passes.values:
-            actor.step_values()
+        if plan.old_log_probs or plan.reference or plan.values:
+            alignment = actor.step_passes(plan, batch.weights_version)
+        if alignment is not None:
+            metrics |= check_mismatch(session, alignment, sequences, monitor, step, gate=plan.gate)
     with monitor.phase("advantage"):
         correction = None
         if config.algorithm.correction.is_on:

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 
+from rlmath.actor.plan import StepPlan
 from rlmath.actor.settings import UpdateResult
 from rlmath.config.actor import RoutingReplay
 from rlmath.monitor import Monitor
@@ -37,7 +38,7 @@ from rlmath.training.metrics import (
     update_metrics,
 )
 from rlmath.training.mismatch import check_mismatch
-from rlmath.training.passes import Passes
+from rlmath.training.plan import plan_step
 from rlmath.training.prepare import Prepared, prepare
 from rlmath.training.session import Session
 from rlmath.training.step_batch import StepBatch
@@ -65,13 +66,13 @@ def train_step(
         The step's metrics except the timings, which the monitor has, and its first
         ``runner.check_export_sequences`` sequences; ``None`` when there are none.
     """
-    passes = Passes.of(session.config, step)
+    plan = plan_step(session.config, step)
     sampled = feed.take(step)
     metrics = sampled.metrics | rollout_metrics(sampled.finished)
     log_samples(sampled, monitor, step)
     first = None
     with forgetting_misaligned(feed, step):
-        probe = sample_probe(session, feed, sampled.groups, passes, monitor, step)
+        probe = sample_probe(session, feed, sampled.groups, plan, monitor, step)
         with feed.sampling_ahead(step):
             metrics |= check_probe(session, probe, monitor, step)
             batch = None
@@ -82,7 +83,7 @@ def train_step(
             metrics |= session.checks.before_update(now)
             if batch is not None:
                 keep = functools.partial(kept.keep, step, batch, coefficients, session)
-                metrics |= train_on(session, batch, passes, coefficients, monitor, step, keep)
+                metrics |= train_on(session, batch, plan, coefficients, monitor, step, keep)
                 count = min(session.config.runner.check_export_sequences, len(batch))
                 first = batch.sequences.select(range(count)) if count else None
             else:
@@ -96,13 +97,13 @@ def train_step(
 def train_on(
     session: Session,
     batch: StepBatch,
-    passes: Passes,
+    plan: StepPlan,
     coefficients: Coefficients,
     monitor: Monitor,
     step: int,
     once_dealt: Callable[[], object] = lambda: None,
 ) -> dict[str, float]:
-    """The part of a step that needs no engines: passes, advantages, update. A run does it once,
+    """The part of a step that needs no engines: plan, advantages, update. A run does it once,
     and ``rlmath replay`` again.
 
     Args:
@@ -111,10 +112,10 @@ def train_on(
     Returns:
         The metrics of it.
     """
-    prepared = prepare(session, batch, passes, coefficients.kl_coef, monitor, step, once_dealt)
+    prepared = prepare(session, batch, plan, coefficients.kl_coef, monitor, step, once_dealt)
     digest_sequences(monitor.digests, batch, prepared.fingerprints)
     digest_start(monitor, session.actor)
-    updated, result = update(session, prepared, passes, coefficients, monitor, step)
+    updated, result = update(session, prepared, plan, coefficients, monitor, step)
     changes = digest_weights(monitor, session.actor)
     now = AfterUpdate(session, monitor, step, prepared, result, changes, updated)
     updated |= session.checks.after_update(now)
@@ -142,7 +143,7 @@ def log_samples(sampled: Sampled, monitor: Monitor, step: int) -> None:
 def update(
     session: Session,
     prepared: Prepared,
-    passes: Passes,
+    plan: StepPlan,
     coefficients: Coefficients,
     monitor: Monitor,
     step: int,
@@ -154,18 +155,16 @@ def update(
     """
     # Nothing answers to the coefficient while the value model is trained alone.
     entropy_coef = (
-        coefficients.entropy_coef_at(prepared.entropy)
-        if passes.policy
-        else coefficients.entropy_coef
+        coefficients.entropy_coef_at(prepared.entropy) if plan.policy else coefficients.entropy_coef
     )
     metrics, result = coefficients.metrics(entropy_coef), None
     with monitor.phase("update"):
-        if passes.values:
+        if plan.values:
             metrics |= update_values(session, monitor, step)
-        if passes.policy:
+        if plan.policy:
             kl_coef = coefficients.kl_coef
             found, result = update_policy(
-                session, prepared, passes, kl_coef, entropy_coef, monitor, step
+                session, prepared, plan, kl_coef, entropy_coef, monitor, step
             )
             metrics |= found
         coefficients.see_kl(metrics.get("train/kl"), samples=len(prepared.batch))
@@ -187,7 +186,7 @@ def renew_reference(session: Session, monitor: Monitor, step: int) -> None:
 def update_policy(
     session: Session,
     prepared: Prepared,
-    passes: Passes,
+    plan: StepPlan,
     kl_coef: float,
     entropy_coef: float,
     monitor: Monitor,
@@ -223,7 +222,7 @@ def update_policy(
             sequences,
             monitor,
             step,
-            gate=passes.gate,
+            gate=plan.gate,
             updated=True,
         )
     for index, reason in result.early_stopped.items():

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rlmath.actor.model import ModelSettings
+from rlmath.actor.plan import StepPlan
 from rlmath.actor.policy import MegatronActor
 from rlmath.actor.settings import ActorSettings, ReferenceSettings, ValueUpdateSettings
 from rlmath.actor.value import ValueModel
@@ -79,10 +80,10 @@ def build(
 def one_step(worker: ActorWorker, batch: TrainingBatch, seed: int) -> Any:
     """As ``train_step`` calls a rank, up to the point where engines have all memory."""
     worker.begin_step(worker.actor.shard_of(batch, UPDATE, seed))
-    found: list[Any] = [worker.step_log_probs(now=0)]
-    worker.step_reference_log_probs()
-    if worker.value_model is not None:
-        worker.step_values()
+    has_values = worker.value_model is not None
+    plan = StepPlan(True, gate=False, reference=True, values=has_values, policy=True)
+    found: list[Any] = [worker.step_passes(plan, now=0)]
+    if has_values:
         found.append(worker.update_values(VALUES))
     result, _ = worker.update(UPDATE, now=0)
     found.append(None if result is None else result.minibatches)

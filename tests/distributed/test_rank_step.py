@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from rlmath.actor.plan import StepPlan
 from rlmath.actor.rank_step import DistillSettings, RankStep, TokenSettings
 from rlmath.actor.sample_probe import SampleProbe
 from rlmath.actor.sequence_report import GRADIENT, SequenceReport
@@ -44,6 +45,7 @@ SETTINGS = TokenSettings(
     distill=DISTILL,
 )
 TRACED = (2, 7, 11)
+PLAN = StepPlan(True, gate=False, reference=True, values=False, policy=True)
 ADVANTAGES = SequenceAdvantages(torch.linspace(-1.0, 2.0, 12).double(), whiten_epsilon=1e-6)
 
 
@@ -59,8 +61,7 @@ def run(
     for seed in range(2):
         shard = pickle.loads(pickle.dumps(actor.shard_of(batch, UPDATE, seed)))
         step = RankStep(actor, None, shard)
-        alignment = step.log_probs(0)
-        step.reference_log_probs()
+        alignment = step.run_passes(PLAN, 0)
         figures = step.finish(SETTINGS, ADVANTAGES.select(shard.places))
         mine = step.shard.batch
         if seed == 1 and probed:

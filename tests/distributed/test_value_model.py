@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from rlmath.actor.model import ModelSettings
+from rlmath.actor.plan import StepPlan
 from rlmath.actor.settings import ActorSettings, UpdateSettings, ValueUpdateSettings
 from rlmath.actor.value import ValueModel
 from rlmath.actor.worker import ActorWorker
@@ -157,7 +158,8 @@ def run_worker(
 
 def step(worker: ActorWorker, batch: TrainingBatch, seed: int) -> list[dict[str, float]]:
     worker.begin_step(worker.value_model.shard_of(batch, UPDATE, seed))
-    worker.step_log_probs(now=0)
+    plan = StepPlan(True, gate=False, reference=False, values=False, policy=True)
+    worker.step_passes(plan, now=0)
     result, _ = worker.update(UpdateSettings(minibatches=2), now=0)
     values = worker.update_values(UPDATE)
     return [*result.minibatches, *values[0]] if values else []

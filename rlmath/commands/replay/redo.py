@@ -23,7 +23,7 @@ from rlmath.monitor.digests import StepDigests, digest, of_number
 from rlmath.monitor.token_files import TracedSample, read_tokens
 from rlmath.training.controllers import Coefficients
 from rlmath.training.kept_batches import KeptStep, described_layout, read_step
-from rlmath.training.passes import Passes
+from rlmath.training.plan import plan_step
 from rlmath.training.session import Session, open_training
 from rlmath.training.step import renew_reference, train_on
 from rlmath.utils.array_file import BrokenFile
@@ -281,10 +281,10 @@ def _once(session: Session, kept: KeptStep, monitor: Monitor, step: int) -> Redo
     """A step as the run did it, without its gate: that is about engines."""
     print(f"step {step}: {len(kept.batch)} sequences", flush=True)
     config = session.config
-    passes = dataclasses.replace(Passes.of(config, step), gate=False)
+    plan = dataclasses.replace(plan_step(config, step), gate=False)
     coefficients = Coefficients(config.algorithm)
     coefficients.kl_coef, coefficients.entropy_coef = kept.kl_coef, kept.entropy_coef
-    metrics = train_on(session, kept.batch, passes, coefficients, monitor, step)
+    metrics = train_on(session, kept.batch, plan, coefficients, monitor, step)
     digests = monitor.digests
     monitor.digest_log.write(step)
     return Redone(step, digests, metrics, described_layout(session), kept.layout)

@@ -18,6 +18,7 @@ import torch
 
 from rlmath.actor import group, rank_calls
 from rlmath.actor.group import ActorGroup
+from rlmath.actor.plan import StepPlan
 from rlmath.actor.rank_step import TokenSettings
 from rlmath.actor.settings import StartedRank, UpdateResult, UpdateSettings
 from rlmath.actor.token_values import TokenValues
@@ -134,7 +135,9 @@ def step(ranks: int, monkeypatch: pytest.MonkeyPatch) -> Network:
     network = Network()
     actor, batch, log_probs = begun(network, ranks, monkeypatch)
     actor.begin_step(batch, UPDATE, seed=0)
-    alignment = actor.step_log_probs(now=0)
+    plan = StepPlan(True, gate=False, reference=False, values=False, policy=True)
+    alignment = actor.step_passes(plan, now=0)
+    assert alignment is not None
     assert sorted(alignment.places.tolist()) == list(range(len(batch)))
     advantages = SequenceAdvantages(torch.arange(len(batch)).float())
     finished = actor.step_finish(TokenSettings(), advantages)
@@ -158,7 +161,7 @@ def step(ranks: int, monkeypatch: pytest.MonkeyPatch) -> Network:
 
 def test_a_step_grows_with_the_ranks_and_no_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     of = {ranks: step(ranks, monkeypatch) for ranks in (8, 64, 512)}
-    methods = ("begin_step", "step_log_probs", "step_finish", "update", "take_peaks")
+    methods = ("begin_step", "step_passes", "step_finish", "update", "take_peaks")
     for ranks, network in of.items():
         # One object for each data-parallel rank, which its tensor ranks share.
         expected = {"put": ranks // TENSOR_PARALLEL} | dict.fromkeys(methods, ranks)

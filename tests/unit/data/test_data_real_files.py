@@ -1,6 +1,5 @@
 """Real problems: every row of every file is read with the overrides that docs/data.md gives."""
 
-
 import pytest
 
 from rlmath.config.schema import DataConfig

@@ -231,7 +231,7 @@ def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         }
         for name, value in replaced.items():
             monkeypatch.setattr(loop, name, value)
-        monkeypatch.setattr(step, "Passes", SimpleNamespace(of=lambda *_: None))
+        monkeypatch.setattr(step, "plan_step", lambda *_: None)
         assert loop.train(config) == 0
         assert [one.name for one in (tmp_path / "checkpoints").iterdir()] == ["step_000002"]
         return parts

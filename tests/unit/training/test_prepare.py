@@ -23,7 +23,7 @@ from rlmath.batching.shards import Shard, response_rows, shards
 from rlmath.config.load import load
 from rlmath.model.parallel import Layout
 from rlmath.training.gate import Gate
-from rlmath.training.passes import Passes
+from rlmath.training.plan import plan_step
 from rlmath.training.prepare import prepare
 from rlmath.training.step_batch import StepBatch
 from rlmath.types import GradedSample, Group, Problem, Sample, TrainingBatch
@@ -71,7 +71,8 @@ class Actor(ActorGroup):
         self.step = RankStep(self.policy, self.policy, pickle.loads(pickle.dumps(shard)))
 
     def _all(self, method: str, *arguments: Any) -> list[Any]:
-        return [getattr(self.step, method.removeprefix("step_"))(*arguments)]
+        assert method == "step_passes"
+        return [self.step.run_passes(*arguments)]
 
     def step_finish(self, settings: TokenSettings, advantages: Any) -> TokenFigures:
         places = self.step.shard.places
@@ -129,9 +130,9 @@ def prepared(
         sampling=sampling,
         gate=Gate(),
     )
-    passes = Passes.of(config, step)
+    plan = plan_step(config, step)
     batch = StepBatch.of(session, given or groups(), teacher)
-    found = prepare(session, batch, passes, kl_coef, Monitor(), step)  # type: ignore[arg-type]
+    found = prepare(session, batch, plan, kl_coef, Monitor(), step)  # type: ignore[arg-type]
     return SimpleNamespace(**vars(found) | {"batch": actor.batch}), actor.policy.passes
 
 

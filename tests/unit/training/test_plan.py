@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from rlmath.actor.plan import StepPlan
 from rlmath.config.algorithm import needs_old_log_probs
 from rlmath.config.load import load
-from rlmath.training.passes import Passes
+from rlmath.training.plan import plan_step
 
 GIVEN = ["model.path=tiny", "runner.run_dir=r"]
 ONE = "algorithm.minibatches_per_step=1"
 
 
-def passes(step: int, *overrides: str) -> Passes:
-    return Passes.of(load([*GIVEN, *overrides]), step)
+def passes(step: int, *overrides: str) -> StepPlan:
+    return plan_step(load([*GIVEN, *overrides]), step)
 
 
 def test_the_first_step_and_every_nth_have_a_gate() -> None:
