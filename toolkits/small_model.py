@@ -85,7 +85,7 @@ def fetch_from_hub(name: str, target: Path) -> str | None:
     patterns = ["*.json", "*.safetensors", "*.jinja", "merges.txt", "vocab.json"]
     try:
         snapshot_download(HUB_NAMES[name], local_dir=target, allow_patterns=patterns)
-    except Exception as error:  # The hub raises errors of its own, of httpx and of the system.
+    except Exception as error:  # The hub raises its own errors, those of httpx and of the system.
         return (str(error).strip() or type(error).__name__).splitlines()[0]
     tensors = {k: v for path in target.glob("*.safetensors") for k, v in load_file(path).items()}
     write_source(target, name, f"{HUB_NAMES[name]}, as published", tensor_digest(tensors))

@@ -31,7 +31,7 @@ assert found == [0, 1], found
 
 
 class Node:
-    """A host of its own: network, name and hosts file. It runs until its standard input ends."""
+    """A separate host: network, name and hosts file. It runs until its standard input ends."""
 
     def __init__(self, folder: Path, number: int) -> None:
         self.address = f"10.213.77.{number + 1}"

@@ -73,18 +73,6 @@ def test_a_run_resumes_without_the_ledgers_last_lines(
     assert "it has 0 events" in capsys.readouterr().err
 
 
-def test_a_checkpoint_of_an_earlier_version_resumes_too(
-    collector: Collector, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    path, state = two_steps(tmp_path, collector)
-    del state["ledger_events"]
-    resumed(path, state)
-    assert not capsys.readouterr().err
-    path.write_bytes(path.read_bytes()[:-900])
-    sample(resumed(path, state), 3, collector)
-    assert "ends before the checkpoint of step 2" in capsys.readouterr().err
-
-
 def test_a_group_that_is_missing_in_a_complete_ledger_is_an_error(
     collector: Collector, tmp_path: Path
 ) -> None:
