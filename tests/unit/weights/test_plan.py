@@ -178,7 +178,6 @@ LAYOUT = ("actor.tensor_parallel=2", "actor.pipeline_parallel=2", "rollout.tenso
         ("model.path=Qwen3-8B weights.bucket_size_mib=0", "weights.bucket_size_mib=0: has to be"),
         ("model.path=Qwen3-8B --engine-expert-parallel", "Qwen3-8B has no experts"),
         ("Qwen3-8B", "give model.path=Qwen3-8B"),
-        ("model.path=Qwen3-8B --tp 2", "give actor.tensor_parallel=N"),
         ("--json", "give model.path"),
         ("model.path=Qwen3-9B", "no model that is known by name (did you mean Qwen3-8B?)"),
     ],

@@ -214,15 +214,6 @@ def test_a_gradient_and_its_tensors(base: Path, tmp_path: Path, capsys: Any) -> 
     assert "gradients of 1 of 3 tensors differ: layer.1.weight" in text
 
 
-def test_a_run_of_an_earlier_version_has_no_gradients_by_tensor(base: Path, tmp_path: Path) -> None:
-    again = Run(tmp_path / "b").go().folder
-    lines = [json.loads(line) for line in (again / DIGESTS_FILE).read_text().splitlines()]
-    for line in lines:
-        line.pop("gradient_tensors", None)
-    (again / DIGESTS_FILE).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
-    assert compare(base, again).parting is None
-
-
 def test_the_value_model(base: Path, tmp_path: Path, capsys: Any) -> None:
     class Valued(Run):
         bias = 1

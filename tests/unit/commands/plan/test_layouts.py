@@ -277,8 +277,6 @@ def test_sizes_by_flags_are_the_model(capsys: pytest.CaptureFixture[str], tmp_pa
             "no layout of this model fits 1 GPUs",
         ),
         ("Qwen2.5-7B", "give model.path=Qwen2.5-7B"),
-        ("model.path=Qwen2.5-7B --tp 2", "give actor.tensor_parallel=N"),
-        ("model.path=Qwen2.5-7B --gpus=8", "give cluster.nodes=N cluster.gpus_per_node=N"),
         ("model.path=Qwen2.5-7B reward.correct=1", "reward.correct: this command does not use it"),
         ("model.path=Qwen2.5-7B reward=math", "reward: this command does not use it"),
         (
