@@ -17,7 +17,7 @@ from tests.e2e import selfcheck_shared
 from tests.e2e.runs import marked_processes, rlmath
 
 # What is not run on shared ranks and engines.
-ALONE = ("environment", "actor", "update", "sleep", "training")
+ALONE = ("environment", "actor", "update", "parallel", "sleep", "training")
 
 
 def values(outcome: Outcome) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert all(" passed " in lines[name] for name in ALONE if name != "sleep")
     # What means nothing on a CPU has not passed.
     assert "not applicable" in lines["sleep"]
-    assert "4 passed, 0 failed, 1 not applicable" in done.stdout
+    assert "5 passed, 0 failed, 1 not applicable" in done.stdout
     assert str(tmp_path / "selfcheck.md") in done.stdout
     assert marked_processes("selfcheck") == []
 
@@ -64,6 +64,11 @@ def test_the_command(tmp_path: Path) -> None:
         assert 0 < figures["actor"][f"{layout} max |Δ|"] < 1e-4
         assert 1 < figures["actor"][f"{layout} mean exp|Δ|"] <= 1.0001
     assert figures["update"]["1024 tokens model FLOPs"] > 0
+    parallel = figures["parallel"]
+    for layout in ("DP 2", "TP 2", "PP 2", "CP 2"):
+        assert parallel[f"{layout} gradient norm"] > 0
+    assert 0 < parallel["worst difference of gradient norms"] < 1e-4
+    assert parallel["all-reduce"] > 0
     assert figures["training"]["steps"] == 2
     assert {f"step 2 {name}" for name, _ in FIGURES.values()} <= set(figures["training"])
     assert 1 <= figures["training"]["step 2 mean exp|Δ|"] <= 1.0001

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlmath.commands.plan.activations import feed_forward_width
+from rlmath.commands.plan.measured import MEASURED
 from rlmath.commands.plan.memory import largest_tensor_bytes
 from rlmath.commands.plan.models import (
     attention_matrices,
@@ -18,8 +19,7 @@ from rlmath.model.spec import ModelSpec
 from rlmath.weights.sync_memory import sync_buffer_bytes
 
 # CUDA's context, NCCL's buffers and libraries of an engine that sleeps, with its CUDA graphs.
-# Assumed.
-ENGINE_PROCESS_GIB = 2.5
+ENGINE_PROCESS_GIB = MEASURED["engine_process_gib"]
 # Tokens that vLLM reads in one step.
 ENGINE_STEP_TOKENS = RolloutConfig.max_batched_tokens
 

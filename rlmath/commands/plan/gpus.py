@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 
+from rlmath.commands.plan.measured import MEASURED
 from rlmath.errors import UserError
 
 
@@ -71,15 +72,15 @@ def gpu_named(name: str) -> Gpu:
 class Efficiency:
     """What of those figures a step gets.
 
-    The first three were measured on one H100 with a model of 1.5 billion parameters
-    (``docs/gpu_results.md``), the others were not measured with rlmath.
+    The values, and where each was measured, are in ``measured.json``.
 
     Attributes:
         mfu: Of the peak, the share that forward and backward passes get which keep the GPU busy,
-            with what is recomputed counted: 0.40 at 16,384 tokens a micro-batch. Megatron-LM
-            reports 0.44 to 0.57 of dense models (Narayanan et al. 2021, table 1).
+            with what is recomputed counted, at 16,384 tokens a micro-batch. Megatron-LM reports
+            0.44 to 0.57 of dense models (Narayanan et al. 2021, table 1).
         layer_launch_s: Least time of the forward pass of a layer, in which the host launches its
-            kernels; the backward pass takes two. 4,096 tokens a micro-batch took it.
+            kernels; the backward pass takes two. A layer of experts waits for the device's token
+            counts, so that its launches come after its kernels and not beside them.
         decode_step_s: Time of a decoding step that no size explains: scheduling, sampling.
         decode_bandwidth: Of the memory's bandwidth, the share that decoding gets.
         link: Of a link's rate, the share that a collective gets.
@@ -88,15 +89,20 @@ class Efficiency:
             leaves to each of eight.
         network_gb_per_s: Of each GPU to other nodes, in one direction: 400 Gbit/s.
         all_reduce_s: Latency of a small all-reduce between the ranks of an engine.
+        pipeline_message_s: Of a message between stages beside its bytes: its shape is sent before
+            it, and the device synchronized twice.
+        context_step_s: Of a layer's attention, for each further context rank: its launches.
         tail_share: Of an engine's sequences those that run to the longest response.
     """
 
-    mfu: float = 0.40
-    layer_launch_s: float = 0.0023
-    decode_step_s: float = 0.004
-    decode_bandwidth: float = 0.6
-    link: float = 0.7
-    host_gb_per_s: float = 25.0
-    network_gb_per_s: float = 50.0
-    all_reduce_s: float = 15e-6
-    tail_share: float = 0.05
+    mfu: float = MEASURED["mfu"]
+    layer_launch_s: float = MEASURED["layer_launch_s"]
+    decode_step_s: float = MEASURED["decode_step_s"]
+    decode_bandwidth: float = MEASURED["decode_bandwidth"]
+    link: float = MEASURED["link"]
+    host_gb_per_s: float = MEASURED["host_gb_per_s"]
+    network_gb_per_s: float = MEASURED["network_gb_per_s"]
+    all_reduce_s: float = MEASURED["all_reduce_s"]
+    pipeline_message_s: float = MEASURED["pipeline_message_s"]
+    context_step_s: float = MEASURED["context_step_s"]
+    tail_share: float = MEASURED["tail_share"]

@@ -46,6 +46,8 @@ CONTEXT_CHOICES = [1, 2, 4, 8]
 EQUAL_SHARE = 0.03
 # Of a micro-batch, beyond which more tokens make nothing faster.
 BUSY_TOKENS = 16384
+# Models up to this size, and those with experts, get at least that many if they fit.
+SMALL_PARAMETERS = 3e9
 
 
 @dataclass(frozen=True)
@@ -326,13 +328,16 @@ def _with_more_sequences(
         spec, gpu = wish.spec, wish.gpu
         return sum(actor_time_s(spec, one, work, gpu, wish.efficiency, wish.gpus_per_node))
 
+    launch_bound = wish.spec.experts > 0 or wish.spec.num_parameters <= SMALL_PARAMETERS
+    counts = -(-BUSY_TOKENS // longest) if launch_bound else BUSY_TOKENS // longest
+    gain = 0.0 if launch_bound else EQUAL_SHARE
     best = actor, phases
-    for count in range(2, min(minibatch, BUSY_TOKENS // longest) + 1):
+    for count in range(2, min(minibatch, counts) + 1):
         more = dataclasses.replace(actor, max_tokens=count * longest)
         needed = beside_sleeping_engine(wish.spec, more, _step(wish, more))
         if max(one.num_bytes for one in needed) > usable_bytes(wish.gpu.memory_gib):
             break
-        if seconds(more) < (1 - EQUAL_SHARE) * seconds(best[0]):
+        if seconds(more) <= (1 - gain) * seconds(best[0]):
             best = more, needed
     return best
 

@@ -24,6 +24,7 @@ from rlmath.commands.plan.activations import (
 )
 from rlmath.commands.plan.actor_shape import ActorShape
 from rlmath.commands.plan.fp8 import weight_copy_bytes
+from rlmath.commands.plan.measured import MEASURED
 from rlmath.commands.plan.models import (
     adapter_sizes_of_rank,
     expert_parameters_of_rank,
@@ -41,12 +42,12 @@ from rlmath.weights.sync_memory import shared_buffer_bytes
 
 GIB = 2**30
 MIB = 2**20
-# CUDA's context, NCCL's buffers and libraries of the actor's process. Assumed.
-ACTOR_PROCESS_GIB = 2.0
+# CUDA's context, NCCL's buffers and libraries of the actor's process.
+ACTOR_PROCESS_GIB = MEASURED["actor_process_gib"]
 # Ranks copy their state to the host after an update; gradients are gone, activations too.
 COPYING = "copies to the host"
 # Left free: what the allocator loses in pieces.
-FREE_SHARE = 0.05
+FREE_SHARE = MEASURED["free_share"]
 
 
 @dataclass(frozen=True)

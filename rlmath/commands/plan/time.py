@@ -189,9 +189,11 @@ def actor_time_s(
     # section 2.2.2 for several chunks.
     bubble = 1 + (pp - 1) / microbatches / layout.virtual_stages
     forward *= slowest_stage_share(spec, layout, work.mean_tokens, cost)
-    # Small micro-batches are done before the host has launched what comes next.
-    launches = microbatches * work.minibatches * max(layout.stage_sizes(spec.layers))
-    forward = max(forward, launches * efficiency.layer_launch_s)
+    passes = microbatches * work.minibatches
+    forward = _with_launches(forward, spec, layout, passes, efficiency)
+    # Each pass of a stage sends and receives for each of its chunks.
+    chunks = layout.virtual_stages if pp > 1 else 0
+    messages = 2 * passes * chunks * efficiency.pipeline_message_s
     again = actor.recompute_layers * pp / spec.layers
     modules = _recomputed_flops(spec, actor, work.mean_tokens, cost) / flops
     # Of the layers' communication a recomputed MoE sends its tokens again, a dense feed-forward
@@ -203,7 +205,9 @@ def actor_time_s(
     copies = layout.copies
     data = data_s = work.minibatches * 6 * parameters * (copies - 1) / copies / rate(ranks)
     reduced_s = 4 / 6 * data_s
-    once = tensor + experts
+    once = tensor + experts + messages
+    per_stage = max(layout.stage_sizes(spec.layers))
+    context += (cp - 1) * passes * per_stage * efficiency.context_step_s
     log_probs = (forward + once + context) * bubble if work.minibatches > 1 else 0.0
     # Backward is two forward passes, of which one is the gradients of weights, which frozen ones
     # have none of; a recomputed layer has one more (the same, section 3).
@@ -216,9 +220,28 @@ def actor_time_s(
         # sync waits for what the last one updates.
         hidden = min(data_s - reduced_s, forward / microbatches)
         data -= (work.minibatches - 1) / work.minibatches * hidden
-    moved = once * (2 + again) + sent_again + context * (3 + again)
+    # A recomputed layer is of one stage, and sends nothing to another.
+    moved = once * (2 + again) - messages * again + sent_again + context * (3 + again)
     update = (compute + moved) * bubble + data
     return log_probs, update
+
+
+def _with_launches(
+    forward: float, spec: ModelSpec, layout: Layout, passes: float, efficiency: Efficiency
+) -> float:
+    """Seconds of forward passes with the host's launches.
+
+    Small micro-batches are done before the host has launched what comes next, so a dense layer
+    takes the longer of both. A layer of experts copies its token counts to the host, which launches
+    the experts only then: both add up.
+
+    Args:
+        forward: Seconds of the arithmetic, on the slowest stage.
+        passes: Micro-batches.
+    """
+    launched = passes * max(layout.stage_sizes(spec.layers)) * efficiency.layer_launch_s
+    moe = spec.moe_layers / spec.layers
+    return max(forward * (1 - moe), launched * (1 - moe)) + (forward + launched) * moe
 
 
 @dataclass(frozen=True)

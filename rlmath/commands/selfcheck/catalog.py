@@ -53,6 +53,12 @@ CHECKS = (
         "Engine has to be installed (check environment).",
     ),
     _check(
+        "parallel",
+        "gradient norm of an update at DP 2, TP 2, PP 2 and CP 2, all-reduce bandwidth",
+        "Do not train on several GPUs before it agrees. NCCL_DEBUG=INFO in the environment makes "
+        "the check's log say which links NCCL uses.",
+    ),
+    _check(
         "engines",
         "engines at TP 1 and 2 beside a rank, their GPUs, KV cache, two starts",
         "See the engine's log; lower rollout.gpu_memory_utilization if memory does not suffice.",

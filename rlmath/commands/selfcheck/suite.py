@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from rlmath.checks.machine import Machine
+from rlmath.commands.plan import measured
 from rlmath.commands.selfcheck import report
 from rlmath.commands.selfcheck.catalog import Check
 from rlmath.commands.selfcheck.node import ENGINE_SHARE, Node
@@ -55,7 +56,24 @@ def run(checks: Sequence[Check], out: str, model: str | None, append_to: str | N
         with open(ROOT / append_to, "a", encoding="utf-8") as page:
             page.write("\n" + report.as_gpu_results(about(), results))
         print(f"appended to {ROOT / append_to}")
+        if values := plan_values(results):
+            described = about()
+            date, commit = str(described["date"]).split()[0], described["commit"]
+            run_of = f"{described['GPUs']}, {date}, rlmath selfcheck gpu of commit {commit}"
+            measured.correct(values, run_of)
+            print(f"corrected in {measured.TABLE}: {', '.join(sorted(values))}")
     return 1 if failed else 0
+
+
+def plan_values(results: Sequence[Result]) -> dict[str, float]:
+    """What checks that passed measured of the plan's table, by its names."""
+    return {
+        one["name"].removeprefix(measured.FIGURE): float(one["value"])
+        for result in results
+        if result.outcome.status == "passed"
+        for one in result.outcome.figures
+        if one["name"].startswith(measured.FIGURE)
+    }
 
 
 def run_checks(checks: Sequence[Check], out: Path, model: str | None) -> list[Result]:

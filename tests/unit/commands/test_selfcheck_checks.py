@@ -20,6 +20,7 @@ from rlmath.commands.selfcheck.checks import (
     actor,
     engines,
     environment,
+    parallel,
     sleep,
     training,
     update,
@@ -209,6 +210,8 @@ def test_an_update_is_held_to_its_plan(tmp_path: Path, record: Record) -> None:
     figures = {one["name"]: one["value"] for one in outcome(tmp_path).figures}
     assert figures["16384 tokens memory / plan"] == pytest.approx(1.0)
     assert 0.3 < figures["16384 tokens MFU"] < 0.9
+    # With this constant the plan would have said 1.5 s.
+    assert figures["plan: mfu"] == pytest.approx(0.4 / figures["16384 tokens time / plan"])
     # The plan's time is that of its MFU, with the recomputed layers on top.
     again = planned.recompute_layers / shape.layers / 3
     ratio = (1 + again) * figures["16384 tokens time / plan"]
@@ -224,6 +227,18 @@ def test_an_update_is_held_to_its_plan(tmp_path: Path, record: Record) -> None:
     assert "the update took 15.00 s, 6." in late
 
 
+@pytest.mark.parametrize(
+    ("norm", "says"), [(1.0, ""), (1.015, ""), (1.03, "CP 2: "), (2.0, "CP 2: ")]
+)
+def test_gradient_norms_of_layouts_are_held_to_that_of_one_rank(
+    tmp_path: Path, record: Record, norm: float, says: str
+) -> None:
+    norms = {"one rank": 1.0, "DP 2": 1.001, "CP 2": norm}
+    parallel.compare_norms(record, norms, parallel.MOST_DIFFERENCE["bfloat16"])
+    assert len(problems(tmp_path)) == bool(says)
+    assert says in "".join(problems(tmp_path))
+
+
 def test_an_update_that_waits_for_a_slow_host_passes(tmp_path: Path, record: Record) -> None:
     """1.23 s for 4 x 4,096 tokens, an MFU of 0.14, was measured on an H200: the plan says 0.77."""
     shape = model_spec(KNOWN[material.GPU_MODEL])
@@ -233,6 +248,8 @@ def test_an_update_that_waits_for_a_slow_host_passes(tmp_path: Path, record: Rec
     assert problems(tmp_path) == []
     update.report(record, card, shape, update.Measured(4096, 1.7, 38.42, 7.6), planned)
     assert "2.2 times the planned 0.77 s" in problems(tmp_path)[0]
+    figures = [one["value"] for one in outcome(tmp_path).figures if "layer_launch" in one["name"]]
+    assert figures[0] == pytest.approx(0.0023 * 1.228 / 0.77, rel=0.01)
 
 
 def test_a_step_without_a_gradient_fails(

@@ -78,7 +78,7 @@ def compare_on_rank(
     rank, worst_mean, worst = dist.get_rank(), 0.0, 0.0
     for number, (name, layout) in enumerate(layouts.items()):
         if number:
-            _change_layout(layout, platform, rank)
+            change_layout(layout, platform, rank)
         if rank == 0:
             record.phase_begins(name)
         actor = MegatronActor(_settings(node), layout, platform)
@@ -149,7 +149,7 @@ def _limit(node: Node) -> float:
     return log_prob_limit(node.dtype == "float32", moe=spec.experts > 0)
 
 
-def _change_layout(layout: Layout, platform: Platform, rank: int) -> None:
+def change_layout(layout: Layout, platform: Platform, rank: int) -> None:
     """Leave the groups and meet again in another layout of as many ranks."""
     place = [0]
     if rank == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import time
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from rlmath.actor.model import ModelSettings
 from rlmath.actor.policy import MegatronActor
 from rlmath.actor.settings import ActorSettings, UpdateSettings
 from rlmath.commands.plan.gpus import Efficiency, Gpu
+from rlmath.commands.plan.measured import FIGURE
 from rlmath.commands.plan.memory import (
     ACTOR_PROCESS_GIB,
     GIB,
@@ -125,11 +127,26 @@ def planned_gib(spec: ModelSpec, actor: ActorShape) -> float:
     return peak / GIB - ACTOR_PROCESS_GIB
 
 
-def planned_seconds(spec: ModelSpec, actor: ActorShape, card: Gpu) -> float:
-    """Of an update, with the plan's assumptions."""
+def planned_seconds(
+    spec: ModelSpec, actor: ActorShape, card: Gpu, efficiency: Efficiency | None = None
+) -> float:
+    """Of an update, with the plan's assumptions unless others are given."""
     response = actor.max_tokens - PROMPT_TOKENS
     work = Work(MICROBATCHES, 1, 1, PROMPT_TOKENS, response, response)
-    return actor_time_s(spec, actor, work, card, Efficiency(), gpus_per_node=1)[1]
+    return actor_time_s(spec, actor, work, card, efficiency or Efficiency(), gpus_per_node=1)[1]
+
+
+def plan_constant(
+    spec: ModelSpec, actor: ActorShape, card: Gpu, seconds: float
+) -> tuple[str, float]:
+    """Name and value of the plan's constant with which it would say what an update took: launches
+    where these bound it, else the share of the peak."""
+    usual = Efficiency()
+    planned_s = planned_seconds(spec, actor, card)
+    without = dataclasses.replace(usual, layer_launch_s=0.0)
+    if planned_s > planned_seconds(spec, actor, card, without):
+        return "layer_launch_s", usual.layer_launch_s * seconds / planned_s
+    return "mfu", usual.mfu * planned_s / seconds
 
 
 def measure_update(platform: Platform, node: Node, tokens: int, recompute: int) -> Measured:
@@ -205,6 +222,8 @@ def report(
     record.figure(f"{name} MFU", flops_per_s / (node.card.peak_tflops * 1e12), key=True)
     record.figure(f"{name} planned MFU of long micro-batches", Efficiency().mfu)
     record.figure(f"{name} planned time", planned_s, "s")
+    key, value = plan_constant(spec, planned, node.card, seconds)
+    record.figure(FIGURE + key, value)
     record.figure(f"{name} time / plan", ratio, limit=f"<= {MOST_OF_PLANNED_TIME:g}", key=True)
     record.require(
         ratio <= MOST_OF_PLANNED_TIME,
