@@ -36,6 +36,7 @@ from rlmath.checkpoint.writer import (
     write_common,
     write_tensors,
 )
+from rlmath.device.host_memory import host_copies
 from rlmath.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -380,9 +381,13 @@ def _copy_to_host(sharded: Any) -> None:
     from megatron.core.dist_checkpointing.dict_utils import nested_values
     from megatron.core.dist_checkpointing.mapping import ShardedTensor, is_main_replica
 
-    for one in nested_values(sharded):
-        if isinstance(one, ShardedTensor) and is_main_replica(one.replica_id):
-            one.data = one.data.detach().to("cpu", copy=True)
+    written = [
+        one
+        for one in nested_values(sharded)
+        if isinstance(one, ShardedTensor) and is_main_replica(one.replica_id)
+    ]
+    for one, copy in zip(written, host_copies(one.data for one in written), strict=True):
+        one.data = copy
 
 
 def _about(state: ModelState) -> dict[str, Any]:

@@ -29,8 +29,9 @@ class RunnerConfig:
         "eval/aime24/pass_at_8; null: off.",
     )
     best_is_lowest: bool = setting(False, "The lowest value of best_metric is best.")
-    background_checkpoints: bool = setting(
-        False, "Write checkpoints in the background from a copy in host memory."
+    background_checkpoints: bool | None = setting(
+        None,
+        "Write checkpoints in the background from a copy in host memory; null: on CUDA only.",
     )
     max_restarts: int = setting(
         3,

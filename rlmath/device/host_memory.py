@@ -4,10 +4,47 @@ from __future__ import annotations
 
 import mmap
 import weakref
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
+
+# Of a copy from a GPU at a time.
+STAGING_BYTES = 64 * 2**20
+
+
+def host_copies(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Copies in pageable host memory, one after another.
+
+    A GPU copies to pageable memory through a small buffer of the driver's, at a few GB/s; here it
+    copies to a page-locked one at the link's rate, and the host copies on.
+
+    Args:
+        tensors: On any device; those of the host are copied as well.
+    """
+    staging: Tensor | None = None
+    for tensor in tensors:
+        source = tensor.detach()
+        if source.device.type != "cuda":
+            yield source.to("cpu", copy=True)
+            continue
+        if staging is None:
+            staging = pinned_buffer(STAGING_BYTES)
+        yield _staged_copy(source, staging)
+
+
+def _staged_copy(source: Tensor, staging: Tensor) -> Tensor:
+    """A copy by way of ``staging``, ``[bytes]`` uint8."""
+    copy = torch.empty(source.shape, dtype=source.dtype, device="cpu")
+    theirs = source.contiguous().view(-1).view(torch.uint8)
+    ours = copy.view(-1).view(torch.uint8)
+    for begin in range(0, theirs.numel(), staging.numel()):
+        size = min(staging.numel(), theirs.numel() - begin)
+        # Blocking: the host reads the buffer next.
+        staging[:size].copy_(theirs[begin : begin + size])
+        ours[begin : begin + size].copy_(staging[:size])
+    return copy
 
 
 def pinned_buffer(num_bytes: int) -> Tensor:

@@ -17,7 +17,7 @@ from ray.exceptions import RayError
 from rlmath.actor.group import ActorGroup
 from rlmath.checkpoint import Checkpoint, CheckpointStore, naming_full_disk
 from rlmath.cluster.watchdog import Stalled, WatchedComponent
-from rlmath.config.schema import Config
+from rlmath.config.schema import Config, Device
 from rlmath.errors import ComponentError, UserError
 from rlmath.monitor.collapse import RollBack
 from rlmath.rewards.base import RewardError
@@ -67,6 +67,8 @@ def open_saver(
 ) -> Iterator[Saver]:
     """A saver for the length of a session."""
     background = config.runner.background_checkpoints
+    if background is None:
+        background = session.layout.device is Device.cuda
     saver = Saver(store, session.actor, states, background, session.leave_gpus_to_ranks)
     try:
         yield saver

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from rlmath.device import CPU
-from rlmath.device.host_memory import pinned_buffer
+from rlmath.device import CPU, host_memory
+from rlmath.device.host_memory import host_copies, pinned_buffer
 
 
 def test_a_buffer_is_locked_for_its_life(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,3 +48,29 @@ def test_memory_that_cannot_be_locked_is_said(monkeypatch: pytest.MonkeyPatch) -
 def test_a_cpu_locks_nothing_and_counts_no_device() -> None:
     assert CPU.host_buffer(10).shape == (10,)
     assert CPU.reserved_bytes() is None and CPU.bytes_of_others() is None
+
+
+@pytest.mark.parametrize("staging_bytes", [2, 64, 1 << 20])
+def test_a_copy_by_way_of_a_buffer_has_every_byte(staging_bytes: int) -> None:
+    staging = torch.empty(staging_bytes, dtype=torch.uint8)
+    for source in (
+        torch.randn(33, 7),
+        torch.randn(33, 7).t()[1:],
+        torch.randn(101).bfloat16(),
+        torch.tensor(3.5),
+        torch.empty(0, 4),
+    ):
+        copy = host_memory._staged_copy(source, staging)
+        assert copy.dtype == source.dtype and torch.equal(copy, source)
+        assert not copy.numel() or copy.data_ptr() != source.data_ptr()
+
+
+def test_copies_of_host_tensors_lock_no_memory_and_are_independent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(host_memory, "pinned_buffer", None)
+    sources = [torch.ones(3), torch.ones(2, 2).bfloat16()]
+    copies = list(host_copies(sources))
+    for source in sources:
+        source.zero_()
+    assert [float(copy.float().sum()) for copy in copies] == [3.0, 4.0]

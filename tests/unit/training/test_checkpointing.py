@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,9 +17,10 @@ from ray.exceptions import RayActorError
 from rlmath.actor.rank_calls import ActorError
 from rlmath.checkpoint import CheckpointStore, DiskFull
 from rlmath.cluster.watchdog import Stalled, watch_progress
+from rlmath.config.schema import Device
 from rlmath.monitor.collapse import RollBack
 from rlmath.rewards.base import RewardError
-from rlmath.training.checkpointing import Saver
+from rlmath.training.checkpointing import Saver, open_saver
 from rlmath.training.gate import AlignmentError
 from rlmath.training.grace import Grace
 from rlmath.utils.ending_signals import signals_wait
@@ -264,3 +266,25 @@ def test_a_signal_in_a_save_does_not_begin_it_again(
     assert f"{signal.Signals(number).name} during a save" in said
     after = "saved after step 1" if signals == 1 else "there is no checkpoint yet"
     assert after in said
+
+
+@pytest.mark.parametrize(
+    ("setting", "device", "expected"),
+    [
+        (None, Device.cuda, True),
+        (None, Device.cpu, False),
+        (False, Device.cuda, False),
+        (True, Device.cpu, True),
+    ],
+)
+def test_checkpoints_are_written_in_the_background_on_cuda_unless_a_setting_says_otherwise(
+    tmp_path: Path, setting: bool | None, device: Device, expected: bool
+) -> None:
+    runner = SimpleNamespace(background_checkpoints=setting)
+    session = SimpleNamespace(
+        actor=None, leave_gpus_to_ranks=None, layout=SimpleNamespace(device=device)
+    )
+    store = CheckpointStore(tmp_path, keep=1)
+    config: Any = SimpleNamespace(runner=runner)
+    with open_saver(config, store, session, {}) as saver:  # type: ignore[arg-type]
+        assert saver._in_background is expected
