@@ -35,7 +35,8 @@ _BRACKETED_UNIT = re.compile(
 
 def usual(text: str) -> str:
     """An answer with such spellings replaced."""
-    text = _STRAY_END.sub("", text) or text
+    if text.endswith((">", "\\")):
+        text = _STRAY_END.sub("", text) or text
     ratio = _RATIO.fullmatch(text) if "to" in text else None
     if ratio is not None:
         return f"{ratio[1]}:{ratio[2]}"  # 3 to 4

@@ -29,6 +29,8 @@ _MAX_PHRASE_WORDS = 3
 
 def in_english(text: str) -> str:
     """An answer with the multipliers and units of other languages written in LaTeX and English."""
+    if text.isascii() and "{" not in text and " " not in text:
+        return text  # no words but those of a product
     return _AFTER_NUMBER.sub(_rewritten, text)
 
 

@@ -30,6 +30,7 @@ def _all(attribute: str, *, spaced: bool) -> frozenset[str]:
 _BEFORE, _AFTER = _all("before", spaced=True), _all("after", spaced=True)
 _CHANGING = _BEFORE | _AFTER
 _FILLERS, _UNITS = _all("fillers", spaced=True), _all("units", spaced=True)
+_LAST = _FILLERS | {phrase.rpartition(" ")[2] for phrase in _BEFORE}
 # The longest word decides, so that `千克` is a unit and `千元` is a multiple.
 _PASSED_BEFORE = dict.fromkeys(_all("fillers", spaced=False), False)
 _DENSE_BEFORE = _PASSED_BEFORE | dict.fromkeys(_all("before", spaced=False), True)
@@ -72,6 +73,9 @@ def _is_changed_before(text: str) -> bool:
     clause = _CLAUSE_END.split(text)[-1]
     if not clause.isascii() and _decides(_DROPPED.sub("", clause), _DENSE_BEFORE, backwards=True):
         return True
+    last = clause.rpartition(" ")[2].lower()
+    if last.isalpha() and last not in _LAST:
+        return False  # most words, at once
     words = _WORD.findall(clause.lower())[-_MAX_WORDS:]
     while words:
         if any(" ".join(words[-size:]) in _BEFORE for size in range(1, _MAX_PHRASE_WORDS + 1)):
