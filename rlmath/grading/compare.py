@@ -276,6 +276,11 @@ class Comparer(PiecewiseComparer):
         regions = self.regions(a, g)
         if regions is not None:
             return regions
+        for one, other in ((a, g), (g, a)):
+            if one[0] == "list" and other[0] == "tup" and {p[0] for p in one[1]} == {"tup"}:
+                points = self.distinct(one[1])  # (2, 3), (2, 3)
+                if len(points) == 1:
+                    return self.tuples(points[0], other)
         if "tup" in (a[0], g[0]) and plus_minus(a if a[0] == "tup" else g) is None:
             return self.labeled_tuple(a, g)
         if a[0] == "grouped" or g[0] == "grouped":
