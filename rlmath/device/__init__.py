@@ -6,6 +6,7 @@ of layers that Megatron should build.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Literal
@@ -19,6 +20,7 @@ from rlmath.device.streams import CudaSideStream, SideStream
 from rlmath.errors import UserError
 from rlmath.utils import nvidia_driver
 from rlmath.utils import transformer_engine as te_install
+from rlmath.utils.node_cache import node_cache
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,7 @@ class Platform:
             UserError: Transformer Engine's layers are wanted, and importing it fails.
         """
         if self.name == "cuda":
+            os.environ.setdefault("TRITON_CACHE_DIR", str(node_cache() / "ranks_triton"))
             torch.cuda.set_device(local_rank)
             share = bind_to_gpu(local_rank)
             torch.set_num_threads(num_threads or share)

@@ -16,10 +16,11 @@ from rlmath.cluster.logs import send_output_to
 from rlmath.cluster.processes import ProcessPlace, own_place
 from rlmath.cluster.watchdog import write_stacks_on_signal
 from rlmath.errors import WeightsError
-from rlmath.rollout.engine_arguments import cache_folder
+from rlmath.rollout.engine_arguments import cache_archive, cache_folder
 from rlmath.rollout.requests import EngineSpec, Progress, Request
 from rlmath.rollout.step_loop import StepLoop, import_vllm
 from rlmath.utils.child_processes import end_with_parent
+from rlmath.utils.node_cache import save
 
 if TYPE_CHECKING:
     from rlmath.weights.slices import WeightSlice
@@ -32,12 +33,13 @@ class RolloutEngine:
         end_with_parent(os.getppid())
         os.environ.update(environment)
         # Held as long as the process lives.
-        self._cache = cache_folder(index, spec.role) if spec.device == "cuda" else None
+        self._cache = cache_folder(spec, index) if spec.device == "cuda" else None
         self._spec = spec
         self._index = index
         self._loop = StepLoop(spec, index)
-        # False from the start of an update until its end, and after a sleep that dropped them.
-        self._weights_valid = True
+        # False before they are sent or read, from the start of an update until its end, and after a
+        # sleep that dropped them.
+        self._weights_valid = spec.reads_weights
         self._preparing = threading.Lock()
         self._prepared = False
 
@@ -62,6 +64,8 @@ class RolloutEngine:
         """
         self.prepare()
         self._loop.start()
+        if self._cache is not None and self._index == 0:
+            save(self._cache[0], cache_archive(self._spec))
         return self._loop.kv_cache_bytes
 
     def place(self) -> ProcessPlace:

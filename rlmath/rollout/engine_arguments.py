@@ -12,6 +12,7 @@ from typing import IO, TYPE_CHECKING, Any
 from rlmath.config.rollout import Quantization
 from rlmath.model.lora import Lora, rank_in_vllm
 from rlmath.rollout.requests import EngineSpec
+from rlmath.utils.node_cache import LOCK, node_cache, seed
 from rlmath.vllm_plugin.engine_precision import engine_arguments
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def vllm_arguments(spec: EngineSpec) -> EngineArgs:
 
     return EngineArgs(
         model=spec.model_path,
+        load_format="auto" if spec.reads_weights else "dummy",
         dtype=spec.dtype,
         quantization=None if spec.quantization is Quantization.none else FP8,
         kv_cache_dtype=spec.kv_cache_dtype.value,
@@ -104,38 +106,45 @@ def adapter_arguments(adapters: Lora | None) -> dict[str, Any]:
     }
 
 
-def cache_folder(engine: int, role: str = "engine") -> IO[str] | None:
+def cache_folder(spec: EngineSpec, engine: int) -> tuple[Path, IO[str] | None]:
     """Take a folder for compiled code that no other engine of this node uses, and name it in the
     environment.
 
     vLLM's table of compiled graphs (``vllm_compile_cache.py``) is rewritten in place, so an engine
     that reads it while another one of the node writes it finds half a file. Folders are numbered
-    and outlive their engines: the next run finds what this one compiled. FlashInfer's builds
-    stay shared: they are made under a file lock, and take minutes each.
+    and outlive their engines: the next run finds what this one compiled, and an empty folder gets
+    what an engine of another node has compiled (``cache_archive``). FlashInfer's builds stay
+    shared: they are made under a file lock, and take minutes each.
 
     Args:
-        engine: Number of the engine in its pool, the first folder that is tried.
-        role: See ``EngineSpec.role``.
+        spec: Of the engine.
+        engine: Its number in the pool, for one that has no GPU of a name.
 
     Returns:
-        The locked file that keeps the folder while it is open, here and in child processes;
+        The folder; and the locked file that keeps it while it is open, here and in child processes,
         ``None``: there is no folder that can be locked, and a temporary one is used.
     """
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(Path.home(), ".cache")
-    root = os.environ.get("VLLM_CACHE_ROOT") or os.path.join(home, "vllm")
-    for number in itertools.count(engine):
-        folder = os.path.join(os.path.expanduser(root), f"rlmath_{role}_{number}")
+    gpu = spec.device_ids[0] if spec.device_ids else ""
+    for number in itertools.count(int(gpu) if gpu.isdecimal() else engine):
         lock: IO[str] | None = None
         try:
-            os.makedirs(folder, exist_ok=True)
-            lock = open(os.path.join(folder, ".lock"), "w")  # noqa: SIM115
+            root = Path(os.path.expanduser(os.environ.get("VLLM_CACHE_ROOT") or node_cache()))
+            folder = root / f"rlmath_{spec.role}_{number}"
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = open(folder / LOCK, "w")  # noqa: SIM115
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            seed(folder, cache_archive(spec))
         except BlockingIOError:
             continue
-        except OSError:  # Read-only, or a file system without locks.
-            folder, lock = tempfile.mkdtemp(prefix=f"rlmath_{role}_"), None
+        except OSError:  # Read-only, another user's, or a file system without locks.
+            folder, lock = Path(tempfile.mkdtemp(prefix=f"rlmath_{spec.role}_")), None
         break
-    os.environ["VLLM_CACHE_ROOT"] = folder
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = os.path.join(folder, "inductor")
-    os.environ["TRITON_CACHE_DIR"] = os.path.join(folder, "triton")
-    return lock
+    os.environ["VLLM_CACHE_ROOT"] = str(folder)
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / "inductor")
+    os.environ["TRITON_CACHE_DIR"] = str(folder / "triton")
+    return folder, lock
+
+
+def cache_archive(spec: EngineSpec) -> Path:
+    """What one engine of a run has compiled, for those of other nodes: in the run's folder."""
+    return Path(spec.log_dir).parent / f"compiled_{spec.role}.tar"

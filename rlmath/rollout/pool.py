@@ -100,7 +100,7 @@ class RolloutPool:
         self._generating = False
         self.generation: Generation | None = None
         self.weights_version = 0
-        self.has_folder_weights = True
+        self.has_folder_weights = spec.reads_weights
         self.verified_syncs = 0
 
     @property

@@ -185,7 +185,7 @@ class EngineSpec:
     """How each engine of a pool is set up.
 
     Attributes:
-        model_path: Hugging Face folder; its weights are version 0.
+        model_path: Hugging Face folder; its weights are version 0 if they are read.
         dtype: Of weights and activations.
         device: ``cpu`` or ``cuda``.
         tensor_parallel: Ranks that share the engine's matrices.
@@ -213,6 +213,8 @@ class EngineSpec:
         adapters: Those that weight syncs bring, and that are computed beside the model's weights;
             ``None``: weight syncs bring all weights.
         role: What the engine is called in messages and files.
+        reads_weights: It reads the model folder's weights; else it starts with random ones, and a
+            weight sync has to bring all of them before the first request.
         routes: What of an MoE's routes comes with the samples that want them; ``None``: nothing.
     """
 
@@ -239,6 +241,7 @@ class EngineSpec:
     kv_cache_dtype: KvCacheDtype = RolloutConfig.kv_cache_dtype
     adapters: Lora | None = None
     role: str = "engine"
+    reads_weights: bool = True
     routes: RouteSpec | None = None
 
     @property

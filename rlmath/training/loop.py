@@ -45,7 +45,12 @@ from rlmath.training.kept_batches import KeptBatches
 from rlmath.training.kept_files import FOLDER as KEPT_FOLDER
 from rlmath.training.model_card import HF_ADAPTER, write_card
 from rlmath.training.resumed_model import check_resumed_model
-from rlmath.training.session import Session, open_training, with_model_folder
+from rlmath.training.session import (
+    Session,
+    engines_have_to_read,
+    open_training,
+    with_model_folder,
+)
 from rlmath.training.step import train_step
 from rlmath.training.summary import check_export, ending, summarize
 from rlmath.training.supervise import supervise
@@ -168,12 +173,15 @@ def open_run(config: Config) -> Iterator[Training]:
         config.runner.resume, functools.partial(check_resumed, config, stream)
     )
     done = 0 if checkpoint is None else checkpoint.step
+    reads = engines_have_to_read(config, resumes=checkpoint is not None)
     after = own_step(store, checkpoint)
     if not after:
         set_aside(run_dir, LEDGER_FILE)
     with (
         open_training(
-            config, problems=[*problems, *(p for one in held_out for p in one.problems)]
+            config,
+            problems=[*problems, *(p for one in held_out for p in one.problems)],
+            engines_read=reads,
         ) as session,
         open_monitor(
             run_dir,
@@ -205,8 +213,8 @@ def open_run(config: Config) -> Iterator[Training]:
         monitor.on_phase.append(saver.look)
         if checkpoint is not None:
             saver.restore(checkpoint, session.sampling.pool)
-        elif config.actor.lora.init_from is not None:
-            # Engines have read the base model.
+        elif config.actor.lora.init_from is not None or not reads:
+            # Engines have read the base model, or nothing.
             session.sampling.pool.sleep()
             sync_weights(session.actor, session.sampling.pool, 0, again=True)
         detectors = CollapseDetectors(config.collapse, read_metrics(run_dir))

@@ -150,6 +150,7 @@ def open_session(
     samples: bool = True,
     for_training: bool = False,
     problems: Iterable[Problem] = (),
+    engines_read: bool = True,
 ) -> Iterator[Session]:
     """Start what a loop needs; see ``start`` for the order.
 
@@ -163,6 +164,8 @@ def open_session(
         for_training: Whether the actor does the updates of reinforcement learning, with the value
             model and the routing replay of the settings.
         problems: That will be sampled: the rewards' parameters are checked against their columns.
+        engines_read: Engines read the model's weights; else the caller sends them all before they
+            sample.
 
     Raises:
         UserError: The model, the cluster or the machine does not allow it.
@@ -192,7 +195,10 @@ def open_session(
         if joins and device is Device.cpu and config.cluster.device is Device.auto:
             refuse_idle_gpus()
         places = stack.enter_context(placed(layout, config.cluster.nodes))
-        spec = engine_spec(config, layout, trains=optimizer is not None) if samples else None
+        spec = None
+        if samples:
+            spec = engine_spec(config, layout, trains=optimizer is not None)
+            spec = dataclasses.replace(spec, reads_weights=engines_read)
         actor = trainer = pool = teacher_pool = None
         if optimizer is not None:
             settings = actor_settings(config, layout, optimizer, optimizer_steps, temperature)
@@ -272,7 +278,11 @@ def pool_of(
 
 
 def open_training(
-    config: Config, *, samples: bool = True, problems: Iterable[Problem] = ()
+    config: Config,
+    *,
+    samples: bool = True,
+    problems: Iterable[Problem] = (),
+    engines_read: bool = True,
 ) -> contextlib.AbstractContextManager[Session]:
     """What reinforcement learning needs; without ``samples`` its updates alone. See
     :func:`open_session`."""
@@ -284,6 +294,7 @@ def open_training(
         samples=samples,
         for_training=True,
         problems=problems,
+        engines_read=engines_read,
     )
 
 
@@ -445,6 +456,21 @@ def engine_spec(config: Config, layout: RunLayout, *, trains: bool) -> EngineSpe
         adapters=engine_adapters(config) if trains else None,
         routes=returned_routes(config) if trains else None,
     )
+
+
+def engines_have_to_read(config: Config, *, resumes: bool) -> bool:
+    """Whether engines have to read the model's weights before a run, or its ranks send them all.
+
+    Ranks send them at a resume anyway. On several nodes they do it at every start, or each engine
+    would read the whole model from the nodes' shared disk. Engines that quantize, or that get
+    adapters alone, read the base model.
+    """
+    rollout, lora = config.rollout, config.actor.lora
+    if rollout.quantization is not Quantization.none or lora.rollout is not LoraRollout.merged:
+        return True
+    if rollout.kv_cache_dtype is not KvCacheDtype.auto:
+        return True
+    return not (resumes or lora.init_from is not None or config.cluster.nodes > 1)
 
 
 def returned_routes(config: Config) -> RouteSpec | None:

@@ -125,6 +125,16 @@ def test_engines_hold_and_compute_what_the_second_sync_brought_too(
 def test_a_stopped_worker_ends_with_its_engine(wide: RolloutPool) -> None:
     """As one that waits in a kernel: it does not read of its engine's end, and on a GPU it would
     keep the memory that the next engine needs. The last test that has this engine."""
+
+    def signal_at_the_parents_death(_: Any) -> int:
+        import ctypes
+
+        number = ctypes.c_int()
+        ctypes.CDLL(None).prctl(2, ctypes.byref(number))  # PR_GET_PDEATHSIG
+        return number.value
+
+    # Ray may end an actor's children as well, but not when its node's process is gone.
+    assert wide.call_workers(signal_at_the_parents_death) == [[signal.SIGKILL] * 2]
     place = wide.processes[0].place()
     assert place is not None
     workers = psutil.Process(place.pid).children(recursive=True)

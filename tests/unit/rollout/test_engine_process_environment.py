@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -68,3 +69,12 @@ def test_weights_and_memory_change_when_nothing_is_in_flight(
         with pytest.raises(RuntimeError, match="2 unfinished requests"):
             change()
     assert len(loop.events) == 4
+
+
+def test_an_engine_that_reads_no_weights_samples_after_a_sync_alone(
+    environment: dict[str, str], gpu_spec: EngineSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "StepLoop", lambda *_: RecordedLoop())
+    engine = RolloutEngine(replace(gpu_spec, reads_weights=False), 0, {})
+    with pytest.raises(RuntimeError, match="no valid weights"):
+        engine.exchange(1, [object()], 1.0)  # type: ignore[list-item]

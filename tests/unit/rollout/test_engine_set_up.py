@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,12 +21,18 @@ from rlmath.model.lora import TARGETS, Lora
 from rlmath.model.precision import Precision
 from rlmath.model.tiny import make_tiny_model
 from rlmath.rollout.engine import RolloutEngine
-from rlmath.rollout.engine_arguments import adapter_arguments, cache_folder, cuda_arguments
+from rlmath.rollout.engine_arguments import (
+    adapter_arguments,
+    cache_archive,
+    cache_folder,
+    cuda_arguments,
+)
 from rlmath.rollout.engine_workers import check_gpus, smallest
 from rlmath.rollout.requests import EngineSpec
 from rlmath.rollout.routes import RouteSpec
 from rlmath.training import session
 from rlmath.training.session import engine_spec
+from rlmath.utils.node_cache import node_cache, save
 
 
 def spec_of(device: Device, *overrides: str) -> EngineSpec:
@@ -162,31 +169,41 @@ def test_engines_of_a_run_quantize_and_its_teachers_do_not(tmp_path: Path) -> No
 
 
 def test_no_two_engines_or_runs_write_to_one_folder_of_compiled_code(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, gpu_spec: EngineSpec
 ) -> None:
     names = ("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    run = replace(gpu_spec, log_dir=str(tmp_path / "run" / "logs"))
+    (tmp_path / "run").mkdir()
 
     def engine(number: int, role: str = "engine") -> tuple[IO[str] | None, list[str]]:
         for name in names:
             monkeypatch.delenv(name, raising=False)
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        lock = cache_folder(number, role)
+        _, lock = cache_folder(replace(run, role=role), number)
         return lock, [os.environ[name] for name in names]
 
     # Two runs on one node number their engines alike, and the teacher's are apart.
     engines = [engine(number) for number in (0, 1, 0, 1)] + [engine(0, "teacher")]
     used = [folder for _, of_engine in engines for folder in of_engine]
     assert len(set(used)) == len(used) == 15
-    assert all(Path(folder).is_relative_to(tmp_path / "vllm") for folder in used)
-    # The next run finds what this one compiled.
+    # On the node's own disk.
+    assert all(Path(folder).is_relative_to(node_cache()) for folder in used)
+    # The next run finds what this one compiled, on the GPU where it did.
     assert engines[1][0] is not None
     engines[1][0].close()
     assert engine(1)[1] == engines[1][1]
+    monkeypatch.delenv("VLLM_CACHE_ROOT")
+    assert cache_folder(replace(run, device_ids=("6", "7")), 0)[0].name == "rlmath_engine_6"
+    # A new node begins with what another one compiled.
+    (Path(engines[0][1][0]) / "graph").write_text("compiled")
+    save(Path(engines[0][1][0]), cache_archive(run))
+    monkeypatch.delenv("VLLM_CACHE_ROOT")
+    folder, _ = cache_folder(replace(run, device_ids=("5",)), 0)
+    assert (folder / "graph").read_text() == "compiled"
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "file"))
-    assert cache_folder(0) is None
-    assert Path(os.environ["VLLM_CACHE_ROOT"]).is_dir()
-    Path(os.environ["VLLM_CACHE_ROOT"]).rmdir()
+    folder, lock = cache_folder(run, 0)
+    assert lock is None and str(folder) == os.environ["VLLM_CACHE_ROOT"] and folder.is_dir()
 
 
 def test_workers_on_other_gpus_than_reserved_are_refused() -> None:

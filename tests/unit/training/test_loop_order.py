@@ -12,7 +12,9 @@ import pytest
 
 from rlmath.checkpoint import CheckpointStore
 from rlmath.config.algorithm import ReferenceConfig, ReferenceKind
+from rlmath.config.cluster import ClusterConfig
 from rlmath.config.lora import LoraConfig
+from rlmath.config.rollout import RolloutConfig
 from rlmath.device.residue import Residue
 from rlmath.monitor.digests import DIGESTS_FILE, DigestLog
 from rlmath.rollout.journal import SampleJournal
@@ -152,7 +154,8 @@ def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             data=SimpleNamespace(
                 train_paths=[], max_prompt_tokens=1, train_weights=None, seed=0, shuffle=False
             ),
-            rollout=SimpleNamespace(temperature=1.0),
+            rollout=RolloutConfig(temperature=1.0),
+            cluster=ClusterConfig(),
             actor=SimpleNamespace(optimizer=None, lora=LoraConfig()),
             algorithm=SimpleNamespace(
                 minibatches_per_step=1,

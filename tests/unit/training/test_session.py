@@ -19,9 +19,32 @@ from rlmath.grading.pool import Result
 from rlmath.model.lora import Lora
 from rlmath.model.published import KNOWN
 from rlmath.training import session
-from rlmath.training.session import actor_settings, reward_mix, value_model_settings
+from rlmath.training.session import (
+    actor_settings,
+    engines_have_to_read,
+    reward_mix,
+    value_model_settings,
+)
 
 GIVEN = ["model.path=m", "data.train_paths=[x]", "runner.run_dir=r"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "resumes", "reads"),
+    [
+        ([], False, True),
+        ([], True, False),
+        (["cluster.nodes=8", "cluster.ray_address=auto"], False, False),
+        # The base model is not what a sync brings.
+        (["actor.lora.rank=8", "actor.lora.rollout=unmerged"], True, True),
+        (["rollout.quantization=fp8"], True, True),
+        (["rollout.kv_cache_dtype=fp8"], True, True),
+    ],
+)
+def test_engines_read_no_weights_where_the_ranks_send_all_before_the_first_step(
+    overrides: list[str], resumes: bool, reads: bool
+) -> None:
+    assert engines_have_to_read(load([*GIVEN, *overrides]), resumes=resumes) is reads
 
 
 @pytest.mark.parametrize("logits", ["auto", "whole", "chunked"])

@@ -61,6 +61,7 @@ def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rlmath.device, "cuda_visible", lambda: True)
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     monkeypatch.setattr(rlmath.device, "bind_to_gpu", lambda _: 1)
+    monkeypatch.setenv("TRITON_CACHE_DIR", "set")
 
 
 WHOLE = {
