@@ -349,6 +349,8 @@ def engine_steps(config: Config, device: Device) -> Iterator[str]:
                 "rollout.async_scheduling=true: vLLM does not support it on CPU; set it to null, "
                 "which turns it on with CUDA"
             )
+        if rollout.flashinfer:
+            yield "rollout.flashinfer=true: its kernels are for GPUs; set it to false on CPU"
         return
     if rollout.max_batched_tokens < rollout.max_running_sequences:
         yield (

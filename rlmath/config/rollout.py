@@ -132,6 +132,12 @@ class RolloutConfig:
         "Schedule each decode step while the previous one runs, so the GPU does not wait for "
         "Python; null: on with CUDA, off on CPU, where vLLM does not support it.",
     )
+    flashinfer: bool = setting(
+        False,
+        "Use FlashInfer's kernels for top-k and top-p sampling, all-reduces and FP8 products. They "
+        "are compiled at first use, which takes minutes; an engine without nvcc does not start. "
+        "CUDA only.",
+    )
     stall_timeout_s: float = setting(
         600.0,
         "An engine that has work and generates no token for this many seconds is considered hung.",

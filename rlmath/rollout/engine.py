@@ -8,8 +8,10 @@ weight transfer protocol, to take new weights. Nothing of vLLM or torch is impor
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlmath.cluster.logs import send_output_to
@@ -32,6 +34,8 @@ class RolloutEngine:
     def __init__(self, spec: EngineSpec, index: int, environment: dict[str, str]) -> None:
         end_with_parent(os.getppid())
         os.environ.update(environment)
+        # FlashInfer calls ninja, which is there also if this environment is not activated.
+        os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
         # Held as long as the process lives.
         self._cache = cache_folder(spec, index) if spec.device == "cuda" else None
         self._spec = spec

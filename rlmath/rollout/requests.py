@@ -180,6 +180,14 @@ KEEP_MEMORY = (
 )
 
 
+# Where vLLM may use FlashInfer.
+FLASHINFER_VARIABLES = (
+    "VLLM_USE_FLASHINFER_SAMPLER",
+    "VLLM_ALLREDUCE_USE_FLASHINFER",
+    "VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER",
+)
+
+
 @dataclass(frozen=True)
 class EngineSpec:
     """How each engine of a pool is set up.
@@ -212,6 +220,7 @@ class EngineSpec:
         kv_cache_dtype: Of keys and values in the cache.
         adapters: Those that weight syncs bring, and that are computed beside the model's weights;
             ``None``: weight syncs bring all weights.
+        flashinfer: Use FlashInfer's kernels, and not vLLM's. CUDA only.
         role: What the engine is called in messages and files.
         reads_weights: It reads the model folder's weights; else it starts with random ones, and a
             weight sync has to bring all of them before the first request.
@@ -240,6 +249,7 @@ class EngineSpec:
     quantization: Quantization = RolloutConfig.quantization
     kv_cache_dtype: KvCacheDtype = RolloutConfig.kv_cache_dtype
     adapters: Lora | None = None
+    flashinfer: bool = RolloutConfig.flashinfer
     role: str = "engine"
     reads_weights: bool = True
     routes: RouteSpec | None = None
@@ -289,5 +299,7 @@ class EngineSpec:
                 "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
                 # A KV cache size remembered from another run would replace the measured one.
                 "VLLM_ENABLE_STARTUP_PLAN": "0",
+                # vLLM's own choice depends on what is on PATH.
+                **dict.fromkeys(FLASHINFER_VARIABLES, str(int(self.flashinfer))),
             }
         return variables

@@ -199,6 +199,9 @@ def open_session(
         if samples:
             spec = engine_spec(config, layout, trains=optimizer is not None)
             spec = dataclasses.replace(spec, reads_weights=engines_read)
+            if device is Device.cuda:
+                whose = "FlashInfer's" if spec.flashinfer else "vLLM's own"
+                say(f"engines use {whose} kernels (rollout.flashinfer={spec.flashinfer})")
         actor = trainer = pool = teacher_pool = None
         if optimizer is not None:
             settings = actor_settings(config, layout, optimizer, optimizer_steps, temperature)
@@ -450,6 +453,7 @@ def engine_spec(config: Config, layout: RunLayout, *, trains: bool) -> EngineSpe
         sleeps=on_cuda and colocated,
         max_batched_tokens=rollout.max_batched_tokens,
         async_scheduling=on_cuda if rollout.async_scheduling is None else rollout.async_scheduling,
+        flashinfer=rollout.flashinfer,
         precision=precision(config),
         quantization=rollout.quantization,
         kv_cache_dtype=rollout.kv_cache_dtype,

@@ -10,7 +10,7 @@ import torch
 
 from rlmath.model.tiny import make_tiny_model
 from rlmath.rollout.engine_arguments import vllm_arguments
-from rlmath.rollout.requests import EngineSpec
+from rlmath.rollout.requests import FLASHINFER_VARIABLES, EngineSpec
 from tests.contracts.contract import Row, check, parametrized
 
 GPUS = "a wide engine's workers sit on GPUs of other processes (rlmath/rollout/engine_arguments.py)"
@@ -346,6 +346,16 @@ ROWS = [
         "vllm.envs:environment_variables",
         has=("VLLM_BATCH_INVARIANT", "VLLM_CACHE_ROOT", "VLLM_ENABLE_STARTUP_PLAN"),
         breaks=f"{INVARIANT}; {FOLDERS}; {CACHE}",
+    ),
+    Row(
+        "vllm.envs:environment_variables",
+        has=FLASHINFER_VARIABLES,
+        breaks="rollout.flashinfer does nothing (rlmath/rollout/requests.py)",
+    ),
+    Row(
+        "vllm.v1.sample.ops.topk_topp_sampler:flashinfer_sampler_supported",
+        says=('if envs.is_set("VLLM_USE_FLASHINFER_SAMPLER"):\n        raise RuntimeError(',),
+        breaks="rollout.flashinfer=true without nvcc is ignored (rlmath/rollout/requests.py)",
     ),
 ]
 

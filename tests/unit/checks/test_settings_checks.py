@@ -50,7 +50,8 @@ def refusal(base: list[str]) -> Callable[..., str]:
 
 
 def test_steps_of_an_engine_have_to_be_possible(refusal: Callable[..., str]) -> None:
-    assert "rollout.async_scheduling=true" in refusal("rollout.async_scheduling=true")
+    for on_gpus in ("async_scheduling", "flashinfer"):
+        assert f"rollout.{on_gpus}=true" in refusal(f"rollout.{on_gpus}=true")
     message = refusal("cluster=gpu8", "rollout.max_batched_tokens=255", machine=GPU_MACHINE)
     assert "rollout.max_batched_tokens=255: 256 running sequences" in message
 

@@ -28,7 +28,7 @@ from rlmath.rollout.engine_arguments import (
     cuda_arguments,
 )
 from rlmath.rollout.engine_workers import check_gpus, smallest
-from rlmath.rollout.requests import EngineSpec
+from rlmath.rollout.requests import FLASHINFER_VARIABLES, EngineSpec
 from rlmath.rollout.routes import RouteSpec
 from rlmath.training import session
 from rlmath.training.session import engine_spec
@@ -87,6 +87,14 @@ def test_an_engine_runs_batch_invariant_kernels_as_the_setting_says(gpu_spec: En
         spec = replace(gpu_spec, precision=Precision(batch_invariant=on))
         # Said outright: what the shell has does not count.
         assert spec.environment()["VLLM_BATCH_INVARIANT"] == str(int(on))
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_flashinfer_is_decided_by_the_setting(on: bool) -> None:
+    """And not by whether ninja and nvcc happen to be on PATH."""
+    environment = spec_of(Device.cuda, f"rollout.flashinfer={on}").environment()
+    assert {environment[name] for name in FLASHINFER_VARIABLES} == {str(int(on))}
+    assert not set(FLASHINFER_VARIABLES) & set(spec_of(Device.cpu).environment())
 
 
 def test_an_engine_returns_routes_where_it_is_asked_to(gpu_spec: EngineSpec) -> None:

@@ -39,7 +39,7 @@ def test_what_one_engine_compiled_is_there_for_others(tmp_path: Path) -> None:
     node_cache.save(mine, archive)
     node_cache.seed(theirs, archive)
     assert (theirs / "inductor" / "graph").read_text() == "compiled"
-    # A folder with something of its own is left alone; a newer file makes a new archive.
+    # A folder that has something already is left alone; a newer file makes a new archive.
     (mine / "triton").mkdir()
     (mine / "triton" / "kernel").write_text("new")
     os.utime(mine / "triton" / "kernel", (2e9, 2e9))
