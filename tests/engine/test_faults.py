@@ -53,9 +53,7 @@ def test_engines_that_hang_or_die_are_started_again(
     own = SenderTrainer()
     # As at a resume: engines get all weights from the trainer, also those that start again.
     spec = replace(log_dir_spec, reads_weights=False)
-    with RolloutPool(
-        spec, num_engines=2, stall_timeout_s=8.0, max_restarts=2, trainer=own
-    ) as pool:
+    with RolloutPool(spec, num_engines=2, stall_timeout_s=8.0, max_restarts=2, trainer=own) as pool:
         own.pool = pool
         trainer = own.sender = start_sender(pool, reference)
         ray.get(trainer.set_tensors.remote(reference.perturb(3)))
