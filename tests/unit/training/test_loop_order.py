@@ -159,6 +159,7 @@ def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             actor=SimpleNamespace(optimizer=None, lora=LoraConfig()),
             algorithm=SimpleNamespace(
                 minibatches_per_step=1,
+                prompts_per_step=0,
                 kl_coef=0.1,
                 reference=ReferenceConfig(kind=ReferenceKind.reset, every=2),
             ),
@@ -186,7 +187,7 @@ def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             evaluate(step)
             return {}
 
-        report = SimpleNamespace(describe=lambda _: "")
+        report = SimpleNamespace(describe=lambda _: "", prompt_lines=lambda *_: [])
 
         def open_monitor(folder: Path, *given: Any, **_: Any) -> Any:
             parts.weights_before = DigestLog(folder, given[-1]).weights_after(given[-1] or 0)
