@@ -12,6 +12,7 @@ same keys; `tests/unit/grading/test_language_tables.py` then tests each of its e
     counters       what counts things and leaves a number what it is
     [conjunctions] `and` and `or` between two values
     [multipliers]  factor = words; 0 for another change of the value ("squared")
+    [words]        further sets of words, of English only: its grammar is known best
     [units]        name in `units` = spellings in this language; a new name is a unit of its own
 
 Words are separated by commas. `word-` counts only before a value, `-word` only after it. Words of a
@@ -38,6 +39,7 @@ class Language:
         before, after: phrases that, standing before or after a value, change, deny or bound it.
         multipliers: factors by word; 0 for a change that is no factor.
         units: names by spelling; the empty name is a counter.
+        words: further sets of words, which the rules of English alone use.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Language:
     either: frozenset[str]
     multipliers: dict[str, Fraction]
     units: dict[str, str]
+    words: dict[str, frozenset[str]]
 
 
 def _words(text: str) -> list[str]:
@@ -82,6 +85,7 @@ def _language(path: Path) -> Language:
         either=frozenset(_words(raw["conjunctions"]["or"])),
         multipliers={word.strip("-"): factor for word, factor in factors.items()},
         units=dict.fromkeys(_words(raw["counters"]), "") | units,
+        words={key: frozenset(text.split()) for key, text in raw.get("words", {}).items()},
     )
 
 

@@ -31,19 +31,8 @@ _SUFFIX_EXCEPTIONS = words(
     cloths booths paths baths mouths myths youths lengths widths heights births deaths
     english polish"""
 ) | frozenset(("spanish", "blackfish", "catfish", "lily", "teeth", "tooth", "radish"))
-_IRREGULAR = words(
-    """people men women children feet teeth geese mice oxen fish goldfish jellyfish sheep deer
-    species series aircraft spacecraft salmon cattle staff dice data bacteria criteria
-    vertices matrices indices axes points homework luggage money change candy bread rice
-    water juice milk flour sugar paper gum mail salt sand soil gas fruit furniture grass
-    hair rope wood snow popcorn pizza police offspring buffalo shrimp trout bison moose
-    squid swine legos veggies"""
-)
-_TAIL = words(
-    """left remaining total altogether overall each apiece together away apart ago later old tall
-    long wide high deep thick far round per-person daily weekly monthly yearly hourly only
-    again north south east west online per in place of remain remains leftover"""
-)
+_IRREGULAR = ENGLISH.words["irregular"]
+_TAIL = ENGLISH.words["tail"]
 _LONE_WORD = re.compile(r"[^\W\d_\u2e80-\ud7ff]+\.?")
 _CJK = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]+")
 _POWER = re.compile(r"\^\{?-?\d*\}?")
@@ -93,11 +82,7 @@ def is_glued(word: str) -> bool:
     return bool(_GLUED.search(word)) and units.lookup(word) is None
 
 
-_SHORT_NOUNS = words(
-    """age bag bar bed bee bow box boy bus can cap car cat cot cow dog egg fan hat hen jar key kit
-    lap leg lot man map mat mug nut old owl pan pen pet pie pig pin pot ram red rod row rug set sum
-    tie tin toy tub van way"""
-)
+_SHORT_NOUNS = ENGLISH.words["short_nouns"]
 
 
 def is_short_noun(word: str) -> bool:
@@ -154,41 +139,9 @@ def leaves_value(phrase: str, *, counted: bool = True) -> bool:
 
 # -- prose in front of a value and after it
 
-_LEADS = words(
-    """the a an our this that such it its so thus therefore hence then finally consequently
-    accordingly of for in to by on with from which we i get got obtain find have has had
-    conclude see deduce know gives give yields yield is are equals equal becomes comes must
-    there exist exists exactly precisely only total altogether together overall all final
-    correct right true actual desired required requested wanted asked answer answers value
-    values solution solutions result results root roots number numbers amount sum product
-    quotient difference remainder ratio probability chance chances area areas perimeter
-    circumference length width height distance time speed velocity volume surface radius
-    diameter angle degree degrees measure side sides diagonal hypotenuse edge edges base
-    slope intercept gradient coordinates coordinate point points center centre vertex
-    function polynomial expression equation formula integral derivative limit series
-    sequence term terms coefficient constant determinant matrix vector inverse-matrix range
-    domain maximum minimum max min largest smallest greatest least biggest shortest longest
-    highest lowest first last next unique single optimal best common positive nonnegative
-    nonzero integer integers real whole natural prime primes divisor divisors factor factors
-    multiple multiples digit digits ways way subsets subset arrangements permutations
-    combinations pairs pair triples triangles triangle circle square rectangle cube sphere
-    cone cylinder pyramid polygon quadrilateral trapezoid hexagon pentagon parabola ellipse
-    hyperbola line lines segment chord arc sector region shaded plane graph curve tangent
-    cost price profit money age average mean median mode variance deviation expected
-    expectation rate interest salary score weight mass force energy temperature possible net
-    different distinct students people apples balls cards coins units using simplified exact
-    she he they
-    form interval set case system inequality problem question given above choice option who
-    their his her x y z n k m t r b c d p q s f g h"""
-)  # fmt: skip
+_LEADS = ENGLISH.words["leads"]
 _VERBS = words("is are equals equal gives give yields yield be get obtain have has find becomes")
-_TRAILS = words(
-    """is are the a an our only unique final correct right required desired answer answers solution
-    solutions value values result maximum minimum largest smallest greatest least possible
-    total number sum area volume probability of in all to for as given this problem question
-    equation ways way altogether overall max min such integer root roots perimeter length
-    distance"""
-)  # fmt: skip
+_TRAILS = ENGLISH.words["trails"]
 _MAX_LEAD_WORDS = 20
 _FUNCTION_OF_ANSWER = re.compile(
     r"\b(?:square|cube|roots?|inverse|factors?|multiples?|derivative|integral|digits?|difference|"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 
 from rlmath.grading import wording
+from rlmath.grading.language_tables import ENGLISH
 from rlmath.grading.syntax import words
 
 _WINDOW = 90
@@ -26,20 +27,9 @@ _OPENERS = words(r"""$ ( [ { * _ ` " “ ' \ ~ € £ ¥ \( \[ \text \textbf \ma
 # -- before the number
 
 # Between a hedge and its number: `may be exactly the 5`.
-_BRIDGES = words(
-    """be equal equals exactly precisely the a an just only even simply really merely still get
-    have about around approximately roughly value values number numbers figure that including
-    necessarily always well"""
-)
+_BRIDGES = ENGLISH.words["bridges"]
 # Words of `wording` that may stand directly before a number: `so 5`, `is actually 5`, `another 5`.
-_HARMLESS = words(
-    """about around approx approximately roughly circa is are was were be been being so then else
-    when where while till until and as i we you actually instead rather another other others some
-    every any all both many much several few very quite too enough if though although however of
-    through thru from to or by anything dismissed discarded rejected failed fails eliminated crossed
-    denied wait hmm oops sorry null void opposite should would otherwise alternatively least most
-    more less fewer greater smaller bigger larger minus"""
-)
+_HARMLESS = ENGLISH.words["harmless"]
 _DENYING = (wording.NEGATIONS | wording.HEDGES) - _HARMLESS | words(
     """plus times nearly barely exceed exceeds exceeded surpass surpasses approach approaches
     approaching guessing excludes exclude excluding eliminate reject rejects eliminates discard
@@ -48,33 +38,19 @@ _DENYING = (wording.NEGATIONS | wording.HEDGES) - _HARMLESS | words(
     inverted factorial beneath beyond near within unequal below"""
 )
 # A preposition denies after some words only: `up to`, `divisible by`, `half of`, `ranges from`.
-_OF = words(
-    """multiple multiples quarters percent % factor factors divisor divisors square squares cube
-    root roots power powers half halves third quarter thirds twice double triple inverse reciprocal
-    negative negation opposite logarithm log factorial minimum maximum bound order out short
-    upwards upward instead ahead because part portion function neighborhood vicinity complement
-    none neither either two three all most many some any conjugate minus sine cosine tangent sin
-    cos tan ln"""
-)
+_OF = ENGLISH.words["of"]
 _PREPOSITIONS = {
     "at": words("capped limited bounded estimated topped maxed undefined singular discontinuous"),
     "from": words("different differs differ far away apart distinct ranges ranging range anywhere"),
     "as": words("same"),
     "out": words("rule rules ruled ruling"),
 }
-_BY = words(
-    """divisible bounded limited multiplied divided dividing multiply divide multiplying replaced
-    preceded followed modulo less smaller bigger larger greater capped"""
-)
+_BY = ENGLISH.words["by"]
 # Before a box: a limit, a base, a sequence's first value or a bound that the box states.
-_HARMLESS_BEFORE_BOX = words(
-    "approach approaches approaching base first within near before beyond beneath unknown but"
-)
+_HARMLESS_BEFORE_BOX = ENGLISH.words["harmless_before_box"]
 _NEGATING = words("minus negative multiply divide halve")
 _ANYTHING = words("anything nothing everything all none")
-_SHARES = words(
-    "half halves third quarter quarters thirds multiple multiples divisor divisors percent % part"
-)
+_SHARES = ENGLISH.words["shares"]
 _BY_BOX = _BY - words("limited bounded less smaller bigger larger greater capped")
 # Words that begin a new statement, so that a negation before them is of something else.
 _STATING = words(", ; : = is are was were be so but that then has have total makes leaves gives")
@@ -82,10 +58,7 @@ _REFUSALS = words("not never cannot undefined impossible incorrect wrong invalid
 
 # -- after it
 
-_AFTER_OR = words(
-    """more less fewer greater so higher lower above below larger smaller bigger thereabouts maybe
-    perhaps something not better worse beyond over under"""
-)
+_AFTER_OR = ENGLISH.words["after_or"]
 _AFTER_AND = words("above up over below under counting change beyond upwards higher lower")
 _AFTER_AT = words("most least best worst")
 # Directly after a number: `5 rejected`, `5 maybe`, `5 doubled`.
@@ -97,14 +70,9 @@ _TAKEN_BACK = wording.NEGATIONS - words("minus void unless except excluding with
 _AFTER_MARKUP = words(r"""$ ) } ] * _ ` \ " \text \mathrm {""")
 _FRACTIONS = words("half third quarter fifth fourth")
 _RANGES = words("to through over mod modulo choose vs versus")
-_PREDICATES = words(
-    "is was are were would will seems seem looks look can could may might must has should appears"
-)
+_PREDICATES = ENGLISH.words["predicates"]
 _REFUSING = words("isn't wasn't fails contradicts violates")
-_REFUSED = words(
-    """divisible bound wrong incorrect too impossible invalid excluded eliminated rejected ruled
-    false guess estimate unlikely insufficient contradiction untrue inadmissible extraneous"""
-)
+_REFUSED = ENGLISH.words["refused"]
 _DENIED_VERB = re.compile(
     r"(?:is|was|would|will|can|could|does|must) not\b|not (?:be|the|possible|correct|right|an?)\b"
     r"|(?:cannot|(?:ca|wo|would|could|does|do)n't) (?:be|work|hold|satisfy|fit|count|qualify)\b"

@@ -1,0 +1,249 @@
+"""Lists, sets and tuples: their items one by one, with names and in the order that counts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+
+from rlmath.grading.listing import (
+    as_lines,
+    assignments,
+    every,
+    expand,
+    listed,
+    plus_minus,
+    solutions,
+)
+from rlmath.grading.matrices import as_matrix
+from rlmath.grading.numerals import number
+from rlmath.grading.piecewise import PiecewiseComparer
+from rlmath.grading.scalars import SCALARS, Verdict
+from rlmath.grading.syntax import Node
+
+MAX_ITEMS = 128
+
+
+class ListComparer(PiecewiseComparer):
+    """Compares answers that have several values."""
+
+    def listings(self, a: Node, g: Node) -> Verdict:
+        """Bare lists, `±` and sets of candidates; their order does not matter."""
+        regions = self.regions(a, g)
+        if regions is not None:
+            return regions
+        for one, other in ((a, g), (g, a)):
+            if one[0] == "list" and other[0] == "tup" and {p[0] for p in one[1]} == {"tup"}:
+                points = self.distinct(one[1])  # (2, 3), (2, 3)
+                if len(points) == 1:
+                    return self.tuples(points[0], other)
+        if "tup" in (a[0], g[0]) and plus_minus(a if a[0] == "tup" else g) is None:
+            return self.labeled_tuple(a, g)
+        if a[0] == "grouped" or g[0] == "grouped":
+            return self.grouped(a, g)
+        comma = self.decimal_comma(a, g)
+        if comma is not None:
+            return comma
+        named_a, named_g = assignments(a), assignments(g)
+        if _is_either(a, named_a) != _is_either(g, named_g):
+            return False  # x = 2 or y = 3
+        if named_a is not None and named_g is not None:
+            return self.systems(named_a, named_g)
+        if (named_a is None) != (named_g is None):
+            named, bare = (named_a or [], g) if named_g is None else (named_g or [], a)
+            verdict = self.named_against_bare(named, bare, answer_is_named=named_a is not None)
+            if verdict is not None:
+                return verdict
+        if a[0] == g[0] == "list" and a[2] != g[2] and all(p[0] == "s" for p in (*a[1], *g[1])):
+            return False  # p and q is not p or q
+        label_a, items_a = listed(a)
+        label_g, items_g = listed(g)
+        if all(item[0] == "tup" for item in (*items_a, *items_g)):
+            items_a, items_g = list(self.distinct(items_a)), list(self.distinct(items_g))
+        if label_a is not None and label_g is not None and self.nodes(label_a, label_g) is not True:
+            return False
+        if len(items_a) != len(items_g):
+            return False
+        if (label_a is None) != (label_g is None):
+            unnamed = items_a if label_a is None else items_g
+            if any(item[0] == "rel" for item in unnamed):
+                return False  # several names against one
+        if items_a == [a] and items_g == [g]:
+            return False  # 5 in {4, 5} lists nothing
+        items_a, items_g = as_lines(items_a), as_lines(items_g)
+        return self.unordered(items_a, items_g)
+
+    def systems(self, a: list[tuple[Node, Node]], g: list[tuple[Node, Node]]) -> Verdict:
+        """`x=1, y=2`: the same value for every name."""
+        if len(a) != len(g):
+            return False
+        names_a, names_g = [name for name, _ in a], [name for name, _ in g]
+        if len(set(names_a)) == len(names_a) and len(set(names_g)) == len(names_g):
+            if set(names_a) != set(names_g):
+                return False
+            values = dict(g)
+            return every(self.nodes(value, values[name]) for name, value in a)
+        if _are_numbered(names_a, names_g) or _are_numbered(names_g, names_a):
+            return self.unordered([value for _, value in a], [value for _, value in g])
+        return self.unordered([("tup", "(", ")", p) for p in a], [("tup", "(", ")", p) for p in g])
+
+    def named_against_bare(
+        self, named: list[tuple[Node, Node]], bare: Node, *, answer_is_named: bool
+    ) -> Verdict:
+        """`x=1, y=2` against a bare `1, 2`: in the written order. None if order does not matter."""
+        if len({str(name[1]).split("_")[0] for name, _ in named}) < 2:
+            return None  # x=1, x=2 and x_1=1, x_2=2
+        points = solutions(named)
+        if points is not None and bare[0] in ("list", "set"):
+            return self.unordered(*((points, bare[1])[:: 1 if answer_is_named else -1]))
+        if bare[0] != "list" or len(bare[1]) != len(named):
+            return False
+        labels = [item[2][0] if item[0] == "rel" else None for item in bare[1]]
+        if any(labels) and labels != [name for name, _ in named]:
+            return False  # x = 1, 2
+        pairs = zip((value for _, value in named), bare[1], strict=True)
+        return every(self.nodes(*(p if answer_is_named else p[::-1])) is True for p in pairs)
+
+    def decimal_comma(self, a: Node, g: Node) -> Verdict:
+        """`1,22` against the decimal 1.22: True, or None."""
+        for listing, plain in ((a, g), (g, a)):
+            if listing[0] == "list" and plain[0] == "d" and len(listing[1]) == 2:
+                whole, part = listing[1]
+                if whole[0] == part[0] == "n" and plain[2] >= len(str(part[1])):
+                    value = plain[1]
+                    if value == whole[1] + Fraction(part[1], 10 ** len(str(part[1]))):
+                        return True
+        return None
+
+    def grouped(self, a: Node, g: Node) -> Verdict:
+        """`1,234`: one number, or a list if it answers a list. A gold `1,234` is the number."""
+        if a[0] == "grouped" and g[0] == "grouped":
+            return a[1] == g[1]
+        if g[0] == "grouped":
+            parts = g[1].split(",")
+            if a[0] == "list" and len(a[1]) == len(parts) > 2 and a[2] == ",":  # 100,200,300
+                return a[1] == tuple(map(number, parts)) and all(part[0] != "0" for part in parts)
+            return self.nodes(a, number(g[1].replace(",", "")))
+        pair = g[0] == "set" and len(g[1]) < 3  # {1,234} is a set of two
+        if g[0] in ("list", "set") and not pair and "." not in a[1]:
+            items = tuple(number(part) for part in a[1].split(","))
+            return self.unordered(items, g[1]) if len(items) == len(g[1]) else False
+        return self.nodes(number(a[1].replace(",", "")), g)
+
+    def unordered(self, first: Sequence[Node], second: Sequence[Node]) -> Verdict:
+        """Whether the items of one are those of the other in some order."""
+        if len(first) != len(second):
+            return False
+        if len(first) > MAX_ITEMS:
+            return sorted(map(repr, first)) == sorted(map(repr, second))
+        left = list(second)
+        unknown = False
+        for item in first:
+            candidate = None
+            for index, other in enumerate(left):
+                verdict = self.nodes(item, other)
+                if verdict is True:
+                    candidate = index
+                    break
+                if verdict is None and candidate is None:
+                    candidate = -1
+            if candidate is None:
+                return False
+            if candidate < 0:
+                unknown = True
+            else:
+                del left[candidate]
+        return None if unknown else True
+
+    def sets(self, a: Node, g: Node) -> Verdict:
+        if a[0] == "set" and g[0] == "set":
+            return self.unordered(self.distinct(expand(a[1])), self.distinct(expand(g[1])))
+        if "empty" in (a[0], g[0]):
+            return False
+        one, other = (a[1], g) if a[0] == "set" else (g[1], a)
+        if other[0] in ("list", "pm"):
+            return self.unordered(expand(one), expand(listed(other)[1]))
+        expanded = self.distinct(expand(one))
+        if len(expanded) == 1 and other[0] in SCALARS:
+            return self.nodes(expanded[0], other)
+        return False
+
+    def distinct(self, items: Sequence[Node]) -> Sequence[Node]:
+        if len(items) > MAX_ITEMS:
+            return items
+        kept: list[Node] = []
+        for item in items:
+            if not any(self.nodes(item, other) is True for other in kept):
+                kept.append(item)
+        return kept
+
+    def tuples(self, a: Node, g: Node) -> Verdict:
+        a, g = _point(a, g), _point(g, a)
+        for one, other in ((a, g), (g, a)):
+            if one[0] == "set" and other[0] == "tup" and len(one[1]) == 1:
+                return self.nodes(one[1][0], other) if one is a else self.nodes(other, one[1][0])
+        if a[0] == "tup" and g[0] == "tup":
+            if len(a[3]) != len(g[3]):
+                return False
+            brackets = {(a[1], a[2]), (g[1], g[2])}
+            if len(brackets) > 1 and brackets != {("(", ")"), ("<", ">")}:
+                return False
+            return every(self.nodes(x, y) for x, y in zip(a[3], g[3], strict=True))
+        if "matrix" in (a[0], g[0]):
+            return self.matrices(a, g)
+        verdict = self.regions(a, g)
+        if verdict is None and a[0] == g[0] == "setop" and a[1] == g[1] != "setminus":
+            return self.unordered(_operands(a, a[1]), _operands(g, g[1]))
+        return False if verdict is None else verdict
+
+    def labeled_tuple(self, a: Node, g: Node) -> Verdict:
+        """`x=1, y=2` against `(1, 2)`: the names in alphabetical order give the places."""
+        listing, point = (a, g) if g[0] == "tup" else (g, a)
+        named = assignments(listing)
+        if named is None or (point[1], point[2]) != ("(", ")") or len(named) != len(point[3]):
+            return False
+        if len({name for name, _ in named}) != len(named):
+            return False
+        values = [value for _, value in sorted(named, key=lambda pair: str(pair[0]))]
+        return every(self.nodes(x, y) for x, y in zip(values, point[3], strict=True))
+
+    def matrices(self, a: Node, g: Node) -> Verdict:
+        one, two = as_matrix(a), as_matrix(g)
+        if one is None or two is None:
+            return False
+        if one[1] != two[1] or len(one[0]) != len(two[0]) or len(one[0][0]) != len(two[0][0]):
+            return False
+        flat_a = [x for row in one[0] for x in row]
+        flat_g = [x for row in two[0] for x in row]
+        return every(self.nodes(x, y) for x, y in zip(flat_a, flat_g, strict=True))
+
+
+def _operands(node: Node, operator: str) -> list[Node]:
+    if node[0] == "setop" and node[1] == operator:
+        return _operands(node[2], operator) + _operands(node[3], operator)
+    return [node]
+
+
+def _point(node: Node, other: Node) -> Node:
+    """The coordinates of `A(1, 2)`."""
+    if node[0] == "*" and other[0] == "tup" and len(node[1]) == 2:
+        name, point = node[1]
+        if name[0] == "s" and point[0] == "tup" and point[1] == "(":
+            return point
+    return node
+
+
+def _is_either(node: Node, named: list[tuple[Node, Node]] | None) -> bool:
+    """Whether an answer says that one name or another has a value: `x = 2 or y = 3`."""
+    if node[0] != "list" or node[2] != "or" or named is None:
+        return False
+    return len({name for name, _ in named}) > 1
+
+
+def _are_numbered(plain: list[Node], numbered: list[Node]) -> bool:
+    """Whether `x = 1, x = 2` is written `x_1 = 1, x_2 = 2` on the other side."""
+    names = {str(name[1]) for name in numbered}
+    base = {str(name[1]) for name in plain}
+    if len(base) != 1 or len(names) != len(numbered):
+        return False
+    return all(re.fullmatch(re.escape(next(iter(base))) + r"_\d", name) for name in names)
