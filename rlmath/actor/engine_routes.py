@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from rlmath.device import Platform
 from rlmath.types import MicroBatch, TrainingBatch
 
 
 @dataclass(frozen=True)
 class EngineRoutes:
-    """Of the tokens of one micro-batch on one tensor rank, in host memory.
+    """Of the tokens of one micro-batch on one tensor rank.
 
     Attributes:
         routes: ``[tokens, MoE layers, experts of a token]``, as samples have them.
@@ -21,6 +23,35 @@ class EngineRoutes:
 
     routes: Tensor
     is_known: Tensor
+
+
+class UploadedRoutes:
+    """The engine's routes of a pass, of which those of the micro-batch at hand are on the device:
+    one copy for the routers of all layers, from page-locked memory, so that the host does not wait.
+
+    Args:
+        engine: Of each micro-batch, in host memory.
+        platform: This process's.
+    """
+
+    def __init__(self, engine: Sequence[EngineRoutes], platform: Platform) -> None:
+        self._engine = [
+            EngineRoutes(platform.page_locked(one.routes), platform.page_locked(one.is_known))
+            for one in engine
+        ]
+        self._device = platform.torch_device
+        self._at_hand: tuple[int, EngineRoutes] | None = None
+
+    def of(self, index: int) -> EngineRoutes:
+        """Of a micro-batch, on the device."""
+        if self._at_hand is None or self._at_hand[0] != index:
+            one = self._engine[index]
+            uploaded = EngineRoutes(
+                one.routes.to(self._device, non_blocking=True),
+                one.is_known.to(self._device, non_blocking=True),
+            )
+            self._at_hand = index, uploaded
+        return self._at_hand[1]
 
 
 def engine_routes(

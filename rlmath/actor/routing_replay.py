@@ -29,7 +29,7 @@ from megatron.core.transformer.moe.router import TopKRouter
 from megatron.core.transformer.moe.router_replay import RouterReplay, RouterReplayAction
 from torch import Tensor, nn
 
-from rlmath.actor.engine_routes import EngineRoutes, engine_routes
+from rlmath.actor.engine_routes import EngineRoutes, UploadedRoutes, engine_routes
 from rlmath.actor.packing import PackedMicroBatch
 from rlmath.actor.routing_totals import RoutingTotals
 from rlmath.batching.shards import Shard, Share
@@ -176,9 +176,10 @@ class RoutingReplay:
         keeps: bool = True,
     ) -> Iterator[None]:
         is_text = [self._is_text(one) for one in micro_batches]
+        uploaded = None if engine is None else UploadedRoutes(engine, self._platform)
         for router in self._routers:
             router.begin(action, first, is_text, self._totals if keeps else None)
-            router.follow(engine, self._columns[router.layer])
+            router.follow(uploaded, self._columns[router.layer])
         try:
             yield
             for router in self._routers:
@@ -239,7 +240,7 @@ class RouterRecorder(RouterReplay):
         self._first, self._is_text = 0, [torch.zeros(0)]
         self._calls = {False: 0, True: 0}
         self._totals: RoutingTotals | None = None
-        self._engine: Sequence[EngineRoutes] | None = None
+        self._engine: UploadedRoutes | None = None
         self._column = 0
 
     def begin(
@@ -261,11 +262,11 @@ class RouterRecorder(RouterReplay):
         self._first, self._is_text, self._totals = first, is_text, totals
         self._calls = {False: 0, True: 0}
 
-    def follow(self, engine: Sequence[EngineRoutes] | None, column: int) -> None:
+    def follow(self, engine: UploadedRoutes | None, column: int) -> None:
         """Of the pass that begins: record the engine's routes where they are known.
 
         Args:
-            engine: Of each micro-batch; ``None``: the router's own.
+            engine: Shared by all routers; ``None``: the router's own.
             column: Of this router's layer in them.
         """
         self._engine, self._column = engine, column
@@ -340,14 +341,13 @@ class RouterRecorder(RouterReplay):
 
     def _as_the_engine(self, index: int, own: Tensor) -> Tensor:
         assert self._engine is not None
-        given = self._engine[index]
+        given = self._engine.of(index)
         if given.is_known.shape != own.shape[:1]:
             raise RuntimeError(
                 f"layer {self.layer}: the engine's routes are of {len(given.is_known)} tokens, and "
                 f"micro-batch {index} has {len(own)}"
             )
-        is_known = given.is_known.to(own.device)
-        routes = given.routes[:, self._column].to(own.device).long()
+        is_known, routes = given.is_known, given.routes[:, self._column].long()
         if self._totals is not None:
             self._totals.add_engine(self.layer, routes, own, is_known, self._is_text[index])
         return torch.where(is_known[:, None], routes, own)

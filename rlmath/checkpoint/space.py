@@ -59,7 +59,7 @@ def disk_full(folder: Path, needed_bytes: int | None = None) -> DiskFull:
 
 @contextlib.contextmanager
 def naming_full_disk(folder: Path, resumes: Callable[[], str]) -> Iterator[None]:
-    """Let a full disk end this block with an error that names the folder and how to go on.
+    """Let a full disk end this block with an error that names the folder and where to resume.
 
     Args:
         folder: Where most files are written: the system names no file of which it could not write

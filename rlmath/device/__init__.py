@@ -163,6 +163,10 @@ class Platform:
             return pinned_buffer(num_bytes)
         return torch.empty(num_bytes, dtype=torch.uint8)
 
+    def page_locked(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A host tensor as a GPU reads it without making the host wait; itself on CPU."""
+        return tensor.pin_memory() if self.name == "cuda" else tensor
+
     def reserved_bytes(self) -> int | None:
         """What this process's allocator has of the GPU; ``None`` on CPU, where nobody counts."""
         return torch.cuda.memory_reserved() if self.name == "cuda" else None

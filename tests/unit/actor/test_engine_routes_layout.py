@@ -9,7 +9,8 @@ import pytest
 import torch
 from megatron.core.transformer.moe.router_replay import RouterReplayAction
 
-from rlmath.actor.engine_routes import EngineRoutes, engine_routes
+from rlmath import device
+from rlmath.actor.engine_routes import EngineRoutes, UploadedRoutes, engine_routes
 from rlmath.actor.routing_replay import RouterRecorder
 from rlmath.actor.routing_totals import RoutingTotals
 from rlmath.batching.from_sequences import batch_of_sequences
@@ -52,7 +53,7 @@ def test_a_router_follows_the_engine_where_it_knows_the_route() -> None:
     routes = torch.stack([torch.zeros_like(own), (own + 1) % 6], dim=1).to(torch.uint8)
     given = [EngineRoutes(routes, torch.tensor([True, False, True, False]))]
     recorder.begin(RECORD, 0, text, totals)
-    recorder.follow(given, 1)
+    recorder.follow(UploadedRoutes(given, device.CPU), 1)
     # A layer that is run again in the backward pass.
     with torch.no_grad():
         first = recorder.get_replay_topk(scores, 2, None, None, best)
@@ -83,7 +84,7 @@ def test_a_pass_that_keeps_nothing_leaves_what_was_recorded() -> None:
     recorder.end()
     before = totals.counts.clone(), recorder.routes[0].clone()
     recorder.begin(RECORD, 0, text, None)
-    recorder.follow(given, 0)
+    recorder.follow(UploadedRoutes(given, device.CPU), 0)
     with torch.no_grad():
         _, indices = recorder.get_replay_topk(scores_of(1), 2, None, None, best)
     recorder.end()
@@ -91,6 +92,7 @@ def test_a_pass_that_keeps_nothing_leaves_what_was_recorded() -> None:
     assert len(recorder.routes) == 1 and torch.equal(recorder.routes[0], before[1])
     assert torch.equal(totals.counts, before[0]) and not totals.engine.any()
     recorder.begin(RECORD, 0, text, None)
-    recorder.follow([EngineRoutes(routes[:3], given[0].is_known[:3])], 0)
+    fewer = EngineRoutes(routes[:3], given[0].is_known[:3])
+    recorder.follow(UploadedRoutes([fewer], device.CPU), 0)
     with pytest.raises(RuntimeError, match="layer 0: the engine's routes are of 3 tokens"):
         recorder.get_replay_topk(scores_of(1), 2, None, None, best)
