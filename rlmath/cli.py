@@ -337,7 +337,7 @@ def _overview(composed: Composed, config: Config, command: str, machine: Machine
         yield overview.describe_evaluation(config)
         return
     if command == "sft":
-        yield overview.describe_sft(config)
+        yield overview.describe_sft(config, composed.origin)
         return
     device = machine.device(config.cluster.device)
     yield arithmetic.describe(config, arithmetic.resolve_layout(config, device))
@@ -345,7 +345,7 @@ def _overview(composed: Composed, config: Config, command: str, machine: Machine
         from rlmath.commands.plan.settings_memory import describe_memory
 
         yield from describe_memory(config, model)
-    yield overview.describe_training(config)
+    yield overview.describe_training(config, composed.origin)
     recipe = overview.describe_recipe(composed)
     if recipe:
         yield recipe

@@ -120,13 +120,14 @@ def build_scheduler(optimizer: Any, settings: OptimizerConfig) -> Any:
     """
     from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
+    warmup = settings.warmup_of(settings.decay_steps or 0)
     return OptimizerParamScheduler(
         optimizer,
         init_lr=0.0,
         max_lr=settings.lr,
         min_lr=min(settings.min_lr, settings.lr),
-        lr_warmup_steps=settings.warmup_steps,
-        lr_decay_steps=max(settings.decay_steps or 1, settings.warmup_steps + 1),
+        lr_warmup_steps=warmup,
+        lr_decay_steps=max(settings.decay_steps or 1, warmup + 1),
         lr_decay_style=settings.schedule.value,
         start_wd=settings.weight_decay,
         end_wd=settings.weight_decay,

@@ -6,8 +6,8 @@ optimized, with which rewards, what is evaluated, and what a recipe set.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -28,19 +28,31 @@ from rlmath.rewards.registry import available_rewards, value_range
 from rlmath.utils.sizes import in_words
 
 _LABEL = 9
+Origin: TypeAlias = Callable[[str], str]
 
 
-def describe_training(config: Config) -> str:
-    """Loss, optimizer, rewards and evaluation of a training run."""
+def describe_training(config: Config, origin: Origin | None = None) -> str:
+    """Loss, optimizer, rewards and evaluation of a training run.
+
+    Args:
+        config: The settings.
+        origin: Where a setting's value comes from, in words.
+    """
     algorithm = config.algorithm
     lines = [
         *_block("loss", _objective(config)),
-        *_block("lr", [_learning_rate(config.actor.optimizer, policy_updates(config))]),
+        *_block(
+            "lr",
+            _learning_rate(
+                config.actor.optimizer, policy_updates(config), "actor.optimizer.lr", origin
+            ),
+        ),
         *_lora(config.actor.lora),
         *_schedule(config),
     ]
     if needs_value_model(algorithm.advantage):
-        value = [_learning_rate(config.value.optimizer, value_updates(config))]
+        updates = value_updates(config)
+        value = _learning_rate(config.value.optimizer, updates, "value.optimizer.lr", origin)
         if config.value.warmup_steps:
             value.append(f"the only model trained in the first {config.value.warmup_steps:,} steps")
         lines += _block("value lr", value)
@@ -60,8 +72,8 @@ def describe_model(config: Config, model: ModelSpec) -> str:
     return "\n".join(_block("model", [text + config.model.dtype.name]))
 
 
-def describe_sft(config: Config) -> str:
-    """Data, batch and optimizer of supervised fine-tuning."""
+def describe_sft(config: Config, origin: Origin | None = None) -> str:
+    """Data, batch and optimizer of supervised fine-tuning; see :func:`describe_training`."""
     sft = config.sft
     count = sft.steps * sft.sequences_per_step
     return "\n".join(
@@ -75,7 +87,10 @@ def describe_sft(config: Config) -> str:
                 ],
             ),
             *_block("loss", ["negative log-likelihood of the responses, mean over their tokens"]),
-            *_block("lr", [_learning_rate(sft.optimizer, sft.steps)]),
+            *_block(
+                "lr",
+                _learning_rate(sft.optimizer, sft.steps, "sft.optimizer.lr", origin),
+            ),
             *_lora(config.actor.lora),
         ]
     )
@@ -209,23 +224,23 @@ def _options(options: Mapping[str, Any]) -> str:
     return f" ({', '.join(on)})" if on else ""
 
 
-def _learning_rate(optimizer: OptimizerConfig, updates: int) -> str:
-    """``1e-6 after 320 of 4,000 updates of warm-up, then constant``."""
-    begin = f"{_number(optimizer.lr)},"
-    if optimizer.warmup_steps:
-        begin = (
-            f"{_number(optimizer.lr)} after {optimizer.warmup_steps:,} of {updates:,} updates of "
-            "warm-up, then"
-        )
+def _learning_rate(
+    optimizer: OptimizerConfig, updates: int, key: str, origin: Origin | None
+) -> list[str]:
+    """``1e-6 after 320 of 4,000 updates of warm-up, then constant``, and where it comes from."""
+    begin, warmup = f"{_number(optimizer.lr)},", optimizer.warmup_of(updates)
+    if warmup:
+        begin = f"{_number(optimizer.lr)} after {warmup:,} of {updates:,} updates of warm-up, then"
     end = min(optimizer.decay_steps or updates, updates)
-    over = f" over {updates:,} updates" if not optimizer.warmup_steps else ""
+    over = f" over {updates:,} updates" if not warmup else ""
     if optimizer.schedule is not Schedule.constant:
         to = f" to {_number(optimizer.min_lr)}"
-        over = to + (f" by update {end:,}" if optimizer.warmup_steps or end < updates else over)
-    return (
+        over = to + (f" by update {end:,}" if warmup or end < updates else over)
+    line = (
         f"{begin} {optimizer.schedule.name}{over}; AdamW, weight decay "
         f"{optimizer.weight_decay:g}, gradients clipped at norm {optimizer.clip_grad_norm:g}"
     )
+    return [line] if origin is None else [line, f"{key} is from {origin(key)}"]
 
 
 def _rewards(config: Config) -> list[str]:

@@ -366,10 +366,11 @@ def _optimizers(config: Config, command: Command) -> Iterator[str]:
 
 
 def _optimizer(name: str, optimizer: OptimizerConfig, steps: int) -> Iterator[str]:
+    warmup = optimizer.warmup_of(steps)
     if optimizer.schedule is Schedule.constant:
-        if optimizer.warmup_steps >= steps:
+        if warmup >= steps:
             yield (
-                f"{name}.warmup_steps={optimizer.warmup_steps}: the run has {steps} optimizer "
+                f"{name}.warmup_steps={warmup}: the run has {steps} optimizer "
                 f"steps, so it would end before the warm-up; use at most {steps - 1}, or more "
                 "steps"
             )
@@ -377,10 +378,10 @@ def _optimizer(name: str, optimizer: OptimizerConfig, steps: int) -> Iterator[st
     if optimizer.min_lr > optimizer.lr:
         yield f"{name}.min_lr={optimizer.min_lr}: has to be at most {name}.lr={optimizer.lr}"
     decay = steps if optimizer.decay_steps is None else optimizer.decay_steps
-    if optimizer.warmup_steps >= decay:
+    if warmup >= decay:
         what = "the run has" if optimizer.decay_steps is None else f"{name}.decay_steps is"
         yield (
-            f"{name}.warmup_steps={optimizer.warmup_steps}: leaves nothing to decay in, {what} "
+            f"{name}.warmup_steps={warmup}: leaves nothing to decay in, {what} "
             f"{decay} optimizer steps; use at most {decay - 1}"
         )
 

@@ -62,6 +62,44 @@ class Composed:
         files = (folder / group / f"{name}.yaml" for folder in self.folders)
         return next((file for file in files if file.is_file()), None)
 
+    def origin(self, key: str) -> str:
+        """Where a setting's value comes from, in words."""
+        if any(key == one or key.startswith(one + ".") for one in self.given):
+            return "the command line"
+        # As in conf/config.yaml: what comes later counts.
+        for group in reversed(_ORDER):
+            name = self.choices.get(group)
+            if name and any(key in keys for keys in self._keys_of(group, name)):
+                return f"{group} {name}"
+        return "the default"
+
+    def _keys_of(self, group: str, name: str) -> Iterator[set[str]]:
+        """Settings of a file of a group, and of the files of this group that it builds on."""
+        files = (folder / group / f"{name}.yaml" for folder in self.folders)
+        file = next((one for one in files if one.is_file()), None)
+        if file is None:
+            return
+        content = OmegaConf.load(file)
+        assert isinstance(content, DictConfig)
+        is_global = "@package _global_" in file.read_text(encoding="utf-8")
+        for base in content.pop("defaults", None) or []:
+            if isinstance(base, str) and base != "_self_":
+                yield from self._keys_of(group, base)
+        yield _leaves(OmegaConf.to_container(content), "" if is_global else group)
+
+
+_ORDER = (
+    "data", "actor", "rollout", "model", "reward", "algorithm", "recipe", "cluster", "runner",
+    "experiment",
+)  # fmt: skip
+
+
+def _leaves(content: Any, prefix: str) -> set[str]:
+    if not isinstance(content, dict):
+        return {prefix}
+    found = (_leaves(inner, f"{prefix}.{key}".strip(".")) for key, inner in content.items())
+    return set().union(*found)
+
 
 def load(overrides: Sequence[str] = (), config_dir: str | Path | None = None) -> Config:
     """:func:`compose_settings`, without where they come from."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rlmath.config.optimizer import OptimizerConfig
+from rlmath.config.optimizer import SupervisedOptimizerConfig
 from rlmath.utils.setting import setting
 
 
@@ -22,4 +22,4 @@ class SftConfig:
         "the newest according to runner.resume; 0: no checkpoints.",
         least=0,
     )
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    optimizer: SupervisedOptimizerConfig = field(default_factory=SupervisedOptimizerConfig)

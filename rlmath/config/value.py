@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rlmath.config.optimizer import OptimizerConfig
+from rlmath.config.optimizer import SupervisedOptimizerConfig
 from rlmath.utils.setting import setting
 
 
@@ -30,4 +30,4 @@ class ValueConfig:
     warmup_steps: int = setting(
         0, "Steps at the start in which only the value model is trained.", least=0
     )
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    optimizer: SupervisedOptimizerConfig = field(default_factory=SupervisedOptimizerConfig)

@@ -66,10 +66,10 @@ def prompt_warnings(
         yield f"prompts begin with {begin} twice: take it out of the data or the chat template"
     silent = sum(not asks_for_box(draft.prompt) for draft in drafts) if needs_box else 0
     if silent:
+        where = "before the last marker" if found else "in data.prompt_template, or leave it null"
         yield (
             f"{silent:,} {of} do not ask for \\boxed{{}}, and with reward.fallback=none only a "
-            "boxed answer can be correct; leave data.prompt_template=null, or write the request "
-            "into it"
+            f"boxed answer can be correct; write the request {where}"
         )
 
 

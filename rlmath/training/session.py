@@ -544,8 +544,12 @@ def server_teacher(config: Config) -> Teacher | None:
 
 
 def whole_schedule(optimizer: OptimizerConfig, optimizer_steps: int) -> OptimizerConfig:
-    """The optimizer with a schedule that ends with the run, unless the settings say where."""
-    return dataclasses.replace(optimizer, decay_steps=optimizer.decay_steps or optimizer_steps)
+    """The optimizer with a warm-up and a schedule that fit the run, unless the settings say."""
+    return dataclasses.replace(
+        optimizer,
+        warmup_steps=optimizer.warmup_of(optimizer_steps),
+        decay_steps=optimizer.decay_steps or optimizer_steps,
+    )
 
 
 def actor_settings(

@@ -109,7 +109,12 @@ def make_batch(num_sequences: int = 12, seed: int = 0) -> TrainingBatch:
 
 
 def build(layout: Layout, platform: Platform, model_path: str, **changes: Any) -> MegatronActor:
-    optimizer = {"lr": 1e-3, "clip_grad_norm": 1.0, **changes.pop("optimizer", {})}
+    optimizer = {
+        "lr": 1e-3,
+        "adam_eps": 1e-5,
+        "clip_grad_norm": 1.0,
+        **changes.pop("optimizer", {}),
+    }
     settings = {
         "model": ModelSettings(torch.float32, sequence_parallel=True),
         "distributed_optimizer": optimizer.pop("distributed", True),

@@ -50,7 +50,7 @@ def build(
     settings = ActorSettings(
         model_path=model,
         model=ModelSettings(dtype, sequence_parallel=True),
-        optimizer=OptimizerConfig(lr=1e-3, clip_grad_norm=1.0),
+        optimizer=OptimizerConfig(lr=1e-3, adam_eps=1e-5, clip_grad_norm=1.0),
         distributed_optimizer=distributed,
         temperature=0.7,
         max_tokens_per_microbatch=64,

@@ -37,7 +37,7 @@ def build(
     settings = ActorSettings(
         model_path=model,
         model=ModelSettings(torch.float32, sequence_parallel=True),
-        optimizer=OptimizerConfig(lr=1e-3),
+        optimizer=OptimizerConfig(lr=1e-3, adam_eps=1e-5),
         temperature=1.0,
         max_tokens_per_microbatch=64,
         max_sequence_length=64,

@@ -232,7 +232,8 @@ def _changes(
     # After the warm-up: at its start an update changes nothing that could be noticed.
     yield "actor.optimizer.warmup_steps", 0
     yield "actor.optimizer.decay_steps", None
-    yield "value.optimizer.warmup_steps", 0
+    if algorithm.advantage == "gae":
+        yield "value.optimizer.warmup_steps", 0
     yield "value.optimizer.decay_steps", None
     yield "value.warmup_steps", 0
     if not all(item.name in REWARDS for item in config.reward.items):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlmath.cli import main
+from rlmath.config.optimizer import OptimizerConfig
 from rlmath.rewards import get_reward
 from rlmath.rewards.registry import available_rewards, value_range
 
@@ -185,3 +186,31 @@ def test_ranges_hold_for_real_values() -> None:
             values = reward(texts, prompts=["p"] * 3, completion_ids=[[1] * 8, [1] * 8, []])
             assert all(value is None or low <= value <= high for value in values), name
             assert any(value not in (None, 0.0) for value in values), name
+
+
+def test_the_learning_rate_says_where_it_comes_from(
+    base: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "mine" / "experiment"
+    folder.mkdir(parents=True)
+    (folder / "first.yaml").write_text("# @package _global_\nactor:\n  optimizer:\n    lr: 3e-6\n")
+    (folder / "second.yaml").write_text("# @package _global_\ndefaults: [first]\n")
+    mine = f"--config-dir={tmp_path / 'mine'}"
+    for words, lr, source in (
+        ([], "1e-6", "the default"),
+        (["recipe=rlinf_grpo"], "2e-5", "recipe rlinf_grpo"),
+        ([mine, "recipe=rlinf_grpo", "experiment=second"], "3e-6", "experiment second"),
+        (["recipe=rlinf_grpo", "actor.optimizer.lr=5e-7"], "5e-7", "the command line"),
+    ):
+        code, blocks, err = check([*base, *words], capsys)
+        assert code == 0, err
+        first, second = blocks["lr"].split("\n")
+        assert first.startswith(lr) and second == f"actor.optimizer.lr is from {source}"
+    assert "sft.optimizer.lr is from the default" in check(base, capsys, "sft")[1]["lr"]
+
+
+@pytest.mark.parametrize(
+    ("given", "steps", "warmup"), [(None, 5, 0), (None, 40, 4), (None, 4000, 10), (7, 8, 7)]
+)
+def test_warm_up_without_a_setting_fits_the_run(given: int | None, steps: int, warmup: int) -> None:
+    assert OptimizerConfig(warmup_steps=given).warmup_of(steps) == warmup

@@ -208,7 +208,7 @@ def test_ranges_hold_at_their_ends() -> None:
         ),
         (
             ["actor.optimizer.schedule=cosine", "actor.optimizer.min_lr=1"],
-            ["actor.optimizer.min_lr=1.0", "at most actor.optimizer.lr=2e-05"],
+            ["actor.optimizer.min_lr=1.0", "at most actor.optimizer.lr=1e-06"],
         ),
         (
             [

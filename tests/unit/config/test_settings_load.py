@@ -28,7 +28,7 @@ def test_defaults_are_typed_dataclasses() -> None:
     assert type(config) is Config
     assert config.model.dtype is DType.bfloat16
     assert config.reward.items == [RewardItem(name="math", weight=1.0, params={})]
-    assert config.actor.optimizer.lr == 2e-5
+    assert config.actor.optimizer.lr == 1e-6
 
 
 def test_overrides_reach_nested_settings_and_lists() -> None:
