@@ -7,8 +7,6 @@ from typing import Any
 from rlmath.model.parallel import Layout
 from rlmath.model.spec import ModelSpec
 
-ROUTER_DTYPES = ("model", "float32")
-
 
 def moe_settings(
     spec: ModelSpec, layout: Layout, router_dtype: str, grouped: bool

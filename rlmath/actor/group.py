@@ -18,7 +18,6 @@ from torch import Tensor
 
 from rlmath.actor.communicators import describe
 from rlmath.actor.dealing import assembled
-from rlmath.actor.observer import ObservedUpdate, Products
 from rlmath.actor.plan import StepPlan
 from rlmath.actor.rank_calls import ActorError, RankCalls
 from rlmath.actor.rank_step import Moments, TokenFigures, TokenSettings
@@ -233,24 +232,6 @@ class ActorGroup:
         alignments = [alignment for _, alignment in found if alignment is not None]
         result = UpdateResult.joined([one for one, _ in found])
         return result, Alignment.joined(alignments) if alignments else None
-
-    def watch_update(self) -> None:
-        """Have each rank observe its next updates; see ``ActorWorker.watch_update``."""
-        self._all("watch_update")
-
-    def watched_update(self) -> list[ObservedUpdate]:
-        """What each rank has observed since :meth:`watch_update`."""
-        return self._all("watched_update")
-
-    def probe_samples(self, minibatches: Mapping[int, int]) -> None:
-        """Take the gradients of single sequences in the next update; see ``SampleProbe``."""
-        self._all("probe_samples", minibatches)
-
-    def probed_samples(self) -> dict[int, Products]:
-        """By place in the step: ``own`` is of the sequence's gradient, ``earlier`` of its
-        minibatch's."""
-        found: dict[int, Products] = self._all("probed_samples")[0]
-        return found
 
     def step_update_values(
         self, settings: ValueUpdateSettings

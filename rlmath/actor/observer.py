@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,9 @@ from torch import Tensor
 from rlmath.actor.packing import PackedMicroBatch
 from rlmath.actor.schedule import OnLogProbs
 from rlmath.batching.shards import Share
+
+if TYPE_CHECKING:
+    from rlmath.actor.worker import ActorWorker
 
 T = TypeVar("T")
 # This rank's part of a gradient or of the weights: of each part of the optimizer, its tensors.
@@ -200,3 +203,16 @@ def products_of(optimizer: Any, own: Vector, earlier: Vector | None) -> Products
     if earlier is None:
         return Products(float(total[0]), 0.0, 0.0)
     return Products(*total.tolist())
+
+
+def watch_update(worker: ActorWorker) -> None:
+    """Let an observer see a rank's next updates, and compare them with those that were watched
+    before."""
+    worker.actor.observer = UpdateObserver(worker.actor.observer)
+
+
+def watched_update(worker: ActorWorker) -> ObservedUpdate:
+    """What a rank has observed since :func:`watch_update`. Collective."""
+    actor = worker.actor
+    assert actor.observer is not None
+    return actor.observer.finish(actor.optimizer, actor.reports)

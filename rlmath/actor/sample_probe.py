@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from rlmath.actor.observer import Products, Vector, gradient_of, products_of
 from rlmath.batching.shards import Share
+
+if TYPE_CHECKING:
+    from rlmath.actor.worker import ActorWorker
 
 
 class SampleProbe:
@@ -60,3 +63,16 @@ def _alone(share: Share, place: int) -> Share:
     lengths = share.batch.response_lengths
     own = torch.repeat_interleave(share.places == place, lengths)
     return dataclasses.replace(share, weights=torch.where(own, share.weights, 0.0))
+
+
+def probe_samples(worker: ActorWorker, minibatches: Mapping[int, int]) -> None:
+    """Take the gradients of single sequences in a rank's next update; see :class:`SampleProbe`."""
+    worker.actor.probe = SampleProbe(minibatches)
+
+
+def probed_samples(worker: ActorWorker) -> dict[int, Products]:
+    """What :func:`probe_samples` asked for, by place in the step; alike on all ranks. ``own`` is of
+    the sequence's gradient, ``earlier`` of its minibatch's."""
+    probe, worker.actor.probe = worker.actor.probe, None
+    assert probe is not None
+    return probe.found

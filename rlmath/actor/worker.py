@@ -157,31 +157,6 @@ class ActorWorker:
             self.value_model.release()
             self.platform.release_cached_memory()
 
-    def watch_update(self) -> None:
-        """Let an observer see the next updates, and compare them with those that were watched
-        before."""
-        from rlmath.actor.observer import UpdateObserver
-
-        self.actor.observer = UpdateObserver(self.actor.observer)
-
-    def watched_update(self) -> Any:
-        """See :meth:`rlmath.actor.observer.UpdateObserver.finish`. Collective."""
-        assert self.actor.observer is not None
-        return self.actor.observer.finish(self.actor.optimizer, self.actor.reports)
-
-    def probe_samples(self, minibatches: Any) -> None:
-        """Take the gradients of single sequences in the next update; see
-        :class:`rlmath.actor.sample_probe.SampleProbe`."""
-        from rlmath.actor.sample_probe import SampleProbe
-
-        self.actor.probe = SampleProbe(minibatches)
-
-    def probed_samples(self) -> Any:
-        """By place, what :meth:`probe_samples` asked for; alike on all ranks."""
-        probe, self.actor.probe = self.actor.probe, None
-        assert probe is not None
-        return probe.found
-
     def renew_reference(self, share: float, clear_optimizer: bool) -> None:
         """See :meth:`rlmath.actor.policy.MegatronActor.renew_reference`."""
         self.actor.renew_reference(share, clear_optimizer)

@@ -28,7 +28,6 @@ MODEL, DATA = "model", "problems.jsonl"
 # So that the prompts have whole blocks of the engine's prefix cache, of 128 tokens on a CPU.
 PROMPT_TOKENS = 320
 RESPONSE_TOKENS = 32
-SEQUENCE_TOKENS = PROMPT_TOKENS + RESPONSE_TOKENS
 HIDDEN, HEADS, HEAD_DIM, LAYERS, EXPERTS = 128, 4, 32, 4, 4
 # Rewards that the drill's problems have all columns for.
 REWARDS = (

@@ -191,12 +191,6 @@ def _adapter_sizes(spec: ModelSpec, layout: Layout, stage: int, lora: Lora) -> t
     return shared + adapter_sizes_of_rank(spec, layout, stage, lora, of_experts=True)
 
 
-def worst_state_bytes(spec: ModelSpec, actor: ActorShape) -> float:
-    """State of the fullest stage."""
-    stages = telling_stages(spec, actor.layout)
-    return max(model_state_bytes(spec, actor, stage).whole for stage in stages)
-
-
 def value_state_bytes(spec: ModelSpec, actor: ActorShape, stage: int) -> StateBytes:
     """State of a value model's rank: the same stage without the output layer."""
     layout = actor.layout

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import itertools
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from rlmath.actor.observer import ObservedUpdate, Products
+from rlmath.actor.observer import ObservedUpdate, Products, watch_update, watched_update
+from rlmath.actor.sample_probe import probe_samples, probed_samples
 from rlmath.batching.minibatches import minibatches
 from rlmath.commands.replay.choices import Choices, run_config
 from rlmath.commands.replay.source import Source, Start
@@ -161,9 +163,9 @@ def _probed(now: _Step, key: str) -> tuple[Redone, Probed]:
     groups, seed = batch.sequences.group_ids.tolist(), config.runner.seed + now.step
     dealt = minibatches(groups, config.algorithm.minibatches_per_step, seed)
     number = next(i for i, members in enumerate(dealt) if place in members)
-    actor.probe_samples({place: number})
+    actor.call(functools.partial(probe_samples, minibatches={place: number}))
     redone = _once(now.session, now.kept, now.monitor, now.step)
-    products = actor.probed_samples().get(place)
+    products = actor.call(probed_samples)[0].get(place)
     traces = [one for one in read_tokens(now.monitor.run_dir, now.step) if one[0].key == key]
     trace = traces[0] if traces else None
     return redone, Probed(number, len(dealt), len(dealt[number]), products, trace)
@@ -298,13 +300,13 @@ def _twice(now: _Step, other: Config, choices: Choices, folder: Path) -> tuple[R
     if begin.path is None or begin.step != step - 1:
         begin = Start(step - 1, folder / f"after_{step - 1}")
         _save(session, begin)
-    actor.watch_update()
+    actor.call(watch_update)
     redone = _once(session, kept, monitor, step)
-    own = actor.watched_update()
+    own = actor.call(watched_update)
     assert begin.path is not None
     actor.load_checkpoint(begin.path)
     actor.weights_changes()  # The next update is compared with these, and not with the last one.
-    actor.watch_update()
+    actor.call(watch_update)
     algorithm = other.algorithm
     changed = Session(other, session.layout, actor, None)
     kl_coef = algorithm.kl_coef if _is_new("kl_coef", choices) else kept.kl_coef
@@ -313,7 +315,7 @@ def _twice(now: _Step, other: Config, choices: Choices, folder: Path) -> tuple[R
     found = _once(changed, again, monitor, step)
     minibatches = found.digests.numbers["gradient"]
     split = [one.algorithm.minibatches_per_step for one in (session.config, other)]
-    seen = actor.watched_update()
+    seen = actor.call(watched_update)
     return redone, Both(kept, own, seen, minibatches, found.metrics, split[0] == split[1])
 
 

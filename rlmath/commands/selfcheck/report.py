@@ -11,8 +11,6 @@ from rlmath.commands.selfcheck.record import Outcome
 from rlmath.commands.selfcheck.runner import Result
 from rlmath.errors import printable
 
-LINE_WIDTH = 100
-
 
 def as_line(result: Result, name_width: int) -> str:
     """Name, status, seconds and key figures of a check; what is wrong and what to do below it."""

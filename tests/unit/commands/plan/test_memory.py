@@ -44,7 +44,6 @@ from rlmath.commands.plan.memory import (
     state_bytes,
     trainer_sync_bytes,
     value_state_bytes,
-    worst_state_bytes,
 )
 from rlmath.commands.plan.models import (
     active_matrices,
@@ -67,6 +66,13 @@ from rlmath.weights.parameters import LocalParameter
 from rlmath.weights.pieces import hf_shapes, local_tensor
 from rlmath.weights.plan import SourceRank, plan_weights
 from rlmath.weights.sync_memory import sync_buffer_bytes
+
+
+def worst_state_bytes(spec: ModelSpec, actor: ActorShape) -> float:
+    """State of the fullest stage."""
+    stages = range(actor.layout.pipeline_parallel)
+    return max(model_state_bytes(spec, actor, stage).whole for stage in stages)
+
 
 # As the models' pages on the hub give them (numbers of parameters of their safetensors).
 PUBLISHED = {
