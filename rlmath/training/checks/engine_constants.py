@@ -1,5 +1,5 @@
-"""What an engine computes with besides its weights: epsilons of norms, frequencies of rotary
-embeddings, and what its prefix cache keeps.
+"""What an engine computes with besides its weights: epsilons of norms and frequencies of rotary
+embeddings.
 
 An engine that reads one of them otherwise than the actor computes another function with equal
 weights. In bfloat16 another epsilon hides below the rounding noise that the gate allows, so the
@@ -16,7 +16,7 @@ from rlmath.actor.rotary import rope_inverse_frequencies
 from rlmath.errors import WeightsError
 from rlmath.model.rope import Rope
 from rlmath.model.spec import ModelSpec, read_model_spec
-from rlmath.rollout.engine_workers import cached_blocks, inverse_frequencies
+from rlmath.rollout.engine_workers import inverse_frequencies
 from rlmath.rollout.pool import RolloutPool
 from rlmath.training.checks.base import AfterSync, Metrics, StepCheck
 
@@ -28,12 +28,10 @@ POSITION = 64
 
 
 class EngineConstants(StepCheck):
-    """Engines compute with the actor's constants, and keep no blocks of old weights."""
+    """Engines compute with the actor's constants."""
 
     def after_sync(self, now: AfterSync) -> Metrics:
         pool = now.session.sampling.pool
-        if pool.spec.prefix_caching and not pool.spec.keeps_kv:
-            check_prefix_cache(pool)
         if now.compared_all:
             check_constants(pool, read_model_spec(now.session.config.model.path))
         return {}
@@ -85,21 +83,6 @@ def check_constants(pool: RolloutPool, spec: ModelSpec) -> None:
                     f"engine {index} {problem}, so it computes a different model even with equal "
                     "weights. Compare config.json with what vLLM reads from it"
                 )
-
-
-def check_prefix_cache(pool: RolloutPool) -> None:
-    """After a weight sync no engine keeps what the old weights have made of prompts.
-
-    Raises:
-        WeightsError: An engine does.
-    """
-    for index, left in enumerate(pool.call_engines(cached_blocks)):
-        if left:
-            raise WeightsError(
-                f"engine {index} still has {left} blocks in its prefix cache after the update to "
-                f"weights version {pool.weights_version}: prompts would continue from keys and "
-                "values of the old weights. rollout.prefix_caching=false runs without the cache"
-            )
 
 
 def wrong_constant(found: dict[str, Any], spec: ModelSpec) -> str | None:

@@ -16,10 +16,10 @@ from rlmath.model.rope import Rope
 from rlmath.model.spec import model_spec
 from rlmath.training.checks.engine_constants import (
     check_constants,
-    check_prefix_cache,
     worker_constants,
     wrong_constant,
 )
+from rlmath.training.checks.prefix_cache import check_prefix_cache
 
 SPEC = model_spec(KNOWN["Qwen3-8B"])
 LLAMA3 = Rope(
