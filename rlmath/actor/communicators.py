@@ -138,14 +138,19 @@ def _measure(platform: Platform) -> Iterator[Link]:
     if len(own) < len(hosts):
         speed = _gb_per_s(dist.group.WORLD, platform)
         yield Link(True, len(hosts), speed, host, platform.link_probe)
+    # Every rank makes the groups of all nodes: torch names a group that only its members make after
+    # these, and another of the same ranks, which ``ipc`` makes, would find its old addresses.
+    groups = {
+        one: dist.new_group([rank for rank, other in enumerate(hosts) if other == one])
+        for one in dict.fromkeys(hosts)
+        if len(own) < len(hosts)
+    }
     if len(own) == 1:
         return
-    group: Any = dist.group.WORLD
-    if len(own) < len(hosts):
-        group = dist.new_group(own, use_local_synchronization=True)
-    speed = _gb_per_s(group, platform)
-    if group is not dist.group.WORLD:
-        dist.destroy_process_group(group)  # Its buffers go with it.
+    speed = _gb_per_s(groups.get(host, dist.group.WORLD), platform)
+    for group in groups.values():
+        if group is not dist.GroupMember.NON_GROUP_MEMBER:
+            dist.destroy_process_group(group)  # Its buffers go with it.
     yield Link(False, len(own), speed, host, platform.link_probe)
 
 

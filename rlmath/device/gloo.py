@@ -32,11 +32,12 @@ def use_interface_of(address: str) -> None:
     connect there. On Debian and Ubuntu that is 127.0.1.1, which other nodes cannot reach.
 
     Args:
-        address: Of this node; one that no interface has changes nothing.
+        address: Of this node; an empty one, or one that no interface has, changes nothing.
     """
     import psutil
 
-    if os.environ.get(INTERFACE):
+    # Interfaces without a hardware address have an empty one.
+    if not address or os.environ.get(INTERFACE):
         return
     for name, addresses in psutil.net_if_addrs().items():
         if any(one.address == address for one in addresses):
