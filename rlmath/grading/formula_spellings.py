@@ -24,6 +24,9 @@ _CHOOSE = re.compile(
     r"\s*(?:_\{?(?P<low>\d{1,4})\}?\s*\^\{?(?P<high>\d{1,4})\}?"
     r"|\^\{?(?P<high2>\d{1,4})\}?\s*_\{?(?P<low2>\d{1,4})\}?|_\{?(?P<right>\d{1,4})\}?)"
 )
+_COMMAND = re.compile(r"\\[A-Za-z]+")
+_LABEL = re.compile(r"\s*[A-Za-z]\s*=")
+_NAMES = re.compile(r"[A-Za-z]")
 _MICRO = re.compile(
     r"\\mu\s*\\(?:text|mathrm|rm)\s*\{\s*(?P<unit>[A-Za-z]{1,3})\s*\}"
     r"|\\(?:text|mathrm|rm)\s*\{\s*\\mu\s*(?P<inner>[A-Za-z]{1,3})\s*\}"
@@ -51,7 +54,9 @@ def usual(text: str) -> str:
     if "(" in text:
         text = _BRACKETED_UNIT.sub(_with_power, text)
     if "_" in text:
-        text = _CHOOSE.sub(_chosen, text)
+        counted = _CHOOSE.sub(_chosen, text)
+        if not _NAMES.search(_COMMAND.sub("", _LABEL.sub("", counted))):
+            text = counted  # P_1^2 beside other names is a square
     return text
 
 

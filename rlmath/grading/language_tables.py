@@ -15,8 +15,8 @@ same keys; `tests/unit/grading/test_language_tables.py` then tests each of its e
     [words]        further sets of words, of English only: its grammar is known best
     [units]        name in `units` = spellings in this language; a new name is a unit of its own
 
-Words are separated by commas. `word-` counts only before a value, `-word` only after it. Words of a
-language without spaces are written without.
+Words are separated by commas. `word-` counts only before a value, `-word` only after it, and `wor*`
+is the beginning of words that deny a value. Words of a language without spaces are written without.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class Language:
         before, after: phrases that, standing before or after a value, change, deny or bound it.
         multipliers: factors by word; 0 for a change that is no factor.
         units: names by spelling; the empty name is a counter.
+        denying: beginnings of words that deny a value.
         words: further sets of words, which the rules of English alone use.
     """
 
@@ -56,6 +57,7 @@ class Language:
     multipliers: dict[str, Fraction]
     units: dict[str, str]
     words: dict[str, frozenset[str]]
+    denying: tuple[str, ...]
 
 
 def _words(text: str) -> list[str]:
@@ -70,6 +72,8 @@ def _language(path: Path) -> Language:
         for word in _words(words)
     }
     changing = {key: _words(raw[key]) for key in _CHANGING}
+    denying = tuple(word[:-1] for word in changing["negations"] if word[-1] == "*")
+    changing["negations"] = [word for word in changing["negations"] if word[-1] != "*"]
     phrases = [*(word for words in changing.values() for word in words), *factors]
     units = {word: name for name, words in raw["units"].items() for word in _words(words)}
     plain = {key: frozenset(word.strip("-") for word in words) for key, words in changing.items()}
@@ -85,6 +89,7 @@ def _language(path: Path) -> Language:
         either=frozenset(_words(raw["conjunctions"]["or"])),
         multipliers={word.strip("-"): factor for word, factor in factors.items()},
         units=dict.fromkeys(_words(raw["counters"]), "") | units,
+        denying=denying,
         words={key: frozenset(text.split()) for key, text in raw.get("words", {}).items()},
     )
 

@@ -4,101 +4,68 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-# name -> (dimension, factor to the base unit of that dimension)
-_TABLE: dict[str, tuple[str, Fraction]] = {}
+from rlmath.grading.language_tables import ENGLISH
+
+# Dimension: symbols with their factor to the base unit of that dimension.
+_SYMBOLS = """
+capacitance: farad 1
+charge: coulomb 1
+length: m 1, cm 1/100, mm 1/1000, μm=um=mum 1/1000000, nm 1/1000000000, km 1000, in 0.0254, ft
+    0.3048, yd 0.9144, mi 1609.344
+time: s=sec 1, min 60, h=hr 3600, day 86400, week 604800, ms 1/1000
+month: month 1, yr 12
+mass: g 1, kg 1000, mg 1/1000, ton 1000000, lb=lbs 453.59237, oz 28.349523125
+volume: l=L 1, ml=mL 1/1000, gal 3.785411784, pint 0.473176473, quart 0.946352946
+cup: cup 1
+speed: mph=kph=kmh 1
+angle: °=deg 1, arcmin 1/60, arcsec 1/3600
+radian: rad 1
+energy: J 1, kJ 1000, kWh 3600000
+electronvolt: eV 1, keV 1000, MeV 1000000, GeV 1000000000
+energy_cal: cal 1, kcal 1000
+erg: erg 1
+force: N 1
+power: W 1, kW 1000
+frequency: Hz 1, kHz 1000, MHz 1000000, GHz 1000000000
+rotation: rpm 1
+voltage: V 1
+current: A=amp 1
+resistance: ohm=Ω=Omega 1
+temperature: K 1
+celsius: °C 1
+fahrenheit: °F 1
+pressure: Pa 1, kPa 1000, MPa 1000000, atm 101325, mmHg 133.322387415
+amount: mol 1
+angstrom: Å=AA 1
+parsec: pc 1
+data: B 1, GB 1000000000, MB 1000000
+usd: $=usd=USD 1, ¢ 1/100
+eur: €=eur=EUR 1
+gbp: £=gbp=GBP 1
+jpy: ¥=yen=JPY=rmb=RMB=CNY 1
+krw: ₩=won 1
+rub: ₽ 1
+brl: real 1
+inr: ₹=INR=Rs=rs 1
+unit: unit 1
+"""
 
 
-def _add(dimension: str, factor: str | int | Fraction, *names: str) -> None:
-    for name in names:
-        _TABLE[name] = (dimension, Fraction(factor))
+def _table() -> dict[str, tuple[str, Fraction]]:
+    """(dimension, factor) by name: symbols, and the words of the English table for them."""
+    found: dict[str, tuple[str, Fraction]] = {}
+    for line in _SYMBOLS.replace("\n    ", " ").strip().splitlines():
+        dimension, _, listed = line.partition(": ")
+        for item in listed.split(", "):
+            names, _, factor = item.rpartition(" ")
+            found |= dict.fromkeys(names.split("="), (dimension, Fraction(factor)))
+    return found | {word: found[name] for word, name in ENGLISH.units.items()}
 
 
-_add("length", 1, "m", "meter", "metre")
-_add("length", "1/100", "cm", "centimeter", "centimetre")
-_add("length", "1/1000", "mm", "millimeter", "millimetre")
-_add("length", "1/1000000", "μm", "um", "micrometer", "micron", "mum")
-_add("length", "1/1000000000", "nm", "nanometer", "nanometre")
-_add("length", 1000, "km", "kilometer", "kilometre")
-_add("length", "0.0254", "in", "inch")
-_add("length", "0.3048", "ft", "foot", "feet")
-_add("length", "0.9144", "yd", "yard")
-_add("length", "1609.344", "mi", "mile")
-_add("time", 1, "s", "sec", "second")
-_add("time", 60, "min", "minute")
-_add("time", 3600, "h", "hr", "hour")
-_add("time", 86400, "day")
-_add("time", 604800, "week")
-_add("time", "1/1000", "ms", "millisecond")
-_add("month", 1, "month")
-_add("month", 12, "yr", "year")
-_add("mass", 1, "g", "gram")
-_add("mass", 1000, "kg", "kilogram", "kilo")
-_add("mass", "1/1000", "mg", "milligram")
-_add("mass", 1000000, "ton", "tonne")
-_add("mass", "453.59237", "lb", "lbs", "pound")
-_add("mass", "28.349523125", "oz", "ounce")
-_add("volume", 1, "l", "L", "liter", "litre")
-_add("volume", "1/1000", "ml", "mL", "milliliter", "millilitre")
-_add("volume", "3.785411784", "gal", "gallon")
-_add("volume", "0.473176473", "pint")
-_add("volume", "0.946352946", "quart")
-_add("cup", 1, "cup")
-_add("speed", 1, "mph", "kph", "kmh", "kmph")  # see _COMPOUND
-_add("angle", 1, "°", "deg", "degree", "circ")
-_add("angle", "1/60", "arcmin", "arcminute")
-_add("angle", "1/3600", "arcsec", "arcsecond")
-_add("radian", 1, "rad", "radian")
-_add("energy", 1, "J", "joule")
-_add("energy", 1000, "kJ", "kilojoule")
-_add("energy", 3600000, "kWh")
-_add("electronvolt", 1, "eV", "electronvolt")
-_add("electronvolt", 1000, "keV")
-_add("electronvolt", 10**6, "MeV")
-_add("electronvolt", 10**9, "GeV")
-_add("energy_cal", 1, "cal", "calorie")
-_add("energy_cal", 1000, "kcal", "kilocalorie")
-_add("erg", 1, "erg")
-_add("force", 1, "N", "newton")
-_add("power", 1, "W", "watt")
-_add("power", 1000, "kW", "kilowatt")
-_add("frequency", 1, "Hz", "hertz")
-_add("frequency", 1000, "kHz")
-_add("frequency", 10**6, "MHz")
-_add("frequency", 10**9, "GHz")
-_add("rotation", 1, "rpm")
-_add("voltage", 1, "V", "volt")
-_add("current", 1, "A", "amp", "ampere")
-_add("resistance", 1, "ohm", "Ω", "Omega")
-_add("temperature", 1, "K", "kelvin")
-_add("celsius", 1, "°C", "celsius")
-_add("fahrenheit", 1, "°F", "fahrenheit")
-_add("pressure", 1, "Pa", "pascal")
-_add("pressure", 1000, "kPa")
-_add("pressure", 10**6, "MPa")
-_add("pressure", 101325, "atm", "atmosphere")
-_add("pressure", "133.322387415", "mmHg")
-_add("amount", 1, "mol", "mole")
-_add("angstrom", 1, "Å", "AA", "angstrom")
-_add("parsec", 1, "pc", "parsec")
-_add("data", 1, "byte", "B")
-_add("data", 10**9, "GB")
-_add("data", 10**6, "MB")
-_add("usd", 1, "$", "dollar", "usd", "USD", "buck")
-_add("usd", "1/100", "cent", "¢")
-_add("eur", 1, "€", "euro", "eur", "EUR")
-_add("gbp", 1, "£", "gbp", "GBP")
-_add("jpy", 1, "¥", "yen", "JPY", "yuan", "rmb", "RMB", "CNY")
-_add("krw", 1, "₩", "won")
-_add("rub", 1, "₽", "ruble")
-_add("brl", 1, "real", "reais")
-_add("inr", 1, "₹", "rupee", "INR", "Rs", "rs")
-_add("unit", 1, "unit", "square unit", "sq unit", "cubic unit", "square")
-
+_TABLE = _table()
 # With the usual prefixes, where they are no units yet: 5 mA, 3 μF, 2 kV.
 _PREFIXES = {"p": "1/1000000000000", "n": "1/1000000000", "u": "1/1000000", "m": "1/1000"}
 _PREFIXES |= {"k": "1000", "M": "1000000", "G": "1000000000"}
-_add("capacitance", 1, "farad")
-_add("charge", 1, "coulomb")
 _PREFIXED = {"A": "ampere", "V": "volt", "W": "watt", "J": "joule", "N": "newton", "F": "farad"}
 _PREFIXED |= {"Pa": "pascal", "Hz": "hertz", "C": "coulomb", "s": "second", "m": "meter"}
 _PREFIXED |= {"g": "gram", "L": "liter", "mol": "mole"}

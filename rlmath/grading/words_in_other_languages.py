@@ -21,6 +21,9 @@ _MAX_WORDS = 8
 _MAX_PHRASE_WORDS = 3
 
 
+_SPACED = tuple(one for one in OTHERS if one.spaced)
+
+
 def _all(attribute: str, *, spaced: bool) -> frozenset[str]:
     """The words of all languages that set spaces between words, or of the others."""
     words = {word for one in OTHERS if one.spaced == spaced for word in getattr(one, attribute)}
@@ -31,6 +34,7 @@ _BEFORE, _AFTER = _all("before", spaced=True), _all("after", spaced=True)
 _CHANGING = _BEFORE | _AFTER
 _FILLERS, _UNITS = _all("fillers", spaced=True), _all("units", spaced=True)
 _LAST = _FILLERS | {phrase.rpartition(" ")[2] for phrase in _BEFORE}
+_DENYING = tuple(start for one in _SPACED for start in one.denying)
 # The longest word decides, so that `千克` is a unit and `千元` is a multiple.
 _PASSED_BEFORE = dict.fromkeys(_all("fillers", spaced=False), False)
 _DENSE_BEFORE = _PASSED_BEFORE | dict.fromkeys(_all("before", spaced=False), True)
@@ -55,7 +59,7 @@ def changes_box(before: str, after: str) -> bool:
 def changes_value(phrase: str) -> bool:
     """Whether a phrase has words of another language that change a value: `euros o más`."""
     words = _WORD.findall(phrase.lower())
-    return any(
+    return any(map(_denies, words)) or any(
         " ".join(words[start : start + size]) in _CHANGING
         for size in range(1, _MAX_PHRASE_WORDS + 1)
         for start in range(len(words) - size + 1)
@@ -97,11 +101,18 @@ def _is_changed_after(text: str) -> bool:
         sizes = range(least, _MAX_PHRASE_WORDS + 1)
         if any(" ".join(words[start : start + size]) in _AFTER for size in sizes):
             return True
+        if _denies(words[start]):
+            return True
         if words[start] not in _FILLERS and words[start] not in _UNITS:
             if start:
                 return False
             least = 2  # behind another noun, only a phrase: `manzanas o más`
     return False
+
+
+def _denies(word: str) -> bool:
+    """Whether a word begins as one that denies: `неверен`, but not the unit `недели`."""
+    return word.startswith(_DENYING) and word not in _UNITS
 
 
 def _decides(text: str, words: dict[str, bool], *, backwards: bool) -> bool:

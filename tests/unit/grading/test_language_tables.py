@@ -47,7 +47,9 @@ def test_word_after_box_that_changes_a_value_is_rejected(
 def test_word_inside_box_that_changes_a_value_is_rejected(
     language: Language, grader: MathGrader
 ) -> None:
-    responses = [rf"\boxed{{12\text{{ {word}}}}}" for word in sorted(language.after)]
+    words = [*sorted(language.after), *(f"{start}abc" for start in language.denying)]
+    responses = [rf"\boxed{{12\text{{ {word}}}}}" for word in words]
+    responses += [rf"\boxed{{12}} {start}abc" for start in language.denying]
     assert _accepted(grader, "12", responses) == []
 
 
