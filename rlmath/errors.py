@@ -42,6 +42,10 @@ class ComponentError(RuntimeError):
         self.raised = raised
 
 
+class UpdateStopped(Exception):
+    """The ranks stopped within a pass, as they were asked to. No weight has changed in the step."""
+
+
 class ConfigError(UserError):
     """A setting that is unknown, of the wrong type, out of range, or impossible with others."""
 

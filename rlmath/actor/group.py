@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
-from collections.abc import Callable, Mapping, Sequence
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -29,6 +32,7 @@ from rlmath.actor.settings import (
     ValueUpdateSettings,
     shard_settings,
 )
+from rlmath.actor.stops import ask_to_stop
 from rlmath.actor.worker import ActorWorker
 from rlmath.algorithms.advantages import SequenceAdvantages
 from rlmath.algorithms.alignment import Alignment
@@ -38,7 +42,7 @@ from rlmath.cluster.watchdog import Process, WatchedComponent
 from rlmath.device.environment import rank_environment
 from rlmath.device.flight_recorder import remove_records
 from rlmath.device.residue import Residue
-from rlmath.errors import UserError
+from rlmath.errors import UpdateStopped, UserError
 from rlmath.model.fp8 import NOTHING, InFp8
 from rlmath.model.parallel import Layout
 from rlmath.types import TrainingBatch
@@ -96,6 +100,8 @@ class ActorGroup:
         self._dp: list[int] = []
         self._shares: list[Tensor] = []
         self.changed = False
+        # Where the ranks' store listens, once it does.
+        self._store_place: tuple[str, int] | None = None
 
     def launch(self) -> None:
         """Begin to start the ranks and return at once, so that other parts start meanwhile."""
@@ -120,6 +126,7 @@ class ActorGroup:
             self._workers.append(worker.remote(rank, self._calls.log_path(rank), environment))
         self._places = [worker.place.remote() for worker in self._workers]
         place = self._calls.results([self._workers[0].meeting_place.remote()], "meeting_place")[0]
+        self._store_place = place
         self._starting = [
             worker.start.remote(
                 self.settings, self.layout, self._device, place, self._seed, self._num_threads
@@ -225,22 +232,54 @@ class ActorGroup:
     def step_update(
         self, settings: UpdateSettings, now: int, traced: Sequence[int] = ()
     ) -> tuple[UpdateResult, Alignment | None]:
-        """Optimizer steps of the policy; see ``RankStep.update``."""
-        self.changed = True
-        calls = self._all("update", settings, now, tuple(traced))
+        """Optimizer steps of the policy; see ``RankStep.update``.
+
+        Raises:
+            UpdateStopped: The ranks were asked to stop, and the step has changed nothing.
+        """
+        with self._changing():
+            calls = self._all("update", settings, now, tuple(traced))
         found = [one for one in calls if one[0] is not None]
         alignments = [alignment for _, alignment in found if alignment is not None]
         result = UpdateResult.joined([one for one, _ in found])
         return result, Alignment.joined(alignments) if alignments else None
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        self.changed = True
+        try:
+            yield
+        except UpdateStopped:
+            self.changed = False
+            raise
+
+    def ask_to_stop(self) -> None:
+        """Let the ranks skip the rest of the pass that they are in, unless the step has changed
+        weights; see :mod:`rlmath.actor.stops`. Returns at once; the call of the pass raises.
+        """
+        asking = threading.Thread(target=self._ask_to_stop, name="ask-to-stop", daemon=True)
+        asking.start()
+
+    def _ask_to_stop(self) -> None:
+        if self._store_place is None:
+            return
+        try:
+            ask_to_stop(*self._store_place)
+        except Exception as error:  # The run ends in any case, only later.
+            print(f"the ranks cannot be asked to stop: {error}", file=sys.stderr, flush=True)
 
     def step_update_values(
         self, settings: ValueUpdateSettings
     ) -> tuple[list[dict[str, float]], Moments, dict[str, int], list[str]]:
         """Optimizer steps of the value model; metrics of each minibatch, what values and
         returns were before, the fingerprint of each tensor after it, and the tensors that are as
-        they were."""
-        self.changed = True
-        found = [one for one in self._all("update_values", settings) if one is not None]
+        they were.
+
+        Raises:
+            UpdateStopped: The ranks were asked to stop, and the step has changed nothing.
+        """
+        with self._changing():
+            found = [one for one in self._all("update_values", settings) if one is not None]
         moments = functools.reduce(operator.add, [one[1] for one in found])
         return found[0][0], moments, *found[0][2:]
 

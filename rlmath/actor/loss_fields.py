@@ -35,7 +35,9 @@ class LossFields:
             id(one): {name: value[one.response_rows].to(device) for name, value in present.items()}
             for one in micro_batches
         }
+        # Of a skipped micro-batch, which has one response token: any will do.
+        self._any = {name: value[:1].to(device) for name, value in present.items()}
 
     def of(self, micro_batch: PackedMicroBatch) -> Fields:
         """``[r]`` each, of the micro-batch's response tokens."""
-        return self._fields[id(micro_batch)]
+        return self._fields.get(id(micro_batch), self._any)

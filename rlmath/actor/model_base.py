@@ -30,6 +30,8 @@ from rlmath.actor.settings import (
     ValueUpdateSettings,
     shard_settings,
 )
+from rlmath.actor.stops import stops
+from rlmath.batching.from_sequences import batch_of_sequences
 from rlmath.batching.shards import Shard, Share, shards
 from rlmath.checkpoint.optimizer_state import initialize_states
 from rlmath.checkpoint.state import AdapterState, ModelState
@@ -37,7 +39,7 @@ from rlmath.config.shared_prompts import sharing_problem
 from rlmath.device import Platform
 from rlmath.model.lora import adapts_experts, described
 from rlmath.model.parallel import Layout
-from rlmath.types import TrainingBatch
+from rlmath.types import MicroBatch, TrainingBatch
 from rlmath.weights.tensor_prints import TensorPrints
 
 T = TypeVar("T")
@@ -241,25 +243,25 @@ class RankModel:
 
     def micro_batches(self, share: Share) -> list[PackedMicroBatch]:
         """A share's micro-batches, packed."""
-        return [
-            pack(
-                share.batch,
-                one,
-                self.platform,
-                self.layout,
-                self.cp_rank,
-                self._rows_per_rank,
-                self.settings.share_prompts,
-            )
-            for one in share.micro_batches
-        ]
+        return [self._pack(share.batch, one) for one in share.micro_batches]
+
+    def _pack(self, batch: TrainingBatch, one: MicroBatch) -> PackedMicroBatch:
+        return pack(
+            batch,
+            one,
+            self.platform,
+            self.layout,
+            self.cp_rank,
+            self._rows_per_rank,
+            self.settings.share_prompts,
+        )
 
     def forward(self, micro_batches: Sequence[PackedMicroBatch], on_output: OnOutput[T]) -> list[T]:
         """Run the model without gradients; see :func:`run_schedule`."""
         self.load_parameters()
         self.parameter_gather.before_pass()
         self.module.eval()
-        return run_schedule(self.models, micro_batches, on_output, backward=False)
+        return self._run(micro_batches, on_output, backward=False)
 
     def forward_backward(
         self, micro_batches: Sequence[PackedMicroBatch], on_output: OnOutput[T]
@@ -274,7 +276,20 @@ class RankModel:
         self.parameter_gather.before_pass()
         self.module.train()
         self.clear_gradients()
-        return run_schedule(self.models, micro_batches, on_output, backward=True)
+        return self._run(micro_batches, on_output, backward=True)
+
+    def _run(
+        self, micro_batches: Sequence[PackedMicroBatch], on_output: OnOutput[T], *, backward: bool
+    ) -> list[T]:
+        return run_schedule(
+            self.models, micro_batches, on_output, backward=backward, shortest=self._shortest
+        )
+
+    @functools.cached_property
+    def _shortest(self) -> PackedMicroBatch:
+        """A micro-batch of one sequence of two tokens."""
+        batch = batch_of_sequences([([0], [0])])
+        return self._pack(batch, MicroBatch((0,), 2))
 
     def all_gather(self, mine: Tensor) -> Tensor:
         """``[ranks, n]`` on the CPU, from ``[n]`` of each rank."""
@@ -312,10 +327,14 @@ class RankModel:
 
         Returns:
             The learning rate of this optimizer step.
+
+        Raises:
+            UpdateStopped: The ranks were asked to stop, and the step has changed nothing.
         """
         # The scheduler then sets that of the next step.
         lr = float(self.optimizer.param_groups[0]["lr"])
         if not discard:
+            stops.before_optimizer_step()
             self.device_state.load("optimizer")
             # Of a part of the model that no forward pass has waited for.
             self.parameter_gather.finish()

@@ -11,7 +11,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from rlmath.cluster.logs import end_of
 from rlmath.device.flight_recorder import explain_records
-from rlmath.errors import ComponentError, UserError
+from rlmath.errors import ComponentError, UpdateStopped, UserError
 
 # A rank whose neighbor died raises a moment before the neighbor's death is known.
 DEATH_REPORT_S = 2.0
@@ -68,7 +68,7 @@ class RankCalls:
             then: Called with each rank and its result as they come.
 
         Raises:
-            UserError: As a rank raised it.
+            UserError: As a rank raised it; so with UpdateStopped.
             ActorError: A rank failed in another way.
         """
         earlier, unawaited = self._unawaited
@@ -100,7 +100,7 @@ class RankCalls:
         return results
 
     def _explain(self, error: RayError, rank: int) -> Exception:
-        if isinstance(error, RayTaskError) and isinstance(error.cause, UserError):
+        if isinstance(error, RayTaskError) and isinstance(error.cause, UserError | UpdateStopped):
             return error.cause
         reason = str(error)
         if isinstance(error, RayTaskError):

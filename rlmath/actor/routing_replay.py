@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from rlmath.actor.engine_routes import EngineRoutes, UploadedRoutes, engine_routes
 from rlmath.actor.packing import PackedMicroBatch
 from rlmath.actor.routing_totals import RoutingTotals
+from rlmath.actor.stops import stops
 from rlmath.batching.shards import Shard, Share
 from rlmath.device import Platform
 from rlmath.model.parallel import Layout
@@ -310,6 +311,11 @@ class RouterRecorder(RouterReplay):
         with_gradients = torch.is_grad_enabled()
         index = self._calls[with_gradients]
         self._calls[with_gradients] += 1
+        if stops.is_skipped(index):
+            choice: tuple[Tensor, Tensor] = default_compute_topk(
+                scores, topk, num_groups=num_groups, group_topk=group_topk
+            )
+            return choice
         is_new = index >= self._calls[not with_gradients]
         is_recorded = self._totals is not None and self._first + index < len(self.routes)
         if self.router_replay_action is RouterReplayAction.RECORD and not is_recorded:

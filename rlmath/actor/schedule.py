@@ -22,6 +22,7 @@ from rlmath.actor.fp8 import copies_of_weights
 from rlmath.actor.head import Head
 from rlmath.actor.logprobs import Distribution, vocab_parallel_log_probs
 from rlmath.actor.packing import PackedMicroBatch
+from rlmath.actor.stops import stops
 
 T = TypeVar("T")
 
@@ -37,6 +38,7 @@ def run_schedule(
     on_output: OnOutput[T],
     *,
     backward: bool,
+    shortest: PackedMicroBatch,
 ) -> list[T]:
     """Forward, and if asked backward, of each micro-batch.
 
@@ -47,14 +49,20 @@ def run_schedule(
         chunks: This rank's stage; with several, Megatron interleaves them.
         micro_batches: Of this rank's data-parallel share; as many on each rank.
         on_output: Called once per micro-batch, on ranks of the last stage.
+        shortest: In place of those that are skipped when the ranks are asked to stop.
 
     Returns:
         What ``on_output`` gave per micro-batch, in order; empty on other stages.
+
+    Raises:
+        UpdateStopped: Micro-batches were skipped; the gradients are to be dropped.
     """
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
-    def forward_step(left: Iterator[PackedMicroBatch], module: torch.nn.Module) -> Any:
-        one = next(left)
+    def forward_step(left: Iterator[tuple[int, PackedMicroBatch]], module: torch.nn.Module) -> Any:
+        number, one = next(left)
+        if stops.skips(number):
+            one = shortest
         output = module(one.tokens, one.position_ids, None, packed_seq_params=one.packed_seq_params)
 
         def loss_of(result: Tensor) -> Any:
@@ -66,10 +74,11 @@ def run_schedule(
         return output, loss_of
 
     several = len(chunks) > 1
-    with copies_of_weights(chunks):
+    numbered = list(enumerate(micro_batches))
+    with copies_of_weights(chunks), stops.running(len(numbered)):
         kept: list[T] = get_forward_backward_func()(
             forward_step_func=forward_step,
-            data_iterator=[iter(micro_batches) for _ in chunks] if several else iter(micro_batches),
+            data_iterator=[iter(numbered) for _ in chunks] if several else iter(numbered),
             model=list(chunks),
             num_microbatches=len(micro_batches),
             seq_length=max(one.tokens.size(1) for one in micro_batches),

@@ -126,7 +126,9 @@ class ActorWorker:
         """Keep this rank's shard of a step for all calls of that step."""
         self._note_peak("between_updates")
         from rlmath.actor.rank_step import RankStep
+        from rlmath.actor.stops import stops
 
+        stops.begin_step()
         self.step = RankStep(self.actor, self.value_model, shard)
 
     def step_passes(self, plan: StepPlan, now: int) -> Any:

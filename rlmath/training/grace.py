@@ -1,4 +1,5 @@
-"""A signal that ends a run does so at once, but lets an update come to its end: nothing is lost."""
+"""A signal that ends a run loses no step: an update is stopped before it changes anything, or comes
+to its end."""
 
 from __future__ import annotations
 
@@ -9,20 +10,31 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
+from rlmath.actor.group import ActorGroup
+from rlmath.config.schema import Config
 from rlmath.utils.ending_signals import on_ending_signals, put_back
 
 
 class Grace:
     """Calls the handlers that were there before: at once between two updates, and during an update
-    when its step is done, after ``grace_s``, or with a second signal. A context manager.
+    when it was stopped or its step is done, after ``grace_s``, or with a second signal. A context
+    manager.
 
     Args:
         grace_s: Seconds that an update may still take; 0: it is not waited for.
         is_updating: Whether an update is running, in which nothing can be saved.
+        ask_to_stop: Lets the ranks end the pass that they are in early, unless the step has changed
+            weights. An update that is stopped raises an error.
     """
 
-    def __init__(self, grace_s: float, is_updating: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        grace_s: float,
+        is_updating: Callable[[], bool],
+        ask_to_stop: Callable[[], object] = lambda: None,
+    ) -> None:
         self._grace_s, self._is_updating = grace_s, is_updating
+        self._ask_to_stop = ask_to_stop
         self._before: dict[signal.Signals, Any] = {}
         self._timer: threading.Timer | None = None
         self._number = signal.SIGTERM
@@ -50,7 +62,8 @@ class Grace:
             asked.cancel()
         put_back(self._before)
         if asked is not None and isinstance(error, Exception):
-            # The rest of the job has ended too, as with a signal to all of its processes.
+            # The update was stopped; or the rest of the job has ended too, as with a signal to all
+            # of its processes.
             raise SystemExit(128 + self._number) from error
 
     def _on(self, number: int, frame: FrameType | None) -> None:
@@ -58,12 +71,13 @@ class Grace:
             self._call_before(frame)
             return
         self._number = signal.Signals(number)
+        self._ask_to_stop()
         if not self._is_updating():
             self._call_before(frame)
             return
         print(
-            f"{self._number.name} during an update: the run ends after this step, or in "
-            f"{self._grace_s:g} s (runner.grace_s)",
+            f"{self._number.name} during an update: it stops if it has not changed weights yet; "
+            f"else the run ends after this step, or in {self._grace_s:g} s (runner.grace_s)",
             flush=True,
         )
         again = (os.getpid(), signal.SIGTERM)
@@ -77,3 +91,8 @@ class Grace:
             before(self._number, frame)
         else:
             raise SystemExit(128 + self._number)
+
+
+def grace_of(config: Config, actor: ActorGroup) -> Grace:
+    """The grace of a run, whose ranks can be asked to stop."""
+    return Grace(config.runner.grace_s, lambda: actor.changed, lambda: actor.ask_to_stop())

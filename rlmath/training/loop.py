@@ -40,7 +40,7 @@ from rlmath.training.controllers import Coefficients
 from rlmath.training.export_rehearsal import rehearse_export
 from rlmath.training.feed import Feed
 from rlmath.training.feeds import feed_of, sampler_of
-from rlmath.training.grace import Grace
+from rlmath.training.grace import grace_of
 from rlmath.training.kept_batches import KeptBatches
 from rlmath.training.kept_files import FOLDER as KEPT_FOLDER
 from rlmath.training.model_card import HF_ADAPTER, write_card
@@ -105,7 +105,7 @@ def train(config: Config, given: Config | None = None) -> int:
     with (
         curves_if_interrupted(Path(config.runner.run_dir)),
         open_run(config) as training,
-        Grace(config.runner.grace_s, lambda: training.session.actor.changed) as grace,
+        grace_of(config, training.session.actor) as grace,
     ):
         batch: TrainingBatch | None = None
         training.monitor.begin_step()

@@ -28,7 +28,7 @@ from rlmath.model.spec import read_model_spec
 from rlmath.monitor import open_monitor
 from rlmath.training.checkpointing import open_saver
 from rlmath.training.export_rehearsal import rehearse_export
-from rlmath.training.grace import Grace
+from rlmath.training.grace import grace_of
 from rlmath.training.resumed_model import check_resumed_weights
 from rlmath.training.session import open_session, with_model_folder
 from rlmath.types import TrainingBatch
@@ -88,7 +88,7 @@ def fine_tune(config: Config) -> int:
         ) as monitor,
         open_saver(config, store, session, {"stream": stream}) as saver,
         saver.saving_when_cut_short() if config.sft.save_every else contextlib.nullcontext(),
-        Grace(config.runner.grace_s, lambda: session.actor.changed) as grace,
+        grace_of(config, session.actor) as grace,
     ):
         actor = session.actor
         if checkpoint is not None:

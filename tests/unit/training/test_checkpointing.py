@@ -18,6 +18,7 @@ from rlmath.actor.rank_calls import ActorError
 from rlmath.checkpoint import CheckpointStore, DiskFull
 from rlmath.cluster.watchdog import Stalled, watch_progress
 from rlmath.config.schema import Device
+from rlmath.errors import UpdateStopped
 from rlmath.monitor.collapse import RollBack
 from rlmath.rewards.base import RewardError
 from rlmath.training.checkpointing import Saver, open_saver
@@ -288,3 +289,21 @@ def test_checkpoints_are_written_in_the_background_on_cuda_unless_a_setting_says
     config: Any = SimpleNamespace(runner=runner)
     with open_saver(config, store, session, {}) as saver:  # type: ignore[arg-type]
         assert saver._in_background is expected
+
+
+def test_an_update_that_was_stopped_loses_no_step(
+    tmp_path: Path, ends_the_process: None, capsys: pytest.CaptureFixture
+) -> None:
+    ranks = SlowRanks(blocks=1, every_s=0.0)
+    saver = saver_of(ranks, tmp_path)
+    ranks.changed = True
+    asked: list[bool] = []
+    grace = Grace(60, lambda: ranks.changed, lambda: asked.append(True))
+    with pytest.raises(SystemExit) as ended, saver.saving_when_cut_short(), grace:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.01)
+        assert asked
+        ranks.changed = False
+        raise UpdateStopped
+    assert ended.value.code == 143
+    assert "interrupted; saved after step 1" in capsys.readouterr().out

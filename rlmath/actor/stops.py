@@ -1,0 +1,128 @@
+"""How ranks stop within a pass, all at the same micro-batch, while nothing has changed yet.
+
+A rank cannot leave a pass alone: others wait for it in collectives. So the ranks agree on a
+micro-batch that none of them has begun, and run the pass to its end with the shortest possible
+micro-batches from there on, which takes milliseconds each. The gradient is dropped.
+
+The driver asks through the ranks' store. A thread of each rank waits there, holds the rank before
+its next micro-batch, says how many it has begun, and reads what the others say. A rank whose
+optimizer has begun a step says that it cannot stop; then none does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+
+from torch.distributed import DistStoreError, TCPStore
+
+from rlmath.errors import UpdateStopped
+
+_ASKED, _BEGUN = "rlmath/stop", "rlmath/begun"
+_LONG = timedelta(days=1)
+_ANSWER_S = 5.0
+
+
+class Stops:
+    """A rank's part in it. Micro-batches are numbered through all passes of the process, which are
+    the same on all ranks."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._reset()
+
+    def _reset(self) -> None:
+        self._first = self._begun = 0
+        # From here on micro-batches are skipped.
+        self._limit = math.inf
+        self._is_held = self._has_stepped = False
+
+    def connect(self, store: TCPStore, rank: int, world_size: int) -> None:
+        """Wait for a request from now on, in a thread.
+
+        Args:
+            store: A ``TCPStore`` of the ranks, for this alone.
+            rank: This one.
+            world_size: Of all ranks.
+        """
+        self._reset()
+        given = (store, rank, world_size)
+        threading.Thread(target=self._watch, args=given, name="stops", daemon=True).start()
+
+    def begin_step(self) -> None:
+        """A step begins, in which nothing has changed."""
+        self._has_stepped = False
+
+    @contextlib.contextmanager
+    def running(self, micro_batches: int) -> Iterator[None]:
+        """A pass over this number of micro-batches.
+
+        Raises:
+            UpdateStopped: After the pass, when any was skipped.
+        """
+        try:
+            yield
+            if self.is_skipped(micro_batches - 1):
+                raise UpdateStopped
+        finally:
+            self._first += micro_batches
+
+    def skips(self, number: int) -> bool:
+        """Whether the ranks skip a micro-batch of the pass, which begins now."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_held)
+            if self.is_skipped(number):
+                return True
+            self._begun = max(self._begun, self._first + number + 1)
+            return False
+
+    def is_skipped(self, number: int) -> bool:
+        """Whether a micro-batch of the pass is skipped that has begun already."""
+        return self._first + number >= self._limit
+
+    def before_optimizer_step(self) -> None:
+        """From here on the step changes weights.
+
+        Raises:
+            UpdateStopped: The ranks have agreed to stop before.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_held)
+            if self._limit < math.inf:
+                raise UpdateStopped
+            self._has_stepped = True
+
+    def _watch(self, store: TCPStore, rank: int, world_size: int) -> None:
+        # The store ends with rank 0, and an error with it.
+        with contextlib.suppress(Exception):
+            while not store.check([_ASKED]):
+                with contextlib.suppress(DistStoreError):  # Nobody has asked in this time.
+                    store.wait([_ASKED], _LONG)
+            with self._changed:
+                self._is_held = True
+                own = math.inf if self._has_stepped else self._begun
+            store.set(f"{_BEGUN}/{rank}", str(own))
+            keys = [f"{_BEGUN}/{one}" for one in range(world_size)]
+            store.wait(keys, _LONG)
+            limit = max(float(text) for text in store.multi_get(keys))
+            with self._changed:
+                self._limit, self._is_held = limit, False
+                self._changed.notify_all()
+
+
+# Of the process: a rank has several models, whose passes follow each other.
+stops = Stops()
+
+
+def ask_to_stop(address: str, port: int) -> None:
+    """Ask the ranks whose store is there.
+
+    Raises:
+        torch.distributed.DistError: It does not answer.
+    """
+    timeout = timedelta(seconds=_ANSWER_S)
+    store = TCPStore(address, port, is_master=False, timeout=timeout, wait_for_workers=False)
+    store.set(_ASKED, "yes")

@@ -1,0 +1,126 @@
+"""Ranks asked to stop in an update agree on a micro-batch, and then nothing has changed."""
+
+from __future__ import annotations
+
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from rlmath.actor.model import ModelSettings
+from rlmath.actor.settings import UpdateSettings
+from rlmath.actor.stops import Stops, ask_to_stop, stops
+from rlmath.device import Platform
+from rlmath.errors import UpdateStopped
+from rlmath.model.parallel import Layout
+from rlmath.types import TrainingBatch
+from tests.distributed.rank_pool import RankPool
+from tests.distributed.test_actor import build, make_batch
+from tests.distributed.test_mixture import make_mixture
+from tests.distributed.test_offload import state_of
+
+UPDATE = UpdateSettings(minibatches=2)
+SETTINGS = {
+    "routing_replay": "old_log_probs",
+    "max_tokens_per_microbatch": 32,
+    "overlap_gradients": True,
+    "distributed_optimizer": True,
+    "model": ModelSettings(torch.float32, sequence_parallel=True, recompute="full"),
+}
+
+
+class Worker:
+    """What ``state_of`` reads."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    def _models(self) -> dict[str, Any]:
+        return {"actor": self._actor}
+
+
+def asking_before(number: int) -> Any:
+    """Ask when this process begins a pass's micro-batch of this number, from 1, and wait until the
+    ranks are held or have answered."""
+    skips, count = Stops.skips, 0
+    store: Any = dist.distributed_c10d._get_default_store()
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+
+    def skips_and_asks(self: Stops, one: int) -> bool:
+        nonlocal count
+        count += 1
+        if count == number:
+            ask_to_stop(store.host, store.port)
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: self._is_held or store.check([f"rlmath/begun/{dist.get_rank()}"]), 30
+                )
+        return skips(self, one)
+
+    return mock.patch.object(Stops, "skips", skips_and_asks)
+
+
+def run(
+    layout: Layout, platform: Platform, model: str, batch: TrainingBatch, asked_in: int | None
+) -> tuple[bool, bool, str]:
+    """A step, and another in which the ranks are asked to stop in a minibatch.
+
+    Returns:
+        Whether the update was stopped, whether all is as before it, and its metrics.
+    """
+    actor = build(layout, platform, model, **SETTINGS)
+    worker: Any = Worker(actor)
+    shard = actor.shard_of(batch, UPDATE, 0)
+    stops.begin_step()
+    values = actor.shard_log_probs(shard, keep_routes=True)
+    old = values.log_probs if values is not None else torch.zeros(len(shard.batch.loss_mask))
+    shard = shard.with_values(old_log_probs=old)
+    actor.update_shard(shard, UPDATE)
+    actor.shard_log_probs(shard, keep_routes=True)
+    stops.begin_step()
+    before = state_of(worker)
+    counts = [len(share.micro_batches) for share in shard.shares()]
+    assert len(counts) == 2 and min(counts) >= 3, "too few to stop among"
+    found = ""
+    chunks = len(actor.chunks)
+    number = -1 if asked_in is None else chunks * sum(counts[:asked_in]) + 2
+    with asking_before(number if dist.get_rank() == 0 else -1):
+        try:
+            found = repr(actor.update_shard(shard, UPDATE).minibatches)
+        except UpdateStopped:
+            found = "stopped"
+    after = state_of(worker)
+    same = all(torch.equal(after[name], one) for name, one in before.items())
+    if found == "stopped":
+        # The ranks are in step with each other, and skip what comes.
+        with pytest.raises(UpdateStopped):
+            actor.shard_log_probs(shard)
+    return found == "stopped", same, found
+
+
+@pytest.fixture(scope="module")
+def mixture(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return make_mixture(tmp_path_factory.mktemp("stops"))
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(2, 1, 2, expert_parallel=2),
+        Layout(1, 2, 2, expert_parallel=2),
+        Layout(1, 2, 1, virtual_stages=2),
+    ],
+    ids=str,
+)
+def test_an_update_is_stopped_until_its_optimizer_steps(
+    ranks: RankPool, layout: Layout, mixture: str
+) -> None:
+    batch = make_batch(24)
+    for stopped, same, _ in ranks.run(layout, run, mixture, batch, 0):
+        assert stopped and same
+    undisturbed = ranks.run(layout, run, mixture, batch, None)
+    assert not any(same or stopped for stopped, same, _ in undisturbed)
+    assert ranks.run(layout, run, mixture, batch, 1) == undisturbed

@@ -1,0 +1,39 @@
+"""The driver's side of ranks that are asked to stop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from ray.exceptions import RayTaskError
+
+from rlmath.actor.group import ActorGroup
+from rlmath.actor.rank_calls import ActorError, RankCalls
+from rlmath.errors import UpdateStopped
+
+
+def group_that_raises(error: Exception) -> Any:
+    group: Any = ActorGroup.__new__(ActorGroup)
+    group.changed = False
+
+    def all_ranks(*_: Any) -> None:
+        assert group.changed
+        raise error
+
+    group._all = all_ranks
+    return group
+
+
+def test_a_stopped_update_leaves_the_ranks_unchanged() -> None:
+    for call in ("step_update", "step_update_values"):
+        given = (None, 0) if call == "step_update" else (None,)
+        for error, changed in ((UpdateStopped(), False), (ActorError("died"), True)):
+            group = group_that_raises(error)
+            with pytest.raises(type(error)):
+                getattr(group, call)(*given)
+            assert group.changed is changed
+
+
+def test_a_stopped_rank_has_not_failed(tmp_path: Any) -> None:
+    calls, error = RankCalls(str(tmp_path)), RayTaskError("update", "", UpdateStopped())
+    assert isinstance(calls._explain(error, 0), UpdateStopped)
