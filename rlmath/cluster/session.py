@@ -58,8 +58,14 @@ def ray_session(config: ClusterConfig) -> Iterator[None]:
         over = threading.Event()
         stack.callback(over.set)
         stack.callback(ray.shutdown)
-        _end_on_signals(over)
-        yield
+        asked = _end_on_signals(over)
+        try:
+            yield
+        except SystemExit:
+            # While Ray waits, it lets a handler's exit through with the code 1.
+            if asked:
+                raise SystemExit(asked[0]) from None
+            raise
 
 
 def _start_own(config: ClusterConfig, guard: Guard) -> None:
@@ -155,18 +161,25 @@ def without_services() -> Iterator[None]:
             setattr(ray_node.Node, name, start)
 
 
-def _end_on_signals(over: threading.Event) -> None:
+def _end_on_signals(over: threading.Event) -> list[int]:
     """Let the signals that end a run unwind it as Ctrl-C does; Ray's own handler of SIGTERM would
-    end it at once."""
+    end it at once.
+
+    Returns:
+        The exit code, once a signal has come.
+    """
+    asked: list[int] = []
     head = next(iter(_own_processes().get(ray_constants.PROCESS_TYPE_GCS_SERVER, [])), None)
 
     def end(number: int, frame: FrameType | None) -> None:
         code = 128 + number
+        asked.append(code)
         if head is not None:
             threading.Thread(target=_end_with, args=(head, over, code), daemon=True).start()
         sys.exit(code)
 
     on_ending_signals(end)
+    return asked
 
 
 def _own_processes() -> dict[str, list[subprocess.Popen[bytes]]]:

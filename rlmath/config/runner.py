@@ -71,8 +71,8 @@ class RunnerConfig:
     )
     grace_s: float = setting(
         15.0,
-        "On SIGTERM in an update, seconds to wait for the step's end, where it can be saved; "
-        "otherwise the run ends at once. What was sampled is in journal/. 0: never wait.",
+        "On SIGTERM in an update that has changed weights, seconds to wait for the step's end, "
+        "where it can be saved. What was sampled is in journal/. 0: never wait.",
         least=0,
     )
     tensorboard_samples: int = setting(

@@ -24,13 +24,11 @@ def rehearse_export(model: str | Path) -> None:
     Raises:
         UserError: It would fail at the end of the run, or give another tokenizer.
     """
-    from transformers import AutoConfig
-
     theirs = load_tokenizer(model)
     with tempfile.TemporaryDirectory(prefix="rlmath_export_") as folder:
         try:
             write_model_files(Path(folder), Path(model), torch.float32)
-            AutoConfig.from_pretrained(folder, local_files_only=True)
+            _check_config(Path(model), folder)
             ours = load_tokenizer(folder)
         except Exception as error:
             raise UserError(
@@ -54,3 +52,14 @@ def rehearse_export(model: str | Path) -> None:
             f"{', '.join(differing)}; save the tokenizer with transformers' save_pretrained, so "
             "that all of it is in tokenizer.json, tokenizer_config.json and chat_template.jinja"
         )
+
+
+def _check_config(model: Path, export: str) -> None:
+    """Raise where transformers reads the model's configuration, but not the export's."""
+    from transformers import AutoConfig
+
+    try:
+        AutoConfig.from_pretrained(str(model), local_files_only=True)
+    except Exception:
+        return  # The engines say what is wrong with it.
+    AutoConfig.from_pretrained(export, local_files_only=True)
