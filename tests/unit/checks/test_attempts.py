@@ -291,6 +291,11 @@ def test_check_shows_where_a_run_continues(
     assert "continues after step 8 of 20" in said and "actor.optimizer.lr" in said
     assert main(["train", "--check", *common, "algorithm.advantage=rloo"]) == 2
     assert "algorithm.advantage" in capsys.readouterr().err
+    about = run_dir / "checkpoints" / "step_000008" / "actor" / "about.json"
+    about.parent.mkdir()
+    about.write_text(json.dumps({"dtype": "float32", "lora": {"rank": 4, "alpha": 32.0}}))
+    assert main(["train", "--check", *common]) == 2
+    assert "actor.lora.rank: 4 -> 0" in capsys.readouterr().err
 
 
 def test_a_resume_compares_with_the_last_start_that_trained(run_dir: Path) -> None:
