@@ -279,10 +279,10 @@ def load_model(model: Saveable, folder: str | Path, name: str = "actor") -> None
     def check() -> None:
         saved.update(_read_about(target))
         _check_same(state, saved, target)
+        check_index(target)
         # The driver has compared the files on its node; ranks share those that they read.
         if (target.parent / MANIFEST).is_file():
             verify(target.parent, (dist.get_rank(), dist.get_world_size()), under=name)
-        check_index(target)
 
     def load() -> None:
         loaded = dist_checkpointing.load(
