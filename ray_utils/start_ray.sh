@@ -33,7 +33,7 @@ exit code: 0 started, 2 not, 3 not because a head that had answered has gone
 EOF
 }
 
-interface='' port=${RAY_PORT:-6379} timeout_s=600 num_cpus=$(nproc) object_store_mib=''
+interface='' port=${RAY_PORT:-6379} timeout_s=600 num_cpus='' object_store_mib=''
 while [ $# -gt 0 ]; do
   case $1 in
     -h | --help) usage; exit 0 ;;
@@ -54,6 +54,9 @@ done
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 with_token
 need_number RANK "${RANK:-}"
+# Cores that this process may use. nproc would say OMP_NUM_THREADS where that is set.
+[ -n "$num_cpus" ] || num_cpus=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc)
+need_number --num-cpus "$num_cpus"
 need_number --port "$port"
 need_number --timeout-s "$timeout_s"
 export RAY_PORT=$port

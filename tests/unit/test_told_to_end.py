@@ -40,6 +40,7 @@ if words.startswith("-c"):
 elif " start " in words:  # Ray on a node.
     note("pids", str(os.getpid()))
     note("interface", os.environ["GLOO_SOCKET_IFNAME"])
+    note("cores", sys.argv[sys.argv.index("--num-cpus") + 1])
     signal.signal(signal.SIGTERM, lambda *_: (note("ray_ended"), os._exit(0)))
     if "--head" in words:
         server = socket.create_server(("127.0.0.1", {port}), backlog=99)
@@ -108,6 +109,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
         "SLURM_JOB_ID": "7",
         "SLURM_NNODES": "2",
         "SLURM_CPUS_ON_NODE": "96",
+        "OMP_NUM_THREADS": "999",
         "GPUS_PER_NODE": "4",
         "RLMATH_RUN_ID": "7",
         "WORLD_SIZE": "2",
@@ -179,6 +181,8 @@ def test_the_batch_script_is_told_and_the_run_saves(
     assert {"--cpus-per-task=96", "--cpu-bind=none", "--mem=0"} <= set(options)
     # Without --interface, gloo uses that of Ray's address.
     assert (tmp_path / "interface").read_text().split() == ["lo", "lo"]
+    cores = str(len(os.sched_getaffinity(0)))
+    assert (tmp_path / "cores").read_text().split() == [cores, cores]
 
 
 @pytest.mark.usefixtures("tidy")

@@ -1,0 +1,41 @@
+"""What runs over several GPUs and nodes rely on in torch: the place of a GPU, records of NCCL."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+import torch
+
+from rlmath.device.flight_recorder import recorder_environment
+from tests.contracts.contract import Row, check, parametrized
+
+ROWS = [
+    # The attributes are those of a GPU, which is not here.
+    Row(
+        "torch.numa.binding:_get_numa_node_index_for_gpu_index",
+        says=("properties.pci_domain_id", "properties.pci_bus_id", "properties.pci_device_id"),
+        breaks="ranks and engines on GPUs do not start (rlmath/device/numa.py)",
+    ),
+    Row(
+        "torch.distributed.flight_recorder.components.config_manager:JobConfig",
+        says=('"--allow-incomplete-ranks"', '"--prefix"', '"trace_dir"'),
+        breaks="a NCCL hang names no rank (rlmath/device/flight_recorder.py)",
+    ),
+]
+
+
+@parametrized(ROWS)
+def test_torch_is_as_nodes_need_it(row: Row) -> None:
+    check(row)
+
+
+def test_torch_reads_the_variables_of_its_flight_recorder() -> None:
+    """Of compiled code: the CPU build has what is common, and NCCL's header."""
+    folder = Path(torch.__file__).parent
+    header = folder / "include/torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp"
+    with (folder / "lib/libtorch_cpu.so").open("rb") as file:
+        library = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        for name in recorder_environment("logs"):
+            found = library.find(name.encode()) >= 0 or f'"{name}"' in header.read_text()
+            assert found, f"torch reads no {name}: rlmath/device/flight_recorder.py"
