@@ -122,7 +122,8 @@ def is_instruct(path: str) -> bool:
         return False
     ends = [special.get("eos_token", ""), *_end_tokens(folder, settings)]
     after = text.rpartition(_SAID)[2].lstrip()
-    return any(end and after.startswith(end) for end in ends)
+    # A template that ends no turn does not tell them apart; it was made for a chat model.
+    return not after or any(end and after.startswith(end) for end in ends)
 
 
 def _end_tokens(folder: Path, settings: Mapping[str, Any]) -> list[str]:

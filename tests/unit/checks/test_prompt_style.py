@@ -66,6 +66,10 @@ def test_a_base_model_with_the_template_of_its_instruct_version_gets_the_request
     assert decided(make_config(template=None)) == (False, BOXED)
 
 
+def test_a_template_that_ends_no_turn_is_that_of_an_instruct_model(make_config: MakeConfig) -> None:
+    assert decided(make_config(template=CHATML.replace("<|im_end|>\n", ""))) == (True, BOXED)
+
+
 def test_a_turn_end_of_the_generation_config_makes_an_instruct_model(
     make_config: MakeConfig, tmp_path: Path
 ) -> None:
