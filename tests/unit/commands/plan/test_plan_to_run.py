@@ -7,10 +7,12 @@ import shlex
 from pathlib import Path
 
 import pytest
+import yaml
 
 from rlmath.cli import main
 from rlmath.commands.plan.gpus import gpu_named
 from rlmath.commands.plan.models import read_named_model
+from rlmath.config.load import load
 from rlmath.errors import UserError
 from rlmath.model.published import published_name, published_spec
 
@@ -79,6 +81,18 @@ def test_the_experiment_of_a_plan_is_one(capsys: pytest.CaptureFixture[str]) -> 
     out = capsys.readouterr().out
     assert "Qwen2.5-1.5B" in out
     assert "9 steps" in out
+
+
+def test_values_of_an_experiment_of_a_plan_are_those_that_were_typed() -> None:
+    template = r"data.prompt_template='{prompt}\nPut it in \\boxed{}.'"
+    hub = ["model.path=Qwen/Qwen2.5-0.5B", *SMALL[1:]]
+    write = ["--write", "typed", "--config-dir", "groups"]
+    assert plan(*hub, template, "actor.optimizer.lr=1e-6", *write) == 0
+    written = yaml.safe_load(Path("groups/experiment/typed.yaml").read_text())
+    assert written["data"]["prompt_template"] == "{prompt}\nPut it in \\boxed{}."
+    config = load(["experiment=typed"], "groups")
+    assert config.data.prompt_template == "{prompt}\nPut it in \\boxed{}."
+    assert config.actor.optimizer.lr == 1e-6
 
 
 def test_a_setting_that_a_plan_ignores_is_refused_without_a_run(
