@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks.dry_run.presets import EXPERIMENTS
 from rlmath.cli import main
-from rlmath.commands.plan.dry_run.presets import EXPERIMENTS
 from rlmath.config.load import load
 
 # What the plan is told of a preset; how many GPUs have a copy of the model is the preset's choice.
