@@ -10,7 +10,6 @@ from datetime import timedelta
 import numpy as np
 import torch.distributed as dist
 
-from rlmath.actor.stops import stops
 from rlmath.checkpoint.writer import background_group
 from rlmath.device import Platform
 from rlmath.device.gloo import use_interface_of
@@ -54,7 +53,6 @@ def initialize(
         timeout=timeout,
         master_listen_fd=listening,
     )
-    stops.connect(store.clone(), rank, layout.world_size)
     dist.init_process_group(
         platform.collective_backend,
         store=store,

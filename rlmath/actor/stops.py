@@ -40,16 +40,17 @@ class Stops:
         self._limit = math.inf
         self._is_held = self._has_stepped = False
 
-    def connect(self, store: TCPStore, rank: int, world_size: int) -> None:
+    def connect(self, address: str, port: int, rank: int, world_size: int) -> None:
         """Wait for a request from now on, in a thread.
 
         Args:
-            store: A ``TCPStore`` of the ranks, for this alone.
+            address: Host of the ranks' store.
+            port: Where it listens.
             rank: This one.
             world_size: Of all ranks.
         """
         self._reset()
-        given = (store, rank, world_size)
+        given = (_open(address, port), rank, world_size)
         threading.Thread(target=self._watch, args=given, name="stops", daemon=True).start()
 
     def begin_step(self) -> None:
@@ -123,6 +124,10 @@ def ask_to_stop(address: str, port: int) -> None:
     Raises:
         torch.distributed.DistError: It does not answer.
     """
+    _open(address, port).set(_ASKED, "yes")
+
+
+def _open(address: str, port: int) -> TCPStore:
+    """A connection of its user alone, which may wait on it."""
     timeout = timedelta(seconds=_ANSWER_S)
-    store = TCPStore(address, port, is_master=False, timeout=timeout, wait_for_workers=False)
-    store.set(_ASKED, "yes")
+    return TCPStore(address, port, is_master=False, timeout=timeout, wait_for_workers=False)

@@ -81,11 +81,13 @@ class ActorWorker:
             from rlmath.actor.parallel import initialize
             from rlmath.actor.policy import MegatronActor
             from rlmath.actor.settings import StartedRank
+            from rlmath.actor.stops import stops
 
             address, port = meeting_place
             own = ray.util.get_node_ip_address()
             initialize(layout, platform, self.rank, address, port, seed, node_address=own)
             communicators = open_communicators(layout, platform)
+            stops.connect(address, port, self.rank, layout.world_size)
             self.actor = MegatronActor(settings, layout, platform)
             _check_and_release(self.actor)
             self.value_model: Any = None

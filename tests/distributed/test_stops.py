@@ -41,13 +41,17 @@ class Worker:
         return {"actor": self._actor}
 
 
-def asking_before(number: int) -> Any:
-    """Ask when this process begins a pass's micro-batch of this number, from 1, and wait until the
-    ranks are held or have answered."""
-    skips, count = Stops.skips, 0
+def ranks_store() -> Any:
     store: Any = dist.distributed_c10d._get_default_store()
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
+    return store
+
+
+def asking_before(number: int) -> Any:
+    """Ask when this process begins a pass's micro-batch of this number, from 1, and wait until the
+    ranks are held or have answered."""
+    skips, count, store = Stops.skips, 0, ranks_store()
 
     def skips_and_asks(self: Stops, one: int) -> bool:
         nonlocal count
@@ -71,6 +75,8 @@ def run(
     Returns:
         Whether the update was stopped, whether all is as before it, and its metrics.
     """
+    store = ranks_store()
+    stops.connect(store.host, store.port, dist.get_rank(), layout.world_size)
     actor = build(layout, platform, model, **SETTINGS)
     worker: Any = Worker(actor)
     shard = actor.shard_of(batch, UPDATE, 0)
