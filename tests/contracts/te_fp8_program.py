@@ -100,8 +100,6 @@ def describe(platform: Any, recompute: dict[str, Any]) -> dict[str, Any]:
         with torch.no_grad():
             found = run_schedule(models, packed, on_output, backward=False, shortest=packed[0])
             return torch.cat(found)
-                run_schedule(models, packed, on_output, backward=False, shortest=packed[0])
-            )
 
     def backward() -> Tensor:
         """The gradient of a layer."""
