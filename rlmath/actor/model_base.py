@@ -32,6 +32,7 @@ from rlmath.actor.settings import (
 )
 from rlmath.actor.stops import stops
 from rlmath.batching.from_sequences import batch_of_sequences
+from rlmath.actor.step_probe import StepFinding, StepProbe
 from rlmath.batching.shards import Shard, Share, shards
 from rlmath.checkpoint.optimizer_state import initialize_states
 from rlmath.checkpoint.state import AdapterState, ModelState
@@ -58,6 +59,8 @@ class RankModel:
         device_state: What of the model is on the device; see ``release_optimizer``. Whoever reads
             parameters outside a forward pass reads through it, or calls ``load_parameters`` first.
         parameter_gather: Of updated parameters.
+        step_probe: Looks at the optimizer's steps; ``None``: nothing does.
+        step_finding: Of the last step.
     """
 
     def __init__(self, settings: ActorSettings, layout: Layout, platform: Platform) -> None:
@@ -81,6 +84,9 @@ class RankModel:
         self.module: Any = self.chunks[0] if len(self.chunks) == 1 else ModuleList(self.chunks)
         self.optimizer: Any = None
         self.scheduler: Any = None
+        self.step_probe: StepProbe | None = None
+        self.step_finding = StepFinding()
+        self._norm = 0.0
         self.parameter_gather = ParameterGather([])
         fp8 = settings.model.fp8
         self._rows_per_rank = 1 if fp8 is None else fp8.block
@@ -320,7 +326,8 @@ class RankModel:
     def gradient_norm(self) -> float:
         """Norm of the minibatch's gradient, over all ranks. Call once, after the backward pass."""
         self.optimizer.prepare_grads()
-        return float(self.optimizer.get_grad_norm())
+        self._norm = float(self.optimizer.get_grad_norm())
+        return self._norm
 
     def finish_minibatch(self, discard: bool) -> float:
         """Step the optimizer, unless the minibatch is discarded, and clear the gradients.
@@ -333,12 +340,17 @@ class RankModel:
         """
         # The scheduler then sets that of the next step.
         lr = float(self.optimizer.param_groups[0]["lr"])
+        self.step_finding = StepFinding()
         if not discard:
             stops.before_optimizer_step()
             self.device_state.load("optimizer")
             # Of a part of the model that no forward pass has waited for.
             self.parameter_gather.finish()
+            if self.step_probe is not None:
+                self.step_probe.before()
             self.optimizer.step()
+            if self.step_probe is not None:
+                self.step_finding = self.step_probe.after(lr, self._norm)
             self.parameter_gather.begin()
             self.scheduler.step(1)
         self.clear_gradients()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -34,6 +34,7 @@ from rlmath.actor.sample_probe import SampleProbe
 from rlmath.actor.schedule import OnLogProbs, OnOutput, of_log_probs
 from rlmath.actor.sequence_report import SequenceReport
 from rlmath.actor.settings import ActorSettings, UpdateResult, UpdateSettings
+from rlmath.actor.step_probe import StepFinding, StepProbe
 from rlmath.actor.token_traces import TokenTrace, traces_of
 from rlmath.actor.token_values import TokenValues
 from rlmath.algorithms.early_stop import Decision, decide
@@ -81,6 +82,8 @@ class MegatronActor(RankModel):
             dtype = torch.float32 if settings.reference.kind == "averaged" else None
             self.reference = [p.detach().to("cpu", dtype, copy=True) for p in self._trained()]
         self.routing: RoutingReplay | None = None
+        if settings.optimizer is not None:
+            self.step_probe = StepProbe(self.optimizer, settings.optimizer)
         if settings.routing_replay != "none":
             from rlmath.actor.routing_replay import RoutingReplay
 
@@ -199,6 +202,12 @@ class MegatronActor(RankModel):
         if clear_optimizer:
             with self.device_state.optimizer_readable():
                 clear_optimizer_state(self.optimizer)
+            self.forget_steps()
+
+    def forget_steps(self) -> None:
+        """The optimizer's state was set on purpose."""
+        if self.step_probe is not None:
+            self.step_probe.forget()
 
     # -- update ---------------------------------------------------------------------------------
 
@@ -242,6 +251,8 @@ class MegatronActor(RankModel):
         traces: list[TokenTrace] = []
         left_out: list[dict[int, OffPolicyTotals]] = []
         reports: list[SequenceReport] = []
+        findings: list[StepFinding] = []
+        schedule_steps = int(self.scheduler.num_steps)
         traced = {*traced, *(self.probe.places if self.probe is not None else ())}
         measured = None
         if self.routing is not None and settings.routing_mismatch:
@@ -269,6 +280,7 @@ class MegatronActor(RankModel):
             if one["log_ratio_clamped_count"]:
                 clamped[index] = say_clamped(one, farthest)
             metrics.append(one)
+            findings.append(self.step_finding)
             if decision.kind == "early_stop":
                 stopped[index] = decision.reason
         routing = {} if self.routing is None else self.routing.finish()
@@ -282,7 +294,19 @@ class MegatronActor(RankModel):
             gradients=self._prints.take(),
             off_policy=add_by_version(left_out),
             sequences=SequenceReport.joined(reports) if reports else None,
+            schedule_steps=schedule_steps,
+            step_findings=self._worst_findings(findings),
         )
+
+    def _worst_findings(self, mine: Sequence[StepFinding]) -> tuple[tuple[int, StepFinding], ...]:
+        """Of each minibatch the first rank with a finding, and that. Collective."""
+        flat = torch.tensor([tuple(one) for one in mine], dtype=torch.float64).flatten()
+        of_ranks = self.all_gather(flat).view(-1, len(mine), len(StepFinding()))
+        found = []
+        for one in of_ranks.unbind(1):
+            rank = int((one[:, 0] > 0).int().argmax())
+            found.append((rank, StepFinding(*one[rank].tolist())))
+        return tuple(found)
 
     def _step(
         self,

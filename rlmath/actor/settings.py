@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from rlmath.actor.communicators import Communicators
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.sequence_report import SequenceReport
+from rlmath.actor.step_probe import StepFinding
 from rlmath.actor.token_traces import TokenTrace
 from rlmath.actor.token_values import TokenValues
 from rlmath.algorithms.off_policy import OffPolicyTotals, add_by_version
@@ -178,6 +179,8 @@ class UpdateResult:
         off_policy: On ranks that report: what ``off_policy_mask_kl`` left out of their sequences,
             by the version of the weights that sampled; empty without it.
         sequences: On ranks that report: what their sequences brought into the loss.
+        schedule_steps: Steps of the learning-rate schedule before it.
+        step_findings: Of each minibatch, the first rank whose probe found something, and that.
     """
 
     minibatches: list[dict[str, float]]
@@ -190,6 +193,8 @@ class UpdateResult:
     gradients: dict[str, int] = field(default_factory=dict)
     off_policy: Mapping[int, OffPolicyTotals] = field(default_factory=dict)
     sequences: SequenceReport | None = None
+    schedule_steps: int = 0
+    step_findings: tuple[tuple[int, StepFinding], ...] = ()
 
     @classmethod
     def joined(cls, parts: Sequence[UpdateResult]) -> UpdateResult:

@@ -39,6 +39,8 @@ class ActorWorker:
     adapter_source: Any = None
     # And whether they quantize what they are sent.
     quantized = False
+    # What must not change, see rlmath.training.checks.still_weights.
+    frozen_weights: Any = None
 
     def __init__(self, rank: int, log_path: str, environment: dict[str, str]) -> None:
         end_with_parent(os.getppid())
@@ -378,6 +380,7 @@ class ActorWorker:
             model.device_state.load(*PARTS)
             load_model(model, folder, name)
             model.release()
+        self.actor.forget_steps()
 
     def peak_memory_gib(self) -> float:
         """Highest memory of this process so far."""

@@ -9,8 +9,10 @@ from rlmath.training.checks.invariants import Invariants
 from rlmath.training.checks.loss_parts import LossParts
 from rlmath.training.checks.prefix_cache import PrefixCache
 from rlmath.training.checks.residue import LeftoverMemory
+from rlmath.training.checks.optimizer_steps import OptimizerSteps
 from rlmath.training.checks.samples import SampledResponses
 from rlmath.training.checks.sequences import TrainedSequences
+from rlmath.training.checks.still_weights import StillWeights
 from rlmath.training.checks.unchanged import ChangedWeights
 
 
@@ -25,6 +27,8 @@ def step_checks() -> StepChecks:
             LossParts(),
             ChangedWeights(),
             PrefixCache(),
+            OptimizerSteps(),
+            StillWeights(),
             EngineConstants(),
             LeftoverMemory(),
         ]

@@ -1,0 +1,52 @@
+"""Checksums of what a rank holds and training must not change: a frozen reference, and the base
+model under LoRA."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+# Of the weights of each step: 20 ms of a host's memory bandwidth.
+MIB_PER_STEP = 64
+
+
+class FrozenWeights:
+    """Checksums of tensors, of which each call compares some, in turn.
+
+    Args:
+        tensors: With their names.
+        read: Gives a tensor's values, wherever they are.
+        mib_per_step: Size of what a call compares, in MiB; at least one tensor.
+    """
+
+    def __init__(
+        self,
+        tensors: Sequence[tuple[str, Tensor]],
+        read: Callable[[Tensor], Tensor] = lambda one: one,
+        mib_per_step: float = MIB_PER_STEP,
+    ) -> None:
+        self._tensors, self._read, self._next = list(tensors), read, 0
+        self._budget = mib_per_step * 2**20
+        self._sums = [checksum(read(one)) for _, one in self._tensors]
+
+    def changed(self) -> list[str]:
+        """Names of the next tensors whose values are not what they were at first."""
+        found, left = [], self._budget
+        for _ in range(len(self._tensors)):
+            name, tensor = self._tensors[self._next]
+            values = self._read(tensor)
+            if checksum(values) != self._sums[self._next]:
+                found.append(name)
+            self._next = (self._next + 1) % len(self._tensors)
+            left -= values.numel() * values.element_size()
+            if left <= 0:
+                break
+        return found
+
+
+def checksum(values: Tensor) -> int:
+    """Sum of the values' bits, on their device and without a copy."""
+    width = {2: torch.int16, 4: torch.int32, 8: torch.int64}[values.element_size()]
+    return int(values.detach().view(width).sum(dtype=torch.int64))

@@ -1,0 +1,204 @@
+"""A few elements of the weights and of Adam's moments around each optimizer step.
+
+Adam's formula, in float64 and written out here, says what the step should have made of them; and
+what an earlier step left is what the next one should find. The elements are fixed: a spread of
+tensors, and a spread of elements of each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from rlmath.checkpoint.optimizer_state import optimizer_parts
+from rlmath.config.optimizer import OptimizerConfig
+
+MAX_TENSORS, ELEMENTS = 32, 8
+# What may be wrong, in the order in which it is judged.
+FINDINGS = (
+    "",
+    "Adam's first moment is not what the last step left",
+    "Adam's second moment is not what the last step left",
+    "Adam's step count is not what the last step left",
+    "Adam's first moment is not beta1 m + (1 - beta1) g",
+    "Adam's second moment is not beta2 v + (1 - beta2) g^2",
+    "the weight did not take Adam's step at the scheduled learning rate",
+)
+
+
+class StepFinding(NamedTuple):
+    """The worst of what a rank's probe found; all 0: nothing.
+
+    Attributes:
+        kind: Index into ``FINDINGS``.
+        found: What is there: a moment, a count, or a weight's change.
+        wanted: What should be.
+    """
+
+    kind: float = 0.0
+    found: float = 0.0
+    wanted: float = 0.0
+
+
+@dataclass(frozen=True)
+class AdamState:
+    """Elements of weights, gradients and moments, all ``[n]`` float64.
+
+    Attributes:
+        weights: Float32 main parameters.
+        first: First moments.
+        second: Second moments.
+        counts: Adam steps taken.
+        decay: Weight decay of each.
+        gradients: Before clipping; empty after a step.
+    """
+
+    weights: Tensor
+    first: Tensor
+    second: Tensor
+    counts: Tensor
+    decay: Tensor
+    gradients: Tensor
+
+
+def adam_step(
+    before: AdamState, settings: OptimizerConfig, lr: float, clip: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Moments after a step, and the change of the weights.
+
+    AdamW (arXiv:1711.05101), algorithm 2, with the schedule's rate as ``lr``.
+
+    Args:
+        before: With gradients.
+        clip: Factor of the gradients.
+    """
+    g, count = clip * before.gradients, before.counts + 1
+    b1, b2 = settings.adam_beta1, settings.adam_beta2
+    first = b1 * before.first + (1 - b1) * g
+    second = b2 * before.second + (1 - b2) * g.square()
+    scaled = (second / (1 - b2**count)).sqrt() + settings.adam_eps
+    change = -lr * (first / (1 - b1**count) / scaled + before.decay * before.weights)
+    return first, second, change
+
+
+def judge_step(
+    before: AdamState, after: AdamState, settings: OptimizerConfig, lr: float, clip: float
+) -> StepFinding:
+    """Whether ``after`` is what Adam makes of ``before``.
+
+    Weights and moments are float32: a weight is off by its own rounding, and a moment by a few
+    roundings of itself and of what was added up.
+    """
+    first, second, change = adam_step(before, settings, lr, clip)
+    g = clip * before.gradients
+    found = after.weights - before.weights
+    size = torch.maximum(before.weights.abs(), after.weights.abs())
+    checks = (
+        (4, after.first, first, 1e-5 * (before.first.abs() + g.abs()) + 1e-30),
+        (5, after.second, second, 1e-5 * (before.second + g.square()) + 1e-30),
+        (6, found, change, 5e-7 * size + 1e-3 * change.abs() + 1e-12),
+    )
+    return _worst(checks)
+
+
+def judge_rest(left: AdamState, now: AdamState) -> StepFinding:
+    """Whether a step finds what the last one left."""
+    none = torch.zeros_like(left.first)
+    return _worst(
+        (
+            (1, now.first, left.first, none),
+            (2, now.second, left.second, none),
+            (3, now.counts, left.counts, none),
+        )
+    )
+
+
+def _worst(checks: Any) -> StepFinding:
+    for kind, found, wanted, tolerance in checks:
+        off = (found - wanted).abs() - tolerance
+        # NaN is wrong as well.
+        off = off.nan_to_num(nan=math.inf)
+        if off.numel() and float(off.max()) > 0:
+            place = int(off.argmax())
+            return StepFinding(float(kind), float(found[place]), float(wanted[place]))
+    return StepFinding()
+
+
+class StepProbe:
+    """Looks at an optimizer's steps on this rank.
+
+    Args:
+        optimizer: Megatron's Adam.
+        settings: Of it.
+    """
+
+    def __init__(self, optimizer: Any, settings: OptimizerConfig) -> None:
+        self._optimizer, self._settings = optimizer, settings
+        self._left: AdamState | None = None
+        self._before: AdamState | None = None
+        self._rest = StepFinding()
+
+    def forget(self) -> None:
+        """The optimizer's state was set on purpose."""
+        self._left = None
+
+    @torch.no_grad()
+    def before(self) -> None:
+        """The gradients are reduced, and neither clipped nor applied."""
+        self._before = now = self._read()
+        self._rest = StepFinding() if self._left is None else judge_rest(self._left, now)
+
+    @torch.no_grad()
+    def after(self, lr: float, norm: float) -> StepFinding:
+        """The step is taken.
+
+        Args:
+            lr: That it should have had.
+            norm: Of the whole gradient, before clipping.
+        """
+        assert self._before is not None
+        clip = min(1.0, self._settings.clip_grad_norm / (norm + 1e-6))
+        self._left = now = self._read()
+        if self._rest.kind:
+            return self._rest
+        return judge_step(self._before, now, self._settings, lr, clip)
+
+    def _read(self) -> AdamState:
+        columns: list[list[Tensor]] = [[] for _ in range(4)]
+        counts, decay = [], []
+        for parameter, state, group in self._tensors():
+            moments = (state.get("exp_avg"), state.get("exp_avg_sq"))
+            values = (parameter, *moments, parameter.grad)
+            own = [_spread(parameter if one is None else one) for one in values]
+            for column, one, value in zip(columns, own, values, strict=True):
+                column.append(torch.zeros_like(one) if value is None else one)
+            count = state.get("step", group.get("step", 0))
+            counts += [float(count)] * own[0].numel()
+            decay += [float(group["weight_decay"])] * own[0].numel()
+        weights, first, second, gradients = (_flat(one) for one in columns)
+        rows = (torch.tensor(counts, dtype=torch.float64), torch.tensor(decay, dtype=torch.float64))
+        return AdamState(weights, first, second, *rows, gradients)
+
+    def _tensors(self) -> Iterator[tuple[Tensor, dict[str, Any], dict[str, Any]]]:
+        every = [
+            (parameter, part.optimizer.state.get(parameter, {}), group)
+            for part in optimizer_parts(self._optimizer)
+            for group in part.optimizer.param_groups
+            for parameter in group["params"]
+            if parameter.numel()
+        ]
+        yield from every[:: max(1, -(-len(every) // MAX_TENSORS))]
+
+
+def _spread(values: Tensor) -> Tensor:
+    flat = values.detach().reshape(-1)
+    return flat[:: max(1, flat.numel() // ELEMENTS)][:ELEMENTS].float()
+
+
+def _flat(columns: list[Tensor]) -> Tensor:
+    return torch.cat(columns).cpu().double() if columns else torch.zeros(0, dtype=torch.float64)

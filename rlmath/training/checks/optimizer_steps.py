@@ -1,0 +1,103 @@
+"""Optimizer steps: the learning rate of the schedule, and what Adam makes of gradient and moments.
+
+The driver counts the steps and works out the rate by itself. The ranks look at a few elements
+around each step (``rlmath/actor/step_probe.py``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+from rlmath.actor.step_probe import FINDINGS, StepFinding
+from rlmath.config.arithmetic import policy_updates
+from rlmath.config.optimizer import OptimizerConfig, Schedule
+from rlmath.config.schema import Config
+from rlmath.training.checks.base import AfterUpdate, Metrics, StepCheck, report
+
+
+class OptimizerSteps(StepCheck):
+    """Compares rates with the schedule, and reports what the ranks' probes found."""
+
+    def __init__(self) -> None:
+        # Optimizer steps of the run; None: not known yet.
+        self._taken: int | None = None
+
+    def after_update(self, now: AfterUpdate) -> Metrics:
+        if now.result is None:
+            return {}
+        if self._taken is None:
+            # Of a run that was resumed, the checkpoint was checked when it was loaded.
+            self._taken = 0 if now.step == 1 else now.result.schedule_steps
+        config, minibatches = now.session.config, now.result.minibatches
+        broken = wrong_rates(schedule_of(config), self._taken, minibatches)
+        broken += wrong_steps(now.result.step_findings)
+        self._taken += sum(not one["discarded"] for one in minibatches)
+        report(config, broken, now.step, now.monitor)
+        return {}
+
+
+def schedule_of(config: Config) -> OptimizerConfig:
+    """The optimizer's settings, with the end of the schedule."""
+    optimizer = config.actor.optimizer
+    steps = optimizer.decay_steps or policy_updates(config)
+    return dataclasses.replace(optimizer, decay_steps=steps)
+
+
+def scheduled_rate(settings: OptimizerConfig, taken: int) -> float:
+    """Learning rate of the next optimizer step.
+
+    Args:
+        settings: With ``decay_steps``, unless the schedule is constant.
+        taken: Steps before it.
+    """
+    peak, warmup = settings.lr, settings.warmup_steps
+    if taken <= warmup and warmup:
+        return peak * taken / warmup
+    if settings.schedule is Schedule.constant:
+        return peak
+    end, floor = max(settings.decay_steps or 1, warmup + 1), min(settings.min_lr, peak)
+    progress = min(1.0, (taken - warmup) / (end - warmup))
+    left = 1.0 - progress
+    if settings.schedule is Schedule.cosine:
+        left = (1.0 + math.cos(math.pi * progress)) / 2
+    return floor + left * (peak - floor)
+
+
+def wrong_rates(
+    settings: OptimizerConfig, taken: int, minibatches: Sequence[Mapping[str, float]]
+) -> list[str]:
+    """Sentences about minibatches whose learning rate is not the schedule's.
+
+    Args:
+        settings: See :func:`scheduled_rate`.
+        taken: Optimizer steps before the first one.
+        minibatches: Their metrics.
+    """
+    broken = []
+    for index, figures in enumerate(minibatches):
+        wanted = scheduled_rate(settings, taken)
+        # Written so that NaN is reported.
+        if not abs(figures["lr"] - wanted) <= 1e-9 * settings.lr:
+            broken.append(
+                f"minibatch {index} has a learning rate of {figures['lr']:.6g}, but after {taken} "
+                f"optimizer steps the {settings.schedule.value} schedule gives {wanted:.6g}: the "
+                "schedule was changed or began again"
+            )
+        taken += not figures["discarded"]
+    return broken
+
+
+def wrong_steps(findings: Sequence[tuple[int, StepFinding]]) -> list[str]:
+    """Sentences about optimizer steps that are not Adam's.
+
+    Args:
+        findings: Of each minibatch, a rank and what its probe found.
+    """
+    return [
+        f"minibatch {index}, rank {rank}: {FINDINGS[int(one.kind)]} (it is {one.found:.7g}, and "
+        f"should be {one.wanted:.7g})"
+        for index, (rank, one) in enumerate(findings)
+        if one.kind
+    ]

@@ -1,0 +1,100 @@
+"""Weights that must not move, and copies of weights that must agree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rlmath.config.algorithm import ReferenceKind
+from rlmath.config.schema import Config
+from rlmath.training.checks.base import AfterUpdate, BeforeUpdate, Metrics, StepCheck, report
+from rlmath.weights.gather import WeightChanges
+
+if TYPE_CHECKING:
+    from rlmath.actor.worker import ActorWorker
+
+_NAMED = 3
+
+
+class StillWeights(StepCheck):
+    """A frozen reference and the base model under LoRA stay as they are; copies of the model on
+    several data-parallel ranks stay alike."""
+
+    def __init__(self) -> None:
+        self._begun = False
+
+    def before_update(self, now: BeforeUpdate) -> Metrics:
+        if not self._begun and now.batch is not None and has_frozen_weights(now.session.config):
+            now.session.actor.call(begin)
+            self._begun = True
+        return {}
+
+    def after_update(self, now: AfterUpdate) -> Metrics:
+        broken = different_copies(now.changes)
+        if self._begun:
+            broken += moved(now.session.actor.call(look_again))
+        report(now.session.config, broken, now.step, now.monitor)
+        return {}
+
+
+def has_frozen_weights(config: Config) -> bool:
+    """Whether ranks hold weights that training does not change."""
+    algorithm = config.algorithm
+    frozen = algorithm.kl_coef > 0 and algorithm.reference.kind is ReferenceKind.frozen
+    return frozen or config.actor.lora.rank > 0
+
+
+def begin(worker: ActorWorker) -> None:
+    """Runs in a rank: take the first checksums."""
+    from rlmath.actor.frozen_weights import FrozenWeights
+
+    actor = worker.actor
+    parameters = list(actor.module.named_parameters())
+    tensors = []
+    if actor.settings.lora is not None:
+        tensors += [(f"base model: {name}", p) for name, p in parameters if not p.requires_grad]
+    if actor.reference is not None and not actor.settings.reference.renewed:
+        trained = [name for name, p in parameters if actor.settings.lora is None or p.requires_grad]
+        named = zip(trained, actor.reference, strict=True)
+        tensors += [(f"reference model: {name}", one) for name, one in named]
+    worker.frozen_weights = FrozenWeights(tensors, actor.device_state.read)
+
+
+def look_again(worker: ActorWorker) -> list[str]:
+    """Runs in a rank: what has changed since :func:`begin`."""
+    found: list[str] = worker.frozen_weights.changed()
+    return found
+
+
+def moved(found: Sequence[Sequence[str]]) -> list[str]:
+    """A sentence if frozen weights have changed.
+
+    Args:
+        found: Of each rank the names of tensors that have.
+    """
+    named = [f"{name} on rank {rank}" for rank, names in enumerate(found) for name in names]
+    if not named:
+        return []
+    more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
+    return [f"weights that are frozen have changed: {', '.join(named[:_NAMED])}{more}"]
+
+
+def different_copies(changes: Sequence[WeightChanges]) -> list[str]:
+    """A sentence if data-parallel ranks hold different weights.
+
+    Args:
+        changes: Of each rank.
+    """
+    if not changes:
+        return []
+    first = changes[0].fingerprints
+    for rank, one in enumerate(changes[1:], 1):
+        names = [name for name, value in one.fingerprints.items() if first.get(name) != value]
+        if names:
+            more = f" and {len(names) - _NAMED} more tensors" if len(names) > _NAMED else ""
+            return [
+                f"rank {rank} holds other weights than rank 0 after the update, in "
+                f"{', '.join(names[:_NAMED])}{more}: data-parallel copies have drifted apart, as "
+                "when gradients are not summed over ranks"
+            ]
+    return []
