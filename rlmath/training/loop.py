@@ -308,7 +308,7 @@ def export(training: Training, batch: TrainingBatch | None) -> None:
         session.actor.save_adapters(run_dir / HF_ADAPTER)
     if batch is None and config.runner.check_export_sequences:
         print("export   not compared with transformers: no step was run", flush=True)
-    checked = check_export(session, run_dir / "hf", batch) if batch is not None else {}
+    checked = check_export(session, run_dir / "hf", batch)
     summary = summarize(config, session, checked)
     write_card(run_dir)
     attempts.note_export(run_dir, max(training.done, config.runner.steps))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import shlex
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,29 +13,69 @@ from typing import Any
 from rlmath.algorithms.mismatch import measure
 from rlmath.checks import attempts
 from rlmath.config.quoting import override, path_override, quoted_path
-from rlmath.config.schema import Config
+from rlmath.config.schema import Config, DType
+from rlmath.errors import UserError, WeightsError
+from rlmath.model.precision import log_prob_limit
+from rlmath.model.spec import read_model_spec
 from rlmath.monitor import plot_curves, read_metrics, update_summary
 from rlmath.monitor.progress import duration
 from rlmath.training.session import Session
 from rlmath.types import TrainingBatch
+from rlmath.validation.convert import folder_fingerprints
 from rlmath.validation.hf_log_probs import hf_log_probs
+from rlmath.weights.fingerprint import compare_fingerprints
 
 _ERROR = "eval/accuracy_standard_error"
 _OF_THE_EXPORT = ("alignment/hf_mean_exp_abs_diff", "alignment/hf_max_abs_diff")
 
 
-def check_export(session: Session, folder: Path, batch: TrainingBatch) -> dict[str, float]:
-    """Compare the actor's log-probs with those of the exported folder in ``transformers``.
+class ExportError(UserError):
+    """The written model is not the one that was trained."""
+
+
+def check_export(session: Session, folder: Path, batch: TrainingBatch | None) -> dict[str, float]:
+    """Compare the exported folder with the actor: each tensor bit by bit, and log-probs with those
+    of ``transformers``.
 
     Args:
-        batch: Sequences to compare them on.
+        folder: The export; one that fails is renamed, as it is no model.
+        batch: Sequences to compare log-probs on; ``None``: tensors alone are compared.
 
     Returns:
-        ``alignment/hf_mean_exp_abs_diff`` and ``alignment/hf_max_abs_diff``.
+        ``alignment/hf_mean_exp_abs_diff`` and ``alignment/hf_max_abs_diff``; nothing without a
+        batch.
+
+    Raises:
+        ExportError: A tensor differs, or log-probs differ by more than the limit of
+            ``toolkits/convert``.
     """
+    try:
+        held = session.actor.weights_changes()[0].fingerprints
+        compare_fingerprints(held, folder_fingerprints(folder), str(folder))
+        return {} if batch is None else _check_log_probs(session, folder, batch)
+    except WeightsError as error:
+        rejected = folder.with_name(f"{folder.name}_rejected")
+        shutil.rmtree(rejected, ignore_errors=True)
+        folder.rename(rejected)
+        raise ExportError(
+            f"the exported model is not the trained one, and is now {rejected}: {error}. The last "
+            "checkpoint has the weights; toolkits/convert exports it"
+        ) from error
+
+
+def _check_log_probs(session: Session, folder: Path, batch: TrainingBatch) -> dict[str, float]:
+    config = session.config
     ours, _ = session.actor.log_probs(batch)
-    theirs = hf_log_probs(folder, batch, session.config.rollout.temperature)
+    theirs = hf_log_probs(folder, batch, config.rollout.temperature)
     metrics = measure(ours, theirs).metrics()
+    moe = read_model_spec(config.model.path).experts > 0
+    limit = log_prob_limit(config.model.dtype is DType.float32, moe=moe)
+    # Written so that NaN is above it.
+    if not metrics["mean_exp_abs_diff"] <= limit:
+        raise WeightsError(
+            f"mean exp|logp_megatron - logp_transformers| over {len(batch)} sequences is "
+            f"{metrics['mean_exp_abs_diff']:.6f}, above {limit}"
+        )
     return {
         _OF_THE_EXPORT[0]: metrics["mean_exp_abs_diff"],
         _OF_THE_EXPORT[1]: metrics["max_abs_diff"],

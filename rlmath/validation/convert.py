@@ -139,7 +139,7 @@ def to_hf(
     load_weights(module, saved.folder)
     save_to_hf([module], folder, source, spec, parallel, overwrite=overwrite, merge=merge)
     held = BucketGatherer([module], spec, parallel, merge=merge).fingerprints()
-    compare_fingerprints(held, _of_folder(folder), str(folder))
+    compare_fingerprints(held, folder_fingerprints(folder), str(folder))
     return len(held)
 
 
@@ -232,7 +232,7 @@ def to_megatron(
             parameter.fill_(float("nan"))
     load_weights(actor.module, Path(checkpoint) / _ACTOR)
     held = BucketGatherer(actor.chunks, spec, actor.parallel).fingerprints()
-    compare_fingerprints(_of_folder(source, dtype), held, str(checkpoint))
+    compare_fingerprints(folder_fingerprints(source, dtype), held, str(checkpoint))
     return len(held)
 
 
@@ -271,7 +271,7 @@ def _check_same_model(saved: CheckpointModel, spec: ModelSpec, source: str | Pat
         raise UserError(f"{saved.folder} has {was}, but {source}/config.json says {now}")
 
 
-def _of_folder(folder: str | Path, dtype: torch.dtype | None = None) -> dict[str, int]:
+def folder_fingerprints(folder: str | Path, dtype: torch.dtype | None = None) -> dict[str, int]:
     """Fingerprints of a folder's tensors, as they would be in ``dtype``."""
     spec = read_model_spec(folder)
     with HfFolderReader(folder, spec) as reader:

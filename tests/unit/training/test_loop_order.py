@@ -229,6 +229,7 @@ def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             "watch_progress": lambda *_: contextlib.nullcontext(),
             "act": lambda *_: None,
             "evaluate": evaluated,
+            "check_export": lambda *_: {},
             "summarize": lambda *_: None,
             "ending": lambda *_: "",
             "write_card": lambda _: None,
