@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import torch
 from torch import Tensor
+
+from rlmath.checkpoint.optimizer_prints import checksum
 
 # Of the weights of each step: 20 ms of a host's memory bandwidth.
 MIB_PER_STEP = 64
@@ -44,9 +45,3 @@ class FrozenWeights:
             if left <= 0:
                 break
         return found
-
-
-def checksum(values: Tensor) -> int:
-    """Sum of the values' bits, on their device and without a copy."""
-    width = {2: torch.int16, 4: torch.int32, 8: torch.int64}[values.element_size()]
-    return int(values.detach().view(width).sum(dtype=torch.int64))

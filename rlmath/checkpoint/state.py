@@ -21,6 +21,7 @@ from torch import Tensor
 
 from rlmath.checkpoint.manifest import MANIFEST, BrokenCheckpoint, verify
 from rlmath.checkpoint.model_state import is_extra_state, sharded_weights
+from rlmath.checkpoint.optimizer_prints import check_prints, optimizer_prints, save_prints
 from rlmath.checkpoint.optimizer_state import (
     load_optimizer_state,
     load_schedule_state,
@@ -231,6 +232,8 @@ def _prepare_save(state: ModelState, target: Path, group: Any, copy: bool) -> Ca
             about = json.dumps(_about(state), indent=1)
             (target / _ABOUT).write_text(about + "\n", encoding="utf-8")
         save_streams(target, rank)
+        if state.optimizer is not None:
+            save_prints(target, rank, optimizer_prints(state.optimizer, state.scheduler))
 
     _on_all_ranks(make_folder, target, group)
     _on_all_ranks(see_folder, target, group)
@@ -303,7 +306,11 @@ def load_model(model: Saveable, folder: str | Path, name: str = "actor") -> None
             "pipeline_layers": [],
             "virtual_stages": 1,
         }
-        if unnamed | saved["layout"] == _as_json(state.layout):
+        same_layout = unnamed | saved["layout"] == _as_json(state.layout)
+        if state.optimizer is not None:
+            prints = optimizer_prints(state.optimizer, state.scheduler)
+            check_prints(target, dist.get_rank(), prints, same_layout=same_layout)
+        if same_layout:
             load_streams(target, dist.get_rank())
         else:
             log.info(

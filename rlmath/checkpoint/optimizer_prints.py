@@ -1,0 +1,81 @@
+"""Checksums of each rank's optimizer state and the place in its schedule, saved with a checkpoint
+and compared after loading: a resume that restores something else trains on in silence."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlmath.checkpoint.manifest import BrokenCheckpoint
+from rlmath.checkpoint.optimizer_state import optimizer_parts
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+_NAMED = 3
+
+
+def checksum(values: Tensor) -> int:
+    """Sum of the values' bits, on their device and without a copy."""
+    width = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[values.element_size()]
+    return int(values.detach().view(width).sum(dtype=torch.int64))
+
+
+def optimizer_prints(optimizer: Any, scheduler: Any) -> dict[str, float]:
+    """Checksums and counts of this rank's optimizer, by what they are of."""
+    found: dict[str, float] = {"step of the learning-rate schedule": int(scheduler.num_steps)}
+    for part_number, part in enumerate(optimizer_parts(optimizer)):
+        inner = part.optimizer
+        for group_number, group in enumerate(inner.param_groups):
+            for number, parameter in enumerate(group["params"]):
+                shape = "x".join(map(str, parameter.shape))
+                place = f"tensor {part_number}.{group_number}.{number} ({shape})"
+                state = inner.state.get(parameter, {})
+                found[f"main parameter of {place}"] = checksum(parameter)
+                for name in _MOMENTS:
+                    if name in state:
+                        found[f"{name} of {place}"] = checksum(state[name])
+                step = state.get("step", group.get("step", 0))
+                found[f"Adam's step of {place}"] = float(step)
+    return found
+
+
+def save_prints(folder: Path, rank: int, prints: dict[str, float]) -> None:
+    """Write a rank's checksums into a checkpoint."""
+    _path(folder, rank).write_text(json.dumps(prints) + "\n", encoding="utf-8")
+
+
+def check_prints(folder: Path, rank: int, now: dict[str, float], *, same_layout: bool) -> None:
+    """Compare what was loaded with what was saved.
+
+    Args:
+        folder: Of the model in the checkpoint.
+        rank: Of this process.
+        now: Checksums after loading.
+        same_layout: Ranks have the parts that they had; else the schedule's step is compared
+            alone.
+
+    Raises:
+        BrokenCheckpoint: Something was not restored.
+    """
+    path = _path(folder, rank if same_layout else 0)
+    if not path.is_file():
+        return  # Of a checkpoint from before there were any.
+    saved = json.loads(path.read_text(encoding="utf-8"))
+    if not same_layout:
+        saved = {name: saved[name] for name in list(saved)[:1]}
+    wrong = [name for name, value in saved.items() if now.get(name) != value]
+    if wrong:
+        first = wrong[0]
+        more = f" and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
+        raise BrokenCheckpoint(
+            f"rank {rank}: the optimizer's state was not restored as it was saved: "
+            f"{', '.join(wrong[:_NAMED])}{more} of {len(saved)} differ ({first} was "
+            f"{saved[first]}, and is {now.get(first)})"
+        )
+
+
+def _path(folder: Path, rank: int) -> Path:
+    return folder / f"optimizer_prints_{rank:05d}.json"
