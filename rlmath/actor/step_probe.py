@@ -28,7 +28,9 @@ FINDINGS = (
     "Adam's first moment is not beta1 m + (1 - beta1) g",
     "Adam's second moment is not beta2 v + (1 - beta2) g^2",
     "the weight did not take Adam's step at the scheduled learning rate",
+    "the gradient is not the sum over data-parallel ranks",
 )
+GRADIENT_SUM = FINDINGS.index("the gradient is not the sum over data-parallel ranks")
 
 
 class StepFinding(NamedTuple):

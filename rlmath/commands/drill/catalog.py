@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import difflib
 
-from rlmath.commands.drill import in_driver, in_engines, in_ranks
+from rlmath.commands.drill import in_driver, in_engines, in_ranks, in_training
 from rlmath.commands.drill.fault import Fault
 from rlmath.errors import UserError
 
-FAULTS: tuple[Fault, ...] = (*in_ranks.FAULTS, *in_engines.FAULTS, *in_driver.FAULTS)
+FAULTS: tuple[Fault, ...] = (
+    *in_ranks.FAULTS,
+    *in_training.FAULTS,
+    *in_engines.FAULTS,
+    *in_driver.FAULTS,
+)
 
 
 def select(names: str | None) -> list[Fault]:

@@ -78,25 +78,27 @@ class TrainedSequences(StepCheck):
             broken = broken or wrong_tokens(found, expected)
             broken = broken or wrong_advantages(found, expected)
         if not broken:
-            broken = wrong_gradients(found, *self._noise(now))
+            noise, alone, unclipped = self._noise(now)
+            broken = wrong_gradients(found, noise, alone=alone, unclipped=unclipped)
         report(config, broken, now.step, now.monitor)
         return {}
 
-    def _noise(self, now: AfterUpdate) -> tuple[float, bool]:
-        """How far ratios of the first minibatch are from 1, and whether the policy term is all that
-        it has a gradient of."""
+    def _noise(self, now: AfterUpdate) -> tuple[float, bool, bool]:
+        """How far ratios of the first minibatch are from 1, whether the policy term is all that it
+        has a gradient of, and whether that term lost no token."""
         assert now.result is not None
         config, first = now.session.config, now.result.minibatches[0]
         algorithm = config.algorithm
         clipped = any(v for name, v in first.items() if name.startswith(("clip_", "dual_clip")))
         kl_coef = now.metrics["train/kl_coef"] if algorithm.kl_in is KlPlace.loss else 0.0
-        alone = (
-            not (kl_coef or now.metrics["train/entropy_coef"] or clipped or first["discarded"])
+        unclipped = (
+            not (clipped or first["discarded"])
             and algorithm.old_log_probs is OldLogProbs.recompute
             and algorithm.correction.off_policy_mask_kl is None
         )
+        alone = unclipped and not (kl_coef or now.metrics["train/entropy_coef"])
         # approx_kl is half the mean square of the log-ratio where that is small.
-        return math.sqrt(2.0 * max(first["approx_kl"], 0.0)), alone
+        return math.sqrt(2.0 * max(first["approx_kl"], 0.0)), alone, unclipped
 
 
 def expected_sequences(
@@ -222,11 +224,14 @@ def _cause(found: SequenceReport, expected: Expected, sums: Tensor, wanted: Tens
     return "Rewards, groups or tokens are out of order, or the estimator is wrong"
 
 
-def wrong_gradients(found: SequenceReport, noise: float, alone: bool) -> list[str]:
+def wrong_gradients(
+    found: SequenceReport, noise: float, *, alone: bool, unclipped: bool = True
+) -> list[str]:
     """A sentence if a sequence gave another gradient than its advantages say.
 
     Args:
         noise: Root mean square of how far the ratios of the first minibatch are from 1.
+        unclipped: The first minibatch has no clipped token.
         alone: The first minibatch has no gradient but that of the policy term, and no clipped
             token, so that its gradient is known.
     """
@@ -238,6 +243,12 @@ def wrong_gradients(found: SequenceReport, noise: float, alone: bool) -> list[st
             f"{int(found.minibatches[none][0])}: a micro-batch without a gradient"
         ]
     first = found.minibatches == 0
+    zero = first & (sums[:, GRADIENT] == 0) & (sums[:, SIZE] > 0) & (sums[:, PULL] != 0)
+    if unclipped and zero.any():
+        return [
+            f"{int(zero.sum())} of {int(first.sum())} sequences of the first minibatch have a "
+            "gradient of exactly 0, though they have advantages: a micro-batch without a gradient"
+        ]
     if not alone or not first.any():
         return []
     pull, size, gradient = (sums[first, column] for column in (PULL, SIZE, GRADIENT))

@@ -112,4 +112,4 @@ def test_micro_batch_without_a_gradient_is_named() -> None:
     none = dataclasses.replace(report, sums=sums)
     assert "no backward pass reached 2 of 4" in wrong_gradients(none, 0.0, alone=False)[0]
     sums[:2, GRADIENT] = 0.0
-    assert "2 of 4 sequences" in wrong_gradients(none, 0.0, alone=True)[0]
+    assert "gradient of exactly 0" in wrong_gradients(none, 0.0, alone=False)[0]
