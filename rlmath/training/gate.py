@@ -19,6 +19,7 @@ from torch import Tensor
 
 from rlmath.algorithms.alignment import Alignment
 from rlmath.algorithms.mismatch import HISTOGRAM_STEP, Mismatch, measure
+from rlmath.algorithms.mismatch_causes import likely_cause
 from rlmath.batching.shards import Sequences
 from rlmath.config.actor import Fp8
 from rlmath.config.rollout import KvCacheDtype, Quantization
@@ -377,7 +378,8 @@ def _again(
     farthest: Tensor,
     noise: Noise,
 ) -> str:
-    """Whether the actor gives the worst token the same log-prob once more.
+    """Whether the actor gives the worst token the same log-prob once more, and if so what the
+    differences look like.
 
     Args:
         rows: Sequences to run, one for each data-parallel rank at least, the worst among them.
@@ -386,12 +388,14 @@ def _again(
         noise: The actor against itself.
     """
     batch = sequences.select(rows)
-    log_probs, _ = session.actor.log_probs(batch)
+    log_probs, entropy = session.actor.log_probs(batch)
     first = int(batch.response_lengths[: rows.index(sequence)].sum())
     _, token, before, _ = farthest.tolist()
     now = float(log_probs[first + int(token)])
     if abs(now - before) <= max(noise.max_abs, FLOAT32_EXCESS):
-        return "The actor computes the same log-prob again. "
+        lengths, least = batch.response_lengths, max(noise.max_abs, FLOAT32_EXCESS)
+        cause = likely_cause(log_probs, batch.engine_log_probs, entropy, lengths, least)
+        return f"The actor computes the same log-prob again. {cause}{'. ' if cause else ''}"
     return (
         f"The actor now computes {now:.4f}: its own log-probs do not repeat, so suspect the "
         "actor's forward pass, not the engine. "
