@@ -31,6 +31,7 @@ class EngineProcess:
         handle: Ray's handle of the actor.
         starting: The answer to ``start`` that is still waited for; ``None``: none is.
         waits_for_weights: It has started again and can sample only after the next weight sync.
+        has_sampled: It has given a token.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class EngineProcess:
         self.handle.prepare.remote()
         self.starting: Any = None
         self.waits_for_weights = False
+        self.has_sampled = False
         self._deadline_s = 0.0
 
     def start(self) -> None:

@@ -371,6 +371,7 @@ class Generation:
         engine, held = self._pool.processes[index], self.held[index]
         progress: Progress = engine.get(ref)
         self.tokens[index] = progress.tokens_generated
+        engine.has_sampled = engine.has_sampled or progress.tokens_generated > 0
         left = held.keys() - {(sample.problem_id, sample.index) for sample in progress.samples}
         if left and not progress.unfinished:
             raise EngineError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -96,6 +97,8 @@ class RolloutPool:
         self.has_weights_at_hand = True
         self._bringing_up = threading.Lock()
         self.restarts = 0
+        # Why the last engine failed, if it was before its first token.
+        self._early_reason = ""
         self._restarts_told = 0
         self._generating = False
         self.generation: Generation | None = None
@@ -337,7 +340,17 @@ class RolloutPool:
 
         Raises:
             EngineError: ``error``, when no more restarts are left.
+            EngineStartError: The last engine to fail before its first token raised the same error:
+                another start would not help.
         """
+        reason = _without_numbers(error) if error.raised else ""
+        is_early = bool(reason) and not self._engines[index].has_sampled
+        if is_early and reason == self._early_reason:
+            raise EngineStartError(
+                f"{error}\nAn engine failed with this error before its first token twice, so "
+                "starting it again would not help"
+            ) from error
+        self._early_reason = reason if is_early else ""
         if self.restarts >= self._max_restarts:
             raise error
         self.restarts += 1
@@ -410,3 +423,8 @@ class RolloutPool:
     def _all(self, method: str, *arguments: Any) -> list[Any]:
         refs = [getattr(engine.handle, method).remote(*arguments) for engine in self._engines]
         return [engine.get(ref) for engine, ref in zip(self._engines, refs, strict=True)]
+
+
+def _without_numbers(error: EngineError) -> str:
+    """An error as it is called for any engine, process and tensor."""
+    return re.sub(r"\d+", "", str(error).split("\n", 1)[0])

@@ -1,0 +1,49 @@
+"""Engines that fail before their first token."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rlmath.rollout.pool import RolloutPool
+from rlmath.rollout.requests import EngineError, EngineStartError
+
+
+def pool_of(has_sampled: bool) -> RolloutPool:
+    spec: Any = SimpleNamespace(role="engine")
+    pool = RolloutPool(spec, num_engines=2, stall_timeout_s=1, max_restarts=100)
+
+    def make(index: int) -> Any:
+        return SimpleNamespace(
+            index=index, has_sampled=has_sampled, kill=lambda: None, start=lambda: None
+        )
+
+    pool._make = make  # type: ignore[method-assign]
+    pool._engines = [make(0), make(1)]
+    return pool
+
+
+def error(index: int, text: str = "RuntimeError: shape [3, 4]", raised: bool = True) -> EngineError:
+    return EngineError(f"engine {index} failed: {text}\nlog of process {index}7", raised=raised)
+
+
+def test_engine_that_fails_twice_before_its_first_token_ends_the_run() -> None:
+    pool = pool_of(has_sampled=False)
+    pool.replace(0, error(0))
+    with pytest.raises(EngineStartError, match="starting it again would not help"):
+        pool.replace(1, error(1))
+    assert pool.restarts == 1
+
+
+def test_engines_that_fail_otherwise_are_restarted() -> None:
+    pool = pool_of(has_sampled=False)
+    for text in ("RuntimeError: a", "RuntimeError: b", "RuntimeError: a"):
+        pool.replace(0, error(0, text))
+    for _ in range(3):  # A process that was killed may have been healthy.
+        pool.replace(0, error(0, raised=False))
+    busy = pool_of(has_sampled=True)
+    for _ in range(3):
+        busy.replace(0, error(0))
+    assert (pool.restarts, busy.restarts) == (6, 3)
