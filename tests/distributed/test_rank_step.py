@@ -71,6 +71,10 @@ def run(
             )
         result, again = step.update(UPDATE, 0, TRACED)
         assert again is None
+        # The optimizer's steps are Adam's, of gradients that are summed over all ranks.
+        if result is not None:
+            assert len(result.step_findings) == len(result.minibatches)
+            assert not any(one.kind for _, one in result.step_findings), result.step_findings
     reported = [x is not None for x in (alignment, figures, result)]
     assert reported == [actor.reports] * 3
     if not actor.reports:

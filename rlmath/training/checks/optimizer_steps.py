@@ -14,7 +14,7 @@ from rlmath.actor.step_probe import FINDINGS, StepFinding
 from rlmath.config.arithmetic import policy_updates
 from rlmath.config.optimizer import OptimizerConfig, Schedule
 from rlmath.config.schema import Config
-from rlmath.training.checks.base import AfterUpdate, Metrics, StepCheck, report
+from rlmath.training.checks.base import AfterUpdate, BeforeUpdate, Metrics, StepCheck, report
 
 
 class OptimizerSteps(StepCheck):
@@ -23,6 +23,12 @@ class OptimizerSteps(StepCheck):
     def __init__(self) -> None:
         # Optimizer steps of the run; None: not known yet.
         self._taken: int | None = None
+        # The step whose samples were seen; a replay has none, and may have other settings.
+        self._step = 0
+
+    def before_update(self, now: BeforeUpdate) -> Metrics:
+        self._step = now.step
+        return {}
 
     def after_update(self, now: AfterUpdate) -> Metrics:
         if now.result is None:
@@ -31,8 +37,9 @@ class OptimizerSteps(StepCheck):
             # Of a run that was resumed, the checkpoint was checked when it was loaded.
             self._taken = 0 if now.step == 1 else now.result.schedule_steps
         config, minibatches = now.session.config, now.result.minibatches
-        broken = wrong_rates(schedule_of(config), self._taken, minibatches)
-        broken += wrong_steps(now.result.step_findings)
+        broken = wrong_steps(now.result.step_findings)
+        if self._step == now.step:
+            broken = wrong_rates(schedule_of(config), self._taken, minibatches) + broken
         self._taken += sum(not one["discarded"] for one in minibatches)
         report(config, broken, now.step, now.monitor)
         return {}

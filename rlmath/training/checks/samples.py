@@ -29,6 +29,7 @@ class SampledResponses(StepCheck):
     def __init__(self) -> None:
         self._tokenizer: Any = None
         self._ends: frozenset[int] | None = None
+        self._first_version = 0
 
     def before_update(self, now: BeforeUpdate) -> Metrics:
         config = now.session.config
@@ -36,11 +37,14 @@ class SampledResponses(StepCheck):
         if self._ends is None:
             self._ends = ends_of_responses(config.model.path)
             self._tokenizer = load_tokenizer(config.model.path)
+            self._first_version = now.session.sampling.pool.weights_version
         groups = now.groups or now.finished
         samples = [one for group in groups for one in group.samples]
         broken = []
         if not config.rollout.ignore_eos:
-            broken += wrong_ends(samples, self._ends, response_limits(config))
+            # What was sampled before a resume may have had another limit.
+            limits, since = response_limits(config), self._first_version
+            broken += wrong_ends(samples, self._ends, limits, since)
         broken += wrong_rewards(samples, rewards.items, _is_penalized(config))
         decode = self._decode
         for group, graded in chosen(groups, now.step):
@@ -69,7 +73,10 @@ def response_limits(config: Config) -> frozenset[int]:
 
 
 def wrong_ends(
-    samples: Sequence[GradedSample], ends: frozenset[int], limits: frozenset[int]
+    samples: Sequence[GradedSample],
+    ends: frozenset[int],
+    limits: frozenset[int],
+    since: int = 0,
 ) -> list[str]:
     """A sentence for the first sample that does not end as its finish reason says.
 
@@ -77,6 +84,7 @@ def wrong_ends(
         samples: Of a step.
         ends: Tokens at which engines stop; empty: unknown.
         limits: Of a response, in tokens.
+        since: Weights version from which on responses had these limits.
     """
     for graded in samples:
         sample = graded.sample
@@ -92,7 +100,11 @@ def wrong_ends(
                 f"has the finish reason stop, but its last token is {last} and not one of "
                 f"{sorted(ends)}: the end-of-sequence token was lost"
             )
-        elif sample.finish_reason == "length" and len(tokens) not in limits:
+        elif (
+            sample.finish_reason == "length"
+            and len(tokens) not in limits
+            and sample.spans[0][0] >= since
+        ):
             problem = (
                 f"has the finish reason length and {len(tokens)} tokens, but the limit is "
                 f"{' or '.join(map(str, sorted(limits)))}"

@@ -53,6 +53,12 @@ def test_end_of_a_response_is_what_its_finish_reason_says(
     assert (problem is None and not found) or (problem is not None and problem in found[0])
 
 
+def test_limit_of_samples_from_before_a_resume_is_not_judged() -> None:
+    short = graded([1, 2, 3], "length")
+    assert wrong_ends([short], frozenset([EOS]), frozenset([LIMIT]), 0)
+    assert wrong_ends([short], frozenset([EOS]), frozenset([LIMIT]), 1) == []
+
+
 def test_model_without_an_end_is_not_judged_by_it() -> None:
     assert wrong_ends([graded([1, 2])], frozenset(), frozenset([LIMIT])) == []
 
