@@ -69,8 +69,13 @@ def token_digests(tokens: Tensor, prompt_lengths: Tensor, lengths: Tensor) -> Te
         prompt_lengths: ``[N]`` int64.
         lengths: ``[N]`` int64, of prompt and response.
     """
-    sums = _sums((tokens.to(torch.int64) + 1) * _factors(lengths), lengths)
-    return sums * 3 + prompt_lengths
+    longest = int(lengths.max()) if lengths.numel() else 0
+    factors = odd_factors(0, longest, torch.device("cpu"))
+    sums = [
+        (one.to(torch.int64) + 1).mul_(factors[: len(one)]).sum()
+        for one in tokens.split(lengths.tolist())
+    ]
+    return torch.stack(sums) * 3 + prompt_lengths if sums else torch.zeros_like(lengths)
 
 
 def _factors(lengths: Tensor) -> Tensor:

@@ -165,7 +165,7 @@ def temperature_back(engine: Any) -> None:
     engine._loop.__dict__.pop("submit", None)
 
 
-def _is_latent(model: str) -> bool:
+def is_latent(model: str) -> bool:
     try:
         return read_model_spec(model).latent is not None
     except ModelError:
@@ -179,7 +179,7 @@ def _no_prefix_cache(config: Config) -> str | None:
         return "rollout.kv=keep: the prefix cache outlives a weight sync"
     if config.actor.lora.rollout is LoraRollout.unmerged:
         return "actor.lora.rollout=unmerged: a prefix's hash has the weights version in it"
-    if _is_latent(config.model.path):
+    if is_latent(config.model.path):
         # A drill is on a CPU.
         return "latent attention: vLLM has no prefix cache for it on a CPU"
     return None

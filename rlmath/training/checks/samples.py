@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rlmath.algorithms.filters import TruncatedRule
 from rlmath.config.schema import Config
 from rlmath.data import load_tokenizer
@@ -88,9 +90,10 @@ def wrong_ends(
     """
     for graded in samples:
         sample = graded.sample
-        tokens = list(sample.token_ids)
-        early = next((i for i, token in enumerate(tokens[:-1]) if token in ends), None)
-        last = tokens[-1] if tokens else None
+        tokens = np.asarray(sample.token_ids)
+        (at,) = np.isin(tokens[:-1], list(ends)).nonzero()
+        early = int(at[0]) if len(at) else None
+        last = int(tokens[-1]) if len(tokens) else None
         problem = None
         if early is not None:
             place = f"token {early + 1} of {len(tokens)}"

@@ -112,7 +112,8 @@ def expected_sequences(
         weights: Of the rewards that count, by label.
     """
     samples = [one for group in groups for one in group.samples]
-    prompts = [group.problem.prompt_token_ids for group in groups for _ in group.samples]
+    of_groups = [np.array(group.problem.prompt_token_ids, np.int32) for group in groups]
+    prompts = [of_groups[i] for i, group in enumerate(groups) for _ in group.samples]
     responses = [np.asarray(one.sample.token_ids) for one in samples]
     pairs = zip(prompts, responses, strict=True)
     pieces = [np.asarray(piece, np.int32) for pair in pairs for piece in pair]
