@@ -17,27 +17,26 @@ class FrozenWeights:
     """Checksums of tensors, of which each call compares some, in turn.
 
     Args:
-        tensors: With their names.
-        read: Gives a tensor's values, wherever they are.
+        tensors: Names, and what gives the values wherever they are: those of a reference are
+            other tensors after each pass (``exchange.py``).
         mib_per_step: Size of what a call compares, in MiB; at least one tensor.
     """
 
     def __init__(
         self,
-        tensors: Sequence[tuple[str, Tensor]],
-        read: Callable[[Tensor], Tensor] = lambda one: one,
+        tensors: Sequence[tuple[str, Callable[[], Tensor]]],
         mib_per_step: float = MIB_PER_STEP,
     ) -> None:
-        self._tensors, self._read, self._next = list(tensors), read, 0
+        self._tensors, self._next = list(tensors), 0
         self._budget = mib_per_step * 2**20
-        self._sums = [checksum(read(one)) for _, one in self._tensors]
+        self._sums = [checksum(values()) for _, values in self._tensors]
 
     def changed(self) -> list[str]:
         """Names of the next tensors whose values are not what they were at first."""
         found, left = [], self._budget
         for _ in range(len(self._tensors)):
-            name, tensor = self._tensors[self._next]
-            values = self._read(tensor)
+            name, read = self._tensors[self._next]
+            values = read()
             if checksum(values) != self._sums[self._next]:
                 found.append(name)
             self._next = (self._next + 1) % len(self._tensors)

@@ -187,22 +187,23 @@ def _after_steps(worker: Any, change: Callable[[], None]) -> None:
 
 def move_the_reference(worker: Any) -> None:
     """The frozen reference moves a little after each optimizer step."""
-    _moving(worker, list(worker.actor.reference or ()))
+    _moving(worker, lambda: list(worker.actor.reference or ()))
 
 
 def move_the_base(worker: Any) -> None:
     """A matrix of the base model moves a little after each optimizer step."""
     frozen = [p for p in worker.actor.module.parameters() if not p.requires_grad and p.dim() > 1]
-    _moving(worker, frozen[-1:])
+    _moving(worker, lambda: frozen[-1:])
 
 
-def _moving(worker: Any, tensors: Any) -> None:
+def _moving(worker: Any, tensors: Callable[[], list[Any]]) -> None:
     worker.actor.load_parameters()
-    worker.__dict__[_STILL] = [(one, one.detach().clone()) for one in tensors]
+    # A reference is in other tensors after each pass.
+    worker.__dict__[_STILL] = tensors, [one.detach().clone() for one in tensors()]
 
     def move() -> None:
         worker.actor.load_parameters()
-        for one in tensors:
+        for one in tensors():
             one.mul_(1.01)
 
     _after_steps(worker, move)
@@ -213,8 +214,9 @@ def put_back(worker: Any) -> None:
     import torch
 
     worker.actor.load_parameters()
+    tensors, values = worker.__dict__.pop(_STILL, (list, []))
     with torch.no_grad():
-        for one, value in worker.__dict__.pop(_STILL, ()):
+        for one, value in zip(tensors(), values, strict=True):
             one.copy_(value)
 
 

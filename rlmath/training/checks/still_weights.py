@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 from rlmath.config.algorithm import ReferenceKind
 from rlmath.config.schema import Config
@@ -50,14 +53,17 @@ def begin(worker: ActorWorker) -> None:
 
     actor = worker.actor
     parameters = list(actor.module.named_parameters())
-    tensors = []
+    tensors: list[tuple[str, Callable[[], Tensor]]] = []
     if actor.settings.lora is not None:
-        tensors += [(f"base model: {name}", p) for name, p in parameters if not p.requires_grad]
+        base = [(name, p) for name, p in parameters if not p.requires_grad]
+        read = actor.device_state.read
+        tensors += [(f"base model: {name}", functools.partial(read, p)) for name, p in base]
     if actor.reference is not None and not actor.settings.reference.renewed:
         trained = [name for name, p in parameters if actor.settings.lora is None or p.requires_grad]
-        named = zip(trained, actor.reference, strict=True)
-        tensors += [(f"reference model: {name}", one) for name, one in named]
-    worker.frozen_weights = FrozenWeights(tensors, actor.device_state.read)
+        for index, name in enumerate(trained):
+            own = functools.partial(lambda held, place: held.reference[place], actor, index)
+            tensors.append((f"reference model: {name}", own))
+    worker.frozen_weights = FrozenWeights(tensors)
 
 
 def look_again(worker: ActorWorker) -> list[str]:

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
+from torch import Tensor
 
 from rlmath.actor.frozen_weights import FrozenWeights
 from rlmath.training.checks.still_weights import different_copies, moved
 from rlmath.weights.gather import WeightChanges
 
 
+def getters(tensors: list[tuple[str, Tensor]]) -> list[tuple[str, Callable[[], Tensor]]]:
+    return [(name, lambda one=one: one) for name, one in tensors]  # type: ignore[misc]
+
+
 def test_frozen_weights_that_move_are_named_within_the_round() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         tensors = [(f"t{i}", torch.randn(100, 50).to(dtype)) for i in range(4)]
-        looking = FrozenWeights(tensors, mib_per_step=0.0)
+        looking = FrozenWeights(getters(tensors), mib_per_step=0.0)
         assert [looking.changed() for _ in range(5)] == [[]] * 5
         tensors[3][1][7, 3] *= 2
         found = [looking.changed() for _ in range(4)]
         assert sorted(found) == [[], [], [], ["t3"]]
-    everything = FrozenWeights(tensors)
+    everything = FrozenWeights(getters(tensors))
     tensors[0][1].mul_(0.5)
     tensors[2][1].mul_(0.5)
     assert everything.changed() == ["t0", "t2"]
