@@ -380,8 +380,8 @@ def _no_gradient_sum(config: Config) -> str | None:
 
 
 def _constant(config: Config) -> str | None:
-    optimizer = config.actor.optimizer
-    if optimizer.schedule is Schedule.constant and not optimizer.warmup_steps:
+    # A drill has no warm-up.
+    if config.actor.optimizer.schedule is Schedule.constant:
         return "actor.optimizer.schedule=constant: it has no place"
     return None
 
