@@ -31,9 +31,9 @@ from rlmath.actor.settings import (
     ValueUpdateSettings,
     shard_settings,
 )
+from rlmath.actor.step_probe import StepFinding, StepProbe
 from rlmath.actor.stops import stops
 from rlmath.batching.from_sequences import batch_of_sequences
-from rlmath.actor.step_probe import StepFinding, StepProbe
 from rlmath.batching.shards import Shard, Share, shards
 from rlmath.checkpoint.optimizer_state import initialize_states
 from rlmath.checkpoint.state import AdapterState, ModelState

@@ -7,9 +7,9 @@ from rlmath.training.checks.engine_constants import EngineConstants
 from rlmath.training.checks.independent import IndependentSamples
 from rlmath.training.checks.invariants import Invariants
 from rlmath.training.checks.loss_parts import LossParts
+from rlmath.training.checks.optimizer_steps import OptimizerSteps
 from rlmath.training.checks.prefix_cache import PrefixCache
 from rlmath.training.checks.residue import LeftoverMemory
-from rlmath.training.checks.optimizer_steps import OptimizerSteps
 from rlmath.training.checks.samples import SampledResponses
 from rlmath.training.checks.sequences import TrainedSequences
 from rlmath.training.checks.still_weights import StillWeights
