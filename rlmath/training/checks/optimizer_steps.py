@@ -48,8 +48,12 @@ class OptimizerSteps(StepCheck):
 def schedule_of(config: Config) -> OptimizerConfig:
     """The optimizer's settings, with the end of the schedule."""
     optimizer = config.actor.optimizer
-    steps = optimizer.decay_steps or policy_updates(config)
-    return dataclasses.replace(optimizer, decay_steps=steps)
+    steps = policy_updates(config)
+    return dataclasses.replace(
+        optimizer,
+        decay_steps=optimizer.decay_steps or steps,
+        warmup_steps=optimizer.warmup_of(steps),
+    )
 
 
 def scheduled_rate(settings: OptimizerConfig, taken: int) -> float:
@@ -59,7 +63,7 @@ def scheduled_rate(settings: OptimizerConfig, taken: int) -> float:
         settings: With ``decay_steps``, unless the schedule is constant.
         taken: Steps before it.
     """
-    peak, warmup = settings.lr, settings.warmup_steps
+    peak, warmup = settings.lr, settings.warmup_of(settings.decay_steps or 0)
     if taken <= warmup and warmup:
         return peak * taken / warmup
     if settings.schedule is Schedule.constant:
