@@ -39,6 +39,8 @@ _COMMANDS = {
     "doctor": "find problems of this machine, or of a run's settings",
     "publish": "copy a run's model, with a card, to a hub or a folder:"
     " publish RUN_DIR ORGANIZATION/NAME|FOLDER",
+    "convert": "a checkpoint as a Hugging Face folder, or back: convert to-hf CHECKPOINT FOLDER",
+    "validate": "compare log-probs of Megatron, transformers and vLLM: validate MODEL",
     "selfcheck": "test and benchmark this node in about 15 minutes; writes one file: selfcheck gpu",
     "grade": "grade a file of responses and accepted answers: grade FILE [--against math-verify]",
     "plan": "predict before a run: plan layout (what fits), plan weights (cost of a weight sync),"
@@ -120,6 +122,10 @@ def _dispatch(arguments: list[str]) -> int:
         return _plan(rest)
     if command in _OF_A_RUN:
         return _of_a_run(command, rest)
+    if command in ("convert", "validate"):
+        module = importlib.import_module(f"rlmath.commands.{command}")
+        parser = _Parser(prog=f"rlmath {command}", description=_COMMANDS[command])
+        return int(module.run(parser, rest))
     if command == "publish":
         return _publish(rest)
     if command == "doctor":

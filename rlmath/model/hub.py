@@ -97,6 +97,17 @@ def download_model(name: str) -> Path:
     return Path(folder)
 
 
+def local_model(path: str) -> Path:
+    """The folder of a model: ``path`` itself, or that of a name of the hub, downloaded if missing.
+
+    Raises:
+        UserError: It cannot be downloaded.
+    """
+    if not is_hub_model(path):
+        return Path(path).expanduser()
+    return cached_model(path) or download_model(path)
+
+
 def hub_name(folder: str | Path) -> str | None:
     """``ORGANIZATION/NAME`` of a folder in the cache; ``None`` for other folders."""
     for part in Path(folder).parts:

@@ -20,6 +20,9 @@ _STEPS_IN_ESTIMATE = 10
 # Outside a terminal, from one line about a long phase to the next.
 REPORT_S = 60.0
 _SAMPLING = ("generate", "evaluate")
+_TOKENS_PER_S = "throughput/tokens_per_s"
+_WORDS = {"log_probs": "log-probs of the actor", "weight_sync": "weight sync"}
+_FIRST = "  (the first step also compiles; tokens/s and time left are without it)"
 
 
 class ProgressDisplay:
@@ -60,6 +63,7 @@ class ProgressDisplay:
         self._done = first_step - 1
         self._phase = "starting"
         self._announced: set[str] = set()
+        self._first_announced = False
         self._started = time.perf_counter()
         # Ends of the last steps; the first entry is the start of the oldest of them.
         self._ends: deque[float] = deque([self._started], maxlen=_STEPS_IN_ESTIMATE + 1)
@@ -101,8 +105,12 @@ class ProgressDisplay:
         if self._live or self._done >= self._first or name in self._announced:
             return
         self._announced.add(name)
-        elapsed = time.perf_counter() - self._started
-        self._console.print(Text(f"start    {elapsed:5.1f} s  {name}"))
+        elapsed, words = time.perf_counter() - self._started, _WORDS.get(name, name)
+        # An evaluation before the first step is no part of it.
+        label = f"step {self._first}" if self._total and name != "evaluate" else "start"
+        if label != "start" and not self._first_announced:
+            self._first_announced, words = True, words + _FIRST
+        self._console.print(Text(f"{label:<8} {elapsed:5.1f} s  {words}"))
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """A step is over.
@@ -113,9 +121,14 @@ class ProgressDisplay:
         """
         self._done = step
         self._ends.append(time.perf_counter())
+        own = self._ends[-1] - self._ends[-2]
+        if step == self._first and self._total:
+            # What it compiled and warmed up says nothing of the next steps.
+            metrics = {tag: one for tag, one in metrics.items() if tag != _TOKENS_PER_S}
+            self._ends = deque(list(self._ends)[-1:], maxlen=_STEPS_IN_ESTIMATE + 1)
         if step % self._line_every and step not in (1, self._total):
             return
-        seconds = metrics.get("timing/step", self._ends[-1] - self._ends[-2])
+        seconds = metrics.get("timing/step", own)
         console = self._live.console if self._live else self._console
         console.print(Text(step_line(step, self._total, metrics, seconds, self.seconds_left())))
 
@@ -136,9 +149,9 @@ class ProgressDisplay:
         return found.words(self._rate.see(found.tokens))
 
     def seconds_left(self) -> float:
-        """Steps that remain, at the mean pace of the last ten; NaN before the first is over."""
+        """Steps that remain, at the mean pace of the last ten; NaN before the second is over."""
         steps = len(self._ends) - 1
-        if not steps:
+        if not steps or self._done < self._first:
             return float("nan")
         return (self._ends[-1] - self._ends[0]) / steps * (self._total - self._done)
 
@@ -177,7 +190,7 @@ def step_line(
         parts.append(f"{metrics['sampling/trained_groups']:.0f} groups sampled before")
     parts += [f"{name} {value}" for name, value in _readable(metrics).items()]
     parts += [f"{seconds:.1f} s"]
-    if 0 < step < total:
+    if 0 < step < total and left == left:
         parts += [f"left {duration(left)}"]
     return "  ".join(parts)
 
@@ -202,7 +215,7 @@ def _readable(metrics: Mapping[str, float]) -> dict[str, str]:
         "rollout/response_length": ("length", "{:.0f}"),
         "train/entropy_loss": ("entropy", "{:.3f}"),
         "sft/loss": ("loss", "{:.3f}"),
-        "throughput/tokens_per_s": ("tokens/s", "{:.0f}"),
+        _TOKENS_PER_S: ("tokens/s", "{:.0f}"),
     }
     return {
         name: template.format(metrics[tag])

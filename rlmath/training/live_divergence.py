@@ -42,7 +42,7 @@ def where_they_part(session: Session, tokens: list[int]) -> str:
             # What is looked for is the reason of another failure, which has to be told.
             reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     return (
-        f"The layer is unknown ({reason}); toolkits/validate_logprobs.py on the model's folder "
+        f"The layer is unknown ({reason}); rlmath validate on the model's folder "
         "names the first one that differs."
     )
 
@@ -69,7 +69,7 @@ def _compare(session: Session, tokens: list[int]) -> str:
     theirs = engine_values(session.sampling.pool, tokens, spec.layers)
     if theirs is None:
         return (
-            "The layer is unknown (the engines are sampling); toolkits/validate_logprobs.py on the "
+            "The layer is unknown (the engines are sampling); rlmath validate on the "
             "model's folder names the first one that differs."
         )
     ours = session.actor.call(_Values(tokens))[0]

@@ -7,6 +7,7 @@ import errno
 import io
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TextIO
 
@@ -83,6 +84,21 @@ def escape_unencodable() -> None:
         if isinstance(stream, io.TextIOWrapper):
             with contextlib.suppress(*_UNWRITABLE):  # It flushes.
                 stream.reconfigure(errors="backslashreplace")
+
+
+@contextlib.contextmanager
+def without_warnings() -> Iterator[None]:
+    """Meanwhile Python's warnings of other packages are not shown, here and in new processes."""
+    before = os.environ.get("PYTHONWARNINGS")
+    os.environ.setdefault("PYTHONWARNINGS", "ignore")
+    try:
+        with warnings.catch_warnings():
+            if before is None:
+                warnings.simplefilter("ignore")
+            yield
+    finally:
+        if before is None:
+            os.environ.pop("PYTHONWARNINGS", None)
 
 
 def run_command(

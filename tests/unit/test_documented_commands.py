@@ -295,7 +295,7 @@ RULES: list[tuple[str, How]] = [
     (r"python toolkits/decontaminate.py ", write_in_shell),
     (r"python toolkits/filter_by_pass_rate.py ", check_filter),
     (
-        r"python toolkits/validate_logprobs.py",
+        r"rlmath validate ",
         named_in("tests/distributed/test_weights_toolkits.py"),
     ),
     (r"python benchmarks/", has_options),

@@ -43,7 +43,7 @@ CHECKS = (
     _check(
         "actor",
         "Megatron against transformers: TP 1 and 2, packed sequences, CP 2",
-        "Run toolkits/validate_logprobs.py on the same model: it names the first layer that "
+        "Run rlmath validate on the same model: it names the first layer that "
         "differs. Do not train before it agrees.",
     ),
     _check(
@@ -79,7 +79,7 @@ CHECKS = (
     _check(
         "alignment",
         "rollout log-probs against the actor's on sampled tokens",
-        "Do not train: run toolkits/validate_logprobs.py on the same model, and try "
+        "Do not train: run rlmath validate on the same model, and try "
         "precision.lm_head_dtype=float32.",
     ),
     _check(

@@ -38,9 +38,32 @@ def test_without_a_terminal_each_step_is_one_line():
     evaluation, zero, started, first, second = output.getvalue().splitlines()
     assert evaluation.endswith(" s  evaluate")
     assert zero.startswith("step  0/20  held-out 0.500")
-    assert started.endswith(" s  generate"), "the phases up to the first step, and of no other"
-    assert first.startswith("step  1/20  reward +1.50  accuracy 0.650  tokens/s 9123  2.3 s  left ")
-    assert "held-out 0.700" in second
+    # The phases up to the first step, and of no other. What it compiles is in no figure.
+    assert started.startswith("step 1 ") and " s  generate  (the first step also comp" in started
+    assert first == "step  1/20  reward +1.50  accuracy 0.650  2.3 s"
+    assert "held-out 0.700" in second and "tokens/s 9123  2.3 s  left " in second
+
+
+def test_log_probs_of_the_first_step_are_no_part_of_the_start():
+    progress, output = display(terminal=False, first_step=7)
+    with progress:
+        for phase in ("generate", "log_probs", "generate"):
+            progress.phase(phase)
+        progress.step(7, METRICS)
+    shown = output.getvalue().splitlines()
+    assert shown[1].startswith("step 7 ") and shown[1].endswith(" s  log-probs of the actor")
+    assert len(shown) == 3
+
+
+def test_time_left_is_without_the_first_step_and_what_is_before_it(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    progress, _ = display(terminal=False)
+    for step, at in ((0, 50.0), (1, 500.0), (2, 510.0), (3, 520.0)):
+        now[0] = at
+        progress.step(step, {})
+        assert math.isnan(progress.seconds_left()) == (step < 2)
+    assert progress.seconds_left() == pytest.approx(10 * 17)
 
 
 def test_a_step_that_samples_nothing_says_so():

@@ -429,7 +429,7 @@ def test_a_failed_gate_stops_or_warns(tmp_path: Path, capsys: pytest.CaptureFixt
     apart = batch_of([[0.5, 0.5], [0.7]], versions=[4, 4])
     session = session_of("alignment.on_fail=stop")
     with open_monitor(tmp_path, RunnerConfig(), 3) as monitor:
-        with pytest.raises(AlignmentError, match="validate_logprobs"):
+        with pytest.raises(AlignmentError, match="rlmath validate"):
             check_mismatch(session, alignment_of(apart), apart, monitor, 1, gate=True)
         assert check_mismatch(session, alignment_of(apart), apart, monitor, 6, gate=False)
         warned = session_of("alignment.on_fail=warn")

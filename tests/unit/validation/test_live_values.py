@@ -225,4 +225,4 @@ def test_what_goes_wrong_there_does_not_hide_the_failure(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(live_divergence, "engine_values", broken)
     said = live_divergence.where_they_part(session_of(None), [1, 2])
-    assert "RuntimeError: an engine died)" in said and "validate_logprobs" in said
+    assert "RuntimeError: an engine died)" in said and "rlmath validate" in said

@@ -1,0 +1,110 @@
+"""``rlmath convert``: a run's checkpoint to a Hugging Face folder, or a folder to a checkpoint.
+
+Sizes, type and layout are read from the checkpoint itself. It ends by reading what it wrote and
+comparing every tensor; ``to-hf`` then compares the log-probabilities that Megatron, transformers
+and vLLM have from the new folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlmath.config.command_line import Given, take_settings
+from rlmath.model.hub import local_model
+from rlmath.utils.command_line import without_warnings
+
+if TYPE_CHECKING:
+    from rlmath.device import Platform
+
+
+# Of each direction: settings of a run that mean the same here.
+SETTINGS = {
+    "to-hf": ("model.path",),
+    "to-megatron": ("model.dtype",),
+}
+
+
+def run(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
+    """Add the options to the parser, read them and convert. Returns the exit code.
+
+    Raises:
+        UserError: The input cannot be used, or the target is not to be replaced.
+    """
+    commands = parser.add_subparsers(dest="command", required=True)
+    export = commands.add_parser("to-hf", help="checkpoint to Hugging Face folder")
+    export.add_argument("checkpoint", type=Path)
+    export.add_argument(
+        "folder", type=Path, help="to write; a model there is replaced, anything else is refused"
+    )
+    export.add_argument(
+        "--overwrite", action="store_true", help="replace the folder whatever it holds"
+    )
+    export.add_argument("--no-alignment", action="store_true", help="compare tensors alone")
+    export.add_argument("--no-vllm", action="store_true", help="align without vLLM")
+    take = commands.add_parser("to-megatron", help="Hugging Face folder to checkpoint")
+    take.add_argument("model", help="Hugging Face folder, or ORGANIZATION/NAME on the hub")
+    take.add_argument("checkpoint", type=Path, help="folder to write")
+    export.epilog = "model.path=FOLDER: the model that it started from (default: the run's)"
+    take.epilog = "model.dtype=float32: data type of the checkpoint (default: bfloat16)"
+    known = SETTINGS["to-hf" if "to-hf" in arguments else "to-megatron"]
+    given, rest = take_settings(arguments, known)
+    options = parser.parse_args(rest)
+    with without_warnings():
+        return (_export if options.command == "to-hf" else _take)(options, given)
+
+
+def _export(options: argparse.Namespace, given: Given) -> int:
+    import torch
+
+    from rlmath.validation.convert import check_export_target, model_of_run, read_checkpoint
+    from rlmath.validation.processes import ONE_RANK, on_ranks
+
+    saved = read_checkpoint(options.checkpoint)
+    path = given.get("model.path")
+    source = model_of_run(options.checkpoint) if path is None else Path(path)
+    folder, overwrite = options.folder, options.overwrite
+    check_export_target(folder, options.checkpoint, source, overwrite)
+    print(f"{saved.spec['architecture']}, saved at {saved.layout}, {saved.dtype}")
+    count = on_ranks(ONE_RANK, _to_hf, (options.checkpoint, folder, source, overwrite))
+    print(f"{folder}: {count} tensors written, read again and equal", flush=True)
+    if not options.no_alignment:
+        from rlmath.validation.compare import compare_on_ranks
+        from rlmath.validation.probe import random_batch
+        from rlmath.validation.vllm_log_probs import vllm_log_probs
+
+        # Each in a process that ends before the next begins: they would not share a GPU's memory.
+        batch, others = random_batch(source), {}
+        if not options.no_vllm:
+            others["vllm"] = vllm_log_probs(folder, batch, torch.float32)
+        report = compare_on_ranks(folder, batch, ONE_RANK, torch.float32, others)
+        print(report.table())
+        report.check()
+    return 0
+
+
+def _to_hf(
+    platform: Platform, checkpoint: Path, folder: Path, source: Path, overwrite: bool
+) -> int:
+    from rlmath.validation.convert import to_hf
+
+    return to_hf(checkpoint, folder, source, platform, overwrite)
+
+
+def _take(options: argparse.Namespace, given: Given) -> int:
+    from rlmath.checks.weight_files import refuse_broken_folder
+
+    model = local_model(options.model)
+    # A wrong folder does not wait for torch.
+    refuse_broken_folder(model)
+    import torch
+
+    from rlmath.validation.convert import to_megatron
+    from rlmath.validation.processes import open_process
+
+    dtype = getattr(torch, given.config.model.dtype.value)
+    count = to_megatron(model, options.checkpoint, dtype, open_process())
+    print(f"{options.checkpoint}: {count} tensors written, read again and equal")
+    return 0
