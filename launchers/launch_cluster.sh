@@ -4,9 +4,9 @@ set -euo pipefail
 
 usage() {
   cat <<'EOF'
-usage: RANK=r WORLD_SIZE=n launchers/launch_cluster.sh SLOTS EXPERIMENT [key=value ...]
+usage: RANK=r WORLD_SIZE=n launchers/launch_cluster.sh SLOTS EXPERIMENT [--config-dir DIR] [key=value ...]
 
-Starts Ray on this node. RANK 0 waits until SLOTS accelerators (on CPU: slots) of WORLD_SIZE nodes
+--config-dir DIR (an absolute path) has your own experiments. Starts Ray on this node. RANK 0 waits until SLOTS accelerators (on CPU: slots) of WORLD_SIZE nodes
 are there and trains; the other ranks stay until it ends. All exit with its exit code, or with 1
 when the head is lost. Exit code 75: GPUs are broken, on the hosts in bad_nodes.RLMATH_RUN_ID. SIGTERM to RANK 0, or the file end.RLMATH_RUN_ID in RLMATH_SHARED_DIR, tells
 the run to save and end; Ray stays until it has, on all nodes. RAY_OPTIONS is given to

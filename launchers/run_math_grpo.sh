@@ -5,9 +5,10 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 if [ $# -eq 0 ] || [ "$1" = -h ] || [ "$1" = --help ]; then
   cat <<EOF
-usage: launchers/run_math_grpo.sh EXPERIMENT [key=value ...]
+usage: launchers/run_math_grpo.sh EXPERIMENT [--config-dir DIR] [key=value ...]
 
-Trains conf/experiment/EXPERIMENT.yaml with these settings (docs/settings.md). There are:
+Trains conf/experiment/EXPERIMENT.yaml, or DIR/experiment/EXPERIMENT.yaml (DIR: an absolute path), with
+these settings (docs/settings.md). There are:
 $(cd conf/experiment && printf '  %s\n' *.yaml | sed 's/\.yaml$//')
 EOF
   [ $# -gt 0 ]

@@ -431,6 +431,8 @@ def _file_error(error: Exception) -> str:
     reason = text[file.end() if file else 0 :].split("\n    full_key")[0]
     key = named.group(1) if named else ""
     message = f"{file.group(1)}.yaml: " if file else ""
+    if file and reason.strip() == f"Key '{file.group(1).split('/')[0]}' not in 'Config'":
+        return f"{message}its first line has to be '# @package _global_', as its keys are settings"
     message += f"{key}: {_one_line(reason)}" if key else _one_line(reason)
     if isinstance(error, InterpolationResolutionError) or not key:
         return message

@@ -140,6 +140,17 @@ def check_cluster(command: Command, patch: pytest.MonkeyPatch) -> None:
         assert int(words.pop(0)) == 16 * 8
     experiment, *settings = words
     experiment = experiment.replace("EXPERIMENT", "qwen2.5-1.5b-grpo-megatron")
+    if "--config-dir" in settings:  # Planned for the nodes that it is submitted to.
+        (plan,) = [one for one in COMMANDS if f"--write {experiment} " in one.text]
+        nodes = next(word for word in command.words if word.startswith("--nodes="))
+        assert f"cluster.{nodes.removeprefix('--')}" in plan.words
+        if not experiment_of(plan).is_file():
+            run(plan, patch)
+        settings = [word.replace("$PWD", str(Path.cwd())) for word in settings]
+        patch.setattr(Machine, "here", lambda: NODE)
+        address = "cluster.ray_address=HOST:6379"
+        assert main(["train", f"experiment={experiment}", address, *settings, "--check"]) == 0
+        return
     assert experiment in options("experiment")
     of_cluster = ["cluster.nodes=16", "cluster.ray_address=HOST:6379"]
     patch.setattr(Machine, "here", lambda: NODE)

@@ -117,6 +117,7 @@ def run(arguments: argparse.Namespace, given: Given) -> int:
     """
     wish, plans = plans_or_advice(wish_of(arguments, given))
     best = plans[0]
+    wish = dataclasses.replace(wish, max_running=best.max_running)
     settings = overrides(wish, best.actor, best.engine_tp, best.engine_share)
     config, layout = checked(wish, settings)
     if arguments.json:
@@ -175,7 +176,7 @@ def wish_of(arguments: argparse.Namespace, given: Given) -> Wish:
             mean_response_tokens=mean,
         ),
         max_tokens=given.get("actor.max_tokens_per_microbatch"),
-        max_running=config.rollout.max_running_sequences,
+        max_running=given.get("rollout.max_running_sequences"),
         efficiency=Efficiency(**{name: value for name, value in shares.items() if value}),
         tp=given.get("actor.tensor_parallel"),
         pp=given.get("actor.pipeline_parallel"),

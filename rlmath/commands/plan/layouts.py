@@ -44,6 +44,11 @@ from rlmath.model.spec import ModelSpec
 CONTEXT_CHOICES = [1, 2, 4, 8]
 # Predictions that are no further apart say nothing of which is faster.
 EQUAL_SHARE = 0.03
+# Columns of an expert on a rank, below which its matrices keep a GPU waiting: whole experts are
+# shared out instead.
+LEAST_EXPERT_WIDTH = 512
+# Tried where rollout.max_running_sequences is not given.
+RUNNING_CHOICES = (64, 128, 256, 512, 1024)
 # Of a micro-batch, beyond which more tokens make nothing faster.
 BUSY_TOKENS = 16384
 # Models up to this size, and those with experts, get at least that many if they fit.
@@ -60,6 +65,7 @@ class Plan:
         engines: How many.
         engine_share: ``rollout.gpu_memory_utilization``.
         cache_tokens: That an engine's KV cache holds.
+        max_running: ``rollout.max_running_sequences``.
         running: Sequences that an engine runs at once, on average.
         phases: What a GPU holds in each, the fullest one.
         seconds: Of each phase.
@@ -71,6 +77,7 @@ class Plan:
     engines: int
     engine_share: float
     cache_tokens: int
+    max_running: int
     running: int
     phases: tuple[Phase, ...]
     seconds: dict[str, float]
@@ -147,7 +154,8 @@ def _ordered(plans: list[Plan]) -> list[Plan]:
     def order(plan: Plan) -> tuple[bool, int, float]:
         slower = plan.step_s > limit
         layout = plan.actor.layout
-        sizes = (layout.pipeline_parallel, layout.context_parallel, layout.expert_parallel)
+        # Expert parallelism is how an MoE is laid out, no further kind.
+        sizes = (layout.pipeline_parallel, layout.context_parallel)
         kinds = sum(size > 1 for size in sizes)
         return slower, 0 if slower else kinds, plan.step_s
 
@@ -226,7 +234,8 @@ def _expert_shares(wish: Wish, tp: int, cp: int, dp: int) -> list[int]:
     elif cp > 1:
         choices = []  # An MoE takes whole sequences.
     else:
-        cut = [1] if spec.moe_ffn % tp == 0 else []
+        narrow = tp > 1 and spec.moe_ffn / tp < LEAST_EXPERT_WIDTH and wish.ep is None
+        cut = [] if narrow or spec.moe_ffn % tp else [1]
         whole = range(2, tp * dp + 1)
         choices = cut + [n for n in whole if spec.experts % n == 0 and tp * dp % n == 0]
     return [n for n in choices if wish.ep in (None, n)]
@@ -246,7 +255,7 @@ def _plan(wish: Wish, split: ActorShape) -> Plan:
     if wish.max_tokens is None:
         actor, phases = _with_more_sequences(wish, actor, phases)
     share = engine_share(wish.gpu.memory_gib, resident_bytes(phases))
-    engine_tp, cache_tokens, decoded = _best_engine(wish, share, name)
+    engine_tp, max_running, cache_tokens, decoded = _best_engine(wish, share, name)
     engine_bytes = share * wish.gpu.memory_gib * GIB
     step = _step(wish, actor)
     adapters = actor.engine_adapters
@@ -275,6 +284,7 @@ def _plan(wish: Wish, split: ActorShape) -> Plan:
         engines=wish.gpus // engine_tp,
         engine_share=share,
         cache_tokens=int(cache_tokens),
+        max_running=max_running,
         running=decoded.running,
         phases=tuple(together),
         host_bytes=host,
@@ -393,18 +403,20 @@ def most_tokens(wish: Wish, actor: ActorShape, step: int = 1024) -> int:
     return max(actor.max_tokens, low * step)
 
 
-def _best_engine(wish: Wish, share: float, name: str) -> tuple[int, float, Decoding]:
-    """Tensor ranks of the engines with which sampling is fastest, and tokens of a cache."""
+def _best_engine(wish: Wish, share: float, name: str) -> tuple[int, int, float, Decoding]:
+    """Tensor ranks and running sequences of the engines with which sampling is fastest, and tokens
+    of a cache."""
     spec, work = wish.spec, wish.work
     node = min(wish.gpus, wish.gpus_per_node)
-    choices = [wish.engine_tp] if wish.engine_tp else range(1, node + 1)
-    best: tuple[int, float, Decoding] | None = None
+    ranks = [wish.engine_tp] if wish.engine_tp else range(1, node + 1)
+    counts = RUNNING_CHOICES if wish.max_running is None else (wish.max_running,)
+    best: tuple[int, int, float, Decoding] | None = None
     misses = []
-    for tp in choices:
+    for tp, most in itertools.product(ranks, counts):
         if node % tp or not _engine_splits(spec, tp):
             continue
         adapters = wish.lora if wish.unmerged else None
-        fixed = engine_fixed_terms(spec, tp, wish.max_running, adapters, wish.quantized)
+        fixed = engine_fixed_terms(spec, tp, most, adapters, wish.quantized)
         room = share * wish.gpu.memory_gib * GIB - sum(fixed.values())
         tokens = room / kv_bytes(spec, tp, wish.kv_cache_in_fp8)
         if tokens < work.longest_tokens:
@@ -425,15 +437,17 @@ def _best_engine(wish: Wish, share: float, name: str) -> tuple[int, float, Decod
             engines,
             tp,
             tokens,
-            wish.max_running,
+            most,
             work,
             wish.gpu,
             wish.efficiency,
             weights,
             kv_bytes(spec, tp, wish.kv_cache_in_fp8),
         )
-        if best is None or decoded.seconds < best[2].seconds:
-            best = (tp, tokens, decoded)
+        # More sequences at once have to be worth it; other ranks need no more of anything.
+        worth = 1 - EQUAL_SHARE if best is not None and best[0] == tp else 1
+        if best is None or decoded.seconds < worth * best[3].seconds:
+            best = (tp, most, tokens, decoded)
     if best is not None:
         return best
     if not misses:

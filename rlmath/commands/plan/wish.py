@@ -26,7 +26,7 @@ class Wish:
         work: A step.
         max_tokens: Token budget of a micro-batch; ``None``: the longest sequence, or as many of
             them as fit beside each other and are faster.
-        max_running: Sequences that an engine runs at once.
+        max_running: Sequences that an engine runs at once; ``None``: as many as make it faster.
         bucket_mib: ``weights.bucket_size_mib``.
         efficiency: Assumptions about time.
         tp: Tensor-parallel ranks of the actor; ``None``: any. So for the next ones.
@@ -64,7 +64,7 @@ class Wish:
     gpus_per_node: int
     work: Work
     max_tokens: int | None
-    max_running: int
+    max_running: int | None
     bucket_mib: int | None = None
     efficiency: Efficiency = field(default_factory=Efficiency)
     tp: int | None = None

@@ -171,6 +171,16 @@ def test_a_bad_file_names_key_and_nearest(tmp_path: Path) -> None:
         load([*GIVEN, "experiment=mine"], tmp_path)
 
 
+def test_a_file_without_its_package_line_says_which_line(tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text("actor:\n  tensor_parallel: 2\n")
+    with pytest.raises(ConfigError) as caught:
+        load([*GIVEN, "experiment=mine"], tmp_path)
+    assert "experiment/mine.yaml: its first line has to be '# @package _global_'" in str(
+        caught.value
+    )
+
+
 def test_the_quickstart_is_in_its_run_dir() -> None:
     config = load(["experiment=quickstart", "runner.run_dir=elsewhere"])
     assert config.model.path == "elsewhere/model"
