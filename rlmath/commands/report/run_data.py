@@ -48,11 +48,13 @@ def run_data(run: RunFiles, samples: Samples, share: float = 1.0) -> dict[str, A
     events = events_of(run)
     notes: list[str] = []
     steps, metrics = _curves(run.metrics, notes)
+    axes = _axes(run.metrics)
     data = {
         "name": run.name,
         "state": run.state(),
         "facts": _facts(run),
         "steps": steps,
+        "axes": {name: [found[step] for step in steps] for name, found in axes.items()},
         "metrics": metrics,
         "events": [[event.step, event.kind, event.text] for event in events[:MAX_EVENTS]],
         "settings": dict(run.settings),
@@ -129,6 +131,18 @@ def _curves(
     return [line[STEP] for line in lines], {
         tag: [_rounded(line.get(tag)) for line in lines] for tag in tags
     }
+
+
+def _axes(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[int, float]]:
+    """Sampled tokens and hours of steps, from the first line up to each step's."""
+    found: dict[str, dict[int, float]] = {"tokens": {}, "hours": {}}
+    tokens = seconds = 0.0
+    for line in lines:
+        tokens += line.get("rollout/response_tokens") or 0
+        seconds += line.get("timing/step") or 0
+        found["tokens"][line[STEP]] = tokens
+        found["hours"][line[STEP]] = round(seconds / 3600, 6)
+    return found
 
 
 def _rounded(value: Any) -> float | None:

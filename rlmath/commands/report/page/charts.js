@@ -19,13 +19,39 @@ function short(value) {
   return String(Number(value.toPrecision(4)));
 }
 
+// What the horizontal axis counts; another choice draws all charts again.
+const AXES = { step: "steps", tokens: "sampled tokens", hours: "hours of steps" };
+let axis = "step";
+let CHARTS = [];
+
+// Where a step is on the axis of its run; a step without a line of metrics is where the last one before it is.
+function position(run, step) {
+  if (axis === "step") return step;
+  const { steps, axes } = RUNS[run];
+  let below = -1;
+  for (let low = 0, high = steps.length - 1; low <= high;) {
+    const middle = (low + high) >> 1;
+    if (steps[middle] <= step) { below = middle; low = middle + 1; } else high = middle - 1;
+  }
+  return below < 0 ? 0 : axes[axis][below];
+}
+
+function setAxis(name) {
+  axis = name;
+  const drawn = CHARTS;
+  CHARTS = [];
+  for (const [figure, options] of drawn) if (figure.isConnected) figure.replaceWith(chart(options));
+}
+
 // series: {run, steps, values, name}; bands: {run, steps, low, high}; events: [step, kind, text, run].
-function chart({ title, unit = "", series, bands = [], events = [], floor = null, ceiling = null, onStep = null }) {
+function chart(options) {
+  const { title, unit = "", series, bands = [], events = [], floor = null, ceiling = null, onStep = null } = options;
   const all = [...series.flatMap((one) => one.values), ...bands.flatMap((one) => [...one.low, ...one.high])]
     .filter((value) => value !== null && value !== undefined);
   const steps = [...new Set(series.flatMap((one) => one.steps.filter((_, i) => one.values[i] !== null)))]
     .sort((a, b) => a - b);
   const figure = el("figure", { class: "chart", tabindex: "0" });
+  CHARTS.push([figure, options]);
   if (!all.length) {
     figure.append(el("figcaption", {}, title, el("div", { class: "read" }, "no finite value")));
     return figure;
@@ -40,8 +66,12 @@ function chart({ title, unit = "", series, bands = [], events = [], floor = null
     low = floor ?? low - pad;
     high = ceiling ?? high + pad;
   }
-  const first = steps[0], last = steps[steps.length - 1];
-  const x = (step) => LEFT + (last === first ? 0.5 : (step - first) / (last - first)) * (W - LEFT - RIGHT);
+  const places = series.flatMap((one) => one.steps.filter((_, i) => one.values[i] !== null).map((step) => position(one.run, step)));
+  const first = Math.min(...places), last = Math.max(...places);
+  const xAt = (place) => LEFT + (last === first ? 0.5 : (place - first) / (last - first)) * (W - LEFT - RIGHT);
+  const x = (run, step) => xAt(position(run, step));
+  // The run whose point the cursor is at.
+  const runAt = (step) => (series.find((one) => one.steps.includes(step)) || series[0]).run;
   const y = (value) => TOP + (1 - (Math.min(high, Math.max(low, value)) - low) / (high - low)) * (H - TOP - BOTTOM);
   const drawing = svg("svg", { viewBox: `0 0 ${W} ${H}`, "aria-hidden": "true" });
   for (const tick of ticks(low, high, 4)) {
@@ -49,31 +79,33 @@ function chart({ title, unit = "", series, bands = [], events = [], floor = null
       svg("line", { class: "grid", x1: LEFT, x2: W - RIGHT, y1: y(tick), y2: y(tick) }),
       svg("text", { x: LEFT - 4, y: y(tick) + 3, "text-anchor": "end" }, short(tick)));
   }
-  for (const tick of ticks(first, last, 5).filter(Number.isInteger)) {
+  for (const tick of ticks(first, last, 5).filter((one) => axis !== "step" || Number.isInteger(one))) {
     const label = short(tick), half = 3.3 * label.length;
-    const middle = Math.min(Math.max(x(tick), half), W - half);
+    const middle = Math.min(Math.max(xAt(tick), half), W - half);
     drawing.append(svg("text", { x: middle, y: H - 6, "text-anchor": "middle" }, label));
   }
   for (const band of bands) {
     const points = band.steps.map((step, i) => [step, band.low[i], band.high[i]]).filter((p) => p[1] !== null && p[1] !== undefined && p[2] !== null);
-    const upper = points.map((p) => `${x(p[0]).toFixed(1)},${y(p[2]).toFixed(1)}`);
-    const lower = points.map((p) => `${x(p[0]).toFixed(1)},${y(p[1]).toFixed(1)}`).reverse();
+    const upper = points.map((p) => `${x(band.run, p[0]).toFixed(1)},${y(p[2]).toFixed(1)}`);
+    const lower = points.map((p) => `${x(band.run, p[0]).toFixed(1)},${y(p[1]).toFixed(1)}`).reverse();
     if (points.length > 1) drawing.append(svg("polygon", { class: `band${band.run}`, points: [...upper, ...lower].join(" ") }));
   }
   let lastSign = -100;
-  for (const [step, kind] of events) {
-    if (step < first || step > last) continue;
-    drawing.append(svg("line", { class: "event", x1: x(step), x2: x(step), y1: TOP, y2: H - BOTTOM }));
-    if (x(step) - lastSign < 7) continue;
-    lastSign = x(step);
+  for (const [step, kind, , run = 0] of events) {
+    const place = position(run, step);
+    if (place < first || place > last) continue;
+    drawing.append(svg("line", { class: "event", x1: xAt(place), x2: xAt(place), y1: TOP, y2: H - BOTTOM }));
+    if (xAt(place) - lastSign < 7) continue;
+    lastSign = xAt(place);
     drawing.append(svg("text", { class: "event-sign", x: lastSign, y: 10 }, DATA.event_kinds[kind][0]));
   }
   for (const one of series) {
     const points = one.steps.map((step, i) => [step, one.values[i]]).filter((p) => p[1] !== null);
-    const path = points.map((p) => `${x(p[0]).toFixed(1)},${y(p[1]).toFixed(1)}`);
+    const path = points.map((p) => `${x(one.run, p[0]).toFixed(1)},${y(p[1]).toFixed(1)}`);
     drawing.append(svg("polyline", { class: `line run${one.run}${one.thin ? " thin" : ""}`, points: path.join(" ") }));
-    if (points.length <= 25 && !one.thin) {
-      for (const p of points) drawing.append(svg("circle", { class: `dot${one.run}`, cx: x(p[0]), cy: y(p[1]), r: 2.2 }));
+    const alone = points.length === 1;
+    if (alone || (points.length <= 25 && !one.thin)) {
+      for (const p of points) drawing.append(svg("circle", { class: `dot${one.run}${alone ? " alone" : ""}`, cx: x(one.run, p[0]), cy: y(p[1]), r: alone ? 5 : 2.2 }));
     }
   }
   const cursor = svg("line", { class: "cursor", y1: TOP, y2: H - BOTTOM, x1: -9, x2: -9 });
@@ -87,18 +119,21 @@ function chart({ title, unit = "", series, bands = [], events = [], floor = null
     const values = series.map((one, i) => at[i].has(step) && at[i].get(step) !== null
       ? `${one.name ? `${one.name} ` : ""}${number(at[i].get(step))}` : null).filter((text) => text);
     const here = events.filter((event) => event[0] === step).map((event) => `${DATA.event_kinds[event[1]][0]} ${plain(event[2], 160)}`);
-    read.textContent = [`step ${step}: ${values.join(" · ")}`, ...here].join(" — ");
+    const where = axis === "step" ? "" : ` (${short(position(runAt(step), step))} ${AXES[axis]})`;
+    const only = steps.length === 1 ? ", the only value" : "";
+    read.textContent = [`step ${step}${where}: ${values.join(" · ")}${only}`, ...here].join(" — ");
     if (moved) {
-      cursor.setAttribute("x1", x(step));
-      cursor.setAttribute("x2", x(step));
+      cursor.setAttribute("x1", x(runAt(step), step));
+      cursor.setAttribute("x2", x(runAt(step), step));
     }
   };
   show(place, false);
   drawing.addEventListener("pointermove", (event) => {
     const box = drawing.getBoundingClientRect();
-    const step = first + ((event.clientX - box.left) / box.width * W - LEFT) / (W - LEFT - RIGHT) * (last - first);
+    const at = (event.clientX - box.left) / box.width * W;
+    const away = (step) => Math.abs(x(runAt(step), step) - at);
     let best = 0;
-    steps.forEach((one, i) => { if (Math.abs(one - step) < Math.abs(steps[best] - step)) best = i; });
+    steps.forEach((one, i) => { if (away(one) < away(steps[best])) best = i; });
     show(best, true);
   });
   const open = () => onStep && onStep(steps[place]);

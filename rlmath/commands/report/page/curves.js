@@ -1,7 +1,7 @@
 // Curves of every metric, with the events on them.
+const FIRST_METRICS = ["rollout/rewards", "eval/accuracy", "rollout/response_length"];
 const MAIN_METRICS = [
-  "rollout/rewards", "rollout/accuracy", "eval/accuracy", "rollout/response_length",
-  "rollout/truncated_share", "train/entropy_loss", "train/grad_norm", "train/clip_fraction",
+  "rollout/accuracy", "rollout/truncated_share", "train/entropy_loss", "train/grad_norm", "train/clip_fraction",
   "train/importance_ratio", "alignment/mean_exp_abs_diff", "timing/step", "throughput/tokens_per_s",
 ];
 const eventFilter = new Set(Object.keys(DATA.event_kinds).filter((kind) => kind !== "decision"));
@@ -20,7 +20,7 @@ function metricChart(tag) {
 }
 
 const shownEvents = () => RUNS.flatMap((run, i) =>
-  run.events.filter((event) => eventFilter.has(event[1])).map((event) => TWO ? [event[0], event[1], `${run.name}: ${event[2]}`] : event))
+  run.events.filter((event) => eventFilter.has(event[1])).map((event) => [event[0], event[1], TWO ? `${run.name}: ${event[2]}` : event[2], i]))
   .sort((a, b) => a[0] - b[0]);
 
 function curvesSection() {
@@ -45,7 +45,8 @@ function curvesSection() {
       return;
     }
     const groups = new Map([["main", MAIN_METRICS.filter((tag) => tags.includes(tag))]]);
-    for (const tag of tags) {
+    // Memory has its place beside the time.
+    for (const tag of tags.filter((one) => !one.startsWith("memory/"))) {
       const group = tag.split("/")[0];
       groups.set(group, [...(groups.get(group) || []), tag]);
     }

@@ -1,7 +1,13 @@
 // The page: its sections, and its state over a reload.
 function summarySection() {
-  return section("summary", "Summary", el("div", { class: "runs" }, RUNS.map((run, i) => el("div", {},
-    TWO ? el("h3", {}, `${run.name} (${i ? "dashed" : "solid"} lines)`) : null, factsList(run.facts)))),
+  const facts = el("div", { class: "runs" }, RUNS.map((run, i) => el("div", {},
+    TWO ? el("h3", {}, `${run.name} (${i ? "dashed" : "solid"} lines)`) : null, factsList(run.facts))));
+  const shown = FIRST_METRICS.filter((tag) => RUNS.some((run) => run.metrics[tag]));
+  const choice = el("select", { id: "axis", onchange: (event) => setAxis(event.target.value) },
+    Object.entries(AXES).map(([name, title]) => el("option", { value: name }, title)));
+  return section("summary", "Summary", el("div", { class: "first" }, facts, el("div", {},
+    el("div", { class: "row" }, el("label", {}, "axis of all charts", choice)),
+    el("div", { class: "charts" }, shown.map(metricChart)))),
   RUNS.map((run, i) => lazyDetails(`settings-${i}`, `${TWO ? `${run.name}: ` : ""}all settings (${Object.keys(run.settings).length})`, () =>
     el("div", { class: "scroll" }, el("table", {}, Object.entries(run.settings).map(([key, value]) =>
       el("tr", {}, el("td", {}, key), el("td", {}, plain(JSON.stringify(value), 400)))))))));
@@ -44,6 +50,7 @@ function restoreState(samples) {
     } else field.value = value;
   }
   document.getElementById("metric-search").dispatchEvent(new Event("input"));
+  setAxis(document.getElementById("axis").value);
   samples.refilter();
   const same = state.sample && ENTRIES.find((entry) => JSON.stringify([entry.r, entry.sample.kind, entry.sample.step, entry.sample.problem, entry.sample.index]) === JSON.stringify(state.sample));
   if (same) choose(same);

@@ -5,6 +5,7 @@ Where no Chromium is installed, test_report_page.py still checks the file's stru
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -174,7 +175,12 @@ def test_tokens(browser: Browser, url: str) -> None:
 def test_curves(browser: Browser, url: str) -> None:
     browser.open(url)
     titles = "$$('#curves figcaption').map((one) => one.firstChild.textContent)"
-    assert browser.run(titles)[:2] == ["rollout/rewards", "eval/accuracy"]
+    assert "rollout/rewards" not in browser.run(titles), "it is beside the summary"
+    first = "$$('#summary figcaption').map((one) => one.firstChild.textContent)"
+    assert browser.run(first) == ["rollout/rewards", "eval/accuracy"]
+    # On the first screen of an ordinary window.
+    assert browser.run("$$('#summary figure')[1].getBoundingClientRect().bottom <= 800")
+    assert browser.run("!$('#group-memory')")
     signs = "$$('#curves .event-sign').map((one) => one.textContent).join('')"
     assert "!" in browser.run(signs)
     browser.run("$('#events-detector').click()")
@@ -190,6 +196,7 @@ def test_curves(browser: Browser, url: str) -> None:
     browser.wait_for("$('#event-list').textContent.includes('<b>low</b>')")
     assert "<i>odd</i>" in browser.run("$('#event-list').textContent")
     # Keys read values, and Enter shows the step's samples.
+    browser.run("set('metric-search', 'rollout/rewards')")
     browser.run("$('#curves figure').focus()")
     for key, code, step in (("ArrowLeft", 37, 3), ("Home", 36, 1), ("ArrowRight", 39, 2)):
         browser.press(key, code)
@@ -197,6 +204,32 @@ def test_curves(browser: Browser, url: str) -> None:
     browser.press("Enter", 13, "\r")
     assert browser.run("$('#f-step').value") == "2"
     assert browser.run("count()") == "9 of 39 samples"
+
+
+def test_an_axis_of_tokens_or_hours_and_curves_of_one_point(
+    browser: Browser, tmp_path: Path, make_run: Callable[..., Path]
+) -> None:
+    run = make_run(tmp_path / "axes", steps=2)
+    rows = [
+        {"step": 1, "rollout/rewards": 0.0, "rollout/response_tokens": 1000, "timing/step": 36},
+        {"step": 2, "rollout/rewards": 1.0, "rollout/response_tokens": 3000, "timing/step": 72},
+        {"step": 3, "rollout/rewards": 2.0, "rollout/response_tokens": 4000, "eval/accuracy": 0.5},
+    ]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main(["report", str(run), "--out", str(tmp_path / "axes.html")]) == 0
+    browser.open((tmp_path / "axes.html").as_uri())
+    middle = "Number($$('#summary figure')[0].querySelectorAll('circle')[1].getAttribute('cx'))"
+    assert browser.run(middle) == pytest.approx(44 + 308 / 2)
+    browser.run("choose('#axis', 'tokens')")
+    assert browser.run(middle) == pytest.approx(44 + 308 * 3 / 7, abs=0.1)
+    read = "$$('#summary figure')[{}].querySelector('.read').textContent"
+    assert browser.run(read.format(0)).startswith("step 3 (8000 sampled tokens): 2")
+    browser.run("choose('#axis', 'hours')")
+    assert browser.run(middle) == pytest.approx(44 + 308)
+    assert "(0.03 hours of steps)" in browser.run(read.format(0))
+    assert browser.run("$$('#summary circle.alone').length") == 1
+    assert browser.run(read.format(1)).endswith(", the only value")
+    assert browser.problems() == []
 
 
 def test_times_problems_and_distributions(browser: Browser, url: str) -> None:
