@@ -532,8 +532,9 @@ REFUSED = {
     'to ["Qwen2ForCausalLM"] and model_type to "qwen2" in config.json, and remove auto_map',
     "GptOssForCausalLM": "of Megatron's attentions only DotProductAttention has attention sinks on "
     "a CPU, and that takes no packed sequences; torch's, which the actor uses there, has none",
-    "Qwen3NextForCausalLM": "Megatron's gated delta net takes no packed sequences and needs the "
-    "Triton kernels of flash-linear-attention, and vLLM's CPU kernel computes only in bfloat16",
+    "Qwen3NextForCausalLM": "the gated delta net of megatron-core 0.16 takes no packed sequences "
+    "(later versions do) and needs the Triton kernels of flash-linear-attention, and vLLM's CPU "
+    "kernel computes only in bfloat16",
 }
 
 ARCHITECTURES = tuple(name for family in FAMILIES for name in family.architectures)
