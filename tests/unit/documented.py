@@ -80,7 +80,10 @@ def documented_commands() -> list[Command]:
 def write_model(folder: Path, config: Mapping[str, Any]) -> None:
     """What the checks look at: sizes, the other files' names, weights that are shapes alone."""
     folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(config))
+    # As transformers names it, which an export is read by.
+    name = config["architectures"][0].removesuffix("ForCausalLM")
+    kind = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+    (folder / "config.json").write_text(json.dumps({"model_type": kind, **config}))
     fast_tokenizer().save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "{{ messages }}"}))
     entry = {"dtype": "F32", "data_offsets": [0, 0]}

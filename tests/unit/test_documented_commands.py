@@ -307,7 +307,11 @@ RULES: list[tuple[str, How]] = [
     (r"python toolkits/filter_by_pass_rate.py ", check_filter),
     (
         r"rlmath validate ",
-        named_in("tests/distributed/test_weights_toolkits.py"),
+        named_in("tests/distributed/test_weights_toolkits.py", "validate_logprobs"),
+    ),
+    (
+        r"rlmath convert ",
+        named_in("tests/distributed/test_weights_toolkits.py", "convert_checkpoint"),
     ),
     (r"python benchmarks/", has_options),
     (r"bash launchers/quickstart.sh", check_quickstart),

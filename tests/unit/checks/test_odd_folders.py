@@ -29,6 +29,7 @@ from rlmath.weights.pieces import hf_shapes
 
 SIZES: dict[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
     "hidden_size": 128,
     "intermediate_size": 64,
     "max_position_embeddings": 8192,
