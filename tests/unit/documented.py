@@ -110,6 +110,7 @@ def make_clone(folder: Path) -> Path:
     for name in ("train", "eval"):
         row = {"prompt": "1 + 1?", "solutions": ["\\boxed{2}"]}
         write_rows(clone / "runs" / "quickstart" / "data" / f"{name}.jsonl", row)
+    write_model(clone / "runs" / "day5" / "hf", KNOWN["Qwen2.5-32B"])
     trained = clone / "runs" / "qwen2.5-1.5b-grpo-megatron" / "hf"
     write_model(trained, KNOWN["DeepSeek-R1-Distill-Qwen-1.5B"])
     problem = "How many whole numbers between one and one hundred are multiples of seven or nine?"

@@ -93,7 +93,7 @@ def experiment_of(plan: Command) -> Path:
 
 def publish_card(command: Command, patch: pytest.MonkeyPatch) -> None:
     """Of a run that has ended."""
-    folder = Path("runs/mine")
+    folder = Path(command.words[2])
     save(
         load(["experiment=qwen2.5-1.5b-grpo-megatron", f"runner.run_dir={folder}"]),
         folder / "config.yaml",
