@@ -26,7 +26,7 @@ def policy_objective(inputs: LossInputs, settings: ObjectiveSettings) -> LossOut
     - ``weighted/signal``: ``sum w (f |A| + kl_coef + |entropy_coef|)``, which is 0 only when
       nothing in the minibatch can move a weight;
     - ``weighted/entropy_term``: the entropy bonus before its coefficient, 0 without one, and
-      ``weighted/term_sizes``: the sum of the sizes of a cut's terms, of which its loss rounds;
+      ``weighted/term_sizes``: the same sum as the loss, of the sizes of its tokens' terms;
     - ``weighted/loss_weight``, ``weighted/loss_weight_squares``: sums of the tokens' weights and of
       their squares, which follow from the lengths and the aggregation alone;
     - ``token/importance_ratio``, ``token/ratio_over_threshold``, ``token/approx_kl`` (k3 of
@@ -63,7 +63,8 @@ def policy_objective(inputs: LossInputs, settings: ObjectiveSettings) -> LossOut
     if kept is not None:
         left_out = inputs.mask & ~kept
         sums["token/off_policy_masked"] = left_out.sum().double()
-    checked, terms, bonus = [token_losses], total.detach().abs(), total.new_zeros(())
+    terms = (policy_weights * token_losses.abs()).sum()
+    checked, bonus = [token_losses], total.new_zeros(())
 
     if inputs.ref_log_probs is not None:
         # Masked before the estimate, so that no value at a masked token reaches exp().
@@ -77,8 +78,8 @@ def policy_objective(inputs: LossInputs, settings: ObjectiveSettings) -> LossOut
         sums["token/kl"] = kl.detach().double().sum()
         checked.append(kl.detach())
         if settings.kl_coef:
-            term = settings.kl_coef * (weights * kl).sum()
-            total, terms = total + term, terms + term.detach().abs()
+            total = total + settings.kl_coef * (weights * kl).sum()
+            terms = terms + settings.kl_coef * (weights * kl.detach().abs()).sum()
             token_losses = token_losses + settings.kl_coef * kl.detach()
     elif settings.kl_coef:
         raise ValueError(f"kl_coef = {settings.kl_coef} needs ref_log_probs, which are missing")
