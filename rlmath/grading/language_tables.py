@@ -13,7 +13,7 @@ same keys; `tests/unit/grading/test_language_tables.py` then tests each of its e
     [conjunctions] `and` and `or` between two values
     [multipliers]  factor = words; 0 for another change of the value ("squared")
     [words]        further sets of words, of English only: its grammar is known best
-    [units]        name in `units` = spellings in this language; a new name is a unit of its own
+    [units]        name in `units` = spellings in this language; a new name is a new unit
 
 Words are separated by commas. `word-` counts only before a value, `-word` only after it, and `wor*`
 is the beginning of words that deny a value. Words of a language without spaces are written without.

@@ -1,4 +1,4 @@
-"""The driver works out learning rates by itself, and must agree with Megatron's scheduler: if
+"""The driver computes learning rates separately, and must agree with Megatron's scheduler: if
 Megatron changes a schedule, healthy runs would be stopped."""
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Optimizer steps: the learning rate of the schedule, and what Adam makes of gradient and moments.
 
-The driver counts the steps and works out the rate by itself. The ranks look at a few elements
+The driver counts the steps and computes the rate separately. The ranks look at a few elements
 around each step (``rlmath/actor/step_probe.py``).
 """
 

@@ -107,7 +107,7 @@ def test_a_name_is_downloaded_once_and_checked_like_a_folder(tmp_path: Path, hub
     rows.write_text(json.dumps({"prompt": "1+1?", "solutions": ["\\boxed{2}"]}) + "\n")
     settings = ["model.path=org/tiny", f"data.train_paths=[{rows}]", "runner.run_dir=run"]
     settings += ["cluster.device=cpu", "rollout.max_response_tokens=64", "--check"]
-    settings += ["data.max_prompt_tokens=64", "model.dtype=float32"]
+    settings += ["data.max_prompt_tokens=128", "model.dtype=float32"]
     code = (
         "from rlmath.cli import main\n"
         "from rlmath.model.hub import cached_model, download_model, hub_name\n"
