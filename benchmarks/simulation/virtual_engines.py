@@ -259,6 +259,7 @@ class VirtualPool:
         return SimpleNamespace(
             index=engine.index,
             can_sample=True,
+            has_sampled=True,
             handle=SimpleNamespace(
                 exchange=SimpleNamespace(remote=exchange),
                 cut=SimpleNamespace(remote=cut),

@@ -26,6 +26,7 @@ def test_no_gloo_group_is_made_beside_megatrons_own(
     monkeypatch.setattr(tensor_parallel, "model_parallel_cuda_manual_seed", lambda _: None)
     monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: None)
     monkeypatch.setattr(dist, "TCPStore", lambda *_, **__: None)
+    monkeypatch.setattr(parallel, "background_group", lambda: None)
     platform = Platform("cuda", backend, "local")  # type: ignore[arg-type]
     parallel.initialize(Layout(2, 1, 4), platform, 1, "127.0.0.1", 1, seed=0)
     assert given["create_gloo_process_groups"] is False

@@ -422,7 +422,8 @@ def test_one_module_parses_config_json_without_torch() -> None:
         for file in package.rglob("*.py")
         if reads.search(file.read_text(encoding="utf-8"))
     }
-    assert readers == {"model/spec.py"}
+    # The rehearsal lets transformers write the file.
+    assert readers == {"model/spec.py", "training/export_rehearsal.py"}
     code = (
         "import sys; from rlmath.model.spec import read_model_spec; read_model_spec('tiny'); "
         "assert not {'torch', 'transformers', 'safetensors'} & set(sys.modules), 'slow'"

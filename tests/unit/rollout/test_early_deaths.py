@@ -12,7 +12,7 @@ from rlmath.rollout.requests import EngineError, EngineStartError
 
 
 def pool_of(has_sampled: bool) -> RolloutPool:
-    spec: Any = SimpleNamespace(role="engine")
+    spec: Any = SimpleNamespace(role="engine", reads_weights=True)
     pool = RolloutPool(spec, num_engines=2, stall_timeout_s=1, max_restarts=100)
 
     def make(index: int) -> Any:

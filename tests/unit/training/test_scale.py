@@ -134,6 +134,9 @@ def run(size: int, stubs: Stubs, *more: str) -> Run:
             "weights.verify_every=1",
             f"runner.steps={STEPS}",
             "runner.progress=false",
+            # What the stubs' ranks report.
+            "actor.optimizer.lr=1e-4",
+            "actor.optimizer.warmup_steps=0",
             *more,
         ]
     )

@@ -110,13 +110,10 @@ def test_the_command_plans_it_and_says_that_it_cannot_be_trained_there(
     assert found["plans"][0]["engine_tensor_parallel"] == 16
 
 
-@pytest.mark.parametrize("kind", ["weights", "schedule"])
-def test_the_other_plans_say_so_too(capsys: pytest.CaptureFixture[str], kind: str) -> None:
-    words = ["plan", kind, "model.path=deepseek-ai/DeepSeek-R1"]
-    if kind == "schedule":
-        words += ["cluster.nodes=16", "cluster.gpus_per_node=16", "--gpu", "b200", "--steps", "1"]
-        words += ["algorithm.prompts_per_step=4", "algorithm.group_size=2"]
-    assert main(words) == 0
+def test_plan_of_weights_warns_that_latent_attention_trains_on_cpu_only(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["plan", "weights", "model.path=deepseek-ai/DeepSeek-R1"]) == 0
     assert "warning: multi-head latent attention trains only on CPU" in capsys.readouterr().out
 
 
