@@ -8,6 +8,7 @@ import random
 import shutil
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from rlmath.actor import parallel
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.policy import MegatronActor
 from rlmath.actor.settings import ActorSettings, ReferenceSettings
+from rlmath.actor.stops import Stops
 from rlmath.actor.token_values import TokenValues
 from rlmath.actor.value import ValueHead
 from rlmath.actor.worker import ActorWorker
@@ -511,15 +513,15 @@ def run_unsaveable(layout: Layout, platform: Platform, model: str, which: str) -
     )
     if which == "value":
         settings = dataclasses.replace(settings, value=settings)
-    joined = parallel.initialize
-    parallel.initialize = lambda *_, **__: None  # This process is a rank already.
-    GPTModel.sharded_state_dict = with_half
-    try:
-        worker.start(settings, layout, "cpu", ("127.0.0.1", 0), 0, 1)
-    except Exception as error:
-        return str(error)
-    finally:
-        parallel.initialize, GPTModel.sharded_state_dict = joined, described
+    with (
+        mock.patch.object(parallel, "initialize", lambda *_, **__: None),  # It is a rank already.
+        mock.patch.object(Stops, "connect", lambda *_: None),
+        mock.patch.object(GPTModel, "sharded_state_dict", with_half),
+    ):
+        try:
+            worker.start(settings, layout, "cpu", ("127.0.0.1", 0), 0, 1)
+        except Exception as error:
+            return str(error)
     return "started"
 
 

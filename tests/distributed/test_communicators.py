@@ -14,6 +14,7 @@ from megatron.core import parallel_state
 from rlmath.actor import communicators, parallel, policy
 from rlmath.actor.communicators import Communicators, describe
 from rlmath.actor.settings import ActorSettings, ModelSettings
+from rlmath.actor.stops import Stops
 from rlmath.actor.worker import ActorWorker
 from rlmath.device import Platform
 from rlmath.model.parallel import Layout
@@ -67,6 +68,7 @@ def start_until_model(layout: Layout, _: Platform) -> tuple[list[str], list[Any]
         counting("reduce_scatter_tensor"),
         mock.patch.object(communicators, "_exchange", exchanging),
         mock.patch.object(parallel, "initialize", lambda *_, **__: None),  # It is a rank already.
+        mock.patch.object(Stops, "connect", lambda *_: None),
         mock.patch.object(policy, "MegatronActor", build),
         pytest.raises(ModelIsBuilt),
     ):
