@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from rlmath.actor import rank_step
+from rlmath.actor.plan import StepPlan
 from rlmath.actor.rank_step import TokenSettings
 from rlmath.actor.sequence_report import SequenceReport
 from rlmath.actor.settings import ReferenceSettings, UpdateResult, UpdateSettings
@@ -60,6 +61,7 @@ PLANTS = {
     "schedule_again": in_training.begin_the_schedule_again,
     "no_sum": in_training.sum_nothing,
 }
+PLAN = StepPlan(old_log_probs=True, gate=True, reference=True, values=False, policy=True)
 SAYS = {fault.name: fault.says for fault in in_training.FAULTS}
 MORE = [Layout(2, 1, 1), Layout(1, 2, 1), Layout(1, 1, 2)]
 
@@ -90,8 +92,7 @@ def run(
             PLANTS[name](worker)
         shard = pickle.loads(pickle.dumps(actor.shard_of(batch, UPDATE, seed)))
         step = rank_step.RankStep(actor, None, shard)
-        step.log_probs(0)
-        step.reference_log_probs()
+        step.run_passes(PLAN, 0)
         step.finish(TokenSettings(), SequenceAdvantages(ADVANTAGES).select(shard.places))
         result, _ = step.update(UPDATE, 0)
         found[name] = (result, look_again(worker), taken)
