@@ -51,7 +51,9 @@ def read_items(folder: Path, count: int) -> list[tuple[str, str]]:
 def time_ours(items: list[tuple[str, str]]) -> tuple[list[bool], list[float]]:
     """Verdicts and seconds per grade, warm, without the cache."""
     with MathGrader(num_workers=1, cache_size=0) as grader:
-        grader.grade_one("\\boxed{\\sin^2 x + \\cos^2 x}", "1")  # the worker process is up
+        grader.grade_one(
+            "\\boxed{\\sum_{k=1}^1 \\sin^2 x + \\cos^2 x}", "1"
+        )  # the worker process is up
         verdicts, seconds = [], []
         for response, gold in items:
             started = time.perf_counter()
@@ -83,7 +85,7 @@ def _compare_cases(folder: Path) -> None:
         if '"answer": ' in line  # not a whole response
     ]
     with MathGrader(num_workers=1, cache_size=0) as grader:
-        grader.grade_one("\\boxed{\\sin^2 x + \\cos^2 x}", "1")
+        grader.grade_one("\\boxed{\\sum_{k=1}^1 \\sin^2 x + \\cos^2 x}", "1")
 
         def ours(answer: str, gold: str) -> bool:
             return grader.grade_one(f"\\boxed{{{answer}}}", gold).correct

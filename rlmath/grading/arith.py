@@ -1,15 +1,17 @@
-"""Exact and approximate values of a tree, in plain Python numbers.
+"""Values of a tree: exact rational ones, floating-point ones, and ones to many digits.
 
-`exact` gives the rational value of a constant, or None. `approximate` gives a float or complex
-value at a chosen point; it refutes equalities and never proves one.
+`Exact` gives the rational value of a constant, or of an expression at integer values of its names.
+`Approximate` gives a float or complex value at a chosen point, in Python's floats, which refute
+equalities cheaply, or in mpmath's numbers to as many digits as are asked for.
 """
 
 from __future__ import annotations
 
 import cmath
 import math
+import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fractions import Fraction
 from typing import Any
 
@@ -17,6 +19,7 @@ from rlmath.grading.syntax import Node
 
 Rational = int | Fraction
 _MAX_FACTORIAL = 2_000
+_MAX_LARGE_FACTORIAL = 20_000  # modulo a prime
 
 
 class Undecidable(Exception):
@@ -76,10 +79,8 @@ class Exact:
         kind = node[0]
         if kind in ("n", "d", "rep"):
             return node[1]
-        if kind == "s":
-            if node[1] in self.values:
-                return self.values[node[1]]
-            raise Undecidable
+        if kind in ("s", "k") and node[1] in self.values:
+            return self.values[node[1]]
         if kind == "neg":
             return -self.value(node[1])
         if kind == "+":
@@ -175,28 +176,51 @@ def sample(name: str, point: int) -> float:
     return -value if point == 2 else value
 
 
-_UNARY: dict[str, Any] = {
-    "sin": cmath.sin, "cos": cmath.cos, "tan": cmath.tan, "arcsin": cmath.asin,
-    "arccos": cmath.acos, "arctan": cmath.atan, "sinh": cmath.sinh, "cosh": cmath.cosh,
-    "tanh": cmath.tanh,
-    "asinh": cmath.asinh, "acosh": cmath.acosh, "atanh": cmath.atanh, "exp": cmath.exp,
-    "cot": lambda z: 1 / cmath.tan(z), "sec": lambda z: 1 / cmath.cos(z),
-    "csc": lambda z: 1 / cmath.sin(z),
-    "coth": lambda z: 1 / cmath.tanh(z), "arccot": lambda z: cmath.atan(1 / z), "abs": abs,
-    "arcsec": lambda z: cmath.acos(1 / z), "arccsc": lambda z: cmath.asin(1 / z),
-    "acoth": lambda z: cmath.atanh(1 / z), "asech": lambda z: cmath.acosh(1 / z),
-    "acsch": lambda z: cmath.asinh(1 / z), "sech": lambda z: 1 / cmath.cosh(z),
-    "csch": lambda z: 1 / cmath.sinh(z),
-    "conj": lambda z: z.conjugate(), "Re": lambda z: z.real, "Im": lambda z: z.imag,
-    "arg": cmath.phase,
+def large_sample(name: str, point: int) -> int:
+    """An integer of 60 bits that depends on the name and the point alone."""
+    return zlib.crc32(f"{name}/{point}".encode()) << 28 | zlib.crc32(f"{point}/{name}".encode())
+
+
+# Functions that mpmath and cmath have under another name, or that are made of others.
+_NAMED = {
+    "arcsin": "asin", "arccos": "acos", "arctan": "atan", "exp": "exp", "sin": "sin", "cos": "cos",
+    "tan": "tan", "sinh": "sinh", "cosh": "cosh", "tanh": "tanh", "asinh": "asinh",
+    "acosh": "acosh", "atanh": "atanh", "arg": "phase",
 }  # fmt: skip
+_OF_INVERSE = {  # f(1/z)
+    "arccot": "atan", "arcsec": "acos", "arccsc": "asin", "acoth": "atanh", "asech": "acosh",
+    "acsch": "asinh",
+}  # fmt: skip
+_INVERSE_OF = {  # 1/f(z)
+    "cot": "tan", "sec": "cos", "csc": "sin", "coth": "tanh", "sech": "cosh", "csch": "sinh",
+}  # fmt: skip
+_LOCAL = threading.local()
+
+
+def _precise(digits: int) -> Any:
+    """This thread's mpmath numbers to `digits` digits; mpmath's shared ones change under it."""
+    numbers = getattr(_LOCAL, "numbers", None)
+    if numbers is None:
+        from mpmath.ctx_mp import MPContext
+
+        numbers = _LOCAL.numbers = MPContext()
+    numbers.dps = digits
+    return numbers
 
 
 class Approximate:
-    """Floating-point value of a tree at one test point.
+    """Value of a tree at one test point.
 
     `scale` is the largest number met in a sum: below it, differences of about 1e-13 times its
     size are rounding errors.
+
+    Args:
+        exact: for powers and functions of rational numbers.
+        point: number of the test point, see `sample`.
+        integers: values of the names instead of those of the point.
+        narrow: names lie within (-1, 1), where arcsin and artanh are real.
+        digits: 0 for floats, or the decimal digits of mpmath's numbers. Evaluate a tree with
+            floats first: they refuse what mpmath would need much time for.
     """
 
     def __init__(
@@ -206,40 +230,47 @@ class Approximate:
         integers: dict[str, int] | None = None,
         *,
         narrow: bool = False,
+        digits: int = 0,
     ) -> None:
         self.exact = exact
-        self.narrow = narrow  # variables within (-1, 1), where arcsin and artanh are real
+        self.narrow = narrow
         self.point = point
         self.integers = integers
-        self.scale = 0.0
+        self.scale: Any = 0.0
+        self.digits = digits
+        self.numbers = _precise(digits) if digits else cmath
+        self.real = self.numbers.mpf if digits else float
+        self.complex = self.numbers.mpc if digits else complex
 
-    def __call__(self, node: Node) -> complex:
-        """The value.
+    def __call__(self, node: Node) -> Any:
+        """The value, a complex number.
 
         Raises:
             Undecidable: it is not finite or not computable here.
         """
         try:
-            value = complex(self.value(node))
+            value = self.complex(self.value(node))
         except (ZeroDivisionError, OverflowError, ValueError, TypeError) as error:
             raise Undecidable from error
-        if not cmath.isfinite(value):
+        if not self.numbers.isfinite(value):
             raise Undecidable
         return value
 
     def value(self, node: Node) -> Any:
         kind = node[0]
         if kind in ("n", "d", "rep"):
-            return node[1]
+            return self.literal(node[1])
         if kind == "s":
             if self.integers is not None:
                 return self.integers.get(node[1], 2)
-            value = sample(node[1], self.point)
+            value = self.real(sample(node[1], self.point))
             return value / 3 if self.narrow else value
         if kind == "k":
             if node[1] == "oo":
                 raise Undecidable
-            return {"pi": math.pi, "e": math.e, "i": 1j}[node[1]]
+            if node[1] == "i":
+                return self.complex(0, 1)
+            return +getattr(self.numbers, node[1])
         if kind == "neg":
             return -self.value(node[1])
         if kind == "+":
@@ -258,7 +289,7 @@ class Approximate:
         if kind == "/":
             top, bottom = self.value(node[1]), self.value(node[2])
             if isinstance(top, int) and isinstance(bottom, int):
-                return Fraction(top, bottom)
+                return self.literal(Fraction(top, bottom))
             return top / bottom
         if kind == "^":
             return self.power(self.value(node[1]), self.value(node[2]))
@@ -267,31 +298,43 @@ class Approximate:
         if kind == "pct":
             return self.value(node[1]) / 100
         if kind == "grouped":
-            return (
-                int(node[1].replace(",", ""))
-                if "." not in node[1]
-                else float(node[1].replace(",", ""))
-            )
+            return self.literal(Fraction(node[1].replace(",", "")))
         if kind == "unit":
-            factor = math.pi / 180 if node[2] == "°" else sample(node[2], self.point)
+            degree = self.numbers.pi / 180
+            factor = degree if node[2] == "°" else self.real(sample(node[2], self.point))
             return self.value(node[1]) * factor
         if kind == "app":
-            values = [complex(self.value(part)) for part in node[2]]
-            text = ",".join(f"{v.real:.9g}/{v.imag:.9g}" for v in values)
-            return 0.3 + 2.4 * _fraction_of_hash(f"{node[1]}({text})/{self.point}")
+            values = [self.complex(self.value(part)) for part in node[2]]
+            text = ",".join(map(self.written, values))
+            return self.real(_fraction_of_hash(f"{node[1]}({text})/{self.point}")) + 0.3
         raise Undecidable
 
+    def literal(self, value: Rational) -> Any:
+        """A rational number, which mpmath does not take as a fraction."""
+        if isinstance(value, Fraction) and value.denominator == 1:
+            return value.numerator
+        if self.digits and isinstance(value, Fraction):
+            return self.numbers.mpf(value.numerator) / value.denominator
+        return value
+
+    def written(self, value: Any) -> str:
+        """A number without the digits that rounding may have changed."""
+        if self.digits:
+            return f"{self.numbers.nstr(value, self.digits * 3 // 4)}"
+        return f"{value.real:.9g}/{value.imag:.9g}"
+
     def small(self, value: Any) -> None:
-        if isinstance(value, int) and value.bit_length() > 4_000:
-            raise Undecidable
-        if isinstance(value, Fraction) and _bits(value) > 8_000:
+        if isinstance(value, int | Fraction):
+            if _bits(value) > 8_000:
+                raise Undecidable
+        elif not self.numbers.isfinite(value):
             raise Undecidable
 
     def power(self, base: Any, exponent: Any) -> Any:
         if isinstance(base, int | Fraction) and isinstance(exponent, int | Fraction):
             exponent = _tidy(exponent)
             if isinstance(exponent, int):
-                return self.exact.power(_tidy(base), exponent)
+                return self.literal(self.exact.power(_tidy(base), exponent))
             base = float(base)
         if isinstance(exponent, Fraction):
             exponent = float(exponent)
@@ -299,40 +342,54 @@ class Approximate:
             base = float(base)
         if base == 0:
             raise Undecidable
+        if self.digits and not isinstance(exponent, int):
+            base = self.complex(base)
         return base**exponent
 
     def function(self, name: str, args: list[Any]) -> Any:
         first = args[0]
         if name == "root":
-            degree = args[1]
-            if isinstance(first, int | Fraction) and isinstance(degree, int):
-                try:
-                    return self.exact.root(_tidy(first), degree)
-                except Undecidable:
-                    pass
-            first, degree = complex(first), complex(degree)
-            if first.imag == 0 and first.real < 0 and degree.real % 2 == 1 and degree.imag == 0:
-                return -((-first.real) ** (1 / degree.real))
-            if first.imag == 0 and first.real >= 0 and degree.imag == 0:
-                return first.real ** (1 / degree.real)
-            return first ** (1 / degree)
+            return self.root(first, args[1])
         if name == "log":
-            self.scale = max(self.scale, 1.0)
-            top = cmath.log(complex(first))
-            return top if len(args) == 1 else top / cmath.log(complex(args[1]))
+            self.scale = max(self.scale, 1)
+            top = self.numbers.log(self.complex(first))
+            return top if len(args) == 1 else top / self.numbers.log(self.complex(args[1]))
         if name in ("floor", "ceil", "min", "max", "mod", "sgn", "gcd", "lcm"):
             return self.stepped(name, args)
         if name in ("factorial", "binom", "factorial2"):
             return self.gamma(name, args)
-        if name in _UNARY and len(args) == 1:
-            self.scale = max(self.scale, 1.0, abs(first))
-            return _UNARY[name](complex(first))
-        raise Undecidable
+        if len(args) != 1:
+            raise Undecidable
+        self.scale = max(self.scale, 1, abs(first))
+        z = self.complex(first)
+        if name in _NAMED:
+            return getattr(self.numbers, _NAMED[name])(z)
+        if name in _OF_INVERSE:
+            return getattr(self.numbers, _OF_INVERSE[name])(1 / z)
+        if name in _INVERSE_OF:
+            return 1 / getattr(self.numbers, _INVERSE_OF[name])(z)
+        parts = {"abs": abs(z), "conj": z.conjugate(), "Re": z.real, "Im": z.imag}
+        if name not in parts:
+            raise Undecidable
+        return parts[name]
+
+    def root(self, value: Any, degree: Any) -> Any:
+        if isinstance(value, int | Fraction) and isinstance(degree, int):
+            try:
+                return self.literal(self.exact.root(_tidy(value), degree))
+            except Undecidable:
+                pass
+        value, degree = self.complex(value), self.complex(degree)
+        if value.imag == 0 and value.real < 0 and degree.real % 2 == 1 and degree.imag == 0:
+            return -((-value.real) ** (1 / degree.real))
+        if value.imag == 0 and value.real >= 0 and degree.imag == 0:
+            return value.real ** (1 / degree.real)
+        return value ** (1 / degree)
 
     def stepped(self, name: str, args: list[Any]) -> Any:
         if all(isinstance(a, int | Fraction) for a in args):
-            return self.exact.function(name, [_tidy(a) for a in args])
-        values = [complex(a) for a in args]
+            return self.literal(self.exact.function(name, [_tidy(a) for a in args]))
+        values = [self.complex(a) for a in args]
         if any(abs(v.imag) > 1e-12 for v in values):
             raise Undecidable
         real = [v.real for v in values]
@@ -347,17 +404,71 @@ class Approximate:
     def gamma(self, name: str, args: list[Any]) -> Any:
         if all(isinstance(a, int | Fraction) for a in args):
             try:
-                return self.exact.function(name, [_tidy(a) for a in args])
+                return self.literal(self.exact.function(name, [_tidy(a) for a in args]))
             except Undecidable:
                 pass
-        values = [complex(a) for a in args]
+        values = [self.complex(a) for a in args]
         if any(v.imag for v in values) or name == "factorial2":
             raise Undecidable
+        gamma = self.numbers.gamma if self.digits else math.gamma
         n = values[0].real
         if name == "factorial":
-            return math.gamma(n + 1)
+            return gamma(n + 1)
         k = values[1].real
-        return math.gamma(n + 1) / (math.gamma(k + 1) * math.gamma(n - k + 1))
+        return gamma(n + 1) / (gamma(k + 1) * gamma(n - k + 1))
+
+
+# Mersenne primes: two integers that agree modulo both are equal, unless somebody made them so.
+_PRIMES = (2**107 - 1, 2**127 - 1)
+
+
+def equal_integers(first: Node, second: Node) -> bool:
+    """Whether two arithmetic expressions without names agree modulo large primes: 2^1000000.
+
+    For integers that are too large to be computed. False is no proof.
+    """
+    try:
+        return all(residue(first, prime) == residue(second, prime) for prime in _PRIMES)
+    except (Undecidable, ValueError):  # no inverse modulo the prime
+        return False
+
+
+def residue(node: Node, prime: int) -> int:
+    """The value of integers, the four operations, powers, factorials and binomials in a field.
+
+    Raises:
+        Undecidable: the tree has something else.
+    """
+    kind = node[0]
+    if kind == "n":
+        return node[1] % prime
+    if kind == "neg":
+        return -residue(node[1], prime) % prime
+    if kind == "+":
+        return sum(residue(part, prime) for part in node[1]) % prime
+    if kind == "*":
+        return _product((residue(part, prime) for part in node[1]), prime)
+    if kind == "/":
+        return residue(node[1], prime) * pow(residue(node[2], prime), -1, prime) % prime
+    if kind == "^" and isinstance(exponent := Exact(_MAX_FACTORIAL)(node[2]), int):
+        return pow(residue(node[1], prime), exponent, prime)
+    if kind == "f" and node[1] in ("factorial", "binom"):
+        counts = [part[1] for part in node[2] if part[0] == "n" and part[1] <= _MAX_LARGE_FACTORIAL]
+        if len(counts) == len(node[2]) == 1:
+            return _product(range(2, counts[0] + 1), prime)
+        if len(counts) == len(node[2]) == 2 and counts[1] <= counts[0]:
+            whole, part = counts
+            bottom = _product(range(2, part + 1), prime)
+            top = _product(range(whole - part + 1, whole + 1), prime)
+            return top * pow(bottom, -1, prime) % prime
+    raise Undecidable
+
+
+def _product(factors: Iterable[int], prime: int) -> int:
+    product = 1
+    for factor in factors:
+        product = product * factor % prime
+    return product
 
 
 def symbols(node: Any) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from rlmath.grading import modular
 from rlmath.grading.arith import Approximate, Undecidable, symbols
 from rlmath.grading.listing import difference, every, is_label, unwrap
 from rlmath.grading.real_sets import Piece, is_worded, linear_root, region
@@ -177,22 +176,21 @@ class RelationComparer(ScalarComparer):
 
     def multiples(self, a: Node, g: Node) -> Verdict:
         """Whether one side-difference is a constant multiple of the other."""
-        ratios = []
-        for point in range(3):
-            try:
-                x, y = Approximate(self.exact, point)(a), Approximate(self.exact, point)(g)
-            except Undecidable:
-                continue
-            if abs(y) < 1e-9 or abs(x) < 1e-9:
-                continue
-            ratios.append(x / y)
-        if not ratios:
-            return None
-        if any(abs(r - ratios[0]) > 1e-8 * abs(ratios[0]) for r in ratios):
-            return False
-        if len(ratios) < 2:
-            return None
-        return modular.proportional(a, g, self.settings.max_exact_bits)
+        for digits, tolerance in ((0, 1e-8), (60, 1e-40)):
+            ratios = []
+            for point in range(3):
+                try:
+                    x = Approximate(self.exact, point, digits=digits)(a)
+                    y = Approximate(self.exact, point, digits=digits)(g)
+                except Undecidable:
+                    continue
+                if abs(y) >= 1e-9 and abs(x) >= 1e-9:
+                    ratios.append(x / y)
+            if any(abs(r - ratios[0]) > tolerance * abs(ratios[0]) for r in ratios):
+                return False
+            if len(ratios) < 2:
+                return None
+        return True
 
     def inequalities(self, a: Node, g: Node) -> Verdict:
         """Two inequalities in several variables, up to sides and a positive factor."""

@@ -1,4 +1,4 @@
-"""Equality of numbers and expressions: exact arithmetic, then floats, then finite fields."""
+"""Equality of numbers and expressions: exact arithmetic, then floats, then many digits."""
 
 from __future__ import annotations
 
@@ -7,8 +7,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from fractions import Fraction
 
-from rlmath.grading import modular
-from rlmath.grading.arith import Approximate, Exact, Rational, Undecidable, symbols
+from rlmath.grading.arith import (
+    Approximate,
+    Exact,
+    Rational,
+    Undecidable,
+    equal_integers,
+    large_sample,
+    symbols,
+)
+from rlmath.grading.listing import every
 from rlmath.grading.settings import GradingSettings
 from rlmath.grading.syntax import GREEK, Node, holds, replaced
 
@@ -19,6 +27,7 @@ SCALARS = frozenset(
 )
 
 
+_DIGITS, _DIGITS_OF_CONSTANT = 60, 300
 _I: Node = ("k", "i")
 _SMALL_C: Node = ("s", "c")
 _CAPITAL_C: Node = ("s", "C")
@@ -48,7 +57,7 @@ def significant_digits(node: Node) -> int | None:
 def is_rational_function(node: Node) -> bool:
     """Whether a tree holds only variables, numbers, pi and the four operations.
 
-    Then a difference in a finite field is a proof, as pi is transcendental.
+    Its values at random integers tell it from any other, as pi is transcendental.
     """
     kind = node[0]
     if kind in ("n", "d", "rep", "s", "grouped") or node == ("k", "pi"):
@@ -236,7 +245,7 @@ class ScalarComparer(ABC):
         ) * (1 + 1e-9)
 
     def expressions(self, a: Node, g: Node) -> Verdict:
-        """Refute by floating point, prove in finite fields; None if neither succeeds."""
+        """Refute by floating point, confirm to many digits; None if neither succeeds."""
         names = set(symbols(a)) | set(symbols(g))
         if _only_cancels(a, g) or _only_cancels(g, a) or _vanishes(a, g) or _vanishes(g, a):
             return False
@@ -244,18 +253,34 @@ class ScalarComparer(ABC):
             return self.at_integers(a, g, sorted(names))
         if names and (_has_extremum(a) or _has_extremum(g)) and self.differ_far_out(a, g, names):
             return False
-        agreed = 0
+        agreed = []
         for point in range(3 if names else 1):
             agrees = self.agree_at(a, g, point)
             if agrees is False:
                 return False
-            agreed += agrees is True
-        if agreed == 0:
-            large = not names and modular.equal_integers(a, g, self.settings.max_exact_bits)
-            return True if large else None
-        if modular.equal(a, g, self.settings.max_exact_bits, constant=not names):
-            return True
-        return False if is_rational_function(a) and is_rational_function(g) else None
+            if agrees:
+                agreed.append(point)
+        if not agreed:
+            return True if not names and equal_integers(a, g) else None
+        if is_rational_function(a) and is_rational_function(g):
+            same = self.same_rational_function(a, g, names)
+            if same is not None:
+                return same
+        # A constant has one value, so it is compared to more digits.
+        digits = _DIGITS if names else _DIGITS_OF_CONSTANT
+        return every(self.agree_at(a, g, point, digits) for point in agreed)
+
+    def same_rational_function(self, a: Node, g: Node, names: set[str]) -> Verdict:
+        """Compare values at random integers (Schwartz 1980; Zippel 1979); None if too large."""
+        for point in range(2):
+            values = {name: large_sample(name, point) for name in (*names, "pi")}
+            at = Exact(self.settings.max_exact_bits, values)
+            x, y = at(a), at(g)
+            if x is None or y is None:
+                return None
+            if x != y:
+                return False
+        return True
 
     def at_integers(self, a: Node, g: Node, names: list[str]) -> Verdict:
         """Refute an equality of floors, ceilings or alternating signs at integer points."""
@@ -285,21 +310,30 @@ class ScalarComparer(ABC):
                 return True
         return False
 
-    def agree_at(self, a: Node, g: Node, point: int) -> Verdict:
+    def agree_at(self, a: Node, g: Node, point: int, digits: int = 0) -> Verdict:
+        """Whether two expressions agree at one point: as floats, or to 3/4 of `digits` digits."""
         narrow = is_narrow(a) or is_narrow(g)
-        first = Approximate(self.exact, point, narrow=narrow)
-        second = Approximate(self.exact, point, narrow=narrow)
+        first = Approximate(self.exact, point, narrow=narrow, digits=digits)
+        second = Approximate(self.exact, point, narrow=narrow, digits=digits)
         try:
             x, y = first(a), second(g)
         except (Undecidable, RecursionError):
             return None
         if point == 2 and (x.imag or y.imag):
             return None  # branches of roots and logarithms at negative values
-        size = max(abs(x), abs(y))
-        noise = 1e-12 * max(first.scale, second.scale)
-        if abs(x - y) > 1e-9 * size + noise:
+        size, scale = max(abs(x), abs(y)), max(first.scale, second.scale)
+        if digits:
+            power = first.numbers.mpf(10)
+            relative, noise = power ** (-digits * 3 // 4), scale * power ** (5 - digits)
+            least = noise / relative
+            if size > power ** (digits // 2):
+                return None  # no value in disguise: \tan(pi/2)
+        else:
+            relative, noise = 1e-9, 1e-12 * scale
+            least = 100 * noise
+        if abs(x - y) > relative * size + noise:
             return False
-        return True if size > 100 * noise or size == 0 else None
+        return True if size > least or size == 0 else None
 
 
 def with_constant_of(a: Node, g: Node) -> Node:

@@ -109,7 +109,9 @@ def grades(grader: MathGrader, part: str, first: str | None, meanwhile: Any = No
     responses = [] if first is None else [first]
     golds = [] if first is None else ["\\frac{1}{3}"]
     for number, name in enumerate(NAMES):
-        responses.append(f"\\boxed{{\\sin^2 ({letters}{name}) + \\cos^2 ({letters}{name})}}")
+        responses.append(
+            f"\\boxed{{\\sum_{{k=1}}^1 \\sin^2 ({letters}{name}) + \\cos^2 ({letters}{name})}}"
+        )
         golds.append("1" if number % 3 else "2")
     futures = [grader.submit(r, g) for r, g in zip(responses, golds, strict=True)]
     if meanwhile is not None:

@@ -17,7 +17,7 @@ import ray
 from rlmath.cluster.session import ray_session
 from rlmath.config.schema import ClusterConfig
 
-CASE = (r"\boxed{\sin^2 NAME + \cos^2 NAME}", "1")
+CASE = (r"\boxed{\sum_{k=1}^1 \sin^2 NAME + \cos^2 NAME}", "1")
 
 
 @ray.remote(num_cpus=0, max_concurrency=4)

@@ -18,7 +18,7 @@ from rlmath.grading.pool import CLOSED, NO_WORKER, Result
 pytestmark = pytest.mark.process
 
 JOBS = [
-    {"answer": rf"\sin^2 ({n} x) + \cos^2 ({n} x)", "gold": gold, "task": "math"}
+    {"answer": rf"\sum_{{k=1}}^1 \sin^2 ({n} x) + \cos^2 ({n} x)", "gold": gold, "task": "math"}
     for n in range(2, 8)
     for gold in ("1", "2")
 ]

@@ -19,7 +19,7 @@ from rlmath.grading.settings import GradingSettings
 
 pytestmark = pytest.mark.process
 
-SYMBOLIC = ("\\boxed{\\sin^2 x + \\cos^2 x}", "1")
+SYMBOLIC = ("\\boxed{\\sum_{k=1}^1 \\sin^2 x + \\cos^2 x}", "1")
 ENDLESS = ("\\boxed{\\int_0^1 \\frac{\\sin^{50}(x^3)}{1+x^7} dx}", "\\frac{1}{3}")
 
 
@@ -34,7 +34,9 @@ def test_a_job_that_overruns_is_killed_and_the_others_go_on() -> None:
     with MathGrader(num_workers=2, timeout_s=1.0) as grader:
         grader.grade_one(*SYMBOLIC)
         before = set(grader.worker_pids())
-        responses = [ENDLESS[0]] + [f"\\boxed{{\\sin^2 {c} + \\cos^2 {c}}}" for c in "abcxyz"]
+        responses = [ENDLESS[0]] + [
+            f"\\boxed{{\\sum_{{k=1}}^1 \\sin^2 {c} + \\cos^2 {c}}}" for c in "abcxyz"
+        ]
         grades = grader.grade_batch(responses, [ENDLESS[1]] + ["1"] * 6)
         assert [g.status for g in grades] == ["timeout"] + ["correct"] * 6
         assert 0.9 < grades[0].seconds < 3.0
@@ -75,7 +77,7 @@ def test_a_worker_killed_from_outside_costs_no_grade() -> None:
         while not stop.is_set():
             round_number += 1
             names = [f"x_{{{round_number * 100 + k}}}" for k in range(10)]
-            responses = [f"\\boxed{{\\sin^2 {n} + \\cos^2 {n}}}" for n in names]
+            responses = [f"\\boxed{{\\sum_{{k=1}}^1 \\sin^2 {n} + \\cos^2 {n}}}" for n in names]
             statuses += [g.status for g in grader.grade_batch(responses, ["1"] * len(names))]
         killer.join()
         assert set(statuses) == {"correct"}
@@ -137,8 +139,8 @@ def test_sympy_never_enters_the_calling_process() -> None:
     script = (
         f"import sys; sys.path[:0] = {[p for p in sys.path if p]!r}\n"
         "from rlmath.grading import grade\n"
-        "assert grade(r'\\boxed{\\sin^2 x+\\cos^2 x}', '1').method == 'sympy'\n"
-        "names = ('sympy', 'mpmath', 'torch', 'math_verify', 'ray')\n"
+        "assert grade(r'\\boxed{\\sum_{k=1}^1 \\sin^2 x+\\cos^2 x}', '1').method == 'sympy'\n"
+        "names = ('sympy', 'torch', 'math_verify', 'ray')\n"
         "bad = [name for name in names if name in sys.modules]\n"
         "assert not bad, bad\n"
     )
@@ -153,7 +155,9 @@ def test_threads_and_the_callers_alarm() -> None:
         results: list[str] = []
 
         def work(name: str) -> None:
-            results.append(grade(f"\\boxed{{\\sin^2 {name}+\\cos^2 {name}}}", "1").status)
+            results.append(
+                grade(f"\\boxed{{\\sum_{{k=1}}^1 \\sin^2 {name}+\\cos^2 {name}}}", "1").status
+            )
             results.append(grade("\\boxed{2^{10}}", "1024").status)
 
         threads = [threading.Thread(target=work, args=(name,)) for name in "abcd"]
@@ -174,16 +178,16 @@ def test_a_forked_child_grades_with_a_pool_of_its_own() -> None:
     script = (
         f"import os, sys; sys.path[:0] = {[p for p in sys.path if p]!r}\n"
         "from rlmath.grading import grade\n"
-        "case = (r'\\boxed{\\sin^2 x+\\cos^2 x}', '1')\n"
+        "case = (r'\\boxed{\\sum_{k=1}^1 \\sin^2 x+\\cos^2 x}', '1')\n"
         "assert grade(*case).correct\n"
         "pid = os.fork()\n"
         "if pid == 0:\n"
-        "    ok = grade(r'\\boxed{\\sin^2 y+\\cos^2 y}', '1').correct\n"
+        "    ok = grade(r'\\boxed{\\sum_{k=1}^1 \\sin^2 y+\\cos^2 y}', '1').correct\n"
         "    from rlmath.grading import default_grader\n"
         "    default_grader().close()\n"
         "    os._exit(0 if ok else 1)\n"
         "assert os.waitpid(pid, 0)[1] == 0\n"
-        "assert grade(r'\\boxed{\\sin^2 z+\\cos^2 z}', '1').correct\n"
+        "assert grade(r'\\boxed{\\sum_{k=1}^1 \\sin^2 z+\\cos^2 z}', '1').correct\n"
     )
     subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, timeout=60)
 
@@ -197,7 +201,7 @@ def test_closing_leaves_no_process_and_an_honest_error() -> None:
         server = psutil.Process(pids[0]).ppid()
     wait_for(lambda: not any(psutil.pid_exists(pid) for pid in [*pids, server]))
     assert grader.grade_one("\\boxed{42}", "42").correct
-    assert grader.grade_one("\\boxed{\\sin^2 y + \\cos^2 y}", "1").status == "error"
+    assert grader.grade_one("\\boxed{\\sum_{k=1}^1 \\sin^2 y + \\cos^2 y}", "1").status == "error"
 
 
 def test_a_killed_caller_leaves_no_worker_not_even_a_busy_one() -> None:

@@ -580,7 +580,7 @@ def test_closing_stops_the_workers():
     # Other tests' ranks, engines and graders may live on in this process.
     others = {p.pid for p in psutil.Process().children(recursive=True)}
     mix = RewardMix.from_config(["math"], num_workers=1)
-    hard = r"\boxed{\sin^2 x + \cos^2 x}"
+    hard = r"\boxed{\sum_{k=1}^1 \sin^2 x + \cos^2 x}"
     mix.score([hard], answers=[["1"]])
     before = {p.pid for p in psutil.Process().children(recursive=True)} - others
     assert before

@@ -130,6 +130,6 @@ def test_a_graders_workers_may_be_the_engines_nodes(monkeypatch: pytest.MonkeyPa
         with contextlib.ExitStack() as stack:
             stack.callback(ends.append, "Ray")
             session.grade_there(grader, ("one", "two"), config.reward, stack)
-            grade = grader.grade_one(r"\boxed{\sin^2 x + \cos^2 x}", "1")
-            assert grade.correct and asked == [r"\sin^2 x + \cos^2 x"]
+            grade = grader.grade_one(r"\boxed{\sum_{k=1}^1 \sin^2 x + \cos^2 x}", "1")
+            assert grade.correct and asked == [r"\sum_{k=1}^1 \sin^2 x + \cos^2 x"]
         assert ends == ["workers", "Ray"]
