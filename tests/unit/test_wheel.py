@@ -104,7 +104,8 @@ from rlmath.rewards import RewardMix, available_rewards, get_reward
 from rlmath.types import Problem, Sample
 
 assert grade(r"so \boxed{\frac12}", "0.5").correct
-assert grade(r"\boxed{\sum_{k=1}^1 \sin^2 x+\cos^2 x}", "1").method == "sympy"  # A worker of the fork server.
+# A worker of the fork server.
+assert grade(r"\boxed{\sum_{k=1}^1 \sin^2 x+\cos^2 x}", "1").method == "sympy"
 assert not check_gold(27.0).usable
 assert get_reward("math")([r"\boxed{7}", "8"], solution=["7", "7"]) == [5.0, -5.0]
 program = ["```python\nprint(input())\n```"]
