@@ -18,33 +18,26 @@ class ContinuousSampler(Sampler):
     """A sampler whose rounds are open: :meth:`open`, :meth:`take` once while engines sample for it,
     and :meth:`close` when all that it has left is cut. What happens between is the caller's, who
     calls nothing here from two threads at once.
-
-    A round that was closed before its step took anything, or after, may be opened again.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._open: OpenRound | None = None
         self._grading: Grading | None = None
-        # The ids in use of a step, which may have several rounds.
-        self._seen: tuple[int, dict[str, int]] = (0, {})
 
-    def open(self, step: int, collector: Collector, *, is_taken: bool = False) -> OpenRound:
+    def open(self, step: int, collector: Collector) -> OpenRound:
         """Begin a round.
 
         Args:
             step: That takes from it.
             collector: Grades.
-            is_taken: The step has its groups already.
         """
         self._admit_resumed(step)
         algorithm, steps = self._config.algorithm, self._config.runner.steps
-        if self._seen[0] != step:
-            self._seen = (step, self._ids_in_use())
-            self._skipped = 0
+        self._skipped, seen = 0, self._ids_in_use()
 
         def admit(count: int) -> list[LiveGroup]:
-            return self._admit_next(count, step, step, self._seen[1])
+            return self._admit_next(count, step, step, seen)
 
         before, self._grading = self._grading, collector.begin(algorithm.group_size)
         work = OpenRound(
@@ -64,7 +57,6 @@ class ContinuousSampler(Sampler):
             while_grading=contextlib.nullcontext,
             on_kept=self._on_kept,
         )
-        work.is_taken = is_taken
         self._open, self._live = work, work.unfinished
         return work
 

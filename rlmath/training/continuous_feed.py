@@ -63,14 +63,6 @@ class ContinuousFeed(Feed):
         return replace(sampled, engines=engines, metrics=sampled.metrics | more)
 
     @contextlib.contextmanager
-    def engines_free(self, step: int) -> Iterator[None]:
-        """See :meth:`Feed.engines_free`. Samples are cut, and continue afterwards with the same
-        tokens."""
-        self._end(step)
-        yield
-        self._begin(step, is_taken=True)
-
-    @contextlib.contextmanager
     def sampling_ahead(self, step: int) -> Iterator[None]:
         """See :meth:`Feed.sampling_ahead`. The last step has no next one.
 
@@ -104,12 +96,11 @@ class ContinuousFeed(Feed):
         self._waited_s = dict.fromkeys(self._waited_s, 0.0)
         return found
 
-    def _begin(self, step: int, is_taken: bool = False) -> None:
+    def _begin(self, step: int) -> None:
         weights = self._weights(step - 1)
         with self._changed:
             self._stopped = False
-            collector = self._session.sampling.collector
-            self._round = self._open_sampler.open(step, collector, is_taken=is_taken)
+            self._round = self._open_sampler.open(step, self._session.sampling.collector)
             first = self._round.begin()
         self._running = self._thread.submit(self._sample, step, self._round, first, weights)
 

@@ -57,11 +57,6 @@ class Feed:
         return sampled
 
     @contextlib.contextmanager
-    def engines_free(self, step: int) -> Iterator[None]:
-        """During this block, after :meth:`take`, the engines can be asked for other samples."""
-        yield
-
-    @contextlib.contextmanager
     def sampling_ahead(self, step: int) -> Iterator[None]:
         """Engines that would have nothing to do during this block sample for a later step; at its
         end they are done.

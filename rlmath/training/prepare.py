@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from rlmath.actor.plan import StepPlan
 from rlmath.actor.rank_step import DistillSettings, GaeSettings, TokenSettings
 from rlmath.algorithms.advantages import SequenceAdvantages, sequence_advantages
+from rlmath.algorithms.alignment import Alignment
 from rlmath.algorithms.correction import CorrectionConfig
 from rlmath.batching.from_groups import estimator_rewards
 from rlmath.config.algorithm import KlPlace
@@ -20,7 +21,7 @@ from rlmath.config.schema import Config, OldLogProbs
 from rlmath.monitor import Monitor
 from rlmath.training.algorithm_settings import advantage_settings, update_settings
 from rlmath.training.metrics import batch_metrics
-from rlmath.training.mismatch import check_mismatch, choose_correction, correction_metrics
+from rlmath.training.mismatch import choose_correction, correction_metrics, mismatch_metrics
 from rlmath.training.session import Session
 from rlmath.training.step_batch import StepBatch
 from rlmath.weights.sequence_fingerprints import SequenceFingerprints
@@ -35,15 +36,20 @@ class Prepared:
         metrics: Sizes, alignment, mismatch, correction and distillation.
         any_advantage: Whether any token's advantage is not 0.
         fingerprints: Of what the update reads of each sequence.
-        entropy: Mean entropy of the tokens of the loss before the update, in nats; ``None``
-            without a pass for the old log-probs.
+        alignment: Of the old log-probs and the rollout log-probs; ``None``: no pass before the
+            update has computed the former.
     """
 
     batch: StepBatch
     metrics: dict[str, float]
     any_advantage: bool
     fingerprints: SequenceFingerprints
-    entropy: float | None = None
+    alignment: Alignment | None = None
+
+    @property
+    def entropy(self) -> float | None:
+        """Mean over the tokens of the loss before the update, in nats; ``None``: see alignment."""
+        return None if self.alignment is None else self.alignment.entropy
 
 
 def prepare(
@@ -60,9 +66,6 @@ def prepare(
     Args:
         kl_coef: This step's weight of a KL in the reward.
         once_dealt: Called when the ranks have their sequences.
-
-    Raises:
-        AlignmentError: Engine and actor disagree; see :func:`check_mismatch`.
     """
     config, actor, sequences = session.config, session.actor, batch.sequences
     alignment = None
@@ -74,8 +77,7 @@ def prepare(
     with monitor.phase("log_probs"):
         if plan.old_log_probs or plan.reference or plan.values:
             alignment = actor.step_passes(plan, batch.weights_version)
-        if alignment is not None:
-            metrics |= check_mismatch(session, alignment, sequences, monitor, step, gate=plan.gate)
+            metrics |= mismatch_metrics(alignment)
     with monitor.phase("advantage"):
         correction = None
         if config.algorithm.correction.is_on:
@@ -90,8 +92,7 @@ def prepare(
     metrics |= correction_metrics(settings.correction, found.correction)
     if found.distill is not None:
         metrics |= {f"distill/{name}": x for name, x in found.distill.metrics().items()}
-    entropy = None if alignment is None else alignment.entropy
-    return Prepared(batch, metrics, found.any_advantage, found.fingerprints, entropy)
+    return Prepared(batch, metrics, found.any_advantage, found.fingerprints, alignment)
 
 
 def token_settings(

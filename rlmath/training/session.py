@@ -57,7 +57,6 @@ from rlmath.rollout.wake_room import WakeRoom
 from rlmath.rollout.weight_sync import Verification
 from rlmath.training.algorithm_settings import reference_settings
 from rlmath.training.checks.catalog import step_checks
-from rlmath.training.gate import Gate
 from rlmath.training.trainer import ActorTrainer
 from rlmath.types import Problem
 from rlmath.weights.pieces import expert_tensors, hf_shapes
@@ -79,7 +78,6 @@ class Session:
         layout: Ranks and engines.
         verification: After which weight syncs the engines' weights are compared with the actor's.
         checks: Of every step.
-        gate: Judges whether engine and actor agree.
         wake_room: Decides whether engines wake while ranks copy their state to the host.
         teacher: Scores what is sampled; ``None``: there is none.
     """
@@ -96,7 +94,6 @@ class Session:
         self._actor, self._sampling = actor, sampling
         self.teacher = teacher
         self.verification = verification_of(config, layout)
-        self.gate = Gate()
         self.checks = step_checks()
         self.wake_room = WakeRoom()
 

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 
 from rlmath.actor.plan import StepPlan
 from rlmath.actor.settings import UpdateResult
+from rlmath.algorithms.alignment import Alignment
 from rlmath.config.actor import RoutingReplay
 from rlmath.monitor import Monitor
 from rlmath.rollout import weight_sync
 from rlmath.rollout.sampler import Sampled
 from rlmath.training.algorithm_settings import reference_share, update_settings
-from rlmath.training.alignment_probe import check_probe, sample_probe
 from rlmath.training.checks.base import AfterSync, AfterUpdate, BeforeUpdate, InvariantError
 from rlmath.training.controllers import Coefficients
 from rlmath.training.digests import (
@@ -37,7 +37,7 @@ from rlmath.training.metrics import (
     rollout_metrics,
     update_metrics,
 )
-from rlmath.training.mismatch import check_mismatch
+from rlmath.training.mismatch import mismatch_metrics
 from rlmath.training.plan import plan_step
 from rlmath.training.prepare import Prepared, prepare
 from rlmath.training.session import Session
@@ -72,24 +72,21 @@ def train_step(
     log_samples(sampled, monitor, step)
     first = None
     with forgetting_misaligned(feed, step):
-        probe = sample_probe(session, feed, sampled.groups, plan, monitor, step)
+        now = BeforeUpdate(session, monitor, step, plan, sampled.finished, sampled.groups, None)
         with feed.sampling_ahead(step):
-            metrics |= check_probe(session, probe, monitor, step)
-            batch = None
             if sampled.groups:
                 scored = teacher_log_probs(session, sampled.groups, monitor)
                 batch = StepBatch.of(session, sampled.groups, scored)
-            now = BeforeUpdate(session, monitor, step, sampled.finished, sampled.groups, batch)
-            metrics |= session.checks.before_update(now)
-            if batch is not None:
+                now = dataclasses.replace(now, batch=batch)
                 keep = functools.partial(kept.keep, step, batch, coefficients, session)
-                metrics |= train_on(session, batch, plan, coefficients, monitor, step, keep)
+                metrics |= train_on(session, batch, plan, coefficients, monitor, step, now, keep)
                 count = min(session.config.runner.check_export_sequences, len(batch))
                 first = batch.sequences.select(range(count)) if count else None
             else:
+                metrics |= session.checks.before_update(now)
                 renew_reference(session, monitor, step)
-    # Engines that slept have no weights, also where nothing was trained.
-    metrics |= sync_weights(session, monitor, step, write)
+        # Engines that slept have no weights, also where nothing was trained.
+        metrics |= sync_weights(session, monitor, step, write)
     metrics |= memory_by_phase(session.actor.take_peaks())
     return metrics | feed.metrics(), first
 
@@ -101,24 +98,30 @@ def train_on(
     coefficients: Coefficients,
     monitor: Monitor,
     step: int,
+    sampled: BeforeUpdate | None = None,
     once_dealt: Callable[[], object] = lambda: None,
 ) -> dict[str, float]:
-    """The part of a step that needs no engines: plan, advantages, update. A run does it once,
-    and ``rlmath replay`` again.
+    """The part of a step that needs no engines: forward passes, advantages, update. A run does it
+    once, and ``rlmath replay`` again.
 
     Args:
+        sampled: What checks see before the update; ``None`` in a replay.
         once_dealt: Called before anything is computed, but after the ranks have their sequences.
 
     Returns:
         The metrics of it.
     """
     prepared = prepare(session, batch, plan, coefficients.kl_coef, monitor, step, once_dealt)
+    if sampled is not None:
+        now = dataclasses.replace(sampled, alignment=prepared.alignment)
+        prepared.metrics.update(session.checks.before_update(now))
     digest_sequences(monitor.digests, batch, prepared.fingerprints)
     digest_start(monitor, session.actor)
-    updated, result = update(session, prepared, plan, coefficients, monitor, step)
+    updated, result, alignment = update(session, prepared, plan, coefficients, monitor, step)
     changes = digest_weights(monitor, session.actor)
-    now = AfterUpdate(session, monitor, step, prepared, result, changes, updated)
-    updated |= session.checks.after_update(now)
+    updated |= session.checks.after_update(
+        AfterUpdate(session, monitor, step, plan, prepared, result, changes, updated, alignment)
+    )
     monitor.count_tokens(int(batch.sequences.sequence_lengths.sum()))
     return prepared.metrics | updated
 
@@ -147,29 +150,30 @@ def update(
     coefficients: Coefficients,
     monitor: Monitor,
     step: int,
-) -> tuple[dict[str, float], UpdateResult | None]:
+) -> tuple[dict[str, float], UpdateResult | None, Alignment | None]:
     """Train the value model and the policy, and update the coefficients and the reference.
 
     Returns:
-        ``value/...`` and ``train/...``, and what the policy's update reports, if it was updated.
+        ``value/...`` and ``train/...``; of the policy, if it was updated, what its update reports,
+        and how the log-probs of the first minibatch agree, if no pass has said it.
     """
     # Nothing answers to the coefficient while the value model is trained alone.
     entropy_coef = (
         coefficients.entropy_coef_at(prepared.entropy) if plan.policy else coefficients.entropy_coef
     )
-    metrics, result = coefficients.metrics(entropy_coef), None
+    metrics, result, alignment = coefficients.metrics(entropy_coef), None, None
     with monitor.phase("update"):
         if plan.values:
             metrics |= update_values(session, monitor, step)
         if plan.policy:
             kl_coef = coefficients.kl_coef
-            found, result = update_policy(
-                session, prepared, plan, kl_coef, entropy_coef, monitor, step
+            found, result, alignment = update_policy(
+                session, prepared, kl_coef, entropy_coef, monitor, step
             )
             metrics |= found
         coefficients.see_kl(metrics.get("train/kl"), samples=len(prepared.batch))
     renew_reference(session, monitor, step)
-    return metrics, result
+    return metrics, result, alignment
 
 
 def renew_reference(session: Session, monitor: Monitor, step: int) -> None:
@@ -186,16 +190,16 @@ def renew_reference(session: Session, monitor: Monitor, step: int) -> None:
 def update_policy(
     session: Session,
     prepared: Prepared,
-    plan: StepPlan,
     kl_coef: float,
     entropy_coef: float,
     monitor: Monitor,
     step: int,
-) -> tuple[dict[str, float], UpdateResult]:
+) -> tuple[dict[str, float], UpdateResult, Alignment | None]:
     """Optimizer steps of the policy.
 
     Returns:
-        ``train/...``, and the mismatch, unless it was measured before the update; and the report.
+        ``train/...``, and the mismatch, unless it was measured before the update; and see
+        ``ActorGroup.step_update``.
     """
     config = session.config
     settings = update_settings(config, kl_coef, entropy_coef)
@@ -206,30 +210,20 @@ def update_policy(
     runner = config.runner
     count = 0 if step % runner.samples_every else runner.token_samples
     traced = traced_places(prepared.batch.keys, count)
-    now, sequences = prepared.batch.weights_version, prepared.batch.sequences
+    now = prepared.batch.weights_version
     result, alignment = session.actor.step_update(settings, now, traced)
     write_traces(config, prepared.batch, result.traces, monitor, step)
-    metrics = update_metrics(result) | result.routing
+    metrics = update_metrics(result) | result.routing | mismatch_metrics(alignment)
     metrics |= off_policy_metrics(result, now)
     digest_gradient(monitor.digests, result.minibatches, result.gradients)
     if result.fingerprints is not None:
         keys = monitor.digests.keys["sequences"]
         add_fingerprints(monitor.digests, keys, result.fingerprints)
-    if alignment is not None:
-        metrics |= check_mismatch(
-            session,
-            alignment,
-            sequences,
-            monitor,
-            step,
-            gate=plan.gate,
-            updated=True,
-        )
     for index, reason in result.early_stopped.items():
         monitor.warn(f"step {step}: minibatch {index} was discarded: {reason}")
     for index, text in result.clamped.items():
         monitor.warn(f"step {step}: minibatch {index}: {text}")
-    return metrics, result
+    return metrics, result, alignment
 
 
 def sync_weights(

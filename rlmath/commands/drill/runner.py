@@ -33,7 +33,6 @@ from rlmath.training.checks.catalog import step_checks
 from rlmath.training.controllers import Coefficients
 from rlmath.training.feed import Feed
 from rlmath.training.feeds import feed_of, sampler_of
-from rlmath.training.gate import Gate
 from rlmath.training.kept_batches import KeptBatches
 from rlmath.training.kept_files import FOLDER as KEPT_FOLDER
 from rlmath.training.session import Session, open_training, verification_of
@@ -225,7 +224,6 @@ class Drill:
         session = self._scene.session
         pool = session.sampling.pool
         session.actor.load_checkpoint(self._start)
-        session.gate = Gate()
         session.checks = step_checks()
         session.verification = verification_of(session.config, session.layout)
         session.sampling.rewards.metrics()

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rlmath.algorithms.alignment import Alignment
 from rlmath.config.schema import Config, OnMisalignment
 from rlmath.device.residue import Residue
 from rlmath.errors import UserError
@@ -13,6 +14,7 @@ from rlmath.monitor import Monitor
 from rlmath.types import Group
 
 if TYPE_CHECKING:
+    from rlmath.actor.plan import StepPlan
     from rlmath.actor.settings import UpdateResult
     from rlmath.training.prepare import Prepared
     from rlmath.training.session import Session
@@ -28,23 +30,28 @@ class InvariantError(UserError):
 
 @dataclass(frozen=True)
 class BeforeUpdate:
-    """A step whose samples are there.
+    """A step whose samples are there, and the forward passes before its update.
 
     Attributes:
         session: Ranks and engines.
         monitor: Takes warnings.
         step: From 1.
+        plan: Of the step.
         finished: All groups that were sampled and graded.
         groups: Those to train on, in the order of the batch.
         batch: The sequences to train on; ``None``: the step is skipped.
+        alignment: Of the actor's log-probs and the engines'; ``None``: no pass has given the
+            former.
     """
 
     session: Session
     monitor: Monitor
     step: int
+    plan: StepPlan
     finished: Sequence[Group]
     groups: Sequence[Group]
     batch: StepBatch | None
+    alignment: Alignment | None = None
 
 
 @dataclass(frozen=True)
@@ -55,19 +62,23 @@ class AfterUpdate:
         session: The ranks; ``rlmath replay`` has no engines.
         monitor: Takes warnings.
         step: From 1.
+        plan: Of the step.
         prepared: What was trained on.
         result: Of the policy's update; ``None``: it was not updated.
         changes: Of each rank's weights, see ``ActorGroup.weights_changes``.
         metrics: Of the update.
+        alignment: Of the first minibatch's log-probs and the engines', where no pass came before.
     """
 
     session: Session
     monitor: Monitor
     step: int
+    plan: StepPlan
     prepared: Prepared
     result: UpdateResult | None
     changes: Sequence[WeightChanges]
     metrics: Metrics
+    alignment: Alignment | None = None
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from rlmath.training.checks.base import StepChecks
 from rlmath.training.checks.engine_constants import EngineConstants
 from rlmath.training.checks.independent import IndependentSamples
 from rlmath.training.checks.invariants import Invariants
+from rlmath.training.checks.log_probs import LogProbAgreement
 from rlmath.training.checks.loss_parts import LossParts
 from rlmath.training.checks.optimizer_steps import OptimizerSteps
 from rlmath.training.checks.prefix_cache import PrefixCache
@@ -22,6 +23,7 @@ def step_checks() -> StepChecks:
         [
             IndependentSamples(),
             SampledResponses(),
+            LogProbAgreement(),
             Invariants(),
             TrainedSequences(),
             LossParts(),

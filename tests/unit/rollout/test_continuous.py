@@ -123,11 +123,8 @@ class Parts:
         self.feed: Feed = feed_of(session, sampler, monitor)
         assert isinstance(self.feed, ContinuousFeed)
 
-    def step(self, step: int, train_s: float = 0.0, probe: bool = False) -> Sampled:
+    def step(self, step: int, train_s: float = 0.0) -> Sampled:
         sampled = self.feed.take(step)
-        if probe:
-            with self.feed.engines_free(step):
-                assert not self.pool.generating and self.pool.has_weights_at_hand
         with self.feed.sampling_ahead(step):
             assert not self.pool.has_weights_at_hand
             time.sleep(train_s)
@@ -166,7 +163,7 @@ def test_nothing_is_lost_or_too_old_whoever_is_slower(
     parts = Parts(collector, pool, sampler, monkeypatch)
     trained: list[str] = []
     for step in range(1, STEPS + 1):
-        sampled = parts.step(step, train_s, probe=step % 4 == 0)
+        sampled = parts.step(step, train_s)
         assert len(sampled.groups) == 4
         whole(pool, sampled)
         assert {g.problem.id for g in sampled.finished} == {

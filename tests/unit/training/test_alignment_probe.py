@@ -11,16 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlmath.algorithms.alignment import Alignment
+from rlmath.algorithms.filters import TruncatedRule
+from rlmath.batching.from_groups import sampled_sequences
 from rlmath.rollout.requests import Request
-from rlmath.training.alignment_probe import check_probe, sample_probe
+from rlmath.training.checks.base import AfterSync, BeforeUpdate
 from rlmath.training.gate import AlignmentError
 from rlmath.types import GradedSample, Group, Problem, Sample
 from tests.unit.training.test_log_prob_gate import session_of
 
 NOW = 4
 MONITOR: Any = SimpleNamespace(phase=lambda _: contextlib.nullcontext())
-FEED: Any = SimpleNamespace(engines_free=lambda _: contextlib.nullcontext())
-GATED: Any = SimpleNamespace(gate=True)
 
 
 def group(version: int, problem: str = "p") -> Group:
@@ -60,25 +61,37 @@ def session(
     return made
 
 
+def judge(session: Any, groups: list[Group], gate: bool = True, step: int = 5) -> dict[str, float]:
+    """A step of these groups, whose tokens of the present weights have no difference."""
+    plan, check = SimpleNamespace(gate=gate), session.check
+    batch = sampled_sequences(groups, truncated=TruncatedRule.keep, mask_duplicates=False)
+    trained: Any = SimpleNamespace(sequences=batch)
+    given = batch.select(range(len(batch)))
+    values = given.engine_log_probs
+    alignment = Alignment.of_batch(
+        given, values, values, NOW, stale_kv=session.sampling.pool.spec.keeps_kv
+    )
+    before = BeforeUpdate(session, MONITOR, step, plan, groups, groups, trained, alignment)  # type: ignore[arg-type]
+    check.before_update(before)
+    assert not session.sampling.pool.requests
+    found: dict[str, float] = check.after_sync(AfterSync(session, MONITOR, step, False))
+    return found
+
+
 def test_an_engine_that_is_right_passes_and_one_that_is_not_stops_the_step() -> None:
     right = session(1e-6)
-    probe = sample_probe(right, FEED, [group(3), group(3, "q")], GATED, MONITOR, step=5)
+    assert judge(right, [group(3), group(3, "q")])["alignment/max_abs_diff"] > 0
     requests = right.sampling.pool.requests
     assert len(requests) == 16 and {one.problem_id for one in requests} == {"p", "q"}
     assert len({one.key for one in requests}) == len({one.seed for one in requests}) == 16
     assert all(one.max_tokens == 64 for one in requests)
-    assert check_probe(right, probe, MONITOR, step=5)["alignment/max_abs_diff"] > 0
-
-    wrong = session(0.01)
-    probe = sample_probe(wrong, FEED, [group(3)], GATED, MONITOR, step=5)
     with pytest.raises(AlignmentError, match="over 48 tokens"):
-        check_probe(wrong, probe, MONITOR, step=5)
+        judge(session(0.01), [group(3)])
 
 
 @pytest.mark.parametrize(
     ("groups", "gate", "sleeps"),
     [
-        ([], True, False),
         ([group(3)], False, False),
         ([group(3)], True, True),
         # What the step trains on has such tokens.
@@ -88,17 +101,27 @@ def test_an_engine_that_is_right_passes_and_one_that_is_not_stops_the_step() -> 
 def test_no_probe_where_none_is_needed_or_engines_sleep(
     groups: list[Group], gate: bool, sleeps: bool
 ) -> None:
-    made, passes = session(0.0, sleeps=sleeps), SimpleNamespace(gate=gate)
-    assert sample_probe(made, FEED, groups, passes, MONITOR, step=5) is None  # type: ignore[arg-type]
+    made = session(0.0, sleeps=sleeps)
+    assert not [name for name in judge(made, groups, gate) if "noise" not in name]
     assert not made.sampling.pool.requests
-    assert check_probe(made, None, MONITOR, step=5) == {}
+
+
+def test_a_skipped_step_is_not_probed() -> None:
+    made = session(0.0)
+    plan: Any = SimpleNamespace(gate=True)
+    made.check.before_update(BeforeUpdate(made, MONITOR, 5, plan, [group(3)], (), None))
+    assert made.check.after_sync(AfterSync(made, MONITOR, 5, False)) == {}
 
 
 def test_where_old_keys_and_values_stay_the_gate_needs_responses_of_one_version() -> None:
     (graded,) = group(NOW).samples
     mixed = replace(graded, sample=replace(graded.sample, spans=((NOW - 1, 0), (NOW, 1))))
     groups = [replace(group(NOW), samples=(mixed,))]
-    keeps = session(1e-6, keeps_kv=True)
-    assert sample_probe(keeps, FEED, groups, GATED, MONITOR, step=5) is not None
-    assert sample_probe(session(1e-6), FEED, groups, GATED, MONITOR, step=5) is None
-    assert sample_probe(keeps, FEED, [group(NOW)], GATED, MONITOR, step=5) is None
+    for keeps_kv, given, probes in (
+        (True, groups, True),
+        (False, groups, False),
+        (True, [group(NOW)], False),
+    ):
+        made = session(1e-6, keeps_kv=keeps_kv)
+        judge(made, given)
+        assert bool(made.sampling.pool.requests) == probes

@@ -68,7 +68,7 @@ def test_the_entropy_coef_stands_still_while_the_value_model_is_trained_alone(
     monitor: Any = SimpleNamespace(phase=lambda _: contextlib.nullcontext())
     session: Any = SimpleNamespace(config=SimpleNamespace(algorithm=algorithm))
     for number in (1, 2):
-        metrics, _ = step.update(session, prepared, alone, weights, monitor, number)
+        metrics, *_ = step.update(session, prepared, alone, weights, monitor, number)
         assert metrics["train/entropy_coef"] == 0.01 == weights.entropy_coef
 
 

@@ -21,13 +21,10 @@ from rlmath.model.fp8 import NOTHING, InFp8
 from rlmath.monitor import open_monitor
 from rlmath.training import gate
 from rlmath.training.algorithm_settings import update_settings
-from rlmath.training.gate import TAIL_SEEDS, AlignmentError, Gate
-from rlmath.training.mismatch import (
-    check_mismatch,
-    choose_correction,
-    correction_metrics,
-    mismatch_metrics,
-)
+from rlmath.training.checks.base import AfterUpdate, BeforeUpdate
+from rlmath.training.checks.log_probs import LogProbAgreement
+from rlmath.training.gate import TAIL_SEEDS, AlignmentError
+from rlmath.training.mismatch import choose_correction, correction_metrics, mismatch_metrics
 from rlmath.types import TrainingBatch
 
 GIVEN = ["model.path=tiny", "runner.run_dir=r"]
@@ -125,7 +122,9 @@ def test_stale_keys_and_values_leave_responses_of_one_version_to_judge() -> None
     farthest = found.farthest[found.places.argsort()][:, 0].tolist()
     assert farthest == pytest.approx([0.0, 1e-6, 0.4], rel=0.2)
     # What importance weights do is measured of all tokens, as ever.
-    assert mismatch_metrics(found) == mismatch_metrics(usual)
+    shown = [mismatch_metrics(one) for one in (found, usual)]
+    apart = {name for name in shown[0] if shown[0][name] != shown[1][name]}
+    assert apart and all(name.startswith("alignment/") for name in apart)
 
 
 class Actor:
@@ -162,22 +161,32 @@ def session_of(
         layout=SimpleNamespace(actor=SimpleNamespace(data_parallel=data_parallel)),
         sampling=SimpleNamespace(pool=pool),
         actor=Actor(noise),
-        gate=Gate(),
+        check=LogProbAgreement(),
     )
 
 
 def check(
-    session: Any, batch: TrainingBatch, step: int = 1, gate: bool = True, updated: bool = False
+    session: Any,
+    batch: TrainingBatch,
+    step: int = 1,
+    gate: bool = True,
+    updated: bool = False,
+    monitor: Any = None,
 ) -> dict[str, float]:
-    return check_mismatch(
-        session,
-        alignment_of(batch),
-        batch,
-        None,  # type: ignore[arg-type]
-        step,
-        gate=gate,
-        updated=updated,
-    )
+    """The metrics of a step's alignment, and what its check says."""
+    plan: Any = SimpleNamespace(gate=gate)
+    trained: Any = SimpleNamespace(sequences=batch)
+    alignment = alignment_of(batch)
+    if updated:
+        prepared: Any = SimpleNamespace(batch=trained)
+        found = session.check.after_update(
+            AfterUpdate(session, monitor, step, plan, prepared, None, (), {}, alignment)
+        )
+    else:
+        found = session.check.before_update(
+            BeforeUpdate(session, monitor, step, plan, (), (), trained, alignment)
+        )
+    return mismatch_metrics(alignment) | found
 
 
 def test_the_gate_looks_at_samples_of_the_present_weights_alone() -> None:
@@ -430,11 +439,11 @@ def test_a_failed_gate_stops_or_warns(tmp_path: Path, capsys: pytest.CaptureFixt
     session = session_of("alignment.on_fail=stop")
     with open_monitor(tmp_path, RunnerConfig(), 3) as monitor:
         with pytest.raises(AlignmentError, match="rlmath validate"):
-            check_mismatch(session, alignment_of(apart), apart, monitor, 1, gate=True)
-        assert check_mismatch(session, alignment_of(apart), apart, monitor, 6, gate=False)
+            check(session, apart, monitor=monitor)
+        assert check(session, apart, 6, gate=False, monitor=monitor)
         warned = session_of("alignment.on_fail=warn")
         assert "warning" not in capsys.readouterr().err
-        assert check_mismatch(warned, alignment_of(apart), apart, monitor, 1, gate=True)
+        assert check(warned, apart, monitor=monitor)
         assert "mean exp|logp_actor - logp_engine| is 1.77" in capsys.readouterr().err
 
 

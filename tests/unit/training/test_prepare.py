@@ -22,7 +22,6 @@ from rlmath.algorithms.peers import Alone
 from rlmath.batching.shards import Shard, response_rows, shards
 from rlmath.config.load import load
 from rlmath.model.parallel import Layout
-from rlmath.training.gate import Gate
 from rlmath.training.plan import plan_step
 from rlmath.training.prepare import prepare
 from rlmath.training.step_batch import StepBatch
@@ -128,12 +127,12 @@ def prepared(
         layout=SimpleNamespace(actor=SimpleNamespace(data_parallel=1)),
         actor=actor,
         sampling=sampling,
-        gate=Gate(),
     )
     plan = plan_step(config, step)
     batch = StepBatch.of(session, given or groups(), teacher)
     found = prepare(session, batch, plan, kl_coef, Monitor(), step)  # type: ignore[arg-type]
-    return SimpleNamespace(**vars(found) | {"batch": actor.batch}), actor.policy.passes
+    own = {"batch": actor.batch, "entropy": found.entropy}
+    return SimpleNamespace(**vars(found) | own), actor.policy.passes
 
 
 def test_one_minibatch_needs_no_pass() -> None:

@@ -1,0 +1,116 @@
+"""Engine and actor give the same tokens the same log-probs under the same weights.
+
+A step that trains only on tokens of older weights has none to judge: after its weight sync the
+engines sample a few for the gate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rlmath.algorithms.alignment import Alignment
+from rlmath.algorithms.filters import TruncatedRule
+from rlmath.batching.from_groups import SampledSequences, sampled_sequences
+from rlmath.batching.shards import Sequences
+from rlmath.config.schema import OnMisalignment
+from rlmath.rollout.requests import requests_for
+from rlmath.training.checks.base import AfterSync, AfterUpdate, BeforeUpdate, Metrics, StepCheck
+from rlmath.training.gate import AlignmentError, Gate
+from rlmath.training.mismatch import alignment_metrics
+from rlmath.types import GradedSample, Group
+
+if TYPE_CHECKING:
+    from rlmath.training.session import Session
+
+SEQUENCES_PER_ENGINE = 8
+MAX_TOKENS = 64
+# The probe's random streams are neither training's nor evaluation's.
+SEED_OFFSET = 2_000_003
+
+
+class LogProbAgreement(StepCheck):
+    """Applies the gate to steps whose plan has one; ``alignment.on_fail`` decides between an error
+    and a warning."""
+
+    def __init__(self) -> None:
+        self._gate = Gate()
+        # Of a step with a gate that had no tokens to judge.
+        self._unjudged: Sequence[Group] = ()
+
+    def before_update(self, now: BeforeUpdate) -> Metrics:
+        self._unjudged = now.groups if now.plan.gate else ()
+        if now.alignment is None or now.batch is None or not now.plan.gate:
+            return {}
+        return self._judge(now, now.alignment, now.batch.sequences)
+
+    def after_update(self, now: AfterUpdate) -> Metrics:
+        if now.alignment is None or not now.plan.gate:
+            return {}
+        return self._judge(now, now.alignment, now.prepared.batch.sequences, updated=True)
+
+    def after_sync(self, now: AfterSync) -> Metrics:
+        groups, self._unjudged = self._unjudged, ()
+        pool = now.session.sampling.pool
+        if not groups or pool.spec.sleeps:  # The ranks have no room beside engines that woke.
+            return {}
+        with now.monitor.phase("generate"):
+            probe = sample_probe(now.session, groups, now.step)
+        with now.monitor.phase("log_probs"):
+            batch = probe.select(range(len(probe)))
+            values = now.session.actor.log_probs(batch)
+            alignment = Alignment.of_batch(batch, *values, pool.weights_version)
+            return alignment_metrics(alignment) | self._judge(now, alignment, probe)
+
+    def _judge(
+        self,
+        now: BeforeUpdate | AfterUpdate | AfterSync,
+        alignment: Alignment,
+        sequences: Sequences,
+        updated: bool = False,
+    ) -> Metrics:
+        """``updated``: the actor's weights have changed since the log-probs were taken."""
+        if not alignment.fresh.tokens:
+            return {}
+        self._unjudged = ()
+        try:
+            return self._gate.check(
+                now.session, alignment, sequences, step=now.step, updated=updated
+            )
+        except AlignmentError as error:
+            if now.session.config.alignment.on_fail is OnMisalignment.stop:
+                raise
+            now.monitor.warn(f"step {now.step}: {error}")
+            return {}
+
+
+def sample_probe(session: Session, groups: Sequence[Group], step: int) -> SampledSequences:
+    """A few short responses to a step's prompts, from the engines' present weights.
+
+    Args:
+        groups: Of the step, at least one.
+        step: From 1.
+    """
+    config, layout = session.config, session.layout
+    wanted = max(SEQUENCES_PER_ENGINE * layout.engines, layout.actor.data_parallel)
+    requests = requests_for(
+        [group.problem for group in groups],
+        samples=-(-wanted // len(groups)),
+        max_tokens=min(MAX_TOKENS, config.rollout.max_response_tokens),
+        temperature=config.rollout.temperature,
+        run_seed=config.runner.seed + SEED_OFFSET,
+        step=step,
+        wants_routes=True,
+    )[:wanted]
+    problems = {group.problem.id: group.problem for group in groups}
+    samples = sorted(
+        session.sampling.pool.generate(requests), key=lambda one: (one.problem_id, one.index)
+    )
+    return sampled_sequences(
+        [
+            Group(problems[one.problem_id], (GradedSample(one, 0.0, None, "ungraded"),))
+            for one in samples
+        ],
+        truncated=TruncatedRule.keep,
+        mask_duplicates=False,
+    )
