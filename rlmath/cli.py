@@ -31,7 +31,7 @@ _COMMANDS = {
     "report": "write a run, or a comparison of two, as one HTML file: report RUN_DIR [RUN_DIR]",
     "explain": "break a change of the mean reward into its causes: explain RUN_DIR --steps A:B",
     "bisect": "find the first step, phase and item where two runs diverge: bisect RUN_A RUN_B",
-    "why": "show everything about one sample: why RUN_DIR STEP/PROBLEM/INDEX [--regenerate]",
+    "why": "show what is recorded of one sample: why RUN_DIR STEP/PROBLEM/INDEX",
     "replay": "redo a step's update and compare it: replay RUN_DIR STEP [key=value ...]",
     "drill": "inject silent faults into a small run with your settings; report which alarm fires:"
     " drill EXPERIMENT",
@@ -53,7 +53,7 @@ _OF_A_RUN = {
     "watch": "watch",
     "explain": "explain.cli",
     "bisect": "bisect.cli",
-    "why": "why.cli",
+    "why": "why",
     "replay": "replay.cli",
     "drill": "drill.cli",
     "test": "recipe_test.cli",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
@@ -30,7 +30,6 @@ from rlmath.actor.policy_loss import (
 from rlmath.actor.quantized_cache import quantized_cache
 from rlmath.actor.quantized_products import quantized_products
 from rlmath.actor.rounding_noise import rounding_noise
-from rlmath.actor.sample_probe import SampleProbe
 from rlmath.actor.schedule import OnLogProbs, OnOutput, of_log_probs
 from rlmath.actor.sequence_report import SequenceReport
 from rlmath.actor.settings import ActorSettings, UpdateResult, UpdateSettings
@@ -66,14 +65,12 @@ class MegatronActor(RankModel):
         routing: Records the routes of the old-log-prob pass, its own or the engine's, and replays
             them in the update; ``None``: no pass replays any.
         observer: Sees updates; ``None``: nobody does.
-        probe: Takes the gradients of single sequences; ``None``: nobody does.
     """
 
     def __init__(self, settings: ActorSettings, layout: Layout, platform: Platform) -> None:
         super().__init__(settings, layout, platform)
         self.reference: list[Tensor] | None = None
         self.observer: UpdateObserver | None = None
-        self.probe: SampleProbe | None = None
         self._prints: TensorPrints | None = None
         # Without adapters the model is the reference.
         is_base = settings.lora is not None and settings.lora.init_from is None
@@ -253,7 +250,6 @@ class MegatronActor(RankModel):
         reports: list[SequenceReport] = []
         findings: list[StepFinding] = []
         schedule_steps = int(self.scheduler.num_steps)
-        traced = {*traced, *(self.probe.places if self.probe is not None else ())}
         measured = None
         if self.routing is not None and settings.routing_mismatch:
             measured = self.routing.measured_minibatch(settings.minibatches)
@@ -262,8 +258,6 @@ class MegatronActor(RankModel):
                 stopped[index] = f"minibatch {min(stopped)} was (early_stop_rest)"
                 continue
             begin = sum(map(len, shard.counts[:index]))
-            if self.probe is not None:
-                self.probe.before(index, minibatch, self._gradient_alone(settings, begin))
             free = self._freely_routed(minibatch) if index == measured else None
             outcomes = self._backward(minibatch, settings, begin, self.observer)
             one, decision, farthest = self._step(minibatch, outcomes, settings, index)
@@ -330,10 +324,9 @@ class MegatronActor(RankModel):
         grad_norm = self.gradient_norm()
         assert self._prints is not None
         self._prints.add_gradient(index)
-        for one in (self.observer, self.probe):
-            if one is not None:
-                self.device_state.load("optimizer")  # It reads the main parameters.
-                one.see_gradient(self.optimizer)
+        if self.observer is not None:
+            self.device_state.load("optimizer")  # It reads the main parameters.
+            self.observer.see_gradient(self.optimizer)
         decision = decide({**sums, "gradient norm": grad_norm}, settings.early_stop_ratio)
         lr = self.finish_minibatch(decision.discard)
         metrics = metric_means(sums) | maxima
@@ -341,16 +334,6 @@ class MegatronActor(RankModel):
         metrics["lr"] = lr
         metrics["discarded"] = float(decision.discard)
         return metrics, decision, farthest
-
-    def _gradient_alone(self, settings: UpdateSettings, begin: int) -> Callable[[Share], Any]:
-        """What leaves the gradient of a share in the optimizer, and nothing else."""
-
-        def backward(share: Share) -> Any:
-            self._backward(share, settings, begin)
-            self.gradient_norm()
-            return self.optimizer
-
-        return backward
 
     def _backward(
         self,

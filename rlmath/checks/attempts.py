@@ -1,4 +1,4 @@
-"""The settings of a run's earlier attempts: what a resume changes, and what was in force when.
+"""What a resume continues and what it changes; see ``rlmath/monitor/run_settings.py``.
 
 ``config.yaml`` in a run's folder has the settings as given to the last start that began a step.
 Each such start adds a line to ``attempts.jsonl`` with the step after which it began, and keeps its
@@ -8,15 +8,12 @@ settings under ``configs/``. Plain files, read without torch.
 from __future__ import annotations
 
 import datetime
-import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from omegaconf import OmegaConf
 
 from rlmath.checkpoint.manifest import MANIFEST
 from rlmath.checks.inputs import contents, input_files
@@ -25,17 +22,25 @@ from rlmath.config.load import save, to_plain
 from rlmath.config.schema import Config
 from rlmath.model.folder import TINY
 from rlmath.model.hub import hub_name
+from rlmath.monitor.files import json_objects
+from rlmath.monitor.run_settings import (
+    ATTEMPTS_FILE,
+    CONFIG_FILE,
+    NOT_COMPARED,
+    Change,
+    attempt_of,
+    attempts,
+    differing,
+    flat,
+    settings_in,
+)
 
-CONFIG_FILE = "config.yaml"
 SFT_CONFIG_FILE = "sft_config.yaml"
-ATTEMPTS_FILE = "attempts.jsonl"
 CONFIGS_FOLDER = "configs"
 # A run that changes one of these is another experiment: refused on resume unless accepted.
 GUARDED = ("model.path", "algorithm", "reward", "teacher.path")
 # Of those sections, what decides how fast rewards come and not which.
 _UNGUARDED = ("reward.num_workers", "reward.timeout_s", "reward.workers_on")
-# How the run was resumed is no part of what it computes.
-_NOT_COMPARED = ("runner.resume", "runner.accept_changes")
 _STEP = re.compile(r"step_(\d{6,})")
 
 
@@ -53,18 +58,6 @@ _LOOPS = {
     "train": _Loop(CONFIG_FILE, "checkpoints", "exported.json", GUARDED),
     "sft": _Loop(SFT_CONFIG_FILE, "sft_checkpoints", "sft_exported.json", ("model.path",)),
 }
-
-
-@dataclass(frozen=True)
-class Change:
-    """A setting that differs from the saved one; values as in YAML."""
-
-    key: str
-    before: Any
-    now: Any
-
-    def __str__(self) -> str:
-        return f"{self.key}: {_text(self.before)} -> {_text(self.now)}"
 
 
 @dataclass(frozen=True)
@@ -105,23 +98,6 @@ class Continuation:
         return "\n".join(lines)
 
 
-@dataclass(frozen=True)
-class Attempt:
-    """One start of the training loop.
-
-    Attributes:
-        after_step: It began after this step; 0: from the start.
-        settings: In force, nested as in YAML.
-        made_with: See :func:`rlmath.checks.made_with.made_with`; empty for an older run.
-        files: See :func:`rlmath.checks.inputs.contents`; empty for an older run.
-    """
-
-    after_step: int
-    settings: Mapping[str, Any]
-    made_with: Mapping[str, str] = field(default_factory=dict)
-    files: Mapping[str, str] = field(default_factory=dict)
-
-
 def continuation(config: Config, command: str = "train") -> Continuation | None:
     """What is continued; ``None`` when the run starts from the beginning.
 
@@ -150,14 +126,14 @@ def continuation(config: Config, command: str = "train") -> Continuation | None:
         (config.sft.steps, "sft.steps") if command == "sft" else (runner.steps, "runner.steps")
     )
     file = source / loop.config_file
-    saved: Mapping[str, Any] = _settings(file) if file.is_file() else {}
+    saved: Mapping[str, Any] = settings_in(file) if file.is_file() else {}
     tried = attempts(source) if command == "train" else []
     # A later start may have been ended in its first step.
     if tried and (trained := attempt_of(tried, step)) is not tried[-1]:
         saved = trained.settings
     found = [*changes(saved, config)]
     if tried and (files := attempt_of(tried, step).files):
-        found += _differing(files, contents(input_files(config)))
+        found += differing(files, contents(input_files(config)))
     return Continuation(checkpoint, step, steps, setting, tuple(found), exported)
 
 
@@ -179,7 +155,7 @@ def changes(saved: Mapping[str, Any], config: Config) -> Iterator[Change]:
     now = flat_settings(config)
     own_model = str(Path(config.runner.run_dir) / "model")
     for key in now:
-        if key not in before or key in _NOT_COMPARED:
+        if key not in before or key in NOT_COMPARED:
             continue
         old, new = before[key], now[key]
         if key == "model.path":
@@ -234,7 +210,7 @@ def record(
     save(given or config, run_dir / CONFIG_FILE)
     forget_export(run_dir)
     file = run_dir / ATTEMPTS_FILE
-    lines = _lines(file)
+    lines = list(json_objects(file))
     name = f"{CONFIGS_FOLDER}/attempt_{len(lines) + 1:03d}.yaml"
     save(config, run_dir / name)
     started = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -271,106 +247,9 @@ def _exported_step(file: Path) -> int | None:
         return None
 
 
-def resumed_after(run_dir: Path) -> list[int]:
-    """Steps after which a start of the training loop resumed, in order."""
-    return sorted({one["after_step"] for one in _of_this_run(run_dir)} - {0})
-
-
-def attempts(run_dir: Path) -> list[Attempt]:
-    """The attempts whose steps count, in order: a later one that began earlier replaces those
-    before it. From ``config.yaml`` alone where nothing was recorded."""
-    found: list[Attempt] = []
-    for line in _of_this_run(run_dir):
-        file = run_dir / line["config"]
-        if file.is_file():
-            found = [one for one in found if one.after_step < line["after_step"]]
-            notes = (line.get(name) or {} for name in ("made_with", "files"))
-            found.append(Attempt(line["after_step"], _settings(file), *notes))
-    if not found and (run_dir / CONFIG_FILE).is_file():
-        found.append(Attempt(0, _settings(run_dir / CONFIG_FILE)))
-    return found
-
-
 def flat_settings(config: Config) -> dict[str, Any]:
     """Every setting by its full key, values as in YAML."""
     return flat(to_plain(config))
-
-
-def in_force(found: Sequence[Attempt], step: int | None) -> Mapping[str, Any]:
-    """Settings under which a step was trained; ``None``: the last one."""
-    return attempt_of(found, step).settings
-
-
-def attempt_of(found: Sequence[Attempt], step: int | None) -> Attempt:
-    """The attempt that trained a step; ``None``: the last one."""
-    fitting = [one for one in found if step is None or one.after_step < step]
-    return (fitting or list(found))[-1]
-
-
-def history(found: Sequence[Attempt], until: int | None = None) -> list[tuple[int, list[Change]]]:
-    """Changes between attempts, each with the step after which it was made.
-
-    Args:
-        until: Leave out what came after this step.
-    """
-    result = []
-    for before, after in itertools.pairwise(found):
-        if until is not None and after.after_step >= until:
-            break
-        old, new = flat(before.settings), flat(after.settings)
-        differing = [
-            *(one for one in _differing(old, new) if one.key not in _NOT_COMPARED),
-            *_differing(before.files, after.files),
-        ]
-        if differing:
-            result.append((after.after_step, differing))
-    return result
-
-
-def _differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
-    """Of what both sides have."""
-    return [
-        Change(key, before[key], now[key])
-        for key in now
-        if key in before and before[key] != now[key]
-    ]
-
-
-def _of_this_run(run_dir: Path) -> list[dict[str, Any]]:
-    """The starts of the run that the folder has now, in order."""
-    found: list[dict[str, Any]] = []
-    for line in _lines(run_dir / ATTEMPTS_FILE):
-        found = [line] if line.get("begins") else [*found, line]
-    return found
-
-
-def _settings(file: Path) -> dict[str, Any]:
-    content = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
-    assert isinstance(content, dict)
-    return {str(key): value for key, value in content.items()}
-
-
-def _lines(file: Path) -> list[dict[str, Any]]:
-    if not file.is_file():
-        return []
-    found = []
-    for text in file.read_bytes().splitlines():
-        # A process that was killed while it wrote leaves half a line, the last one.
-        try:
-            found.append(json.loads(text))
-        except ValueError:
-            continue
-    return found
-
-
-def flat(content: Any, prefix: str = "") -> dict[str, Any]:
-    """Nested settings by full key; a list is one value, and so is an empty section."""
-    if not isinstance(content, Mapping) or not content:
-        return {prefix: content}
-    found: dict[str, Any] = {}
-    for key, value in content.items():
-        found |= flat(value, f"{prefix}.{key}" if prefix else str(key))
-    return found
 
 
 def _within(key: str, names: Sequence[str]) -> bool:
@@ -382,7 +261,3 @@ def _same_path(one: Any, other: Any) -> bool:
     first, second = Path(str(one)).absolute(), Path(str(other)).absolute()
     in_hub = hub_name(first) is not None and hub_name(first) == hub_name(second)
     return first == second or (in_hub and first.name == second.name)
-
-
-def _text(value: Any) -> str:
-    return "null" if value is None else str(value).lower() if value in (True, False) else str(value)

@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.text import Text
 
 from rlmath.commands.report.events import events_of
-from rlmath.commands.report.run_files import RunFiles, read_run
 from rlmath.errors import printable
 from rlmath.monitor.progress import duration, step_line
+from rlmath.monitor.run_folder import RunFolder
 from rlmath.monitor.writer import STEP, TIME
 
 POLL_S = 2.0
@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
         UserError: There is no run.
     """
     console = Console(highlight=False, soft_wrap=True)
-    files = read_run(options.run_dir)
+    files = RunFolder(options.run_dir)
     steps = [line[STEP] for line in files.metrics]
     shown = steps[-SHOWN_STEPS - 1] if len(steps) > SHOWN_STEPS else -1
     told = {(event.step, event.kind, event.text) for event in events_of(files)}
@@ -56,12 +56,12 @@ def run(options: argparse.Namespace) -> int:
                 break
             status.update(Text(in_progress(files, time.time())))
             time.sleep(POLL_S)
-            files = read_run(options.run_dir)
+            files = RunFolder(options.run_dir)
     console.print(Text(files.state()))
     return 0
 
 
-def lines_after(files: RunFiles, step: int) -> Iterator[str]:
+def lines_after(files: RunFolder, step: int) -> Iterator[str]:
     """The line of each step after this one, as the run itself prints it."""
     total = int(files.settings.get("runner.steps") or 0)
     for at, line in enumerate(files.metrics):
@@ -72,7 +72,7 @@ def lines_after(files: RunFiles, step: int) -> Iterator[str]:
             yield step_line(line[STEP], total, numbers, numbers.get("timing/step", 0.0), left)
 
 
-def in_progress(files: RunFiles, now: float) -> str:
+def in_progress(files: RunFolder, now: float) -> str:
     """What the run is at, at the Unix time ``now``."""
     pace = _pace(files.metrics)
     since = f" for {duration(now - files.metrics[-1][TIME])}" if files.metrics else ""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rlmath.monitor.files import replacing
+from rlmath.monitor.run_settings import resumed_after
 from rlmath.monitor.writer import STEP, read_metrics
 
 CURVES_FILE = "curves.png"
@@ -116,10 +117,8 @@ _COLORS = (
 )
 
 
-def plot_curves(
-    run_dir: str | Path, title: str | None = None, resumed_after: Sequence[int] = ()
-) -> Path:
-    """Draw ``<run_dir>/curves.png`` from its ``metrics.jsonl``.
+def plot_curves(run_dir: str | Path, title: str | None = None) -> Path:
+    """Draw ``<run_dir>/curves.png`` from its ``metrics.jsonl``; resumes are marked.
 
     Panels are those of ``PANELS`` for which there are values, each reward where there are several,
     and the split of a step's seconds.
@@ -127,7 +126,6 @@ def plot_curves(
     Args:
         run_dir: The run's folder.
         title: Above the panels; ``None``: the folder's name.
-        resumed_after: Steps after which the run was resumed, which are marked.
 
     Raises:
         ValueError: No metric of any panel has been written yet.
@@ -137,7 +135,7 @@ def plot_curves(
     from matplotlib.ticker import MaxNLocator
 
     run_dir = Path(run_dir)
-    lines = read_metrics(run_dir)
+    lines, resumes = read_metrics(run_dir), resumed_after(run_dir)
     panels = [
         panel for panel in panels_of(lines) if any(_points(lines, tag) for tag, _ in panel.series)
     ]
@@ -160,10 +158,10 @@ def plot_curves(
         ax.xaxis.set_major_locator(MaxNLocator(integer=True))
         ax.grid(True, color="#e4e4e4", linewidth=0.8)
         ax.set_axisbelow(True)
-        for step in resumed_after:
+        for step in resumes:
             ax.axvline(step + 0.5, color="#555555", linewidth=0.9, linestyle=":")
         ax.spines["top"].set_visible(False)
-    if resumed_after:
+    if resumes:
         figure.text(0.995, 0.995, "dotted: resumed", fontsize=8, ha="right", va="top")
     path = run_dir / CURVES_FILE
     with replacing(path) as file:

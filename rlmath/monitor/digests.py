@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from rlmath.monitor.files import replacing, to_json
+from rlmath.monitor.files import json_objects, replacing, to_json
 from rlmath.types import GradedSample, Group, Sample
 
 DIGESTS_FILE = "digests.jsonl"
@@ -287,16 +287,8 @@ def details_path(run_dir: Path, step: int) -> Path:
 
 def read_digests(run_dir: str | Path) -> Iterator[dict[str, Any]]:
     """The lines of a run's ``digests.jsonl``; what is cut off or damaged is left out."""
-    path = Path(run_dir, DIGESTS_FILE)
-    if not path.is_file():
-        return
-    for text in path.read_bytes().splitlines():
-        try:
-            line = json.loads(text)
-        except ValueError:
-            continue
-        if isinstance(line, dict) and isinstance(line.get("step"), int):
-            yield line
+    lines = json_objects(Path(run_dir, DIGESTS_FILE))
+    return (line for line in lines if isinstance(line.get("step"), int))
 
 
 def read_details(run_dir: str | Path, step: int) -> dict[str, Any] | None:

@@ -56,6 +56,21 @@ def _umask() -> int:
     return current
 
 
+def json_objects(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a file of JSON lines; what is damaged, or cut off at the end, is left out."""
+    if path.is_file():
+        yield from filter(None, map(json_object, path.read_bytes().split(b"\n")))
+
+
+def json_object(line: bytes) -> dict[str, Any] | None:
+    """One line; bytes that are not UTF-8 become the replacement character. ``None``: no object."""
+    try:
+        value = json.loads(line.decode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
 def to_json(value: Any) -> str:
     """One line of JSON; numbers that JSON has no word for (NaN, ±∞) become ``null``."""
     return json.dumps(finite(value), ensure_ascii=False, allow_nan=False)

@@ -130,7 +130,7 @@ def curves_if_interrupted(run_dir: Path) -> Iterator[None]:
         yield
     except BaseException:
         with contextlib.suppress(ValueError, OSError):  # No step yet, or a full disk.
-            path = plot_curves(run_dir, resumed_after=attempts.resumed_after(run_dir))
+            path = plot_curves(run_dir)
             print(f"curves of the steps so far: {path}", flush=True)
         raise
 

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlmath.checks import attempts
 from rlmath.errors import UserError
 from rlmath.evaluation.results import read_results, table
 from rlmath.model.hub import hub_name
+from rlmath.monitor import run_settings
 from rlmath.monitor.files import replacing
 from rlmath.monitor.summary import read_summary
 
@@ -66,13 +66,13 @@ def model_card(run_dir: Path, step: int | None = None) -> str:
     """
     from omegaconf import OmegaConf
 
-    found = attempts.attempts(run_dir)
+    found = run_settings.attempts(run_dir)
     if not found:
         raise UserError(f"{run_dir} is not the folder of a training run: it has no config.yaml")
     summary = read_summary(run_dir)
     # A start after the last step may have other settings, with which nothing was trained.
     steps = step if step is not None else summary.get("steps")
-    config = OmegaConf.create(dict(attempts.in_force(found, steps)))
+    config = OmegaConf.create(dict(run_settings.in_force(found, steps)))
 
     def setting(key: str) -> str:
         return str(OmegaConf.select(config, key))
@@ -103,7 +103,7 @@ def model_card(run_dir: Path, step: int | None = None) -> str:
         "",
         "Every setting is below, for `rlmath train`; of absolute paths the last part.",
         "",
-        *_changes_lines(attempts.history(found, steps)),
+        *_changes_lines(run_settings.history(found, steps)),
         "## Data",
         "",
         *_data_lines(config),
@@ -132,7 +132,7 @@ def _adapter_lines(run_dir: Path, step: int | None) -> list[str]:
     ]
 
 
-def _changes_lines(history: Sequence[tuple[int, list[attempts.Change]]]) -> list[str]:
+def _changes_lines(history: Sequence[tuple[int, list[run_settings.Change]]]) -> list[str]:
     """What was in force before: each change of a setting, with the steps that it separates."""
     if not history:
         return []

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from rlmath.algorithms.mismatch import measure
-from rlmath.checks import attempts
 from rlmath.config.quoting import override, path_override, quoted_path
 from rlmath.config.schema import Config, DType
 from rlmath.errors import UserError, WeightsError
@@ -119,7 +118,7 @@ def summarize(config: Config, session: Session, extra: dict[str, float]) -> dict
         **extra,
     }
     update_summary(run_dir, summary)
-    plot_curves(run_dir, resumed_after=attempts.resumed_after(run_dir))
+    plot_curves(run_dir)
     return summary
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ import torch
 
 from rlmath.actor.plan import StepPlan
 from rlmath.actor.rank_step import DistillSettings, RankStep, TokenSettings
-from rlmath.actor.sample_probe import SampleProbe
 from rlmath.actor.sequence_report import GRADIENT, SequenceReport
 from rlmath.actor.settings import ReferenceSettings, UpdateSettings
 from rlmath.algorithms.advantages import SequenceAdvantages
@@ -20,7 +18,6 @@ from rlmath.algorithms.alignment import Alignment
 from rlmath.algorithms.correction import CorrectionConfig, CorrectionKind
 from rlmath.algorithms.distillation import distill
 from rlmath.algorithms.settings import ObjectiveSettings
-from rlmath.batching.minibatches import minibatches
 from rlmath.batching.shards import response_rows
 from rlmath.device import Platform
 from rlmath.model.parallel import Layout
@@ -54,7 +51,6 @@ def run(
     platform: Platform,
     model: str,
     batch: TrainingBatch,
-    probed: Sequence[int] = TRACED,
 ) -> Any:
     """Two steps; in the second the reference is another model. What the reporting ranks have."""
     actor = build(layout, platform, model, reference=ReferenceSettings("frozen"))
@@ -64,11 +60,6 @@ def run(
         alignment = step.run_passes(PLAN, 0)
         figures = step.finish(SETTINGS, ADVANTAGES.select(shard.places))
         mine = step.shard.batch
-        if seed == 1 and probed:
-            dealt = minibatches(batch.group_ids.tolist(), 2, seed)
-            actor.probe = SampleProbe(
-                {place: number for number in (1, 0) for place in dealt[number] if place in probed}
-            )
         result, again = step.update(UPDATE, 0, TRACED)
         assert again is None
         # The optimizer's steps are Adam's, of gradients that are summed over all ranks.
@@ -81,8 +72,7 @@ def run(
         return None
     rows = response_rows(shard.places, batch.response_lengths)
     values = (mine.advantages, mine.policy_factors)
-    shares = {} if actor.probe is None else actor.probe.found
-    return rows, *values, alignment, figures, result, mine.old_log_probs, shares
+    return rows, *values, alignment, figures, result, mine.old_log_probs
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +87,7 @@ def batch() -> TrainingBatch:
 
 @pytest.fixture(scope="module")
 def alone(ranks: RankPool, tiny_model: str, batch: TrainingBatch) -> Any:  # noqa: F811
-    return joined(ranks.run(Layout(1, 1, 1), run, tiny_model, batch, range(12)))
+    return joined(ranks.run(Layout(1, 1, 1), run, tiny_model, batch))
 
 
 def joined(results: list[Any]) -> dict[str, Any]:
@@ -123,7 +113,6 @@ def joined(results: list[Any]) -> dict[str, Any]:
         "places": sequences.places[in_step],
         "tokens": sequences.tokens[in_step],
         "sequence_sums": sequences.sums[in_step],
-        "shares": shares[0][7],
         "traces": sorted((t for one in shares for t in one[5].traces), key=lambda t: t.place),
     }
 
@@ -153,12 +142,6 @@ def test_layouts(
     torch.testing.assert_close(
         found["sequence_sums"], alone["sequence_sums"], rtol=1e-4, atol=1e-4 * size
     )
-    assert set(found["shares"]) == set(TRACED)
-    for place, one in found["shares"].items():
-        wanted = alone["shares"][place]
-        for name in ("own", "earlier", "both"):
-            size = max(abs(wanted.own), abs(wanted.earlier))
-            assert getattr(one, name) == pytest.approx(getattr(wanted, name), abs=1e-4 * size)
     assert [one.place for one in found["traces"]] == list(TRACED)
     wanted_of = {one.place: one for one in alone["traces"]}
     for one in found["traces"]:
@@ -193,24 +176,3 @@ def test_what_needs_the_whole_step_is_of_the_whole_step(alone: Any, batch: Train
         assert torch.equal(one.values["engine_log_probs"], batch.engine_log_probs[rows])
         assert torch.equal(one.values["loss_mask"], mask[rows])
         assert torch.equal(one.values["advantages"], alone["advantages"][rows])
-
-
-def test_the_shares_of_all_sequences_add_up_to_the_gradient(
-    ranks: RankPool,
-    tiny_model: str,  # noqa: F811
-    batch: TrainingBatch,
-    alone: Any,
-) -> None:
-    """Exactly what the step's gradient is, of each of its minibatches; and looking at them changes
-    nothing."""
-    dealt = minibatches(batch.group_ids.tolist(), 2, 1)
-    for members, minibatch in zip(dealt, alone["minibatches"], strict=True):
-        found = [alone["shares"][place] for place in members]
-        whole = minibatch["grad_norm"] ** 2
-        assert [one.earlier for one in found] == pytest.approx([whole] * len(found), rel=1e-5)
-        assert sum(one.both for one in found) == pytest.approx(whole, rel=1e-4)
-        # They pull in other directions.
-        assert sum(one.own**0.5 for one in found) > 1.1 * whole**0.5
-        assert len({round(one.own, 9) for one in found}) > len(found) // 2
-    unseen = joined(ranks.run(Layout(1, 1, 1), run, tiny_model, batch, ()))
-    assert unseen["shares"] == {} and unseen["minibatches"] == alone["minibatches"]

@@ -278,7 +278,7 @@ RULES: list[tuple[str, How]] = [
     (r"rlmath drill --table ", named_in("tests/unit/commands/drill/test_catalog.py", '"--table"')),
     (r"rlmath drill ", check_drill),
     (r"rlmath test ", named_in("tests/e2e/test_recipe_test.py", '"test"')),
-    (r"rlmath why ", named_in("tests/unit/commands/why/test_why.py", '"why"')),
+    (r"rlmath why ", named_in("tests/unit/commands/test_why.py", '"why"')),
     (r"rlmath replay ", named_in("tests/e2e/test_algorithms.py", "replayed(")),
     (r"rlmath bisect ", named_in("tests/unit/commands/bisect/test_bisect.py", '"bisect"')),
     (

@@ -13,6 +13,7 @@ from rlmath.commands.bisect.compare import Comparison, Item, Parting, compare
 from rlmath.commands.bisect.sides import sides
 from rlmath.errors import printable
 from rlmath.monitor.files import to_json
+from rlmath.monitor.run_folder import RunFolder
 from rlmath.utils.ranges import ranges
 
 # Of a comparison that found a difference, as of diff and cmp.
@@ -34,10 +35,9 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         UserError: A run has no digests, or they share no step.
     """
-    found = compare(options.run_a, options.run_b)
-    lines = (
-        [] if found.parting is None else list(sides(options.run_a, options.run_b, found.parting))
-    )
+    runs = RunFolder(options.run_a), RunFolder(options.run_b)
+    found = compare(*runs)
+    lines = [] if found.parting is None else list(sides(*runs, found.parting))
     if options.json:
         print(json.dumps(json.loads(to_json(as_json(found, lines))), indent=2))
     else:

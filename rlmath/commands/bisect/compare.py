@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from rlmath.checks import attempts
 from rlmath.errors import UserError
-from rlmath.monitor.digests import (
-    DIGESTS_FILE,
-    PHASES,
-    Phase,
-    comparable,
-    read_details,
-    read_digests,
-)
+from rlmath.monitor.digests import PHASES, Phase, comparable
+from rlmath.monitor.run_folder import RunFolder
+from rlmath.monitor.run_settings import Attempt, attempt_of, flat
 
 _START = PHASES[0].name
 _AFTER = PHASES[-1].name
@@ -91,18 +84,18 @@ class Comparison:
     parting: Parting | None
 
 
-def compare(run_a: Path, run_b: Path) -> Comparison:
+def compare(run_a: RunFolder, run_b: RunFolder) -> Comparison:
     """Compare the digests of two runs, step by step and phase by phase.
 
     Raises:
         UserError: A run has no digests, or they share no step.
     """
-    a, b = _lines(run_a), _lines(run_b)
+    a, b = run_a.digests, run_b.digests
     steps = sorted(a.keys() & b.keys())
     if not steps:
         raise UserError(
-            f"{run_a} has digests of steps {_range(a)} and {run_b} of {_range(b)}: there is no "
-            "step to compare"
+            f"{run_a.folder} has digests of steps {_range(a)} and {run_b.folder} of {_range(b)}: "
+            "there is no step to compare"
         )
     only = (tuple(sorted(a.keys() - b.keys())), tuple(sorted(b.keys() - a.keys())))
     parting = None
@@ -113,7 +106,7 @@ def compare(run_a: Path, run_b: Path) -> Comparison:
             break
     at = steps[-1] if parting is None else parting.step
     made = [_attempt(run, at) for run in (run_a, run_b)]
-    settings = [{} if one is None else comparable(attempts.flat(one.settings)) for one in made]
+    settings = [{} if one is None else comparable(flat(one.settings)) for one in made]
     # What only one has comes from another version of rlmath, or is an option of another loss.
     shared = settings[0].keys() & settings[1].keys()
     files = [{} if one is None else one.files for one in made]
@@ -128,16 +121,6 @@ def compare(run_a: Path, run_b: Path) -> Comparison:
         only,
         parting,
     )
-
-
-def _lines(run: Path) -> dict[int, dict[str, Any]]:
-    found = {line["step"]: line for line in read_digests(run)}
-    if not found:
-        raise UserError(
-            f"{run} has no {DIGESTS_FILE}: give the runner.run_dir of a run of `rlmath train` that "
-            "has done a step"
-        )
-    return found
 
 
 def _range(steps: Mapping[int, Any]) -> str:
@@ -162,14 +145,14 @@ def _first_difference(
 
 
 def _parting(
-    run_a: Path,
-    run_b: Path,
+    run_a: RunFolder,
+    run_b: RunFolder,
     step: int,
     phase: Phase,
     keys: tuple[str, str],
     equal: tuple[str, ...],
 ) -> Parting:
-    details = [one for run in (run_a, run_b) if (one := read_details(run, step)) is not None]
+    details = [one for run in (run_a, run_b) if (one := run.details(step)) is not None]
     if len(details) < 2:
         return Parting(step, phase, equal, (), 0)
     digests = [one["items"].get(key, []) for one, key in zip(details, keys, strict=True)]
@@ -199,8 +182,7 @@ def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[Setting, ...
     )
 
 
-def _attempt(run: Path, step: int) -> attempts.Attempt | None:
+def _attempt(run: RunFolder, step: int) -> Attempt | None:
     """The one that made a step; ``None`` when the run has not noted any."""
-    found = attempts.attempts(run)
     # Step 0 is what was there before the first one.
-    return attempts.attempt_of(found, max(step, 1)) if found else None
+    return attempt_of(run.attempts, max(step, 1)) if run.attempts else None

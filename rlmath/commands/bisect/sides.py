@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rlmath.commands.bisect.compare import Item, Parting
-from rlmath.commands.report.run_files import TRAINING, read_run
 from rlmath.errors import printable
-from rlmath.monitor.digests import read_details
+from rlmath.monitor.run_folder import Row, RunFolder, row_key
 
 _BEFORE, _AFTER = 20, 60
 _TENSORS = 5
 _REWARDS = ("reward", "rewards", "status", "answer", "method", "correct")
 
 
-def sides(run_a: Path, run_b: Path, parting: Parting) -> Iterator[str]:
+def sides(run_a: RunFolder, run_b: RunFolder, parting: Parting) -> Iterator[str]:
     """Lines about the first item that differs, from the files of both runs."""
     if parting.phase.of in ("tensors", "gradients", "value_tensors"):
         yield from _tensors(parting)
@@ -103,11 +101,11 @@ def _numbers(item: Item) -> Iterator[str]:
             yield f"{key}: A {a.get(key)}, B {b.get(key)}" + _by(a.get(key), b.get(key))
 
 
-def _gradients(run_a: Path, run_b: Path, step: int) -> Iterator[str]:
+def _gradients(run_a: RunFolder, run_b: RunFolder, step: int) -> Iterator[str]:
     """The tensors whose gradients differ."""
     known = []
     for run in (run_a, run_b):
-        details = read_details(run, step)
+        details = run.details(step)
         if details is None or "gradient_tensors" not in details["items"]:
             return
         names, prints = details["keys"]["gradients"], details["items"]["gradient_tensors"]
@@ -139,14 +137,9 @@ def _by(a: Any, b: Any) -> str:
     return f" (by {abs(a - b):.3g}, relative {abs(a - b) / scale:.2g})" if scale else ""
 
 
-def _row(run: Path, step: int, key: str | None) -> Mapping[str, Any] | None:
+def _row(run: RunFolder, step: int, key: str | None) -> Row | None:
     """The sample ``PROBLEM/INDEX`` or the first one of a problem, from the step's samples file."""
-    if key is None:
+    if key is None or step not in run.training_steps:
         return None
-    files = read_run(run)
-    for file in files.samples:
-        if file.kind == TRAINING and file.step == step:
-            for row in files.rows(file):
-                if key in (row["problem_id"], f"{row['problem_id']}/{row.get('index')}"):
-                    return row
-    return None
+    rows = run.rows(run.training_steps[step])
+    return next((row for row in rows if key in (row["problem_id"], row_key(row))), None)

@@ -10,9 +10,9 @@ from pathlib import Path
 from rlmath.commands.explain.outcomes import read_window
 from rlmath.commands.explain.shares import METRICS, explain
 from rlmath.commands.explain.text import as_json, lines, steps_text
-from rlmath.commands.report.run_files import read_run
 from rlmath.errors import UserError
 from rlmath.monitor.files import to_json
+from rlmath.monitor.run_folder import RunFolder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
             f"--against {steps_text(earlier)} and --steps {steps_text(later)} share steps; the "
             "second number of a window is not included"
         )
-    files = read_run(options.run_dir)
+    files = RunFolder(options.run_dir)
     found = explain(
         read_window(files, earlier),
         read_window(files, later),

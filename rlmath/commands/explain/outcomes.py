@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlmath.checks import attempts
-from rlmath.commands.report.run_files import TRAINING, RunFiles
-from rlmath.errors import UserError
+from rlmath.monitor.run_folder import Row, RunFolder, row_key
 from rlmath.monitor.samples import data_id
 
 # What a reward has beside its weighted components: algorithm.truncated, or another weighting.
@@ -50,36 +48,29 @@ class Outcome:
     parts: Mapping[str, float]
 
 
-def read_window(run: RunFiles, steps: range) -> list[Outcome]:
+def read_window(run: RunFolder, steps: range) -> list[Outcome]:
     """The training samples of these steps.
 
     Raises:
         UserError: There are none.
     """
     found: list[Outcome] = []
-    tried = attempts.attempts(run.folder)
-    for file in run.samples:
-        if file.kind == TRAINING and file.step in steps:
-            settings = attempts.in_force(tried, file.step) if tried else {}
-            weights = _weights(settings)
-            found += (_outcome(row, file.step, weights) for row in run.rows(file))
+    for step, file in run.training_steps.items():
+        if step in steps:
+            settings = run.settings_of(step) if run.attempts else {}
+            found += (_outcome(row, step, settings) for row in run.rows(file))
     if not found:
-        have = [file.step for file in run.samples if file.kind == TRAINING]
-        has = f"steps {have[0]} to {have[-1]}" if have else "no step"
-        raise UserError(
-            f"{run.folder}: no samples of steps {steps.start}:{steps.stop} (the second is not "
-            f"included); its samples/ has {has}. See runner.samples_every and samples_keep_gib"
-        )
+        raise run.no_samples(f"steps {steps.start}:{steps.stop} (the second is not included)")
     return found
 
 
-def _outcome(row: Mapping[str, Any], step: int, weights: Sequence[float]) -> Outcome:
+def _outcome(row: Row, step: int, settings: Mapping[str, Any]) -> Outcome:
     status = str(row.get("status"))
     problem = data_id(row["problem_id"])
     reward = _number(row.get("reward"))
     correct = row.get("correct")
     return Outcome(
-        address=f"{step}/{row['problem_id']}/{row.get('index')}",
+        address=f"{step}/{row_key(row)}",
         problem=problem,
         group=(step, row["problem_id"]),
         source=problem.rpartition(":")[0],
@@ -90,30 +81,31 @@ def _outcome(row: Mapping[str, Any], step: int, weights: Sequence[float]) -> Out
         correct=correct if isinstance(correct, bool) else None,
         tokens=row["response_tokens"],
         reward=reward,
-        parts={} if reward is None else dict(_parts(row.get("rewards") or {}, reward, weights)),
+        parts={} if reward is None else reward_parts(row, settings),
     )
 
 
-def _parts(
-    rewards: Mapping[str, Any], total: float, weights: Sequence[float]
-) -> Iterator[tuple[str, float]]:
-    rest = total
+def reward_parts(row: Row, settings: Mapping[str, Any]) -> dict[str, float]:
+    """The weighted components of a sample's reward, by name; they add up to it.
+
+    Args:
+        row: A sample that has a reward.
+        settings: In force when it was sampled, nested as in YAML.
+    """
+    total, rewards = float(row["reward"]), row.get("rewards") or {}
+    items: Sequence[Mapping[str, Any]] = (settings.get("reward") or {}).get("items") or []
+    weights = [float(item.get("weight", 1.0)) for item in items]
     if len(weights) != len(rewards):
         weights = [1.0] * len(rewards)
     # A mix writes its rewards in the order of its items.
-    for (name, value), weight in zip(rewards.items(), weights, strict=True):
-        number = _number(value)
-        if number is not None:
-            part = weight * number
-            rest -= part
-            yield f"reward {name}", part
+    found = {
+        f"reward {name}": weight * number
+        for (name, value), weight in zip(rewards.items(), weights, strict=True)
+        if (number := _number(value)) is not None
+    }
+    rest = total - sum(found.values())
     # Rounding of the sum is no part.
-    yield REST, rest if abs(rest) > 1e-9 * max(1.0, abs(total)) else 0.0
-
-
-def _weights(settings: Mapping[str, Any]) -> list[float]:
-    items: Sequence[Mapping[str, Any]] = (settings.get("reward") or {}).get("items") or []
-    return [float(item.get("weight", 1.0)) for item in items]
+    return {**found, REST: rest if abs(rest) > 1e-9 * max(1.0, abs(total)) else 0.0}
 
 
 def _number(value: Any) -> float | None:

@@ -113,8 +113,8 @@ def run_config(source: Source, step: int, choices: Choices, folder: Path) -> Con
     Raises:
         ConfigError: An override that does not fit.
     """
-    config = with_values(source.settings(step), choices.layout)
-    config.model.path = str(_model_folder(config, source.run_dir))
+    config = with_values(source.run.settings_of(step), choices.layout)
+    config.model.path = str(_model_folder(config, source.run.folder))
     runner, cluster, keys = config.runner, config.cluster, choices.layout_keys
     runner.run_dir, runner.progress, runner.metrics_port = str(folder), False, None
     runner.trackers = []
@@ -149,7 +149,7 @@ def other_config(source: Source, config: Config, choices: Choices) -> Config:
     Raises:
         ConfigError: They do not fit together, or need what the run did not have.
     """
-    changed = with_values(source.settings(source.step), choices.update)
+    changed = with_values(source.run.settings_of(source.step), choices.update)
     for key in unused(changed):
         if key not in choices.update_keys:
             section = changed

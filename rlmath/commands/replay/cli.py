@@ -18,6 +18,7 @@ from rlmath.config.arithmetic import RunLayout
 from rlmath.config.command_line import count
 from rlmath.errors import printable
 from rlmath.monitor.files import to_json
+from rlmath.monitor.run_settings import attempt_of
 
 # Of a comparison that found a difference, as of bisect, diff and cmp.
 EXIT_DIFFERENT = 1
@@ -108,13 +109,7 @@ def _begin(source: Source, layout: RunLayout) -> Iterator[str]:
 
 def _why(source: Source) -> Iterator[str]:
     """What may be behind a difference."""
-    then, now = _made_with(source), made_with()
+    then, now = attempt_of(source.run.attempts, source.step).made_with, made_with()
     for key in sorted(then.keys() & now.keys()):
         if then[key] != now[key]:
             yield f"the run was made with {key} {then[key]}; here it is {now[key]}"
-
-
-def _made_with(source: Source) -> dict[str, str]:
-    from rlmath.checks import attempts
-
-    return dict(attempts.attempt_of(source.attempts, source.step).made_with)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rlmath.commands.replay.redo import Redone
 from rlmath.commands.replay.source import Source
 from rlmath.config.schema import DType
-from rlmath.monitor.digests import PHASES, read_details, same_item
-from rlmath.monitor.writer import STEP, read_metrics
+from rlmath.monitor.digests import PHASES, same_item
+from rlmath.monitor.run_folder import RunFolder
+from rlmath.monitor.writer import STEP
 from rlmath.training.checks.invariants import TOLERANCE
 
 # What the last minibatch of a step is compared by where bits cannot be equal.
@@ -83,15 +83,15 @@ class StepVerdict:
 
 def verdict(source: Source, redone: Redone, dtype: DType) -> StepVerdict:
     """Compare a step with the run's digests of it."""
-    line, found = source.recorded[redone.step], redone.digests
+    line, found = source.run.digests[redone.step], redone.digests
     own = found.line()
     names = [phase.name for phase in PHASES]
     phases = [name for name in names[names.index(_FIRST) :] if name in line or name in own]
     equal = tuple(name for name in phases if line.get(name) == own.get(name))
-    details = read_details(source.run_dir, redone.step)
+    details = source.run.details(redone.step)
     tensors = equal_tensors = minibatches = None
     if details is None:
-        minibatches = _means(source.run_dir, redone)
+        minibatches = _means(source.run, redone)
     else:
         keys, items = details["keys"].get("tensors", []), details["items"].get("weights", [])
         before = dict(zip(keys, items, strict=True))
@@ -132,9 +132,9 @@ def _minibatches(
     )
 
 
-def _means(run_dir: Path, redone: Redone) -> tuple[Minibatch, ...] | None:
+def _means(run: RunFolder, redone: Redone) -> tuple[Minibatch, ...] | None:
     """Of the step's minibatches, from ``metrics.jsonl``."""
-    lines = [line for line in read_metrics(run_dir) if line[STEP] == redone.step]
+    lines = [line for line in run.metrics if line[STEP] == redone.step]
     names = {name: f"train/{name}" for name in (LOSS, NORM)}
     if not lines or any(name not in lines[-1] for name in names.values()):
         return None

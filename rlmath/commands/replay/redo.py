@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from numpy.typing import NDArray
-
-from rlmath.actor.observer import ObservedUpdate, Products, watch_update, watched_update
-from rlmath.actor.sample_probe import probe_samples, probed_samples
-from rlmath.batching.minibatches import minibatches
+from rlmath.actor.observer import ObservedUpdate, watch_update, watched_update
 from rlmath.commands.replay.choices import Choices, run_config
 from rlmath.commands.replay.source import Source, Start
 from rlmath.config.schema import Config
 from rlmath.errors import UserError
 from rlmath.monitor import Monitor, open_monitor
 from rlmath.monitor.digests import StepDigests, digest, of_number
-from rlmath.monitor.token_files import TracedSample, read_tokens
 from rlmath.training.controllers import Coefficients
 from rlmath.training.kept_batches import KeptStep, described_layout, read_step
 from rlmath.training.plan import plan_step
@@ -74,25 +68,6 @@ class Both:
     same_split: bool
 
 
-@dataclass(frozen=True)
-class Probed:
-    """One sequence in the step in question.
-
-    Attributes:
-        minibatch: That it is in, from 0; of how many.
-        sequences: Of that minibatch.
-        products: ``own`` is of its gradient, ``earlier`` of its minibatch's; ``None``: the
-            minibatch was not looked at.
-        trace: Its tokens in the update; ``None``: likewise.
-    """
-
-    minibatch: int
-    minibatches: int
-    sequences: int
-    products: Products | None
-    trace: tuple[TracedSample, Mapping[str, NDArray[Any]]] | None
-
-
 def redo(
     source: Source, choices: Choices, other: Config | None, folder: Path
 ) -> tuple[list[Redone], Both | None]:
@@ -116,59 +91,6 @@ def redo(
             else:
                 done.append(_once(now.session, now.kept, now.monitor, now.step))
     return done, both
-
-
-def probe(source: Source, choices: Choices, key: str, folder: Path) -> tuple[list[Redone], Probed]:
-    """Redo the steps of a source, and look at one sequence of the last one.
-
-    Args:
-        key: ``PROBLEM/INDEX`` of it.
-        folder: As in :func:`redo`, which raises the same.
-    """
-    done: list[Redone] = []
-    found = None
-    with contextlib.closing(_steps(source, choices, None, folder)) as steps:
-        for now in steps:
-            if now.step == source.step:
-                one, found = _probed(now, key)
-            else:
-                one = _once(now.session, now.kept, now.monitor, now.step)
-            done.append(one)
-    assert found is not None
-    return done, found
-
-
-def weights_after(source: Source, folder: Path) -> tuple[list[Redone], Path]:
-    """Redo the steps of a source, in the run's layout, and save the model that they lead to.
-
-    Args:
-        folder: As in :func:`redo`, which raises the same.
-
-    Returns:
-        The steps, and the Hugging Face folder.
-    """
-    done: list[Redone] = []
-    model = folder / "model"
-    with contextlib.closing(_steps(source, Choices((), ()), None, folder)) as steps:
-        for now in steps:
-            done.append(_once(now.session, now.kept, now.monitor, now.step))
-            if now.step == source.step:
-                now.session.actor.save_hf(model)
-    return done, model
-
-
-def _probed(now: _Step, key: str) -> tuple[Redone, Probed]:
-    actor, config, batch = now.session.actor, now.session.config, now.kept.batch
-    place = batch.keys.index(key)
-    groups, seed = batch.sequences.group_ids.tolist(), config.runner.seed + now.step
-    dealt = minibatches(groups, config.algorithm.minibatches_per_step, seed)
-    number = next(i for i, members in enumerate(dealt) if place in members)
-    actor.call(functools.partial(probe_samples, minibatches={place: number}))
-    redone = _once(now.session, now.kept, now.monitor, now.step)
-    products = actor.call(probed_samples)[0].get(place)
-    traces = [one for one in read_tokens(now.monitor.run_dir, now.step) if one[0].key == key]
-    trace = traces[0] if traces else None
-    return redone, Probed(number, len(dealt), len(dealt[number]), products, trace)
 
 
 @dataclass(frozen=True)
@@ -217,7 +139,7 @@ def _parts(source: Source, choices: Choices, folder: Path) -> Iterator[tuple[Con
 
 
 def _of_ranks(source: Source, step: int) -> dict[str, Any]:
-    settings = dict(source.settings(step))
+    settings = dict(source.run.settings_of(step))
     runner = settings.pop("runner", {})
     for name in _NOT_OF_RANKS:
         settings.pop(name, None)
@@ -265,7 +187,7 @@ def _begin(session: Session, monitor: Monitor, source: Source, begin: Start) -> 
 def _recorded_weights(source: Source, step: int) -> str | None:
     """Digest of the weights after a step, or of those at the run's start."""
     for one in range(step, -1, -1):
-        line = source.recorded.get(one, {})
+        line = source.run.digests.get(one, {})
         found = line.get("weights") or line.get("start_weights")
         if found is not None:
             return str(found)

@@ -9,9 +9,9 @@ from typing import Any
 
 from rlmath.checkpoint import BrokenCheckpoint, CheckpointStore
 from rlmath.checkpoint.manifest import verify
-from rlmath.checks import attempts
 from rlmath.errors import UserError
-from rlmath.monitor.digests import DIGESTS_FILE, read_digests
+from rlmath.monitor.run_folder import RunFolder
+from rlmath.monitor.run_settings import flat
 from rlmath.training.kept_files import FOLDER, kept_file, kept_files
 from rlmath.utils.array_file import BrokenFile, read_header
 from rlmath.utils.ranges import ranges
@@ -43,17 +43,13 @@ class Source:
     Attributes:
         steps: To redo, ascending; the last one is the step in question. Those that trained nothing
             are left out.
-        recorded: Digests of each step that is done, by phase.
-        attempts: Of the run.
         headers: Of the batches of ``steps``.
         broken: Checkpoints that would have been nearer, with what is wrong with them.
     """
 
-    run_dir: Path
+    run: RunFolder
     start: Start
     steps: tuple[int, ...]
-    recorded: Mapping[int, Mapping[str, Any]]
-    attempts: Sequence[attempts.Attempt]
     headers: Mapping[int, Mapping[str, Any]]
     broken: tuple[str, ...] = ()
 
@@ -62,13 +58,9 @@ class Source:
         """The one in question."""
         return self.steps[-1]
 
-    def settings(self, step: int) -> Mapping[str, Any]:
-        """In force in a step, nested as in YAML."""
-        return attempts.in_force(self.attempts, step)
-
     def batch_file(self, step: int) -> Path:
-        """With what the step trained on."""
-        return kept_file(self.run_dir / FOLDER, step)
+        """The file with what the step trained on."""
+        return kept_file(self.run.folder / FOLDER, step)
 
 
 def read_source(run_dir: Path, step: int, begin: int | None = None) -> Source:
@@ -80,12 +72,11 @@ def read_source(run_dir: Path, step: int, begin: int | None = None) -> Source:
     Raises:
         UserError: The run, the step, a batch or a place to begin is not there.
     """
-    recorded = _recorded(run_dir)
-    made = attempts.attempts(run_dir)
-    if not made:
-        raise UserError(f"{run_dir} has no {attempts.CONFIG_FILE}, so its settings are not known")
+    run = RunFolder(run_dir)
+    recorded = run.digests
+    run.settings_of(step)
     _check_step(run_dir, step, recorded)
-    starts = {start.step: start for start in _starts(run_dir, made)}
+    starts = {start.step: start for start in _starts(run)}
     if begin is not None and begin not in starts:
         raise UserError(
             f"--from {begin}: {run_dir} has {_of_starts(starts)}; a replay begins there, or at the "
@@ -106,23 +97,8 @@ def read_source(run_dir: Path, step: int, begin: int | None = None) -> Source:
                 broken.append(f"{start.path}: {error}")
                 continue
         headers = {one: _header(kept[one], one) for one in needed}
-        return Source(run_dir, start, tuple(needed), recorded, made, headers, tuple(broken))
+        return Source(run, start, tuple(needed), headers, tuple(broken))
     raise UserError(_impossible(run_dir, step, recorded, starts, kept, begin, broken))
-
-
-def _recorded(run_dir: Path) -> dict[int, dict[str, Any]]:
-    """The digests of each step; those of a start, under the step that it began after."""
-    found: dict[int, dict[str, Any]] = {}
-    for line in read_digests(run_dir):
-        found.setdefault(line["step"], {}).update(line)
-    if not run_dir.is_dir():
-        raise UserError(f"{run_dir} is not a folder; give the runner.run_dir of a run")
-    if not found:
-        raise UserError(
-            f"{run_dir} has no {DIGESTS_FILE}: give the runner.run_dir of a run of `rlmath train` "
-            "that has done a step"
-        )
-    return found
 
 
 def _check_step(run_dir: Path, step: int, recorded: Mapping[int, Mapping[str, Any]]) -> None:
@@ -150,16 +126,16 @@ def _needed(first: int, step: int, recorded: Mapping[int, Mapping[str, Any]]) ->
     return [one for one in between if one not in recorded or is_trained(recorded[one])]
 
 
-def _starts(run_dir: Path, made: Sequence[attempts.Attempt]) -> Iterator[Start]:
-    store = CheckpointStore(run_dir / CHECKPOINTS, keep=1)
+def _starts(run: RunFolder) -> Iterator[Start]:
+    store = CheckpointStore(run.folder / CHECKPOINTS, keep=1)
     for step in store.steps():
         yield Start(step, store.path(step))
-    first = made[0]
+    first = run.attempts[0]
     if first.after_step == 0:
         yield Start(0, None)
         return
     # A run that began from another run's checkpoint.
-    path = Path(str(attempts.flat(first.settings).get("runner.resume")))
+    path = Path(str(flat(first.settings).get("runner.resume")))
     if path.is_dir() and not store.path(first.after_step).is_dir():
         yield Start(first.after_step, path)
 

@@ -7,14 +7,14 @@ from typing import Any
 from rlmath.commands.explain.outcomes import read_window
 from rlmath.commands.explain.shares import METRICS, explain
 from rlmath.commands.explain.text import as_json
-from rlmath.commands.report.run_files import TRAINING, RunFiles
 from rlmath.errors import UserError
+from rlmath.monitor.run_folder import RunFolder
 
 MAX_WINDOW = 50  # files of samples in each window
 
 
 def changes_of(
-    run: RunFiles, later: range | None = None, earlier: range | None = None
+    run: RunFolder, later: range | None = None, earlier: range | None = None
 ) -> list[dict[str, Any]]:
     """Explanations of reward, accuracy and length, as JSON values; those that have values.
 
@@ -27,7 +27,7 @@ def changes_of(
         UserError: A window that was given has no samples.
     """
     if later is None:
-        steps = sorted({file.step for file in run.samples if file.kind == TRAINING})
+        steps = list(run.training_steps)
         size = min(MAX_WINDOW, len(steps) // 2)
         if not size:
             return []

@@ -17,10 +17,10 @@ from rlmath.commands.report.events import KINDS
 from rlmath.commands.report.math_text import ATTRIBUTES, ELEMENTS
 from rlmath.commands.report.page import page
 from rlmath.commands.report.run_data import SAMPLES_BYTES, TOKENS_BYTES, run_data
-from rlmath.commands.report.run_files import RunFiles, read_run
 from rlmath.commands.report.sample_sets import read_samples_of
 from rlmath.errors import UserError
 from rlmath.monitor.files import replacing
+from rlmath.monitor.run_folder import RunFolder
 
 FILE = "report.html"
 FILE_OF_TWO = "report_against_NAME2.html"
@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
     folders = [options.run_dir, *([options.other] if options.other else [])]
     out = options.out or options.run_dir / _file_name(options.other)
     while True:
-        runs = [read_run(folder) for folder in folders]
+        runs = [RunFolder(folder) for folder in folders]
         lasts = options.every is not None and any(one.is_running() for one in runs)
         _write(runs, out, options.every if lasts else None, options)
         if not lasts:
@@ -71,7 +71,7 @@ def _file_name(other: Path | None) -> str:
 
 
 def _write(
-    runs: Sequence[RunFiles], out: Path, refresh_s: int | None, options: argparse.Namespace
+    runs: Sequence[RunFolder], out: Path, refresh_s: int | None, options: argparse.Namespace
 ) -> None:
     share = 1 / len(runs)
     sizes = int(SAMPLES_BYTES * share), int(TOKENS_BYTES * share)

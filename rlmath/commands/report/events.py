@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rlmath.checkpoint.manifest import MANIFEST
-from rlmath.commands.report.run_files import RunFiles
+from rlmath.monitor.run_folder import RunFolder
 from rlmath.monitor.writer import NOT_FINITE, STEP
 
 # Sign and name of each kind. A sign is read without color.
@@ -42,7 +42,7 @@ class Event:
     text: str
 
 
-def events_of(run: RunFiles) -> list[Event]:
+def events_of(run: RunFolder) -> list[Event]:
     """All events that the run's files tell of, by step."""
     found = [
         *_of_metrics(run),
@@ -55,7 +55,7 @@ def events_of(run: RunFiles) -> list[Event]:
     return sorted(found, key=lambda event: (event.step, list(KINDS).index(event.kind)))
 
 
-def _of_metrics(run: RunFiles) -> Iterator[Event]:
+def _of_metrics(run: RunFolder) -> Iterator[Event]:
     for line in run.metrics:
         step = line[STEP]
         if restarts := line.get("rollout/engine_restarts"):
@@ -66,7 +66,7 @@ def _of_metrics(run: RunFiles) -> Iterator[Event]:
             yield Event(step, "not_finite", ", ".join(f"{tag} is {odd[tag]}" for tag in odd))
 
 
-def _of_decisions(run: RunFiles) -> Iterator[Event]:
+def _of_decisions(run: RunFolder) -> Iterator[Event]:
     """Detectors each time; another automatic choice when it is not that of the step before."""
     last: dict[str, str] = {}
     for line in run.decisions:
@@ -81,7 +81,7 @@ def _of_decisions(run: RunFiles) -> Iterator[Event]:
         last[what] = choice
 
 
-def _of_checkpoints(run: RunFiles) -> Iterator[Event]:
+def _of_checkpoints(run: RunFolder) -> Iterator[Event]:
     for path in (run.folder / "checkpoints").glob("step_*"):
         match = _CHECKPOINT.fullmatch(path.name)
         if match and (path / MANIFEST).is_file():

@@ -9,10 +9,10 @@ from typing import Any
 
 from rlmath.commands.report import math_text
 from rlmath.commands.report.events import MAX_EVENTS, events_of
-from rlmath.commands.report.run_files import TRAINING, RunFiles
 from rlmath.commands.report.sample_sets import Samples, heat_map
 from rlmath.commands.report.tokens import token_table, tokenizer_of
 from rlmath.data.light_tokenizer import LightTokenizer
+from rlmath.monitor.run_folder import TRAINING, RunFolder
 from rlmath.monitor.writer import NOT_FINITE, STEP, TIME
 
 # Of a page, in bytes: texts of samples, formulas, and values by token. With the curves a page
@@ -37,7 +37,7 @@ _FACTS = (
 )
 
 
-def run_data(run: RunFiles, samples: Samples, share: float = 1.0) -> dict[str, Any]:
+def run_data(run: RunFolder, samples: Samples, share: float = 1.0) -> dict[str, Any]:
     """All that the page shows of a run, as JSON values.
 
     Args:
@@ -65,7 +65,7 @@ def run_data(run: RunFiles, samples: Samples, share: float = 1.0) -> dict[str, A
     return data | {"notes": notes}
 
 
-def _facts(run: RunFiles) -> list[list[str]]:
+def _facts(run: RunFolder) -> list[list[str]]:
     """What was trained on what, with which result."""
     facts = [["state", run.state()]]
     held_out = [line for line in run.metrics if line.get("eval/accuracy") is not None]
@@ -263,7 +263,7 @@ class _Formulas:
         return self._numbers[source]
 
 
-def _left_out(run: RunFiles, samples: Samples, events: int) -> list[str]:
+def _left_out(run: RunFolder, samples: Samples, events: int) -> list[str]:
     """In words, what the run has and the page does not, and what neither has."""
     notes = []
     total = sum(s["samples"] for kind in samples.figures.values() for s in kind.values())

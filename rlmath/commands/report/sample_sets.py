@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlmath.commands.report.run_files import TRAINING, RunFiles
 from rlmath.commands.report.tokens import Traces
+from rlmath.monitor.run_folder import TRAINING, RunFolder
 from rlmath.monitor.samples import data_id, priority
 
 # Shares of the quantiles of lengths and rewards.
@@ -78,7 +78,7 @@ class Samples:
     token_bytes: int = 0
 
 
-def read_samples_of(run: RunFiles, budget_bytes: int, token_bytes: int = 10**9) -> Samples:
+def read_samples_of(run: RunFolder, budget_bytes: int, token_bytes: int = 10**9) -> Samples:
     """Read every samples file of a run.
 
     Args:

@@ -14,9 +14,9 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from rlmath.commands.report.run_files import RunFiles
 from rlmath.data.light_tokenizer import LightTokenizer
 from rlmath.errors import UserError
+from rlmath.monitor.run_folder import RunFolder
 from rlmath.monitor.token_files import TracedSample, read_tokens, traced_in
 
 # What became of a token in the update; the order of ``page/tokens.js``.
@@ -56,7 +56,7 @@ class Traces:
         return self._read[1].get(place)
 
 
-def tokenizer_of(run: RunFiles) -> LightTokenizer | None:
+def tokenizer_of(run: RunFolder) -> LightTokenizer | None:
     """Of the exported model, or of the one that was trained; ``None``: neither is here."""
     for folder in (run.folder / "hf", run.settings.get("model.path")):
         try:
@@ -78,7 +78,7 @@ def token_table(
         ``columns``: names, the first one ``text``; ``rows``: their values; ``note``. ``None``:
         nothing is known by token.
     """
-    columns = _columns(row, trace)
+    columns = columns_of(row, trace)
     if columns is None:
         return None
     ids = row["token_ids"] if trace is None else trace[1]["token_ids"].tolist()
@@ -100,7 +100,8 @@ def token_table(
     return {"columns": ["text", *columns], "rows": rows, "note": _note(trace)}
 
 
-def _columns(row: Mapping[str, Any], trace: Trace | None) -> dict[str, Sequence[Any]] | None:
+def columns_of(row: Mapping[str, Any], trace: Trace | None) -> dict[str, Sequence[Any]] | None:
+    """Values of each token by name; ``None``: nothing is known by token."""
     if trace is None:
         log_probs = row.get("log_probs")
         known = isinstance(row.get("token_ids"), list) and isinstance(log_probs, list)

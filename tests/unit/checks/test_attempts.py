@@ -15,6 +15,7 @@ from rlmath.checks import attempts, inputs
 from rlmath.cli import main
 from rlmath.config.load import load, save
 from rlmath.config.schema import Config
+from rlmath.monitor import run_settings
 from rlmath.training.model_card import model_card
 
 
@@ -200,10 +201,11 @@ def test_each_attempt_keeps_its_settings_and_the_card_says_what_held_when(run_di
     attempts.record(settings(run_dir, "algorithm.loss=sapo"), after_step=8)
     with (run_dir / "attempts.jsonl").open("a") as file:
         file.write('{"after_step": 9, "conf')  # killed while it wrote
-    found = attempts.attempts(run_dir)
+    found = run_settings.attempts(run_dir)
     assert [one.after_step for one in found] == [0, 8]
     loss = {
-        step: attempts.in_force(found, step)["algorithm"]["loss"] for step in (1, 8, 9, 20, None)
+        step: run_settings.in_force(found, step)["algorithm"]["loss"]
+        for step in (1, 8, 9, 20, None)
     }
     assert loss == {1: "ppo_clip", 8: "ppo_clip", 9: "sapo", 20: "sapo", None: "sapo"}
     card = model_card(run_dir)
@@ -266,8 +268,8 @@ def test_a_run_that_begins_from_a_checkpoint_has_none_of_the_folders_earlier_sta
     named = "runner.resume=other/checkpoints/step_000050"
     attempts.record(settings(run_dir, named), after_step=50, begins=True)
     attempts.record(settings(run_dir), after_step=52)
-    assert [one.after_step for one in attempts.attempts(run_dir)] == [50, 52]
-    assert attempts.resumed_after(run_dir) == [50, 52]
+    assert [one.after_step for one in run_settings.attempts(run_dir)] == [50, 52]
+    assert run_settings.resumed_after(run_dir) == [50, 52]
 
 
 def test_check_shows_where_a_run_continues(
@@ -320,4 +322,4 @@ def test_a_restart_with_a_lower_rate_leaves_the_settings_as_given(run_dir: Path)
     attempts.record(lower, 0, begins=True, given=settings(run_dir))
     found = attempts.continuation(settings(run_dir))
     assert found is not None and found.changes == ()
-    assert attempts.attempts(run_dir)[-1].settings["actor"]["optimizer"]["lr"] == 1e-7
+    assert run_settings.attempts(run_dir)[-1].settings["actor"]["optimizer"]["lr"] == 1e-7

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from rlmath.checks import attempts
 from rlmath.cli import main
-from rlmath.commands.report.run_files import read_run
 from rlmath.commands.watch import POLL_S, in_progress, lines_after
 from rlmath.config.load import load, save
 from rlmath.monitor import open_monitor, update_summary
+from rlmath.monitor.run_folder import RunFolder
+from rlmath.monitor.run_settings import CONFIG_FILE
 from rlmath.utils.run_lock import only_run_in
 
 
@@ -19,7 +19,7 @@ def make_steps(folder: Path, first: int, last: int, warning: str = "") -> None:
     """Steps ``first`` to ``last`` of 14; what the monitor itself prints is not of the command."""
     config = load(["experiment=quickstart", f"runner.run_dir={folder}", "runner.steps=14"])
     folder.mkdir(exist_ok=True)
-    save(config, folder / attempts.CONFIG_FILE)
+    save(config, folder / CONFIG_FILE)
     with open_monitor(
         folder, config.runner, 14, first - 1 if first > 1 else None, line_every=100
     ) as monitor:
@@ -41,7 +41,7 @@ def test_a_run_is_followed_to_its_end(
     def wait(seconds: float) -> None:
         assert seconds == POLL_S
         said.extend(capsys.readouterr().out.splitlines())
-        step = read_run(folder).last_step + 1
+        step = RunFolder(folder).last_step + 1
         make_steps(folder, step, step, "odd\x1b[2J")
         capsys.readouterr()
 
@@ -72,7 +72,7 @@ def test_a_run_that_has_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 def test_what_a_run_is_at(tmp_path: Path) -> None:
     make_steps(tmp_path / "run", 1, 3)
-    files = read_run(tmp_path / "run")
+    files = RunFolder(tmp_path / "run")
     for at, line in enumerate(files.metrics):
         line["time_s"] = 1000.0 + 20 * at
     said = in_progress(files, 1100.0)

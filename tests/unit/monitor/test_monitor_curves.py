@@ -1,7 +1,10 @@
+import json
+
 import pytest
 
 from rlmath.monitor import MetricsWriter, plot_curves
 from rlmath.monitor.curves import PANELS, _phase_color, _widen, panels_of
+from rlmath.monitor.run_settings import ATTEMPTS_FILE
 
 
 @pytest.fixture(scope="module")
@@ -85,12 +88,14 @@ def test_a_phase_has_one_color_in_every_run():
 
 
 def test_a_resume_and_the_standard_error_are_drawn(tmp_path, read_png):
-    def picture(resumed_after=(), **more):
+    def picture(*resumed_after, **more):
+        lines = [{"after_step": step, "config": "-"} for step in resumed_after]
+        (tmp_path / ATTEMPTS_FILE).write_text("".join(f"{json.dumps(line)}\n" for line in lines))
         with MetricsWriter(tmp_path) as writer:
             for step in range(1, 11):
                 writer.write(step, {"rollout/rewards": step / 10, **more})
-        return read_png(plot_curves(tmp_path, resumed_after=resumed_after))
+        return read_png(plot_curves(tmp_path))
 
     plain = picture()
-    assert (plain != picture(resumed_after=[5])).any()
+    assert (plain != picture(5)).any()
     assert (plain != picture(**{"rollout/rewards_standard_error": 0.1})).any()

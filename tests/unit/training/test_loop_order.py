@@ -212,7 +212,6 @@ def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             "attempts": SimpleNamespace(
                 record=record,
                 flat_settings=lambda _: {},
-                resumed_after=lambda _: [],
                 note_export=lambda _, step: parts.events.append(f"exported {step}"),
             ),
             "to_yaml": lambda _: "",

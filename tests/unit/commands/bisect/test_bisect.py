@@ -13,8 +13,11 @@ import torch
 
 from rlmath.checks import attempts
 from rlmath.cli import main
-from rlmath.commands.bisect.compare import Comparison, compare
+from rlmath.commands.bisect.compare import Comparison
+from rlmath.commands.bisect.compare import compare as compare_runs
 from rlmath.monitor.digests import DIGESTS_FILE, comparable, details_path, read_digests
+from rlmath.monitor.run_folder import RunFolder
+from rlmath.monitor.run_settings import ATTEMPTS_FILE
 from rlmath.training.digests import add_fingerprints, digest_values
 from rlmath.types import Group
 from rlmath.weights.sequence_fingerprints import SequenceFingerprints
@@ -25,6 +28,10 @@ from tests.unit.commands.report.run_maker import group
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
     return Run(tmp_path / "a").go().folder
+
+
+def compare(a: Path, b: Path) -> Comparison:
+    return compare_runs(RunFolder(a), RunFolder(b))
 
 
 def phase(found: Comparison) -> tuple[int, str]:
@@ -312,7 +319,7 @@ def test_without_the_steps_file_the_phase_is_known(base: Path, tmp_path: Path, c
 
 def test_runs_without_digests_or_a_common_step(base: Path, tmp_path: Path, capsys: Any) -> None:
     empty = tmp_path / "empty"
-    empty.mkdir()
+    (empty / "samples").mkdir(parents=True)
     assert main(["bisect", str(base), str(empty)]) == 2
     assert DIGESTS_FILE in capsys.readouterr().err
     (empty / DIGESTS_FILE).write_text('{"step": 9}\n{"step": 1')
@@ -342,7 +349,7 @@ def test_other_versions_are_named(
     text = said(base, other, capsys, code=0)
     assert "gpus differs: A none, B H100" in text
     # A run of an earlier version has not noted it.
-    file = other / attempts.ATTEMPTS_FILE
+    file = other / ATTEMPTS_FILE
     line = json.loads(file.read_text())
     del line["made_with"]
     file.write_text(json.dumps(line) + "\n")

@@ -11,9 +11,9 @@ import pytest
 from rlmath.checks import attempts
 from rlmath.cli import main
 from rlmath.commands.explain.outcomes import REST, read_window
-from rlmath.commands.report.run_files import read_run
 from rlmath.config.load import load
 from rlmath.monitor import write_samples
+from rlmath.monitor.run_folder import RunFolder
 from rlmath.types import GradedSample, Group, Problem, Sample
 
 
@@ -52,7 +52,7 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_sample_is_read_with_its_weighted_parts(run_dir: Path) -> None:
-    found = read_window(read_run(run_dir), range(3, 4))
+    found = read_window(RunFolder(run_dir), range(3, 4))
     last = found[-1]
     assert last.address == "3/train.jsonl:1#2/2"
     assert (last.problem, last.source) == ("train.jsonl:1", "train.jsonl")

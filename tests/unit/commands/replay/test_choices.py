@@ -37,8 +37,7 @@ def source(model: Path, *overrides: str, step: int = 5, device: str = "cpu") -> 
     made = {**dataclasses.asdict(layout), "device": device, "threads": 3}
     return SimpleNamespace(
         step=step,
-        run_dir=Path("r"),
-        settings=lambda _: settings,
+        run=SimpleNamespace(folder=Path("r"), settings_of=lambda _: settings),
         headers={step: {"layout": made, "keys": ["a/0"] * 8}},
     )
 
@@ -196,4 +195,4 @@ def test_the_command_says_it_in_one_line(
     assert said.startswith("error: rollout.temperature=0.1") and said.count("\n") == 1
     assert main(["replay", str(tmp_path), "0"]) == 2
     assert main(["replay", str(tmp_path), "3"]) == 2
-    assert "digests.jsonl" in capsys.readouterr().err
+    assert "neither metrics.jsonl nor samples/" in capsys.readouterr().err

@@ -18,7 +18,8 @@ from rlmath.commands.replay import alternative, compare
 from rlmath.commands.replay.alternative import Gradients
 from rlmath.commands.replay.redo import Both, Redone
 from rlmath.config.schema import DType
-from rlmath.monitor.digests import StepDigests, details_path, read_digests
+from rlmath.monitor.digests import StepDigests, details_path
+from rlmath.monitor.run_folder import RunFolder
 from rlmath.training.digests import digest_gradient, digest_weights
 from rlmath.training.kept_batches import KeptStep
 from rlmath.training.step_batch import StepBatch
@@ -53,10 +54,7 @@ class _Nothing:
 
 
 def source(run: Run) -> Any:
-    recorded: dict[int, dict[str, Any]] = {}
-    for line in read_digests(run.folder):
-        recorded.setdefault(line["step"], {}).update(line)
-    return SimpleNamespace(run_dir=run.folder, recorded=recorded)
+    return SimpleNamespace(run=RunFolder(run.folder))
 
 
 def verdict(run: Run, redone: Redone, dtype: DType = DType.float32) -> compare.StepVerdict:

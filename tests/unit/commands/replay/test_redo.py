@@ -30,9 +30,8 @@ def source(changed_at: dict[int, dict[str, Any]], layouts: dict[int, dict[str, A
         return found
 
     headers = {step: {"layout": {**LAYOUT, **layouts.get(step, {})}} for step in range(3, 7)}
-    return SimpleNamespace(
-        step=6, steps=(3, 4, 5, 6), run_dir=Path("r"), settings=settings, headers=headers
-    )
+    run = SimpleNamespace(folder=Path("r"), settings_of=settings)
+    return SimpleNamespace(step=6, steps=(3, 4, 5, 6), run=run, headers=headers)
 
 
 def parts(changed: dict[int, dict[str, Any]], layouts: dict[int, dict[str, Any]]) -> Any:

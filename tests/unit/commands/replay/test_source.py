@@ -80,7 +80,7 @@ def test_a_step_that_is_not_there(run_dir: Path) -> None:
     assert "step 7: it was begun and not finished" in refusal(run_dir, 7)
     assert "step 4 trained nothing" in refusal(run_dir, 4)
     assert "not a folder" in refusal(run_dir / "nowhere", 1)
-    assert "digests.jsonl" in refusal(run_dir / "samples", 1)
+    assert "neither metrics.jsonl nor samples/" in refusal(run_dir / "samples", 1)
 
 
 def test_a_batch_that_is_gone(run_dir: Path) -> None:
@@ -126,5 +126,5 @@ def test_settings_are_those_of_the_attempt(run_dir: Path) -> None:
     Run(run_dir, "actor.optimizer.lr=0.5").go(6, 7, resumed=True)
     keep(run_dir, 6, 7)
     found = read_source(run_dir, 7)
-    before, now = (found.settings(step)["actor"]["optimizer"]["lr"] for step in (5, 6))
+    before, now = (found.run.settings_of(step)["actor"]["optimizer"]["lr"] for step in (5, 6))
     assert before != now == 0.5

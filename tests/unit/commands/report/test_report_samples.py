@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from rlmath.commands.report.run_files import read_run
 from rlmath.commands.report.sample_sets import (
     MAX_COLUMNS,
     MAX_PROBLEMS,
@@ -15,10 +14,11 @@ from rlmath.commands.report.sample_sets import (
     quantiles,
     read_samples_of,
 )
+from rlmath.monitor.run_folder import RunFolder
 
 
 def test_a_small_page_has_the_same_problems_in_every_step(run_dir: Path) -> None:
-    run = read_run(run_dir)
+    run = RunFolder(run_dir)
     everything = read_samples_of(run, 10**9)
     assert not any(everything.left_out.values())
     some = read_samples_of(run, 15_000)

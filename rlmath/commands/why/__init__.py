@@ -1,1 +1,0 @@
-"""``rlmath why RUN STEP/PROBLEM/INDEX``: everything about one sample."""

@@ -1,0 +1,253 @@
+"""A run's folder, for the commands that read one: it may still be written meanwhile."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import gzip
+import os
+import re
+import socket
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlmath.errors import UserError
+from rlmath.monitor.digests import DIGESTS_FILE, read_details, read_digests
+from rlmath.monitor.files import json_object, json_objects
+from rlmath.monitor.monitor import WARNINGS_FILE
+from rlmath.monitor.run_settings import (
+    ATTEMPTS_FILE,
+    CONFIG_FILE,
+    Attempt,
+    attempt_of,
+    attempts,
+    flat,
+    history,
+    resumed_after,
+)
+from rlmath.monitor.samples import FOLDER as SAMPLES
+from rlmath.monitor.summary import read_summary
+from rlmath.monitor.writer import DECISIONS_FILE, METRICS_FILE, STEP, read_metrics
+from rlmath.utils.run_lock import LOCK_FILE
+
+TRAINING = "step"
+Row = Mapping[str, Any]
+_SAMPLES_FILE = re.compile(r"((?:step|eval\w*?))_(\d+)\.jsonl(?:\.gz)?")
+_HOLDER = re.compile(r"process (\d+) on (\S+)")
+
+
+@dataclass(frozen=True)
+class SamplesFile:
+    """A file of ``samples/``.
+
+    Attributes:
+        kind: ``step`` (training), ``eval`` or ``eval_<benchmark>``.
+    """
+
+    kind: str
+    step: int
+    path: Path
+
+
+class RunFolder:
+    """A run as its files have it. Each file is read when it is first asked for, and then kept.
+
+    Args:
+        folder: The run's ``runner.run_dir``.
+
+    Attributes:
+        damaged: Lines of samples that could not be read, by file; counted while they are.
+
+    Raises:
+        UserError: There is no run.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.damaged: Counter[str] = Counter()
+        if not self.folder.is_dir():
+            raise UserError(f"{folder} is not a folder; give the runner.run_dir of a run")
+        if not (self.folder / METRICS_FILE).is_file() and not (self.folder / SAMPLES).is_dir():
+            raise UserError(
+                f"{folder} has neither {METRICS_FILE} nor {SAMPLES}/; give the runner.run_dir of a "
+                "run that has begun its first step"
+            )
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self.folder.resolve().name
+
+    @functools.cached_property
+    def attempts(self) -> list[Attempt]:
+        """See :func:`rlmath.monitor.run_settings.attempts`."""
+        return attempts(self.folder)
+
+    def settings_of(self, step: int) -> Mapping[str, Any]:
+        """The settings in force in a step, nested as in YAML.
+
+        Raises:
+            UserError: The run has not noted any.
+        """
+        if not self.attempts:
+            raise UserError(f"{self.folder} has no {CONFIG_FILE}, so its settings are not known")
+        return attempt_of(self.attempts, step).settings
+
+    @functools.cached_property
+    def settings(self) -> Mapping[str, Any]:
+        """The last attempt's, by full key; none where they are not known."""
+        return flat(attempt_of(self.attempts, None).settings) if self.attempts else {}
+
+    @functools.cached_property
+    def changes(self) -> list[tuple[int, str]]:
+        """Settings that an attempt changed: step after which, and in words."""
+        return [(after, "; ".join(map(str, found))) for after, found in history(self.attempts)]
+
+    @functools.cached_property
+    def resumed_after(self) -> list[int]:
+        """Steps after which the run was resumed."""
+        return resumed_after(self.folder)
+
+    @functools.cached_property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of ``metrics.jsonl``."""
+        return read_metrics(self.folder)
+
+    @functools.cached_property
+    def decisions(self) -> list[dict[str, Any]]:
+        """The lines of ``decisions.jsonl``: by step and subject the last one, for a step that is
+        repeated after a resume writes again."""
+        lines = [line for line in self._of_steps(DECISIONS_FILE) if "what" in line]
+        by_key = {(line[STEP], str(line["what"])): line for line in lines}
+        return [by_key[key] for key in sorted(by_key)]
+
+    @functools.cached_property
+    def warnings(self) -> list[dict[str, Any]]:
+        """The lines of ``warnings.jsonl`` since the run began: one that starts over in the same
+        folder adds to the file, and a step that was repeated warns again."""
+        starts = [
+            line["started"]
+            for line in json_objects(self.folder / ATTEMPTS_FILE)
+            if (line.get("after_step") == 0 or line.get("begins"))
+            and isinstance(line.get("started"), str)
+        ]
+        began = datetime.datetime.fromisoformat(starts[-1]).timestamp() if starts else 0.0
+        found = [line for line in self._of_steps(WARNINGS_FILE) if "message" in line]
+        recent = [line for line in found if line.get("time_s", 0.0) >= began]
+        return list({(line[STEP], str(line["message"])): line for line in recent}.values())
+
+    @functools.cached_property
+    def digests(self) -> dict[int, dict[str, Any]]:
+        """The digests of each step, by phase; those of a start are under the step before it.
+
+        Raises:
+            UserError: There are none.
+        """
+        found: dict[int, dict[str, Any]] = {}
+        for line in read_digests(self.folder):
+            found.setdefault(line["step"], {}).update(line)
+        if not found:
+            raise UserError(
+                f"{self.folder} has no {DIGESTS_FILE}: give the runner.run_dir of a run of `rlmath "
+                "train` that has done a step"
+            )
+        return found
+
+    def details(self, step: int) -> dict[str, Any] | None:
+        """The digests of a step's items; ``None``: they are gone, or damaged."""
+        return read_details(self.folder, step)
+
+    @functools.cached_property
+    def samples(self) -> list[SamplesFile]:
+        """The files of ``samples/`` in the order of their steps."""
+        found = [
+            SamplesFile(match[1], int(match[2]), path)
+            for path in (self.folder / SAMPLES).glob("*.jsonl*")
+            if (match := _SAMPLES_FILE.fullmatch(path.name))
+        ]
+        return sorted(found, key=lambda file: (file.step, file.kind))
+
+    @property
+    def training_steps(self) -> dict[int, SamplesFile]:
+        """Files of training samples, by step."""
+        return {file.step: file for file in self.samples if file.kind == TRAINING}
+
+    def rows(self, file: SamplesFile) -> Iterator[dict[str, Any]]:
+        """The samples of a file; what cannot be read is left out and counted in ``damaged``."""
+        with gzip.open(file.path) if file.path.suffix == ".gz" else file.path.open("rb") as lines:
+            try:
+                for line in lines:
+                    row = json_object(line)
+                    if row is None or not _is_sample(row):
+                        self.damaged[file.path.name] += 1
+                    else:
+                        yield row
+            except (EOFError, gzip.BadGzipFile, zlib.error):
+                self.damaged[file.path.name] += 1
+
+    def no_samples(self, steps: str) -> UserError:
+        """Says that steps have no training samples, and which have."""
+        have = list(self.training_steps)
+        has = f"steps {have[0]} to {have[-1]}" if have else "no step"
+        return UserError(
+            f"{self.folder} has no samples of {steps}; its samples/ has {has}. See "
+            "runner.samples_every and runner.samples_keep_gib"
+        )
+
+    @property
+    def last_step(self) -> int:
+        """The newest step in the metrics; 0 before the first."""
+        return max((line[STEP] for line in self.metrics), default=0)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the last step was done and the summary is of it."""
+        wanted = self.settings.get("runner.steps")
+        return self.last_step == wanted and read_summary(self.folder).get("steps") == wanted
+
+    def is_running(self) -> bool:
+        """Whether the process that holds the folder lives on this machine.
+
+        The lock itself is not tried: a run that starts at that moment would find it held.
+        """
+        try:
+            holder = _HOLDER.match((self.folder / LOCK_FILE).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError):
+            return False
+        if holder is None or holder[2] != socket.gethostname():
+            return False
+        try:
+            os.kill(int(holder[1]), 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            return True
+        return not self.is_finished
+
+    def state(self) -> str:
+        """How far the run is, in words."""
+        wanted = self.settings.get("runner.steps")
+        of = f" of {wanted}" if wanted is not None else ""
+        if self.is_finished:
+            return f"finished: {self.last_step} steps"
+        where = f"step {self.last_step}{of}"
+        return f"running: {where}" if self.is_running() else f"ended or interrupted at {where}"
+
+    def _of_steps(self, name: str) -> list[dict[str, Any]]:
+        """The lines of a file, each about a step."""
+        lines = json_objects(self.folder / name)
+        return [line for line in lines if isinstance(line.get(STEP), int)]
+
+
+def row_key(row: Row) -> str:
+    """``PROBLEM/INDEX`` of a sample, within its step."""
+    return f"{row['problem_id']}/{row.get('index')}"
+
+
+def _is_sample(row: Row) -> bool:
+    texts = all(isinstance(row.get(key), str) for key in ("problem_id", "prompt", "response"))
+    return texts and isinstance(row.get("response_tokens"), int)

@@ -1,0 +1,136 @@
+"""The attempts that a run's folder notes, and the settings in force when. Read without torch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from rlmath.monitor.files import json_objects
+
+CONFIG_FILE = "config.yaml"
+ATTEMPTS_FILE = "attempts.jsonl"
+# How the run was resumed is no part of what it computes.
+NOT_COMPARED = ("runner.resume", "runner.accept_changes")
+
+
+@dataclass(frozen=True)
+class Change:
+    """A setting that differs from the saved one; values as in YAML."""
+
+    key: str
+    before: Any
+    now: Any
+
+    def __str__(self) -> str:
+        return f"{self.key}: {_text(self.before)} -> {_text(self.now)}"
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One start of the training loop.
+
+    Attributes:
+        after_step: It began after this step; 0: from the start.
+        settings: In force, nested as in YAML.
+        made_with: See :func:`rlmath.checks.made_with.made_with`; empty for an older run.
+        files: See :func:`rlmath.checks.inputs.contents`; empty for an older run.
+    """
+
+    after_step: int
+    settings: Mapping[str, Any]
+    made_with: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
+def attempts(run_dir: Path) -> list[Attempt]:
+    """The attempts whose steps count, in order: a later one that began earlier replaces those
+    before it. From ``config.yaml`` alone where nothing was recorded."""
+    found: list[Attempt] = []
+    for line in _of_this_run(run_dir):
+        file = run_dir / line["config"]
+        if file.is_file():
+            found = [one for one in found if one.after_step < line["after_step"]]
+            notes = (line.get(name) or {} for name in ("made_with", "files"))
+            found.append(Attempt(line["after_step"], settings_in(file), *notes))
+    if not found and (run_dir / CONFIG_FILE).is_file():
+        found.append(Attempt(0, settings_in(run_dir / CONFIG_FILE)))
+    return found
+
+
+def attempt_of(found: Sequence[Attempt], step: int | None) -> Attempt:
+    """The attempt that trained a step; ``None``: the last one."""
+    fitting = [one for one in found if step is None or one.after_step < step]
+    return (fitting or list(found))[-1]
+
+
+def in_force(found: Sequence[Attempt], step: int | None) -> Mapping[str, Any]:
+    """Settings under which a step was trained; ``None``: the last one."""
+    return attempt_of(found, step).settings
+
+
+def history(found: Sequence[Attempt], until: int | None = None) -> list[tuple[int, list[Change]]]:
+    """Changes between attempts, each with the step after which it was made.
+
+    Args:
+        until: Leave out what came after this step.
+    """
+    result = []
+    for before, after in itertools.pairwise(found):
+        if until is not None and after.after_step >= until:
+            break
+        old, new = flat(before.settings), flat(after.settings)
+        changed = [
+            *(one for one in differing(old, new) if one.key not in NOT_COMPARED),
+            *differing(before.files, after.files),
+        ]
+        if changed:
+            result.append((after.after_step, changed))
+    return result
+
+
+def resumed_after(run_dir: Path) -> list[int]:
+    """Steps after which a start of the training loop resumed, in order."""
+    return sorted({one["after_step"] for one in _of_this_run(run_dir)} - {0})
+
+
+def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
+    """Changes of what both sides have."""
+    return [
+        Change(key, before[key], now[key])
+        for key in now
+        if key in before and before[key] != now[key]
+    ]
+
+
+def _of_this_run(run_dir: Path) -> list[dict[str, Any]]:
+    """The starts of the run that the folder has now, in order."""
+    found: list[dict[str, Any]] = []
+    for line in json_objects(run_dir / ATTEMPTS_FILE):
+        found = [line] if line.get("begins") else [*found, line]
+    return found
+
+
+def settings_in(file: Path) -> dict[str, Any]:
+    """The settings of a file, nested as in YAML."""
+    content = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
+    assert isinstance(content, dict)
+    return {str(key): value for key, value in content.items()}
+
+
+def flat(content: Any, prefix: str = "") -> dict[str, Any]:
+    """Nested settings by full key; a list is one value, and so is an empty section."""
+    if not isinstance(content, Mapping) or not content:
+        return {prefix: content}
+    found: dict[str, Any] = {}
+    for key, value in content.items():
+        found |= flat(value, f"{prefix}.{key}" if prefix else str(key))
+    return found
+
+
+def _text(value: Any) -> str:
+    return "null" if value is None else str(value).lower() if value in (True, False) else str(value)

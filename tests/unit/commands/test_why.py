@@ -1,0 +1,174 @@
+"""``rlmath why`` shows what a run recorded of a sample."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlmath.cli import main
+from rlmath.commands.why import Address
+from rlmath.monitor.digests import details_path
+from rlmath.monitor.token_files import TracedSample, write_tokens
+from rlmath.rollout.ledger import LEDGER_FILE, Event, Ledger
+from rlmath.types import Group
+from tests.unit.commands.made_run import Run
+from tests.unit.commands.report.run_maker import group
+
+SAMPLE = "2/train.jsonl:21/1"
+
+
+class Varied(Run):
+    """Groups of four samples with other rewards; one, which is cut off, has none."""
+
+    def groups(self, step: int) -> list[Group]:
+        rewards = [[1.0, -1.0, 3.0, None], [0.5, -1.0, -1.0, 1.0], [2.0, 2.0, 2.0, 2.0]]
+        texts = [r"so \boxed{2}", r"\boxed{3}", "2", "I give up"]
+        return [group(f"train.jsonl:{step}{i}", r, texts, step) for i, r in enumerate(rewards)]
+
+
+def why(folder: Path, sample: str, capsys: Any, *more: str, code: int = 0) -> str:
+    capsys.readouterr()
+    assert main(["why", str(folder), sample, *more]) == code
+    found = capsys.readouterr()
+    return str(found.out if code == 0 else found.err)
+
+
+class Distilled(Varied):
+    def of_teacher(self, step: int, tokens: int) -> dict[str, Any]:
+        return {"teacher_log_probs": self.old_log_probs(step, tokens) - 0.5}
+
+
+def test_what_the_update_recorded_is_shown(tmp_path: Path, capsys: Any) -> None:
+    """Also of a sample that another advantage would be computed for now: nothing is."""
+    run = Distilled(tmp_path / "run", "algorithm.distill_coef=2", "teacher.path=t").go(last=2)
+    file = details_path(run.folder, 2)
+    details = json.loads(file.read_text())
+    place = details["keys"]["sequences"].index("train.jsonl:21/1")
+    details["numbers"]["advantages"][place] = -0.4375
+    file.write_text(json.dumps(details))
+    text = why(run.folder, SAMPLE, capsys)
+    assert "the advantages: sum over its 6 tokens -0.4375" in text
+    numbers = details["numbers"]
+    for phase, words in (
+        ("old_log_probs", "the actor's log-probs before the update"),
+        ("teacher_log_probs", "the teacher's log-probs"),
+    ):
+        assert f"{words}: sum over its 6 tokens {numbers[phase][place]:.6g}" in text
+    file.unlink()
+    assert "the step's file with digests is gone" in why(run.folder, SAMPLE, capsys)
+
+
+def test_tokens_that_were_traced_are_shown(tmp_path: Path, capsys: Any) -> None:
+    run = Varied(tmp_path / "run").go(last=2)
+    names = ("token_ids", "engine_log_probs", "log_probs", "entropy", "advantages", "pulls")
+    values = {name: np.linspace(-1, 1, 12, dtype=np.float32) for name in names}
+    values |= {"loss_mask": np.ones(12, bool), "clipped": np.zeros(12, bool)}
+    traced = TracedSample("train.jsonl:21/1", 12, 1, 1, True, 0.125, False)
+    assert "this is none of them" in why(run.folder, SAMPLE, capsys)
+    file = run.folder / "samples" / "step_000002.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    file.write_text("".join(f"{json.dumps(row | {'response_tokens': 12})}\n" for row in rows))
+    write_tokens(run.folder, 2, [(traced, values)])
+    text = why(run.folder, SAMPLE, capsys)
+    assert "minibatch 2; each of its tokens weighs 0.125" in text
+    assert "the minibatch was discarded" in text
+    assert re.search(r"token +log_prob +difference +entropy +advantage", text)
+    assert "... 4 more" in text
+    assert "more" not in why(run.folder, SAMPLE, capsys, "--whole").partition("Update")[2]
+
+
+def test_rewards_and_group(tmp_path: Path, capsys: Any) -> None:
+    weighted = "reward.items=[{name: math, weight: 2}]"
+    text = why(Varied(tmp_path / "run", weighted).go(last=2).folder, SAMPLE, capsys)
+    assert re.search(r"→ +1  reward +-1  wrong", text)
+    assert "total: -1; weighted: reward math" in text
+    assert "the layer " in text and "accepted ['2']" in text
+    unscored = why(tmp_path / "run", "2/train.jsonl:20/3", capsys)
+    assert "total: none" in unscored and "math: could not score it" in unscored
+
+
+def test_seed_engine_weights_and_end(tmp_path: Path, capsys: Any) -> None:
+    text = why(Varied(tmp_path / "run").go(last=2).folder, "2/train.jsonl:20/3", capsys)
+    assert f"seed {2**60 + 3}, engine " in text
+    assert "weights version 1 (those after step 1)" in text
+    assert "finish reason length: it was cut off at the limit" in text
+
+
+def test_a_dropped_group_and_one_that_is_carried_over(tmp_path: Path, capsys: Any) -> None:
+    class Filtered(Varied):
+        def dropped(self, step: int) -> dict[str, str]:
+            return {f"train.jsonl:{step}2": "equal_rewards"}
+
+        def trained(self, step: int) -> list[Group]:
+            kept = super().trained(step)
+            return kept[:1] if step == 1 else [*super().trained(step - 1)[1:], *kept]
+
+    run = Filtered(tmp_path / "run").go(last=2)
+    assert "the group: equal_rewards" in why(run.folder, "1/train.jsonl:12/0", capsys)
+    ledger = Ledger(run.folder / LEDGER_FILE)
+
+    def event(kind: Event, *groups: int, **more: Any) -> list[dict[str, Any]]:
+        return [{"event": kind, "group": group, **more} for group in groups]
+
+    rows = [json.loads(line) for line in (run.folder / "samples/step_000001.jsonl").open()]
+    seeds = {row["problem_id"]: row["seed"] for row in reversed(rows)}
+    for number in (0, 1):
+        problem = f"train.jsonl:1{number}"
+        ledger.write(1, event(Event.admitted, number, problem=problem, seed=seeds[problem]))
+    ledger.write(1, event(Event.finished, 0, 1) + event(Event.trained, 0))
+    carried = why(run.folder, "1/train.jsonl:11/0", capsys)
+    assert "none yet: the group is carried over, and no step up to 2" in carried
+    assert "the advantages: sum" not in carried
+    assert "trained on it" not in why(run.folder, "1/train.jsonl:10/0", capsys)
+    # What a ledger does not say that was cut off by a crash, digests do.
+    assert "the advantages: sum" in why(run.folder, "2/train.jsonl:20/0", capsys)
+    ledger.write(2, event(Event.trained, 1))
+    carried = why(run.folder, "1/train.jsonl:11/0", capsys)
+    assert "the group was carried over: step 2 trained on it" in carried
+    assert "the advantages: sum" in carried
+
+
+def test_long_texts_are_cut(tmp_path: Path, capsys: Any) -> None:
+    class Long(Varied):
+        def groups(self, step: int) -> list[Group]:
+            return [group("train.jsonl:9", [1.0, -1.0], ["x" * 5000, "\x1b[2J2"], step)]
+
+    run = Long(tmp_path / "run").go(last=1)
+    text = why(run.folder, "1/train.jsonl:9/0", capsys)
+    assert "--whole shows them" in text and "x" * 1000 not in text
+    assert "x" * 5000 in why(run.folder, "1/train.jsonl:9/0", capsys, "--whole")
+    assert "\x1b" not in why(run.folder, "1/train.jsonl:9/1", capsys)
+
+
+@pytest.mark.parametrize(
+    ("sample", "says"),
+    [
+        ("7/train.jsonl:21/0", "steps 1 to 2"),
+        ("2/train.jsonl:21/9", "samples 0 to 3"),
+        ("2/train.jsonl:99/0", "train.jsonl:20"),
+        ("nothing", "STEP/PROBLEM/INDEX"),
+    ],
+)
+def test_a_sample_that_is_not_there(sample: str, says: str, tmp_path: Path, capsys: Any) -> None:
+    run = Varied(tmp_path / "run").go(last=2)
+    assert says in why(run.folder, sample, capsys, code=2)
+
+
+def test_a_sample_of_several_versions(tmp_path: Path, capsys: Any) -> None:
+    run = Varied(tmp_path / "run").go(last=2)
+    file = run.folder / "samples" / "step_000002.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    for row in rows:
+        row["spans"] = [[0, 0], [1, 2]]
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    text = why(run.folder, SAMPLE, capsys)
+    assert "2 versions of the weights: 0 from token 0, 1 from token 2" in text
+
+
+def test_a_problems_id_may_hold_slashes() -> None:
+    assert Address.parse("3/data/a.jsonl:4#2/0") == Address(3, "data/a.jsonl:4#2", 0)
