@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from rlmath.config.groups import CONF_DIR
 from rlmath.config.load import load
+from rlmath.config.quoting import override
 from rlmath.config.schema import Config
-from rlmath.config.settings import by_key, out_of_range, value_of
+from rlmath.config.settings import by_key, out_of_range, replaced, value_of
 from rlmath.errors import ConfigError, UserError
 
 # Stands for a model that is not given.
@@ -36,6 +37,16 @@ class Given:
     def get(self, key: str) -> Any:
         """The value of a setting that was given; ``None``: the command chooses it."""
         return value_of(self.config, key) if key in self.keys else None
+
+    def replaced(self, values: Mapping[str, Any]) -> Given:
+        """The same with other values, as if they had been given; ``None``: one that was not."""
+        given = {key: value for key, value in values.items() if value is not None}
+        words = [word for word in self.words if word.partition("=")[0] not in values]
+        return Given(
+            replaced(self.config, given),
+            self.keys - values.keys() | given.keys(),
+            (*words, *(override(key, value) for key, value in given.items())),
+        )
 
 
 def take_settings(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache
@@ -113,6 +113,20 @@ def value_of(config: Any, key: str) -> Any:
     for name in key.split("."):
         config = getattr(config, name)
     return config
+
+
+def replaced(config: Any, values: Mapping[str, Any]) -> Any:
+    """A copy of settings, or of a section, with other values by key."""
+    own: dict[str, Any] = {}
+    inner: dict[str, dict[str, Any]] = {}
+    for key, value in values.items():
+        name, _, rest = key.partition(".")
+        if rest:
+            inner.setdefault(name, {})[rest] = value
+        else:
+            own[name] = value
+    sections = {name: replaced(getattr(config, name), more) for name, more in inner.items()}
+    return dataclasses.replace(config, **own, **sections)
 
 
 def out_of_range(config: Config) -> Iterator[str]:

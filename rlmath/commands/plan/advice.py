@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from rlmath.commands.plan.gpus import GPUS
 from rlmath.commands.plan.layouts import Plan, with_least_offload
 from rlmath.commands.plan.report import not_trained
-from rlmath.commands.plan.wish import Wish
-from rlmath.config.lora import LoraConfig
+from rlmath.commands.plan.request import PlanRequest
+from rlmath.config.quoting import override
+from rlmath.config.schema import Logits
 from rlmath.errors import UserError
-from rlmath.model.lora import Lora, default_targets
 
 # How many times the nodes are tried.
 _MORE_NODES = (2, 4, 8)
@@ -20,7 +20,7 @@ _SHORTER = (2, 4, 8)
 _LORA_RANK = 32
 
 
-def plans_or_advice(wish: Wish) -> tuple[Wish, list[Plan]]:
+def plans_or_advice(request: PlanRequest) -> tuple[PlanRequest, list[Plan]]:
     """:func:`~rlmath.commands.plan.layouts.with_least_offload`, with a way out in its message, and
     why the model cannot be trained on these GPUs in any case.
 
@@ -28,78 +28,81 @@ def plans_or_advice(wish: Wish) -> tuple[Wish, list[Plan]]:
         UserError: No layout fits; the message says what would.
     """
     try:
-        return with_least_offload(wish)
+        return with_least_offload(request)
     except UserError as error:
-        fitting = list(_what_would(wish))
+        fitting = list(_what_would(request))
         advice = "\nwhat fits:\n  - " + "\n  - ".join(fitting) if fitting else ""
-        warnings = "".join(f"\nwarning: {one}" for one in not_trained(wish.spec, wish.gpu))
+        warnings = "".join(f"\nwarning: {one}" for one in not_trained(request.spec, request.gpu))
         raise UserError(f"{error}{advice}{warnings}") from error
 
 
-def _what_would(wish: Wish) -> Iterator[str]:
+def _what_would(request: PlanRequest) -> Iterator[str]:
     """The least change of each kind with which something fits."""
     for times in _MORE_NODES:
-        gpus = times * wish.gpus
-        more = dataclasses.replace(
-            wish, gpus=gpus, gpus_per_node=max(wish.gpus_per_node, min(gpus, 8))
-        )
-        step = _step_s(more)
+        gpus = times * request.gpus
+        node = max(request.gpus_per_node, min(gpus, 8))
+        values = {"cluster.nodes": -(-gpus // node), "cluster.gpus_per_node": node}
+        step = _step_s(request.with_settings(values))
         if step is not None:
             yield (
-                f"{gpus} {wish.gpu.name}: cluster.nodes={more.nodes} "
-                f"cluster.gpus_per_node={more.gpus_per_node} ({step})"
+                f"{gpus} {request.gpu.name}: {' '.join(f'{k}={v}' for k, v in values.items())} "
+                f"({step})"
             )
             break
-    yield from _other_settings(wish)
-    larger = [gpu for gpu in GPUS.values() if gpu.memory_gib > wish.gpu.memory_gib and gpu.runs]
+    yield from _other_settings(request)
+    larger = [gpu for gpu in GPUS.values() if gpu.memory_gib > request.gpu.memory_gib and gpu.runs]
     for gpu in sorted(larger, key=lambda one: one.memory_gib):
-        step = _step_s(dataclasses.replace(wish, gpu=gpu))
+        step = _step_s(dataclasses.replace(request, gpu=gpu))
         if step is not None:
-            yield f"{wish.gpus} {gpu.name}: --gpu {gpu.name} ({step})"
-    work = wish.work
+            yield f"{request.gpus} {gpu.name}: --gpu {gpu.name} ({step})"
+    work = request.work
     for part in _SHORTER:
         tokens = work.response_tokens // part
-        shorter = dataclasses.replace(
-            work,
-            response_tokens=tokens,
-            mean_response_tokens=min(work.mean_response_tokens, max(1, tokens // 2)),
-        )
+        longest = work.prompt_tokens + tokens
         # A budget that was made for the longest sequence shrinks with it.
-        budget = min(wish.max_tokens or shorter.longest_tokens, shorter.longest_tokens)
-        step = _step_s(dataclasses.replace(wish, work=shorter, max_tokens=budget))
+        budget = min(request.given.get("actor.max_tokens_per_microbatch") or longest, longest)
+        values = {
+            "rollout.max_response_tokens": tokens,
+            "actor.max_tokens_per_microbatch": budget,
+        }
+        mean = min(work.mean_response_tokens, max(1, tokens // 2))
+        shorter = dataclasses.replace(request, mean_response_tokens=mean).with_settings(values)
+        step = _step_s(shorter)
         if step is not None:
-            yield (
-                f"shorter responses: rollout.max_response_tokens={tokens} "
-                f"actor.max_tokens_per_microbatch={budget} ({step})"
-            )
+            said = " ".join(f"{key}={value}" for key, value in values.items())
+            yield f"shorter responses: {said} ({step})"
             break
 
 
-def _other_settings(wish: Wish) -> Iterator[str]:
+def _other_settings(request: PlanRequest) -> Iterator[str]:
     """Settings with which it fits on the same GPUs, by what they give up."""
-    if wish.whole_logits:
-        step = _step_s(dataclasses.replace(wish, whole_logits=False))
+    given, chunked = request.given, {"actor.logits": Logits.chunked}
+    if request.config.actor.logits is Logits.whole:
+        step = _step_s(request.with_settings(chunked))
         if step is not None:
             yield f"logits in rows: actor.logits=chunked ({step})"
-    if wish.offload is not None or wish.offload_in_backward is False:
-        step = _step_s(dataclasses.replace(wish, offload=None, offload_in_backward=None))
+    if "actor.offload" in given.keys or given.get("actor.offload_in_backward") is False:
+        free = dict.fromkeys(("actor.offload", "actor.offload_in_backward"))
+        step = _step_s(request.with_settings(free))
         if step is not None:
             yield f"the optimizer's state in host memory ({step})"
-    lora = Lora(_LORA_RANK, LoraConfig.alpha, default_targets(wish.spec))
-    if wish.lora is None:
-        step = _step_s(dataclasses.replace(wish, lora=lora))
+    if not request.config.actor.lora.rank:
+        step = _step_s(request.with_settings({"actor.lora.rank": _LORA_RANK}))
         if step is not None:
-            yield f"adapters alone trained: actor.lora.rank={lora.rank} ({step})"
+            yield f"adapters alone trained: actor.lora.rank={_LORA_RANK} ({step})"
 
 
-def _step_s(wish: Wish) -> str | None:
+def _step_s(request: PlanRequest) -> str | None:
     """Predicted time of a step of the best layout; ``None``: nothing fits."""
     try:
-        chosen, (best, *_) = with_least_offload(wish)
+        chosen, (best, *_) = with_least_offload(request)
     except UserError:
         return None
-    moved = [f"actor.offload={chosen.offload}"] if chosen.offload != wish.offload else []
-    if chosen.offload_in_backward and not wish.offload_in_backward:
-        moved += ["actor.offload_in_backward=true"]
-    added = ", " + " ".join(moved) if moved and chosen.offload != "none" else ""
+    keys = ("actor.offload", "actor.offload_in_backward")
+    before, now = (
+        {key: override(key, one.given.get(key) or False) for key in keys}
+        for one in (request, chosen)
+    )
+    moved = [word for key, word in now.items() if word != before[key]] if chosen.offloads else []
+    added = ", " + " ".join(moved) if moved else ""
     return f"{best.step_s:,.0f} s a step{added}"

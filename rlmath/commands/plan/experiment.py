@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from rlmath.commands.plan.wish import Wish
-from rlmath.config.command_line import NO_PATH, Given
+from rlmath.commands.plan.request import PlanRequest
+from rlmath.config.command_line import NO_PATH
 from rlmath.config.groups import CONF_DIR
 from rlmath.config.load import value_of_override
 from rlmath.errors import UserError
@@ -20,29 +20,20 @@ from rlmath.monitor.files import replacing
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 
 
-def train_command(wish: Wish, settings: Sequence[str], given: Given) -> str:
-    """``rlmath train`` with the layout's settings, the given ones among them, for a shell.
-
-    Args:
-        wish: What was asked for.
-        settings: Of the layout.
-        given: What the command line of the plan says; it goes before.
-    """
-    name = wish.path.rstrip("/").rpartition("/")[2].lower()
-    words = _with_given(wish, settings, given, f"runs/{name}")
+def train_command(request: PlanRequest, settings: Sequence[str]) -> str:
+    """``rlmath train`` with a plan's settings, for a shell."""
+    name = request.path.rstrip("/").rpartition("/")[2].lower()
+    words = _for_a_run(request, settings, f"runs/{name}")
     return shlex.join(["rlmath", "train", *words])
 
 
 def write_experiment(
-    wish: Wish, settings: Sequence[str], given: Given, name: str, config_dir: Path | None
+    request: PlanRequest, settings: Sequence[str], name: str, config_dir: Path | None
 ) -> Path:
-    """Write ``experiment/<name>.yaml`` with the layout's settings.
+    """Write ``experiment/<name>.yaml`` with a plan's settings.
 
     Args:
-        wish: What was asked for.
-        settings: Of the layout.
-        given: What the command line of the plan says.
-        name: Of the experiment and of its folder of runs.
+        name: The experiment's, and that of its folder of runs.
         config_dir: A folder of groups, made if missing; ``None``: the clone's ``conf``.
 
     Returns:
@@ -59,7 +50,7 @@ def write_experiment(
         raise UserError(f"--write {name}: {file} exists; give another name, or remove it")
     nested: dict[str, Any] = {}
     groups: list[str | dict[str, str]] = []
-    for word in _with_given(wish, settings, given, f"runs/{name}"):
+    for word in _for_a_run(request, settings, f"runs/{name}"):
         key, _, text = word.partition("=")
         if key == "experiment":  # One of the same group, on which this one builds.
             groups.append(text)
@@ -72,10 +63,8 @@ def write_experiment(
         for section in sections:
             place = place.setdefault(section, {})
         place[last] = value_of_override(word)
-    head = (
-        "# @package _global_\n"
-        f"# {wish.path} on {wish.gpus} x {wish.gpu.name}, as rlmath plan layout proposed.\n"
-    )
+    what = f"{request.path} on {request.gpus} x {request.gpu.name}"
+    head = f"# @package _global_\n# {what}, as rlmath plan layout proposed.\n"
     if groups:
         nested = {"defaults": groups, **nested}
     with replacing(file) as out:
@@ -83,17 +72,13 @@ def write_experiment(
     return file
 
 
-def _with_given(wish: Wish, settings: Sequence[str], given: Given, run_dir: str) -> list[str]:
-    """The layout's settings with the given values, and what a run needs besides."""
-    if wish.path == NO_PATH:
+def _for_a_run(request: PlanRequest, settings: Sequence[str], run_dir: str) -> list[str]:
+    """The settings, and what a run needs besides."""
+    if request.path == NO_PATH:
         raise UserError("sizes alone are no model to train: give model.path")
-    # The model's path is the one that was found; of the rest the user's words count.
-    own = {word.partition("=")[0]: word for word in given.words if not word.startswith("cluster=")}
-    own.pop("model.path", None)
-    words = [own.pop(word.partition("=")[0], word) for word in settings]
-    words += own.values()
-    if "runner.run_dir" not in given.keys:
+    words, keys = list(settings), request.given.keys
+    if "runner.run_dir" not in keys:
         words.append(f"runner.run_dir={run_dir}")
-    if "data.train_paths" not in given.keys:
+    if "data.train_paths" not in keys:
         words.append("data.train_paths=[train.jsonl]")
     return words

@@ -6,18 +6,19 @@ import dataclasses
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from rlmath.commands.plan.colocated import (
     beside_sleeping_engine,
     engine_fixed_terms,
     resident_bytes,
+    settings_in_plan,
     with_awake_engine,
 )
 from rlmath.commands.plan.engine_adapters import asleep_bytes
 from rlmath.commands.plan.engine_memory import engine_weights_bytes, kv_bytes
 from rlmath.commands.plan.memory import (
     GIB,
-    MIB,
     ActorShape,
     Phase,
     Step,
@@ -26,6 +27,7 @@ from rlmath.commands.plan.memory import (
     moved_bytes,
     usable_bytes,
 )
+from rlmath.commands.plan.request import OVERLAPS, PINNED, PlanRequest
 from rlmath.commands.plan.time import (
     Decoding,
     actor_time_s,
@@ -33,13 +35,17 @@ from rlmath.commands.plan.time import (
     offload_time_s,
     weight_sync_time_s,
 )
-from rlmath.commands.plan.wish import Wish
-from rlmath.config.actor import Offload, RoutingReplay
+from rlmath.config.actor import Offload, Recompute
+from rlmath.config.command_line import Given
+from rlmath.config.schema import Config
+from rlmath.config.settings import value_of
 from rlmath.errors import UserError
 from rlmath.model.fp8_training import size_problems
-from rlmath.model.parallel import Layout, even_stages
+from rlmath.model.lora import Lora
+from rlmath.model.parallel import even_stages
 from rlmath.model.spec import ModelSpec
 
+_SIZES = ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel")
 # Context-parallel ranks that are tried.
 CONTEXT_CHOICES = [1, 2, 4, 8]
 # Predictions that are no further apart say nothing of which is faster.
@@ -61,6 +67,7 @@ class Plan:
 
     Attributes:
         actor: Layout of the actor.
+        step: What a step asks of it.
         engine_tp: Tensor-parallel ranks of an engine.
         engines: How many.
         engine_share: ``rollout.gpu_memory_utilization``.
@@ -73,6 +80,7 @@ class Plan:
     """
 
     actor: ActorShape
+    step: Step
     engine_tp: int
     engines: int
     engine_share: float
@@ -91,17 +99,44 @@ class Plan:
     def peak(self) -> Phase:
         return max(self.phases, key=lambda phase: phase.num_bytes)
 
+    def settings(self, config: Config) -> dict[str, Any]:
+        """Values of the settings that it chooses, and of those that its figures depend on."""
+        actor, layout = self.actor, self.actor.layout
+        values: dict[str, Any] = {key: value_of(config, key) for key in PINNED}
+        values["actor.tensor_parallel"] = layout.tensor_parallel
+        values["actor.pipeline_parallel"] = layout.pipeline_parallel
+        if layout.context_parallel > 1:
+            values["actor.context_parallel"] = layout.context_parallel
+        if layout.expert_parallel > 1:
+            values["actor.expert_parallel"] = layout.expert_parallel
+        values["actor.sequence_parallel"] = layout.tensor_parallel > 1
+        if not actor.recompute_modules:
+            values["actor.recompute"] = Recompute.full if actor.recompute_layers else Recompute.none
+            values["actor.recompute_num_layers"] = actor.recompute_layers or None
+        for key in OVERLAPS:
+            if value_of(config, key):
+                values[key] = getattr(actor, key.removeprefix("actor."))
+        if actor.fp8 is not None:
+            values["actor.fp8_recipe"] = config.actor.fp8_recipe
+        values["actor.max_tokens_per_microbatch"] = actor.max_tokens
+        values["rollout.tensor_parallel"] = self.engine_tp
+        values["rollout.max_running_sequences"] = self.max_running
+        values["rollout.gpu_memory_utilization"] = self.engine_share
+        return values
 
-def with_least_offload(wish: Wish) -> tuple[Wish, list[Plan]]:
-    """Every layout that fits with the least that has to leave the GPUs for it, and the wish with
+
+def with_least_offload(request: PlanRequest) -> tuple[PlanRequest, list[Plan]]:
+    """Every layout that fits with the least that has to leave the GPUs for it, and the request with
     that ``offload`` and ``offload_in_backward``.
 
     Raises:
         UserError: Nothing fits; see :func:`find_plans`.
     """
     error: UserError | None = None
-    for offload, in_backward in _offloads(wish):
-        one = dataclasses.replace(wish, offload=offload, offload_in_backward=in_backward)
+    for offload, in_backward in _offloads(request.given):
+        moved = {"actor.offload": offload} if offload is not Offload.none else {}
+        often = {"actor.offload_in_backward": True} if in_backward else {}
+        one = request.with_settings({**moved, **often})
         try:
             return one, find_plans(one)
         except UserError as refused:
@@ -110,21 +145,20 @@ def with_least_offload(wish: Wish) -> tuple[Wish, list[Plan]]:
     raise error
 
 
-def _offloads(wish: Wish) -> Iterator[tuple[str, bool]]:
-    """``offload`` and ``offload_in_backward`` as wished, from the least to the most that is moved:
+def _offloads(given: Given) -> Iterator[tuple[Offload, bool]]:
+    """``offload`` and ``offload_in_backward`` as given, from the least to the most that is moved:
     within a step once, then once for each minibatch."""
-    offloads = [one.value for one in Offload] if wish.offload is None else [wish.offload]
-    asked = wish.offload_in_backward
-    if wish.offload == Offload.none.value:
-        asked = bool(asked)
-    for in_backward in (False, True) if asked is None else (asked,):
-        for offload in offloads:
+    asked, in_backward = given.get("actor.offload"), given.get("actor.offload_in_backward")
+    if asked is Offload.none:
+        in_backward = bool(in_backward)
+    for often in (False, True) if in_backward is None else (in_backward,):
+        for offload in Offload if asked is None else (asked,):
             # Without an offload it does nothing; asked for so, the settings' check says it.
-            if wish.offload is not None or not in_backward or offload != Offload.none.value:
-                yield offload, in_backward
+            if asked is not None or not often or offload is not Offload.none:
+                yield offload, often
 
 
-def find_plans(wish: Wish) -> list[Plan]:
+def find_plans(request: PlanRequest) -> list[Plan]:
     """Every layout that fits, the fastest first; see :func:`_ordered`.
 
     Raises:
@@ -132,17 +166,17 @@ def find_plans(wish: Wish) -> list[Plan]:
     """
     plans: list[Plan] = []
     misses: list[_Miss] = []
-    for actor in _actor_splits(wish):
+    for actor, step in _actor_splits(request):
         try:
-            plans.append(_plan(wish, actor))
+            plans.append(_plan(request, actor, step))
         except _Miss as miss:
             misses.append(miss)
     if plans:
         return _ordered(plans)
     reasons = sorted(misses, key=lambda miss: miss.excess)[:4]
     raise UserError(
-        f"no layout of this model fits {wish.gpus} GPUs of {wish.gpu.memory_gib:g} GiB "
-        f"(of which {usable_bytes(wish.gpu.memory_gib) / GIB:.1f} are planned with):\n  - "
+        f"no layout of this model fits {request.gpus} GPUs of {request.gpu.memory_gib:g} GiB "
+        f"(of which {usable_bytes(request.gpu.memory_gib) / GIB:.1f} are planned with):\n  - "
         + "\n  - ".join(map(str, reasons))
     )
 
@@ -180,108 +214,115 @@ def _engine_splits(spec: ModelSpec, tp: int) -> bool:
     return _splits(spec, tp) and spec.moe_ffn % tp == 0
 
 
-def _actor_splits(wish: Wish) -> Iterator[ActorShape]:
+def _actor_splits(request: PlanRequest) -> Iterator[tuple[ActorShape, Step]]:
     """Tensor ranks of one node, stages of one layer or more, copies that use every GPU."""
-    node, spec, gpus = min(wish.gpus, wish.gpus_per_node), wish.spec, wish.gpus
-    tensor = [wish.tp] if wish.tp else [n for n in range(1, node + 1) if node % n == 0]
-    stages = [wish.pp] if wish.pp else list(range(1, min(spec.layers, gpus) + 1))
-    contexts = [wish.cp] if wish.cp else CONTEXT_CHOICES
+    node, spec, gpus = request.gpus_per_node, request.spec, request.gpus
+    asked = {key: request.given.get(f"actor.{key}") for key in _SIZES}
+    wanted_tp, wanted_pp, wanted_cp, wanted_ep = asked.values()
+    tensor = [wanted_tp] if wanted_tp else [n for n in range(1, node + 1) if node % n == 0]
+    stages = [wanted_pp] if wanted_pp else list(range(1, min(spec.layers, gpus) + 1))
+    contexts = [wanted_cp] if wanted_cp else CONTEXT_CHOICES
+    virtual = request.config.actor.virtual_stages
     found = False
     for pp, cp, tp in itertools.product(stages, contexts, tensor):
         if gpus % (tp * pp * cp) or pp > spec.layers or not _splits(spec, tp):
             continue
-        virtual = wish.virtual_stages
         # Of what can be trained, only chunks of one size are planned.
         if virtual > 1 and (pp == 1 or any(n % virtual for n in even_stages(spec.layers, pp))):
             continue
         dp = gpus // (tp * pp * cp)
-        for ep in _expert_shares(wish, tp, cp, dp):
+        for ep in _expert_shares(spec, tp, cp, dp, wanted_ep):
             found = True
-            yield ActorShape(
-                Layout(tp, pp, dp, context_parallel=cp, expert_parallel=ep, virtual_stages=virtual),
-                0,
-                wish.longest_microbatch,
-                wish.layers,
-                lora=wish.lora,
-                unmerged=wish.unmerged,
-                fp8=wish.fp8,
-                recompute_modules=wish.recompute_modules,
-                overlap_gradients=wish.overlap_gradients and dp * cp > 1,
-                overlap_param_gather=wish.overlap_param_gather
-                and dp * cp > 1
-                and wish.work.minibatches > 1,
-            )
+            yield settings_in_plan(_with_layout(request, tp, pp, cp, ep, dp), spec)
     if not found:
-        asked = {
-            "actor.tensor_parallel": wish.tp,
-            "actor.pipeline_parallel": wish.pp,
-            "actor.context_parallel": wish.cp,
-            "actor.expert_parallel": wish.ep,
-            **({"actor.virtual_stages": wish.virtual_stages} if wish.virtual_stages > 1 else {}),
-        }
+        sizes = asked | ({"virtual_stages": virtual} if virtual > 1 else {})
         raise UserError(
-            " ".join(f"{key}={value or 'any'}" for key, value in asked.items())
+            " ".join(f"actor.{key}={value or 'any'}" for key, value in sizes.items())
             + f": of {gpus} GPUs in nodes of {node}, {spec.heads} heads, {spec.kv_heads} "
             f"key-value heads, {spec.layers} layers and {spec.experts} experts nothing divides so"
         )
 
 
-def _expert_shares(wish: Wish, tp: int, cp: int, dp: int) -> list[int]:
+def _with_layout(request: PlanRequest, tp: int, pp: int, cp: int, ep: int, dp: int) -> Config:
+    """The settings of a run in a layout, with nothing recomputed but modules."""
+    actor = request.config.actor
+    several, minibatches = dp * cp > 1, request.work.minibatches
+    modules = actor.recompute is Recompute.selective
+    return request.layout_config(
+        {
+            **{f"actor.{key}": n for key, n in zip(_SIZES, (tp, pp, cp, ep), strict=True)},
+            "actor.sequence_parallel": tp > 1,
+            "actor.recompute": Recompute.selective if modules else Recompute.none,
+            # One copy has no gradients to add up, one minibatch no later pass to gather in.
+            "actor.overlap_gradients": actor.overlap_gradients and several,
+            "actor.overlap_param_gather": actor.overlap_param_gather
+            and several
+            and minibatches > 1,
+            "actor.max_tokens_per_microbatch": request.given.get("actor.max_tokens_per_microbatch")
+            or request.work.longest_tokens,
+        }
+    )
+
+
+def _expert_shares(spec: ModelSpec, tp: int, cp: int, dp: int, asked: int | None) -> list[int]:
     """Expert-parallel ranks: 1 of a dense model; none where an MoE cannot be laid out so."""
-    spec = wish.spec
     if not spec.experts:
         choices = [1]
     elif cp > 1:
         choices = []  # An MoE takes whole sequences.
     else:
-        narrow = tp > 1 and spec.moe_ffn / tp < LEAST_EXPERT_WIDTH and wish.ep is None
+        narrow = tp > 1 and spec.moe_ffn / tp < LEAST_EXPERT_WIDTH and asked is None
         cut = [] if narrow or spec.moe_ffn % tp else [1]
         whole = range(2, tp * dp + 1)
         choices = cut + [n for n in whole if spec.experts % n == 0 and tp * dp % n == 0]
-    return [n for n in choices if wish.ep in (None, n)]
+    return [n for n in choices if asked in (None, n)]
 
 
-def _plan(wish: Wish, split: ActorShape) -> Plan:
-    work, spec, dp, name = wish.work, wish.spec, split.layout.data_parallel, str(split)
+def _plan(request: PlanRequest, split: ActorShape, step: Step) -> Plan:
+    work, spec, dp, name = request.work, request.spec, split.layout.data_parallel, str(split)
     if work.sequences % (work.minibatches * dp):
         raise _Miss(
             f"{name}: {work.sequences} sequences / {work.minibatches} minibatches / {dp} copies = "
             f"{work.sequences / work.minibatches / dp:g} does not divide",
             float("inf"),
         )
-    if wish.fp8 is not None and (sizes := [*size_problems(spec, split.layout, wish.fp8)]):
-        raise _Miss(f"{name}: actor.fp8_recipe={wish.fp8.recipe}: {'; '.join(sizes)}", float("inf"))
-    actor, phases = _with_least_recompute(wish, split)
-    if wish.max_tokens is None:
-        actor, phases = _with_more_sequences(wish, actor, phases)
-    share = engine_share(wish.gpu.memory_gib, resident_bytes(phases))
-    engine_tp, max_running, cache_tokens, decoded = _best_engine(wish, share, name)
-    engine_bytes = share * wish.gpu.memory_gib * GIB
-    step = _step(wish, actor)
+    if split.fp8 is not None and (sizes := [*size_problems(spec, split.layout, split.fp8)]):
+        raise _Miss(
+            f"{name}: actor.fp8_recipe={split.fp8.recipe}: {'; '.join(sizes)}", float("inf")
+        )
+    actor, phases = _with_least_recompute(request, split, step)
+    if "actor.max_tokens_per_microbatch" not in request.given.keys:
+        actor, phases = _with_more_sequences(request, actor, step, phases)
+    share = engine_share(request.gpu.memory_gib, resident_bytes(phases))
+    engine_tp, max_running, cache_tokens, decoded = _best_engine(
+        request, share, name, actor.engine_adapters
+    )
+    engine_bytes = share * request.gpu.memory_gib * GIB
     adapters = actor.engine_adapters
     together = with_awake_engine(spec, phases, step, engine_tp, engine_bytes, adapters)
     for phase in together:
         if phase.name == "weight sync":
-            _refuse_if_full(wish, phase, name)
+            _refuse_if_full(request, phase, name)
     log_probs_s, update_s = actor_time_s(
-        spec, actor, work, wish.gpu, wish.efficiency, wish.gpus_per_node
+        spec, actor, work, request.gpu, request.efficiency, request.gpus_per_node
     )
-    ranks = min(wish.gpus, wish.gpus_per_node)
+    ranks = request.gpus_per_node
     host = host_bytes(spec, actor, step, ranks)
     if adapters is None:
         expert_part = actor.layout.pipeline_parallel / engine_tp
         weight_sync_s = weight_sync_time_s(
-            spec, actor.layout, wish.gpu, wish.efficiency, wish.gpus_per_node, expert_part
+            spec, actor.layout, request.gpu, request.efficiency, request.gpus_per_node, expert_part
         )
     else:
         # What is sent is small; the base model goes to host memory and comes back.
         asleep = asleep_bytes(spec, engine_tp, adapters)
-        weight_sync_s = offload_time_s(asleep, wish.efficiency)
+        weight_sync_s = offload_time_s(asleep, request.efficiency)
         host += ranks * asleep
     return Plan(
         actor=actor,
+        step=step,
         engine_tp=engine_tp,
-        engines=wish.gpus // engine_tp,
+        engines=request.gpus // engine_tp,
         engine_share=share,
         cache_tokens=int(cache_tokens),
         max_running=max_running,
@@ -293,145 +334,135 @@ def _plan(wish: Wish, split: ActorShape) -> Plan:
             "log_probs": log_probs_s,
             "update": update_s,
             "weight_sync": weight_sync_s,
-            "offload": offload_time_s(moved_bytes(spec, actor, step), wish.efficiency),
+            "offload": offload_time_s(moved_bytes(spec, actor, step), request.efficiency),
         },
     )
 
 
-def _refuse_if_full(wish: Wish, phase: Phase, name: str) -> None:
-    excess = phase.num_bytes - usable_bytes(wish.gpu.memory_gib)
+def _refuse_if_full(request: PlanRequest, phase: Phase, name: str) -> None:
+    excess = phase.num_bytes - usable_bytes(request.gpu.memory_gib)
     if excess > 0:
         raise _Miss(f"{name}: {phase.describe()}", excess)
 
 
-def _with_least_recompute(wish: Wish, split: ActorShape) -> tuple[ActorShape, list[Phase]]:
+def _with_least_recompute(
+    request: PlanRequest, split: ActorShape, step: Step
+) -> tuple[ActorShape, list[Phase]]:
     """The fewest recomputed layers of a stage with which every phase of the actor fits."""
-    per_stage, name = max(split.layout.stage_sizes(wish.spec.layers)), str(split)
-    if wish.recompute_layers is not None and not 0 <= wish.recompute_layers <= per_stage:
+    per_stage, name = max(split.layout.stage_sizes(request.spec.layers)), str(split)
+    wanted = _recomputed(request.given)
+    if wanted is not None and not 0 <= wanted <= per_stage:
         raise _Miss(
-            f"{name}: actor.recompute_num_layers={wish.recompute_layers}, but a stage has "
-            f"{per_stage}",
+            f"{name}: actor.recompute_num_layers={wanted}, but a stage has {per_stage}",
             float("inf"),
         )
-    wanted = wish.recompute_layers
-    for layers in range(0, per_stage + 1, wish.virtual_stages) if wanted is None else [wanted]:
+    by = split.layout.virtual_stages
+    for layers in range(0, per_stage + 1, by) if wanted is None else [wanted]:
         actor = dataclasses.replace(split, recompute_layers=layers)
-        phases = beside_sleeping_engine(wish.spec, actor, _step(wish, actor))
+        phases = beside_sleeping_engine(request.spec, actor, step)
         peak = max(phases, key=lambda one: one.num_bytes)
-        if peak.num_bytes <= usable_bytes(wish.gpu.memory_gib):
+        if peak.num_bytes <= usable_bytes(request.gpu.memory_gib):
             return actor, phases
-    _refuse_if_full(wish, peak, f"{name}, {layers} of {per_stage} layers recomputed")
+    _refuse_if_full(request, peak, f"{name}, {layers} of {per_stage} layers recomputed")
     raise AssertionError("a phase that does not fit is refused")
 
 
+def _recomputed(given: Given) -> int | None:
+    """Layers of a stage that are recomputed; ``None``: as few as fit."""
+    if given.get("actor.recompute") in (Recompute.none, Recompute.selective):
+        return 0
+    layers: int | None = given.get("actor.recompute_num_layers")
+    return layers
+
+
 def _with_more_sequences(
-    wish: Wish, actor: ActorShape, phases: list[Phase]
+    request: PlanRequest, actor: ActorShape, step: Step, phases: list[Phase]
 ) -> tuple[ActorShape, list[Phase]]:
     """The number of longest sequences in a micro-batch with which the actor is fastest.
 
     Short sequences alone leave the GPU waiting for the host. Nothing more is recomputed for it.
     """
-    work, longest = wish.work, actor.max_tokens
+    work, longest = request.work, actor.max_tokens
     minibatch = work.sequences // work.minibatches // actor.layout.data_parallel
 
     def seconds(one: ActorShape) -> float:
-        spec, gpu = wish.spec, wish.gpu
-        return sum(actor_time_s(spec, one, work, gpu, wish.efficiency, wish.gpus_per_node))
+        spec, gpu = request.spec, request.gpu
+        return sum(actor_time_s(spec, one, work, gpu, request.efficiency, request.gpus_per_node))
 
-    launch_bound = wish.spec.experts > 0 or wish.spec.num_parameters <= SMALL_PARAMETERS
+    launch_bound = request.spec.experts > 0 or request.spec.num_parameters <= SMALL_PARAMETERS
     counts = -(-BUSY_TOKENS // longest) if launch_bound else BUSY_TOKENS // longest
     gain = 0.0 if launch_bound else EQUAL_SHARE
     best = actor, phases
     for count in range(2, min(minibatch, counts) + 1):
         more = dataclasses.replace(actor, max_tokens=count * longest)
-        needed = beside_sleeping_engine(wish.spec, more, _step(wish, more))
-        if max(one.num_bytes for one in needed) > usable_bytes(wish.gpu.memory_gib):
+        needed = beside_sleeping_engine(request.spec, more, step)
+        if max(one.num_bytes for one in needed) > usable_bytes(request.gpu.memory_gib):
             break
         if seconds(more) <= (1 - gain) * seconds(best[0]):
             best = more, needed
     return best
 
 
-def _step(wish: Wish, actor: ActorShape) -> Step:
-    ranks, longest = actor.layout.data_parallel, wish.work.longest_tokens
-    minibatches = wish.work.minibatches * ranks
-    replayed = -(-wish.work.sequences // ranks) * longest if wish.replays else 0
-    return Step(
-        # At most one sequence each.
-        microbatches=max(1, -(-wish.work.sequences // minibatches)),
-        longest_tokens=longest,
-        bucket_bytes=wish.bucket_size_mib * MIB,
-        reference=wish.reference,
-        value_model=wish.value_model,
-        whole_logits=wish.whole_logits,
-        triton_logits=wish.triton_logits,
-        offload=wish.offload or "none",
-        offload_in_backward=bool(wish.offload_in_backward),
-        minibatches=wish.work.minibatches,
-        replayed_tokens=replayed,
-        sampled_routes=wish.routing_replay is RoutingReplay.engine,
-        quantized=wish.quantized,
-    )
-
-
-def most_tokens(wish: Wish, actor: ActorShape, step: int = 1024) -> int:
+def most_tokens(request: PlanRequest, plan: Plan, unit: int = 1024) -> int:
     """The largest micro-batch that fits when every layer is recomputed.
 
     Args:
-        actor: A layout that fits as it is.
-        step: The result is a multiple of it, or the present length.
+        unit: The result is a multiple of it, or the present length.
     """
-    per_stage = max(actor.layout.stage_sizes(wish.spec.layers))
+    spec, actor = request.spec, plan.actor
+    per_stage = max(actor.layout.stage_sizes(spec.layers))
 
     def fits(tokens: int) -> bool:
         one = dataclasses.replace(
             actor, recompute_layers=per_stage, recompute_modules=(), max_tokens=tokens
         )
-        peak = max(
-            phase.num_bytes for phase in beside_sleeping_engine(wish.spec, one, _step(wish, one))
-        )
-        return peak <= usable_bytes(wish.gpu.memory_gib)
+        phases = beside_sleeping_engine(spec, one, plan.step)
+        peak = max(phase.num_bytes for phase in phases)
+        return peak <= usable_bytes(request.gpu.memory_gib)
 
     # Memory grows with the length, so what fits ends somewhere below the first that does not.
-    low = actor.max_tokens // step
+    low = actor.max_tokens // unit
     high = low + 1
-    while fits(high * step):
+    while fits(high * unit):
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle * step) else (low, middle)
-    return max(actor.max_tokens, low * step)
+        low, high = (middle, high) if fits(middle * unit) else (low, middle)
+    return max(actor.max_tokens, low * unit)
 
 
-def _best_engine(wish: Wish, share: float, name: str) -> tuple[int, int, float, Decoding]:
+def _best_engine(
+    request: PlanRequest, share: float, name: str, adapters: Lora | None
+) -> tuple[int, int, float, Decoding]:
     """Tensor ranks and running sequences of the engines with which sampling is fastest, and tokens
     of a cache."""
-    spec, work = wish.spec, wish.work
-    node = min(wish.gpus, wish.gpus_per_node)
-    ranks = [wish.engine_tp] if wish.engine_tp else range(1, node + 1)
-    counts = RUNNING_CHOICES if wish.max_running is None else (wish.max_running,)
+    spec, work = request.spec, request.work
+    node, engine_tp = request.gpus_per_node, request.given.get("rollout.tensor_parallel")
+    ranks = [engine_tp] if engine_tp else range(1, node + 1)
+    running = request.given.get("rollout.max_running_sequences")
+    counts = RUNNING_CHOICES if running is None else (running,)
     best: tuple[int, int, float, Decoding] | None = None
     misses = []
     for tp, most in itertools.product(ranks, counts):
         if node % tp or not _engine_splits(spec, tp):
             continue
-        adapters = wish.lora if wish.unmerged else None
-        fixed = engine_fixed_terms(spec, tp, most, adapters, wish.quantized)
-        room = share * wish.gpu.memory_gib * GIB - sum(fixed.values())
-        tokens = room / kv_bytes(spec, tp, wish.kv_cache_in_fp8)
+        fixed = engine_fixed_terms(spec, tp, most, adapters, request.quantized)
+        room = share * request.gpu.memory_gib * GIB - sum(fixed.values())
+        token_bytes = kv_bytes(spec, tp, request.kv_cache_in_fp8)
+        tokens = room / token_bytes
         if tokens < work.longest_tokens:
-            one = work.longest_tokens * kv_bytes(spec, tp, wish.kv_cache_in_fp8)
+            one = work.longest_tokens * token_bytes
             needed = Phase(f"engine TP {tp}", fixed | {"cache of one sequence": one})
             misses.append(
                 _Miss(
                     f"{name}: {needed.describe()}, but the actor leaves it "
-                    f"{max(0.0, share * wish.gpu.memory_gib):.1f} GiB",
+                    f"{max(0.0, share * request.gpu.memory_gib):.1f} GiB",
                     one - room,
                 )
             )
             continue
-        engines = wish.gpus // tp
-        weights = engine_weights_bytes(spec, tp, wish.quantized)
+        engines = request.gpus // tp
+        weights = engine_weights_bytes(spec, tp, request.quantized)
         decoded = decoding(
             spec,
             engines,
@@ -439,10 +470,10 @@ def _best_engine(wish: Wish, share: float, name: str) -> tuple[int, int, float, 
             tokens,
             most,
             work,
-            wish.gpu,
-            wish.efficiency,
+            request.gpu,
+            request.efficiency,
             weights,
-            kv_bytes(spec, tp, wish.kv_cache_in_fp8),
+            token_bytes,
         )
         # More sequences at once have to be worth it; other ranks need no more of anything.
         worth = 1 - EQUAL_SHARE if best is not None and best[0] == tp else 1
@@ -452,7 +483,7 @@ def _best_engine(wish: Wish, share: float, name: str) -> tuple[int, int, float, 
         return best
     if not misses:
         raise _Miss(
-            f"{name}: no engine of {wish.engine_tp} ranks: {spec.heads} heads, "
+            f"{name}: no engine of {engine_tp} ranks: {spec.heads} heads, "
             f"{spec.kv_heads} key-value heads, nodes of {node} GPUs",
             float("inf"),
         )

@@ -12,38 +12,37 @@ from rlmath.commands.plan.engine_memory import ENGINE_STEP_TOKENS
 from rlmath.commands.plan.gpus import Gpu
 from rlmath.commands.plan.layouts import EQUAL_SHARE, Plan, most_tokens
 from rlmath.commands.plan.memory import GIB, usable_bytes
-from rlmath.commands.plan.plan_settings import overrides
-from rlmath.commands.plan.wish import Wish
+from rlmath.commands.plan.request import PlanRequest, overrides
 from rlmath.model.spec import ModelSpec
 
 # A longer step than this is hardly meant.
 LONG_STEP_S = 3600.0
 
 
-def as_json(wish: Wish, plans: Sequence[Plan]) -> dict[str, Any]:
+def as_json(request: PlanRequest, plans: Sequence[Plan]) -> dict[str, Any]:
     """Everything: what was asked, what was assumed, and each plan with its terms."""
     return {
-        "model": wish.path,
-        "parameters": wish.spec.num_parameters,
-        "gpu": dataclasses.asdict(wish.gpu),
-        "gpus": wish.gpus,
-        "gpus_per_node": wish.gpus_per_node,
-        "usable_gib": usable_bytes(wish.gpu.memory_gib) / GIB,
-        "step": dataclasses.asdict(wish.work),
-        "assumptions": dataclasses.asdict(wish.efficiency),
-        "warnings": warnings(wish, plans[0]),
-        "plans": [_plan_json(wish, plan) for plan in plans],
+        "model": request.path,
+        "parameters": request.spec.num_parameters,
+        "gpu": dataclasses.asdict(request.gpu),
+        "gpus": request.gpus,
+        "gpus_per_node": request.gpus_per_node,
+        "usable_gib": usable_bytes(request.gpu.memory_gib) / GIB,
+        "step": dataclasses.asdict(request.work),
+        "assumptions": dataclasses.asdict(request.efficiency),
+        "warnings": warnings(request, plans[0]),
+        "plans": [_plan_json(request, plan) for plan in plans],
     }
 
 
-def _plan_json(wish: Wish, plan: Plan) -> dict[str, Any]:
+def _plan_json(request: PlanRequest, plan: Plan) -> dict[str, Any]:
     return {
         "actor": dataclasses.asdict(plan.actor),
         "engines": plan.engines,
         "engine_tensor_parallel": plan.engine_tp,
         "gpu_memory_utilization": plan.engine_share,
         "cache_tokens": plan.cache_tokens,
-        "most_tokens_per_microbatch": most_tokens(wish, plan.actor),
+        "most_tokens_per_microbatch": most_tokens(request, plan),
         "running_sequences": plan.running,
         "host_gib_per_node": plan.host_bytes / GIB,
         "phases_gib": {
@@ -52,34 +51,23 @@ def _plan_json(wish: Wish, plan: Plan) -> dict[str, Any]:
         },
         "seconds": plan.seconds,
         "step_s": plan.step_s,
-        "overrides": overrides(wish, plan.actor, plan.engine_tp, plan.engine_share),
+        "overrides": overrides(request, plan),
     }
 
 
-def as_text(wish: Wish, plans: Sequence[Plan], most: int, batch: str) -> str:
+def as_text(request: PlanRequest, plans: Sequence[Plan], most: int, batch: str) -> str:
     """The fastest plans, the best one's peaks and settings, and what was assumed."""
-    work, best = wish.work, plans[0]
-    head = [
-        "TP",
-        "PP",
-        "CP",
-        "EP",
-        "DP",
-        "recompute",
-        "engines",
-        "share",
-        "cache",
-        "running",
-        "peak GiB",
-    ]
-    head += ["generate", "log-probs", "update", "weight sync"]
-    head += [*(["offload"] if offloads(wish) else []), "step s"]
-    rows = [head, *(_row(wish, plan) for plan in plans[:most])]
+    work, best, gpu, gpus = request.work, plans[0], request.gpu, request.gpus
+    moved = f"what actor.offload={best.step.offload} moves"
+    head = ["TP", "PP", "CP", "EP", "DP", "recompute", "engines", "share", "cache", "running"]
+    head += ["peak GiB", "generate", "log-probs", "update", "weight sync"]
+    head += [*(["offload"] if request.offloads else []), "step s"]
+    rows = [head, *(_row(request, plan) for plan in plans[:most])]
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
     lines = [
-        f"{wish.path}: {wish.spec.num_parameters / 1e9:.3f} billion parameters, {wish.gpus} "
-        f"{wish.gpu.name} of {wish.gpu.memory_gib:g} GiB in nodes of {wish.gpus_per_node}; "
-        f"{usable_bytes(wish.gpu.memory_gib) / GIB:.1f} GiB are planned with",
+        f"{request.path}: {request.spec.num_parameters / 1e9:.3f} billion parameters, {gpus} "
+        f"{gpu.name} of {gpu.memory_gib:g} GiB in nodes of {request.gpus_per_node}; "
+        f"{usable_bytes(gpu.memory_gib) / GIB:.1f} GiB are planned with",
         f"layouts that fit: {len(plans)}, the fastest first, of those within "
         f"{EQUAL_SHARE:.0%} the simplest (predicted seconds)",
         "",
@@ -91,38 +79,38 @@ def as_text(wish: Wish, plans: Sequence[Plan], most: int, batch: str) -> str:
         "the first one, GiB on the fullest GPU:",
         *(f"  {phase.name:<14} {_terms(phase.terms)}" for phase in best.phases),
         f"  host memory of a node: {best.host_bytes / GIB:.0f} GiB for checkpoints"
-        + (", the reference model" if wish.reference else "")
-        + (", routes of a step" if wish.replays else "")
-        + (", the base model of sleeping engines" if wish.unmerged else "")
-        + (f" and what actor.offload={wish.offload} moves there" if offloads(wish) else ""),
+        + (", the reference model" if best.step.reference else "")
+        + (", routes of a step" if best.step.replayed_tokens else "")
+        + (", the base model of sleeping engines" if best.actor.engine_adapters else "")
+        + (f" and {moved} there" if request.offloads else ""),
         f"  a micro-batch of {best.actor.max_tokens:,} tokens; with every layer recomputed "
-        f"{most_tokens(wish, best.actor):,} fit",
+        f"{most_tokens(request, best):,} fit",
         "",
         batch,
         "",
         "its settings:",
-        *(f"  {line}" for line in overrides(wish, best.actor, best.engine_tp, best.engine_share)),
+        *(f"  {line}" for line in overrides(request, best)),
         "",
-        *_assumptions(wish),
+        *_assumptions(request, best),
     ]
-    lines += [f"warning: {text}" for text in warnings(wish, best)]
+    lines += [f"warning: {text}" for text in warnings(request, best)]
     if work.mean_response_tokens * 2 == work.response_tokens:
         lines.append("  the mean response is taken as half of the longest: --mean-response-tokens")
     return "\n".join(lines)
 
 
-def warnings(wish: Wish, best: Plan) -> list[str]:
+def warnings(request: PlanRequest, best: Plan) -> list[str]:
     """What a user should know before starting the first layout."""
-    found = []
+    found, work = [], request.work
     if best.step_s > LONG_STEP_S:
-        fewer = max(1, 2 ** int(math.log2(wish.work.prompts * LONG_STEP_S / 4 / best.step_s)))
+        fewer = max(1, 2 ** int(math.log2(work.prompts * LONG_STEP_S / 4 / best.step_s)))
         found.append(
-            f"a step takes about {best.step_s / 3600:.1f} hours: {wish.work.prompts} x "
-            f"{wish.work.group_size} samples of up to {wish.work.response_tokens:,} tokens on "
-            f"{wish.gpus} GPUs. algorithm.prompts_per_step={fewer} takes about a quarter of an "
+            f"a step takes about {best.step_s / 3600:.1f} hours: {work.prompts} x "
+            f"{work.group_size} samples of up to {work.response_tokens:,} tokens on "
+            f"{request.gpus} GPUs. algorithm.prompts_per_step={fewer} takes about a quarter of an "
             "hour; rollout.max_response_tokens is the other way"
         )
-    return [*found, *not_trained(wish.spec, wish.gpu)]
+    return [*found, *not_trained(request.spec, request.gpu)]
 
 
 def not_trained(spec: ModelSpec, gpu: Gpu) -> list[str]:
@@ -135,10 +123,10 @@ def not_trained(spec: ModelSpec, gpu: Gpu) -> list[str]:
     return found
 
 
-def _row(wish: Wish, plan: Plan) -> list[str]:
+def _row(request: PlanRequest, plan: Plan) -> list[str]:
     actor, seconds = plan.actor, plan.seconds
     layout = actor.layout
-    per_stage = max(layout.stage_sizes(wish.spec.layers))
+    per_stage = max(layout.stage_sizes(request.spec.layers))
     return [
         str(layout.tensor_parallel),
         str(layout.pipeline_parallel),
@@ -152,7 +140,7 @@ def _row(wish: Wish, plan: Plan) -> list[str]:
         str(plan.running),
         f"{plan.peak.num_bytes / GIB:.1f} {plan.peak.name}",
         *(f"{seconds[name]:,.0f}" for name in ("generate", "log_probs", "update", "weight_sync")),
-        *([f"{seconds['offload']:,.0f}"] if offloads(wish) else []),
+        *([f"{seconds['offload']:,.0f}"] if request.offloads else []),
         f"{plan.step_s:,.0f}",
     ]
 
@@ -162,8 +150,8 @@ def _terms(terms: Any) -> str:
     return f"{sum(terms.values()) / GIB:5.1f} = {parts}"
 
 
-def _assumptions(wish: Wish) -> list[str]:
-    gpu, efficiency = wish.gpu, wish.efficiency
+def _assumptions(request: PlanRequest, best: Plan) -> list[str]:
+    gpu, efficiency, step = request.gpu, request.efficiency, best.step
     return [
         "assumed (docs/gpu_results.md has what was measured on one H100):",
         f"  actor: {efficiency.mfu:g} of {gpu.peak_tflops:g} TFLOPS, but "
@@ -173,28 +161,24 @@ def _assumptions(wish: Wish) -> list[str]:
         f"  sampling: {efficiency.decode_bandwidth:g} of {gpu.memory_gb_per_s:g} GB/s, "
         f"{1000 * efficiency.decode_step_s:g} ms a step beside; {efficiency.tail_share:.0%} of an "
         f"engine's sequences run to the limit; {ENGINE_STEP_TOKENS:,} tokens of prompts a step",
-        *_fp8_assumption(wish),
-        f"  memory: bfloat16, flash attention, distributed optimizer, {wish.layers} layers;",
+        *_fp8_assumption(request, best),
+        f"  memory: bfloat16, flash attention, distributed optimizer, {best.actor.layers} layers;",
         "  engines sleep while the actor works; "
         + (
-            f"what actor.offload={wish.offload} moves takes {efficiency.host_gb_per_s:g} GB/s each "
+            f"what actor.offload={step.offload} moves takes {efficiency.host_gb_per_s:g} GB/s each "
             "way, beside nothing else"
-            if offloads(wish)
+            if request.offloads
             else "its state stays on the GPU"
         ),
     ]
 
 
-def _fp8_assumption(wish: Wish) -> list[str]:
-    if wish.fp8 is None:
+def _fp8_assumption(request: PlanRequest, best: Plan) -> list[str]:
+    fp8, gpu = best.actor.fp8, request.gpu
+    if fp8 is None:
         return []
     return [
-        f"  actor.fp8={wish.fp8.format}: {wish.efficiency.mfu:g} of {wish.gpu.fp8_tflops:g} TFLOPS "
+        f"  actor.fp8={fp8.format}: {request.efficiency.mfu:g} of {gpu.fp8_tflops:g} TFLOPS "
         "in the matrices of layers, and their inputs to memory and back; arithmetic alone, it has "
         "never run",
     ]
-
-
-def offloads(wish: Wish) -> bool:
-    """Whether state of the actor leaves the GPU."""
-    return wish.offload not in (None, "none")

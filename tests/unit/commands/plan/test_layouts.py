@@ -12,6 +12,7 @@ import pytest
 from rlmath.cli import main
 from rlmath.commands.plan import layouts
 from rlmath.commands.plan.actor_shape import ActorShape
+from rlmath.commands.plan.arguments import BASE
 from rlmath.commands.plan.gpus import GPUS, Efficiency
 from rlmath.commands.plan.layouts import find_plans, with_least_offload
 from rlmath.commands.plan.memory import usable_bytes
@@ -20,7 +21,7 @@ from rlmath.commands.plan.models import (
     feed_forward_matrices,
     parameters_of_rank,
 )
-from rlmath.commands.plan.plan_settings import checked, overrides
+from rlmath.commands.plan.request import PlanRequest, checked, overrides
 from rlmath.commands.plan.time import (
     Work,
     actor_time_s,
@@ -28,9 +29,10 @@ from rlmath.commands.plan.time import (
     forward_flops,
     slowest_stage_share,
 )
-from rlmath.commands.plan.wish import Wish
-from rlmath.config.actor import RoutingReplay
+from rlmath.config.actor import Logits, Offload, Recompute, RoutingReplay
+from rlmath.config.command_line import Given
 from rlmath.config.groups import options
+from rlmath.config.load import load
 from rlmath.errors import UserError
 from rlmath.model.parallel import Layout
 from rlmath.model.published import KNOWN
@@ -43,19 +45,54 @@ RECIPES = {
 }
 
 
-def wish(name: str, gpus: int, **more: Any) -> Wish:
+KEYS = {
+    "tp": "actor.tensor_parallel",
+    "pp": "actor.pipeline_parallel",
+    "cp": "actor.context_parallel",
+    "engine_tp": "rollout.tensor_parallel",
+    "max_tokens": "actor.max_tokens_per_microbatch",
+    "recompute_layers": "actor.recompute_num_layers",
+    **{
+        name: f"actor.{name}"
+        for name in (
+            *("logits", "offload", "offload_in_backward", "overlap_gradients", "recompute"),
+            *("overlap_param_gather", "recompute_modules", "routing_replay", "virtual_stages"),
+        )
+    },
+}
+
+
+def request_for(name: str, gpus: int, **more: Any) -> PlanRequest:
+    """A request with the sizes of the published recipes, where ``more`` gives no others."""
     group_size = RECIPES[name][0] if name in RECIPES else 16
-    given = {
-        "path": f"models/{name}",
-        "spec": model_spec(KNOWN[name]),
-        "gpu": GPUS["h100"],
+    given = Given(load(["model.path=PATH", "runner.run_dir=none", *BASE]), frozenset())
+    spec, gpu = more.pop("spec", model_spec(KNOWN[name])), more.pop("gpu", GPUS["h100"])
+    request = PlanRequest(f"models/{name}", spec, gpu, given, 1)
+    request = request.with_settings({"rollout.max_running_sequences": 256})
+    sizes = {
         "gpus": gpus,
-        "gpus_per_node": 8,
         "work": Work(512, group_size, 4, 1024, 27648, 13824),
         "max_tokens": 32768,
-        "max_running": 256,
     }
-    return Wish(**(given | more))
+    return changed(request, **(sizes | more))
+
+
+def changed(request: PlanRequest, **more: Any) -> PlanRequest:
+    """With other settings, by their short names; ``gpus`` and ``work`` stand for several."""
+    if gpus := more.pop("gpus", None):
+        values = {"cluster.nodes": -(-gpus // 8), "cluster.gpus_per_node": min(gpus, 8)}
+        request = request.with_settings(values)
+    if work := more.pop("work", None):
+        request = dataclasses.replace(request, mean_response_tokens=work.mean_response_tokens)
+        values = {
+            "algorithm.prompts_per_step": work.prompts,
+            "algorithm.group_size": work.group_size,
+            "algorithm.minibatches_per_step": work.minibatches,
+            "data.max_prompt_tokens": work.prompt_tokens,
+            "rollout.max_response_tokens": work.response_tokens,
+        }
+        request = request.with_settings(values)
+    return request.with_settings({KEYS[name]: value for name, value in more.items()})
 
 
 @pytest.mark.parametrize("gpus", [8, 128])
@@ -63,7 +100,7 @@ def wish(name: str, gpus: int, **more: Any) -> Wish:
 def test_the_published_layouts_fit(name: str, gpus: int) -> None:
     """Their tensor parallelism and 20 recomputed layers, on 80 GB, with engines' share of 0.6."""
     _, tp, engine_tp = RECIPES[name]
-    asked = wish(name, gpus, tp=tp, pp=1, cp=1, engine_tp=engine_tp, recompute_layers=20)
+    asked = request_for(name, gpus, tp=tp, pp=1, cp=1, engine_tp=engine_tp, recompute_layers=20)
     (plan,) = find_plans(asked)
     assert (plan.actor.layout, plan.engine_tp) == (Layout(tp, 1, gpus // tp), engine_tp)
     assert plan.engine_share >= 0.6
@@ -75,7 +112,7 @@ def test_the_published_layouts_fit(name: str, gpus: int) -> None:
 @pytest.mark.parametrize("gpus", [8, 128])
 @pytest.mark.parametrize("name", RECIPES)
 def test_every_plan_passes_the_checks_of_a_run(name: str, gpus: int) -> None:
-    asked = wish(name, gpus)
+    asked = request_for(name, gpus)
     plans = find_plans(asked)
     assert {plan.actor.layout.tensor_parallel for plan in plans} >= {RECIPES[name][1]}
     fastest = min(plan.step_s for plan in plans)
@@ -83,9 +120,7 @@ def test_every_plan_passes_the_checks_of_a_run(name: str, gpus: int) -> None:
     slower = [plan.step_s for plan in plans if plan.step_s > 1.03 * fastest]
     assert [plan.step_s for plan in plans][-len(slower) :] == sorted(slower)
     for plan in plans[:3]:
-        config, layout = checked(
-            asked, overrides(asked, plan.actor, plan.engine_tp, plan.engine_share)
-        )
+        config, layout = checked(asked, overrides(asked, plan))
         assert layout.actor.data_parallel == plan.actor.layout.data_parallel
         assert layout.engines == plan.engines
         assert config.actor.recompute_num_layers == (plan.actor.recompute_layers or None)
@@ -94,11 +129,11 @@ def test_every_plan_passes_the_checks_of_a_run(name: str, gpus: int) -> None:
 def test_a_layout_that_is_too_large_says_which_phase_and_by_what() -> None:
     """7 B on one rank: 32,768 tokens x 152,064 logits and their gradient are 18.6 GiB alone. In
     chunks they fit."""
-    asked = wish("DeepSeek-R1-Distill-Qwen-7B", 8, tp=1, pp=1, cp=1)
+    asked = request_for("DeepSeek-R1-Distill-Qwen-7B", 8, tp=1, pp=1, cp=1)
     (plan,) = find_plans(asked)
-    assert "actor.logits=whole" not in overrides(asked, plan.actor, 1, 0.3)
-    whole = dataclasses.replace(asked, whole_logits=True)
-    assert "actor.logits=whole" in overrides(whole, plan.actor, 1, 0.3)
+    assert "actor.logits=whole" not in overrides(asked, plan)
+    whole = changed(asked, logits=Logits.whole)
+    assert "actor.logits=whole" in overrides(whole, plan)
     with pytest.raises(UserError) as refused:
         find_plans(whole)
     text = str(refused.value)
@@ -109,7 +144,9 @@ def test_a_layout_that_is_too_large_says_which_phase_and_by_what() -> None:
 
 def test_fewer_layers_are_recomputed_where_there_is_more_memory() -> None:
     small, large = (
-        find_plans(wish("DeepSeek-R1-Distill-Qwen-7B", 8, tp=2, pp=1, cp=1, gpu=GPUS[name]))[0]
+        find_plans(request_for("DeepSeek-R1-Distill-Qwen-7B", 8, tp=2, pp=1, cp=1, gpu=GPUS[name]))[
+            0
+        ]
         for name in ("h100", "h200")
     )
     assert large.actor.recompute_layers < small.actor.recompute_layers
@@ -119,10 +156,10 @@ def test_context_ranks_make_long_sequences_fit() -> None:
     """7 B, one tensor rank, 49,152 tokens: too large for one GPU, not for four that share them."""
     alone = {"tp": 1, "pp": 1, "max_tokens": 49152}
     with pytest.raises(UserError):
-        find_plans(wish("DeepSeek-R1-Distill-Qwen-7B", 8, cp=1, **alone))
-    asked = wish("DeepSeek-R1-Distill-Qwen-7B", 8, cp=4, **alone)
+        find_plans(request_for("DeepSeek-R1-Distill-Qwen-7B", 8, cp=1, **alone))
+    asked = request_for("DeepSeek-R1-Distill-Qwen-7B", 8, cp=4, **alone)
     (plan,) = find_plans(asked)
-    settings = overrides(asked, plan.actor, plan.engine_tp, plan.engine_share)
+    settings = overrides(asked, plan)
     config, layout = checked(asked, settings)
     assert config.actor.context_parallel == layout.actor.context_parallel == 4
     assert layout.actor.data_parallel == 2
@@ -130,12 +167,14 @@ def test_context_ranks_make_long_sequences_fit() -> None:
 
 def test_plans_of_a_mixture_pass_the_checks() -> None:
     """On 16 GPUs of 80 GB, as the preset has it: two tensor ranks, eight expert ranks."""
-    asked = wish("Qwen3-30B-A3B", 16, work=Work(512, 16, 4, 1024, 8192, 4096), max_tokens=9216)
+    asked = request_for(
+        "Qwen3-30B-A3B", 16, work=Work(512, 16, 4, 1024, 8192, 4096), max_tokens=9216
+    )
     plans = find_plans(asked)
     assert Layout(2, 1, 8, expert_parallel=8) in {plan.actor.layout for plan in plans}
     for ep in (1, 4, 8):
         plan = next(plan for plan in plans if plan.actor.layout.expert_parallel == ep)
-        settings = overrides(asked, plan.actor, plan.engine_tp, plan.engine_share)
+        settings = overrides(asked, plan)
         config, layout = checked(asked, settings)
         assert config.actor.expert_parallel == ep
         assert layout.actor.world_size == 16
@@ -152,20 +191,20 @@ def test_presets_are_known(name: str, capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_the_largest_microbatch_is_the_largest() -> None:
     """It fits when it is asked for, and 1,024 tokens more do not."""
-    asked = wish("DeepSeek-R1-Distill-Qwen-7B", 8, tp=4, pp=1, cp=1)
+    asked = request_for("DeepSeek-R1-Distill-Qwen-7B", 8, tp=4, pp=1, cp=1)
     (plan,) = find_plans(asked)
-    most = layouts.most_tokens(asked, plan.actor)
+    most = layouts.most_tokens(asked, plan)
     assert most > 32768
     layers = {"recompute_layers": 28}
-    fits = wish(asked.path[7:], 8, tp=4, pp=1, cp=1, max_tokens=most, **layers)
+    fits = request_for(asked.path[7:], 8, tp=4, pp=1, cp=1, max_tokens=most, **layers)
     assert find_plans(fits)[0].actor.max_tokens == most
-    more = wish(asked.path[7:], 8, tp=4, pp=1, cp=1, max_tokens=most + 1024, **layers)
+    more = request_for(asked.path[7:], 8, tp=4, pp=1, cp=1, max_tokens=most + 1024, **layers)
     with pytest.raises(UserError, match="training"):
         find_plans(more)
 
 
 def test_a_batch_that_does_not_divide_is_refused() -> None:
-    asked = wish("Qwen2.5-0.5B", 8, tp=1, pp=1, cp=1, work=Work(3, 4, 1, 100, 100, 50))
+    asked = request_for("Qwen2.5-0.5B", 8, tp=1, pp=1, cp=1, work=Work(3, 4, 1, 100, 100, 50))
     with pytest.raises(UserError, match=r"12 sequences / 1 minibatches / 8 copies = 1\.5"):
         find_plans(asked)
 
@@ -200,10 +239,10 @@ def test_the_last_stage_has_the_output_layer() -> None:
 
 def test_stages_need_not_divide_the_layers() -> None:
     config = KNOWN["Qwen2.5-1.5B"] | {"num_hidden_layers": 27}
-    odd = wish("Qwen2.5-1.5B", 8, spec=model_spec(config), pp=4)
+    odd = request_for("Qwen2.5-1.5B", 8, spec=model_spec(config), pp=4)
     (best, *_) = find_plans(odd)
     assert best.actor.layout.stage_sizes(27) == (7, 7, 7, 6)
-    config, layout = checked(odd, overrides(odd, best.actor, best.engine_tp, best.engine_share))
+    config, layout = checked(odd, overrides(odd, best))
     assert layout.actor.pipeline_parallel == 4
 
 
@@ -318,15 +357,13 @@ def test_updates_take_as_long_as_they_took_on_an_h100(
 
 def test_a_small_models_micro_batch_has_several_sequences() -> None:
     """One leaves the GPU waiting for the host; of a large model it does not, and takes less."""
-    small = wish("DeepSeek-R1-Distill-Qwen-1.5B", 1, work=Work(16, 8, 4, 18, 2048, 2040))
-    one, several = (
-        find_plans(dataclasses.replace(small, max_tokens=most))[0] for most in (2066, None)
-    )
+    small = request_for("DeepSeek-R1-Distill-Qwen-1.5B", 1, work=Work(16, 8, 4, 18, 2048, 2040))
+    one, several = (find_plans(changed(small, max_tokens=most))[0] for most in (2066, None))
     assert one.actor.max_tokens == 2066 and several.actor.max_tokens >= 2 * 2066
     assert several.actor.max_tokens % 2066 == 0
     assert several.actor.recompute_layers == one.actor.recompute_layers
     assert several.seconds["update"] < 0.6 * one.seconds["update"]
-    large = wish("Qwen2.5-7B", 8, work=Work(64, 16, 4, 1024, 8192, 4096), max_tokens=None)
+    large = request_for("Qwen2.5-7B", 8, work=Work(64, 16, 4, 1024, 8192, 4096), max_tokens=None)
     assert find_plans(large)[0].actor.max_tokens == 1024 + 8192
 
 
@@ -335,19 +372,21 @@ COLOCATED = Work(128, 8, 1, 1024, 8192, 4096)
 
 @pytest.mark.parametrize(("name", "gpus"), [("Qwen2.5-7B", 8), ("Qwen2.5-32B", 32)])
 def test_7b_fits_a_node_and_32b_four_with_everything_on_the_gpus(name: str, gpus: int) -> None:
-    chosen, (best, *_) = with_least_offload(wish(name, gpus, work=COLOCATED, max_tokens=None))
-    assert chosen.offload == "none"
+    chosen, (best, *_) = with_least_offload(
+        request_for(name, gpus, work=COLOCATED, max_tokens=None)
+    )
+    assert chosen.config.actor.offload.value == "none"
     assert best.seconds["offload"] == 0.0
 
 
 def test_state_leaves_the_gpus_where_nothing_fits_otherwise() -> None:
     """32 B on one node: 68.7 GiB of state a GPU of 80, so that no engine wakes beside it."""
-    asked = wish("Qwen2.5-32B", 8, work=COLOCATED, max_tokens=None, tp=4)
+    asked = request_for("Qwen2.5-32B", 8, work=COLOCATED, max_tokens=None, tp=4)
     with pytest.raises(UserError, match=r"68\.7 state"):
-        with_least_offload(dataclasses.replace(asked, offload="none"))
+        with_least_offload(changed(asked, offload=Offload.none))
     chosen, (best, *_) = with_least_offload(asked)
-    assert chosen.offload == "optimizer"
-    settings = overrides(chosen, best.actor, best.engine_tp, best.engine_share)
+    assert chosen.config.actor.offload.value == "optimizer"
+    settings = overrides(chosen, best)
     config, _ = checked(chosen, settings)
     assert config.actor.offload.value == "optimizer"
     for phase in best.phases:
@@ -355,8 +394,8 @@ def test_state_leaves_the_gpus_where_nothing_fits_otherwise() -> None:
     # Main parameters and moments of a rank, there and back at 25 GB/s.
     rank = 4 * parameters_of_rank(asked.spec, best.actor.layout, 0) * 3
     assert best.seconds["offload"] == pytest.approx(2 * rank / 25e9, rel=0.05)
-    everything, (all_out, *_) = with_least_offload(dataclasses.replace(asked, offload="all"))
-    assert everything.offload == "all"
+    everything, (all_out, *_) = with_least_offload(changed(asked, offload=Offload.all))
+    assert everything.config.actor.offload.value == "all"
     wake_up = {p.name: p for p in all_out.phases}["wake-up"]
     assert wake_up.terms["actor"] < 3 * 2**30, "its process and small buffers"
     assert all_out.seconds["offload"] > best.seconds["offload"]
@@ -367,8 +406,8 @@ def test_the_optimizer_comes_for_its_steps_alone() -> None:
     """32 B on one node at TP 8: activations have the memory of 12 bytes a weight, and each of four
     minibatches waits for two copies of them."""
     work = dataclasses.replace(COLOCATED, minibatches=4)
-    asked = wish("Qwen2.5-32B", 8, work=work, max_tokens=9216, tp=8, offload="all")
-    late = dataclasses.replace(asked, offload_in_backward=True)
+    asked = request_for("Qwen2.5-32B", 8, work=work, max_tokens=9216, tp=8, offload=Offload.all)
+    late = changed(asked, offload_in_backward=True)
     plain, more = find_plans(asked)[0], find_plans(late)[0]
     rank = parameters_of_rank(asked.spec, more.actor.layout, 0)
     phases = {one.name: one for one in more.phases}
@@ -380,17 +419,20 @@ def test_the_optimizer_comes_for_its_steps_alone() -> None:
     assert plain.seconds["offload"] == pytest.approx(2 * 14 * rank / 25e9)
     assert more.actor.recompute_layers < plain.actor.recompute_layers
     assert more.host_bytes == plain.host_bytes
-    config, _ = checked(late, overrides(late, more.actor, more.engine_tp, more.engine_share))
+    config, _ = checked(late, overrides(late, more))
     assert config.actor.offload_in_backward
 
 
 def test_sums_of_gradients_hide_behind_the_last_backward_pass() -> None:
     """Two thirds of what copies send, float32 gradients against bfloat16 weights, and no more than
     a backward pass takes."""
-    asked = wish("Qwen2.5-1.5B", 16, work=COLOCATED, tp=1, max_tokens=9216, recompute_layers=28)
-    asked = dataclasses.replace(asked, pp=1, cp=1)
+    asked = request_for(
+        "Qwen2.5-1.5B", 16, work=COLOCATED, tp=1, max_tokens=9216, recompute_layers=28
+    )
+    asked = changed(asked, pp=1, cp=1)
     late = find_plans(asked)[0]
-    early = find_plans(dataclasses.replace(asked, overlap_gradients=True))[0]
+    overlapped = changed(asked, overlap_gradients=True)
+    early = find_plans(overlapped)[0]
     weights = parameters_of_rank(asked.spec, late.actor.layout, 0)
     # Sixteen GPUs are two nodes.
     rate = asked.efficiency.network_gb_per_s * 1e9 * asked.efficiency.link
@@ -398,10 +440,10 @@ def test_sums_of_gradients_hide_behind_the_last_backward_pass() -> None:
     saved = late.seconds["update"] - early.seconds["update"]
     assert 0 < saved <= hidden * (1 + 1e-9)
     assert early.seconds["log_probs"] == late.seconds["log_probs"]
-    settings = overrides(asked, early.actor, early.engine_tp, early.engine_share)
+    settings = overrides(overlapped, early)
     config, _ = checked(asked, settings)
     assert config.actor.overlap_gradients
-    (alone,) = find_plans(dataclasses.replace(asked, gpus=1, offload="all", overlap_gradients=True))
+    (alone,) = find_plans(changed(asked, gpus=1, offload=Offload.all, overlap_gradients=True))
     assert not alone.actor.overlap_gradients, "there is nothing to add up"
 
 
@@ -409,10 +451,11 @@ def test_gathers_of_weights_hide_behind_the_first_forward_pass() -> None:
     """A third of what copies send, of all minibatches but the last, and no more than the forward
     pass of their first micro-batches takes."""
     four = dataclasses.replace(COLOCATED, minibatches=4)
-    asked = wish("Qwen2.5-1.5B", 16, work=four, tp=1, max_tokens=9216, recompute_layers=28)
-    asked = dataclasses.replace(asked, pp=1, cp=1, overlap_gradients=True)
+    asked = request_for("Qwen2.5-1.5B", 16, work=four, tp=1, max_tokens=9216, recompute_layers=28)
+    asked = changed(asked, pp=1, cp=1, overlap_gradients=True)
     late = find_plans(asked)[0]
-    early = find_plans(dataclasses.replace(asked, overlap_param_gather=True))[0]
+    overlapped = changed(asked, overlap_param_gather=True)
+    early = find_plans(overlapped)[0]
     assert late.actor.layout == early.actor.layout
     weights = parameters_of_rank(asked.spec, late.actor.layout, 0)
     rate = asked.efficiency.network_gb_per_s * 1e9 * asked.efficiency.link
@@ -422,38 +465,36 @@ def test_gathers_of_weights_hide_behind_the_first_forward_pass() -> None:
     first_passes = late.seconds["log_probs"] / microbatches
     assert saved == pytest.approx(3 / 4 * min(gathered, first_passes), rel=0.05)
     assert early.seconds["log_probs"] == late.seconds["log_probs"]
-    config, _ = checked(asked, overrides(asked, early.actor, early.engine_tp, early.engine_share))
+    config, _ = checked(asked, overrides(overlapped, early))
     assert config.actor.overlap_param_gather
-    once = dataclasses.replace(asked, work=COLOCATED)
+    once = changed(asked, work=COLOCATED)
     plain, *_ = find_plans(once)
-    none, *_ = find_plans(dataclasses.replace(once, overlap_param_gather=True))
+    none, *_ = find_plans(changed(once, overlap_param_gather=True))
     assert plain.seconds["update"] == none.seconds["update"], "the weight sync follows"
     assert not none.actor.overlap_param_gather
 
 
 def test_virtual_stages_and_replayed_routes_are_planned() -> None:
     """The stages that the chunks divide; the routes that a node's ranks keep."""
-    asked = wish("Qwen2.5-32B", 32, work=COLOCATED, max_tokens=None, virtual_stages=2)
+    asked = request_for("Qwen2.5-32B", 32, work=COLOCATED, max_tokens=None, virtual_stages=2)
     best, *_ = find_plans(asked)
     layout = best.actor.layout
     assert layout.pipeline_parallel > 1 and layout.virtual_stages == 2
-    config, _ = checked(asked, overrides(asked, best.actor, best.engine_tp, best.engine_share))
+    config, _ = checked(asked, overrides(asked, best))
     assert config.actor.virtual_stages == 2
     with pytest.raises(UserError, match=r"actor\.virtual_stages=5"):
-        find_plans(dataclasses.replace(asked, virtual_stages=5))
+        find_plans(changed(asked, virtual_stages=5))
     two = dataclasses.replace(COLOCATED, minibatches=2)
     replay = RoutingReplay.old_log_probs
-    asked = wish("Qwen3-30B-A3B", 32, work=two, max_tokens=None, routing_replay=replay)
+    asked = request_for("Qwen3-30B-A3B", 32, work=two, max_tokens=None, routing_replay=replay)
     best, *_ = find_plans(asked)
-    config, _ = checked(asked, overrides(asked, best.actor, best.engine_tp, best.engine_share))
+    config, _ = checked(asked, overrides(asked, best))
     assert config.actor.routing_replay.value == "old_log_probs"
-    without, *_ = find_plans(dataclasses.replace(asked, routing_replay=RoutingReplay.none))
+    without, *_ = find_plans(changed(asked, routing_replay=RoutingReplay.none))
     assert best.host_bytes > without.host_bytes
-    of_engine = dataclasses.replace(asked, routing_replay=RoutingReplay.engine)
+    of_engine = changed(asked, routing_replay=RoutingReplay.engine)
     sampled, *_ = find_plans(of_engine)
-    assert "actor.routing_replay=engine" in overrides(
-        of_engine, sampled.actor, sampled.engine_tp, sampled.engine_share
-    )
+    assert "actor.routing_replay=engine" in overrides(of_engine, sampled)
     # The driver's samples, shards and kept batch, and what each of the node's ranks lays out of its
     # tokens: of all 48 layers, 8 experts.
     layout = sampled.actor.layout
@@ -467,12 +508,14 @@ def test_virtual_stages_and_replayed_routes_are_planned() -> None:
 def test_recomputed_modules_take_their_flops_again() -> None:
     """The feed-forward of every layer: 2 operations for each of its weights and token, of the
     update's 6; nothing else becomes slower, and more tokens fit than without."""
-    asked = wish("Qwen2.5-1.5B", 8, work=COLOCATED, tp=1, max_tokens=9216, recompute_layers=0)
-    asked = dataclasses.replace(asked, pp=1, cp=1, offload="all")
+    asked = request_for(
+        "Qwen2.5-1.5B", 8, work=COLOCATED, tp=1, max_tokens=9216, recompute=Recompute.none
+    )
+    asked = changed(asked, pp=1, cp=1, offload=Offload.all)
     plain, *_ = find_plans(asked)
-    again, *_ = find_plans(dataclasses.replace(asked, recompute_modules=("mlp",)))
-    settings = overrides(asked, again.actor, again.engine_tp, again.engine_share)
-    config, _ = checked(asked, settings)
+    selective = changed(asked, recompute=Recompute.selective, recompute_modules=["mlp"])
+    again, *_ = find_plans(selective)
+    config, _ = checked(selective, overrides(selective, again))
     assert config.actor.recompute.value == "selective"
     assert config.actor.recompute_modules == ["mlp"]
     weights = 28 * 3 * 1536 * 8960
