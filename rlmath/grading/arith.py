@@ -11,7 +11,7 @@ import cmath
 import math
 import threading
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from fractions import Fraction
 from typing import Any
 
@@ -469,19 +469,3 @@ def _product(factors: Iterable[int], prime: int) -> int:
     for factor in factors:
         product = product * factor % prime
     return product
-
-
-def symbols(node: Any) -> Iterator[str]:
-    """Names of the variables in a tree, with repetitions."""
-    stack = [node]
-    while stack:
-        item = stack.pop()
-        if not isinstance(item, tuple) or not item:
-            continue
-        if item[0] == "s" and len(item) == 2 and isinstance(item[1], str):
-            yield item[1]
-        elif item[0] == "app" and len(item) == 3 and isinstance(item[2], tuple):
-            yield item[1]
-            stack.append(item[2])
-        else:
-            stack.extend(part for part in item if isinstance(part, tuple))

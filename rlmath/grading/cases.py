@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlmath.grading.lexer import Token
+from rlmath.grading.lexer import END, Token
 from rlmath.grading.quantities import Quantities
 from rlmath.grading.syntax import Node, ParseError
 
@@ -26,7 +26,7 @@ class Cases(Quantities):
         nested = 0
         while True:
             token = self.peek()
-            if token is None:
+            if token is END:
                 raise ParseError("open cases")
             self.position += 1
             if token.kind == "end" and token.value == name and not nested:
@@ -54,7 +54,7 @@ class Cases(Quantities):
             (
                 i
                 for i, t in enumerate(tokens)
-                if t.kind in ("word", "text") and t.value.split()[0].lower() in _CONDITION_WORDS
+                if t.is_word and t.value.split()[0].lower() in _CONDITION_WORDS
             ),
             None,
         )
@@ -85,7 +85,7 @@ class Cases(Quantities):
 
     def condition(self, tokens: list[Token]) -> Node:
         first = tokens[0]
-        if first.kind in ("word", "text"):
+        if first.is_word:
             words = first.value.split()
             while words and words[0].lower() in _CONDITION_WORDS - {"otherwise", "else"}:
                 words.pop(0)

@@ -6,7 +6,7 @@ import re
 
 from rlmath.grading import wording
 from rlmath.grading.cases import Cases
-from rlmath.grading.lexer import Token
+from rlmath.grading.lexer import END, Token
 from rlmath.grading.numerals import number
 from rlmath.grading.syntax import (
     ALIGNMENTS,
@@ -47,15 +47,14 @@ class Atoms(Cases):
     def _is_unequal(self, bang: Token) -> bool:
         """Whether `!` and the token after it are the sign `!=`, not the factorial of `3! = 6`."""
         following = self.peek(1)
-        if following is None or following[:2] != ("op", "="):
-            return False
-        return bang.spaced or not following.spaced
+        return following[:2] == ("op", "=") and (bang.spaced or not following.spaced)
 
     def factor(self) -> Node:
         """An atom with its powers, factorials, primes, percent and degree signs."""
         self.enter()
         node = self.atom()
-        while (token := self.peek()) is not None:
+        while True:
+            token = self.peek()
             kind, value = token.kind, token.value
             if kind == "op" and value == "^":
                 node = self.inverse_applied(self.power(node))
@@ -104,8 +103,6 @@ class Atoms(Cases):
 
     def atom(self, script: bool = False) -> Node:
         token = self.peek()
-        if token is None:
-            raise ParseError("unexpected end")
         kind, value = token.kind, token.value
         self.position += 1
         if kind == "num":
@@ -160,9 +157,8 @@ class Atoms(Cases):
                 ]
                 self.size += 1
                 return self.atom()
-        following = self.peek()
         alone = self.tokens[self.position - 1].spaced or self.position == 1
-        alone = alone and (following is None or following.spaced)
+        alone = alone and self.peek().spaced
         if (len(value) > 2 and wording.changes_value(value)) or (
             alone and value.lower() in wording.STOPS
         ):
@@ -197,18 +193,14 @@ class Atoms(Cases):
     def subscript(self) -> str:
         if not self.op("{"):
             token = self.peek()
-            if token is None:
-                raise ParseError("empty subscript")
+            if token.kind == "num":
+                return self.first_sign()
             self.position += 1
-            if token.kind == "num" and len(token.value) > 1:
-                self.tokens[self.position - 1] = Token("num", token.value[1:], False)
-                self.position -= 1
-                return token.value[0]
             return token.value
         depth, parts = 1, []
         while depth:
             token = self.peek()
-            if token is None:
+            if token is END:
                 raise ParseError("open subscript")
             self.position += 1
             if token.kind == "op" and token.value in "{}":
@@ -231,19 +223,12 @@ class Atoms(Cases):
 
     def is_application(self, name: str) -> bool:
         plain = name.rstrip("'").split("_")[0]
+        argument, named = self.peek(1), len(plain) > 3 and plain not in GREEK
         if self.bracketed_words():
-            points = self.peek(1)
-            return (
-                len(plain) > 3
-                and plain not in GREEK
-                and points is not None
-                and points.value.isupper()
-                and self.at("op", ")", 2)
-            )
-        if plain in APPLIED or name.endswith("'") or (len(plain) > 3 and plain not in GREEK):
+            return named and argument.value.isupper() and self.at("op", ")", 2)
+        if plain in APPLIED or name.endswith("'") or named:
             return True
-        argument = self.peek(1)
-        if argument is not None and argument.kind == "num" and self.at("op", ")", 2):
+        if argument.kind == "num" and self.at("op", ")", 2):
             return argument.value == "0" or plain.isupper()  # I(0) is not 0
         if self.at("op", ",", 2) and self.at("op", ")", 4) and self.at("op", "=", 5):
             return plain in MAYBE_APPLIED  # d(A, B) =
@@ -297,7 +282,7 @@ class Atoms(Cases):
         if self.op("\\}"):
             return ("empty",)
         opened = self.peek()
-        if opened is not None and opened.kind == "begin" and opened.value in _ROWS:
+        if opened.kind == "begin" and opened.value in _ROWS:
             self.position += 1
             self.skip_columns(opened.value)
             return self.cases(opened.value)
@@ -364,9 +349,6 @@ class Atoms(Cases):
         if name in BIG_OPERATORS:
             return self.big(name)
         if name in ("angle", "triangle", "measuredangle", "square", "operatorname"):
-            token = self.peek()
-            if token is None:
-                raise ParseError("bare " + name)
             return ("app", name, (_points(self.factor(), either_way=name == "angle"),))
         if name in ("i", "e"):
             return symbol(name)
@@ -379,16 +361,12 @@ class Atoms(Cases):
     def argument(self) -> Node:
         """One argument of `\\frac` and its like: a group, one digit, one letter or a command."""
         token = self.peek()
-        if token is None:
-            raise ParseError("missing argument")
-        if token.kind == "num" and len(token.value) > 1 and token.value.isdigit():
-            self.tokens[self.position] = Token("num", token.value[1:], False)
-            return number(token.value[0])
+        if token.is_digits and len(token.value) > 1:
+            return number(self.first_sign())
         if token.kind == "word" and len(token.value) > 2:
             raise ParseError("the first letter of a word is no argument")
         if token.kind == "word" and len(token.value) == 2:
-            self.tokens[self.position] = Token("word", token.value[1], False)
-            return symbol(token.value[0])
+            return symbol(self.first_sign())
         self.enter()
         self.inner += 1
         node = self.atom(script=True)
@@ -402,7 +380,7 @@ class Atoms(Cases):
             degree = self.sum()
             self.expect("op", "]")
         token = self.peek()
-        if token is not None and token.kind == "num":
+        if token.kind == "num":
             self.position += 1
             return ("f", "root", (number(token.value), degree))
         return ("f", "root", (self.argument(), degree))
@@ -443,8 +421,6 @@ class Atoms(Cases):
 
     def function_argument(self) -> tuple[Node, ...]:
         token = self.peek()
-        if token is None:
-            raise ParseError("function without argument")
         if token.kind == "op" and token.value in ("(", "{", "[", "\\{"):
             self.position += 1
             inner = self.items()
@@ -456,28 +432,23 @@ class Atoms(Cases):
         # \sin 2\pi x: the product up to the next sign, operator or function
         self.enter()
         product = self.factor()
-        while (following := self.peek()) is not None:
-            if following.kind == "cmd" and (
-                following.value in FUNCTIONS or following.value in BIG_OPERATORS
-            ):
-                break
-            if following.kind == "word" and following.value in FUNCTIONS:
-                break
-            if self.integrals and following.kind == "word" and following.value[0] == "d":
-                break  # dx
-            if following.kind == "op" and following.value in ("(", "[", "\\{"):
-                break
-            if (
-                following.kind == "op"
-                and following.value == "/"
-                and is_numeric(product, constants=True)
-            ):
+        while True:
+            following = self.peek()
+            kind, value = following.kind, following.value
+            if kind == "op" and value == "/" and is_numeric(product, constants=True):
                 self.position += 1
                 product = ("/", product, self.factor())
-                continue
-            if self.unit_ahead(following, product) or not self.starts_factor(following):
+            elif (
+                (kind in ("cmd", "word") and value in FUNCTIONS)
+                or (kind == "cmd" and value in BIG_OPERATORS)
+                or (self.integrals and kind == "word" and value[0] == "d")  # dx
+                or (kind == "op" and value in ("(", "[", "\\{"))
+                or self.unit_ahead(following, product)
+                or not self.starts_factor(following)
+            ):
                 break
-            product = times(product, self.factor())
+            else:
+                product = times(product, self.factor())
         self.depth -= 1
         return (product,)
 

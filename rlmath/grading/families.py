@@ -11,11 +11,11 @@ import itertools
 import math
 from fractions import Fraction
 
-from rlmath.grading.arith import Approximate, Undecidable, symbols
+from rlmath.grading.arith import Approximate, Undecidable
 from rlmath.grading.listing import is_label, listed
 from rlmath.grading.relations import RelationComparer
 from rlmath.grading.scalars import SCALARS, Verdict, is_whole
-from rlmath.grading.syntax import Node, holds, replaced
+from rlmath.grading.syntax import Node, holds, replaced, subtrees, symbols
 
 _MAX_RESIDUES = 64
 _MAX_PARAMETERS = 3
@@ -180,9 +180,7 @@ def _is_constant_like(node: Node, parameters: Parameters) -> bool:
 
 
 def _has_degrees(node: Node) -> bool:
-    return (node[:1] == ("unit",) and node[2] == "°") or any(
-        _has_degrees(part) for part in node if isinstance(part, tuple)
-    )
+    return any(item[0] == "unit" and item[2] == "°" for item in subtrees(node))
 
 
 def _alike(mine: list[str], theirs: list[str]) -> bool:

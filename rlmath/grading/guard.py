@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from rlmath.grading.syntax import Node
+from rlmath.grading.syntax import Node, subtrees
 
 MAX_NODES = 600
 MAX_BITS = 60_000.0  # of any number that SymPy may build
@@ -25,21 +25,10 @@ def check(node: Node) -> None:
     Raises:
         TooCostly: saying what is too big.
     """
-    count = _count(node)
+    count = sum(1 for _ in subtrees(node))
     if count > MAX_NODES:
         raise TooCostly(f"{count} nodes; at most {MAX_NODES}")
     _bits(node)
-
-
-def _count(node: Node) -> int:
-    total, stack = 0, [node]
-    while stack:
-        item = stack.pop()
-        total += 1
-        stack.extend(part for part in item if isinstance(part, tuple))
-        if total > MAX_NODES:
-            break
-    return total
 
 
 def _bounded(bits: float) -> float:
@@ -96,6 +85,4 @@ def _parts(node: Node) -> list[Node]:
 
 
 def _is_constant(node: Node) -> bool:
-    if node[0] in ("s", "app", "big"):
-        return False
-    return all(_is_constant(part) for part in _parts(node))
+    return not any(item[0] in ("s", "app", "big") for item in subtrees(node))

@@ -25,6 +25,19 @@ class Token(NamedTuple):
     value: str
     spaced: bool
 
+    @property
+    def is_word(self) -> bool:
+        """Whether it is a run of letters, bare or in `\\text{…}`."""
+        return self.kind in ("word", "text")
+
+    @property
+    def is_digits(self) -> bool:
+        """Whether it is an integer, without a point or an exponent."""
+        return self.kind == "num" and self.value.isdigit()
+
+
+END = Token("end of answer", "", True)
+
 
 class TooLong(Exception):
     """The answer has more tokens than the settings allow."""

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
 from rlmath.grading import units, wording
-from rlmath.grading.arith import symbols
-from rlmath.grading.syntax import Node, holds, is_numeric, words
+from rlmath.grading.syntax import Node, holds, is_numeric, symbols, words
 
 
 def every(verdicts: Iterable[bool | None]) -> bool | None:

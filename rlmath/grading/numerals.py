@@ -74,13 +74,11 @@ class Numerals(TokenStream):
     def numeric(self, text: str) -> Node:
         """A number with what may belong to it: a base, a period, a fraction, a clock time."""
         token = self.peek()
-        if token is None:
-            return number(text)
         kind, value = token.kind, token.value
         if kind == "op" and value == "_" and text.isdigit():
             base = self.base()
             return ("base", text.lstrip("0") or "0", base)
-        if kind in ("word", "text") and value in ("base", "in") and text.isdigit():
+        if token.is_word and value in ("base", "in") and text.isdigit():
             if value == "in" and self.peek_word(1, "base"):
                 self.position += 1
             if self.peek_word(0, "base"):
@@ -93,12 +91,7 @@ class Numerals(TokenStream):
             return self.period(text)
         if kind == "op" and value == "(" and "." in text and not token.spaced:
             inner = self.peek(1)
-            if (
-                inner is not None
-                and inner.kind == "num"
-                and self.at("op", ")", 2)
-                and inner.value.isdigit()
-            ):
+            if inner.is_digits and self.at("op", ")", 2):
                 self.position += 3
                 return repeating(text, inner.value)
         if kind == "cmd" and value == "ldots" and "." in text:
@@ -109,7 +102,7 @@ class Numerals(TokenStream):
             if mixed is not None:
                 return mixed
         if (
-            kind in ("word", "text")
+            token.is_word
             and value.lower().strip(" .") in ("am", "pm", "a", "p", "a.m", "p.m")
             and text.isdigit()
             and int(text[:4]) <= 12
@@ -128,15 +121,13 @@ class Numerals(TokenStream):
         braced = self.op("{")
         bracketed = self.op("(")
         token = self.peek()
-        if token is not None and token.kind in ("word", "text") and token.value.lower() == "base":
+        if token.is_word and token.value.lower() == "base":
             self.position += 1
             token = self.peek()
-        if token is None:
-            raise ParseError("no base")
         self.position += 1
-        if token.kind == "num" and token.value.isdigit() and len(token.value) < 3:
+        if token.is_digits and len(token.value) < 3:
             base = int(token.value)
-        elif token.kind in ("text", "word") and token.value.lower() in BASE_NAMES:
+        elif token.is_word and token.value.lower() in BASE_NAMES:
             base = BASE_NAMES[token.value.lower()]
         else:
             raise ParseError("not a base")
@@ -148,27 +139,14 @@ class Numerals(TokenStream):
 
     def clock(self, hours: str) -> Node | None:
         minutes = self.peek(1)
-        if minutes is None or minutes.kind != "num" or not minutes.value.isdigit():
+        if not minutes.is_digits or len(minutes.value) != 2 or int(minutes.value) > 59:
             return None
-        if (
-            len(minutes.value) != 2
-            or int(minutes.value) > 59
-            or not hours.isdigit()
-            or len(hours) > 2
-        ):
+        if not hours.isdigit() or len(hours) > 2 or int(hours) > 24:
             return None
-        if int(hours) > 24:
-            return None
-        seconds = 0
-        end = 2
-        third = self.peek(3)
+        seconds, end = 0, 2
         if self.at("op", ":", 2):
-            if (
-                third is None
-                or third.kind != "num"
-                or len(third.value) != 2
-                or not third.value.isdigit()
-            ):
+            third = self.peek(3)
+            if not third.is_digits or len(third.value) != 2:
                 return None
             seconds, end = int(third.value), 4
         self.position += end
@@ -177,7 +155,7 @@ class Numerals(TokenStream):
     def half_day(self) -> str:
         """`am`, `pm` or "" from `AM`, `p.m.` and the like."""
         token = self.peek()
-        if token is None or token.kind not in ("word", "text"):
+        if not token.is_word:
             return ""
         word = token.value.lower().replace(".", "").replace(" ", "")
         if word in ("am", "pm"):
@@ -191,9 +169,7 @@ class Numerals(TokenStream):
         return ""
 
     def period(self, head: str) -> Node:
-        token = self.peek()
-        assert token is not None
-        if token.value in ("overline", "bar"):
+        if self.peek().value in ("overline", "bar"):
             self.position += 1
             return repeating(head, self.digits())
         period = ""
@@ -203,25 +179,17 @@ class Numerals(TokenStream):
                 period += self.digits()
                 if len(period) > 1 and not self.at("cmd", "dot"):
                     break
-            elif (
-                (found := self.peek()) is not None
-                and found.kind == "num"
-                and period
-                and self.dot_after()
-            ):
-                period += found.value
+            elif period and self.peek().kind == "num" and self.at("cmd", "dot", 1):
+                period += self.peek().value
                 self.position += 1
             else:
                 break
         return repeating(head, period)
 
-    def dot_after(self) -> bool:
-        return self.at("cmd", "dot", 1)
-
     def digits(self) -> str:
         braced = self.op("{")
         token = self.peek()
-        if token is None or token.kind != "num" or not token.value.isdigit():
+        if not token.is_digits:
             raise ParseError("digits expected")
         self.position += 1
         if braced:
@@ -231,7 +199,7 @@ class Numerals(TokenStream):
     def mixed(self, whole: str, token: Token) -> Node | None:
         """`1\\frac{1}{2}` or `1 1/2`: a whole number followed by a proper fraction."""
         mark = self.position
-        top = bottom = None
+        top = bottom = ""
         if token.kind == "cmd" and token.value == "frac":
             self.position += 1
             top, bottom = self.short_integer(), self.short_integer()
@@ -239,45 +207,29 @@ class Numerals(TokenStream):
             self.position += 2
             top, bottom = self.short_integer(), self.short_integer()
             if not self.op("}"):
-                top = None
-        elif (
-            token.kind == "num" and token.spaced and token.value.isdigit() and self.at("op", "/", 1)
-        ):
-            under = self.peek(2)
-            if under is not None and under.kind == "num" and under.value.isdigit():
-                self.position += 3
-                top, bottom = token.value, under.value
-        if (
-            top is None
-            or bottom is None
-            or len(top) > 9
-            or len(bottom) > 9
-            or not 0 < int(top) < int(bottom)
-        ):
+                top = ""
+        elif token.is_digits and token.spaced and self.at("op", "/", 1) and self.peek(2).is_digits:
+            top, bottom = token.value, self.peek(2).value
+            self.position += 3
+        short = top and bottom and len(top) < 10 and len(bottom) < 10
+        if not (top and bottom and short and 0 < int(top) < int(bottom)):
             self.position = mark
             return None
         return ("+", (number(whole), ("/", number(top), number(bottom))))
 
-    def short_integer(self) -> str | None:
-        """An argument of `\\frac` that is an integer: `{12}`, or one digit of `12`."""
+    def short_integer(self) -> str:
+        """An argument of `\\frac` that is an integer: `{12}`, or one digit of `12`; else ""."""
+        token, inner = self.peek(), self.peek(1)
+        if self.at("op", "{") and inner.is_digits and self.at("op", "}", 2):
+            self.position += 3
+            return inner.value
+        return self.first_sign() if token.is_digits else ""
+
+    def first_sign(self) -> str:
+        """Take the first digit or letter of the next token: of `12` in `\\frac12`, `x^ab`."""
         token = self.peek()
-        if token is None:
-            return None
-        if token.kind == "op" and token.value == "{":
-            inner = self.peek(1)
-            if (
-                inner is not None
-                and inner.kind == "num"
-                and inner.value.isdigit()
-                and self.at("op", "}", 2)
-            ):
-                self.position += 3
-                return inner.value
-            return None
-        if token.kind == "num" and token.value.isdigit():
-            if len(token.value) == 1:
-                self.position += 1
-            else:
-                self.tokens[self.position] = Token("num", token.value[1:], False)
-            return token.value[0]
-        return None
+        if len(token.value) > 1:
+            self.tokens[self.position] = Token(token.kind, token.value[1:], False)
+        else:
+            self.position += 1
+        return token.value[0]

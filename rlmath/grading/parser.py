@@ -18,6 +18,12 @@ from rlmath.grading.syntax import (
     ParseError,
     is_numeric,
     times,
+    words,
+)
+
+# Commands that begin no factor.
+_JOINING = words(
+    """cup cap setminus pm mp newline and or rangle rfloor rceil not over ldots choose"""
 )
 
 
@@ -59,33 +65,21 @@ class Parser(Atoms):
         for index, token in enumerate(self.tokens):
             if token.kind != "op" or token.value not in "[]":
                 continue
-            before = self.tokens[index - 1] if index else None
-            after = self.tokens[index + 1] if index + 1 < self.size else None
-            opens = before is None or before.value in ("cup", "cap", "in")
-            closes = after is None or after.value in ("cup", "cap")
+            opens = not index or self.tokens[index - 1].value in ("cup", "cap", "in")
+            closes = self.peek(index + 1).value in ("", "cup", "cap")
             if (token.value == "]" and opens) or (token.value == "[" and closes):
                 self.tokens[index] = Token("op", "(" if opens else ")", token.spaced)
 
     def separator(self) -> str | None:
+        comma = self.op(",") or self.op(";")
         token = self.peek()
-        if token is None:
-            return None
-        if token.kind == "op" and token.value in ",;":
+        word = token.value.lower() if token.kind != "cmd" else token.value
+        if (token.is_word or (token.kind == "cmd" and not comma)) and word in ("and", "or"):
             self.position += 1
-            following = self.peek()
-            if following is not None and following.kind in ("word", "text"):
-                word = following.value.lower()
-                if word in ("and", "or"):
-                    self.position += 1
-                    return "or" if word == "or" else ","
+            return "or" if word == "or" else ","
+        if comma or self.op("&"):
             return ","
-        if token.kind in ("word", "text") and token.value.lower() in ("and", "or"):
-            self.position += 1
-            return "or" if token.value.lower() == "or" else ","
-        if token.kind == "cmd" and token.value in ("and", "or", "newline"):
-            self.position += 1
-            return "or" if token.value == "or" else ","
-        if token.kind == "op" and token.value == "&":
+        if self.at("cmd", "newline"):
             self.position += 1
             return ","
         return None
@@ -102,7 +96,7 @@ class Parser(Atoms):
             if separator == "or":
                 conjunction = "or"
             if self.position >= self.size and separator == ",":
-                if self.tokens[-1].kind in ("word", "text"):
+                if self.tokens[-1].is_word:
                     raise ParseError("something is missing after and")
                 break  # a trailing comma
             found.append(self.relation())
@@ -111,10 +105,8 @@ class Parser(Atoms):
 
     def relation_operator(self) -> str | None:
         token = self.peek()
-        if token is None or token.kind not in ("op", "cmd", "word"):
-            return None
         value = token.value
-        if token.kind == "word" and value != "in":
+        if token.kind not in ("op", "cmd") and token[:2] != ("word", "in"):
             return None
         if token.kind == "cmd" and value == "not" and self.at("op", "=", 1):
             self.position += 2
@@ -147,16 +139,10 @@ class Parser(Atoms):
         left = self.ratio()
         while True:
             token = self.peek()
-            if (
-                token is not None
-                and token.kind == "cmd"
-                and token.value in ("cup", "cap", "setminus")
-            ):
+            if token.kind == "cmd" and token.value in ("cup", "cap", "setminus"):
                 self.position += 1
                 left = ("setop", token.value, left, self.ratio())
-            elif token is not None and token.kind == "word" and token.value == "U" and token.spaced:
-                if left[0] != "tup":
-                    return left
+            elif token == ("word", "U", True) and left[0] == "tup":
                 self.position += 1
                 left = ("setop", "cup", left, self.ratio())
             else:
@@ -178,12 +164,12 @@ class Parser(Atoms):
         while True:
             token = self.peek()
             sign = ""
-            if token is not None and token.kind == "op" and token.value in "+-":
+            if token.kind == "op" and token.value in "+-":
                 sign = token.value
                 self.position += 1
                 if sign == "+" and self.at("op", "-") and self.at("op", "/", -2):
                     raise ParseError("+/- is written \\pm")
-            elif token is not None and token.kind == "cmd" and token.value in ("pm", "mp"):
+            elif token.kind == "cmd" and token.value in ("pm", "mp"):
                 self.position += 1
                 left = self._close(terms, result)
                 right = self.term()
@@ -214,8 +200,6 @@ class Parser(Atoms):
         product = self.signed_factor()
         while True:
             token = self.peek()
-            if token is None:
-                return product
             kind, value = token.kind, token.value
             if kind == "op" and value == "*":
                 if self.at("op", "*", 1):
@@ -233,11 +217,7 @@ class Parser(Atoms):
                 product = ("app", "modulo", (product, self.factor()))
             elif self.cross_ahead(token, product):
                 self.position += 1
-            elif (
-                kind in ("word", "text")
-                and value in MULTIPLIERS
-                and is_numeric(product, quantity=True)
-            ):
+            elif token.is_word and value in MULTIPLIERS and is_numeric(product, quantity=True):
                 if _is_zero(product) and product[0] in ("*", "/"):
                     raise ParseError("words after 0 are no factors of it")
                 self.position += 1
@@ -250,16 +230,12 @@ class Parser(Atoms):
             elif kind == "cmd" and value == "angle" and is_numeric(product):
                 self.position += 1
                 product = times(product, on_unit_circle(self.signed_factor()))  # 3∠90°
-            elif kind in ("word", "text") and value == "times" and self.before_number(product):
+            elif token.is_word and value == "times" and self.before_number(product):
                 self.position += 1
                 product = times(product, self.signed_factor())
             elif (
                 kind in ("num", "grouped")
-                and self.tokens[self.position - 1].kind in ("num", "word", "text")
-                and (
-                    self.tokens[self.position - 1].kind == "num"
-                    or self.tokens[self.position - 1].value in MULTIPLIERS
-                )
+                and (self.peek(-1).kind == "num" or self.peek(-1).value in MULTIPLIERS)
                 and not (token.spaced and self.at("op", "^", -2))  # 2^3 3^2
             ):
                 raise ParseError("two numbers side by side")  # 4 2 is neither 42 nor 8
@@ -281,24 +257,21 @@ class Parser(Atoms):
     def words_ahead(self, token: Token) -> bool:
         """Whether a word comes next, or one in brackets: `(see 98)`."""
         if token.kind == "op" and token.value == "(":
-            inner = self.peek(1)
-            return inner is not None and inner.kind in ("word", "text") and len(inner.value) > 2
+            return self.peek(1).is_word and len(self.peek(1).value) > 2
         return token.kind == "word" and len(token.value) > 1
 
     def cross_ahead(self, token: Token, product: Node) -> bool:
         """Whether an `x` comes next that means times, as in `1.2 x 10^5`."""
         if token.kind != "word" or token.value not in ("x", "X") or not is_numeric(product):
             return False
-        following = self.peek(1)
-        if following is None or following.kind != "num":
+        if self.peek(1).kind != "num":
             return False
         last = product[1][-1] if product[0] == "*" else product
         return self.at("op", "^", 2) or (token.spaced and last[0] == "^")
 
     def before_number(self, product: Node) -> bool:
         """Whether a number comes after the next token, and `product` is one too."""
-        following = self.peek(1)
-        return following is not None and following.kind == "num" and is_numeric(product)
+        return self.peek(1).kind == "num" and is_numeric(product)
 
     def signed_factor(self) -> Node:
         if self.op("-"):
@@ -316,23 +289,14 @@ class Parser(Atoms):
     def starts_factor(self, token: Token) -> bool:
         if token.kind in ("num", "grouped", "begin", "name"):
             return True
-        if token.kind in ("word", "text"):
-            return (
-                token.value.lower() not in STOP_WORDS
-                and token.value != "in"
-                and not (token.value == "U" and token.spaced)
-            )
+        if token.is_word:
+            stops = token.value.lower() in STOP_WORDS or token.value == "in"
+            return not stops and not (token.value == "U" and token.spaced)
         if token.kind == "op":
             if token.value == "|":
                 return self.bars == 0 and self.braces == 0
             return token.value in ("(", "[", "{", "\\{") or token.value in CURRENCIES
-        return token.kind == "cmd" and not (
-            token.value in RELATIONS
-            or token.value
-            in ("cup", "cap", "setminus", "pm", "mp", "newline", "and", "or", "rangle")
-            or token.value
-            in ("rfloor", "rceil", "not", "over", "ldots", "choose", "Rightarrow", "land")
-        )
+        return token.kind == "cmd" and token.value not in RELATIONS and token.value not in _JOINING
 
 
 def _factors(node: Node) -> tuple[Node, ...]:

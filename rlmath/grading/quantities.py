@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from rlmath.grading import units, wording
-from rlmath.grading.lexer import Token
+from rlmath.grading.lexer import END, Token
 from rlmath.grading.numerals import Numerals
 from rlmath.grading.syntax import (
     CONSTANTS,
@@ -22,6 +22,7 @@ from rlmath.grading.syntax import (
 )
 
 _VOWEL = re.compile("[aeiouy]")
+_IN_NOTES = frozenset(("op", sign) for sign in "-'.&,")
 _OF_A_VARIABLE = re.compile(r"\bof [a-zA-Z]\Z")
 
 
@@ -61,12 +62,12 @@ class Quantities(Numerals):
             if token.value == "(" and numeric:
                 return self.bracketed_words() > 0
             if token.value == "{" and numeric:
-                return self.braced_unit(0)
+                return self.braced_unit()
             return len(token.value) == 1 and "\u0400" <= token.value <= "\ud7ff"
         if token.kind == "cmd" and token.value == "frac" and numeric:
             return bool(self.unit_fraction())
         if token.kind == "cmd" and token.value == "mu" and numeric:
-            return self.unit_word(1)
+            return self.peek(1).is_word
         return (
             token.kind == "cmd"
             and numeric
@@ -81,12 +82,12 @@ class Quantities(Numerals):
         if len(word) > 3 or wording.is_short_noun(word) or number == ONE:
             return True
         following = self.peek(1)
-        return following is not None and following.kind == "word" and len(following.value) > 2
+        return following.kind == "word" and len(following.value) > 2
 
     def closes_with_unit(self) -> bool:
         """Whether `m`, `m^2` or `m/s` is all that follows: a unit and no variable."""
         offset = 1
-        while (token := self.peek(offset)) is not None:
+        while (token := self.peek(offset)) is not END:
             if token.kind == "word":
                 if token.value not in SMALL_UNITS:
                     return False
@@ -101,8 +102,8 @@ class Quantities(Numerals):
     def bracketed_words(self) -> int:
         """Number of tokens of `(red apples)` if such a note comes next, else 0."""
         offset = 1
-        while (token := self.peek(offset)) is not None and (
-            token.kind in ("word", "text") or (token.kind == "op" and token.value in "-'.&,")
+        while (token := self.peek(offset)).is_word or (
+            token.kind == "op" and token.value in "-'.&,"
         ):
             if token.kind != "op" and len(token.value) < 2 and offset == 1:
                 return 0
@@ -111,15 +112,8 @@ class Quantities(Numerals):
             offset += 1
         if offset == 1 or not self.at("op", ")", offset):
             return 0
-        first = self.peek(1)
-        if (
-            first is None
-            or first.value in FUNCTIONS
-            or first.value in CONSTANTS
-            or first.value in GREEK
-        ):
-            return 0
-        return offset + 1
+        first = self.peek(1).value
+        return 0 if first in FUNCTIONS or first in CONSTANTS or first in GREEK else offset + 1
 
     def with_unit(self, product: Node) -> Node:
         if self.at("op", "%"):
@@ -135,14 +129,13 @@ class Quantities(Numerals):
             self.position = self.size
             return ("unit", product, unit)
         words_found: list[str] = []
-        while (token := self.peek()) is not None:
-            if self.braced_unit(0):
-                inner = self.peek(1)
-                words_found.append(inner.value if inner is not None else "")
-                self.position += 3
-                continue
+        while True:
+            token = self.peek()
             kind, value = token.kind, token.value
-            if kind in ("word", "text"):
+            if self.braced_unit():
+                words_found.append(self.peek(1).value)
+                self.position += 3
+            elif token.is_word:
                 lowered = value.lower()
                 if lowered in ("and", "or") or (words_found and lowered in STOP_WORDS):
                     break
@@ -163,11 +156,13 @@ class Quantities(Numerals):
             elif kind == "cmd" and value in ("AA", "Omega", "mu"):
                 words_found.append(value)
                 self.position += 1
-            elif kind == "op" and value == "/" and self.unit_word(1):
+            elif kind == "op" and value == "/" and self.peek(1).is_word:
                 words_found.append("/")
                 self.position += 1
-            elif (kind == "op" and value in ".*" and words_found and self.unit_word(1)) or (
-                kind == "op" and value == "-" and not token.spaced and self.unit_word(1)
+            elif (
+                kind == "op"
+                and ((value in ".*" and words_found) or (value == "-" and not token.spaced))
+                and self.peek(1).is_word
             ):
                 self.position += 1
             elif kind == "op" and value == "^" and words_found:
@@ -195,13 +190,11 @@ class Quantities(Numerals):
         offset, names = 1, []
         for _ in range(2):
             unit = self.peek(offset + 1)
-            if not self.at("op", "{", offset) or unit is None or unit.kind not in ("word", "text"):
-                return ""
-            if units.lookup(unit.value) is None:
+            if not self.at("op", "{", offset) or not unit.is_word or not units.lookup(unit.value):
                 return ""
             name, offset = unit.value, offset + 2
             power = self.peek(offset + 1)
-            if self.at("op", "^", offset) and power is not None and power.kind == "num":
+            if self.at("op", "^", offset) and power.kind == "num":
                 name, offset = f"{name}^{power.value}", offset + 2
             if not self.at("op", "}", offset):
                 return ""
@@ -209,20 +202,11 @@ class Quantities(Numerals):
             offset += 1
         return "/".join(names) if self.position + offset >= self.size else ""
 
-    def braced_unit(self, offset: int) -> bool:
+    def braced_unit(self) -> bool:
         """Whether `{eV}` comes next."""
-        inner = self.peek(offset + 1)
-        if (
-            inner is None
-            or inner.kind not in ("word", "text")
-            or not self.at("op", "}", offset + 2)
-        ):
+        if not (self.at("op", "{") and self.peek(1).is_word and self.at("op", "}", 2)):
             return False
-        return self.at("op", "{", offset) and units.lookup(inner.value) is not None
-
-    def unit_word(self, offset: int) -> bool:
-        token = self.peek(offset)
-        return token is not None and token.kind in ("word", "text")
+        return units.lookup(self.peek(1).value) is not None
 
     def unit_exponent(self) -> str | None:
         mark = self.position
@@ -230,18 +214,15 @@ class Quantities(Numerals):
         braced = self.op("{")
         sign = "-" if self.op("-") else ""
         token = self.peek()
-        if token is None or token.kind != "num" or not token.value.isdigit():
-            self.position = mark
-            return None
         self.position += 1
-        if braced and not self.op("}"):
+        if not token.is_digits or (braced and not self.op("}")):
             self.position = mark
             return None
         return sign + token.value
 
     def degree(self, node: Node) -> Node:
         token = self.peek()
-        if token is not None and token.kind in ("word", "text") and token.value in ("C", "F"):
+        if token.is_word and token.value in ("C", "F"):
             self.position += 1
             return ("unit", node, "°" + token.value)
         return ("unit", node, "°")
@@ -285,13 +266,8 @@ class Quantities(Numerals):
         if self.op("+"):
             return self.script_checked()
         token = self.peek()
-        if token is not None and token.kind == "word" and len(token.value) > 1:
-            # x^ab means x^a b
-            self.tokens[self.position] = Token("word", token.value[1:], False)
-            return symbol(token.value[0])
-        if token is not None and token.kind == "word" and self.at("op", "_", 1):
-            self.position += 1
-            return symbol(token.value)  # a^n_1 is a_1^n
+        if token.kind == "word" and (len(token.value) > 1 or self.at("op", "_", 1)):
+            return symbol(self.first_sign())  # x^ab means x^a b, and a^n_1 is a_1^n
         return self.atom(script=True)
 
     def script_checked(self) -> Node:

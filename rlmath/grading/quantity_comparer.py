@@ -5,13 +5,12 @@ from __future__ import annotations
 from fractions import Fraction
 
 from rlmath.grading import units, wording
-from rlmath.grading.arith import symbols
 from rlmath.grading.list_comparer import ListComparer
 from rlmath.grading.listing import (
     every,
 )
 from rlmath.grading.scalars import SCALARS, Verdict
-from rlmath.grading.syntax import Node, is_numeric
+from rlmath.grading.syntax import Node, is_numeric, symbols
 
 _CHOICES = frozenset("ABCDEFGHIJ")
 _OF_NUMBERS = ("°", "arcmin", "arcsec")

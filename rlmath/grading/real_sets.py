@@ -7,13 +7,12 @@ from fractions import Fraction
 from functools import cmp_to_key
 
 from rlmath.grading import wording
-from rlmath.grading.arith import Approximate, Exact, Undecidable, symbols
+from rlmath.grading.arith import Approximate, Exact, Undecidable
 from rlmath.grading.listing import difference
-from rlmath.grading.syntax import Node, is_numeric, replaced
+from rlmath.grading.syntax import TURNED, Node, is_numeric, replaced, subtrees, symbols
 
 _PLUS: Node = ("k", "oo")
 _MINUS: Node = ("neg", ("k", "oo"))
-_FLIP = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "=": "=", "!=": "!="}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +80,7 @@ def _infinite(node: Node) -> int:
 
 def is_worded(node: Node) -> bool:
     """Whether a number has words after it that are no unit."""
-    stack: list[Node] = [node]
-    while stack:
-        item = stack.pop()
-        if item and item[0] == "unit" and not wording.leaves_value(item[2]):
-            return True
-        stack.extend(part for part in item if isinstance(part, tuple))
-    return False
+    return any(item[0] == "unit" and not wording.leaves_value(item[2]) for item in subtrees(node))
 
 
 def _variable(node: Node) -> str:
@@ -221,11 +214,11 @@ class _Reader:
         if len(operators) == 1:
             if names[0]:
                 return self.half_line(names[0], operators[0], sides[1])
-            if names[1] and operators[0] in _FLIP:
-                return self.half_line(names[1], _FLIP[operators[0]], sides[0])
+            if names[1] and operators[0] in TURNED:
+                return self.half_line(names[1], TURNED[operators[0]], sides[0])
             return self.parabola(operators[0], difference(node))
         if len(operators) == 2 and names[1] and set(operators) <= {"<", "<=", ">", ">="}:
-            first = self.half_line(names[1], _FLIP[operators[0]], sides[0])
+            first = self.half_line(names[1], TURNED[operators[0]], sides[0])
             second = self.half_line(names[1], operators[1], sides[2])
             if first is None or second is None:
                 return None
@@ -248,7 +241,7 @@ class _Reader:
             if place not in (index, index + 1):
                 return None
             bound = sides[index + 1] if place == index else sides[index]
-            operator = operator if place == index else _FLIP[operator]
+            operator = operator if place == index else TURNED[operator]
             part = self.symmetric(name, slope, offset, operator, bound)
             if part is None:
                 return None

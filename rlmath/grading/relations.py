@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from rlmath.grading.arith import Approximate, Undecidable, symbols
+from rlmath.grading.arith import Approximate, Undecidable
 from rlmath.grading.listing import difference, every, is_label, unwrap
 from rlmath.grading.real_sets import Piece, is_worded, linear_root, region
 from rlmath.grading.scalars import SCALARS, ScalarComparer, Verdict, last_digit
-from rlmath.grading.syntax import Node, holds, is_numeric
+from rlmath.grading.syntax import TURNED, Node, holds, is_numeric, symbols
 
 _PHYSICAL = frozenset(
     (
@@ -196,12 +196,11 @@ class RelationComparer(ScalarComparer):
         """Two inequalities in several variables, up to sides and a positive factor."""
         if len(a[1]) != 1 or len(g[1]) != 1:
             return False
-        flipped = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
-        if a[1][0] not in flipped or g[1][0] not in flipped:
+        if not {a[1][0], g[1][0]} <= {"<", "<=", ">", ">="}:
             return False
         one, two = difference(a), difference(g)
         if a[1][0] != g[1][0]:
-            if flipped[a[1][0]] != g[1][0]:
+            if TURNED[a[1][0]] != g[1][0]:
                 return False
             one = ("neg", one)
         try:
@@ -254,12 +253,11 @@ def _is_value_of(side: Node) -> bool:
 _VARIABLES = frozenset("xyzt")
 # A variable, rather than a point, a vector or a complex number.
 _UNSIGNED = tuple(("f", "abs", (("s", name),)) for name in "xynmkt")
-_FLIPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "=": "=", "!=": "!="}
 
 
 def turned_around(node: Node) -> Node | None:
     """`a < b <= c` read from the right, `c >= b > a`; None if it has another sign."""
-    if any(operator not in _FLIPPED for operator in node[1]):
+    if any(operator not in TURNED for operator in node[1]):
         return None
-    operators = tuple(_FLIPPED[operator] for operator in reversed(node[1]))
+    operators = tuple(TURNED[operator] for operator in reversed(node[1]))
     return ("rel", operators, tuple(reversed(node[2])))

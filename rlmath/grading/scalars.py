@@ -14,11 +14,10 @@ from rlmath.grading.arith import (
     Undecidable,
     equal_integers,
     large_sample,
-    symbols,
 )
 from rlmath.grading.listing import every
 from rlmath.grading.settings import GradingSettings
-from rlmath.grading.syntax import GREEK, Node, holds, replaced
+from rlmath.grading.syntax import GREEK, Node, holds, replaced, subtrees, symbols
 
 Verdict = bool | None
 Oracle = Callable[[Node, Node], Verdict]
@@ -79,17 +78,8 @@ def is_whole(name: str) -> bool:
 
 def is_stepped(node: Node) -> bool:
     """Whether a tree has a floor, a ceiling, a remainder, or a sign such as (-1)^n."""
-    stack: list[Node] = [node]
-    while stack:
-        item = stack.pop()
-        if not item:
-            continue
-        if item[0] == "f" and item[1] in ("floor", "ceil", "mod", "gcd", "lcm"):
-            return True
-        if item[0] == "^" and item[1][0] == "neg":
-            return True
-        stack.extend(part for part in item if isinstance(part, tuple))
-    return False
+    alternates = any(item[0] == "^" and item[1][0] == "neg" for item in subtrees(node))
+    return alternates or _applies(node, ("floor", "ceil", "mod", "gcd", "lcm"))
 
 
 def _has_extremum(node: Node) -> bool:
@@ -109,13 +99,7 @@ def is_narrow(node: Node) -> bool:
 
 def _applies(node: Node, functions: tuple[str, ...]) -> bool:
     """Whether a tree has one of these functions."""
-    stack: list[Node] = [node]
-    while stack:
-        item = stack.pop()
-        if item and item[0] == "f" and item[1] in functions:
-            return True
-        stack.extend(part for part in item if isinstance(part, tuple))
-    return False
+    return any(item[0] == "f" and item[1] in functions for item in subtrees(node))
 
 
 def _only_cancels(a: Node, g: Node) -> bool:
@@ -139,13 +123,7 @@ def _vanishes(a: Node, g: Node) -> bool:
 
 def _has_bound_variable(node: Node) -> bool:
     """Whether a tree has a sum, a product, an integral or a limit, whose variable is no name."""
-    stack: list[Node] = [node]
-    while stack:
-        item = stack.pop()
-        if item and item[0] == "big":
-            return True
-        stack.extend(part for part in item if isinstance(part, tuple))
-    return False
+    return any(item[0] == "big" for item in subtrees(node))
 
 
 class ScalarComparer(ABC):
@@ -284,29 +262,28 @@ class ScalarComparer(ABC):
 
     def at_integers(self, a: Node, g: Node, names: list[str]) -> Verdict:
         """Refute an equality of floors, ceilings or alternating signs at integer points."""
-        for point in range(1, 13):
-            values = {
-                name: 1 + (point * (7 + 4 * i)) % (11 + 2 * i) for i, name in enumerate(names)
-            }
-            first = Approximate(self.exact, 0, values)
-            second = Approximate(self.exact, 0, values)
+        points = [
+            {name: 1 + (point * (7 + 4 * i)) % (11 + 2 * i) for i, name in enumerate(names)}
+            for point in range(1, 13)
+        ]
+        return False if self.differ_at(a, g, points) else None
+
+    def differ_far_out(self, a: Node, g: Node, names: set[str]) -> bool:
+        """Whether a maximum or minimum differs at points far from the usual ones: max(12, x)."""
+        points = [
+            {name: size * (1 + 3 * i) for i, name in enumerate(sorted(names))}
+            for size in (-1000, -40, 40, 1000)
+        ]
+        return self.differ_at(a, g, points)
+
+    def differ_at(self, a: Node, g: Node, points: list[dict[str, int]]) -> bool:
+        for values in points:
+            first, second = (Approximate(self.exact, 0, values) for _ in range(2))
             try:
                 x, y = first(a), second(g)
             except (Undecidable, RecursionError):
                 continue
             if abs(x - y) > 1e-9 * max(abs(x), abs(y)) + 1e-12 * max(first.scale, second.scale):
-                return False
-        return None
-
-    def differ_far_out(self, a: Node, g: Node, names: set[str]) -> bool:
-        """Whether a maximum or minimum differs at points far from the usual ones: max(12, x)."""
-        for size in (-1000, -40, 40, 1000):
-            values = {name: size * (1 + 3 * i) for i, name in enumerate(sorted(names))}
-            try:
-                x, y = Approximate(self.exact, 0, values)(a), Approximate(self.exact, 0, values)(g)
-            except (Undecidable, RecursionError):
-                continue
-            if abs(x - y) > 1e-9 * max(abs(x), abs(y)):
                 return True
         return False
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
-from rlmath.grading.lexer import Token
+from rlmath.grading.lexer import END, Token
 from rlmath.grading.syntax import Node, ParseError
 
 
@@ -22,9 +22,10 @@ class TokenStream(ABC):
         self.braces = 0  # open sets, where a | means "such that"
         self.inner = 0  # open roots, fractions and exponents, where no bare unit stands
 
-    def peek(self, offset: int = 0) -> Token | None:
+    def peek(self, offset: int = 0) -> Token:
+        """The next token, or one behind it; `END` when there are no more."""
         index = self.position + offset
-        return self.tokens[index] if index < self.size else None
+        return self.tokens[index] if index < self.size else END
 
     def at(self, kind: str, value: str, offset: int = 0) -> bool:
         index = self.position + offset

@@ -17,6 +17,7 @@ process:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 Node = tuple[Any, ...]
@@ -42,26 +43,12 @@ FUNCTIONS = words(
     sign floor ceil ceiling factorial binomial deg dim ker mod Pr tr rank"""
 )
 FUNCTION_ALIASES = {
-    "asin": "arcsin",
-    "acos": "arccos",
-    "atan": "arctan",
-    "arsinh": "asinh",
-    "arcosh": "acosh",
-    "artanh": "atanh",
-    "arcoth": "acoth",
-    "arsech": "asech",
-    "arcsch": "acsch",
-    "arcsinh": "asinh",
-    "arccosh": "acosh",
-    "arctanh": "atanh",
-    "arccoth": "acoth",
-    "argsinh": "asinh",
-    "argcosh": "acosh",
-    "argtanh": "atanh",
-    "sign": "sgn",
-    "binomial": "binom",
-    "ceiling": "ceil",
-}
+    "asin": "arcsin", "acos": "arccos", "atan": "arctan", "arsinh": "asinh", "arcosh": "acosh",
+    "artanh": "atanh", "arcoth": "acoth", "arsech": "asech", "arcsch": "acsch",
+    "arcsinh": "asinh", "arccosh": "acosh", "arctanh": "atanh", "arccoth": "acoth",
+    "argsinh": "asinh", "argcosh": "acosh", "argtanh": "atanh", "sign": "sgn",
+    "binomial": "binom", "ceiling": "ceil",
+}  # fmt: skip
 INVERSES = {
     "sin": "arcsin", "cos": "arccos", "tan": "arctan", "cot": "arccot", "sec": "arcsec",
     "csc": "arccsc", "sinh": "asinh", "cosh": "acosh", "tanh": "atanh", "coth": "acoth",
@@ -81,6 +68,8 @@ RELATIONS = {
     "ll": "<", "gg": ">",
     "propto": "propto", "parallel": "parallel", "perp": "perp",
 }  # fmt: skip
+# The same relation with its sides exchanged.
+TURNED = {"<": ">", "<=": ">=", ">": "<", ">=": "<=", "=": "=", "!=": "!="}
 STOP_WORDS = words("and or for where if with when such mod")
 BIG_OPERATORS = words("sum prod int lim oint iint iiint")
 DECORATIONS = words("hat bar tilde widehat widetilde overline ddot dot overset")
@@ -136,12 +125,20 @@ def replaced(node: Node, old: Node, new: Node) -> Node:
     return tuple(replaced(part, old, new) if isinstance(part, tuple) else part for part in node)
 
 
-def holds(node: Node, wanted: Node) -> bool:
-    """Whether a tree contains a leaf."""
-    stack: list[Node] = [node]
+def subtrees(node: Node) -> Iterator[Node]:
+    """All nodes of a tree and the tuples that hold them, but those that are empty."""
+    stack = [node]
     while stack:
         item = stack.pop()
-        if item == wanted:
-            return True
-        stack.extend(part for part in item if isinstance(part, tuple))
-    return False
+        yield item
+        stack.extend(part for part in item if isinstance(part, tuple) and part)
+
+
+def holds(node: Node, wanted: Node) -> bool:
+    """Whether a tree contains a leaf."""
+    return any(item == wanted for item in subtrees(node))
+
+
+def symbols(node: Node) -> Iterator[str]:
+    """Names of the variables and of the unknown functions in a tree, with repetitions."""
+    return (item[1] for item in subtrees(node) if item[0] in ("s", "app"))
