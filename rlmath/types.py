@@ -143,6 +143,8 @@ class GradedSample:
         rewards: Each reward on its own, by name, before weighting.
         method: The grader's layer that decided, such as ``exact`` or ``sympy``; ``None`` when no
             grader looked.
+        untabled: Whether the grader saw the box alone, as the text beside it is in a language
+            that has no table of words.
         repetition: ``None`` where nobody looked.
     """
 
@@ -153,6 +155,7 @@ class GradedSample:
     answer: str | None = None
     rewards: Mapping[str, float | None] = field(default_factory=dict)
     method: str | None = None
+    untabled: bool = False
     repetition: Repetition | None = field(default=None, compare=False)
 
 

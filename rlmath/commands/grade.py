@@ -85,8 +85,9 @@ def run(options: argparse.Namespace) -> int:
     finally:
         if options.out:
             out.close()
-    if grader.untabled():
-        counts["with words in a language that has no table"] = grader.untabled()
+    untabled = sum(grade.untabled for grade in grades)
+    if untabled:
+        counts["with words in a language that has no table"] = untabled
     summary = ", ".join(f"{count} {name}" for name, count in counts.most_common())
     print(f"{len(rows)} rows with fallback={options.fallback}: {summary}", file=sys.stderr)
     return 0

@@ -10,19 +10,21 @@ import re
 
 _COMMANDS = ("\\boxed", "\\fbox")
 _MAX_BOX_CHARS = 32_000
+_MAX_LINE_CHARS = 400  # of a box with a stray backslash
 _MAX_OTHER_COMMANDS = 32  # `\\boxedtext` is another command
 _TRAILING = " \t\r\n.,;:!?。，；：！？*_"
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+_ANY_BRACE = re.compile(r"[{}]")
 _UNBRACED_STOP = re.compile(r"[\s${}]|\\[)\]]")
 
 
-def match_brace(text: str, start: int) -> int:
+def match_brace(text: str, start: int, braces: re.Pattern[str] = _BRACE) -> int:
     """Index of the `}` that closes the `{` at `start`, or -1. Escaped braces do not count.
 
     A group of more than 32,000 characters counts as open.
     """
     depth = 0
-    for match in _BRACE.finditer(text, start, start + _MAX_BOX_CHARS):
+    for match in braces.finditer(text, start, start + _MAX_BOX_CHARS):
         token = match.group()
         if token == "{":
             depth += 1
@@ -87,6 +89,10 @@ def box_content(text: str, body: int) -> tuple[str, int]:
         body += 1
     if text[body : body + 1] == "{":
         close = match_brace(text, body)
+        if close < 0:  # `\\boxed{42\\}`, with a stray backslash before its last brace
+            line = text[body : body + _MAX_LINE_CHARS].partition("\n")[0]
+            close = match_brace(line, 0, _ANY_BRACE)
+            close += body if close >= 0 else 0
         return ("", body) if close < 0 else (text[body + 1 : close].strip(), close + 1)
     # `\\boxed 5`: up to the next space or end of the formula, outside braces
     position, limit = body, min(len(text), body + _MAX_BOX_CHARS)

@@ -48,6 +48,13 @@ def accepted(gold: str) -> tuple[str, int]:
     return (gold[mark + 4 :] if mark >= 0 else gold)[:_MAX_CHARS].strip(), 1
 
 
+# What data sets write where a problem has no final answer, and other tools for a missing value.
+_PLACEHOLDERS = frozenset(
+    (
+        *("proof", "notfound", "not found", "n/a", "no answer", "see solution", "unknown"),
+        *("nan", "null", "<na>"),
+    )
+)
 _TAKEN_BACK = re.compile(r"\b(?:no|not|wait|actually|instead|correction|wrong)\b", re.IGNORECASE)
 _MAX_BOXES = 8
 _MAX_CHARS = 64_000  # of a gold without a box; more than any answer that can be compared
@@ -76,6 +83,8 @@ def inspect(gold: str, settings: GradingSettings, task: str = "math") -> tuple[A
         problem = f"a gold answer must be a string, not {type(gold).__name__}"
     elif not text or not answer.key.strip(" .,;:"):
         problem = "it is empty"
+    elif not _PLACEHOLDERS.isdisjoint((text.strip(" .$").lower(), answer.words.lower())):
+        problem = "it stands for a missing answer"
     elif not boxes:
         problem = "it holds several boxes; which of them is the answer?"
     elif problem is None and not _equals_itself(answer, text, settings, task):

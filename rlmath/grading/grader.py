@@ -15,11 +15,11 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Any
 
-from rlmath.grading.answer import is_answer, read
+from rlmath.grading.answer import Answer, is_answer, read
 from rlmath.grading.compare import Comparer
 from rlmath.grading.disagreements import DisagreementFile
 from rlmath.grading.extract import extract
-from rlmath.grading.gold import Answer, inspect
+from rlmath.grading.gold import inspect
 from rlmath.grading.pool import Result, WorkerPool, Workers
 from rlmath.grading.result import STATUSES, GoldReport, Grade, Status
 from rlmath.grading.settings import TASKS, GradingSettings
@@ -28,6 +28,23 @@ Gold = str | int | float | Sequence[str] | None  # None is a bad gold
 Outcome = tuple[Status, str]  # status and method
 _Key = tuple[str, str, str]
 _MAX_KEY_CHARS = 2_000  # longer answers are not worth remembering
+
+
+@dataclasses.dataclass(slots=True)
+class _Request:
+    """One response on its way to a grade.
+
+    Attributes:
+        gold: the first accepted answer that can be used.
+        text: the answer that was found.
+    """
+
+    future: Future[Grade]
+    task: str
+    started: float
+    gold: str | None
+    text: str | None = None
+    untabled: bool = False
 
 
 class MathGrader:
@@ -60,7 +77,6 @@ class MathGrader:
         self._comparer = threading.local()
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
-        self._untabled = 0
         self._cache: dict[_Key, Outcome] = {}
         self._golds: dict[tuple[str, str], tuple[Answer, GoldReport]] = {}
         self._in_flight: dict[_Key, Future[Result]] = {}
@@ -110,10 +126,6 @@ class MathGrader:
         with self._lock:
             return {status: self._counts[status] for status in STATUSES}
 
-    def untabled(self) -> int:
-        """Number of boxes so far in text of a language without a table: graded by the box alone."""
-        return self._untabled
-
     def worker_pids(self) -> list[int]:
         """Process ids of the live workers."""
         return [] if self._pool is None else self._pool.pids()
@@ -149,124 +161,100 @@ class MathGrader:
         """
         if task not in TASKS:
             raise ValueError(f"task is {task!r}; it must be one of {', '.join(TASKS)}")
-        started = time.perf_counter()
         if isinstance(gold, str | int | float):
             golds = [str(gold)]
         else:
             golds = [str(g) for g in gold or () if g is not None]
-        future: Future[Grade] = Future()
+        request = _Request(Future(), task, time.perf_counter(), golds[0] if golds else None)
         try:
-            self._begin(response, golds, task, started, future)
+            self._begin(response, golds, request)
         except Exception as error:  # a grade is counted whatever the text does to us
-            first = golds[0] if golds else None
-            self._finish(
-                future, "error", None, first, type(error).__name__, time.perf_counter() - started
-            )
-        return future
+            self._finish(request, "error", type(error).__name__)
+        return request.future
 
-    def _begin(
-        self, response: str, golds: list[str], task: str, started: float, future: Future[Grade]
-    ) -> None:
-        known = [self._gold(gold, task) for gold in golds]
-        usable = [
-            (raw, answer)
-            for raw, (answer, report) in zip(golds, known, strict=True)
-            if report.usable
-        ]
+    def _begin(self, response: str, golds: list[str], request: _Request) -> None:
+        known = {gold: self._gold(gold, request.task) for gold in golds}
+        usable = {gold: answer for gold, (answer, report) in known.items() if report.usable}
         if not usable:
-            first = golds[0] if golds else None
-            self._finish(future, "bad_gold", None, first, "gold", time.perf_counter() - started)
+            self._finish(request, "bad_gold", "gold")
             return
-        first = usable[0][0]
+        request.gold = next(iter(usable))
         found = extract(
             response,
             self.settings.fallback,
-            task=task,
-            boxes=max(answer.boxes for _, answer in usable),
-            ordered=any(a.boxes > 1 and a.text.startswith("(") for _, a in usable),
-            items=max(answer.items for _, answer in usable),
+            task=request.task,
+            boxes=max(gold.boxes for gold in usable.values()),
+            ordered=any(g.boxes > 1 and g.text.startswith("(") for g in usable.values()),
+            items=max(gold.items for gold in usable.values()),
             is_answer=lambda text: is_answer(text, self.settings),
         )
-        if found.untabled:
-            with self._lock:
-                self._untabled += 1
+        request.text, request.untabled = found.text, found.untabled
         if not found.text:
-            status: Status = "no_answer" if found.text is None else "wrong"
-            seconds = time.perf_counter() - started
-            self._finish(future, status, found.text, first, found.source, seconds)
+            self._finish(request, "no_answer" if found.text is None else "wrong", found.source)
             return
-        text = found.text
         outcomes: dict[str, Outcome] = {}
         pending: list[str] = []
         answer: Answer | None = None
-        for raw, gold in usable:
-            key = (text, raw, task)
-            known_outcome = self._cache.get(key)
-            if known_outcome is not None:
-                outcome = known_outcome
-            else:
-                if answer is None:
-                    answer = read(text, self.settings)
-                comparer = self._own_comparer()
-                verdict = comparer.same(answer, gold, task)
-                if verdict is None:
-                    pending.append(raw)
-                    continue
-                outcome = ("correct" if verdict else "wrong", comparer.last_layer)
-                self._remember(key, outcome)
-                self._audit(text, gold, task, outcome)
+        for raw, gold in usable.items():
+            outcome = self._cache.get((found.text, raw, request.task))
+            if outcome is None:
+                answer = answer or read(found.text, self.settings)
+                outcome = self._compared(answer, gold, (found.text, raw, request.task))
+            if outcome is None:
+                pending.append(raw)
+                continue
             outcomes[raw] = outcome
             if outcome[0] == "correct":
-                self._finish(
-                    future, "correct", text, raw, outcome[1], time.perf_counter() - started
-                )
+                self._finish(request, "correct", outcome[1], gold=raw)
                 return
         if found.source == "words":  # a few words that are not the gold are no answer
-            seconds = time.perf_counter() - started
-            self._finish(future, "no_answer", None, first, "none", seconds)
-            return
-        if not pending:
-            outcome = outcomes[first]
-            self._finish(future, outcome[0], text, first, outcome[1], time.perf_counter() - started)
-            return
-        spent = time.perf_counter() - started
-        self._ask_workers(future, text, pending, dict(usable), outcomes, task, spent)
+            request.text = None
+            self._finish(request, "no_answer", "none")
+        elif pending:
+            self._ask_workers(request, found.text, pending, usable, outcomes)
+        else:
+            self._finish(request, *outcomes[request.gold])
+
+    def _compared(self, answer: Answer, gold: Answer, key: _Key) -> Outcome | None:
+        """The verdict of the fast layers; None if only a worker can tell."""
+        comparer = self._own_comparer()
+        verdict = comparer.same(answer, gold, key[2])
+        if verdict is None:
+            return None
+        outcome: Outcome = ("correct" if verdict else "wrong", comparer.last_layer)
+        self._remember(key, outcome)
+        self._audit(key[0], gold, key[2], outcome)
+        return outcome
 
     def _ask_workers(
         self,
-        future: Future[Grade],
+        request: _Request,
         text: str,
         pending: list[str],
         golds: dict[str, Answer],
         outcomes: dict[str, Outcome],
-        task: str,
-        spent: float,
     ) -> None:
         waiting = len(pending)
         lock = threading.Lock()
-        seconds = [spent]
-        first = next(iter(golds))
+        seconds = time.perf_counter() - request.started
 
         def arrived(raw: str, done: Future[Result]) -> None:
-            nonlocal waiting
+            nonlocal waiting, seconds
             result = done.result()
-            outcome = _outcome(result)
             with lock:
-                outcomes[raw] = outcome
-                seconds[0] += result.seconds
+                outcomes[raw] = _outcome(result)
+                seconds += result.seconds
                 waiting -= 1
                 if waiting:
                     return
-            for name, found in outcomes.items():
-                if found[0] == "correct":
-                    self._finish(future, "correct", text, name, found[1], seconds[0])
-                    return
-            order: list[Status] = ["timeout", "error", "wrong"]
-            worst = min(outcomes.values(), key=lambda found: order.index(found[0]))
-            self._finish(future, worst[0], text, first, worst[1], seconds[0])
+            order: list[Status] = ["correct", "timeout", "error", "wrong"]
+            name = min(outcomes, key=lambda name: order.index(outcomes[name][0]))
+            status, method = outcomes[name]
+            gold = name if status == "correct" else None
+            self._finish(request, status, method, gold=gold, seconds=seconds)
 
         for raw in pending:
-            job = self._shared_job((text, raw, task), golds[raw])
+            job = self._shared_job((text, raw, request.task), golds[raw])
             job.add_done_callback(lambda done, raw=raw: arrived(raw, done))  # type: ignore[misc]
 
     def _shared_job(self, key: _Key, gold: Answer) -> Future[Result]:
@@ -291,16 +279,26 @@ class MathGrader:
 
     def _finish(
         self,
-        future: Future[Grade],
+        request: _Request,
         status: Status,
-        answer: str | None,
-        gold: str | None,
         method: str,
-        seconds: float,
+        *,
+        gold: str | None = None,
+        seconds: float | None = None,
     ) -> None:
         with self._lock:
             self._counts[status] += 1
-        future.set_result(Grade(status == "correct", status, answer, gold, method, seconds))
+        request.future.set_result(
+            Grade(
+                correct=status == "correct",
+                status=status,
+                answer=request.text,
+                gold=request.gold if gold is None else gold,
+                method=method,
+                seconds=time.perf_counter() - request.started if seconds is None else seconds,
+                untabled=request.untabled,
+            )
+        )
 
     # -- state
 

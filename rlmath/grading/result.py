@@ -26,6 +26,8 @@ class Grade:
         method: the layer that decided, such as `exact`, `normalized`, `structure`, `sympy`.
         seconds: time spent on this grade; for a symbolic check from the start of its job, without
             the time it waited for a free worker.
+        untabled: whether the text beside the box is in a language that has no table, so that the
+            box alone was graded.
     """
 
     correct: bool
@@ -34,6 +36,7 @@ class Grade:
     gold: str | None
     method: str
     seconds: float
+    untabled: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -289,6 +289,7 @@ class RewardMix:
                 answer=None if result.grade is None else result.grade.answer,
                 rewards=result.rewards,
                 method=None if result.grade is None else result.grade.method,
+                untabled=result.grade is not None and result.grade.untabled,
             )
             for sample, result in zip(samples, scored, strict=True)
         ]

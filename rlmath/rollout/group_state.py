@@ -65,6 +65,7 @@ def group_to_state(group: Group) -> dict[str, Any]:
             "answer": graded.answer,
             "rewards": dict(graded.rewards),
             "method": graded.method,
+            "untabled": graded.untabled,
         }
         for graded in group.samples
     ]
@@ -91,6 +92,7 @@ def group_from_state(state: Mapping[str, Any], problem: Problem) -> Group:
             graded["answer"],
             graded["rewards"],
             graded["method"],
+            graded["untabled"],
         )
         for graded in state["samples"]
     )

@@ -48,6 +48,7 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     }
     for status in STATUSES:
         metrics[f"grading/{status}_share"] = _mean([s.status == status for s in samples])
+    metrics["grading/untabled_share"] = _mean([s.untabled for s in samples])
     metrics["grading/failed_share"] = _mean([s.status in FAILED_GRADES for s in samples])
     return metrics
 

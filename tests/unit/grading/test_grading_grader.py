@@ -116,13 +116,24 @@ def test_golds_are_classified(gold: str, kind: str) -> None:
 
 @pytest.mark.parametrize(
     "gold",
-    ["", "  ", "\\boxed{}", "\\boxed{1", "\\frac{1}{", "}", ".", "$$", "#### ", "x" * 20_000],
+    [
+        *("", "  ", "\\boxed{}", "\\boxed{1", "\\frac{1}{", "}", ".", "$$", "#### ", "x" * 20_000),
+        *("proof", "\\text{Proof.}", "n/a", "Not found", "unknown", "nan"),
+    ],
 )
 def test_unusable_golds_are_reported_and_never_matched(gold: str) -> None:
     report = check_gold(gold)
     assert not report.usable and report.problem and report.kind == "bad"
     result = grade(f"\\boxed{{{gold}}}" if gold else "", gold)
     assert (result.status, result.correct) == ("bad_gold", False)
+
+
+def test_missing_number_and_placeholder_are_no_golds() -> None:
+    assert grade("\\boxed{nan}", float("nan")).status == "bad_gold"
+    assert grade("\\boxed{proof}", ["proof", "7"]).status == "wrong"
+    assert check_gold("proof").problem == "it stands for a missing answer"
+    for answer in ("none", "no solution", "prove", "n", "unknown 3"):
+        assert check_gold(answer).usable, answer
 
 
 def test_tolerances_are_settings() -> None:

@@ -93,5 +93,5 @@ def test_language_without_table_is_graded_by_its_box_and_counted(
     response: str, untabled: int
 ) -> None:
     with MathGrader(num_workers=1) as own:
-        assert own.grade_one(response, "12").correct
-        assert own.untabled() == untabled
+        grade = own.grade_one(response, "12")
+        assert grade.correct and grade.untabled == untabled

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import signal
 import statistics
@@ -22,8 +23,10 @@ from rlmath.grading import MathGrader
 from rlmath.rewards import MixItem, RewardError, RewardMix, RewardSettingError
 from rlmath.rewards.base import Reward
 from rlmath.rewards.columns import group_columns
+from rlmath.rollout.group_state import group_from_state, group_to_state
 from rlmath.training.grace import Grace
-from rlmath.types import Problem, Sample
+from rlmath.training.metrics import rollout_metrics
+from rlmath.types import Group, Problem, Sample
 
 FUNCTIONS = """
     import threading, time
@@ -318,6 +321,24 @@ def test_a_grader_that_is_handed_in_stays_open():
     assert grader.grade_one("The answer is 4", "4").correct
     assert grader.counts()["correct"] == 2
     grader.close()
+
+
+def test_box_beside_language_without_table_reaches_metrics_and_saved_groups():
+    texts = [r"Odpowiedź: \boxed{4}", r"so \boxed{4}", "łódź", r"Ответ: \boxed{4}"]
+    with RewardMix.from_config(["accuracy"]) as mix:
+        graded = mix.score_group(PROBLEM, [sample(i, text) for i, text in enumerate(texts)])
+    group = Group(PROBLEM, tuple(graded))
+    assert [one.untabled for one in graded] == [True, False, False, False]
+    assert rollout_metrics([group])["grading/untabled_share"] == 0.25
+    saved = group_from_state(group_to_state(group), PROBLEM)
+    assert [one.untabled for one in saved.samples] == [True, False, False, False]
+
+
+def test_placeholder_gold_is_never_paid():
+    problem = dataclasses.replace(PROBLEM, answers=("proof",))
+    with RewardMix.from_config(["accuracy"]) as mix:
+        (graded,) = mix.score_group(problem, [sample(0, r"\boxed{proof}")])
+    assert (graded.status, graded.reward, graded.correct) == ("bad_gold", None, None)
 
 
 def test_a_mix_without_a_grader_has_no_verdict():
