@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from megatron.core.packed_seq_params import PackedSeqParams
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.transformer.enums import AttnMaskType
@@ -24,7 +23,7 @@ from torch import Tensor
 
 from rlmath.actor.context import ContextClass
 from rlmath.actor.packing import SequenceRows
-from rlmath.device.cpu_ops import rms_norm
+from rlmath.device.cpu_ops import attend, rms_norm
 
 # Sequences are padded together while the shortest is at least this share of the longest: few
 # kernel calls against little wasted work.
@@ -116,7 +115,7 @@ def rectangles(sequences: Sequence[SequenceRows], device: torch.device) -> Recta
 
 
 class PackedAttention(MegatronModule):
-    """Causal attention of packed sequences on ``scaled_dot_product_attention``.
+    """Causal attention of packed sequences with torch's operators.
 
     Takes the place of Megatron's ``DotProductAttention`` in the local layer spec. Has no
     parameters and no dropout.
@@ -183,12 +182,12 @@ class PackedAttention(MegatronModule):
             n = one.rows.size(0)
             if one.whole:
                 q, k, v = (x.unflatten(0, (n, -1)).transpose(1, 2) for x in (query, key, value))
-                return self._attend(q, k, v, self._band(q)).transpose(1, 2).flatten(0, 1)
+                return attend(q, k, v, self._band(q), self.softmax_scale).transpose(1, 2).flatten(0, 1)
             q, k, v = (
                 x.index_select(0, one.rows.flatten()).unflatten(0, (n, -1)).transpose(1, 2)
                 for x in (query, key, value)
             )
-            pieces.append(self._attend(q, k, v, self._band(q)).transpose(1, 2).flatten(0, 1))
+            pieces.append(attend(q, k, v, self._band(q), self.softmax_scale).transpose(1, 2).flatten(0, 1))
         return torch.cat(pieces).index_select(0, packed.places)
 
     def _over_ranks(
@@ -213,7 +212,7 @@ class PackedAttention(MegatronModule):
             if self.window is not None:
                 last = mask.sum(1, keepdim=True)
                 mask = mask & (torch.arange(k.size(2), device=k.device) >= last - self.window)
-            pieces.append(self._attend(q, k, v, mask).transpose(1, 2).flatten(0, 1))
+            pieces.append(attend(q, k, v, mask, self.softmax_scale).transpose(1, 2).flatten(0, 1))
         places = torch.cat([one.queries.flatten() for one in classes])
         return out.index_copy(0, places, torch.cat(pieces))
 
@@ -224,19 +223,6 @@ class PackedAttention(MegatronModule):
             return None
         seen = torch.ones(length, length, dtype=torch.bool, device=query.device)
         return seen.tril_().triu_(1 - self.window)
-
-    def _attend(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None
-    ) -> Tensor:
-        return F.scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            attn_mask=mask,
-            is_causal=mask is None,
-            scale=self.softmax_scale,
-            enable_gqa=query.size(1) != key.size(1),
-        )
 
     def _varlen(self, query: Tensor, key: Tensor, value: Tensor, packed: PackedSeqParams) -> Tensor:
         from torch.nn.attention.varlen import varlen_attn
