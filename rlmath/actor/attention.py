@@ -182,12 +182,16 @@ class PackedAttention(MegatronModule):
             n = one.rows.size(0)
             if one.whole:
                 q, k, v = (x.unflatten(0, (n, -1)).transpose(1, 2) for x in (query, key, value))
-                return attend(q, k, v, self._band(q), self.softmax_scale).transpose(1, 2).flatten(0, 1)
+                return (
+                    attend(q, k, v, self._band(q), self.softmax_scale).transpose(1, 2).flatten(0, 1)
+                )
             q, k, v = (
                 x.index_select(0, one.rows.flatten()).unflatten(0, (n, -1)).transpose(1, 2)
                 for x in (query, key, value)
             )
-            pieces.append(attend(q, k, v, self._band(q), self.softmax_scale).transpose(1, 2).flatten(0, 1))
+            pieces.append(
+                attend(q, k, v, self._band(q), self.softmax_scale).transpose(1, 2).flatten(0, 1)
+            )
         return torch.cat(pieces).index_select(0, packed.places)
 
     def _over_ranks(
