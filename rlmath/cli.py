@@ -12,7 +12,7 @@ import importlib
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import rlmath
 from rlmath.errors import ConfigError, UserError
@@ -20,50 +20,93 @@ from rlmath.utils.command_line import EXIT_USER_ERROR, run_command
 
 if TYPE_CHECKING:
     from rlmath.checks.machine import Machine
+    from rlmath.config.command_line import Given
     from rlmath.config.load import Composed
     from rlmath.config.schema import Config
 
+
+class Command(Protocol):
+    """A module of ``rlmath.commands``. One that declares ``SETTINGS`` takes these as ``key=value``
+    (by the word of a subcommand, if it has several), and ``run`` gets them as ``Given``; ``BASE``
+    and ``ANY_WITH`` are those of :func:`rlmath.config.command_line.take_settings`."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the options."""
+
+    def run(self, options: argparse.Namespace, *given: Given) -> int:
+        """Do the work. Returns the exit code."""
+
+
+# Of each command the module of ``rlmath.commands``, and its help. Commands that take every setting
+# have a module with ``run(config)``.
+_WITH_A_CONFIG = {
+    "train": (
+        "rlmath.training.loop",
+        "reinforcement learning: sample, grade, update, sync weights",
+    ),
+    "sft": (
+        "rlmath.training.sft",
+        "supervised fine-tuning on worked examples, for a warm start",
+    ),
+    "evaluate": ("rlmath.commands.evaluate", "sample and grade held-out problems"),
+}
 _COMMANDS = {
-    "train": "reinforcement learning: sample, grade, update, sync weights",
-    "sft": "supervised fine-tuning on worked examples, for a warm start",
-    "evaluate": "sample and grade held-out problems",
-    "watch": "follow a run that was started elsewhere: watch RUN_DIR",
-    "report": "write a run, or a comparison of two, as one HTML file: report RUN_DIR [RUN_DIR]",
-    "explain": "break a change of the mean reward into its causes: explain RUN_DIR --steps A:B",
-    "bisect": "find the first step, phase and item where two runs diverge: bisect RUN_A RUN_B",
-    "why": "show what is recorded of one sample: why RUN_DIR STEP/PROBLEM/INDEX",
-    "replay": "redo a step's update and compare it: replay RUN_DIR STEP [key=value ...]",
-    "drill": "inject silent faults into a small run with your settings; report which alarm fires:"
-    " drill EXPERIMENT",
-    "test": "run thirty steps of a recipe on a tiny model, check and resume it: test RECIPE",
-    "doctor": "find problems of this machine, or of a run's settings",
-    "publish": "copy a run's model, with a card, to a hub or a folder:"
-    " publish RUN_DIR ORGANIZATION/NAME|FOLDER",
-    "convert": "a checkpoint as a Hugging Face folder, or back: convert to-hf CHECKPOINT FOLDER",
-    "validate": "compare log-probs of Megatron, transformers and vLLM: validate MODEL",
-    "selfcheck": "test and benchmark this node in about 15 minutes; writes one file: selfcheck gpu",
-    "grade": "grade a file of responses and accepted answers: grade FILE [--against math-verify]",
-    "plan": "predict before a run: plan layout (what fits), plan weights (cost of a weight sync),"
-    " each with model.path=MODEL",
+    "watch": ("watch", "follow a run that was started elsewhere: watch RUN_DIR"),
+    "report": (
+        "report.cli",
+        "write a run, or a comparison of two, as one HTML file: report RUN_DIR [RUN_DIR]",
+    ),
+    "explain": (
+        "explain.cli",
+        "break a change of the mean reward into its causes: explain RUN_DIR --steps A:B",
+    ),
+    "bisect": (
+        "bisect.cli",
+        "find the first step, phase and item where two runs diverge: bisect RUN_A RUN_B",
+    ),
+    "why": ("why", "show what is recorded of one sample: why RUN_DIR STEP/PROBLEM/INDEX"),
+    "replay": (
+        "replay.cli",
+        "redo a step's update and compare it: replay RUN_DIR STEP [key=value ...]",
+    ),
+    "drill": (
+        "drill.cli",
+        "inject silent faults into a small run with your settings; report which alarm fires: drill "
+        "EXPERIMENT",
+    ),
+    "test": (
+        "recipe_test.cli",
+        "run thirty steps of a recipe on a tiny model, check and resume it: test RECIPE",
+    ),
+    "doctor": ("doctor", "find problems of this machine, or of a run's settings"),
+    "publish": (
+        "publish",
+        "copy a run's model, with a card, to a hub or a folder: publish RUN_DIR "
+        "ORGANIZATION/NAME|FOLDER",
+    ),
+    "convert": (
+        "convert",
+        "a checkpoint as a Hugging Face folder, or back: convert to-hf CHECKPOINT FOLDER",
+    ),
+    "validate": (
+        "validate",
+        "compare log-probs of Megatron, transformers and vLLM: validate MODEL",
+    ),
+    "selfcheck": (
+        "selfcheck.cli",
+        "test and benchmark this node in about 15 minutes; writes one file: selfcheck gpu",
+    ),
+    "grade": (
+        "grade",
+        "grade a file of responses and accepted answers: grade FILE [--against math-verify]",
+    ),
+    "plan": (
+        "plan.command",
+        "predict before a run: plan layout (what fits), plan weights (cost of a weight sync), each "
+        "with model.path=MODEL",
+    ),
 }
-# Modules of ``rlmath.commands`` with the options and the work of a command: those that read a run
-# and those that make small ones.
-_OF_A_RUN = {
-    "report": "report.cli",
-    "watch": "watch",
-    "explain": "explain.cli",
-    "bisect": "bisect.cli",
-    "why": "why",
-    "replay": "replay.cli",
-    "drill": "drill.cli",
-    "test": "recipe_test.cli",
-}
-# Modules whose ``run(config)`` a command with settings calls.
-_MODULES = {
-    "train": "rlmath.training.loop",
-    "sft": "rlmath.training.sft",
-    "evaluate": "rlmath.commands.evaluate",
-}
+COMMANDS = _WITH_A_CONFIG | _COMMANDS
 # What the extras cpu and cuda bring, as imported; tests/unit/test_dependencies.py.
 _PACKAGES = (
     "datasets", "huggingface_hub", "hydra", "latex2mathml", "matplotlib", "megatron", "numpy",
@@ -87,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     return run_command(
-        _checked_packages, arguments, is_run=bool(arguments) and arguments[0] in _MODULES
+        _checked_packages, arguments, is_run=bool(arguments) and arguments[0] in _WITH_A_CONFIG
     )
 
 
@@ -116,107 +159,36 @@ def _dispatch(arguments: list[str]) -> int:
         print(f"rlmath {rlmath.__version__}")
         return 0
     command, *rest = arguments
+    if command in _WITH_A_CONFIG:
+        return _run(command, _parse(command, rest))
     if command not in _COMMANDS:
-        raise UserError(f"rlmath has no command {command!r}; it has {', '.join(_COMMANDS)}")
-    if command == "plan":
-        return _plan(rest)
-    if command in _OF_A_RUN:
-        return _of_a_run(command, rest)
-    if command in ("convert", "validate"):
-        module = importlib.import_module(f"rlmath.commands.{command}")
-        parser = _Parser(prog=f"rlmath {command}", description=_COMMANDS[command])
-        return int(module.run(parser, rest))
-    if command == "publish":
-        return _publish(rest)
-    if command == "doctor":
-        return _doctor(rest)
-    if command == "selfcheck":
-        return _selfcheck(rest)
-    if command == "grade":
-        return _grade(rest)
-    options = _parse(command, rest)
-    return _run(command, options)
-
-
-def _plan(arguments: list[str]) -> int:
-    """A plan takes the settings that it depends on, and options that are no settings."""
-    from rlmath.commands.plan import cli as layout_cli
-    from rlmath.commands.plan.arguments import BASE
-    from rlmath.config.command_line import take_settings
-
-    parser = _Parser(prog="rlmath plan", description=_COMMANDS["plan"])
-    what = parser.add_subparsers(dest="what", required=True, metavar="WHAT")
-    layout_cli.add_arguments(
-        what.add_parser("layout", help="which layouts fit, with peak memory and step time")
-    )
-    weights = what.add_parser("weights", help="how many bytes a weight sync moves")
-    if arguments[:1] == ["layout"]:
-        # What is printed or written for a run may have its other settings too.
-        given, rest = take_settings(
-            arguments,
-            layout_cli.SETTINGS,
-            BASE,
-            any_with=("--command", "--write"),
-        )
-        return layout_cli.run(parser.parse_args(rest), given)
-    from rlmath.commands.plan import weights as plan_cli
-
-    plan_cli.add_arguments(weights)
-    given, rest = take_settings(arguments, plan_cli.SETTINGS, BASE)
-    return plan_cli.run(parser.parse_args(rest), given)
-
-
-def _doctor(arguments: list[str]) -> int:
-    parser = _Parser(prog="rlmath doctor", description=_COMMANDS["doctor"])
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings of a run")
-    parser.add_argument("--config-dir", metavar="DIR", help="folder with your own config groups")
-    options = parser.parse_intermixed_args(arguments)
-    from rlmath.commands import doctor
-
-    return doctor.run(options.overrides, options.config_dir)
-
-
-def _grade(arguments: list[str]) -> int:
-    """It takes no settings: with the verifier alone installed, there is no Hydra."""
-    from rlmath.commands import grade
-
-    parser = _Parser(prog="rlmath grade", description=_COMMANDS["grade"])
-    grade.add_arguments(parser)
-    return grade.run(parser.parse_args(arguments))
-
-
-def _of_a_run(command: str, arguments: list[str]) -> int:
-    """A command that reads the folder of a run."""
-    module = importlib.import_module(f"rlmath.commands.{_OF_A_RUN[command]}")
-    parser = _Parser(prog=f"rlmath {command}", description=_COMMANDS[command])
+        raise UserError(f"rlmath has no command {command!r}; it has {', '.join(COMMANDS)}")
+    path, description = _COMMANDS[command]
+    module: Command = importlib.import_module(f"rlmath.commands.{path}")  # type: ignore[assignment]
+    parser = _Parser(prog=f"rlmath {command}", description=description)
     module.add_arguments(parser)
-    return int(module.run(parser.parse_intermixed_args(arguments)))
-
-
-def _publish(arguments: list[str]) -> int:
-    from rlmath.commands import publish
+    settings = _declared(module, "SETTINGS", rest)
+    if settings is None:
+        return module.run(parser.parse_intermixed_args(rest))
     from rlmath.config.command_line import take_settings
 
-    parser = _Parser(prog="rlmath publish", description=_COMMANDS["publish"])
-    publish.add_arguments(parser)
-    given, rest = take_settings(arguments, publish.SETTINGS)
-    return publish.run(parser.parse_args(rest), given.get("eval.checkpoint"))
+    base, any_with = (_declared(module, name, rest) or () for name in ("BASE", "ANY_WITH"))
+    given, rest = take_settings(rest, settings, base, any_with)
+    return module.run(parser.parse_args(rest), given)
 
 
-def _selfcheck(arguments: list[str]) -> int:
-    parser = _Parser(prog="rlmath selfcheck", description=_COMMANDS["selfcheck"])
-    from rlmath.commands.selfcheck import cli as selfcheck_cli
-    from rlmath.config.command_line import take_settings
-
-    selfcheck_cli.add_arguments(parser)
-    given, rest = take_settings(arguments, selfcheck_cli.SETTINGS)
-    return selfcheck_cli.run(parser.parse_args(rest), given.get("model.path"))
+def _declared(module: Command, name: str, arguments: Sequence[str]) -> tuple[str, ...] | None:
+    """What a command declares, for the subcommand that is asked for if it has several."""
+    found = getattr(module, name, None)
+    if isinstance(found, dict):
+        return next((value for word, value in found.items() if word in arguments), ())
+    return found
 
 
 def _parse(command: str, arguments: list[str]) -> argparse.Namespace:
     parser = _Parser(
         prog=f"rlmath {command}",
-        description=_COMMANDS[command],
+        description=COMMANDS[command][1],
         formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=_epilog(command),
     )
@@ -281,7 +253,7 @@ def _run(command: str, options: argparse.Namespace) -> int:
     from rlmath.utils.paused_collector import paused_collector
 
     with paused_collector():
-        module = importlib.import_module(_MODULES[command])
+        module = importlib.import_module(_WITH_A_CONFIG[command][0])
     return int(module.run(config))
 
 
@@ -362,7 +334,7 @@ def _help() -> str:
         "usage: rlmath COMMAND [--cfg | --check] [--config-dir DIR] [key=value ...]",
         "",
         "commands:",
-        *(f"  {name:<10} {text}" for name, text in _COMMANDS.items()),
+        *(f"  {name:<10} {text}" for name, (_, text) in COMMANDS.items()),
         "",
         "  rlmath COMMAND --help   its options and the experiments",
         "  rlmath --version",

@@ -8,11 +8,10 @@ and vLLM have from the new folder.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rlmath.config.command_line import Given, take_settings
+from rlmath.config.command_line import Given
 from rlmath.model.hub import local_model
 from rlmath.utils.command_line import without_warnings
 
@@ -27,12 +26,7 @@ SETTINGS = {
 }
 
 
-def run(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
-    """Add the options to the parser, read them and convert. Returns the exit code.
-
-    Raises:
-        UserError: The input cannot be used, or the target is not to be replaced.
-    """
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="command", required=True)
     export = commands.add_parser("to-hf", help="checkpoint to Hugging Face folder")
     export.add_argument("checkpoint", type=Path)
@@ -49,9 +43,14 @@ def run(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
     take.add_argument("checkpoint", type=Path, help="folder to write")
     export.epilog = "model.path=FOLDER: the model that it started from (default: the run's)"
     take.epilog = "model.dtype=float32: data type of the checkpoint (default: bfloat16)"
-    known = SETTINGS["to-hf" if "to-hf" in arguments else "to-megatron"]
-    given, rest = take_settings(arguments, known)
-    options = parser.parse_args(rest)
+
+
+def run(options: argparse.Namespace, given: Given) -> int:
+    """Convert. Returns the exit code.
+
+    Raises:
+        UserError: The input cannot be used, or the target is not to be replaced.
+    """
     with without_warnings():
         return (_export if options.command == "to-hf" else _take)(options, given)
 

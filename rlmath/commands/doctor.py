@@ -6,6 +6,7 @@ cannot). With settings, the same model, data and layout checks are made as at th
 
 from __future__ import annotations
 
+import argparse
 import importlib.metadata
 import os
 import resource
@@ -14,7 +15,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -61,17 +62,15 @@ class Finding:
     text: str
 
 
-def run(overrides: Sequence[str], config_dir: str | None = None) -> int:
-    """Print the findings.
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings of a run")
+    parser.add_argument("--config-dir", metavar="DIR", help="folder with your own config groups")
 
-    Args:
-        overrides: Settings of the run that is planned; none: the machine alone.
-        config_dir: See :func:`rlmath.config.load.load`.
 
-    Returns:
-        0, or 2 when something is bad.
-    """
-    config = load.load(overrides, config_dir) if overrides else None
+def run(options: argparse.Namespace) -> int:
+    """Print the findings. Returns 0, or 2 when something is bad."""
+    given = options.overrides
+    config = load.load(given, options.config_dir) if given else None
     findings = list(examine(config))
     width = max(len(finding.subject) for finding in findings)
     for finding in findings:

@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 from rlmath.checkpoint import CheckpointStore
+from rlmath.config.command_line import Given
 from rlmath.errors import UserError
 from rlmath.training.model_card import CARD, HF, HF_ADAPTER, model_card
 
@@ -35,16 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--card-only", action="store_true", help="print the card and exit")
 
 
-def run(options: argparse.Namespace, checkpoint: str | None) -> int:
+def run(options: argparse.Namespace, given: Given) -> int:
     """Upload a model folder with its card, or one of each checkpoint. Returns the exit code.
-
-    Args:
-        options: Of the command line.
-        checkpoint: What to publish in place of the run's last model.
 
     Raises:
         UserError: The run has no model, or the hub refuses.
     """
+    checkpoint: str | None = given.get("eval.checkpoint")
     run_dir: Path = options.run_dir
     checkpoints: list[Path | None] = [None if checkpoint is None else Path(checkpoint)]
     if options.every_checkpoint:

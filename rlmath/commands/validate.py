@@ -13,12 +13,11 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rlmath.config.actor import ActorConfig
-from rlmath.config.command_line import Given, count, take_settings
+from rlmath.config.command_line import Given, count
 from rlmath.errors import UserError
 from rlmath.model.hub import local_model
 from rlmath.model.parallel import Layout
@@ -35,12 +34,7 @@ SETTINGS = (
 )
 
 
-def run(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
-    """Add the options to the parser, read them and compare. Returns the exit code.
-
-    Raises:
-        UserError: The model, the sequences or the layout cannot be used.
-    """
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="Hugging Face folder, or ORGANIZATION/NAME on the hub")
     parser.add_argument("--data", type=Path, help="jsonl with prompt and response")
     parser.add_argument("--sequences", type=count, default=8, help="how many at most")
@@ -48,8 +42,14 @@ def run(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path, help="path without ending for .json and .png")
     parser.add_argument("--overwrite", action="store_true", help="replace those files")
     parser.epilog = f"settings, as key=value: {', '.join(SETTINGS)}"
-    given, rest = take_settings(arguments, SETTINGS)
-    options = parser.parse_args(rest)
+
+
+def run(options: argparse.Namespace, given: Given) -> int:
+    """Compare. Returns the exit code.
+
+    Raises:
+        UserError: The model, the sequences or the layout cannot be used.
+    """
     if options.out:
         refuse_existing("--out", _files(options.out), overwrite=options.overwrite)
     with without_warnings():

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import rlmath
-from rlmath.cli import _MODULES, main
+from rlmath.cli import COMMANDS, main
 from rlmath.model.tiny import tiny_config
 from rlmath.utils.command_line import run_command
 
@@ -49,7 +49,7 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_every_command_exists(capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("train", "sft", "evaluate"):
-        assert find_spec(_MODULES[command]) is not None
+        assert find_spec(COMMANDS[command][0]) is not None
         with pytest.raises(SystemExit) as exit_info:
             main([command, "--help"])
         assert exit_info.value.code == 0

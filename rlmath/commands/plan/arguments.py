@@ -6,9 +6,6 @@ import argparse
 
 from rlmath.errors import UserError
 
-# One node of GPUs unless it is said otherwise.
-BASE = ("cluster=gpu8",)
-
 
 def no_model_argument(model: str | None) -> None:
     """Refuse a model that is given without ``model.path=``.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from rlmath.commands.selfcheck.catalog import CHECKS, select
+from rlmath.config.command_line import Given
 
 RESULTS_PAGE = "docs/gpu_results.md"
 # Settings of a run that mean the same here.
@@ -22,15 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--append", action="store_true", help=f"append the results to {RESULTS_PAGE}")
 
 
-def run(arguments: argparse.Namespace, model: str | None) -> int:
-    """List the checks, or run them.
-
-    Args:
-        arguments: Of the command line.
-        model: Hugging Face folder; ``None``: a random model.
-
-    Returns:
-        0 when none failed, else 1.
+def run(arguments: argparse.Namespace, given: Given) -> int:
+    """List the checks, or run them. Returns 0 when none failed, else 1.
 
     Raises:
         UserError: There is no such check or model, or nowhere to append to.
@@ -42,4 +36,5 @@ def run(arguments: argparse.Namespace, model: str | None) -> int:
         return 0
     from rlmath.commands.selfcheck import suite
 
-    return suite.run(checks, arguments.out, model, RESULTS_PAGE if arguments.append else None)
+    page = RESULTS_PAGE if arguments.append else None
+    return suite.run(checks, arguments.out, given.get("model.path"), page)

@@ -12,7 +12,7 @@ import pytest
 from rlmath.cli import main
 from rlmath.commands.plan import layouts
 from rlmath.commands.plan.actor_shape import ActorShape
-from rlmath.commands.plan.arguments import BASE
+from rlmath.commands.plan.command import BASE
 from rlmath.commands.plan.gpus import GPUS, Efficiency
 from rlmath.commands.plan.layouts import find_plans, with_least_offload
 from rlmath.commands.plan.memory import usable_bytes
