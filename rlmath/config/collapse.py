@@ -97,6 +97,12 @@ class CollapseConfig:
     reward_fall: float | None = setting(
         6.0, "Maximum drop of the mean reward from its best, in standard errors.", above=0
     )
+    sharpening: float | None = setting(
+        2.0,
+        "Maximum factor by which the entropy may fall while held-out accuracy does not rise: then "
+        "the policy becomes surer of what it does already, and learns nothing.",
+        above=1,
+    )
 
 
 # Names of the settings that are thresholds.

@@ -1,6 +1,6 @@
 """Sees a policy collapse in the figures of its steps.
 
-A detector looks at one metric. It fires when its rule has held for ``collapse.patience_steps``
+A detector looks at one metric (:class:`_Sharpening` at two). It fires when its rule has held for ``collapse.patience_steps``
 steps in a row, once per streak; the streak's first step is the onset, and checkpoints from before
 it are good as far as this detector can tell. Detectors keep no state: after a resume
 they see the lines of ``metrics.jsonl`` again.
@@ -67,8 +67,12 @@ class _Detector:
     onset: int | None = None
     length: int = 0
 
-    def see(self, step: int, value: float) -> Alarm | None:
-        """Take the value of a step."""
+    def see(self, step: int, metrics: Mapping[str, Any]) -> Alarm | None:
+        """Take a step's metrics; without its metric the step is skipped."""
+        if self.metric not in metrics:
+            return None
+        found = metrics[self.metric]
+        value = math.nan if found is None else found
         wrong = self.rule(self.past, value, self.threshold)
         if wrong is None:
             self.onset, self.length = None, 0
@@ -84,6 +88,58 @@ class _Detector:
             f"(collapse.{self.name}={self.threshold:g})"
         )
         return Alarm(self.name, self.onset, step, reason, self.action)
+
+
+class _Sharpening:
+    """Entropy falls and held-out accuracy does not rise.
+
+    Looks at evaluations: the accuracy is less than two standard errors of the difference above that
+    of the first one, and the mean entropy of the last steps is under that of the first steps by
+    the factor ``threshold``. Fires once, at the second such evaluation in a row.
+    """
+
+    def __init__(self, settings: CollapseConfig) -> None:
+        assert settings.sharpening is not None
+        self._threshold, self._baseline_steps = settings.sharpening, settings.baseline_steps
+        self._action = _action(settings, "sharpening")
+        self._entropies: list[float] = []
+        self._first: tuple[float, float] | None = None
+        self._onset: int | None = None
+        self._fired = False
+
+    def see(self, step: int, metrics: Mapping[str, Any]) -> Alarm | None:
+        """Take a step's metrics."""
+        entropy = metrics.get("train/entropy_loss")
+        if entropy is not None:
+            self._entropies.append(entropy)
+        accuracy, error = (metrics.get(f"eval/accuracy{s}") for s in ("", "_standard_error"))
+        if accuracy is None or error is None:
+            return None
+        if self._first is None:
+            self._first = accuracy, error
+            return None
+        before, before_error = self._first
+        if len(self._entropies) < self._baseline_steps or self._fired:
+            return None
+        start = statistics.fmean(self._entropies[:REWARD_WINDOW_STEPS])
+        now = statistics.fmean(self._entropies[-REWARD_WINDOW_STEPS:])
+        rose = accuracy - before > 2 * math.hypot(error, before_error)
+        if rose or now * self._threshold > start:
+            self._onset = None
+            return None
+        if self._onset is None:
+            self._onset = step
+            return None
+        self._fired = True
+        reason = (
+            f"sharpening: train/entropy_loss fell from {start:.3g} to {now:.3g} and held-out "
+            f"accuracy stayed at {before:.3f} ± {before_error:.3f} ({accuracy:.3f} ± {error:.3f} "
+            f"now): the policy becomes surer of what it does already "
+            f"(collapse.sharpening={self._threshold:g}). More exploration "
+            "(algorithm.entropy_target, loss_options.clip_high), more different problems, or a "
+            "lower actor.optimizer.lr may help."
+        )
+        return Alarm("sharpening", self._onset, step, reason, self._action)
 
 
 class CollapseDetectors:
@@ -112,7 +168,7 @@ class CollapseDetectors:
             "grad_norm": ("train/grad_norm", _outlier(baseline)),
             "reward_fall": ("rollout/rewards", _Fallen()),
         }
-        self._detectors = [
+        self._detectors: list[_Detector | _Sharpening] = [
             _Detector(
                 name,
                 metric,
@@ -124,20 +180,15 @@ class CollapseDetectors:
             for name, (metric, rule) in rules.items()
             if (threshold := getattr(settings, name)) is not None
         ]
+        if settings.sharpening is not None:
+            self._detectors.append(_Sharpening(settings))
         for line in history:
             self.see(line["step"], line)
 
     def see(self, step: int, metrics: Mapping[str, Any]) -> list[Alarm]:
         """Take a step's metrics; a detector whose metric is not among them skips the step."""
-        found = [
-            detector.see(step, math.nan if metrics[detector.metric] is None else value)
-            for detector in self._detectors
-            if (value := metrics.get(detector.metric, _MISSING)) is not _MISSING
-        ]
+        found = [detector.see(step, metrics) for detector in self._detectors]
         return [alarm for alarm in found if alarm is not None]
-
-
-_MISSING: Any = object()
 
 
 def _action(settings: CollapseConfig, name: str) -> CollapseAction:

@@ -110,7 +110,9 @@ def train(config: Config, given: Config | None = None) -> int:
         batch: TrainingBatch | None = None
         training.monitor.begin_step()
         if training.done == 0 and training.held_out and config.eval.every:
-            training.monitor.log_step(0, evaluate_held_out(training, 0))
+            metrics = evaluate_held_out(training, 0)
+            training.detectors.see(0, metrics)
+            training.monitor.log_step(0, metrics)
         attempts.record(config, training.done, training.begins, given)
         for step in range(training.done + 1, config.runner.steps + 1):
             made = step_and_save(training, step)

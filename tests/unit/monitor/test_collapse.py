@@ -75,10 +75,10 @@ def test_nothing_fires_in_a_healthy_run():
 
 
 def test_every_detector_has_a_series_here():
-    assert set(COLLAPSES) == set(DETECTORS)
+    assert {*COLLAPSES, "sharpening"} == set(DETECTORS)
 
 
-@pytest.mark.parametrize("name", DETECTORS)
+@pytest.mark.parametrize("name", COLLAPSES)
 def test_a_collapse_is_seen_in_time_and_once(name):
     metric, value = COLLAPSES[name]
     lines = [
@@ -95,7 +95,7 @@ def test_a_collapse_is_seen_in_time_and_once(name):
     assert f"collapse.{name}=" in alarm.reason
 
 
-@pytest.mark.parametrize("name", DETECTORS)
+@pytest.mark.parametrize("name", COLLAPSES)
 def test_a_value_that_is_not_a_number_counts_as_collapse(name):
     metric, _ = COLLAPSES[name]
     lines = [{**line, metric: None} if line["step"] > 100 else line for line in HEALTHY]
@@ -111,6 +111,43 @@ def test_two_steps_are_not_three_and_a_second_streak_fires_again():
     assert alarms_of(series({4, 5, 7, 8, 10})) == []
     found = alarms_of(series({4, 5, 6, 7, 8, 20, 21, 22}))
     assert [(alarm.onset, alarm.step) for alarm in found] == [(4, 6), (20, 22)]
+
+
+def evaluated(accuracies, entropy):
+    """60 steps with an evaluation before the first and after each tenth; each ± 0.01."""
+    lines = [{"step": step} for step in range(61)]
+    for line in lines[1:]:
+        line["train/entropy_loss"] = entropy(line["step"])
+    for line, accuracy in zip(lines[::10], accuracies, strict=True):
+        line |= {"eval/accuracy": accuracy, "eval/accuracy_standard_error": 0.01}
+    return lines
+
+
+def test_sharpening_without_learning_is_told_once_at_the_second_evaluation():
+    lines = evaluated([0.20, 0.21, 0.19, 0.20, 0.21, 0.20, 0.20], lambda step: 0.3 * 0.96**step)
+    # 0.96^25 = 0.36: after 30 steps the last five have less than half of the entropy of the first.
+    (alarm,) = alarms_of(lines)
+    assert (alarm.detector, alarm.onset, alarm.step) == ("sharpening", 30, 40)
+    assert "held-out accuracy stayed at 0.200 ± 0.010 (0.210 ± 0.010 now)" in alarm.reason
+    # The same after a resume that saw half of them.
+    detectors = CollapseDetectors(CollapseConfig(), lines[:25])
+    later = [alarm for line in lines[25:] for alarm in detectors.see(line["step"], line)]
+    assert [(alarm.onset, alarm.step) for alarm in later] == [(30, 40)]
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "entropy"),
+    [
+        ([0.20, 0.21, 0.23, 0.24, 0.26, 0.28, 0.30], lambda step: 0.3 * 0.96**step),
+        ([0.20, 0.20, 0.20, 0.20, 0.20, 0.20, 0.20], lambda step: 0.3),
+        # Below once, and above again.
+        ([0.20, 0.25, 0.21, 0.25, 0.21, 0.25, 0.25], lambda step: 0.3 * 0.96**step),
+        ([0.20, None, None, None, None, None, 0.20], lambda step: 0.3 * 0.96**step),
+    ],
+    ids=["accuracy rises", "entropy stays", "never twice in a row", "one evaluation"],
+)
+def test_no_sharpening_alarm_when(accuracies, entropy):
+    assert alarms_of(evaluated(accuracies, entropy)) == []
 
 
 def test_length_drifts_both_ways():
