@@ -1,9 +1,9 @@
 """Sees a policy collapse in the figures of its steps.
 
-A detector looks at one metric (:class:`_Sharpening` at two). It fires when its rule has held for ``collapse.patience_steps``
-steps in a row, once per streak; the streak's first step is the onset, and checkpoints from before
-it are good as far as this detector can tell. Detectors keep no state: after a resume
-they see the lines of ``metrics.jsonl`` again.
+A detector looks at one metric (:class:`_Sharpening` at two). It fires when its rule has held for
+``collapse.patience_steps`` steps in a row, once per streak; the streak's first step is the onset,
+and checkpoints from before it are good as far as this detector can tell. Detectors keep no state:
+after a resume they see the lines of ``metrics.jsonl`` again.
 """
 
 from __future__ import annotations
