@@ -20,7 +20,7 @@ from torch import Tensor
 from rlmath.actor.plan import StepPlan
 from rlmath.actor.settings import UpdateResult, UpdateSettings, ValueUpdateSettings
 from rlmath.actor.token_values import TokenValues
-from rlmath.algorithms.advantages import SequenceAdvantages, gae, token_advantages
+from rlmath.algorithms.advantages import ADVANTAGES, SequenceAdvantages, token_advantages
 from rlmath.algorithms.advantages.whiten import whiten
 from rlmath.algorithms.alignment import Alignment, token_lags
 from rlmath.algorithms.correction import CorrectionConfig, CorrectionTotals, correct
@@ -59,6 +59,7 @@ class Policy(Peers, Protocol):
 class GaeSettings:
     """See ``ValueConfig``."""
 
+    estimator: str
     gamma: float
     lam: float
     whiten: bool
@@ -388,7 +389,7 @@ class RankStep:
         rewards[torch.cumsum(batch.response_lengths, 0) - 1] = batch.rewards
         if kl is not None:
             rewards -= kl_coef * torch.where(batch.loss_mask, kl, 0.0)
-        advantages, returns = gae(
+        advantages, returns = ADVANTAGES.get(settings.estimator)(
             rewards,
             batch.values,
             batch.response_lengths,

@@ -11,14 +11,42 @@ gradient is the same. Nothing is divided again by a number of ranks or micro-bat
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
 
-from rlmath.algorithms.registry import Registry
+from rlmath.plugins.registry import Registry
 from rlmath.utils.lazy_torch import Tensor, torch
 
 # (unmasked tokens [N] float64, group of each sequence [N], constant_length) -> [N] float64
 _Kind = Callable[[Tensor, Tensor, "int | None"], Tensor]
 
-AGGREGATIONS: Registry[_Kind] = Registry("algorithm.aggregation")
+
+class Whole(Enum):
+    """What of the whole minibatch a weight is divided by."""
+
+    tokens = "tokens"
+    sequences = "sequences"
+    groups = "groups"
+
+
+@dataclass(frozen=True)
+class AggregationTraits:
+    """What is true of an aggregation.
+
+    Attributes:
+        whole: What of the whole minibatch its weights are divided by: its unmasked tokens, or its
+            sequences or groups that have any. Otherwise a sequence's weight depends on its own
+            group alone.
+        needs_length: It divides by ``algorithm.aggregation_constant_tokens``.
+    """
+
+    whole: Whole = Whole.sequences
+    needs_length: bool = False
+
+
+AGGREGATIONS: Registry[_Kind, AggregationTraits] = Registry(
+    "algorithm.aggregation", AggregationTraits
+)
 
 
 def sequence_weights(
@@ -78,16 +106,16 @@ def denominator(kind: str, token_counts: Tensor, group_ids: Tensor) -> float:
     Raises:
         ValueError: Unknown kind.
     """
-    AGGREGATIONS.get(kind)
+    whole = AGGREGATIONS.traits(kind).whole
     takes_part = token_counts > 0
-    if kind == "token_mean":
+    if whole is Whole.tokens:
         return float(token_counts.sum())
-    if kind == "prompt_mean":
+    if whole is Whole.groups:
         return float(torch.unique(group_ids[takes_part]).numel())
     return float(takes_part.sum())
 
 
-@AGGREGATIONS.register("token_mean")
+@AGGREGATIONS.register("token_mean", traits=AggregationTraits(Whole.tokens))
 def _token_mean(counts: Tensor, groups: Tensor, length: int | None) -> Tensor:
     return (1.0 / counts.sum().clamp(min=1)).expand(counts.shape)
 
@@ -102,7 +130,7 @@ def _seq_mean_token_sum(counts: Tensor, groups: Tensor, length: int | None) -> T
     return (1.0 / (counts > 0).sum().clamp(min=1).double()).expand(counts.shape)
 
 
-@AGGREGATIONS.register("seq_sum_constant")
+@AGGREGATIONS.register("seq_sum_constant", traits=AggregationTraits(needs_length=True))
 def _seq_sum_constant(counts: Tensor, groups: Tensor, length: int | None) -> Tensor:
     if length is None or length < 1:
         raise ValueError(
@@ -112,7 +140,7 @@ def _seq_sum_constant(counts: Tensor, groups: Tensor, length: int | None) -> Ten
     return _seq_mean_token_sum(counts, groups, None) / length
 
 
-@AGGREGATIONS.register("prompt_mean")
+@AGGREGATIONS.register("prompt_mean", traits=AggregationTraits(Whole.groups))
 def _prompt_mean(counts: Tensor, groups: Tensor, length: int | None) -> Tensor:
     # There are at most as many groups as sequences.
     totals = torch.zeros_like(counts).index_add_(0, groups, counts)

@@ -23,8 +23,9 @@ gradients of k2 and k3: arXiv:2512.21852; k3_unbiased: DeepSeek-V3.2 (arXiv:2512
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from rlmath.algorithms.registry import Registry
+from rlmath.plugins.registry import Registry
 from rlmath.utils.lazy_torch import Tensor, torch
 
 # Bounds of k3's input and value, in nats.
@@ -34,7 +35,19 @@ K3_LIMIT = 10.0
 # (log_probs, ref_log_probs, old_log_probs), all of one shape -> nats of that shape
 KlEstimator = Callable[[Tensor, Tensor, Tensor], Tensor]
 
-KL_ESTIMATORS: Registry[KlEstimator] = Registry("algorithm.kl_estimator")
+
+@dataclass(frozen=True)
+class KlTraits:
+    """What is true of a KL estimator.
+
+    Attributes:
+        in_reward: As a cost in the reward, without gradient, its policy gradient is the KL's.
+    """
+
+    in_reward: bool = False
+
+
+KL_ESTIMATORS: Registry[KlEstimator, KlTraits] = Registry("algorithm.kl_estimator", KlTraits)
 
 
 def kl_estimate(
@@ -54,7 +67,7 @@ def kl_estimate(
     return KL_ESTIMATORS.get(name)(log_probs, ref_log_probs, old_log_probs)
 
 
-@KL_ESTIMATORS.register("k1")
+@KL_ESTIMATORS.register("k1", traits=KlTraits(in_reward=True))
 def k1(log_probs: Tensor, ref_log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
     """``log pi - log pi_ref``."""
     return log_probs - ref_log_probs

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlmath.algorithms.advantages import AdvantageSettings
+from rlmath.algorithms.advantages import ADVANTAGES, AdvantageSettings
 from rlmath.algorithms.filters import TruncatedRule, duplicates, handle_truncated
 from rlmath.algorithms.ragged import repeat
 from rlmath.types import GradedSample, Group, Sample, TrainingBatch
@@ -214,9 +214,9 @@ class SampleRewards:
 
 
 def estimator_rewards(rewards: SampleRewards, advantage: AdvantageSettings) -> Tensor:
-    """What the estimator reads: totals ``[N]``, or for ``gdpo`` each reward separately ``[N, K]``,
+    """What the estimator reads: totals ``[N]``, or each reward separately ``[N, K]``,
     without those that are only watched."""
-    if advantage.name != "gdpo" or not advantage.reward_weights:
+    if not ADVANTAGES.traits(advantage.name).each_reward or not advantage.reward_weights:
         return rewards.totals
     names = list(rewards.weights)
     return rewards.separate[:, [names.index(name) for name in advantage.reward_weights]]

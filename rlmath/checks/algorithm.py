@@ -4,23 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rlmath.algorithms.advantages import ADVANTAGES, AdvantageTraits, needs_value_model
 from rlmath.algorithms.correction import BOUNDS, CorrectionKind
 from rlmath.algorithms.filters import GroupRule, TruncatedRule
-from rlmath.algorithms.losses.base import AGGREGATIONS_OF_LOSSES
+from rlmath.algorithms.kl import KL_ESTIMATORS, KlTraits
+from rlmath.algorithms.losses import LOSSES, LossTraits
 from rlmath.config.algorithm import KlPlace
 from rlmath.config.rollout import KvAtSync, max_lag
 from rlmath.config.schema import AlgorithmConfig, Config, OldLogProbs, RolloutSchedule
 from rlmath.config.settings import by_key, value_of, value_text
 from rlmath.rewards.registry import any_graded
-
-# Advantages that compare the samples of a problem with each other.
-_OF_GROUPS = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline", "batch_std", "gdpo", "pass_at_k")
-
-
-# Losses without a bound on the importance ratio.
-_UNBOUNDED = ("reinforce",)
-# Losses of which a token's gradient reaches all tokens of its sequence.
-_OF_SEQUENCES = ("gspo", "gmpo")
 
 
 def algorithm_problems(config: Config) -> Iterator[str]:
@@ -37,6 +30,21 @@ def algorithm_problems(config: Config) -> Iterator[str]:
     yield from _grades(config)
     yield from _curriculum(config)
     yield from _schedule(config)
+
+
+def _loss(algorithm: AlgorithmConfig) -> LossTraits:
+    """Of the loss; of one that there is none, which is an error already, the defaults."""
+    return LOSSES.traits(algorithm.loss) if LOSSES.has(algorithm.loss) else LossTraits()
+
+
+def _advantage(algorithm: AlgorithmConfig) -> AdvantageTraits:
+    """Of the estimator; see :func:`_loss`."""
+    name = algorithm.advantage
+    return ADVANTAGES.traits(name) if ADVANTAGES.has(name) else AdvantageTraits(compares=False)
+
+
+def _value_estimators() -> str:
+    return " or ".join(ADVANTAGES.having(lambda one: one.needs_values))
 
 
 def unused(config: Config) -> Iterator[str]:
@@ -93,7 +101,7 @@ def _schedule(config: Config) -> Iterator[str]:
         reasons.append(
             "algorithm.correction.kind=none: does not correct for it; use token_truncate"
         )
-    if algorithm.loss in _UNBOUNDED:
+    if not _loss(algorithm).bounds_ratio:
         reasons.append(
             f"algorithm.loss={algorithm.loss}: does not bound the importance ratio; use ppo_clip"
         )
@@ -144,7 +152,7 @@ def _ahead(config: Config) -> Iterator[str]:
 
 def _value_model(config: Config) -> Iterator[str]:
     """The value model's settings stay as they are where there is none."""
-    if config.algorithm.advantage == "gae":
+    if needs_value_model(config.algorithm.advantage):
         return
     for key, setting in by_key().items():
         if not key.startswith("value."):
@@ -152,16 +160,16 @@ def _value_model(config: Config) -> Iterator[str]:
         found = value_of(config, key)
         if found != setting.default:
             yield (
-                f"{key}={value_text(found)}: there is a value model with algorithm.advantage=gae "
-                f"only, not {config.algorithm.advantage}; leave it at "
-                f"{value_text(setting.default)}"
+                f"{key}={value_text(found)}: there is a value model with "
+                f"algorithm.advantage={_value_estimators()} only, not "
+                f"{config.algorithm.advantage}; leave it at {value_text(setting.default)}"
             )
 
 
 def _group_size(algorithm: AlgorithmConfig) -> Iterator[str]:
     size = algorithm.group_size
     k = algorithm.advantage_options.get("k", 1)
-    if size == 1 and algorithm.advantage in _OF_GROUPS:
+    if size == 1 and _advantage(algorithm).compares:
         yield (
             f"algorithm.group_size=1: {algorithm.advantage} compares the samples of a problem with "
             "each other, so a group of 1 has advantage 0 always; use at least 2"
@@ -175,17 +183,17 @@ def _group_size(algorithm: AlgorithmConfig) -> Iterator[str]:
 
 
 def _whitening(algorithm: AlgorithmConfig) -> Iterator[str]:
-    name = algorithm.advantage
-    if algorithm.whiten_tokens and name in ("reinforce_pp", "reinforce_pp_baseline"):
+    name, traits = algorithm.advantage, _advantage(algorithm)
+    if algorithm.whiten_tokens and traits.before_whitening is not None:
         yield f"algorithm.whiten_tokens=true: advantage={name} is whitened over tokens already"
-    if algorithm.whiten_tokens and name == "gae":
-        yield "algorithm.whiten_tokens=true: advantage=gae has value.whiten_advantages for that"
+    if algorithm.whiten_tokens and traits.needs_values:
+        yield f"algorithm.whiten_tokens=true: advantage={name} has value.whiten_advantages for that"
 
 
 def _aggregation(algorithm: AlgorithmConfig) -> Iterator[str]:
     """A loss of sequences has to be summed as its paper does, unless that is asked for."""
     loss, kind = algorithm.loss, algorithm.aggregation
-    defined = AGGREGATIONS_OF_LOSSES.get(loss, ())
+    defined = _loss(algorithm).aggregations
     fits = not defined or kind in defined
     if not fits and not algorithm.allow_other_aggregation:
         yield (
@@ -225,11 +233,14 @@ def _correction(algorithm: AlgorithmConfig) -> Iterator[str]:
 
 
 def _kl_and_entropy(algorithm: AlgorithmConfig) -> Iterator[str]:
-    if algorithm.kl_in is KlPlace.reward and algorithm.kl_estimator != "k1":
+    name = algorithm.kl_estimator
+    kl = KL_ESTIMATORS.traits(name) if KL_ESTIMATORS.has(name) else KlTraits(in_reward=True)
+    if algorithm.kl_in is KlPlace.reward and not kl.in_reward:
+        works = " or ".join(KL_ESTIMATORS.having(lambda one: one.in_reward))
         yield (
-            f"algorithm.kl_estimator={algorithm.kl_estimator}: with kl_in=reward the KL is a cost "
-            "without gradient, and only k1 makes its policy gradient that of the KL; use "
-            "kl_estimator=k1"
+            f"algorithm.kl_estimator={name}: with kl_in=reward the KL is a cost "
+            f"without gradient, and only {works} makes its policy gradient that of the KL; use "
+            f"kl_estimator={works}"
         )
     if algorithm.entropy_target is not None and not (
         0 <= algorithm.entropy_coef <= algorithm.entropy_coef_max
@@ -239,7 +250,7 @@ def _kl_and_entropy(algorithm: AlgorithmConfig) -> Iterator[str]:
             f"entropy_target begins, so it has to be from 0 to entropy_coef_max="
             f"{algorithm.entropy_coef_max:g}"
         )
-    if algorithm.entropy_top_share < 1 and algorithm.loss in _OF_SEQUENCES:
+    if algorithm.entropy_top_share < 1 and _loss(algorithm).of_sequences:
         yield (
             f"algorithm.entropy_top_share={algorithm.entropy_top_share:g}: the gradient of "
             f"{algorithm.loss} reaches all tokens of a sequence, whichever are selected; use 1, "
@@ -264,12 +275,12 @@ def _filter(algorithm: AlgorithmConfig) -> Iterator[str]:
         )
     if (
         algorithm.truncated in (TruncatedRule.penalize, TruncatedRule.scale)
-        and algorithm.advantage == "gdpo"
+        and _advantage(algorithm).each_reward
     ):
         yield (
             f"algorithm.truncated={algorithm.truncated.name}: changes the sum of the rewards, but "
-            "advantage=gdpo normalizes each on its own; add the reward stop_properly to "
-            "reward.items instead"
+            f"advantage={algorithm.advantage} normalizes each on its own; add the reward "
+            "stop_properly to reward.items instead"
         )
     if rules.keep in (GroupRule.variance, GroupRule.accuracy) and algorithm.group_size == 1:
         yield (

@@ -38,7 +38,7 @@ from rlmath.monitor.run_settings import (
 SFT_CONFIG_FILE = "sft_config.yaml"
 CONFIGS_FOLDER = "configs"
 # A run that changes one of these is another experiment: refused on resume unless accepted.
-GUARDED = ("model.path", "algorithm", "reward", "teacher.path")
+GUARDED = ("model.path", "algorithm", "reward", "teacher.path", "plugins", "plugin_hashes")
 # Of those sections, what decides how fast rewards come and not which.
 _UNGUARDED = ("reward.num_workers", "reward.timeout_s", "reward.workers_on")
 _STEP = re.compile(r"step_(\d{6,})")
@@ -155,7 +155,7 @@ def changes(saved: Mapping[str, Any], config: Config) -> Iterator[Change]:
     now = flat_settings(config)
     own_model = str(Path(config.runner.run_dir) / "model")
     for key in now:
-        if key not in before or key in NOT_COMPARED:
+        if key not in before or key in NOT_COMPARED or _within(key, ("plugin_hashes",)):
             continue
         old, new = before[key], now[key]
         if key == "model.path":
@@ -164,6 +164,16 @@ def changes(saved: Mapping[str, Any], config: Config) -> Iterator[Change]:
             continue
         if old != new:
             yield Change(key, old, new)
+    yield from _source_changes(saved.get("plugin_hashes") or {}, config.plugin_hashes)
+
+
+def _source_changes(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[Change]:
+    """Source files of plug-ins that differ, were added or are gone. A run that had no plug-ins, or
+    has none now, differs in the settings that name them."""
+    for name in sorted(before.keys() | now.keys()) if before and now else ():
+        old, new = before.get(name), now.get(name)
+        if old != new:
+            yield Change(f"plugin_hashes.{name}", old, new)
 
 
 def refused(config: Config, command: str = "train") -> list[str]:
@@ -185,7 +195,9 @@ def refused(config: Config, command: str = "train") -> list[str]:
     ]
     if not guarded or found.finished:
         return []
-    keys = ",".join(change.key for change in guarded)
+    # Files have names that are no settings.
+    named = ("plugin_hashes" if _within(one.key, ["plugin_hashes"]) else one.key for one in guarded)
+    keys = ",".join(dict.fromkeys(named))
     listed = "; ".join(str(change) for change in guarded)
     return [
         f"runner.run_dir={config.runner.run_dir} holds a run at step {found.step} with other "

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rlmath.algorithms.advantages import needs_value_model
 from rlmath.checkpoint import checkpoint_bytes, held_bytes
 from rlmath.checkpoint.manifest import MANIFEST
 from rlmath.checks.benchmarks import data_of
@@ -240,7 +241,7 @@ def memory(
         optimizer_bytes = 8 + (4 if value_bytes == 2 else 0)
         optimizers = 1 if config.actor.distributed_optimizer else layout.actor.copies
         actors, what = layout.actor.copies, "actor(s)"
-        value_model = command == "train" and config.algorithm.advantage == "gae"
+        value_model = command == "train" and needs_value_model(config.algorithm.advantage)
         lora = adapters_of(config.actor.lora, model, seed=0)
         if lora is not None:
             # Every tensor rank has the half of an adapter that is not shared.
@@ -339,7 +340,7 @@ def disk(config: Config, model: ModelSpec, machine: Machine, command: str) -> It
     checkpoint = checkpoint_bytes(trained, value_bytes, config.actor.distributed_optimizer)
     best, save_every, folder = 0, config.sft.save_every, "sft_checkpoints"
     if command == "train":
-        if algorithm.advantage == "gae":  # The value model is of the policy's size.
+        if needs_value_model(algorithm.advantage):  # The value model is of the policy's size.
             checkpoint += checkpoint_bytes(
                 parameters, value_bytes, config.actor.distributed_optimizer
             )

@@ -24,7 +24,7 @@ from rlmath.errors import UserError
 from rlmath.grading.settings import Fallback
 from rlmath.model.chat import CLOCK, has_chat_template, is_instruct, read_chat_template
 from rlmath.model.folder import TINY
-from rlmath.rewards.loading import is_path
+from rlmath.plugins.source import is_path
 from rlmath.rewards.registry import any_graded
 
 # The problem as it is in the data.

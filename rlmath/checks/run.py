@@ -19,10 +19,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Literal
 
-from rlmath.algorithms.advantages import advantage_names, needs_value_model
-from rlmath.algorithms.aggregation import AGGREGATIONS
-from rlmath.algorithms.kl import KL_ESTIMATORS
-from rlmath.algorithms.losses import LOSSES
+from rlmath.algorithms.advantages import needs_value_model
 from rlmath.checks import attempts
 from rlmath.checks import files as check_files
 from rlmath.checks import layout as check_layout
@@ -47,6 +44,7 @@ from rlmath.checks.trackers import tracker_problems
 from rlmath.config import arithmetic
 from rlmath.config.actor import Offload
 from rlmath.config.collapse import DETECTORS
+from rlmath.config.plugins import CHOOSERS
 from rlmath.config.schema import (
     Config,
     Device,
@@ -58,7 +56,7 @@ from rlmath.config.schema import (
     Schedule,
     Transport,
 )
-from rlmath.config.settings import by_key, out_of_range
+from rlmath.config.settings import by_key, out_of_range, value_of
 from rlmath.errors import ConfigError, ModelError
 from rlmath.model.hub import is_hub_model
 from rlmath.model.published import published_spec
@@ -193,16 +191,11 @@ def known_model(config: Config) -> ModelSpec | None:
 
 def names(config: Config) -> Iterator[str]:
     """A message for each name that nothing is registered under."""
-    algorithm = config.algorithm
-    chosen = (
-        (advantage_names(), "algorithm.advantage", algorithm.advantage),
-        (LOSSES.names(), "algorithm.loss", algorithm.loss),
-        (AGGREGATIONS.names(), "algorithm.aggregation", algorithm.aggregation),
-        (KL_ESTIMATORS.names(), "algorithm.kl_estimator", algorithm.kl_estimator),
-    )
-    for known, key, name in chosen:
-        if name not in known:
-            yield f"{key}={name}: there is none of that name; {_among(name, known)}"
+    for key, registry in CHOOSERS.items():
+        name = value_of(config, key)
+        if not registry.has(name):
+            among = _among(name, registry.names())
+            yield f"{key}={name}: there is none of that name; {among}, or file.py:function"
     if not config.reward.items:
         yield "reward.items=[]: at least one reward is needed, such as [{name: math}]"
     for index, item in enumerate(config.reward.items):

@@ -35,7 +35,7 @@ from rlmath.data.rows import (
 from rlmath.errors import UserError
 from rlmath.model.folder import TINY
 from rlmath.model.hub import is_hub_model
-from rlmath.rewards.loading import is_path
+from rlmath.plugins.source import is_path
 from rlmath.rewards.registry import any_graded, available_rewards
 from rlmath.types import Problem, Sample
 

@@ -20,8 +20,10 @@ from ray._private import ray_constants, services
 from ray._private import worker as ray_worker
 
 from rlmath.cluster.guard import Guard
+from rlmath.cluster.plugins import check_plugins
 from rlmath.config.schema import ClusterConfig
 from rlmath.errors import UserError
+from rlmath.plugins.loading import setup_hook
 from rlmath.utils.ending_signals import on_ending_signals, signals_wait
 
 # Ray's processes look so long for a head that has died, the driver among them, and then end.
@@ -41,7 +43,7 @@ def ray_session(config: ClusterConfig) -> Iterator[None]:
     when the driver is killed. One that was started apart listens where whoever started it said.
 
     Raises:
-        UserError: There is no cluster at the address.
+        UserError: There is no cluster at the address, or a node lacks a plug-in.
     """
     # Ray turns authentication on automatically where it finds a token; nodes that differ in that
     # cannot talk to each other, so it is said outright unless the user has said it.
@@ -60,6 +62,7 @@ def ray_session(config: ClusterConfig) -> Iterator[None]:
         stack.callback(ray.shutdown)
         asked = _end_on_signals(over)
         try:
+            check_plugins()
             yield
         except SystemExit:
             # While Ray waits, it lets a handler's exit through with the code 1.
@@ -83,6 +86,7 @@ def _start_own(config: ClusterConfig, guard: Guard) -> None:
         ray.init(
             address="local",
             num_cpus=max(4, os.cpu_count() or 1),
+            runtime_env=_imports_plugins(),
             object_store_memory=(config.object_store_mib or 0) * 2**20 or None,
             include_dashboard=False,
             log_to_driver=False,
@@ -93,7 +97,12 @@ def _start_own(config: ClusterConfig, guard: Guard) -> None:
 
 def _join(address: str) -> None:
     try:
-        ray.init(address=address, log_to_driver=False, logging_level="warning")
+        ray.init(
+            address=address,
+            runtime_env=_imports_plugins(),
+            log_to_driver=False,
+            logging_level="warning",
+        )
     except (ConnectionError, ValueError, RuntimeError) as error:
         raise UserError(
             f"cluster.ray_address={address}: no Ray cluster answers there "
@@ -102,6 +111,12 @@ def _join(address: str) -> None:
             "launchers/run_math_grpo.sh sets it, given the same RLMATH_SHARED_DIR and "
             "RLMATH_RUN_ID."
         ) from error
+
+
+def _imports_plugins() -> dict[str, Any] | None:
+    """Ray's environment of a process that first imports what this one has."""
+    hook = setup_hook()
+    return None if hook is None else {"worker_process_setup_hook": hook}
 
 
 @contextlib.contextmanager

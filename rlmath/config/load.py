@@ -32,6 +32,7 @@ from yaml import YAMLError
 from rlmath.config.groups import CONF_DIR, options
 from rlmath.config.options import SECTIONS, complete, section_of
 from rlmath.config.placeholders import REFERENCE, unfilled_part, unknown_reference
+from rlmath.config.plugins import import_plugins
 from rlmath.config.quoting import path_override, quoted_path, typed
 from rlmath.config.removed import removed_setting, removed_value
 from rlmath.config.schema import Config
@@ -145,6 +146,7 @@ def compose_settings(
         raise ConfigError.of(literal)
     _expand_home(config)
     _drop_options_of_others(config, overrides, folders[1:])
+    import_plugins(config)
     complete(config)
     given = frozenset(_parsed(text).key_or_group for text in overrides)
     return Composed(config, choices, given, tuple(folders))
@@ -197,6 +199,7 @@ def with_values(saved: Mapping[str, Any], overrides: Sequence[str]) -> Config:
         raise ConfigError(f"the saved settings are of another version: {message}") from error
     assert isinstance(config, Config)
     _expand_home(config)
+    import_plugins(config)
     complete(config)
     return config
 
@@ -445,7 +448,7 @@ _NO_REFERENCE = (
     "file or folder, or link to it"
 )
 # Settings whose values are paths; a template may well hold braces.
-_IS_PATH = re.compile(r"(path|paths|dir|checkpoint|resume|init_from)$")
+_IS_PATH = re.compile(r"(path|paths|dir|checkpoint|resume|init_from|plugins)$")
 _TEXTS = (str, list[str])
 
 

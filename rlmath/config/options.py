@@ -15,12 +15,12 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rlmath.algorithms.advantages import ADVANTAGES, VALUE_ADVANTAGES
+from rlmath.algorithms.advantages import ADVANTAGES
 from rlmath.algorithms.losses import LOSSES
-from rlmath.algorithms.registry import Registry
 from rlmath.config.schema import Config
 from rlmath.config.settings import Setting, settings_of
 from rlmath.errors import ConfigError
+from rlmath.plugins.registry import Registry
 from rlmath.utils.setting import Options
 
 
@@ -31,21 +31,12 @@ class OptionsSection:
     Attributes:
         key: ``algorithm.loss_options``.
         chooser: ``algorithm.loss``.
-        registries: Where the chooser's names are.
+        registry: Where the chooser's names are.
     """
 
     key: str
     chooser: str
-    registries: tuple[Registry[Any], ...]
-
-    def names(self) -> list[str]:
-        """Names that the chooser takes, sorted."""
-        return sorted(name for registry in self.registries for name in registry.names())
-
-    def kind(self, name: str) -> type[Options]:
-        """The options of ``name``, which is one of :meth:`names`."""
-        (registry,) = (one for one in self.registries if name in one.names())
-        return registry.options(name)
+    registry: Registry[Any, Any]
 
     def options(self, name: str, given: Mapping[str, Any]) -> Options:
         """The options of ``name``, typed; those that are not given have their defaults.
@@ -54,7 +45,7 @@ class OptionsSection:
             ConfigError: One line for each option that it does not have or that has a wrong type,
                 or for numbers that do not fit together.
         """
-        kind = self.kind(name)
+        kind = self.registry.options(name)
         known = {one.key.rpartition(".")[2]: one for one in self.settings(name)}
         problems = []
         typed = OmegaConf.structured(kind)
@@ -83,23 +74,21 @@ class OptionsSection:
 
     def settings(self, name: str) -> tuple[Setting, ...]:
         """The options of ``name`` as settings."""
-        return tuple(settings_of(self.kind(name), self.key + "."))
+        return tuple(settings_of(self.registry.options(name), self.key + "."))
 
     def documented(self) -> Iterator[tuple[list[str], tuple[Setting, ...]]]:
         """Names that share their options, and these; names without options are left out."""
         shared: dict[type[Options], list[str]] = {}
-        for name in self.names():
-            shared.setdefault(self.kind(name), []).append(name)
+        for name in self.registry.names():
+            shared.setdefault(self.registry.options(name), []).append(name)
         for names in shared.values():
             found = self.settings(names[0])
             if found:
                 yield names, found
 
 
-LOSS_OPTIONS = OptionsSection("algorithm.loss_options", "algorithm.loss", (LOSSES,))
-ADVANTAGE_OPTIONS = OptionsSection(
-    "algorithm.advantage_options", "algorithm.advantage", (ADVANTAGES, VALUE_ADVANTAGES)
-)
+LOSS_OPTIONS = OptionsSection("algorithm.loss_options", "algorithm.loss", LOSSES)
+ADVANTAGE_OPTIONS = OptionsSection("algorithm.advantage_options", "algorithm.advantage", ADVANTAGES)
 SECTIONS = (LOSS_OPTIONS, ADVANTAGE_OPTIONS)
 
 
@@ -121,7 +110,7 @@ def complete(config: Config) -> None:
     for section in SECTIONS:
         field, chooser = (key.rpartition(".")[2] for key in (section.key, section.chooser))
         name = getattr(algorithm, chooser)
-        if name not in section.names():
+        if not section.registry.has(name):
             continue
         try:
             options = section.options(name, getattr(algorithm, field))

@@ -46,8 +46,9 @@ class RunnerConfig:
     )
     accept_changes: list[str] = setting(
         list,
-        "Settings or sections of model.path, algorithm, reward and teacher.path that a resumed run "
-        "may change, such as [algorithm.loss,reward]; any other change of these is an error.",
+        "Settings or sections of model.path, algorithm, reward, teacher.path, plugins and "
+        "plugin_hashes that a resumed run may change, such as [algorithm.loss,reward]; any other "
+        "change of these is an error.",
     )
     samples_every: int = setting(1, "Write all samples to samples/ every N steps.", least=1)
     samples_keep_gib: float | None = setting(

@@ -36,6 +36,7 @@ from rlmath.config.teacher import TeacherConfig
 from rlmath.config.value import ValueConfig
 from rlmath.config.watchdog import WatchdogConfig
 from rlmath.config.weights import Transport, WeightsConfig
+from rlmath.utils.setting import setting
 
 __all__ = [
     "ActorConfig",
@@ -92,6 +93,17 @@ __all__ = [
 
 @dataclass
 class Config:
+    plugins: list[str] = setting(
+        list,
+        "Your own code: Python files and packages that register a loss, an estimator or another "
+        "part, such as [my_pkg, path/to/file.py]; imported first in each process. A part may also "
+        "be named directly, algorithm.loss=my_file.py:my_loss. See docs/extending.md.",
+    )
+    plugin_hashes: dict[str, str] = setting(
+        dict,
+        "Hashes of the source files of plugins, of parts named by file or package, and of rewards, "
+        "by file; filled in at the start. A given hash has to match.",
+    )
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)

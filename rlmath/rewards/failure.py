@@ -15,13 +15,6 @@ _PATHS = sysconfig.get_paths()
 _LIBRARIES = tuple(_PATHS[name] for name in ("stdlib", "purelib", "platlib"))
 
 
-def is_signal(error: BaseException) -> bool:
-    """Whether a ``SystemExit`` is that of a signal, which rlmath's own handler raises wherever the
-    main thread is; a reward's ``sys.exit`` is an error of the reward."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return isinstance(error, SystemExit) and bool(frames) and _is_ours(frames[-1])
-
-
 def reward_error(
     label: str, error: BaseException, count: int, columns: Mapping[str, Any]
 ) -> RewardError:

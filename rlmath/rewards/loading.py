@@ -7,31 +7,21 @@ path/to/file.py              the file's ``reward_func``, or its only public func
 
 from __future__ import annotations
 
-import hashlib
-import importlib
-import importlib.util
 import inspect
-import shlex
-import sys
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from rlmath.plugins.loading import attribute_of, public_functions, refresh
+from rlmath.plugins.source import PluginError, is_file, split
 from rlmath.rewards.base import Reward, RewardError, RewardSettingError, Values, check_values
-from rlmath.rewards.failure import is_signal
 from rlmath.rewards.openrlhf import OpenRLHFReward
 
 # A callable with one of these parameters is a reward; any other makes a reward when called.
 _REWARD_PARAMETERS = {"completions", "completion_ids", "prompts"}
 _OPENRLHF_PARAMETERS = {"queries", "prompts", "labels"}
-
-
-def is_path(name: str) -> bool:
-    """Whether ``name`` is a file path or an import path and not a registered name."""
-    return ":" in name or name.endswith(".py") or "." in name
 
 
 def load_reward(path: str, params: Mapping[str, Any]) -> Reward:
@@ -111,20 +101,14 @@ def _takes_any(function: Any) -> bool:
 
 
 def _find(path: str) -> Any:
-    place, _, attribute = path.rpartition(":")
-    if not place:
-        place, attribute = (path, "") if path.endswith(".py") else tuple(path.rsplit(".", 1))
-    module = _load_file(place) if place.endswith(".py") else _import(path, place)
-    if not attribute:
-        return _only_function(path, module)
-    found: Any = module
-    for part in attribute.split("."):
-        if not hasattr(found, part):
-            raise RewardSettingError(
-                f"reward {path}: {place} has no {attribute!r}; it has: "
-                f"{', '.join(_public_functions(module)) or 'no function'}"
-            )
-        found = getattr(found, part)
+    place, attribute = split(path)
+    if not attribute and not is_file(place):
+        place, _, attribute = path.rpartition(".")
+    try:
+        module = refresh(place)
+        found = attribute_of(module, attribute) if attribute else _only_function(path, module)
+    except PluginError as error:
+        raise RewardSettingError(f"reward {path}: {error}") from error
     if not callable(found):
         raise RewardSettingError(
             f"reward {path}: {attribute} is a {type(found).__name__} and cannot be called"
@@ -132,75 +116,8 @@ def _find(path: str) -> Any:
     return found
 
 
-def _import(path: str, module: str) -> ModuleType:
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (module + ".").startswith(error.name + "."):
-            raise RewardSettingError(
-                f"reward {path}: no registered reward and no module {module!r} on Python's path; "
-                f"put its folder on PYTHONPATH, or give the file: path/to/file.py:function"
-            ) from error
-        raise RewardSettingError(
-            f"reward {path}: {module} was found, but it needs the package {error.name!r}, which is "
-            f"not installed"
-        ) from error
-    except (Exception, SystemExit) as error:
-        if is_signal(error):
-            raise
-        raise RewardSettingError(
-            f"reward {path}: {type(error).__name__} while importing {module}: {error}"
-        ) from error
-
-
-def _load_file(place: str) -> ModuleType:
-    file = Path(place).expanduser().resolve()
-    if not file.is_file():
-        raise RewardSettingError(f"reward file {place}: no such file (looked at {file})")
-    name = f"rlmath_reward_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:12]}"
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise RewardSettingError(f"reward file {place}: Python cannot load it as a module")
-    module = importlib.util.module_from_spec(spec)
-    # Dataclasses and pickle look their module up by name.
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
-        del sys.modules[name]
-        if is_signal(error):
-            raise
-        raise RewardSettingError(
-            f"reward file {place}: {type(error).__name__} while loading it: {error}"
-            f"{_beside(file, error)}"
-        ) from error
-    return module
-
-
-def _beside(file: Path, error: BaseException) -> str:
-    """How to import what stands beside a file, which a script's own folder allows."""
-    missing = error.name if isinstance(error, ModuleNotFoundError) else None
-    name = (missing or "").partition(".")[0]
-    if not name or not any((file.parent / one).exists() for one in (f"{name}.py", name)):
-        return ""
-    return (
-        f"; {name} is beside the file, whose folder is not on Python's path: start with "
-        f"PYTHONPATH={shlex.quote(str(file.parent))}"
-    )
-
-
-def _public_functions(module: ModuleType) -> list[str]:
-    return [
-        name
-        for name, value in vars(module).items()
-        if not name.startswith("_")
-        and inspect.isfunction(value)
-        and value.__module__ == module.__name__
-    ]
-
-
 def _only_function(path: str, module: ModuleType) -> Any:
-    names = _public_functions(module)
+    names = public_functions(module)
     if "reward_func" in names:
         return module.reward_func
     if len(names) == 1:

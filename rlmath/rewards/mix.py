@@ -32,7 +32,7 @@ from rlmath.rewards.base import (
     texts_of,
 )
 from rlmath.rewards.columns import ADDED_COLUMNS, function_columns, group_columns
-from rlmath.rewards.failure import is_signal, reward_error
+from rlmath.rewards.failure import reward_error
 from rlmath.rewards.loading import FunctionReward
 from rlmath.rewards.mix_items import MixItem, build_items
 from rlmath.rewards.program_tests import SANDBOX_RUNS, SANDBOX_TIMEOUTS
@@ -41,6 +41,7 @@ from rlmath.rewards.scored import Partial, ScoredSample
 from rlmath.rewards.stats import RewardStats
 from rlmath.rewards.uses import Use, used_for
 from rlmath.types import GradedSample, Problem, Sample
+from rlmath.utils.ending_signals import is_signal
 from rlmath.utils.futures import resolve
 
 log = logging.getLogger(__name__)

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from rlmath.plugins.source import is_path
 from rlmath.rewards.answers import AnswerGrader, GradedReward
 from rlmath.rewards.base import Reward, RewardSettingError
-from rlmath.rewards.loading import FunctionReward, is_path
+from rlmath.rewards.loading import FunctionReward
 from rlmath.rewards.registry import get_reward, reward_class
 
 _ITEM_KEYS = {"name", "weight", "params", "label", "required", "completion_format", "needs_group"}

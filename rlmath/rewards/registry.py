@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Mapping
 from types import NoneType
 from typing import Any
 
+from rlmath.plugins.source import is_path
 from rlmath.rewards.base import Range, Reward, RewardSettingError
-from rlmath.rewards.loading import FunctionReward, is_path, load_reward
+from rlmath.rewards.loading import FunctionReward, load_reward
 
 # Name -> where the class stands. Imported when asked for, so that a reward costs nothing unused.
 _BUILT_IN = {

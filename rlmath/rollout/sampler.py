@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rlmath.algorithms.advantages import WITHOUT_REWARDS
+from rlmath.algorithms.advantages import ADVANTAGES
 from rlmath.algorithms.curriculum import PassRates, staged_length
 from rlmath.algorithms.dynamic_sampling import GroupPool, PoolCounts
 from rlmath.algorithms.filters import UNSCORED
@@ -83,7 +83,7 @@ class Sampler:
         self._groups: GroupPool[Group] = GroupPool(
             algorithm.prompts_per_step,
             algorithm.filter,
-            reads_rewards=algorithm.advantage not in WITHOUT_REWARDS,
+            reads_rewards=ADVANTAGES.traits(algorithm.advantage).reads_rewards,
         )
         self._rates = PassRates(algorithm.curriculum)
         # Problems asked for so far, over all steps: the order of groups.

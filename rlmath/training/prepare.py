@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from rlmath.actor.plan import StepPlan
 from rlmath.actor.rank_step import DistillSettings, GaeSettings, TokenSettings
-from rlmath.algorithms.advantages import SequenceAdvantages, sequence_advantages
+from rlmath.algorithms.advantages import SequenceAdvantages, needs_value_model, sequence_advantages
 from rlmath.algorithms.alignment import Alignment
 from rlmath.algorithms.correction import CorrectionConfig
 from rlmath.batching.from_groups import estimator_rewards
@@ -106,8 +106,8 @@ def token_settings(
     """
     algorithm, value = config.algorithm, config.value
     gae = None
-    if algorithm.advantage == "gae":
-        gae = GaeSettings(value.gamma, value.lam, value.whiten_advantages)
+    if needs_value_model(algorithm.advantage):
+        gae = GaeSettings(algorithm.advantage, value.gamma, value.lam, value.whiten_advantages)
     distill = None
     if algorithm.distill_coef > 0:
         distill = DistillSettings(algorithm.distill_coef, algorithm.distill_clip)

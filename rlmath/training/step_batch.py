@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlmath.algorithms.advantages import WITHOUT_REWARDS
+from rlmath.algorithms.advantages import ADVANTAGES
 from rlmath.batching.from_groups import SampleRewards, sampled_sequences
 from rlmath.batching.shards import Sequences
 from rlmath.monitor.digests import sample_key
@@ -64,7 +64,7 @@ class StepBatch:
             groups,
             truncated=algorithm.truncated,
             mask_duplicates=algorithm.filter.mask_duplicates,
-            reads_rewards=algorithm.advantage not in WITHOUT_REWARDS,
+            reads_rewards=ADVANTAGES.traits(algorithm.advantage).reads_rewards,
             teacher_log_probs=teacher_log_probs,
         )
         weights = {item.label: item.weight for item in sampling.rewards.items}

@@ -6,7 +6,9 @@ import contextlib
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -18,6 +20,7 @@ ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 # A second SIGTERM or Ctrl-C ends the saving. The others come twice without anybody's intent: of a
 # terminal that closes, the kernel and the shell both tell the run.
 _REPEATED = ENDING_SIGNALS[1:]
+_PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def on_ending_signals(handler: Handler) -> dict[signal.Signals, Any]:
@@ -44,6 +47,15 @@ def on_ending_signals(handler: Handler) -> dict[signal.Signals, Any]:
         for number in ENDING_SIGNALS
         if number is signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN
     }
+
+
+def is_signal(error: BaseException) -> bool:
+    """Whether a ``SystemExit`` is that of a signal, which rlmath's own handler raises wherever the
+    main thread is; ``sys.exit`` in a user's code is an error of that code."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if not isinstance(error, SystemExit) or not frames:
+        return False
+    return _PACKAGE in Path(frames[-1].filename).resolve().parents
 
 
 def put_back(handlers: dict[signal.Signals, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from rlmath.algorithms.advantages import advantage_names
+from rlmath.algorithms.advantages import ADVANTAGES
 from rlmath.algorithms.aggregation import AGGREGATIONS
 from rlmath.algorithms.losses import LOSSES
 from rlmath.config.options import SECTIONS
@@ -13,7 +13,7 @@ from rlmath.config.settings import by_key
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "coming_from.md"
 CHOICES = {
-    "algorithm.advantage": advantage_names(),
+    "algorithm.advantage": ADVANTAGES.names(),
     "algorithm.loss": LOSSES.names(),
     "algorithm.aggregation": AGGREGATIONS.names(),
 }

@@ -14,6 +14,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "rlmath"
 LAYERS = (
     "errors",
     "utils",
+    "plugins",
     "model",
     "types",
     "grading",

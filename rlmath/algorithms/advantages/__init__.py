@@ -1,14 +1,10 @@
-"""Advantage estimators by name; each is one file.
-
-``gae`` is in a separate registry: it works on tokens and a value model.
-"""
+"""Advantage estimators by name; each is one file."""
 
 from rlmath.algorithms.advantages.base import (
     ADVANTAGES,
-    VALUE_ADVANTAGES,
-    WITHIN_GROUPS,
     Advantage,
-    advantage_names,
+    AdvantageTraits,
+    Groups,
     needs_value_model,
 )
 from rlmath.algorithms.advantages.batch_std import batch_std
@@ -26,17 +22,15 @@ from rlmath.algorithms.advantages.per_token import (
 from rlmath.algorithms.advantages.reinforce_pp import reinforce_pp
 from rlmath.algorithms.advantages.reinforce_pp_baseline import reinforce_pp_baseline
 from rlmath.algorithms.advantages.rloo import rloo
-from rlmath.algorithms.advantages.teacher import WITHOUT_REWARDS, teacher
+from rlmath.algorithms.advantages.teacher import teacher
 
 __all__ = [
     "ADVANTAGES",
-    "VALUE_ADVANTAGES",
-    "WITHIN_GROUPS",
-    "WITHOUT_REWARDS",
     "Advantage",
     "AdvantageSettings",
+    "AdvantageTraits",
+    "Groups",
     "SequenceAdvantages",
-    "advantage_names",
     "batch_std",
     "dr_grpo",
     "gae",

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rlmath.algorithms.registry import Registry
+from rlmath.plugins.registry import Registry
 from rlmath.utils.lazy_torch import Tensor, torch
 from rlmath.utils.setting import Options, setting
 
@@ -48,21 +48,36 @@ class EpsilonOptions(Options):
     )
 
 
-ADVANTAGES: Registry[Advantage] = Registry("algorithm.advantage")
-# Estimators that need a value model: from token rewards and values to advantages and returns.
-VALUE_ADVANTAGES: Registry[Callable[..., tuple[Tensor, Tensor]]] = Registry("algorithm.advantage")
-# Estimators that need only the rewards of a sample's own group.
-WITHIN_GROUPS = ("dr_grpo", "grpo", "pass_at_k", "rloo")
+@dataclass(frozen=True)
+class AdvantageTraits:
+    """What is true of an estimator.
+
+    Attributes:
+        compares: It compares the samples of a group: of a group of one the advantage is 0.
+        within_groups: A sample's advantage needs no more than the rewards of its group; else it
+            needs those of the whole step.
+        reads_rewards: Else a sample that nothing could score takes part all the same.
+        each_reward: It reads each reward separately, ``[N, K]``, and has an argument ``weights``.
+        before_whitening: Of one that whitens over tokens, what it whitens, ``[N]`` from the groups:
+            a penalty per token is added to that.
+        needs_values: It works on tokens and a value model, and is called as ``gae`` is.
+    """
+
+    compares: bool = True
+    within_groups: bool = False
+    reads_rewards: bool = True
+    each_reward: bool = False
+    before_whitening: Callable[[Groups], Tensor] | None = None
+    needs_values: bool = False
 
 
-def advantage_names() -> list[str]:
-    """All names of ``algorithm.advantage``, sorted."""
-    return sorted([*ADVANTAGES.names(), *VALUE_ADVANTAGES.names()])
+# Of :class:`Advantage`; an estimator that ``needs_values`` is called as ``gae`` is.
+ADVANTAGES: Registry[Any, AdvantageTraits] = Registry("algorithm.advantage", AdvantageTraits)
 
 
 def needs_value_model(name: str) -> bool:
     """Whether the estimator called ``name`` works on tokens and a value model."""
-    return name in VALUE_ADVANTAGES.names()
+    return ADVANTAGES.has(name) and ADVANTAGES.traits(name).needs_values
 
 
 class Groups:

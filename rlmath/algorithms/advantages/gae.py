@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from rlmath.algorithms.advantages.base import VALUE_ADVANTAGES
+from rlmath.algorithms.advantages.base import ADVANTAGES, AdvantageTraits
 from rlmath.utils.lazy_torch import Tensor, torch
 
 
-@VALUE_ADVANTAGES.register("gae")
+@ADVANTAGES.register("gae", traits=AdvantageTraits(compares=False, needs_values=True))
 def gae(
     token_rewards: Tensor,
     values: Tensor,

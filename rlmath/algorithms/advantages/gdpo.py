@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlmath.algorithms.advantages.base import ADVANTAGES, EpsilonOptions, Groups
+from rlmath.algorithms.advantages.base import ADVANTAGES, AdvantageTraits, EpsilonOptions, Groups
 from rlmath.algorithms.advantages.whiten import whiten
 from rlmath.utils.lazy_torch import Tensor, torch
 
@@ -49,4 +49,4 @@ def gdpo(
 
 
 # Not as a decorator, which would hide the argument ``weights``.
-ADVANTAGES.register("gdpo", EpsilonOptions)(gdpo)
+ADVANTAGES.register("gdpo", EpsilonOptions, AdvantageTraits(each_reward=True))(gdpo)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlmath.algorithms.advantages.base import ADVANTAGES, EpsilonOptions, Groups
+from rlmath.algorithms.advantages.base import ADVANTAGES, AdvantageTraits, EpsilonOptions, Groups
 from rlmath.utils.lazy_torch import Tensor, torch
 from rlmath.utils.setting import setting
 
@@ -21,7 +21,7 @@ class GrpoOptions(EpsilonOptions):
     )
 
 
-@ADVANTAGES.register("grpo", GrpoOptions)
+@ADVANTAGES.register("grpo", GrpoOptions, AdvantageTraits(within_groups=True))
 def grpo(
     rewards: Tensor,
     group_ids: Tensor,

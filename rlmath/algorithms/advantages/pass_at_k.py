@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from rlmath.algorithms.advantages.base import ADVANTAGES, EpsilonOptions, Groups
+from rlmath.algorithms.advantages.base import ADVANTAGES, AdvantageTraits, EpsilonOptions, Groups
 from rlmath.utils.lazy_torch import Tensor, torch
 from rlmath.utils.setting import setting
 
@@ -16,7 +16,7 @@ class PassAtKOptions(EpsilonOptions):
     correct_above: float = setting(0.0, "A sample is correct if its reward is above this.")
 
 
-@ADVANTAGES.register("pass_at_k", PassAtKOptions)
+@ADVANTAGES.register("pass_at_k", PassAtKOptions, AdvantageTraits(within_groups=True))
 def pass_at_k(
     rewards: Tensor,
     group_ids: Tensor,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlmath.algorithms.advantages.base import ADVANTAGES, Groups
-from rlmath.algorithms.advantages.gdpo import gdpo
+from rlmath.algorithms.advantages.base import ADVANTAGES, Advantage, Groups
 from rlmath.algorithms.advantages.whiten import whiten
 from rlmath.algorithms.peers import ALONE, Peers
 from rlmath.algorithms.ragged import repeat
@@ -38,13 +37,6 @@ class AdvantageSettings:
     def estimator_options(self) -> Any:
         """The options, or the estimator's defaults."""
         return ADVANTAGES.options(self.name)() if self.options is None else self.options
-
-
-# What the estimators that whiten over tokens whiten: a penalty per token belongs before that.
-_BEFORE_WHITENING: dict[str, Callable[[Groups], Tensor]] = {
-    "reinforce_pp": lambda groups: groups.rewards,
-    "reinforce_pp_baseline": lambda groups: groups.centered(),
-}
 
 
 @dataclass(frozen=True)
@@ -81,20 +73,19 @@ def sequence_advantages(
         token_counts: ``[N]`` response tokens that take part in the loss.
         settings: The estimator.
         token_rewards: Something is added to each token's return (a KL penalty, see
-            ``kl_control.kl_in_reward``): before the whitening of ``reinforce_pp`` and
-            ``reinforce_pp_baseline``, as REINFORCE++ (arXiv:2501.03262) has it, and to the
-            advantage of the others, before ``whiten_tokens``.
+            ``kl_control.kl_in_reward``): before the whitening of estimators that whiten over
+            tokens, as REINFORCE++ (arXiv:2501.03262) has it, and to the advantage of the others,
+            before ``whiten_tokens``.
     """
-    options = settings.estimator_options
-    if token_rewards and settings.name in _BEFORE_WHITENING:
-        raw = _BEFORE_WHITENING[settings.name](Groups(rewards, group_ids))
+    options, traits = settings.estimator_options, ADVANTAGES.traits(settings.name)
+    if token_rewards and traits.before_whitening is not None:
+        raw = traits.before_whitening(Groups(rewards, group_ids))
         return SequenceAdvantages(raw, options.epsilon)
-    if settings.name == "gdpo":
-        weights = list(settings.reward_weights.values()) or None
-        values = gdpo(rewards, group_ids, options, weights=weights)
-    else:
-        estimate = ADVANTAGES.get(settings.name)
-        values = estimate(rewards, group_ids, options, token_counts=token_counts)
+    weights: dict[str, Any] = {}
+    if traits.each_reward:
+        weights["weights"] = list(settings.reward_weights.values()) or None
+    estimate: Advantage = ADVANTAGES.get(settings.name)
+    values = estimate(rewards, group_ids, options, token_counts=token_counts, **weights)
     return SequenceAdvantages(values, settings.whiten_epsilon if settings.whiten_tokens else None)
 
 

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from rlmath.algorithms.advantages.base import ADVANTAGES, EpsilonOptions, Groups, needs_token_counts
+from rlmath.algorithms.advantages.base import (
+    ADVANTAGES,
+    AdvantageTraits,
+    EpsilonOptions,
+    Groups,
+    needs_token_counts,
+)
 from rlmath.algorithms.advantages.whiten import whiten
 from rlmath.utils.lazy_torch import Tensor
 
 
-@ADVANTAGES.register("reinforce_pp_baseline", EpsilonOptions)
+@ADVANTAGES.register(
+    "reinforce_pp_baseline",
+    EpsilonOptions,
+    AdvantageTraits(before_whitening=Groups.centered),
+)
 def reinforce_pp_baseline(
     rewards: Tensor,
     group_ids: Tensor,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from rlmath.algorithms.advantages.base import ADVANTAGES, Groups
+from rlmath.algorithms.advantages.base import ADVANTAGES, AdvantageTraits, Groups
 from rlmath.utils.lazy_torch import Tensor
 from rlmath.utils.setting import Options
 
 
-@ADVANTAGES.register("rloo")
+@ADVANTAGES.register("rloo", traits=AdvantageTraits(within_groups=True))
 def rloo(
     rewards: Tensor,
     group_ids: Tensor,

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from rlmath.algorithms.advantages.base import ADVANTAGES
+from rlmath.algorithms.advantages.base import ADVANTAGES, AdvantageTraits
 from rlmath.utils.lazy_torch import Tensor, torch
 from rlmath.utils.setting import Options
 
-# Estimators that read no reward: a sample that nothing could score takes part all the same.
-WITHOUT_REWARDS = ("teacher",)
 
-
-@ADVANTAGES.register("teacher")
+@ADVANTAGES.register("teacher", traits=AdvantageTraits(compares=False, reads_rewards=False))
 def teacher(
     rewards: Tensor,
     group_ids: Tensor,

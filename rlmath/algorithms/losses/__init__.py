@@ -4,8 +4,10 @@ from rlmath.algorithms.losses.base import (
     LOSSES,
     LossInputs,
     LossOutput,
+    LossTraits,
     PolicyLoss,
     metric_means,
+    policy_loss,
 )
 from rlmath.algorithms.losses.cispo import cispo
 from rlmath.algorithms.losses.dppo import dppo
@@ -20,6 +22,7 @@ __all__ = [
     "LOSSES",
     "LossInputs",
     "LossOutput",
+    "LossTraits",
     "PolicyLoss",
     "cispo",
     "dppo",
@@ -28,6 +31,7 @@ __all__ = [
     "gspo",
     "gspo_token",
     "metric_means",
+    "policy_loss",
     "ppo_clip",
     "reinforce",
     "sapo",

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from rlmath.algorithms.registry import Registry
+from rlmath.plugins.registry import Registry
 from rlmath.utils.lazy_torch import Tensor, torch
 from rlmath.utils.setting import Options
 
@@ -133,27 +133,39 @@ TokenLoss = Callable[[LossInputs, OptionsT], tuple[Tensor, dict[str, Tensor]]]
 # Of the loss's own options, see ``Registry.options``.
 PolicyLoss = Callable[[LossInputs, Any], LossOutput]
 
-LOSSES: Registry[PolicyLoss] = Registry("algorithm.loss")
+
+@dataclass(frozen=True)
+class LossTraits:
+    """What is true of a policy loss.
+
+    Attributes:
+        aggregations: Those that make the sum over tokens the objective of the loss's paper, the
+            paper's own first; empty: any.
+        bounds_ratio: It bounds what a token's importance ratio can do, as samples of older weights
+            need it.
+        of_sequences: A token's gradient reaches all tokens of its sequence.
+        stops_gradient: Its gradient is by intent not that of its value.
+    """
+
+    aggregations: tuple[str, ...] = ()
+    bounds_ratio: bool = True
+    of_sequences: bool = False
+    stops_gradient: bool = False
 
 
-# Aggregations that each loss is defined for, by its name; a loss that is not here has a loss of its
-# own for each token, and takes all of them.
-AGGREGATIONS_OF_LOSSES: dict[str, tuple[str, ...]] = {}
+LOSSES: Registry[PolicyLoss, LossTraits] = Registry("algorithm.loss", LossTraits)
 
 
 def policy_loss(
-    name: str, options: type[OptionsT], *, aggregations: tuple[str, ...] = ()
+    name: str, options: type[OptionsT], traits: LossTraits | None = None
 ) -> Callable[[TokenLoss[OptionsT]], PolicyLoss]:
     """Decorator: makes a policy loss out of a function of tokens and files it under ``name``.
 
     Args:
         name: Of the loss, in the settings.
         options: What it may be told besides its inputs.
-        aggregations: Those that make the sum over tokens the objective of the loss's paper, the
-            paper's own first; empty: any.
+        traits: What is true of it.
     """
-    if aggregations:
-        AGGREGATIONS_OF_LOSSES[name] = aggregations
 
     def wrap(token_loss: TokenLoss[OptionsT]) -> PolicyLoss:
         def loss(inputs: LossInputs, given: OptionsT) -> LossOutput:
@@ -167,7 +179,8 @@ def policy_loss(
 
         loss.__name__ = token_loss.__name__
         loss.__doc__ = token_loss.__doc__
-        LOSSES.register(name, options)(loss)
+        loss.__module__ = token_loss.__module__
+        LOSSES.register(name, options, traits)(loss)
         return loss
 
     return wrap

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from rlmath.algorithms.losses.base import LossInputs, policy_loss
+from rlmath.algorithms.losses.base import LossInputs, LossTraits, policy_loss
 from rlmath.algorithms.losses.clip import ClipOptions
 from rlmath.utils.lazy_torch import Tensor
 
 
-@policy_loss("cispo", ClipOptions)
+@policy_loss("cispo", ClipOptions, LossTraits(stops_gradient=True))
 def cispo(inputs: LossInputs, options: ClipOptions) -> tuple[Tensor, dict[str, Tensor]]:
     """``-sg(clip(r, 1 - clip_low, 1 + clip_high)) A log pi``, ``sg`` stopping the gradient.
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-from rlmath.algorithms.losses.base import LossInputs, policy_loss
+from rlmath.algorithms.losses.base import LossInputs, LossTraits, policy_loss
 from rlmath.algorithms.losses.clip import DualClipOptions, dual_clipped
 from rlmath.utils.lazy_torch import Tensor, torch
 
 
-@policy_loss("gmpo", DualClipOptions, aggregations=("seq_mean_token_mean",))
+@policy_loss("gmpo", DualClipOptions, LossTraits(("seq_mean_token_mean",), of_sequences=True))
 def gmpo(inputs: LossInputs, options: DualClipOptions) -> tuple[Tensor, dict[str, Tensor]]:
     """``-A exp(mean over the sequence of clipped log r)`` for each token of a sequence.
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from rlmath.algorithms.losses.base import LossInputs, policy_loss
+from rlmath.algorithms.losses.base import LossInputs, LossTraits, policy_loss
 from rlmath.algorithms.losses.clip import DualClipOptions, dual_clipped
 from rlmath.utils.lazy_torch import Tensor, torch
 
 
-@policy_loss("gspo", DualClipOptions, aggregations=("seq_mean_token_mean", "seq_mean_token_sum"))
+@policy_loss(
+    "gspo",
+    DualClipOptions,
+    LossTraits(("seq_mean_token_mean", "seq_mean_token_sum"), of_sequences=True),
+)
 def gspo(inputs: LossInputs, options: DualClipOptions) -> tuple[Tensor, dict[str, Tensor]]:
     """``-min(s A, clip(s, 1 - clip_low, 1 + clip_high) A)`` for each token of a sequence.
 

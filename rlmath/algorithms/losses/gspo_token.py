@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from rlmath.algorithms.losses.base import LossInputs, policy_loss
+from rlmath.algorithms.losses.base import LossInputs, LossTraits, policy_loss
 from rlmath.algorithms.losses.clip import DualClipOptions
 from rlmath.algorithms.losses.gspo import clipped
 from rlmath.utils.lazy_torch import Tensor
 
 
-@policy_loss("gspo_token", DualClipOptions, aggregations=("seq_mean_token_mean",))
+@policy_loss(
+    "gspo_token", DualClipOptions, LossTraits(("seq_mean_token_mean",), stops_gradient=True)
+)
 def gspo_token(inputs: LossInputs, options: DualClipOptions) -> tuple[Tensor, dict[str, Tensor]]:
     """GSPO's loss with the ratio ``s_t = sg(s) pi_t / sg(pi_t)``, ``sg`` stopping the gradient.
 

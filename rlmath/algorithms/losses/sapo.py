@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rlmath.algorithms.losses.base import LossInputs, policy_loss
+from rlmath.algorithms.losses.base import LossInputs, LossTraits, policy_loss
 from rlmath.utils.lazy_torch import Tensor, torch
 from rlmath.utils.setting import Options, setting
 
@@ -15,7 +15,7 @@ class SapoOptions(Options):
     tau_negative: float = setting(1.05, "Gate temperature for negative advantages.", above=0)
 
 
-@policy_loss("sapo", SapoOptions, aggregations=("seq_mean_token_mean",))
+@policy_loss("sapo", SapoOptions, LossTraits(("seq_mean_token_mean",)))
 def sapo(inputs: LossInputs, options: SapoOptions) -> tuple[Tensor, dict[str, Tensor]]:
     """``-(4 / tau) sigmoid(tau (r - 1)) A``, with a ``tau`` for each sign of ``A``.
 

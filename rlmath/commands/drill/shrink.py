@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlmath.algorithms.advantages import AdvantageSettings
+from rlmath.algorithms.advantages import AdvantageSettings, needs_value_model
 from rlmath.config.groups import options
 from rlmath.config.load import compose_settings
 from rlmath.config.quoting import path_override
@@ -231,7 +231,7 @@ def _changes(
     # After the warm-up: at its start an update changes nothing that could be noticed.
     yield "actor.optimizer.warmup_steps", 0
     yield "actor.optimizer.decay_steps", None
-    if algorithm.advantage == "gae":
+    if needs_value_model(algorithm.advantage):
         yield "value.optimizer.warmup_steps", 0
     yield "value.optimizer.decay_steps", None
     yield "value.warmup_steps", 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rlmath.algorithms.advantages import needs_value_model
 from rlmath.commands.plan.actor_shape import ActorShape
 from rlmath.commands.plan.engine_adapters import inbox_bytes, slot_bytes
 from rlmath.commands.plan.engine_memory import (
@@ -147,7 +148,7 @@ def settings_in_plan(config: Config, spec: ModelSpec) -> tuple[ActorShape, Step]
         longest_tokens=longest,
         bucket_bytes=bucket_mib(config.weights.bucket_size_mib, 2 * spec.num_parameters) * MIB,
         reference=algorithm.kl_coef > 0,
-        value_model=algorithm.advantage == "gae",
+        value_model=needs_value_model(algorithm.advantage),
         lm_head_float32=config.precision.lm_head_dtype.value == "float32",
         whole_logits=settings.logits.value == "whole",
         triton_logits=settings.logits.value == "triton",

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlmath.algorithms.advantages import ADVANTAGES, WITHIN_GROUPS, gae, gdpo, get_advantage, grpo
+from rlmath.algorithms.advantages import ADVANTAGES, gae, gdpo, get_advantage, grpo
 from rlmath.algorithms.advantages.base import EpsilonOptions
 from rlmath.algorithms.advantages.grpo import GrpoOptions
 from rlmath.algorithms.advantages.pass_at_k import PassAtKOptions
@@ -17,7 +17,7 @@ from rlmath.algorithms.advantages.pass_at_k import PassAtKOptions
 NAN = float("nan")
 COUNTED = ("reinforce_pp", "reinforce_pp_baseline")
 
-ESTIMATORS = ADVANTAGES.names()
+ESTIMATORS = ADVANTAGES.having(lambda one: not one.needs_values)
 
 
 def run(name, rewards, group_ids, counts=None, dtype=torch.float64, **settings_):
@@ -221,7 +221,7 @@ def test_which_need_only_a_group_s_own_rewards(name):
         *run(name, rewards[3:], ids[3:], counts[3:]),
     ]
     # To the last bit.
-    assert (run(name, rewards, ids, counts) == alone) == (name in WITHIN_GROUPS)
+    assert (run(name, rewards, ids, counts) == alone) == ADVANTAGES.traits(name).within_groups
 
 
 def test_missing_token_counts_are_asked_for():

@@ -14,6 +14,7 @@ ALLOWED = {*sys.stdlib_module_names, "torch", "numpy"}
 OWN = (
     "rlmath.algorithms",
     "rlmath.batching",
+    "rlmath.plugins",
     "rlmath.types",
     "rlmath.utils.array_refs",
     "rlmath.utils.lazy_torch",

@@ -7,7 +7,6 @@ import sys
 
 from rlmath.algorithms.aggregation import AGGREGATIONS
 from rlmath.algorithms.losses import LOSSES
-from rlmath.algorithms.losses.base import AGGREGATIONS_OF_LOSSES
 
 PROGRAM = """
 import sys
@@ -27,7 +26,9 @@ def test_a_wrong_name_is_reported_without_importing_torch() -> None:
 
 def test_aggregations_of_losses_are_aggregations() -> None:
     # Losses whose papers take a mean over sequences.
-    assert set(AGGREGATIONS_OF_LOSSES) == {"gspo", "gspo_token", "gmpo", "sapo"}
-    for loss, kinds in AGGREGATIONS_OF_LOSSES.items():
-        assert loss in LOSSES.names() and set(kinds) <= set(AGGREGATIONS.names())
+    of_means = LOSSES.having(lambda one: one.aggregations)
+    assert of_means == ["gmpo", "gspo", "gspo_token", "sapo"]
+    for loss in of_means:
+        kinds = LOSSES.traits(loss).aggregations
+        assert set(kinds) <= set(AGGREGATIONS.names())
         assert kinds[0] == "seq_mean_token_mean"

@@ -1,0 +1,52 @@
+"""Whether each node of the cluster can import the plug-ins, asked before anything starts there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlmath.cluster.nodes import sorted_nodes
+from rlmath.errors import ConfigError
+from rlmath.plugins.loading import Imported, imported, setup_hook
+
+
+def check_plugins() -> None:
+    """Let a process on each node import what this one has, as ranks and engines will.
+
+    Raises:
+        ConfigError: A node lacks a package or has another source of it; the message names both.
+    """
+    if setup_hook() is None:
+        return
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    nodes = sorted_nodes()
+    answers = [
+        ray.remote(imported)
+        .options(
+            num_cpus=0,
+            max_retries=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
+        )
+        .remote()
+        for node in nodes
+    ]
+    here = imported()
+    problems = [
+        problem
+        for node, answer in zip(nodes, ray.get(answers), strict=True)
+        for problem in _problems(node["NodeManagerAddress"], here, answer)
+    ]
+    if problems:
+        raise ConfigError.of(problems)
+
+
+def _problems(node: str, here: Imported, there: Imported) -> Iterator[str]:
+    for message in there.failed:
+        yield f"plugins on node {node}: {message}"
+    for name in sorted(here.hashes.keys() & there.hashes.keys()):
+        if here.hashes[name] != there.hashes[name]:
+            yield (
+                f"plugins on node {node}: {name} has the hash {there.hashes[name]}, and here "
+                f"{here.hashes[name]}; install the same version on each node"
+            )

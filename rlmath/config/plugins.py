@@ -1,0 +1,82 @@
+"""The user's code that settings name, imported before anything that asks what it registers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from rlmath.algorithms.aggregation import AGGREGATIONS
+from rlmath.algorithms.kl import KL_ESTIMATORS
+from rlmath.config.options import SECTIONS
+from rlmath.config.schema import Config
+from rlmath.config.settings import value_of
+from rlmath.errors import ConfigError
+from rlmath.plugins import Registry
+from rlmath.plugins.loading import use
+from rlmath.plugins.source import PluginError, hashes, is_file, is_path, split
+
+# Settings that choose a part by name, with where the names are.
+CHOOSERS: dict[str, Registry[Any, Any]] = {
+    **{section.chooser: section.registry for section in SECTIONS},
+    "algorithm.aggregation": AGGREGATIONS,
+    "algorithm.kl_estimator": KL_ESTIMATORS,
+}
+
+
+def import_plugins(config: Config) -> None:
+    """Import what the settings name, in this process and in those that it starts, and note the
+    hashes of the source files.
+
+    Raises:
+        ConfigError: Something is not there or cannot be imported, or its source has another hash
+            than the settings say.
+    """
+    problems: list[str] = []
+    for key, place in dict.fromkeys(_everywhere(config)):
+        try:
+            use(place)
+            if key in CHOOSERS:
+                CHOOSERS[key].get(value_of(config, key))
+        except PluginError as error:
+            problems.append(f"{key}={place}: {error}" if key == "plugins" else str(error))
+    found = {} if problems else found_hashes(config)
+    for name, given in config.plugin_hashes.items():
+        if name in found and found[name] != given:
+            problems.append(
+                f"plugin_hashes: {name} has changed: its source had the hash {given}, which is not "
+                f"there; the file has {found[name]}. Put the earlier file back, or start a new run"
+            )
+        elif name not in found and _top(name) in map(_top, found):
+            problems.append(f"plugin_hashes: {name}, of hash {given}, is not there any more")
+    if problems:
+        raise ConfigError.of(problems)
+    config.plugin_hashes = found
+
+
+def found_hashes(config: Config) -> dict[str, str]:
+    """The hash of each source file that the settings name, by name."""
+    places = dict.fromkeys([*(place for _, place in _everywhere(config)), *_of_rewards(config)])
+    return {name: value for place in places for name, value in hashes(place).items()}
+
+
+def _everywhere(config: Config) -> Iterator[tuple[str, str]]:
+    """Key and place of what each process imports."""
+    for place in config.plugins:
+        yield "plugins", place
+    for key in CHOOSERS:
+        place, attribute = split(value_of(config, key))
+        if attribute:
+            yield key, place
+
+
+def _of_rewards(config: Config) -> Iterator[str]:
+    """Places of rewards, which the driver alone imports, when it makes them."""
+    for item in config.reward.items:
+        if is_path(item.name) and not item.name.startswith(("http://", "https://")):
+            place, attribute = split(item.name)
+            yield place if attribute or is_file(place) else place.rpartition(".")[0]
+
+
+def _top(name: str) -> str:
+    """Of a file of a package, the package."""
+    return name.partition("/")[0] if not name.startswith("/") else name

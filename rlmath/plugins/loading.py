@@ -1,0 +1,233 @@
+"""Imports a user's code, the same in each process of a run.
+
+The driver imports it while it reads the settings. Ranks, engines and grading actors are Ray's
+processes; each calls :func:`setup_hook`'s function before anything else, which imports the same
+modules in the same order. A file travels by value, so it need not be on other nodes, and a change
+of it during a run has no effect. A package has to be installed on each node.
+"""
+
+from __future__ import annotations
+
+import importlib
+import linecache
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rlmath.plugins.source import PluginError, file_of, hash_of, hashes, is_file
+from rlmath.utils.ending_signals import is_signal
+
+
+@dataclass(frozen=True)
+class Source:
+    """What another process needs to import a place.
+
+    Attributes:
+        place: As in the settings.
+        module: Its name in ``sys.modules``.
+        file: Of a file, for tracebacks; ``None``: a module on Python's path.
+        text: Of the file.
+    """
+
+    place: str
+    module: str
+    file: str | None = None
+    text: str = ""
+
+
+# What this process has imported, by place and in order; which of it other processes import too; and
+# why something could not be imported.
+_imported: dict[str, Source] = {}
+_everywhere: dict[str, None] = {}
+_failed: dict[str, str] = {}
+
+
+def load(place: str) -> ModuleType:
+    """The module at a place, imported if it is not yet.
+
+    Raises:
+        PluginError: It is not there, or raised while it was imported.
+    """
+    if place in _failed:
+        raise PluginError(_failed[place])
+    if place not in _imported:
+        _import(_source(place))
+    return sys.modules[_imported[place].module]
+
+
+def refresh(place: str) -> ModuleType:
+    """:func:`load`, and import a file again that has changed since: for the start of a run in a
+    process that has had one before. Of this process alone, see :func:`use`.
+
+    Raises:
+        PluginError: See there.
+    """
+    _failed.pop(place, None)
+    if is_file(place) and place in _imported:
+        now = _source(place)
+        if now != _imported[place]:
+            _import(now)
+    return load(place)
+
+
+def use(place: str) -> ModuleType:
+    """:func:`refresh`, here and in each other process that this one's Ray starts from now on.
+
+    Raises:
+        PluginError: See there.
+    """
+    module = refresh(place)
+    _everywhere[place] = None
+    return module
+
+
+def attribute_of(module: ModuleType, attribute: str) -> Any:
+    """A module's attribute, which may have dots.
+
+    Raises:
+        PluginError: There is none; the message lists the module's functions.
+    """
+    found: Any = module
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            names = ", ".join(public_functions(module)) or "no function"
+            raise PluginError(f"the module has no {attribute!r}; it has: {names}")
+        found = getattr(found, part)
+    return found
+
+
+def public_functions(module: ModuleType) -> list[str]:
+    """Names of the functions that a module defines."""
+    return [
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+        and callable(value)
+        and not isinstance(value, type)
+        and getattr(value, "__module__", None) == module.__name__
+    ]
+
+
+def setup_hook() -> Callable[[], None] | None:
+    """What each other process calls first; ``None``: there is nothing to import."""
+    if not _everywhere:
+        return None
+    sources = tuple(_imported[place] for place in _everywhere)
+
+    def import_plugins() -> None:
+        from rlmath.plugins.loading import receive
+
+        receive(sources)
+
+    return import_plugins
+
+
+def receive(sources: tuple[Source, ...]) -> None:
+    """Import what another process has imported. What fails is raised where it is asked for: a
+    process that ends before it is connected could not say why."""
+    for source in sources:
+        _everywhere[source.place] = None
+        try:
+            _import(source)
+        except PluginError as error:
+            _failed[source.place] = str(error)
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What a process has of the plug-ins.
+
+    Attributes:
+        failed: A message for each that could not be imported.
+        hashes: Of the source files of the others, by name.
+    """
+
+    failed: tuple[str, ...]
+    hashes: dict[str, str]
+
+
+def imported() -> Imported:
+    """What this process has."""
+    found: dict[str, str] = {}
+    for place in _everywhere:
+        source = _imported.get(place)
+        if source is not None and source.file is not None:
+            found[place] = hash_of(source.text.encode())
+        elif source is not None:
+            found |= hashes(place)
+    return Imported(tuple(_failed.values()), found)
+
+
+def _source(place: str) -> Source:
+    if not is_file(place):
+        return Source(place, place)
+    file = file_of(place)
+    if not file.is_file():
+        raise PluginError(f"{place}: no such file (looked at {file})")
+    name = f"rlmath_plugin_{file.stem}_{hash_of(str(file).encode())}"
+    return Source(place, name, str(file), file.read_text(encoding="utf-8"))
+
+
+def _import(source: Source) -> None:
+    if source.file is None:
+        _import_module(source.module)
+    else:
+        _run_file(source, Path(source.file))
+    _imported[source.place] = source
+    _failed.pop(source.place, None)
+
+
+def _import_module(module: str) -> None:
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module + ".").startswith(error.name + "."):
+            raise PluginError(
+                f"no module {module!r} on Python's path; put its folder on PYTHONPATH, or give "
+                "the file: path/to/file.py:function"
+            ) from error
+        raise PluginError(
+            f"{module} was found, but it needs the package {error.name!r}, which is not installed"
+        ) from error
+    except (Exception, SystemExit) as error:
+        if is_signal(error):
+            raise
+        raise PluginError(f"{type(error).__name__} while importing {module}: {error}") from error
+
+
+def _run_file(source: Source, file: Path) -> None:
+    module = ModuleType(source.module)
+    module.__file__ = str(file)
+    # Dataclasses and pickle look their module up by name; tracebacks look up its lines.
+    before = sys.modules.get(source.module)
+    sys.modules[source.module] = module
+    lines = source.text.splitlines(keepends=True)
+    linecache.cache[str(file)] = (len(source.text), None, lines, str(file))
+    try:
+        exec(compile(source.text, str(file), "exec"), vars(module))
+    except (Exception, SystemExit) as error:
+        del sys.modules[source.module]
+        if before is not None:
+            sys.modules[source.module] = before
+        if is_signal(error):
+            raise
+        raise PluginError(
+            f"{source.place}: {type(error).__name__} while loading it: {error}"
+            f"{_beside(file, error)}"
+        ) from error
+
+
+def _beside(file: Path, error: BaseException) -> str:
+    """How to import what stands beside a file, which a script's own folder allows."""
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    name = (missing or "").partition(".")[0]
+    if not name or not any((file.parent / one).exists() for one in (f"{name}.py", name)):
+        return ""
+    return (
+        f"; {name} is beside the file, whose folder is not on Python's path: start with "
+        f"PYTHONPATH={shlex.quote(str(file.parent))}"
+    )

@@ -1,0 +1,132 @@
+"""Names to functions with their options and traits, with an error that lists the names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from rlmath.plugins.loading import attribute_of, load
+from rlmath.plugins.source import PluginError, split
+from rlmath.utils.setting import Options
+
+T = TypeVar("T")
+TraitsT = TypeVar("TraitsT")
+
+
+@dataclass(frozen=True)
+class _Registered(Generic[T, TraitsT]):
+    value: T
+    options: type[Options]
+    traits: TraitsT
+
+
+class Registry(Generic[T, TraitsT]):
+    """Functions of one kind by name.
+
+    A name is one that was registered, or ``file.py:function`` or ``package.module:function`` of a
+    function that its file registers.
+
+    Args:
+        setting: The setting that chooses among them, for the error message.
+        traits: What the kind declares about each of them, a dataclass; made without arguments, what
+            holds where nothing is declared.
+    """
+
+    def __init__(self, setting: str, traits: type[TraitsT]) -> None:
+        self._setting, self._traits = setting, traits
+        self._known: dict[str, _Registered[T, TraitsT]] = {}
+
+    def register(
+        self, name: str, options: type[Options] = Options, traits: TraitsT | None = None
+    ) -> Callable[[T], T]:
+        """Decorator that files a function under ``name``.
+
+        Args:
+            name: Its name in the settings.
+            options: What it may be told besides its inputs; it is passed one of these.
+            traits: What is true of it, for the parts that ask; ``None``: the kind's defaults.
+
+        Raises:
+            PluginError: The name is taken. A file that is imported again replaces what it had.
+        """
+
+        def add(function: T) -> T:
+            before = self._known.get(name)
+            if before is not None and _module(before.value) != _module(function):
+                raise PluginError(f"{self._setting} {name!r} is registered twice")
+            self._known[name] = _Registered(function, options, traits or self._traits())
+            return function
+
+        return add
+
+    def get(self, name: str) -> T:
+        """The function called ``name``.
+
+        Raises:
+            PluginError: There is none of that name; the message lists those that there are.
+        """
+        return self._find(name).value
+
+    def options(self, name: str) -> type[Options]:
+        """The options of the function called ``name``; without arguments the defaults.
+
+        Raises:
+            PluginError: There is none of that name.
+        """
+        return self._find(name).options
+
+    def traits(self, name: str) -> TraitsT:
+        """What is declared about the function called ``name``.
+
+        Raises:
+            PluginError: There is none of that name.
+        """
+        return self._find(name).traits
+
+    def names(self) -> list[str]:
+        """All registered names, sorted."""
+        return sorted(self._known)
+
+    def having(self, trait: Callable[[TraitsT], Any]) -> list[str]:
+        """Names of those of which ``trait`` is true, sorted."""
+        return [name for name in self.names() if trait(self._known[name].traits)]
+
+    def has(self, name: str) -> bool:
+        """Whether :meth:`get` finds something."""
+        try:
+            self._find(name)
+        except PluginError:
+            return False
+        return True
+
+    def of_module(self, module: str) -> list[str]:
+        """Names that a module registered, sorted."""
+        return [name for name in self.names() if _module(self._known[name].value) == module]
+
+    def remove(self, name: str) -> None:
+        """Undo a registration, such as that of a test."""
+        del self._known[name]
+
+    def _find(self, name: str) -> _Registered[T, TraitsT]:
+        if name in self._known:
+            return self._known[name]
+        place, attribute = split(name)
+        if not attribute:
+            known = ", ".join(self.names())
+            raise PluginError(f"{self._setting} = {name!r} is not known; known are: {known}")
+        try:
+            value = attribute_of(load(place), attribute)
+        except PluginError as error:
+            raise PluginError(f"{self._setting}={name}: {error}") from error
+        for one in self._known.values():
+            if one.value is value:
+                return one
+        raise PluginError(
+            f"{self._setting}={name}: {attribute} is not registered for {self._setting}; see "
+            "docs/extending.md for the decorator of this kind"
+        )
+
+
+def _module(value: Any) -> str | None:
+    return getattr(value, "__module__", None)

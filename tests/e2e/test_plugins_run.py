@@ -1,0 +1,89 @@
+"""A run whose loss, estimator, aggregation and KL come from files of the user's: real ranks and
+engines, a resume, a replay."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from tests.e2e.runs import ROOT, metrics, quickstart_settings, rlmath
+
+EXAMPLES = ROOT / "examples" / "plugins"
+
+
+@pytest.fixture(scope="module")
+def mine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("plugins") / "mine"
+    shutil.copytree(EXAMPLES, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def settings(material: Path, mine: Path) -> list[str]:
+    return [
+        *quickstart_settings(material, mine.parent / "run"),
+        "actor.tensor_parallel=1",
+        "eval.every=0",
+        "runner.save_every=1",
+        "runner.check_export_sequences=0",
+        "algorithm.minibatches_per_step=2",
+        # By name, and directly.
+        f"plugins=[{mine / 'loss.py'}]",
+        "algorithm.loss=soft_clip",
+        "algorithm.loss_options.limit=0.25",
+        f"algorithm.advantage={mine / 'advantage.py'}:median",
+        f"algorithm.aggregation={mine / 'aggregation.py'}:sqrt_length",
+        "algorithm.kl_coef=0.01",
+        f"algorithm.kl_estimator={mine / 'kl_estimator.py'}:huber",
+    ]
+
+
+@pytest.fixture(scope="module")
+def run_dir(settings: list[str], mine: Path) -> Path:
+    done = rlmath("train", *settings)
+    assert done.returncode == 0, done.stderr
+    return mine.parent / "run"
+
+
+def test_ranks_train_with_what_the_files_register(run_dir: Path, mine: Path) -> None:
+    lines = metrics(run_dir)
+    assert len(lines) == 2
+    # Only this loss counts it.
+    assert all("actor/beyond_limit" in line for line in lines), sorted(lines[0])
+    saved = OmegaConf.load(run_dir / "config.yaml")
+    assert saved.algorithm.loss_options == {"limit": 0.25}
+    names = ("loss.py", "advantage.py", "aggregation.py", "kl_estimator.py")
+    assert set(saved.plugin_hashes) == {str(mine / name) for name in names}
+
+
+def test_a_replay_repeats_it_to_the_last_bit(run_dir: Path) -> None:
+    done = rlmath("replay", str(run_dir), "2", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout)["steps"]
+
+
+def test_a_changed_file_is_named_by_resume_and_replay(
+    run_dir: Path, settings: list[str], mine: Path
+) -> None:
+    file = mine / "loss.py"
+    before = file.read_text()
+    then = OmegaConf.load(run_dir / "config.yaml").plugin_hashes[str(file)]
+    file.write_text(before.replace(".tanh()", ".tanh() * 1.0"))
+    try:
+        resumed = rlmath("train", *settings, "runner.steps=3")
+        assert resumed.returncode == 2
+        assert f"plugin_hashes.{file}: {then} -> " in resumed.stderr
+        assert "advantage.py" not in resumed.stderr.partition("other settings")[2]
+        replayed = rlmath("replay", str(run_dir), "2")
+        assert replayed.returncode == 2
+        assert f"{file} has changed" in replayed.stderr and then in replayed.stderr
+        accepted = ["runner.accept_changes=[plugin_hashes]", "runner.steps=3"]
+        resumed = rlmath("train", *settings, *accepted)
+        assert resumed.returncode == 0, resumed.stderr
+        assert len(metrics(run_dir)) == 3
+    finally:
+        file.write_text(before)

@@ -1,0 +1,172 @@
+"""A user's file or package is imported once, by value elsewhere, and named when it cannot be."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ray import cloudpickle
+
+from rlmath.algorithms.losses import LOSSES
+from rlmath.checks import attempts
+from rlmath.config.load import load, to_plain, with_values
+from rlmath.errors import ConfigError
+from rlmath.plugins import loading
+from rlmath.plugins.source import PluginError, hashes
+from rlmath.training.algorithm_settings import update_settings
+
+GIVEN = ["model.path=m", "runner.run_dir=r"]
+LOSS = """
+from dataclasses import dataclass
+from rlmath.algorithms.losses import policy_loss
+from rlmath.utils.setting import Options, setting
+
+@dataclass(frozen=True)
+class MineOptions(Options):
+    scale: float = setting(FACTOR, "Factor of the loss.", above=0)
+
+@policy_loss("mine_of_test", MineOptions)
+def mine(inputs, options):
+    return -options.scale * inputs.token_advantages() * inputs.log_ratio().exp(), {}
+
+def plain(inputs, options):
+    return inputs.log_ratio()
+"""
+
+
+@pytest.fixture
+def own_plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a test imports is forgotten after it."""
+    for name in ("_imported", "_everywhere", "_failed"):
+        monkeypatch.setattr(loading, name, {})
+    yield
+    if "mine_of_test" in LOSSES.names():
+        LOSSES.remove("mine_of_test")
+
+
+@pytest.fixture
+def file(tmp_path: Path, own_plugins: None) -> Path:
+    path = tmp_path / "my loss.py"
+    path.write_text(LOSS.replace("FACTOR", "2.0"))
+    return path
+
+
+def refusal(*overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load([*GIVEN, *overrides])
+    return str(caught.value)
+
+
+def test_a_loss_of_a_file_by_name_and_directly(file: Path) -> None:
+    for chosen in (
+        [f"plugins=[{file}]", "algorithm.loss=mine_of_test"],
+        [f"algorithm.loss={file}:mine"],
+    ):
+        config = load([*GIVEN, *chosen, "algorithm.loss_options.scale=3"])
+        assert config.algorithm.loss_options == {"scale": 3.0}
+        assert config.plugin_hashes == hashes(str(file)) and len(config.plugin_hashes) == 1
+        objective = update_settings(config, kl_coef=0.0, entropy_coef=0.0).objective
+        assert objective.loss_options.scale == 3.0
+        message = refusal(*chosen, "algorithm.loss_options.scale=0")
+        assert "scale = 0.0: has to be more than 0" in message
+        assert "it has scale" in refusal(*chosen, "algorithm.loss_options.skale=1")
+
+
+def test_another_process_imports_it_by_value(file: Path) -> None:
+    config = load([*GIVEN, f"algorithm.loss={file}:mine"])
+    objective = update_settings(config, kl_coef=0.0, entropy_coef=0.0).objective
+    hook = loading.setup_hook()
+    given = file.parent / "given.pickle"
+    # The function by value, as Ray sends it; the settings only after it has run.
+    given.write_bytes(pickle.dumps((cloudpickle.dumps(hook), cloudpickle.dumps(objective))))
+    file.unlink()
+    program = (
+        "import pickle, sys\n"
+        "hook, objective = pickle.load(open(sys.argv[1], 'rb'))\n"
+        "pickle.loads(hook)()\n"
+        "objective = pickle.loads(objective)\n"
+        "from rlmath.algorithms.losses import LOSSES\n"
+        "print(objective.loss_options.scale, LOSSES.get(objective.loss).__name__)\n"
+        "from rlmath.plugins.loading import imported\n"
+        "print(imported())\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(given)], capture_output=True, text=True, check=True
+    )
+    first, second = done.stdout.splitlines()
+    assert first == "2.0 mine"
+    assert second == repr(loading.imported()) and config.plugin_hashes[str(file)] in second
+
+
+def test_what_cannot_be_imported_is_named(file: Path, tmp_path: Path) -> None:
+    missing = refusal(f"plugins=[{tmp_path}/gone.py,no_such_package_of_mine]")
+    assert "gone.py: no such file" in missing and "no module 'no_such_package_of_mine'" in missing
+    broken = tmp_path / "broken.py"
+    broken.write_text("1 / 0\n")
+    assert "ZeroDivisionError while loading it" in refusal(f"plugins=[{broken}]")
+    name = f"algorithm.loss={file}:plane"
+    assert "has no 'plane'; it has: mine, plain" in refusal(name)
+    assert "plain is not registered for algorithm.loss" in refusal(f"algorithm.loss={file}:plain")
+    taken = tmp_path / "taken.py"
+    taken.write_text(LOSS.replace("FACTOR", "1.0").replace("mine_of_test", "ppo_clip"))
+    assert "'ppo_clip' is registered twice" in refusal(f"plugins=[{taken}]")
+    assert LOSSES.get("ppo_clip").__module__ == "rlmath.algorithms.losses.ppo_clip"
+
+
+def test_a_process_that_lacks_it_says_so_when_it_is_asked_for(file: Path) -> None:
+    gone = loading.Source("gone_package_of_mine", "gone_package_of_mine")
+    loading.receive((gone,))
+    (message,) = loading.imported().failed
+    assert "no module 'gone_package_of_mine'" in message
+    with pytest.raises(PluginError, match="no module 'gone_package_of_mine'"):
+        LOSSES.get("gone_package_of_mine:loss")
+
+
+def test_a_changed_file_is_imported_again_by_the_next_run_only(file: Path) -> None:
+    name = f"{file}:mine"
+    config = load([*GIVEN, f"algorithm.loss={name}"])
+    file.write_text(LOSS.replace("FACTOR", "4.0"))
+    assert LOSSES.options(name)().scale == 2.0  # type: ignore[attr-defined]
+    now = load([*GIVEN, f"algorithm.loss={name}", "algorithm.loss_options.scale=2"])
+    assert LOSSES.options(name)().scale == 4.0  # type: ignore[attr-defined]
+    (old,), (new,) = config.plugin_hashes.values(), now.plugin_hashes.values()
+    assert old != new
+    # Settings of the run before name the file and the hash that is not there.
+    with pytest.raises(ConfigError) as caught:
+        with_values(to_plain(config), [])
+    assert f"{file} has changed" in str(caught.value) and old in str(caught.value)
+    (change,) = attempts.changes(to_plain(config), now)
+    assert str(change) == f"plugin_hashes.{file}: {old} -> {new}"
+
+
+def test_hashes_of_a_package_are_of_its_files(
+    tmp_path: Path, own_plugins: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "package_of_mine"
+    (package / "inner").mkdir(parents=True)
+    for name in ("__init__.py", "losses.py", "inner/__init__.py"):
+        (package / name).write_text("")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = hashes("package_of_mine.losses")
+    assert sorted(found) == [
+        "package_of_mine/__init__.py",
+        "package_of_mine/inner/__init__.py",
+        "package_of_mine/losses.py",
+    ]
+    config = load([*GIVEN, "plugins=[package_of_mine.losses]"])
+    assert config.plugin_hashes == found
+    (package / "inner" / "__init__.py").unlink()
+    with pytest.raises(ConfigError, match=r"package_of_mine/inner/__init__\.py, of hash"):
+        with_values(to_plain(config), [])
+
+
+def test_the_source_of_a_reward_is_guarded_and_not_run(tmp_path: Path) -> None:
+    reward = tmp_path / "reward_of_mine.py"
+    reward.write_text("raise RuntimeError('only the driver runs it')\n")
+    for name in (str(reward), f"{reward}:f"):
+        config = load([*GIVEN, f"reward.items=[{{name: '{name}'}}]"])
+        assert config.plugin_hashes == hashes(str(reward))
