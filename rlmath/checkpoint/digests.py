@@ -16,7 +16,7 @@ import io
 import os
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ _SETTLED_NS = 2 * 10**9
 _computed: dict[tuple[Any, ...], str] = {}
 # Below it handing bytes to another thread costs more than hashing them.
 _LEAST_BYTES_FOR_THREAD = 1 << 16
+# The disk holds what was written while more is, so that the last fsync has little left to do.
+_SYNC_BYTES = 128 << 20
 
 
 class HashedStream:
@@ -46,7 +48,9 @@ class HashedStream:
         self._file = file
         self._hash = xxhash.xxh3_128()
         self._num_bytes = 0
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="digest")
+        self._threads = ThreadPoolExecutor(2, thread_name_prefix="digest")
+        self._synced_bytes = 0
+        self._sync: Future[None] | None = None
 
     def write(self, data: Any) -> int:
         """Write bytes and hash them at the same time; both let go of the interpreter lock."""
@@ -55,12 +59,25 @@ class HashedStream:
         if num_bytes < _LEAST_BYTES_FOR_THREAD:
             self._hash.update(data)
             return self._file.write(data)
-        hashed = self._thread.submit(self._hash.update, data)
+        hashed = self._threads.submit(self._hash.update, data)
         try:
-            return self._file.write(data)
+            written = self._file.write(data)
         finally:
             # The caller may change the bytes once this returns.
             hashed.result()
+        if self._num_bytes - self._synced_bytes >= _SYNC_BYTES and (
+            self._sync is None or self._sync.done()
+        ):
+            self._wait_for_sync()
+            self._synced_bytes = self._num_bytes
+            self._sync = self._threads.submit(os.fdatasync, self._file.fileno())
+        return written
+
+    def _wait_for_sync(self) -> None:
+        """Raise what the disk has said: the system says it once, so the last one may not."""
+        if self._sync is not None:
+            sync, self._sync = self._sync, None
+            sync.result()
 
     def tell(self) -> int:
         """Bytes so far."""
@@ -75,9 +92,14 @@ class HashedStream:
         return self._file.fileno()
 
     def close(self) -> None:
-        """Close the file; it may be closed already."""
-        self._thread.shutdown()
+        """Close the file; it may be closed already.
+
+        Raises:
+            OSError: The disk failed to hold a part that was written.
+        """
+        self._threads.shutdown()
         self._file.close()
+        self._wait_for_sync()
 
     def note(self) -> str:
         """Size in bytes and checksum of what was written."""

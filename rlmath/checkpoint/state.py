@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import torch.distributed as dist
 from torch import Tensor
 
+from rlmath.checkpoint.child_writer import SharedMemory
 from rlmath.checkpoint.manifest import MANIFEST, BrokenCheckpoint, verify
 from rlmath.checkpoint.model_state import is_extra_state, sharded_weights
 from rlmath.checkpoint.optimizer_prints import check_prints, optimizer_prints, save_prints
@@ -99,17 +100,19 @@ class PendingSave:
 
     def __init__(self, write: Callable[[], None], in_background: bool) -> None:
         self._error: BaseException | None = None
-        self._write = write
         self._thread: threading.Thread | None = None
         if in_background:
-            self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
+            # It alone keeps the copies, which are free when it has written them.
+            self._thread = threading.Thread(
+                target=self._run, args=(write,), name="checkpoint", daemon=True
+            )
             self._thread.start()
         else:
-            self._run()
+            self._run(write)
 
-    def _run(self) -> None:
+    def _run(self, write: Callable[[], None]) -> None:
         try:
-            self._write()
+            write()
         except BaseException as error:
             self._error = error
 
@@ -174,9 +177,9 @@ def begin_saves(
     """Copy what is to be saved, and write it while training continues; collective over all ranks.
 
     Takes the size of the rank's part of the checkpoint in host memory until it is written. All
-    models are copied before this returns, so they are of the same step, and one thread writes them
-    one after the other. The checkpoint may be committed when :meth:`PendingSave.wait` has returned
-    on every rank.
+    models are copied before this returns, so they are of the same step, and are written one after
+    the other, each by a child process. The checkpoint may be committed when
+    :meth:`PendingSave.wait` has returned on every rank.
 
     Args:
         models: By the name of their folder in the checkpoint.
@@ -190,8 +193,8 @@ def begin_saves(
     ]
 
     def write() -> None:
-        for write_one in prepared:
-            write_one()
+        while prepared:
+            prepared.pop(0)()
 
     global _last
     _last = PendingSave(write, in_background)
@@ -240,9 +243,10 @@ def _prepare_save(state: ModelState, target: Path, group: Any, copy: bool) -> Ca
     # Rank 0 alone checks that the shards cover all tensors.
     _on_all_ranks(gather_state, target, group)
     _on_all_ranks(write_small_files, target, group)
-    if copy:
-        _copy_to_host(sharded)
-    return lambda: _on_all_ranks(lambda: write_tensors(target, sharded, group), target, group)
+    memory = _copy_to_host(sharded) if copy else None
+    return lambda: _on_all_ranks(
+        lambda: write_tensors(target, sharded, group, memory), target, group
+    )
 
 
 _last: PendingSave | None = None
@@ -383,7 +387,7 @@ def _split_writing(sharded: Any) -> None:
     distribute_main_replicas_with_precomputed_distribution(sharded, group, plan)
 
 
-def _copy_to_host(sharded: Any) -> None:
+def _copy_to_host(sharded: Any) -> SharedMemory:
     """Copy the values to host memory, so that training may continue with the tensors."""
     from megatron.core.dist_checkpointing.dict_utils import nested_values
     from megatron.core.dist_checkpointing.mapping import ShardedTensor, is_main_replica
@@ -393,8 +397,11 @@ def _copy_to_host(sharded: Any) -> None:
         for one in nested_values(sharded)
         if isinstance(one, ShardedTensor) and is_main_replica(one.replica_id)
     ]
-    for one, copy in zip(written, host_copies(one.data for one in written), strict=True):
+    memory = SharedMemory(SharedMemory.size_of([one.data for one in written]))
+    copies = host_copies((one.data for one in written), memory.empty)
+    for one, copy in zip(written, copies, strict=True):
         one.data = copy
+    return memory
 
 
 def _about(state: ModelState) -> dict[str, Any]:

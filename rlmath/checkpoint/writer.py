@@ -1,9 +1,10 @@
-"""Writes the tensors of all ranks in torch's distributed format, within the process.
+"""Writes the tensors of all ranks in torch's distributed format.
 
 Megatron's own writer starts a manager process and forks writers, for writing in the background.
-In a Ray actor, a process with threads that hold locks, forking can hang, and starting an
-interpreter takes longer than writing a small model. So the plan is made with Megatron's planner,
-and torch's writer writes it in the process that calls.
+In a Ray actor, a process with threads that hold locks, forking can hang. So the plan is made with
+Megatron's planner, and torch's writer writes it: in the process that calls, which is over before
+an interpreter has started where the model is small, or in a new one beside training
+(:mod:`rlmath.checkpoint.child_writer`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from rlmath.checkpoint.child_writer import SharedMemory, write_in_child
 from rlmath.checkpoint.digests import hashed_stream
 from rlmath.checkpoint.space import is_disk_full
 
@@ -22,12 +24,15 @@ COMMON = "common.pt"
 DISK_FULL = ("no space left on device", "disk quota exceeded")
 
 
-def write_tensors(folder: Path, sharded: Any, group: Any) -> None:
+def write_tensors(
+    folder: Path, sharded: Any, group: Any, memory: SharedMemory | None = None
+) -> None:
     """Write this rank's shards of which it is the main holder; collective over ``group``.
 
     Args:
         sharded: Megatron's sharded state, without its common part.
         group: A gloo group of all ranks; nothing else may use it meanwhile.
+        memory: Holds the tensors: a child process writes them. ``None``: this process does.
 
     Raises:
         OSError: On every rank, when any rank could not write.
@@ -43,7 +48,7 @@ def write_tensors(folder: Path, sharded: Any, group: Any) -> None:
     try:
         save(
             strategy.mcore_to_pyt_state_dict(flat, False),
-            storage_writer=_writer(folder),
+            storage_writer=checkpoint_writer(folder, memory),
             planner=planner,
             process_group=group,
         )
@@ -53,7 +58,8 @@ def write_tensors(folder: Path, sharded: Any, group: Any) -> None:
         raise OSError(f"{folder} could not be written: {reasons}") from None
 
 
-def _writer(folder: Path) -> Any:
+def checkpoint_writer(folder: Path, memory: SharedMemory | None = None) -> Any:
+    """Torch's writer of a folder, with checksums; see :func:`write_tensors`."""
     from torch.distributed.checkpoint import FileSystemWriter
     from torch.distributed.checkpoint.filesystem import DEFAULT_SUFFIX, FileSystem
 
@@ -69,6 +75,10 @@ def _writer(folder: Path) -> Any:
         """Says plainly what failed: an error loses its cause on the way to the other ranks."""
 
         def write_data(self, plan: Any, planner: Any) -> Any:
+            if memory is not None:
+                written: torch.futures.Future[Any] = torch.futures.Future()
+                written.set_result(write_in_child(folder, plan, planner, memory))
+                return written
             # The file's own checksum finds what zip's would, which takes longer than the writing.
             is_on = torch.serialization.get_crc32_options()
             torch.serialization.set_crc32_options(False)

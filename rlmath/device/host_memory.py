@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mmap
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +14,9 @@ from torch import Tensor
 STAGING_BYTES = 64 * 2**20
 
 
-def host_copies(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
+def host_copies(
+    tensors: Iterable[Tensor], empty: Callable[[Sequence[int], torch.dtype], Tensor]
+) -> Iterator[Tensor]:
     """Copies in pageable host memory, one after another.
 
     A GPU copies to pageable memory through a small buffer of the driver's, at a few GB/s; here it
@@ -22,21 +24,23 @@ def host_copies(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
 
     Args:
         tensors: On any device; those of the host are copied as well.
+        empty: Makes an uninitialized tensor of a shape and type in host memory.
     """
     staging: Tensor | None = None
     for tensor in tensors:
         source = tensor.detach()
-        if source.device.type != "cuda":
-            yield source.to("cpu", copy=True)
-            continue
-        if staging is None:
-            staging = pinned_buffer(STAGING_BYTES)
-        yield _staged_copy(source, staging)
+        copy = empty(source.shape, source.dtype)
+        if source.device.type == "cuda":
+            if staging is None:
+                staging = pinned_buffer(STAGING_BYTES)
+            _staged_copy(source, copy, staging)
+        else:
+            copy.copy_(source)
+        yield copy
 
 
-def _staged_copy(source: Tensor, staging: Tensor) -> Tensor:
-    """A copy by way of ``staging``, ``[bytes]`` uint8."""
-    copy = torch.empty(source.shape, dtype=source.dtype, device="cpu")
+def _staged_copy(source: Tensor, copy: Tensor, staging: Tensor) -> None:
+    """Copy by way of ``staging``, ``[bytes]`` uint8."""
     theirs = source.contiguous().view(-1).view(torch.uint8)
     ours = copy.view(-1).view(torch.uint8)
     for begin in range(0, theirs.numel(), staging.numel()):
@@ -44,7 +48,6 @@ def _staged_copy(source: Tensor, staging: Tensor) -> Tensor:
         # Blocking: the host reads the buffer next.
         staging[:size].copy_(theirs[begin : begin + size])
         ours[begin : begin + size].copy_(staging[:size])
-    return copy
 
 
 def pinned_buffer(num_bytes: int) -> Tensor:

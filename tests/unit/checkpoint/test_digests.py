@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from rlmath.checkpoint import CheckpointStore, digests, manifest
 from rlmath.checkpoint.digests import SUFFIX, hashed_stream, take_note
 from rlmath.checkpoint.manifest import MANIFEST, BrokenCheckpoint, verify, write_manifest
-from rlmath.checkpoint.writer import _writer
+from rlmath.checkpoint.writer import checkpoint_writer
 
 
 def xxh3(path: Path) -> str:
@@ -34,7 +36,7 @@ def written(tmp_path: Path) -> Path:
         "half": torch.randn(70_000).bfloat16(),
         "text": {"a": 1},
     }
-    dcp.save(state, storage_writer=_writer(tmp_path / "actor"), no_dist=True)
+    dcp.save(state, storage_writer=checkpoint_writer(tmp_path / "actor"), no_dist=True)
     (path,) = (tmp_path / "actor").glob("*.distcp")
     return path
 
@@ -91,6 +93,28 @@ def test_a_write_that_fails_leaves_no_note(tmp_path: Path) -> None:
         data[:] = b"z" * len(data)  # What is written is not the caller's any more.
         stream.write(memoryview(b"short"))
     assert take_note(path) == (100_005, xxhash.xxh3_128_hexdigest(b"y" * 100_000 + b"short"))
+
+
+def test_the_disk_gets_a_large_file_in_parts_and_its_error_is_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system reports a failed write to a file once, so the last fsync would not see it."""
+    monkeypatch.setattr(digests, "_SYNC_BYTES", 1 << 20)
+    synced: list[int] = []
+
+    def fdatasync(file: int) -> None:
+        synced.append(os.fstat(file).st_size)
+        if len(synced) == 2:
+            raise OSError(errno.EIO, "the disk failed")
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    with pytest.raises(OSError, match="the disk failed"), hashed_stream(tmp_path / "a") as stream:
+        for _ in range(2):
+            stream.write(bytes(1 << 20))
+            while stream._sync is not None and not stream._sync.done():
+                time.sleep(0.001)
+    assert synced[0] >= 1 << 20 and len(synced) == 2
+    assert [one.name for one in tmp_path.iterdir()] == ["a"]  # And no note beside it.
 
 
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -208,7 +232,9 @@ def test_the_writer_computes_no_checksum_of_zip(
         torch.serialization.set_crc32_options(is_on)
         try:
             with pytest.raises(CheckpointException):
-                dcp.save({"a": torch.ones(3)}, storage_writer=_writer(tmp_path), no_dist=True)
+                dcp.save(
+                    {"a": torch.ones(3)}, storage_writer=checkpoint_writer(tmp_path), no_dist=True
+                )
             assert torch.serialization.get_crc32_options() is is_on
         finally:
             torch.serialization.set_crc32_options(True)

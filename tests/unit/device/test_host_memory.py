@@ -60,7 +60,8 @@ def test_a_copy_by_way_of_a_buffer_has_every_byte(staging_bytes: int) -> None:
         torch.tensor(3.5),
         torch.empty(0, 4),
     ):
-        copy = host_memory._staged_copy(source, staging)
+        copy = torch.empty(source.shape, dtype=source.dtype)
+        host_memory._staged_copy(source, copy, staging)
         assert copy.dtype == source.dtype and torch.equal(copy, source)
         assert not copy.numel() or copy.data_ptr() != source.data_ptr()
 
@@ -70,7 +71,7 @@ def test_copies_of_host_tensors_lock_no_memory_and_are_independent(
 ) -> None:
     monkeypatch.setattr(host_memory, "pinned_buffer", None)
     sources = [torch.ones(3), torch.ones(2, 2).bfloat16()]
-    copies = list(host_copies(sources))
+    copies = list(host_copies(sources, lambda shape, dtype: torch.empty(shape, dtype=dtype)))
     for source in sources:
         source.zero_()
     assert [float(copy.float().sum()) for copy in copies] == [3.0, 4.0]

@@ -1,0 +1,186 @@
+"""Writes a rank's file in a child process, beside training.
+
+A thread of the rank needs the interpreter lock for each of the forty pieces in which torch writes
+a tensor, and a rank that launches kernels gives it up only every 5 ms: writing would take several
+times as long, and training would wait for it (``benchmarks/checkpoint.py --busy``). The child
+shares the memory with the rank's host copies. It writes one file and ends.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import mmap
+import os
+import subprocess
+import sys
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rlmath.utils.child_processes import end_with_parent
+
+_ALIGNMENT_BYTES = 64
+_PROGRAM = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from rlmath.checkpoint.child_writer import main; main(*map(int, sys.argv[2:]))"
+)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A tensor in shared memory: where it begins, in bytes, and how it lies there."""
+
+    offset_bytes: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class SharedMemory:
+    """Host memory that a child process can be given. ``/dev/shm``, which is 64 MiB in a container,
+    does not limit it. It is freed with the last tensor in it.
+
+    Args:
+        num_bytes: From :meth:`size_of`. Pages count once they are written.
+        descriptor: In the child: the parent's; ``None`` makes new memory.
+    """
+
+    def __init__(self, num_bytes: int, descriptor: int | None = None) -> None:
+        self.num_bytes = max(num_bytes, 1)
+        self.descriptor = os.memfd_create("checkpoint") if descriptor is None else descriptor
+        if descriptor is None:
+            os.ftruncate(self.descriptor, self.num_bytes)
+        self._map = mmap.mmap(self.descriptor, self.num_bytes)
+        self._begin = torch.frombuffer(self._map, dtype=torch.uint8).data_ptr()
+        self._used = 0
+        weakref.finalize(self, os.close, self.descriptor)
+
+    @staticmethod
+    def size_of(tensors: Sequence[Tensor]) -> int:
+        """Bytes that copies of the tensors take."""
+        return sum(-(-one.nbytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES for one in tensors)
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """An uninitialized tensor in the next free bytes."""
+        begin = self._used
+        num_elements = math.prod(shape)
+        self._used += -(-num_elements * dtype.itemsize // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        return self._elements(begin, num_elements, dtype).view(tuple(shape))
+
+    def _elements(self, begin: int, num_elements: int, dtype: torch.dtype) -> Tensor:
+        """A tensor with a storage of these bytes alone: torch saves whole storages."""
+        if not num_elements:
+            return torch.empty(0, dtype=dtype)
+        return torch.frombuffer(self._map, dtype=dtype, count=num_elements, offset=begin)
+
+    def place(self, tensor: Tensor) -> _Place:
+        """The place of a tensor, or of a view of one.
+
+        Raises:
+            ValueError: It is not in this memory.
+        """
+        offset = tensor.data_ptr() - self._begin if tensor.numel() else 0
+        if not 0 <= offset < self.num_bytes:
+            raise ValueError(f"a tensor of shape {tuple(tensor.shape)} is not in shared memory")
+        return _Place(offset, tuple(tensor.shape), tensor.stride(), tensor.dtype)
+
+    def tensor(self, place: _Place) -> Tensor:
+        """The tensor at a place."""
+        if 0 in place.shape:
+            return torch.empty(place.shape, dtype=place.dtype)
+        span = 1 + sum((n - 1) * step for n, step in zip(place.shape, place.stride, strict=True))
+        elements = self._elements(place.offset_bytes, span, place.dtype)
+        return elements.as_strided(place.shape, place.stride)
+
+
+@dataclass(frozen=True)
+class _Given:
+    """The part of a torch planner that a writer asks: an item's tensor or bytes."""
+
+    data: dict[int, Any]
+
+    def resolve_data(self, item: Any) -> Any:
+        return self.data[id(item)]
+
+
+def write_in_child(folder: Path, plan: Any, planner: Any, memory: SharedMemory) -> list[Any]:
+    """Write what a rank's plan of torch's distributed format says, in a new process.
+
+    Args:
+        folder: As given to the writer.
+        plan: The rank's ``SavePlan``.
+        planner: Whose tensors are all in ``memory``.
+        memory: Whose tensors must not change meanwhile.
+
+    Returns:
+        The results of torch's ``write_data``.
+
+    Raises:
+        OSError: It could not be written, or the process was killed.
+    """
+    data = [planner.resolve_data(item) for item in plan.items]
+    given = [memory.place(one) if isinstance(one, Tensor) else one.getvalue() for one in data]
+    ours, theirs = Pipe()
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-s", "-P", "-c", _PROGRAM),
+            *(json.dumps([path for path in sys.path if path]), str(theirs.fileno())),
+            *(str(memory.descriptor), str(memory.num_bytes), str(os.getpid())),
+        ],
+        stdin=subprocess.DEVNULL,
+        pass_fds=(theirs.fileno(), memory.descriptor),
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+        # Ctrl-C is for the driver: a checkpoint that was begun is finished.
+        start_new_session=True,
+    )
+    theirs.close()
+    reply: Any = None
+    try:
+        ours.send((folder, plan, given))
+        reply = ours.recv()
+    except (EOFError, ConnectionError):
+        pass
+    finally:
+        ours.close()
+        status = process.wait()
+    if reply is None:
+        raise OSError(
+            f"the process that writes the rank's file ended with status {status}"
+            + (", as when memory runs out" if status == -9 else "; its log has the error")
+        )
+    if isinstance(reply, OSError):
+        raise reply
+    return list(reply)
+
+
+def main(connection: int, descriptor: int, num_bytes: int, parent_pid: int) -> None:
+    """Write one file for the rank at the other end of an inherited connection.
+
+    Args:
+        connection: File descriptor.
+        descriptor: Of the shared memory.
+        num_bytes: Its size.
+        parent_pid: Process id of the rank, with which this process ends.
+    """
+    end_with_parent(parent_pid)
+    from rlmath.checkpoint.writer import checkpoint_writer
+
+    torch.set_num_threads(1)
+    rank = Connection(connection)
+    folder, plan, given = rank.recv()
+    memory = SharedMemory(num_bytes, descriptor)
+    data = [memory.tensor(one) if isinstance(one, _Place) else io.BytesIO(one) for one in given]
+    planner = _Given({id(item): one for item, one in zip(plan.items, data, strict=True)})
+    try:
+        rank.send(checkpoint_writer(folder).write_data(plan, planner).wait())
+    except OSError as error:
+        rank.send(error)
