@@ -17,6 +17,8 @@ _LONG = ("actor=long_context", "rollout=long_context")
 EXPERIMENTS = ("qwen2.5-1.5b-grpo-megatron", "qwen2.5-7b-grpo-megatron")
 # Models that one node does not hold, and the nodes that they take at least.
 LEAST_NODES = {"qwen3_30b_a3b": 2}
+# Of layouts that no preset has, unless they say otherwise.
+_RECOMPUTED = ("actor.recompute=full", "actor.recompute_num_layers=20")
 _SELECTIVE = ("actor.recompute=selective", "actor.recompute_num_layers=null")
 MOE = ("qwen3_30b_a3b",)
 MOE_LAYERS = 2
@@ -93,7 +95,7 @@ def layout_cases() -> list[Case]:
     def case(name: str, model: str, nodes: int, *more: str) -> Case:
         cluster = ("cluster=gpu16x8", f"cluster.nodes={nodes}")
         layers = 4 if model in MOE else 8
-        return Case(name, (f"model={model}", *_LONG, *cluster, *more), layers)
+        return Case(name, (f"model={model}", *_LONG, *cluster, *_RECOMPUTED, *more), layers)
 
     def latent(name: str, layers: int, *more: str) -> Case:
         cluster = ("cluster=gpu16x8", "cluster.nodes=16", "actor.expert_parallel=64")

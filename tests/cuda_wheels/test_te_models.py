@@ -24,6 +24,7 @@ PRESETS = {
         "model=r1_distill_qwen_7b",
         *LONG,
         "actor.pipeline_parallel=2",
+        "actor.recompute=full",
         "actor.recompute_num_layers=7",
     ),
     "7B, two context ranks": ("model=r1_distill_qwen_7b", *LONG, "actor.context_parallel=2"),

@@ -57,8 +57,9 @@ LEAST_EXPERT_WIDTH = 512
 RUNNING_CHOICES = (64, 128, 256, 512, 1024)
 # Of a micro-batch, beyond which more tokens make nothing faster.
 BUSY_TOKENS = 16384
-# Models up to this size, and those with experts, get at least that many if they fit.
-SMALL_PARAMETERS = 3e9
+# Models up to this size (those called 3B), and those with experts, get at least that many if they
+# fit and no prediction says that fewer are faster.
+SMALL_PARAMETERS = 3.5e9
 
 
 @dataclass(frozen=True)
@@ -346,9 +347,10 @@ def _refuse_if_full(request: PlanRequest, phase: Phase, name: str) -> None:
 
 
 def _with_least_recompute(
-    request: PlanRequest, split: ActorShape, step: Step
+    request: PlanRequest, split: ActorShape, step: Step, least: int = 0
 ) -> tuple[ActorShape, list[Phase]]:
-    """The fewest recomputed layers of a stage with which every phase of the actor fits."""
+    """The fewest recomputed layers of a stage, ``least`` or more, with which every phase of the
+    actor fits."""
     per_stage, name = max(split.layout.stage_sizes(request.spec.layers)), str(split)
     wanted = _recomputed(request.given)
     if wanted is not None and not 0 <= wanted <= per_stage:
@@ -357,7 +359,7 @@ def _with_least_recompute(
             float("inf"),
         )
     by = split.layout.virtual_stages
-    for layers in range(0, per_stage + 1, by) if wanted is None else [wanted]:
+    for layers in range(least, per_stage + 1, by) if wanted is None else [wanted]:
         actor = dataclasses.replace(split, recompute_layers=layers)
         phases = beside_sleeping_engine(request.spec, actor, step)
         peak = max(phases, key=lambda one: one.num_bytes)
@@ -378,9 +380,11 @@ def _recomputed(given: Given) -> int | None:
 def _with_more_sequences(
     request: PlanRequest, actor: ActorShape, step: Step, phases: list[Phase]
 ) -> tuple[ActorShape, list[Phase]]:
-    """The number of longest sequences in a micro-batch with which the actor is fastest.
+    """The number of longest sequences in a micro-batch, of those with which the actor is fastest.
 
-    Short sequences alone leave the GPU waiting for the host. Nothing more is recomputed for it.
+    Short sequences alone leave the GPU waiting for the host. Where its launches bound it, in small
+    models and in MoE ones, as many as make ``BUSY_TOKENS``, and layers are recomputed for it; else
+    as few as possible.
     """
     work, longest = request.work, actor.max_tokens
     minibatch = work.sequences // work.minibatches // actor.layout.data_parallel
@@ -391,16 +395,17 @@ def _with_more_sequences(
 
     launch_bound = request.spec.experts > 0 or request.spec.num_parameters <= SMALL_PARAMETERS
     counts = -(-BUSY_TOKENS // longest) if launch_bound else BUSY_TOKENS // longest
-    gain = 0.0 if launch_bound else EQUAL_SHARE
-    best = actor, phases
+    fitting = [(actor, phases)]
     for count in range(2, min(minibatch, counts) + 1):
         more = dataclasses.replace(actor, max_tokens=count * longest)
-        needed = beside_sleeping_engine(request.spec, more, step)
-        if max(one.num_bytes for one in needed) > usable_bytes(request.gpu.memory_gib):
+        try:
+            recomputed = fitting[-1][0].recompute_layers
+            fitting.append(_with_least_recompute(request, more, step, recomputed))
+        except _Miss:
             break
-        if seconds(more) <= (1 - gain) * seconds(best[0]):
-            best = more, needed
-    return best
+    limit = (1 + EQUAL_SHARE) * min(seconds(one) for one, _ in fitting)
+    fast = [pair for pair in fitting if seconds(pair[0]) <= limit]
+    return fast[-1] if launch_bound else fast[0]
 
 
 def most_tokens(request: PlanRequest, plan: Plan, unit: int = 1024) -> int:

@@ -355,6 +355,31 @@ def test_updates_take_as_long_as_they_took_on_an_h100(
     assert update_s == pytest.approx(measured_s, rel=0.05)
 
 
+@pytest.mark.parametrize(
+    ("name", "gpus", "prompt", "response"),
+    [
+        ("DeepSeek-R1-Distill-Qwen-1.5B", 8, 512, 3584),
+        ("Qwen2.5-1.5B", 2, 1024, 7168),
+        ("Qwen2.5-3B", 8, 512, 1536),
+        ("Qwen3-30B-A3B", 32, 1024, 3072),
+        ("Qwen3-30B-A3B", 128, 1024, 7168),
+    ],
+)
+def test_micro_batches_of_an_moe_and_of_a_small_model_have_at_least_16k_tokens(
+    name: str, gpus: int, prompt: int, response: int
+) -> None:
+    """Their layers take the host as long to launch as a GPU to compute."""
+    work = Work(512, 16, 4, prompt, response, response / 2)
+    plan = find_plans(wish(name, gpus, work=work, max_tokens=None))[0]
+    longest = prompt + response
+    sequences = work.sequences // work.minibatches // plan.actor.layout.data_parallel
+    assert plan.actor.max_tokens >= min(16384, sequences * longest)
+    assert plan.actor.max_tokens < 16384 + longest
+    # A larger model's is one sequence where that is as fast.
+    large = find_plans(wish("Qwen2.5-32B", 128, work=work, max_tokens=None))[0]
+    assert large.actor.max_tokens < plan.actor.max_tokens
+
+
 def test_a_small_models_micro_batch_has_several_sequences() -> None:
     """One leaves the GPU waiting for the host; of a large model it does not, and takes less."""
     small = request_for("DeepSeek-R1-Distill-Qwen-1.5B", 1, work=Work(16, 8, 4, 18, 2048, 2040))

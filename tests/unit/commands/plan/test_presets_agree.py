@@ -1,16 +1,18 @@
-"""The GPU experiments of ``conf/`` use the memory that ``rlmath plan layout`` finds: recomputing
+"""The GPU presets of ``conf/`` use the memory that ``rlmath plan layout`` finds: recomputing
 without need costs time, and a small share of the GPU costs engines their KV cache."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from benchmarks.dry_run.presets import EXPERIMENTS
+from benchmarks.dry_run.presets import EXPERIMENTS, Case, preset_cases
 from rlmath.cli import main
 from rlmath.config.load import load
+from rlmath.config.schema import Config
 
 # What the plan is told of a preset; how many GPUs have a copy of the model is the preset's choice.
 GIVEN = (
@@ -26,10 +28,12 @@ GIVEN = (
     "algorithm.minibatches_per_step",
     "actor.tensor_parallel",
     "actor.pipeline_parallel",
+    "actor.expert_parallel",
     "actor.max_tokens_per_microbatch",
 )
 # Below the plan's share, for what a GPU has that the plan does not know.
 MOST_SPARE = 0.06
+LONG = ("actor=long_context", "rollout=long_context")
 
 
 def value(config: Any, key: str) -> Any:
@@ -38,16 +42,44 @@ def value(config: Any, key: str) -> Any:
     return config
 
 
-@pytest.mark.parametrize("experiment", EXPERIMENTS)
-def test_an_experiment_recomputes_and_reserves_what_the_plan_says(
-    experiment: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = load([f"experiment={experiment}"])
+def plan_of(
+    overrides: Sequence[str], capsys: pytest.CaptureFixture[str]
+) -> tuple[Config, dict[str, str]]:
+    """The settings, and those that the plan makes for the same layout."""
+    config = load([*overrides, "runner.run_dir=runs/plan", "data.train_paths=[x]"])
     given = [f"{key}={value(config, key)}" for key in GIVEN]
     assert main(["plan", "layout", *given]) == 0
-    planned = dict(re.findall(r"^  ([a-z_.]+)=(.*)$", capsys.readouterr().out, re.M))
-    assert planned["actor.recompute"] == config.actor.recompute.value
+    return config, dict(re.findall(r"^  ([a-z_.]+)=(.*)$", capsys.readouterr().out, re.M))
+
+
+@pytest.mark.parametrize("case", preset_cases(), ids=lambda case: case.name)
+def test_a_preset_recomputes_what_the_plan_says_and_reserves_no_more(
+    case: Case, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, planned = plan_of(case.overrides, capsys)
     layers = config.actor.recompute_num_layers
-    assert planned["actor.recompute_num_layers"] == ("null" if layers is None else str(layers))
+    assert planned["actor.recompute"] == config.actor.recompute.value
+    # The MoE's preset is for the fewest GPUs that hold it.
+    if "(128 GPUs)" not in case.name or layers is None:
+        assert planned["actor.recompute_num_layers"] == ("null" if layers is None else str(layers))
+    share = float(planned["rollout.gpu_memory_utilization"])
+    assert config.rollout.gpu_memory_utilization <= share
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        *([f"experiment={name}"] for name in EXPERIMENTS),
+        # What ``rollout=long_context`` is made for: the largest dense models on one node.
+        ["model=qwen3_8b", *LONG, "cluster=gpu8"],
+        ["model=r1_distill_qwen_7b", *LONG, "cluster=gpu8"],
+        ["model=qwen3_30b_a3b", *LONG, "cluster=gpu16x8", "cluster.nodes=2"],
+    ],
+    ids=lambda overrides: overrides[0],
+)
+def test_a_preset_reserves_for_engines_what_the_plan_says(
+    overrides: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, planned = plan_of(overrides, capsys)
     share = float(planned["rollout.gpu_memory_utilization"])
     assert share - MOST_SPARE <= config.rollout.gpu_memory_utilization <= share
