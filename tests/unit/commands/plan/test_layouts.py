@@ -370,13 +370,13 @@ def test_micro_batches_of_an_moe_and_of_a_small_model_have_at_least_16k_tokens(
 ) -> None:
     """Their layers take the host as long to launch as a GPU to compute."""
     work = Work(512, 16, 4, prompt, response, response / 2)
-    plan = find_plans(wish(name, gpus, work=work, max_tokens=None))[0]
+    plan = find_plans(request_for(name, gpus, work=work, max_tokens=None))[0]
     longest = prompt + response
     sequences = work.sequences // work.minibatches // plan.actor.layout.data_parallel
     assert plan.actor.max_tokens >= min(16384, sequences * longest)
     assert plan.actor.max_tokens < 16384 + longest
     # A larger model's is one sequence where that is as fast.
-    large = find_plans(wish("Qwen2.5-32B", 128, work=work, max_tokens=None))[0]
+    large = find_plans(request_for("Qwen2.5-32B", 128, work=work, max_tokens=None))[0]
     assert large.actor.max_tokens < plan.actor.max_tokens
 
 
