@@ -167,9 +167,12 @@ def _dispatch(arguments: list[str]) -> int:
     module: Command = importlib.import_module(f"rlmath.commands.{path}")  # type: ignore[assignment]
     parser = _Parser(prog=f"rlmath {command}", description=description)
     module.add_arguments(parser)
+    if not hasattr(module, "SETTINGS"):
+        return module.run(parser.parse_intermixed_args(rest))
     settings = _declared(module, "SETTINGS", rest)
     if settings is None:
-        return module.run(parser.parse_intermixed_args(rest))
+        parser.parse_args(rest)  # It says which subcommands there are.
+        raise AssertionError("a subcommand that is known has settings")
     from rlmath.config.command_line import take_settings
 
     base, any_with = (_declared(module, name, rest) or () for name in ("BASE", "ANY_WITH"))
@@ -181,7 +184,7 @@ def _declared(module: Command, name: str, arguments: Sequence[str]) -> tuple[str
     """What a command declares, for the subcommand that is asked for if it has several."""
     found = getattr(module, name, None)
     if isinstance(found, dict):
-        return next((value for word, value in found.items() if word in arguments), ())
+        return next((value for word, value in found.items() if word in arguments), None)
     return found
 
 

@@ -9,6 +9,7 @@ from rlmath.algorithms.correction import BOUNDS, CorrectionKind
 from rlmath.algorithms.filters import GroupRule, TruncatedRule
 from rlmath.algorithms.kl import KL_ESTIMATORS, KlTraits
 from rlmath.algorithms.losses import LOSSES, LossTraits
+from rlmath.checks.pairs import unused_problems
 from rlmath.config.algorithm import KlPlace
 from rlmath.config.rollout import KvAtSync, max_lag
 from rlmath.config.schema import AlgorithmConfig, Config, OldLogProbs, RolloutSchedule
@@ -45,40 +46,6 @@ def _advantage(algorithm: AlgorithmConfig) -> AdvantageTraits:
 
 def _value_estimators() -> str:
     return " or ".join(ADVANTAGES.having(lambda one: one.needs_values))
-
-
-def unused(config: Config) -> Iterator[str]:
-    """Keys of settings that were changed and that nothing uses, see ``OnlyWith``."""
-    for key, setting in by_key().items():
-        rule = setting.only_with
-        if rule is None or value_of(config, key) == setting.default:
-            continue
-        chosen = value_of(config, rule.setting)
-        used = chosen in rule.choices if rule.choices else chosen != by_key()[rule.setting].default
-        if not used:
-            yield key
-
-
-def unused_problems(config: Config) -> Iterator[str]:
-    """A message for each of :func:`unused`."""
-    for key in unused(config):
-        setting = by_key()[key]
-        rule = setting.only_with
-        assert rule is not None
-        value, chosen = value_of(config, key), value_of(config, rule.setting)
-        default = value_text(setting.default)
-        if rule.choices:
-            name = rule.setting.removeprefix("algorithm.")
-            yield (
-                f"{key}={value_text(value)}: {rule.setting}={value_text(chosen)} does not read it; "
-                f"leave it at {default}, or use {name}="
-                f"{' or '.join(value_text(choice) for choice in rule.choices)}"
-            )
-        else:
-            yield (
-                f"{key}={value_text(value)}: does nothing while {rule.setting}="
-                f"{value_text(chosen)}; make that {rule.words}, or leave this at {default}"
-            )
 
 
 def _schedule(config: Config) -> Iterator[str]:
@@ -127,11 +94,6 @@ def _ahead(config: Config) -> Iterator[str]:
         yield (
             f"rollout.max_lag={rollout.max_lag}: rollout.schedule=pipelined samples one step "
             "ahead; use 1, or null"
-        )
-    if rollout.kv is KvAtSync.keep and not rollout.prefix_caching:
-        yield (
-            "rollout.kv=keep, rollout.prefix_caching=false: what is kept is kept in the prefix "
-            "cache; use rollout.prefix_caching=true"
         )
     if rollout.kv is KvAtSync.keep and not max_lag(rollout):
         yield (

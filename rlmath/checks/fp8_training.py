@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from rlmath.checks.machine import Machine
 from rlmath.checks.quantization import correction_problems
 from rlmath.config.fp8_training import fp8_of
-from rlmath.config.schema import Config, Device, DType, Layers
+from rlmath.config.schema import Config, Device
 from rlmath.model.fp8_training import capability_problem, size_problems
 from rlmath.model.parallel import Layout
 from rlmath.model.spec import ModelSpec
@@ -15,37 +15,15 @@ from rlmath.model.spec import ModelSpec
 
 def fp8_problems(config: Config, machine: Machine, device: Device, command: str) -> Iterator[str]:
     """What can be said without the model."""
-    actor, fp8 = config.actor, fp8_of(config.actor)
-    if fp8 is None or command == "evaluate":
+    fp8 = fp8_of(config.actor)
+    if fp8 is None or command == "evaluate" or device is Device.cpu:
         return
-    key = f"actor.fp8={actor.fp8.value}"
-    if device is Device.cpu:
-        yield (
-            f"{key}: only Transformer Engine supports it, on CUDA, and cluster.device is cpu "
-            "here; use none"
-        )
-        return
-    if actor.layers is Layers.local:
-        yield (
-            f"{key}: only Transformer Engine supports it, and actor.layers=local has Megatron's "
-            "own layers; use actor.layers=auto, or none"
-        )
     here = config.cluster.ray_address is None and machine.has_cuda
     if here and machine.compute_capability is not None:
         problem = capability_problem(fp8, machine.compute_capability)
         if problem is not None:
             yield problem
-    if config.model.dtype is DType.float32:
-        yield (
-            f"{key}: model.dtype=float32 asks for more than the 16 bits that Transformer Engine's "
-            "FP8 products give back; use bfloat16, or none"
-        )
-    if config.precision.batch_invariant:
-        yield (
-            f"{key}: Megatron's batch-invariant products (precision.batch_invariant=true) replace "
-            "Transformer Engine's and do not support FP8; use one of the two"
-        )
-    yield from correction_problems(config, command, key)
+    yield from correction_problems(config, command, f"actor.fp8={config.actor.fp8.value}")
 
 
 def fp8_model(config: Config, model: ModelSpec, layout: Layout) -> Iterator[str]:

@@ -343,16 +343,8 @@ def cpu_cache_problem(
 def engine_steps(config: Config, device: Device) -> Iterator[str]:
     """What an engine does in one step."""
     rollout = config.rollout
-    if device is Device.cpu:
-        if rollout.async_scheduling:
-            yield (
-                "rollout.async_scheduling=true: vLLM does not support it on CPU; set it to null, "
-                "which turns it on with CUDA"
-            )
-        if rollout.flashinfer:
-            yield "rollout.flashinfer=true: its kernels are for GPUs; set it to false on CPU"
-        return
-    if rollout.max_batched_tokens < rollout.max_running_sequences:
+    too_few = rollout.max_batched_tokens < rollout.max_running_sequences
+    if device is Device.cuda and too_few:
         yield (
             f"rollout.max_batched_tokens={rollout.max_batched_tokens}: "
             f"{rollout.max_running_sequences} running sequences (rollout.max_running_sequences) "

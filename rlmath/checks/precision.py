@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rlmath.checks.machine import Machine
-from rlmath.config.schema import Config, Device, DType, Layers, Logits
+from rlmath.config.schema import Config, Device, DType, Layers
 from rlmath.model.spec import ModelSpec
 from rlmath.utils import transformer_engine as te_install
 
@@ -17,17 +17,10 @@ MOST_BATCH_INVARIANT_TENSOR_RANKS = 2
 
 def layers(config: Config, machine: Machine, device: Device) -> Iterator[str]:
     """Transformer Engine where the actor's layers are its own."""
-    chosen = config.actor.layers
-    if device is Device.cpu:
-        if chosen is Layers.transformer_engine:
-            yield (
-                "actor.layers=transformer_engine: its layers run on CUDA only, and cluster.device "
-                "is cpu here; use auto or local"
-            )
-        return
     # Other nodes' machines are looked at by their ranks.
-    here = config.cluster.ray_address is None and machine.has_cuda
-    if here and chosen is not Layers.local and machine.transformer_engine is not None:
+    here = config.cluster.ray_address is None and machine.has_cuda and device is Device.cuda
+    local = config.actor.layers is Layers.local
+    if here and not local and machine.transformer_engine is not None:
         yield te_install.refusal(machine.transformer_engine)
 
 
@@ -58,35 +51,13 @@ def context_attention(config: Config, device: Device, command: str) -> Iterator[
         )
 
 
-def logits_kernels(config: Config, device: Device, command: str) -> Iterator[str]:
-    """``actor.logits=triton`` where there is no GPU."""
-    if command != "evaluate" and config.actor.logits is Logits.triton and device is Device.cpu:
-        yield (
-            "actor.logits=triton: Triton compiles for GPUs, and cluster.device is cpu here; use "
-            "chunked, which computes the same, or auto"
-        )
-
-
 def batch_invariance(
     config: Config, machine: Machine, device: Device, command: str
 ) -> Iterator[str]:
     """What Megatron's batch-invariant kernels do not cover."""
-    if not config.precision.batch_invariant:
-        return
-    if device is Device.cpu:
-        yield (
-            f"{_KEY}: the kernels are CUDA's, and cluster.device is cpu here, where runs repeat "
-            "anyway; set it to false"
-        )
-        return
-    if command == "evaluate":
+    if not config.precision.batch_invariant or device is Device.cpu or command == "evaluate":
         return
     actor = config.actor
-    if actor.layers is Layers.local:
-        yield (
-            f"{_KEY}: Megatron puts its batch-invariant kernels in the place of Transformer "
-            "Engine's, and actor.layers=local has none; set actor.layers=auto"
-        )
     if config.cluster.ray_address is None and machine.has_cuda and not machine.flash_attention:
         yield (
             f"{_KEY}: of Transformer Engine's attention backends, only flash attention is batch "

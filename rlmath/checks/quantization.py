@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from rlmath.config.algorithm import OldLogProbs
 from rlmath.config.lora import LoraRollout
 from rlmath.config.rollout import KvCacheDtype, Quantization
-from rlmath.config.schema import Config, DType
+from rlmath.config.schema import Config
 from rlmath.model.spec import ModelSpec
 
 # Of a CPU engine (``v1/attention/backends/cpu_attn.py`` in vLLM).
@@ -22,27 +22,10 @@ def quantization_problems(config: Config, command: str) -> Iterator[str]:
     """What can be said without the model."""
     if config.rollout.kv_cache_dtype is KvCacheDtype.fp8:
         yield from correction_problems(config, command, KV_CACHE)
-        if config.model.dtype is DType.float32:
-            yield (
-                f"{KV_CACHE}: the gate's limits are of models in bfloat16, and "
-                "model.dtype=float32; use bfloat16"
-            )
-        if config.precision.batch_invariant:
-            yield (
-                f"{KV_CACHE}: attention with a cache in FP8 has not been compared under "
-                "precision.batch_invariant=true; use one of the two"
-            )
     if config.rollout.quantization is Quantization.none:
         return
     key = f"rollout.quantization={config.rollout.quantization.value}"
     yield from correction_problems(config, command, key)
-    if config.model.dtype is DType.float32:
-        yield f"{key}: vLLM quantizes models of 16 bits, and model.dtype=float32; use bfloat16"
-    if config.precision.batch_invariant:
-        yield (
-            f"{key}: with precision.batch_invariant=true vLLM computes with the matrices widened "
-            "again, and nothing would be gained; use one of the two"
-        )
     lora = config.actor.lora
     if lora.rank and lora.rollout is LoraRollout.unmerged:
         yield (

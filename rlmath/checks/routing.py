@@ -13,11 +13,6 @@ from rlmath.model.spec import ModelSpec
 def routing_problems(config: Config) -> Iterator[str]:
     """A message where no pass would record routes."""
     replay, algorithm = config.actor.routing_replay, config.algorithm
-    if replay is RoutingReplay.engine and not config.rollout.prefix_caching:
-        yield (
-            f"actor.routing_replay={replay.name}: vLLM returns routes only with its prefix cache; "
-            "set rollout.prefix_caching=true, or routing_replay=old_log_probs"
-        )
     if replay is not RoutingReplay.old_log_probs or needs_old_log_probs(algorithm):
         return
     yield (

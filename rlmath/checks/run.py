@@ -1,13 +1,8 @@
 """Every check of the settings, before anything starts: in seconds, and all problems at once.
 
 Each check is a generator of messages. A message begins with the setting's key, shows the
-arithmetic, and names values that would work. Ranges stand with the fields (``utils/setting.py``);
-what divides what is in ``layout.py``; files, memory and disk are in ``files.py``; what is evaluated
-is in ``benchmarks.py``; what the algorithm does not allow is in ``algorithm.py``; what a teacher
-needs is in ``teacher.py``; what layers and kernels are there is in ``precision.py``; adapters are
-in ``lora.py``, what is computed while others are sampled in ``overlap.py``, what is recomputed in
-``recompute.py``, what needs arrays on the driver in ``arrays.py``; this file has the order and the
-other contradictions.
+arithmetic, and names values that would work. Ranges, and what a setting works with, stand with the
+fields (``utils/setting.py``, ``pairs.py``); this file has the order and the other contradictions.
 """
 
 from __future__ import annotations
@@ -31,6 +26,7 @@ from rlmath.checks.latent import latent_problems
 from rlmath.checks.lora import lora_model, lora_problems, unmerged_model, unmerged_problems
 from rlmath.checks.machine import Machine, ray_folder_problem
 from rlmath.checks.overwritten import overwritten_inputs
+from rlmath.checks.pairs import pair_problems, unused_problems
 from rlmath.checks.quantization import (
     cpu_kv_cache_in_fp8,
     quantization_model,
@@ -42,7 +38,6 @@ from rlmath.checks.shared_prompts import share_prompts
 from rlmath.checks.teacher import teacher_problems
 from rlmath.checks.trackers import tracker_problems
 from rlmath.config import arithmetic
-from rlmath.config.actor import Offload
 from rlmath.config.collapse import DETECTORS
 from rlmath.config.plugins import CHOOSERS
 from rlmath.config.schema import (
@@ -50,7 +45,6 @@ from rlmath.config.schema import (
     Device,
     OptimizerConfig,
     Placement,
-    Recompute,
     RewardItem,
     RolloutSchedule,
     Schedule,
@@ -91,13 +85,13 @@ def find_problems(config: Config, command: Command, machine: Machine) -> Iterato
     yield from tracker_problems(config)
     yield from _contradictions(config, command)
     device = machine.device(config.cluster.device)
+    yield from pair_problems(config, device, command)
     yield from _cluster(config, machine, device)
     if command != "evaluate":
         yield from check_precision.layers(config, machine, device)
     yield from check_precision.batch_invariance(config, machine, device, command)
     yield from check_precision.context_attention(config, device, command)
     yield from fp8_problems(config, machine, device, command)
-    yield from check_precision.logits_kernels(config, device, command)
     yield from check_files.data_files(config, command)
     yield from check_files.model_folder(config)
     yield from check_files.run_dir(config)
@@ -257,8 +251,6 @@ def _among(name: str, known: Sequence[str]) -> str:
 
 
 def _reliability(config: Config) -> Iterator[str]:
-    if config.runner.best_is_lowest and config.runner.best_metric is None:
-        yield "runner.best_is_lowest says of which end runner.best_metric is best; set that as well"
     collapse = config.collapse
     for setting, names in (("stop_on", collapse.stop_on), ("rollback_on", collapse.rollback_on)):
         for name in names:
@@ -279,61 +271,18 @@ def _contradictions(config: Config, command: Command) -> Iterator[str]:
     yield from benchmark_problems(config, command)
     if command == "evaluate":
         return
-    yield from actor_problems(config)
+    yield from recompute_problems(config)
     yield from lora_problems(config, command)
     yield from _optimizers(config, command)
     if command == "sft":
+        yield from unused_problems(config)
         return
     yield from algorithm_problems(config)
-    yield from _offload(config)
-    yield from _param_gather(config)
     yield from routing_problems(config)
     if any(item.name == "math" for item in reward.items) and reward.correct <= reward.incorrect:
         yield (
             f"reward.correct={reward.correct}: has to be more than reward.incorrect="
             f"{reward.incorrect}, or wrong answers are what is learned"
-        )
-
-
-def actor_problems(config: Config) -> Iterator[str]:
-    """A message for each setting of the ranks that cannot work with the others."""
-    actor = config.actor
-    if actor.sequence_parallel and actor.tensor_parallel == 1:
-        yield (
-            "actor.sequence_parallel=true: there are no tensor-parallel ranks to share the "
-            "sequence at actor.tensor_parallel=1; set it to false, or tensor_parallel to 2 or more"
-        )
-    if actor.recompute_num_layers is not None and actor.recompute is not Recompute.full:
-        yield (
-            f"actor.recompute_num_layers={actor.recompute_num_layers}: counts the layers of "
-            f"actor.recompute=full, but that is {actor.recompute.name}; set recompute=full, or "
-            "recompute_num_layers=null"
-        )
-    yield from recompute_problems(config)
-    if actor.overlap_param_gather and not actor.distributed_optimizer:
-        yield (
-            "actor.overlap_param_gather=true: without actor.distributed_optimizer every rank "
-            "updates all weights, and there are none to gather; set it to false, or "
-            "distributed_optimizer=true"
-        )
-
-
-def _param_gather(config: Config) -> Iterator[str]:
-    """Weights that are gathered in a forward pass need one after them in the step."""
-    if config.actor.overlap_param_gather and config.algorithm.minibatches_per_step == 1:
-        yield (
-            "actor.overlap_param_gather=true: with algorithm.minibatches_per_step=1 no forward "
-            "pass follows the optimizer step before the weight sync, which waits for all weights, "
-            "so nothing would be hidden; set it to false, or minibatches_per_step to 2 or more"
-        )
-
-
-def _offload(config: Config) -> Iterator[str]:
-    offload, cluster = config.actor.offload, config.cluster
-    if offload is not Offload.none and cluster.placement is Placement.separate:
-        yield (
-            f"actor.offload={offload.name}: makes room for engines on the actor's GPUs, and with "
-            "cluster.placement=separate they have their own; set it to none"
         )
 
 

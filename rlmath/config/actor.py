@@ -7,7 +7,7 @@ from enum import Enum
 
 from rlmath.config.lora import LoraConfig
 from rlmath.config.optimizer import OptimizerConfig
-from rlmath.utils.setting import OnlyWith, setting
+from rlmath.utils.setting import NotWith, OnlyWith, setting
 
 
 class Layers(Enum):
@@ -94,11 +94,22 @@ class ActorConfig:
         Layers.auto,
         "Layer implementation: Transformer Engine, or Megatron's own (local). auto uses "
         "Transformer Engine on CUDA and fails if it is missing or broken; on CPU it uses local.",
+        not_with=NotWith(
+            "cluster.device=cpu",
+            "its layers run on CUDA only",
+            "use auto or local",
+            "transformer_engine",
+        ),
     )
     sequence_parallel: bool = setting(
         False,
         "Split activations along the sequence between tensor-parallel ranks where matrices are not "
         "split.",
+        not_with=NotWith(
+            "actor.tensor_parallel=1",
+            "there are no ranks to share the sequence",
+            "set it to false, or tensor_parallel to 2 or more",
+        ),
     )
     distributed_optimizer: bool = setting(
         True, "Shard the optimizer state over data-parallel ranks."
@@ -115,6 +126,19 @@ class ActorConfig:
         "between the steps of SFT; after a step's last minibatch the weight sync waits for all. "
         "Needs distributed_optimizer; takes the buckets of overlap_gradients.",
         only_with=OnlyWith("overlap_gradients", (True,)),
+        not_with=(
+            NotWith(
+                "actor.distributed_optimizer=false",
+                "every rank updates all weights, and there are none to gather",
+                "set it to false, or distributed_optimizer=true",
+            ),
+            NotWith(
+                "algorithm.minibatches_per_step=1",
+                "no forward pass follows the optimizer step before the weight sync, which waits "
+                "for all weights, so nothing would be hidden",
+                "set it to false, or minibatches_per_step to 2 or more",
+            ),
+        ),
     )
     recompute: Recompute = setting(
         Recompute.none,
@@ -129,7 +153,10 @@ class ActorConfig:
         only_with=OnlyWith("recompute", (Recompute.selective,)),
     )
     recompute_num_layers: int | None = setting(
-        None, "recompute=full: number of recomputed layers per pipeline stage; null: all.", least=1
+        None,
+        "recompute=full: number of recomputed layers per pipeline stage; null: all.",
+        least=1,
+        only_with=OnlyWith("recompute", (Recompute.full,)),
     )
     logits: Logits = setting(
         Logits.auto,
@@ -137,6 +164,12 @@ class ActorConfig:
         "few rows at a time and once more in the backward pass, which takes well under 1 GiB at "
         "any number of tokens; triton: chunked, with the softmax in two Triton kernels, on CUDA "
         "only. auto: triton on CUDA (chunked where Triton is missing), whole on CPU.",
+        not_with=NotWith(
+            "cluster.device=cpu",
+            "Triton compiles for GPUs",
+            "use chunked, which computes the same, or auto",
+            "triton",
+        ),
     )
     fp8: Fp8 = setting(
         Fp8.none,
@@ -144,6 +177,25 @@ class ActorConfig:
         "its reference and the value model; weights, gradients, the router and the output layer "
         "stay as they are. hybrid: e4m3, and e5m2 for the gradients of activations; e4m3: for all. "
         "none: off. Experimental: a GPU has seen updates of one model with it, and no training.",
+        not_with=(
+            NotWith("cluster.device=cpu", "Transformer Engine supports CUDA only", "use none"),
+            NotWith(
+                "actor.layers=local",
+                "only Transformer Engine's layers support it, and these are Megatron's own",
+                "use actor.layers=auto, or none",
+            ),
+            NotWith(
+                "model.dtype=float32",
+                "Transformer Engine's FP8 products give back 16 bits",
+                "use bfloat16, or none",
+            ),
+            NotWith(
+                "precision.batch_invariant=true",
+                "Megatron's batch-invariant products replace Transformer Engine's and do not "
+                "support FP8",
+                "use one of the two",
+            ),
+        ),
     )
     fp8_recipe: Fp8Recipe = setting(
         Fp8Recipe.blockwise,
@@ -157,6 +209,11 @@ class ActorConfig:
         "What the ranks move to host memory while engines sample: none; optimizer (main "
         "parameters and Adam's moments; gradients are freed); all (weights as well). It comes back "
         "for the phase that needs it. SFT, which has no engines, moves nothing.",
+        not_with=NotWith(
+            "cluster.placement=separate",
+            "it makes room for engines on the actor's GPUs, and these have their own",
+            "set it to none",
+        ),
     )
     offload_in_backward: bool = setting(
         False,
@@ -179,6 +236,12 @@ class ActorConfig:
         "old-log-prob pass; engine: those that the engine sampled with, in the old-log-prob pass "
         "as well. Takes host memory, a byte per token, MoE layer and expert of a token; with "
         "engine, samples carry as much. SFT has no such pass and replays nothing.",
+        not_with=NotWith(
+            "rollout.prefix_caching=false",
+            "vLLM returns routes only with its prefix cache",
+            "set rollout.prefix_caching=true, or routing_replay=old_log_probs",
+            "engine",
+        ),
     )
     routing_mismatch_every: int = setting(
         32,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from rlmath.model.precision import Precision
-from rlmath.utils.setting import setting
+from rlmath.utils.setting import NotWith, setting
 
 
 class ProductDType(Enum):
@@ -31,4 +31,17 @@ class PrecisionConfig:
         "log-probs do not depend on the batch, and a run is bit-reproducible on the same layout. "
         "CUDA and dense models only, and slow; an error where one side does not support it. CPU "
         "runs are reproducible anyway.",
+        not_with=(
+            NotWith(
+                "cluster.device=cpu",
+                "the kernels are CUDA's, and runs on CPU repeat anyway",
+                "set it to false",
+            ),
+            NotWith(
+                "actor.layers=local",
+                "Megatron puts its batch-invariant kernels in the place of Transformer Engine's, "
+                "and these layers have none",
+                "set actor.layers=auto",
+            ),
+        ),
     )

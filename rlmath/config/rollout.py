@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from rlmath.utils.setting import OnlyWith, setting
+from rlmath.utils.setting import NotWith, OnlyWith, setting
 
 
 class RolloutSchedule(Enum):
@@ -71,12 +71,30 @@ class RolloutConfig:
         "fp8: engines multiply the matrices of layers in FP8, which vLLM quantizes at each weight "
         "sync, with a scale for each output channel and for each token. Needs "
         "algorithm.correction; dense models only.",
+        not_with=(
+            NotWith("model.dtype=float32", "vLLM quantizes models of 16 bits", "use bfloat16"),
+            NotWith(
+                "precision.batch_invariant=true",
+                "vLLM computes with the matrices widened again, and nothing would be gained",
+                "use one of the two",
+            ),
+        ),
     )
     kv_cache_dtype: KvCacheDtype = setting(
         KvCacheDtype.auto,
         "fp8: engines keep keys and values in FP8 (e4m3, as they are, without a scale), so that "
         "the same memory holds twice as many tokens; auto: in model.dtype. Needs "
         "algorithm.correction.",
+        not_with=(
+            NotWith(
+                "model.dtype=float32", "the gate's limits are of models in bfloat16", "use bfloat16"
+            ),
+            NotWith(
+                "precision.batch_invariant=true",
+                "attention with a cache in FP8 has not been compared with it",
+                "use one of the two",
+            ),
+        ),
     )
     cpu_kv_cache_gib: float = setting(1.0, "KV cache size per engine, in GiB. CPU only.", above=0)
     prefix_caching: bool = setting(
@@ -126,17 +144,29 @@ class RolloutConfig:
         "compute them again; keep: the old ones stay, which saves that time; log-probs then are "
         "those of no single version.",
         only_with=OnlyWith("schedule", (RolloutSchedule.continuous,)),
+        not_with=NotWith(
+            "rollout.prefix_caching=false",
+            "what is kept is kept in the prefix cache",
+            "use rollout.prefix_caching=true",
+        ),
     )
     async_scheduling: bool | None = setting(
         None,
         "Schedule each decode step while the previous one runs, so the GPU does not wait for "
         "Python; null: on with CUDA, off on CPU, where vLLM does not support it.",
+        not_with=NotWith(
+            "cluster.device=cpu",
+            "vLLM does not support it there",
+            "set it to null, which turns it on with CUDA",
+            "true",
+        ),
     )
     flashinfer: bool = setting(
         False,
         "Use FlashInfer's kernels for top-k and top-p sampling, all-reduces and FP8 products. They "
         "are compiled at first use, which takes minutes; an engine without nvcc does not start. "
         "CUDA only.",
+        not_with=NotWith("cluster.device=cpu", "its kernels are for GPUs", "set it to false"),
     )
     stall_timeout_s: float = setting(
         600.0,

@@ -28,7 +28,11 @@ class RunnerConfig:
         "Also keep the checkpoint with the best value of this metric, such as eval/accuracy or "
         "eval/aime24/pass_at_8; null: off.",
     )
-    best_is_lowest: bool = setting(False, "The lowest value of best_metric is best.")
+    best_is_lowest: bool = setting(
+        False,
+        "The lowest value of best_metric is best.",
+        only_with=OnlyWith("best_metric", words="a metric"),
+    )
     background_checkpoints: bool | None = setting(
         None,
         "Write checkpoints in the background from a copy in host memory; null: on CUDA only.",

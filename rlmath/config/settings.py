@@ -18,7 +18,7 @@ from typing import Any
 from omegaconf import MISSING
 
 from rlmath.config.schema import Config
-from rlmath.utils.setting import OnlyWith, Range, about
+from rlmath.utils.setting import NotWith, OnlyWith, Range, about
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Setting:
         doc: What it does.
         limits: The range of a number.
         only_with: When it is used; its ``setting`` is a full key.
+        not_with: Values of other settings that it does not work with.
         common: One of the settings that most users change.
     """
 
@@ -44,6 +45,7 @@ class Setting:
     doc: str
     limits: Range
     only_with: OnlyWith | None
+    not_with: tuple[NotWith, ...]
     common: bool
 
     @property
@@ -165,7 +167,15 @@ def settings_of(cls: type, prefix: str) -> Iterator[Setting]:
         if rule is not None and "." not in rule.setting:
             rule = dataclasses.replace(rule, setting=prefix + rule.setting)
         yield Setting(
-            key, annotation, optional, _default(field), said.doc, said.limits, rule, said.common
+            key,
+            annotation,
+            optional,
+            _default(field),
+            said.doc,
+            said.limits,
+            rule,
+            said.not_with,
+            said.common,
         )
         item = (*typing.get_args(annotation), None)[0]
         if dataclasses.is_dataclass(item) and isinstance(item, type):

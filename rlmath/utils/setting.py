@@ -66,6 +66,24 @@ class OnlyWith:
 
 
 @dataclass(frozen=True)
+class NotWith:
+    """A value of a setting that does not work with a value of another one.
+
+    Attributes:
+        other: ``model.dtype=float32``, as in YAML. ``cluster.device`` is what it stands for on the
+            machine: ``cpu`` or ``cuda``.
+        why: The reason.
+        fix: ``use bfloat16``.
+        value: The value of this setting, as in YAML; empty: any but its default.
+    """
+
+    other: str
+    why: str
+    fix: str
+    value: str = ""
+
+
+@dataclass(frozen=True)
 class About:
     """What :func:`setting` says about a field.
 
@@ -73,12 +91,14 @@ class About:
         doc: What the setting does, then what special values mean.
         limits: The range of a number.
         only_with: When it is used; ``None``: always.
+        not_with: Values of other settings that it does not work with.
         common: One of the settings that most users change.
     """
 
     doc: str
     limits: Range
     only_with: OnlyWith | None
+    not_with: tuple[NotWith, ...]
     common: bool
 
 
@@ -91,6 +111,7 @@ def setting(
     most: float | None = None,
     below: float | None = None,
     only_with: OnlyWith | None = None,
+    not_with: NotWith | tuple[NotWith, ...] = (),
     common: bool = False,
 ) -> Any:
     """A dataclass field with its documentation.
@@ -103,9 +124,11 @@ def setting(
         most: See ``least``.
         below: See ``least``.
         only_with: When the setting is used; otherwise a changed value is an error.
+        not_with: Values of other settings that it does not work with.
         common: Show it among the settings that most users change.
     """
-    about = About(doc, Range(least, above, most, below), only_with, common)
+    pairs = not_with if isinstance(not_with, tuple) else (not_with,)
+    about = About(doc, Range(least, above, most, below), only_with, pairs, common)
     kind = {"default_factory": default} if callable(default) else {"default": default}
     field: Any = dataclasses.field(**kind, metadata={_KEY: about})
     return field

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from rlmath.algorithms.correction import CorrectionKind
 from rlmath.checks import layout as check_layout
-from rlmath.checks.algorithm import unused_problems
 from rlmath.checks.fp8_training import fp8_model
 from rlmath.checks.lora import lora_model
+from rlmath.checks.pairs import pair_problems, unused_problems
 from rlmath.commands.plan.gpus import Efficiency, Gpu
 from rlmath.commands.plan.time import Work
 from rlmath.config.actor import Fp8, Offload
@@ -158,6 +158,7 @@ def checked(request: PlanRequest, words: list[str]) -> tuple[Config, RunLayout]:
     problems += lora_model(config, spec)
     problems += fp8_model(config, spec, layout.actor)
     problems += unused_problems(config)
+    problems += pair_problems(config, Device.cuda, "train")
     if problems:
         raise ConfigError.of(problems)
     return config, layout

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlmath.algorithms.advantages import needs_value_model
-from rlmath.checks.algorithm import algorithm_problems, unused
+from rlmath.checks.algorithm import algorithm_problems
 from rlmath.checks.files import model_folder
 from rlmath.checks.layout import experts, model_splits
 from rlmath.checks.machine import Machine
+from rlmath.checks.pairs import pair_problems, unused
+from rlmath.checks.recompute import recompute_problems
 from rlmath.checks.routing import routing_problems
-from rlmath.checks.run import actor_problems, names
+from rlmath.checks.run import names
 from rlmath.commands.replay.source import Source
 from rlmath.config.arithmetic import RunLayout, resolve_layout
 from rlmath.config.load import with_values
@@ -192,7 +194,8 @@ def check_ranks(
         raise ConfigError.of(problems)
     layout = resolve_layout(config, device)
     model = read_model_spec(config.model.path)
-    problems += [*actor_problems(config), *model_splits(config, model, "sft")]
+    problems += [*pair_problems(config, device, "sft"), *recompute_problems(config)]
+    problems += [*model_splits(config, model, "sft")]
     problems += experts(config, model, layout)
     ranks = layout.actor.data_parallel
     for one in (config, other or config):

@@ -10,6 +10,7 @@ from config_cases import CPU_MACHINE, GPU_MACHINE, QWEN_1_5B
 
 from rlmath.algorithms.correction import CorrectionKind
 from rlmath.checks.fp8_training import fp8_model, fp8_problems
+from rlmath.checks.pairs import pair_problems
 from rlmath.checks.run import find_problems
 from rlmath.config.actor import Fp8, Fp8Recipe
 from rlmath.config.load import load
@@ -28,14 +29,15 @@ def config() -> Config:
 
 
 def problems(made: Config, command: str = "train", machine: Any = HOPPER) -> list[str]:
-    return [*fp8_problems(made, machine, Device.cuda, command)]
+    found = fp8_problems(made, machine, Device.cuda, command)
+    return [*pair_problems(made, Device.cuda, command), *found]
 
 
 @pytest.mark.parametrize(
     ("changes", "part"),
     [
         ({"algorithm.correction.kind": CorrectionKind.none}, "with actor.fp8=hybrid; use token"),
-        ({"actor.layers": Layers.local}, "actor.layers=local has Megatron's own"),
+        ({"actor.layers": Layers.local}, "actor.layers=local: only Transformer Engine"),
         ({"model.dtype": DType.float32}, "use bfloat16"),
         ({"precision.batch_invariant": True}, "use one of the two"),
         ({"actor.fp8_recipe": Fp8Recipe.mxfp8}, "has 9.0; use blockwise"),
@@ -59,8 +61,9 @@ def test_what_does_not_work_with_fp8_is_refused(changes: dict[str, Any], part: s
 
 
 def test_machines() -> None:
-    (message,) = fp8_problems(config(), CPU_MACHINE, Device.cpu, "train")
-    assert message.startswith("actor.fp8=hybrid") and "cluster.device is cpu" in message
+    assert not list(fp8_problems(config(), CPU_MACHINE, Device.cpu, "train"))
+    (message,) = pair_problems(config(), Device.cpu, "train")
+    assert message.startswith("actor.fp8=hybrid with cluster.device=cpu")
     old = dataclasses.replace(GPU_MACHINE, compute_capability=(8, 0))
     (message,) = problems(config(), machine=old)
     assert "this one has 8.0" in message

@@ -445,7 +445,7 @@ def test_a_path_with_a_dollar_and_a_brace_is_refused(
     assert message.count("\n") == 1
 
 
-@pytest.mark.parametrize("kind", ["layout", "weights", "schedule"])
+@pytest.mark.parametrize("kind", ["layout", "weights"])
 def test_a_plan_refuses_it_as_well(capsys: pytest.CaptureFixture[str], kind: str) -> None:
     assert main(["plan", kind, "model.path=/a${b}/model"]) == 2
     message = capsys.readouterr().err

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from config_cases import CPU_MACHINE, GPU_MACHINE, QWEN_1_5B
 
+from rlmath.checks.machine import Machine
+from rlmath.checks.pairs import pair_problems
 from rlmath.checks.precision import (
     batch_invariance,
     batch_invariant_model,
     context_attention,
     layers,
-    logits_kernels,
 )
 from rlmath.checks.run import find_problems
 from rlmath.config.load import load
@@ -30,6 +31,11 @@ def config(*, dtype: DType = DType.bfloat16, invariant: bool = False, **actor: A
     for name, value in actor.items():
         setattr(made.actor, name, value)
     return made
+
+
+def invariance(made: Config, machine: Machine, device: Device, command: str) -> list[str]:
+    found = batch_invariance(made, machine, device, command)
+    return [*pair_problems(made, device, command), *found]
 
 
 def test_cuda_without_transformer_engine_is_refused_by_every_command_that_trains(
@@ -56,25 +62,23 @@ def test_local_layers_are_taken_when_asked_for() -> None:
 
 
 def test_transformer_engine_on_a_cpu_is_refused() -> None:
-    (message,) = layers(config(layers=Layers.transformer_engine), CPU_MACHINE, Device.cpu)
+    (message,) = pair_problems(config(layers=Layers.transformer_engine), Device.cpu, "train")
     assert "actor.layers=transformer_engine" in message and "CUDA only" in message
     for chosen in (Layers.auto, Layers.local):
-        assert not list(layers(config(layers=chosen), CPU_MACHINE, Device.cpu))
+        assert not list(pair_problems(config(layers=chosen), Device.cpu, "train"))
 
 
 @pytest.mark.parametrize(
     ("changed", "part"),
     [
-        ({"layers": Layers.local}, "actor.layers=local has none"),
+        ({"layers": Layers.local}, "actor.layers=local"),
         ({"context_parallel": 2}, "actor.context_parallel=1"),
         ({"tensor_parallel": 4}, "use at most 2"),
         ({"dtype": DType.float32}, "model.dtype=float32"),
     ],
 )
 def test_where_batch_invariance_does_not_hold(changed: dict[str, Any], part: str) -> None:
-    (message,) = batch_invariance(
-        config(invariant=True, **changed), GPU_MACHINE, Device.cuda, "train"
-    )
+    (message,) = invariance(config(invariant=True, **changed), GPU_MACHINE, Device.cuda, "train")
     assert message.startswith("precision.batch_invariant=true") and part in message
     assert not list(batch_invariance(config(**changed), GPU_MACHINE, Device.cuda, "train"))
 
@@ -89,7 +93,7 @@ def test_batch_invariance_where_it_holds() -> None:
 
 def test_batch_invariance_on_a_cpu_without_flash_attention_and_of_experts() -> None:
     asked = config(invariant=True)
-    (message,) = batch_invariance(asked, CPU_MACHINE, Device.cpu, "train")
+    (message,) = invariance(asked, CPU_MACHINE, Device.cpu, "train")
     assert "the kernels are CUDA's" in message
     without = dataclasses.replace(GPU_MACHINE, flash_attention=False)
     (message,) = batch_invariance(asked, without, Device.cuda, "train")
@@ -102,13 +106,13 @@ def test_batch_invariance_on_a_cpu_without_flash_attention_and_of_experts() -> N
 
 def test_triton_kernels_need_a_gpu() -> None:
     asked = config()
-    assert not list(logits_kernels(asked, Device.cpu, "train"))
+    assert not list(pair_problems(asked, Device.cpu, "train"))
     asked.actor.logits = Logits.triton
-    (message,) = logits_kernels(asked, Device.cpu, "train")
+    (message,) = pair_problems(asked, Device.cpu, "train")
     assert message.startswith("actor.logits=triton") and "use chunked" in message
-    assert not list(logits_kernels(asked, Device.cuda, "train"))
+    assert not list(pair_problems(asked, Device.cuda, "train"))
     # Engines alone.
-    assert not list(logits_kernels(asked, Device.cpu, "evaluate"))
+    assert not list(pair_problems(asked, Device.cpu, "evaluate"))
 
 
 def test_local_layers_in_float32_have_no_attention_on_a_gpu() -> None:

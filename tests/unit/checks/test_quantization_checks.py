@@ -9,6 +9,7 @@ import pytest
 from config_cases import QWEN_1_5B
 
 from rlmath.algorithms.correction import CorrectionKind
+from rlmath.checks.pairs import pair_problems
 from rlmath.checks.quantization import (
     QUANTIZED_FAMILIES,
     cpu_kv_cache_in_fp8,
@@ -18,11 +19,15 @@ from rlmath.checks.quantization import (
 from rlmath.config.algorithm import OldLogProbs
 from rlmath.config.lora import LoraRollout
 from rlmath.config.rollout import KvCacheDtype, Quantization
-from rlmath.config.schema import Config, DType
+from rlmath.config.schema import Config, Device, DType
 from rlmath.model.families import FAMILIES
 from rlmath.model.spec import model_spec
 
 QWEN = model_spec(QWEN_1_5B)
+
+
+def problems(made: Config, command: str) -> list[str]:
+    return [*pair_problems(made, Device.cuda, command), *quantization_problems(made, command)]
 
 
 def config() -> Config:
@@ -51,23 +56,23 @@ def config() -> Config:
 )
 def test_what_does_not_work_with_fp8_is_refused(changes: dict[str, Any], part: str) -> None:
     made = config()
-    assert not list(quantization_problems(made, "train"))
+    assert not list(problems(made, "train"))
     for key, value in changes.items():
         *path, last = key.split(".")
         section: Any = made
         for name in path:
             section = getattr(section, name)
         setattr(section, last, value)
-    (message,) = quantization_problems(made, "train")
+    (message,) = problems(made, "train")
     assert "rollout.quantization=fp8" in message and part in message
     made.rollout.quantization = Quantization.none
-    assert not list(quantization_problems(made, "train"))
+    assert not list(problems(made, "train"))
 
 
 def test_an_evaluation_needs_no_correction() -> None:
     made = config()
     made.algorithm.correction.kind = CorrectionKind.none
-    assert not list(quantization_problems(made, "evaluate"))
+    assert not list(problems(made, "evaluate"))
 
 
 def test_families_that_were_not_compared_are_refused() -> None:
@@ -86,7 +91,7 @@ def in_cache() -> Config:
 
 
 def test_what_does_not_work_with_a_cache_in_fp8_is_refused() -> None:
-    assert not list(quantization_problems(in_cache(), "train"))
+    assert not list(problems(in_cache(), "train"))
     uncorrected, float32, invariant = in_cache(), in_cache(), in_cache()
     uncorrected.algorithm.correction.kind = CorrectionKind.none
     float32.model.dtype = DType.float32
@@ -96,15 +101,15 @@ def test_what_does_not_work_with_a_cache_in_fp8_is_refused() -> None:
         (float32, "use bfloat16"),
         (invariant, "batch_invariant"),
     ):
-        (message,) = quantization_problems(made, "train")
+        (message,) = problems(made, "train")
         assert part in message
     # Engines alone correct nothing.
-    assert not list(quantization_problems(uncorrected, "evaluate"))
+    assert not list(problems(uncorrected, "evaluate"))
     # Both at once: each is said.
     both = in_cache()
     both.rollout.quantization = Quantization.fp8
     both.algorithm.correction.kind = CorrectionKind.none
-    assert len(list(quantization_problems(both, "train"))) == 2
+    assert len(list(problems(both, "train"))) == 2
 
 
 def test_any_family_but_those_with_latent_vectors_can_have_a_cache_in_fp8() -> None:

@@ -6,8 +6,10 @@ import pytest
 
 from rlmath.checks.algorithm import algorithm_problems
 from rlmath.checks.overview import describe_training
+from rlmath.checks.pairs import pair_problems
 from rlmath.checks.run import check
 from rlmath.config.load import load
+from rlmath.config.schema import Device
 from rlmath.errors import ConfigError
 from tests.unit.checks.config_cases import GPU_MACHINE
 
@@ -17,7 +19,12 @@ CORRECTED = "algorithm.correction.kind=token_truncate"
 
 
 def problems(*overrides: str) -> list[str]:
-    return list(algorithm_problems(load([*BASE, *overrides])))
+    return found_in([*BASE, *overrides])
+
+
+def found_in(overrides: list[str]) -> list[str]:
+    config = load(overrides)
+    return [*pair_problems(config, Device.cuda, "train"), *algorithm_problems(config)]
 
 
 @pytest.mark.parametrize(
@@ -68,7 +75,7 @@ PIPELINED = ["model.path=m", "runner.run_dir=r", "rollout.schedule=pipelined"]
 
 
 def pipelined(*overrides: str) -> list[str]:
-    return list(algorithm_problems(load([*PIPELINED, *overrides])))
+    return found_in([*PIPELINED, *overrides])
 
 
 def test_pipelined_needs_a_correction_and_no_more_groups_than_it_trains() -> None:
@@ -90,7 +97,7 @@ CONTINUOUS = ["model.path=m", "runner.run_dir=r", "rollout.schedule=continuous"]
 
 
 def continuous(*overrides: str) -> list[str]:
-    return list(algorithm_problems(load([*CONTINUOUS, *overrides])))
+    return found_in([*CONTINUOUS, *overrides])
 
 
 def test_continuous_needs_a_correction_and_has_no_more_groups_to_spare() -> None:
