@@ -76,7 +76,8 @@ _COMMANDS = {
     ),
     "test": (
         "recipe_test.cli",
-        "run thirty steps of a recipe on a tiny model, check and resume it: test RECIPE",
+        "run thirty steps of a recipe on a tiny model, check and resume it: test RECIPE; or "
+        "check a loss or another part of yours: test plugin FILE",
     ),
     "doctor": ("doctor", "find problems of this machine, or of a run's settings"),
     "publish": (

@@ -28,7 +28,7 @@ def test_every_name_on_the_right_exists() -> None:
     options = {
         setting.key
         for section in SECTIONS
-        for name in section.names()
+        for name in section.registry.names()
         for setting in section.settings(name)
     }
     known = by_key().keys() | options

@@ -170,6 +170,11 @@ def policy_loss(
     def wrap(token_loss: TokenLoss[OptionsT]) -> PolicyLoss:
         def loss(inputs: LossInputs, given: OptionsT) -> LossOutput:
             losses, flags = token_loss(inputs, given)
+            if losses.shape != inputs.log_probs.shape:
+                raise ValueError(
+                    f"algorithm.loss={name}: returned losses of shape {list(losses.shape)} for "
+                    f"{inputs.log_probs.numel()} tokens: one for each is needed"
+                )
             losses = inputs.masked(losses)
             total = (inputs.token_weights() * losses).sum()
             sums = {"weighted/policy_loss": total.detach().double()}

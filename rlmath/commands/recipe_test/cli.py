@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "settings",
         nargs="*",
         metavar="RECIPE [key=value ...]",
-        help="a recipe or an experiment, and settings as for rlmath train",
+        help="a recipe or an experiment, and settings as for rlmath train; or plugin and your file",
     )
     add(
         "--steps",
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Test a recipe.
+    """Test a recipe, or a plug-in.
 
     Returns:
         0 when everything that was asked holds, else 1.
@@ -46,6 +46,10 @@ def run(arguments: argparse.Namespace) -> int:
 
         print(table(_folders(arguments)))
         return 0
+    if arguments.settings[:1] == ["plugin"]:
+        from rlmath.commands.plugin_test import cli as plugin_test
+
+        return plugin_test.run(arguments)
     if not arguments.settings:
         raise UserError("rlmath test: give a recipe or an experiment, such as rlmath test dapo")
     if arguments.steps < 2 or arguments.steps % 2:

@@ -1,0 +1,144 @@
+"""An update with the parts of a plug-in on tiny real ranks, in several layouts."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from rlmath.actor.group import ActorGroup
+from rlmath.actor.model import ModelSettings
+from rlmath.actor.settings import ActorSettings, ReferenceSettings, UpdateSettings
+from rlmath.algorithms.settings import ObjectiveSettings
+from rlmath.cluster.session import ray_session
+from rlmath.commands.plugin_test.finding import Finding
+from rlmath.config.schema import ClusterConfig, OptimizerConfig
+from rlmath.model.parallel import Layout
+from rlmath.model.tiny import make_tiny_model
+from rlmath.types import TrainingBatch
+
+# With the tokens of a micro-batch.
+_ALONE = Layout(), 32
+LAYOUTS = {
+    "tensor 2 x data 2, micro-batches of 64 tokens": (Layout(2, 1, 2), 64),
+    "pipeline 2 x context 2, micro-batches of 32 tokens": (
+        Layout(1, 2, 1, context_parallel=2),
+        32,
+    ),
+}
+_SEQUENCES, _GROUP, _MINIBATCHES = 8, 4, 2
+# Of float32 sums in another order.
+_RELATIVE, _ABSOLUTE = 1e-4, 1e-6
+
+
+def check_ranks(updates: dict[str, UpdateSettings], folder: Path) -> Iterator[tuple[str, Finding]]:
+    """Compare an update's metrics over layouts and micro-batches.
+
+    Args:
+        updates: By the part that is tested.
+        folder: For the model and the ranks' logs.
+    """
+    model = folder / "model"
+    if not (model / "config.json").is_file():
+        make_tiny_model(model, seed=0)
+    batch = made_batch()
+    with ray_session(ClusterConfig(object_store_mib=80)):
+        alone = _updated(_ALONE, model, folder / "alone", batch, updates)
+        problems: dict[str, list[str]] = {name: [] for name in updates}
+        for number, (case, layout) in enumerate(LAYOUTS.items()):
+            found = _updated(layout, model, folder / str(number), batch, updates)
+            for name in updates:
+                problems[name] += _differences(case, found[name][0], alone[name][0])
+    for name, (first, again) in alone.items():
+        yield name, Finding("equal over layouts and micro-batches", "; ".join(problems[name]))
+        repeated = "; ".join(_differences("a second update", again, first, 0.0, 0.0))
+        yield name, Finding("an update repeats to the last bit", repeated)
+
+
+def made_batch() -> TrainingBatch:
+    """Two groups of four sequences of random tokens, some of which are masked."""
+    draw = torch.Generator().manual_seed(0)
+    prompts = torch.full((_SEQUENCES,), 5)
+    responses = torch.tensor([3, 11, 6, 9, 14, 4, 8, 5])
+    tokens, total = int((prompts + responses).sum()), int(responses.sum())
+    rewards = torch.rand(_SEQUENCES, generator=draw)
+    per_token = torch.repeat_interleave(rewards - 0.5, responses)
+    log_probs = -5.0 - torch.rand(total, generator=draw)
+    mask = torch.rand(total, generator=draw) > 0.1
+    return TrainingBatch(
+        tokens=torch.randint(4, 100, (tokens,), generator=draw, dtype=torch.int32),
+        prompt_lengths=prompts,
+        response_lengths=responses,
+        weights_versions=torch.zeros(_SEQUENCES, dtype=torch.int64),
+        group_ids=torch.arange(_SEQUENCES) // _GROUP,
+        rewards=rewards,
+        loss_mask=mask,
+        engine_log_probs=log_probs,
+        old_log_probs=log_probs,
+        ref_log_probs=log_probs + 0.05,
+        advantages=per_token,
+    )
+
+
+def update_with(
+    *, loss: str | None = None, aggregation: str | None = None, kl_estimator: str | None = None
+) -> UpdateSettings:
+    """An update with one part of a plug-in, and rlmath's defaults for the rest."""
+    objective = ObjectiveSettings(kl_coef=0.1)
+    if loss is not None:
+        objective = dataclasses.replace(objective, loss=loss)
+    if kl_estimator is not None:
+        objective = dataclasses.replace(objective, kl_estimator=kl_estimator)
+    made = UpdateSettings(objective=objective, minibatches=_MINIBATCHES, constant_length=30)
+    return made if aggregation is None else dataclasses.replace(made, aggregation=aggregation)
+
+
+def _updated(
+    layout: tuple[Layout, int],
+    model: Path,
+    logs: Path,
+    batch: TrainingBatch,
+    updates: dict[str, UpdateSettings],
+) -> dict[str, tuple[list[dict[str, float]], list[dict[str, float]]]]:
+    """Metrics of each minibatch of each update, done twice; the weights stay as they are."""
+    settings = ActorSettings(
+        model_path=str(model),
+        model=ModelSettings(torch.float32, sequence_parallel=layout[0].tensor_parallel > 1),
+        optimizer=OptimizerConfig(lr=0.0, warmup_steps=0),
+        temperature=1.0,
+        max_tokens_per_microbatch=layout[1],
+        max_sequence_length=64,
+        reference=ReferenceSettings("none"),
+    )
+    group = ActorGroup(settings, layout[0], device="cpu", seed=0, num_threads=1, log_dir=str(logs))
+    with contextlib.ExitStack() as stack:
+        stack.callback(group.shutdown)
+        group.launch()
+        group.wait_until_ready()
+        return {
+            name: (
+                group.update(batch, update, seed=0).minibatches,
+                group.update(batch, update, seed=0).minibatches,
+            )
+            for name, update in updates.items()
+        }
+
+
+def _differences(
+    case: str,
+    found: list[dict[str, float]],
+    wanted: list[dict[str, float]],
+    relative: float = _RELATIVE,
+    absolute: float = _ABSOLUTE,
+) -> list[str]:
+    """The first metric of a minibatch that differs."""
+    for number, (one, other) in enumerate(zip(found, wanted, strict=True)):
+        for key in sorted(other):
+            if not abs(one[key] - other[key]) <= absolute + relative * abs(other[key]):
+                return [
+                    f"{case}: {key} of minibatch {number} is {one[key]:.9g}, not {other[key]:.9g}"
+                ]
+    return []

@@ -1,0 +1,233 @@
+"""``rlmath test plugin``: rlmath's own parts and the examples hold all invariants, and a wrong part
+of each kind is caught by the name of the one that it violates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlmath.algorithms.advantages import ADVANTAGES, AdvantageTraits
+from rlmath.algorithms.aggregation import AGGREGATIONS, AggregationTraits, Whole
+from rlmath.algorithms.kl import KL_ESTIMATORS
+from rlmath.algorithms.losses import LOSSES, LossTraits, policy_loss
+from rlmath.commands.plugin_test.cli import KINDS, check_plugin
+from rlmath.errors import UserError
+from rlmath.plugins import loading
+from rlmath.utils.setting import Options
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "plugins"
+OWN = [
+    pytest.param(kind, name, id=f"{kind.name}-{name}")
+    for kind in KINDS
+    for name in kind.registry.names()
+    # A value model's: it is called with other arguments.
+    if name != "gae"
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), OWN)
+def test_own_parts_hold_the_invariants(kind: Any, name: str) -> None:
+    assert [one for one in kind.check(name) if not one.holds] == []
+
+
+@pytest.fixture(autouse=True)
+def forget(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Registrations of a test are gone after it."""
+    for name in ("_imported", "_everywhere", "_failed"):
+        monkeypatch.setattr(loading, name, {})
+    for kind in KINDS:
+        monkeypatch.setattr(kind.registry, "_known", dict(kind.registry._known))
+    yield
+
+
+@pytest.mark.parametrize("file", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+def test_examples_hold_the_invariants_and_are_short(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check_plugin(str(file), tmp_path, on_ranks=False) == 0
+    printed = capsys.readouterr().out
+    assert "ok" in printed and "FAILED" not in printed
+    assert len(file.read_text().splitlines()) < 40
+
+
+# Wrong losses, by the invariant that each violates.
+
+
+def sign_flipped(inputs, options):
+    return inputs.token_advantages() * inputs.log_ratio().exp(), {}
+
+
+def reads_masked(inputs, options):
+    """The mean over all tokens lets masked ones in."""
+    ratio = (inputs.log_probs - inputs.old_log_probs).clamp(-20, 20).exp()
+    return -inputs.token_advantages() * ratio / ratio.detach().mean(), {}
+
+
+def masked_gradient(inputs, options):
+    """Masked by multiplication: NaN times 0 is NaN."""
+    return -inputs.token_advantages() * (inputs.log_probs - inputs.old_log_probs).exp(), {}
+
+
+def overflows(inputs, options):
+    return -inputs.token_advantages() * inputs.raw_log_ratio().exp(), {}
+
+
+def of_the_batch(inputs, options):
+    advantages = inputs.token_advantages()
+    return -advantages / advantages.abs().max().clamp(min=1e-9) * inputs.log_ratio().exp(), {}
+
+
+def detached_ratio(inputs, options):
+    return -inputs.token_advantages() * inputs.log_ratio().exp().detach() * inputs.log_probs, {}
+
+
+def noisy(inputs, options):
+    noise = 1 + 1e-6 * torch.rand_like(inputs.log_probs)
+    return -inputs.token_advantages() * noise * inputs.log_ratio().exp(), {}
+
+
+def in_place(inputs, options):
+    inputs.old_log_probs.sub_(0.125)
+    return -inputs.token_advantages() * inputs.log_ratio().exp(), {}
+
+
+def flags_of_the_data(inputs, options):
+    ratio = inputs.log_ratio().exp()
+    far = ratio > 2
+    return -inputs.token_advantages() * ratio, {"far": far} if far.any() else {}
+
+
+def one_number(inputs, options):
+    return (-inputs.token_advantages() * inputs.log_ratio().exp()).mean(), {}
+
+
+WRONG_LOSSES = {
+    "policy gradient at ratio 1": sign_flipped,
+    "masked tokens are not read": reads_masked,
+    "finite at log-ratios of +-100": overflows,
+    "equal over micro-batches": of_the_batch,
+    "gradient": detached_ratio,
+    "deterministic": noisy,
+    "inputs are left alone": in_place,
+    "metrics do not depend on the data": flags_of_the_data,
+    "result has one number per token": one_number,
+}
+
+
+def violated(kind: str, name: str) -> dict[str, str]:
+    (chosen,) = (one for one in KINDS if one.name == kind)
+    return {one.invariant: one.text for one in chosen.check(name) if not one.holds}
+
+
+@pytest.mark.parametrize("invariant", WRONG_LOSSES)
+def test_a_wrong_loss_is_caught_by_name(invariant: str) -> None:
+    policy_loss("wrong", Options)(WRONG_LOSSES[invariant])
+    found = violated("loss", "wrong")
+    assert invariant in found
+    if invariant != "metrics do not depend on the data":
+        assert any(character.isdigit() for character in found[invariant]), found
+
+
+def test_a_gradient_that_masks_by_multiplication_is_caught() -> None:
+    policy_loss("wrong", Options)(masked_gradient)
+    assert "nan planted" in violated("loss", "wrong")["masked tokens are not read"]
+
+
+def test_a_declared_stop_of_the_gradient_is_no_mistake() -> None:
+    policy_loss("right", Options, LossTraits(stops_gradient=True))(detached_ratio)
+    assert violated("loss", "right") == {}
+
+
+WRONG_ADVANTAGES = {
+    "result has one number per sample": lambda r, g: r.nan_to_num(0.0)[:, None],
+    "unscored samples take no part": lambda r, g: r.nan_to_num(0.0) - 0.3,
+    "order of samples makes no difference": (
+        lambda r, g: torch.linspace(0, 1, len(r), dtype=r.dtype) * r.nan_to_num(0.0)
+    ),
+    "a higher reward has no lower advantage": lambda r, g: -r.nan_to_num(0.0),
+    "deterministic": lambda r, g: r.nan_to_num(0.0) * torch.rand(1, dtype=r.dtype),
+    "inputs are left alone": lambda r, g: r.nan_to_num_(0.0),
+    "within_groups: other groups make no difference": (
+        lambda r, g: torch.where(r.isnan(), 0.0, r - r.nanmean())
+    ),
+    "compares: equal rewards of a group have advantage 0": lambda r, g: r.nan_to_num(0.0),
+}
+
+
+@pytest.mark.parametrize("invariant", WRONG_ADVANTAGES)
+def test_a_wrong_advantage_is_caught_by_name(invariant: str) -> None:
+    def wrong(rewards, group_ids, options, *, token_counts=None):
+        return WRONG_ADVANTAGES[invariant](rewards, group_ids)
+
+    ADVANTAGES.register("wrong", traits=AdvantageTraits(within_groups=True))(wrong)
+    assert invariant in violated("advantage", "wrong")
+
+
+WRONG_AGGREGATIONS = {
+    "weights are numbers from 0": lambda counts: 1.0 / counts,
+    "sequences without tokens make no difference": (
+        lambda counts: torch.full_like(counts, 1.0 / len(counts))
+    ),
+    "order of sequences makes no difference": (
+        lambda counts: torch.linspace(1, 2, len(counts)).double() / (counts > 0).sum()
+    ),
+    "whole: parts of a minibatch add up": (
+        lambda counts: (1.0 / counts.sum().clamp(min=1)).expand(counts.shape)
+    ),
+    "deterministic": lambda counts: torch.rand(len(counts)).double() / (counts > 0).sum(),
+}
+
+
+@pytest.mark.parametrize("invariant", WRONG_AGGREGATIONS)
+def test_a_wrong_aggregation_is_caught_by_name(invariant: str) -> None:
+    def wrong(counts, groups, length):
+        return WRONG_AGGREGATIONS[invariant](counts)
+
+    AGGREGATIONS.register("wrong", traits=AggregationTraits(Whole.sequences))(wrong)
+    assert invariant in violated("aggregation", "wrong")
+
+
+WRONG_ESTIMATORS = {
+    "0 where policy and reference agree": lambda p, r, o: p - r + 0.1,
+    "gradient": lambda p, r, o: 0.5 * (p - r) * (p - r).detach(),
+    "finite at differences of +-100": lambda p, r, o: (r - p).exp() - 1 - (r - p),
+    "each token for itself": lambda p, r, o: (p - r) - (p - r).mean(),
+    "deterministic": lambda p, r, o: (p - r) * torch.rand(1, dtype=p.dtype),
+}
+
+
+@pytest.mark.parametrize("invariant", WRONG_ESTIMATORS)
+def test_a_wrong_kl_estimator_is_caught_by_name(invariant: str) -> None:
+    KL_ESTIMATORS.register("wrong")(WRONG_ESTIMATORS[invariant])
+    assert invariant in violated("KL estimator", "wrong")
+
+
+def test_the_command_says_which_part_and_invariant(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "wrong.py"
+    file.write_text(
+        "from rlmath.algorithms.losses import policy_loss\n"
+        "from rlmath.utils.setting import Options\n"
+        "@policy_loss('backwards', Options)\n"
+        "def backwards(inputs, options):\n"
+        "    return inputs.token_advantages() * inputs.log_ratio().exp(), {}\n"
+    )
+    assert check_plugin(str(file), tmp_path, on_ranks=False) == 1
+    printed = capsys.readouterr().out
+    assert "FAILED  loss backwards: policy gradient at ratio 1" in printed
+    assert "ok      loss backwards: gradient" in printed
+    empty = tmp_path / "empty.py"
+    empty.write_text("")
+    with pytest.raises(UserError, match="registers none of loss, advantage"):
+        check_plugin(str(empty), tmp_path)
+    with pytest.raises(UserError, match="no such file"):
+        check_plugin(str(tmp_path / "gone.py"), tmp_path)
+
+
+def test_losses_are_still_there() -> None:
+    assert "wrong" not in LOSSES.names()
