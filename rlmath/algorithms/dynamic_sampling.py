@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from rlmath.algorithms.filters import FilterConfig, reason_to_drop
+from rlmath.utils.setting import Options
 
 G = TypeVar("G")
 
@@ -62,13 +63,20 @@ class GroupPool(Generic[G]):
             with fewer kept groups than the target after that, the step is smaller. ``oversample``
             prompts are requested at first per missing group.
         reads_rewards: Whether advantages come from rewards.
+        options: Of the filter; ``None``: its defaults.
     """
 
-    def __init__(self, target: int, settings: FilterConfig, reads_rewards: bool = True) -> None:
+    def __init__(
+        self,
+        target: int,
+        settings: FilterConfig,
+        reads_rewards: bool = True,
+        options: Options | None = None,
+    ) -> None:
         self._target = target
         self._limit = target * settings.max_rounds
         self._settings = settings
-        self._reads_rewards = reads_rewards
+        self._reads_rewards, self._options = reads_rewards, options
         self._kept: list[tuple[int, G]] = []
         self._start_step()
 
@@ -117,8 +125,13 @@ class GroupPool(Generic[G]):
         self._finished += 1
         self._right += sum(1 for c in correct if c)
         self._graded += sum(1 for c in correct if c is not None)
-        reads_rewards = self._reads_rewards
-        reason = reason_to_drop(self._settings, rewards, correct, reads_rewards=reads_rewards)
+        reason = reason_to_drop(
+            self._settings,
+            rewards,
+            correct,
+            options=self._options,
+            reads_rewards=self._reads_rewards,
+        )
         if reason is None:
             self._passed += 1
             self._kept.append((order, group))

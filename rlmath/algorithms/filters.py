@@ -3,23 +3,92 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import Any
 
+from rlmath.plugins.registry import Registry
 from rlmath.utils.lazy_torch import Tensor, torch
-from rlmath.utils.setting import OnlyWith, setting
-
-if TYPE_CHECKING:
-    pass
+from rlmath.utils.setting import OnlyWith, Options, setting
 
 
-class GroupRule(Enum):
-    all = "all"
-    variance = "variance"
-    accuracy = "accuracy"
-    mean_range = "mean_range"
+@dataclass(frozen=True)
+class GroupScores:
+    """What a filter decides by.
+
+    Attributes:
+        rewards: Of the group's samples that were scored, at least one.
+        correct: Of all its samples, whether each is right; ``None`` where no grader looked.
+    """
+
+    rewards: tuple[float, ...]
+    correct: tuple[bool | None, ...] = ()
+
+
+@dataclass(frozen=True)
+class FilterTraits:
+    """What is true of a filter.
+
+    Attributes:
+        reason: Why it drops a group, for the ledger and ``sampling/dropped_<reason>``.
+        compares: It compares the samples of a group: it drops any group of one.
+        reads_correct: It reads which samples are right: a group in which nothing was graded is
+            dropped as unscored.
+    """
+
+    reason: str = "filtered"
+    compares: bool = False
+    reads_correct: bool = False
+
+
+# Whether to train on a group, by its scores and the filter's options.
+GroupFilter = Callable[[GroupScores, Any], bool]
+GROUP_FILTERS: Registry[GroupFilter, FilterTraits] = Registry("algorithm.filter.keep", FilterTraits)
+EVERY_GROUP = "all"
+
+
+@GROUP_FILTERS.register(EVERY_GROUP)
+def every_group(scores: GroupScores, options: Options) -> bool:
+    """Keep all."""
+    return True
+
+
+@GROUP_FILTERS.register("variance", traits=FilterTraits("equal_rewards", compares=True))
+def variance(scores: GroupScores, options: Options) -> bool:
+    """Keep a group with unequal rewards."""
+    return min(scores.rewards) != max(scores.rewards)
+
+
+@GROUP_FILTERS.register(
+    "accuracy", traits=FilterTraits("equal_accuracy", compares=True, reads_correct=True)
+)
+def accuracy(scores: GroupScores, options: Options) -> bool:
+    """Keep a group when some samples are right and some are not (DAPO, arXiv:2503.14476, eq. 11),
+    which differs from ``variance`` when rewards hold more than the answer."""
+    return len({one for one in scores.correct if one is not None}) == 2
+
+
+@dataclass(frozen=True)
+class MeanRangeOptions(Options):
+    low: float | None = setting(None, "Minimum mean reward; null: none.")
+    high: float | None = setting(None, "Maximum mean reward; null: none.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.low is None and self.high is None:
+            raise ValueError("mean_range has no range; give low or high, in units of the reward")
+        if self.low is not None and self.high is not None and self.low > self.high:
+            raise ValueError(f"low={self.low:g}: is above high={self.high:g}")
+
+
+@GROUP_FILTERS.register("mean_range", MeanRangeOptions, FilterTraits("mean_out_of_range"))
+def mean_range(scores: GroupScores, options: MeanRangeOptions) -> bool:
+    """Keep a group whose mean reward is from ``low`` to ``high``."""
+    mean = math.fsum(scores.rewards) / len(scores.rewards)
+    low = -math.inf if options.low is None else options.low
+    high = math.inf if options.high is None else options.high
+    return low <= mean <= high
 
 
 class TruncatedRule(Enum):
@@ -31,23 +100,14 @@ class TruncatedRule(Enum):
 
 @dataclass
 class FilterConfig:
-    keep: GroupRule = setting(
-        GroupRule.all,
+    keep: str = setting(
+        EVERY_GROUP,
         "Groups to train on: all, groups with unequal rewards (variance), groups with correct and "
-        "incorrect samples (accuracy), or groups with a mean reward between low and high "
-        "(mean_range). A dropped group is replaced by another problem while others still generate "
-        "(dynamic sampling).",
+        "incorrect samples (accuracy), groups with a mean reward within a range (mean_range), or "
+        "your own filter. A dropped group is replaced by another problem while others still "
+        "generate (dynamic sampling).",
     )
-    low: float | None = setting(
-        None,
-        "keep=mean_range: minimum mean reward; null: none.",
-        only_with=OnlyWith("keep", (GroupRule.mean_range,)),
-    )
-    high: float | None = setting(
-        None,
-        "keep=mean_range: maximum mean reward; null: none.",
-        only_with=OnlyWith("keep", (GroupRule.mean_range,)),
-    )
+    options: dict[str, Any] = setting(dict, "Options of the filter, see the tables below.")
     max_unscored_share: float = setting(
         0.5,
         "Drop a group if more than this fraction of its samples could not be scored.",
@@ -66,7 +126,7 @@ class FilterConfig:
         "the groups that are too many are carried over to the next step.",
         least=1,
         most=4,
-        only_with=OnlyWith("keep", (GroupRule.variance, GroupRule.accuracy, GroupRule.mean_range)),
+        only_with=OnlyWith("keep", words="variance, accuracy, mean_range or another filter"),
     )
     mask_duplicates: bool = setting(
         False, "Mask repeated copies of a response within a group out of the loss."
@@ -82,20 +142,19 @@ def reason_to_drop(
     rewards: Sequence[float | None],
     correct: Sequence[bool | None] = (),
     *,
+    options: Options | None = None,
     reads_rewards: bool = True,
 ) -> str | None:
-    """Why a group is dropped: ``unscored``, ``equal_rewards``, ``equal_accuracy`` or
-    ``mean_out_of_range``.
+    """Why a group is dropped: ``unscored``, or the reason of the filter.
 
-    ``accuracy`` keeps a group when some samples are right and some are not (DAPO, arXiv:2503.14476,
-    eq. 11), which differs from ``variance`` when rewards hold more than the answer. A group of
-    which too many samples could not be scored is dropped, because its statistics would be those of
-    another group size.
+    A group of which too many samples could not be scored is dropped, because its statistics would
+    be those of another group size.
 
     Args:
         settings: What to keep.
         rewards: Of the group's samples; ``None`` where nothing could score them.
-        correct: Whether each is right, for ``accuracy``; ``None`` where no grader looked.
+        correct: Whether each is right; ``None`` where no grader looked.
+        options: Of the filter; ``None``: its defaults.
         reads_rewards: Whether advantages come from rewards. Else ``all`` keeps a group that nothing
             could score, unless ``max_unscored_share`` says otherwise.
 
@@ -104,23 +163,23 @@ def reason_to_drop(
     """
     scored = [r for r in rewards if r is not None]
     unscored = len(rewards) - len(scored)
-    reads_rewards |= settings.keep is not GroupRule.all
+    reads_rewards |= settings.keep != EVERY_GROUP
     if (reads_rewards and not scored) or unscored > settings.max_unscored_share * len(rewards):
         return UNSCORED
-    if settings.keep is GroupRule.variance and min(scored) == max(scored):
-        return "equal_rewards"
-    if settings.keep is GroupRule.accuracy:
-        graded = {one for one in correct if one is not None}
-        if not graded:
-            return UNSCORED
-        return None if len(graded) == 2 else "equal_accuracy"
-    if settings.keep is GroupRule.mean_range:
-        mean = math.fsum(scored) / len(scored)
-        low = -math.inf if settings.low is None else settings.low
-        high = math.inf if settings.high is None else settings.high
-        if not low <= mean <= high:
-            return "mean_out_of_range"
-    return None
+    if not scored:
+        return None
+    traits = GROUP_FILTERS.traits(settings.keep)
+    if traits.reads_correct and all(one is None for one in correct):
+        return UNSCORED
+    given = options if options is not None else GROUP_FILTERS.options(settings.keep)()
+    keeps = GROUP_FILTERS.get(settings.keep)(GroupScores(tuple(scored), tuple(correct)), given)
+    return None if keeps else traits.reason
+
+
+def drop_reasons() -> list[str]:
+    """Why a group may be dropped, by any filter."""
+    traits = (GROUP_FILTERS.traits(name) for name in GROUP_FILTERS.names() if name != EVERY_GROUP)
+    return [UNSCORED, *dict.fromkeys(one.reason for one in traits)]
 
 
 def duplicates(responses: Sequence[bytes | str]) -> list[bool]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rlmath.algorithms.advantages import ADVANTAGES, AdvantageTraits, needs_value_model
 from rlmath.algorithms.correction import BOUNDS, CorrectionKind
-from rlmath.algorithms.filters import GroupRule, TruncatedRule
+from rlmath.algorithms.filters import GROUP_FILTERS, FilterTraits, TruncatedRule
 from rlmath.algorithms.kl import KL_ESTIMATORS, KlTraits
 from rlmath.algorithms.losses import LOSSES, LossTraits
 from rlmath.checks.pairs import unused_problems
@@ -42,6 +42,12 @@ def _advantage(algorithm: AlgorithmConfig) -> AdvantageTraits:
     """Of the estimator; see :func:`_loss`."""
     name = algorithm.advantage
     return ADVANTAGES.traits(name) if ADVANTAGES.has(name) else AdvantageTraits(compares=False)
+
+
+def _filter_traits(algorithm: AlgorithmConfig) -> FilterTraits:
+    """Of the group filter; see :func:`_loss`."""
+    name = algorithm.filter.keep
+    return GROUP_FILTERS.traits(name) if GROUP_FILTERS.has(name) else FilterTraits()
 
 
 def _value_estimators() -> str:
@@ -221,14 +227,7 @@ def _kl_and_entropy(algorithm: AlgorithmConfig) -> Iterator[str]:
 
 
 def _filter(algorithm: AlgorithmConfig) -> Iterator[str]:
-    rules, low, high = algorithm.filter, algorithm.filter.low, algorithm.filter.high
-    if low is not None and high is not None and low > high:
-        yield f"algorithm.filter.low={low:g}: is above algorithm.filter.high={high:g}"
-    if rules.keep is GroupRule.mean_range and low is None and high is None:
-        yield (
-            "algorithm.filter.keep=mean_range: has no range; give filter.low or filter.high, in "
-            "units of the reward"
-        )
+    rules = algorithm.filter
     if rules.oversample > rules.max_rounds:
         yield (
             f"algorithm.filter.oversample={rules.oversample:g}: asks at first for more than "
@@ -244,9 +243,9 @@ def _filter(algorithm: AlgorithmConfig) -> Iterator[str]:
             f"advantage={algorithm.advantage} normalizes each on its own; add the reward "
             "stop_properly to reward.items instead"
         )
-    if rules.keep in (GroupRule.variance, GroupRule.accuracy) and algorithm.group_size == 1:
+    if _filter_traits(algorithm).compares and algorithm.group_size == 1:
         yield (
-            f"algorithm.filter.keep={rules.keep.name}: in a group of group_size=1 all is always "
+            f"algorithm.filter.keep={rules.keep}: in a group of group_size=1 all is always "
             "equal, so no group would be kept; use filter.keep=all, or a group_size of 2 or more"
         )
 
@@ -254,15 +253,16 @@ def _filter(algorithm: AlgorithmConfig) -> Iterator[str]:
 def _grades(config: Config) -> Iterator[str]:
     """What asks whether a sample is right, where no reward has its answer graded."""
     algorithm, items = config.algorithm, config.reward.items
-    asks = algorithm.filter.keep is GroupRule.accuracy or algorithm.curriculum.cooldown
+    keep, reads_correct = algorithm.filter.keep, _filter_traits(algorithm).reads_correct
+    asks = reads_correct or algorithm.curriculum.cooldown
     if not asks or not items or any_graded(item.name for item in items):
         return
     names = ", ".join(item.name for item in items)
     why = f"reward.items ({names}) has no reward that grades answers, which say what is correct"
     works = "add {name: math, weight: 0} to reward.items, which grades and adds nothing to the sum"
-    if algorithm.filter.keep is GroupRule.accuracy:
+    if reads_correct:
         yield (
-            f"algorithm.filter.keep=accuracy: {why}, so every group would be dropped; {works}, or "
+            f"algorithm.filter.keep={keep}: {why}, so every group would be dropped; {works}, or "
             "use keep=variance"
         )
     if algorithm.curriculum.cooldown:

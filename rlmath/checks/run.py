@@ -12,9 +12,11 @@ import importlib.util
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import NoneType
-from typing import Literal
+from typing import Any, Literal
 
 from rlmath.algorithms.advantages import needs_value_model
+from rlmath.algorithms.aggregation import AGGREGATIONS
+from rlmath.algorithms.kl import KL_ESTIMATORS
 from rlmath.checks import attempts
 from rlmath.checks import files as check_files
 from rlmath.checks import layout as check_layout
@@ -39,7 +41,7 @@ from rlmath.checks.teacher import teacher_problems
 from rlmath.checks.trackers import tracker_problems
 from rlmath.config import arithmetic
 from rlmath.config.collapse import DETECTORS
-from rlmath.config.plugins import CHOOSERS
+from rlmath.config.options import SECTIONS
 from rlmath.config.schema import (
     Config,
     Device,
@@ -55,9 +57,16 @@ from rlmath.errors import ConfigError, ModelError
 from rlmath.model.hub import is_hub_model
 from rlmath.model.published import published_spec
 from rlmath.model.spec import ModelSpec, read_model_spec
+from rlmath.plugins import Registry
+from rlmath.plugins.source import split
 from rlmath.rewards.registry import available_rewards, reward_class, settings_of
 
 Command = Literal["train", "sft", "evaluate"]
+_REGISTRIES: dict[str, Registry[Any, Any]] = {
+    **{section.chooser: section.registry for section in SECTIONS},
+    "algorithm.aggregation": AGGREGATIONS,
+    "algorithm.kl_estimator": KL_ESTIMATORS,
+}
 
 
 def check(config: Config, command: Command = "train", machine: Machine | None = None) -> None:
@@ -185,9 +194,11 @@ def known_model(config: Config) -> ModelSpec | None:
 
 def names(config: Config) -> Iterator[str]:
     """A message for each name that nothing is registered under."""
-    for key, registry in CHOOSERS.items():
+    for key, registry in _REGISTRIES.items():
         name = value_of(config, key)
-        if not registry.has(name):
+        if split(name)[1]:
+            yield from registry.problems(name)
+        elif not registry.has(name):
             among = _among(name, registry.names())
             yield f"{key}={name}: there is none of that name; {among}, or file.py:function"
     if not config.reward.items:

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from rlmath.algorithms.advantages import needs_value_model
-from rlmath.algorithms.filters import GroupRule
+from rlmath.algorithms.filters import EVERY_GROUP
 from rlmath.config.schema import Config, Device, Placement
 from rlmath.config.teacher import starts_teacher
 from rlmath.errors import ConfigError
@@ -298,11 +298,11 @@ def _teacher(config: Config, layout: RunLayout) -> list[str]:
 def _sampling(config: Config, batch: Batch) -> list[str]:
     """What dynamic sampling asks for, when groups may be dropped."""
     rules = config.algorithm.filter
-    if rules.keep is GroupRule.all:
+    if rules.keep == EVERY_GROUP:
         return []
     at_first = math.ceil(batch.prompts * rules.oversample - 1e-9)
     return [
-        f"sampling keeps groups by {rules.keep.name}: {at_first:,} prompts at first, at most "
+        f"sampling keeps groups by {rules.keep}: {at_first:,} prompts at first, at most "
         f"{batch.prompts:,} x {rules.max_rounds:,} rounds = {batch.prompts * rules.max_rounds:,} "
         "a step"
     ]

@@ -27,9 +27,10 @@ same groups, given as `--config-dir`.
 A value may refer to another setting: `model.path='${runner.run_dir}/model'`. No value can therefore
 contain `${` itself; a path that does is an error. Rename the file or folder, or link to it.
 
-A loss and an advantage estimator have their own options: `algorithm.loss_options.clip_high=0.28`.
-An option that the chosen one does not have is an error. `algorithm.loss=NAME` on the command line
-starts from the defaults of that loss: options that files give to another loss are dropped.
+A loss, an advantage estimator and a group filter have their own options:
+`algorithm.loss_options.clip_high=0.28`. An option that the chosen one does not have is an error.
+`algorithm.loss=NAME` on the command line starts from the defaults of that loss: options that files
+give to another loss are dropped.
 
 A recipe, `recipe=dapo`, sets the algorithm, the optimizer and the rewards of a paper
 ([algorithms](algorithms.md#recipes)).
@@ -47,9 +48,9 @@ def settings_page() -> str:
     parts = [_HEAD, *_table("The settings that most users change", _common())]
     for section, members in sections.items():
         parts += _table(section, members)
-        if section == "algorithm":
-            for options in SECTIONS:
-                chooser = options.chooser.rpartition(".")[2]
+        for options in SECTIONS:
+            parent, _, chooser = options.chooser.rpartition(".")
+            if section == parent:
                 for names, found in options.documented():
                     parts += _table(f"{options.key} of {chooser}={', '.join(names)}", found)
     return "\n".join(parts)

@@ -1,7 +1,7 @@
-"""Options of the chosen loss and estimator: ``algorithm.loss_options.clip_high=0.28``.
+"""Options of the chosen loss, estimator and filter: ``algorithm.loss_options.clip_high=0.28``.
 
-They are declared beside the loss or estimator, with ``setting(...)``, and only those of the chosen
-one can be given. After loading, a section holds all of them, defaults included.
+They are declared beside the part that takes them, with ``setting(...)``, and only those of the
+chosen one can be given. After loading, a section holds all of them, defaults included.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlmath.algorithms.advantages import ADVANTAGES
+from rlmath.algorithms.filters import GROUP_FILTERS
 from rlmath.algorithms.losses import LOSSES
 from rlmath.config.schema import Config
-from rlmath.config.settings import Setting, settings_of
+from rlmath.config.settings import Setting, settings_of, value_of
 from rlmath.errors import ConfigError
 from rlmath.plugins.registry import Registry
 from rlmath.utils.setting import Options
@@ -72,6 +73,10 @@ class OptionsSection:
         assert isinstance(made, Options)
         return made
 
+    def of(self, config: Config) -> Options:
+        """The options of the chosen one; see :meth:`options`."""
+        return self.options(value_of(config, self.chooser), value_of(config, self.key))
+
     def settings(self, name: str) -> tuple[Setting, ...]:
         """The options of ``name`` as settings."""
         return tuple(settings_of(self.registry.options(name), self.key + "."))
@@ -89,7 +94,8 @@ class OptionsSection:
 
 LOSS_OPTIONS = OptionsSection("algorithm.loss_options", "algorithm.loss", LOSSES)
 ADVANTAGE_OPTIONS = OptionsSection("algorithm.advantage_options", "algorithm.advantage", ADVANTAGES)
-SECTIONS = (LOSS_OPTIONS, ADVANTAGE_OPTIONS)
+FILTER_OPTIONS = OptionsSection("algorithm.filter.options", "algorithm.filter.keep", GROUP_FILTERS)
+SECTIONS = (LOSS_OPTIONS, ADVANTAGE_OPTIONS, FILTER_OPTIONS)
 
 
 def section_of(key: str) -> OptionsSection | None:
@@ -105,15 +111,12 @@ def complete(config: Config) -> None:
     Raises:
         ConfigError: See :meth:`OptionsSection.options`.
     """
-    algorithm = config.algorithm
     problems = []
     for section in SECTIONS:
-        field, chooser = (key.rpartition(".")[2] for key in (section.key, section.chooser))
-        name = getattr(algorithm, chooser)
-        if not section.registry.has(name):
+        if not section.registry.has(value_of(config, section.chooser)):
             continue
         try:
-            options = section.options(name, getattr(algorithm, field))
+            options = section.of(config)
         except ConfigError as error:
             problems.append(str(error))
             continue
@@ -121,6 +124,7 @@ def complete(config: Config) -> None:
             key: value.name if isinstance(value, Enum) else value
             for key, value in vars(options).items()
         }
-        setattr(algorithm, field, plain)
+        parent, _, field = section.key.rpartition(".")
+        setattr(value_of(config, parent), field, plain)
     if problems:
         raise ConfigError("\n".join(problems))

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-from rlmath.algorithms.aggregation import AGGREGATIONS
-from rlmath.algorithms.kl import KL_ESTIMATORS
 from rlmath.config.options import SECTIONS
 from rlmath.config.schema import Config
 from rlmath.config.settings import value_of
 from rlmath.errors import ConfigError
-from rlmath.plugins import Registry
 from rlmath.plugins.loading import use
 from rlmath.plugins.source import PluginError, hashes, is_file, is_path, split
 
-# Settings that choose a part by name, with where the names are.
-CHOOSERS: dict[str, Registry[Any, Any]] = {
-    **{section.chooser: section.registry for section in SECTIONS},
-    "algorithm.aggregation": AGGREGATIONS,
-    "algorithm.kl_estimator": KL_ESTIMATORS,
-}
+# Settings that choose a part by name, or several.
+CHOOSERS = (
+    *(section.chooser for section in SECTIONS),
+    "algorithm.aggregation",
+    "algorithm.kl_estimator",
+    "runner.trackers",
+)
 
 
 def import_plugins(config: Config) -> None:
@@ -35,10 +32,8 @@ def import_plugins(config: Config) -> None:
     for key, place in dict.fromkeys(_everywhere(config)):
         try:
             use(place)
-            if key in CHOOSERS:
-                CHOOSERS[key].get(value_of(config, key))
         except PluginError as error:
-            problems.append(f"{key}={place}: {error}" if key == "plugins" else str(error))
+            problems.append(f"{key}: {error}")
     found = {} if problems else found_hashes(config)
     for name, given in config.plugin_hashes.items():
         if name in found and found[name] != given:
@@ -62,11 +57,13 @@ def found_hashes(config: Config) -> dict[str, str]:
 def _everywhere(config: Config) -> Iterator[tuple[str, str]]:
     """Key and place of what each process imports."""
     for place in config.plugins:
-        yield "plugins", place
+        yield f"plugins=[{place}]", place
     for key in CHOOSERS:
-        place, attribute = split(value_of(config, key))
-        if attribute:
-            yield key, place
+        chosen = value_of(config, key)
+        for name in [chosen] if isinstance(chosen, str) else chosen:
+            place, attribute = split(name)
+            if attribute:
+                yield f"{key}={name}", place
 
 
 def _of_rewards(config: Config) -> Iterator[str]:

@@ -8,6 +8,8 @@ _OVERLAP = (
 )
 
 REMOVED = {
+    "algorithm.filter.high": "high of algorithm.filter.options",
+    "algorithm.filter.low": "low of algorithm.filter.options",
     "algorithm.overlap_log_probs": _OVERLAP,
     "algorithm.overlap_update": _OVERLAP,
     "rollout.arrays": "more memory for the driver: it has 8 bytes per token in Ray's shared memory",

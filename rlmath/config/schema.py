@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from rlmath.algorithms.correction import CorrectionConfig, CorrectionKind
-from rlmath.algorithms.filters import FilterConfig, GroupRule, TruncatedRule
+from rlmath.algorithms.filters import FilterConfig, TruncatedRule
 from rlmath.config.actor import ActorConfig, Layers, Logits, Recompute
 from rlmath.config.algorithm import (
     AlgorithmConfig,
@@ -57,7 +57,6 @@ __all__ = [
     "EvalConfig",
     "Fallback",
     "FilterConfig",
-    "GroupRule",
     "KlPlace",
     "Layers",
     "LengthStage",

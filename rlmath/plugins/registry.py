@@ -94,11 +94,15 @@ class Registry(Generic[T, TraitsT]):
 
     def has(self, name: str) -> bool:
         """Whether :meth:`get` finds something."""
+        return not self.problems(name)
+
+    def problems(self, name: str) -> list[str]:
+        """The message of :meth:`get`'s error, if there is one."""
         try:
             self._find(name)
-        except PluginError:
-            return False
-        return True
+        except PluginError as error:
+            return [str(error)]
+        return []
 
     def of_module(self, module: str) -> list[str]:
         """Names that a module registered, sorted."""

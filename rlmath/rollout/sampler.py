@@ -11,9 +11,10 @@ from typing import Any
 from rlmath.algorithms.advantages import ADVANTAGES
 from rlmath.algorithms.curriculum import PassRates, staged_length
 from rlmath.algorithms.dynamic_sampling import GroupPool, PoolCounts
-from rlmath.algorithms.filters import UNSCORED
+from rlmath.algorithms.filters import drop_reasons
 from rlmath.batching.from_groups import apply_truncation_penalty
 from rlmath.config.actor import RoutingReplay
+from rlmath.config.options import FILTER_OPTIONS
 from rlmath.config.rollout import max_lag
 from rlmath.config.schema import Config, RolloutSchedule
 from rlmath.data import ProblemStream
@@ -29,8 +30,6 @@ from rlmath.rollout.round import Round
 from rlmath.rollout.schedule import live_target, steps_that_train
 from rlmath.rollout.step_sampling import StepSampling
 from rlmath.types import Group, Problem
-
-DROP_REASONS = (UNSCORED, "equal_rewards", "equal_accuracy", "mean_out_of_range")
 
 
 @dataclass(frozen=True)
@@ -84,6 +83,7 @@ class Sampler:
             algorithm.prompts_per_step,
             algorithm.filter,
             reads_rewards=ADVANTAGES.traits(algorithm.advantage).reads_rewards,
+            options=FILTER_OPTIONS.of(config),
         )
         self._rates = PassRates(algorithm.curriculum)
         # Problems asked for so far, over all steps: the order of groups.
@@ -384,7 +384,7 @@ class Sampler:
         metrics: dict[str, float] = {
             "sampling/requested_groups": counts.requested,
             "sampling/kept_groups": counts.kept,
-            **{f"sampling/dropped_{r}": counts.dropped.get(r, 0) for r in DROP_REASONS},
+            **{f"sampling/dropped_{r}": counts.dropped.get(r, 0) for r in drop_reasons()},
             "sampling/carried_over_groups": counts.carried_over,
             "sampling/trained_groups": trained,
             "curriculum/max_response_tokens": self.max_response_tokens(step),

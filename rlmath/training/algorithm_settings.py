@@ -23,7 +23,7 @@ def advantage_settings(config: Config, weights: Mapping[str, float]) -> Advantag
     algorithm = config.algorithm
     return AdvantageSettings(
         name=algorithm.advantage,
-        options=ADVANTAGE_OPTIONS.options(algorithm.advantage, algorithm.advantage_options),
+        options=ADVANTAGE_OPTIONS.of(config),
         whiten_tokens=algorithm.whiten_tokens,
         whiten_epsilon=algorithm.whiten_epsilon,
         reward_weights={name: weight for name, weight in weights.items() if weight},
@@ -69,7 +69,7 @@ def update_settings(config: Config, kl_coef: float, entropy_coef: float) -> Upda
     return UpdateSettings(
         objective=ObjectiveSettings(
             loss=algorithm.loss,
-            options=LOSS_OPTIONS.options(algorithm.loss, algorithm.loss_options),
+            options=LOSS_OPTIONS.of(config),
             kl_coef=kl_coef if algorithm.kl_in is KlPlace.loss else 0.0,
             kl_estimator=algorithm.kl_estimator,
             entropy_coef=entropy_coef,

@@ -36,6 +36,8 @@ def settings(material: Path, mine: Path) -> list[str]:
         "algorithm.loss=soft_clip",
         "algorithm.loss_options.limit=0.25",
         f"algorithm.advantage={mine / 'advantage.py'}:median",
+        f"algorithm.filter.keep={mine / 'group_filter.py'}:spread",
+        "algorithm.filter.options.least=0.01",
         f"algorithm.aggregation={mine / 'aggregation.py'}:sqrt_length",
         "algorithm.kl_coef=0.01",
         f"algorithm.kl_estimator={mine / 'kl_estimator.py'}:huber",
@@ -54,9 +56,10 @@ def test_ranks_train_with_what_the_files_register(run_dir: Path, mine: Path) -> 
     assert len(lines) == 2
     # Only this loss counts it.
     assert all("actor/beyond_limit" in line for line in lines), sorted(lines[0])
+    assert all("sampling/dropped_little_spread" in line for line in lines)
     saved = OmegaConf.load(run_dir / "config.yaml")
     assert saved.algorithm.loss_options == {"limit": 0.25}
-    names = ("loss.py", "advantage.py", "aggregation.py", "kl_estimator.py")
+    names = ("loss.py", "group_filter.py", "advantage.py", "aggregation.py", "kl_estimator.py")
     assert set(saved.plugin_hashes) == {str(mine / name) for name in names}
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlmath.algorithms.filters import GroupRule
+from rlmath.algorithms.filters import EVERY_GROUP
 from rlmath.commands.drill.fault import Fault, Scene
 from rlmath.commands.drill.material import make_model, rows, write_rows
 from rlmath.commands.drill.shrink import Shrunk
@@ -236,7 +236,7 @@ def steps_ahead(config: Config) -> int:
     """Steps whose samples may all be of a step before: what a schedule has sampled ahead, and the
     groups that were too many for their step."""
     chosen = config.algorithm.filter
-    too_many = 0 if chosen.keep is GroupRule.all else math.ceil(chosen.oversample) - 1
+    too_many = 0 if chosen.keep == EVERY_GROUP else math.ceil(chosen.oversample) - 1
     return max_lag(config.rollout) + too_many
 
 

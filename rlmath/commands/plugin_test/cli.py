@@ -13,9 +13,11 @@ from typing import Any
 from rlmath.actor.settings import UpdateSettings
 from rlmath.algorithms.advantages import ADVANTAGES
 from rlmath.algorithms.aggregation import AGGREGATIONS
+from rlmath.algorithms.filters import GROUP_FILTERS
 from rlmath.algorithms.kl import KL_ESTIMATORS
 from rlmath.algorithms.losses import LOSSES
 from rlmath.commands.plugin_test.advantages import check_advantage
+from rlmath.commands.plugin_test.filters import check_filter
 from rlmath.commands.plugin_test.finding import Finding
 from rlmath.commands.plugin_test.losses import check_loss
 from rlmath.commands.plugin_test.ranks import check_ranks, update_with
@@ -45,6 +47,7 @@ class Kind:
 KINDS = (
     Kind("loss", LOSSES, check_loss, lambda name: update_with(loss=name)),
     Kind("advantage", ADVANTAGES, check_advantage),
+    Kind("group filter", GROUP_FILTERS, check_filter),
     Kind(
         "aggregation", AGGREGATIONS, check_aggregation, lambda name: update_with(aggregation=name)
     ),

@@ -15,7 +15,7 @@ from rlmath.algorithms.dynamic_sampling import GroupPool
 from rlmath.algorithms.entropy import active_entropy_coef, next_entropy_coef, top_entropy_mask
 from rlmath.algorithms.filters import (
     FilterConfig,
-    GroupRule,
+    MeanRangeOptions,
     TruncatedRule,
     duplicates,
     handle_truncated,
@@ -23,40 +23,41 @@ from rlmath.algorithms.filters import (
 )
 
 MIXED, EQUAL = [5.0, -5.0], [5.0, 5.0]
-UNEQUAL = FilterConfig(GroupRule.variance, max_rounds=4)
+UNEQUAL = FilterConfig("variance", max_rounds=4)
 
 
 @pytest.mark.parametrize(
     "settings, rewards, want",
     [
-        (FilterConfig(GroupRule.variance), MIXED, None),
-        (FilterConfig(GroupRule.variance), EQUAL, "equal_rewards"),
-        (FilterConfig(GroupRule.variance), [5.0, None, None], "unscored"),
-        (FilterConfig(GroupRule.variance, max_unscored_share=1.0), [5.0, None, -5.0], None),
-        (FilterConfig(GroupRule.variance, max_unscored_share=1.0), [None, None], "unscored"),
-        (FilterConfig(GroupRule.all), EQUAL, None),
-        (FilterConfig(GroupRule.mean_range, low=-1.0, high=0.0), MIXED, None),
-        (FilterConfig(GroupRule.mean_range, low=-1.0, high=0.0), EQUAL, "mean_out_of_range"),
+        (FilterConfig("variance"), MIXED, None),
+        (FilterConfig("variance"), EQUAL, "equal_rewards"),
+        (FilterConfig("variance"), [5.0, None, None], "unscored"),
+        (FilterConfig("variance", max_unscored_share=1.0), [5.0, None, -5.0], None),
+        (FilterConfig("variance", max_unscored_share=1.0), [None, None], "unscored"),
+        (FilterConfig("all"), EQUAL, None),
+        (FilterConfig("mean_range"), MIXED, None),
+        (FilterConfig("mean_range"), EQUAL, "mean_out_of_range"),
     ],
 )
 def test_group_filter(settings, rewards, want):
-    assert reason_to_drop(settings, rewards) == want
+    options = MeanRangeOptions(-1.0, 0.0) if settings.keep == "mean_range" else None
+    assert reason_to_drop(settings, rewards, options=options) == want
 
 
 def test_advantages_that_read_no_rewards_need_none():
-    everything = FilterConfig(GroupRule.all, max_unscored_share=1.0)
+    everything = FilterConfig("all", max_unscored_share=1.0)
     assert reason_to_drop(everything, [None], reads_rewards=False) is None
     assert reason_to_drop(everything, [None]) == "unscored"
-    limited = FilterConfig(GroupRule.all, max_unscored_share=0.5)
+    limited = FilterConfig("all", max_unscored_share=0.5)
     assert reason_to_drop(limited, [None], reads_rewards=False) == "unscored"
-    by_rewards = FilterConfig(GroupRule.variance, max_unscored_share=1.0)
+    by_rewards = FilterConfig("variance", max_unscored_share=1.0)
     assert reason_to_drop(by_rewards, [None], reads_rewards=False) == "unscored"
     pool = GroupPool(1, everything, reads_rewards=False)
     assert pool.add(0, "group", [None, None]) is None
 
 
 def test_a_filter_by_accuracy_does_not_look_at_rewards():
-    settings = FilterConfig(GroupRule.accuracy)
+    settings = FilterConfig("accuracy")
     assert reason_to_drop(settings, [1.0, 1.0], [True, False]) is None
     assert reason_to_drop(settings, [1.0, 0.5], [True, True]) == "equal_accuracy"
     assert reason_to_drop(settings, [1.0, 0.5], [False, None]) == "equal_accuracy"

@@ -147,7 +147,7 @@ def test_it_passes_the_checks_and_prints_its_batch(
     assert f"= {prompts * samples // minibatches:,} sequences an optimizer step" in text
     assert f"= {batch.sequences_per_rank:,} sequences a rank" in text
     assert "micro-batch" in text
-    if config.algorithm.filter.keep.name != "all":
+    if config.algorithm.filter.keep != "all":
         first = int(prompts * config.algorithm.filter.oversample)
         most = prompts * config.algorithm.filter.max_rounds
         assert f"{first:,} prompts at first, at most" in text and f"= {most:,} a step" in text
@@ -189,4 +189,4 @@ def test_an_experiment_and_the_command_line_win_over_a_recipe() -> None:
     assert config.algorithm.prompts_per_step == 32
     assert config.algorithm.loss_options == {"clip_low": 0.2, "clip_high": 0.3, "dual_clip": 10.0}
     assert config.actor.optimizer.warmup_steps == 0
-    assert config.algorithm.filter.keep.name == "accuracy"
+    assert config.algorithm.filter.keep == "accuracy"

@@ -98,6 +98,15 @@ def test_options_are_complete_and_typed() -> None:
             ["algorithm.advantage=rloo", "algorithm.advantage_options.epsilon=1"],
             ["advantage=rloo has no such option", "has no options"],
         ),
+        (["algorithm.filter.keep=mean_range"], ["filter.options", "has no range"]),
+        (
+            [
+                "algorithm.filter.keep=mean_range",
+                "algorithm.filter.options={low: 1, high: 0}",
+            ],
+            ["low=1: is above high=0"],
+        ),
+        (["algorithm.filter.options.low=1"], ["keep=all has no such option"]),
         (["algorithm.loss_options.clip_high=much"], ["clip_high=much", "expected number"]),
         (["algorithm.loss_options.clip_low=2"], ["clip_low = 2.0", "at most 1"]),
         (["algorithm.loss_options.dual_clip=1.1"], ["dual_clip = 1.1", "1 + clip_high = 1.2"]),

@@ -124,7 +124,7 @@ def test_scalerl_is_cispo_with_a_mean_over_prompts_and_the_batch_deviation() -> 
         )
     assert loss == pytest.approx(sum(sums[g] / tokens[g] for g in sums) / 2, rel=1e-9)
     assert config.algorithm.advantage == "batch_std"
-    assert config.algorithm.filter.keep.name == "variance"
+    assert config.algorithm.filter.keep == "variance"
     assert config.precision.lm_head_dtype.value == "float32"
 
 

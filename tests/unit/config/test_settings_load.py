@@ -236,8 +236,6 @@ def test_every_setting_is_documented_and_every_number_has_a_range() -> None:
     # A weight or a reward may have either sign.
     unbounded = {
         "algorithm.entropy_coef",
-        "algorithm.filter.low",
-        "algorithm.filter.high",
         "reward.items[].weight",
         "reward.correct",
         "reward.incorrect",

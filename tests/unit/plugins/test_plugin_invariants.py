@@ -12,6 +12,7 @@ import torch
 
 from rlmath.algorithms.advantages import ADVANTAGES, AdvantageTraits
 from rlmath.algorithms.aggregation import AGGREGATIONS, AggregationTraits, Whole
+from rlmath.algorithms.filters import GROUP_FILTERS, FilterTraits, GroupScores
 from rlmath.algorithms.kl import KL_ESTIMATORS
 from rlmath.algorithms.losses import LOSSES, LossTraits, policy_loss
 from rlmath.commands.plugin_test.cli import KINDS, check_plugin
@@ -24,8 +25,8 @@ OWN = [
     pytest.param(kind, name, id=f"{kind.name}-{name}")
     for kind in KINDS
     for name in kind.registry.names()
-    # A value model's: it is called with other arguments.
-    if name != "gae"
+    # A value model's, which is called with other arguments; and what has to be given a range.
+    if name not in ("gae", "mean_range")
 ]
 
 
@@ -204,6 +205,29 @@ WRONG_ESTIMATORS = {
 def test_a_wrong_kl_estimator_is_caught_by_name(invariant: str) -> None:
     KL_ESTIMATORS.register("wrong")(WRONG_ESTIMATORS[invariant])
     assert invariant in violated("KL estimator", "wrong")
+
+
+class Stateful:
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def __call__(self, scores: GroupScores, options: Options) -> bool:
+        self.calls += 1
+        return self.calls % 2 == 0
+
+
+WRONG_FILTERS = {
+    "result is true or false": lambda scores, options: sum(scores.rewards),
+    "deterministic": Stateful(),
+    "order of samples makes no difference": lambda scores, options: scores.rewards[0] > 0.1,
+    "compares: a group of one is dropped": lambda scores, options: True,
+}
+
+
+@pytest.mark.parametrize("invariant", WRONG_FILTERS)
+def test_a_wrong_group_filter_is_caught_by_name(invariant: str) -> None:
+    GROUP_FILTERS.register("wrong", traits=FilterTraits(compares=True))(WRONG_FILTERS[invariant])
+    assert invariant in violated("group filter", "wrong")
 
 
 def test_the_command_says_which_part_and_invariant(

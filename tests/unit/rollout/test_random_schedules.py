@@ -64,7 +64,7 @@ def config_of(draw: random.Random) -> Config:
     filtered = draw.random() < 0.5
     rules = dataclasses.replace(
         BASE.algorithm.filter,
-        keep=type(BASE.algorithm.filter.keep).variance if filtered else BASE.algorithm.filter.keep,
+        keep="variance" if filtered else BASE.algorithm.filter.keep,
         max_rounds=draw.choice([1, 2, 10]) if filtered else 1,
         oversample=draw.choice([1.0, 1.5, 3.0])
         if filtered and schedule in (RolloutSchedule.synchronous, RolloutSchedule.carry_over)
@@ -180,7 +180,7 @@ class Played:
                 assert len(one.token_ids) == self.lengths(request)
                 versions = [version for version, _ in one.spans]
                 assert versions == sorted(set(versions)) and one.spans[0][1] == 0
-                if self.config.algorithm.filter.keep is BASE.algorithm.filter.keep:
+                if self.config.algorithm.filter.keep == BASE.algorithm.filter.keep:
                     fresh = self.config.rollout.schedule is RolloutSchedule.synchronous
                     assert fresh or step - 1 - versions[0] <= lag + len(self.sampler._short_steps)
         self.trained.append(

@@ -119,7 +119,7 @@ def test_who_waits_for_groups_is_told_of_each_that_is_kept_once(collector: Colle
 
 
 def test_too_few_groups(collector: Collector) -> None:
-    one_round = ("filter.keep=mean_range", "filter.low=2", "filter.max_rounds=1")
+    one_round = ("filter.keep=mean_range", "filter.options.low=2", "filter.max_rounds=1")
     sampled = sample(sampler_of(*one_round), 1, collector)
     assert sampled.groups == () and "mean_out_of_range" in sampled.shortage
     assert "was skipped" in sampled.shortage and len(sampled.finished) == 4
