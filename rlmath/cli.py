@@ -111,8 +111,9 @@ COMMANDS = _WITH_A_CONFIG | _COMMANDS
 # What the extras cpu and cuda bring, as imported; tests/unit/test_dependencies.py.
 _PACKAGES = (
     "datasets", "huggingface_hub", "hydra", "latex2mathml", "matplotlib", "megatron", "numpy",
-    "omegaconf", "packaging", "psutil", "pyarrow", "ray", "rich", "safetensors", "tensorboard",
-    "tokenizers", "torch", "transformer_engine", "transformers", "vllm", "xxhash",
+    "omegaconf", "packaging", "prometheus_client", "psutil", "pyarrow", "ray", "rich",
+    "safetensors", "tensorboard", "tokenizers", "torch", "transformer_engine", "transformers",
+    "vllm", "xxhash",
 )  # fmt: skip
 
 
