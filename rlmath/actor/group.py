@@ -396,6 +396,10 @@ class ActorGroup:
         """Have each rank give memory back that it keeps for later, for engines on its GPU."""
         self._all("release_cached_memory")
 
+    def residues(self) -> list[Residue]:
+        """What each rank has of its device now."""
+        return self._all("residue")
+
     def call(self, function: Callable[[ActorWorker], Any]) -> list[Any]:
         """``function(worker)`` in the process of each rank, for what no method tells; results in
         order of rank."""

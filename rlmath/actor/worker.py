@@ -39,6 +39,8 @@ class ActorWorker:
     adapter_source: Any = None
     # And whether they quantize what they are sent.
     quantized = False
+    # That its communicators took of the GPU when it joined the others.
+    communicator_bytes = 0
     # What must not change, see rlmath.training.checks.still_weights.
     frozen_weights: Any = None
 
@@ -99,6 +101,7 @@ class ActorWorker:
                 self.value_model = ValueModel(settings.value, layout, platform)
                 _check_and_release(self.value_model)
         self.platform = platform
+        self.communicator_bytes = communicators.device_bytes or 0
         self._peaks: dict[str, int] = {}
         self.connection: Any = None
         self.gatherer: Any = None
@@ -249,7 +252,7 @@ class ActorWorker:
         if self.value_model is not None:
             self.value_model.release()
         self.actor.begin_release(self.release_cached_memory)
-        return self._residue()
+        return self.residue()
 
     def load_parameters(self) -> None:
         """Bring the policy's weights to the device, for the next phase."""
@@ -271,17 +274,22 @@ class ActorWorker:
         if self.value_model is not None:
             self.value_model.release()
         self.release_cached_memory()
-        return self._residue()
+        return self.residue()
 
-    def _residue(self) -> Residue:
+    def residue(self) -> Residue:
+        """What this rank has of its device now."""
         counted = sum(model.device_state.device_bytes() for model in self._models().values())
         reserved = self.platform.reserved_bytes()
         now = counted if reserved is None else reserved
+        # NCCL's are neither the allocator's nor anybody else's.
+        others, communicators = self.platform.bytes_of_others(), self.communicator_bytes
         return Residue(
-            now,
+            now + communicators,
             sum(model.device_state.host_bytes() for model in self._models().values()),
-            self.platform.bytes_of_others(),
+            None if others is None else max(0, others - communicators),
             max(0, self._peaks.get("update", 0) - now),
+            communicators,
+            self.platform.memory_bytes(),
         )
 
     def _models(self) -> dict[str, Any]:

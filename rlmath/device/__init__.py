@@ -179,6 +179,10 @@ class Platform:
         free, total = torch.cuda.mem_get_info()
         return total - free - torch.cuda.memory_reserved()
 
+    def memory_bytes(self) -> int | None:
+        """Memory of the GPU; ``None`` on CPU."""
+        return None if self.name == "cpu" else torch.cuda.mem_get_info()[1]
+
     def reset_peak_memory(self) -> None:
         """Count ``peak_memory_gib`` from now on (CUDA; a CPU process's peak stays)."""
         if self.name == "cuda":

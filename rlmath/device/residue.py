@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from rlmath.errors import UserError
+
+_GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -10,14 +16,49 @@ class Residue:
     """What is left of a Megatron rank after it has made room for engines.
 
     Attributes:
-        device_bytes: That the rank keeps on its device: on CUDA what its allocator has, on CPU the
-            storages of its models.
+        device_bytes: That the rank keeps on its device: on CUDA what its allocator has and its
+            communicators take, on CPU the storages of its models.
         host_bytes: Of copies in host memory.
         others_bytes: What else is taken of the GPU; ``None`` on CPU.
         spare_bytes: By which the rank had more in the step's update, beside the same others.
+        communicator_bytes: Of ``device_bytes``: NCCL's, which no offloading gives back.
+        gpu_bytes: Memory of the GPU; ``None`` on CPU.
     """
 
     device_bytes: int
     host_bytes: int
     others_bytes: int | None
     spare_bytes: int = 0
+    communicator_bytes: int = 0
+    gpu_bytes: int | None = None
+
+
+def check_engine_room(ranks: Sequence[Residue], share: float) -> None:
+    """Compare what ranks have left of their GPUs with what engines are to take, before they start.
+
+    Args:
+        ranks: In order of rank.
+        share: ``rollout.gpu_memory_utilization``.
+
+    Raises:
+        UserError: A GPU has less; with the sizes of the fullest one and the share that fits.
+    """
+    counted = [
+        (one.device_bytes + one.others_bytes, number, one, one.gpu_bytes)
+        for number, one in enumerate(ranks)
+        if one.gpu_bytes is not None and one.others_bytes is not None
+    ]
+    if not counted:
+        return
+    taken, number, rank, gpu = max(counted, key=lambda one: one[0] / one[3])
+    if taken + share * gpu <= gpu:
+        return
+    own = rank.device_bytes - rank.communicator_bytes
+    fits = math.floor(100 * (1 - taken / gpu)) / 100
+    raise UserError(
+        f"rank {number}'s GPU has no room for an engine: the rank keeps {own / _GIB:.1f} GiB, "
+        f"NCCL's communicators {rank.communicator_bytes / _GIB:.1f}, CUDA and other processes "
+        f"{(taken - rank.device_bytes) / _GIB:.1f}, and rollout.gpu_memory_utilization={share:g} "
+        f"asks for {share * gpu / _GIB:.1f} of {gpu / _GIB:.1f}; set it to {max(0.0, fits):g} or "
+        "less, or let the optimizer leave the GPU (actor.offload=optimizer)"
+    )

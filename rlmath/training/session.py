@@ -36,6 +36,7 @@ from rlmath.config.rollout import KvCacheDtype, Quantization, keeps_kv
 from rlmath.config.schema import Config, Device, OnRewardError, OptimizerConfig, Placement
 from rlmath.config.shared_prompts import shares_prompts
 from rlmath.device import choose_platform
+from rlmath.device.residue import check_engine_room
 from rlmath.grading import MathGrader
 from rlmath.grading.settings import workers_for
 from rlmath.model.folder import TINY
@@ -309,7 +310,8 @@ def start(actor: ActorGroup | None, pool: RolloutPool | None, say: Say) -> None:
     A GPU has one engine, so no two measure at once.
 
     Raises:
-        UserError: The model cannot be built or read, or an engine cannot start.
+        UserError: The model cannot be built or read, the ranks and their communicators leave too
+            little of a GPU, or an engine cannot start.
         ActorError: A rank failed in another way.
     """
     engines = "" if pool is None else "the vLLM engines"
@@ -329,6 +331,7 @@ def start(actor: ActorGroup | None, pool: RolloutPool | None, say: Say) -> None:
         actor.launch()
         actor.wait_until_ready(say)
         actor.release_cached_memory()
+        check_engine_room(actor.residues(), pool.spec.gpu_memory_utilization)
         say(f"the ranks are ready; starting {engines}")
         pool.launch()
     if pool is not None:

@@ -19,7 +19,6 @@ from rlmath.commands.selfcheck import parts
 from rlmath.commands.selfcheck.checks import (
     alignment,
     checkpoint,
-    engines,
     throughput,
     weight_sync,
 )
@@ -34,7 +33,6 @@ CHECKS: dict[str, Run] = {
     "alignment": alignment.run,
     "weight_sync": weight_sync.run,
     "checkpoint": checkpoint.run,
-    "engines": engines.run,
     "throughput": throughput.run,
 }
 

@@ -17,7 +17,7 @@ from tests.e2e import selfcheck_shared
 from tests.e2e.runs import marked_processes, rlmath
 
 # What is not run on shared ranks and engines.
-ALONE = ("environment", "actor", "update", "parallel", "sleep", "training")
+ALONE = ("environment", "actor", "update", "parallel", "engines", "sleep", "training")
 
 
 def values(outcome: Outcome) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert all(" passed " in lines[name] for name in ALONE if name != "sleep")
     # What means nothing on a CPU has not passed.
     assert "not applicable" in lines["sleep"]
-    assert "5 passed, 0 failed, 1 not applicable" in done.stdout
+    assert "6 passed, 0 failed, 1 not applicable" in done.stdout
     assert str(tmp_path / "selfcheck.md") in done.stdout
     assert marked_processes("selfcheck") == []
 
@@ -69,6 +69,12 @@ def test_the_command(tmp_path: Path) -> None:
         assert parallel[f"{layout} gradient norm"] > 0
     assert 0 < parallel["worst difference of gradient norms"] < 1e-4
     assert parallel["all-reduce"] > 0
+    # Three starts: one rank an engine, the same again, and engines of two ranks.
+    for name in ("TP 1", "TP 1 again", "TP 2"):
+        assert figures["engines"][f"{name} KV cache"] > 0
+    assert figures["engines"]["samples equal in two starts"] == "32 of 32"
+    parts = [one["part"] for one in checks["engines"]["not_applicable"]]
+    assert parts == ["GPUs of ranks and engines"]
     assert figures["training"]["steps"] == 2
     assert {f"step 2 {name}" for name, _ in FIGURES.values()} <= set(figures["training"])
     assert 1 <= figures["training"]["step 2 mean exp|Δ|"] <= 1.0001
@@ -79,12 +85,6 @@ def test_the_command(tmp_path: Path) -> None:
 def test_engines_and_ranks(shared: dict[str, Outcome]) -> None:
     statuses = {name: shared[name].status for name in selfcheck_shared.CHECKS}
     assert set(statuses.values()) == {"passed"}, shared
-    engines = values(shared["engines"])
-    assert engines["TP 1 KV cache"] > 0
-    assert engines["samples equal in two starts"] == "32 of 32"
-    assert [one["part"] for one in shared["engines"].not_applicable] == [
-        "GPUs of ranks and engines"
-    ]
     sync = values(shared["weight_sync"])
     assert sync["largest tensor"] > sync["bucket"]
     assert sum(name.endswith("mean exp|Δ|") for name in sync) == 3

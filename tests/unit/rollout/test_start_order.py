@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from rlmath.cluster.placement import EnginePlace
+from rlmath.device.residue import Residue
+from rlmath.errors import UserError
 from rlmath.rollout import pool as pool_module
 from rlmath.rollout.pool import RolloutPool
 from rlmath.rollout.requests import EngineError, EngineSpec
@@ -24,8 +26,8 @@ def quiet(what: str, *, logs: bool = False) -> None:
 class RecordedRanks:
     """Stands in for the Megatron ranks."""
 
-    def __init__(self, events: list[str]) -> None:
-        self.events = events
+    def __init__(self, events: list[str], *left: Residue) -> None:
+        self.events, self.left = events, list(left)
 
     def launch(self) -> None:
         self.events.append("ranks begin")
@@ -35,6 +37,9 @@ class RecordedRanks:
 
     def release_cached_memory(self) -> None:
         self.events.append("ranks give memory back")
+
+    def residues(self) -> list[Residue]:
+        return self.left
 
     def connect(self, engines: Sequence[Any]) -> None:
         self.events.append(f"the actor meets {len(engines)}")
@@ -105,6 +110,31 @@ def test_engines_on_the_ranks_gpus_start_when_the_ranks_have_settled(
         "engine 0 begins, cache None",
         "engine 1 begins, cache None",
     ]
+
+
+def test_no_engine_starts_where_ranks_and_their_communicators_leave_too_little(
+    events: list[str], make_pool: Callable[..., RolloutPool]
+) -> None:
+    """The communicators are open, so NCCL's memory counts before the first step takes it."""
+    gib = 2**30
+
+    def rank(communicators: float) -> Residue:
+        own, others = int((30 + communicators) * gib), int(1.5 * gib)
+        return Residue(own, 0, others, 0, int(communicators * gib), 80 * gib)
+
+    pool = make_pool(gpu_memory_utilization=0.58)
+    ranks = RecordedRanks(events, rank(1.0), rank(2.5), rank(1.5))
+    with pytest.raises(UserError) as said:
+        session.start(ranks, pool, quiet)  # type: ignore[arg-type]
+    for part in (
+        "rank 1's GPU has no room for an engine: the rank keeps 30.0 GiB",
+        "communicators 2.5, CUDA and other processes 1.5",
+        "rollout.gpu_memory_utilization=0.58 asks for 46.4 of 80.0; set it to 0.57 or less",
+    ):
+        assert part in str(said.value)
+    assert events[-1] == "ranks give memory back", "no engine began"
+    session.start(RecordedRanks(events, rank(1.0), rank(1.9)), pool, quiet)  # type: ignore[arg-type]
+    assert events[-1] == "engine 1 begins, cache None"
 
 
 def test_engines_on_gpus_of_their_own_start_beside_the_ranks(
