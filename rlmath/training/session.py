@@ -467,7 +467,9 @@ def engines_have_to_read(config: Config, *, resumes: bool) -> bool:
 
     Ranks send them at a resume anyway. On several nodes they do it at every start, or each engine
     would read the whole model from the nodes' shared disk. Engines that quantize, or that get
-    adapters alone, read the base model.
+    adapters alone, read the base model. A new run on one node has them read the files,
+    which its ranks have just brought into memory: so its first step compares the ranks' model with
+    vLLM's own reading, and not with their export.
     """
     rollout, lora = config.rollout, config.actor.lora
     if rollout.quantization is not Quantization.none or lora.rollout is not LoraRollout.merged:

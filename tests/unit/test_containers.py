@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,3 +58,10 @@ def test_rdma_manifest_adds_network_devices_and_locked_memory_and_nothing_else()
         for volumes in (pod["volumes"], container["volumeMounts"]):
             volumes[:] = [one for one in volumes if one["name"] != "infiniband"]
     assert plain == manifest("kuberay.yaml")
+
+
+@pytest.mark.parametrize("name", ["kuberay.yaml", "kuberay_rdma.yaml"])
+def test_workers_have_time_to_import_from_a_shared_disk(name: str) -> None:
+    for pod in pods(manifest(name)):
+        (container,) = pod["containers"]
+        assert {"name": "RAY_worker_register_timeout_seconds", "value": "300"} in container["env"]

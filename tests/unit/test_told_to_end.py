@@ -40,6 +40,7 @@ if words.startswith("-c"):
 elif " start " in words:  # Ray on a node.
     note("pids", str(os.getpid()))
     note("interface", os.environ["GLOO_SOCKET_IFNAME"])
+    note("register_s", os.environ["RAY_worker_register_timeout_seconds"])
     note("cores", sys.argv[sys.argv.index("--num-cpus") + 1])
     signal.signal(signal.SIGTERM, lambda *_: (note("ray_ended"), os._exit(0)))
     if "--head" in words:
@@ -181,6 +182,8 @@ def test_the_batch_script_is_told_and_the_run_saves(
     assert {"--cpus-per-task=96", "--cpu-bind=none", "--mem=0"} <= set(options)
     # Without --interface, gloo uses that of Ray's address.
     assert (tmp_path / "interface").read_text().split() == ["lo", "lo"]
+    # Environments on shared disks take longer to import than the minute that Ray allows a worker.
+    assert (tmp_path / "register_s").read_text().split() == ["300", "300"]
     cores = str(len(os.sched_getaffinity(0)))
     assert (tmp_path / "cores").read_text().split() == [cores, cores]
 

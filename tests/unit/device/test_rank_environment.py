@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from rlmath import device
 from rlmath.actor import group
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.rank_calls import RankCalls
@@ -76,6 +79,25 @@ def test_batch_invariance_is_known_before_cublas_and_nccl_start() -> None:
     assert invariant["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     assert invariant["NCCL_ALGO"] == "^NVLS"
     assert not set(environment()) & {"NVTE_ALLOW_NONDETERMINISTIC_ALGO", "NCCL_ALGO"}
+
+
+@pytest.mark.parametrize(("given", "threads"), [(None, 6), (2, 2)])
+def test_a_gpu_rank_is_bound_beside_its_gpu_and_compiles_on_its_nodes_disk(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: int | None, threads: int
+) -> None:
+    """Not with the one thread that Ray gives, nor in a home folder that all nodes share."""
+    set_to: list[Any] = []
+    monkeypatch.setenv("TRITON_CACHE_DIR", "so that it is as before after the test")
+    monkeypatch.delenv("TRITON_CACHE_DIR")
+    monkeypatch.setattr(device, "node_cache", lambda: tmp_path)
+    monkeypatch.setattr(device, "bind_to_gpu", lambda index: set_to.append(index) or 6)
+    monkeypatch.setattr(device.te_install, "import_error", lambda: None)
+    monkeypatch.setattr(torch.cuda, "set_device", set_to.append)
+    monkeypatch.setattr(torch, "set_num_threads", set_to.append)
+    platform = Platform("cuda", "nccl", "transformer_engine")
+    platform.prepare_megatron_process(local_rank=3, num_threads=given)
+    assert set_to == [3, 3, threads]
+    assert os.environ["TRITON_CACHE_DIR"] == str(tmp_path / "ranks_triton")
 
 
 def test_a_cpu_rank_has_its_threads() -> None:
