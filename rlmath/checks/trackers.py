@@ -8,24 +8,31 @@ import socket
 from collections.abc import Iterator
 
 from rlmath.config.schema import Config
-from rlmath.monitor.trackers import PACKAGES
-
-TRACKERS = ("tensorboard", *PACKAGES)
+from rlmath.monitor.trackers import TRACKERS
+from rlmath.plugins.source import split
 
 
 def tracker_problems(config: Config) -> Iterator[str]:
     """What is wrong with ``runner.trackers`` and ``runner.metrics_port``."""
     chosen = config.runner.trackers
     for name in chosen:
-        if name not in TRACKERS:
-            close = difflib.get_close_matches(name, TRACKERS, n=1)
+        if not TRACKERS.has(name):
+            if split(name)[1]:
+                yield from TRACKERS.problems(name)
+                continue
+            close = difflib.get_close_matches(name, TRACKERS.names(), n=1)
             hint = f"; did you mean {close[0]}?" if close else ""
-            known = ", ".join(TRACKERS)
-            yield f"runner.trackers: there is no tracker {name}; there are {known}{hint}"
-        elif name in PACKAGES and importlib.util.find_spec(name) is None:
+            known = ", ".join(TRACKERS.names())
             yield (
-                f"runner.trackers: {name} needs the package {PACKAGES[name]}, which is not "
-                f"installed: pip install {PACKAGES[name]}; tensorboard needs nothing more"
+                f"runner.trackers: there is no tracker {name}; there are {known}, or "
+                f"file.py:YourTracker{hint}"
+            )
+            continue
+        package = TRACKERS.traits(name).package
+        if package is not None and importlib.util.find_spec(package) is None:
+            yield (
+                f"runner.trackers: {name} needs the package {package}, which is not "
+                f"installed: pip install {package}; tensorboard needs nothing more"
             )
     host, port = config.runner.metrics_host, config.runner.metrics_port
     if port and (said := _not_to_be_had(host, port)):

@@ -103,8 +103,8 @@ class RunnerConfig:
     trackers: list[str] = setting(
         lambda: ["tensorboard"],
         "Where metrics are shown besides metrics.jsonl: tensorboard, wandb, mlflow, trackio, each "
-        "through its own client, which has to be installed. One that fails warns once and never "
-        "stops the run.",
+        "through its own client, which has to be installed, or your own tracker. One that fails "
+        "warns once and never stops the run.",
     )
     tracker_project: str = setting(
         "rlmath", "Project of wandb and trackio, and experiment of mlflow, that runs are put in."

@@ -5,7 +5,7 @@ registers further ones when it is imported, which happens first in each process 
 (:mod:`rlmath.plugins.loading`). See docs/extending.md.
 """
 
-from rlmath.plugins.registry import Registry
+from rlmath.plugins.registry import NoTraits, Registry
 from rlmath.plugins.source import PluginError
 
-__all__ = ["PluginError", "Registry"]
+__all__ = ["NoTraits", "PluginError", "Registry"]

@@ -15,6 +15,11 @@ TraitsT = TypeVar("TraitsT")
 
 
 @dataclass(frozen=True)
+class NoTraits:
+    """Of a kind about which nothing has to be declared."""
+
+
+@dataclass(frozen=True)
 class _Registered(Generic[T, TraitsT]):
     value: T
     options: type[Options]

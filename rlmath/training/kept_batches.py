@@ -88,6 +88,7 @@ class KeptBatches:
             "kl_coef": coefficients.kl_coef,
             "entropy_coef": coefficients.entropy_coef,
             "layout": described_layout(session),
+            "plugin_hashes": dict(session.config.plugin_hashes),
         }
         self._writing = self._thread.submit(self._write, step, header, batch)
 

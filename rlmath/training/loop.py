@@ -44,6 +44,7 @@ from rlmath.training.grace import grace_of
 from rlmath.training.kept_batches import KeptBatches
 from rlmath.training.kept_files import FOLDER as KEPT_FOLDER
 from rlmath.training.model_card import HF_ADAPTER, write_card
+from rlmath.training.plugin_sources import PluginSources
 from rlmath.training.resumed_model import check_resumed_model
 from rlmath.training.session import (
     Session,
@@ -210,7 +211,11 @@ def open_run(config: Config) -> Iterator[Training]:
         )
         feed = feed_of(session, sampler, monitor)
         stack.callback(feed.close)
-        states: dict[str, HasState] = {"sampler": sampler, "coefficients": coefficients}
+        states: dict[str, HasState] = {
+            "sampler": sampler,
+            "coefficients": coefficients,
+            "plugins": PluginSources(config.plugin_hashes),
+        }
         saver = stack.enter_context(open_saver(config, store, session, states))
         monitor.on_phase.append(saver.look)
         if checkpoint is not None:

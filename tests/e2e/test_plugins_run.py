@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from rlmath.checkpoint.driver_state import read_driver_state
+from rlmath.training.kept_files import kept_file
+from rlmath.utils.array_file import read_header
 from tests.e2e.runs import ROOT, metrics, quickstart_settings, rlmath
 
 EXAMPLES = ROOT / "examples" / "plugins"
@@ -32,7 +35,8 @@ def settings(material: Path, mine: Path) -> list[str]:
         "runner.check_export_sequences=0",
         "algorithm.minibatches_per_step=2",
         # By name, and directly.
-        f"plugins=[{mine / 'loss.py'}]",
+        f"plugins=[{mine / 'loss.py'},{mine / 'step_check.py'}]",
+        f"runner.trackers=[tensorboard,{mine / 'tracker.py'}:CsvTracker]",
         "algorithm.loss=soft_clip",
         "algorithm.loss_options.limit=0.25",
         f"algorithm.advantage={mine / 'advantage.py'}:median",
@@ -59,8 +63,13 @@ def test_ranks_train_with_what_the_files_register(run_dir: Path, mine: Path) -> 
     assert all("sampling/dropped_little_spread" in line for line in lines)
     saved = OmegaConf.load(run_dir / "config.yaml")
     assert saved.algorithm.loss_options == {"limit": 0.25}
-    names = ("loss.py", "group_filter.py", "advantage.py", "aggregation.py", "kl_estimator.py")
-    assert set(saved.plugin_hashes) == {str(mine / name) for name in names}
+    assert set(saved.plugin_hashes) == {str(one) for one in mine.glob("*.py")}
+    assert all("checks/echoes" in line for line in lines)
+    assert (run_dir / "metrics.csv").read_text().count("checks/echoes") == 2
+    # As do the kept batches and the checkpoints.
+    kept = read_header(kept_file(run_dir / "replay", 2))
+    state = read_driver_state(run_dir / "checkpoints" / "step_000002")
+    assert kept["plugin_hashes"] == state["plugins"] == dict(saved.plugin_hashes)
 
 
 def test_a_replay_repeats_it_to_the_last_bit(run_dir: Path) -> None:

@@ -21,8 +21,10 @@ from rlmath.commands.plugin_test.filters import check_filter
 from rlmath.commands.plugin_test.finding import Finding
 from rlmath.commands.plugin_test.losses import check_loss
 from rlmath.commands.plugin_test.ranks import check_ranks, update_with
+from rlmath.commands.plugin_test.trackers import check_tracker
 from rlmath.commands.plugin_test.weights_and_kl import check_aggregation, check_kl_estimator
 from rlmath.errors import UserError
+from rlmath.monitor.trackers import TRACKERS
 from rlmath.plugins import PluginError, Registry
 from rlmath.plugins.loading import use
 
@@ -57,6 +59,7 @@ KINDS = (
         check_kl_estimator,
         lambda name: update_with(kl_estimator=name),
     ),
+    Kind("tracker", TRACKERS, check_tracker),
 )
 
 

@@ -4,7 +4,21 @@ A tracker that fails says so once and is left alone from then on: it never stops
 up. All but TensorBoard work in their own threads, because they talk to servers.
 """
 
-from rlmath.monitor.trackers.base import TrackedRun, Tracker
-from rlmath.monitor.trackers.fan_out import PACKAGES, Trackers
+from rlmath.monitor.trackers.base import TRACKERS, TrackedRun, Tracker, TrackerTraits
+from rlmath.monitor.trackers.fan_out import Trackers
+from rlmath.monitor.trackers.mlflow_tracker import MlFlow
+from rlmath.monitor.trackers.tensorboard import TensorBoard
+from rlmath.monitor.trackers.trackio_tracker import Trackio
+from rlmath.monitor.trackers.weights_and_biases import WeightsAndBiases
 
-__all__ = ["PACKAGES", "TrackedRun", "Tracker", "Trackers"]
+__all__ = [
+    "TRACKERS",
+    "MlFlow",
+    "TensorBoard",
+    "TrackedRun",
+    "Tracker",
+    "TrackerTraits",
+    "Trackers",
+    "Trackio",
+    "WeightsAndBiases",
+]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+
+from rlmath.plugins.registry import Registry
 
 _IDS_FILE = "trackers.json"
 
@@ -46,6 +48,20 @@ class TrackedRun:
         return found if isinstance(found, dict) else {}
 
 
+@dataclass(frozen=True)
+class TrackerTraits:
+    """What is true of a tracker.
+
+    Attributes:
+        package: That it imports, as Python and pip call it; ``None``: none.
+        inline: It is called in the thread of the run, as it is fast and needs no server; else in
+            its own.
+    """
+
+    package: str | None = None
+    inline: bool = False
+
+
 class Tracker(Protocol):
     """One place to show metrics. Any method may raise; nothing is called after that.
 
@@ -71,3 +87,8 @@ class Tracker(Protocol):
     def close(self) -> None:
         """The run is over."""
         ...
+
+
+TRACKERS: Registry[Callable[[TrackedRun], Tracker], TrackerTraits] = Registry(
+    "runner.trackers", TrackerTraits
+)

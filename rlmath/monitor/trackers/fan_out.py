@@ -8,20 +8,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rlmath.monitor.trackers.base import TrackedRun, Tracker
-from rlmath.monitor.trackers.mlflow_tracker import MlFlow
-from rlmath.monitor.trackers.tensorboard import TensorBoard
-from rlmath.monitor.trackers.trackio_tracker import Trackio
-from rlmath.monitor.trackers.weights_and_biases import WeightsAndBiases
+from rlmath.monitor.trackers.base import TRACKERS, TrackedRun, Tracker
 
-_TRACKERS: dict[str, Callable[[TrackedRun], Tracker]] = {
-    "tensorboard": TensorBoard,
-    "wandb": WeightsAndBiases,
-    "mlflow": MlFlow,
-    "trackio": Trackio,
-}
-# What each needs, as imported and as pip calls it. TensorBoard comes with rlmath.
-PACKAGES = {"wandb": "wandb", "mlflow": "mlflow", "trackio": "trackio"}
 # For all trackers together, at a run's end.
 CLOSE_S = 60.0
 _MOST_WAITING = 1000
@@ -40,7 +28,7 @@ class Trackers:
 
     def __init__(self, names: Sequence[str], run: TrackedRun, warn: Callable[[str], None]) -> None:
         self._lines: list[_Inline | _InBackground] = [
-            (_Inline if name == "tensorboard" else _InBackground)(name, run, warn)
+            (_Inline if TRACKERS.traits(name).inline else _InBackground)(name, run, warn)
             for name in dict.fromkeys(names)
         ]
 
@@ -75,7 +63,7 @@ class _Inline:
     def __init__(self, name: str, run: TrackedRun, warn: Callable[[str], None]) -> None:
         self._name, self._warn = name, warn
         self._tracker: Tracker | None = None
-        self._guarded(lambda: setattr(self, "_tracker", _TRACKERS[name](run)))
+        self._guarded(lambda: setattr(self, "_tracker", TRACKERS.get(name)(run)))
 
     def tell(self, call: _Call) -> None:
         tracker = self._tracker
@@ -125,7 +113,7 @@ class _InBackground:
 
     def _work(self) -> None:
         try:
-            tracker = _TRACKERS[self._name](self._run)
+            tracker = TRACKERS.get(self._name)(self._run)
             while (call := self._calls.get()) is not None and not self._over:
                 call(tracker)
             tracker.close()

@@ -8,12 +8,13 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlmath.monitor.trackers.base import TrackedRun
+from rlmath.monitor.trackers.base import TRACKERS, TrackedRun, TrackerTraits
 
 # Of one call to the server, by its API.
 _MOST_METRICS, _MOST_PARAMS, _MOST_CHARACTERS = 1000, 100, 6000
 
 
+@TRACKERS.register("mlflow", traits=TrackerTraits("mlflow"))
 class MlFlow:
     """A run of MLflow on the server of ``MLFLOW_TRACKING_URI``; without that, in
     ``<run_dir>/mlflow.db``."""

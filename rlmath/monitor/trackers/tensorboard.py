@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlmath.monitor.trackers.base import TrackedRun
+from rlmath.monitor.trackers.base import TRACKERS, TrackedRun, TrackerTraits
 
 TENSORBOARD_FOLDER = "tensorboard"
 
 
+@TRACKERS.register("tensorboard", traits=TrackerTraits(inline=True))
 class TensorBoard:
     """Writes ``<run_dir>/tensorboard/``. What is written has left the process before a call
     returns."""

@@ -8,9 +8,10 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlmath.monitor.trackers.base import TrackedRun
+from rlmath.monitor.trackers.base import TRACKERS, TrackedRun, TrackerTraits
 
 
+@TRACKERS.register("trackio", traits=TrackerTraits("trackio"))
 class Trackio:
     """A run of Trackio, in its local store or in the Space that its variable names."""
 

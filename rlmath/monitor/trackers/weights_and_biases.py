@@ -10,9 +10,10 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlmath.monitor.trackers.base import TrackedRun
+from rlmath.monitor.trackers.base import TRACKERS, TrackedRun, TrackerTraits
 
 
+@TRACKERS.register("wandb", traits=TrackerTraits("wandb"))
 class WeightsAndBiases:
     """A run of ``wandb``, whose variables (``WANDB_MODE``, ``WANDB_ENTITY``, ...) hold.
 

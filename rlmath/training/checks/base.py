@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from rlmath.config.schema import Config, OnMisalignment
 from rlmath.device.residue import Residue
 from rlmath.errors import UserError
 from rlmath.monitor import Monitor
+from rlmath.plugins import NoTraits, Registry
 from rlmath.types import Group
 
 if TYPE_CHECKING:
@@ -105,7 +106,8 @@ class AfterSync:
 
 
 class StepCheck:
-    """A check of every step. A new one is a file with a subclass, and a line in ``catalog.py``.
+    """A check of every step. A new one is a file with a subclass, and a line in ``catalog.py``; one
+    of a plug-in is registered in ``STEP_CHECKS`` and called after those.
 
     Each method returns metrics, or raises an error with the place and the numbers.
     """
@@ -121,6 +123,10 @@ class StepCheck:
     def after_sync(self, now: AfterSync) -> Metrics:
         """Judge what the engines have after the weight sync."""
         return {}
+
+
+# Of plug-ins: each is called in every step of a run that imports it.
+STEP_CHECKS: Registry[Callable[[], StepCheck], NoTraits] = Registry("step check", NoTraits)
 
 
 class StepChecks:

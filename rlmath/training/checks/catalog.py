@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlmath.training.checks.base import StepChecks
+from rlmath.training.checks.base import STEP_CHECKS, StepChecks
 from rlmath.training.checks.engine_constants import EngineConstants
 from rlmath.training.checks.independent import IndependentSamples
 from rlmath.training.checks.invariants import Invariants
@@ -33,5 +33,6 @@ def step_checks() -> StepChecks:
             StillWeights(),
             EngineConstants(),
             LeftoverMemory(),
+            *(STEP_CHECKS.get(name)() for name in STEP_CHECKS.names()),
         ]
     )

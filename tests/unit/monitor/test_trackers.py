@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from rlmath.checks.trackers import TRACKERS, tracker_problems
+from rlmath.checks.trackers import tracker_problems
 from rlmath.config.load import load
 from rlmath.config.schema import RunnerConfig
 from rlmath.monitor import MetricsWriter, open_monitor, read_metrics
-from rlmath.monitor.trackers import fan_out
-from rlmath.monitor.trackers.fan_out import _TRACKERS
+from rlmath.monitor.trackers import TRACKERS, fan_out
 from rlmath.monitor.trackers.weights_and_biases import has_key
+from tests.unit.plugins.test_plugin_loading import own_plugins  # noqa: F401
 
 
 class Client:
@@ -245,4 +245,25 @@ def test_a_tracker_that_is_not_there_is_refused_by_name(monkeypatch: pytest.Monk
     config = load(["experiment=quickstart", "runner.trackers=[tensorboard,wandb,mlfow]"])
     missing, unknown = tracker_problems(config)
     assert "pip install wandb" in missing and "did you mean mlflow?" in unknown
-    assert set(TRACKERS) == set(_TRACKERS)
+
+
+def test_a_tracker_of_a_file_gets_all_steps_in_its_own_thread(
+    tmp_path: Path,
+    own_plugins: None,  # noqa: F811
+) -> None:
+    file = Path(__file__).resolve().parents[3] / "examples" / "plugins" / "tracker.py"
+    name = f"{file}:CsvTracker"
+    try:
+        config = load(["experiment=quickstart", f"runner.trackers=['{name}']"])
+        assert list(tracker_problems(config)) == []
+        assert write(tmp_path, name) == []
+        written = (tmp_path / "metrics.csv").read_text().splitlines()
+        assert written[0].split(",") == ["step", "metric", "value"]
+        assert [line for line in written if ",x," in line] == ["4,x,2.0", "5,x,2.5"]
+        # Of the file, and no tracker.
+        (problem,) = tracker_problems(
+            load(["experiment=quickstart", f"runner.trackers=['{file}:csv']"])
+        )
+        assert "csv is not registered for runner.trackers" in problem
+    finally:
+        TRACKERS.remove("csv")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +18,10 @@ from rlmath.algorithms.kl import KL_ESTIMATORS
 from rlmath.algorithms.losses import LOSSES, LossTraits, policy_loss
 from rlmath.commands.plugin_test.cli import KINDS, check_plugin
 from rlmath.errors import UserError
+from rlmath.monitor.trackers import TRACKERS, TrackedRun
 from rlmath.plugins import loading
+from rlmath.training.checks.base import STEP_CHECKS
+from rlmath.training.checks.catalog import step_checks
 from rlmath.utils.setting import Options
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "plugins"
@@ -25,8 +29,9 @@ OWN = [
     pytest.param(kind, name, id=f"{kind.name}-{name}")
     for kind in KINDS
     for name in kind.registry.names()
-    # A value model's, which is called with other arguments; and what has to be given a range.
-    if name not in ("gae", "mean_range")
+    # A value model's, which is called with other arguments; what has to be given a range; and
+    # clients that are not installed.
+    if name not in ("gae", "mean_range", "mlflow", "trackio", "wandb")
 ]
 
 
@@ -40,8 +45,8 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Registrations of a test are gone after it."""
     for name in ("_imported", "_everywhere", "_failed"):
         monkeypatch.setattr(loading, name, {})
-    for kind in KINDS:
-        monkeypatch.setattr(kind.registry, "_known", dict(kind.registry._known))
+    for registry in (*(kind.registry for kind in KINDS), STEP_CHECKS):
+        monkeypatch.setattr(registry, "_known", dict(registry._known))
     yield
 
 
@@ -49,10 +54,28 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_examples_hold_the_invariants_and_are_short(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    assert len(file.read_text().splitlines()) < 40
+    if file.stem == "step_check":
+        return
     assert check_plugin(str(file), tmp_path, on_ranks=False) == 0
     printed = capsys.readouterr().out
     assert "ok" in printed and "FAILED" not in printed
-    assert len(file.read_text().splitlines()) < 40
+
+
+def test_the_step_check_of_a_file_is_called_after_the_others(tmp_path: Path) -> None:
+    loading.use(str(EXAMPLES / "step_check.py"))
+    echo = step_checks()._checks[-1]
+    assert type(echo).__name__ == "Echo"
+    said: list[str] = []
+    problem = SimpleNamespace(id="p7", prompt="1+1=")
+    samples = [SimpleNamespace(sample=SimpleNamespace(text=text)) for text in ("2", "1+1=2")]
+    now = SimpleNamespace(
+        step=3,
+        monitor=SimpleNamespace(warn=said.append),
+        groups=[SimpleNamespace(problem=problem, samples=samples)],
+    )
+    assert echo.before_update(now) == {"checks/echoes": 1.0}  # type: ignore[arg-type]
+    assert said == ["step 3: 1 responses repeat their prompt, the first of p7"]
 
 
 # Wrong losses, by the invariant that each violates.
@@ -228,6 +251,35 @@ WRONG_FILTERS = {
 def test_a_wrong_group_filter_is_caught_by_name(invariant: str) -> None:
     GROUP_FILTERS.register("wrong", traits=FilterTraits(compares=True))(WRONG_FILTERS[invariant])
     assert invariant in violated("group filter", "wrong")
+
+
+class Fragile:
+    def __init__(self, run: TrackedRun) -> None:
+        self.file = (run.folder / "numbers").open("w")
+
+    def settings(self, text: str, values: Any, compared_by: Any) -> None:
+        """Nothing."""
+
+    def step(self, step: int, time_s: float, values: Any, texts: Any) -> None:
+        self.file.write("".join(f"{int(one)}\n" for one in values.values()))
+        self.file.write(str(max(values.values())))
+
+    def close(self) -> None:
+        self.file.close()
+
+
+def test_a_wrong_tracker_is_caught_by_name() -> None:
+    TRACKERS.register("wrong")(Fragile)
+    found = violated("tracker", "wrong")
+    assert "cannot convert float" in found["takes settings, metrics that are not finite, and texts"]
+    assert "a step without metrics is no error" in found
+
+    class Forgetful(Fragile):
+        def step(self, step: int, time_s: float, values: Any, texts: Any) -> None:
+            self.file.write("step\n" * (9 - step))
+
+    TRACKERS.register("forgetful")(Forgetful)
+    assert list(violated("tracker", "forgetful")) == ["a resumed run keeps what was written"]
 
 
 def test_the_command_says_which_part_and_invariant(
