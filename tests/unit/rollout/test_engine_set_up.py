@@ -7,7 +7,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import IO
+from typing import IO, Any
 
 import pytest
 
@@ -30,6 +30,7 @@ from rlmath.rollout.engine_arguments import (
 from rlmath.rollout.engine_workers import check_gpus, smallest
 from rlmath.rollout.requests import FLASHINFER_VARIABLES, EngineSpec
 from rlmath.rollout.routes import RouteSpec
+from rlmath.rollout.step_loop import StepLoop
 from rlmath.training import session
 from rlmath.training.session import engine_spec
 from rlmath.utils.node_cache import node_cache, save
@@ -219,6 +220,30 @@ def test_workers_on_other_gpus_than_reserved_are_refused() -> None:
     for found, assigned in (([0, 1], [6, 7]), ([7, 6], [6, 7]), ([0, 1], None)):
         with pytest.raises(RuntimeError, match=r"GPUs 6, 7 .* use \[\d, \d\]"):
             check_gpus(found, assigned, ("6", "7"))
+
+
+def test_each_worker_of_an_engine_is_bound_beside_its_gpu(
+    gpu_spec: EngineSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it pins memory for a sleep or a weight sync."""
+    bound: list[int] = []
+    monkeypatch.setattr("rlmath.device.numa.bind_to_gpu", bound.append)
+    monkeypatch.setattr("rlmath.rollout.step_loop.check_workers", lambda *_: None)
+    workers = [SimpleNamespace(device=SimpleNamespace(index=index)) for index in (0, 1)]
+    answers = {
+        "worker_precision": [None] * 2,
+        "worker_gpu": [6, 4],
+        "worker_kv_cache_bytes": [9, 8],
+    }
+
+    def collective_rpc(asked: Any) -> list[Any]:
+        return answers.get(asked.__name__) or [asked(worker) for worker in workers]
+
+    loop = StepLoop(gpu_spec, 0)
+    given = SimpleNamespace(parallel_config=SimpleNamespace(assigned_physical_gpu_ids=[6, 4]))
+    loop._engine = SimpleNamespace(collective_rpc=collective_rpc, vllm_config=given)
+    loop._ask_workers(replace(gpu_spec, device_ids=("6", "4"), kv_cache_bytes=None))
+    assert bound == [0, 1] and loop.kv_cache_bytes == 8
 
 
 def test_a_cache_is_as_large_as_the_rank_with_the_least_memory_allows() -> None:
