@@ -140,6 +140,7 @@ def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         monitor = Monitor(parts)
         rewards = SimpleNamespace(set_step=lambda *_: None, metrics=dict)
         config: Any = SimpleNamespace(
+            plugin_hashes={},
             runner=SimpleNamespace(
                 journal_keep_gib=0.0,
                 grace_s=0.0,
