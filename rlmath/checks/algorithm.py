@@ -34,18 +34,16 @@ def algorithm_problems(config: Config) -> Iterator[str]:
 
 
 def _loss(algorithm: AlgorithmConfig) -> LossTraits:
-    """Of the loss; of one that there is none, which is an error already, the defaults."""
+    """Traits of the loss; the defaults if there is none of that name, which is an error already."""
     return LOSSES.traits(algorithm.loss) if LOSSES.has(algorithm.loss) else LossTraits()
 
 
 def _advantage(algorithm: AlgorithmConfig) -> AdvantageTraits:
-    """Of the estimator; see :func:`_loss`."""
     name = algorithm.advantage
     return ADVANTAGES.traits(name) if ADVANTAGES.has(name) else AdvantageTraits(compares=False)
 
 
 def _filter_traits(algorithm: AlgorithmConfig) -> FilterTraits:
-    """Of the group filter; see :func:`_loss`."""
     name = algorithm.filter.keep
     return GROUP_FILTERS.traits(name) if GROUP_FILTERS.has(name) else FilterTraits()
 
@@ -93,7 +91,7 @@ def _schedule(config: Config) -> Iterator[str]:
 
 
 def _ahead(config: Config) -> Iterator[str]:
-    """Of the schedules that sample while the actor trains."""
+    """Errors of the schedules that sample while the actor trains."""
     rollout, filters = config.rollout, config.algorithm.filter
     name, pipelined = rollout.schedule.name, rollout.schedule is RolloutSchedule.pipelined
     if pipelined and rollout.max_lag is not None and rollout.max_lag > 1:
@@ -251,7 +249,7 @@ def _filter(algorithm: AlgorithmConfig) -> Iterator[str]:
 
 
 def _grades(config: Config) -> Iterator[str]:
-    """What asks whether a sample is right, where no reward has its answer graded."""
+    """Settings that need graded answers, where no reward grades them."""
     algorithm, items = config.algorithm, config.reward.items
     keep, reads_correct = algorithm.filter.keep, _filter_traits(algorithm).reads_correct
     asks = reads_correct or algorithm.curriculum.cooldown

@@ -62,7 +62,7 @@ _LOOPS = {
 
 @dataclass(frozen=True)
 class Continuation:
-    """What ``runner.resume`` will do.
+    """The outcome of ``runner.resume``.
 
     Attributes:
         checkpoint: The newest; the run continues after it.
@@ -99,7 +99,7 @@ class Continuation:
 
 
 def continuation(config: Config, command: str = "train") -> Continuation | None:
-    """What is continued; ``None`` when the run starts from the beginning.
+    """The checkpoint that is continued; ``None``: the run starts from the beginning.
 
     The newest checkpoint is found by name; whether it is complete is checked when it is read.
 

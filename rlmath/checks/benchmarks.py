@@ -15,7 +15,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]*")
 
 
 def benchmark_problems(config: Config, command: str) -> Iterator[str]:
-    """What contradicts itself in ``eval``."""
+    """Contradictions in ``eval``."""
     if command == "sft":
         return
     names: set[str] = {HELD_OUT}
@@ -66,7 +66,7 @@ def _one_greedy(key: str, samples: int) -> str:
 
 
 def data_of(config: Config, benchmark: Benchmark) -> str:
-    """What could be done about a missing file of a known benchmark."""
+    """How to fix a missing file of a known benchmark."""
     known = PUBLISHED.get(benchmark.name)
     if known is None or benchmark.paths != (str(Path(config.eval.data_dir) / known.file),):
         return ""

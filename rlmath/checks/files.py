@@ -160,7 +160,7 @@ def _data_file(data: DataConfig, key: str, path: str, target: Target) -> Iterato
 
 
 def first_problem(data: DataConfig, path: str, target: Target) -> Iterator[str]:
-    """What is wrong with the first rows of a file, by their places; of several the first.
+    """The first error in the first rows of a file, with its place.
 
     With ``malformed_rows=skip`` a malformed row is left out when the run reads it. Rows are then
     read up to the first that can be used: a file without any is refused.
@@ -199,7 +199,7 @@ def _row_problem(data: DataConfig, row: Row, target: Target) -> str | None:
 
 
 def _contents(data: DataConfig, prompt: Any) -> tuple[str, ...]:
-    """Of the chat messages of a prompt field; the tokenizer is looked at elsewhere."""
+    """Contents of the chat messages of a prompt field; the tokenizer is looked at elsewhere."""
     return tuple(
         one["content"] for one in chat_messages(prompt, data.apply_chat_template is not False)
     )
@@ -213,7 +213,7 @@ def run_dir(config: Config) -> Iterator[str]:
 
 
 def resume(config: Config) -> Iterator[str]:
-    """What ``runner.resume`` names is a checkpoint; whether it is whole is seen when it is read."""
+    """``runner.resume`` names a checkpoint; whether it is complete is seen when it is read."""
     how = config.runner.resume
     if how in ("auto", "never") or (Path(how) / MANIFEST).is_file():
         return
@@ -368,7 +368,7 @@ def disk(config: Config, model: ModelSpec, machine: Machine, command: str) -> It
 
 
 def _reference_bytes(config: Config) -> int:
-    """Of one parameter of the reference model; an average is kept in float32."""
+    """Bytes of one parameter of the reference model; an average is kept in float32."""
     averaged = config.algorithm.reference.kind is ReferenceKind.averaged
     return 4 if averaged else _value_bytes(config)
 

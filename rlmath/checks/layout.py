@@ -341,7 +341,7 @@ def cpu_cache_problem(
 
 
 def engine_steps(config: Config, device: Device) -> Iterator[str]:
-    """What an engine does in one step."""
+    """One engine step has room for each running sequence."""
     rollout = config.rollout
     too_few = rollout.max_batched_tokens < rollout.max_running_sequences
     if device is Device.cuda and too_few:

@@ -24,7 +24,7 @@ UNMERGED_FAMILIES = ("llama3", "qwen2", "qwen3", "mistral")
 
 
 def lora_problems(config: Config, command: str) -> Iterator[str]:
-    """What can be said without the model."""
+    """Errors that do not depend on the model."""
     lora, algorithm = config.actor.lora, config.algorithm
     if not lora.rank:
         return
@@ -47,7 +47,7 @@ def lora_problems(config: Config, command: str) -> Iterator[str]:
 
 
 def lora_model(config: Config, model: ModelSpec) -> Iterator[str]:
-    """What the model, the layout and the folder of ``init_from`` say."""
+    """Errors of model, layout and the folder of ``init_from``."""
     lora = config.actor.lora
     if not lora.rank:
         return
@@ -123,7 +123,7 @@ def _stages(config: Config, model: ModelSpec) -> Iterator[str]:
 
 
 def unmerged_problems(config: Config, device: Device) -> Iterator[str]:
-    """What vLLM's adapters (``actor.lora.rollout=unmerged``) do not work with."""
+    """Settings that vLLM's adapters (``actor.lora.rollout=unmerged``) do not work with."""
     lora = config.actor.lora
     if not lora.rank or lora.rollout is LoraRollout.merged:
         return

@@ -51,7 +51,7 @@ class Machine:
         return self.gpus > 0 and self.torch_build is not None and "+cpu" not in self.torch_build
 
     def device(self, wanted: Device) -> Device:
-        """What ``cluster.device`` stands for on this machine."""
+        """The device that ``cluster.device`` stands for on this machine."""
         if wanted is Device.auto:
             return Device.cuda if self.has_cuda else Device.cpu
         return wanted

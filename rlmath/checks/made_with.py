@@ -48,7 +48,7 @@ def made_with() -> dict[str, str]:
 
 
 def _value(file: Path, key: str) -> str:
-    """Of the first line ``key : value``; empty if there is none."""
+    """The value of the first line ``key : value``; empty if there is none."""
     try:
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -18,7 +18,7 @@ from rlmath.rewards.http_json import Endpoint, unreachable
 
 @dataclass
 class Answers:
-    """What does not answer.
+    """Servers and names that do not answer.
 
     Attributes:
         problems: For each of which the run would end at its start.
@@ -89,7 +89,7 @@ def _connect(server: tuple[str, str, list[Endpoint]]) -> tuple[str, str, list[st
 
 
 def _hub(config: Config, command: str) -> Iterator[str]:
-    """What is wrong with names of the hub.
+    """Errors in names of the hub.
 
     Raises:
         HubUnreachable: It cannot be asked.

@@ -97,12 +97,11 @@ def describe_sft(config: Config, origin: Origin | None = None) -> str:
 
 
 def describe_evaluation(config: Config) -> str:
-    """What ``rlmath evaluate`` samples."""
     return "\n".join(_block("eval", [one.describe() for one in benchmarks_of(config)]))
 
 
 def describe_recipe(composed: Composed) -> str:
-    """What the chosen recipe sets and what replaced it; empty when none is chosen."""
+    """Settings of the chosen recipe, and those that were replaced; empty when none is chosen."""
     file = composed.file_of("recipe")
     if file is None:
         return ""
@@ -207,7 +206,6 @@ def _kl(config: Config) -> str:
 
 
 def _lora(lora: LoraConfig) -> list[str]:
-    """What is trained, when it is not all weights."""
     if not lora.rank:
         return []
     matrices = "every linear layer" if lora.targets is None else ", ".join(lora.targets)
@@ -219,7 +217,6 @@ def _lora(lora: LoraConfig) -> list[str]:
 
 
 def _options(options: Mapping[str, Any]) -> str:
-    """Those that are on, in parentheses."""
     on = [f"{key} {_text(value)}" for key, value in options.items() if value not in (None, False)]
     return f" ({', '.join(on)})" if on else ""
 

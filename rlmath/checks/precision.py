@@ -54,7 +54,7 @@ def context_attention(config: Config, device: Device, command: str) -> Iterator[
 def batch_invariance(
     config: Config, machine: Machine, device: Device, command: str
 ) -> Iterator[str]:
-    """What Megatron's batch-invariant kernels do not cover."""
+    """Settings that Megatron's batch-invariant kernels do not cover."""
     if not config.precision.batch_invariant or device is Device.cpu or command == "evaluate":
         return
     actor = config.actor

@@ -19,7 +19,7 @@ QUANTIZED_FAMILIES = ("llama3", "qwen2", "qwen3", "mistral")
 
 
 def quantization_problems(config: Config, command: str) -> Iterator[str]:
-    """What can be said without the model."""
+    """Errors that do not depend on the model."""
     if config.rollout.kv_cache_dtype is KvCacheDtype.fp8:
         yield from correction_problems(config, command, KV_CACHE)
     if config.rollout.quantization is Quantization.none:
@@ -35,7 +35,7 @@ def quantization_problems(config: Config, command: str) -> Iterator[str]:
 
 
 def correction_problems(config: Config, command: str, key: str) -> Iterator[str]:
-    """What training on samples of engines that multiply otherwise than the actor needs.
+    """The correction that training needs where engines multiply otherwise than the actor.
 
     Args:
         key: The setting by which they do, with its value.
@@ -48,14 +48,13 @@ def correction_problems(config: Config, command: str, key: str) -> Iterator[str]
 
 
 def _with_recomputed(config: Config) -> str:
-    """What a correction needs besides."""
     if config.algorithm.old_log_probs is OldLogProbs.recompute:
         return ""
     return " with algorithm.old_log_probs=recompute"
 
 
 def cpu_kv_cache_in_fp8(config: Config, model: ModelSpec) -> Iterator[str]:
-    """What vLLM's attention on a CPU takes to keep keys and values in FP8."""
+    """Requirements of vLLM's CPU attention for keys and values in FP8."""
     if config.rollout.kv_cache_dtype is not KvCacheDtype.fp8:
         return
     if model.head_dim % FP8_HEAD_DIM:

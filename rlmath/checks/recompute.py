@@ -22,7 +22,7 @@ _REFUSED = {
 
 
 def recompute_problems(config: Config) -> Iterator[str]:
-    """What can be said without the model."""
+    """Errors that do not depend on the model."""
     chosen = config.actor.recompute_modules
     if config.actor.recompute is not Recompute.selective or chosen is None:
         return

@@ -13,7 +13,7 @@ from rlmath.plugins.source import split
 
 
 def tracker_problems(config: Config) -> Iterator[str]:
-    """What is wrong with ``runner.trackers`` and ``runner.metrics_port``."""
+    """Errors in ``runner.trackers`` and ``runner.metrics_port``."""
     chosen = config.runner.trackers
     for name in chosen:
         if not TRACKERS.has(name):

@@ -111,7 +111,7 @@ class _Source:
 
 
 def _sources(config: Config, command: str) -> Iterator[_Source]:
-    """What the command reads, without data sets of the hub, which are fetched at its start."""
+    """Sources that the command reads, without data sets of the hub, which its start fetches."""
     if command == "sft":
         spec, sft = known_model(config), config.sft
         yield _Source(

@@ -36,7 +36,7 @@ def refuse_broken_folder(folder: Path) -> None:
 
 
 def folder_problems(folder: Path) -> Iterator[str]:
-    """What is wrong with the files beside config.json, which has been read."""
+    """Errors in the files beside config.json, which has been read."""
     if (folder / ADAPTER_FILE).is_file():
         yield adapter_beside(folder)
         return
@@ -49,7 +49,7 @@ def folder_problems(folder: Path) -> Iterator[str]:
 
 
 def adapter_beside(folder: Path) -> str:
-    """What is wrong with a LoRA adapter's folder that has a config.json as well."""
+    """The error of a LoRA adapter's folder that has a config.json as well."""
     own = [file for file in folder.glob("*.safetensors") if not file.name.startswith("adapter_")]
     if not own:
         return adapter_instead(folder)
@@ -61,13 +61,13 @@ def adapter_beside(folder: Path) -> str:
 
 
 def broken_weight_files(folder: Path) -> list[str]:
-    """What is wrong with each safetensors file of a folder that is not whole, one line each."""
+    """Errors of a folder's safetensors files, one line for each file that is not complete."""
     files = sorted(folder.glob("*.safetensors"))
     return [f"{file.name} {problem}" for file in files if (problem := _problem(file))]
 
 
 def broken_json_files(folder: Path) -> list[str]:
-    """What is wrong with each of a model's other files that cannot be read, one line each."""
+    """Errors of a model's other files, one line for each that cannot be read."""
     problems = []
     for name, look in _CONTENTS.items():
         file = folder / name

@@ -49,7 +49,7 @@ Level = Literal["ok", "note", "bad"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found.
+    """The result of a check.
 
     Attributes:
         level: How bad it is.
@@ -137,7 +137,7 @@ def packages() -> Iterator[Finding]:
 
 
 def asked_by(extra: str, requirements: Iterable[Requirement]) -> list[Requirement]:
-    """What rlmath with an extra needs, including the extras that this one names."""
+    """Requirements of rlmath with an extra, and of the extras that this one names."""
     every, extras = list(requirements), {extra}
 
     def applies(one: Requirement) -> bool:
@@ -221,7 +221,7 @@ def transformer_engine() -> Finding:
 
 
 def _cudnn(number: int | None) -> str:
-    """Of torch's number, 92000, the version 9.20.0."""
+    """The version 9.20.0 for torch's number 92000."""
     number = number or 0
     return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 

@@ -73,7 +73,7 @@ def lines_after(files: RunFolder, step: int) -> Iterator[str]:
 
 
 def in_progress(files: RunFolder, now: float) -> str:
-    """What the run is at, at the Unix time ``now``."""
+    """The step in progress at the Unix time ``now``, and its usual duration."""
     pace = _pace(files.metrics)
     since = f" for {duration(now - files.metrics[-1][TIME])}" if files.metrics else ""
     usual = "" if pace is None else f"; the last steps took {duration(pace)} each"

@@ -53,7 +53,7 @@ class Address:
 
 @dataclass(frozen=True)
 class Recorded:
-    """What a run has of a sample.
+    """Everything that a run has recorded of a sample.
 
     Attributes:
         row: The sample's.
@@ -236,7 +236,7 @@ def group_lines(found: Recorded) -> Iterator[str]:
 
 
 def update_lines(found: Recorded, whole: bool) -> Iterator[str]:
-    """What the step that trained on the sample recorded of it: sums over its tokens, its minibatch
+    """The records of the step that trained on the sample: sums over its tokens, its minibatch
     and weight in the loss, and its tokens."""
     if found.trained_in is None or not (found.update or {}).get("keys", {}).get("sequences"):
         yield _not_trained(found)

@@ -108,7 +108,7 @@ def comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class StepDigests:
-    """What is known of a step so far.
+    """The digests of a step so far.
 
     Attributes:
         keys: What has digests, by kind; see :class:`Phase`.
@@ -141,7 +141,7 @@ class StepDigests:
             self.numbers[phase] = list(numbers)
 
     def add_first(self, earlier: StepDigests) -> None:
-        """What came before the rest in the step."""
+        """Put an earlier part of the step in front."""
         self.keys = {**earlier.keys, **self.keys}
         self.items = {**earlier.items, **self.items}
         self.numbers = {**earlier.numbers, **self.numbers}
@@ -193,17 +193,15 @@ def sample_key(graded: GradedSample) -> str:
 
 
 def digest_prompt(token_ids: Sequence[int]) -> str:
-    """Of a prompt's tokens."""
     return digest(",".join(map(str, token_ids)))
 
 
 def digest_tokens(sample: Sample) -> str:
-    """Of a sample's tokens and its finish reason."""
+    """Digest of a sample's tokens and its finish reason."""
     return digest(np.asarray(sample.token_ids, np.int32).tobytes(), sample.finish_reason)
 
 
 def digest_log_probs(sample: Sample) -> str:
-    """Of a sample's rollout log-probs."""
     return digest(np.asarray(sample.log_probs, np.float32).tobytes())
 
 

@@ -138,7 +138,7 @@ def _next(pipe: IO[bytes]) -> Any:
 
 
 def _batches(pipe: IO[bytes]) -> Iterator[Rows]:
-    """Those of a file. When the input ends in it, so does this process: nobody waits for it."""
+    """Batches of a file. When the input ends in it, so does this process: nobody waits for it."""
     while True:
         try:
             rows = pickle.load(pipe)

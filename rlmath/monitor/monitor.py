@@ -149,7 +149,7 @@ class Monitor:
 
     @property
     def digests(self) -> StepDigests:
-        """Of the step that is being made, for ``rlmath bisect``; what was sampled is there when
+        """Digests of the present step, for ``rlmath bisect``; what was sampled is there when
         ``log_step`` returns."""
         return self._digests.now
 

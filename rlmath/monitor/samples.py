@@ -161,7 +161,6 @@ def sample_as_text(problem: Problem, graded: GradedSample) -> str:
 def _rows(
     step: int, groups: Sequence[Group], dropped: Mapping[str, str], token_samples: int
 ) -> Iterator[list[dict[str, Any]]]:
-    """Of each group."""
     ids = sorted((group.problem.id for group in groups), key=priority)
     by_token = set(ids[:token_samples])
     for group in groups:

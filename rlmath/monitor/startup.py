@@ -8,7 +8,7 @@ from typing import Protocol
 
 
 class Say(Protocol):
-    """What takes the lines."""
+    """A receiver of lines."""
 
     def __call__(self, what: str, *, logs: bool = False) -> None:
         """``what`` begins now."""

@@ -292,7 +292,7 @@ class _Table:
     def _factors(
         self, windows: Sequence[NDArray[np.float64]]
     ) -> tuple[list[list[NDArray[np.float64]]], list[NDArray[np.float64]]]:
-        """Of each cause of the chain the factor of each path in both windows; and of both windows
+        """For each cause of the chain the factor of each path in both windows; and for both windows
         the components ``[K, paths]``."""
         counted = [w * self.counts for w in windows]
         last = len(self._nodes) - 1
@@ -328,7 +328,7 @@ class _Table:
     def _means(
         self, values: NDArray[np.float64], weights: Sequence[NDArray[np.float64]], level: int
     ) -> list[NDArray[np.float64]]:
-        """Of each path the mean of ``values`` in both windows, weighted by those of the windows: of
+        """The mean of ``values`` on each path in both windows, weighted by those of the windows: of
         the path, else of paths with the same events in the window, else of the other window.
 
         Args:
@@ -373,7 +373,7 @@ class _Table:
 def _values(
     samples: Sequence[Outcome], metric: Metric, lengths: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], dict[str, NDArray[np.float64]]]:
-    """What each sample is worth, NaN where it has no value; and its components by name."""
+    """The value of each sample, NaN where it has none; and its components by name."""
     if metric == "length":
         return lengths, {f"{LENGTH} of responses alike": lengths}
     if metric == "accuracy":
@@ -418,7 +418,7 @@ def _shapley(found: NDArray[np.float64], n: int) -> NDArray[np.float64]:
 def _count(
     nodes: tuple[NDArray[np.int64], int, NDArray[np.int64]], weights: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Of each path the weight of its node."""
+    """The weight of the node of each path."""
     of_path, size, of_sample = nodes
     counts: NDArray[np.float64] = np.bincount(of_sample, weights, size)
     return counts[of_path]
@@ -429,7 +429,7 @@ def _mean(
     values: NDArray[np.float64],
     weights: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """Of each path the weighted mean over the samples of its node; NaN where there are none."""
+    """The weighted mean over the samples of each path's node; NaN where there are none."""
     of_path, size, of_sample = nodes
     whole = np.bincount(of_sample, weights, size)
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -107,18 +107,18 @@ def _norm_is_within(actor: ActorShape) -> bool:
 
 @functools.cache
 def _moe_share(spec: ModelSpec, layout: Layout, stage: int | None) -> float:
-    """Of a stage's layers, or the model's, those that are MoE."""
+    """Share of MoE layers in a stage, or in the model."""
     layers = range(spec.layers) if stage is None else layout.stage_layers(spec.layers, stage)
     return sum(map(spec.is_moe_layer, layers)) / len(layers) if layers else 0.0
 
 
 def _share(moe: float, module: str) -> float:
-    """Of the layers, those that have it."""
+    """Share of the layers that have a module."""
     return {"core_attn": 1.0, "mlp": 1 - moe, "moe": moe, "shared_experts": moe}[module]
 
 
 def _module_bytes(spec: ModelSpec, actor: ActorShape) -> dict[str, float]:
-    """What a layer keeps of each module that can be recomputed, per token, beside the module's
+    """Bytes that a layer keeps of each recomputable module, per token, beside the module's
     input."""
     layout = actor.layout
     tp, cp = layout.tensor_parallel, layout.context_parallel
@@ -175,7 +175,7 @@ def _whole_layers_bytes(spec: ModelSpec, actor: ActorShape, stage: int) -> float
 
 
 def attention_masks_bytes(spec: ModelSpec, actor: ActorShape, longest_tokens: int) -> float:
-    """Of ``local`` layers under context parallelism: which key a query sees, a byte each."""
+    """Masks of ``local`` layers under context parallelism: which key a query sees, a byte each."""
     if actor.layout.context_parallel == 1 or actor.layers != "local":
         return 0.0
     return actor.tokens * min(longest_tokens, actor.max_tokens)
@@ -318,7 +318,7 @@ def forward_bytes(spec: ModelSpec, actor: ActorShape, stage: int | None = None) 
 
 
 def _latent_forward_bytes(spec: ModelSpec, tp: int) -> float:
-    """Of latent attention, per token, when keys are put together: queries as they come, their
+    """Latent attention per token, when keys are put together: queries as they come, their
     rotated part and the whole of both; what keys and values come from, the keys and the values;
     four of the hidden width around it, and the gathered vector of keys and values."""
     assert spec.latent is not None

@@ -41,12 +41,12 @@ class ActorShape:
 
     @property
     def engine_adapters(self) -> Lora | None:
-        """What engines compute beside the base model; ``None``: they get all weights."""
+        """Adapters that engines compute beside the base model; ``None``: they get all weights."""
         return self.lora if self.unmerged else None
 
     @property
     def tokens(self) -> int:
-        """Of the longest micro-batch on one rank, with the padding that FP8 needs."""
+        """Tokens of the longest micro-batch on one rank, with the padding that FP8 needs."""
         tokens = -(-self.max_tokens // self.layout.context_parallel)
         return padded_tokens(tokens, self.fp8, self.layout)
 

@@ -125,7 +125,7 @@ def run(arguments: argparse.Namespace, given: Given) -> int:
 
 
 def request_of(arguments: argparse.Namespace, given: Given) -> PlanRequest:
-    """What settings and options ask for.
+    """The request that settings and options make.
 
     Raises:
         UserError: There is no such model, a length is larger than what holds it, or settings do not
@@ -160,7 +160,7 @@ def request_of(arguments: argparse.Namespace, given: Given) -> PlanRequest:
 
 
 def _problems(config: Config, spec: ModelSpec, gpu: Gpu) -> Iterator[str]:
-    """What the search does not find out: settings that the model or the card has no place for."""
+    """Settings that the model or the card has no place for, which the search would not find out."""
     yield from recompute_problems(config)
     yield from recompute_model(config, spec)
     yield from lora_problems(config, "sft")

@@ -33,7 +33,7 @@ def beside_sleeping_engine(spec: ModelSpec, actor: ActorShape, step: Step) -> li
 
 
 def resident_bytes(phases: Sequence[Phase]) -> float:
-    """What the actor keeps while the engine samples."""
+    """Bytes that the actor keeps while the engine samples."""
     state = next(phase for phase in phases if phase.name == "state")
     return state.num_bytes - ENGINE_PROCESS_GIB * GIB
 
@@ -91,7 +91,7 @@ def engine_fixed_terms(
     adapters: Lora | None = None,
     quantized: bool = False,
 ) -> dict[str, float]:
-    """What an engine takes of its share before any cache."""
+    """Bytes that an engine takes of its share before any cache."""
     return {
         "process": ENGINE_PROCESS_GIB * GIB,
         "weights": engine_weights_bytes(spec, tp, quantized),
@@ -101,7 +101,7 @@ def engine_fixed_terms(
 
 
 def settings_phases(config: Config, spec: ModelSpec, gpu_gib: float) -> list[Phase]:
-    """What a GPU holds in each phase of a run with these settings, on CUDA and colocated."""
+    """The phases of a run with these settings, on CUDA and colocated."""
     layout = resolve_layout(config, Device.cuda)
     actor, step = settings_in_plan(config, spec)
     engine_bytes = config.rollout.gpu_memory_utilization * gpu_gib * GIB

@@ -14,7 +14,7 @@ _FUSED = (TARGETS[:3], MLP_TARGETS[:2])
 
 
 def slot_bytes(spec: ModelSpec, tp: int, lora: Lora) -> float:
-    """Of one rank of an engine: vLLM's slot for one adapter, in bfloat16.
+    """Bytes of vLLM's slot for one adapter on a rank of an engine, in bfloat16.
 
     It has room for the next rank that vLLM knows, in every layer, and for all matrices of a fused
     one of which any has an adapter.
@@ -32,7 +32,7 @@ def slot_bytes(spec: ModelSpec, tp: int, lora: Lora) -> float:
 
 
 def inbox_bytes(spec: ModelSpec, bucket_bytes: int, lora: Lora) -> float:
-    """Of one rank of an engine during a weight sync: a copy of every adapter, and one bucket."""
+    """Bytes on an engine's rank during a weight sync: a copy of every adapter, and one bucket."""
     whole = 2 * adapter_parameters(spec, lora)
     return whole + min(whole, bucket_bytes)
 

@@ -45,7 +45,7 @@ def engine_weights_bytes(spec: ModelSpec, tp: int, quantized: bool = False) -> f
 
 
 def engine_sync_bytes(spec: ModelSpec, bucket_bytes: int, tp: int, transport: str = "ipc") -> float:
-    """What an engine's rank takes for a weight sync beside its weights.
+    """Bytes that an engine's rank takes for a weight sync beside its weights.
 
     Args:
         transport: Its name, not ``auto``.
@@ -78,7 +78,7 @@ def kv_bytes(spec: ModelSpec, tp: int, in_fp8: bool = False) -> float:
 
 
 def engine_step_bytes(spec: ModelSpec, tp: int, running: int) -> float:
-    """What a step of an engine takes: the widest layer, and logits of each running sequence.
+    """Bytes of an engine's step: the widest layer, and logits of each running sequence.
 
     The sampler has the logits in float32 and three tables like them.
     """

@@ -47,7 +47,7 @@ def weight_copy_bytes(spec: ModelSpec, actor: ActorShape, stage: int, *, backwar
 
 
 def rank_elements(spec: ModelSpec, actor: ActorShape, moe: bool) -> int:
-    """Of a rank's matrices of a layer that multiply in FP8."""
+    """Elements of a rank's matrices of a layer that multiply in FP8."""
     matrices = rank_matrices(spec, actor.layout, moe)
     return sum(one.count * math.prod(one.shape) for one in matrices)
 

@@ -70,7 +70,7 @@ def gpu_named(name: str) -> Gpu:
 
 @dataclass(frozen=True)
 class Efficiency:
-    """What of those figures a step gets.
+    """Shares of those figures that a step gets.
 
     The values, and where each was measured, are in ``measured.json``.
 

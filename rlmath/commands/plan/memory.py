@@ -52,7 +52,7 @@ FREE_SHARE = MEASURED["free_share"]
 
 @dataclass(frozen=True)
 class Step:
-    """What a step asks of the actor beside its layout.
+    """Properties of a step that the actor's memory depends on, beside the layout.
 
     Attributes:
         microbatches: Of an optimizer step on a data-parallel rank; no more are in flight.
@@ -179,14 +179,14 @@ def model_state_bytes(spec: ModelSpec, actor: ActorShape, stage: int) -> StateBy
 
 
 def trained_parameters(spec: ModelSpec, actor: ActorShape, stage: int) -> int:
-    """Of a rank of a stage: adapters, or all of its weights."""
+    """Parameters that a rank of a stage trains: adapters, or all of its weights."""
     if actor.lora is None:
         return rank_parameters(spec, actor, stage)
     return sum(_adapter_sizes(spec, actor.layout, stage, actor.lora))
 
 
 def _adapter_sizes(spec: ModelSpec, layout: Layout, stage: int, lora: Lora) -> tuple[int, ...]:
-    """Of the parameters of a rank's adapters, those of experts among them."""
+    """Sizes of the parameters of a rank's adapters, those of experts among them."""
     shared = adapter_sizes_of_rank(spec, layout, stage, lora)
     return shared + adapter_sizes_of_rank(spec, layout, stage, lora, of_experts=True)
 
@@ -207,7 +207,7 @@ def value_state_bytes(spec: ModelSpec, actor: ActorShape, stage: int) -> StateBy
 
 
 def moved_bytes(spec: ModelSpec, actor: ActorShape, step: Step) -> float:
-    """What a rank of the fullest stage moves to host memory in a step, and back."""
+    """Bytes that a rank of the fullest stage moves to host memory in a step, and back."""
     return max(
         sum(one.moved(step) for one in _models(spec, actor, step, stage))
         for stage in telling_stages(spec, actor.layout)
@@ -224,7 +224,7 @@ def _models(
 
 
 def buffer_bytes(spec: ModelSpec, actor: ActorShape, step: Step) -> float:
-    """What stays allocated after the first micro-batch.
+    """Bytes that stay allocated after the first micro-batch.
 
     The rotary table of each model in float32; with ``local`` layers the buffer that sequence
     parallelism gathers into.
@@ -236,7 +236,7 @@ def buffer_bytes(spec: ModelSpec, actor: ActorShape, step: Step) -> float:
 
 
 def stage_phases(spec: ModelSpec, actor: ActorShape, step: Step, stage: int) -> list[Phase]:
-    """What a rank of a stage holds in each phase of a step, CUDA's own share apart."""
+    """Phases of a step on a rank of a stage, CUDA's own share apart."""
     layout = actor.layout
     last = is_last_stage(layout, stage)
     state, value = _models(spec, actor, step, stage)
@@ -378,7 +378,7 @@ def trainer_sync_bytes(spec: ModelSpec, actor: ActorShape, bucket_bytes: int) ->
 
 
 def merging_bytes(spec: ModelSpec, actor: ActorShape) -> float:
-    """What a matrix takes to be merged with its adapter: the result, and rows of it in float32.
+    """Bytes for merging a matrix with its adapter: the result, and rows of it in float32.
 
     ``rlmath.actor.lora.Adapter.merged``.
     """
@@ -430,7 +430,7 @@ def largest_tensor_bytes(spec: ModelSpec) -> int:
 def checkpoint_bytes(
     spec: ModelSpec, actor: ActorShape, stage: int, *, background: bool = False
 ) -> CheckpointBytes:
-    """What a rank takes to save its share of a checkpoint; experts are a separate part."""
+    """Bytes that a rank takes to save its share of a checkpoint; experts are a separate part."""
     layout = actor.layout
     if actor.lora is not None:
         parts = [

@@ -102,7 +102,7 @@ def attention_matrices(spec: ModelSpec) -> int:
 
 
 def down_matrices(spec: ModelSpec) -> int:
-    """Of latent attention: weights of a layer that give the latent vectors, which an engine's ranks
+    """Latent attention: weights of a layer that give the latent vectors, which an engine's ranks
     have whole (``fused_qkv_a_proj`` in vLLM)."""
     if spec.latent is None:
         return 0
@@ -111,7 +111,7 @@ def down_matrices(spec: ModelSpec) -> int:
 
 
 def decoding_matrices(spec: ModelSpec) -> int:
-    """Of latent attention: weights of a layer that make keys and values of a latent vector, which
+    """Latent attention: weights of a layer that make keys and values of a latent vector, which
     an engine's ranks have a second time for decoding (``W_UK_T`` and ``W_UV`` in vLLM)."""
     if spec.latent is None:
         return 0

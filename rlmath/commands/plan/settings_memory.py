@@ -92,7 +92,7 @@ def _miss(config: Config, spec: ModelSpec, gpu: Gpu) -> str | None:
 
 
 def _sync_beside_cache(config: Config, spec: ModelSpec) -> float:
-    """What a weight sync takes of a GPU whose engine keeps its KV cache meanwhile, in bytes."""
+    """Bytes that a weight sync takes of a GPU whose engine keeps its KV cache meanwhile."""
     actor, step = settings_in_plan(config, spec)
     if actor.engine_adapters is not None:
         return inbox_bytes(spec, step.bucket_bytes, actor.engine_adapters)

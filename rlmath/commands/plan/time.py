@@ -28,7 +28,7 @@ ALL_REDUCES_PER_LAYER = 2
 
 @dataclass(frozen=True)
 class Work:
-    """What a step does.
+    """The work of a step.
 
     Attributes:
         prompts: Problems.
@@ -80,7 +80,7 @@ def forward_flops(spec: ModelSpec, sequence_tokens: float, cost: float = 1.0) ->
 def _recomputed_flops(
     spec: ModelSpec, actor: ActorShape, sequence_tokens: float, cost: float
 ) -> float:
-    """Of the modules that the backward pass computes again, per token."""
+    """Operations of the modules that the backward pass computes again, per token."""
     dense, moe = spec.layers - spec.moe_layers, spec.moe_layers
     shared = moe * shared_expert_matrices(spec)
     routed = moe * (spec.experts_per_token * expert_matrices(spec) + spec.experts * spec.hidden)
@@ -97,7 +97,7 @@ def _recomputed_flops(
 
 
 def _attention_flops(spec: ModelSpec, sequence_tokens: float) -> float:
-    """Of causal attention between the projections, per token."""
+    """Operations of causal attention between the projections, per token."""
     seen, window = sequence_tokens / 2, spec.sliding_window
     if window is not None and window < sequence_tokens:
         # The first tokens see what is before them, the others as many as the window has.
@@ -123,7 +123,7 @@ def _decoding_flops(spec: ModelSpec, sequence_tokens: float) -> float:
 
 
 def _output_flops(spec: ModelSpec) -> int:
-    """Of the output layer, per token."""
+    """Operations of the output layer, per token."""
     return 2 * spec.vocab * spec.hidden
 
 

@@ -62,7 +62,7 @@ def sync_times(
     efficiency: Efficiency,
     gpus_per_node: int,
 ) -> list[SyncTime]:
-    """Of each transport that can carry the weights there; the one that ``auto`` takes first.
+    """Predictions for each transport that can carry the weights; ``auto`` takes the first.
 
     Args:
         spec: The model.

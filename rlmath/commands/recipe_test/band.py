@@ -48,7 +48,7 @@ class Band:
 
 
 def lr_factor(lr: float) -> float:
-    """What makes a recipe's learning rate one that the shrunk model learns from."""
+    """Factor that makes a recipe's learning rate one that the shrunk model learns from."""
     return float(f"{LEARNING_RATE / lr:.4g}") if lr else 1.0
 
 

@@ -49,7 +49,7 @@ class TokenChange:
 
 @dataclass(frozen=True)
 class Gradients:
-    """Of a minibatch: norms before clipping, and the cosine; ``None``: one of them is 0."""
+    """Norms of a minibatch before clipping, and the cosine; ``None``: one of them is 0."""
 
     own_norm: float
     other_norm: float

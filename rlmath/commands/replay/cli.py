@@ -108,7 +108,7 @@ def _begin(source: Source, layout: RunLayout) -> Iterator[str]:
 
 
 def _why(source: Source) -> Iterator[str]:
-    """What may be behind a difference."""
+    """Possible causes of a difference."""
     then, now = attempt_of(source.run.attempts, source.step).made_with, made_with()
     for key in sorted(then.keys() & now.keys()):
         if then[key] != now[key]:

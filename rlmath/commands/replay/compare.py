@@ -133,7 +133,7 @@ def _minibatches(
 
 
 def _means(run: RunFolder, redone: Redone) -> tuple[Minibatch, ...] | None:
-    """Of the step's minibatches, from ``metrics.jsonl``."""
+    """Means over the step's minibatches, from ``metrics.jsonl``."""
     lines = [line for line in run.metrics if line[STEP] == redone.step]
     names = {name: f"train/{name}" for name in (LOSS, NORM)}
     if not lines or any(name not in lines[-1] for name in names.values()):

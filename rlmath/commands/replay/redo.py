@@ -159,7 +159,7 @@ def _opened(config: Config, folder: Path) -> Iterator[tuple[Session, Monitor]]:
 
 
 def _for_both(config: Config, other: Config) -> Config:
-    """What ranks have to hold for both updates: a reference model if either has a KL term."""
+    """Settings of ranks for both updates: a reference model if either has a KL term."""
     kl_coef = config.algorithm.kl_coef or other.algorithm.kl_coef
     return dataclasses.replace(
         config, algorithm=dataclasses.replace(config.algorithm, kl_coef=kl_coef)

@@ -66,7 +66,7 @@ def run_data(run: RunFolder, samples: Samples, share: float = 1.0) -> dict[str, 
 
 
 def _facts(run: RunFolder) -> list[list[str]]:
-    """What was trained on what, with which result."""
+    """Model, data, settings and results."""
     facts = [["state", run.state()]]
     held_out = [line for line in run.metrics if line.get("eval/accuracy") is not None]
     if held_out:
@@ -153,7 +153,7 @@ def _rounded(value: Any) -> float | None:
 
 
 def _kinds(samples: Samples) -> dict[str, Any]:
-    """Of training and of each benchmark, by step: distributions; and the heat map of problems."""
+    """Distributions by step and the heat map of problems, for training and each benchmark."""
     kinds = {}
     for kind in sorted(samples.figures, key=lambda name: (name != TRAINING, name)):
         by_step = samples.figures[kind]

@@ -57,7 +57,7 @@ class StepFigures:
 
 @dataclass
 class Samples:
-    """What a pass over a run's samples found.
+    """The result of a pass over a run's samples.
 
     Attributes:
         figures: By kind and step.

@@ -27,7 +27,7 @@ Trace = tuple[TracedSample, Mapping[str, NDArray[Any]]]
 
 
 class Traces:
-    """What ranks traced of a run's samples.
+    """The traces that ranks left of a run's samples.
 
     Args:
         run_dir: The run's folder.
@@ -44,7 +44,7 @@ class Traces:
         self._read: tuple[int, dict[tuple[str, int, int], Trace]] = (0, {})
 
     def of(self, row: Mapping[str, Any]) -> Trace | None:
-        """Of a row of a samples file; ``None``: nothing was traced of it."""
+        """The trace of a row of a samples file; ``None``: there is none."""
         key = f"{row['problem_id']}/{row.get('index')}"
         place = (key, row["response_tokens"], row.get("weights_version", -1))
         step = self._steps.get(place)
@@ -57,7 +57,7 @@ class Traces:
 
 
 def tokenizer_of(run: RunFolder) -> LightTokenizer | None:
-    """Of the exported model, or of the one that was trained; ``None``: neither is here."""
+    """The tokenizer of the exported model, or of the trained one; ``None``: neither is here."""
     for folder in (run.folder / "hf", run.settings.get("model.path")):
         try:
             if folder is not None:

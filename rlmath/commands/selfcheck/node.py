@@ -63,5 +63,5 @@ class Node:
 
     @classmethod
     def read(cls, path: Path) -> Node:
-        """What ``save`` wrote."""
+        """Read the file of :meth:`save`."""
         return cls(**json.loads(path.read_text(encoding="utf-8")))

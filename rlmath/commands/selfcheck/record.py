@@ -93,7 +93,7 @@ class Record:
 
 @dataclass
 class Outcome:
-    """What the lines of a check amount to.
+    """The lines of a check, put together.
 
     Attributes:
         figures: ``name``, ``value``, ``unit``, ``limit``, ``key`` of each.

@@ -66,7 +66,7 @@ def run(checks: Sequence[Check], out: str, model: str | None, append_to: str | N
 
 
 def plan_values(results: Sequence[Result]) -> dict[str, float]:
-    """What checks that passed measured of the plan's table, by its names."""
+    """Values of the plan's table that checks measured and passed, by its names."""
     return {
         one["name"].removeprefix(measured.FIGURE): float(one["value"])
         for result in results
@@ -170,7 +170,7 @@ def _version(package: str) -> str:
 
 
 def _commit() -> str:
-    """Of the clone that this package is in; "unknown" where it is installed without one."""
+    """The clone's commit; "unknown" where the package is installed without one."""
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10)

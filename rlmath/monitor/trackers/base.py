@@ -30,7 +30,7 @@ class TrackedRun:
     last_step: int | None = None
 
     def id_of(self, tracker: str) -> str | None:
-        """What :meth:`keep_id` kept, if this run continues."""
+        """The id that :meth:`keep_id` kept, if this run continues."""
         if self.last_step is None:
             return None
         found = self._ids().get(tracker)
@@ -50,7 +50,7 @@ class TrackedRun:
 
 @dataclass(frozen=True)
 class TrackerTraits:
-    """What is true of a tracker.
+    """Properties of a tracker.
 
     Attributes:
         package: That it imports, as Python and pip call it; ``None``: none.

@@ -128,7 +128,7 @@ class _InBackground:
 
 
 def failed(name: str, error: BaseException | str) -> str:
-    """What is said of a tracker that failed."""
+    """The warning about a tracker that failed."""
     what = error if isinstance(error, str) else f"{type(error).__name__}: {str(error)[:500]}"
     return (
         f"runner.trackers: {name} failed and gets nothing more ({what}); metrics.jsonl "

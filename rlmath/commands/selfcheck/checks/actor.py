@@ -116,7 +116,7 @@ def report(record: Record, name: str, compared: Comparison, backend: str, limit:
 
 
 def attention_backend(platform: Platform) -> str:
-    """What computed attention in this process: cuDNN, flash attention or an unfused computation as
+    """The attention backend of this process: cuDNN, flash attention or an unfused computation as
     Transformer Engine chose it, or torch's operator where that is not used."""
     if platform.layer_spec != "transformer_engine":
         return "torch scaled_dot_product_attention"

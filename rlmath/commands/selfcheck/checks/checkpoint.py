@@ -89,7 +89,7 @@ def _save_and_load(
 
 
 def state_fingerprints(worker: Any) -> dict[str, int]:
-    """Of every parameter and every tensor of the optimizer's state, on one rank."""
+    """Fingerprints of every parameter and every tensor of the optimizer's state, on one rank."""
     actor = worker.actor
     actor.device_state.load("parameters", "gradients", "optimizer")
     found = {

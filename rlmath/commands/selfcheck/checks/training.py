@@ -69,7 +69,7 @@ def run(node: Node, record: Record) -> None:
 
 
 def settings_of(node: Node, folder: Path) -> list[str]:
-    """Of ``rlmath train``, with model and problems in the folder."""
+    """Settings of ``rlmath train``, with model and problems in the folder."""
     settings = [
         "experiment=quickstart",
         *for_machine(Machine.here(), []),

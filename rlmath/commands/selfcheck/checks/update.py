@@ -130,7 +130,7 @@ def planned_gib(spec: ModelSpec, actor: ActorShape) -> float:
 def planned_seconds(
     spec: ModelSpec, actor: ActorShape, card: Gpu, efficiency: Efficiency | None = None
 ) -> float:
-    """Of an update, with the plan's assumptions unless others are given."""
+    """Planned seconds of an update, with the plan's assumptions unless others are given."""
     response = actor.max_tokens - PROMPT_TOKENS
     work = Work(MICROBATCHES, 1, 1, PROMPT_TOKENS, response, response)
     return actor_time_s(spec, actor, work, card, efficiency or Efficiency(), gpus_per_node=1)[1]
