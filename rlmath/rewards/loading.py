@@ -18,6 +18,13 @@ from rlmath.plugins.loading import attribute_of, public_functions, refresh
 from rlmath.plugins.source import PluginError, is_file, split
 from rlmath.rewards.base import Reward, RewardError, RewardSettingError, Values, check_values
 from rlmath.rewards.openrlhf import OpenRLHFReward
+from rlmath.rewards.verl import (
+    SLIME_PARAMETERS,
+    VERL_BATCH_PARAMETERS,
+    VERL_PARAMETERS,
+    SlimeReward,
+    VerlReward,
+)
 
 # A callable with one of these parameters is a reward; any other makes a reward when called.
 _REWARD_PARAMETERS = {"completions", "completion_ids", "prompts"}
@@ -51,6 +58,8 @@ def load_reward(path: str, params: Mapping[str, Any]) -> Reward:
                 f"f(completions, **columns), or one that makes such a function"
             )
         return _wrap(getattr(made, "__name__", label), made)
+    if names == SLIME_PARAMETERS:
+        return SlimeReward(found, label, params)
     if params:
         unknown = set(params) - names
         if unknown and not _takes_any(found):
@@ -63,13 +72,17 @@ def load_reward(path: str, params: Mapping[str, Any]) -> Reward:
 
 
 def _wrap(label: str, function: Callable[..., Any]) -> Reward:
-    if _parameters(function) >= _OPENRLHF_PARAMETERS:
+    names = _parameters(function)
+    if names >= _OPENRLHF_PARAMETERS:
         return OpenRLHFReward(function, name=label)
+    if names >= VERL_PARAMETERS or names >= VERL_BATCH_PARAMETERS:
+        return VerlReward(function, name=label)
     return FunctionReward(function, name=label)
 
 
 def _is_reward(found: Any, names: set[str]) -> bool:
-    if names & _REWARD_PARAMETERS or names >= _OPENRLHF_PARAMETERS:
+    forms = (_OPENRLHF_PARAMETERS, VERL_PARAMETERS, VERL_BATCH_PARAMETERS)
+    if names & _REWARD_PARAMETERS or names == SLIME_PARAMETERS or any(names >= f for f in forms):
         return True
     return not names and _takes_any(found)  # f(**columns)
 

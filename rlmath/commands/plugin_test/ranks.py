@@ -21,7 +21,7 @@ from rlmath.model.tiny import make_tiny_model
 from rlmath.types import TrainingBatch
 
 # With the tokens of a micro-batch.
-_ALONE = Layout(), 32
+_ALONE = Layout(), 64
 LAYOUTS = {
     "tensor 2 x data 2, micro-batches of 64 tokens": (Layout(2, 1, 2), 64),
     "pipeline 2 x context 2, micro-batches of 32 tokens": (
