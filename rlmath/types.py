@@ -71,6 +71,8 @@ class Sample:
             experts that the engine sent the first ``m`` tokens of prompt and response to. The last
             token that was sampled went through no layer, so ``m`` is one less than the tokens.
             ``None``: the engine returned none.
+        prompt_digest: Of the prompt's tokens as the engine read them, see
+            :func:`rlmath.rollout.requests.prompt_digest`; ``None``: not known.
     """
 
     problem_id: str
@@ -83,6 +85,7 @@ class Sample:
     seed: int
     engine: int
     routes: NDArray[Any] | None = None
+    prompt_digest: int | None = None
 
     @property
     def weights_version(self) -> int:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import array
+import zlib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -95,6 +97,11 @@ class Request:
     def key(self) -> tuple[str, int]:
         """What tells it from the other requests of a batch."""
         return self.problem_id, self.index
+
+
+def prompt_digest(token_ids: Sequence[int]) -> int:
+    """CRC-32 of a prompt's tokens as int32."""
+    return zlib.crc32(array.array("i", token_ids))
 
 
 def cut_sample(request: Request) -> Sample:

@@ -30,7 +30,7 @@ from rlmath.rollout.engine_workers import (
     worker_gpu,
     worker_kv_cache_bytes,
 )
-from rlmath.rollout.requests import EngineSpec, Progress, Request
+from rlmath.rollout.requests import EngineSpec, Progress, Request, prompt_digest
 from rlmath.types import FinishReason, Sample
 from rlmath.utils.paused_collector import paused_collector
 from rlmath.utils.seed_stream import skip
@@ -73,6 +73,7 @@ class _Running:
     prompt_log_probs: np.ndarray[Any, np.dtype[np.float32]] | None = None
     # Of a request that wants routes: vLLM's, of the tokens behind those that it has already.
     routes: list[np.ndarray[Any, Any]] = field(default_factory=list)
+    prompt_digest: int = 0
 
 
 class StepLoop:
@@ -351,6 +352,9 @@ class StepLoop:
                 supported_tasks=tasks,
                 lora_request=self._adapters,
             )
+            # What vLLM was given, and not what it should have been given.
+            read = core_request.prompt_token_ids or ()
+            running.prompt_digest = prompt_digest(read[: len(read) - request.begun_tokens])
             self._engine.engine_core.add_request(core_request)
             self._running[request_id] = running
         with self._changed:
@@ -490,6 +494,12 @@ class StepLoop:
                 f"{request.problem_id}, sample {request.index}: vLLM returned "
                 f"{len(running.token_ids)} tokens and {len(running.log_probs)} log-probabilities"
             )
+        begun = None if request.begun is None else request.begun.prompt_digest
+        if begun not in (None, running.prompt_digest):
+            raise RuntimeError(
+                f"{request.problem_id}, sample {request.index}: it was begun after another prompt "
+                f"(CRC-32 {begun:08x}) than it is continued after ({running.prompt_digest:08x})"
+            )
         reason: FinishReason = "length" if finish_reason == "length" else "stop"
         if reason == "length" and len(running.token_ids) < request.max_tokens:
             reason = "cut"
@@ -507,6 +517,7 @@ class StepLoop:
             seed=request.seed,
             engine=self._index,
             routes=self._routes(running, is_cut=reason == "cut"),
+            prompt_digest=running.prompt_digest,
         )
 
     def _routes(self, running: _Running, *, is_cut: bool) -> Any:

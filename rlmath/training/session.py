@@ -257,7 +257,9 @@ def open_session(
         if teacher is not None:
             stack.callback(teacher.close)
             scores = TeacherScores(teacher)
-        yield Session(config, layout, actor, sampling, scores)
+        session = Session(config, layout, actor, sampling, scores)
+        stack.callback(lambda: session.checks.close())
+        yield session
 
 
 def pool_of(

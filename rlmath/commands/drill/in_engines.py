@@ -148,21 +148,28 @@ def in_actors(
         in_all(back)
 
 
-def other_temperature(engine: Any) -> None:
-    """Requests are sampled at 1.25 times their temperature."""
+def with_requests(engine: Any, change: Callable[[Any], dict[str, Any]]) -> None:
+    """Change fields of each request that is handed to the engine."""
     submit = engine._loop.submit
 
     def submitting(generation: int, requests: Any) -> None:
-        changed = [
-            dataclasses.replace(one, temperature=one.temperature * TEMPERATURE) for one in requests
-        ]
-        submit(generation, changed)
+        submit(generation, [dataclasses.replace(one, **change(one)) for one in requests])
 
     engine._loop.submit = submitting
 
 
-def temperature_back(engine: Any) -> None:
+def requests_back(engine: Any) -> None:
     engine._loop.__dict__.pop("submit", None)
+
+
+def other_temperature(engine: Any) -> None:
+    """Requests are sampled at 1.25 times their temperature."""
+    with_requests(engine, lambda one: {"temperature": one.temperature * TEMPERATURE})
+
+
+def other_prompt(engine: Any) -> None:
+    """The first token of each prompt is lost."""
+    with_requests(engine, lambda one: {"prompt_token_ids": one.prompt_token_ids[1:]})
 
 
 def is_latent(model: str) -> bool:
@@ -193,7 +200,15 @@ FAULTS = (
         "engine",
         "gate: log-probs of actor and engine",
         GATE,
-        functools.partial(in_actors, plant=other_temperature, back=temperature_back),
+        functools.partial(in_actors, plant=other_temperature, back=requests_back),
+    ),
+    Fault(
+        "other_prompt",
+        "the engine reads prompts without their first token",
+        "engine",
+        "check: prompts of the engines' requests",
+        "continues another prompt than its problem's|was begun after another prompt",
+        functools.partial(in_actors, plant=other_prompt, back=requests_back),
     ),
     Fault(
         "rope_theta",

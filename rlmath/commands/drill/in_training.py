@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from rlmath.commands.drill.fault import Fault, Scene
+from rlmath.commands.drill.fault import Fault, Plant, Scene
 from rlmath.commands.drill.in_engines import is_latent
 from rlmath.commands.drill.in_ranks import planted, replace
 from rlmath.config.algorithm import KlPlace, ReferenceKind
@@ -395,51 +395,46 @@ def _no_k(config: Config) -> str | None:
 OWN = "check: advantages recomputed from rewards"
 UPDATE = "check: Adam's step recomputed"
 FOLLOW = "do not follow from their rewards"
+OPPOSITE = "All have the opposite sign"
+
+
+def of_advantages(name: str, what: str, where: str, plant: Plant, says: str = FOLLOW) -> Fault:
+    """A fault of advantages that rewards give."""
+    return Fault(name, what, where, OWN, says, plant, missing=_unknown_advantages)
+
+
 FAULTS = (
-    Fault(
+    of_advantages(
         "negated_in_driver",
         "the driver's advantages have the opposite sign",
         "driver",
-        OWN,
-        "All have the opposite sign",
         functools.partial(in_prepare, name="sequence_advantages", make=negated),
-        missing=_unknown_advantages,
+        OPPOSITE,
     ),
-    Fault(
+    of_advantages(
         "negated_on_ranks",
         "the ranks' advantages have the opposite sign",
         "ranks",
-        OWN,
-        "All have the opposite sign",
         functools.partial(planted, plant=negate_on_ranks),
-        missing=_unknown_advantages,
+        OPPOSITE,
     ),
-    Fault(
+    of_advantages(
         "shifted_advantages",
         f"each token has the advantage of one {SHIFT} tokens before it",
         "ranks",
-        OWN,
-        FOLLOW,
         functools.partial(planted, plant=shift_on_ranks),
-        missing=_unknown_advantages,
     ),
-    Fault(
+    of_advantages(
         "next_group",
         "each group's last sample counts in the next group",
         "driver",
-        OWN,
-        FOLLOW,
         functools.partial(in_prepare, name="sequence_advantages", make=in_next_group),
-        missing=_unknown_advantages,
     ),
-    Fault(
+    of_advantages(
         "moved_rewards",
         "each sample has the reward of the one before it",
         "driver",
-        OWN,
-        FOLLOW,
         functools.partial(in_prepare, name="estimator_rewards", make=moved_on),
-        missing=_unknown_advantages,
     ),
     Fault(
         "another_text",

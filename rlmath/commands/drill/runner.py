@@ -224,6 +224,7 @@ class Drill:
         session = self._scene.session
         pool = session.sampling.pool
         session.actor.load_checkpoint(self._start)
+        session.checks.close()
         session.checks = step_checks()
         session.verification = verification_of(session.config, session.layout)
         session.sampling.rewards.metrics()

@@ -124,6 +124,9 @@ class StepCheck:
         """Judge what the engines have after the weight sync."""
         return {}
 
+    def close(self) -> None:
+        """The run has ended."""
+
 
 # Of plug-ins: each is called in every step of a run that imports it.
 STEP_CHECKS: Registry[Callable[[], StepCheck], NoTraits] = Registry("step check", NoTraits)
@@ -146,6 +149,11 @@ class StepChecks:
     def after_sync(self, now: AfterSync) -> Metrics:
         """See :class:`StepCheck`."""
         return _merge([one.after_sync(now) for one in self._checks])
+
+    def close(self) -> None:
+        """See :class:`StepCheck`."""
+        for one in self._checks:
+            one.close()
 
 
 def _merge(metrics: Sequence[Metrics]) -> Metrics:

@@ -1,9 +1,11 @@
-"""Samples are what they say: where they end, what their text is, and how they were graded."""
+"""Samples are what they say: their prompt, where they end, what their text is, and its grade."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -12,26 +14,34 @@ import numpy as np
 from rlmath.algorithms.filters import TruncatedRule
 from rlmath.config.schema import Config
 from rlmath.data import load_tokenizer
-from rlmath.grading import MathGrader
+from rlmath.grading import Grade, MathGrader
 from rlmath.rewards.math_answer import MathAnswer
-from rlmath.training.checks.base import BeforeUpdate, Metrics, StepCheck, report
+from rlmath.rollout.requests import prompt_digest
+from rlmath.training.checks.base import AfterUpdate, BeforeUpdate, Metrics, StepCheck, report
 from rlmath.types import GradedSample, Group
 from rlmath.weights.hf_files import generation_config
 
-# Samples of each step that are decoded and graded again; the grader takes a millisecond for each.
-SAMPLES_AGAIN = 2
+# Samples of each step that are graded again, which takes under a millisecond for each, and how many
+# of them are decoded again.
+GRADES_AGAIN, TEXTS_AGAIN = 16, 2
 # A grade that ended like this says nothing about the answer.
 _UNDECIDED = ("timeout", "error", "ungraded", "bad_gold")
 _REPLACED = "\N{REPLACEMENT CHARACTER}"
 
 
 class SampledResponses(StepCheck):
-    """Ends and rewards of all samples; texts and grades of a few, others in each step."""
+    """Prompts, ends and rewards of all samples; texts and grades of one group's.
+
+    A second grader, with its own process and no memory of earlier answers, grades them again while
+    the ranks train.
+    """
 
     def __init__(self) -> None:
         self._tokenizer: Any = None
         self._ends: frozenset[int] | None = None
         self._first_version = 0
+        self._grader: MathGrader | None = None
+        self._again: list[tuple[GradedSample, Future[Grade]]] = []
 
     def before_update(self, now: BeforeUpdate) -> Metrics:
         config = now.session.config
@@ -42,19 +52,41 @@ class SampledResponses(StepCheck):
             self._first_version = now.session.sampling.pool.weights_version
         groups = now.groups or now.finished
         samples = [one for group in groups for one in group.samples]
-        broken = []
+        broken = wrong_prompts(groups)
         if not config.rollout.ignore_eos:
             # What was sampled before a resume may have had another limit.
             limits, since = response_limits(config), self._first_version
             broken += wrong_ends(samples, self._ends, limits, since)
         broken += wrong_rewards(samples, rewards.items, _is_penalized(config))
-        decode = self._decode
-        for group, graded in chosen(groups, now.step):
-            broken += wrong_text(graded, decode)
-            if (grader := rewards.grader) is not None and _grade_with(grader, rewards.items):
-                broken += wrong_grade(group, graded, grader)
+        group, again = chosen(groups, now.step)
+        for graded in again[:TEXTS_AGAIN]:
+            broken += wrong_text(graded, self._decode)
         report(config, broken, now.step, now.monitor)
+        self._again = []
+        grader = rewards.grader
+        if now.batch is not None and grader is not None and _grade_with(grader, rewards.items):
+            assert group is not None
+            own, golds = self._other_grader(grader), list(group.problem.answers)
+            self._again = [(one, own.submit(one.sample.text, golds)) for one in again]
         return {}
+
+    def after_update(self, now: AfterUpdate) -> Metrics:
+        again, self._again = self._again, []
+        broken = [said for one, grade in again for said in wrong_grade(one, grade.result())]
+        report(now.session.config, broken, now.step, now.monitor)
+        return {}
+
+    def close(self) -> None:
+        if self._grader is not None:
+            self._grader.close()
+            self._grader = None
+
+    def _other_grader(self, grader: MathGrader) -> MathGrader:
+        """One that shares neither processes nor verdicts with the rewards'."""
+        if self._grader is None:
+            same = dataclasses.replace(grader.settings, disagreement_path=None)
+            self._grader = MathGrader(num_workers=1, settings=same, cache_size=0)
+        return self._grader
 
     def _decode(self, tokens: Sequence[int]) -> str:
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
@@ -72,6 +104,20 @@ def response_limits(config: Config) -> frozenset[int]:
     return frozenset(
         [config.rollout.max_response_tokens, *(one.max_response_tokens for one in stages)]
     )
+
+
+def wrong_prompts(groups: Sequence[Group]) -> list[str]:
+    """A sentence if an engine was given another prompt than the one that is trained on."""
+    for group in groups:
+        wanted = prompt_digest(group.problem.prompt_token_ids)
+        for graded in group.samples:
+            found = graded.sample.prompt_digest
+            if found not in (None, wanted):
+                return [
+                    f"{_name(graded)} continues another prompt than its problem's: the engine read "
+                    f"tokens with CRC-32 {found:08x}, and those of the problem have {wanted:08x}"
+                ]
+    return []
 
 
 def wrong_ends(
@@ -153,17 +199,22 @@ def wrong_rewards(
     return []
 
 
-def chosen(groups: Sequence[Group], step: int) -> list[tuple[Group, GradedSample]]:
-    """The samples to look at again: in turn, and of both outcomes where a group has both."""
-    pairs = [(group, one) for group in groups for one in group.samples]
-    if not pairs:
-        return []
-    # An odd stride, so that in the course of steps the place in a group changes.
-    start = (step - 1) * 7 % len(pairs)
-    turned = pairs[start:] + pairs[:start]
-    first = turned[0]
-    other = next((one for one in turned[1:] if one[1].correct != first[1].correct), None)
-    return [first, *([] if other is None else [other])][:SAMPLES_AGAIN]
+def chosen(groups: Sequence[Group], step: int) -> tuple[Group | None, list[GradedSample]]:
+    """The group to look at again, and which of its samples.
+
+    Groups with both outcomes come in turn. Its samples begin with two next to each other that have
+    different outcomes, as a grade that was moved to a neighbor shows there for certain.
+    """
+    mixed = [one for one in groups if len({g.correct for g in one.samples}) > 1] or list(groups)
+    if not mixed:
+        return None, []
+    group = mixed[(step - 1) % len(mixed)]
+    samples = group.samples
+    changes = [i for i, one in enumerate(samples) if one.correct != samples[i - 1].correct] or [0]
+    # Other changes in later steps.
+    first = changes[(step - 1) // len(mixed) % len(changes)] - 1
+    count = min(GRADES_AGAIN, len(samples))
+    return group, [samples[(first + i) % len(samples)] for i in range(count)]
 
 
 def wrong_text(graded: GradedSample, decode: Callable[[Sequence[int]], str]) -> list[str]:
@@ -183,12 +234,9 @@ def wrong_text(graded: GradedSample, decode: Callable[[Sequence[int]], str]) -> 
     ]
 
 
-def wrong_grade(group: Group, graded: GradedSample, grader: MathGrader) -> list[str]:
+def wrong_grade(graded: GradedSample, again: Grade) -> list[str]:
     """A sentence if a second grade of a sample's text differs from the first."""
-    if graded.correct is None or graded.status in _UNDECIDED:
-        return []
-    again = grader.grade_one(graded.sample.text, list(group.problem.answers))
-    if again.status in _UNDECIDED:
+    if graded.correct is None or graded.status in _UNDECIDED or again.status in _UNDECIDED:
         return []
     if (again.correct, again.answer) == (graded.correct, graded.answer):
         return []

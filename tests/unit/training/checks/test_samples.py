@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from rlmath.grading import Grade
+from rlmath.grading import Grade, MathGrader
 from rlmath.rewards.math_answer import MathAnswer
+from rlmath.rollout.requests import prompt_digest
 from rlmath.training.checks.samples import (
+    GRADES_AGAIN,
+    SampledResponses,
     chosen,
     wrong_ends,
     wrong_grade,
+    wrong_prompts,
     wrong_rewards,
     wrong_text,
 )
@@ -91,29 +96,78 @@ def test_text_of_other_tokens_is_named() -> None:
     assert wrong_text(cut, decode) == []
 
 
+def test_prompt_that_the_engine_did_not_read_is_named() -> None:
+    def read_by_engine(digest: int | None) -> Group:
+        one = graded([EOS])
+        sample = dataclasses.replace(one.sample, prompt_digest=digest)
+        return Group(PROBLEM, (one, dataclasses.replace(one, sample=sample)))
+
+    right = prompt_digest(PROBLEM.prompt_token_ids)
+    assert wrong_prompts([read_by_engine(None), read_by_engine(right)]) == []
+    (sentence,) = wrong_prompts([read_by_engine(prompt_digest((1, 1)))])
+    assert f"the problem have {right:08x}" in sentence
+    assert len({prompt_digest(one) for one in ((), (1,), (0, 1), (1, 0), (256,))}) == 5
+
+
 def test_grade_of_another_text_is_named() -> None:
-    group = Group(PROBLEM, (graded([EOS]),))
-    grades = {"status": "correct", "answer": "2"}
+    one = graded([EOS])
 
-    def grade_one(text: str, answers: list[str]) -> Grade:
-        right = grades["status"] == "correct"
-        return Grade(right, grades["status"], grades["answer"], "2", "exact", 0.0)  # type: ignore[arg-type]
+    def again(status: Any, answer: str) -> list[str]:
+        return wrong_grade(one, Grade(status == "correct", status, answer, "2", "exact", 0.0))
 
-    grader: Any = SimpleNamespace(grade_one=grade_one)
-    assert wrong_grade(group, group.samples[0], grader) == []
-    grades.update(status="wrong", answer="3")
-    assert "another text was graded" in wrong_grade(group, group.samples[0], grader)[0]
-    grades.update(status="timeout")
-    assert wrong_grade(group, group.samples[0], grader) == []
+    assert again("correct", "2") == []
+    assert "another text was graded" in again("wrong", "3")[0]
+    assert "another text was graded" in again("correct", "2.0")[0]
+    assert again("timeout", "3") == []
 
 
-def test_samples_looked_at_again_have_both_outcomes_and_change() -> None:
-    samples = tuple(graded([i, EOS], correct=i % 4 == 0) for i in range(8))
-    groups = [Group(PROBLEM, samples)]
-    firsts = set()
-    for step in range(1, 9):
-        pair = [one for _, one in chosen(groups, step)]
-        assert {one.correct for one in pair} == {True, False}
-        firsts.add(int(pair[0].sample.token_ids[0]))
-    assert firsts == set(range(8))
-    assert chosen([], 1) == []
+def test_second_grader_has_its_own_process_and_no_memory() -> None:
+    """What only a worker can decide is asked of one that the rewards' grader does not have."""
+    hard = r"\boxed{\sin(1)^2 + \cos(1)^2 + \sqrt{2} - 1}"
+    with MathGrader(num_workers=1) as grader:
+        first = grader.grade_one(hard, [r"\sqrt{2}"])
+        assert first.method.startswith("sympy") and first.correct
+        check = SampledResponses()
+        other = check._other_grader(grader)
+        try:
+            for _ in range(2):
+                asked = sum(other.counts().values())
+                again = other.grade_one(hard, [r"\sqrt{2}"])
+                assert (again.correct, again.method) == (first.correct, first.method)
+                assert sum(other.counts().values()) == asked + 1 and not other._cache
+            assert other.worker_pids() and not {*other.worker_pids()} & {*grader.worker_pids()}
+        finally:
+            check.close()
+        assert not other.worker_pids()
+
+
+@pytest.mark.parametrize("shift", [1, -1])
+def test_grades_moved_within_a_group_are_among_those_looked_at(shift: int) -> None:
+    """Wherever the outcomes of a group change, one of the first two samples has a wrong grade."""
+    for pattern in itertools.product([True, False], repeat=4):
+        if len({*pattern}) == 1:
+            continue
+        given = pattern[shift:] + pattern[:shift]
+        samples = tuple(graded([i, EOS], correct=right) for i, right in enumerate(given))
+        for step in range(1, 9):
+            _, again = chosen([Group(PROBLEM, samples)], step)
+            places = [int(one.sample.token_ids[0]) for one in again]
+            assert sorted(places) == list(range(4))
+            assert any(given[i] != pattern[i] for i in places[:2])
+
+
+def test_groups_with_both_outcomes_are_looked_at_in_turn() -> None:
+    def group(name: str, *correct: bool) -> Group:
+        samples = tuple(graded([i, EOS], correct=one) for i, one in enumerate(correct))
+        return Group(dataclasses.replace(PROBLEM, id=name), samples)
+
+    sure, first, second = (
+        group("sure", True, True),
+        group("first", True, False),
+        group("second", *([True] * 20), False, *([True] * 19)),
+    )
+    seen = [chosen([sure, first, second], step) for step in range(1, 4)]
+    assert [one.problem.id for one, _ in seen if one is not None] == ["first", "second", "first"]
+    assert [len(samples) for _, samples in seen] == [2, GRADES_AGAIN, 2]
+    assert chosen([sure], 1)[0] is sure
+    assert chosen([], 1) == (None, [])
