@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import ModuleList
 
 from rlmath.actor.fp8 import prepare_for_fp8
-from rlmath.actor.gradient_sums import GradientSums
+from rlmath.actor.gradient_shares import GradientShares
 from rlmath.actor.lora import Adapter, Merger, attach_adapters
 from rlmath.actor.model import build_chunks
 from rlmath.actor.offload import PARTS, DeviceState
@@ -88,7 +88,8 @@ class RankModel:
         self.step_probe: StepProbe | None = None
         self.step_finding = StepFinding()
         self._norm = 0.0
-        self._sum_finding = StepFinding()
+        self.gradient_shares: GradientShares | None = None
+        self._gradient_finding = StepFinding()
         self.parameter_gather = ParameterGather([])
         fp8 = settings.model.fp8
         self._rows_per_rank = 1 if fp8 is None else fp8.block
@@ -105,11 +106,9 @@ class RankModel:
             settings.overlap_gradients,
             settings.overlap_param_gather,
         )
-        # Buckets that are summed within the backward pass are never seen before.
         is_shared = layout.data_parallel * layout.context_parallel > 1
         group = parallel_state.get_data_parallel_group(with_context_parallel=True)
-        watched = is_shared and not settings.overlap_gradients
-        self.chunks[0].gradient_sums = GradientSums(self.models, group) if watched else None
+        self.gradient_shares = GradientShares(self.models, group if is_shared else None)
         self.parameter_gather = ParameterGather(
             self.models if settings.overlap_param_gather else []
         )
@@ -289,9 +288,10 @@ class RankModel:
         self.parameter_gather.before_pass()
         self.module.train()
         self.clear_gradients()
+        assert self.gradient_shares is not None
+        self.gradient_shares.begin()
         found = self._run(micro_batches, on_output, backward=True)
-        sums = self.chunks[0].gradient_sums
-        self._sum_finding = StepFinding() if sums is None else sums.after()
+        self._gradient_finding = self.gradient_shares.sums()
         return found
 
     def _run(
@@ -361,7 +361,8 @@ class RankModel:
             self.optimizer.step()
             if self.step_probe is not None:
                 found = self.step_probe.after(lr, self._norm)
-                self.step_finding = self._sum_finding if self._sum_finding.kind else found
+                wrong = self._gradient_finding
+                self.step_finding = wrong if wrong.kind else found
             self.parameter_gather.begin()
             self.scheduler.step(1)
         self.clear_gradients()

@@ -67,9 +67,6 @@ def wrap_data_parallel(
     accumulate_into_main_grads(model)
 
     def finalize(chunks: list[Any], num_tokens: Any = None, **kwargs: Any) -> None:
-        sums = getattr(chunks[0].module, "gradient_sums", None)
-        if sums is not None:
-            sums.before()
         # Megatron would divide by a token count here; the loss has been divided already.
         finalize_model_grads(chunks, None, **kwargs)
 

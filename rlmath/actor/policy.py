@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from rlmath.actor.exchange import swap_parameters
@@ -31,7 +32,7 @@ from rlmath.actor.quantized_cache import quantized_cache
 from rlmath.actor.quantized_products import quantized_products
 from rlmath.actor.rounding_noise import rounding_noise
 from rlmath.actor.schedule import OnLogProbs, OnOutput, of_log_probs
-from rlmath.actor.sequence_report import SequenceReport
+from rlmath.actor.sequence_report import GRADIENT, SequenceReport
 from rlmath.actor.settings import ActorSettings, UpdateResult, UpdateSettings
 from rlmath.actor.step_probe import StepFinding, StepProbe
 from rlmath.actor.token_traces import TokenTrace, traces_of
@@ -45,13 +46,15 @@ from rlmath.checkpoint.state import ModelState
 from rlmath.device import Platform
 from rlmath.model.fp8 import NOTHING, InFp8
 from rlmath.model.parallel import Layout
-from rlmath.types import TrainingBatch
+from rlmath.types import MicroBatch, TrainingBatch
 from rlmath.weights.tensor_prints import TensorPrints
 
 if TYPE_CHECKING:
     from rlmath.actor.routing_replay import RoutingReplay
 
 T = TypeVar("T")
+# Updates from one in which a micro-batch's gradient is computed twice to the next.
+GRADIENT_TWICE_EVERY = 16
 # What each micro-batch of a minibatch gave, on ranks of the last stage.
 Outcomes = list[tuple[LossOutput, TokenValues]]
 
@@ -65,6 +68,7 @@ class MegatronActor(RankModel):
         routing: Records the routes of the old-log-prob pass, its own or the engine's, and replays
             them in the update; ``None``: no pass replays any.
         observer: Sees updates; ``None``: nobody does.
+        updates: So far.
     """
 
     def __init__(self, settings: ActorSettings, layout: Layout, platform: Platform) -> None:
@@ -72,6 +76,7 @@ class MegatronActor(RankModel):
         self.reference: list[Tensor] | None = None
         self.observer: UpdateObserver | None = None
         self._prints: TensorPrints | None = None
+        self.updates = 0
         # Without adapters the model is the reference.
         is_base = settings.lora is not None and settings.lora.init_from is None
         if settings.reference.renewed or (settings.reference.kind == "frozen" and not is_base):
@@ -259,7 +264,11 @@ class MegatronActor(RankModel):
                 continue
             begin = sum(map(len, shard.counts[:index]))
             free = self._freely_routed(minibatch) if index == measured else None
+            again = self._computed_again(minibatch, settings) if index == 0 else None
             outcomes = self._backward(minibatch, settings, begin, self.observer)
+            if again is not None and not self._gradient_finding.kind:
+                assert self.gradient_shares is not None
+                self._gradient_finding = self.gradient_shares.differs_from(*again)
             one, decision, farthest = self._step(minibatch, outcomes, settings, index)
             values = concatenate([v for _, v in outcomes]) if self.is_last_stage else None
             if free is not None and self.routing is not None and values is not None:
@@ -278,6 +287,7 @@ class MegatronActor(RankModel):
             if decision.kind == "early_stop":
                 stopped[index] = decision.reason
         routing = {} if self.routing is None else self.routing.finish()
+        self.updates += 1
         return UpdateResult(
             metrics,
             stopped,
@@ -294,13 +304,14 @@ class MegatronActor(RankModel):
 
     def _worst_findings(self, mine: Sequence[StepFinding]) -> tuple[tuple[int, StepFinding], ...]:
         """Of each minibatch the first rank with a finding, and that. Collective."""
-        flat = torch.tensor([tuple(one) for one in mine], dtype=torch.float64).flatten()
-        of_ranks = self.all_gather(flat).view(-1, len(mine), len(StepFinding()))
-        found = []
-        for one in of_ranks.unbind(1):
-            rank = int((one[:, 0] > 0).int().argmax())
-            found.append((rank, StepFinding(*one[rank].tolist())))
-        return tuple(found)
+        kinds = torch.tensor([one.kind for one in mine], dtype=torch.float64)
+        of_ranks = self.all_gather(kinds)
+        if not bool(of_ranks.any()):
+            return tuple((0, one) for one in mine)
+        everyone: list[Sequence[StepFinding]] = [()] * len(of_ranks)
+        dist.all_gather_object(everyone, list(mine))
+        first = (of_ranks > 0).int().argmax(0).tolist()
+        return tuple((rank, everyone[rank][index]) for index, rank in enumerate(first))
 
     def _step(
         self,
@@ -321,6 +332,9 @@ class MegatronActor(RankModel):
         """
         names = MetricNames.of(settings.objective, share.batch.ref_log_probs is not None)
         sums, maxima, farthest = self._totals(share, outcomes, names)
+        nothing = self._nothing_given(outcomes, len(share.micro_batches))
+        if not self._gradient_finding.kind:
+            self._gradient_finding = nothing
         grad_norm = self.gradient_norm()
         assert self._prints is not None
         self._prints.add_gradient(index)
@@ -334,6 +348,60 @@ class MegatronActor(RankModel):
         metrics["lr"] = lr
         metrics["discarded"] = float(decision.discard)
         return metrics, decision, farthest
+
+    def _nothing_given(self, outcomes: Outcomes, count: int) -> StepFinding:
+        """Whether a micro-batch that has a gradient gave a matrix of this rank nothing. Collective.
+
+        Args:
+            outcomes: Of the minibatch.
+            count: Its micro-batches.
+        """
+        from megatron.core import parallel_state
+
+        assert self.gradient_shares is not None
+        given = self.gradient_shares.given(count)
+        signals = torch.zeros(count, dtype=torch.float64, device=given.device)
+        for number, (_, values) in enumerate(outcomes):
+            assert values.sequence_sums is not None
+            signals[number] = values.sequence_sums[:, GRADIENT].nan_to_num(0.0).abs().sum()
+        if self.layout.pipeline_parallel > 1:
+            stages = parallel_state.get_pipeline_model_parallel_group()
+            dist.all_reduce(signals, group=stages)
+        if self.layout.context_parallel > 1:
+            # A rank may have nothing but padding.
+            contexts = parallel_state.get_context_parallel_group()
+            dist.all_reduce(given, op=dist.ReduceOp.MAX, group=contexts)
+        return self.gradient_shares.nothing_given(given, signals)
+
+    def _computed_again(
+        self, share: Share, settings: UpdateSettings
+    ) -> tuple[list[Tensor], int] | None:
+        """In every 16th update, the gradient of one micro-batch by its sequences alone, packed in
+        two parts, at the elements that the next pass looks at. Collective.
+
+        Not of a model with experts, whose routers may choose otherwise when products round
+        otherwise, and not in FP8, whose scales depend on what is packed together.
+
+        Returns:
+            Of each matrix its elements, and the micro-batch; ``None``: not in this update.
+        """
+        number, rest = divmod(self.updates, GRADIENT_TWICE_EVERY)
+        if rest or self.spec.experts or self.settings.model.fp8 is not None:
+            return None
+        assert self.gradient_shares is not None
+        number %= len(share.micro_batches)
+        members, lengths = share.micro_batches[number].sequences, share.batch.sequence_lengths
+        half = (len(members) + 1) // 2
+        parts = [
+            MicroBatch(part, int(lengths[list(part)].sum()))
+            for part in (members[:half], members[half:])
+        ]
+        if len(self.chunks) > 1:
+            # Of interleaved stages Megatron takes a multiple of their number.
+            parts += [MicroBatch((), 0)] * (-len(parts) % self.layout.pipeline_parallel)
+        self._backward(dataclasses.replace(share, micro_batches=parts), settings, 0)
+        self.gradient_shares.repeat()
+        return self.gradient_shares.totals(), number
 
     def _backward(
         self,

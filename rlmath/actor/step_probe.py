@@ -28,9 +28,12 @@ FINDINGS = (
     "Adam's first moment is not beta1 m + (1 - beta1) g",
     "Adam's second moment is not beta2 v + (1 - beta2) g^2",
     "the weight did not take Adam's step at the scheduled learning rate",
-    "the gradient is not the sum over data-parallel ranks",
+    "the gradient is not the sum over micro-batches and data-parallel ranks",
+    "a micro-batch whose log-probs have a gradient adds nothing to it",
+    "the model's parameter is not the main parameter, rounded to its type",
+    "a micro-batch has another gradient when its sequences are computed again, in two parts",
 )
-GRADIENT_SUM = FINDINGS.index("the gradient is not the sum over data-parallel ranks")
+GRADIENT_SUM, NO_SHARE, NOT_MAIN, OTHER_GRADIENT = range(7, 11)
 
 
 class StepFinding(NamedTuple):
@@ -40,11 +43,13 @@ class StepFinding(NamedTuple):
         kind: Index into ``FINDINGS``.
         found: What is there: a moment, a count, or a weight's change.
         wanted: What should be.
+        place: Where, if more is known than the rank.
     """
 
     kind: float = 0.0
     found: float = 0.0
     wanted: float = 0.0
+    place: str = ""
 
 
 @dataclass(frozen=True)
@@ -58,6 +63,7 @@ class AdamState:
         counts: Adam steps taken.
         decay: Weight decay of each.
         gradients: Before clipping; empty after a step.
+        drift: Of the model's parameters from ``weights`` rounded to their type.
     """
 
     weights: Tensor
@@ -66,6 +72,7 @@ class AdamState:
     counts: Tensor
     decay: Tensor
     gradients: Tensor
+    drift: Tensor
 
 
 def adam_step(
@@ -104,6 +111,7 @@ def judge_step(
         (4, after.first, first, 1e-5 * (before.first.abs() + g.abs()) + 1e-30),
         (5, after.second, second, 1e-5 * (before.second + g.square()) + 1e-30),
         (6, found, change, 5e-7 * size + 1e-3 * change.abs() + 1e-12),
+        (NOT_MAIN, after.drift, torch.zeros_like(found), torch.zeros_like(found)),
     )
     return _worst(checks)
 
@@ -144,6 +152,8 @@ class StepProbe:
         self._left: AdamState | None = None
         self._before: AdamState | None = None
         self._rest = StepFinding()
+        # Of main parameters with a rounded copy in the model, that.
+        self._copies = dict(_model_copies(optimizer))
 
     def forget(self) -> None:
         """The optimizer's state was set on purpose."""
@@ -171,20 +181,22 @@ class StepProbe:
         return judge_step(self._before, now, self._settings, lr, clip)
 
     def _read(self) -> AdamState:
-        columns: list[list[Tensor]] = [[] for _ in range(4)]
+        columns: list[list[Tensor]] = [[] for _ in range(5)]
         counts, decay = [], []
         for parameter, state, group in self._tensors():
             moments = (state.get("exp_avg"), state.get("exp_avg_sq"))
-            values = (parameter, *moments, parameter.grad)
+            copy = self._copies.get(id(parameter), parameter)
+            rounded = _spread(parameter).to(copy.dtype).float()
+            values = (parameter, *moments, parameter.grad, _spread(copy) - rounded)
             own = [_spread(parameter if one is None else one) for one in values]
             for column, one, value in zip(columns, own, values, strict=True):
                 column.append(torch.zeros_like(one) if value is None else one)
             count = state.get("step", group.get("step", 0))
             counts += [float(count)] * own[0].numel()
             decay += [float(group["weight_decay"])] * own[0].numel()
-        weights, first, second, gradients = (_flat(one) for one in columns)
+        weights, first, second, gradients, drift = (_flat(one) for one in columns)
         rows = (torch.tensor(counts, dtype=torch.float64), torch.tensor(decay, dtype=torch.float64))
-        return AdamState(weights, first, second, *rows, gradients)
+        return AdamState(weights, first, second, *rows, gradients, drift)
 
     def _tensors(self) -> Iterator[tuple[Tensor, dict[str, Any], dict[str, Any]]]:
         every = [
@@ -195,6 +207,21 @@ class StepProbe:
             if parameter.numel()
         ]
         yield from every[:: max(1, -(-len(every) // MAX_TENSORS))]
+
+
+def _model_copies(optimizer: Any) -> Iterator[tuple[int, Tensor]]:
+    """By the id of a main parameter, the model's own, of the distributed optimizer and the plain
+    one."""
+    for part in optimizer_parts(optimizer):
+        for model, main in (
+            ("shard_float16_groups", "shard_fp32_from_float16_groups"),
+            ("float16_groups", "fp32_from_float16_groups"),
+        ):
+            pairs = zip(getattr(part, model, ()), getattr(part, main, ()), strict=True)
+            for own, copies in pairs:
+                for copy, parameter in zip(own, copies, strict=True):
+                    if copy is not None and parameter is not None:
+                        yield id(parameter), copy
 
 
 def _spread(values: Tensor) -> Tensor:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import gc
 import logging
 import os
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     from rlmath.actor.plan import StepPlan
     from rlmath.actor.settings import StartedRank
     from rlmath.batching.shards import Shard
-    from rlmath.weights.gather import WeightChanges
+    from rlmath.weights.gather import BucketGatherer, WeightChanges
     from rlmath.weights.slices import WeightSlice
 
 log = logging.getLogger(__name__)
@@ -326,7 +328,21 @@ class ActorWorker:
         Collective."""
         if self.gatherer is None:
             self.gatherer = self._gatherer()
-        return self.gatherer.changes()
+        changes: WeightChanges = self.gatherer.changes()
+        if (adapters := self._replicated_adapters) is not None and not changes.drifted:
+            return dataclasses.replace(changes, drifted=adapters.drifted())
+        return changes
+
+    @functools.cached_property
+    def _replicated_adapters(self) -> BucketGatherer | None:
+        """Compares the factors of adapters that tensor ranks share. Collective the first time."""
+        from rlmath.weights.gather import BucketGatherer
+
+        actor = self.actor
+        if actor.settings.lora is None or actor.layout.tensor_parallel == 1:
+            return None
+        lora, read = actor.settings.lora, actor.device_state.read
+        return BucketGatherer(actor.chunks, actor.spec, actor.parallel, read=read, adapters=lora)
 
     def save_hf(self, folder: str, source: str, card: str | None) -> None:
         """Write the model as a Hugging Face folder. Collective."""

@@ -92,9 +92,11 @@ class RunnerConfig:
         least=0,
     )
     check_export_sequences: int = setting(
-        0,
+        4,
         "After the run, compare the actor's log-probs with transformers on the exported model for "
-        "this many sequences; 0: off.",
+        "this many sequences, the shortest of the last step; above the limit of toolkits/convert "
+        "the folder is rejected. Takes 4 bytes of the driver's memory per parameter; skipped, with "
+        "a message, where half of what is free is less. 0: off.",
         least=0,
     )
     progress: bool | None = setting(

@@ -53,7 +53,7 @@ from rlmath.training.session import (
     with_model_folder,
 )
 from rlmath.training.step import train_step
-from rlmath.training.summary import check_export, ending, summarize
+from rlmath.training.summary import check_export, ending, no_room_to_compare, summarize
 from rlmath.training.supervise import supervise
 from rlmath.types import Problem, TrainingBatch
 from rlmath.utils.ending_signals import signals_wait
@@ -313,8 +313,11 @@ def export(training: Training, batch: TrainingBatch | None) -> None:
     session.actor.save_hf(run_dir / "hf")
     if config.actor.lora.rank:
         session.actor.save_adapters(run_dir / HF_ADAPTER)
-    if batch is None and config.runner.check_export_sequences:
-        print("export   not compared with transformers: no step was run", flush=True)
+    if config.runner.check_export_sequences:
+        why = "no step was run" if batch is None else no_room_to_compare(run_dir / "hf")
+        if why:
+            print(f"export   not compared with transformers: {why}", flush=True)
+            batch = None
     checked = check_export(session, run_dir / "hf", batch)
     summary = summarize(config, session, checked)
     write_card(run_dir)

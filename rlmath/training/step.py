@@ -63,14 +63,14 @@ def train_step(
         write: Writes the ranks' part of this step's checkpoint, before the engines wake.
 
     Returns:
-        The step's metrics except the timings, which the monitor has, and its first
-        ``runner.check_export_sequences`` sequences; ``None`` when there are none.
+        The step's metrics except the timings, which the monitor has, and its
+        ``runner.check_export_sequences`` shortest sequences; ``None`` when there are none.
     """
     plan = plan_step(session.config, step)
     sampled = feed.take(step)
     metrics = sampled.metrics | rollout_metrics(sampled.finished)
     log_samples(sampled, monitor, step)
-    first = None
+    few = None
     with forgetting_misaligned(feed, step):
         now = BeforeUpdate(session, monitor, step, plan, sampled.finished, sampled.groups, None)
         with feed.sampling_ahead(step):
@@ -80,15 +80,16 @@ def train_step(
                 now = dataclasses.replace(now, batch=batch)
                 keep = functools.partial(kept.keep, step, batch, coefficients, session)
                 metrics |= train_on(session, batch, plan, coefficients, monitor, step, now, keep)
-                count = min(session.config.runner.check_export_sequences, len(batch))
-                first = batch.sequences.select(range(count)) if count else None
+                count = session.config.runner.check_export_sequences
+                shortest = batch.sequences.sequence_lengths.argsort(stable=True)[:count].tolist()
+                few = batch.sequences.select(shortest) if shortest else None
             else:
                 metrics |= session.checks.before_update(now)
                 renew_reference(session, monitor, step)
         # Engines that slept have no weights, also where nothing was trained.
         metrics |= sync_weights(session, monitor, step, write)
     metrics |= memory_by_phase(session.actor.take_peaks())
-    return metrics | feed.metrics(), first
+    return metrics | feed.metrics(), few
 
 
 def train_on(

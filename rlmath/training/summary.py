@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from rlmath.algorithms.mismatch import measure
 from rlmath.config.quoting import override, path_override, quoted_path
 from rlmath.config.schema import Config, DType
@@ -60,6 +62,18 @@ def check_export(session: Session, folder: Path, batch: TrainingBatch | None) ->
             f"the exported model is not the trained one, and is now {rejected}: {error}. The last "
             "checkpoint has the weights; toolkits/convert exports it"
         ) from error
+
+
+def no_room_to_compare(folder: Path) -> str:
+    """Why transformers cannot read a model on this machine, in float32; empty: it can."""
+    needed = 4 * read_model_spec(folder).num_parameters
+    free = psutil.virtual_memory().available
+    if 2 * needed <= free:
+        return ""
+    return (
+        f"its weights take {needed / 2**30:.0f} GiB in float32, more than half of the "
+        f"{free / 2**30:.0f} GiB that are free; toolkits/convert compares it elsewhere"
+    )
 
 
 def _check_log_probs(session: Session, folder: Path, batch: TrainingBatch) -> dict[str, float]:

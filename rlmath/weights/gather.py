@@ -31,7 +31,6 @@ from rlmath.weights.buckets import (
     view_in_buffer,
 )
 from rlmath.weights.expert_shares import ExpertRoutes, ExpertShare, Need, are_worth_it
-from rlmath.weights.fingerprint import fingerprint
 from rlmath.weights.parameters import local_parameters
 from rlmath.weights.pieces import expert_tensors, hf_shapes
 from rlmath.weights.runs import Run
@@ -50,10 +49,13 @@ class WeightChanges:
         fingerprints: Of each whole tensor; alike on all ranks of a copy of the model.
         unchanged: This rank's own parts that are as they were at the last call; ``None``: it was
             the first call.
+        drifted: Where ranks of one copy of the model differ in what they should hold alike; empty:
+            nowhere.
     """
 
     fingerprints: dict[str, int]
     unchanged: tuple[Run, ...] | None
+    drifted: str = ""
 
 
 @dataclass(frozen=True)
@@ -280,7 +282,7 @@ class BucketGatherer:
         if before is not None:
             unchanged = tuple(run for run, value in own.items() if before.get(run) == value)
         senders = {run: value for run, value in own.items() if self._is_sender(run)}
-        return WeightChanges(self._add_up(senders), unchanged)
+        return WeightChanges(self._add_up(senders), unchanged, self.drifted(own))
 
     def _is_sender(self, run: Run) -> bool:
         """Whether this rank is the first of those that hold a run."""
@@ -312,32 +314,71 @@ class BucketGatherer:
 
     @torch.no_grad()
     def check_replicas(self) -> None:
-        """Check that ranks that hold the same part of the model hold the same values.
-
-        Tensor ranks share norms and routers, and the last stage has a copy of a tied embedding;
-        they stay equal only while their gradients are reduced rightly. Collective over the group.
+        """Check that ranks that hold the same part of the model hold the same values. Collective
+        over the group.
 
         Raises:
             WeightsError: On all ranks, naming a tensor and two ranks that differ.
         """
+        if drifted := self.drifted():
+            raise WeightsError(drifted)
+
+    @torch.no_grad()
+    def drifted(self, known: Mapping[Run, int] | None = None) -> str:
+        """Where ranks that hold the same part of the model hold different values; alike on all
+        ranks, empty: nowhere. Collective over the group.
+
+        Tensor ranks share norms and routers, and the last stage has a copy of a tied embedding;
+        they stay equal only while their gradients are reduced rightly.
+
+        Args:
+            known: Fingerprints of this rank's own parts as they are; ``None``: not known.
+        """
+        if self.parallel.group is None or not self._replicated:
+            return ""
+        parts = (*self._local.items(), *self._copies.items())
+        shared = [(run, place) for run, place in parts if run in self._replicated]
         own = {
-            run: fingerprint(place.values())
-            for run, place in (*self._local.items(), *self._copies.items())
-            if run in self._replicated
+            run: known[run] if known and run in known else self._fingerprint(run, place)
+            for run, place in shared
         }
-        if self.parallel.group is None:
-            return
+        order = sorted(self._replicated, key=lambda run: (run.name, run.dim, run.start))
+        if not self._agree([own.get(run) for run in order]):
+            return self._first_difference(own)
+        return ""
+
+    def _fingerprint(self, run: Run, place: _Place) -> int:
+        """What a part of this rank adds to its tensor's fingerprint."""
+        dtype = next(meta.dtype for meta in self.tensors if meta.name == run.name)
+        return fingerprint_in(None, run.name, place.values(), *run.corner, dtype=dtype)
+
+    def _agree(self, own: Sequence[int | None]) -> bool:
+        """Whether all ranks have the same numbers, where they have any."""
+        limits = torch.iinfo(torch.int64)
+        for operation, missing in (
+            (dist.ReduceOp.MIN, limits.max),
+            (dist.ReduceOp.MAX, limits.min),
+        ):
+            numbers = [missing if one is None else one for one in own]
+            reduced = torch.tensor(numbers, dtype=torch.int64, device=self.device)
+            dist.all_reduce(reduced, op=operation, group=self.parallel.group)
+            if operation is dist.ReduceOp.MIN:
+                lowest = reduced
+        return bool((lowest == reduced).all())
+
+    def _first_difference(self, own: Mapping[Run, int]) -> str:
         everyone: list[dict[Run, int]] = [{} for _ in self.ranks]
-        dist.all_gather_object(everyone, own, group=self.parallel.group)
+        dist.all_gather_object(everyone, dict(own), group=self.parallel.group)
         first: dict[Run, tuple[int, int]] = {}
         for rank, of_rank in zip(self.ranks, everyone, strict=True):
             for run, value in of_rank.items():
                 first_rank, first_value = first.setdefault(run, (rank, value))
                 if value != first_value:
-                    raise WeightsError(
+                    return (
                         f"ranks {first_rank} and {rank} should hold the same {run.name} "
                         f"({run.length} from {run.start}) and do not"
                     )
+        return ""
 
     @torch.no_grad()
     def _begin(

@@ -60,6 +60,9 @@ PLANTS = {
     "lost_moments": in_training.lose_the_moments,
     "schedule_again": in_training.begin_the_schedule_again,
     "no_sum": in_training.sum_nothing,
+    "no_layer_gradient": in_training.drop_a_layers_gradient,
+    "no_share_of_layer": in_training.drop_a_layers_micro_batch,
+    "no_rank_gradient": in_training.drop_a_ranks_gradient,
 }
 PLAN = StepPlan(old_log_probs=True, gate=True, reference=True, values=False, policy=True)
 SAYS = {fault.name: fault.says for fault in in_training.FAULTS}

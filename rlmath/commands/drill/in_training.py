@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -276,6 +277,51 @@ def begin_the_schedule_again(worker: Any) -> None:
     worker.actor.scheduler.step(0)
 
 
+def _with_gradient(worker: Any, change: Callable[[int, Any], Any]) -> None:
+    """Change the gradient of one matrix of the last layer, of each micro-batch by its number."""
+    _, matrix = worker.actor.gradient_shares.watched[-1]
+
+    def make(run: Callable[..., Any]) -> Callable[..., Any]:
+        def running(*arguments: Any) -> Any:
+            numbers = itertools.count()
+            handle = matrix.register_hook(lambda gradient: change(next(numbers), gradient))
+            try:
+                return run(*arguments)
+            finally:
+                handle.remove()
+
+        return running
+
+    replace(worker, worker.actor, "forward_backward", make)
+
+
+def drop_a_layers_gradient(worker: Any) -> None:
+    """A matrix gets no gradient, and moves on by its moments."""
+    _with_gradient(worker, lambda number, gradient: 0 * gradient)
+
+
+def drop_a_layers_micro_batch(worker: Any) -> None:
+    """A matrix gets no gradient from the first micro-batch."""
+    _with_gradient(worker, lambda number, gradient: gradient if number else 0 * gradient)
+
+
+def drop_a_ranks_gradient(worker: Any) -> None:
+    """The last data-parallel rank's gradient is cleared before the sum over ranks."""
+    actor = worker.actor
+    if actor.dp_rank != actor.layout.data_parallel - 1:
+        return
+
+    def make(finalize: Callable[..., Any]) -> Callable[..., Any]:
+        def finalizing(*arguments: Any, **options: Any) -> Any:
+            for one in actor.models:
+                one.zero_grad_buffer()
+            return finalize(*arguments, **options)
+
+        return finalizing
+
+    replace(worker, actor.chunks[0].config, "finalize_model_grads_func", make)
+
+
 def sum_nothing(worker: Any) -> None:
     """Gradients are not summed over data-parallel ranks."""
     config = worker.actor.chunks[0].config
@@ -373,10 +419,10 @@ def _no_data_parallel(config: Config) -> str | None:
     return "actor.data_parallel=1: there is one data-parallel rank"
 
 
-def _no_gradient_sum(config: Config) -> str | None:
+def _summed_in_pass(config: Config) -> str | None:
     if config.actor.overlap_gradients:
-        return "actor.overlap_gradients=true: sums within the backward pass are not looked at"
-    return _no_data_parallel(config)
+        return "actor.overlap_gradients=true: no gradient is there before the sum over ranks"
+    return None
 
 
 def _constant(config: Config) -> str | None:
@@ -394,6 +440,7 @@ def _no_k(config: Config) -> str | None:
 
 OWN = "check: advantages recomputed from rewards"
 UPDATE = "check: Adam's step recomputed"
+SHARES = "check: shares of the gradient"
 FOLLOW = "do not follow from their rewards"
 OPPOSITE = "All have the opposite sign"
 
@@ -543,10 +590,35 @@ FAULTS = (
         "no_sum",
         "gradients are not summed over data-parallel ranks",
         "ranks",
-        "check: gradients summed again",
-        "not the sum over data-parallel ranks|holds other weights than rank 0",
+        SHARES,
+        "is not the sum over micro-batches|holds other weights than rank 0",
         functools.partial(planted, plant=sum_nothing),
-        missing=_no_gradient_sum,
+        missing=_no_data_parallel,
+    ),
+    Fault(
+        "no_layer_gradient",
+        "one matrix gets no gradient, and moves on by Adam's moments",
+        "ranks",
+        SHARES,
+        "adds nothing to it",
+        functools.partial(planted, plant=drop_a_layers_gradient),
+    ),
+    Fault(
+        "no_share_of_layer",
+        "one matrix gets no gradient from the first micro-batch",
+        "ranks",
+        SHARES,
+        "micro-batch 0, .* adds nothing to it",
+        functools.partial(planted, plant=drop_a_layers_micro_batch),
+    ),
+    Fault(
+        "no_rank_gradient",
+        "a data-parallel rank's gradient is lost before the sum over ranks",
+        "ranks",
+        SHARES,
+        "is not the sum over micro-batches",
+        functools.partial(planted, plant=drop_a_ranks_gradient),
+        missing=_summed_in_pass,
     ),
     Fault(
         "resumed_optimizer",

@@ -13,6 +13,7 @@ from rlmath.training.checks.prefix_cache import PrefixCache
 from rlmath.training.checks.residue import LeftoverMemory
 from rlmath.training.checks.samples import SampledResponses
 from rlmath.training.checks.sequences import TrainedSequences
+from rlmath.training.checks.still_teacher import StillTeacher
 from rlmath.training.checks.still_weights import StillWeights
 from rlmath.training.checks.unchanged import ChangedWeights
 
@@ -31,6 +32,7 @@ def step_checks() -> StepChecks:
             PrefixCache(),
             OptimizerSteps(),
             StillWeights(),
+            StillTeacher(),
             EngineConstants(),
             LeftoverMemory(),
             *(STEP_CHECKS.get(name)() for name in STEP_CHECKS.names()),

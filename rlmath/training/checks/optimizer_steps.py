@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-from rlmath.actor.step_probe import FINDINGS, StepFinding
+from rlmath.actor.step_probe import FINDINGS, NO_SHARE, StepFinding
 from rlmath.config.arithmetic import policy_updates
 from rlmath.config.optimizer import OptimizerConfig, Schedule
 from rlmath.config.schema import Config
@@ -107,8 +107,14 @@ def wrong_steps(findings: Sequence[tuple[int, StepFinding]]) -> list[str]:
         findings: Of each minibatch, a rank and what its probe found.
     """
     return [
-        f"minibatch {index}, rank {rank}: {FINDINGS[int(one.kind)]} (it is {one.found:.7g}, and "
-        f"should be {one.wanted:.7g})"
+        f"minibatch {index}, rank {rank}{one.place and f', {one.place}'}: "
+        f"{FINDINGS[int(one.kind)]} ({_figures(one)})"
         for index, (rank, one) in enumerate(findings)
         if one.kind
     ]
+
+
+def _figures(one: StepFinding) -> str:
+    if one.kind == NO_SHARE:
+        return f"it gives exactly 0, and others up to {one.wanted:.7g}"
+    return f"it is {one.found:.7g}, and should be {one.wanted:.7g}"

@@ -21,7 +21,7 @@ _NAMED = 3
 
 class StillWeights(StepCheck):
     """A frozen reference and the base model under LoRA stay as they are; copies of the model on
-    several data-parallel ranks stay alike."""
+    several data-parallel ranks, and what tensor ranks and stages hold twice, stay alike."""
 
     def __init__(self) -> None:
         self._begun = False
@@ -33,7 +33,7 @@ class StillWeights(StepCheck):
         return {}
 
     def after_update(self, now: AfterUpdate) -> Metrics:
-        broken = different_copies(now.changes)
+        broken = different_copies(now.changes) + drifted(now.changes)
         if self._begun:
             broken += moved(now.session.actor.call(look_again))
         report(now.session.config, broken, now.step, now.monitor)
@@ -83,6 +83,14 @@ def moved(found: Sequence[Sequence[str]]) -> list[str]:
         return []
     more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
     return [f"weights that are frozen have changed: {', '.join(named[:_NAMED])}{more}"]
+
+
+def drifted(changes: Sequence[WeightChanges]) -> list[str]:
+    """A sentence if ranks of a copy of the model differ in what they should hold alike."""
+    found = next((one.drifted for one in changes if one.drifted), "")
+    return (
+        [f"{found}: their gradients are not summed alike, or one missed an update"] if found else []
+    )
 
 
 def different_copies(changes: Sequence[WeightChanges]) -> list[str]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rlmath.actor.frozen_weights import FrozenWeights
-from rlmath.training.checks.still_weights import different_copies, moved
+from rlmath.training.checks.still_weights import different_copies, drifted, moved
 from rlmath.weights.gather import WeightChanges
 
 
@@ -42,3 +42,11 @@ def test_copies_that_differ_are_named() -> None:
     assert different_copies([alike, alike]) == []
     (sentence,) = different_copies([alike, alike, WeightChanges({"a": 1, "b": 3}, None)])
     assert "rank 2 holds other weights than rank 0 after the update, in b" in sentence
+
+
+def test_what_ranks_hold_twice_and_differently_is_named() -> None:
+    alike = WeightChanges({"a": 1}, None)
+    assert drifted([alike, alike]) == []
+    other = WeightChanges({"a": 1}, None, "ranks 0 and 1 should hold the same norm and do not")
+    (sentence,) = drifted([alike, other])
+    assert sentence.startswith("ranks 0 and 1 should hold the same norm")

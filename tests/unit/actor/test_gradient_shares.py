@@ -1,0 +1,197 @@
+"""Shares of the gradient that micro-batches give, with Megatron's buffers and hooks in small."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rlmath.actor.gradient_shares import GradientShares
+from rlmath.actor.step_probe import FINDINGS, StepFinding
+
+COUNT = 3
+
+
+class Layer(nn.Module):
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.layer_number = number + 1
+        self.linear = nn.Linear(12, 12, bias=False)
+        self.norm = nn.Parameter(torch.ones(12))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(self.linear(x * self.norm))
+
+
+class Model(nn.Module):
+    """Two layers, whose gradients go to ``main_grad`` as Megatron's DDP has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(Layer(i) for i in range(2))
+        self.accumulators = []
+        for one in self.parameters():
+            one.main_grad = torch.zeros_like(one)  # type: ignore[attr-defined]
+            node = one.expand_as(one).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+            node.register_hook(self._adds(one))
+            self.accumulators.append(node)
+
+    @staticmethod
+    def _adds(one: nn.Parameter) -> Callable[..., None]:
+        def hook(*unused: object) -> None:
+            if one.grad is not None and not getattr(one, "grad_added_to_main_grad", False):
+                one.main_grad.add_(one.grad)  # type: ignore[attr-defined]
+            one.grad = None
+
+        return hook
+
+    def clear(self) -> None:
+        for one in self.parameters():
+            one.main_grad.zero_()  # type: ignore[attr-defined]
+
+
+def batches(seed: int = 1) -> list[Tensor]:
+    draw = torch.Generator().manual_seed(seed)
+    return [torch.randn(6, 12, generator=draw) for _ in range(COUNT)]
+
+
+def run(model: Model, shares: GradientShares, given: Sequence[Tensor]) -> Tensor:
+    """A pass; the signal of each micro-batch."""
+    model.clear()
+    shares.begin()
+    for one in given:
+        x = one
+        for layer in model.layers:
+            x = layer(x)
+        x.square().sum().backward()
+    return torch.ones(len(given), dtype=torch.float64)
+
+
+def judge(model: Model, shares: GradientShares, signals: Tensor) -> StepFinding:
+    found = shares.sums()
+    return found if found.kind else shares.nothing_given(shares.given(COUNT), signals)
+
+
+def test_matrices_have_global_layers_and_healthy_passes_no_finding() -> None:
+    model = Model()
+    shares = GradientShares([model], None)
+    names = [name for name, _ in shares.watched]
+    assert names == ["layer 0: linear.weight", "layer 1: linear.weight"]
+    for seed in range(3):
+        assert judge(model, shares, run(model, shares, batches(seed))) == StepFinding()
+
+
+def test_micro_batch_that_gives_a_layer_nothing_is_named() -> None:
+    model = Model()
+    shares = GradientShares([model], None)
+    calls = iter(range(COUNT))
+    handle = model.layers[1].linear.weight.register_hook(
+        lambda gradient: gradient * (next(calls) != 1)
+    )
+    found = judge(model, shares, run(model, shares, batches()))
+    assert "adds nothing" in FINDINGS[int(found.kind)]
+    assert found.place == "micro-batch 1, layer 1: linear.weight"
+    handle.remove()
+    # One without a gradient, or with a tiny one, is not judged.
+    zero = batches()
+    zero[2] = torch.zeros_like(zero[2])
+    signals = run(model, shares, zero)
+    assert judge(model, shares, signals).kind
+    signals[2] = 1e-6
+    assert judge(model, shares, signals) == StepFinding()
+
+
+def test_layer_that_no_backward_pass_reaches_is_named() -> None:
+    model = Model()
+    shares = GradientShares([model], None)
+    forward = Layer.forward
+    detached = lambda self, x: forward(self, x) if self.layer_number > 1 else x  # noqa: E731
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Layer, "forward", detached)
+        found = judge(model, shares, run(model, shares, batches()))
+    assert found.place.startswith("micro-batch 0, layer 0: linear.weight and 2 more")
+
+
+@pytest.mark.parametrize("change", [torch.zero_, lambda one: one.mul_(2.0)])
+def test_buffers_that_are_not_the_sum_are_named(change: Callable[[Tensor], Tensor]) -> None:
+    model = Model()
+    shares = GradientShares([model], None)
+    signals = run(model, shares, batches())
+    change(model.layers[1].linear.weight.main_grad)
+    found = judge(model, shares, signals)
+    assert "not the sum over micro-batches" in FINDINGS[int(found.kind)]
+    assert found.place == "layer 1: linear.weight"
+
+
+def test_buffers_cleared_between_micro_batches_are_named() -> None:
+    model = Model()
+    shares = GradientShares([model], None)
+    model.layers[0].register_forward_hook(lambda *_: model.clear())
+    found = judge(model, shares, run(model, shares, batches()))
+    assert "not the sum over micro-batches" in FINDINGS[int(found.kind)]
+
+
+def test_gradient_that_a_product_added_is_read_from_the_buffer() -> None:
+    """As Transformer Engine's layers do, which leave a gradient that nobody reads."""
+    model = Model()
+    shares = GradientShares([model], None)
+    weight = model.layers[1].linear.weight
+
+    def add(gradient: Tensor) -> Tensor:
+        weight.main_grad.add_(gradient)  # type: ignore[operator]
+        weight.grad_added_to_main_grad = True  # type: ignore[assignment]
+        return torch.full_like(gradient, 7.0)
+
+    handle = weight.register_hook(add)
+    assert judge(model, shares, run(model, shares, batches())) == StepFinding()
+    handle.remove()
+    calls = iter(range(COUNT))
+
+    def lose(gradient: Tensor) -> Tensor:
+        return add(gradient * (next(calls) != 2))
+
+    weight.register_hook(lose)
+    found = judge(model, shares, run(model, shares, batches()))
+    assert found.place == "micro-batch 2, layer 1: linear.weight"
+
+
+def test_every_matrix_is_looked_at_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rlmath.actor.gradient_shares.MAX_TENSORS", 1)
+    model = Model()
+    shares = GradientShares([model], None)
+    seen = []
+    for _ in range(3):
+        run(model, shares, batches())
+        seen.append(*shares._given)
+    assert seen == [0, 1, 0]
+
+
+def test_micro_batch_computed_again_in_two_parts_is_compared() -> None:
+    model = Model()
+    shares = GradientShares([model], None)
+    given = batches()
+
+    def compare(lost: bool) -> StepFinding:
+        # The last rows of what goes back through the first layer are lost.
+        def lose(gradient: Tensor) -> Tensor:
+            return torch.cat([gradient[:-2], torch.zeros_like(gradient[-2:])])
+
+        def forward(module: nn.Module, inputs: object, output: Tensor) -> None:
+            output.register_hook(lose)
+
+        handle = model.layers[0].register_forward_hook(forward) if lost else None
+        run(model, shares, given[1].split(3))
+        shares.repeat()
+        again = shares.totals()
+        run(model, shares, given)
+        if handle is not None:
+            handle.remove()
+        return shares.differs_from(again, 1)
+
+    assert compare(lost=False) == StepFinding()
+    found = compare(lost=True)
+    assert "another gradient" in FINDINGS[int(found.kind)]
+    assert found.place == "micro-batch 1, layer 0: linear.weight"

@@ -1,0 +1,90 @@
+"""A teacher that stays, and one that changes."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rlmath.config.load import load
+from rlmath.rollout.requests import EngineError
+from rlmath.rollout.teacher import EngineTeacher, TeacherScores, ToScore
+from rlmath.training.checks.base import InvariantError
+from rlmath.training.checks.still_teacher import EVERY, StillTeacher, moved_scores, moved_weights
+from rlmath.types import GradedSample, Group, Problem, Sample
+
+SAMPLE = Sample("p", 0, np.ones(3, np.int32), np.zeros(3, np.float32), "", "stop", ((0, 0),), 1, 0)
+GROUP = Group(Problem("p", "?", (1,), ("2",)), (GradedSample(SAMPLE, 0.0, None, "ungraded"),))
+
+
+class Server:
+    """Counts what it scores."""
+
+    def __init__(self) -> None:
+        self.scored, self.offset = 0, 0.0
+
+    def submit(self, sequence: ToScore) -> Future[Any]:
+        self.scored += 1
+        found: Future[Any] = Future()
+        found.set_result(np.full(3, -1.0 - self.offset, np.float32))
+        return found
+
+
+def now(teacher: Any, step: int) -> Any:
+    session = SimpleNamespace(
+        teacher=None if teacher is None else TeacherScores(teacher),
+        config=load(["experiment=quickstart", "model.path=tiny", "runner.run_dir=r"]),
+    )
+    return SimpleNamespace(
+        session=session, step=step, groups=[GROUP], batch=object(), monitor=None, result=None
+    )
+
+
+def test_engines_of_a_teacher_are_compared_every_16_steps() -> None:
+    held = [{"a": 1, "b": None}, {"a": 1, "b": None}]
+    calls = []
+
+    def prints() -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            raise EngineError("it is started again")
+        return held
+
+    teacher = EngineTeacher(SimpleNamespace(weights_fingerprints=prints), 10)  # type: ignore[arg-type]
+    check = StillTeacher()
+    for step in range(5, 5 + EVERY + 1):
+        check.before_update(now(teacher, step))
+    assert len(calls) == 2
+    check.before_update(now(teacher, 5 + 2 * EVERY))
+    held[1] = {"a": 2, "b": None}
+    with pytest.raises(InvariantError, match=r"engine 1 of the teacher has other weights .* in a"):
+        check.before_update(now(teacher, 5 + 3 * EVERY))
+    assert moved_weights({"a": 1}, [{"a": 1}]) == []
+    assert "in a" in moved_weights({"a": 1}, [{}])[0]
+
+
+def test_server_scores_a_sequence_again() -> None:
+    server, check = Server(), StillTeacher()
+    for step in range(1, EVERY + 2):
+        check.before_update(now(server, step))
+        check.after_update(now(server, step))
+    assert server.scored == 2
+    server.offset = 0.5
+    check.before_update(now(server, 1 + 2 * EVERY))
+    with pytest.raises(InvariantError, match=r"differ by 0\.5 nats"):
+        check.after_update(now(server, 1 + 2 * EVERY))
+
+
+def test_scores_may_round_and_may_rule_out_tokens() -> None:
+    first = np.array([-1.0, -np.inf, -2.0], np.float32)
+    assert moved_scores("p/0", first, first + np.float32(0.05)) == []
+    assert moved_scores("p/0", first, np.array([-1.0, -3.0, -2.0], np.float32))
+    assert moved_scores("p/0", first, np.array([np.nan, -np.inf, -2.0], np.float32))
+
+
+def test_run_without_a_teacher_is_not_looked_at() -> None:
+    check = StillTeacher()
+    assert check.before_update(now(None, 1)) == {} and check.after_update(now(None, 1)) == {}
