@@ -386,7 +386,8 @@ class MegatronActor(RankModel):
             Of each matrix its elements, and the micro-batch; ``None``: not in this update.
         """
         number, rest = divmod(self.updates, GRADIENT_TWICE_EVERY)
-        if rest or self.spec.experts or self.settings.model.fp8 is not None:
+        due = rest == GRADIENT_TWICE_EVERY // 2
+        if not due or self.spec.experts or self.settings.model.fp8 is not None:
             return None
         assert self.gradient_shares is not None
         number %= len(share.micro_batches)
