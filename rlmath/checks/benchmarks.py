@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from rlmath.config.benchmarks import HELD_OUT, PUBLISHED, Benchmark, benchmarks_of
 from rlmath.config.schema import Config
+from rlmath.utils.close_names import did_you_mean
 
 # A name is part of tags and of file names.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]*")
@@ -30,8 +30,7 @@ def benchmark_problems(config: Config, command: str) -> Iterator[str]:
             what = "the problems of data.eval_paths" if item.name == HELD_OUT else "another"
             yield f"{key}.name={item.name}: is that of {what}; each needs its own name"
         elif item.path is None and item.name not in PUBLISHED:
-            close = difflib.get_close_matches(item.name, PUBLISHED, n=1)
-            hint = f"; did you mean {close[0]}?" if close else ""
+            hint = did_you_mean(item.name, PUBLISHED)
             yield (
                 f"{key}.name={item.name}: known are {', '.join(PUBLISHED)}{hint}; one of your own "
                 "needs its path"

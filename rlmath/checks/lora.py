@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from rlmath.errors import UserError, WeightsError
 from rlmath.model.lora import ALL_TARGETS, VLLM_RANKS, adapter_parameters, model_targets
 from rlmath.model.parallel import Layout
 from rlmath.model.spec import ModelSpec
+from rlmath.utils.close_names import did_you_mean
 
 _UNMERGED = "actor.lora.rollout=unmerged"
 # Each has run in an engine with adapters (tests/engine/test_unmerged_families.py). vLLM's Phi-3 has
@@ -30,10 +30,8 @@ def lora_problems(config: Config, command: str) -> Iterator[str]:
         return
     for name in lora.targets or []:
         if name not in ALL_TARGETS:
-            close = difflib.get_close_matches(name, ALL_TARGETS, n=1)
-            yield f"actor.lora.targets: there is no {name}; there are {', '.join(ALL_TARGETS)}" + (
-                f"; did you mean {close[0]}?" if close else ""
-            )
+            known = f"there are {', '.join(ALL_TARGETS)}{did_you_mean(name, ALL_TARGETS)}"
+            yield f"actor.lora.targets: there is no {name}; {known}"
     for key, chosen in (("targets", lora.targets), ("layers", lora.layers)):
         if chosen == []:
             yield f"actor.lora.{key}=[]: nothing would be trained; give some, or null for all"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from rlmath.config.schema import Config
 from rlmath.model import hub
 from rlmath.model.published import KNOWN, VERSIONS, hub_address
 from rlmath.rewards.http_json import Endpoint, unreachable
+from rlmath.utils.close_names import did_you_mean
 
 
 @dataclass
@@ -97,9 +97,7 @@ def _hub(config: Config, command: str) -> Iterator[str]:
     name = config.model.path
     if hub.is_hub_model(name) and hub.cached_model(name) is None and (said := hub.refusal(name)):
         known = [address for key in (*KNOWN, *VERSIONS) if (address := hub_address(key))]
-        close = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
-        hint = f"; did you mean {close[0]}?" if close and close[0] != name else ""
-        yield f"model.path={name}: {said}{hint}"
+        yield f"model.path={name}: {said}{did_you_mean(name, known, cutoff=0.8)}"
     paths = config.sft.train_paths if command == "sft" else config.data.train_paths
     if command == "evaluate":
         paths = []

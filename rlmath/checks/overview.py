@@ -6,7 +6,7 @@ optimized, with which rewards, what is evaluated, and what a recipe set.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from omegaconf import DictConfig, OmegaConf
@@ -23,6 +23,7 @@ from rlmath.config.schema import Config, OldLogProbs, RewardItem, RolloutSchedul
 from rlmath.grading import Fallback
 from rlmath.model.hub import hub_name
 from rlmath.model.spec import ModelSpec
+from rlmath.monitor.run_settings import flat
 from rlmath.rewards.base import Range
 from rlmath.rewards.registry import available_rewards, value_range
 from rlmath.utils.sizes import in_words
@@ -109,8 +110,11 @@ def describe_recipe(composed: Composed) -> str:
     assert isinstance(recipe, DictConfig)
     recipe.pop("defaults", None)  # Hydra's own: the files that it is composed of.
     final = OmegaConf.structured(composed.config)
-    wanted = _plain(OmegaConf.merge(final, recipe))
-    now, keys = _plain(final), [key for key, _ in _flat(OmegaConf.to_container(recipe))]
+    wanted, now = (
+        flat(OmegaConf.to_container(one, resolve=True))
+        for one in (OmegaConf.merge(final, recipe), final)
+    )
+    keys = list(flat(OmegaConf.to_container(recipe)))
     replaced = [key for key in keys if key in now and now[key] != wanted[key]]
     of_recipe = f"{composed.choices['recipe']}: {len(keys)} settings"
     if not replaced:
@@ -283,19 +287,6 @@ def _evaluation(config: Config) -> list[str]:
         return ["none" + (" (eval.every=0)" if benchmarks else "; give data.eval_paths")]
     when = f"before the first step, every {config.eval.every:,} steps and after the last:"
     return [when, *("  " + one.describe() for one in benchmarks)]
-
-
-def _plain(config: Any) -> dict[str, Any]:
-    return dict(_flat(OmegaConf.to_container(config, resolve=True)))
-
-
-def _flat(content: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Nested settings by full key; a list is one value."""
-    if not isinstance(content, Mapping) or not content:
-        yield prefix, content
-        return
-    for key, value in content.items():
-        yield from _flat(value, f"{prefix}.{key}" if prefix else str(key))
 
 
 def _text(value: Any) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 
 from rlmath.config.actor import Recompute
 from rlmath.config.recompute import MODULES, possible_modules
 from rlmath.config.schema import Config
 from rlmath.model.spec import ModelSpec
+from rlmath.utils.close_names import did_you_mean
 
 _KEY = "actor.recompute_modules"
 # Megatron's, and why not.
@@ -32,10 +32,8 @@ def recompute_problems(config: Config) -> Iterator[str]:
         if name in _REFUSED:
             yield f"{_KEY}: {name}: {_REFUSED[name]}"
         elif name not in MODULES:
-            close = difflib.get_close_matches(name, MODULES, n=1)
-            yield f"{_KEY}: there is no {name}; there are {', '.join(MODULES)}" + (
-                f"; did you mean {close[0]}?" if close else ""
-            )
+            known = f"there are {', '.join(MODULES)}{did_you_mean(name, MODULES)}"
+            yield f"{_KEY}: there is no {name}; {known}"
     if {"moe", "shared_experts"} <= set(chosen):
         yield f"{_KEY}: moe computes the shared experts again as well; leave out shared_experts"
 

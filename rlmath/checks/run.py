@@ -7,7 +7,6 @@ fields (``utils/setting.py``, ``pairs.py``); this file has the order and the oth
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -60,6 +59,7 @@ from rlmath.model.spec import ModelSpec, read_model_spec
 from rlmath.plugins import Registry
 from rlmath.plugins.source import split
 from rlmath.rewards.registry import available_rewards, reward_class, settings_of
+from rlmath.utils.close_names import did_you_mean
 
 Command = Literal["train", "sft", "evaluate"]
 _REGISTRIES: dict[str, Registry[Any, Any]] = {
@@ -170,10 +170,7 @@ def _accepted_changes(config: Config) -> Iterator[str]:
             for section in attempts.GUARDED
         )
         if not known:
-            close = difflib.get_close_matches(name, keys, n=1)
-            yield f"runner.accept_changes: there is no setting {name}" + (
-                f"; did you mean {close[0]}?" if close else ""
-            )
+            yield f"runner.accept_changes: there is no setting {name}{did_you_mean(name, keys)}"
         elif not guarded:
             yield (
                 f"runner.accept_changes: {name} may be changed without being listed; the list is "
@@ -256,9 +253,7 @@ def _reward_path(key: str, name: str) -> Iterator[str]:
 
 
 def _among(name: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean {close[0]}?" if close else ""
-    return f"there are {', '.join(known)}{hint}"
+    return f"there are {', '.join(known)}{did_you_mean(name, known)}"
 
 
 def _reliability(config: Config) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import socket
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from collections.abc import Iterator
 from rlmath.config.schema import Config
 from rlmath.monitor.trackers import TRACKERS
 from rlmath.plugins.source import split
+from rlmath.utils.close_names import did_you_mean
 
 
 def tracker_problems(config: Config) -> Iterator[str]:
@@ -20,8 +20,7 @@ def tracker_problems(config: Config) -> Iterator[str]:
             if split(name)[1]:
                 yield from TRACKERS.problems(name)
                 continue
-            close = difflib.get_close_matches(name, TRACKERS.names(), n=1)
-            hint = f"; did you mean {close[0]}?" if close else ""
+            hint = did_you_mean(name, TRACKERS.names())
             known = ", ".join(TRACKERS.names())
             yield (
                 f"runner.trackers: there is no tracker {name}; there are {known}, or "

@@ -8,7 +8,6 @@ value is refused here, all of them in one message. Ranges and combinations are t
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import os
 import pickle
@@ -39,6 +38,7 @@ from rlmath.config.schema import Config
 from rlmath.config.secrets import without_secrets
 from rlmath.config.settings import by_key, sections, value_of
 from rlmath.errors import ConfigError
+from rlmath.utils.close_names import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -516,7 +516,8 @@ def _problem_of_override(
                 f"{text}: {value} also sets the optimizer and the rewards, so it is a recipe now; "
                 f"use recipe={value}"
             )
-        return f"{text}: no such {key}; there are {', '.join(names)}{_close(str(value), names)}"
+        hint = did_you_mean(str(value), names, most=3)
+        return f"{text}: no such {key}; there are {', '.join(names)}{hint}"
     if key in sections():
         if not isinstance(value, dict):
             inside = [name for name in by_key() if name.startswith(key + ".") and "[]" not in name]
@@ -575,10 +576,4 @@ def _did_you_mean(key: str) -> str:
     same_name = [name for name in keys if name.rsplit(".", 1)[-1] == last]
     if same_name:
         return f"; did you mean {' or '.join(same_name)}?"
-    return _close(key, keys)
-
-
-def _close(name: str, names: Sequence[str]) -> str:
-    """The names that are spelled alike."""
-    close = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
-    return f"; did you mean {' or '.join(close)}?" if close else ""
+    return did_you_mean(key, keys, most=3)

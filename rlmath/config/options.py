@@ -6,7 +6,6 @@ chosen one can be given. After loading, a section holds all of them, defaults in
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
@@ -22,6 +21,7 @@ from rlmath.config.schema import Config
 from rlmath.config.settings import Setting, settings_of, value_of
 from rlmath.errors import ConfigError
 from rlmath.plugins.registry import Registry
+from rlmath.utils.close_names import did_you_mean
 from rlmath.utils.setting import Options
 
 
@@ -55,8 +55,7 @@ class OptionsSection:
             key = f"{self.key}.{option}={value}"
             if option not in known:
                 names = f"has {', '.join(known)}" if known else "has no options"
-                close = difflib.get_close_matches(option, known, n=1)
-                hint = f"; did you mean {close[0]}?" if close else ""
+                hint = did_you_mean(option, known)
                 chooser = self.chooser.rpartition(".")[2]
                 problems.append(f"{key}: {chooser}={name} has no such option; it {names}{hint}")
                 continue

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -25,6 +24,7 @@ from rlmath.rollout.pool import RolloutPool
 from rlmath.rollout.requests import EngineError
 from rlmath.rollout.weight_sync import sync_weights
 from rlmath.training.session import Session
+from rlmath.utils.close_names import did_you_mean
 
 
 def open_store(config: Config) -> CheckpointStore:
@@ -194,11 +194,9 @@ class Saver:
         self._saved_step = point.step
         for metric in self._store.best:
             if metric not in point.metrics:
-                close = difflib.get_close_matches(metric, point.metrics, n=1)
                 print(
                     f"warning: runner.best_metric={metric}: step {point.step} has no such metric, "
-                    "so its checkpoint is not compared"
-                    + (f"; did you mean {close[0]}?" if close else ""),
+                    "so its checkpoint is not compared" + did_you_mean(metric, point.metrics),
                     file=sys.stderr,
                     flush=True,
                 )

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
-
 from rlmath.commands.drill import in_driver, in_engines, in_ranks, in_training
 from rlmath.commands.drill.fault import Fault
 from rlmath.errors import UserError
+from rlmath.utils.close_names import did_you_mean
 
 FAULTS: tuple[Fault, ...] = (
     *in_ranks.FAULTS,
@@ -28,7 +27,6 @@ def select(names: str | None) -> list[Fault]:
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     for name in wanted:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {close[0]}?" if close else ""
+            hint = did_you_mean(name, known)
             raise UserError(f"--only {name}: there is no such fault{hint} (--list names them)")
     return [fault for name, fault in known.items() if name in wanted]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 
 from rlmath.commands.plan.measured import MEASURED
 from rlmath.errors import UserError
+from rlmath.utils.close_names import did_you_mean
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,7 @@ def gpu_named(name: str) -> Gpu:
     if found:
         names = ", ".join(gpu.name for gpu in found)
         raise UserError(f"--gpu {name}: is the beginning of {names}; give one of them")
-    close = difflib.get_close_matches(name.lower(), GPUS, n=1)
-    hint = f"; did you mean {close[0]}?" if close else ""
+    hint = did_you_mean(name.lower(), GPUS)
     raise UserError(f"--gpu {name}: known are {', '.join(GPUS)}{hint}")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import functools
 import math
 from pathlib import Path
@@ -18,6 +17,7 @@ from rlmath.model.lora import Lora, adapted_entries
 from rlmath.model.parallel import Layout
 from rlmath.model.published import KNOWN, VERSIONS, published_config, published_name
 from rlmath.model.spec import ModelSpec, model_spec, padded_vocab_size, read_model_spec
+from rlmath.utils.close_names import did_you_mean
 
 # Flags that give the sizes without a file, and the field of config.json that each stands for.
 SHAPE_FLAGS = {
@@ -78,8 +78,7 @@ def read_named_model(name: str) -> tuple[str, ModelSpec]:
     known = published_name(name)
     if known is None:
         names = (*KNOWN, *VERSIONS)
-        close = difflib.get_close_matches(name.rsplit("/", 1)[-1], names, n=1, cutoff=0.5)
-        hint = f" (did you mean {close[0]}?)" if close else ""
+        hint = did_you_mean(name.rsplit("/", 1)[-1], names, cutoff=0.5)
         raise UserError(
             f"{name}: no folder with a config.json, and no model that is known by name{hint}; "
             f"known are {', '.join(KNOWN)}, most of them also as -Instruct or -Base, and "

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from rlmath.commands.plan.gpus import GPUS, Gpu
@@ -56,12 +54,3 @@ class Node:
         """The largest power of two of GPUs, which divides batches and ranks; 0 on CPU."""
         usable = min(most, self.gpus)
         return 1 << (usable.bit_length() - 1) if usable else 0
-
-    def save(self, path: Path) -> None:
-        """Write it for the process of a check."""
-        path.write_text(json.dumps(dataclasses.asdict(self)), encoding="utf-8")
-
-    @classmethod
-    def read(cls, path: Path) -> Node:
-        """Read the file of :meth:`save`."""
-        return cls(**json.loads(path.read_text(encoding="utf-8")))

@@ -126,21 +126,20 @@ class Outcome:
 def read_outcome(path: Path) -> Outcome:
     """Read what a check wrote; a last line that was cut off is left out."""
     outcome = Outcome()
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    for line in lines:
+    lists = {
+        "figure": outcome.figures,
+        "problem": outcome.problems,
+        "not_applicable": outcome.not_applicable,
+        "text": outcome.texts,
+    }
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
         try:
             content = json.loads(line)
         except ValueError:
             continue
         event = content.pop("event")
-        if event == "figure":
-            outcome.figures.append(content)
-        elif event == "problem":
-            outcome.problems.append(content)
-        elif event == "not_applicable":
-            outcome.not_applicable.append(content)
-        elif event == "text":
-            outcome.texts.append(content)
+        if event in lists:
+            lists[event].append(content)
         elif event == "phase":
             outcome.open_phases.append(content["name"])
         elif event == "phase_end":

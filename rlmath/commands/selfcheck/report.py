@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rlmath.commands.selfcheck.record import Outcome
@@ -60,12 +60,10 @@ def as_markdown(about: Mapping[str, Any], results: Sequence[Result]) -> str:
         about: Date, commit, machine; printed as they are.
     """
     lines = ["# rlmath selfcheck", "", *(f"- {key}: {value}" for key, value in about.items()), ""]
-    lines += ["| check | result | seconds | figures |", "|---|---|---|---|"]
-    for result in results:
-        keys = ", ".join(figure_text(one) for one in result.outcome.figures if one["key"])
-        status = result.outcome.status
-        row = f"{result.check.name} | {status} | {result.seconds:.1f} | {_cell(keys)}"
-        lines.append(f"| {row} |")
+    lines += _table(
+        (result, [figure_text(one) for one in result.outcome.figures if one["key"]])
+        for result in results
+    )
     for result in results:
         lines += ["", *_section(result)]
     content = {"about": dict(about), "checks": [_as_dict(result) for result in results]}
@@ -77,15 +75,22 @@ def as_gpu_results(about: Mapping[str, Any], results: Sequence[Result]) -> str:
     """A section for ``docs/gpu_results.md``: date, versions, commit, and each check's figures."""
     lines = [f"## `rlmath selfcheck gpu`, {about['date']}", ""]
     lines += [f"- {key}: {value}" for key, value in about.items() if key != "date"]
-    lines += ["", "| check | result | seconds | figures |", "|---|---|---|---|"]
-    for result in results:
-        outcome = result.outcome
-        parts = [figure_text(one) for one in outcome.figures]
-        parts += not_applicable_lines(outcome)
-        parts += [f"**{printable(one['problem']).splitlines()[0]}**" for one in outcome.problems]
-        row = f"{result.check.name} | {outcome.status} | {result.seconds:.1f} | "
-        lines.append(f"| {row}{_cell('; '.join(parts))} |")
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, "", *_table((one, _everything(one.outcome)) for one in results), ""])
+
+
+def _everything(outcome: Outcome) -> list[str]:
+    return [
+        *map(figure_text, outcome.figures),
+        *not_applicable_lines(outcome),
+        *(f"**{printable(one['problem']).splitlines()[0]}**" for one in outcome.problems),
+    ]
+
+
+def _table(rows: Iterable[tuple[Result, list[str]]]) -> Iterator[str]:
+    yield from ("| check | result | seconds | figures |", "|---|---|---|---|")
+    for result, parts in rows:
+        head = f"{result.check.name} | {result.outcome.status} | {result.seconds:.1f}"
+        yield f"| {head} | {_cell('; '.join(parts))} |"
 
 
 def read_results(text: str) -> dict[str, Any]:

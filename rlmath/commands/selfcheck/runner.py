@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
+import json
 import os
 import shutil
 import signal
@@ -21,7 +23,7 @@ from rlmath.cluster.watchdog import DUMP_WAIT_S, STACKS_SIGNAL
 from rlmath.commands.selfcheck.catalog import Check
 from rlmath.commands.selfcheck.node import Node
 from rlmath.commands.selfcheck.record import Outcome, Record, read_outcome
-from rlmath.commands.selfcheck.worker import LOG_FILE, NODE_FILE, RECORD_FILE
+from rlmath.commands.selfcheck.worker import LOG_FILE, RECORD_FILE
 from rlmath.device.nvidia import gpu_states
 
 # linux/prctl.h
@@ -69,30 +71,33 @@ def run_check(check: Check, node: Node) -> Result:
             removed.
     """
     folder = Path(node.folder)
-    if (folder / NODE_FILE).is_file():
+    record_path = folder / RECORD_FILE
+    if record_path.is_file():
         # An earlier one's: a run would resume it, or refuse to.
         shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    record_path = folder / RECORD_FILE
-    node.save(folder / NODE_FILE)
+    record_path.touch()
     used_before = _used_mib()
     others = _descendants()
     started_s = time.monotonic()
+    about = json.dumps(dataclasses.asdict(node))
     with open(folder / LOG_FILE, "wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", f"{__package__}.worker", check.target, str(folder)],
+            [sys.executable, "-m", f"{__package__}.worker", check.target, about],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env=_environment(),
+            env={**os.environ, "PYTHONUNBUFFERED": "1", "HYDRA_FULL_ERROR": "0"},
         )
     timed_out = False
     try:
         process.wait(check.limit_s)
     except subprocess.TimeoutExpired:
         timed_out = True
-        _write_stacks(process)
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(STACKS_SIGNAL)
+        time.sleep(DUMP_WAIT_S)
     finally:
         _end(process, others)
     seconds = time.monotonic() - started_s
@@ -102,10 +107,6 @@ def run_check(check: Check, node: Node) -> Result:
     outcome = read_outcome(record_path)
     tail = end_of(str(folder / LOG_FILE)).strip() if outcome.status == "failed" else ""
     return Result(check, outcome, seconds, tail)
-
-
-def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONUNBUFFERED": "1", "HYDRA_FULL_ERROR": "0"}
 
 
 def _report_end(
@@ -147,12 +148,6 @@ def _report_memory(record: Record, before: dict[str, int]) -> None:
 
 def _used_mib() -> dict[str, int]:
     return {state.uuid: state.used_mib for state in gpu_states()}
-
-
-def _write_stacks(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.send_signal(STACKS_SIGNAL)
-    time.sleep(DUMP_WAIT_S)
 
 
 def _descendants() -> set[psutil.Process]:

@@ -1,4 +1,4 @@
-"""The process of one check: ``python -m rlmath.commands.selfcheck.worker MODULE:FUNCTION FOLDER``.
+"""The process of one check: ``python -m rlmath.commands.selfcheck.worker MODULE:FUNCTION NODE``.
 
 Exit code 0: the check came to its end, whatever it found.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import faulthandler
 import importlib
+import json
 import os
 import sys
 import traceback
@@ -17,19 +18,18 @@ from rlmath.commands.selfcheck.node import Node
 from rlmath.commands.selfcheck.record import Record
 from rlmath.utils.child_processes import end_with_parent
 
-NODE_FILE = "node.json"
 RECORD_FILE = "record.jsonl"
 LOG_FILE = "output.log"
 
 
-def main(target: str, folder: Path) -> int:
+def main(target: str, node: Node) -> int:
     """Run the check; its error becomes a problem of its record."""
     faulthandler.enable()
     write_stacks_on_signal()
-    record = Record(folder / RECORD_FILE)
+    record = Record(Path(node.folder) / RECORD_FILE)
     module, _, function = target.partition(":")
     try:
-        getattr(importlib.import_module(module), function)(Node.read(folder / NODE_FILE), record)
+        getattr(importlib.import_module(module), function)(node, record)
     except BaseException as error:
         traceback.print_exc()
         record.fail(f"{type(error).__name__}{record.where}: {error}")
@@ -41,4 +41,4 @@ def main(target: str, folder: Path) -> int:
 
 if __name__ == "__main__":
     end_with_parent(os.getppid())
-    sys.exit(main(sys.argv[1], Path(sys.argv[2])))
+    sys.exit(main(sys.argv[1], Node(**json.loads(sys.argv[2]))))
