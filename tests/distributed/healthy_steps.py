@@ -12,6 +12,7 @@ import dataclasses
 import math
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -69,8 +70,22 @@ def write_model(folder: Path, name: str) -> None:
     model.save_pretrained(folder)
 
 
-def run(model: str, dtype: DType, steps: int, *, lora: bool, terms: bool) -> list[str]:
-    """What the checks said, with the steps."""
+def run(
+    model: str,
+    dtype: DType,
+    steps: int,
+    *,
+    lora: bool,
+    terms: bool,
+    plant: Callable[[Any], None] | None = None,
+    tokens: TokenSettings | None = None,
+) -> list[str]:
+    """What the checks said, with the steps.
+
+    Args:
+        plant: Called with the worker after the first step.
+        tokens: Between log-probs and update; ``None``: nothing.
+    """
     torch_dtype = {DType.float32: torch.float32, DType.bfloat16: torch.bfloat16}[dtype]
     schedule = {"schedule": Schedule.cosine, "decay_steps": 2 * steps + 10}
     more: dict[str, Any] = {"lora": Lora(rank=4, alpha=8.0)} if lora else {}
@@ -104,13 +119,17 @@ def run(model: str, dtype: DType, steps: int, *, lora: bool, terms: bool) -> lis
     for step in range(steps):
         batch = make_batch(SEQUENCES, seed=step)
         draw = torch.Generator().manual_seed(step)
-        tokens = torch.randint(0, VOCABULARY_SIZE, batch.tokens.shape, generator=draw)
-        batch = dataclasses.replace(batch, tokens=tokens.int(), advantages=None)
+        if plant is not None and step == 1:
+            plant(worker)
+        ids = torch.randint(0, VOCABULARY_SIZE, batch.tokens.shape, generator=draw).int()
+        batch = dataclasses.replace(batch, tokens=ids, advantages=None)
         advantages = torch.randn(SEQUENCES, generator=draw)
         advantages[: 3 * (step % 3)] = 0.0  # Groups whose rewards are equal.
         work = RankStep(actor, None, actor.shard_of(batch, update, step))
         work.run_passes(plan, 0)
-        work.finish(TokenSettings(), SequenceAdvantages(advantages).select(work.shard.places))
+        work.finish(
+            tokens or TokenSettings(), SequenceAdvantages(advantages).select(work.shard.places)
+        )
         result, _ = work.update(update, 0)
         assert result is not None and result.sequences is not None
         report, first = result.sequences, result.minibatches[0]
@@ -131,7 +150,9 @@ def run(model: str, dtype: DType, steps: int, *, lora: bool, terms: bool) -> lis
             *(one for figures in result.minibatches for one in wrong_loss(figures, kl, entropy)),
             *wrong_rates(settings, MINIBATCHES * step, result.minibatches),
             *wrong_steps(result.step_findings),
-            *violations(config, bool(advantages.any()), result, first_step=step == 0),
+            *violations(
+                config, bool(advantages.any()), result, first_step=step == 0, has_moved=step > 0
+            ),
             *moved([look_again(worker)]),
             *drifted([changes]),
             *(() if lora else unchanged_parts(dtype, [changes.unchanged])),

@@ -16,10 +16,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rlmath.actor.routing_totals import MAX_MISSING_SHARE
-from rlmath.config.algorithm import KlPlace
+from rlmath.config.algorithm import KlPlace, ReferenceKind
 from rlmath.config.schema import Config, DType, OldLogProbs
 from rlmath.monitor import Monitor
 from rlmath.training.checks.base import AfterUpdate, Metrics, StepCheck, report
+from rlmath.training.checks.unchanged import LEAST_LR
 from rlmath.training.checks.weight_sums import WeightSums, expected_sums, wrong_sums
 
 if TYPE_CHECKING:
@@ -33,6 +34,10 @@ TOLERANCE = {DType.float32: 1e-5, DType.bfloat16: 1e-2}
 class Invariants(StepCheck):
     """The figures of an update against what they have to be."""
 
+    def __init__(self) -> None:
+        # An update of this run has moved the weights.
+        self._has_moved = False
+
     def after_update(self, now: AfterUpdate) -> Metrics:
         if now.result is None:
             return {}
@@ -45,7 +50,9 @@ class Invariants(StepCheck):
             now.monitor,
             expected_sums(config, sequences, config.runner.seed + now.step),
             sequences.sequence_lengths.tolist(),
+            has_moved=self._has_moved,
         )
+        self._has_moved = self._has_moved or any(map(_moves, now.result.minibatches))
         return {}
 
 
@@ -57,6 +64,8 @@ def check_invariants(
     monitor: Monitor,
     sums: Sequence[WeightSums] = (),
     sequence_lengths: Sequence[int] = (),
+    *,
+    has_moved: bool = False,
 ) -> None:
     """Check an update's metrics; ``alignment.on_fail`` decides between an error and a warning.
 
@@ -64,14 +73,20 @@ def check_invariants(
         sums: What the tokens of each minibatch weigh by the lengths alone; see
             :func:`rlmath.training.checks.weight_sums.expected_sums`.
         sequence_lengths: Of what was trained on, in tokens.
+        has_moved: See :func:`violations`.
 
     Raises:
         InvariantError: An invariant is violated, with ``alignment.on_fail=stop``.
     """
-    broken = violations(config, any_advantage, result, first_step=step == 1)
+    broken = violations(config, any_advantage, result, first_step=step == 1, has_moved=has_moved)
     broken += wrong_sums(sums, result.minibatches)
     broken += missing_routes(result.routing, sequence_lengths)
     report(config, broken, step, monitor)
+
+
+def _moves(figures: Mapping[str, float]) -> bool:
+    """Whether a minibatch has moved the weights so far that log-probs differ."""
+    return not figures.get("discarded") and figures["lr"] >= LEAST_LR and figures["grad_norm"] > 0
 
 
 def missing_routes(routing: Mapping[str, float], sequence_lengths: Sequence[int]) -> list[str]:
@@ -97,7 +112,12 @@ def missing_routes(routing: Mapping[str, float], sequence_lengths: Sequence[int]
 
 
 def violations(
-    config: Config, any_advantage: bool, result: UpdateResult, first_step: bool
+    config: Config,
+    any_advantage: bool,
+    result: UpdateResult,
+    first_step: bool,
+    *,
+    has_moved: bool = False,
 ) -> list[str]:
     """A sentence for each invariant that an update violates.
 
@@ -105,10 +125,13 @@ def violations(
         any_advantage: Whether any token's advantage is not 0.
         result: Its metrics, by minibatch.
         first_step: Whether the weights before it were the initial weights of the run.
+        has_moved: Whether earlier updates of the run have moved them.
     """
     algorithm = config.algorithm
     tolerance = TOLERANCE[config.model.dtype]
     broken = []
+    # What they add may round to nothing at first.
+    adapters = config.actor.lora.rank > 0
     # Rollout log-probs may differ from the actor's; a minibatch that is not finite was discarded
     # with its own warning.
     own = algorithm.old_log_probs is OldLogProbs.recompute
@@ -126,8 +149,22 @@ def violations(
                 f"the importance ratio of minibatch {index} is {ratio:.7f}, not 1 to within "
                 f"{tolerance:g}, though the learning rate is 0"
             )
+        before = result.minibatches[index - 1] if index else None
+        after_move = own and before is not None and not adapters and _moves(before)
+        if after_move and figures.get("approx_kl") == 0:
+            broken.append(
+                f"the importance ratio of minibatch {index} is exactly 1 in every token, though "
+                "the minibatch before it moved the weights: the old log-probs are not those from "
+                "before the update"
+            )
         kl = figures.get("kl", 0.0)
         in_loss = algorithm.kl_coef > 0 and algorithm.kl_in is KlPlace.loss
+        frozen = in_loss and algorithm.reference.kind is ReferenceKind.frozen
+        if frozen and has_moved and index == 0 and not adapters and figures.get("kl") == 0:
+            broken.append(
+                "the KL to the frozen reference is exactly 0 in every token, though updates have "
+                "moved the weights: the reference's log-probs are the policy's"
+            )
         if in_loss and first_step and index == 0 and not abs(kl) <= tolerance:
             broken.append(
                 f"the KL to the reference is {kl:.3g}, not 0 to within {tolerance:g}, before "

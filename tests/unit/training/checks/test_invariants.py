@@ -56,6 +56,28 @@ def test_the_reference_is_the_policy_at_first() -> None:
     assert not broken(config, {"kl": 0.002}, {}, first_step=False)
 
 
+def test_old_log_probs_of_the_present_weights_are_named() -> None:
+    same = {"approx_kl": 0.0}
+    (sentence,) = broken(settings(), same, same)
+    assert "minibatch 1 is exactly 1 in every token" in sentence
+    assert not broken(settings(), same, {"approx_kl": 1e-12})
+    for still in ({"lr": 1e-9}, {"discarded": 1.0}, {"grad_norm": 0.0}):
+        assert not broken(settings(), same | still, same | still)
+    assert not broken(settings("algorithm.old_log_probs=engine"), same, same)
+    assert not broken(settings("actor.lora.rank=8"), same, same)
+
+
+def test_reference_that_is_the_policy_is_named() -> None:
+    config, later = settings("algorithm.kl_coef=0.1"), {"first_step": False, "has_moved": True}
+    (sentence,) = broken(config, {"kl": 0.0}, {"kl": 0.1}, **later)
+    assert "KL to the frozen reference is exactly 0" in sentence
+    assert not broken(config, {"kl": 1e-9}, {"kl": 0.1}, **later)
+    assert not broken(config, {"kl": 0.0}, {"kl": 0.1}, first_step=False)
+    renewed = settings("algorithm.kl_coef=0.1", "algorithm.reference.kind=averaged")
+    assert not broken(renewed, {"kl": 0.0}, {"kl": 0.1}, **later)
+    assert not broken(settings(), {"kl": 0.0}, {}, **later)
+
+
 def test_no_advantage_no_gradient() -> None:
     quiet = {"grad_norm": 0.0}
     assert not broken(settings(), quiet, quiet, any_advantage=False)
