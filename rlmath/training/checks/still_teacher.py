@@ -1,25 +1,30 @@
 """A frozen teacher stays the one that it was.
 
-Engines of the run are asked for fingerprints of their weights. A server cannot be: it scores a
-sequence of an early step again.
+Engines of the run are asked for checksums of their parameters, whatever the model is. A server
+cannot be: it scores a sequence of an early step again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from typing import Any
 
 import numpy as np
 
+from rlmath.checkpoint.optimizer_prints import checksum
 from rlmath.rollout.requests import EngineError
 from rlmath.rollout.teacher import EngineTeacher, LogProbs, ToScore, sequences_of
 from rlmath.training.checks.base import AfterUpdate, BeforeUpdate, Metrics, StepCheck, report
 
-# Steps from one look to the next: a fingerprint reads all weights once.
+# Steps from one look to the next: a checksum reads all weights once.
 EVERY = 16
 # In nats, of the mean over a sequence: servers compute in bfloat16, and in batches of any size.
 SERVER_TOLERANCE = 0.1
 _NAMED = 3
+
+# Of each worker of an engine, by parameter.
+_Sums = Sequence[Mapping[str, int]]
 
 
 class StillTeacher(StepCheck):
@@ -27,7 +32,7 @@ class StillTeacher(StepCheck):
 
     def __init__(self) -> None:
         self._first_step: int | None = None
-        self._prints: dict[str, int | None] | None = None
+        self._sums: Sequence[_Sums] | None = None
         self._sequence: ToScore | None = None
         self._log_probs: LogProbs | None = None
         self._again: Future[LogProbs] | None = None
@@ -45,11 +50,11 @@ class StillTeacher(StepCheck):
             self._again = scores.teacher.submit(self._sequence)
             return {}
         try:
-            found = scores.teacher.pool.weights_fingerprints()
+            found = scores.teacher.pool.call_workers(parameter_sums)
         except EngineError:
             return {}  # The teacher starts it again.
-        self._prints = self._prints or found[0]
-        report(now.session.config, moved_weights(self._prints, found), now.step, now.monitor)
+        self._sums = self._sums or found
+        report(now.session.config, moved_weights(self._sums, found), now.step, now.monitor)
         return {}
 
     def after_update(self, now: AfterUpdate) -> Metrics:
@@ -65,22 +70,31 @@ class StillTeacher(StepCheck):
         return {}
 
 
-def moved_weights(
-    first: Mapping[str, int | None], engines: Sequence[Mapping[str, int | None]]
-) -> list[str]:
-    """A sentence if a teacher's engine has other weights than at the start.
+def parameter_sums(worker: Any) -> dict[str, int]:
+    """Runs in a vLLM worker: checksums of its parameters. A CPU's packed matrices are in none."""
+    named = worker.model_runner.get_model().named_parameters()
+    return {name: checksum(parameter) for name, parameter in named}
+
+
+def moved_weights(first: Sequence[_Sums], now: Sequence[_Sums]) -> list[str]:
+    """A sentence if a teacher's engine has other weights than at first.
 
     Args:
-        first: Fingerprints of the first engine at the start, by tensor.
-        engines: Of each engine now.
+        first: Of each engine's workers at the start.
+        now: And now.
     """
-    for index, found in enumerate(engines):
-        names = [name for name, value in first.items() if found.get(name) != value]
+    for index, (before, after) in enumerate(zip(first, now, strict=True)):
+        names = [
+            name
+            for one, other in zip(before, after, strict=True)
+            for name, value in one.items()
+            if other.get(name) != value
+        ]
         if names:
             more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
             return [
-                f"engine {index} of the teacher has other weights than the teacher had at first, "
-                f"in {', '.join(names[:_NAMED])}{more}: a frozen model has changed"
+                f"engine {index} of the teacher has other weights than at first, in "
+                f"{', '.join(names[:_NAMED])}{more}: a frozen model has changed"
             ]
     return []
 

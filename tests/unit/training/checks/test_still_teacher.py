@@ -8,12 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from rlmath.config.load import load
 from rlmath.rollout.requests import EngineError
 from rlmath.rollout.teacher import EngineTeacher, TeacherScores, ToScore
 from rlmath.training.checks.base import InvariantError
-from rlmath.training.checks.still_teacher import EVERY, StillTeacher, moved_scores, moved_weights
+from rlmath.training.checks.still_teacher import (
+    EVERY,
+    StillTeacher,
+    moved_scores,
+    moved_weights,
+    parameter_sums,
+)
 from rlmath.types import GradedSample, Group, Problem, Sample
 
 SAMPLE = Sample("p", 0, np.ones(3, np.int32), np.zeros(3, np.float32), "", "stop", ((0, 0),), 1, 0)
@@ -44,26 +51,39 @@ def now(teacher: Any, step: int) -> Any:
 
 
 def test_engines_of_a_teacher_are_compared_every_16_steps() -> None:
-    held = [{"a": 1, "b": None}, {"a": 1, "b": None}]
+    held = [[{"a": 1}, {"b": 3}], [{"a": 1}, {"b": 3}]]
     calls = []
 
-    def prints() -> Any:
-        calls.append(1)
+    def call_workers(function: Any) -> Any:
+        calls.append(function)
         if len(calls) == 2:
             raise EngineError("it is started again")
-        return held
+        return [list(one) for one in held]
 
-    teacher = EngineTeacher(SimpleNamespace(weights_fingerprints=prints), 10)  # type: ignore[arg-type]
+    teacher = EngineTeacher(SimpleNamespace(call_workers=call_workers), 10)  # type: ignore[arg-type]
     check = StillTeacher()
     for step in range(5, 5 + EVERY + 1):
         check.before_update(now(teacher, step))
     assert len(calls) == 2
     check.before_update(now(teacher, 5 + 2 * EVERY))
-    held[1] = {"a": 2, "b": None}
-    with pytest.raises(InvariantError, match=r"engine 1 of the teacher has other weights .* in a"):
+    held[1][1] = {"b": 4}
+    with pytest.raises(InvariantError, match=r"engine 1 of the teacher has other weights .* in b"):
         check.before_update(now(teacher, 5 + 3 * EVERY))
-    assert moved_weights({"a": 1}, [{"a": 1}]) == []
-    assert "in a" in moved_weights({"a": 1}, [{}])[0]
+    assert moved_weights([[{"a": 1}]], [[{"a": 1}]]) == []
+    assert "in a" in moved_weights([[{"a": 1}]], [[{}]])[0]
+
+
+def test_checksums_are_of_every_parameter_of_any_type() -> None:
+    model = torch.nn.Module()
+    for name, dtype in (("a", torch.float32), ("b", torch.bfloat16), ("c", torch.float8_e4m3fn)):
+        values = torch.full((4, 2), 1.5).to(dtype).t()
+        model.register_parameter(name, torch.nn.Parameter(values, requires_grad=False))
+    model.register_parameter("d", torch.nn.Parameter(torch.empty(0)))
+    worker = SimpleNamespace(model_runner=SimpleNamespace(get_model=lambda: model))
+    first = parameter_sums(worker)
+    assert sorted(first) == ["a", "b", "c", "d"]
+    model.b.data[1, 2] = 1.25
+    assert moved_weights([[first]], [[parameter_sums(worker)]])[0].count("in b:") == 1
 
 
 def test_server_scores_a_sequence_again() -> None:
