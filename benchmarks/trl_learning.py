@@ -1,0 +1,120 @@
+"""GRPO with TRL's GRPOTrainer on ``benchmarks/real_model.py``'s problems; writes a model every few
+steps and prints the seconds at which each step ended, without saves, as JSON.
+
+The peer of ``real_model.py``, which runs this in a process of its own and evaluates the models.
+Needs ``pip install --no-deps trl==1.16.0 accelerate==1.15.0``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--rows", type=Path, required=True, help="jsonl with prompt and solutions")
+    parser.add_argument("--to", type=Path, required=True, help="models: TO/checkpoint-STEP")
+    parser.add_argument("--settings", type=json.loads, required=True, help="see real_model.py")
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--save-every", type=int, required=True)
+    parser.add_argument("--seed", type=int, required=True)
+    arguments = parser.parse_args()
+
+    from datasets import Dataset
+    from transformers import AutoTokenizer, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    from rlmath.grading import grade
+
+    settings: dict[str, Any] = arguments.settings
+    rows = [json.loads(line) for line in arguments.rows.read_text().splitlines()]
+    system = [{"role": "system", "content": settings["system_prompt"]}]
+    data = Dataset.from_list(
+        [
+            {
+                "prompt": [*system, {"role": "user", "content": row["prompt"]}],
+                "solutions": row["solutions"],
+            }
+            for row in rows
+        ]
+    )
+
+    def reward(
+        completions: list[list[dict[str, str]]], solutions: list[list[str]], **_: Any
+    ) -> list[float]:
+        texts = [completion[-1]["content"] for completion in completions]
+        grades = (grade(text, golds) for text, golds in zip(texts, solutions, strict=True))
+        return [5.0 if one.correct else -5.0 for one in grades]
+
+    class Clock(TrainerCallback):
+        """Seconds at which steps end, without what saves take."""
+
+        def __init__(self) -> None:
+            self.seconds: list[float] = []
+            self._last_s = 0.0
+
+        def on_step_begin(self, *_: Any, **__: Any) -> None:
+            self._last_s = time.perf_counter()
+
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            before = self.seconds[-1] if self.seconds else 0.0
+            self.seconds.append(before + time.perf_counter() - self._last_s)
+
+    clock = Clock()
+    batch = settings["prompts_per_step"] * settings["group_size"]
+    # What fits the memory of a laptop; TRL adds the gradients of the parts before it steps.
+    part = min(batch, settings["part_sequences"])
+    config = GRPOConfig(
+        output_dir=str(arguments.to),
+        per_device_train_batch_size=part,
+        gradient_accumulation_steps=batch // part,
+        num_generations=settings["group_size"],
+        max_completion_length=settings["max_response_tokens"],
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        beta=0.0,
+        epsilon=settings["clip_low"],
+        epsilon_high=settings["clip_high"],
+        loss_type="dapo",
+        scale_rewards="group",
+        learning_rate=settings["lr"],
+        lr_scheduler_type="constant",
+        adam_beta1=0.9,
+        adam_beta2=settings["adam_beta2"],
+        adam_epsilon=settings["adam_eps"],
+        weight_decay=0.0,
+        max_grad_norm=1.0,
+        max_steps=arguments.steps,
+        logging_steps=1,
+        save_strategy="steps",
+        save_steps=arguments.save_every,
+        save_only_model=True,
+        seed=arguments.seed,
+        report_to="none",
+        use_cpu=True,
+        bf16=True,
+        gradient_checkpointing=False,
+        disable_tqdm=True,
+        model_init_kwargs={"dtype": "float32"},
+    )
+    trainer = GRPOTrainer(
+        model=arguments.model,
+        reward_funcs=reward,
+        args=config,
+        train_dataset=data,
+        processing_class=AutoTokenizer.from_pretrained(arguments.model),
+        callbacks=[clock],
+    )
+    trainer.train()
+    history = [row for row in trainer.state.log_history if "reward" in row]
+    print("result", json.dumps({"seconds": clock.seconds, "history": history}))
+
+
+if __name__ == "__main__":
+    main()
