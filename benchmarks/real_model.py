@@ -5,7 +5,7 @@ during and after, for several seeds; with ``--peer trl`` beside TRL's GRPOTraine
 
 Makes model and problems (``toolkits/small_model.py``, ``toolkits/word_problems.py``), runs
 ``experiment=smollm2_word_problems`` and writes ``TO/results.json`` and, with ``--plot``, a picture.
-A part whose result is there is not run again, so that a run that was cut goes on. Settings after
+A part whose result is there is not run again, so that a run that was cut continues. Settings after
 ``--`` are for every run; ``--label`` keeps their results apart from others.
 
 The error of an accuracy is over problems; the error of a rise is that of the mean of each problem's
@@ -18,13 +18,11 @@ import argparse
 import json
 import math
 import statistics
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from child import ROOT, run_python
+from child import run_python
 
 EXPERIMENT = "experiment=smollm2_word_problems"
 SETS = ("asdiv", "svamp", "mawps")

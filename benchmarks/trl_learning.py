@@ -1,7 +1,7 @@
 """GRPO with TRL's GRPOTrainer on ``benchmarks/real_model.py``'s problems; writes a model every few
 steps and prints the seconds at which each step ended, without saves, as JSON.
 
-The peer of ``real_model.py``, which runs this in a process of its own and evaluates the models.
+The peer of ``real_model.py``, which runs this in a separate process and evaluates the models.
 Needs ``pip install --no-deps trl==1.16.0 accelerate==1.15.0``.
 """
 

@@ -2,9 +2,10 @@
 
     python toolkits/word_problems.py RAW --to datasets/word_problems
 
-RAW is a folder with any of asdiv.jsonl, svamp.jsonl, mawps.jsonl and gsm8k_test.jsonl, in the fields
-in which the sets are published (ASDiv: body, question, answer, formula; SVAMP: Body, Question,
-Answer, Equation; MAWPS: input, target; GSM8K: question, answer), of which GSM8K is only held out.
+RAW is a folder with any of asdiv.jsonl, svamp.jsonl, mawps.jsonl and gsm8k_test.jsonl, in the
+fields in which the sets are published (ASDiv: body, question, answer, formula; SVAMP: Body,
+Question, Answer, Equation; MAWPS: input, target; GSM8K: question, answer), of which GSM8K is only
+held out.
 ``experiment=smollm2_word_problems`` reads the result:
 ``train.jsonl`` (problems and answers), ``worked.jsonl`` (problems with a short solution, for SFT),
 and one held-out file per set. What is held out is decided by a hash of the problem's words, so it

@@ -1,0 +1,180 @@
+"""The run in a box, on this machine: pieces travel, the list is cut, nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.process
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Path:
+    """A folder like an environment: a program, a link, something that does not shrink."""
+    folder = tmp_path / "packed"
+    (folder / "bin").mkdir(parents=True)
+    program = folder / "bin" / "say"
+    program.write_text("#!/bin/sh\necho said $1\n")
+    program.chmod(0o755)
+    (folder / "link").symlink_to("bin/say")
+    (folder / "weights").write_bytes(os.urandom(3 * 2**20))
+    (folder / "large.unused").write_bytes(b"x")
+    return folder
+
+
+def gpu_run(store: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "launchers/gpu_run.sh", *map(str, arguments)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHON": sys.executable, "RLMATH_BOX": str(store)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def made_box(store: Path, packed: Path, tmp_path: Path) -> Path:
+    box = tmp_path / "box"
+    done = gpu_run(
+        store, "prepare", box, "--pack", packed, "--without", "*.unused", "--piece-mib", "1"
+    )
+    assert done.returncode == 0, done.stderr
+    return box
+
+
+def items(tmp_path: Path, *listed: tuple[str, float, str]) -> Path:
+    path = tmp_path / "items.json"
+    path.write_text(
+        json.dumps([{"name": n, "limit_s": limit, "command": c} for n, limit, c in listed])
+    )
+    return path
+
+
+def result(out: Path, folder: str) -> dict[str, object]:
+    found: dict[str, object] = json.loads((out / folder / "result.json").read_text())
+    return found
+
+
+def test_pieces_come_in_any_order_and_changed_ones_are_refused(
+    store: Path, packed: Path, tmp_path: Path
+) -> None:
+    box = made_box(store, packed, tmp_path)
+    pieces = sorted(box.glob("piece_*"))
+    assert len(pieces) == 4
+    assert all(piece.stat().st_size <= 2**20 for piece in pieces)
+    first = gpu_run(store, "receive", pieces[2])
+    assert first.returncode == 2 and "has no manifest.json" in first.stderr
+    came = gpu_run(store, "receive", pieces[2], box / "manifest.json")
+    assert came.stdout == "3 pieces to come, next piece_0000\n"
+    torn = tmp_path / "piece_0001"
+    torn.write_bytes(pieces[1].read_bytes()[:-1])
+    refused = gpu_run(store, "receive", torn)
+    assert refused.returncode == 2 and "arrived changed" in refused.stderr
+    out = tmp_path / "out"
+    early = gpu_run(store, "run", out, "--limit-s", "60", "--items", items(tmp_path))
+    assert early.returncode == 2
+    assert "3 pieces are missing: piece_0000, piece_0001, piece_0003" in early.stderr
+    assert gpu_run(store, "receive", *pieces).stdout == "complete\n"
+    weights = (packed / "weights").read_bytes()
+    shutil.rmtree(packed)
+    listed = items(tmp_path, ("say", 20, f"{packed}/link it"))
+    done = gpu_run(store, "run", out, "--limit-s", "60", "--items", listed)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert result(out, "00_say")["tail"] == "said it\n"
+    assert (packed / "weights").read_bytes() == weights
+    assert not (packed / "large.unused").exists()
+
+
+def test_an_item_beyond_its_limit_is_interrupted_and_the_next_one_runs(
+    store: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    # What it starts ends with it; what it leaves when it is told to end is kept.
+    slow = "trap 'echo saved; exit 0' TERM; sleep 300 & echo $! > {out}/child; wait"
+    listed = items(tmp_path, ("slow", 4, slow), ("bad", 20, "echo why; exit 3"))
+    done = gpu_run(store, "run", out, "--limit-s", "60", "--items", listed)
+    assert done.returncode == 1
+    assert result(out, "00_slow")["rc"] == 124
+    assert result(out, "00_slow")["tail"] == "saved\n"
+    assert result(out, "01_bad")["rc"] == 3
+    child = Path("/proc", (out / "00_slow" / "child").read_text().strip(), "stat")
+    assert not child.exists() or child.read_text().split()[2] == "Z"
+    page = gpu_run(store, "collect", out).stdout
+    assert "| `slow` | ended at its limit of 4 s |" in page
+    assert "| `bad` | failed (3) |" in page
+    assert "End of `bad`:\n\n    why" in page
+
+
+def test_a_machine_that_goes_away_leaves_what_was_done_and_the_rest_runs_later(
+    store: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    metrics = [
+        {"step": 0, "eval/accuracy": 0.1, "eval/accuracy_standard_error": 0.01},
+        {"step": 1, "timing/step": 9.0, "alignment/mean_exp_abs_diff": 1.01},
+        {
+            "step": 2,
+            "timing/step": 2.0,
+            "alignment/mean_exp_abs_diff": 1.002,
+            "eval/accuracy": 0.25,
+            "eval/accuracy_standard_error": 0.02,
+        },
+    ]
+    lines = tmp_path / "metrics.jsonl"
+    lines.write_text("".join(json.dumps(one) + "\n" for one in metrics))
+    train = f"mkdir -p {{out}}/run && cp {lines} {{out}}/run/"
+    listed = items(
+        tmp_path, ("train", 30, train), ("long", 90, "touch {out}/began; sleep $(cat {out}/s)")
+    )
+    (out / "01_long").mkdir(parents=True)
+    (out / "01_long" / "s").write_text("60")
+    process = subprocess.Popen(
+        ["bash", "launchers/gpu_run.sh", "run", out, "--limit-s", "100", "--items", listed],
+        cwd=ROOT,
+        env={**os.environ, "PYTHON": sys.executable, "RLMATH_BOX": str(store)},
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 60
+    while not (out / "01_long" / "began").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    page = gpu_run(store, "collect", out).stdout
+    assert "| `long` | cut while it ran |" in page
+    assert (
+        "2 steps; held-out 0.100 ± 0.010 → 0.250 ± 0.020; 2.0 s a step; "
+        "mean exp\\|Δ\\| 1.0100 |" in page
+    )
+    before = (out / "00_train" / "result.json").stat().st_mtime_ns
+    (out / "01_long" / "s").write_text("0")
+    done = gpu_run(store, "run", out, "--limit-s", "60", "--items", listed)
+    assert done.returncode == 0
+    assert (out / "00_train" / "result.json").stat().st_mtime_ns == before
+    assert "| `long` | passed |" in gpu_run(store, "collect", out).stdout
+
+
+def test_without_time_left_an_item_is_not_begun(store: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = gpu_run(
+        store, "run", out, "--limit-s", "5", "--items", items(tmp_path, ("a", 9, "true"))
+    )
+    assert done.returncode == 1
+    assert done.stdout.startswith("a: not run, ")
+    assert not (out / "00_a").exists()
