@@ -23,47 +23,136 @@ papers' formulas.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass, field
-from enum import Enum
+from typing import Any, NamedTuple
 
 from rlmath.algorithms.mismatch import Mismatch
+from rlmath.plugins.registry import Registry
 from rlmath.utils.lazy_torch import Tensor, torch
-from rlmath.utils.setting import setting
+from rlmath.utils.setting import Options, setting
 
 
-class CorrectionKind(Enum):
-    none = "none"
-    auto = "auto"
-    token_truncate = "token_truncate"
-    token_mask = "token_mask"
-    seq_truncate = "seq_truncate"
-    seq_mask_geometric = "seq_mask_geometric"
-    seq_mask_sum = "seq_mask_sum"
+@dataclass(frozen=True)
+class LogRatios:
+    """``log w`` of some whole sequences, in nats, float64; 0 at masked tokens.
+
+    Attributes:
+        tokens: ``[R]``, of each token.
+        sums: ``[R]``, over the unmasked tokens of a token's sequence: ``log W``.
+        means: ``[R]``, the mean of these: ``log G``.
+    """
+
+    tokens: Tensor
+    sums: Tensor
+    means: Tensor
 
 
-# Lower and upper bound of each kind; None: it has none.
-BOUNDS: dict[CorrectionKind, tuple[float | None, float | None]] = {
-    CorrectionKind.none: (None, None),
-    # Chosen for each step, with its own bounds.
-    CorrectionKind.auto: (None, None),
-    CorrectionKind.token_truncate: (None, 2.0),
-    CorrectionKind.token_mask: (0.5, 5.0),
-    CorrectionKind.seq_truncate: (None, 2.0),
-    CorrectionKind.seq_mask_geometric: (0.99, 1.01),
-    CorrectionKind.seq_mask_sum: (0.5, 2.0),
-}
+@dataclass(frozen=True)
+class Weighted:
+    """What a correction gives the tokens.
+
+    Attributes:
+        weights: ``[R]`` float64.
+        kept: ``[R]`` bool; the others get 0. ``None``: all are.
+        truncated: ``[R]`` bool, those whose weight was cut to the upper bound; ``None``: none.
+    """
+
+    weights: Tensor
+    kept: Tensor | None = None
+    truncated: Tensor | None = None
+
+
+class Bounds(NamedTuple):
+    """Lower and upper bound of a ratio; ``None``: the kind has none."""
+
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True)
+class CorrectionTraits:
+    """What is true of a correction.
+
+    Attributes:
+        low: Its default lower bound; ``None``: it has none.
+        high: Its default upper bound.
+    """
+
+    low: float | None = None
+    high: float | None = None
+
+
+# (log-ratios, bounds, options) -> weights, before the veto
+Rule = Callable[[LogRatios, Bounds, Any], Weighted]
+CORRECTIONS: Registry[Rule, CorrectionTraits] = Registry(
+    "algorithm.correction.kind", CorrectionTraits
+)
+NONE, AUTO = "none", "auto"
+
+
+@CORRECTIONS.register(NONE)
+def no_correction(ratios: LogRatios, bounds: Bounds, options: Options) -> Weighted:
+    """1 for each token."""
+    return Weighted(torch.ones_like(ratios.tokens))
+
+
+@CORRECTIONS.register(AUTO)
+def auto(ratios: LogRatios, bounds: Bounds, options: Options) -> Weighted:
+    """Chosen for each step, by :func:`choose`."""
+    raise ValueError("mismatch correction 'auto': call choose() with the batch's measurement")
+
+
+@CORRECTIONS.register("token_truncate", traits=CorrectionTraits(high=2.0))
+def token_truncate(ratios: LogRatios, bounds: Bounds, options: Options) -> Weighted:
+    """``min(w, high)``."""
+    return _truncated(ratios.tokens.exp(), bounds)
+
+
+@CORRECTIONS.register("token_mask", traits=CorrectionTraits(0.5, 5.0))
+def token_mask(ratios: LogRatios, bounds: Bounds, options: Options) -> Weighted:
+    """``w`` within the bounds, else 0."""
+    ratio = ratios.tokens.exp()
+    return Weighted(ratio, _inside(ratio, bounds))
+
+
+@CORRECTIONS.register("seq_truncate", traits=CorrectionTraits(high=2.0))
+def seq_truncate(ratios: LogRatios, bounds: Bounds, options: Options) -> Weighted:
+    """``min(W, high)``."""
+    return _truncated(ratios.sums.exp(), bounds)
+
+
+@CORRECTIONS.register("seq_mask_geometric", traits=CorrectionTraits(0.99, 1.01))
+def seq_mask_geometric(ratios: LogRatios, bounds: Bounds, options: Options) -> Weighted:
+    """1 where ``G`` is within the bounds, else 0."""
+    return Weighted(torch.ones_like(ratios.means), _inside(ratios.means.exp(), bounds))
+
+
+@CORRECTIONS.register("seq_mask_sum", traits=CorrectionTraits(0.5, 2.0))
+def seq_mask_sum(ratios: LogRatios, bounds: Bounds, options: Options) -> Weighted:
+    """``W`` within the bounds, else 0."""
+    ratio = ratios.sums.exp()
+    return Weighted(ratio, _inside(ratio, bounds))
+
+
+def _truncated(ratio: Tensor, bounds: Bounds) -> Weighted:
+    return Weighted(ratio.clamp(max=bounds.high), truncated=ratio > bounds.high)
+
+
+def _inside(ratio: Tensor, bounds: Bounds) -> Tensor:
+    return (ratio >= bounds.low) & (ratio <= bounds.high)
 
 
 @dataclass
 class CorrectionConfig:
-    kind: CorrectionKind = setting(
-        CorrectionKind.none,
+    kind: str = setting(
+        NONE,
         "Off-policy correction of the trainer-engine mismatch with w = exp(logp_actor - "
         "logp_engine): none, token_truncate (TIS), token_mask (IcePop), seq_truncate, "
         "seq_mask_geometric, seq_mask_sum, or auto, which measures each step and chooses none, "
-        "token_truncate or token_mask.",
+        "token_truncate or token_mask; or your own.",
     )
+    options: dict[str, Any] = setting(dict, "Options of a correction of yours.")
     low: float | None = setting(
         None, "Lower bound; null: the kind's default, see docs/algorithms.md.", above=0
     )
@@ -84,14 +173,14 @@ class CorrectionConfig:
     @property
     def is_on(self) -> bool:
         """Whether any token's weight can differ from 1."""
-        return self.kind is not CorrectionKind.none or self.veto_below is not None
+        return self.kind != NONE or self.veto_below is not None
 
-    def bounds(self) -> tuple[float | None, float | None]:
+    def bounds(self) -> Bounds:
         """The bounds that count; ``None`` where the kind has none."""
-        low, high = BOUNDS[self.kind]
-        return (
-            self.low if self.low is not None else low,
-            self.high if self.high is not None else high,
+        traits = CORRECTIONS.traits(self.kind)
+        return Bounds(
+            self.low if self.low is not None else traits.low,
+            self.high if self.high is not None else traits.high,
         )
 
 
@@ -179,11 +268,11 @@ class Correction:
     """
 
     weights: Tensor
-    kind: CorrectionKind
+    kind: str
     totals: CorrectionTotals
 
 
-def choose(mismatch: Mismatch) -> tuple[CorrectionKind, str]:
+def choose(mismatch: Mismatch) -> tuple[str, str]:
     """The kind of correction that ``auto`` takes, and why.
 
     - ``none`` when ``mean exp|d|`` is at most 1.002 and the effective sample size at least 0.999:
@@ -201,14 +290,14 @@ def choose(mismatch: Mismatch) -> tuple[CorrectionKind, str]:
     mean, ess = m["mean_exp_abs_diff"], m["effective_sample_size"]
     seen = f"mean exp|d| = {mean:.4g}, effective sample size = {ess:.4g}"
     if mean <= 1.002 and ess >= 0.999:
-        return CorrectionKind.none, f"{seen}: within 1.002 and 0.999, engine and trainer agree"
+        return NONE, f"{seen}: within 1.002 and 0.999, engine and trainer agree"
     if mean <= 1.05 and ess >= 0.9:
         return (
-            CorrectionKind.token_truncate,
+            "token_truncate",
             f"{seen}: within 1.05 and 0.9, small differences are reweighted",
         )
     return (
-        CorrectionKind.token_mask,
+        "token_mask",
         f"{seen}: beyond 1.05 or 0.9, tokens that are far apart are left out",
     )
 
@@ -239,9 +328,6 @@ def correct(
     Raises:
         ValueError: ``auto``, or shapes that do not fit.
     """
-    kind = settings.kind
-    if kind is CorrectionKind.auto:
-        raise ValueError("mismatch correction 'auto': call choose() with the batch's measurement")
     if int(response_lengths.sum()) != mask.numel():
         raise ValueError(
             f"response_lengths add up to {int(response_lengths.sum())} tokens, but the mask has "
@@ -254,35 +340,21 @@ def correct(
     tokens = zeros.index_add(0, ids, mask.double())
     total = zeros.index_add(0, ids, d)
 
-    low, high = settings.bounds()
-    if kind in (CorrectionKind.token_truncate, CorrectionKind.token_mask):
-        ratio = d.exp()
-    elif kind is CorrectionKind.seq_mask_geometric:
-        ratio = (total / tokens.clamp(min=1))[ids].exp()
-    else:
-        ratio = total[ids].exp()
-    inside = torch.ones_like(mask)
-    truncated = torch.zeros_like(mask)
-    if kind is CorrectionKind.none:
-        weights = torch.ones_like(d)
-    elif low is None:
-        assert high is not None
-        truncated = mask & (ratio > high)
-        weights = ratio.clamp(max=high)
-    else:
-        assert high is not None
-        inside = (ratio >= low) & (ratio <= high)
-        weights = inside.double() if kind is CorrectionKind.seq_mask_geometric else ratio
+    ratios = LogRatios(d, total[ids], (total / tokens.clamp(min=1))[ids])
+    options = CORRECTIONS.options(settings.kind).of(settings.options)
+    found = CORRECTIONS.get(settings.kind)(ratios, settings.bounds(), options)
+    truncated = torch.zeros_like(mask) if found.truncated is None else mask & found.truncated
     vetoed = torch.zeros(n, dtype=torch.bool, device=mask.device)
     if settings.veto_below is not None:
         outlier = mask & (d.exp() < settings.veto_below)
         vetoed = zeros.index_add(0, ids, outlier.double()) > 0
-    keep = mask & inside & ~vetoed[ids]
-    weights = torch.where(keep, weights, 0.0)
+    keep = mask & ~vetoed[ids]
+    keep = keep if found.kept is None else keep & found.kept
+    weights = torch.where(keep, found.weights, 0.0)
 
     return Correction(
         weights=weights.to(trainer_log_probs.dtype),
-        kind=kind,
+        kind=settings.kind,
         totals=CorrectionTotals(
             tokens=int(mask.sum()),
             sequences=int((tokens > 0).sum()),

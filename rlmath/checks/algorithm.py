@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 from rlmath.algorithms.advantages import ADVANTAGES, AdvantageTraits, needs_value_model
-from rlmath.algorithms.correction import BOUNDS, CorrectionKind
+from rlmath.algorithms.correction import CORRECTIONS, NONE, CorrectionTraits
 from rlmath.algorithms.filters import GROUP_FILTERS, FilterTraits, TruncatedRule
 from rlmath.algorithms.kl import KL_ESTIMATORS, KlTraits
 from rlmath.algorithms.losses import LOSSES, LossTraits
@@ -177,25 +178,33 @@ def _aggregation(algorithm: AlgorithmConfig) -> Iterator[str]:
 def _correction(algorithm: AlgorithmConfig) -> Iterator[str]:
     correction = algorithm.correction
     kind = correction.kind
-    for index, name in enumerate(("low", "high")):
+    if not CORRECTIONS.has(kind):
+        return
+    traits = CORRECTIONS.traits(kind)
+    for name in ("low", "high"):
         value = getattr(correction, name)
-        if value is not None and BOUNDS[kind][index] is None:
-            kinds = [one.name for one, bounds in BOUNDS.items() if bounds[index] is not None]
+        if value is not None and getattr(traits, name) is None:
+            kinds = CORRECTIONS.having(functools.partial(_has_bound, name))
             yield (
-                f"algorithm.correction.{name}={value:g}: correction.kind={kind.name} has no such "
+                f"algorithm.correction.{name}={value:g}: correction.kind={kind} has no such "
                 f"bound; set it to null, or use one of {', '.join(kinds)}"
             )
-    low, high = correction.bounds()
+    bounds = correction.bounds()
+    low, high = bounds.low, bounds.high
     if low is not None and high is not None and low > high:
         yield f"algorithm.correction.low={low:g}: is above correction.high={high:g}"
     if correction.is_on and algorithm.old_log_probs is OldLogProbs.engine:
-        key = "kind" if kind is not CorrectionKind.none else "veto_below"
+        key = "kind" if kind != NONE else "veto_below"
         yield (
             f"algorithm.correction.{key}={value_text(getattr(correction, key))}: with "
             "old_log_probs=engine the loss's own ratio is already that of actor to engine, and the "
             "actor's log-probs before the update are not known; use old_log_probs=recompute, or "
             "correction.kind=none and veto_below=null"
         )
+
+
+def _has_bound(name: str, traits: CorrectionTraits) -> bool:
+    return getattr(traits, name) is not None
 
 
 def _kl_and_entropy(algorithm: AlgorithmConfig) -> Iterator[str]:

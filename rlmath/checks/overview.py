@@ -164,8 +164,9 @@ def _objective(config: Config) -> list[str]:
         )
     if algorithm.old_log_probs is OldLogProbs.engine:
         lines.append("old log-probs are the rollout's")
-    if algorithm.correction.kind.name != "none":
-        lines.append(f"mismatch correction {algorithm.correction.kind.name}")
+    if algorithm.correction.kind != "none":
+        options = _options(algorithm.correction.options)
+        lines.append(f"mismatch correction {algorithm.correction.kind}{options}")
     if algorithm.truncated.name != "keep":
         lines.append(f"truncated responses: {algorithm.truncated.name}")
     return lines

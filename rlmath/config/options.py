@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlmath.algorithms.advantages import ADVANTAGES
+from rlmath.algorithms.correction import CORRECTIONS
 from rlmath.algorithms.filters import GROUP_FILTERS
 from rlmath.algorithms.losses import LOSSES
 from rlmath.config.schema import Config
@@ -94,7 +95,10 @@ class OptionsSection:
 LOSS_OPTIONS = OptionsSection("algorithm.loss_options", "algorithm.loss", LOSSES)
 ADVANTAGE_OPTIONS = OptionsSection("algorithm.advantage_options", "algorithm.advantage", ADVANTAGES)
 FILTER_OPTIONS = OptionsSection("algorithm.filter.options", "algorithm.filter.keep", GROUP_FILTERS)
-SECTIONS = (LOSS_OPTIONS, ADVANTAGE_OPTIONS, FILTER_OPTIONS)
+CORRECTION_OPTIONS = OptionsSection(
+    "algorithm.correction.options", "algorithm.correction.kind", CORRECTIONS
+)
+SECTIONS = (LOSS_OPTIONS, ADVANTAGE_OPTIONS, FILTER_OPTIONS, CORRECTION_OPTIONS)
 
 
 def section_of(key: str) -> OptionsSection | None:

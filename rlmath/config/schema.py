@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from rlmath.algorithms.correction import CorrectionConfig, CorrectionKind
+from rlmath.algorithms.correction import CorrectionConfig
 from rlmath.algorithms.filters import FilterConfig, TruncatedRule
 from rlmath.config.actor import ActorConfig, Layers, Logits, Recompute
 from rlmath.config.algorithm import (
@@ -49,7 +49,6 @@ __all__ = [
     "CompletionFormat",
     "Config",
     "CorrectionConfig",
-    "CorrectionKind",
     "CurriculumConfig",
     "DType",
     "DataConfig",

@@ -73,6 +73,11 @@ class Registry(Generic[T, TraitsT]):
         """
         return self._find(name).value
 
+    def name(self, name: str) -> str:
+        """The registered name of the function called ``name``, which may be a path."""
+        found = self._find(name)
+        return next(known for known, one in self._known.items() if one is found)
+
     def options(self, name: str) -> type[Options]:
         """The options of the function called ``name``; without arguments the defaults.
 
@@ -92,6 +97,10 @@ class Registry(Generic[T, TraitsT]):
     def names(self) -> list[str]:
         """All registered names, sorted."""
         return sorted(self._known)
+
+    def in_order(self) -> list[str]:
+        """All registered names, in the order in which they were registered."""
+        return list(self._known)
 
     def having(self, trait: Callable[[TraitsT], Any]) -> list[str]:
         """Names of those of which ``trait`` is true, sorted."""

@@ -6,8 +6,9 @@ import dataclasses
 
 from rlmath.algorithms.alignment import Alignment
 from rlmath.algorithms.correction import (
+    AUTO,
+    CORRECTIONS,
     CorrectionConfig,
-    CorrectionKind,
     CorrectionTotals,
     choose,
 )
@@ -18,10 +19,12 @@ from rlmath.monitor import Monitor
 _WEIGHTS = ("mean_w", "p99_w", "k3", "effective_sample_size")
 
 # A curve holds numbers: the kinds in the order of the settings, ``none`` is 0.
-KIND_NUMBERS: dict[CorrectionKind, int] = {
-    kind: number
-    for number, kind in enumerate(k for k in CorrectionKind if k is not CorrectionKind.auto)
-}
+
+
+def kind_numbers() -> dict[str, int]:
+    """Those numbers; a correction of a plug-in comes after rlmath's own."""
+    kinds = [name for name in CORRECTIONS.in_order() if name != AUTO]
+    return {kind: number for number, kind in enumerate(kinds)}
 
 
 def alignment_metrics(alignment: Alignment) -> dict[str, float]:
@@ -58,10 +61,10 @@ def choose_correction(
     Args:
         seen: Over the tokens of the loss.
     """
-    if settings.kind is not CorrectionKind.auto:
+    if settings.kind != AUTO:
         return settings
     kind, reason = choose(seen)
-    monitor.note(step, "algorithm.correction.kind=auto", kind.value, reason)
+    monitor.note(step, "algorithm.correction.kind=auto", kind, reason)
     return dataclasses.replace(settings, kind=kind)
 
 
@@ -72,4 +75,4 @@ def correction_metrics(
     if settings is None or totals is None:
         return {}
     metrics = {f"correction/{name}": value for name, value in totals.metrics().items()}
-    return metrics | {"correction/kind": float(KIND_NUMBERS[settings.kind])}
+    return metrics | {"correction/kind": float(kind_numbers()[CORRECTIONS.name(settings.kind)])}

@@ -13,8 +13,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import typing
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from enum import Enum
+from typing import Any, Self
 
 _KEY = "rlmath.setting"
 
@@ -147,6 +150,18 @@ class Options:
     Raises:
         ValueError: A number is outside its range.
     """
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> Self:
+        """From values as they stand in YAML: members of an enumeration by their names."""
+        hints = typing.get_type_hints(cls)
+
+        def value(name: str, given: Any) -> Any:
+            kind = hints[name]
+            is_member = isinstance(kind, type) and issubclass(kind, Enum) and isinstance(given, str)
+            return kind[given] if is_member else given
+
+        return cls(**{name: value(name, given) for name, given in plain.items()})
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

@@ -19,7 +19,7 @@ from rlmath.actor.model import ModelSettings
 from rlmath.actor.policy import MegatronActor
 from rlmath.actor.settings import ActorSettings, UpdateResult, UpdateSettings
 from rlmath.actor.token_values import TokenValues
-from rlmath.algorithms.correction import CorrectionConfig, CorrectionKind, correct
+from rlmath.algorithms.correction import CorrectionConfig, correct
 from rlmath.algorithms.kl import K3_LIMIT
 from rlmath.algorithms.off_policy import OffPolicyTotals, add_by_version
 from rlmath.algorithms.settings import ObjectiveSettings
@@ -232,7 +232,7 @@ CORRECTED = dataclasses.replace(
 
 def with_corrections(batch: TrainingBatch) -> TrainingBatch:
     assert batch.old_log_probs is not None
-    settings = CorrectionConfig(CorrectionKind.seq_truncate, high=1.2, veto_below=0.75)
+    settings = CorrectionConfig("seq_truncate", high=1.2, veto_below=0.75)
     found = correct(
         batch.old_log_probs,
         batch.engine_log_probs,

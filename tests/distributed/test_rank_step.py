@@ -15,7 +15,7 @@ from rlmath.actor.sequence_report import GRADIENT, SequenceReport
 from rlmath.actor.settings import ReferenceSettings, UpdateSettings
 from rlmath.algorithms.advantages import SequenceAdvantages
 from rlmath.algorithms.alignment import Alignment
-from rlmath.algorithms.correction import CorrectionConfig, CorrectionKind
+from rlmath.algorithms.correction import CorrectionConfig
 from rlmath.algorithms.distillation import distill
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.batching.shards import response_rows
@@ -36,7 +36,7 @@ DISTILL = DistillSettings(coef=0.5, clip=0.75)
 # All that needs other ranks' sequences: whitening and the share of the highest entropies; and what
 # a teacher adds to each token.
 SETTINGS = TokenSettings(
-    correction=CorrectionConfig(CorrectionKind.token_truncate, high=1.05),
+    correction=CorrectionConfig("token_truncate", high=1.05),
     entropy_top_share=0.4,
     kl_coef=0.2,
     distill=DISTILL,

@@ -40,6 +40,7 @@ def settings(material: Path, mine: Path) -> list[str]:
         "algorithm.loss=soft_clip",
         "algorithm.loss_options.limit=0.25",
         f"algorithm.advantage={mine / 'advantage.py'}:median",
+        f"algorithm.correction.kind={mine / 'correction.py'}:tempered",
         f"algorithm.filter.keep={mine / 'group_filter.py'}:spread",
         "algorithm.filter.options.least=0.01",
         f"algorithm.aggregation={mine / 'aggregation.py'}:sqrt_length",

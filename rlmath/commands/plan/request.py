@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rlmath.algorithms.correction import CorrectionKind
 from rlmath.checks import layout as check_layout
 from rlmath.checks.fp8_training import fp8_model
 from rlmath.checks.lora import lora_model
@@ -119,7 +118,7 @@ def overrides(request: PlanRequest, plan: Plan) -> list[str]:
     """The settings of a plan, as ``rlmath train`` takes them, with those that were given."""
     config = request.config
     fp8 = request.quantized or request.kv_cache_in_fp8 or config.actor.fp8 is not Fp8.none
-    needs_correction = fp8 and config.algorithm.correction.kind is CorrectionKind.none
+    needs_correction = fp8 and config.algorithm.correction.kind == "none"
     bucket = bucket_mib(config.weights.bucket_size_mib, 2 * request.spec.num_parameters)
     words = [
         path_override("model.path", request.path),

@@ -13,10 +13,12 @@ from typing import Any
 from rlmath.actor.settings import UpdateSettings
 from rlmath.algorithms.advantages import ADVANTAGES
 from rlmath.algorithms.aggregation import AGGREGATIONS
+from rlmath.algorithms.correction import CORRECTIONS
 from rlmath.algorithms.filters import GROUP_FILTERS
 from rlmath.algorithms.kl import KL_ESTIMATORS
 from rlmath.algorithms.losses import LOSSES
 from rlmath.commands.plugin_test.advantages import check_advantage
+from rlmath.commands.plugin_test.corrections import check_correction
 from rlmath.commands.plugin_test.filters import check_filter
 from rlmath.commands.plugin_test.finding import Finding
 from rlmath.commands.plugin_test.losses import check_loss
@@ -49,6 +51,7 @@ class Kind:
 KINDS = (
     Kind("loss", LOSSES, check_loss, lambda name: update_with(loss=name)),
     Kind("advantage", ADVANTAGES, check_advantage),
+    Kind("mismatch correction", CORRECTIONS, check_correction),
     Kind("group filter", GROUP_FILTERS, check_filter),
     Kind(
         "aggregation", AGGREGATIONS, check_aggregation, lambda name: update_with(aggregation=name)

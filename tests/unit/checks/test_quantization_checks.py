@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from config_cases import QWEN_1_5B
 
-from rlmath.algorithms.correction import CorrectionKind
 from rlmath.checks.pairs import pair_problems
 from rlmath.checks.quantization import (
     QUANTIZED_FAMILIES,
@@ -33,17 +32,17 @@ def problems(made: Config, command: str) -> list[str]:
 def config() -> Config:
     made = Config()
     made.rollout.quantization = Quantization.fp8
-    made.algorithm.correction.kind = CorrectionKind.token_truncate
+    made.algorithm.correction.kind = "token_truncate"
     return made
 
 
 @pytest.mark.parametrize(
     ("changes", "part"),
     [
-        ({"algorithm.correction.kind": CorrectionKind.none}, "token_truncate"),
+        ({"algorithm.correction.kind": "none"}, "token_truncate"),
         (
             {
-                "algorithm.correction.kind": CorrectionKind.none,
+                "algorithm.correction.kind": "none",
                 "algorithm.old_log_probs": OldLogProbs.engine,
             },
             "use token_truncate with algorithm.old_log_probs=recompute",
@@ -71,7 +70,7 @@ def test_what_does_not_work_with_fp8_is_refused(changes: dict[str, Any], part: s
 
 def test_an_evaluation_needs_no_correction() -> None:
     made = config()
-    made.algorithm.correction.kind = CorrectionKind.none
+    made.algorithm.correction.kind = "none"
     assert not list(problems(made, "evaluate"))
 
 
@@ -86,14 +85,14 @@ def test_families_that_were_not_compared_are_refused() -> None:
 def in_cache() -> Config:
     made = Config()
     made.rollout.kv_cache_dtype = KvCacheDtype.fp8
-    made.algorithm.correction.kind = CorrectionKind.token_truncate
+    made.algorithm.correction.kind = "token_truncate"
     return made
 
 
 def test_what_does_not_work_with_a_cache_in_fp8_is_refused() -> None:
     assert not list(problems(in_cache(), "train"))
     uncorrected, float32, invariant = in_cache(), in_cache(), in_cache()
-    uncorrected.algorithm.correction.kind = CorrectionKind.none
+    uncorrected.algorithm.correction.kind = "none"
     float32.model.dtype = DType.float32
     invariant.precision.batch_invariant = True
     for made, part in (
@@ -108,7 +107,7 @@ def test_what_does_not_work_with_a_cache_in_fp8_is_refused() -> None:
     # Both at once: each is said.
     both = in_cache()
     both.rollout.quantization = Quantization.fp8
-    both.algorithm.correction.kind = CorrectionKind.none
+    both.algorithm.correction.kind = "none"
     assert len(list(problems(both, "train"))) == 2
 
 

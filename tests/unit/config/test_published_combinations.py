@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from rlmath.algorithms.aggregation import sequence_weights
-from rlmath.algorithms.correction import CorrectionKind, correct
+from rlmath.algorithms.correction import correct
 from rlmath.algorithms.losses import LossInputs
 from rlmath.algorithms.objective import policy_objective
 from rlmath.checks.algorithm import algorithm_problems
@@ -78,7 +78,7 @@ def objective(config: Config) -> tuple[float, dict[str, list[list[float]]]]:
     from_engine = config.algorithm.old_log_probs is OldLogProbs.engine
     correction = config.algorithm.correction
     factors = None
-    if correction.kind is not CorrectionKind.none:
+    if correction.kind != "none":
         factors = correct(trainer, engine, mask, lengths, correction).weights
     settings: Any = update_settings(config, kl_coef=0.0, entropy_coef=0.0)
     weights = sequence_weights(

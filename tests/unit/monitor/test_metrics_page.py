@@ -14,7 +14,6 @@ from rlmath.actor.settings import UpdateResult
 from rlmath.algorithms.alignment import Alignment, token_lags
 from rlmath.algorithms.correction import (
     CorrectionConfig,
-    CorrectionKind,
     CorrectionTotals,
     LagTotals,
 )
@@ -118,7 +117,7 @@ def mismatch_tags(group):
         places=torch.arange(2),
     )
     totals = CorrectionTotals(3, 2, 0, 0, 0, 3.0, {0: LagTotals(2), 1: LagTotals(1)})
-    figures = correction_metrics(CorrectionConfig(CorrectionKind.token_mask), totals)
+    figures = correction_metrics(CorrectionConfig("token_mask"), totals)
     tags = set(mismatch_metrics(found))
     left_out = {5: OffPolicyTotals(2), 4: OffPolicyTotals(1, 1)}
     figures |= off_policy_metrics(UpdateResult([], {}, None, off_policy=left_out), now=5)

@@ -13,6 +13,7 @@ import torch
 
 from rlmath.algorithms.advantages import ADVANTAGES, AdvantageTraits
 from rlmath.algorithms.aggregation import AGGREGATIONS, AggregationTraits, Whole
+from rlmath.algorithms.correction import CORRECTIONS, LogRatios, Weighted
 from rlmath.algorithms.filters import GROUP_FILTERS, FilterTraits, GroupScores
 from rlmath.algorithms.kl import KL_ESTIMATORS
 from rlmath.algorithms.losses import LOSSES, LossTraits, policy_loss
@@ -29,9 +30,9 @@ OWN = [
     pytest.param(kind, name, id=f"{kind.name}-{name}")
     for kind in KINDS
     for name in kind.registry.names()
-    # A value model's, which is called with other arguments; what has to be given a range; and
-    # clients that are not installed.
-    if name not in ("gae", "mean_range", "mlflow", "trackio", "wandb")
+    # A value model's, which is called with other arguments; what has to be given a range or is
+    # chosen for each step; and clients that are not installed.
+    if name not in ("gae", "mean_range", "auto", "mlflow", "trackio", "wandb")
 ]
 
 
@@ -228,6 +229,29 @@ WRONG_ESTIMATORS = {
 def test_a_wrong_kl_estimator_is_caught_by_name(invariant: str) -> None:
     KL_ESTIMATORS.register("wrong")(WRONG_ESTIMATORS[invariant])
     assert invariant in violated("KL estimator", "wrong")
+
+
+def of_masked(ratios: LogRatios) -> Weighted:
+    """Ratios of 0 are those of masked tokens, and count."""
+    return Weighted(ratios.tokens.exp() / ratios.tokens.exp().mean())
+
+
+WRONG_CORRECTIONS = {
+    "weights are numbers from 0": lambda ratios: Weighted(ratios.tokens),
+    "1 where engine and trainer agree": lambda ratios: Weighted(0.5 * ratios.tokens.exp()),
+    "finite at log-ratios of +-100": lambda ratios: Weighted(ratios.tokens.float().exp().double()),
+    "each sequence for itself": of_masked,
+    "deterministic": lambda ratios: Weighted(ratios.tokens.exp() * torch.rand(1).double()),
+}
+
+
+@pytest.mark.parametrize("invariant", WRONG_CORRECTIONS)
+def test_a_wrong_correction_is_caught_by_name(invariant: str) -> None:
+    def wrong(ratios, bounds, options):
+        return WRONG_CORRECTIONS[invariant](ratios)
+
+    CORRECTIONS.register("wrong")(wrong)
+    assert invariant in violated("mismatch correction", "wrong")
 
 
 class Stateful:

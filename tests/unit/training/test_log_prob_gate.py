@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from rlmath.algorithms.alignment import Alignment, token_lags
-from rlmath.algorithms.correction import CorrectionConfig, CorrectionKind, CorrectionTotals
+from rlmath.algorithms.correction import CorrectionConfig, CorrectionTotals
 from rlmath.algorithms.losses.dppo import Divergence, DppoOptions
 from rlmath.config.load import load
 from rlmath.config.schema import RunnerConfig
@@ -462,13 +462,13 @@ def test_auto_writes_down_what_it_took_and_why(
 ) -> None:
     same = alignment_of(batch_of([[0.0, 0.0], [0.0]], versions=[0, 0])).loss
     apart = alignment_of(batch_of([[0.0, 0.0], [math.log(8.0)]], versions=[0, 0])).loss
-    auto = CorrectionConfig(CorrectionKind.auto)
+    auto = CorrectionConfig("auto")
     with open_monitor(tmp_path, RunnerConfig(), 3) as monitor:
         chosen = [
             choose_correction(auto, seen, monitor, step)
             for step, seen in enumerate((same, apart, apart), start=1)
         ]
-    assert [one.kind.value for one in chosen] == ["none", "token_mask", "token_mask"]
+    assert [one.kind for one in chosen] == ["none", "token_mask", "token_mask"]
     lines = [json.loads(x) for x in (tmp_path / "decisions.jsonl").read_text().splitlines()]
     assert [line["choice"] for line in lines] == ["none", "token_mask", "token_mask"]
     assert "effective sample size" in lines[1]["reason"]
