@@ -81,7 +81,9 @@ def _row(setting: Setting) -> str:
         kind = f"{kind}, {setting.limits}"
     given = setting.default is MISSING
     default = setting.default_text if given else f"`{setting.default_text}`"
-    cells = (f"`{setting.key}`", kind, default, setting.doc)
+    pairs = [f"`{one.other}`{f' ({one.value})' * bool(one.value)}" for one in setting.not_with]
+    meaning = setting.doc + (f" Not with {', '.join(pairs)}." if pairs else "")
+    cells = (f"`{setting.key}`", kind, default, meaning)
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
