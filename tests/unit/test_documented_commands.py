@@ -319,6 +319,7 @@ RULES: list[tuple[str, How]] = [
     (r"bash launchers/test.sh", names_tests),
     (r"(RANK=\d+ WORLD_SIZE=16 )bash launchers/launch_cluster.sh ", check_cluster),
     (r"launchers/run_math_grpo.sh ", check_cluster),
+    (r"launchers/gpu_run.sh ", named_in("tests/unit/toolkits/test_gpu_run.py")),
     (r"sbatch ", check_cluster),
     (r"kubectl ", check_kubernetes),
     (r"ray_utils/check_ray.sh ", named_in("tests/e2e/test_cluster.py")),
