@@ -84,15 +84,10 @@ def sync_times(
         return [SyncTime("ipc", gather_s, copies_s, calls_s)]
     network = efficiency.network_gb_per_s * 1e9 * efficiency.link
     if spec.experts and 1 < engine_tp <= ranks_of_copy(actor):
-        found = [
-            _nccl_shares(spec, actor, weights_bytes, engine_tp, gpu, efficiency, gpus_per_node)
-        ]
-        found[0] = replace(found[0], calls_s=calls_s)
-    else:
-        # Rank 0 sends to the first worker, which passes on while it receives: each has all bytes
-        # once.
-        found = [SyncTime("nccl", gather_s, weights_bytes / network + copies_s, calls_s)]
-    return found
+        one = _nccl_shares(spec, actor, weights_bytes, engine_tp, gpu, efficiency, gpus_per_node)
+        return [replace(one, calls_s=calls_s)]
+    # Rank 0 sends to the first worker, which passes on while it receives: each has all bytes once.
+    return [SyncTime("nccl", gather_s, weights_bytes / network + copies_s, calls_s)]
 
 
 def _nccl_shares(

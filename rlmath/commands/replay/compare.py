@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -175,18 +176,6 @@ def lines(verdicts: Sequence[StepVerdict]) -> Iterator[str]:
 def as_json(verdicts: Sequence[StepVerdict]) -> list[dict[str, Any]]:
     """As JSON values."""
     return [
-        {
-            "step": one.step,
-            "bit_equal": one.is_exact,
-            "close": one.is_close,
-            "equal": list(one.equal),
-            "differing": list(one.differing),
-            "tensors": one.tensors,
-            "equal_tensors": one.equal_tensors,
-            "tolerance": one.tolerance,
-            "minibatches": None
-            if one.minibatches is None
-            else [dict(vars(each)) for each in one.minibatches],
-        }
+        {**dataclasses.asdict(one), "bit_equal": one.is_exact, "close": one.is_close}
         for one in verdicts
     ]
