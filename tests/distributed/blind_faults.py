@@ -23,7 +23,7 @@ import torch
 from rlmath.actor import policy, policy_loss, rank_step
 from rlmath.actor.parallel import destroy, initialize
 from rlmath.actor.rank_step import TokenSettings
-from rlmath.algorithms.correction import CorrectionConfig, CorrectionKind
+from rlmath.algorithms.correction import CorrectionConfig
 from rlmath.algorithms.losses import LOSSES
 from rlmath.checkpoint.optimizer_state import optimizer_parts
 from rlmath.config.schema import DType
@@ -133,7 +133,7 @@ def main() -> int:
     fault = next(one for one in FAULTS if one.__name__ == name)
     CPU.prepare_megatron_process(0, num_threads=1)
     initialize(Layout(1, 1, 1), CPU, 0, "127.0.0.1", _free_port(), seed=0)
-    correction = CorrectionConfig(CorrectionKind.token_truncate)
+    correction = CorrectionConfig("token_truncate")
     tokens = TokenSettings(correction=correction) if fault is correction_upside_down else None
     try:
         with tempfile.TemporaryDirectory() as folder:
