@@ -1,7 +1,7 @@
 """Contents of the files that settings name: what a run reads may change while its settings do not.
 
-Read without torch. Modules that a reward imports are not followed. Weights are not read either: a
-checkpoint has its own, and knows a base model by its fingerprint.
+Read without torch. Sources of rewards and plug-ins are hashed in ``plugin_hashes``. Weights are not
+read: a checkpoint has its own, and knows a base model by its fingerprint.
 """
 
 from __future__ import annotations
@@ -44,12 +44,11 @@ def contents(files: Iterable[tuple[str, Path]]) -> dict[str, str]:
 
 
 def input_files(config: Config) -> Iterator[tuple[str, Path]]:
-    """Problems, rewards, and what decides about a model's prompts and stops."""
+    """Problems, and what decides about a model's prompts and stops."""
     benchmarks = [path for one in benchmarks_of(config) for path in one.paths]
     for given in dict.fromkeys([*config.data.train_paths, *benchmarks]):
         if not is_hub(given):
             yield str(given), Path(given)
-    yield from reward_files(config)
     own = config.model.path == TINY
     folder = Path(config.runner.run_dir) / "model" if own else Path(config.model.path)
     for name in _MODEL_FILES:

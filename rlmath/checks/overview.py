@@ -50,6 +50,7 @@ def describe_training(config: Config, origin: Origin | None = None) -> str:
         ),
         *_lora(config.actor.lora),
         *_schedule(config),
+        *_plugins(config),
     ]
     if needs_value_model(algorithm.advantage):
         updates = value_updates(config)
@@ -129,6 +130,12 @@ def describe_recipe(composed: Composed) -> str:
             by = "another file of settings"
         lines.append(f"  {key}: {_text(wanted[key])} -> {_text(now[key])} ({by})")
     return "\n".join(_block("recipe", lines))
+
+
+def _plugins(config: Config) -> list[str]:
+    """The source files of the user's code, with their hashes."""
+    lines = [f"{name} ({value})" for name, value in config.plugin_hashes.items()]
+    return _block("plugins", lines) if lines else []
 
 
 def _block(label: str, lines: list[str]) -> list[str]:

@@ -119,8 +119,9 @@ class Registry(Generic[T, TraitsT]):
         return []
 
     def of_module(self, module: str) -> list[str]:
-        """Names that a module registered, sorted."""
-        return [name for name in self.names() if _module(self._known[name].value) == module]
+        """Names that a module, or one of its submodules, registered, sorted."""
+        modules = {name: f"{_module(one.value)}." for name, one in self._known.items()}
+        return [name for name in self.names() if modules[name].startswith(f"{module}.")]
 
     def remove(self, name: str) -> None:
         """Undo a registration, such as that of a test."""

@@ -40,8 +40,9 @@ def reward_error(
         sorted(columns)
     )
     return RewardError(
-        text + "\n  Fix the reward and start the run again: it resumes after the last finished "
-        "step. reward.on_error=skip counts such samples as unscored instead."
+        text + "\n  Fix the reward and start the run again, with runner.accept_changes="
+        "[plugin_hashes] as its source differs then: it resumes after the last finished step. "
+        "reward.on_error=skip counts such samples as unscored instead."
     )
 
 

@@ -60,7 +60,7 @@ def test_ranks_train_with_what_the_files_register(run_dir: Path, mine: Path) -> 
     lines = metrics(run_dir)
     assert len(lines) == 2
     # Only this loss counts it.
-    assert all("actor/beyond_limit" in line for line in lines), sorted(lines[0])
+    assert all("train/beyond_limit" in line for line in lines), sorted(lines[0])
     assert all("sampling/dropped_little_spread" in line for line in lines)
     saved = OmegaConf.load(run_dir / "config.yaml")
     assert saved.algorithm.loss_options == {"limit": 0.25}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from rlmath.checks import attempts, inputs
 from rlmath.cli import main
+from rlmath.config import plugins
 from rlmath.config.load import load, save
 from rlmath.config.schema import Config
 from rlmath.monitor import run_settings
@@ -231,6 +233,7 @@ def test_files_with_other_contents_are_said_and_are_in_the_card(run_dir: Path) -
         f"data.eval_paths=[{data}/eval.jsonl]",
         f"model.path={run_dir}/model",
     )
+    now.plugin_hashes = plugins.found_hashes(now)
     save(now, run_dir / "config.yaml")
     attempts.record(now, after_step=0)
     found = attempts.continuation(now)
@@ -242,12 +245,17 @@ def test_files_with_other_contents_are_said_and_are_in_the_card(run_dir: Path) -
     found = attempts.continuation(now)
     assert found is not None and [one.key for one in found.changes] == [
         f"contents of {data / 'train.jsonl'}",
-        f"contents of {reward}",
         "contents of model.path's tokenizer_config.json",
     ]
-    assert f"changed contents of {reward}: " in found.describe()
-    # A reward that raised is mended and continues.
+    assert f"changed contents of {data / 'train.jsonl'}: " in found.describe()
+    # A reward that raised is mended: its next start has another hash, and says so.
     assert attempts.refused(now) == []
+    mended = dataclasses.replace(now, plugin_hashes=plugins.found_hashes(now))
+    (message,) = attempts.refused(mended)
+    assert f"plugin_hashes.{reward}: " in message and "accept_changes=[plugin_hashes]" in message
+    mended.runner.accept_changes = ["plugin_hashes"]
+    assert attempts.refused(mended) == []
+    mended.runner.accept_changes = []
     attempts.record(now, after_step=8)
     card = model_card(run_dir)
     assert "| 8 | `contents of train.jsonl` | " in card and str(run_dir) not in card
