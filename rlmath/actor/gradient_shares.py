@@ -172,6 +172,10 @@ class GradientShares:
         return StepFinding(NO_SHARE, 0.0, float(given.max()), place)
 
 
+# Experts may get no token; of the others Megatron adds up some over other ranks as well.
+_NOT_WATCHED = (".experts.", "embedding", "output_layer", "router")
+
+
 def _matrices(models: Sequence[Any]) -> Iterator[tuple[str, Any]]:
     """Those that no other group of ranks sums: neither experts, routers nor shared embeddings, nor
     what tensor ranks have alike. Of an adapter the second factor: the first has no gradient at the
@@ -189,7 +193,7 @@ def _matrices(models: Sequence[Any]) -> Iterator[tuple[str, Any]]:
                 and getattr(parameter, "allreduce", True)
                 and not getattr(parameter, "sequence_parallel", False)
                 and not name.endswith(".a")
-                and not any(part in name for part in ("embedding", "output_layer", "router"))
+                and not any(part in name for part in _NOT_WATCHED)
             ):
                 own = [one for one in layers if name.startswith(one)]
                 yield (f"{layers[own[0]]}{name.removeprefix(own[0])}" if own else name), parameter

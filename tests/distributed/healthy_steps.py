@@ -116,6 +116,7 @@ def run(
         ]
     )
     said: list[str] = []
+    taken = 0
     for step in range(steps):
         batch = make_batch(SEQUENCES, seed=step)
         draw = torch.Generator().manual_seed(step)
@@ -148,7 +149,7 @@ def run(
             *wrong_advantages(report, expected),
             *wrong_gradients(report, noise, alone=not terms),
             *(one for figures in result.minibatches for one in wrong_loss(figures, kl, entropy)),
-            *wrong_rates(settings, MINIBATCHES * step, result.minibatches),
+            *wrong_rates(settings, taken, result.minibatches),
             *wrong_steps(result.step_findings),
             *violations(
                 config, bool(advantages.any()), result, first_step=step == 0, has_moved=step > 0
@@ -157,6 +158,7 @@ def run(
             *drifted([changes]),
             *(() if lora else unchanged_parts(dtype, [changes.unchanged])),
         ]
+        taken += sum(not one["discarded"] for one in result.minibatches)
         said += [f"step {step + 1}: {one}" for one in found]
     return said
 

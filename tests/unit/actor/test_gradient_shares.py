@@ -84,6 +84,14 @@ def test_matrices_have_global_layers_and_healthy_passes_no_finding() -> None:
         assert judge(model, shares, run(model, shares, batches(seed))) == StepFinding()
 
 
+def test_experts_are_not_watched_as_they_may_get_no_token() -> None:
+    model = Model()
+    model.layers[1].experts = nn.ModuleList([nn.Linear(12, 12, bias=False)])
+    model.layers[1].shared_experts = nn.ModuleList([nn.Linear(12, 12, bias=False)])
+    names = [name for name, _ in GradientShares([model], None).watched]
+    assert names[1:] == ["layer 1: linear.weight", "layer 1: shared_experts.0.weight"]
+
+
 def test_micro_batch_that_gives_a_layer_nothing_is_named() -> None:
     model = Model()
     shares = GradientShares([model], None)
