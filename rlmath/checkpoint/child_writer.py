@@ -1,13 +1,14 @@
 """Writes a rank's file in a child process, beside training.
 
 A thread of the rank needs the interpreter lock for each of the forty pieces in which torch writes
-a tensor, and a rank that launches kernels gives it up only every 5 ms: writing would take several
-times as long, and training would wait for it (``benchmarks/checkpoint.py --busy``). The child
-shares the memory with the rank's host copies. It writes one file and ends.
+a tensor, and a rank that launches kernels needs it too: both take longer
+(``benchmarks/checkpoint.py --busy``). The child shares the memory with the rank's host copies. It
+writes one file and ends.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import math
@@ -112,54 +113,66 @@ class _Given:
         return self.data[id(item)]
 
 
-def write_in_child(folder: Path, plan: Any, planner: Any, memory: SharedMemory) -> list[Any]:
-    """Write what a rank's plan of torch's distributed format says, in a new process.
+class ChildWriter:
+    """A child process that writes one file of the tensors in a new shared memory.
+
+    It is started here, so that it imports torch while the memory is filled. If the writer is
+    dropped before :meth:`write`, it ends.
 
     Args:
-        folder: As given to the writer.
-        plan: The rank's ``SavePlan``.
-        planner: Whose tensors are all in ``memory``.
-        memory: Whose tensors must not change meanwhile.
-
-    Returns:
-        The results of torch's ``write_data``.
-
-    Raises:
-        OSError: It could not be written, or the process was killed.
+        tensors: Whose copies the memory has room for.
     """
-    data = [planner.resolve_data(item) for item in plan.items]
-    given = [memory.place(one) if isinstance(one, Tensor) else one.getvalue() for one in data]
-    ours, theirs = Pipe()
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-s", "-P", "-c", _PROGRAM),
-            *(json.dumps([path for path in sys.path if path]), str(theirs.fileno())),
-            *(str(memory.descriptor), str(memory.num_bytes), str(os.getpid())),
-        ],
-        stdin=subprocess.DEVNULL,
-        pass_fds=(theirs.fileno(), memory.descriptor),
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
-        # Ctrl-C is for the driver: a checkpoint that was begun is finished.
-        start_new_session=True,
-    )
-    theirs.close()
-    reply: Any = None
-    try:
-        ours.send((folder, plan, given))
-        reply = ours.recv()
-    except (EOFError, ConnectionError):
-        pass
-    finally:
-        ours.close()
-        status = process.wait()
-    if reply is None:
-        raise OSError(
-            f"the process that writes the rank's file ended with status {status}"
-            + (", as when memory runs out" if status == -9 else "; its log has the error")
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self.memory = SharedMemory(SharedMemory.size_of(tensors))
+        self._connection, theirs = Pipe()
+        inherited = (theirs.fileno(), self.memory.descriptor)
+        paths = json.dumps([path for path in sys.path if path])
+        numbers = (*inherited, self.memory.num_bytes, os.getpid())
+        self._process = subprocess.Popen(
+            [sys.executable, "-s", "-P", "-c", _PROGRAM, paths, *map(str, numbers)],
+            stdin=subprocess.DEVNULL,
+            pass_fds=inherited,
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+            # Ctrl-C is for the driver: a checkpoint that was begun is finished.
+            start_new_session=True,
         )
-    if isinstance(reply, OSError):
-        raise reply
-    return list(reply)
+        theirs.close()
+
+    def write(self, folder: Path, plan: Any, planner: Any) -> list[Any]:
+        """Write what a rank's plan of torch's distributed format says, and end the process.
+
+        Args:
+            folder: As given to the writer.
+            plan: The rank's ``SavePlan``.
+            planner: Whose tensors are all in ``memory``, and do not change meanwhile.
+
+        Returns:
+            The results of torch's ``write_data``.
+
+        Raises:
+            OSError: It could not be written, or the process was killed.
+            ValueError: A tensor is elsewhere.
+        """
+        data = [planner.resolve_data(item) for item in plan.items]
+        reply: Any = None
+        with self._connection as connection:
+            given = [
+                self.memory.place(one) if isinstance(one, Tensor) else one.getvalue()
+                for one in data
+            ]
+            with contextlib.suppress(EOFError, ConnectionError):
+                connection.send((folder, plan, given))
+                reply = connection.recv()
+        status = self._process.wait()
+        if reply is None:
+            raise OSError(
+                f"the process that writes the rank's file ended with status {status}"
+                + (", as when memory runs out" if status == -9 else "; its log has the error")
+            )
+        if isinstance(reply, OSError):
+            raise reply
+        return list(reply)
 
 
 def main(connection: int, descriptor: int, num_bytes: int, parent_pid: int) -> None:
@@ -172,11 +185,16 @@ def main(connection: int, descriptor: int, num_bytes: int, parent_pid: int) -> N
         parent_pid: Process id of the rank, with which this process ends.
     """
     end_with_parent(parent_pid)
+    import torch.distributed.checkpoint  # Takes a second; the rank is copying.
+
     from rlmath.checkpoint.writer import checkpoint_writer
 
     torch.set_num_threads(1)
     rank = Connection(connection)
-    folder, plan, given = rank.recv()
+    try:
+        folder, plan, given = rank.recv()
+    except EOFError:  # There was no save after all.
+        return
     memory = SharedMemory(num_bytes, descriptor)
     data = [memory.tensor(one) if isinstance(one, _Place) else io.BytesIO(one) for one in given]
     planner = _Given({id(item): one for item, one in zip(plan.items, data, strict=True)})
@@ -184,3 +202,4 @@ def main(connection: int, descriptor: int, num_bytes: int, parent_pid: int) -> N
         rank.send(checkpoint_writer(folder).write_data(plan, planner).wait())
     except OSError as error:
         rank.send(error)
+    os._exit(0)  # An interpreter with torch takes half a second to end, and the rank waits.

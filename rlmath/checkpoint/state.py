@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch.distributed as dist
 from torch import Tensor
 
-from rlmath.checkpoint.child_writer import SharedMemory
+from rlmath.checkpoint.child_writer import ChildWriter
 from rlmath.checkpoint.manifest import MANIFEST, BrokenCheckpoint, verify
 from rlmath.checkpoint.model_state import is_extra_state, sharded_weights
 from rlmath.checkpoint.optimizer_prints import check_prints, optimizer_prints, save_prints
@@ -243,9 +243,9 @@ def _prepare_save(state: ModelState, target: Path, group: Any, copy: bool) -> Ca
     # Rank 0 alone checks that the shards cover all tensors.
     _on_all_ranks(gather_state, target, group)
     _on_all_ranks(write_small_files, target, group)
-    memory = _copy_to_host(sharded) if copy else None
+    child = _copy_to_host(sharded) if copy else None
     return lambda: _on_all_ranks(
-        lambda: write_tensors(target, sharded, group, memory), target, group
+        lambda: write_tensors(target, sharded, group, child), target, group
     )
 
 
@@ -387,8 +387,9 @@ def _split_writing(sharded: Any) -> None:
     distribute_main_replicas_with_precomputed_distribution(sharded, group, plan)
 
 
-def _copy_to_host(sharded: Any) -> SharedMemory:
-    """Copy the values to host memory, so that training may continue with the tensors."""
+def _copy_to_host(sharded: Any) -> ChildWriter:
+    """Copy the values to host memory, so that training may continue with the tensors; the result
+    writes the copies."""
     from megatron.core.dist_checkpointing.dict_utils import nested_values
     from megatron.core.dist_checkpointing.mapping import ShardedTensor, is_main_replica
 
@@ -397,11 +398,11 @@ def _copy_to_host(sharded: Any) -> SharedMemory:
         for one in nested_values(sharded)
         if isinstance(one, ShardedTensor) and is_main_replica(one.replica_id)
     ]
-    memory = SharedMemory(SharedMemory.size_of([one.data for one in written]))
-    copies = host_copies((one.data for one in written), memory.empty)
+    child = ChildWriter([one.data for one in written])
+    copies = host_copies((one.data for one in written), child.memory.empty)
     for one, copy in zip(written, copies, strict=True):
         one.data = copy
-    return memory
+    return child
 
 
 def _about(state: ModelState) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from rlmath.checkpoint.child_writer import SharedMemory, write_in_child
+from rlmath.checkpoint.child_writer import ChildWriter
 from rlmath.checkpoint.digests import hashed_stream
 from rlmath.checkpoint.space import is_disk_full
 
@@ -24,15 +24,13 @@ COMMON = "common.pt"
 DISK_FULL = ("no space left on device", "disk quota exceeded")
 
 
-def write_tensors(
-    folder: Path, sharded: Any, group: Any, memory: SharedMemory | None = None
-) -> None:
+def write_tensors(folder: Path, sharded: Any, group: Any, child: ChildWriter | None = None) -> None:
     """Write this rank's shards of which it is the main holder; collective over ``group``.
 
     Args:
         sharded: Megatron's sharded state, without its common part.
         group: A gloo group of all ranks; nothing else may use it meanwhile.
-        memory: Holds the tensors: a child process writes them. ``None``: this process does.
+        child: Writes the tensors, which are in its memory; ``None``: this process does.
 
     Raises:
         OSError: On every rank, when any rank could not write.
@@ -48,7 +46,7 @@ def write_tensors(
     try:
         save(
             strategy.mcore_to_pyt_state_dict(flat, False),
-            storage_writer=checkpoint_writer(folder, memory),
+            storage_writer=checkpoint_writer(folder, child),
             planner=planner,
             process_group=group,
         )
@@ -58,7 +56,7 @@ def write_tensors(
         raise OSError(f"{folder} could not be written: {reasons}") from None
 
 
-def checkpoint_writer(folder: Path, memory: SharedMemory | None = None) -> Any:
+def checkpoint_writer(folder: Path, child: ChildWriter | None = None) -> Any:
     """Torch's writer of a folder, with checksums; see :func:`write_tensors`."""
     from torch.distributed.checkpoint import FileSystemWriter
     from torch.distributed.checkpoint.filesystem import DEFAULT_SUFFIX, FileSystem
@@ -75,9 +73,9 @@ def checkpoint_writer(folder: Path, memory: SharedMemory | None = None) -> Any:
         """Says plainly what failed: an error loses its cause on the way to the other ranks."""
 
         def write_data(self, plan: Any, planner: Any) -> Any:
-            if memory is not None:
+            if child is not None:
                 written: torch.futures.Future[Any] = torch.futures.Future()
-                written.set_result(write_in_child(folder, plan, planner, memory))
+                written.set_result(child.write(folder, plan, planner))
                 return written
             # The file's own checksum finds what zip's would, which takes longer than the writing.
             is_on = torch.serialization.get_crc32_options()

@@ -23,7 +23,8 @@ from rlmath.actor.stops import Stops
 from rlmath.actor.token_values import TokenValues
 from rlmath.actor.value import ValueHead
 from rlmath.actor.worker import ActorWorker
-from rlmath.checkpoint import CheckpointStore, memory, writer
+from rlmath.checkpoint import CheckpointStore, memory
+from rlmath.checkpoint.child_writer import ChildWriter
 from rlmath.checkpoint.manifest import read_manifest
 from rlmath.checkpoint.model_state import sharded_weights
 from rlmath.checkpoint.optimizer_state import sharded_optimizer_state
@@ -107,7 +108,8 @@ def run_save(
     if not in_background:
         save_model(actor, folder)
         return go_on(actor, batch, after)
-    with mock.patch.object(writer, "write_in_child", wraps=writer.write_in_child) as child:
+    write = ChildWriter.write
+    with mock.patch.object(ChildWriter, "write", autospec=True, side_effect=write) as child:
         pending = begin_save(actor, folder)
         result = go_on(actor, batch, after)
         pending.wait()

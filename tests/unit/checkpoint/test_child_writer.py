@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from benchmarks.checkpoint import measure
 from rlmath.checkpoint import child_writer
-from rlmath.checkpoint.child_writer import SharedMemory
+from rlmath.checkpoint.child_writer import ChildWriter, SharedMemory
 from rlmath.checkpoint.digests import take_note
 from rlmath.checkpoint.state import PendingSave
 from rlmath.checkpoint.writer import checkpoint_writer
@@ -29,7 +29,7 @@ from tests.unit.checkpoint.small_disk import small_disk
 pytestmark = pytest.mark.process
 
 
-def shared_state() -> tuple[dict[str, Any], SharedMemory]:
+def shared_state() -> tuple[dict[str, Any], ChildWriter]:
     """Tensors of several types and strides in shared memory, and something that is no tensor."""
     sources = [
         torch.randn(400_000),
@@ -38,18 +38,18 @@ def shared_state() -> tuple[dict[str, Any], SharedMemory]:
         torch.tensor(3.5, dtype=torch.float64),
         torch.empty(0, 4),
     ]
-    memory = SharedMemory(SharedMemory.size_of(sources))
-    copies = list(host_copies(sources, memory.empty))
+    child = ChildWriter(sources)
+    copies = list(host_copies(sources, child.memory.empty))
     for source, copy in zip(sources, copies, strict=True):
         assert copy.dtype == source.dtype and torch.equal(copy, source)
     state = {f"tensor {number}": copy for number, copy in enumerate(copies)}
     state["view"] = copies[2].t()[1::2]
-    return {**state, "text": {"a": 1}}, memory
+    return {**state, "text": {"a": 1}}, child
 
 
-def save(state: dict[str, Any], folder: Path, memory: SharedMemory | None) -> bytes:
+def save(state: dict[str, Any], folder: Path, child: ChildWriter | None) -> bytes:
     """Write a state; the content of its file."""
-    dcp.save(state, storage_writer=checkpoint_writer(folder, memory), no_dist=True)
+    dcp.save(state, storage_writer=checkpoint_writer(folder, child), no_dist=True)
     (path,) = folder.glob("*.distcp")
     note = take_note(path)
     assert note is not None and note[0] == path.stat().st_size
@@ -57,10 +57,11 @@ def save(state: dict[str, Any], folder: Path, memory: SharedMemory | None) -> by
 
 
 def test_a_child_writes_the_same_bytes_and_results(tmp_path: Path) -> None:
-    state, memory = shared_state()
+    state, child = shared_state()
     tensors = {name: value for name, value in state.items() if name != "text"}
-    assert save(tensors, tmp_path / "1", memory) == save(tensors, tmp_path / "2", None)
-    save(state, tmp_path / "child", memory)
+    assert save(tensors, tmp_path / "1", child) == save(tensors, tmp_path / "2", None)
+    state, child = shared_state()
+    save(state, tmp_path / "child", child)
     read = {
         name: torch.zeros_like(value) if isinstance(value, torch.Tensor) else {"a": 0}
         for name, value in state.items()
@@ -72,12 +73,12 @@ def test_a_child_writes_the_same_bytes_and_results(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_reported_by_the_child(tmp_path: Path) -> None:
-    state, memory = shared_state()
+    state, child = shared_state()
     with (
         small_disk(tmp_path / "small", size_kib=512) as folder,
         pytest.raises(CheckpointException, match="no space left on device"),
     ):
-        save(state, folder / "actor", memory)
+        save(state, folder / "actor", child)
 
 
 @pytest.mark.parametrize(
@@ -91,21 +92,29 @@ def test_a_child_that_ends_early_fails_the_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, says: str
 ) -> None:
     monkeypatch.setattr(child_writer, "_PROGRAM", program)
-    state, memory = shared_state()
+    state, child = shared_state()
     with pytest.raises(CheckpointException, match=says):
-        save(state, tmp_path, memory)
+        save(state, tmp_path, child)
 
 
 def test_a_tensor_outside_the_shared_memory_is_refused(tmp_path: Path) -> None:
-    state, memory = shared_state()
+    state, child = shared_state()
     with pytest.raises(CheckpointException, match=r"shape \(2, 3\) is not in shared memory"):
-        save({**state, "other": torch.ones(2, 3)}, tmp_path, memory)
+        save({**state, "other": torch.ones(2, 3)}, tmp_path, child)
 
 
 def test_a_child_whose_rank_is_gone_ends() -> None:
     paths = json.dumps([path for path in sys.path if path])
     program = [sys.executable, "-s", "-P", "-c", child_writer._PROGRAM, paths, "0", "0", "1"]
     assert subprocess.run([*program, str(os.getppid())], timeout=120).returncode == -9
+
+
+def test_a_child_that_is_not_needed_ends() -> None:
+    child = ChildWriter([torch.ones(3)])
+    process = child._process
+    del child
+    gc.collect()
+    assert process.wait(120) == 0
 
 
 def test_the_copies_are_freed_when_they_are_written() -> None:
@@ -118,6 +127,9 @@ def test_the_copies_are_freed_when_they_are_written() -> None:
     assert alive() is None
 
 
-def test_a_checkpoint_takes_at_most_a_tenth_longer_than_torch_save(tmp_path: Path) -> None:
-    """With its checksums, and until the disk holds it; about half as long is usual."""
-    assert measure(gib=0.25, parent=tmp_path, runs=5)["ratio_to_torch_save"] <= 1.1
+def test_a_checkpoint_takes_at_most_a_tenth_more_of_the_cores_than_torch_save(
+    tmp_path: Path,
+) -> None:
+    """With its checksums and manifest; 0.8 of it is usual. ``benchmarks/checkpoint.py``
+    has the seconds on a quiet machine."""
+    assert measure(gib=0.5, parent=tmp_path, runs=2)["ratio_of_cores"] <= 1.1
