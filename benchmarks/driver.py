@@ -30,7 +30,7 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -41,8 +41,8 @@ import torch
 
 from rlmath.actor.loss_fields import LossFields
 from rlmath.actor.plan import StepPlan
-from rlmath.actor.rank_step import RankStep, TokenSettings
-from rlmath.actor.settings import UpdateResult, UpdateSettings
+from rlmath.actor.rank_step import RankStep
+from rlmath.actor.settings import UpdateResult
 from rlmath.actor.token_values import TokenValues
 from rlmath.algorithms.advantages import AdvantageSettings, sequence_advantages
 from rlmath.algorithms.alignment import Alignment
@@ -60,7 +60,7 @@ from rlmath.types import GradedSample, Group, Problem, Sample
 ROOT = Path(__file__).resolve().parents[1]
 GROUP_SIZE, PROMPT_TOKENS, MEAN, LONGEST = 16, 200, 8000, 27648
 MINIBATCHES, BUDGET = 4, 32768
-PLAN = StepPlan(True, gate=False, reference=False, values=False, policy=True)
+PLAN = StepPlan(passes=("old",), minibatches=MINIBATCHES)
 # Phases in which all GPUs wait. Samples are received and graded while engines generate, and their
 # file is written while the ranks compute.
 IDLE = ("rollout_metrics", "batch", "send", "rank", "return", "mismatch_advantages")
@@ -98,16 +98,12 @@ class StubModel(Alone):
 
     is_last_stage = reports = True
 
-    def shard_log_probs(
-        self, shard: Shard, reference: bool = False, keep_routes: bool = False
-    ) -> TokenValues:
+    def shard_log_probs(self, shard: Shard, name: str = "policy", seed: int = 0) -> TokenValues:
         tokens = shard.batch.loss_mask.numel()
         self._read(shard.whole())
         return TokenValues(torch.arange(tokens), -torch.rand(tokens), torch.rand(tokens))
 
-    def update_shard(
-        self, shard: Shard, settings: UpdateSettings, traced: Collection[int] = ()
-    ) -> UpdateResult:
+    def update_shard(self, shard: Shard, plan: StepPlan) -> UpdateResult:
         for share in shard.shares():
             batch = share.batch
             micro_batches = self._read(share)
@@ -143,7 +139,7 @@ class StubRank:
     def call(self, method: str, shard: Any, *arguments: Any) -> Any:
         """A call of the rank with this shard; the other calls go to the same one."""
         began = time.process_time()
-        if method == "begin_step":
+        if method == "part":
             self.step = RankStep(StubModel(), None, shard)
             result = None
         else:
@@ -309,7 +305,6 @@ def play(
         sequences = sampled_sequences(groups, truncated=TruncatedRule.keep, mask_duplicates=True)
         batch_metrics(sequences)
     tokens = int(sequences.sequence_lengths.sum())
-    update = UpdateSettings(minibatches=MINIBATCHES)
     settings = dataclasses.replace(ShardSettings(ranks, BUDGET), minibatches=MINIBATCHES)
     shares, refs, sent = [], [], 0.0
     dealt = shards(sequences, settings)
@@ -324,8 +319,8 @@ def play(
     advantage = AdvantageSettings()
     for i, ref in enumerate(refs):
         rank = players[min(i, 1)]
-        ray.get(rank.call.remote("begin_step", ref))
-        answer = rank.call.remote("run_passes", None, PLAN, 0)
+        ray.get(rank.call.remote("part", ref))
+        answer = rank.call.remote("run_passes", None, PLAN)
         ray.wait([answer])
         with phase("return"):
             alignments.append(ray.get(answer))
@@ -338,8 +333,8 @@ def play(
                     advantage,
                 )
             own = found.select(shares[i])
-        figures.append(ray.get(rank.call.remote("finish", None, TokenSettings(), own)))
-        ray.get(rank.call.remote("update", None, update, 0))
+        figures.append(ray.get(rank.call.remote("add_advantages", None, PLAN, own)))
+        ray.get(rank.call.remote("update", None, PLAN))
     with phase("mismatch_advantages"):
         joined = Alignment.joined(alignments)
         joined.fresh.metrics()

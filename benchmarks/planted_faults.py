@@ -120,7 +120,7 @@ class Margins:
         wanted = parts.requests(self.node, SAMPLES, step=self.step)
         batch = parts.as_batch(wanted, parts.sample(self.pool, wanted))
         usual, entropy = self.actor.log_probs(batch)
-        noisy, _ = self.actor.log_probs(batch, noise_seed=self.step)
+        noisy, _ = self.actor.log_probs(batch, "noise", self.step)
         found, noise = measure(usual, batch.engine_log_probs), measure(usual, noisy)
         try:
             named = f"all {compare_weights(self.actor, self.pool)} equal"

@@ -23,14 +23,9 @@ from benchmarks.dry_run import groups, meta_gpu
 from benchmarks.dry_run.jobs import Job, PhaseCount, RankCount
 from benchmarks.dry_run.meter import META, Meter, Peak, Pool
 from rlmath.actor.model import ModelSettings
-from rlmath.actor.settings import (
-    ActorSettings,
-    ReferenceSettings,
-    UpdateSettings,
-    ValueUpdateSettings,
-)
+from rlmath.actor.plan import StepPlan
+from rlmath.actor.settings import ActorSettings, ReferenceSettings
 from rlmath.algorithms.early_stop import Decision
-from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.batching.shards import Shard
 from rlmath.config.optimizer import OptimizerConfig
 from rlmath.device import Platform
@@ -146,7 +141,7 @@ class _Rank:
         in_flight = _in_flight.most
         if self.value_model is not None:
             with self._phase("value update"):
-                self.value_model.update(self._batch(), ValueUpdateSettings(), seed=1)
+                self.value_model.update(self._batch(), StepPlan(), seed=1)
             self.value_model.release()
         actor.release()
         with self._phase("state"):
@@ -156,7 +151,7 @@ class _Rank:
                 actor.log_probs(self._batch())
         if job.reference:
             with self._phase("reference"):
-                actor.log_probs(self._batch(), reference=True)
+                actor.log_probs(self._batch(), "reference")
         if "weight sync" in job.phases:
             actor.load_parameters()
             with self._phase("weight sync"):
@@ -175,10 +170,9 @@ class _Rank:
             with self._phase("optimizer step"):
                 return step()
 
-        settings = UpdateSettings(objective=ObjectiveSettings())
         shard = actor.shard_of(self._batch())
         if actor.routing is not None:
-            actor.shard_log_probs(shard, keep_routes=True)
+            actor.shard_log_probs(shard, "old")
         # The sums that it decides by have no values here.
         keep = mock.Mock(return_value=Decision("keep"))
         with (
@@ -188,7 +182,7 @@ class _Rank:
             mock.patch.object(actor, "tensor_prints"),
             self._phase("update"),
         ):
-            result = actor.update_shard(shard, settings)
+            result = actor.update_shard(shard, StepPlan())
         assert result.minibatches[0]["discarded"] == 0.0, "the optimizer has to step"
         assert "optimizer step" in self.phases
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import operator
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -23,13 +20,10 @@ from rlmath.actor.communicators import describe
 from rlmath.actor.dealing import assembled
 from rlmath.actor.plan import StepPlan
 from rlmath.actor.rank_calls import ActorError, RankCalls
-from rlmath.actor.rank_step import Moments, TokenFigures, TokenSettings
+from rlmath.actor.rank_step import StepResult
 from rlmath.actor.settings import (
     ActorSettings,
     StartedRank,
-    UpdateResult,
-    UpdateSettings,
-    ValueUpdateSettings,
     shard_settings,
 )
 from rlmath.actor.stops import ask_to_stop
@@ -43,7 +37,6 @@ from rlmath.device.environment import rank_environment
 from rlmath.device.flight_recorder import remove_records
 from rlmath.device.residue import Residue
 from rlmath.errors import UpdateStopped, UserError
-from rlmath.model.fp8 import NOTHING, InFp8
 from rlmath.model.parallel import Layout
 from rlmath.types import TrainingBatch
 from rlmath.utils.sizes import in_words
@@ -164,91 +157,56 @@ class ActorGroup:
                 say(line)
 
     def log_probs(
-        self,
-        batch: TrainingBatch,
-        reference: bool = False,
-        noise_seed: int | None = None,
-        in_fp8: InFp8 = NOTHING,
+        self, batch: TrainingBatch, name: str = "policy", seed: int = 0
     ) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies ``[R]`` of a batch that is not the step's, under the current
-        weights or the reference model's; ``noise_seed`` and ``in_fp8``: see
-        ``MegatronActor.shard_log_probs``."""
+        """Log-probs and entropies ``[R]`` of a batch that is not the step's.
+
+        Args:
+            name: Of the forward pass; see :func:`rlmath.actor.passes.forward_passes`.
+            seed: Of what the pass draws at random.
+        """
         dealt = list(shards(batch, shard_settings(self.settings, self.layout)))
-        given = (reference, noise_seed, in_fp8)
-        found = self._of_shares("log_probs", [ray.put(one) for one in dealt], *given)
+        calls = self._of_shards("log_probs", [ray.put(one) for one in dealt], name, seed)
+        by_rank = dict(x for x in zip(self._dp, calls, strict=True) if x[1] is not None)
+        found = [by_rank[i] for i in range(len(dealt))]
         return assembled(found, [one.places for one in dealt], batch.response_lengths)
 
-    def update(self, batch: TrainingBatch, settings: UpdateSettings, seed: int) -> UpdateResult:
-        """Optimizer steps from a batch with advantages; ``seed``: of the split into minibatches."""
-        self.begin_step(batch, settings, seed)
-        return self.step_update(settings, now=0)[0]
-
-    # -- a step: each rank has its shard, and keeps it ------------------------------------------
-
-    def begin_step(self, sequences: Sequences, update: UpdateSettings, seed: int) -> None:
-        """Deal a step's sequences: each data-parallel rank gets its own, once.
+    def run_part(self, sequences: Sequences, plan: StepPlan) -> Alignment | None:
+        """Deal a step's sequences, each data-parallel rank its own and once, and run the forward
+        passes over them; the ranks keep them. See ``RankStep.run_passes``.
 
         Args:
             sequences: To train on.
-            update: How many minibatches, and what a token weighs in their losses; a value model's
-                update is split in the same way.
-            seed: Of the split into minibatches.
+            plan: Of the step.
         """
-        settings = shard_settings(self.settings, self.layout, update, seed)
         self._shares, refs = [], []
-        for shard in shards(sequences, settings):
+        for shard in shards(sequences, shard_settings(self.settings, self.layout, plan)):
             self._shares.append(shard.places)
             refs.append(ray.put(shard))
-        calls = [
-            worker.begin_step.remote(refs[i])
-            for worker, i in zip(self._workers, self._dp, strict=True)
-        ]
-        self._calls.results(calls, "begin_step")
-
-    def step_passes(self, plan: StepPlan, now: int) -> Alignment | None:
-        """Run the forward passes of a step; see ``RankStep.run_passes``."""
-        found = [one for one in self._all("step_passes", plan, now) if one is not None]
+        found = [x for x in self._of_shards("run_part", refs, plan) if x is not None]
         return Alignment.joined(found) if found else None
 
-    def step_finish(
-        self, settings: TokenSettings, advantages: SequenceAdvantages | None
-    ) -> TokenFigures:
-        """Compute policy factors and advantages; see ``RankStep.finish``.
+    def finish_step(
+        self, plan: StepPlan, advantages: SequenceAdvantages | None = None
+    ) -> StepResult:
+        """Advantages and updates, from what the ranks have of :meth:`run_part`.
 
         Args:
-            settings: What to compute.
-            advantages: Of all sequences of the step.
-        """
-        of_shares = [
-            None if advantages is None else advantages.select(places) for places in self._shares
-        ]
-        refs = [
-            worker.step_finish.remote(settings, of_shares[i])
-            for worker, i in zip(self._workers, self._dp, strict=True)
-        ]
-        found = self._calls.results(refs, "step_finish")
-        return TokenFigures.joined([one for one in found if one is not None])
-
-    def step_update(
-        self, settings: UpdateSettings, now: int, traced: Sequence[int] = ()
-    ) -> tuple[UpdateResult, Alignment | None]:
-        """Optimizer steps of the policy; see ``RankStep.update``.
+            plan: Of the step, with what the forward passes decide.
+            advantages: Of all sequences of the step, from rewards alone; ``None``: of the batch, or
+                of a value model.
 
         Raises:
             UpdateStopped: The ranks were asked to stop, and the step has changed nothing.
         """
-        with self._changing():
-            calls = self._all("update", settings, now, tuple(traced))
-        found = [one for one in calls if one[0] is not None]
-        alignments = [alignment for _, alignment in found if alignment is not None]
-        result = UpdateResult.joined([one for one, _ in found])
-        return result, Alignment.joined(alignments) if alignments else None
-
-    @contextlib.contextmanager
-    def _changing(self) -> Iterator[None]:
+        own = [None if advantages is None else advantages.select(x) for x in self._shares]
         self.changed = True
         try:
-            yield
+            calls = [
+                worker.finish_step.remote(plan, own[i])
+                for worker, i in zip(self._workers, self._dp, strict=True)
+            ]
+            return StepResult.joined(self._calls.results(calls, "finish_step"))
         except UpdateStopped:
             self.changed = False
             raise
@@ -267,21 +225,6 @@ class ActorGroup:
             ask_to_stop(*self._store_place)
         except Exception as error:  # The run ends in any case, only later.
             print(f"the ranks cannot be asked to stop: {error}", file=sys.stderr, flush=True)
-
-    def step_update_values(
-        self, settings: ValueUpdateSettings
-    ) -> tuple[list[dict[str, float]], Moments, dict[str, int], list[str]]:
-        """Optimizer steps of the value model; metrics of each minibatch, what values and
-        returns were before, the fingerprint of each tensor after it, and the tensors that are as
-        they were.
-
-        Raises:
-            UpdateStopped: The ranks were asked to stop, and the step has changed nothing.
-        """
-        with self._changing():
-            found = [one for one in self._all("update_values", settings) if one is not None]
-        moments = functools.reduce(operator.add, [one[1] for one in found])
-        return found[0][0], moments, *found[0][2:]
 
     def renew_reference(self, share: float, clear_optimizer: bool) -> None:
         """Let the reference model go a share of the way to the policy; see ``MegatronActor``."""
@@ -466,12 +409,10 @@ class ActorGroup:
             [getattr(w, method).remote(*arguments) for w in self._workers], method
         )
 
-    def _of_shares(self, method: str, refs: Sequence[Any], *arguments: Any) -> list[Any]:
-        """Results of the ranks that report, by data-parallel rank; each has its share's ref."""
+    def _of_shards(self, method: str, refs: Sequence[Any], *arguments: Any) -> list[Any]:
+        """Results in order of rank; each has its shard's ref."""
         calls = [
             getattr(worker, method).remote(refs[i], *arguments)
             for worker, i in zip(self._workers, self._dp, strict=True)
         ]
-        found = zip(self._dp, self._calls.results(calls, method), strict=True)
-        by_rank = {i: result for i, result in found if result is not None}
-        return [by_rank[i] for i in range(len(refs))]
+        return self._calls.results(calls, method)

@@ -24,13 +24,9 @@ from rlmath.actor.offload import PARTS, DeviceState
 from rlmath.actor.optimizer import build_optimizer, build_scheduler, wrap_chunks
 from rlmath.actor.packing import PackedMicroBatch, pack
 from rlmath.actor.parameter_gather import ParameterGather
+from rlmath.actor.plan import PLAIN, StepPlan
 from rlmath.actor.schedule import OnOutput, run_schedule
-from rlmath.actor.settings import (
-    ActorSettings,
-    UpdateSettings,
-    ValueUpdateSettings,
-    shard_settings,
-)
+from rlmath.actor.settings import ActorSettings, shard_settings
 from rlmath.actor.step_probe import StepFinding, StepProbe
 from rlmath.actor.stops import stops
 from rlmath.batching.from_sequences import batch_of_sequences
@@ -243,14 +239,10 @@ class RankModel:
 
     # -- what subclasses build an update from ---------------------------------------------------
 
-    def shard_of(
-        self,
-        batch: TrainingBatch,
-        update: UpdateSettings | ValueUpdateSettings | None = None,
-        seed: int = 0,
-    ) -> Shard:
+    def shard_of(self, batch: TrainingBatch, plan: StepPlan = PLAIN, seed: int = 0) -> Shard:
         """This rank's shard of a batch that all ranks have."""
-        settings = shard_settings(self.settings, self.layout, update, seed)
+        plan = dataclasses.replace(plan, seed=seed)
+        settings = shard_settings(self.settings, self.layout, plan)
         return next(shards(batch, settings, only=self.dp_rank))
 
     def micro_batches(self, share: Share) -> list[PackedMicroBatch]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -13,12 +13,13 @@ from torch import Tensor
 
 from rlmath.actor.exchange import swap_parameters
 from rlmath.actor.farthest import Farthest, say_clamped
-from rlmath.actor.fp8 import without_fp8
 from rlmath.actor.head import head_of
 from rlmath.actor.lora import base_model
 from rlmath.actor.loss_fields import LossFields
 from rlmath.actor.model_base import RankModel
 from rlmath.actor.observer import UpdateObserver
+from rlmath.actor.passes import forward_passes
+from rlmath.actor.plan import StepPlan
 from rlmath.actor.policy_loss import (
     MetricNames,
     concatenate,
@@ -28,12 +29,9 @@ from rlmath.actor.policy_loss import (
     sequence_report,
     stacked,
 )
-from rlmath.actor.quantized_cache import quantized_cache
-from rlmath.actor.quantized_products import quantized_products
-from rlmath.actor.rounding_noise import rounding_noise
 from rlmath.actor.schedule import OnLogProbs, OnOutput, of_log_probs
 from rlmath.actor.sequence_report import GRADIENT, SequenceReport
-from rlmath.actor.settings import ActorSettings, UpdateResult, UpdateSettings
+from rlmath.actor.settings import ActorSettings, UpdateResult
 from rlmath.actor.step_probe import StepFinding, StepProbe
 from rlmath.actor.token_traces import TokenTrace, traces_of
 from rlmath.actor.token_values import TokenValues
@@ -44,7 +42,6 @@ from rlmath.batching.shards import Shard, Share, response_rows
 from rlmath.checkpoint.optimizer_state import clear_optimizer_state
 from rlmath.checkpoint.state import ModelState
 from rlmath.device import Platform
-from rlmath.model.fp8 import NOTHING, InFp8
 from rlmath.model.parallel import Layout
 from rlmath.types import MicroBatch, TrainingBatch
 from rlmath.weights.tensor_prints import TensorPrints
@@ -67,6 +64,7 @@ class MegatronActor(RankModel):
             ``None``: there is no reference, or it is the model without its adapters.
         routing: Records the routes of the old-log-prob pass, its own or the engine's, and replays
             them in the update; ``None``: no pass replays any.
+        passes: What surrounds each forward pass, by its name.
         observer: Sees updates; ``None``: nobody does.
         updates: So far.
     """
@@ -97,6 +95,7 @@ class MegatronActor(RankModel):
                 platform,
                 from_engine=settings.routing_replay == "engine",
             )
+        self.passes = forward_passes(self)
 
     def _trained(self) -> list[Tensor]:
         """What training changes, and so all in which the reference differs: under LoRA adapters."""
@@ -113,20 +112,17 @@ class MegatronActor(RankModel):
     # -- log-probs ------------------------------------------------------------------------------
 
     def log_probs(
-        self, batch: TrainingBatch, reference: bool = False, noise_seed: int | None = None
+        self, batch: TrainingBatch, name: str = "policy", seed: int = 0
     ) -> TokenValues | None:
-        """Log-probs and entropies of the response tokens of a batch that all ranks have.
-
-        Args:
-            reference: See ``shard_log_probs``.
-            noise_seed: See ``shard_log_probs``.
+        """Log-probs and entropies of the response tokens of a batch that all ranks have; ``name``
+        and ``seed``: see ``shard_log_probs``.
 
         Returns:
             This data-parallel rank's values on the rank that reports, else ``None``; rows count in
             the batch.
         """
         shard = self.shard_of(batch)
-        found = self.shard_log_probs(shard, reference, noise_seed)
+        found = self.shard_log_probs(shard, name, seed)
         if found is None or not self.reports:
             return None
         rows = response_rows(shard.places, batch.response_lengths)
@@ -134,24 +130,13 @@ class MegatronActor(RankModel):
 
     @torch.no_grad()
     def shard_log_probs(
-        self,
-        shard: Shard,
-        reference: bool = False,
-        noise_seed: int | None = None,
-        keep_routes: bool = False,
-        in_fp8: InFp8 = NOTHING,
+        self, shard: Shard, name: str = "policy", seed: int = 0
     ) -> TokenValues | None:
         """Log-probs and entropies of the shard's response tokens.
 
         Args:
-            reference: Under the reference model's weights instead of the current ones.
-            noise_seed: Round activations otherwise than usual, at random, and multiply in the
-                model's type although the actor trains in FP8; see
-                :func:`rlmath.actor.rounding_noise.rounding_noise`.
-            keep_routes: Under routing replay, record them for the shard's update. Without it the
-                engine's routes are taken as well, where replay is of those.
-            in_fp8: As engines with these in FP8; see :mod:`rlmath.actor.quantized_products` and
-                :mod:`rlmath.actor.quantized_cache`.
+            name: Of the forward pass; see :func:`rlmath.actor.passes.forward_passes`.
+            seed: Of what the pass draws at random.
 
         Returns:
             The values in the shard's order, on all ranks of the last stage; else ``None``.
@@ -159,25 +144,13 @@ class MegatronActor(RankModel):
         micro_batches = self.micro_batches(shard.whole())
         self.load_parameters()  # What is entered below may read them.
         with contextlib.ExitStack() as stack:
-            if reference:
-                stack.enter_context(self._reference_weights())
-            if noise_seed is not None:
-                stack.enter_context(rounding_noise(self.module, noise_seed))
-                if self.settings.model.fp8 is not None:
-                    stack.enter_context(without_fp8(self.module))
-            if in_fp8.matrices:
-                stack.enter_context(quantized_products(self.module))
-            if in_fp8.kv_cache:
-                stack.enter_context(quantized_cache(self.module))
-            if keep_routes and self.routing is not None:
-                stack.enter_context(self.routing.recording(shard, micro_batches))
-            elif self.routing is not None and not reference:
-                stack.enter_context(self.routing.following(shard, micro_batches))
+            for around in self.passes[name]:
+                stack.enter_context(around(shard, micro_batches, seed))
             values = self.forward(micro_batches, self._of_log_probs(keep_values))
         return concatenate(values) if self.is_last_stage else None
 
     @contextlib.contextmanager
-    def _reference_weights(self) -> Iterator[None]:
+    def reference_weights(self) -> Iterator[None]:
         """Run the model with the reference's weights. The optimizer never sees them."""
         if self.settings.reference.kind == "none":
             raise ValueError("there is no reference model: ActorSettings.reference is none")
@@ -213,23 +186,20 @@ class MegatronActor(RankModel):
 
     # -- update ---------------------------------------------------------------------------------
 
-    def update(self, batch: TrainingBatch, settings: UpdateSettings, seed: int) -> UpdateResult:
+    def update(self, batch: TrainingBatch, plan: StepPlan, seed: int) -> UpdateResult:
         """Optimizer steps from a batch that all ranks have; ``seed``: of the split into
         minibatches."""
-        return self.update_shard(self.shard_of(batch, settings, seed), settings)
+        return self.update_shard(self.shard_of(batch, plan, seed), plan)
 
-    def update_shard(
-        self, shard: Shard, settings: UpdateSettings, traced: Collection[int] = ()
-    ) -> UpdateResult:
+    def update_shard(self, shard: Shard, plan: StepPlan) -> UpdateResult:
         """Optimizer steps from the ranks' shards of a step, one per minibatch.
 
         Without ``old_log_probs`` the current policy is its own old policy (the ratio is 1);
-        that is exact for the first minibatch only, so ``settings.minibatches`` must be 1.
+        that is exact for the first minibatch only, so ``plan.minibatches`` must be 1.
 
         Args:
             shard: With advantages; only ranks of the last stage read the values of tokens.
-            settings: The algorithm.
-            traced: Places in the step of sequences whose tokens are to be traced.
+            plan: Of the step.
 
         Raises:
             ValueError: No advantages, several minibatches without old log-probs, or routing replay
@@ -238,9 +208,9 @@ class MegatronActor(RankModel):
         batch = shard.batch
         if batch.advantages is None:
             raise ValueError("the batch has no advantages; an update needs them")
-        if batch.old_log_probs is None and settings.minibatches != 1:
+        if batch.old_log_probs is None and plan.minibatches != 1:
             raise ValueError(
-                f"{settings.minibatches} minibatches need old_log_probs: after the first one, the "
+                f"{plan.minibatches} minibatches need old_log_probs: after the first one, the "
                 "policy is no longer the one that sampled"
             )
         if self.routing is not None:
@@ -256,20 +226,20 @@ class MegatronActor(RankModel):
         findings: list[StepFinding] = []
         schedule_steps = int(self.scheduler.num_steps)
         measured = None
-        if self.routing is not None and settings.routing_mismatch:
-            measured = self.routing.measured_minibatch(settings.minibatches)
+        if self.routing is not None and plan.routing_mismatch:
+            measured = self.routing.measured_minibatch(plan.minibatches)
         for index, minibatch in enumerate(shard.shares()):
-            if stopped and settings.early_stop_rest:
+            if stopped and plan.early_stop_rest:
                 stopped[index] = f"minibatch {min(stopped)} was (early_stop_rest)"
                 continue
             begin = sum(map(len, shard.counts[:index]))
             free = self._freely_routed(minibatch) if index == measured else None
-            again = self._computed_again(minibatch, settings) if index == 0 else None
-            outcomes = self._backward(minibatch, settings, begin, self.observer)
+            again = self._computed_again(minibatch, plan) if index == 0 else None
+            outcomes = self._backward(minibatch, plan, begin, self.observer)
             if again is not None and not self._gradient_finding.kind:
                 assert self.gradient_shares is not None
                 self._gradient_finding = self.gradient_shares.differs_from(*again)
-            one, decision, farthest = self._step(minibatch, outcomes, settings, index)
+            one, decision, farthest = self._step(minibatch, outcomes, plan, index)
             values = concatenate([v for _, v in outcomes]) if self.is_last_stage else None
             if free is not None and self.routing is not None and values is not None:
                 self.routing.add_mismatch(minibatch.batch, values.log_probs, free.log_probs)
@@ -277,9 +247,10 @@ class MegatronActor(RankModel):
             if self.reports:
                 left_out.append(off_policy(outcomes, minibatch.batch))
                 reports.append(sequence_report(index, minibatch, outcomes))
-            if traced and values is not None:
-                objective = settings.objective
-                traces += traces_of(minibatch, values, objective, traced, index, decision.discard)
+            if plan.traced and values is not None:
+                traces += traces_of(
+                    minibatch, values, plan.objective, plan.traced, index, decision.discard
+                )
             if one["log_ratio_clamped_count"]:
                 clamped[index] = say_clamped(one, farthest)
             metrics.append(one)
@@ -317,7 +288,7 @@ class MegatronActor(RankModel):
         self,
         share: Share,
         outcomes: Outcomes,
-        settings: UpdateSettings,
+        plan: StepPlan,
         index: int,
     ) -> tuple[dict[str, float], Decision, Farthest]:
         """One optimizer step from the gradient that is there, unless it has to be discarded.
@@ -330,7 +301,7 @@ class MegatronActor(RankModel):
         Returns:
             Its metrics, what became of it, and the farthest token.
         """
-        names = MetricNames.of(settings.objective, share.batch.ref_log_probs is not None)
+        names = MetricNames.of(plan.objective, share.batch.ref_log_probs is not None)
         sums, maxima, farthest = self._totals(share, outcomes, names)
         nothing = self._nothing_given(outcomes, len(share.micro_batches))
         if not self._gradient_finding.kind:
@@ -341,7 +312,7 @@ class MegatronActor(RankModel):
         if self.observer is not None:
             self.device_state.load("optimizer")  # It reads the main parameters.
             self.observer.see_gradient(self.optimizer)
-        decision = decide({**sums, "gradient norm": grad_norm}, settings.early_stop_ratio)
+        decision = decide({**sums, "gradient norm": grad_norm}, plan.early_stop_ratio)
         lr = self.finish_minibatch(decision.discard)
         metrics = metric_means(sums) | maxima
         metrics["grad_norm"] = grad_norm
@@ -374,7 +345,7 @@ class MegatronActor(RankModel):
         return self.gradient_shares.nothing_given(given, signals)
 
     def _computed_again(
-        self, share: Share, settings: UpdateSettings
+        self, share: Share, plan: StepPlan
     ) -> tuple[list[Tensor], int] | None:
         """In every 16th update, the gradient of one micro-batch by its sequences alone, packed in
         two parts, at the elements that the next pass looks at. Collective.
@@ -400,14 +371,14 @@ class MegatronActor(RankModel):
         if len(self.chunks) > 1:
             # Of interleaved stages Megatron takes a multiple of their number.
             parts += [MicroBatch((), 0)] * (-len(parts) % self.layout.pipeline_parallel)
-        self._backward(dataclasses.replace(share, micro_batches=parts), settings, 0)
+        self._backward(dataclasses.replace(share, micro_batches=parts), plan, 0)
         self.gradient_shares.repeat()
         return self.gradient_shares.totals(), number
 
     def _backward(
         self,
         share: Share,
-        settings: UpdateSettings,
+        plan: StepPlan,
         begin: int,
         observer: UpdateObserver | None = None,
     ) -> Outcomes:
@@ -434,7 +405,7 @@ class MegatronActor(RankModel):
                 "ref_log_probs": batch.ref_log_probs,
             },
         )
-        objective = policy_loss(fields, settings.objective)
+        objective = policy_loss(fields, plan.objective)
         if observer is not None:
             objective = observer.watching(objective, share)
         with contextlib.ExitStack() as stack:

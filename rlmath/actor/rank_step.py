@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,19 +18,18 @@ import torch
 from torch import Tensor
 
 from rlmath.actor.plan import StepPlan
-from rlmath.actor.settings import UpdateResult, UpdateSettings, ValueUpdateSettings
+from rlmath.actor.settings import UpdateResult
 from rlmath.actor.token_values import TokenValues
 from rlmath.algorithms.advantages import ADVANTAGES, SequenceAdvantages, token_advantages
 from rlmath.algorithms.advantages.whiten import whiten
 from rlmath.algorithms.alignment import Alignment, token_lags
-from rlmath.algorithms.correction import CorrectionConfig, CorrectionTotals, correct
+from rlmath.algorithms.correction import CorrectionTotals, correct
 from rlmath.algorithms.distillation import DistillTotals, distill
 from rlmath.algorithms.entropy import top_entropy_mask
 from rlmath.algorithms.kl import kl_estimate
 from rlmath.algorithms.kl_control import kl_in_reward
 from rlmath.algorithms.peers import Peers
 from rlmath.batching.shards import Shard
-from rlmath.model.fp8 import NOTHING, InFp8
 from rlmath.types import TrainingBatch
 from rlmath.weights.sequence_fingerprints import SequenceFingerprints
 
@@ -42,61 +41,15 @@ class Policy(Peers, Protocol):
     reports: bool
 
     def shard_log_probs(
-        self,
-        shard: Shard,
-        reference: bool = False,
-        noise_seed: int | None = None,
-        keep_routes: bool = False,
-        in_fp8: InFp8 = NOTHING,
+        self, shard: Shard, name: str = "policy", seed: int = 0
     ) -> TokenValues | None: ...
 
-    def update_shard(
-        self, shard: Shard, settings: UpdateSettings, traced: Collection[int] = ()
-    ) -> UpdateResult: ...
-
-
-@dataclass(frozen=True)
-class GaeSettings:
-    """See ``ValueConfig``."""
-
-    estimator: str
-    gamma: float
-    lam: float
-    whiten: bool
-
-
-@dataclass(frozen=True)
-class DistillSettings:
-    """See ``AlgorithmConfig.distill_coef``."""
-
-    coef: float
-    clip: float
-
-
-@dataclass(frozen=True)
-class TokenSettings:
-    """What becomes of a step's tokens between the log-probs and the update.
-
-    Attributes:
-        old_is_engine: The rollout log-probs are those of the old policy.
-        correction: Against the mismatch, with ``auto`` resolved; ``None``: none.
-        entropy_top_share: Of the tokens of the loss, those in the policy term.
-        kl_coef: Weight of a KL in the reward; ``None``: there is none.
-        gae: Advantages come from values; ``None``: from rewards alone.
-        distill: What a teacher adds to the advantages; ``None``: there is none.
-    """
-
-    old_is_engine: bool = False
-    correction: CorrectionConfig | None = None
-    entropy_top_share: float = 1.0
-    kl_coef: float | None = None
-    gae: GaeSettings | None = None
-    distill: DistillSettings | None = None
+    def update_shard(self, shard: Shard, plan: StepPlan) -> UpdateResult: ...
 
 
 @dataclass(frozen=True)
 class TokenFigures:
-    """What a rank reports of :meth:`RankStep.finish`.
+    """What a rank reports of :meth:`RankStep.add_advantages`.
 
     Attributes:
         any_advantage: Whether any advantage is not 0.
@@ -148,6 +101,55 @@ class Moments:
         return Moments(*(one + two for one, two in pairs))
 
 
+@dataclass(frozen=True)
+class ValueResult:
+    """What an update of the value model leaves to report.
+
+    Attributes:
+        minibatches: Metrics of each minibatch.
+        moments: Of values and returns before it.
+        fingerprints: Of each tensor of the value model after it.
+        unchanged: The tensors that are as they were.
+    """
+
+    minibatches: list[dict[str, float]]
+    moments: Moments
+    fingerprints: dict[str, int]
+    unchanged: list[str]
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What the rest of a step after its forward passes leaves to report.
+
+    Attributes:
+        tokens: Of its tokens; ``None``: the batch came with its advantages.
+        values: Of the value model's update; ``None``: it was not updated.
+        policy: Likewise.
+    """
+
+    tokens: TokenFigures | None
+    values: ValueResult | None
+    policy: UpdateResult | None
+
+    @classmethod
+    def joined(cls, parts: Sequence[StepResult]) -> StepResult:
+        """Those of all ranks that report together."""
+        tokens = [one.tokens for one in parts if one.tokens is not None]
+        values = [one.values for one in parts if one.values is not None]
+        policy = [one.policy for one in parts if one.policy is not None]
+        moments = functools.reduce(operator.add, [one.moments for one in values], Moments())
+        return cls(
+            TokenFigures.joined(tokens) if tokens else None,
+            dataclasses.replace(values[0], moments=moments) if values else None,
+            UpdateResult.joined(policy) if policy else None,
+        )
+
+
+# The tokens' values that each forward pass gives, by their name in ``TrainingBatch``.
+FIELDS = {"old": "old_log_probs", "reference": "ref_log_probs", "values": "values"}
+
+
 class RankStep:
     """A step of this rank.
 
@@ -160,117 +162,93 @@ class RankStep:
     def __init__(self, policy: Policy, value_model: Any, shard: Shard) -> None:
         self._policy, self._value_model = policy, value_model
         self.shard = shard
-        self._entropy: Tensor | None = None
-        # The weights version that the old log-probs are of.
-        self._now: int | None = None
+        # Of the old policy.
+        self._old: TokenValues | None = None
 
-    def run_passes(self, plan: StepPlan, now: int) -> Alignment | None:
-        """Run the forward passes of the plan: old policy, reference, values.
-
-        Args:
-            plan: Of the step.
-            now: The actor's weights version.
+    def run_passes(self, plan: StepPlan) -> Alignment | None:
+        """Run the forward passes of the plan.
 
         Returns:
             On the rank that reports, how the old log-probs agree with the rollout log-probs;
             ``None`` without that pass.
         """
-        alignment = self._old_log_probs(now, plan.stale_kv) if plan.old_log_probs else None
-        if plan.reference:
-            found = self._policy.shard_log_probs(self.shard, reference=True)
-            self.shard = self.shard.with_values(ref_log_probs=self._or_nothing(found))
-        if plan.values:
-            values = self._value_model.shard_values(self.shard)
-            own = self._nothing() if values is None else values
-            self.shard = self.shard.with_values(values=own)
-        return alignment
-
-    def _old_log_probs(self, now: int, stale_kv: bool) -> Alignment | None:
-        """Compute the old policy's log-probs.
-
-        Args:
-            now: The actor's weights version.
-            stale_kv: See :meth:`Alignment.of`.
-
-        Returns:
-            On the rank that reports, how they agree with the rollout log-probs.
-        """
-        found = self._policy.shard_log_probs(self.shard, keep_routes=True)
-        self.shard = self.shard.with_values(old_log_probs=self._or_nothing(found))
-        if found is None:
+        for name in plan.passes:
+            self.shard = self.shard.with_values(**{FIELDS[name]: self._values_of(name)})
+        if self._old is None:
             return None
-        self._entropy, self._now = found.entropy, now
-        return self._alignment(found, self.shard.batch, self.shard.places, now, stale_kv)
+        return self._alignment(self._old, self.shard.batch, self.shard.places, plan)
 
-    def finish(
-        self, settings: TokenSettings, advantages: SequenceAdvantages | None
+    def _values_of(self, name: str) -> Tensor:
+        """``[R]``, what a pass gives."""
+        if name == "values":
+            values: Tensor | None = self._value_model.shard_values(self.shard)
+        else:
+            found = self._policy.shard_log_probs(self.shard, name)
+            values = None if found is None else found.log_probs
+            self._old = found if name == "old" else self._old
+        return self._nothing() if values is None else values
+
+    def add_advantages(
+        self, plan: StepPlan, advantages: SequenceAdvantages | None
     ) -> TokenFigures | None:
         """Compute policy factors and advantages, from all that came before.
 
         Args:
-            settings: What to compute.
-            advantages: Of the shard's sequences, from rewards alone; ``None`` with ``gae``.
+            plan: Of the step.
+            advantages: Of the shard's sequences, from rewards alone; ``None`` with a value model.
 
         Returns:
             On the rank that reports.
         """
         batch = self.shard.batch
-        if settings.old_is_engine:
+        if plan.old_is_engine:
             batch = dataclasses.replace(batch, old_log_probs=batch.engine_log_probs)
         if not self._policy.is_last_stage:
             nothing = self._nothing()
-            returns = nothing if settings.gae else None
+            returns = nothing if plan.values else None
             batch = dataclasses.replace(batch, advantages=nothing, returns=returns)
             self.shard = dataclasses.replace(self.shard, batch=batch)
             return None
-        batch, totals = self._with_factors(batch, settings)
-        batch = self._with_advantages(batch, settings, advantages)
-        batch, distilled = self._with_teacher(batch, settings.distill)
+        batch, totals = self._with_factors(batch, plan)
+        batch = self._with_advantages(batch, plan, advantages)
+        batch, distilled = self._with_teacher(batch, plan)
         assert batch.advantages is not None
         self.shard = dataclasses.replace(self.shard, batch=batch)
         if not self._policy.reports:
             return None
         return TokenFigures(bool(batch.advantages.any()), self._fingerprints(), totals, distilled)
 
-    def update(
-        self, settings: UpdateSettings, now: int, traced: Collection[int] = ()
-    ) -> tuple[UpdateResult | None, Alignment | None]:
+    def update(self, plan: StepPlan) -> UpdateResult | None:
         """Optimizer steps of the policy.
 
-        Args:
-            settings: The algorithm.
-            now: The weights version before the update.
-            traced: Places in the step of sequences whose tokens are to be traced.
-
         Returns:
-            On the rank that reports, the result, and how the log-probs of the first minibatch
-            agreed with the rollout log-probs; ``None`` where :meth:`run_passes` has said it.
+            On the rank that reports.
         """
-        result = self._policy.update_shard(self.shard, settings, traced)
-        first, alignment = result.first, None
+        result = self._policy.update_shard(self.shard, plan)
+        first = result.first
         if not self._policy.reports:
-            return None, None
-        if first is not None and self._entropy is None:
+            return None
+        if first is not None and self._old is None:
             share = next(self.shard.shares())
-            alignment = self._alignment(first, share.batch, share.places, now)
             values = {"old_log_probs": first.log_probs}
-            found = SequenceFingerprints.of(share.places, share.batch.response_lengths, values)
-            result = dataclasses.replace(result, fingerprints=found)
-        return dataclasses.replace(result, first=None), alignment
+            result = dataclasses.replace(
+                result,
+                alignment=self._alignment(first, share.batch, share.places, plan),
+                fingerprints=SequenceFingerprints.of(
+                    share.places, share.batch.response_lengths, values
+                ),
+            )
+        return dataclasses.replace(result, first=None)
 
-    def update_values(
-        self, settings: ValueUpdateSettings
-    ) -> tuple[list[dict[str, float]], Moments, dict[str, int], list[str]] | None:
+    def update_values(self, plan: StepPlan) -> ValueResult | None:
         """Optimizer steps of the value model.
 
         Returns:
-            On the rank that reports, metrics of each minibatch, what values and returns were
-            before, the fingerprint of each tensor of the value model after it, and the tensors
-            that are as they were.
+            On the rank that reports.
         """
         self._value_model.load_parameters()
         before = self._value_model.weight_prints()
-        metrics = self._value_model.update_shard(self.shard, settings)
+        metrics = self._value_model.update_shard(self.shard, plan)
         prints = self._value_model.weight_prints()
         unchanged = [name for name, one in prints.items() if before[name] == one]
         batch = self.shard.batch
@@ -281,7 +259,7 @@ class RankStep:
         errors = returns - values
         sums = (values, returns, returns.square(), errors, errors.square())
         moments = Moments(float(values.numel()), *(float(x.sum()) for x in sums))
-        return metrics, moments, prints, unchanged
+        return ValueResult(metrics, moments, prints, unchanged)
 
     def _fingerprints(self) -> SequenceFingerprints:
         batch = self.shard.batch
@@ -300,67 +278,72 @@ class RankStep:
         found: TokenValues,
         batch: TrainingBatch,
         places: Tensor,
-        now: int,
-        stale_kv: bool = False,
+        plan: StepPlan,
     ) -> Alignment | None:
         if not self._policy.reports:
             return None
         return Alignment.of_batch(
-            batch, found.log_probs, found.entropy, now, places=places, stale_kv=stale_kv
+            batch,
+            found.log_probs,
+            found.entropy,
+            plan.now,
+            places=places,
+            stale_kv=plan.stale_kv,
         )
 
     def _with_factors(
-        self, batch: TrainingBatch, settings: TokenSettings
+        self, batch: TrainingBatch, plan: StepPlan
     ) -> tuple[TrainingBatch, CorrectionTotals | None]:
         """Add the factors of the policy term: mismatch correction and top entropy."""
         factors = totals = None
-        if settings.correction is not None:
+        if plan.correction is not None:
             assert batch.old_log_probs is not None
             found = correct(
                 batch.old_log_probs,
                 batch.engine_log_probs,
                 batch.loss_mask,
                 batch.response_lengths,
-                settings.correction,
-                None if self._now is None else token_lags(batch, self._now),
+                plan.correction,
+                None if self._old is None else token_lags(batch, plan.now),
             )
             totals = found.totals
-            factors = found.weights.float() if settings.correction.is_on else None
-        if settings.entropy_top_share < 1:
-            assert self._entropy is not None
-            share = settings.entropy_top_share
-            keep = top_entropy_mask(self._entropy, batch.loss_mask, share, self._policy).float()
+            factors = found.weights.float() if plan.correction.is_on else None
+        if plan.entropy_top_share < 1:
+            assert self._old is not None
+            keep = top_entropy_mask(
+                self._old.entropy, batch.loss_mask, plan.entropy_top_share, self._policy
+            ).float()
             factors = keep if factors is None else keep * factors
         return dataclasses.replace(batch, policy_factors=factors), totals
 
     def _with_advantages(
         self,
         batch: TrainingBatch,
-        settings: TokenSettings,
+        plan: StepPlan,
         advantages: SequenceAdvantages | None,
     ) -> TrainingBatch:
         kl = None
-        if settings.kl_coef is not None:
+        if plan.kl_in_reward is not None:
             old, reference = batch.old_log_probs, batch.ref_log_probs
             assert old is not None and reference is not None
             kl = kl_estimate("k1", old, reference, old)
-        if settings.gae is not None:
-            return self._with_gae(batch, settings.gae, kl, settings.kl_coef or 0.0)
+        if plan.values:
+            return self._with_gae(batch, plan, kl)
         assert advantages is not None
         penalty = None
         if kl is not None:
             cost = kl_in_reward(kl, batch.loss_mask, batch.response_lengths, 1.0)
-            penalty = (settings.kl_coef or 0.0) * cost
+            penalty = (plan.kl_in_reward or 0.0) * cost
         found = token_advantages(
             advantages, batch.response_lengths, batch.loss_mask, penalty, self._policy
         )
         return dataclasses.replace(batch, advantages=found)
 
     def _with_teacher(
-        self, batch: TrainingBatch, settings: DistillSettings | None
+        self, batch: TrainingBatch, plan: StepPlan
     ) -> tuple[TrainingBatch, DistillTotals | None]:
         """Add what the teacher says, last: its unit is nats, and no whitening changes it."""
-        if settings is None:
+        if not plan.distill_coef:
             return batch, None
         assert batch.advantages is not None and batch.old_log_probs is not None
         assert batch.teacher_log_probs is not None
@@ -369,16 +352,14 @@ class RankStep:
             batch.teacher_log_probs,
             batch.loss_mask,
             batch.response_lengths,
-            coef=settings.coef,
-            clip=settings.clip,
+            coef=plan.distill_coef,
+            clip=plan.distill_clip,
         )
         return dataclasses.replace(
             batch, advantages=batch.advantages + found.advantages
         ), found.totals
 
-    def _with_gae(
-        self, batch: TrainingBatch, settings: GaeSettings, kl: Tensor | None, kl_coef: float
-    ) -> TrainingBatch:
+    def _with_gae(self, batch: TrainingBatch, plan: StepPlan, kl: Tensor | None) -> TrainingBatch:
         """Add advantages and returns from values.
 
         A sequence's reward is at its last token, also when the response was truncated: nothing is
@@ -388,21 +369,18 @@ class RankStep:
         rewards = torch.zeros_like(batch.values)
         rewards[torch.cumsum(batch.response_lengths, 0) - 1] = batch.rewards
         if kl is not None:
-            rewards -= kl_coef * torch.where(batch.loss_mask, kl, 0.0)
-        advantages, returns = ADVANTAGES.get(settings.estimator)(
+            rewards -= (plan.kl_in_reward or 0.0) * torch.where(batch.loss_mask, kl, 0.0)
+        advantages, returns = ADVANTAGES.get(plan.advantage)(
             rewards,
             batch.values,
             batch.response_lengths,
-            gamma=settings.gamma,
-            lam=settings.lam,
+            gamma=plan.gamma,
+            lam=plan.lam,
         )
-        if settings.whiten:
+        if plan.whiten_advantages:
             mask = batch.loss_mask
             advantages = whiten(advantages.double(), mask, peers=self._policy).float()
         return dataclasses.replace(batch, returns=returns, advantages=advantages)
-
-    def _or_nothing(self, found: TokenValues | None) -> Tensor:
-        return self._nothing() if found is None else found.log_probs
 
     def _nothing(self) -> Tensor:
         """``[R]`` zeros of one number's memory, where no loss is computed."""

@@ -8,17 +8,17 @@ from dataclasses import dataclass, field, replace
 
 from rlmath.actor.communicators import Communicators
 from rlmath.actor.model import ModelSettings
+from rlmath.actor.plan import PLAIN, StepPlan
 from rlmath.actor.sequence_report import SequenceReport
 from rlmath.actor.step_probe import StepFinding
 from rlmath.actor.token_traces import TokenTrace
 from rlmath.actor.token_values import TokenValues
+from rlmath.algorithms.alignment import Alignment
 from rlmath.algorithms.off_policy import OffPolicyTotals, add_by_version
-from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.batching.shards import ShardSettings
 from rlmath.config.actor import ActorConfig
-from rlmath.config.algorithm import AlgorithmConfig
 from rlmath.config.optimizer import OptimizerConfig
-from rlmath.config.value import ValueConfig
+from rlmath.model.fp8 import NOTHING, InFp8
 from rlmath.model.lora import Lora
 from rlmath.model.parallel import Layout
 from rlmath.weights.sequence_fingerprints import SequenceFingerprints
@@ -64,6 +64,7 @@ class ActorSettings:
         share_prompts: Sequences with one prompt share its rows; see ``pack``. Only where
             ``sharing_problem`` finds nothing.
         lora: Low-rank adapters, which alone are trained; ``None``: all weights are.
+        engines_in_fp8: What the engines compute in FP8, which the gate's noise has to show.
         value: The value model, in the same processes; ``None``: none.
     """
 
@@ -82,34 +83,8 @@ class ActorSettings:
     routing_replay: str = ActorConfig.routing_replay.value
     share_prompts: bool = False
     lora: Lora | None = None
+    engines_in_fp8: InFp8 = NOTHING
     value: ActorSettings | None = None
-
-
-@dataclass(frozen=True)
-class UpdateSettings:
-    """How a batch becomes optimizer steps; see ``AlgorithmConfig`` for what each means.
-
-    Alone it is a plain update: the whole batch at once, and nothing is discarded.
-    """
-
-    objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
-    aggregation: str = AlgorithmConfig.aggregation
-    constant_length: int | None = None
-    minibatches: int = 1
-    early_stop_ratio: float | None = None
-    early_stop_rest: bool = AlgorithmConfig.early_stop_rest
-    # Under routing replay, measure the mismatch with and without the replayed routes.
-    routing_mismatch: bool = False
-
-
-@dataclass(frozen=True)
-class ValueUpdateSettings:
-    """How a batch becomes optimizer steps of the value model; see ``ValueConfig``."""
-
-    clip: float | None = ValueConfig.clip
-    aggregation: str = AlgorithmConfig.aggregation
-    constant_length: int | None = None
-    minibatches: int = 1
 
 
 @dataclass(frozen=True)
@@ -129,34 +104,18 @@ class StartedRank:
     communicators: Communicators = field(default_factory=Communicators)
 
 
-def shard_settings(
-    actor: ActorSettings,
-    layout: Layout,
-    update: UpdateSettings | ValueUpdateSettings | None = None,
-    seed: int = 0,
-) -> ShardSettings:
-    """How sequences are dealt to ranks.
-
-    Args:
-        layout: Of the ranks.
-        update: The update that they are for; ``None``: there is none.
-        seed: Of the split into minibatches.
-    """
-    settings = ShardSettings(
+def shard_settings(actor: ActorSettings, layout: Layout, plan: StepPlan = PLAIN) -> ShardSettings:
+    """How a step's sequences are dealt to the ranks of a layout."""
+    return ShardSettings(
         layout.data_parallel,
         actor.max_tokens_per_microbatch,
-        seed=seed,
+        minibatches=plan.minibatches,
+        seed=plan.seed,
         # Megatron's interleaved schedule takes whole rounds of the stages.
         multiple_of=layout.pipeline_parallel if layout.virtual_stages > 1 else 1,
+        aggregation=plan.aggregation,
+        constant_length=plan.constant_length,
         share_prompts=actor.share_prompts,
-    )
-    if update is None:
-        return settings
-    return replace(
-        settings,
-        minibatches=update.minibatches,
-        aggregation=update.aggregation,
-        constant_length=update.constant_length,
     )
 
 
@@ -172,7 +131,8 @@ class UpdateResult:
             index.
         first: On ranks of the last stage: what the policy gave for the rank's sequences of the
             first minibatch, before any update, in the shard's order.
-        fingerprints: Of these log-probs, unless there was a pass for them before.
+        alignment: Of these log-probs and the rollout log-probs, unless there was a pass before.
+        fingerprints: Of these log-probs, likewise.
         routing: Metrics of routing replay, ``routing/...``; empty without it.
         traces: Of sequences that were to be traced and are among the rank's.
         gradients: Fingerprints of the minibatches' gradients by tensor, equal on all ranks.
@@ -187,6 +147,7 @@ class UpdateResult:
     early_stopped: dict[int, str]
     first: TokenValues | None
     clamped: dict[int, str] = field(default_factory=dict)
+    alignment: Alignment | None = None
     fingerprints: SequenceFingerprints | None = None
     routing: dict[str, float] = field(default_factory=dict)
     traces: tuple[TokenTrace, ...] = ()
@@ -201,8 +162,10 @@ class UpdateResult:
         """Those of all ranks that report together."""
         sequences = [one.sequences for one in parts if one.sequences is not None]
         prints = [one.fingerprints for one in parts if one.fingerprints is not None]
+        alignments = [one.alignment for one in parts if one.alignment is not None]
         return replace(
             parts[0],
+            alignment=Alignment.joined(alignments) if alignments else None,
             fingerprints=SequenceFingerprints.joined(prints) if prints else None,
             traces=tuple(trace for one in parts for trace in one.traces),
             off_policy=add_by_version(one.off_policy for one in parts),

@@ -18,8 +18,8 @@ from rlmath.actor.context import all_gather_context
 from rlmath.actor.loss_fields import LossFields
 from rlmath.actor.model_base import RankModel
 from rlmath.actor.packing import PackedMicroBatch
+from rlmath.actor.plan import StepPlan
 from rlmath.actor.schedule import OnOutput
-from rlmath.actor.settings import ValueUpdateSettings
 from rlmath.algorithms.value import value_losses
 from rlmath.batching.shards import Shard, Share
 from rlmath.types import TrainingBatch
@@ -133,26 +133,24 @@ class ValueModel(RankModel):
         kept = self.forward(self.micro_batches(shard.whole()), keep)
         return torch.cat(kept).cpu() if self.is_last_stage else None
 
-    def update(
-        self, batch: TrainingBatch, settings: ValueUpdateSettings, seed: int
-    ) -> list[dict[str, float]]:
+    def update(self, batch: TrainingBatch, plan: StepPlan, seed: int) -> list[dict[str, float]]:
         """Optimizer steps from a batch that all ranks have; ``seed``: of the split into
         minibatches."""
-        return self.update_shard(self.shard_of(batch, settings, seed), settings)
+        return self.update_shard(self.shard_of(batch, plan, seed), plan)
 
-    def update_shard(self, shard: Shard, settings: ValueUpdateSettings) -> list[dict[str, float]]:
+    def update_shard(self, shard: Shard, plan: StepPlan) -> list[dict[str, float]]:
         """Optimizer steps towards the returns of the ranks' shards, one per minibatch.
 
         Args:
             shard: With ``values`` and ``returns``; only ranks of the last stage read them.
-            settings: The loss.
+            plan: Of the step.
 
         Returns:
             Metrics of each minibatch, equal on all ranks.
         """
-        return [self._update_minibatch(one, settings) for one in shard.shares()]
+        return [self._update_minibatch(one, plan) for one in shard.shares()]
 
-    def _update_minibatch(self, share: Share, settings: ValueUpdateSettings) -> dict[str, float]:
+    def _update_minibatch(self, share: Share, plan: StepPlan) -> dict[str, float]:
         batch, micro_batches = share.batch, self.micro_batches(share)
         fields = LossFields(
             micro_batches,
@@ -164,7 +162,7 @@ class ValueModel(RankModel):
                 "weights": share.weights,
             },
         )
-        kept = self.forward_backward(micro_batches, value_loss(fields, settings))
+        kept = self.forward_backward(micro_batches, value_loss(fields, plan.value_clip))
         loss, tokens, moved, clipped = self._totals(kept)
         grad_norm = self.gradient_norm()
         # Non-finite gradients would ruin the weights; without a gradient a step is only momentum.
@@ -188,11 +186,12 @@ class ValueModel(RankModel):
         return total
 
 
-def value_loss(fields: LossFields, settings: ValueUpdateSettings) -> OnOutput[Tensor]:
+def value_loss(fields: LossFields, clip: float | None) -> OnOutput[Tensor]:
     """The value model's loss of a micro-batch, for ``run_schedule``. Stays on the device.
 
     Args:
         fields: ``old`` values, ``returns``, ``mask`` and ``weights``.
+        clip: See ``value_losses``.
 
     Returns:
         A function that keeps ``[4]`` float64: loss, tokens, sum of moves, clipped tokens.
@@ -202,11 +201,11 @@ def value_loss(fields: LossFields, settings: ValueUpdateSettings) -> OnOutput[Te
         given = fields.of(one)
         old, mask = given["old"], given["mask"]
         values = _at_rows(one, output)
-        losses = value_losses(values, old, given["returns"], mask, settings.clip)
+        losses = value_losses(values, old, given["returns"], mask, clip)
         loss = (given["weights"] * losses).sum()
         # Masked with where: selecting tokens would make the host count them.
         moved = torch.where(mask, (values.detach() - old).abs(), 0.0)
-        clipped = (moved > settings.clip).sum() if settings.clip else torch.zeros_like(loss)
+        clipped = (moved > clip).sum() if clip else torch.zeros_like(loss)
         sums = [loss.detach(), mask.sum(), moved.sum(), clipped]
         return loss, torch.stack([x.detach().double() for x in sums])
 

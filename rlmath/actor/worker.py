@@ -16,13 +16,15 @@ from rlmath.cluster.logs import send_output_to
 from rlmath.cluster.processes import ProcessPlace, own_place
 from rlmath.cluster.watchdog import write_stacks_on_signal
 from rlmath.device.residue import Residue
-from rlmath.model.fp8 import NOTHING, InFp8
 from rlmath.utils.child_processes import end_with_parent
 from rlmath.utils.paused_collector import paused_collector
 
 if TYPE_CHECKING:
     from rlmath.actor.plan import StepPlan
+    from rlmath.actor.rank_step import StepResult
     from rlmath.actor.settings import StartedRank
+    from rlmath.algorithms.advantages import SequenceAdvantages
+    from rlmath.algorithms.alignment import Alignment
     from rlmath.batching.shards import Shard
     from rlmath.weights.gather import BucketGatherer, WeightChanges
     from rlmath.weights.slices import WeightSlice
@@ -114,12 +116,10 @@ class ActorWorker:
             communicators,
         )
 
-    def log_probs(
-        self, shard: Shard, reference: bool, noise_seed: int | None, in_fp8: InFp8 = NOTHING
-    ) -> Any:
+    def log_probs(self, shard: Shard, name: str, seed: int) -> Any:
         """Values of a shard that is not the step's, from the rank that reports; see
         :meth:`rlmath.actor.policy.MegatronActor.shard_log_probs`."""
-        values = self.actor.shard_log_probs(shard, reference, noise_seed, in_fp8=in_fp8)
+        values = self.actor.shard_log_probs(shard, name, seed)
         return values if self.actor.reports else None
 
     def _note_peak(self, phase: str) -> None:
@@ -131,42 +131,46 @@ class ActorWorker:
         peaks, self._peaks = self._peaks, {}
         return peaks
 
-    def begin_step(self, shard: Shard) -> None:
-        """Keep this rank's shard of a step for all calls of that step."""
+    def run_part(self, shard: Shard, plan: StepPlan) -> Alignment | None:
+        """Keep this rank's shard of a step, and run the plan's forward passes over it; see
+        :meth:`rlmath.actor.rank_step.RankStep.run_passes`."""
         self._note_peak("between_updates")
         from rlmath.actor.rank_step import RankStep
         from rlmath.actor.stops import stops
 
         stops.begin_step()
         self.step = RankStep(self.actor, self.value_model, shard)
-
-    def step_passes(self, plan: StepPlan, now: int) -> Any:
-        """See :meth:`rlmath.actor.rank_step.RankStep.run_passes`."""
-        found = self.step.run_passes(plan, now)
+        found = self.step.run_passes(plan)
         self._note_peak("log_probs")
         return found
 
-    def step_finish(self, settings: Any, advantages: Any) -> Any:
-        """See :meth:`rlmath.actor.rank_step.RankStep.finish`."""
-        return self.step.finish(settings, advantages)
+    def finish_step(self, plan: StepPlan, advantages: SequenceAdvantages | None) -> StepResult:
+        """Advantages, unless the batch came with them, and the updates; what this rank reports.
 
-    def update(self, settings: Any, now: int, traced: Any = ()) -> Any:
-        """See :meth:`rlmath.actor.rank_step.RankStep.update`."""
-        try:
-            return self.step.update(settings, now, traced)
-        finally:
-            self._note_peak("update")
-            # Nobody waits for the copies before engines take memory; see make_room.
-            self.actor.begin_release(self.platform.release_cached_memory)
+        Args:
+            plan: Of the step, with what the forward passes decide.
+            advantages: See :meth:`rlmath.actor.rank_step.RankStep.add_advantages`.
+        """
+        from rlmath.actor.rank_step import StepResult
 
-    def update_values(self, settings: Any) -> Any:
-        """See :meth:`rlmath.actor.rank_step.RankStep.update_values`."""
-        try:
-            return self.step.update_values(settings)
-        finally:
-            self._note_peak("update_values")
-            self.value_model.release()
-            self.platform.release_cached_memory()
+        tokens = values = policy = None
+        if self.step.shard.batch.advantages is None:
+            tokens = self.step.add_advantages(plan, advantages)
+        if plan.values:
+            try:
+                values = self.step.update_values(plan)
+            finally:
+                self._note_peak("update_values")
+                self.value_model.release()
+                self.platform.release_cached_memory()
+        if plan.policy:
+            try:
+                policy = self.step.update(plan)
+            finally:
+                self._note_peak("update")
+                # Nobody waits for the copies before engines take memory; see make_room.
+                self.actor.begin_release(self.platform.release_cached_memory)
+        return StepResult(tokens, values, policy)
 
     def renew_reference(self, share: float, clear_optimizer: bool) -> None:
         """See :meth:`rlmath.actor.policy.MegatronActor.renew_reference`."""

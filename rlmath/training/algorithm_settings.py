@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rlmath.actor.settings import ReferenceSettings, UpdateSettings
+from rlmath.actor.settings import ReferenceSettings
 from rlmath.algorithms.advantages import AdvantageSettings
 from rlmath.algorithms.kl_control import reference_weight
-from rlmath.algorithms.settings import ObjectiveSettings
-from rlmath.config.algorithm import KlPlace
 from rlmath.config.arithmetic import RunLayout
-from rlmath.config.options import ADVANTAGE_OPTIONS, LOSS_OPTIONS
+from rlmath.config.options import ADVANTAGE_OPTIONS
 from rlmath.config.schema import AlgorithmConfig, Config
 
 
@@ -55,30 +53,4 @@ def reference_share(algorithm: AlgorithmConfig, step: int) -> float:
         return 0.0
     return reference_weight(
         reference.kind.value, step, every=reference.every, decay=reference.decay
-    )
-
-
-def update_settings(config: Config, kl_coef: float, entropy_coef: float) -> UpdateSettings:
-    """How a batch becomes optimizer steps.
-
-    Args:
-        kl_coef: Of this step; a KL in the reward is in the advantages already.
-        entropy_coef: Of this step.
-    """
-    algorithm = config.algorithm
-    return UpdateSettings(
-        objective=ObjectiveSettings(
-            loss=algorithm.loss,
-            options=LOSS_OPTIONS.of(config),
-            kl_coef=kl_coef if algorithm.kl_in is KlPlace.loss else 0.0,
-            kl_estimator=algorithm.kl_estimator,
-            entropy_coef=entropy_coef,
-            ratio_threshold=algorithm.early_stop_ratio or ObjectiveSettings.ratio_threshold,
-            off_policy_mask_kl=algorithm.correction.off_policy_mask_kl,
-        ),
-        aggregation=algorithm.aggregation,
-        constant_length=aggregation_constant(config),
-        minibatches=algorithm.minibatches_per_step,
-        early_stop_ratio=algorithm.early_stop_ratio,
-        early_stop_rest=algorithm.early_stop_rest,
     )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from rlmath.config.actor import Fp8
 from rlmath.config.rollout import KvCacheDtype, Quantization
 from rlmath.config.schema import Config, DType
 from rlmath.errors import UserError, WeightsError
-from rlmath.model.fp8 import NOTHING, InFp8
+from rlmath.model.fp8 import InFp8
 from rlmath.model.spec import read_model_spec
 from rlmath.rollout.weight_sync import compare_weights
 from rlmath.training.live_divergence import where_they_part
@@ -64,11 +64,7 @@ class AlignmentError(UserError):
 
 class _LogProbs(Protocol):
     def log_probs(
-        self,
-        batch: TrainingBatch,
-        reference: bool = False,
-        noise_seed: int | None = None,
-        in_fp8: InFp8 = NOTHING,
+        self, batch: TrainingBatch, name: str = "policy", seed: int = 0
     ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -136,17 +132,16 @@ def probe(weights_versions: Tensor, sequence_lengths: Tensor, now: int, least: i
 
 
 def measure_noise(
-    actor: _LogProbs, batch: TrainingBatch, seed: int, in_fp8: InFp8 = NOTHING
+    actor: _LogProbs, batch: TrainingBatch, seed: int, quantized: bool = False
 ) -> Noise:
     """Take the log-probs of a few sequences twice, the second time with another rounding, and in
     the model's type if the actor trains in FP8 (``actor.fp8``), as engines compute them.
 
     Args:
-        in_fp8: And with what the engines have in FP8.
+        quantized: And with what the engines have in FP8.
     """
     usual, _ = actor.log_probs(batch)
-    more: dict[str, Any] = {"in_fp8": in_fp8} if in_fp8 else {}
-    noisy, _ = actor.log_probs(batch, noise_seed=seed, **more)
+    noisy, _ = actor.log_probs(batch, "quantized_noise" if quantized else "noise", seed)
     found = measure(usual, noisy).metrics()
     return Noise(found["mean_exp_abs_diff"] - 1, found["max_abs_diff"])
 
@@ -241,7 +236,7 @@ class Gate:
             "alignment/noise_ratio": (mean - 1) / noise.excess if noise.excess else 0.0,
             "alignment/max_noise_ratio": largest / noise.max_abs if noise.max_abs else 0.0,
         }
-        if _in_fp8(config):
+        if engines_in_fp8(config):
             plain = measure_noise(session.actor, sequences.select(chosen), seed=step)
             found["alignment/unquantized_noise_excess"] = plain.excess
         return found
@@ -266,15 +261,15 @@ class Gate:
         far = [at for at in order if not float(farthest[at]) <= allowed.max_abs]
         chosen = sorted(places[order[: max(least, min(len(far), TAIL_SEQUENCES))]].tolist())
         batch = sequences.select(chosen)
-        in_fp8 = _in_fp8(session.config)
-        found = [measure_noise(session.actor, batch, seed, in_fp8) for seed in TAIL_SEEDS]
+        quantized = bool(engines_in_fp8(session.config))
+        found = [measure_noise(session.actor, batch, seed, quantized) for seed in TAIL_SEEDS]
         return Noise(noise.excess, max(noise.max_abs, *(one.max_abs for one in found)))
 
     def _measure(
         self, session: Session, sequences: Sequences, chosen: Sequence[int], step: int
     ) -> Noise:
-        in_fp8 = _in_fp8(session.config)
-        self._noise = measure_noise(session.actor, sequences.select(chosen), step, in_fp8)
+        quantized = bool(engines_in_fp8(session.config))
+        self._noise = measure_noise(session.actor, sequences.select(chosen), step, quantized)
         self._measured_at = step
         return self._noise
 
@@ -316,7 +311,8 @@ def _rerouted(session: Session, fresh: Mismatch, allowed: Limits, updated: bool)
     return tokens
 
 
-def _in_fp8(config: Config) -> InFp8:
+def engines_in_fp8(config: Config) -> InFp8:
+    """What the engines compute in FP8."""
     rollout = config.rollout
     return InFp8(
         matrices=rollout.quantization is not Quantization.none,
@@ -332,7 +328,7 @@ def _within(mean: float, largest: float, allowed: Limits) -> bool:
 def _message(
     config: Config, mean: float, largest: float, allowed: Limits, noise: Noise, tokens: int
 ) -> str:
-    of = " in FP8" if _in_fp8(config) else ""
+    of = " in FP8" if engines_in_fp8(config) else ""
     if config.actor.fp8 is not Fp8.none:
         of += " without actor.fp8"
     found = f"mean exp|logp_actor - logp_engine| is {mean:.7g} over {tokens} tokens"

@@ -58,6 +58,7 @@ from rlmath.rollout.wake_room import WakeRoom
 from rlmath.rollout.weight_sync import Verification
 from rlmath.training.algorithm_settings import reference_settings
 from rlmath.training.checks.catalog import step_checks
+from rlmath.training.gate import engines_in_fp8
 from rlmath.training.trainer import ActorTrainer
 from rlmath.types import Problem
 from rlmath.weights.pieces import expert_tensors, hf_shapes
@@ -593,6 +594,7 @@ def actor_settings(
         ),
         reference=reference_settings(config),
         lora=adapters_of(config.actor.lora, spec, config.runner.seed),
+        engines_in_fp8=engines_in_fp8(config),
     )
 
 

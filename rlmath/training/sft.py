@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from rlmath.actor.settings import UpdateSettings
+from rlmath.actor.plan import StepPlan
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.batching.from_sequences import batch_of_sequences
 from rlmath.checkpoint import CheckpointStore
@@ -72,7 +72,7 @@ def fine_tune(config: Config) -> int:
             config.runner.resume, lambda found: check_resumed_weights(config, found.path)
         )
     done = 0 if checkpoint is None else checkpoint.step
-    update = UpdateSettings(objective=ObjectiveSettings(loss="reinforce"))
+    objective = ObjectiveSettings(loss="reinforce")
     sft = config.sft
     with (
         open_session(
@@ -99,7 +99,10 @@ def fine_tune(config: Config) -> int:
         for step in range(done + 1, sft.steps + 1):
             with monitor.phase("update"):
                 batch = batch_of(stream.next(sft.sequences_per_step))
-                result = actor.update(batch, update, seed=step)
+                plan = StepPlan(objective, seed=step)
+                actor.run_part(batch, plan)
+                result = actor.finish_step(plan).policy
+            assert result is not None
             (metrics,) = result.minibatches
             monitor.count_tokens(batch.tokens.numel())
             figures = {

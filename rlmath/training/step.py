@@ -1,4 +1,4 @@
-"""One training step: take samples, have a teacher score them, prepare, update, sync, log.
+"""One training step: take samples, have a teacher score them, update, sync, log.
 
 The names of its phases are those of the metrics ``timing/...``.
 """
@@ -11,13 +11,12 @@ import functools
 from collections.abc import Callable, Iterator
 
 from rlmath.actor.plan import StepPlan
-from rlmath.actor.settings import UpdateResult
-from rlmath.algorithms.alignment import Alignment
-from rlmath.config.actor import RoutingReplay
+from rlmath.actor.rank_step import StepResult
+from rlmath.config.schema import Config
 from rlmath.monitor import Monitor
 from rlmath.rollout import weight_sync
 from rlmath.rollout.sampler import Sampled
-from rlmath.training.algorithm_settings import reference_share, update_settings
+from rlmath.training.algorithm_settings import reference_share
 from rlmath.training.checks.base import AfterSync, AfterUpdate, BeforeUpdate, InvariantError
 from rlmath.training.controllers import Coefficients
 from rlmath.training.digests import (
@@ -25,6 +24,7 @@ from rlmath.training.digests import (
     digest_gradient,
     digest_sequences,
     digest_start,
+    digest_values,
     digest_weights,
 )
 from rlmath.training.distillation import teacher_log_probs
@@ -32,18 +32,18 @@ from rlmath.training.feed import Feed
 from rlmath.training.gate import AlignmentError
 from rlmath.training.kept_batches import KeptBatches
 from rlmath.training.metrics import (
+    batch_metrics,
     memory_by_phase,
     off_policy_metrics,
     rollout_metrics,
     update_metrics,
 )
-from rlmath.training.mismatch import mismatch_metrics
-from rlmath.training.plan import plan_step
-from rlmath.training.prepare import Prepared, prepare
+from rlmath.training.mismatch import correction_metrics, mismatch_metrics
+from rlmath.training.plan import complete, plan_step
 from rlmath.training.session import Session
 from rlmath.training.step_batch import StepBatch
 from rlmath.training.token_traces import traced_places, write_traces
-from rlmath.training.values import update_values
+from rlmath.training.values import value_metrics
 from rlmath.types import TrainingBatch
 
 
@@ -66,7 +66,7 @@ def train_step(
         The step's metrics except the timings, which the monitor has, and its
         ``runner.check_export_sequences`` shortest sequences; ``None`` when there are none.
     """
-    plan = plan_step(session.config, step)
+    plan = plan_step(session.config, step, coefficients.kl_coef)
     sampled = feed.take(step)
     metrics = sampled.metrics | rollout_metrics(sampled.finished)
     log_samples(sampled, monitor, step)
@@ -100,31 +100,44 @@ def train_on(
     monitor: Monitor,
     step: int,
     sampled: BeforeUpdate | None = None,
-    once_dealt: Callable[[], object] = lambda: None,
+    keep: Callable[[], object] = lambda: None,
 ) -> dict[str, float]:
     """The part of a step that needs no engines: forward passes, advantages, update. A run does it
     once, and ``rlmath replay`` again.
 
     Args:
         sampled: What checks see before the update; ``None`` in a replay.
-        once_dealt: Called before anything is computed, but after the ranks have their sequences.
+        keep: Called once the ranks have the batch.
 
     Returns:
         The metrics of it.
     """
-    prepared = prepare(session, batch, plan, coefficients.kl_coef, monitor, step, once_dealt)
+    actor, config = session.actor, session.config
+    with monitor.phase("log_probs"):
+        alignment = actor.run_part(batch.sequences, plan)
+    keep()
+    metrics = batch_metrics(batch.sequences) | mismatch_metrics(alignment)
     if sampled is not None:
-        now = dataclasses.replace(sampled, alignment=prepared.alignment)
-        prepared.metrics.update(session.checks.before_update(now))
-    digest_sequences(monitor.digests, batch, prepared.fingerprints)
-    digest_start(monitor, session.actor)
-    updated, result, alignment = update(session, prepared, plan, coefficients, monitor, step)
-    changes = digest_weights(monitor, session.actor)
+        now = dataclasses.replace(sampled, alignment=alignment)
+        metrics |= session.checks.before_update(now)
+    plan = complete(plan, alignment, coefficients, monitor, step)
+    count = 0 if step % config.runner.samples_every else config.runner.token_samples
+    plan = dataclasses.replace(plan, traced=traced_places(batch.keys, count))
+    with monitor.phase("advantage"):
+        advantages = None if plan.values else batch.advantages(config)
+    digest_start(monitor, actor)
+    with monitor.phase("update"):
+        report = actor.finish_step(plan, advantages)
+    updated = coefficients.metrics(plan.objective.entropy_coef)
+    updated |= log_update(config, batch, plan, report, monitor, step)
+    coefficients.see_kl(updated.get("train/kl"), samples=len(batch))
+    renew_reference(session, monitor, step)
+    changes = digest_weights(monitor, actor)
     updated |= session.checks.after_update(
-        AfterUpdate(session, monitor, step, plan, prepared, result, changes, updated, alignment)
+        AfterUpdate(session, monitor, step, plan, batch, report, changes, updated)
     )
     monitor.count_tokens(int(batch.sequences.sequence_lengths.sum()))
-    return prepared.metrics | updated
+    return metrics | updated
 
 
 @contextlib.contextmanager
@@ -144,37 +157,42 @@ def log_samples(sampled: Sampled, monitor: Monitor, step: int) -> None:
         monitor.warn(f"step {step}: {sampled.shortage}")
 
 
-def update(
-    session: Session,
-    prepared: Prepared,
+def log_update(
+    config: Config,
+    batch: StepBatch,
     plan: StepPlan,
-    coefficients: Coefficients,
+    report: StepResult,
     monitor: Monitor,
     step: int,
-) -> tuple[dict[str, float], UpdateResult | None, Alignment | None]:
-    """Train the value model and the policy, and update the coefficients and the reference.
+) -> dict[str, float]:
+    """Write down what the ranks report of a step: digests, traces of tokens and warnings.
 
     Returns:
-        ``value/...`` and ``train/...``; of the policy, if it was updated, what its update reports,
-        and how the log-probs of the first minibatch agree, if no pass has said it.
+        ``correction/...``, ``distill/...``, ``value/...``, ``train/...`` and ``routing/...``; and
+        the mismatch, unless it was measured before the update.
     """
-    # Nothing answers to the coefficient while the value model is trained alone.
-    entropy_coef = (
-        coefficients.entropy_coef_at(prepared.entropy) if plan.policy else coefficients.entropy_coef
-    )
-    metrics, result, alignment = coefficients.metrics(entropy_coef), None, None
-    with monitor.phase("update"):
-        if plan.values:
-            metrics |= update_values(session, monitor, step)
-        if plan.policy:
-            kl_coef = coefficients.kl_coef
-            found, result, alignment = update_policy(
-                session, prepared, kl_coef, entropy_coef, monitor, step
-            )
-            metrics |= found
-        coefficients.see_kl(metrics.get("train/kl"), samples=len(prepared.batch))
-    renew_reference(session, monitor, step)
-    return metrics, result, alignment
+    digests = monitor.digests
+    tokens, values, result = report.tokens, report.values, report.policy
+    assert tokens is not None, "a step's batch has no advantages before its update"
+    digest_sequences(digests, batch, tokens.fingerprints)
+    metrics = correction_metrics(plan.correction, tokens.correction)
+    if tokens.distill is not None:
+        metrics |= {f"distill/{name}": x for name, x in tokens.distill.metrics().items()}
+    if values is not None:
+        digest_values(digests, values.minibatches, values.fingerprints)
+        metrics |= value_metrics(values)
+    if result is None:
+        return metrics
+    write_traces(config, batch, result.traces, monitor, step)
+    digest_gradient(digests, result.minibatches, result.gradients)
+    if result.fingerprints is not None:
+        add_fingerprints(digests, batch.keys, result.fingerprints)
+    for index, reason in result.early_stopped.items():
+        monitor.warn(f"step {step}: minibatch {index} was discarded: {reason}")
+    for index, text in result.clamped.items():
+        monitor.warn(f"step {step}: minibatch {index}: {text}")
+    metrics |= update_metrics(result) | result.routing | mismatch_metrics(result.alignment)
+    return metrics | off_policy_metrics(result, plan.now)
 
 
 def renew_reference(session: Session, monitor: Monitor, step: int) -> None:
@@ -186,45 +204,6 @@ def renew_reference(session: Session, monitor: Monitor, step: int) -> None:
     if share := reference_share(algorithm, step):
         with monitor.phase("update"):
             session.actor.renew_reference(share, algorithm.reference.reset_optimizer)
-
-
-def update_policy(
-    session: Session,
-    prepared: Prepared,
-    kl_coef: float,
-    entropy_coef: float,
-    monitor: Monitor,
-    step: int,
-) -> tuple[dict[str, float], UpdateResult, Alignment | None]:
-    """Optimizer steps of the policy.
-
-    Returns:
-        ``train/...``, and the mismatch, unless it was measured before the update; and see
-        ``ActorGroup.step_update``.
-    """
-    config = session.config
-    settings = update_settings(config, kl_coef, entropy_coef)
-    every = config.actor.routing_mismatch_every
-    if config.actor.routing_replay is not RoutingReplay.none and every:
-        measures = (step - 1) % every == 0
-        settings = dataclasses.replace(settings, routing_mismatch=measures)
-    runner = config.runner
-    count = 0 if step % runner.samples_every else runner.token_samples
-    traced = traced_places(prepared.batch.keys, count)
-    now = prepared.batch.weights_version
-    result, alignment = session.actor.step_update(settings, now, traced)
-    write_traces(config, prepared.batch, result.traces, monitor, step)
-    metrics = update_metrics(result) | result.routing | mismatch_metrics(alignment)
-    metrics |= off_policy_metrics(result, now)
-    digest_gradient(monitor.digests, result.minibatches, result.gradients)
-    if result.fingerprints is not None:
-        keys = monitor.digests.keys["sequences"]
-        add_fingerprints(monitor.digests, keys, result.fingerprints)
-    for index, reason in result.early_stopped.items():
-        monitor.warn(f"step {step}: minibatch {index} was discarded: {reason}")
-    for index, text in result.clamped.items():
-        monitor.warn(f"step {step}: minibatch {index}: {text}")
-    return metrics, result, alignment
 
 
 def sync_weights(

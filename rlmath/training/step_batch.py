@@ -10,10 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from rlmath.algorithms.advantages import ADVANTAGES
-from rlmath.batching.from_groups import SampleRewards, sampled_sequences
+from rlmath.algorithms.advantages import (
+    ADVANTAGES,
+    SequenceAdvantages,
+    sequence_advantages,
+)
+from rlmath.batching.from_groups import SampleRewards, estimator_rewards, sampled_sequences
 from rlmath.batching.shards import Sequences
+from rlmath.config.algorithm import KlPlace
+from rlmath.config.schema import Config
 from rlmath.monitor.digests import sample_key
+from rlmath.training.algorithm_settings import advantage_settings
 from rlmath.types import Group
 
 if TYPE_CHECKING:
@@ -46,6 +53,17 @@ class StepBatch:
 
     def __len__(self) -> int:
         return len(self.keys)
+
+    def advantages(self, config: Config) -> SequenceAdvantages:
+        """Of the sequences, from rewards alone."""
+        settings = advantage_settings(config, self.rewards.weights)
+        return sequence_advantages(
+            estimator_rewards(self.rewards, settings),
+            self.sequences.group_ids,
+            self.sequences.loss_token_counts,
+            settings,
+            token_rewards=config.algorithm.kl_in is KlPlace.reward,
+        )
 
     @classmethod
     def of(

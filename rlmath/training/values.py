@@ -2,33 +2,12 @@
 
 from __future__ import annotations
 
-from rlmath.actor.rank_step import Moments
-from rlmath.actor.settings import ValueUpdateSettings
-from rlmath.monitor import Monitor
-from rlmath.training.algorithm_settings import aggregation_constant
-from rlmath.training.checks.unchanged import check_value_changes
-from rlmath.training.digests import digest_values
-from rlmath.training.session import Session
+from rlmath.actor.rank_step import Moments, ValueResult
 
 
-def update_values(session: Session, monitor: Monitor, step: int) -> dict[str, float]:
-    """Optimizer steps of the value model, as many as the policy's, from the ranks' shards.
-
-    Returns:
-        ``value/...``.
-
-    Raises:
-        InvariantError: A matrix did not change, with ``alignment.on_fail=stop``.
-    """
-    config = session.config
-    settings = ValueUpdateSettings(
-        clip=config.value.clip,
-        aggregation=config.algorithm.aggregation,
-        constant_length=aggregation_constant(config),
-        minibatches=config.algorithm.minibatches_per_step,
-    )
-    minibatches, moments, prints, unchanged = session.actor.step_update_values(settings)
-    digest_values(monitor.digests, minibatches, prints)
+def value_metrics(result: ValueResult) -> dict[str, float]:
+    """``value/...`` of an update of the value model."""
+    minibatches = result.minibatches
     metrics = {
         f"value/{name}": sum(one[name] for one in minibatches) / len(minibatches)
         for name in minibatches[0]
@@ -36,10 +15,7 @@ def update_values(session: Session, monitor: Monitor, step: int) -> dict[str, fl
     }
     metrics["value/lr"] = minibatches[-1]["lr"]
     metrics["value/discarded_minibatches"] = sum(one["discarded"] for one in minibatches)
-    # Before its first update the head is 0, and nothing below it has a gradient.
-    if moments.value_sum:
-        check_value_changes(config, unchanged, metrics, step, monitor)
-    return metrics | _fit_metrics(moments)
+    return metrics | _fit_metrics(result.moments)
 
 
 def _fit_metrics(moments: Moments) -> dict[str, float]:

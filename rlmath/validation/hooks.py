@@ -129,7 +129,7 @@ def megatron_values(
     Args:
         actor: At any tensor, pipeline, data and expert parallelism.
         tokens: The sequence.
-        noise_seed: See ``MegatronActor.shard_log_probs``.
+        noise_seed: Round every activation otherwise, by this seed; ``None``: as usual.
     """
     chunks: list[Any] = list(map(unwrap, actor.chunks))
     spec = actor.spec
@@ -163,7 +163,10 @@ def megatron_values(
     layout = actor.layout
     times = layout.pipeline_parallel if layout.virtual_stages > 1 else 1
     batch = batch_of([(tokens[:1], tokens[1:])] * layout.data_parallel * times)
-    actor.log_probs(batch, noise_seed=noise_seed)
+    if noise_seed is None:
+        actor.log_probs(batch)
+    else:
+        actor.log_probs(batch, "noise", noise_seed)
     hooks.close()
     return _together(actor, hooks.parts, len(tokens))
 

@@ -22,7 +22,6 @@ import torch
 
 from rlmath.actor import policy, policy_loss, rank_step
 from rlmath.actor.parallel import destroy, initialize
-from rlmath.actor.rank_step import TokenSettings
 from rlmath.algorithms.correction import CorrectionConfig
 from rlmath.algorithms.losses import LOSSES
 from rlmath.checkpoint.optimizer_state import optimizer_parts
@@ -61,7 +60,7 @@ def current_policy_as_old(worker: Any) -> None:
 
 
 def reference_is_the_policy(worker: Any) -> None:
-    worker.actor._reference_weights = contextlib.nullcontext
+    worker.actor.reference_weights = contextlib.nullcontext
 
 
 def correction_upside_down(worker: Any) -> None:
@@ -134,13 +133,13 @@ def main() -> int:
     CPU.prepare_megatron_process(0, num_threads=1)
     initialize(Layout(1, 1, 1), CPU, 0, "127.0.0.1", _free_port(), seed=0)
     correction = CorrectionConfig("token_truncate")
-    tokens = TokenSettings(correction=correction) if fault is correction_upside_down else None
+    more = {"correction": correction} if fault is correction_upside_down else None
     try:
         with tempfile.TemporaryDirectory() as folder:
             write_model(Path(folder), "Qwen2.5-0.5B")
             terms = fault is reference_is_the_policy
             said = run(
-                folder, DType.float32, 3, lora=False, terms=terms, plant=fault, tokens=tokens
+                folder, DType.float32, 3, lora=False, terms=terms, plant=fault, more_plan=more
             )
     finally:
         destroy()

@@ -12,7 +12,7 @@ import dataclasses
 import math
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,8 +21,8 @@ import torch
 
 from rlmath.actor.parallel import destroy, initialize
 from rlmath.actor.plan import StepPlan
-from rlmath.actor.rank_step import RankStep, TokenSettings
-from rlmath.actor.settings import ModelSettings, ReferenceSettings, UpdateSettings
+from rlmath.actor.rank_step import RankStep
+from rlmath.actor.settings import ModelSettings, ReferenceSettings
 from rlmath.algorithms.advantages import SequenceAdvantages
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.commands.drill.shrink import smaller_model
@@ -78,13 +78,13 @@ def run(
     lora: bool,
     terms: bool,
     plant: Callable[[Any], None] | None = None,
-    tokens: TokenSettings | None = None,
+    more_plan: Mapping[str, Any] | None = None,
 ) -> list[str]:
     """What the checks said, with the steps.
 
     Args:
         plant: Called with the worker after the first step.
-        tokens: Between log-probs and update; ``None``: nothing.
+        more_plan: Further fields of the plan.
     """
     torch_dtype = {DType.float32: torch.float32, DType.bfloat16: torch.bfloat16}[dtype]
     schedule = {"schedule": Schedule.cosine, "decay_steps": 2 * steps + 10}
@@ -102,10 +102,12 @@ def run(
     begin(worker)
     gatherer = BucketGatherer(actor.chunks, actor.spec, actor.parallel, merge=actor.merger())
     kl, entropy = (0.1, 0.01) if terms else (0.0, 0.0)
-    update = UpdateSettings(
-        ObjectiveSettings(kl_coef=kl, entropy_coef=entropy), minibatches=MINIBATCHES
+    plan = StepPlan(
+        ObjectiveSettings(kl_coef=kl, entropy_coef=entropy),
+        passes=("old", "reference") if terms else ("old",),
+        minibatches=MINIBATCHES,
+        **(more_plan or {}),
     )
-    plan = StepPlan(old_log_probs=True, gate=True, reference=terms, values=False, policy=True)
     settings = OptimizerConfig(lr=1e-4, **schedule)  # type: ignore[arg-type]
     config = load(
         [
@@ -126,12 +128,10 @@ def run(
         batch = dataclasses.replace(batch, tokens=ids, advantages=None)
         advantages = torch.randn(SEQUENCES, generator=draw)
         advantages[: 3 * (step % 3)] = 0.0  # Groups whose rewards are equal.
-        work = RankStep(actor, None, actor.shard_of(batch, update, step))
-        work.run_passes(plan, 0)
-        work.finish(
-            tokens or TokenSettings(), SequenceAdvantages(advantages).select(work.shard.places)
-        )
-        result, _ = work.update(update, 0)
+        work = RankStep(actor, None, actor.shard_of(batch, plan, step))
+        work.run_passes(plan)
+        work.add_advantages(plan, SequenceAdvantages(advantages).select(work.shard.places))
+        result = work.update(plan)
         assert result is not None and result.sequences is not None
         report, first = result.sequences, result.minibatches[0]
         expected = Expected(

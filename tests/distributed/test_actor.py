@@ -16,8 +16,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlmath.actor.model import ModelSettings
+from rlmath.actor.plan import StepPlan
 from rlmath.actor.policy import MegatronActor
-from rlmath.actor.settings import ActorSettings, UpdateResult, UpdateSettings
+from rlmath.actor.settings import ActorSettings, UpdateResult
 from rlmath.actor.token_values import TokenValues
 from rlmath.algorithms.correction import CorrectionConfig, correct
 from rlmath.algorithms.kl import K3_LIMIT
@@ -137,7 +138,7 @@ def run_noise(
     """Log-probs: as usual, with another rounding, with the same again, and as usual."""
     settings = ModelSettings(torch.float32, sequence_parallel=True, logits=logits)
     actor = build(layout, platform, model, model=settings)
-    return [actor.log_probs(batch, noise_seed=seed) for seed in (None, 5, 5, None)]
+    return [actor.log_probs(batch, "noise", seed) for seed in (None, 5, 5, None)]
 
 
 def run_updates(
@@ -145,7 +146,7 @@ def run_updates(
     platform: Platform,
     model: str,
     batch: TrainingBatch,
-    update: UpdateSettings,
+    update: StepPlan,
     steps: int,
     changes: dict[str, Any],
 ) -> tuple[list[dict[str, float]], dict[int, str], TokenValues | None]:
@@ -211,7 +212,7 @@ def test_log_probs_and_entropy_are_those_of_hugging_face(
     torch.testing.assert_close(ours.entropy.double(), theirs.entropy, atol=2e-5, rtol=0)
 
 
-UPDATE = UpdateSettings(
+UPDATE = StepPlan(
     objective=ObjectiveSettings(kl_coef=0.1, entropy_coef=0.01), minibatches=2, early_stop_ratio=5.0
 )
 
@@ -364,7 +365,7 @@ def test_gradient_is_that_of_autograd_on_hugging_face(ranks: RankPool, tiny_mode
 def check_gradient(ranks: RankPool, tiny_model: str, layout: Layout) -> None:
     """Clipped loss, KL and entropy terms, by hand on the HF model: the norm of the gradient."""
     batch = with_log_probs(make_batch())
-    one_minibatch = UpdateSettings(objective=UPDATE.objective, minibatches=1)
+    one_minibatch = StepPlan(objective=UPDATE.objective, minibatches=1)
     metrics, _, _ = ranks.run(layout, run_updates, tiny_model, batch, one_minibatch, 1, {})[0]
 
     hf, log_p, entropy = in_float64(tiny_model, batch)
@@ -403,7 +404,7 @@ def in_float64(model: str, batch: TrainingBatch) -> tuple[Any, Tensor, Tensor]:
 
 def test_without_old_log_probs_the_ratio_is_one(ranks: RankPool, tiny_model: str) -> None:
     batch = make_batch()
-    update = UpdateSettings(minibatches=1, early_stop_ratio=5.0)
+    update = StepPlan(minibatches=1, early_stop_ratio=5.0)
     metrics, _, _ = ranks.run(Layout(1, 1, 2), run_updates, tiny_model, batch, update, 1, {})[0]
     assert metrics[0]["importance_ratio"] == pytest.approx(1.0, abs=1e-6)
     assert metrics[0]["approx_kl"] == pytest.approx(0.0, abs=1e-6)
@@ -455,7 +456,7 @@ def run_planted(
 ) -> tuple[dict[str, Tensor], list[Tensor], dict[int, str]]:
     """Update, a minibatch with huge ratios if asked, update: parameters and optimizer state."""
     actor = build(layout, platform, model)
-    update = UpdateSettings(minibatches=1, early_stop_ratio=5.0)
+    update = StepPlan(minibatches=1, early_stop_ratio=5.0)
     actor.update(batch, update, seed=0)
     discarded: dict[int, str] = {}
     if plant:
@@ -478,7 +479,7 @@ def run_with_and_without(
 
 
 def run_far(layout: Layout, platform: Platform, model: str, batch: TrainingBatch) -> UpdateResult:
-    return build(layout, platform, model).update(batch, UpdateSettings(), seed=0)
+    return build(layout, platform, model).update(batch, StepPlan(), seed=0)
 
 
 def test_a_token_far_from_the_old_policy_is_named_on_all_ranks_and_the_rest_trained_on(
@@ -524,7 +525,7 @@ def run_equal_rewards(
 ) -> list[tuple[dict[str, float], dict[str, float]]]:
     """How far an update without advantages and one with them move each parameter, and figures."""
     actor = build(layout, platform, model, optimizer={"weight_decay": 0.1})
-    update = UpdateSettings(minibatches=1)
+    update = StepPlan(minibatches=1)
     # Momentum and weight decay would move the weights if there were a step.
     actor.update(batch, update, seed=0)
     equal = dataclasses.replace(batch, advantages=torch.zeros_like(batch.advantages))

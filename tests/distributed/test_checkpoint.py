@@ -359,20 +359,20 @@ def run_renewed_reference(
     actor = build(layout, platform, model, reference=ReferenceSettings(kind))
     batch = with_log_probs(make_batch())
     if save:
-        before = actor.log_probs(batch, reference=True)
+        before = actor.log_probs(batch, "reference")
         for step in range(2):
             actor.update(batch, UPDATE, seed=step)
         actor.renew_reference(1.0 if kind == "reset" else 0.25, clear_optimizer=kind == "reset")
         if kind == "reset":
             moments = [s for s in actor.optimizer.optimizer.state.values() if s["exp_avg"].any()]
             assert not moments
-        renewed = actor.log_probs(batch, reference=True)
+        renewed = actor.log_probs(batch, "reference")
         if before is not None and renewed is not None:
             assert not torch.equal(before.log_probs, renewed.log_probs)
         save_model(actor, folder)
     else:
         load_model(actor, folder)
-    return actor.log_probs(batch, reference=True), actor.log_probs(batch)
+    return actor.log_probs(batch, "reference"), actor.log_probs(batch)
 
 
 @pytest.mark.parametrize(("kind", "other"), [("averaged", PP2), ("reset", TP2)])

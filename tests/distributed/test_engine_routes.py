@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rlmath.actor.model import ModelSettings
-from rlmath.actor.settings import UpdateSettings
+from rlmath.actor.plan import StepPlan
 from rlmath.actor.token_values import TokenValues
 from rlmath.batching.shards import response_rows
 from rlmath.device import Platform
@@ -91,7 +91,7 @@ class Run:
             torch.float32, sequence_parallel=True, recompute="full", recompute_num_layers=1
         )
         actor = build(layout, platform, model, model=settings, routing_replay=self.replay)
-        update = UpdateSettings(routing_mismatch=True)
+        update = StepPlan(routing_mismatch=True)
         shard = actor.shard_of(batch, update)
         rows = response_rows(shard.places, batch.response_lengths)
 
@@ -102,15 +102,15 @@ class Run:
 
         old = None
         if self.recorded:
-            old = actor.shard_log_probs(shard, keep_routes=True)
+            old = actor.shard_log_probs(shard, "old")
             values = torch.zeros(len(rows)) if old is None else old.log_probs
             shard = shard.with_values(old_log_probs=values)
-        noisy = actor.shard_log_probs(shard, noise_seed=3)
+        noisy = actor.shard_log_probs(shard, "noise", 3)
         actor.settings = dataclasses.replace(
             actor.settings, reference=dataclasses.replace(actor.settings.reference, kind="frozen")
         )
         actor.reference = [p.detach().clone() for p in actor._trained()]
-        reference = actor.shard_log_probs(shard, reference=True)
+        reference = actor.shard_log_probs(shard, "reference")
         found = actor.update_shard(shard, update)
         return Step(
             *map(reported, (old, noisy, reference, found.first)),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlmath.actor.settings import UpdateSettings
+from rlmath.actor.plan import StepPlan
 from rlmath.algorithms.aggregation import AGGREGATIONS
 from rlmath.algorithms.losses import LOSSES
 from rlmath.algorithms.losses.clip import ClipOptions
@@ -41,12 +41,12 @@ FEW = list(zip(LOSSES.names(), itertools.cycle(AGGREGATIONS.names()), strict=Fal
 RELATIVE, ABSOLUTE = 1e-5, 3e-7
 
 
-def settings(combination: Combination, minibatches: int) -> UpdateSettings:
+def settings(combination: Combination, minibatches: int) -> StepPlan:
     loss, kind = combination
     # A narrow clip, so that tokens are clipped on both sides.
     clips = issubclass(LOSSES.options(loss), ClipOptions)
     options = LOSSES.options(loss)(**({"clip_low": 0.05, "clip_high": 0.08} if clips else {}))
-    return UpdateSettings(
+    return StepPlan(
         objective=ObjectiveSettings(loss=loss, options=options, kl_coef=0.1),
         aggregation=kind,
         constant_length=30,

@@ -16,8 +16,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from rlmath.actor.model import ModelSettings
+from rlmath.actor.plan import StepPlan
 from rlmath.actor.policy import MegatronActor
-from rlmath.actor.settings import ReferenceSettings, UpdateSettings
+from rlmath.actor.settings import ReferenceSettings
 from rlmath.actor.worker import ActorWorker
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.checkpoint.state import begin_save, load_model, save_model
@@ -56,7 +57,7 @@ ALL = Lora(rank=4, alpha=6.0, targets=TARGETS)
 SOME = Lora(rank=3, alpha=6.0, targets=("q_proj", "v_proj", "up_proj"), layers=(0, 2))
 EXPERTS = Lora(rank=4, alpha=6.0, targets=MLP_TARGETS)
 EVERY = Lora(rank=4, alpha=6.0, targets=ALL_TARGETS)
-PLAIN = UpdateSettings(objective=ObjectiveSettings())
+PLAIN = StepPlan(objective=ObjectiveSettings())
 
 
 class Dense(nn.Module):
@@ -341,9 +342,9 @@ def run_new(layout: Layout, platform: Platform, model: str, batch: Any, steps: i
     """With new adapters: log-probs of policy and reference, metrics of updates, and log-probs of
     both after them; at last the bytes of host memory that the reference takes."""
     actor = build(layout, platform, model, lora=ALL, reference=ReferenceSettings("frozen"))
-    before = actor.log_probs(batch), actor.log_probs(batch, reference=True)
+    before = actor.log_probs(batch), actor.log_probs(batch, "reference")
     metrics = [actor.update(batch, PLAIN, seed=step).minibatches[0] for step in range(steps)]
-    after = actor.log_probs(batch), actor.log_probs(batch, reference=True)
+    after = actor.log_probs(batch), actor.log_probs(batch, "reference")
     return before, metrics, after, actor.reference
 
 
@@ -618,16 +619,16 @@ def run_reset(
     actor = build(layout, platform, model, lora=lora, reference=kind)
     assert actor.reference is not None
     assert len(actor.reference) == len(actor.adapters) * 2
-    first = actor.log_probs(batch, reference=True)
+    first = actor.log_probs(batch, "reference")
     actor.update(batch, PLAIN, seed=0)
     at_reset = actor.log_probs(batch)
     actor.renew_reference(1.0, clear_optimizer=True)
     actor.update(batch, PLAIN, seed=1)
     save_model(actor, folder)
-    after = actor.log_probs(batch, reference=True)
+    after = actor.log_probs(batch, "reference")
     loaded = build(layout, platform, model, lora=lora, reference=kind)
     load_model(loaded, folder)
-    return first, at_reset, after, loaded.log_probs(batch, reference=True)
+    return first, at_reset, after, loaded.log_probs(batch, "reference")
 
 
 def test_a_reset_reference_and_one_to_begin_with_are_adapters(

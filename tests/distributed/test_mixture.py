@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch.distributed.checkpoint import FileSystemReader
 
 from rlmath.actor.model import ModelSettings
-from rlmath.actor.policy import UpdateSettings
+from rlmath.actor.plan import StepPlan
 from rlmath.device import Platform
 from rlmath.model.parallel import Layout
 from rlmath.model.precision import Precision
@@ -248,7 +248,7 @@ def run_precision(
     other.remove()
     weight = actor.module.output_layer.weight
     exact = F.linear(seen["hidden"].float(), weight.detach().float())
-    norm = actor.update(batch, UpdateSettings(), seed=0).minibatches[0]["grad_norm"]
+    norm = actor.update(batch, StepPlan(), seed=0).minibatches[0]["grad_norm"]
     difference = float((seen["logits"].float() - exact).abs().max())
     return difference, seen["logits"].dtype, seen["scores"], norm
 

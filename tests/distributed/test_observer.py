@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlmath.actor.observer import UpdateObserver
-from rlmath.actor.settings import UpdateSettings
+from rlmath.actor.plan import StepPlan
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.batching.shards import response_rows
 from rlmath.device import Platform
@@ -24,7 +24,7 @@ from tests.distributed.test_actor import (
     tied_model,  # noqa: F401
 )
 
-UPDATE = UpdateSettings(objective=ObjectiveSettings(loss="reinforce"), minibatches=2)
+UPDATE = StepPlan(objective=ObjectiveSettings(loss="reinforce"), minibatches=2)
 
 
 def other_batch(batch: TrainingBatch) -> TrainingBatch:

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from rlmath.actor.model import ModelSettings
-from rlmath.actor.plan import StepPlan
 from rlmath.actor.policy import MegatronActor
-from rlmath.actor.settings import ActorSettings, ReferenceSettings, ValueUpdateSettings
+from rlmath.actor.settings import ActorSettings, ReferenceSettings
 from rlmath.actor.value import ValueModel
 from rlmath.actor.worker import ActorWorker
 from rlmath.checkpoint.optimizer_state import optimizer_parts
@@ -33,7 +32,6 @@ from tests.distributed.test_actor import (
 )
 
 TP2_DP2 = Layout(2, 1, 2)
-VALUES = ValueUpdateSettings(minibatches=2)
 
 
 def build(
@@ -79,14 +77,11 @@ def build(
 
 def one_step(worker: ActorWorker, batch: TrainingBatch, seed: int) -> Any:
     """As ``train_step`` calls a rank, up to the point where engines have all memory."""
-    worker.begin_step(worker.actor.shard_of(batch, UPDATE, seed))
-    has_values = worker.value_model is not None
-    plan = StepPlan(True, gate=False, reference=True, values=has_values, policy=True)
-    found: list[Any] = [worker.step_passes(plan, now=0)]
-    if has_values:
-        found.append(worker.update_values(VALUES))
-    result, _ = worker.update(UPDATE, now=0)
-    found.append(None if result is None else result.minibatches)
+    passes = ("old", "reference", "values") if worker.value_model else ("old", "reference")
+    plan = dataclasses.replace(UPDATE, passes=passes)
+    found: list[Any] = [worker.run_part(worker.actor.shard_of(batch, plan, seed), plan)]
+    report = worker.finish_step(plan, None)
+    found += [report.values, None if report.policy is None else report.policy.minibatches]
     worker.renew_reference(0.5, clear_optimizer=seed == 0)
     # The copies are begun: what comes between them and the release changes no bit.
     begun = worker.actor.device_state

@@ -23,8 +23,9 @@ from torch import Tensor
 
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.parameter_gather import ParameterGather
+from rlmath.actor.plan import StepPlan
 from rlmath.actor.policy import MegatronActor
-from rlmath.actor.settings import ReferenceSettings, ValueUpdateSettings
+from rlmath.actor.settings import ReferenceSettings
 from rlmath.actor.value import ValueModel
 from rlmath.actor.worker import ActorWorker
 from rlmath.checkpoint.optimizer_state import optimizer_parts
@@ -154,7 +155,7 @@ def worker_of(
     if value:
         moved = dataclasses.replace(batch, returns=torch.ones(batch.loss_mask.numel()))
         moved = dataclasses.replace(moved, values=torch.zeros_like(moved.returns))
-        worker.value_model.update(moved, ValueUpdateSettings(minibatches=2), seed=0)
+        worker.value_model.update(moved, StepPlan(minibatches=2), seed=0)
         worker.value_model.load_parameters()
     if lora is not None:
         plan = SimpleNamespace(bucket_size_mib=1)
@@ -186,7 +187,7 @@ def through_host_memory(worker: ActorWorker) -> Any:
 
 
 def reference_pass(worker: ActorWorker) -> Any:
-    found = worker.actor.log_probs(with_log_probs(make_batch()), reference=True)
+    found = worker.actor.log_probs(with_log_probs(make_batch()), "reference")
     assert found is not None
     return found.log_probs.tolist()
 

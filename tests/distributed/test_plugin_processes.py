@@ -14,7 +14,7 @@ from rlmath.config.load import load
 from rlmath.config.schema import ClusterConfig
 from rlmath.errors import ConfigError
 from rlmath.plugins.loading import imported
-from rlmath.training.algorithm_settings import update_settings
+from rlmath.training.plan import plan_step
 from tests.distributed.plugin_process import Process
 from tests.unit.plugins.test_plugin_loading import LOSS, file, own_plugins  # noqa: F401
 
@@ -23,7 +23,7 @@ GIVEN = ["model.path=m", "runner.run_dir=r"]
 
 def test_an_actor_with_its_own_environment_has_the_loss_of_a_file(file: Path) -> None:  # noqa: F811
     config = load([*GIVEN, f"algorithm.loss={file}:mine"])
-    objective = update_settings(config, kl_coef=0.0, entropy_coef=0.0).objective
+    objective = plan_step(config, 1).objective
     here = imported()
     # Nobody else reads it from here on.
     file.unlink()

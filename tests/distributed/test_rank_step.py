@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from rlmath.actor.plan import StepPlan
-from rlmath.actor.rank_step import DistillSettings, RankStep, TokenSettings
+from rlmath.actor.rank_step import RankStep
 from rlmath.actor.sequence_report import GRADIENT, SequenceReport
-from rlmath.actor.settings import ReferenceSettings, UpdateSettings
+from rlmath.actor.settings import ReferenceSettings
 from rlmath.algorithms.advantages import SequenceAdvantages
 from rlmath.algorithms.alignment import Alignment
 from rlmath.algorithms.correction import CorrectionConfig
@@ -31,18 +31,21 @@ from tests.distributed.test_actor import (
     tiny_model,  # noqa: F401
 )
 
-UPDATE = UpdateSettings(objective=ObjectiveSettings(kl_coef=0.1), minibatches=2)
-DISTILL = DistillSettings(coef=0.5, clip=0.75)
+TRACED = (2, 7, 11)
+DISTILL = {"coef": 0.5, "clip": 0.75}
 # All that needs other ranks' sequences: whitening and the share of the highest entropies; and what
 # a teacher adds to each token.
-SETTINGS = TokenSettings(
+PLAN = StepPlan(
+    objective=ObjectiveSettings(kl_coef=0.1),
+    passes=("old", "reference"),
+    minibatches=2,
     correction=CorrectionConfig("token_truncate", high=1.05),
     entropy_top_share=0.4,
-    kl_coef=0.2,
-    distill=DISTILL,
+    kl_in_reward=0.2,
+    distill_coef=DISTILL["coef"],
+    distill_clip=DISTILL["clip"],
+    traced=TRACED,
 )
-TRACED = (2, 7, 11)
-PLAN = StepPlan(True, gate=False, reference=True, values=False, policy=True)
 ADVANTAGES = SequenceAdvantages(torch.linspace(-1.0, 2.0, 12).double(), whiten_epsilon=1e-6)
 
 
@@ -55,15 +58,15 @@ def run(
     """Two steps; in the second the reference is another model. What the reporting ranks have."""
     actor = build(layout, platform, model, reference=ReferenceSettings("frozen"))
     for seed in range(2):
-        shard = pickle.loads(pickle.dumps(actor.shard_of(batch, UPDATE, seed)))
+        shard = pickle.loads(pickle.dumps(actor.shard_of(batch, PLAN, seed)))
         step = RankStep(actor, None, shard)
-        alignment = step.run_passes(PLAN, 0)
-        figures = step.finish(SETTINGS, ADVANTAGES.select(shard.places))
+        alignment = step.run_passes(PLAN)
+        figures = step.add_advantages(PLAN, ADVANTAGES.select(shard.places))
         mine = step.shard.batch
-        result, again = step.update(UPDATE, 0, TRACED)
-        assert again is None
+        result = step.update(PLAN)
         # The optimizer's steps are Adam's, of gradients that are summed over all ranks.
         if result is not None:
+            assert result.alignment is None
             assert len(result.step_findings) == len(result.minibatches)
             assert not any(one.kind for _, one in result.step_findings), result.step_findings
     reported = [x is not None for x in (alignment, figures, result)]
@@ -158,7 +161,7 @@ def test_what_needs_the_whole_step_is_of_the_whole_step(alone: Any, batch: Train
         batch.teacher_log_probs,
         batch.loss_mask,
         batch.response_lengths,
-        **dataclasses.asdict(DISTILL),
+        **DISTILL,
     )
     assert term.totals.metrics() == pytest.approx(alone["distill"], rel=1e-5)
     assert 0 < alone["distill"]["clipped_share"] < 1

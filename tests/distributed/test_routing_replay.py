@@ -20,8 +20,8 @@ from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 
 from rlmath.actor.model import ModelSettings
+from rlmath.actor.plan import StepPlan
 from rlmath.actor.policy import MegatronActor
-from rlmath.actor.settings import UpdateSettings
 from rlmath.actor.token_values import TokenValues
 from rlmath.batching.shards import response_rows
 from rlmath.checkpoint.state import load_model, save_model
@@ -36,7 +36,7 @@ from tests.distributed.test_mixture import make_mixture
 ONE = Layout(1, 1, 1)
 EP2 = Layout(1, 1, 2, expert_parallel=2)
 LAYOUTS = [Layout(2, 1, 2, expert_parallel=2), Layout(1, 2, 2, expert_parallel=2)]
-UPDATE = UpdateSettings(minibatches=2)
+UPDATE = StepPlan(minibatches=2)
 # Of the stage's layers some are run again in the backward pass, and others not.
 RECOMPUTE: dict[str, Any] = {"recompute": "full", "recompute_num_layers": 1}
 REPLAYED = ModelSettings(torch.float32, sequence_parallel=True, recompute="full")
@@ -75,7 +75,7 @@ def run(
     batch: TrainingBatch,
     replay: str,
     between: str = "nothing",
-    update: UpdateSettings = UPDATE,
+    update: StepPlan = UPDATE,
     steps: int = 1,
     lr: float = 1e-3,
     **recompute: Any,
@@ -90,7 +90,7 @@ def run(
     for seed in range(steps):
         shard = actor.shard_of(batch, update, seed)
         with ties_broken(to_last=False):
-            old = actor.shard_log_probs(shard, keep_routes=True)
+            old = actor.shard_log_probs(shard, "old")
         count = int(shard.batch.response_lengths.sum())
         values = torch.zeros(count) if old is None else old.log_probs
         if actor.routing is not None:
@@ -261,7 +261,7 @@ def test_forward_and_gradient_are_those_of_the_old_routes(
     log_p = of_response(with_routes_of(new, old, sequences))
     with torch.no_grad():
         own = of_response([new(tokens[None]).logits[0] for tokens in sequences])
-    whole = UpdateSettings(minibatches=1, routing_mismatch=True)
+    whole = StepPlan(minibatches=1, routing_mismatch=True)
     results = ranks.run(EP2, Run(between="routers", update=whole, **recompute), mixture, batch, R2)
     before, first = (gather(batch, [getattr(r, n) for r in results]) for n in ("old", "first"))
     torch.testing.assert_close(first.log_probs.double(), log_p.detach(), atol=2e-5, rtol=0)
@@ -333,7 +333,7 @@ def replayed_steps(
     """Steps of two minibatches, of which the second replays routes that it would not choose."""
     for seed in seeds:
         shard = actor.shard_of(batch, UPDATE, seed)
-        old = actor.shard_log_probs(shard, keep_routes=True)
+        old = actor.shard_log_probs(shard, "old")
         values = torch.zeros(int(shard.batch.response_lengths.sum()))
         values = values if old is None else old.log_probs
         found = actor.update_shard(shard.with_values(old_log_probs=values), UPDATE)
@@ -387,10 +387,10 @@ def run_wrong_order(
 
     shards = [actor.shard_of(batch, UPDATE, seed) for seed in (0, 1)]
     update(shards[0])
-    actor.shard_log_probs(shards[0], keep_routes=True)
+    actor.shard_log_probs(shards[0], "old")
     update(shards[1])
     # The reference and the noise of the gate are passes over the same shard.
-    actor.shard_log_probs(shards[0], noise_seed=1)
+    actor.shard_log_probs(shards[0], "noise", 1)
     actor.update_shard(
         shards[0].with_values(old_log_probs=torch.zeros(batch.loss_mask.numel())), UPDATE
     )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.observer import UpdateObserver, Vector, gradient_of
-from rlmath.actor.settings import UpdateSettings
+from rlmath.actor.plan import StepPlan
 from rlmath.actor.value import ValueModel
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.batching.shards import response_rows
@@ -92,7 +92,7 @@ def run(
     return found
 
 
-UPDATE = UpdateSettings(ObjectiveSettings(entropy_coef=0.01), minibatches=2)
+UPDATE = StepPlan(ObjectiveSettings(entropy_coef=0.01), minibatches=2)
 
 
 def value_model_of(layout: Layout, platform: Platform, model: str, share: bool) -> ValueModel:

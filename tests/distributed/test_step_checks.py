@@ -17,9 +17,8 @@ import torch
 
 from rlmath.actor import rank_step
 from rlmath.actor.plan import StepPlan
-from rlmath.actor.rank_step import TokenSettings
 from rlmath.actor.sequence_report import SequenceReport
-from rlmath.actor.settings import ReferenceSettings, UpdateResult, UpdateSettings
+from rlmath.actor.settings import ReferenceSettings, UpdateResult
 from rlmath.algorithms.advantages import SequenceAdvantages
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.commands.drill import in_training
@@ -44,7 +43,11 @@ from tests.distributed.rank_pool import RankPool
 from tests.distributed.test_actor import build, make_batch, tiny_model  # noqa: F401
 
 KL, ENTROPY = 0.1, 0.01
-UPDATE = UpdateSettings(ObjectiveSettings(kl_coef=KL, entropy_coef=ENTROPY), minibatches=2)
+UPDATE = StepPlan(
+    ObjectiveSettings(kl_coef=KL, entropy_coef=ENTROPY),
+    passes=("old", "reference"),
+    minibatches=2,
+)
 OPTIMIZER = {"schedule": Schedule.cosine, "decay_steps": 200}
 ADVANTAGES = torch.linspace(-1.0, 2.0, 12)
 PLANTS = {
@@ -64,7 +67,6 @@ PLANTS = {
     "no_share_of_layer": in_training.drop_a_layers_micro_batch,
     "no_rank_gradient": in_training.drop_a_ranks_gradient,
 }
-PLAN = StepPlan(old_log_probs=True, gate=True, reference=True, values=False, policy=True)
 SAYS = {fault.name: fault.says for fault in in_training.FAULTS}
 MORE = [Layout(2, 1, 1), Layout(1, 2, 1), Layout(1, 1, 2)]
 
@@ -95,9 +97,9 @@ def run(
             PLANTS[name](worker)
         shard = pickle.loads(pickle.dumps(actor.shard_of(batch, UPDATE, seed)))
         step = rank_step.RankStep(actor, None, shard)
-        step.run_passes(PLAN, 0)
-        step.finish(TokenSettings(), SequenceAdvantages(ADVANTAGES).select(shard.places))
-        result, _ = step.update(UPDATE, 0)
+        step.run_passes(UPDATE)
+        step.add_advantages(UPDATE, SequenceAdvantages(ADVANTAGES).select(shard.places))
+        result = step.update(UPDATE)
         found[name] = (result, look_again(worker), taken)
         restore(worker)
         in_training.put_back(worker)

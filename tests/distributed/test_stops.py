@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from rlmath.actor.model import ModelSettings
-from rlmath.actor.settings import UpdateSettings
+from rlmath.actor.plan import StepPlan
 from rlmath.actor.stops import Stops, ask_to_stop, stops
 from rlmath.device import Platform
 from rlmath.errors import UpdateStopped
@@ -21,7 +21,7 @@ from tests.distributed.test_actor import build, make_batch
 from tests.distributed.test_mixture import make_mixture
 from tests.distributed.test_offload import state_of
 
-UPDATE = UpdateSettings(minibatches=2)
+UPDATE = StepPlan(minibatches=2)
 SETTINGS = {
     "routing_replay": "old_log_probs",
     "max_tokens_per_microbatch": 32,
@@ -81,11 +81,11 @@ def run(
     worker: Any = Worker(actor)
     shard = actor.shard_of(batch, UPDATE, 0)
     stops.begin_step()
-    values = actor.shard_log_probs(shard, keep_routes=True)
+    values = actor.shard_log_probs(shard, "old")
     old = values.log_probs if values is not None else torch.zeros(len(shard.batch.loss_mask))
     shard = shard.with_values(old_log_probs=old)
     actor.update_shard(shard, UPDATE)
-    actor.shard_log_probs(shard, keep_routes=True)
+    actor.shard_log_probs(shard, "old")
     stops.begin_step()
     before = state_of(worker)
     counts = [len(share.micro_batches) for share in shard.shares()]

@@ -11,7 +11,7 @@ import torch
 
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.plan import StepPlan
-from rlmath.actor.settings import ActorSettings, UpdateSettings, ValueUpdateSettings
+from rlmath.actor.settings import ActorSettings
 from rlmath.actor.value import ValueModel
 from rlmath.actor.worker import ActorWorker
 from rlmath.batching.shards import response_rows
@@ -28,7 +28,7 @@ from tests.distributed.test_actor import (
 )
 
 HIDDEN = 64
-UPDATE = ValueUpdateSettings(clip=0.5, minibatches=2)
+UPDATE = StepPlan(value_clip=0.5, minibatches=2)
 
 
 def build(
@@ -157,12 +157,12 @@ def run_worker(
 
 
 def step(worker: ActorWorker, batch: TrainingBatch, seed: int) -> list[dict[str, float]]:
-    worker.begin_step(worker.value_model.shard_of(batch, UPDATE, seed))
-    plan = StepPlan(True, gate=False, reference=False, values=False, policy=True)
-    worker.step_passes(plan, now=0)
-    result, _ = worker.update(UpdateSettings(minibatches=2), now=0)
-    values = worker.update_values(UPDATE)
-    return [*result.minibatches, *values[0]] if values else []
+    plan = StepPlan(passes=("old", "values"), minibatches=2, value_clip=0.5)
+    worker.run_part(worker.value_model.shard_of(batch, plan, seed), plan)
+    report = worker.finish_step(plan, None)
+    if report.values is None or report.policy is None:
+        return []
+    return [*report.policy.minibatches, *report.values.minibatches]
 
 
 def test_a_background_checkpoint_has_the_value_model_and_resumes(
@@ -183,7 +183,7 @@ def test_a_background_checkpoint_has_the_value_model_and_resumes(
 
 def learn(layout: Layout, platform: Platform, model: str, batch: TrainingBatch) -> list[float]:
     value_model = build(layout, platform, model)
-    settings = ValueUpdateSettings(clip=None)
+    settings = StepPlan(value_clip=None)
     losses = []
     for step in range(15):
         (metrics,) = value_model.update(batch, settings, seed=step)

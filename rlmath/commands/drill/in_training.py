@@ -29,11 +29,11 @@ RATE = 3.0
 
 
 @contextlib.contextmanager
-def in_prepare(scene: Scene, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """Put ``make(original)`` in the place of a function that ``prepare`` calls."""
-    from rlmath.training import prepare
+def in_batch(scene: Scene, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
+    """Put ``make(original)`` in the place of a function that ``StepBatch`` calls."""
+    from rlmath.training import step_batch
 
-    with mock.patch.object(prepare, name, make(getattr(prepare, name))):
+    with mock.patch.object(step_batch, name, make(getattr(step_batch, name))):
         yield
 
 
@@ -455,7 +455,7 @@ FAULTS = (
         "negated_in_driver",
         "the driver's advantages have the opposite sign",
         "driver",
-        functools.partial(in_prepare, name="sequence_advantages", make=negated),
+        functools.partial(in_batch, name="sequence_advantages", make=negated),
         OPPOSITE,
     ),
     of_advantages(
@@ -475,13 +475,13 @@ FAULTS = (
         "next_group",
         "each group's last sample counts in the next group",
         "driver",
-        functools.partial(in_prepare, name="sequence_advantages", make=in_next_group),
+        functools.partial(in_batch, name="sequence_advantages", make=in_next_group),
     ),
     of_advantages(
         "moved_rewards",
         "each sample has the reward of the one before it",
         "driver",
-        functools.partial(in_prepare, name="estimator_rewards", make=moved_on),
+        functools.partial(in_batch, name="estimator_rewards", make=moved_on),
     ),
     Fault(
         "another_text",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlmath.actor.settings import UpdateSettings
+from rlmath.actor.plan import StepPlan
 from rlmath.algorithms.advantages import ADVANTAGES
 from rlmath.algorithms.aggregation import AGGREGATIONS
 from rlmath.algorithms.correction import CORRECTIONS
@@ -45,7 +45,7 @@ class Kind:
     name: str
     registry: Registry[Any, Any]
     check: Callable[[str], Iterator[Finding]]
-    update: Callable[[str], UpdateSettings] | None = None
+    update: Callable[[str], StepPlan] | None = None
 
 
 KINDS = (

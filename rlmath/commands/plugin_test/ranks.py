@@ -11,7 +11,8 @@ import torch
 
 from rlmath.actor.group import ActorGroup
 from rlmath.actor.model import ModelSettings
-from rlmath.actor.settings import ActorSettings, ReferenceSettings, UpdateSettings
+from rlmath.actor.plan import StepPlan
+from rlmath.actor.settings import ActorSettings, ReferenceSettings
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.cluster.session import ray_session
 from rlmath.commands.plugin_test.finding import Finding
@@ -34,7 +35,7 @@ _SEQUENCES, _GROUP, _MINIBATCHES = 8, 4, 2
 _RELATIVE, _ABSOLUTE = 1e-4, 1e-6
 
 
-def check_ranks(updates: dict[str, UpdateSettings], folder: Path) -> Iterator[tuple[str, Finding]]:
+def check_ranks(updates: dict[str, StepPlan], folder: Path) -> Iterator[tuple[str, Finding]]:
     """Compare an update's metrics over layouts and micro-batches.
 
     Args:
@@ -85,14 +86,14 @@ def made_batch() -> TrainingBatch:
 
 def update_with(
     *, loss: str | None = None, aggregation: str | None = None, kl_estimator: str | None = None
-) -> UpdateSettings:
+) -> StepPlan:
     """An update with one part of a plug-in, and rlmath's defaults for the rest."""
     objective = ObjectiveSettings(kl_coef=0.1)
     if loss is not None:
         objective = dataclasses.replace(objective, loss=loss)
     if kl_estimator is not None:
         objective = dataclasses.replace(objective, kl_estimator=kl_estimator)
-    made = UpdateSettings(objective=objective, minibatches=_MINIBATCHES, constant_length=30)
+    made = StepPlan(objective=objective, minibatches=_MINIBATCHES, constant_length=30)
     return made if aggregation is None else dataclasses.replace(made, aggregation=aggregation)
 
 
@@ -101,7 +102,7 @@ def _updated(
     model: Path,
     logs: Path,
     batch: TrainingBatch,
-    updates: dict[str, UpdateSettings],
+    updates: dict[str, StepPlan],
 ) -> dict[str, tuple[list[dict[str, float]], list[dict[str, float]]]]:
     """Metrics of each minibatch of each update, done twice; the weights stay as they are."""
     settings = ActorSettings(
@@ -119,12 +120,16 @@ def _updated(
         group.launch()
         group.wait_until_ready()
         return {
-            name: (
-                group.update(batch, update, seed=0).minibatches,
-                group.update(batch, update, seed=0).minibatches,
-            )
+            name: (_minibatches(group, batch, update), _minibatches(group, batch, update))
             for name, update in updates.items()
         }
+
+
+def _minibatches(group: ActorGroup, batch: TrainingBatch, plan: StepPlan) -> list[dict[str, float]]:
+    group.run_part(batch, plan)
+    result = group.finish_step(plan).policy
+    assert result is not None
+    return result.minibatches
 
 
 def _differences(

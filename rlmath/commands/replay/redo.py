@@ -205,7 +205,7 @@ def _once(session: Session, kept: KeptStep, monitor: Monitor, step: int) -> Redo
     """A step as the run did it, without its gate: that is about engines."""
     print(f"step {step}: {len(kept.batch)} sequences", flush=True)
     config = session.config
-    plan = dataclasses.replace(plan_step(config, step), gate=False)
+    plan = dataclasses.replace(plan_step(config, step, kept.kl_coef), gate=False)
     coefficients = Coefficients(config.algorithm)
     coefficients.kl_coef, coefficients.entropy_coef = kept.kl_coef, kept.entropy_coef
     metrics = train_on(session, kept.batch, plan, coefficients, monitor, step)

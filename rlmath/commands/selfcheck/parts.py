@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from rlmath.actor.group import ActorGroup
-from rlmath.actor.settings import UpdateSettings
+from rlmath.actor.plan import StepPlan
 from rlmath.algorithms.mismatch import measure
 from rlmath.checks import run as checks
 from rlmath.commands.selfcheck.material import random_tokens
@@ -158,5 +158,8 @@ def mismatch(actor: ActorGroup, batch: TrainingBatch) -> dict[str, float]:
 
 def update(actor: ActorGroup, batch: TrainingBatch, seed: int = 0) -> dict[str, float]:
     """One optimizer step; its metrics."""
-    result = actor.update(batch, UpdateSettings(), seed)
+    plan = StepPlan(seed=seed)
+    actor.run_part(batch, plan)
+    result = actor.finish_step(plan).policy
+    assert result is not None
     return result.minibatches[0]

@@ -16,8 +16,8 @@ from rlmath.types import Group
 
 if TYPE_CHECKING:
     from rlmath.actor.plan import StepPlan
+    from rlmath.actor.rank_step import StepResult
     from rlmath.actor.settings import UpdateResult
-    from rlmath.training.prepare import Prepared
     from rlmath.training.session import Session
     from rlmath.training.step_batch import StepBatch
     from rlmath.weights.gather import WeightChanges
@@ -64,22 +64,25 @@ class AfterUpdate:
         monitor: Takes warnings.
         step: From 1.
         plan: Of the step.
-        prepared: What was trained on.
-        result: Of the policy's update; ``None``: it was not updated.
+        batch: The sequences that were trained on.
+        report: Of the ranks.
         changes: Of each rank's weights, see ``ActorGroup.weights_changes``.
         metrics: Of the update.
-        alignment: Of the first minibatch's log-probs and the engines', where no pass came before.
     """
 
     session: Session
     monitor: Monitor
     step: int
     plan: StepPlan
-    prepared: Prepared
-    result: UpdateResult | None
+    batch: StepBatch
+    report: StepResult
     changes: Sequence[WeightChanges]
     metrics: Metrics
-    alignment: Alignment | None = None
+
+    @property
+    def result(self) -> UpdateResult | None:
+        """Of the policy's update; ``None``: it was not updated."""
+        return self.report.policy
 
 
 @dataclass(frozen=True)

@@ -39,12 +39,12 @@ class Invariants(StepCheck):
         self._has_moved = False
 
     def after_update(self, now: AfterUpdate) -> Metrics:
-        if now.result is None:
+        if now.result is None or now.report.tokens is None:
             return {}
-        config, sequences = now.session.config, now.prepared.batch.sequences
+        config, sequences = now.session.config, now.batch.sequences
         check_invariants(
             config,
-            now.prepared.any_advantage,
+            now.report.tokens.any_advantage,
             now.result,
             now.step,
             now.monitor,

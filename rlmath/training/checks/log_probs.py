@@ -45,9 +45,9 @@ class LogProbAgreement(StepCheck):
         return self._judge(now, now.alignment, now.batch.sequences)
 
     def after_update(self, now: AfterUpdate) -> Metrics:
-        if now.alignment is None or not now.plan.gate:
+        if now.result is None or now.result.alignment is None or not now.plan.gate:
             return {}
-        return self._judge(now, now.alignment, now.prepared.batch.sequences, updated=True)
+        return self._judge(now, now.result.alignment, now.batch.sequences, updated=True)
 
     def after_sync(self, now: AfterSync) -> Metrics:
         groups, self._unjudged = self._unjudged, ()

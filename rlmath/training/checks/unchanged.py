@@ -40,7 +40,11 @@ class ChangedWeights(StepCheck):
     """An update changes every matrix that it should."""
 
     def after_update(self, now: AfterUpdate) -> Metrics:
-        check_changes(now.session.config, now.changes, now.metrics, now.step, now.monitor)
+        config, values = now.session.config, now.report.values
+        check_changes(config, now.changes, now.metrics, now.step, now.monitor)
+        # Before its first update the head is 0, and nothing below it has a gradient.
+        if values is not None and values.moments.value_sum:
+            check_value_changes(config, values.unchanged, now.metrics, now.step, now.monitor)
         return {}
 
 

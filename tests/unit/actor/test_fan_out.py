@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import pickle
 from collections import Counter
-from collections.abc import Collection
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,8 +18,7 @@ import torch
 from rlmath.actor import group, rank_calls
 from rlmath.actor.group import ActorGroup
 from rlmath.actor.plan import StepPlan
-from rlmath.actor.rank_step import TokenSettings
-from rlmath.actor.settings import StartedRank, UpdateResult, UpdateSettings
+from rlmath.actor.settings import StartedRank, UpdateResult
 from rlmath.actor.token_values import TokenValues
 from rlmath.actor.worker import ActorWorker
 from rlmath.algorithms.advantages import SequenceAdvantages
@@ -32,7 +30,7 @@ from rlmath.types import TrainingBatch
 from rlmath.weights.sequence_fingerprints import SequenceFingerprints
 
 TENSOR_PARALLEL, TOKENS = 2, 8192
-UPDATE = UpdateSettings(minibatches=2)
+PLAN = StepPlan(passes=("old",), minibatches=2)
 
 
 class Model(Alone):
@@ -43,19 +41,15 @@ class Model(Alone):
     def __init__(self, reports: bool) -> None:
         self.reports = reports
 
-    def shard_log_probs(
-        self, shard: Shard, reference: bool = False, keep_routes: bool = False
-    ) -> TokenValues:
-        values = shard.batch.engine_log_probs - float(reference)
+    def shard_log_probs(self, shard: Shard, name: str = "policy", seed: int = 0) -> TokenValues:
+        values = shard.batch.engine_log_probs
         return TokenValues(torch.arange(values.numel()), values, values)
 
     def begin_release(self, empty_cache: Any) -> None: ...
 
-    def update_shard(
-        self, shard: Shard, settings: UpdateSettings, traced: Collection[int] = ()
-    ) -> UpdateResult:
+    def update_shard(self, shard: Shard, plan: StepPlan) -> UpdateResult:
         assert shard.batch.advantages is not None and shard.batch.old_log_probs is not None
-        assert len(list(shard.shares())) == settings.minibatches
+        assert len(list(shard.shares())) == plan.minibatches
         return UpdateResult([{"loss": 1.0}], {}, None)
 
 
@@ -92,7 +86,7 @@ class Network:
             def remote(*arguments: Any) -> Any:
                 self.calls[name] += 1
                 given = [getattr(a, "value", a) for a in arguments]
-                if name != "begin_step":  # Whose argument is in shared memory.
+                if name != "run_part":  # Whose shard is in shared memory.
                     self.call_bytes += len(pickle.dumps(given))
                 return _Answer(getattr(one, name)(*given))
 
@@ -127,21 +121,21 @@ def begun(
     actor._dp = [rank // TENSOR_PARALLEL for rank in range(ranks)]
     batch = batch_of_sequences([((1,) * 3, (2,) * 13)] * (TOKENS // 16))
     log_probs = torch.linspace(-3, 0, batch.engine_log_probs.numel())
-    return actor, dataclasses.replace(batch, engine_log_probs=log_probs), log_probs
+    batch = dataclasses.replace(batch, engine_log_probs=log_probs, advantages=None)
+    return actor, batch, log_probs
 
 
 def step(ranks: int, monkeypatch: pytest.MonkeyPatch) -> Network:
     """A step of ``TOKENS`` tokens on ``ranks`` ranks."""
     network = Network()
     actor, batch, log_probs = begun(network, ranks, monkeypatch)
-    actor.begin_step(batch, UPDATE, seed=0)
-    plan = StepPlan(True, gate=False, reference=False, values=False, policy=True)
-    alignment = actor.step_passes(plan, now=0)
+    alignment = actor.run_part(batch, PLAN)
     assert alignment is not None
     assert sorted(alignment.places.tolist()) == list(range(len(batch)))
     advantages = SequenceAdvantages(torch.arange(len(batch)).float())
-    finished = actor.step_finish(TokenSettings(), advantages)
-    assert finished.any_advantage
+    report = actor.finish_step(PLAN, advantages)
+    finished, result = report.tokens, report.policy
+    assert finished is not None and finished.any_advantage and report.values is None
     # Of every sequence in its place, whichever rank has it.
     values = {
         "old_log_probs": log_probs,
@@ -151,8 +145,8 @@ def step(ranks: int, monkeypatch: pytest.MonkeyPatch) -> Network:
     assert torch.equal(finished.fingerprints.places, whole.places)
     for name in values:
         assert torch.equal(finished.fingerprints.bits[name], whole.bits[name])
-    result, again = actor.step_update(UPDATE, now=0)
-    assert result.minibatches == [{"loss": 1.0}] and again is None
+    assert result is not None
+    assert result.minibatches == [{"loss": 1.0}] and result.alignment is None
     # Of the rank that has most.
     phases = ("between_updates", "log_probs", "update")
     assert actor.take_peaks() == dict.fromkeys(phases, ranks - 1)
@@ -161,7 +155,7 @@ def step(ranks: int, monkeypatch: pytest.MonkeyPatch) -> Network:
 
 def test_a_step_grows_with_the_ranks_and_no_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     of = {ranks: step(ranks, monkeypatch) for ranks in (8, 64, 512)}
-    methods = ("begin_step", "step_passes", "step_finish", "update", "take_peaks")
+    methods = ("run_part", "finish_step", "take_peaks")
     for ranks, network in of.items():
         # One object for each data-parallel rank, which its tensor ranks share.
         expected = {"put": ranks // TENSOR_PARALLEL} | dict.fromkeys(methods, ranks)
@@ -192,8 +186,7 @@ def test_a_start_says_who_has_its_weights(
 @pytest.mark.parametrize(
     ("method", "arguments"),
     [
-        ("step_update", (UPDATE, 1)),
-        ("step_update_values", (None,)),
+        ("finish_step", (PLAN,)),
         ("renew_reference", (1.0, False)),
     ],
 )
@@ -209,6 +202,8 @@ def test_what_changes_a_model_says_so_before(method: str, arguments: tuple[Any, 
         raise InterruptedError
 
     actors._all = ranks  # type: ignore[method-assign]
+    actors._workers, actors._dp, actors._shares = [], [], []
+    actors._calls = SimpleNamespace(results=ranks)  # type: ignore[assignment]
     with pytest.raises(InterruptedError):
         getattr(actors, method)(*arguments)
     assert seen == [True]

@@ -12,6 +12,7 @@ from torch import nn
 from rlmath.actor.fp8 import copies_of_weights, fp8_settings, without_fp8
 from rlmath.device import fp8 as device
 from rlmath.errors import UserError
+from rlmath.model.fp8 import NOTHING
 from rlmath.model.fp8_training import Fp8Training
 
 BLOCKWISE = Fp8Training("hybrid", "blockwise")
@@ -49,16 +50,15 @@ def test_without_fp8_reaches_every_configuration_and_comes_back() -> None:
     assert all(one.config.fp8 == "hybrid" for one in made if isinstance(one, Layer))
 
 
-@pytest.mark.parametrize(("noise_seed", "expected"), [(None, "hybrid"), (1, None)])
-def test_the_gates_noise_is_of_a_pass_without_fp8(
-    noise_seed: int | None, expected: str | None
-) -> None:
+@pytest.mark.parametrize(("name", "expected"), [("policy", "hybrid"), ("noise", None)])
+def test_the_gates_noise_is_of_a_pass_without_fp8(name: str, expected: str | None) -> None:
     """The distance to an engine, which computes in the model's type."""
+    from rlmath.actor.passes import forward_passes
     from rlmath.actor.policy import MegatronActor
 
     made, seen = stage(), []
     actor: Any = SimpleNamespace(
-        settings=SimpleNamespace(model=SimpleNamespace(fp8=BLOCKWISE)),
+        settings=SimpleNamespace(model=SimpleNamespace(fp8=BLOCKWISE), engines_in_fp8=NOTHING),
         module=made,
         routing=None,
         is_last_stage=False,
@@ -68,7 +68,8 @@ def test_the_gates_noise_is_of_a_pass_without_fp8(
         _of_log_probs=lambda _: None,
     )
     shard: Any = SimpleNamespace(whole=lambda: None)
-    MegatronActor.shard_log_probs(actor, shard, noise_seed=noise_seed)
+    actor.passes = forward_passes(actor)
+    MegatronActor.shard_log_probs(actor, shard, name, seed=1)
     assert seen == [{expected}]
     assert all(one.config.fp8 == "hybrid" for one in made if isinstance(one, Layer))
 

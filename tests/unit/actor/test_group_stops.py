@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ray.exceptions import RayTaskError
 
 from rlmath.actor.group import ActorGroup
+from rlmath.actor.plan import StepPlan
 from rlmath.actor.rank_calls import ActorError, RankCalls
 from rlmath.errors import UpdateStopped
 
@@ -20,18 +22,17 @@ def group_that_raises(error: Exception) -> Any:
         assert group.changed
         raise error
 
-    group._all = all_ranks
+    group._workers, group._dp, group._shares = [], [], []
+    group._calls = SimpleNamespace(results=all_ranks)
     return group
 
 
 def test_a_stopped_update_leaves_the_ranks_unchanged() -> None:
-    for call in ("step_update", "step_update_values"):
-        given = (None, 0) if call == "step_update" else (None,)
-        for error, changed in ((UpdateStopped(), False), (ActorError("died"), True)):
-            group = group_that_raises(error)
-            with pytest.raises(type(error)):
-                getattr(group, call)(*given)
-            assert group.changed is changed
+    for error, changed in ((UpdateStopped(), False), (ActorError("died"), True)):
+        group = group_that_raises(error)
+        with pytest.raises(type(error)):
+            group.finish_step(StepPlan())
+        assert group.changed is changed
 
 
 def test_a_stopped_rank_has_not_failed(tmp_path: Any) -> None:

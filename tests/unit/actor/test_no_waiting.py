@@ -20,7 +20,6 @@ from rlmath.actor.logprobs import Distribution, vocab_parallel_log_probs
 from rlmath.actor.loss_fields import LossFields
 from rlmath.actor.packing import PackedMicroBatch, SequenceRows, _packed_seq_params
 from rlmath.actor.policy_loss import policy_loss
-from rlmath.actor.settings import ValueUpdateSettings
 from rlmath.actor.value import value_loss
 from rlmath.algorithms.losses import LOSSES
 from rlmath.algorithms.settings import ObjectiveSettings
@@ -151,7 +150,7 @@ def test_the_value_models_loss(clip: float | None, pack: PackedMicroBatch) -> No
     fields = LossFields([pack], META, values)
     output = meta(2 * TOKENS, 1, grad=True)
     with Operators() as seen:
-        total, kept = value_loss(fields, ValueUpdateSettings(clip=clip))(pack, output)
+        total, kept = value_loss(fields, clip)(pack, output)
         total.backward()
     assert kept.device == META and not seen.moves
 

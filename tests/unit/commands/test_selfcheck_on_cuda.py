@@ -53,12 +53,14 @@ class FakeActor:
             return [{"weight": self._weights} for _ in self._ranks]
         return list(self._ranks)
 
-    def update(self, *arguments: Any) -> Any:
-        self._weights += 1
-        return SimpleNamespace(minibatches=[{}])
+    def run_part(self, *arguments: Any) -> None: ...
 
-    def log_probs(self, batch: Any, noise_seed: int | None = None) -> Any:
-        return batch.engine_log_probs + (0.0 if noise_seed is None else 1e-3), None
+    def finish_step(self, *arguments: Any) -> Any:
+        self._weights += 1
+        return SimpleNamespace(policy=SimpleNamespace(minibatches=[{}]))
+
+    def log_probs(self, batch: Any, name: str = "policy", seed: int = 0) -> Any:
+        return batch.engine_log_probs + (0.0 if name == "policy" else 1e-3), None
 
     def weights_fingerprints(self, part: Any = None) -> dict[str, int]:
         return {"a": self._weights, "b": self._weights}

@@ -20,7 +20,8 @@ from rlmath.config.load import load
 from rlmath.config.removed import REMOVED, REMOVED_VALUES
 from rlmath.config.settings import by_key
 from rlmath.errors import ConfigError
-from rlmath.training.algorithm_settings import advantage_settings, update_settings
+from rlmath.training.algorithm_settings import advantage_settings
+from rlmath.training.plan import plan_step
 from rlmath.utils.setting import Options, setting
 
 GIVEN = ["model.path=m", "runner.run_dir=r"]
@@ -54,7 +55,7 @@ def new_loss() -> Iterator[None]:
 def test_a_new_loss_brings_its_option_to_settings_page_and_call(new_loss: None) -> None:
     assert options("algorithm.loss=scaled") == {"scale": 2.0}
     overrides = [*GIVEN, "algorithm.loss=scaled", "algorithm.loss_options.scale=3"]
-    objective = update_settings(load(overrides), kl_coef=0.0, entropy_coef=0.0).objective
+    objective = plan_step(load(overrides), 1).objective
     assert objective.loss_options == ScaledOptions(3.0)
     one = torch.ones(1)
     inputs = LossInputs(

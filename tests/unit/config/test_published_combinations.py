@@ -23,8 +23,8 @@ from rlmath.config.load import load
 from rlmath.config.schema import Config, OldLogProbs
 from rlmath.training.algorithm_settings import (
     aggregation_constant,
-    update_settings,
 )
+from rlmath.training.plan import plan_step
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "algorithms.md"
 METHODS = ("LUSPO", "ScaleRL", "decoupled PPO", "TIS-REINFORCE", "DPPO of prime-rl")
@@ -80,7 +80,7 @@ def objective(config: Config) -> tuple[float, dict[str, list[list[float]]]]:
     factors = None
     if correction.kind != "none":
         factors = correct(trainer, engine, mask, lengths, correction).weights
-    settings: Any = update_settings(config, kl_coef=0.0, entropy_coef=0.0)
+    settings: Any = plan_step(config, 1)
     weights = sequence_weights(
         settings.aggregation, lengths, torch.tensor(GROUPS), aggregation_constant(config)
     )[ids]

@@ -194,7 +194,6 @@ def test_what_the_curves_show_is_set_in_bold():
     [
         "training/loop.py",
         "training/step.py",
-        "training/prepare.py",
         "training/mismatch.py",
         "evaluation/run.py",
         "training/sft.py",

@@ -18,7 +18,7 @@ from rlmath.config.load import load, to_plain, with_values
 from rlmath.errors import ConfigError
 from rlmath.plugins import loading
 from rlmath.plugins.source import PluginError, hashes
-from rlmath.training.algorithm_settings import update_settings
+from rlmath.training.plan import plan_step
 
 GIVEN = ["model.path=m", "runner.run_dir=r"]
 LOSS = """
@@ -70,7 +70,7 @@ def test_a_loss_of_a_file_by_name_and_directly(file: Path) -> None:
         config = load([*GIVEN, *chosen, "algorithm.loss_options.scale=3"])
         assert config.algorithm.loss_options == {"scale": 3.0}
         assert config.plugin_hashes == hashes(str(file)) and len(config.plugin_hashes) == 1
-        objective = update_settings(config, kl_coef=0.0, entropy_coef=0.0).objective
+        objective = plan_step(config, 1).objective
         assert objective.loss_options.scale == 3.0
         message = refusal(*chosen, "algorithm.loss_options.scale=0")
         assert "scale = 0.0: has to be more than 0" in message
@@ -79,7 +79,7 @@ def test_a_loss_of_a_file_by_name_and_directly(file: Path) -> None:
 
 def test_another_process_imports_it_by_value(file: Path) -> None:
     config = load([*GIVEN, f"algorithm.loss={file}:mine"])
-    objective = update_settings(config, kl_coef=0.0, entropy_coef=0.0).objective
+    objective = plan_step(config, 1).objective
     hook = loading.setup_hook()
     given = file.parent / "given.pickle"
     # The function by value, as Ray sends it; the settings only after it has run.

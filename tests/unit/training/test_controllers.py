@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from rlmath.actor.plan import StepPlan
 from rlmath.config.load import load
 from rlmath.config.schema import Config
-from rlmath.training import step
-from rlmath.training.algorithm_settings import reference_settings, reference_share, update_settings
+from rlmath.training.algorithm_settings import reference_settings, reference_share
 from rlmath.training.controllers import Coefficients
+from rlmath.training.plan import complete, plan_step
 
 
 def config_of(*overrides: str) -> Config:
@@ -57,25 +57,21 @@ def test_entropy_coef_acts_below_its_target_only() -> None:
     assert again.entropy_coef_at(0.1) == pytest.approx(0.015)
 
 
-def test_the_entropy_coef_stands_still_while_the_value_model_is_trained_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    algorithm = config_of("entropy_target=0.2", "entropy_coef=0.01").algorithm
-    weights = Coefficients(algorithm)
-    monkeypatch.setattr(step, "update_values", lambda *_: {})
-    alone: Any = SimpleNamespace(values=True, policy=False)
-    prepared: Any = SimpleNamespace(entropy=0.1, batch=())
-    monitor: Any = SimpleNamespace(phase=lambda _: contextlib.nullcontext())
-    session: Any = SimpleNamespace(config=SimpleNamespace(algorithm=algorithm))
-    for number in (1, 2):
-        metrics, *_ = step.update(session, prepared, alone, weights, monitor, number)
-        assert metrics["train/entropy_coef"] == 0.01 == weights.entropy_coef
+def test_the_entropy_coef_stands_still_while_the_value_model_is_trained_alone() -> None:
+    weights = Coefficients(config_of("entropy_target=0.2", "entropy_coef=0.01").algorithm)
+    alignment: Any = SimpleNamespace(entropy=0.1)
+    monitor: Any = None
+    for step in (1, 2):
+        plan = complete(StepPlan(policy=False), alignment, weights, monitor, step)
+        assert plan.objective.entropy_coef == 0.01 == weights.entropy_coef
+    assert complete(StepPlan(), alignment, weights, monitor, 3).objective.entropy_coef == 0.01
+    assert weights.entropy_coef > 0.01
 
 
 def test_a_kl_in_the_reward_is_no_term_of_the_loss() -> None:
     in_loss, in_reward = config_of("kl_coef=0.1"), config_of("kl_coef=0.1", "kl_in=reward")
-    assert update_settings(in_loss, 0.3, 0.0).objective.kl_coef == 0.3
-    assert update_settings(in_reward, 0.3, 0.0).objective.kl_coef == 0.0
+    assert plan_step(in_loss, 1, 0.3).objective.kl_coef == 0.3
+    assert plan_step(in_reward, 1, 0.3).objective.kl_coef == 0.0
 
 
 def test_the_reference() -> None:

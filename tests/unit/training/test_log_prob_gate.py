@@ -12,19 +12,21 @@ from typing import Any
 import pytest
 import torch
 
+from rlmath.actor.plan import StepPlan
+from rlmath.actor.rank_step import StepResult
+from rlmath.actor.settings import UpdateResult
 from rlmath.algorithms.alignment import Alignment, token_lags
 from rlmath.algorithms.correction import CorrectionConfig, CorrectionTotals
 from rlmath.algorithms.losses.dppo import Divergence, DppoOptions
 from rlmath.config.load import load
 from rlmath.config.schema import RunnerConfig
-from rlmath.model.fp8 import NOTHING, InFp8
 from rlmath.monitor import open_monitor
 from rlmath.training import gate
-from rlmath.training.algorithm_settings import update_settings
 from rlmath.training.checks.base import AfterUpdate, BeforeUpdate
 from rlmath.training.checks.log_probs import LogProbAgreement
 from rlmath.training.gate import TAIL_SEEDS, AlignmentError
 from rlmath.training.mismatch import choose_correction, correction_metrics, mismatch_metrics
+from rlmath.training.plan import plan_step
 from rlmath.types import TrainingBatch
 
 GIVEN = ["model.path=tiny", "runner.run_dir=r"]
@@ -136,10 +138,10 @@ class Actor:
         self.probed: list[int] = []
 
     def log_probs(
-        self, batch: TrainingBatch, reference: bool = False, noise_seed: int | None = None
+        self, batch: TrainingBatch, name: str = "policy", seed: int = 0
     ) -> tuple[torch.Tensor, torch.Tensor]:
         values = torch.full((batch.engine_log_probs.numel(),), -1.0)
-        if noise_seed is not None:
+        if name != "policy":
             self.probed.append(len(batch))
             values[::2] += self.noise
         return values, values
@@ -174,13 +176,13 @@ def check(
     monitor: Any = None,
 ) -> dict[str, float]:
     """The metrics of a step's alignment, and what its check says."""
-    plan: Any = SimpleNamespace(gate=gate)
+    plan = StepPlan(gate=gate)
     trained: Any = SimpleNamespace(sequences=batch)
     alignment = alignment_of(batch)
     if updated:
-        prepared: Any = SimpleNamespace(batch=trained)
+        report = StepResult(None, None, UpdateResult([], {}, None, alignment=alignment))
         found = session.check.after_update(
-            AfterUpdate(session, monitor, step, plan, prepared, None, (), {}, alignment)
+            AfterUpdate(session, monitor, step, plan, trained, report, (), {})
         )
     else:
         found = session.check.before_update(
@@ -209,10 +211,10 @@ def test_a_sensitive_token_is_rounded_in_several_ways_before_it_counts() -> None
 
     class Sensitive(Actor):
         def log_probs(
-            self, batch: TrainingBatch, reference: bool = False, noise_seed: int | None = None
+            self, batch: TrainingBatch, name: str = "policy", seed: int = 0
         ) -> tuple[torch.Tensor, torch.Tensor]:
-            values, entropy = super().log_probs(batch, reference, noise_seed)
-            if noise_seed == TAIL_SEEDS[5]:
+            values, entropy = super().log_probs(batch, name, seed)
+            if name == "noise" and seed == TAIL_SEEDS[5]:
                 assert len(batch) == 1, "the others are not far away"
                 values[0] += 0.2
             return values, entropy
@@ -230,14 +232,10 @@ def test_engines_in_fp8_are_judged_by_the_actors_own_products_in_fp8() -> None:
 
     class InFp8(Actor):
         def log_probs(
-            self,
-            batch: TrainingBatch,
-            reference: bool = False,
-            noise_seed: int | None = None,
-            in_fp8: InFp8 = NOTHING,
+            self, batch: TrainingBatch, name: str = "policy", seed: int = 0
         ) -> tuple[torch.Tensor, torch.Tensor]:
-            values, _ = super().log_probs(batch, reference, noise_seed)
-            if in_fp8:
+            values, _ = super().log_probs(batch, name, seed)
+            if name == "quantized_noise":
                 values[::2] += 9 * self.noise
             return values, values
 
@@ -493,6 +491,6 @@ def test_every_number_of_the_losses_arrives() -> None:
             "algorithm.correction.off_policy_mask_kl=0.5",
         ]
     )
-    objective = update_settings(config, kl_coef=0.0, entropy_coef=0.0).objective
+    objective = plan_step(config, 1).objective
     assert objective.loss_options == DppoOptions(Divergence.kl, threshold=0.125)
     assert objective.off_policy_mask_kl == 0.5

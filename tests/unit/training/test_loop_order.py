@@ -208,7 +208,7 @@ def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             "load_problems": lambda *_, **__: ([], report),
             "load_held_out": lambda *_: [SimpleNamespace(problems=())],
             "stream_of": lambda *_: None,
-            "Coefficients": lambda _: None,
+            "Coefficients": lambda _: SimpleNamespace(kl_coef=0.0),
             "open_store": lambda _: store,
             "attempts": SimpleNamespace(
                 record=record,

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import pickle
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from rlmath.actor.group import ActorGroup
-from rlmath.actor.rank_step import RankStep, TokenFigures, TokenSettings
-from rlmath.actor.settings import UpdateSettings, shard_settings
+from rlmath.actor.plan import StepPlan
+from rlmath.actor.rank_step import RankStep, StepResult, TokenFigures
+from rlmath.actor.settings import shard_settings
 from rlmath.actor.token_values import TokenValues
+from rlmath.algorithms.alignment import Alignment
 from rlmath.algorithms.peers import Alone
 from rlmath.batching.shards import Shard, response_rows, shards
 from rlmath.config.load import load
 from rlmath.model.parallel import Layout
-from rlmath.training.plan import plan_step
-from rlmath.training.prepare import prepare
+from rlmath.training.controllers import Coefficients
+from rlmath.training.metrics import batch_metrics
+from rlmath.training.mismatch import mismatch_metrics
+from rlmath.training.plan import complete, plan_step
+from rlmath.training.step import log_update
 from rlmath.training.step_batch import StepBatch
 from rlmath.types import GradedSample, Group, Problem, Sample, TrainingBatch
 
@@ -44,39 +47,34 @@ class Policy(Alone):
     def __init__(self) -> None:
         self.passes: list[str] = []
 
-    def shard_log_probs(
-        self, shard: Shard, reference: bool = False, keep_routes: bool = False
-    ) -> TokenValues:
+    def shard_log_probs(self, shard: Shard, name: str = "policy", seed: int = 0) -> TokenValues:
         assert shard.batch.advantages is None, "advantages come last"
-        self.passes.append("reference" if reference else "old")
+        self.passes.append(name)
         rows = rows_of(shard)
-        return TokenValues(rows, (REFERENCE if reference else ACTOR)[rows], ENTROPY[rows])
+        return TokenValues(rows, (REFERENCE if name == "reference" else ACTOR)[rows], ENTROPY[rows])
 
     def shard_values(self, shard: Shard) -> Tensor:
         self.passes.append("values")
         return VALUES[rows_of(shard)]
 
 
-class Actor(ActorGroup):
+class Ranks:
     """One rank in this process."""
 
     def __init__(self) -> None:
         self.policy = Policy()
 
-    def begin_step(self, sequences: Any, update: UpdateSettings, seed: int) -> None:
+    def run_part(self, sequences: Any, plan: StepPlan) -> Alignment | None:
         limit: Any = SimpleNamespace(max_tokens_per_microbatch=6, share_prompts=False)
-        (shard,) = shards(sequences, shard_settings(limit, Layout(), update, seed))
+        (shard,) = shards(sequences, shard_settings(limit, Layout(), plan))
         # As it travels: read-only arrays and a bit mask.
         self.step = RankStep(self.policy, self.policy, pickle.loads(pickle.dumps(shard)))
+        return self.step.run_passes(plan)
 
-    def _all(self, method: str, *arguments: Any) -> list[Any]:
-        assert method == "step_passes"
-        return [self.step.run_passes(*arguments)]
-
-    def step_finish(self, settings: TokenSettings, advantages: Any) -> TokenFigures:
+    def add_advantages(self, plan: StepPlan, advantages: Any) -> TokenFigures:
         places = self.step.shard.places
         own = None if advantages is None else advantages.select(places)
-        found = self.step.finish(settings, own)
+        found = self.step.add_advantages(plan, own)
         assert found is not None
         return found
 
@@ -88,12 +86,6 @@ class Actor(ActorGroup):
 
 def rows_of(shard: Shard) -> Tensor:
     return response_rows(shard.places, torch.tensor(LENGTHS))
-
-
-class Monitor:
-    @contextlib.contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        yield
 
 
 def groups() -> list[Group]:
@@ -117,22 +109,29 @@ def groups() -> list[Group]:
 
 
 def prepared(
-    *overrides: str, step: int = 2, kl_coef: float = 0.0, given: Any = None, teacher: Any = None
+    *overrides: str, kl_coef: float = 0.0, given: Any = None, teacher: Any = None
 ) -> tuple[Any, list[str]]:
-    config, actor = load([*GIVEN, *overrides]), Actor()
+    """A fifth step up to its update."""
+    config, ranks = load([*GIVEN, *overrides]), Ranks()
     rewards = SimpleNamespace(items=[SimpleNamespace(label="math", weight=1.0)])
     sampling = SimpleNamespace(pool=SimpleNamespace(weights_version=4), rewards=rewards)
-    session: Any = SimpleNamespace(
-        config=config,
-        layout=SimpleNamespace(actor=SimpleNamespace(data_parallel=1)),
-        actor=actor,
-        sampling=sampling,
-    )
-    plan = plan_step(config, step)
+    session: Any = SimpleNamespace(config=config, sampling=sampling)
+    monitor: Any = mock.MagicMock()
+    plan = plan_step(config, 5, kl_coef)
     batch = StepBatch.of(session, given or groups(), teacher)
-    found = prepare(session, batch, plan, kl_coef, Monitor(), step)  # type: ignore[arg-type]
-    own = {"batch": actor.batch, "entropy": found.entropy}
-    return SimpleNamespace(**vars(found) | own), actor.policy.passes
+    alignment = ranks.run_part(batch.sequences, plan)
+    plan = complete(plan, alignment, Coefficients(config.algorithm), monitor, 5)
+    figures = ranks.add_advantages(plan, None if plan.values else batch.advantages(config))
+    metrics = batch_metrics(batch.sequences) | mismatch_metrics(alignment)
+    report = StepResult(figures, None, None)
+    metrics |= log_update(config, batch, plan, report, monitor, 5)
+    found = SimpleNamespace(
+        batch=ranks.batch,
+        metrics=metrics,
+        fingerprints=figures.fingerprints,
+        entropy=None if alignment is None else alignment.entropy,
+    )
+    return found, ranks.policy.passes
 
 
 def test_one_minibatch_needs_no_pass() -> None:

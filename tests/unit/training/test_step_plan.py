@@ -22,14 +22,14 @@ def test_the_first_step_and_every_nth_have_a_gate() -> None:
 
 
 def test_the_first_gate_is_before_the_first_update() -> None:
-    assert passes(1, ONE).old_log_probs
-    assert not passes(2, ONE).old_log_probs
-    assert not passes(1, ONE, "alignment.every=0").old_log_probs
+    assert passes(1, ONE).passes == ("old",)
+    assert passes(2, ONE).passes == ()
+    assert passes(1, ONE, "alignment.every=0").passes == ()
 
 
 def test_a_reference_pass_needs_a_kl_term() -> None:
-    assert not passes(1).reference
-    assert passes(1, "algorithm.kl_coef=0.1").reference
+    assert "reference" not in passes(1).passes
+    assert "reference" in passes(1, "algorithm.kl_coef=0.1").passes
 
 
 def test_the_policy_waits_while_the_value_model_warms_up() -> None:

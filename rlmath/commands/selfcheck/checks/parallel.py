@@ -11,8 +11,9 @@ import torch.distributed as dist
 
 from rlmath.actor.communicators import describe, open_communicators
 from rlmath.actor.model import ModelSettings
+from rlmath.actor.plan import StepPlan
 from rlmath.actor.policy import MegatronActor
-from rlmath.actor.settings import ActorSettings, UpdateSettings
+from rlmath.actor.settings import ActorSettings
 from rlmath.commands.plan.measured import FIGURE
 from rlmath.commands.selfcheck.checks.actor import LENGTHS, TOKENS_PER_PACK, change_layout
 from rlmath.commands.selfcheck.material import random_batch
@@ -72,7 +73,7 @@ def update_on_rank(platform: Platform, node: Node, layouts: dict[str, Layout]) -
             # Nothing else is on this GPU now: CUDA's context, libraries, and NCCL.
             process_bytes = max(process_bytes, platform.bytes_of_others() or 0)
         actor = MegatronActor(_settings(node), layout, platform)
-        result = actor.update(batch, UpdateSettings(), seed=0)
+        result = actor.update(batch, StepPlan(), seed=0)
         norms[name] = float(result.minibatches[0]["grad_norm"])
         del actor
         gc.collect()

@@ -12,8 +12,9 @@ import torch
 
 from rlmath.actor.head_rows import rows_per_chunk
 from rlmath.actor.model import ModelSettings
+from rlmath.actor.plan import StepPlan
 from rlmath.actor.policy import MegatronActor
-from rlmath.actor.settings import ActorSettings, UpdateSettings
+from rlmath.actor.settings import ActorSettings
 from rlmath.commands.plan.gpus import Efficiency, Gpu
 from rlmath.commands.plan.measured import FIGURE
 from rlmath.commands.plan.memory import (
@@ -165,13 +166,13 @@ def measure_update(platform: Platform, node: Node, tokens: int, recompute: int) 
     )
     actor = MegatronActor(settings, ONE_RANK, platform)
     batch = random_batch(node.model, [tokens] * MICROBATCHES, PROMPT_TOKENS)
-    actor.update(batch, UpdateSettings(), seed=0)
+    actor.update(batch, StepPlan(), seed=0)
     platform.reset_peak_memory()
     seconds = float("inf")
     for seed in range(1, TIMED_UPDATES + 1):
         platform.synchronize()
         started_s = time.perf_counter()
-        result = actor.update(batch, UpdateSettings(), seed)
+        result = actor.update(batch, StepPlan(), seed)
         platform.synchronize()
         seconds = min(seconds, time.perf_counter() - started_s)
     return Measured(tokens, seconds, platform.peak_memory_gib(), result.minibatches[0]["grad_norm"])

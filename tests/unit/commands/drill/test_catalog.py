@@ -31,7 +31,7 @@ PAGE = Path(__file__).resolve().parents[4] / "docs" / "reliability.md"
         ("rlmath.actor.policy_loss", ["policy_objective"]),
         ("rlmath.actor.group", ["shards"]),
         ("rlmath.checkpoint.state", ["load_optimizer_state", "load_schedule_state"]),
-        ("rlmath.training.prepare", ["sequence_advantages", "estimator_rewards"]),
+        ("rlmath.training.step_batch", ["sequence_advantages", "estimator_rewards"]),
         ("rlmath.rewards.mix", ["RewardMix.graded"]),
         ("rlmath.rollout.step_loop", ["StepLoop.submit"]),
         ("rlmath.rollout.pool", ["RolloutPool.generate", "RolloutPool.call_workers"]),

@@ -109,5 +109,5 @@ def test_groups_that_a_filter_dropped_are_checked() -> None:
         checks=step_checks(),
     )
     with pytest.raises(InvariantError, match="have the same seed"):
-        step.train_step(session, feed, mock.Mock(), monitor, mock.Mock(), 3)
+        step.train_step(session, feed, mock.Mock(kl_coef=0.0), monitor, mock.Mock(), 3)
     assert forgotten == [3]

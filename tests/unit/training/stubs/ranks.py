@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from rlmath.actor.settings import StartedRank, UpdateResult, UpdateSettings
+from rlmath.actor.plan import StepPlan
+from rlmath.actor.settings import StartedRank, UpdateResult
 from rlmath.actor.token_values import TokenValues
 from rlmath.actor.worker import ActorWorker
 from rlmath.algorithms.peers import Alone
 from rlmath.batching.shards import Shard
 from rlmath.device import CPU
-from rlmath.model.fp8 import NOTHING, InFp8
 from rlmath.weights import transports
 from rlmath.weights.buckets import TensorMeta, cut_into_buckets
 from rlmath.weights.gather import WeightChanges
@@ -76,25 +75,16 @@ class StubModel(Alone):
     def __init__(self, world: World, reports: bool) -> None:
         self._world, self.reports = world, reports
 
-    def shard_log_probs(
-        self,
-        shard: Shard,
-        reference: bool = False,
-        noise_seed: int | None = None,
-        keep_routes: bool = False,
-        in_fp8: InFp8 = NOTHING,
-    ) -> TokenValues:
+    def shard_log_probs(self, shard: Shard, name: str = "policy", seed: int = 0) -> TokenValues:
         values = shard.batch.engine_log_probs.clone()
-        if noise_seed is not None:
+        if name == "noise":
             values += 1e-5 * (torch.arange(values.numel()) % 2)
         return TokenValues(torch.arange(values.numel()), values, -values)
 
-    def update_shard(
-        self, shard: Shard, settings: UpdateSettings, traced: Collection[int] = ()
-    ) -> UpdateResult:
+    def update_shard(self, shard: Shard, plan: StepPlan) -> UpdateResult:
         assert shard.batch.advantages is not None and shard.batch.old_log_probs is not None
         sums = self._world.sums()
-        assert len(sums) == settings.minibatches
+        assert len(sums) == plan.minibatches
         return UpdateResult([dict(one) for one in sums], {}, None)
 
     def begin_release(self, empty_cache: Any) -> None: ...
@@ -125,10 +115,10 @@ class StubRank(ActorWorker):
         self.connection = self.gatherer = None
         return StartedRank(self.rank // layout.tensor_parallel, 0, 0.0)
 
-    def begin_step(self, shard: Any, *blocks: Any) -> None:
+    def run_part(self, shard: Any, plan: StepPlan) -> Any:
         """See ``ActorWorker``."""
         self._world.forget()
-        super().begin_step(shard, *blocks)
+        return super().run_part(shard, plan)
 
     def connect_engines(self, plan: Any) -> None:
         """See ``ActorWorker``."""
