@@ -266,13 +266,14 @@ class ActorGroup:
         the last call."""
         return self._all("weights_changes")
 
-    def save_hf(self, folder: str | Path, card: str | None = None) -> None:
-        """Write the model as a Hugging Face folder, with the files of the one it came from."""
-        self._all("save_hf", str(folder), self.settings.model_path, card)
+    def save_hf(self, folder: str | Path, adapters: str | Path | None = None) -> None:
+        """Write the model as a Hugging Face folder, with the files of the one it came from.
 
-    def save_adapters(self, folder: str | Path) -> None:
-        """Write the adapters as a folder in PEFT's format; only with ``ActorSettings.lora``."""
-        self._all("save_adapters", str(folder), self.settings.model_path)
+        Args:
+            adapters: Folder for the adapters, in PEFT's format; only with ``ActorSettings.lora``.
+        """
+        of_adapters = None if adapters is None else str(adapters)
+        self._all("save_hf", str(folder), self.settings.model_path, of_adapters)
 
     def save_checkpoint(self, folder: str | Path) -> None:
         """Write model, optimizer, schedule and random states to a folder."""
@@ -356,10 +357,6 @@ class ActorGroup:
             for phase, peak in one.items():
                 found[phase] = max(found.get(phase, 0), peak)
         return found
-
-    def peak_memory_gib(self) -> list[float]:
-        """Highest memory of each rank so far."""
-        return self._all("peak_memory_gib")
 
     def shutdown(self) -> None:
         """End all ranks at once, whatever they do: nothing outlives their processes."""

@@ -348,31 +348,23 @@ class ActorWorker:
         lora, read = actor.settings.lora, actor.device_state.read
         return BucketGatherer(actor.chunks, actor.spec, actor.parallel, read=read, adapters=lora)
 
-    def save_hf(self, folder: str, source: str, card: str | None) -> None:
-        """Write the model as a Hugging Face folder. Collective."""
+    def save_hf(self, folder: str, source: str, adapters: str | None = None) -> None:
+        """Write the model as a Hugging Face folder, and its adapters as a PEFT folder. Collective.
+
+        Args:
+            source: Folder that the model came from.
+            adapters: Folder for these; ``None``: they are not wanted.
+        """
         from rlmath.weights.megatron import save_to_hf
-
-        self.actor.load_parameters()
-        save_to_hf(
-            self.actor.chunks,
-            folder,
-            source,
-            self.actor.spec,
-            self.actor.parallel,
-            card=card,
-            merge=self.actor.merger(),
-        )
-
-    def save_adapters(self, folder: str, base_model: str) -> None:
-        """Write the adapters as a PEFT folder. Collective."""
         from rlmath.weights.peft_folder import save_adapters
 
         self.actor.load_parameters()
-        lora = self.actor.settings.lora
-        assert lora is not None
-        save_adapters(
-            self.actor.chunks, folder, base_model, self.actor.spec, self.actor.parallel, lora
-        )
+        chunks, spec, parallel = self.actor.chunks, self.actor.spec, self.actor.parallel
+        save_to_hf(chunks, folder, source, spec, parallel, merge=self.actor.merger())
+        if adapters is not None:
+            lora = self.actor.settings.lora
+            assert lora is not None
+            save_adapters(chunks, adapters, source, spec, parallel, lora)
 
     def save_checkpoint(self, folder: str) -> None:
         """Write model, optimizer, schedule and random states. Collective."""
@@ -409,10 +401,6 @@ class ActorWorker:
             load_model(model, folder, name)
             model.release()
         self.actor.forget_steps()
-
-    def peak_memory_gib(self) -> float:
-        """Highest memory of this process so far."""
-        return self.platform.peak_memory_gib()
 
 
 def _check_and_release(model: Any) -> None:

@@ -310,9 +310,7 @@ def export(training: Training, batch: TrainingBatch | None) -> None:
     run_dir = Path(config.runner.run_dir)
     # Nothing is sampled any more, and a GPU has no room for both.
     session.sampling.pool.sleep()
-    session.actor.save_hf(run_dir / "hf")
-    if config.actor.lora.rank:
-        session.actor.save_adapters(run_dir / HF_ADAPTER)
+    session.actor.save_hf(run_dir / "hf", run_dir / HF_ADAPTER if config.actor.lora.rank else None)
     if config.runner.check_export_sequences:
         why = "no step was run" if batch is None else no_room_to_compare(run_dir / "hf")
         if why:

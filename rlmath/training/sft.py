@@ -127,9 +127,7 @@ def fine_tune(config: Config) -> int:
                     saver.save()
         with signals_wait("a save"):
             saver.finish()
-        actor.save_hf(run_dir / "sft")
-        if config.actor.lora.rank:
-            actor.save_adapters(run_dir / "sft_adapter")
+        actor.save_hf(run_dir / "sft", run_dir / "sft_adapter" if config.actor.lora.rank else None)
     note_export(run_dir, sft.steps, "sft")
     print(f"fine-tuned model: {run_dir / 'sft'}")
     return 0

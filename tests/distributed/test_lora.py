@@ -407,8 +407,7 @@ def run_merged(layout: Layout, platform: Platform, model: str, folder: str, lora
     assert in_slice["model.norm.weight"] == here["model.norm.weight"]
     sent = {name: one for bucket in worker.gatherer.gather(None) for name, one in bucket}
     worker.gatherer.check_replicas()
-    worker.save_hf(f"{folder}/hf", model, None)
-    worker.save_adapters(f"{folder}/hf_adapter", "the/base")
+    worker.save_hf(f"{folder}/hf", model, f"{folder}/hf_adapter")
     assert fingerprints(sent.items()) == here
     assert in_slice == {name: fingerprint_in(part, name, sent[name], 0, 0) for name in part}
     # And where engines compute adapters themselves.

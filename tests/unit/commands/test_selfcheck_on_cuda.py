@@ -51,6 +51,8 @@ class FakeActor:
     def call(self, function: Any) -> list[Any]:
         if function is checkpoint.state_fingerprints:
             return [{"weight": self._weights} for _ in self._ranks]
+        if function is checkpoint.peak_memory_gib:
+            return [1.0 for _ in self._ranks]
         return list(self._ranks)
 
     def run_part(self, *arguments: Any) -> None: ...
@@ -71,9 +73,6 @@ class FakeActor:
 
     def load_checkpoint(self, folder: Path) -> None:
         self._weights = self._saved
-
-    def peak_memory_gib(self) -> list[float]:
-        return [1.0 for _ in self._ranks]
 
 
 class FakePool:

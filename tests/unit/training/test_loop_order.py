@@ -84,7 +84,7 @@ class Run:
     def renew_reference(self, share: float, clear_optimizer: bool) -> None:
         self.events.append(f"reference takes {share:g}")
 
-    def save_hf(self, folder: Path) -> None:
+    def save_hf(self, folder: Path, adapters: Path | None) -> None:
         self.events.append("export")
 
 

@@ -67,7 +67,9 @@ def _save_and_load(
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     record.figure(f"{name} size", size / GIB, "GiB")
     record.figure(f"{name} save", time.monotonic() - started_s, "s", key=True)
-    record.figure(f"{name} peak memory of a rank in the save", max(actor.peak_memory_gib()), "GiB")
+    record.figure(
+        f"{name} peak memory of a rank in the save", max(actor.call(peak_memory_gib)), "GiB"
+    )
     parts.update(actor, batch, seed=1)
     moved = _differences(saved, actor.call(state_fingerprints))
     record.require(bool(moved), f"{name}: the update after the save changed nothing")
@@ -76,7 +78,9 @@ def _save_and_load(
     with record.phase(f"load, {name}"):
         actor.load_checkpoint(folder)
     record.figure(f"{name} load", time.monotonic() - started_s, "s", key=True)
-    record.figure(f"{name} peak memory of a rank in the load", max(actor.peak_memory_gib()), "GiB")
+    record.figure(
+        f"{name} peak memory of a rank in the load", max(actor.call(peak_memory_gib)), "GiB"
+    )
     loaded = actor.call(state_fingerprints)
     wrong = _differences(saved, loaded)
     total = sum(map(len, saved))
@@ -120,6 +124,11 @@ def _differences(first: list[dict[str, int]], second: list[dict[str, int]]) -> l
         for name in one.keys() | other.keys()
         if one.get(name) != other.get(name)
     ]
+
+
+def peak_memory_gib(worker: Any) -> float:
+    """Highest memory of a rank since :func:`_reset_peak`."""
+    return float(worker.platform.peak_memory_gib())
 
 
 def _reset_peak(worker: Any) -> None:
