@@ -40,6 +40,7 @@ from rlmath.errors import UpdateStopped, UserError
 from rlmath.model.parallel import Layout
 from rlmath.types import TrainingBatch
 from rlmath.utils.sizes import in_words
+from rlmath.weights.transport import TRANSPORTS
 
 if TYPE_CHECKING:
     from rlmath.weights.gather import WeightChanges
@@ -237,14 +238,8 @@ class ActorGroup:
         Args:
             plan: With all of them; each rank gets the handles of those that it calls.
         """
-        from rlmath.weights.transports import shared_gpus
-
-        if plan.transport == "ipc":
-            plans = shared_gpus.plans_of_ranks(plan, self._all("gpu"))
-        else:
-            if plan.transport == "nccl":
-                plan = shared_gpus.with_worker_shares(plan)
-            plans = plan.of_ranks(len(self._workers))
+        transport = TRANSPORTS[plan.transport]
+        plans = transport.of_ranks(plan, len(self._workers), lambda: self._all("gpu"))
         calls = [
             worker.connect_engines.remote(own)
             for worker, own in zip(self._workers, plans, strict=True)

@@ -49,7 +49,6 @@ from rlmath.config.schema import (
     RewardItem,
     RolloutSchedule,
     Schedule,
-    Transport,
 )
 from rlmath.config.settings import by_key, out_of_range, value_of
 from rlmath.errors import ConfigError, ModelError
@@ -60,6 +59,7 @@ from rlmath.plugins import Registry
 from rlmath.plugins.source import split
 from rlmath.rewards.registry import available_rewards, reward_class, settings_of
 from rlmath.utils.close_names import did_you_mean
+from rlmath.weights.transport import choose_transport
 
 Command = Literal["train", "sft", "evaluate"]
 _REGISTRIES: dict[str, Registry[Any, Any]] = {
@@ -367,12 +367,7 @@ def _cluster(config: Config, machine: Machine, device: Device) -> Iterator[str]:
                 f"cluster.gpus_per_node={cluster.gpus_per_node}: this machine has {machine.gpus} "
                 f"that this process may use; use at most {machine.gpus}"
             )
-    if transport is Transport.auto:
-        return
-    works = Transport.ipc if colocated else Transport.nccl
-    if device is Device.cpu:
-        works = Transport.shared_memory
-    if transport is not works:
-        on_cuda = f"on CUDA with {cluster.placement.name} GPUs"
-        where = "on CPU" if device is Device.cpu else on_cuda
-        yield f"weights.transport={transport.name}: {where} it has to be {works.name}, or auto"
+    try:
+        choose_transport(transport.value, device=device.value, colocated=colocated)
+    except ValueError as error:
+        yield str(error)

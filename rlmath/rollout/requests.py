@@ -22,9 +22,9 @@ from rlmath.vllm_plugin.cpu_routes import ROUTES_VARIABLE
 from rlmath.vllm_plugin.engine_precision import BATCH_INVARIANT_VARIABLE, ROUTER_VARIABLE
 from rlmath.vllm_plugin.register import (
     ENGINE_VARIABLE,
-    NCCL_SHARES,
     adapter_backend,
 )
+from rlmath.weights.transport import TRANSPORTS
 
 
 class EngineError(ComponentError):
@@ -266,7 +266,7 @@ class EngineSpec:
         """vLLM's name for what its workers do."""
         if self.adapters is not None:
             return adapter_backend(self.transport)
-        return NCCL_SHARES if self.transport == "nccl" else self.transport
+        return TRANSPORTS[self.transport].backend
 
     def log_path(self, engine: int) -> str:
         """File with the output of one engine and its workers."""

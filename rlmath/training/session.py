@@ -63,7 +63,7 @@ from rlmath.training.trainer import ActorTrainer
 from rlmath.types import Problem
 from rlmath.weights.pieces import expert_tensors, hf_shapes
 from rlmath.weights.slices import Rotation
-from rlmath.weights.transports import choose_transport
+from rlmath.weights.transport import choose_transport
 
 if TYPE_CHECKING:
     import torch

@@ -235,7 +235,7 @@ class BucketGatherer:
         pending = self._begin(next(following), destination, routes)
         while pending is not None:
             # Messages are freed before the next ones are begun, and a bucket when the caller drops
-            # it: ``rlmath.weights.sync_memory`` counts on both.
+            # it: ``rlmath.weights.transport`` counts on both.
             finished = [pending.finish()]
             bucket = next(following, None)
             pending = None if bucket is None else self._begin(bucket, destination, routes)

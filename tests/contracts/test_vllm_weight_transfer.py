@@ -31,7 +31,7 @@ from rlmath.model.rank_layout import ParallelRank
 from rlmath.model.spec import model_spec
 from rlmath.rollout.engine import RolloutEngine
 from rlmath.weights.buckets import TensorMeta, cut_into_buckets
-from rlmath.weights.sync_memory import sync_buffer_bytes
+from rlmath.weights.transport import TRANSPORTS, SyncSizes
 from rlmath.weights.transports import connect
 from tests.contracts.contract import Row, check, parametrized
 from tests.contracts.fake_cuda import FakeCuda, LiveBytes, Races
@@ -209,7 +209,7 @@ def test_a_missing_wait_is_found(
 ) -> None:
     """The test above can fail: with everything on whatever stream vLLM has, as it was."""
     monkeypatch.setattr(Platform, "side_stream", lambda _: SideStream())
-    monkeypatch.setattr("rlmath.weights.transports.NCCL_MESSAGES", 2)
+    monkeypatch.setattr("rlmath.weights.transport.NCCL_MESSAGES", 2)
     assert races(monkeypatch, cuda, "nccl", DENSE, ranks)
 
 
@@ -220,7 +220,7 @@ def races(
     # Buckets of a few kilobytes: dozens of them, and messages that end elsewhere.
     gatherer, model = gatherer_of(monkeypatch, shape, ranks, 0.01)
     cuda.install_messages(monkeypatch)
-    monkeypatch.setattr("rlmath.weights.transports.MIB", 8192)
+    monkeypatch.setattr("rlmath.weights.transport.MIB", 8192)
     connection = connect(plan_for(worker, backend, 1), gatherer, CUDA)
     with Races(cuda), torch.no_grad():
         for version in (1, 2):
@@ -363,7 +363,7 @@ def test_every_preset_goes_through_and_keeps_to_the_plans_buffers(
     for update in worker.updates:
         assert sent == {n: (tuple(t.shape), t.dtype, t.nbytes) for n, t in update.items()}
     assert len(worker.updates) == 2
-    bound = sync_buffer_bytes(backend, 512 * MIB, largest).trainer_bytes
+    bound = TRANSPORTS[backend].plan_bytes(SyncSizes(512 * MIB, largest)).trainer_bytes
     assert 0.5 * bound < memory.peak <= bound
 
 
@@ -377,7 +377,7 @@ ROWS = [
             "if flat.numel() > buffer_size_bytes:",
             "torch.cuda.current_stream().synchronize()",
         ),
-        breaks="ipc's buffer is one, of at least the largest tensor (weights/sync_memory.py)",
+        breaks="ipc's buffer is one, of at least the largest tensor (weights/transport.py)",
     ),
     Row(
         f"{TRANSFER}.packed_tensor:packed_ipc_consumer",
@@ -387,7 +387,7 @@ ROWS = [
     Row(
         f"{TRANSFER}.packed_tensor:pack_tensors",
         says=("if total_bytes > buffer_size_bytes:\n            break", "torch.cat(tensor_list"),
-        breaks="messages of nccl are up to a bucket and a tensor long (weights/sync_memory.py)",
+        breaks="messages of nccl are up to a bucket and a tensor long (weights/transport.py)",
     ),
     Row(
         f"{TRANSFER}.packed_tensor:packed_nccl_broadcast_producer",
@@ -398,7 +398,7 @@ ROWS = [
     Row(
         f"{TRANSFER}.packed_tensor:packed_nccl_broadcast_consumer",
         says=("packed_tensors[buffer_idx] = torch.empty(",),
-        breaks="a worker holds two messages at once (weights/sync_memory.py)",
+        breaks="a worker holds two messages at once (weights/transport.py)",
     ),
     Row(
         f"{TRANSFER}.ipc_engine:IPCTrainerWeightTransferEngine.__init__",

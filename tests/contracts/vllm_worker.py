@@ -152,7 +152,7 @@ def join(patch: pytest.MonkeyPatch, backend: str, cuda: FakeCuda, device: str) -
 
     patch.setattr(nccl_engine, "open_trainer_endpoint", open_trainer)
     patch.setattr(nccl_engine, "worker_init_process_group", lambda *_: Late())
-    patch.setattr(transports, "_own_address", lambda: "127.0.0.1")
+    patch.setattr(transports, "own_address", lambda: "127.0.0.1")
     patch.setattr(ray, "get", lambda answers: answers)
     worker = Worker(backend, device)
     worker.channels = channels

@@ -108,12 +108,12 @@ def sync(folder: str, case: Case, shares: list[ExpertShare], num_engines: int) -
     from rlmath.device import CPU
     from rlmath.model.rank_layout import ParallelRank
     from rlmath.model.spec import read_model_spec
-    from rlmath.weights import transports
+    from rlmath.weights import transport, transports
     from rlmath.weights.gather import BucketGatherer
     from rlmath.weights.megatron import load_from_hf
     from rlmath.weights.pieces import expert_tensors
 
-    transports.MIB, transports._own_address = MESSAGE_BYTES, lambda: "127.0.0.1"
+    transport.MIB, transports.own_address = MESSAGE_BYTES, lambda: "127.0.0.1"
     ray.get = lambda calls: [[one.result(60) for one in of_engine] for of_engine in calls]
     chunks = weights_ranks._build(folder, case)
     spec, parallel = read_model_spec(folder), ParallelRank.from_megatron()
@@ -147,7 +147,7 @@ def sync(folder: str, case: Case, shares: list[ExpertShare], num_engines: int) -
                 connection.shutdown()
             GlooCommunicator.opened.clear()
             gatherer = BucketGatherer(chunks, spec, parallel, BUCKET_MIB)
-            if transports._can_send_shares(gatherer, shares):
+            if transports.can_send_shares(gatherer, shares):
                 refusal(transports.connect, plan, gatherer, CPU)
             connection = transports.connect(plan, gatherer, CPU)
         with torch.no_grad():

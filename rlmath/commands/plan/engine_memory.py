@@ -16,7 +16,7 @@ from rlmath.commands.plan.models import (
 from rlmath.config.schema import RolloutConfig
 from rlmath.model.parallel import Layout
 from rlmath.model.spec import ModelSpec
-from rlmath.weights.sync_memory import sync_buffer_bytes
+from rlmath.weights.transport import TRANSPORTS, SyncSizes
 
 # CUDA's context, NCCL's buffers and libraries of an engine that sleeps, with its CUDA graphs.
 ENGINE_PROCESS_GIB = MEASURED["engine_process_gib"]
@@ -52,14 +52,13 @@ def engine_sync_bytes(spec: ModelSpec, bucket_bytes: int, tp: int, transport: st
     """
     module = 2 * spec.experts * 3 * spec.hidden * spec.moe_ffn or None
     largest = largest_tensor_bytes(spec)
-    sizes = sync_buffer_bytes(
-        transport,
+    sizes = SyncSizes(
         bucket_bytes,
         largest,
         largest_module_bytes=module if module and module > largest else None,
         engine_tensor_parallel=tp,
     )
-    return sizes.engine_bytes
+    return TRANSPORTS[transport].plan_bytes(sizes).engine_bytes
 
 
 def kv_bytes(spec: ModelSpec, tp: int, in_fp8: bool = False) -> float:

@@ -1,11 +1,9 @@
-"""How weights travel from the trainer's ranks to the engines: one interface, three transports.
-
-``shared_memory`` is rlmath's own, for a machine without CUDA. ``ipc`` (trainer and engine share a
-GPU) and ``nccl`` (they do not share one) are vLLM's with rlmath's trainers; with ``nccl`` each
-worker gets its share of an MoE's experts. In every trainer rank:
+"""How weights travel from the trainer's ranks to the engines. In every trainer rank:
 
     connection = connect(plan, gatherer)     # once; collective
     connection.send_weights(version)         # after each update; collective
+
+The transports are in :mod:`rlmath.weights.transport`.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch.distributed as dist
 
@@ -21,41 +19,8 @@ from rlmath.device import CPU, Platform
 from rlmath.device.streams import SideStream
 from rlmath.weights.expert_shares import ExpertShare
 from rlmath.weights.gather import BucketGatherer
-from rlmath.weights.sync_memory import shared_buffer_bytes
+from rlmath.weights.transport import TRANSPORTS
 from rlmath.weights.transports.client import EngineClient
-
-TransportName = Literal["shared_memory", "ipc", "nccl"]
-MIB = 2**20
-# Messages of ``nccl`` in flight. vLLM gives each its own stream, and an engine's worker loads
-# a module when its last tensor is there: with two, the tensors of a module that spans more than two
-# messages (a layer's experts) would be read on one stream while the other receives into the memory
-# that they just gave back. The ranks gather the next bucket meanwhile in any case.
-NCCL_MESSAGES = 1
-
-
-def choose_transport(
-    setting: str, *, device: Literal["cpu", "cuda"], colocated: bool
-) -> TransportName:
-    """The transport for ``weights.transport``.
-
-    Args:
-        setting: ``auto`` or a transport's name.
-        device: Where trainer and engines run.
-        colocated: Engines share the trainer's GPUs.
-
-    Raises:
-        ValueError: The setting cannot work there.
-    """
-    fitting: TransportName = "ipc" if colocated else "nccl"
-    if device == "cpu":
-        fitting = "shared_memory"
-    if setting not in ("auto", fitting):
-        where = "CPU" if device == "cpu" else f"{device}, {'shared' if colocated else 'own'} GPUs"
-        raise ValueError(
-            f"weights.transport={setting} cannot carry weights here ({where}): use {fitting} or "
-            "auto"
-        )
-    return fitting
 
 
 @dataclass(frozen=True)
@@ -83,7 +48,7 @@ class TransportPlan:
             engines alike; none: the model has no experts, or engines do not say.
     """
 
-    transport: TransportName
+    transport: str
     engines: tuple[Any, ...]
     ranks_per_engine: int
     bucket_size_mib: int
@@ -153,84 +118,34 @@ def connect(
     Raises:
         UserError: There is not enough shared memory.
     """
-    rank = dist.get_rank() if dist.is_initialized() else 0
-    client = EngineClient(plan.engines, plan.ranks_per_engine)
-    side_stream = platform.side_stream()
-    if plan.transport == "shared_memory":
-        from rlmath.weights.transports.shared_memory import (
-            SharedMemoryTrainer,
-            SharedMemoryTrainerInitInfo,
-        )
-
-        info = SharedMemoryTrainerInitInfo(rank=rank, run_id=plan.run_id)
-        return TrainerConnection(
-            SharedMemoryTrainer.trainer_init(info, client=client, source=gatherer),
-            client,
-            side_stream,
-        )
-    from rlmath.weights.transports.vllm_source import GatheredSource, SharedSource
-
-    bucket_bytes = plan.bucket_size_mib * MIB
-    if plan.transport == "ipc":
-        from rlmath.weights.transports.ipc import IpcTrainer
-
-        largest = max(tensor.num_bytes for tensor in gatherer.tensors)
-        # Each worker reads from the rank on its own GPU: all ranks gather the whole bucket, but of
-        # experts what that worker keeps.
-        routes = None if plan.experts is None else gatherer.expert_routes(plan.experts)
-        source = GatheredSource(gatherer, None, side_stream, routes)
-        if plan.serving is not None and plan.serving.isdisjoint(gatherer.ranks):
-            # Nobody needs anything of this rank's copy of the model.
-            source = SharedSource(gatherer, None, side_stream)
-        buffer_bytes = shared_buffer_bytes(bucket_bytes, largest)
-        trainer = IpcTrainer(client, source, plan.serves, buffer_bytes)
-        return TrainerConnection(trainer, client, side_stream)
-    if plan.worker_shares and _can_send_shares(gatherer, plan.worker_shares):
-        from rlmath.weights.transports.nccl_shares import Message, SharesTrainer
-
-        shares_trainer = SharesTrainer(
-            client,
-            gatherer,
-            side_stream,
-            plan.worker_shares,
-            plan.num_engines,
-            Message(bucket_bytes, NCCL_MESSAGES),
-            lambda: (_own_address(), _free_port()),
-        )
-        return TrainerConnection(shares_trainer, client, side_stream)
-    from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
-
-    from rlmath.weights.transports.nccl_trainer import NcclTrainer
-
-    nccl_info = NCCLTrainerInitInfo(
-        rank=rank,
-        master_address=_own_address(),
-        master_port=_free_port(),
-        # Rank 0 of the trainer, and every worker of every engine.
-        world_size=1 + plan.num_engines * plan.ranks_per_engine,
-        packed=True,
-        # A message ends with the tensor that exceeds this, so no tensor is too large for it.
-        packed_buffer_size_bytes=bucket_bytes,
-        packed_num_buffers=NCCL_MESSAGES,
-    )
-    source = GatheredSource(gatherer, 0, side_stream)
-    nccl_trainer = NcclTrainer.trainer_init(nccl_info, client=client, source=source)
-    return TrainerConnection(nccl_trainer, client, side_stream)
+    return TRANSPORTS[plan.transport].connect(plan, gatherer, platform)
 
 
-def _can_send_shares(gatherer: BucketGatherer, shares: Sequence[ExpertShare]) -> bool:
+def client_of(plan: TransportPlan) -> EngineClient:
+    """The engines that this rank calls."""
+    return EngineClient(plan.engines, plan.ranks_per_engine)
+
+
+def own_rank() -> int:
+    """This process's rank among the trainer's."""
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def can_send_shares(gatherer: BucketGatherer, shares: Sequence[ExpertShare]) -> bool:
     """Whether the ranks that share rank 0's copy of the model are enough for one to serve each
     worker of an engine; all ranks say the same."""
     return len(gatherer.ranks) >= len(shares) > 1
 
 
-def _own_address() -> str:
+def own_address() -> str:
+    """Of this process's host, for others to find it at."""
     import ray
 
     return str(ray.util.get_node_ip_address())
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this host that nobody listens on."""
     with socket.socket() as probe:
-        probe.bind((_own_address(), 0))
+        probe.bind((own_address(), 0))
         return int(probe.getsockname()[1])

@@ -65,7 +65,7 @@ from rlmath.weights.buckets import TensorMeta, cut_into_buckets
 from rlmath.weights.parameters import LocalParameter
 from rlmath.weights.pieces import hf_shapes, local_tensor
 from rlmath.weights.plan import SourceRank, plan_weights
-from rlmath.weights.sync_memory import sync_buffer_bytes
+from rlmath.weights.transport import TRANSPORTS, SyncSizes
 
 
 def worst_state_bytes(spec: ModelSpec, actor: ActorShape) -> float:
@@ -400,7 +400,7 @@ def test_buffers_of_a_weight_sync_follow_the_buckets_and_stay_in_their_bound(nam
     actor = ActorShape(Layout(4, 1, 2), recompute_layers=28, max_tokens=8192)
     planned = trainer_sync_bytes(one, actor, bucket)
     assert planned == pytest.approx(expected + max(largest, bucket), rel=0.06)
-    bound = sync_buffer_bytes("ipc", bucket, largest).trainer_bytes
+    bound = TRANSPORTS["ipc"].plan_bytes(SyncSizes(bucket, largest)).trainer_bytes
     assert planned <= bound
     alone = ActorShape(Layout(1, 1, 8), recompute_layers=28, max_tokens=8192)
     assert trainer_sync_bytes(one, alone, bucket) < planned
