@@ -31,7 +31,6 @@ and several rounds. With ``--keep``, runs that the folder has already are not ma
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import json
 import os
@@ -387,8 +386,7 @@ def run_one(run_dir: Path, overrides: list[str]) -> None:
     from rlmath.monitor import Monitor
     from rlmath.rollout import sampler
     from rlmath.rollout.pool import RolloutPool
-    from rlmath.training.continuous_feed import ContinuousFeed
-    from rlmath.training.feed import Feed
+    from rlmath.training.group_source import GroupSource
 
     run_dir.mkdir(parents=True)
     tokens = np.load(run_dir.parent / "lengths.npy")
@@ -415,27 +413,30 @@ def run_one(run_dir: Path, overrides: list[str]) -> None:
             pinning.start()  # After the first step, in which much is loaded and compiled.
         return log_step(monitor, step, metrics)
 
-    end = ContinuousFeed._end
+    cut, take, changed = GroupSource._cut, GroupSource.take, GroupSource.weights_changed
+    taken_s = 0.0
 
-    def timed_cut(feed: ContinuousFeed, step: int) -> None:
+    def timed_cut(source: GroupSource, step: int) -> None:
         began_s = time.time()
-        end(feed, step)
+        cut(source, step)
         with (run_dir / "cuts.txt").open("a") as file:
             file.write(f"{step} {began_s} {time.time()}\n")
 
-    ahead = Feed.sampling_ahead
+    def noted_take(source: GroupSource, step: int) -> Any:
+        nonlocal taken_s
+        found = take(source, step)
+        taken_s = time.monotonic()
+        return found
 
-    @contextlib.contextmanager
-    def timed_block(feed: Feed, step: int) -> Any:
-        """In which other schedules sample ahead, and this one does not."""
-        began_s = time.monotonic()
-        with ahead(feed, step):
-            yield
+    def timed_block(source: GroupSource, step: int) -> None:
+        """From the take on, in which other schedules sample, and this one does not."""
+        changed(source, step)
         with (run_dir / "blocks.txt").open("a") as file:
-            file.write(f"{time.monotonic() - began_s}\n")
+            file.write(f"{time.monotonic() - taken_s}\n")
 
-    Feed.sampling_ahead = timed_block  # type: ignore[method-assign]
-    ContinuousFeed._end = timed_cut  # type: ignore[method-assign]
+    GroupSource.take = noted_take  # type: ignore[method-assign]
+    GroupSource.weights_changed = timed_block  # type: ignore[method-assign]
+    GroupSource._cut = timed_cut  # type: ignore[method-assign]
     sampler.requests_for = with_lengths
     RolloutPool.wait_until_ready = timed  # type: ignore[method-assign]
     Monitor.log_step = noted  # type: ignore[method-assign]

@@ -6,7 +6,8 @@ import contextlib
 import dataclasses
 from typing import Any
 
-from rlmath.config.rollout import keeps_kv, max_lag
+from rlmath.config.rollout import RolloutSchedule, keeps_kv, max_lag
+from rlmath.config.schema import Config
 from rlmath.rollout.collect import Collector, Grading
 from rlmath.rollout.live_group import LiveGroup
 from rlmath.rollout.open_round import OpenRound
@@ -93,3 +94,15 @@ class ContinuousSampler(Sampler):
         self.round = Round(step, finished, dropped, self._work_metrics(work), is_open=True)
         self._events = sorted(events, key=lambda event: event["group"])
         return self.round
+
+
+def sampler_of(config: Config, *parts: Any) -> Sampler:
+    """A run's sampler.
+
+    Args:
+        config: Checked settings.
+        parts: As ``Sampler`` takes them.
+    """
+    is_continuous = config.rollout.schedule is RolloutSchedule.continuous
+    kind = ContinuousSampler if is_continuous and max_lag(config.rollout) else Sampler
+    return kind(config, *parts)

@@ -26,6 +26,7 @@ from rlmath.monitor import Monitor, open_monitor, plot_curves, read_metrics, set
 from rlmath.monitor.collapse import CollapseDetectors, act
 from rlmath.rewards.base import RewardError
 from rlmath.rewards.registry import any_graded
+from rlmath.rollout.continuous import sampler_of
 from rlmath.rollout.journal import FOLDER as JOURNAL_FOLDER
 from rlmath.rollout.journal import SampleJournal
 from rlmath.rollout.ledger import LEDGER_FILE, Ledger
@@ -38,9 +39,8 @@ from rlmath.training.algorithm_settings import least_groups
 from rlmath.training.checkpointing import HasState, Saver, open_saver, open_store
 from rlmath.training.controllers import Coefficients
 from rlmath.training.export_rehearsal import rehearse_export
-from rlmath.training.feed import Feed
-from rlmath.training.feeds import feed_of, sampler_of
 from rlmath.training.grace import grace_of
+from rlmath.training.group_source import GroupSource
 from rlmath.training.kept_batches import KeptBatches
 from rlmath.training.kept_files import FOLDER as KEPT_FOLDER
 from rlmath.training.model_card import HF_ADAPTER, write_card
@@ -70,7 +70,7 @@ class Training:
     """
 
     session: Session
-    feed: Feed
+    source: GroupSource
     sampler: Sampler
     coefficients: Coefficients
     monitor: Monitor
@@ -209,8 +209,8 @@ def open_run(config: Config) -> Iterator[Training]:
             journal,
             (lambda _: None) if session.teacher is None else session.teacher.submit,
         )
-        feed = feed_of(session, sampler, monitor)
-        stack.callback(feed.close)
+        source = GroupSource(session, sampler, monitor)
+        stack.callback(source.close)
         states: dict[str, HasState] = {
             "sampler": sampler,
             "coefficients": coefficients,
@@ -230,7 +230,7 @@ def open_run(config: Config) -> Iterator[Training]:
         stack.enter_context(watch_progress(config.watchdog.stall_s, probes))
         yield Training(
             session,
-            feed,
+            source,
             sampler,
             coefficients,
             monitor,
@@ -263,7 +263,7 @@ def step_and_save(training: Training, step: int) -> TrainingBatch | None:
     write = functools.partial(training.saver.write, step) if early else None
     metrics, batch = train_step(
         training.session,
-        training.feed,
+        training.source,
         training.coefficients,
         training.monitor,
         training.kept,

@@ -28,8 +28,8 @@ from rlmath.training.digests import (
     digest_weights,
 )
 from rlmath.training.distillation import teacher_log_probs
-from rlmath.training.feed import Feed
 from rlmath.training.gate import AlignmentError
+from rlmath.training.group_source import GroupSource
 from rlmath.training.kept_batches import KeptBatches
 from rlmath.training.metrics import (
     batch_metrics,
@@ -49,7 +49,7 @@ from rlmath.types import TrainingBatch
 
 def train_step(
     session: Session,
-    feed: Feed,
+    source: GroupSource,
     coefficients: Coefficients,
     monitor: Monitor,
     kept: KeptBatches,
@@ -67,29 +67,29 @@ def train_step(
         ``runner.check_export_sequences`` shortest sequences; ``None`` when there are none.
     """
     plan = plan_step(session.config, step, coefficients.kl_coef)
-    sampled = feed.take(step)
+    sampled = source.take(step)
     metrics = sampled.metrics | rollout_metrics(sampled.finished)
     log_samples(sampled, monitor, step)
     few = None
-    with forgetting_misaligned(feed, step):
+    with forgetting_misaligned(source, step):
         now = BeforeUpdate(session, monitor, step, plan, sampled.finished, sampled.groups, None)
-        with feed.sampling_ahead(step):
-            if sampled.groups:
-                scored = teacher_log_probs(session, sampled.groups, monitor)
-                batch = StepBatch.of(session, sampled.groups, scored)
-                now = dataclasses.replace(now, batch=batch)
-                keep = functools.partial(kept.keep, step, batch, coefficients, session)
-                metrics |= train_on(session, batch, plan, coefficients, monitor, step, now, keep)
-                count = session.config.runner.check_export_sequences
-                shortest = batch.sequences.sequence_lengths.argsort(stable=True)[:count].tolist()
-                few = batch.sequences.select(shortest) if shortest else None
-            else:
-                metrics |= session.checks.before_update(now)
-                renew_reference(session, monitor, step)
+        if sampled.groups:
+            scored = teacher_log_probs(session, sampled.groups, monitor)
+            batch = StepBatch.of(session, sampled.groups, scored)
+            now = dataclasses.replace(now, batch=batch)
+            keep = functools.partial(kept.keep, step, batch, coefficients, session)
+            metrics |= train_on(session, batch, plan, coefficients, monitor, step, now, keep)
+            count = session.config.runner.check_export_sequences
+            shortest = batch.sequences.sequence_lengths.argsort(stable=True)[:count].tolist()
+            few = batch.sequences.select(shortest) if shortest else None
+        else:
+            metrics |= session.checks.before_update(now)
+            renew_reference(session, monitor, step)
+        source.weights_changed(step)
         # Engines that slept have no weights, also where nothing was trained.
         metrics |= sync_weights(session, monitor, step, write)
     metrics |= memory_by_phase(session.actor.take_peaks())
-    return metrics | feed.metrics(), few
+    return metrics | source.metrics(), few
 
 
 def train_on(
@@ -141,12 +141,12 @@ def train_on(
 
 
 @contextlib.contextmanager
-def forgetting_misaligned(feed: Feed, step: int) -> Iterator[None]:
+def forgetting_misaligned(source: GroupSource, step: int) -> Iterator[None]:
     """A resumed run must not find samples again that failed the gate or an invariant."""
     try:
         yield
     except (AlignmentError, InvariantError):
-        feed.forget(step)
+        source.forget(step)
         raise
 
 

@@ -27,12 +27,12 @@ from rlmath.data.mixture import stream_of
 from rlmath.errors import ComponentError, UserError
 from rlmath.monitor import Monitor, open_monitor
 from rlmath.monitor.collapse import CollapseDetectors, act
+from rlmath.rollout.continuous import sampler_of
 from rlmath.rollout.weight_sync import sync_weights
 from rlmath.training.algorithm_settings import least_groups
 from rlmath.training.checks.catalog import step_checks
 from rlmath.training.controllers import Coefficients
-from rlmath.training.feed import Feed
-from rlmath.training.feeds import feed_of, sampler_of
+from rlmath.training.group_source import GroupSource
 from rlmath.training.kept_batches import KeptBatches
 from rlmath.training.kept_files import FOLDER as KEPT_FOLDER
 from rlmath.training.session import Session, open_training, verification_of
@@ -215,10 +215,10 @@ class Drill:
             sampler = sampler_of(config, stream, least_groups(config, session.layout))
             detectors = CollapseDetectors(config.collapse)
             coefficients = Coefficients(config.algorithm)
-            feed = feed_of(session, sampler, monitor)
+            source = GroupSource(session, sampler, monitor)
             kept = KeptBatches(folder / KEPT_FOLDER, 0.0)
-            with contextlib.closing(feed), contextlib.closing(kept):
-                yield _Run(session, feed, coefficients, monitor, kept, detectors)
+            with contextlib.closing(source), contextlib.closing(kept):
+                yield _Run(session, source, coefficients, monitor, kept, detectors)
 
     def _reset(self) -> None:
         session = self._scene.session
@@ -244,7 +244,7 @@ def steps_ahead(config: Config) -> int:
 @dataclass(frozen=True)
 class _Run:
     session: Session
-    feed: Feed
+    source: GroupSource
     coefficients: Coefficients
     monitor: Monitor
     kept: KeptBatches
@@ -253,7 +253,7 @@ class _Run:
     def step(self, step: int) -> None:
         """One step of training with its log line and detectors."""
         metrics, _ = train_step(
-            self.session, self.feed, self.coefficients, self.monitor, self.kept, step
+            self.session, self.source, self.coefficients, self.monitor, self.kept, step
         )
         self.monitor.log_step(step, metrics)
         self.session.actor.changed = False

@@ -28,6 +28,7 @@ from rlmath.algorithms.off_policy import OffPolicyTotals
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.batching.from_groups import sampled_sequences
 from rlmath.config.load import load
+from rlmath.config.rollout import RolloutConfig, RolloutSchedule
 from rlmath.config.schema import AlgorithmConfig
 from rlmath.data import ProblemStream
 from rlmath.evaluation.metrics import benchmark_metrics, tagged
@@ -36,7 +37,7 @@ from rlmath.rewards.stats import RewardStats
 from rlmath.rollout.lag import LengthTotals, lag_metrics
 from rlmath.rollout.sampler import Sampler
 from rlmath.training.controllers import Coefficients
-from rlmath.training.feed import PipelinedFeed
+from rlmath.training.group_source import GroupSource
 from rlmath.training.metrics import off_policy_metrics, rollout_metrics, update_metrics
 from rlmath.training.mismatch import correction_metrics, mismatch_metrics
 from rlmath.types import Group, Problem
@@ -142,7 +143,9 @@ def sampling_tags(group):
 
 def waiting_tags():
     unused: Any = None
-    return set(PipelinedFeed(unused, unused, unused).metrics())
+    rollout = RolloutConfig(schedule=RolloutSchedule.pipelined)
+    session: Any = SimpleNamespace(config=SimpleNamespace(rollout=rollout))
+    return set(GroupSource(session, unused, unused).metrics())
 
 
 def routing_tags():

@@ -22,11 +22,8 @@ from rlmath.rollout.continuous import ContinuousSampler
 from rlmath.rollout.ledger import LEDGER_FILE, Event, Ledger, events
 from rlmath.rollout.requests import EngineError, Request, cut_sample
 from rlmath.rollout.sampler import Sampled
-from rlmath.training import continuous_feed
-from rlmath.training import feed as feed_module
-from rlmath.training.continuous_feed import ContinuousFeed
-from rlmath.training.feed import Feed
-from rlmath.training.feeds import feed_of
+from rlmath.training import group_source
+from rlmath.training.group_source import GroupSource
 from rlmath.types import Sample
 from tests.unit.rollout import stand_ins
 from tests.unit.rollout.stand_ins import Engines, through_a_checkpoint
@@ -119,15 +116,14 @@ class Parts:
             sampling=SimpleNamespace(pool=pool, rewards=rewards, collector=collector),
         )
         monitor: Any = SimpleNamespace(phase=lambda _: contextlib.nullcontext())
-        monkeypatch.setattr(feed_module, "weights_digest", lambda *_: None)
-        self.feed: Feed = feed_of(session, sampler, monitor)
-        assert isinstance(self.feed, ContinuousFeed)
+        monkeypatch.setattr(group_source, "weights_digest", lambda *_: None)
+        self.source = GroupSource(session, sampler, monitor)
 
     def step(self, step: int, train_s: float = 0.0) -> Sampled:
-        sampled = self.feed.take(step)
-        with self.feed.sampling_ahead(step):
-            assert not self.pool.has_weights_at_hand
-            time.sleep(train_s)
+        sampled = self.source.take(step)
+        assert not self.pool.has_weights_at_hand
+        time.sleep(train_s)
+        self.source.weights_changed(step)
         self.pool.sync(step)
         return sampled
 
@@ -174,12 +170,12 @@ def test_nothing_is_lost_or_too_old_whoever_is_slower(
         assert len({g.problem.id for g in sampled.finished}) == len(sampled.finished)
         trained += [g.problem.id for g in sampled.groups]
         if step == 6:  # A restart, with the groups of the checkpoint.
-            parts.feed.close()
+            parts.source.close()
             state = through_a_checkpoint(sampler, tmp_path)
             sampler = sampler_of(*extra, ledger=Ledger(path, step))
             sampler.load_state_dict(state)
             parts = Parts(collector, pool, sampler, monkeypatch)
-    parts.feed.close()
+    parts.source.close()
     lines = events(path)
     ended = [line["group"] for line in lines if line["event"] == Event.trained]
     assert len(ended) == len(set(ended)) == 4 * STEPS
@@ -192,11 +188,11 @@ def test_engines_go_on_while_the_actor_trains(
 ) -> None:
     pool = Pool(0.002)
     parts = Parts(collector, pool, sampler_of("rollout.max_lag=3"), monkeypatch)
-    sampled = parts.feed.take(1)
+    sampled = parts.source.take(1)
     before = len(pool.requests)
-    with parts.feed.sampling_ahead(1):
-        time.sleep(0.1)
-        assert len(pool.requests) > before
+    time.sleep(0.1)
+    assert len(pool.requests) > before
+    parts.source.weights_changed(1)
     assert not pool.generating
     pool.sync(1)
     # Finished ones wait, and are trained in the order of their admission.
@@ -206,18 +202,16 @@ def test_engines_go_on_while_the_actor_trains(
     # The engines have some under way when the step takes its groups.
     assert sum(one.metrics["sampling/cut_samples"] for one in found) > 0
     assert all(one.metrics["rollout/lag_max"] <= 3 for one in found)
-    assert set(parts.feed.metrics()) == {"schedule/actor_waited_s", "schedule/engines_waited_s"}
-    parts.feed.close()
+    assert set(parts.source.metrics()) == {"schedule/actor_waited_s", "schedule/engines_waited_s"}
+    parts.source.close()
 
 
 def test_a_failed_step_ends_what_is_sampled(
     collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts = Parts(collector, Pool(0.001), sampler_of(), monkeypatch)
-    parts.feed.take(1)
-    with pytest.raises(KeyboardInterrupt), parts.feed.sampling_ahead(1):
-        raise KeyboardInterrupt
-    parts.feed.close()
+    parts.source.take(1)
+    parts.source.close()
     assert not parts.pool.generating
 
 
@@ -234,13 +228,11 @@ def test_ranks_that_never_connect_to_an_engine_do_not_keep_a_run_that_ends(
                 assert end.wait(30)
             return super()._answer(request)
 
-    monkeypatch.setattr(continuous_feed, "CLOSE_WAIT_S", 0.1)
+    monkeypatch.setattr(group_source, "CLOSE_WAIT_S", 0.1)
     parts = Parts(collector, Restarting(0.001), sampler_of(), monkeypatch)
-    parts.feed.take(1)
-    with pytest.raises(KeyboardInterrupt), parts.feed.sampling_ahead(1):
-        assert hangs.wait(10)
-        raise KeyboardInterrupt
-    parts.feed.close()
+    parts.source.take(1)
+    assert hangs.wait(10)
+    parts.source.close()
     assert parts.pool.generating
     end.set()
 
@@ -252,11 +244,11 @@ def test_an_engine_that_fails_for_good_fails_the_step(
     parts = Parts(collector, Pool(0.001), sampler_of(), monkeypatch)
     parts.pool.fails = when == "waits"
     with pytest.raises(EngineError, match="engine 0 failed"):
-        parts.feed.take(1)
+        parts.source.take(1)
         parts.pool.fails = True
-        with parts.feed.sampling_ahead(1):
-            time.sleep(0.05)
-    parts.feed.close()
+        time.sleep(0.05)
+        parts.source.weights_changed(1)
+    parts.source.close()
 
 
 def test_grades_that_come_late_are_not_asked_for_again(
@@ -277,7 +269,7 @@ def test_grades_that_come_late_are_not_asked_for_again(
         parts = Parts(collector, Pool(0.0), sampler_of("rollout.max_lag=1"), monkeypatch)
         for step in range(1, STEPS + 1):
             parts.step(step)
-        parts.feed.close()
+        parts.source.close()
         collector.close()
     assert len(graded) == 2 * 4 * STEPS
 
@@ -285,7 +277,7 @@ def test_grades_that_come_late_are_not_asked_for_again(
 def test_without_a_lag_it_is_synchronous(
     collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from rlmath.training.feeds import sampler_of as chosen
+    from rlmath.rollout.continuous import sampler_of as chosen
 
     made = stand_ins.sampler_of("rollout.schedule=continuous", "rollout.max_lag=0")
     assert type(chosen(made._config, made._stream)) is type(made)

@@ -14,11 +14,12 @@ import pytest
 
 from benchmarks.simulation.virtual_engines import VirtualPool
 from rlmath.config.load import load
+from rlmath.config.rollout import RolloutConfig
 from rlmath.config.schema import Device
 from rlmath.rollout.journal import FOLDER, SampleJournal
 from rlmath.rollout.requests import Request
-from rlmath.training.feed import Feed, weights_digest
 from rlmath.training.gate import AlignmentError
+from rlmath.training.group_source import GroupSource, weights_digest
 from rlmath.training.step import forgetting_misaligned
 from rlmath.types import Sample
 
@@ -232,13 +233,14 @@ def test_a_step_looks_at_the_files_of_the_step_before_alone(
 
 def test_samples_that_failed_the_gate_are_not_found_again(journal: SampleJournal) -> None:
     written(journal, [request()])
-    unused: Any = None
-    feed = Feed(unused, cast(Any, SimpleNamespace(journal=journal)), unused)
-    with pytest.raises(ValueError), forgetting_misaligned(feed, 3):
+    session: Any = SimpleNamespace(config=SimpleNamespace(rollout=RolloutConfig()))
+    monitor: Any = None
+    source = GroupSource(session, cast(Any, SimpleNamespace(journal=journal)), monitor)
+    with pytest.raises(ValueError), forgetting_misaligned(source, 3):
         raise ValueError("of something else")
     with journal.step(3, "w") as step:
         assert step.find(request()) is not None
-    with pytest.raises(AlignmentError), forgetting_misaligned(feed, 3):
+    with pytest.raises(AlignmentError), forgetting_misaligned(source, 3):
         raise AlignmentError("stale")
     with journal.step(3, "w") as step:
         assert step.find(request()) is None

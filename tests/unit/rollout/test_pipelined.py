@@ -20,9 +20,8 @@ from rlmath.rollout.journal import SampleJournal
 from rlmath.rollout.ledger import LEDGER_FILE, Event, Ledger, LedgerError, events
 from rlmath.rollout.requests import EngineError
 from rlmath.rollout.sampler import Sampled, Sampler
-from rlmath.training import feed as feed_module
-from rlmath.training.feed import Feed, PipelinedFeed
-from rlmath.training.feeds import feed_of
+from rlmath.training import group_source
+from rlmath.training.group_source import GroupSource
 from rlmath.types import Sample
 from tests.unit.rollout.stand_ins import (
     Engines,
@@ -144,6 +143,9 @@ class Pool(Engines):
             raise EngineError("engine 0 failed")
         yield from super().generate(requests, more, journal)
 
+    def take_weights_away(self) -> None:
+        self.has_weights_at_hand = False
+
     def sync(self, version: int) -> None:
         self._version, self.has_weights_at_hand = version, True
 
@@ -159,7 +161,7 @@ class Parts:
     def __init__(self, collector: Collector, pool: Pool, monkeypatch: Any, *more: str) -> None:
         self.set_step: list[int] = []
         self.sampler = sampler_of(PIPELINED, f"runner.steps={STEPS}", *more)
-        self.pool = pool
+        self.pool, self.in_step = pool, "rollout.max_lag=0" in more
         rewards = SimpleNamespace(
             set_step=lambda step, steps: self.set_step.append(step), metrics=dict
         )
@@ -169,16 +171,16 @@ class Parts:
             actor=SimpleNamespace(begin_load=lambda: None),
         )
         monitor: Any = SimpleNamespace(phase=lambda _: contextlib.nullcontext())
-        monkeypatch.setattr(feed_module, "weights_digest", lambda *_: None)
-        self.feed = feed_of(session, self.sampler, monitor)
+        monkeypatch.setattr(group_source, "weights_digest", lambda *_: None)
+        self.source = GroupSource(session, self.sampler, monitor)
 
     def step(self, step: int) -> Sampled:
-        sampled = self.feed.take(step)
-        with self.feed.sampling_ahead(step):
-            last = step == STEPS or type(self.feed) is Feed
-            assert self.pool.has_weights_at_hand == last, "an engine must not ask for them now"
-            if self.pool.gate is not None:
-                self.pool.gate.set()
+        sampled = self.source.take(step)
+        last = step == STEPS or self.in_step
+        assert self.pool.has_weights_at_hand == last, "an engine must not ask for them now"
+        if self.pool.gate is not None:
+            self.pool.gate.set()
+        self.source.weights_changed(step)
         if self.pool.gate is not None:
             self.pool.gate.clear()
         self.pool.sync(step)
@@ -190,19 +192,18 @@ def test_engines_sample_while_the_actor_trains_and_are_done_before_its_weights_c
 ) -> None:
     """Were sampling ahead not beside the block, it would wait for the gate for ever."""
     parts = Parts(collector, Pool(threading.Event()), monkeypatch)
-    assert isinstance(parts.feed, PipelinedFeed)
     for step in range(1, STEPS + 1):
         found = parts.step(step)
         versions = {s.sample.weights_version for g in found.groups for s in g.samples}
         assert versions == {max(0, step - 2)}
-        assert set(parts.feed.metrics()) == {
+        assert set(parts.source.metrics()) == {
             "schedule/actor_waited_s",
             "schedule/engines_waited_s",
         }
         # What is graded after it, as an evaluation, belongs to this step.
         assert parts.set_step[-1] == step
     assert parts.pool.sampled_with == [0, *range(STEPS - 1)], "the last step has no next one"
-    parts.feed.close()
+    parts.source.close()
 
 
 def test_a_failed_step_ends_what_is_sampled_ahead(
@@ -210,12 +211,10 @@ def test_a_failed_step_ends_what_is_sampled_ahead(
 ) -> None:
     pool = Pool(threading.Event())
     parts = Parts(collector, pool, monkeypatch)
-    parts.feed.take(1)
-    with pytest.raises(KeyboardInterrupt), parts.feed.sampling_ahead(1):
-        raise KeyboardInterrupt
+    parts.source.take(1)
     assert pool.gate is not None
     pool.gate.set()
-    parts.feed.close()
+    parts.source.close()
     assert parts.sampler.round is None, "it was not sampled to the end"
 
 
@@ -233,15 +232,15 @@ def test_a_reward_that_never_returns_does_not_keep_a_run_that_ends(
 
     with RewardMix([MixItem(FunctionReward(stuck, "stuck"), "stuck")], answer_grader=None) as mix:
         collector = Collector(mix)
-        parts = Parts(collector, Pool(), monkeypatch)
-        parts.feed.take(1)
+        gate = threading.Event()
+        parts = Parts(collector, Pool(gate), monkeypatch)
+        parts.source.take(1)
         hang.set()
-        with pytest.raises(KeyboardInterrupt), parts.feed.sampling_ahead(1):
-            assert hangs.wait(10)
-            raise KeyboardInterrupt
+        gate.set()
+        assert hangs.wait(10)
         began_s = time.monotonic()
-        parts.feed.close()
-        assert time.monotonic() - began_s < feed_module.CLOSE_WAIT_S / 2, "it was not cancelled"
+        parts.source.close()
+        assert time.monotonic() - began_s < group_source.CLOSE_WAIT_S / 2, "it was not cancelled"
         collector.close()
     assert not [one for one in threading.enumerate() if one.name.startswith("sample-ahead")]
     stuck_threads = [one for one in threading.enumerate() if one.name.startswith("grade")]
@@ -254,11 +253,9 @@ def test_an_engine_that_hangs_is_waited_for_a_while(
     """The engines and ranks that could end it are ended after the feed."""
     pool = Pool(threading.Event())
     parts = Parts(collector, pool, monkeypatch)
-    monkeypatch.setattr(feed_module, "CLOSE_WAIT_S", 0.1)
-    parts.feed.take(1)
-    with pytest.raises(KeyboardInterrupt), parts.feed.sampling_ahead(1):
-        raise KeyboardInterrupt
-    parts.feed.close()
+    monkeypatch.setattr(group_source, "CLOSE_WAIT_S", 0.1)
+    parts.source.take(1)
+    parts.source.close()
     assert pool.gate is not None and not pool.gate.is_set()
     pool.gate.set()
 
@@ -266,12 +263,14 @@ def test_an_engine_that_hangs_is_waited_for_a_while(
 def test_an_engine_that_fails_for_good_fails_the_step(
     collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parts = Parts(collector, Pool(), monkeypatch)
-    parts.feed.take(1)
+    gate = threading.Event()
+    parts = Parts(collector, Pool(gate), monkeypatch)
+    parts.source.take(1)
     parts.pool.fails = True
-    with pytest.raises(EngineError, match="engine 0 failed"), parts.feed.sampling_ahead(1):
-        pass
-    parts.feed.close()
+    gate.set()
+    with pytest.raises(EngineError, match="engine 0 failed"):
+        parts.source.weights_changed(1)
+    parts.source.close()
 
 
 def test_what_failed_the_gate_is_forgotten_with_what_its_engines_sampled_since(
@@ -281,9 +280,9 @@ def test_what_failed_the_gate_is_forgotten_with_what_its_engines_sampled_since(
     journal = parts.sampler.journal = SampleJournal(tmp_path, 1.0)
     for step in (3, 4, 5):
         (tmp_path / f"step_{step:06d}.bin").touch()
-    parts.feed.forget(4)
+    parts.source.forget(4)
     journal.close()
-    parts.feed.close()
+    parts.source.close()
     assert [path.name for path in tmp_path.iterdir()] == ["step_000003.bin"]
 
 
@@ -291,9 +290,8 @@ def test_other_schedules_sample_in_the_step(
     collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parts = Parts(collector, Pool(), monkeypatch, "rollout.max_lag=0")
-    assert type(parts.feed) is Feed
     for step in range(1, 4):
         found = parts.step(step)
         versions = {s.sample.weights_version for g in found.groups for s in g.samples}
         assert versions == {step - 1}
-    assert parts.feed.metrics() == {}
+    assert parts.source.metrics() == {}

@@ -21,11 +21,10 @@ from rlmath.config.load import load
 from rlmath.config.rollout import KvAtSync, RolloutSchedule, max_lag
 from rlmath.config.schema import Config
 from rlmath.data import ProblemStream
-from rlmath.rollout.continuous import ContinuousSampler
+from rlmath.rollout.continuous import ContinuousSampler, sampler_of
 from rlmath.rollout.ledger import Event
 from rlmath.rollout.requests import Request
 from rlmath.rollout.sampler import Sampled, Sampler
-from rlmath.training.feeds import sampler_of
 from rlmath.types import GradedSample, Group, Problem, Sample
 
 FAST_SCHEDULES, SCHEDULES, LONG_SCHEDULES = 200, 1_000, 100_000

@@ -88,7 +88,7 @@ class Run:
         self.events.append("export")
 
 
-class Feed:
+class Source:
     """Steps without a group."""
 
     def __init__(self, run: Run) -> None:
@@ -98,8 +98,7 @@ class Feed:
         self._run.sleep()
         return Sampled(metrics={}, finished=(), shortage="", groups=(), dropped={})
 
-    def sampling_ahead(self, step: int) -> Any:
-        return contextlib.nullcontext()
+    def weights_changed(self, step: int) -> None: ...
 
     def metrics(self) -> dict[str, float]:
         return {}
@@ -222,7 +221,7 @@ def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             "sampler_of": sampler_of,
             "check_resumed_groups": lambda *_: None,
             "check_resumed_model": lambda *_: None,
-            "feed_of": lambda *_: Feed(parts),
+            "GroupSource": lambda *_: Source(parts),
             "open_saver": lambda *_: contextlib.closing(saver),
             "read_metrics": lambda _: [],
             "CollapseDetectors": lambda *_: SimpleNamespace(see=lambda *_: []),

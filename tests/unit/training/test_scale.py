@@ -33,10 +33,11 @@ from rlmath.rewards.mix import RewardMix
 from rlmath.rewards.mix_items import MixItem
 from rlmath.rollout import engine_process, pool
 from rlmath.rollout.collect import Collector
+from rlmath.rollout.continuous import sampler_of
 from rlmath.rollout.sampling import Sampling
 from rlmath.training.algorithm_settings import least_groups
 from rlmath.training.controllers import Coefficients
-from rlmath.training.feeds import feed_of, sampler_of
+from rlmath.training.group_source import GroupSource
 from rlmath.training.kept_batches import KeptBatches
 from rlmath.training.session import (
     Session,
@@ -166,15 +167,15 @@ def run(size: int, stubs: Stubs, *more: str) -> Run:
         monitor = stack.enter_context(open_monitor(folder, config.runner, STEPS))
         sampler = sampler_of(config, ProblemStream(problems), least_groups(config, layout))
         coefficients = Coefficients(config.algorithm)
-        feed = feed_of(session, sampler, monitor)
-        stack.callback(feed.close)
+        source = GroupSource(session, sampler, monitor)
+        stack.callback(source.close)
         kept = KeptBatches(folder / "replay", config.runner.replay_keep_gib)
         stack.callback(kept.close)
         for step in range(1, STEPS + 1):
             stubs.take_traffic()
             ranks.waited = engines.waited = 0
             began_s = time.process_time()
-            metrics, _ = train_step(session, feed, coefficients, monitor, kept, step)
+            metrics, _ = train_step(session, source, coefficients, monitor, kept, step)
             cpu_s = time.process_time() - began_s
             monitor.log_step(step, metrics)
             assert metrics["rollout/rewards"] == 0.5

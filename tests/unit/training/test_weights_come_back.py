@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from rlmath.training.feed import Feed
+from rlmath.config.rollout import RolloutConfig
+from rlmath.training.group_source import GroupSource
 
 
 @pytest.mark.parametrize("groups", [(), ("a group",)])
@@ -17,12 +18,12 @@ def test_weights_come_back_when_engines_sleep(groups: tuple[str, ...]) -> None:
     pool = SimpleNamespace(sleep=lambda: events.append("sleep"))
     rewards = SimpleNamespace(set_step=lambda *_: None)
     session: Any = SimpleNamespace(
-        config=SimpleNamespace(runner=SimpleNamespace(steps=1)),
+        config=SimpleNamespace(runner=SimpleNamespace(steps=1), rollout=RolloutConfig()),
         sampling=SimpleNamespace(pool=pool, rewards=rewards),
         actor=SimpleNamespace(begin_load=lambda: events.append("load")),
     )
     sampled = SimpleNamespace(groups=groups)
     sampler: Any = SimpleNamespace(is_sampled=True, take=lambda _: events.append("take") or sampled)
     monitor: Any = None
-    assert Feed(session, sampler, monitor).take(1) is sampled
+    assert GroupSource(session, sampler, monitor).take(1) is sampled
     assert events == ["take", "sleep", *(["load"] if groups else [])]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import warnings
@@ -100,7 +99,6 @@ def test_groups_that_a_filter_dropped_are_checked() -> None:
     forgotten: list[int] = []
     feed: Any = SimpleNamespace(
         take=lambda step: sampled,
-        sampling_ahead=lambda step: contextlib.nullcontext(),
         forget=forgotten.append,
     )
     monitor = mock.MagicMock()
