@@ -344,9 +344,7 @@ class MegatronActor(RankModel):
             dist.all_reduce(given, op=dist.ReduceOp.MAX, group=contexts)
         return self.gradient_shares.nothing_given(given, signals)
 
-    def _computed_again(
-        self, share: Share, plan: StepPlan
-    ) -> tuple[list[Tensor], int] | None:
+    def _computed_again(self, share: Share, plan: StepPlan) -> tuple[list[Tensor], int] | None:
         """In every 16th update, the gradient of one micro-batch by its sequences alone, packed in
         two parts, at the elements that the next pass looks at. Collective.
 
