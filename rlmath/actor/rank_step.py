@@ -163,7 +163,7 @@ class RankStep:
         self._policy, self._value_model = policy, value_model
         self.shard = shard
         # Of the old policy.
-        self._old: TokenValues | None = None
+        self._entropy: Tensor | None = None
 
     def run_passes(self, plan: StepPlan) -> Alignment | None:
         """Run the forward passes of the plan.
@@ -172,21 +172,19 @@ class RankStep:
             On the rank that reports, how the old log-probs agree with the rollout log-probs;
             ``None`` without that pass.
         """
+        alignment = None
         for name in plan.passes:
-            self.shard = self.shard.with_values(**{FIELDS[name]: self._values_of(name)})
-        if self._old is None:
-            return None
-        return self._alignment(self._old, self.shard.batch, self.shard.places, plan)
-
-    def _values_of(self, name: str) -> Tensor:
-        """``[R]``, what a pass gives."""
-        if name == "values":
-            values: Tensor | None = self._value_model.shard_values(self.shard)
-        else:
-            found = self._policy.shard_log_probs(self.shard, name)
-            values = None if found is None else found.log_probs
-            self._old = found if name == "old" else self._old
-        return self._nothing() if values is None else values
+            if name == "values":
+                values: Tensor | None = self._value_model.shard_values(self.shard)
+            else:
+                found = self._policy.shard_log_probs(self.shard, name)
+                values = None if found is None else found.log_probs
+                if name == "old" and found is not None:
+                    self._entropy = found.entropy
+                    alignment = self._alignment(found, self.shard.batch, self.shard.places, plan)
+            given = self._nothing() if values is None else values
+            self.shard = self.shard.with_values(**{FIELDS[name]: given})
+        return alignment
 
     def add_advantages(
         self, plan: StepPlan, advantages: SequenceAdvantages | None
@@ -228,7 +226,7 @@ class RankStep:
         first = result.first
         if not self._policy.reports:
             return None
-        if first is not None and self._old is None:
+        if first is not None and self._entropy is None:
             share = next(self.shard.shares())
             values = {"old_log_probs": first.log_probs}
             result = dataclasses.replace(
@@ -304,14 +302,14 @@ class RankStep:
                 batch.loss_mask,
                 batch.response_lengths,
                 plan.correction,
-                None if self._old is None else token_lags(batch, plan.now),
+                None if self._entropy is None else token_lags(batch, plan.now),
             )
             totals = found.totals
             factors = found.weights.float() if plan.correction.is_on else None
         if plan.entropy_top_share < 1:
-            assert self._old is not None
+            assert self._entropy is not None
             keep = top_entropy_mask(
-                self._old.entropy, batch.loss_mask, plan.entropy_top_share, self._policy
+                self._entropy, batch.loss_mask, plan.entropy_top_share, self._policy
             ).float()
             factors = keep if factors is None else keep * factors
         return dataclasses.replace(batch, policy_factors=factors), totals
