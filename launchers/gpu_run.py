@@ -8,7 +8,8 @@
 Packed folders come to lie where they lay, so that a virtual environment works there: pack it, and
 the Python that it was made with, where that machine has no such. ``run`` writes OUT/NN_NAME/
 result.json when an item begins and again when it ends: a machine that is taken away in the middle
-leaves all that was done. With the same OUT it continues where it was cut. Needs Python 3.9 and nothing else.
+leaves all that was done. With the same OUT it continues where it was cut. Needs Python 3.9 and
+nothing else.
 """
 
 from __future__ import annotations
