@@ -44,6 +44,7 @@ class GradientShares:
 
     def __init__(self, models: Sequence[Any], group: Any) -> None:
         self._group, self._passes = group, 0
+        self._device = next(iter(models[0].parameters())).device
         self.watched = list(_matrices(models))
         self._places = [_places(one) for _, one in self.watched]
         # Of those looked at in this pass: what each micro-batch gave, and what the buffer had.
@@ -117,10 +118,9 @@ class GradientShares:
         for number, shares in self._given.items():
             row = _stacked(shares, len(self._places[number][0])).abs().amax(1)
             rows.append(torch.cat([row, row.new_zeros(max(0, count - len(row)))])[:count])
-        device = self.watched[0][1].device if self.watched else torch.device("cpu")
         if not rows:
-            return torch.zeros(0, count, dtype=torch.float64, device=device)
-        return torch.stack([one.to(device) for one in rows])
+            return torch.zeros(0, count, dtype=torch.float64, device=self._device)
+        return torch.stack([one.to(self._device) for one in rows])
 
     def repeat(self) -> None:
         """The next pass looks at the same elements."""
