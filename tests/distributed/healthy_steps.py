@@ -30,7 +30,7 @@ from rlmath.config.load import load
 from rlmath.config.optimizer import OptimizerConfig, Schedule
 from rlmath.config.schema import DType
 from rlmath.device import CPU
-from rlmath.model.lora import Lora
+from rlmath.model.lora import TARGETS, Lora
 from rlmath.model.parallel import Layout
 from rlmath.model.published import KNOWN
 from rlmath.model.tiny_tokenizer import VOCABULARY_SIZE
@@ -88,7 +88,7 @@ def run(
     """
     torch_dtype = {DType.float32: torch.float32, DType.bfloat16: torch.bfloat16}[dtype]
     schedule = {"schedule": Schedule.cosine, "decay_steps": 2 * steps + 10}
-    more: dict[str, Any] = {"lora": Lora(rank=4, alpha=8.0)} if lora else {}
+    more: dict[str, Any] = {"lora": Lora(rank=4, alpha=8.0, targets=TARGETS)} if lora else {}
     actor = build(
         Layout(1, 1, 1),
         CPU,

@@ -25,7 +25,7 @@ from rlmath.commands.drill import in_training
 from rlmath.commands.drill.in_ranks import restore
 from rlmath.config.optimizer import OptimizerConfig, Schedule
 from rlmath.device import Platform
-from rlmath.model.lora import Lora
+from rlmath.model.lora import TARGETS, Lora
 from rlmath.model.parallel import Layout
 from rlmath.training.checks.loss_parts import wrong_loss
 from rlmath.training.checks.optimizer_steps import wrong_rates, wrong_steps
@@ -82,7 +82,7 @@ def run(
     layout: Layout, platform: Platform, model: str, batch: TrainingBatch, lora: bool
 ) -> dict[str, tuple[UpdateResult | None, list[str], int]]:
     """A healthy step, and a step for each fault with a healthy one after it."""
-    more: dict[str, Any] = {"lora": Lora(rank=4, alpha=8.0)} if lora else {}
+    more: dict[str, Any] = {"lora": Lora(rank=4, alpha=8.0, targets=TARGETS)} if lora else {}
     reference = ReferenceSettings("frozen")
     actor = build(layout, platform, model, reference=reference, optimizer=dict(OPTIMIZER), **more)
     worker: Any = SimpleNamespace(actor=actor)
