@@ -14,6 +14,7 @@ _MAX_LINE_CHARS = 400  # of a box with a stray backslash
 _MAX_OTHER_COMMANDS = 32  # `\\boxedtext` is another command
 _TRAILING = " \t\r\n.,;:!?。，；：！？*_"
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+_CLOSED = re.compile(r"[\s$.*\])]*\Z")
 _ANY_BRACE = re.compile(r"[{}]")
 _UNBRACED_STOP = re.compile(r"[\s${}]|\\[)\]]")
 
@@ -92,7 +93,7 @@ def box_content(text: str, body: int) -> tuple[str, int]:
         if close < 0:  # `\\boxed{42\\}`, with a stray backslash before its last brace
             line = text[body : body + _MAX_LINE_CHARS].partition("\n")[0]
             close = match_brace(line, 0, _ANY_BRACE)
-            close += body if close >= 0 else 0
+            close = close + body if close >= 0 and _CLOSED.match(line, close + 1) else -1
         return ("", body) if close < 0 else (text[body + 1 : close].strip(), close + 1)
     # `\\boxed 5`: up to the next space or end of the formula, outside braces
     position, limit = body, min(len(text), body + _MAX_BOX_CHARS)

@@ -19,7 +19,7 @@ from rlmath.grading.matrices import as_matrix
 from rlmath.grading.numerals import number
 from rlmath.grading.piecewise import PiecewiseComparer
 from rlmath.grading.scalars import SCALARS, Verdict
-from rlmath.grading.syntax import Node
+from rlmath.grading.syntax import Node, symbols
 
 MAX_ITEMS = 128
 
@@ -32,6 +32,8 @@ class ListComparer(PiecewiseComparer):
         regions = self.regions(a, g)
         if regions is not None:
             return regions
+        if a[0] == "list" and g[0] in SCALARS and _is_bounded(a):
+            return self.nodes(a[1][0], g)
         for one, other in ((a, g), (g, a)):
             if one[0] == "list" and other[0] == "tup" and {p[0] for p in one[1]} == {"tup"}:
                 points = self.distinct(one[1])  # (2, 3), (2, 3)
@@ -216,6 +218,16 @@ class ListComparer(PiecewiseComparer):
         flat_a = [x for row in one[0] for x in row]
         flat_g = [x for row in two[0] for x in row]
         return every(self.nodes(x, y) for x, y in zip(flat_a, flat_g, strict=True))
+
+
+def _is_bounded(node: Node) -> bool:
+    """Whether a list is a formula with a bound on its own variables: `1/(1-x), |x| < 1`."""
+    formula, bound = node[1][0], node[1][-1]
+    if len(node[1]) != 2 or node[2] == "or" or formula[0] not in SCALARS or bound[0] != "rel":
+        return False
+    names = set(symbols(bound))
+    bounds = {"<", "<=", ">", ">=", "!="}.issuperset(bound[1])
+    return bounds and bool(names) and names <= set(symbols(formula))
 
 
 def _operands(node: Node, operator: str) -> list[Node]:
