@@ -11,15 +11,13 @@ import cmath
 import math
 import threading
 import zlib
-from collections.abc import Iterable
 from fractions import Fraction
 from typing import Any
 
 from rlmath.grading.syntax import Node
 
 Rational = int | Fraction
-_MAX_FACTORIAL = 2_000
-_MAX_LARGE_FACTORIAL = 20_000  # modulo a prime
+_MAX_FACTORIAL = 3_000
 
 
 class Undecidable(Exception):
@@ -434,7 +432,7 @@ def equal_integers(first: Node, second: Node) -> bool:
 
 
 def residue(node: Node, prime: int) -> int:
-    """The value of integers, the four operations, powers, factorials and binomials in a field.
+    """The value of integers, their sums, products and powers in a field.
 
     Raises:
         Undecidable: the tree has something else.
@@ -447,25 +445,7 @@ def residue(node: Node, prime: int) -> int:
     if kind == "+":
         return sum(residue(part, prime) for part in node[1]) % prime
     if kind == "*":
-        return _product((residue(part, prime) for part in node[1]), prime)
-    if kind == "/":
-        return residue(node[1], prime) * pow(residue(node[2], prime), -1, prime) % prime
+        return math.prod(residue(part, prime) for part in node[1]) % prime
     if kind == "^" and isinstance(exponent := Exact(_MAX_FACTORIAL)(node[2]), int):
         return pow(residue(node[1], prime), exponent, prime)
-    if kind == "f" and node[1] in ("factorial", "binom"):
-        counts = [part[1] for part in node[2] if part[0] == "n" and part[1] <= _MAX_LARGE_FACTORIAL]
-        if len(counts) == len(node[2]) == 1:
-            return _product(range(2, counts[0] + 1), prime)
-        if len(counts) == len(node[2]) == 2 and counts[1] <= counts[0]:
-            whole, part = counts
-            bottom = _product(range(2, part + 1), prime)
-            top = _product(range(whole - part + 1, whole + 1), prime)
-            return top * pow(bottom, -1, prime) % prime
     raise Undecidable
-
-
-def _product(factors: Iterable[int], prime: int) -> int:
-    product = 1
-    for factor in factors:
-        product = product * factor % prime
-    return product
