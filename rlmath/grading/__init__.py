@@ -5,27 +5,13 @@ MathGrader(num_workers=4)          many, from any thread, with workers that can 
 check_gold(gold)                   whether an accepted answer can be used
 """
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from rlmath.grading.grader import MathGrader as MathGrader
-    from rlmath.grading.grader import check_gold as check_gold
-    from rlmath.grading.grader import default_grader as default_grader
-    from rlmath.grading.grader import grade as grade
-    from rlmath.grading.result import STATUSES as STATUSES
-    from rlmath.grading.result import GoldReport as GoldReport
-    from rlmath.grading.result import Grade as Grade
-    from rlmath.grading.result import Status as Status
-    from rlmath.grading.settings import TASKS as TASKS
-    from rlmath.grading.settings import Fallback as Fallback
-    from rlmath.grading.settings import GradingSettings as GradingSettings
+from rlmath.grading.result import STATUSES, GoldReport, Grade, Status
+from rlmath.grading.settings import TASKS, Fallback, GradingSettings
 
-_MODULES = {
-    "grader": ("MathGrader", "check_gold", "default_grader", "grade"),
-    "result": ("STATUSES", "GoldReport", "Grade", "Status"),
-    "settings": ("TASKS", "Fallback", "GradingSettings"),
-}
+if TYPE_CHECKING:
+    from rlmath.grading.grader import MathGrader, check_gold, default_grader, grade
 
 __all__ = [
     "STATUSES",
@@ -44,7 +30,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     # The settings of a run take their defaults from here, and need no grader for it.
-    for module, names in _MODULES.items():
-        if name in names:
-            return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+    if name in __all__:
+        from rlmath.grading import grader
+
+        return getattr(grader, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

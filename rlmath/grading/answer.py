@@ -42,6 +42,7 @@ _FORMULA_WORDS = (
     | GREEK
     | frozenset(("pi", "infinity", "and", "or", "in", "inf", "percent", "am", "pm", "AM", "PM"))
 )
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _VOWEL = re.compile("[aeiou]")
 _ALPHABET = frozenset(
     map("".join, zip(*("abcdefghijklmnopqrstuvwxyz"[i:] for i in range(3)), strict=False))
@@ -49,9 +50,10 @@ _ALPHABET = frozenset(
 _MAX_LISTED = 8  # values of an accepted answer that may come in as many boxes
 _ARTICLES = frozenset(("a", "an", "the"))
 _INDEX = "k index"  # of a residue class; no written name has a space
+_ENDS_OF_NEGATION = (("word", "t", False), ("word", "T", False))  # won't
 _QUOTES = frozenset("\"'`")
 _TEXT_OPERATORS = frozenset(".,'\"-!?:;&()/`")
-_ENDING = frozenset(("\\", ".", ",", ";", ":", "!"))
+_ENDING = frozenset(("\\", ".", ",", ";", ":"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +109,7 @@ def read(text: str, settings: GradingSettings) -> Answer:
         )
     stripped = text.strip()
     if len(stripped) > settings.max_answer_chars:
-        plain = " ".join(stripped.split())
-        return Answer(
-            stripped, plain, ("text", plain), plain, problem="longer than max_answer_chars"
-        )
+        return _unread(stripped, "longer than max_answer_chars")
     if "\\boxed" in stripped or "\\fbox" in stripped:
         box = last_box(stripped)
         stripped = stripped if box is None else box
@@ -123,16 +122,8 @@ def read(text: str, settings: GradingSettings) -> Answer:
     try:
         tokens = lex(latex, settings.max_tokens)
     except TooLong:
-        folded = " ".join(stripped.split())
-        return Answer(
-            stripped, folded, ("text", folded), folded, problem="more tokens than max_tokens"
-        )
-    while (
-        tokens
-        and tokens[-1].kind == "op"
-        and tokens[-1].value in _ENDING
-        and tokens[-1].value != "!"
-    ):
+        return _unread(stripped, "more tokens than max_tokens")
+    while tokens and tokens[-1].kind == "op" and tokens[-1].value in _ENDING:
         tokens.pop()
     del tokens[: _announcement(tokens)]
     while len(tokens) > 2 and tokens[0].value == tokens[-1].value and tokens[0].value in _QUOTES:
@@ -154,11 +145,17 @@ def read(text: str, settings: GradingSettings) -> Answer:
     )
 
 
+def _unread(text: str, problem: str) -> Answer:
+    """An answer that is compared as a string only."""
+    plain = " ".join(text.split())
+    return Answer(text, plain, ("text", plain), plain, problem=problem)
+
+
 def _announcement(tokens: list[Token]) -> int:
     """Number of tokens of `The answer is:` at the start, however it is dressed."""
     words = ""
     for index, token in enumerate(tokens[:8]):
-        if token.kind not in ("word", "text") and token.value not in (":", "=", ","):
+        if not token.is_word and token.value not in (":", "=", ","):
             return index if _ANNOUNCED.fullmatch(words) else 0
         words += " " + token.value.lower()
     return 0
@@ -176,23 +173,19 @@ def is_answer(text: str, settings: GradingSettings) -> bool:
     while tail < 3 and len(chunks) > 1 and chunks[-1].isalpha() and chunks[0][0].isdigit():
         chunks.pop()
         tail += 1
-    for chunk in chunks:
-        word = chunk.strip(".,;:()!?")
-        if len(word) > 1 and word.isalpha() and word not in _FORMULA_WORDS:
-            return False
+    words = (chunk.strip(".,;:()!?") for chunk in chunks)
+    if any(len(w) > 1 and w.isalpha() and w not in _FORMULA_WORDS for w in words):
+        return False
     answer = read(text, settings)
     return answer.node[0] not in ("text", "blank") or bool(answer.letter or answer.options)
 
 
 def _malformed(latex: str) -> str:
     depth = 0
-    for match in re.finditer(r"\\.|[{}]", latex, re.DOTALL):
-        if match.group() == "{":
-            depth += 1
-        elif match.group() == "}":
-            depth -= 1
-            if depth < 0:
-                return "a } closes no {"
+    for brace in _BRACE.findall(latex):
+        depth += {"{": 1, "}": -1}.get(brace, 0)
+        if depth < 0:
+            return "a } closes no {"
     return "a { is never closed" if depth else ""
 
 
@@ -221,10 +214,9 @@ def _folded(word: str) -> str:
 
 def _is_plain_text(tokens: list[Token]) -> bool:
     """Words, numbers and punctuation, no formula: with an English word among them."""
-    return any(_is_word(token) for token in tokens) and all(
-        token.kind in ("word", "text", "num", "grouped")
-        or (token.kind == "op" and token.value in _TEXT_OPERATORS)
-        for token in tokens
+    kinds = ("word", "text", "num", "grouped")
+    return any(map(_is_word, tokens)) and all(
+        t.kind in kinds or (t.kind == "op" and t.value in _TEXT_OPERATORS) for t in tokens
     )
 
 
@@ -233,15 +225,14 @@ def _is_lone_name(tokens: list[Token]) -> bool:
     if len(tokens) != 1 or tokens[0].kind != "word" or tokens[0].value in _FORMULA_WORDS:
         return False
     value = tokens[0].value
-    if value.isupper():
-        return len(value) > 2
-    return len(value) > 2 and bool(_VOWEL.search(value)) and value[:2] != "ab"
+    named = value.isupper() or (bool(_VOWEL.search(value)) and value[:2] != "ab")
+    return named and len(value) > 2
 
 
 def _is_word(token: Token) -> bool:
     """Whether a token reads as an English word rather than as names of variables."""
     value = token.value
-    if token.kind not in ("word", "text") or value in _FORMULA_WORDS:
+    if not token.is_word or value in _FORMULA_WORDS:
         return False
     if len(value) >= 4:
         return not (value.isupper() and len(value) <= 6)
@@ -250,18 +241,11 @@ def _is_word(token: Token) -> bool:
     )
 
 
-def _is_t(token: Token) -> bool:
-    return token.kind == "word" and token.value in ("t", "T") and not token.spaced
-
-
 def _is_prose(tokens: list[Token]) -> bool:
     """Words and punctuation only, with at least one English word."""
-    return any(
-        _is_word(token) and not (index and units.is_unit_word(token.value))
-        for index, token in enumerate(tokens)
-    ) and all(
-        token.kind in ("word", "text") or (token.kind == "op" and token.value in _TEXT_OPERATORS)
-        for token in tokens
+    words = (t for i, t in enumerate(tokens) if not (i and units.is_unit_word(t.value)))
+    return any(map(_is_word, words)) and all(
+        t.is_word or (t.kind == "op" and t.value in _TEXT_OPERATORS) for t in tokens
     )
 
 
@@ -295,8 +279,8 @@ def _equated(label: Node | None, value: Node) -> Node:
 def _tree(tokens: list[Token], words: str, settings: GradingSettings) -> Node:
     if _is_lone_name(tokens):
         return ("text", tokens[0].value)
-    if any(t.value == "'" and _is_t(u) for t, u in itertools.pairwise(tokens)):
-        return ("text", words)  # won't
+    if any(t.value == "'" and u in _ENDS_OF_NEGATION for t, u in itertools.pairwise(tokens)):
+        return ("text", words)
     if _is_prose(tokens):
         return ("s", "domain_R") if words in _ALL_REALS else ("text", words)
     try:

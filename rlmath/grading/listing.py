@@ -130,38 +130,22 @@ def expand(items: Sequence[Node]) -> list[Node]:
 
 def plus_minus(node: Node) -> tuple[Node, Node] | None:
     """The two values of a node that contains one ±, else None."""
-    kind = node[0]
-    if kind == "pm":
-        if node[1] is None:
-            return node[2], ("neg", node[2])
-        return ("+", (node[1], node[2])), ("+", (node[1], ("neg", node[2])))
-    if kind in ("+", "*"):
-        for index, part in enumerate(node[1]):
+    if node[0] == "pm":
+        return tuple(  # type: ignore[return-value]
+            value if node[1] is None else ("+", (node[1], value))
+            for value in (node[2], ("neg", node[2]))
+        )
+    if node[0] in ("+", "*", "tup"):
+        for index, part in enumerate(node[-1]):
             split = plus_minus(part)
             if split is not None:
-                before, after = node[1][:index], node[1][index + 1 :]
-                return (kind, (*before, split[0], *after)), (kind, (*before, split[1], *after))
-    if kind == "/":
+                before, after = node[-1][:index], node[-1][index + 1 :]
+                first, second = ((*node[:-1], (*before, one, *after)) for one in split)
+                return first, second
+    if node[0] in ("/", "neg", "unit"):
         split = plus_minus(node[1])
         if split is not None:
-            return ("/", split[0], node[2]), ("/", split[1], node[2])
-    if kind == "neg":
-        split = plus_minus(node[1])
-        if split is not None:
-            return ("neg", split[0]), ("neg", split[1])
-    if kind == "unit":
-        split = plus_minus(node[1])
-        if split is not None:
-            return ("unit", split[0], node[2]), ("unit", split[1], node[2])
-    if kind == "tup":
-        for index, part in enumerate(node[3]):
-            split = plus_minus(part)
-            if split is not None:
-                before, after = node[3][:index], node[3][index + 1 :]
-                return (*node[:3], (*before, split[0], *after)), (
-                    *node[:3],
-                    (*before, split[1], *after),
-                )
+            return (node[0], split[0], *node[2:]), (node[0], split[1], *node[2:])
     return None
 
 

@@ -34,9 +34,7 @@ def folded(node: Node) -> Node:
         return _scaled(("n", -1), inner) if inner[0] == "matrix" else node
     if kind == "/":
         inner = folded(node[1])
-        if inner[0] == "matrix":
-            return _scaled(("/", ("n", 1), node[2]), inner)
-        return node
+        return _scaled(("/", ("n", 1), node[2]), inner) if inner[0] == "matrix" else node
     if kind not in ("+", "*") or len(node[1]) > _MAX_PARTS:
         return node
     if not any(_holds_matrix(part) for part in node[1]):
@@ -52,11 +50,9 @@ def folded(node: Node) -> Node:
 
 
 def _holds_matrix(node: Node) -> bool:
-    if node[0] == "matrix":
-        return node[2] == "matrix"
     if node[0] in ("+", "*"):
         return any(_holds_matrix(part) for part in node[1])
-    return node[0] in ("neg", "/") and _holds_matrix(node[1])
+    return _holds_matrix(node[1]) if node[0] in ("neg", "/") else _is_matrix(node)
 
 
 def _is_matrix(node: Node) -> bool:
@@ -103,13 +99,16 @@ def _determinant(node: Node) -> Node:
     rows = node[1]
     if len(rows) != len(rows[0]) or not 2 <= len(rows) <= 3:
         return node
-    if len(rows) == 2:
-        (a, b), (c, d) = rows
-        return ("+", (("*", (a, d)), ("neg", ("*", (b, c)))))
+    return _expanded([list(row) for row in rows])
+
+
+def _expanded(rows: list[list[Node]]) -> Node:
+    """A determinant by its first row (Laplace)."""
+    if len(rows) == 1:
+        return rows[0][0]
     terms: list[Node] = []
-    for column in range(3):
-        rest = [[row[k] for k in range(3) if k != column] for row in rows[1:]]
-        minor = ("+", (("*", (rest[0][0], rest[1][1])), ("neg", ("*", (rest[0][1], rest[1][0])))))
-        term: Node = ("*", (rows[0][column], minor))
-        terms.append(("neg", term) if column == 1 else term)
+    for column, factor in enumerate(rows[0]):
+        minor = _expanded([row[:column] + row[column + 1 :] for row in rows[1:]])
+        term: Node = ("*", (factor, minor))
+        terms.append(("neg", term) if column % 2 else term)
     return ("+", tuple(terms))

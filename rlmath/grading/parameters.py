@@ -208,7 +208,7 @@ def congruences(tokens: list[Token]) -> list[tuple[list[Token], int]] | None:
     tokens = _condition_of_integers(tokens)
     parts: list[list[Token]] = [[]]
     for token in tokens:
-        lone = token.kind in ("word", "text") and token.value.lower() == "or"
+        lone = token.is_word and token.value.lower() == "or"
         if lone and any(t.value in ("pmod", "bmod", "mod", "modulo") for t in parts[-1]):
             parts.append([])
         else:

@@ -12,13 +12,9 @@ _NO_LABELS = frozenset(("given", "question", "problem", "choice", "todo"))  # `G
 
 def unwrapped(tokens: list[Token]) -> list[Token]:
     """The tokens without known words before the value and after it; as they are if in doubt."""
-    if not any(token.kind in ("word", "text") for token in tokens):
+    if not any(token.is_word for token in tokens):
         return tokens
     return _without_trail(_without_lead(tokens))
-
-
-def _is_word(token: Token) -> bool:
-    return token.kind in ("word", "text")
 
 
 def _holds_value(tokens: list[Token]) -> bool:
@@ -29,7 +25,7 @@ def _without_lead(tokens: list[Token]) -> list[Token]:
     words: list[str] = []
     cut, named = 0, ""
     for index, token in enumerate(tokens):
-        if _is_word(token):
+        if token.is_word:
             words += token.value.replace(",", " ").replace(":", " : ").split()
         elif token.kind != "op" or token.value not in _PUNCTUATION or not words:
             break
@@ -66,7 +62,7 @@ def _named(words: list[str]) -> str:
 
 def _without_trail(tokens: list[Token]) -> list[Token]:
     start = len(tokens)
-    while start > 0 and (_is_word(tokens[start - 1]) or tokens[start - 1].value == "."):
+    while start > 0 and (tokens[start - 1].is_word or tokens[start - 1].value == "."):
         start -= 1
     for index in range(max(start, 1), len(tokens)):
         words = [w for t in tokens[index:] for w in t.value.replace(".", " ").split()]

@@ -86,14 +86,8 @@ class GradingSettings:
         if self.fallback not in list(Fallback):
             raise ValueError(f"fallback is {self.fallback!r}; it must be none, marker or number")
         positive = (
-            "min_significant_digits",
-            "max_answer_chars",
-            "max_tokens",
-            "max_depth",
-            "max_exact_bits",
-            "timeout_s",
-            "startup_timeout_s",
-            "max_jobs_per_worker",
+            *("min_significant_digits", "max_answer_chars", "max_tokens", "max_depth"),
+            *("max_exact_bits", "timeout_s", "startup_timeout_s", "max_jobs_per_worker"),
             "num_workers",
         )
         for name in positive:
