@@ -2,12 +2,14 @@
 
 `half of`, `a multiple of`, `or more` and `is too small` do not leave a 5 what it is. Only a few
 words on each side are read, so the time does not depend on the text. `wording` has the words that
-change a value anywhere; here is where they may stand.
+change a value anywhere; here are the phrases that do beside a box, as patterns of words that are
+separated by one space, in lower case.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from rlmath.grading import wording
 from rlmath.grading.language_tables import ENGLISH
@@ -24,242 +26,173 @@ _ENDED_LINE = re.compile(r"[.!?:;)\]]\s*\n")
 _STOP = re.compile(r"[.!?](?=\s)|[\n。！？]")
 _OPENERS = words(r"""$ ( [ { * _ ` " “ ' \ ~ € £ ¥ \( \[ \text \textbf \mathbf \left \, \; \:""")
 
-# -- before the number
 
-# Between a hedge and its number: `may be exactly the 5`.
-_BRIDGES = ENGLISH.words["bridges"]
-# Words of `wording` that may stand directly before a number: `so 5`, `is actually 5`, `another 5`.
-_HARMLESS = ENGLISH.words["harmless"]
-_DENYING = (wording.NEGATIONS | wording.HEDGES) - _HARMLESS | words(
-    """plus times nearly barely exceed exceeds exceeded surpass surpasses approach approaches
-    approaching guessing excludes exclude excluding eliminate reject rejects eliminates discard
-    discarding rejecting eliminating squared cubed modulo mod double doubled triple tripled twice
-    thrice quadruple half divides multiplies before base first negated
-    inverted factorial beneath beyond near within unequal below"""
+def _any(*sets: Iterable[str]) -> str:
+    """A pattern of any of these words, the longest first."""
+    found = {word for one in sets for word in one}
+    return "(?:" + "|".join(map(re.escape, sorted(found, key=len, reverse=True))) + ")"
+
+
+# -- before a box
+
+_WORDS = ENGLISH.words
+# Words of `wording` that may stand directly before a box: `so 5`, `is actually 5`, `another 5`; and
+# a limit, a base, a sequence's first value or a bound that the box states.
+_HARMLESS = _WORDS["harmless"] | _WORDS["harmless_before_box"]
+_DENYING = (wording.NEGATIONS | wording.HEDGES | _WORDS["denying"]) - _HARMLESS - {"worst"}
+_SHARES = _any(_WORDS["shares"] & _WORDS["of"])
+_OF = _any(_WORDS["of"] - {"maximum", "minimum"})
+_BY = _any(_WORDS["by"] - words("limited bounded less smaller bigger larger greater capped"))
+_OPENED = rf"(?: {_any(_OPENERS)})*"
+# At the end of the words before a box, perhaps with words such as `exactly` behind them.
+_CHANGED_BEFORE = re.compile(
+    r"(?:^| )(?:(?:anything|nothing|everything|all|none) but|(?:some|many|people|others) say"
+    rf"|either (?:\S+ )*or|(?:(?<=^)|(?<=[^=+\-*/x$] ))\d+{_OPENED} or"
+    rf"|{_any(_DENYING, words('minus negative multiply divide halve'))}"
+    rf"|(?:(?<!\ba )(?<!\ban ){_OF}|{_SHARES})(?: (?:values?|the|its))* of"
+    rf"|{_BY}(?: \S+){{0,3}} by"
+    r"|(?:between|from|are|both)(?: \S+){0,4} \d\S* (?:and|to|through|thru)"
+    r"|(?:capped|limited|bounded|estimated|topped|maxed|undefined|singular|discontinuous) at"
+    r"|(?:different|differs?|far|away|apart|distinct|ranges|ranging|range|anywhere) from"
+    r"|same as|(?:rule|rules|ruled|ruling) out"
+    rf")(?: {_any(_WORDS['bridges'])}){{0,4}}\Z"
 )
-# A preposition denies after some words only: `up to`, `divisible by`, `half of`, `ranges from`.
-_OF = ENGLISH.words["of"]
-_PREPOSITIONS = {
-    "at": words("capped limited bounded estimated topped maxed undefined singular discontinuous"),
-    "from": words("different differs differ far away apart distinct ranges ranging range anywhere"),
-    "as": words("same"),
-    "out": words("rule rules ruled ruling"),
-}
-_BY = ENGLISH.words["by"]
-# Before a box: a limit, a base, a sequence's first value or a bound that the box states.
-_HARMLESS_BEFORE_BOX = ENGLISH.words["harmless_before_box"]
-_NEGATING = words("minus negative multiply divide halve")
-_ANYTHING = words("anything nothing everything all none")
-_SHARES = ENGLISH.words["shares"]
-_BY_BOX = _BY - words("limited bounded less smaller bigger larger greater capped")
-# Words that begin a new statement, so that a negation before them is of something else.
-_STATING = words(", ; : = is are was were be so but that then has have total makes leaves gives")
-_REFUSALS = words("not never cannot undefined impossible incorrect wrong invalid nope")
+# A negation a few words before, in the same statement: `it never reaches`, `does not have`.
+_REFUSED_BEFORE = re.compile(
+    r"(?:^| )(?:not|never|cannot|undefined|impossible|incorrect|wrong|invalid|nope|\S*n't)"
+    rf"(?: (?!{_any(_WORDS['stating'])}(?: |\Z))\S+){{0,5}}\Z"
+)
+# `The wrong answer is 5`, but not `the wrong answer is 4, the right one 5`.
+_OF_A_WRONG_ONE = re.compile(
+    r"\b(?:wrong|incorrect|false) (?:final )?(?:answer|result|value|solution|option|choice)\b"
+    r"(?!.*\b(?:right|correct|true|actual|but)\b)[^.!?;,\d]{0,40}\Z|\bnot the case\b",
+    re.IGNORECASE,
+)
 
 # -- after it
 
-_AFTER_OR = ENGLISH.words["after_or"]
-_AFTER_AND = words("above up over below under counting change beyond upwards higher lower")
-_AFTER_AT = words("most least best worst")
-# Directly after a number: `5 rejected`, `5 maybe`, `5 doubled`.
-_TAKEN_BACK = wording.NEGATIONS - words("minus void unless except excluding without") | words(
-    """maybe perhaps possibly probably presumably supposedly apparently allegedly likely roughly
-    approximately doubled tripled halved quadrupled negated inverted reversed factorial factorials
-    powered conjugated raised unless except undefined"""
-)
-_AFTER_MARKUP = words(r"""$ ) } ] * _ ` \ " \text \mathrm {""")
-_FRACTIONS = words("half third quarter fifth fourth")
-_RANGES = words("to through over mod modulo choose vs versus")
-_PREDICATES = ENGLISH.words["predicates"]
-_REFUSING = words("isn't wasn't fails contradicts violates")
-_REFUSED = ENGLISH.words["refused"]
-_DENIED_VERB = re.compile(
-    r"(?:is|was|would|will|can|could|does|must) not\b|not (?:be|the|possible|correct|right|an?)\b"
-    r"|(?:cannot|(?:ca|wo|would|could|does|do)n't) (?:be|work|hold|satisfy|fit|count|qualify)\b"
-)
-_PARTS = re.compile(
-    r"(?:halves|thirds|fourths|fifths|sixths|sevenths|eighths|ninths|tenths|"
-    r"\w+(?:eenths|ieths|redths|sandths|ionths)|fold|th)\Z"
-)
-# Of a box: `The wrong answer is 5`, but not `the wrong answer is 4, the right one 5`; `5 (wrong)`.
-_OF_A_WRONG_ONE = re.compile(
-    r"\b(?:wrong|incorrect|false) (?:final )?(?:answer|result|value|solution|option|choice)\b"
-    r"(?!.*\b(?:right|correct|true|actual|but)\b)[^.!?;,\d]{0,40}\Z",
-    re.IGNORECASE,
-)
-_DISOWNED = re.compile(
-    r"[\s$)*\]\\}]{0,8}(?:,\s*(?:which|this|that|it)\s+(?:is|was)|[(\[])\s*(?:a |an )?"
-    r"(?:wrong|incorrect|false|untrue|not (?:correct|right|true|the answer))\b",
-    re.IGNORECASE,
-)
-# Behind a box: `5 was my first guess`, `5 is half of the answer`, `5, or maybe 6`, `5 and 6 are`.
+# `5 (wrong)`, `5 was my first guess`, `5 is half of the answer`, `5, or maybe 6`, `5 and 6 are`.
 _DENIED_BOX = re.compile(
-    r"[\s$)*\]\\}]{0,8},?\s*(?:"
+    r"[\s$)*\]\\}]{0,8}(?:(?:,\s*(?:which|this|that|it)\s+(?:is|was)|[(\[])\s*(?:a |an )?"
+    r"(?:wrong|incorrect|false|untrue|not (?:correct|right|true|the answer))\b|,?\s*(?:"
     r"(?:is|was) (?:(?:my|the|a|only|just|first|initial|wild) )*(?:guess|attempt)"
     r"|(?:is|was) (?:only )?(?:half|twice|double|a third|a quarter|part) (?:of )?the (?:final )?"
     r"(?:answer|result|value)"
     r"|or (?:maybe|perhaps|possibly|else|even)\b"
     r"|but (?:it|that|this)(?: is|'s) (?:wrong|incorrect|false)\b"
     r"|and [\s$]*[-−]?\d[\d.,/]*[\s$]* are\b"
-    r"|,?\s*\$[-−]?\d[\d.,/]*\$\s*(?:[.;]|\Z))",
+    r"|,?\s*\$[-−]?\d[\d.,/]*\$\s*(?:[.;]|\Z)))",
     re.IGNORECASE,
 )
-_CHANGING_PHRASES = ("give or take", "plus or minus", "below zero")
-# The value holds sometimes: `36 only when n is even`, `36 up to sign`.
-_UNSURE = re.compile(
-    r"\b(?:not (?:so |very )?(?:sure|certain)|unsure|uncertain|i guess|a guess)\b", re.IGNORECASE
+_AFTER_MARKUP = words(r"""$ ) } ] * _ ` \ " \text \mathrm {""")
+_TAKEN_BACK = (
+    wording.NEGATIONS - words("minus void unless except excluding without") | _WORDS["taken_back"]
 )
-
-
-def _tokens_before(text: str, start: int) -> list[str]:
-    """The last tokens of the sentence before `start`, in lower case."""
-    before = text[start - _WINDOW if start > _WINDOW else 0 : start]
-    cut = 0
-    for stop in _SENTENCE_ENDS:
-        place = before.rfind(stop, cut)
-        if place >= 0:
-            cut = place + 1
-    return _TOKEN.findall(before[cut:].lower())
+# Directly after a box: `5 rejected`, `5 thirds`, `5 to 7`, `5 minus y`, `5 percent of x`.
+_CHANGED_AFTER = re.compile(
+    r"(?:divided|multiplied|raised) (?:by|to)\b|times (?:\d|(?!a )[a-z](?: |\Z))"
+    r"|(?:%|percent) of \d|both\b|(?:are|were) both\b|(?:minus|plus|ish|fold)(?: |\Z)"
+    rf"|{_any(_TAKEN_BACK)}(?: (?!(?:[a-z]+|-)(?: |\Z))|\Z)"
+    r"|(?:halves|thirds|fourths|fifths|sixths|sevenths|eighths|ninths|tenths"
+    r"|\w+(?:eenths|ieths|redths|sandths|ionths)|th)(?: |\Z)"
+    r"|(?:to|through|over|mod|modulo|choose|vs|versus) \d"
+    r"|(?:more|less|fewer|to) (?:than|the) \S(?: |\Z)|(?:\S+ )?of (?!a )[a-z](?: |\Z)"
+    r"|to the (?:\S+ ){0,2}power\b|(?:below|above) zero\b"
+)
+_ORDINAL = re.compile(r"(?:\^ )?th(?: |\Z)")
+_POWER = re.compile(r"(?:powers?|roots?|prime)(?: |\Z)")  # the 12th power
+# Anywhere in the sentence.
+_DOUBTED = re.compile(
+    r"\b(?:give or take|plus or minus|below zero|not (?:so |very )?(?:sure|certain)|unsure"
+    r"|uncertain|i guess|a guess)\b"
+)
+_CERTAIN = words("sure guess certain")
+# What is said of a number: `or more`, `and above`, `at most`, `is too small`, `cannot be`.
+_SAID = re.compile(
+    rf"(?P<or>or(?= {_any(_WORDS['after_or'])}(?: |\Z)))"
+    r"|(?P<and>and(?= (?:above|up|over|below|under|counting|change|beyond|upwards|higher|lower"
+    r"|(?:a|one) (?:half|third|quarter|fifth|fourth))(?: |\Z)))"
+    r"|(?P<at>at(?= (?:the )?(?:most|least|best|worst)(?: |\Z)))"
+    r"|(?P<refusing>(?:isn't|wasn't|fails|contradicts|violates)(?= |\Z))"
+    rf"|(?P<said>{_any(_WORDS['predicates'])}(?= |\Z))"
+)
+_DENIED_VERB = re.compile(
+    r"(?:is|was|would|will|can|could|does|must) not\b|not (?:be|the|possible|correct|right|an?)\b"
+    r"|(?:cannot|(?:ca|wo|would|could|does|do)n't) (?:be|work|hold|satisfy|fit|count|qualify)\b"
+)
 
 
 def changes_box(before: str, after: str) -> bool:
     """Whether the words beside a box change its value or take it back: `half of`, `or more`.
 
-    Fewer do so than beside a number without a box (`is_hedged`): a bound that the box states
-    (`at least`), `rounds up to`, a condition and an ordinal number leave it.
+    A bound that the box states (`at least`), `rounds up to`, a condition and an ordinal number
+    leave it.
     """
     before = " ".join(_ENDED_LINE.split(before)[-1].split())
-    found = _tokens_before(before, len(before))
-    while found and found[-1] in _OPENERS:
-        del found[-1]
-    if _is_changed(found) or (_is_refused(found) and "but" not in found[-3:]):
+    found = _tokens_before(before)
+    said = " ".join(found)
+    if _CHANGED_BEFORE.search(said) or _OF_A_WRONG_ONE.search(before) or _DENIED_BOX.match(after):
         return True
-    if _OF_A_WRONG_ONE.search(before) or _DISOWNED.match(after) or _DENIED_BOX.match(after):
-        return True
-    if "not the case" in before or (found[:1] == ["if"] and "were" in found):
+    if (_REFUSED_BEFORE.search(said) and "but" not in found[-3:]) or (
+        found[:1] == ["if"] and "were" in found
+    ):
         return True
     joined = found[-1:] == ["and"] and any(word[0].isdigit() for word in found[-4:-1])
-    after = _STOP.split(after, 1)[0].lower()
-    if any(phrase in after for phrase in _CHANGING_PHRASES):
-        return True
+    return _changes_before(_STOP.split(after, 1)[0].lower(), joined)
+
+
+def _tokens_before(before: str) -> list[str]:
+    """The last tokens of a text's last sentence, in lower case, without opened markup."""
+    before = before[-_WINDOW:]
+    cut = 0
+    for stop in _SENTENCE_ENDS:
+        place = before.rfind(stop, cut)
+        if place >= 0:
+            cut = place + 1
+    found = _TOKEN.findall(before[cut:].lower())
+    while found and found[-1] in _OPENERS:
+        del found[-1]
+    return found
+
+
+def _changes_before(after: str, joined: bool) -> bool:
+    """Whether the sentence after a box changes it; `joined`: a number and `and` stand before it."""
     found = [word for word in _TOKEN.findall(after) if word not in _AFTER_MARKUP]
     if found[:1] == ["-"] and found[1:2] != ["-"]:
         del found[0]  # 5-fold
-    ordinal = found[:1] == ["th"] or found[:2] == ["^", "th"]
-    if ordinal:
-        found = found[found.index("th") + 1 :]
-    if joined and found[:1] == ["are"]:
+    said = " ".join(found)
+    ordinal = _ORDINAL.match(said)
+    if ordinal is not None:
+        said = said[ordinal.end() :]
+        found = said.split()
+    if _DOUBTED.search(said) or (joined and found[:1] == ["are"]):
         return True  # 98 and 5 are the answers
     if not found or (found[0] == "or" and found[1:2] and found[1][0].isdigit()):
         return False  # `completion` of `boxed` reads the other value
-    if found[0] in ("divided", "multiplied", "raised") and found[1:2] in (["by"], ["to"]):
-        return True
-    if found[0] == "times" and found[1:2] and found[1][0].isdigit():
-        return True
-    if (
-        found[0] in ("%", "percent")
-        and found[1:2] == ["of"]
-        and found[2:3]
-        and found[2][0].isdigit()
-    ):
-        return True
-    if "sure" in found or "guess" in found or "certain" in found:
-        return _UNSURE.search(" ".join(found)) is not None
-    return _is_scaled(found, ordinal) or _is_taken_back(found)
-
-
-def _is_changed(found: list[str]) -> bool:
-    """Whether the words directly before a box make another value of it."""
-    for last in range(len(found), max(0, len(found) - 5), -1):
-        word, earlier = found[last - 1], found[: last - 1]
-        before = earlier[-1] if earlier else ""
-        if word in ("most", "least", "best", "worst"):
-            return False
-        if word == "but":
-            return before in _ANYTHING
-        if word == "or":
-            return "either" in earlier or _is_alternative(earlier)
-        if word == "say" and before in ("some", "many", "people", "others"):
-            return True
-        if word in _NEGATING or (word in _DENYING and word not in _HARMLESS_BEFORE_BOX):
-            return True
-        if word == "of":
-            kind = [w for w in earlier if w not in ("value", "values", "the", "its")]
-            named = kind[-2:-1] in (["a"], ["an"]) and kind[-1] not in _SHARES
-            return bool(kind) and kind[-1] in _OF - {"maximum", "minimum"} and not named
-        if word == "by":
-            return not _BY_BOX.isdisjoint(earlier[-4:])
-        if word in ("and", "to", "through", "thru"):
-            ranged = words("between from are both")
-            return before[:1].isdigit() and not ranged.isdisjoint(earlier[-6:])
-        if word in _PREPOSITIONS:
-            return before in _PREPOSITIONS[word]
-        if word not in _BRIDGES:
-            return False
-    return False
-
-
-def _is_alternative(found: list[str]) -> bool:
-    """Whether a number that is not one side of a computation stands before `or`: `3 or`."""
-    while found and found[-1] in _OPENERS:
-        found = found[:-1]
-    if not found or not found[-1].isdigit():
+    if not _CERTAIN.isdisjoint(found):
         return False
-    return not found[:-1] or found[-2] not in ("=", "+", "-", "*", "/", "x", "$")
-
-
-def _is_refused(found: list[str]) -> bool:
-    """Whether a negation stands a few words before: `it never reaches`, `does not have`."""
-    for word in reversed(found[-6:]):
-        if word in _STATING:
-            return False
-        if word in _REFUSALS or word.endswith("n't"):
-            return True
-    return False
-
-
-def _is_scaled(found: list[str], ordinal: bool) -> bool:
-    """Whether the first words after a number make it another one: `thirds`, `to 7`, `minus y`."""
-    first, second, third = (*found[:3], "", "", "")[:3]
-    if first == "both" or (second == "both" and first in ("are", "were")):
-        return True  # 8 and 9 both work
-    if first in _TAKEN_BACK and not (second.isalpha() or second == "-"):
+    if _CHANGED_AFTER.match(said) or (ordinal is not None and _POWER.match(said)):
         return True
-    if _PARTS.match(first) or first in ("minus", "plus", "ish"):
-        return True
-    if first in _RANGES and second[:1].isdigit():
-        return True
-    if first == "times" and len(second) == 1 and second.isalpha() and second != "a":
-        return True
-    if first in ("more", "less", "fewer", "to") and second in ("than", "the") and len(third) == 1:
-        return True
-    owner = second if first == "of" else third if second == "of" else ""
-    if len(owner) == 1 and owner.isalpha() and owner != "a":
-        return True  # 5 percent of x
-    if first == "to" and second == "the" and "power" in found[2:5]:
-        return True
-    if first in ("below", "above") and second == "zero":
-        return True
-    return ordinal and first in ("power", "powers", "root", "roots", "prime")  # the 12th power
+    return _is_taken_back(found)
 
 
 def _is_taken_back(found: list[str]) -> bool:
     """Whether what is said of a number takes it back: `or more`, `at most`, `is too small`."""
+    if _DENIED_VERB.match(" ".join(found[:4])):
+        return True
     for index, word in enumerate(found[:6]):
-        following, further = (*found[index + 1 : index + 3], "", "")[:2]
         if word in (",", ";", ":", "since", "because", "as"):
             return False
-        if word == "or" and (following in _AFTER_OR or (not index and following[:1].isdigit())):
-            return True
-        part = following in ("a", "one") and further in _FRACTIONS
-        if word == "and" and index < 3 and (following in _AFTER_AND or part):
-            return not (index and found[index - 1][0].isdigit())  # after 2 and a half years
-        if word == "at" and (further if following == "the" else following) in _AFTER_AT:
-            return True
-        if word in _REFUSING or (index == 0 and _DENIED_VERB.match(" ".join(found[:4]))):
-            return True
-        if word in _PREDICATES and index < 5:
+        match = _SAID.match(" ".join(found[index : index + 3]))
+        if match is None:
+            continue
+        if match["said"] is None:
+            if match["and"] is None:
+                return True
+            if index < 3:
+                return not (index and found[index - 1][0].isdigit())  # after 2 and a half years
+        elif index < 5:
             rest = found[index + 1 : index + 6]
             ends = [i for i, w in enumerate(rest) if w in (",", ";", ":", "and", "but")]
-            return not _REFUSED.isdisjoint(rest[: ends[0]] if ends else rest)
+            return not _WORDS["refused"].isdisjoint(rest[: ends[0]] if ends else rest)
     return False
