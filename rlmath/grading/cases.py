@@ -47,17 +47,12 @@ class Cases(Quantities):
         return items[0] if len(items) == 1 else ("list", tuple(items), ",")
 
     def row(self, tokens: list[Token]) -> tuple[Node, Node | None]:
-        while len(tokens) > 1 and tokens[-1].value in (",", ";", "."):
-            tokens = tokens[:-1]
-        split = next((i for i, t in enumerate(tokens) if t.kind == "op" and t.value == "&"), None)
-        word = next(
-            (
-                i
-                for i, t in enumerate(tokens)
-                if t.is_word and t.value.split()[0].lower() in _CONDITION_WORDS
-            ),
-            None,
+        tokens = _without_end(tokens)
+        split = next((i for i, t in enumerate(tokens) if t[:2] == ("op", "&")), None)
+        conditions = (
+            i for i, t in enumerate(tokens) if t.is_word and _first(t) in _CONDITION_WORDS
         )
+        word = next(conditions, None)
         if split is None and word is None:
             node = self.apart(tokens)
             if node[0] == "list" and len(node[1]) == 2 and node[1][0][0] != "rel":
@@ -67,17 +62,13 @@ class Cases(Quantities):
             return node, None
         at = word if split is None else split
         assert at is not None
-        head, tail = tokens[:at], [t for t in tokens[at:] if t.value != "&"]
-        while head and head[-1].value in (",", ";", ":"):
-            head = head[:-1]
-        while tail and tail[-1].value in (",", ";", "."):
-            tail = tail[:-1]
+        head = _without_end(tokens[:at])
+        tail = _without_end([t for t in tokens[at:] if t.value != "&"])
         if not head or not tail:
             raise ParseError("half a case")
-        if split is not None and head[-1].value == "=" and head[-1].kind == "op":
-            return self.apart(head + tail), None  # aligned equations
-        if split is not None and tail[0].value in ("=", "<", ">", "le", "ge"):
-            return self.apart(head + tail), None
+        aligned = head[-1][:2] == ("op", "=") or tail[0].value in ("=", "<", ">", "le", "ge")
+        if split is not None and aligned:
+            return self.apart(head + tail), None  # equations
         named = head[0] if len(head) == 1 and head[0].kind == "text" else None
         if named is not None and len(named.value) > 3:
             return ("text", named.value.lower()), self.condition(tail)  # converges
@@ -110,6 +101,16 @@ class Cases(Quantities):
         if inner.position < inner.size:
             raise ParseError("tokens left over in a row")
         return node
+
+
+def _first(token: Token) -> str:
+    return token.value.split()[0].lower()
+
+
+def _without_end(tokens: list[Token]) -> list[Token]:
+    while tokens and tokens[-1].value in (",", ";", ".", ":"):
+        tokens = tokens[:-1]
+    return tokens
 
 
 def _items_of(node: Node) -> tuple[Node, ...]:

@@ -35,6 +35,8 @@ from rlmath.grading.syntax import (
 )
 
 _NAMED_VALUES = frozenset(("remainder", "fraction"))  # `Remainder = 3`
+# `sinx`, `piR`: a function or a constant written against its neighbor.
+_GLUED = re.compile(r"(sqrt|arcsin|arccos|arctan|sin|cos|tan|log|ln|exp|pi)([A-Za-z]{1,2})")
 # Behind a brace that nothing closes they are cases.
 _ROWS = frozenset(("array", "aligned", "align", "align*", "gathered", "matrix"))
 # `mvRE`: one-letter names of both cases, which no word has.
@@ -96,7 +98,7 @@ class Atoms(Cases):
     def late_subscript(self, node: Node) -> Node:
         """`x^2_1` with the subscript where it belongs."""
         if node[0] != "^" or node[1][0] not in ("s", "k") or not self.op("_"):
-            return node
+            return node  # x^2
         if "_" in node[1][1] or node[1][1] == "oo":
             raise ParseError("two subscripts")
         return ("^", ("s", f"{node[1][1]}_{self.subscript()}"), node[2])
@@ -131,32 +133,15 @@ class Atoms(Cases):
         if value in CURRENCY_WORDS:
             self.op(".")
             return ("unit", self.signed_factor_checked(), value)
-        if len(value) == 1:
+        if len(value) == 1 or value in GREEK:
             return self.subscripted(value)
-        if value in GREEK:
-            return self.subscripted(value)
-        for prefix in (
-            "sqrt",
-            "arcsin",
-            "arccos",
-            "arctan",
-            "sin",
-            "cos",
-            "tan",
-            "log",
-            "ln",
-            "exp",
-            "pi",
-        ):
-            if value.startswith(prefix) and len(value) - len(prefix) <= 2 and not script:
-                # sinx, piR: a function or constant written against its neighbor
-                self.position -= 1
-                self.tokens[self.position : self.position + 1] = [
-                    Token("word", prefix, False),
-                    Token("word", value[len(prefix) :], False),
-                ]
-                self.size += 1
-                return self.atom()
+        glued = _GLUED.fullmatch(value)
+        if glued is not None and not script:
+            self.position -= 1
+            pieces = [Token("word", piece, False) for piece in glued.groups()]
+            self.tokens[self.position : self.position + 1] = pieces
+            self.size += 1
+            return self.atom()
         alone = self.tokens[self.position - 1].spaced or self.position == 1
         alone = alone and self.peek().spaced
         if (len(value) > 2 and wording.changes_value(value)) or (
@@ -185,8 +170,7 @@ class Atoms(Cases):
 
     def subscripted(self, name: str) -> Node:
         """A symbol with its subscript, primes and arguments."""
-        if self.at("op", "_"):
-            self.position += 1
+        if self.op("_"):
             name += "_" + self.subscript()
         return self.applied(name)
 
@@ -289,26 +273,20 @@ class Atoms(Cases):
         saved_bars, self.bars = self.bars, 0
         self.braces += 1
         inner = self.items()
-        if self.op("|") or self.op(":"):
-            condition = self.items()
-            self.braces -= 1
-            self.expect("op", "\\}")
-            self.bars = saved_bars
-            return ("setb", inner, condition)
+        condition = self.items() if self.op("|") or self.op(":") else None
         self.braces -= 1
         self.expect("op", "\\}")
         self.bars = saved_bars
+        if condition is not None:
+            return ("setb", inner, condition)
         if inner[0] == "ratio" and len(inner[1]) == 2:
             raise ParseError("set builder with a colon")
         return ("set", inner[1] if inner[0] == "list" else (inner,))
 
     def command(self, name: str) -> Node:
-        if name == "frac":
+        if name in ("frac", "binom"):
             top, bottom = self.argument(), self.argument()
-            return ("/", top, bottom)
-        if name == "binom":
-            top, bottom = self.argument(), self.argument()
-            return ("f", "binom", (top, bottom))
+            return ("/", top, bottom) if name == "frac" else ("f", "binom", (top, bottom))
         if name == "sqrt":
             return self.root()
         if name in CONSTANTS:
@@ -323,12 +301,11 @@ class Atoms(Cases):
             argument = self.argument()
             domain = argument[1] if argument[0] == "s" and argument[1] in DOMAINS else None
             suffix = ""
-            if domain and self.at("op", "^") and self.at("op", "{", 1) and self.at("op", "}", 3):
-                suffix = self.tokens[self.position + 2].value
-                self.position += 4
-            elif domain and self.at("op", "^") and (self.at("op", "+", 1) or self.at("op", "-", 1)):
-                suffix = self.tokens[self.position + 1].value
-                self.position += 2
+            if domain and self.at("op", "^"):
+                braced = self.at("op", "{", 1) and self.at("op", "}", 3)
+                if braced or self.at("op", "+", 1) or self.at("op", "-", 1):
+                    suffix = self.peek(2 if braced else 1).value
+                    self.position += 4 if braced else 2
             return ("s", "domain_" + (domain or str(argument)) + suffix)
         if name in DECORATIONS:
             argument = self.argument()
@@ -350,12 +327,8 @@ class Atoms(Cases):
             return self.big(name)
         if name in ("angle", "triangle", "measuredangle", "square", "operatorname"):
             return ("app", name, (_points(self.factor(), either_way=name == "angle"),))
-        if name in ("i", "e"):
+        if name in ("i", "e", "ldots", "AA"):
             return symbol(name)
-        if name == "ldots":
-            return ("s", "ldots")
-        if name == "AA":
-            return ("s", "AA")
         raise ParseError(f"unknown command {name}")
 
     def argument(self) -> Node:
@@ -390,11 +363,9 @@ class Atoms(Cases):
         exponent: Node | None = None
         base: Node | None = None
         for _ in range(2):
-            if self.at("op", "^"):
-                self.position += 1
+            if self.op("^"):
                 exponent = self.script()
-            elif self.at("op", "_"):
-                self.position += 1
+            elif self.op("_"):
                 base = self.script()
         if name == "sqrt":
             argument = self.function_argument()
@@ -456,24 +427,17 @@ class Atoms(Cases):
         below: Node | None = None
         above: Node | None = None
         for _ in range(2):
-            if self.at("op", "_"):
-                self.position += 1
+            if self.op("_"):
                 below = self.braced_items()
-            elif self.at("op", "^"):
-                self.position += 1
+            elif self.op("^"):
                 above = self.script()
         self.integrals += name == "int"
         body = self.term()
         self.integrals -= name == "int"
         if below is not None and below[0] == "rel" and below[2][0] == ("k", "i"):
             index: Node = ("s", "i")  # a bound variable, not the imaginary unit
-            return (
-                "big",
-                name,
-                (*below[:2], (index, *below[2][1:])),
-                above,
-                replaced(body, ("k", "i"), index),
-            )
+            below = (*below[:2], (index, *below[2][1:]))
+            body = replaced(body, ("k", "i"), index)
         return ("big", name, below, above, body)
 
     def braced_items(self) -> Node:
@@ -488,9 +452,7 @@ class Atoms(Cases):
             return self.cases(name)
         if name in ALIGNMENTS:
             rest = self.tokens[self.position :]
-            self.tokens[self.position :] = [
-                t for t in rest if not (t.kind == "op" and t.value == "&")
-            ]
+            self.tokens[self.position :] = [t for t in rest if t[:2] != ("op", "&")]
             self.size = len(self.tokens)
             inner = self.items()
             self.expect("end", name)
@@ -499,23 +461,15 @@ class Atoms(Cases):
             raise ParseError(f"unknown environment {name}")
         self.skip_columns(name)
         rows: list[tuple[Node, ...]] = []
-        row: list[Node] = []
-        while True:
-            if self.at("end", name):
-                self.position += 1
-                if row:
-                    rows.append(tuple(row))
-                break
-            row.append(self.sum())
-            if self.op("&"):
-                continue
-            if self.at("cmd", "newline"):
-                self.position += 1
-                rows.append(tuple(row))
-                row = []
-            elif not self.at("end", name):
-                raise ParseError("bad matrix")
-        if not rows or any(len(r) != len(rows[0]) for r in rows):
+        while not self.at("end", name):
+            row = [self.sum()]
+            while self.op("&"):
+                row.append(self.sum())
+            rows.append(tuple(row))
+            if not self.at("end", name):
+                self.expect("cmd", "newline")
+        self.position += 1
+        if len({len(row) for row in rows}) != 1:
             raise ParseError("ragged matrix")
         return ("matrix", tuple(rows), "det" if name == "vmatrix" else "matrix")
 

@@ -6,9 +6,7 @@ from fractions import Fraction
 
 from rlmath.grading import units, wording
 from rlmath.grading.list_comparer import ListComparer
-from rlmath.grading.listing import (
-    every,
-)
+from rlmath.grading.listing import every
 from rlmath.grading.scalars import SCALARS, Verdict
 from rlmath.grading.syntax import Node, is_numeric, symbols
 
@@ -109,17 +107,12 @@ class QuantityComparer(ListComparer):
     def clocks(self, a: Node, g: Node) -> bool:
         if a[1:] == g[1:]:
             return True
-        if a[4] and g[4]:
-            return a[4] == g[4] and (a[1] % 12, *a[2:4]) == (g[1] % 12, *g[2:4])
-        if not a[4] and not g[4]:
-            return False
+        if bool(a[4]) == bool(g[4]):
+            return a[4] == g[4] != "" and (a[1] % 12, *a[2:4]) == (g[1] % 12, *g[2:4])
         half, plain = (a, g) if a[4] else (g, a)
-        if (half[1], *half[2:4]) == (plain[1], *plain[2:4]):
+        if half[1:4] == plain[1:4]:
             return half is a or not self.settings.require_unit
-        return (half[1] % 12 + (12 if half[4] == "pm" else 0), *half[2:4]) == (
-            plain[1],
-            *plain[2:4],
-        )
+        return (half[1] % 12 + (12 if half[4] == "pm" else 0), *half[2:4]) == plain[1:4]
 
 
 def _droppable(united: Node, *, gold: bool) -> bool:
@@ -144,8 +137,6 @@ def _is_percent(node: Node) -> bool:
 
 
 def _scaled(node: Node, factor: Fraction) -> Node:
-    if factor == Fraction(1, 100):
-        return ("*", (node, ("/", ("n", 1), ("n", 100))))
     return ("*", (node, ("/", ("n", factor.numerator), ("n", factor.denominator))))
 
 

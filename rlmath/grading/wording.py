@@ -12,7 +12,7 @@ import re
 from rlmath.grading import units, words_in_other_languages
 from rlmath.grading.language_tables import ENGLISH
 from rlmath.grading.quantities_in_other_languages import is_counted
-from rlmath.grading.syntax import SMALL_UNITS, words
+from rlmath.grading.syntax import SMALL_UNITS, Node, words
 
 NEGATIONS = ENGLISH.negations
 HEDGES = ENGLISH.hedges | ENGLISH.bounds
@@ -140,7 +140,10 @@ def leaves_value(phrase: str, *, counted: bool = True) -> bool:
 # -- prose in front of a value and after it
 
 _LEADS = ENGLISH.words["leads"]
-_VERBS = words("is are equals equal gives give yields yield be get obtain have has find becomes")
+_ANNOUNCING = words(
+    """is are equals equal gives give yields yield be get obtain have has find becomes exactly
+    precisely only that therefore so thus hence"""
+)
 _TRAILS = ENGLISH.words["trails"]
 _MAX_LEAD_WORDS = 20
 _FUNCTION_OF_ANSWER = re.compile(
@@ -182,29 +185,17 @@ def lead_length(words: list[str]) -> int:
     thing = _OF_THING.fullmatch(said)
     if thing is not None and not any(map(changes_value, thing["thing"].split())):
         return len(words)
-    for word, low in zip(words, lowered, strict=True):
-        name = len(word) <= 4 and word.isupper() and word != "I"
-        if not (low in _LEADS or name):
-            return 0
-    if lowered in (["in", "total"], ["in", "all"]):
-        return len(words)
-    if lowered[0] in ("possible", "are", "is", "of"):
+    names = (len(word) <= 4 and word.isupper() and word != "I" for word in words)
+    if not all(name or low in _LEADS for name, low in zip(names, lowered, strict=True)):
         return 0
-    if _FUNCTION_OF_ANSWER.search(" ".join(lowered)):
+    if said in ("in total", "in all"):
+        return len(words)
+    if lowered[0] in ("possible", "are", "is", "of") or _FUNCTION_OF_ANSWER.search(said):
         return 0
     if lowered[-1] in ("has", "have") and "answer" in lowered:
         return 0
-    if lowered[-3:-1] in (["is", "equal"], ["are", "equal"]) and lowered[-1] == "to":
-        return len(words)
-    if lowered[-1] in _VERBS or lowered[-1] in (
-        "exactly",
-        "precisely",
-        "only",
-        "that",
-        "therefore",
-    ):
-        return len(words)
-    return len(words) if lowered[-1] in ("so", "thus", "hence") else 0
+    ends = lowered[-1] in _ANNOUNCING or said.endswith((" is equal to", " are equal to"))
+    return len(words) if ends else 0
 
 
 def is_trail(words: list[str]) -> bool:
@@ -231,22 +222,15 @@ _ABSENT = re.compile(
     rf"there do(?:es)? not exist (?:any )?(?:such |real )?{_THING}|(?:the )?system is inconsistent|"
     r"(?:it |this )?(?:is )?(?:impossible to solve|unsolvable)|solution set is empty"
 )
-_NONE_ELSEWHERE = {
-    "无解": "none", "無解": "none", "解なし": "none", "解无": "none", "无实数解": "none",
-    "无实根": "none", "空集": "none",
-}  # fmt: skip
+_NONE_ELSEWHERE = words("无解 無解 解なし 解无 无实数解 无实根 空集")
 
 
-def absence(text: str, words: str, node: tuple[object, ...]) -> str:
+def absence(text: str, words: str, node: Node) -> str:
     """`none` if the answer says that there is no solution, in words or as the empty set, or ""."""
-    if node == ("empty",) or (
-        node[0] == "rel"
-        and node[1] in (("in",), ("=",))
-        and node[2][0][0] == "s"  # type: ignore[index]
-        and node[2][1] == ("empty",)  # type: ignore[index]
-    ):
+    stated = node
+    if node[0] == "rel" and node[1] in (("in",), ("=",)) and node[2][0][0] == "s":
+        stated = node[2][1]
+    if stated == ("empty",):
         return "none"
-    known = _NONE_ELSEWHERE.get(text.strip(" 。.$")) or _NONE_ELSEWHERE.get(words)
-    if known:
-        return known
-    return "none" if _ABSENT.fullmatch(words.lower()) else ""
+    elsewhere = text.strip(" 。.$") in _NONE_ELSEWHERE or words in _NONE_ELSEWHERE
+    return "none" if elsewhere or _ABSENT.fullmatch(words.lower()) else ""
