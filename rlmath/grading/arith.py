@@ -17,6 +17,7 @@ from typing import Any
 from rlmath.grading.syntax import Node
 
 Rational = int | Fraction
+_MAX_APPROXIMATE_BITS = 8_000  # of an exact number beside others
 _MAX_FACTORIAL = 3_000
 
 
@@ -62,50 +63,67 @@ class Exact:
         self.max_bits = max_bits
         self.values = values or {}
 
-    def __call__(self, node: Node) -> Rational | None:
+    def __call__(self, node: Node) -> Any:
         try:
             return _tidy(self.value(node))
         except (Undecidable, ZeroDivisionError, OverflowError, ValueError):
             return None
 
-    def bounded(self, value: Rational) -> Rational:
+    def bounded(self, value: Any) -> Any:
         if _bits(value) > self.max_bits:
             raise Undecidable
         return value
 
-    def value(self, node: Node) -> Rational:
+    def value(self, node: Node) -> Any:
         kind = node[0]
         if kind in ("n", "d", "rep"):
-            return node[1]
-        if kind in ("s", "k") and node[1] in self.values:
-            return self.values[node[1]]
+            return self.literal(node[1])
+        if kind == "grouped":
+            return self.literal(Fraction(node[1].replace(",", "")))
+        if kind in ("s", "k"):
+            return self.named(kind, node[1])
         if kind == "neg":
             return -self.value(node[1])
         if kind == "+":
-            total: Rational = 0
+            total: Any = 0
             for term in node[1]:
-                total = self.bounded(total + self.value(term))
+                total = self.added(total, self.value(term))
             return total
         if kind == "*":
-            product: Rational = 1
+            product: Any = 1
             for factor in node[1]:
                 product = self.bounded(product * self.value(factor))
             return product
-        if kind == "/":
-            return _tidy(
-                self.bounded(Fraction(self.value(node[1])) / Fraction(self.value(node[2])))
-            )
+        if kind in ("/", "pct"):
+            bottom = self.value(node[2]) if kind == "/" else 100
+            return self.quotient(self.value(node[1]), bottom)
         if kind == "^":
-            return self.power(self.value(node[1]), _tidy(self.value(node[2])))
+            return self.power(self.value(node[1]), self.value(node[2]))
         if kind == "f":
-            return self.function(node[1], [_tidy(self.value(part)) for part in node[2]])
-        if kind == "pct":
-            return Fraction(self.value(node[1])) / 100
-        if kind == "grouped":
-            return Fraction(node[1].replace(",", ""))
+            return self.function(node[1], [self.value(part) for part in node[2]])
+        return self.other(node)
+
+    def literal(self, value: Rational) -> Any:
+        return value
+
+    def named(self, kind: str, name: str) -> Any:
+        """The value of a variable or a constant."""
+        if name not in self.values:
+            raise Undecidable
+        return self.values[name]
+
+    def added(self, total: Any, value: Any) -> Any:
+        return self.bounded(total + value)
+
+    def quotient(self, top: Any, bottom: Any) -> Any:
+        return _tidy(self.bounded(Fraction(top) / Fraction(bottom)))
+
+    def other(self, node: Node) -> Any:
+        """The value of a unit or an unknown function."""
         raise Undecidable
 
-    def power(self, base: Rational, exponent: Rational) -> Rational:
+    def power(self, base: Any, exponent: Any) -> Any:
+        exponent = _tidy(exponent)
         if isinstance(exponent, Fraction):
             return self.power(self.root(base, exponent.denominator), exponent.numerator)
         if base in (0, 1):
@@ -119,7 +137,7 @@ class Exact:
         result: Rational = Fraction(base) ** exponent if exponent < 0 else base**exponent
         return _tidy(result)
 
-    def root(self, value: Rational, degree: int) -> Rational:
+    def root(self, value: Any, degree: Any) -> Any:
         if degree <= 0 or degree > 1_000 or (value < 0 and degree % 2 == 0):
             raise Undecidable
         sign = -1 if value < 0 else 1
@@ -130,7 +148,8 @@ class Exact:
             raise Undecidable
         return sign * _tidy(Fraction(top, bottom))
 
-    def function(self, name: str, args: list[Rational]) -> Rational:
+    def function(self, name: str, args: list[Any]) -> Any:
+        args = [_tidy(value) for value in args]
         first = args[0]
         if name == "root" and isinstance(args[1], int):
             return self.root(first, args[1])
@@ -206,14 +225,14 @@ def _precise(digits: int) -> Any:
     return numbers
 
 
-class Approximate:
+class Approximate(Exact):
     """Value of a tree at one test point.
 
     `scale` is the largest number met in a sum: below it, differences of about 1e-13 times its
     size are rounding errors.
 
     Args:
-        exact: for powers and functions of rational numbers.
+        exact: has the limit on the size of exact numbers.
         point: number of the test point, see `sample`.
         integers: values of the names instead of those of the point.
         narrow: names lie within (-1, 1), where arcsin and artanh are real.
@@ -230,10 +249,9 @@ class Approximate:
         narrow: bool = False,
         digits: int = 0,
     ) -> None:
-        self.exact = exact
+        super().__init__(exact.max_bits, integers)
         self.narrow = narrow
         self.point = point
-        self.integers = integers
         self.scale: Any = 0.0
         self.digits = digits
         self.numbers = _precise(digits) if digits else cmath
@@ -254,58 +272,34 @@ class Approximate:
             raise Undecidable
         return value
 
-    def value(self, node: Node) -> Any:
-        kind = node[0]
-        if kind in ("n", "d", "rep"):
-            return self.literal(node[1])
+    def named(self, kind: str, name: str) -> Any:
+        if kind == "s" and self.values:
+            return self.values.get(name, 2)
         if kind == "s":
-            if self.integers is not None:
-                return self.integers.get(node[1], 2)
-            value = self.real(sample(node[1], self.point))
+            value = self.real(sample(name, self.point))
             return value / 3 if self.narrow else value
-        if kind == "k":
-            if node[1] == "oo":
-                raise Undecidable
-            if node[1] == "i":
-                return self.complex(0, 1)
-            return +getattr(self.numbers, node[1])
-        if kind == "neg":
-            return -self.value(node[1])
-        if kind == "+":
-            total: Any = 0
-            for term in node[1]:
-                value = self.value(term)
-                total = total + value
-                self.scale = max(self.scale, abs(value))
-            return total
-        if kind == "*":
-            product: Any = 1
-            for factor in node[1]:
-                product = product * self.value(factor)
-                self.small(product)
-            return product
-        if kind == "/":
-            top, bottom = self.value(node[1]), self.value(node[2])
-            if isinstance(top, int) and isinstance(bottom, int):
-                return self.literal(Fraction(top, bottom))
-            return top / bottom
-        if kind == "^":
-            return self.power(self.value(node[1]), self.value(node[2]))
-        if kind == "f":
-            return self.function(node[1], [self.value(part) for part in node[2]])
-        if kind == "pct":
-            return self.value(node[1]) / 100
-        if kind == "grouped":
-            return self.literal(Fraction(node[1].replace(",", "")))
-        if kind == "unit":
+        if name == "oo":
+            raise Undecidable
+        return self.complex(0, 1) if name == "i" else +getattr(self.numbers, name)
+
+    def added(self, total: Any, value: Any) -> Any:
+        self.scale = max(self.scale, abs(value))
+        return total + value
+
+    def quotient(self, top: Any, bottom: Any) -> Any:
+        if isinstance(top, int) and isinstance(bottom, int):
+            return self.literal(Fraction(top, bottom))
+        return top / bottom
+
+    def other(self, node: Node) -> Any:
+        if node[0] == "unit":
             degree = self.numbers.pi / 180
             factor = degree if node[2] == "°" else self.real(sample(node[2], self.point))
             return self.value(node[1]) * factor
-        if kind == "app":
-            values = [self.complex(self.value(part)) for part in node[2]]
-            text = ",".join(map(self.written, values))
-            return self.real(_fraction_of_hash(f"{node[1]}({text})/{self.point}")) + 0.3
-        raise Undecidable
+        if node[0] != "app":
+            raise Undecidable
+        text = ",".join(self.written(self.complex(self.value(part))) for part in node[2])
+        return self.real(_fraction_of_hash(f"{node[1]}({text})/{self.point}")) + 0.3
 
     def literal(self, value: Rational) -> Any:
         """A rational number, which mpmath does not take as a fraction."""
@@ -321,18 +315,17 @@ class Approximate:
             return f"{self.numbers.nstr(value, self.digits * 3 // 4)}"
         return f"{value.real:.9g}/{value.imag:.9g}"
 
-    def small(self, value: Any) -> None:
-        if isinstance(value, int | Fraction):
-            if _bits(value) > 8_000:
-                raise Undecidable
-        elif not self.numbers.isfinite(value):
+    def bounded(self, value: Any) -> Any:
+        exact = isinstance(value, int | Fraction)
+        if _bits(value) > _MAX_APPROXIMATE_BITS if exact else not self.numbers.isfinite(value):
             raise Undecidable
+        return value
 
     def power(self, base: Any, exponent: Any) -> Any:
         if isinstance(base, int | Fraction) and isinstance(exponent, int | Fraction):
             exponent = _tidy(exponent)
             if isinstance(exponent, int):
-                return self.literal(self.exact.power(_tidy(base), exponent))
+                return self.literal(super().power(_tidy(base), exponent))
             base = float(base)
         if isinstance(exponent, Fraction):
             exponent = float(exponent)
@@ -374,7 +367,7 @@ class Approximate:
     def root(self, value: Any, degree: Any) -> Any:
         if isinstance(value, int | Fraction) and isinstance(degree, int):
             try:
-                return self.literal(self.exact.root(_tidy(value), degree))
+                return self.literal(super().root(_tidy(value), degree))
             except Undecidable:
                 pass
         value, degree = self.complex(value), self.complex(degree)
@@ -386,7 +379,7 @@ class Approximate:
 
     def stepped(self, name: str, args: list[Any]) -> Any:
         if all(isinstance(a, int | Fraction) for a in args):
-            return self.literal(self.exact.function(name, [_tidy(a) for a in args]))
+            return self.literal(super().function(name, args))
         values = [self.complex(a) for a in args]
         if any(abs(v.imag) > 1e-12 for v in values):
             raise Undecidable
@@ -402,7 +395,7 @@ class Approximate:
     def gamma(self, name: str, args: list[Any]) -> Any:
         if all(isinstance(a, int | Fraction) for a in args):
             try:
-                return self.literal(self.exact.function(name, [_tidy(a) for a in args]))
+                return self.literal(super().function(name, args))
             except Undecidable:
                 pass
         values = [self.complex(a) for a in args]
