@@ -12,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future
-from types import TracebackType
 from typing import Any
 
 from rlmath.grading.answer import Answer, is_answer, read
@@ -93,12 +92,7 @@ class MathGrader:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def start(self) -> None:

@@ -58,8 +58,8 @@ _ALIASES = {
     "dfrac": "frac", "nicefrac": "frac", "sfrac": "frac", "xfrac": "frac",
     "tfrac": "frac", "cfrac": "frac", "flatfrac": "frac", "dbinom": "binom", "tbinom": "binom",
     "leq": "le", "geq": "ge", "leqslant": "le", "geqslant": "ge", "neq": "ne", "lt": "<",
-    "gt": ">", "times": "*", "cdot": "*", "ast": "*", "div": "/", "bullet": "*", "lbrace": "{}",
-    "rbrace": "}", "lbrack": "[", "rbrack": "]", "vert": "|", "lvert": "|", "rvert": "|",
+    "gt": ">", "times": "*", "cdot": "*", "ast": "*", "div": "/", "bullet": "*", "lbrace": "\\{",
+    "rbrace": "\\}", "lbrack": "[", "rbrack": "]", "vert": "|", "lvert": "|", "rvert": "|",
     "mid": "|", "Vert": "||", "lVert": "||", "rVert": "||", "colon": ":", "varnothing": "emptyset",
     "simeq": "approx", "sim": "approx", "thickapprox": "approx", "dots": "ldots", "cdots": "ldots",
     "dotsc": "ldots", "dotsb": "ldots", "varphi": "phi", "varepsilon": "epsilon",
@@ -70,7 +70,7 @@ _ALIASES = {
     "backslash": "setminus", "smallsetminus": "setminus", "bigcup": "cup", "bigcap": "cap",
     "i": "i", "imath": "i", "ln": "ln", "dot": "dot", "prime": "'",
 }  # fmt: skip
-_SIGNS = words("""< > * / [ ] | ( ) : € £ ¥ $ ' ||""")
+_SIGNS = words(r"""\{ \} < > * / [ ] | ( ) : € £ ¥ $ ' ||""")
 _ENVIRONMENTS = {
     "dcases": "cases", "cases*": "cases", "dcases*": "cases", "psmallmatrix": "pmatrix",
     "bsmallmatrix": "bmatrix", "vsmallmatrix": "vmatrix",
@@ -100,6 +100,9 @@ _NAME = re.compile(r"\s*\{([a-zA-Z]+\*?)\}")
 _OPENERS, _CLOSERS = frozenset("(["), frozenset(")]")
 _UNITS = re.compile(r"[A-Za-z]{1,3}(?:\^\{?-?\d\}?)?(?:[\s.*/]+[A-Za-z]{1,3}(?:\^\{?-?\d\}?)?)*")
 _PUNCTUATION = frozenset(("", ".", ",", ";", ":", "!", "?"))
+_GROUPING = re.compile(r"\{,\}|\\[!,;: ]| ")
+_LAYOUT = re.compile(r"~|\\[, ]")
+_WORD_STYLES = ("text", "mbox", "hbox", "mathrm", "operatorname", "emph", "rm", "mathbf")
 _WORDY = re.compile(r"[^\W\d_]")
 
 
@@ -109,185 +112,145 @@ def lex(text: str, max_tokens: int) -> list[Token]:
     Raises:
         TooLong: there are more than `max_tokens`.
     """
-    tokens: list[Token] = []
-    _lex_into(text, tokens, max_tokens, 0)
-    return tokens
+    lexer = _Lexer(max_tokens)
+    lexer.read(text, 0)
+    return lexer.tokens
 
 
-def _lex_into(text: str, tokens: list[Token], max_tokens: int, nesting: int) -> None:
-    position, depth, spaced, size = 0, 0, False, len(text)
-    scan = _LEX.match
-    while position < size:
-        match = scan(text, position)
-        if match is None:  # unreachable: the last alternative takes any character
-            break
-        kind, value = match.lastgroup or "op", match.group()
-        position = match.end()
-        if kind == "space":
-            spaced = True
-            continue
-        if len(tokens) >= max_tokens:
-            raise TooLong
-        if kind == "group":
-            tokens.append(Token("num", value.replace(" ", ""), spaced))
-        elif kind == "num":
-            _number(value, depth, spaced, tokens)
-        elif kind == "cmd":
-            name = value[1:]
-            if name in _SKIPPED:
-                position = _skip_null_delimiter(text, position, name)
+class _Lexer:
+    def __init__(self, max_tokens: int) -> None:
+        self.max_tokens = max_tokens
+        self.tokens: list[Token] = []
+
+    def add(self, kind: str, value: str, spaced: bool) -> None:
+        self.tokens.append(Token(kind, value, spaced))
+
+    def read(self, text: str, nesting: int) -> None:
+        position, depth, spaced, size = 0, 0, False, len(text)
+        scan = _LEX.match
+        while position < size:
+            match = scan(text, position)
+            assert match is not None  # the last alternative takes any character
+            kind, value = match.lastgroup or "op", match.group()
+            position = match.end()
+            if kind == "space":
                 spaced = True
                 continue
-            if name in _TEXT:
-                position = _styled(text, position, name, spaced, tokens, max_tokens, nesting)
-            elif name in ("begin", "end"):
-                found = _NAME.match(text, position)
-                if found is not None:
-                    position = found.end()
-                    plain = _ENVIRONMENTS.get(found[1], found[1])
-                    tokens.append(Token(name, plain, spaced))
-            else:
-                alias = _ALIASES.get(name, name)
-                if alias in _SIGNS:
-                    tokens.append(Token("op", alias, spaced))
-                elif name in ("lbrace", "rbrace"):
-                    tokens.append(Token("op", "\\{" if name == "lbrace" else "\\}", spaced))
-                else:
-                    tokens.append(Token("cmd", alias, spaced))
-        elif kind == "esc":
-            character = value[1]
-            if character in "()[]":
-                spaced = True
-                continue  # \( \) \[ \] delimit a formula
-            if character == "\\":
-                tokens.append(Token("cmd", "newline", spaced))
-            elif character in "{}":
-                depth += 1 if character == "{" else -1
-                tokens.append(Token("op", value, spaced))
-            elif character == "$":
-                tokens.append(Token("op", "$", spaced))
-            else:
-                tokens.append(Token("op", _CHARACTER_COMMANDS.get(character, character), spaced))
-        elif kind == "word":
-            tokens.append(Token("word", value, spaced))
-        elif kind == "dots":
-            tokens.append(Token("cmd", "ldots", spaced))
-        else:
-            if value in _OPENERS:
-                depth += 1
-            elif value in _CLOSERS:
-                depth -= 1
-            elif value == "$":
-                following = text[position : position + 1]
-                if not (following.isdigit() and text.count("$") % 2 == 1):
+            if len(self.tokens) >= self.max_tokens:
+                raise TooLong
+            if kind == "group":
+                self.add("num", value.replace(" ", ""), spaced)
+            elif kind == "num":
+                self.number(value, depth, spaced)
+            elif kind == "cmd":
+                name = value[1:]
+                if name in _SKIPPED:
+                    if name in ("left", "right") and text[position : position + 1] == ".":
+                        position += 1
                     spaced = True
-                    continue  # delimits a formula
-            tokens.append(Token("op", value, spaced))
-        spaced = False
+                    continue
+                if name in _TEXT:
+                    position = self.styled(text, position, name, spaced, nesting)
+                elif name in ("begin", "end"):
+                    found = _NAME.match(text, position)
+                    if found is not None:
+                        position = found.end()
+                        self.add(name, _ENVIRONMENTS.get(found[1], found[1]), spaced)
+                else:
+                    alias = _ALIASES.get(name, name)
+                    self.add("op" if alias in _SIGNS else "cmd", alias, spaced)
+            elif kind == "esc":
+                character = value[1]
+                if character in "()[]":
+                    spaced = True
+                    continue  # \( \) \[ \] delimit a formula
+                if character == "\\":
+                    self.add("cmd", "newline", spaced)
+                else:
+                    depth += (character == "{") - (character == "}")
+                    self.add("op", _CHARACTER_COMMANDS.get(character, character), spaced)
+            elif kind == "dots":
+                self.add("cmd", "ldots", spaced)
+            elif value == "$" and not (
+                text[position : position + 1].isdigit() and text.count("$") % 2 == 1
+            ):
+                spaced = True
+                continue  # delimits a formula
+            else:
+                depth += (value in _OPENERS) - (value in _CLOSERS)
+                self.add(kind, value, spaced)
+            spaced = False
 
-
-def _skip_null_delimiter(text: str, position: int, name: str) -> int:
-    return (
-        position + 1
-        if name in ("left", "right") and text[position : position + 1] == "."
-        else position
-    )
-
-
-def _number(value: str, depth: int, spaced: bool, tokens: list[Token]) -> None:
-    # `{,}`, `,\!` and thin spaces always group digits; a plain comma only outside brackets
-    if "{,}" in value or "\\" in value:
-        value = value.replace("{,}", "").replace("\\!", "").replace("\\,", "").replace("\\;", "")
-        value = value.replace("\\:", "").replace("\\ ", "").replace(" ", "")
-        if _COMMA_GROUPS.fullmatch(value):
-            value = value.replace(",", "")
-    if depth <= 0 and _DECIMAL_COMMA.fullmatch(value):
-        value = value.replace(",", ".")
-    if "," not in value:
-        tokens.append(Token("num", value, spaced))
-    elif depth <= 0 and _COMMA_GROUPS.fullmatch(value):
-        tokens.append(Token("grouped", value, spaced))
-    else:
+    def number(self, value: str, depth: int, spaced: bool) -> None:
+        # `{,}`, `,\!` and thin spaces always group digits; a plain comma only outside brackets
+        if "{,}" in value or "\\" in value:
+            value = _GROUPING.sub("", value)
+            if _COMMA_GROUPS.fullmatch(value):
+                value = value.replace(",", "")
+        if depth <= 0 and _DECIMAL_COMMA.fullmatch(value):
+            value = value.replace(",", ".")
+        if depth <= 0 and _COMMA_GROUPS.fullmatch(value):
+            self.add("grouped", value, spaced)
+            return
         for index, part in enumerate(value.split(",")):
             if index:
-                tokens.append(Token("op", ",", False))
-            tokens.append(Token("num", part, spaced and index == 0))
+                self.add("op", ",", False)
+            self.add("num", part, spaced and index == 0)
 
+    def styled(self, text: str, position: int, name: str, spaced: bool, nesting: int) -> int:
+        """`\\text{…}` and its like: words become one token, formulas are cut into theirs."""
+        start = position
+        while text[start : start + 1].isspace():
+            start += 1
+        close = match_brace(text, start) if text[start : start + 1] == "{" else -1
+        if close < 0:
+            return position
+        content = text[start + 1 : close]
+        if name not in ("color", "textcolor"):  # what it colors follows
+            self.group(content, name, spaced, nesting)
+        return close + 1
 
-def _styled(
-    text: str,
-    position: int,
-    name: str,
-    spaced: bool,
-    tokens: list[Token],
-    max_tokens: int,
-    nesting: int,
-) -> int:
-    """`\\text{…}` and its like: words become one token, formulas are cut into theirs."""
-    start = position
-    while text[start : start + 1].isspace():
-        start += 1
-    if text[start : start + 1] != "{":
-        return position
-    close = match_brace(text, start)
-    if close < 0:
-        return position
-    content = text[start + 1 : close]
-    if name in ("mathrm", "text"):
-        content = content.replace("\\cdot", " ")  # J·s is a unit
-    points = "".join(content.split())
-    named = points.isalpha() and (len(points) < 5 or len(content.split()) == 1)
-    if name in ("vec", "overrightarrow") and len(points) > 1 and named:
-        tokens.append(Token("name", "vec " + points, spaced))
-        return close + 1  # \vec{AB} is not \vec{BA}
-    if name in ("color", "textcolor"):
-        return close + 1  # the color; what it colors follows
-    stripped = (
-        content.replace("~", " ").replace("\\,", " ").replace("\\ ", " ").replace("$", "").strip()
-    )
-    if stripped in _PUNCTUATION:
-        if stripped in (",", ";", ":"):
-            tokens.append(Token("op", stripped, spaced))
-        return close + 1
-    if content.strip().lstrip("\\") in CURRENCIES:
-        tokens.append(Token("op", content.strip()[-1], spaced))
-        return close + 1
-    if stripped.strip(". ") in CURRENCY_WORDS:
-        tokens.append(Token("word", stripped.strip(". "), spaced))
-        return close + 1
-    if "^" in stripped and _UNITS.fullmatch(stripped):
-        first = len(tokens)
-        _lex_into(stripped, tokens, max_tokens, nesting + 1)
-        for index, token in enumerate(tokens[first:], first):
-            if token.kind == "word":
-                tokens[index] = Token("text", token.value, True)
-        return close + 1  # m s^{-1}
-    if _ALIASES.get(stripped) in FUNCTIONS:
-        stripped = _ALIASES[stripped]
-    if stripped in FUNCTIONS or stripped in CONSTANTS:
-        tokens.append(Token("word", stripped, spaced))
-        return close + 1
-    wordy = name.startswith(
-        ("text", "mbox", "hbox", "mathrm", "operatorname", "emph", "rm", "mathbf")
-    )
-    if wordy and _WORDY.search(stripped) and not set("\\{") & set(stripped):
+    def group(self, content: str, name: str, spaced: bool, nesting: int) -> None:
+        if name in ("mathrm", "text"):
+            content = content.replace("\\cdot", " ")  # J·s is a unit
+        points = "".join(content.split())
+        named = points.isalpha() and (len(points) < 5 or len(content.split()) == 1)
+        stripped = _LAYOUT.sub(" ", content).replace("$", "").strip()
         plain = stripped.strip("()[].,:; ")
-        if len(stripped) != len(plain) or "," in plain or _mixed(plain):
+        wordy = name.startswith(_WORD_STYLES) and _WORDY.search(stripped)
+        first = len(self.tokens)
+        if name in ("vec", "overrightarrow") and len(points) > 1 and named:
+            self.add("name", "vec " + points, spaced)  # \vec{AB} is not \vec{BA}
+        elif stripped in _PUNCTUATION:
+            if stripped in (",", ";", ":"):
+                self.add("op", stripped, spaced)
+        elif content.strip().lstrip("\\") in CURRENCIES:
+            self.add("op", content.strip()[-1], spaced)
+        elif stripped.strip(". ") in CURRENCY_WORDS:
+            self.add("word", stripped.strip(". "), spaced)
+        elif "^" in stripped and _UNITS.fullmatch(stripped):  # m s^{-1}
+            self.read(stripped, nesting + 1)
+            for index, token in enumerate(self.tokens[first:], first):
+                if token.kind == "word":
+                    self.tokens[index] = Token("text", token.value, True)
+        elif (alias := _ALIASES.get(stripped, stripped)) in FUNCTIONS or stripped in CONSTANTS:
+            self.add("word", alias if alias in FUNCTIONS else stripped, spaced)
+        elif (
+            wordy
+            and not set("\\{") & set(stripped)
+            and (len(stripped) != len(plain) or "," in plain or _mixed(plain))
+        ):
             if nesting < 4:
-                first = len(tokens)
-                _lex_into(stripped, tokens, max_tokens, nesting + 1)
-                if first < len(tokens):
-                    tokens[first] = tokens[first]._replace(spaced=True)
-            return close + 1
-        if len(stripped) > 1 or name != "mathbf":
-            tokens.append(Token("text", stripped, True))
-            return close + 1
-    if nesting < 8:
-        # braces keep `\mathbf{ab}^2` together; they vanish in the parser
-        tokens.append(Token("op", "{", spaced))
-        _lex_into(content, tokens, max_tokens, nesting + 1)
-        tokens.append(Token("op", "}", False))
-    return close + 1
+                self.read(stripped, nesting + 1)
+                if first < len(self.tokens):
+                    self.tokens[first] = self.tokens[first]._replace(spaced=True)
+        elif wordy and not set("\\{") & set(stripped) and (len(stripped) > 1 or name != "mathbf"):
+            self.add("text", stripped, True)
+        elif nesting < 8:
+            # braces keep `\mathbf{ab}^2` together; they vanish in the parser
+            self.add("op", "{", spaced)
+            self.read(content, nesting + 1)
+            self.add("op", "}", False)
 
 
 def _mixed(text: str) -> bool:

@@ -143,19 +143,14 @@ class _Reader:
             return Region((Piece(low, node[1] == "[", high, node[2] == "]"),), "")
         if kind == "set":
             return self.union([Region((Piece(item, True, item, True),), "") for item in node[1]])
-        if kind == "s" and node[1] == "domain_R":
-            return Region((Piece(_MINUS, False, _PLUS, False),), "")
-        if kind == "s" and node[1] == "domain_R+":
-            return Region((Piece(("n", 0), False, _PLUS, False),), "")
-        if kind == "setop":
-            return self.operation(node)
-        if kind == "rel":
-            return self.relation(node)
-        if kind == "setb":
-            return self.builder(node)
-        if kind == "list":
-            return self.listing(node)
-        return None
+        if kind == "s" and node[1] in ("domain_R", "domain_R+"):
+            low: Node = _MINUS if node[1] == "domain_R" else ("n", 0)
+            return Region((Piece(low, False, _PLUS, False),), "")
+        readers = {
+            "setop": self.operation, "rel": self.relation, "setb": self.builder,
+            "list": self.listing,
+        }  # fmt: skip
+        return readers[kind](node) if kind in readers else None
 
     def operation(self, node: Node) -> Region | None:
         first, second = self.operand(node[2]), self.operand(node[3])
@@ -194,12 +189,7 @@ class _Reader:
         known = [part for part in parts if part is not None]
         if len(known) != len(parts) or len({part.variable for part in known}) > 1:
             return None
-        if node[2] == "or":
-            return self.union(known)
-        result = known[0]
-        for part in known[1:]:
-            result = self.intersection(result, part)
-        return result
+        return self.union(known) if node[2] == "or" else self.all_of(parts)
 
     def relation(self, node: Node) -> Region | None:
         operators, sides = node[1], node[2]
@@ -207,46 +197,36 @@ class _Reader:
             name = _variable(sides[0])
             inner = self.read(sides[1]) if name else None
             return None if inner is None else Region(inner.pieces, name)
-        between = self.absolute(operators, sides)
-        if between is not None:
-            return between
-        names = [_variable(side) for side in sides]
-        if len(operators) == 1:
-            if names[0]:
-                return self.half_line(names[0], operators[0], sides[1])
-            if names[1] and operators[0] in TURNED:
-                return self.half_line(names[1], TURNED[operators[0]], sides[0])
-            return self.parabola(operators[0], difference(node))
-        if len(operators) == 2 and names[1] and set(operators) <= {"<", "<=", ">", ">="}:
-            first = self.half_line(names[1], TURNED[operators[0]], sides[0])
-            second = self.half_line(names[1], operators[1], sides[2])
-            if first is None or second is None:
-                return None
-            return self.intersection(first, second)
-        return None
+        if len(operators) > 2:
+            return None
+        pairs = zip(operators, sides, sides[1:], strict=False)
+        return self.all_of([self.compared(*pair) for pair in pairs])
 
-    def absolute(self, operators: tuple[str, ...], sides: tuple[Node, ...]) -> Region | None:
-        """`|x - a| < b`, `b >= |x - a|`, `b < |x - a| <= c`; None if it is none of these."""
-        places = [i for i, side in enumerate(sides) if side[:2] == ("f", "abs")]
-        if len(places) != 1 or not set(operators) <= {"<", "<=", ">", ">="}:
-            return None
-        place = places[0]
-        inner = sides[place][2][0]
-        line = self.line(inner)
-        if line is None:
-            return None
-        name, slope, offset = line
-        result: Region | None = None
-        for index, operator in enumerate(operators):
-            if place not in (index, index + 1):
+    def all_of(self, parts: list[Region | None]) -> Region | None:
+        """The intersection of sets; None if one is no set."""
+        result = parts[0]
+        for part in parts[1:]:
+            if result is None or part is None:
                 return None
-            bound = sides[index + 1] if place == index else sides[index]
-            operator = operator if place == index else TURNED[operator]
-            part = self.symmetric(name, slope, offset, operator, bound)
-            if part is None:
-                return None
-            result = part if result is None else self.intersection(result, part)
+            result = self.intersection(result, part)
         return result
+
+    def compared(self, operator: str, left: Node, right: Node) -> Region | None:
+        """Where `x < b`, `|x - a| < b` or `x^2 < b` holds; None if it is none of these."""
+        if (
+            not _variable(left)
+            and operator in TURNED
+            and (_variable(right) or right[:2] == ("f", "abs"))
+        ):
+            left, right, operator = right, left, TURNED[operator]
+        if _variable(left):
+            return self.half_line(_variable(left), operator, right)
+        if operator not in ("<", "<=", ">", ">="):
+            return None
+        if left[:2] != ("f", "abs"):
+            return self.parabola(operator, difference(("rel", (operator,), (left, right))))
+        line = self.line(left[2][0])
+        return None if line is None else self.symmetric(*line, operator, right)
 
     def parabola(self, operator: str, node: Node) -> Region | None:
         """`x^2 < 4` with rational coefficients; None if it is no quadratic inequality."""
