@@ -38,11 +38,8 @@ def joined(boxes: Boxes, count: int, ordered: bool = False) -> str | None:
     if any("\n\n" in gap or len(gap) > 2 * _MAX_GAP_CHARS for gap in gaps):
         return None
     inner = ", ".join(content for _, content in boxes)
-    return (
-        inner
-        if not ordered and all(_conjunction(gap) is not None for gap in gaps)
-        else f"({inner})"
-    )
+    listed = not ordered and all(_conjunction(gap) is not None for gap in gaps)
+    return inner if listed else f"({inner})"
 
 
 def listed(boxes: Boxes, count: int) -> str | None:
@@ -94,17 +91,18 @@ def _conjunction(gap: str) -> str | None:
     """`or`, or `,` for a separator, `and` or nothing; None if other words stand in the gap."""
     if len(gap) > _MAX_GAP_CHARS:
         return None
-    words = _SEPARATOR.sub(" ", _GROUP.sub(r" \1 ", gap)).lower()
-    words = " ".join(words.split())
-    if not words or words in AND:
-        return ","
-    return "or" if words in OR else None
+    words = " ".join(_words(gap))
+    return "," if not words or words in AND else "or" if words in OR else None
 
 
 def _is_guess(gap: str) -> bool:
     """Whether the words of a gap join a second guess: `alternatively`, `or possibly`."""
-    words = _SEPARATOR.sub(" ", _GROUP.sub(r" \1 ", gap[-_MAX_GAP_CHARS:])).lower().split()
-    return bool(words) and all(word in _GUESSING for word in words)
+    words = _words(gap[-_MAX_GAP_CHARS:])
+    return bool(words) and _GUESSING.issuperset(words)
+
+
+def _words(gap: str) -> list[str]:
+    return _SEPARATOR.sub(" ", _GROUP.sub(r" \1 ", gap)).lower().split()
 
 
 def _is_one(content: str) -> bool:

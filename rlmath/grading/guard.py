@@ -6,6 +6,8 @@ The bound is static: sizes are estimated from the tree with logarithms, and noth
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from fractions import Fraction
 
 from rlmath.grading.syntax import Node, subtrees
 
@@ -45,10 +47,9 @@ def _value(bits: float) -> float:
 def _bits(node: Node) -> float:
     """Upper bound of log2 of the numerator and denominator of a constant; 1 for a symbol."""
     kind = node[0]
-    if kind == "n":
-        return _bounded(float(node[1].bit_length()))
-    if kind in ("d", "rep"):
-        return _bounded(float(node[1].numerator.bit_length() + node[1].denominator.bit_length()))
+    if kind in ("n", "d", "rep"):
+        top, bottom = Fraction(node[1]).as_integer_ratio()
+        return _bounded(float(top.bit_length() + bottom.bit_length()))
     if kind in ("s", "k", "blank", "empty", "text", "clock", "base"):
         return 2.0
     if kind == "grouped":
@@ -69,19 +70,17 @@ def _bits(node: Node) -> float:
                 raise TooCostly(f"a factorial of about {size:.3g}; at most {MAX_FACTORIAL:.0f}")
             return _bounded(size * math.log2(size + 2))
         return 2.0
-    parts = [part for part in _parts(node) if part]
-    return _bounded(sum(_bits(part) for part in parts) + 1.0)
+    return _bounded(sum(map(_bits, _parts(node))) + 1.0)
 
 
-def _parts(node: Node) -> list[Node]:
-    found: list[Node] = []
+def _parts(node: Node) -> Iterator[Node]:
+    """The nodes directly below one, also those in a tuple of operands."""
     for item in node[1:]:
         if isinstance(item, tuple) and item:
             if isinstance(item[0], str):
-                found.append(item)
+                yield item
             else:
-                found.extend(part for part in item if isinstance(part, tuple) and part)
-    return [part for part in found if isinstance(part[0], str)]
+                yield from (p for p in item if isinstance(p, tuple) and p and isinstance(p[0], str))
 
 
 def _is_constant(node: Node) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 _GROUP_OF_THREE = r"[1-9]\d{0,2}"
 _DOTS = re.compile(rf"(?<![\w.,]){_GROUP_OF_THREE}(?:\.\d{{3}}){{2,}}(?:,\d+)?(?![\w.,])")
@@ -18,6 +19,17 @@ _CORNERED = re.compile(r"\^\{?(\d+)\}?\s*/\s*_\{?(\d+)\}?")
 
 
 _THIN_COMMA = re.compile(r"(?<=\d)(?:\\!)*(?:,|\{,\})(?:\\!)+(?=\d{3})")
+# (a sign that such numbers have, the spelling, the usual one), in the order in which they are read
+_SPELLINGS: tuple[tuple[str, re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
+    ("'", _APOSTROPHES, lambda m: m[0].replace("'", "")),
+    ("~", _TILDES, lambda m: m[0].replace("~", "")),
+    (".", _DOTS, lambda m: m[0].replace(".", "").replace(",", ".")),
+    ("\\!", _THIN_COMMA, "{,}"),  # 10\!,\!000
+    ("{,}", _BRACED_COMMA, r"\1.\2"),
+    ("_", _UNDERSCORES, lambda m: m[0].replace("_", "")),
+    ("_", _CORNERED, r"\\frac{\1}{\2}"),
+    ("}", _E_IN_TEXT, r"e\1"),
+)
 
 
 def plain_numbers(text: str) -> str:
@@ -25,22 +37,10 @@ def plain_numbers(text: str) -> str:
 
     A single group of three after a dot is a decimal: 1.234 stays.
     """
-    if "'" in text:
-        text = _APOSTROPHES.sub(lambda m: m[0].replace("'", ""), text)
-    if "~" in text:
-        text = _TILDES.sub(lambda m: m[0].replace("~", ""), text)
-    if "." in text:
-        european = _EUROPEAN.fullmatch(text)
-        if european is not None:
-            return european[1].replace(".", "") + "." + european[2]
-        text = _DOTS.sub(lambda m: m[0].replace(".", "").replace(",", "."), text)
-    if "\\!" in text:
-        text = _THIN_COMMA.sub("{,}", text)  # 10\!,\!000
-    if "{,}" in text:
-        text = _BRACED_COMMA.sub(r"\1.\2", text)
-    if "_" in text:
-        text = _UNDERSCORES.sub(lambda m: m[0].replace("_", ""), text)
-        text = _CORNERED.sub(r"\\frac{\1}{\2}", text)
-    if "e}" in text or "E}" in text or "e }" in text or "E }" in text:
-        text = _E_IN_TEXT.sub(r"e\1", text)
+    european = _EUROPEAN.fullmatch(text) if "." in text else None
+    if european is not None:
+        return european[1].replace(".", "") + "." + european[2]
+    for sign, spelling, usual in _SPELLINGS:
+        if sign in text:
+            text = spelling.sub(usual, text)
     return text

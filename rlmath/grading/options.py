@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from rlmath.grading import wording
+from rlmath.grading.syntax import words
 
 _STYLE = re.compile(
     r"\\(?:text|mathrm|textbf|mathbf|textit|mathit|mbox|bf|rm|textsc|operatorname)\b\s*"
@@ -26,14 +27,12 @@ _ONLY_LETTER = re.compile(
     r"\(?([A-J])\)?\s*[.!]?\s*",
 )
 _SEPARATOR = re.compile(r"^[\s,;&]+|[\s,;&.]*(?:\band\b)?[\s,;&.]*$")
-_PREDICATES = frozenset(("is", "isn't", "was", "are", "seems", "looks", "does", "doesn't", "can"))
-_TAKEN_BACK = frozenset(
-    (
-        *("wrong", "incorrect", "maybe", "perhaps", "probably", "possibly", "guess", "doubt"),
-        *("wait", "supposedly", "assuming", "unlikely", "rejected", "excluded", "eliminated"),
-    )
+_PREDICATES = words("is isn't was are seems looks does doesn't can")
+_TAKEN_BACK = words(
+    """wrong incorrect maybe perhaps probably possibly guess doubt wait supposedly assuming unlikely
+    rejected excluded eliminated"""
 )
-_DANGLING = frozenset(("unless", "except", "or", "nor", "not", "but", "if"))
+_DANGLING = words("unless except or nor not but if")
 Options = tuple[tuple[str, str], ...]
 
 
@@ -56,10 +55,9 @@ def read_options(latex: str) -> tuple[str, str, Options]:
     plain = _plain(latex)
     joined = _JOINED.fullmatch(plain)
     if joined is not None:
-        letters = re.findall(r"[A-J]", joined.group(1) + joined.group(2).replace("and", ""))
-        if re.search(r"\bor\b", joined.group(2)) or len(set(letters)) != len(letters):
-            return "", "", ()
-        return "", "", tuple((letter, "") for letter in sorted(letters))
+        letters = re.findall(r"[A-J]", joined[1] + joined[2])
+        either = re.search(r"\bor\b", joined[2]) or len(set(letters)) != len(letters)
+        return "", "", () if either else tuple((letter, "") for letter in sorted(letters))
     marked = list(_MARKED.finditer(plain))
     if len(marked) > 1:
         ends = [m.start() for m in marked[1:]] + [len(plain)]
@@ -67,26 +65,22 @@ def read_options(latex: str) -> tuple[str, str, Options]:
             m.group(1) or m.group(2): _SEPARATOR.sub("", plain[m.end() : end]).strip()
             for m, end in zip(marked, ends, strict=True)
         }
-        if plain[: marked[0].start()].strip() or len(found) != len(marked):
-            return "", "", ()
-        if len({bool(rest) for rest in found.values()}) > 1:
-            return "", "", ()  # with a text for some only, it is not clear whose text that is
-        doubts = wording.NEGATIONS | wording.HEDGES | wording.MULTIPLIED
-        if any(set(wording.words_of(rest)) & doubts for rest in found.values()):
-            return "", "", ()
-        return "", "", tuple(sorted(found.items()))
+        stray = plain[: marked[0].start()].strip() or len(found) != len(marked)
+        # With a text for some only, it is not clear whose text that is.
+        unclear = len({bool(rest) for rest in found.values()}) > 1
+        doubted = any(set(wording.words_of(rest)) & wording.CHANGING for rest in found.values())
+        return "", "", () if stray or unclear or doubted else tuple(sorted(found.items()))
     match = _LETTER.match(plain)
     if match is None:
         return "", "", ()
-    letter = match.group(1) or match.group(2)
-    rest = match.group(3).strip()
-    if match.group(2) is not None and not letter.isupper():
-        return "", "", ()
-    if rest.startswith("(") and plain[: match.start(3)].endswith(")"):
-        return "", "", ()  # (b)(0) is a product
-    if any(other.upper() != letter.upper() for other in _OTHER_LETTER.findall(rest)):
-        return "", "", ()  # (a) 5 (b) 7
-    if re.match(r"(?:and|or|nor|but|not|is|isn't)\b|[,;&/]", rest) or _doubted(rest):
+    letter, rest = match[1] or match[2], match[3].strip()
+    if (
+        (match[2] is not None and not letter.isupper())
+        or (rest.startswith("(") and plain[: match.start(3)].endswith(")"))  # (b)(0) is a product
+        or any(other.upper() != letter.upper() for other in _OTHER_LETTER.findall(rest))
+        or re.match(r"(?:and|or|nor|but|not|is|isn't)\b|[,;&/]", rest)
+        or _doubted(rest)
+    ):
         return "", "", ()
     return letter.upper(), rest, ()
 
@@ -102,11 +96,11 @@ def _doubted(rest: str) -> bool:
     found = wording.words_of(rest)
     if not found:
         return False
-    if all(wording.changes_value(word) and not word.isdigit() for word in found):
-        return True
-    if found[0] in ("seems", "looks", "appears") or found[-1] in _DANGLING:
-        return True
     predicate = found[0] in _PREDICATES or len(found) == 1
-    if predicate and any(word in wording.NEGATIONS for word in found[:4]):
-        return True
-    return any(word in _TAKEN_BACK for word in found)
+    return (
+        all(wording.changes_value(word) and not word.isdigit() for word in found)
+        or found[0] in ("seems", "looks", "appears")
+        or found[-1] in _DANGLING
+        or (predicate and not wording.NEGATIONS.isdisjoint(found[:4]))
+        or not _TAKEN_BACK.isdisjoint(found)
+    )

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from rlmath.grading.lexer import Token
-from rlmath.grading.syntax import GREEK
+from rlmath.grading.syntax import GREEK, words
 
 _NAME = r"(?:[A-Za-z]|\\[a-z]{2,7})(?: _ (?:\d+|\w|\{ \w+ \}))?"
 _NAMES = rf"{_NAME}(?: (?:,|and) {_NAME}){{0,5}}"
@@ -38,12 +38,10 @@ _FORMS = tuple(
         rf"{_OPEN}(?:all|every|each) (?P<names>{_NAMES})(?: \))?",
     )
 )
-_STARTS = frozenset((",", ";", "(", "where", "with", "for", "forall", "any", "some"))
-_HINTS = frozenset(
-    (
-        *("in", "forall", "integer", "integers", "constant", "constants", "real", "reals"),
-        *("number", "numbers", "arbitrary", "all", "every", "each", "parameter", "parameters"),
-    )
+_STARTS = words(", ; ( where with for forall any some")
+_HINTS = words(
+    """in forall integer integers constant constants real reals number numbers arbitrary all every
+    each parameter parameters"""
 )
 _MAX_TAIL = 40
 _MAX_TAIL_CHARS = 200
@@ -79,15 +77,9 @@ def _render(token: Token) -> str:
 def _domain(match: re.Match[str]) -> str:
     found = match.groupdict()
     if found.get("domain"):
-        part = (found.get("part") or "").replace("{", "").replace("}", "")
-        part = "".join(part.split())
-        if not part or part in ("^2", "^3"):
-            return str(found["domain"]) + part
-        return (
-            "N"
-            if found["domain"] == "Z" and part in ("^+", "_+", "_>0")
-            else found["domain"] + part
-        )
+        part = re.sub(r"[{}\s]", "", found.get("part") or "")
+        domain = f"{found['domain']}{part}"
+        return "N" if domain in ("Z^+", "Z_+", "Z_>0") else domain
     kind, text = found.get("kind") or "", match.group(0)
     if kind.startswith("integer") or "integer constant" in text:
         return "N" if "positive" in text else "N0" if "negative" in text else "Z"
@@ -131,10 +123,8 @@ def take_declarations(tokens: list[Token]) -> tuple[list[Token], tuple[Declarati
 
     A set `{ f(k) | k in Z }` of values becomes `f(k)` with its declaration.
     """
-    words = {
-        w for t in tokens if t.kind in ("word", "text", "cmd") for w in t.value.lower().split()
-    }
-    if not words & _HINTS:
+    kinds = ("word", "text", "cmd")
+    if _HINTS.isdisjoint(w for t in tokens if t.kind in kinds for w in t.value.lower().split()):
         return tokens, ()
     inside = _set_of_values(tokens)
     if inside is not None:
@@ -155,11 +145,10 @@ def _take_last(tokens: list[Token]) -> tuple[list[Token], tuple[Declaration, ...
     spaced: list[int] = []
     for index, token in enumerate(tokens[:-1]):
         text_start = token.kind == "text" and token.value.lower().split()[0] in _STARTS | _HINTS
-        if index >= first and depth == 0:
-            if token.value.lower() in _STARTS or text_start:
-                begun.append(index)
-            elif token.spaced:
-                spaced.append(index)
+        if index >= first and depth == 0 and (token.value.lower() in _STARTS or text_start):
+            begun.append(index)
+        elif index >= first and depth == 0 and token.spaced:
+            spaced.append(index)
         depth += (token.value in ("(", "[", "{", "\\{")) - (token.value in (")", "]", "}", "\\}"))
     for index in (*begun, *spaced):  # \sin x, A, B \in R declares A and B
         found = _declarations(" ".join(map(_render, tokens[index:])))
@@ -190,14 +179,11 @@ def _set_of_values(tokens: list[Token]) -> tuple[list[Token], tuple[Declaration,
     text = " ".join(map(_render, condition))
     declaration = _declaration(text)
     if declaration is not None:
-        if len(head) < 2 or any(t.value == "in" for t in head):
-            return None  # { x | x in R }
-        return head, (declaration,)
-    if len(head) == 1 and len(condition) > 2:
-        named = condition[0].value == head[0].value and condition[1].value == "="
-        rest, found = take_declarations(condition) if named else (condition, ())
-        if named and found:
-            return rest, found
+        bounded = len(head) < 2 or any(t.value == "in" for t in head)  # { x | x in R }
+        return None if bounded else (head, (declaration,))
+    if len(head) == 1 and [t.value for t in condition[:2]] == [head[0].value, "="]:
+        rest, found = take_declarations(condition)
+        return (rest, found) if found else None
     return None
 
 
@@ -224,9 +210,8 @@ def congruences(tokens: list[Token]) -> list[tuple[list[Token], int]] | None:
 
 def _unnamed_residues(tokens: list[Token]) -> list[tuple[list[Token], int]] | None:
     """`3, 5 \\pmod{7}` without a name, which is a class and no number; None if it is none."""
-    if not any(
-        t.value == "pmod" or (t.value == "mod" and u.value == "(") for u, t in pairwise(tokens)
-    ):
+    pairs = pairwise(tokens)
+    if not any(t.value == "pmod" or (u.value, t.value) == ("(", "mod") for u, t in pairs):
         return None
     split = _modulus(tokens)
     if split is None or not all(t.kind == "num" or t.value in ("-", ",", "pm") for t in split[0]):

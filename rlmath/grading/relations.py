@@ -161,12 +161,8 @@ class RelationComparer(ScalarComparer):
             return False
         if len(a[2]) != 2 or len(g[2]) != 2:
             return False
-        pinned_a = (
-            label_a is not None and value_a is not None and next(symbols(value_a), None) is None
-        )
-        pinned_g = (
-            label_g is not None and value_g is not None and next(symbols(value_g), None) is None
-        )
+        pinned_a = value_a is not None and next(symbols(value_a), None) is None and label_a
+        pinned_g = value_g is not None and next(symbols(value_g), None) is None and label_g
         if pinned_a and not pinned_g and label_a is not None and value_a is not None:
             root = linear_root(g, label_a, self.exact)
             return False if root is None else self.nodes(value_a, root)  # x = 3 for x - 3 = 0

@@ -51,40 +51,31 @@ class TokenStream(ABC):
         if self.depth > self.max_depth:
             raise ParseError("nested too deeply")
 
-    # the grammar's entry points, defined further down the chain of classes
+    # The grammar's entry points, defined further down the chain of classes.
 
     @abstractmethod
-    def items(self) -> Node:
-        """`a, b or c`: one relation, or a list of them."""
+    def items(self) -> Node: ...
 
     @abstractmethod
-    def sum(self) -> Node:
-        """A sum of terms."""
+    def sum(self) -> Node: ...
 
     @abstractmethod
-    def signed_factor(self) -> Node:
-        """A factor with the signs before it."""
+    def signed_factor(self) -> Node: ...
 
     @abstractmethod
-    def signed_factor_checked(self) -> Node:
-        """`signed_factor`, one level deeper."""
+    def signed_factor_checked(self) -> Node: ...
 
     @abstractmethod
-    def term(self) -> Node:
-        """A product."""
+    def term(self) -> Node: ...
 
     @abstractmethod
-    def factor(self) -> Node:
-        """An atom with its powers."""
+    def factor(self) -> Node: ...
 
     @abstractmethod
-    def atom(self, script: bool = False) -> Node:
-        """A number, symbol, function, fraction or bracket."""
+    def atom(self, script: bool = False) -> Node: ...
 
     @abstractmethod
-    def applied(self, name: str) -> Node:
-        """A symbol, or a function applied to what follows."""
+    def applied(self, name: str) -> Node: ...
 
     @abstractmethod
-    def starts_factor(self, token: Token) -> bool:
-        """Whether a factor can begin with this token."""
+    def starts_factor(self, token: Token) -> bool: ...

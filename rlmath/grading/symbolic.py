@@ -44,11 +44,8 @@ def build(node: Node) -> Any:
         Unsupported: it holds something that is not an expression.
     """
     kind = node[0]
-    if kind == "n":
-        return sp.Integer(node[1])
-    if kind in ("d", "rep"):
-        value = Fraction(node[1])
-        return sp.Rational(value.numerator, value.denominator)
+    if kind in ("n", "d", "rep"):
+        return sp.Rational(*Fraction(node[1]).as_integer_ratio())
     if kind == "s":
         return sp.Symbol(node[1])
     if kind == "k":
@@ -145,14 +142,7 @@ def equal(first: Node, second: Node) -> bool | None:
         return True
     try:
         return _numerically(a, b)
-    except (
-        TypeError,
-        ValueError,
-        ZeroDivisionError,
-        OverflowError,
-        AttributeError,
-        NotImplementedError,
-    ):
+    except (TypeError, ValueError, ArithmeticError, AttributeError, NotImplementedError):
         return None
 
 
