@@ -442,3 +442,11 @@ def residue(node: Node, prime: int) -> int:
     if kind == "^" and isinstance(exponent := Exact(_MAX_FACTORIAL)(node[2]), int):
         return pow(residue(node[1], prime), exponent, prime)
     raise Undecidable
+
+
+def approximate(exact: Exact, *nodes: Node, point: int = 0, digits: int = 0) -> list[Any] | None:
+    """The values of trees at a test point, see `Approximate`; None if one has none."""
+    try:
+        return [Approximate(exact, point, digits=digits)(node) for node in nodes]
+    except (Undecidable, RecursionError):
+        return None

@@ -98,7 +98,7 @@ class Comparer(QuantityComparer):
         named = assignments(listing)
         if named is not None and len({name for name, _ in named}) == len(named):
             return self.labeled_tuple(listing, joined)  # y = 3, x = 7
-        return every(self.nodes(x, y) for x, y in zip(listing[1], joined[3], strict=True))
+        return self.each(listing[1], joined[3])
 
     def option(self, answer: Answer, gold: Answer, task: str) -> Verdict:
         """Multiple choice: by letter where both have one, else by the text of the option."""

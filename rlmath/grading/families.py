@@ -11,7 +11,7 @@ import itertools
 import math
 from fractions import Fraction
 
-from rlmath.grading.arith import Approximate, Undecidable
+from rlmath.grading.arith import Approximate, approximate
 from rlmath.grading.listing import is_label, listed
 from rlmath.grading.relations import RelationComparer
 from rlmath.grading.scalars import SCALARS, Verdict, is_whole
@@ -75,9 +75,8 @@ class FamilyComparer(RelationComparer):
             if item[0] not in SCALARS | {"unit"} or name not in set(symbols(item)):
                 return None
             at = [replaced(item, ("s", name), _integer(j)) for j in _PROBED]
-            try:
-                values = [Approximate(self.exact, 0)(node) for node in at]
-            except Undecidable:
+            values = approximate(self.exact, *at)
+            if values is None:
                 return None
             step = values[1] - values[0]
             size = max(map(abs, values))
@@ -104,11 +103,11 @@ class FamilyComparer(RelationComparer):
         theirs = self.residues(two, ratios[len(one) :], whole)
         if mine is None or theirs is None:
             return False
-        for these, those in ((mine, theirs), (theirs, mine)):
-            for residue in these:
-                if not any(self.congruent(residue, other, period) for other in those):
-                    return False
-        return True
+        return all(
+            any(self.congruent(residue, other, period) for other in those)
+            for these, those in ((mine, theirs), (theirs, mine))
+            for residue in these
+        )
 
     def residues(
         self, family: Lattice, ratios: list[Fraction], whole: Fraction

@@ -185,12 +185,10 @@ class ListComparer(PiecewiseComparer):
             if one[0] == "set" and other[0] == "tup" and len(one[1]) == 1:
                 return self.nodes(one[1][0], other) if one is a else self.nodes(other, one[1][0])
         if a[0] == "tup" and g[0] == "tup":
-            if len(a[3]) != len(g[3]):
-                return False
             brackets = {(a[1], a[2]), (g[1], g[2])}
             if len(brackets) > 1 and brackets != {("(", ")"), ("<", ">")}:
                 return False
-            return every(self.nodes(x, y) for x, y in zip(a[3], g[3], strict=True))
+            return self.each(a[3], g[3])
         if "matrix" in (a[0], g[0]):
             return self.matrices(a, g)
         verdict = self.regions(a, g)
@@ -207,7 +205,7 @@ class ListComparer(PiecewiseComparer):
         if len({name for name, _ in named}) != len(named):
             return False
         values = [value for _, value in sorted(named, key=lambda pair: str(pair[0]))]
-        return every(self.nodes(x, y) for x, y in zip(values, point[3], strict=True))
+        return self.each(values, point[3])
 
     def matrices(self, a: Node, g: Node) -> Verdict:
         one, two = as_matrix(a), as_matrix(g)
@@ -215,9 +213,7 @@ class ListComparer(PiecewiseComparer):
             return False
         if one[1] != two[1] or len(one[0]) != len(two[0]) or len(one[0][0]) != len(two[0][0]):
             return False
-        flat_a = [x for row in one[0] for x in row]
-        flat_g = [x for row in two[0] for x in row]
-        return every(self.nodes(x, y) for x, y in zip(flat_a, flat_g, strict=True))
+        return self.each(*([x for row in matrix[0] for x in row] for matrix in (one, two)))
 
 
 def _is_bounded(node: Node) -> bool:

@@ -31,10 +31,8 @@ class PiecewiseComparer(FamilyComparer):
                     break
             else:
                 unmatched.append((expression, condition))
-        if not unmatched:
-            return True
-        if len(unmatched) > 1:
-            return False
+        if len(unmatched) != 1:
+            return not unmatched
         (expression, condition), (other, under) = unmatched[0], left[0]
         if _is_else(condition) == _is_else(under):
             return False
@@ -48,17 +46,15 @@ class PiecewiseComparer(FamilyComparer):
         if rest is None or stated_region is None or whole is None or whole.pieces:
             return False
         again = complement_of(others, self.exact, back=True)
-        if again is None or len(again.pieces) != len(stated_region.pieces):
+        if again is None:
             return False
-        same = every(
-            self.pieces(x, y) for x, y in zip(again.pieces, stated_region.pieces, strict=True)
-        )
+        same = self.pieces(again.pieces, stated_region.pieces)
         return every((same, self.nodes(expression, other)))
 
     def opposite(self, a: Node, g: Node) -> bool:
         """Whether one of two conditions is the other's negation: `n=0` and `n≠0`, even and odd."""
         if a[0] == g[0] == "rel" and {a[1], g[1]} == {("=",), ("!=",)}:
-            return every(self.nodes(x, y) for x, y in zip(a[2], g[2], strict=True)) is True
+            return self.each(a[2], g[2]) is True
         if a[0] != "text" or g[0] != "text":
             return False
         words = [_PARITY.get(word, word) for word in a[1].split()]

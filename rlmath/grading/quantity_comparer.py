@@ -6,7 +6,6 @@ from fractions import Fraction
 
 from rlmath.grading import units, wording
 from rlmath.grading.list_comparer import ListComparer
-from rlmath.grading.listing import every
 from rlmath.grading.scalars import SCALARS, Verdict
 from rlmath.grading.syntax import Node, is_numeric, symbols
 
@@ -93,15 +92,10 @@ class QuantityComparer(ListComparer):
         if a[0] == "clock" and g[0] == "clock":
             return self.clocks(a, g)
         if a[0] == "ratio" and g[0] == "ratio":
-            if len(a[1]) != len(g[1]):
-                return False
             x, y = [self.exact(p) for p in a[1]], [self.exact(p) for p in g[1]]
-            if any(v is None for v in (*x, *y)):
-                return every(self.nodes(p, q) for p, q in zip(a[1], g[1], strict=True))
-            pairs = [(p or 0, q or 0) for p, q in zip(x, y, strict=True)]
-            return all(p * pairs[0][1] == q * pairs[0][0] for p, q in pairs) and any(
-                p for p, _ in pairs
-            )
+            if len(x) != len(y) or None in x or None in y:
+                return self.each(a[1], g[1])
+            return any(x) and all(p * y[0] == q * x[0] for p, q in zip(x, y, strict=True))
         return False
 
     def clocks(self, a: Node, g: Node) -> bool:

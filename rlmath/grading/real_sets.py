@@ -7,7 +7,7 @@ from fractions import Fraction
 from functools import cmp_to_key
 
 from rlmath.grading import wording
-from rlmath.grading.arith import Approximate, Exact, Undecidable
+from rlmath.grading.arith import Exact, approximate
 from rlmath.grading.listing import difference
 from rlmath.grading.syntax import TURNED, Node, is_numeric, replaced, subtrees, symbols
 
@@ -117,13 +117,10 @@ class _Reader:
             return sign * float("inf")
         if next(symbols(node), None) is not None or is_worded(node):
             raise _NoOrder
-        try:
-            value = Approximate(self.exact, 0)(node)
-        except Undecidable as error:
-            raise _NoOrder from error
-        if abs(value.imag) > 1e-12 * abs(value):
+        values = approximate(self.exact, node)
+        if values is None or abs(values[0].imag) > 1e-12 * abs(values[0]):
             raise _NoOrder
-        return value.real
+        return float(values[0].real)
 
     def order(self, first: Node, second: Node) -> int:
         if first == second:
@@ -144,8 +141,8 @@ class _Reader:
         if kind == "set":
             return self.union([Region((Piece(item, True, item, True),), "") for item in node[1]])
         if kind == "s" and node[1] in ("domain_R", "domain_R+"):
-            low: Node = _MINUS if node[1] == "domain_R" else ("n", 0)
-            return Region((Piece(low, False, _PLUS, False),), "")
+            start: Node = _MINUS if node[1] == "domain_R" else ("n", 0)
+            return Region((Piece(start, False, _PLUS, False),), "")
         readers = {
             "setop": self.operation, "rel": self.relation, "setb": self.builder,
             "list": self.listing,
@@ -261,9 +258,8 @@ class _Reader:
             return None
         name = next(iter(names))
         at = [replaced(node, ("s", name), ("n", j)) for j in range(3)]
-        try:
-            values = [Approximate(self.exact, 0)(value) for value in at]
-        except Undecidable:
+        values = approximate(self.exact, *at)
+        if values is None:
             return None
         slope = Fraction((values[1] - values[0]).real).limit_denominator(10_000)
         bent = abs(values[2] - 2 * values[1] + values[0])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from rlmath.grading.arith import Approximate, Undecidable
+from typing import Any
+
+from rlmath.grading.arith import approximate
 from rlmath.grading.listing import difference, every, is_label, unwrap
 from rlmath.grading.real_sets import Piece, is_worded, linear_root, region
 from rlmath.grading.scalars import SCALARS, ScalarComparer, Verdict, last_digit
@@ -27,14 +29,14 @@ class RelationComparer(ScalarComparer):
             return None
         if one.variable and two.variable and one.variable != two.variable:
             return False
-        if len(one.pieces) != len(two.pieces):
-            return False
-        return every(self.pieces(x, y) for x, y in zip(one.pieces, two.pieces, strict=True))
+        return self.pieces(one.pieces, two.pieces)
 
-    def pieces(self, a: Piece, g: Piece) -> Verdict:
-        if (a.low_closed, a.high_closed) != (g.low_closed, g.high_closed):
+    def pieces(self, a: tuple[Piece, ...], g: tuple[Piece, ...]) -> Verdict:
+        """Whether intervals are the same, one by one."""
+        closed = [[(p.low_closed, p.high_closed) for p in pieces] for pieces in (a, g)]
+        if closed[0] != closed[1]:
             return False
-        return every((self.nodes(a.low, g.low), self.nodes(a.high, g.high)))
+        return self.each(*([end for p in pieces for end in (p.low, p.high)] for pieces in (a, g)))
 
     def relations(self, a: Node, g: Node) -> Verdict:
         if a[0] == "rel" and g[0] == "rel":
@@ -43,19 +45,13 @@ class RelationComparer(ScalarComparer):
                 return regions
             if set(a[1]) <= {"=", "~"} and set(g[1]) <= {"=", "~"}:
                 return self.equations(a, g)
-            if len(a[1]) != len(g[1]):
-                return False
-            same_way = every(
-                [a[1] == g[1], *(self.nodes(x, y) for x, y in zip(a[2], g[2], strict=True))]
-            )
+            same_way = self.each(a[2], g[2]) if a[1] == g[1] else False
             if same_way is True:
                 return True
             turned = turned_around(a)
-            if turned is not None and turned[1] == g[1]:
-                backwards = every(self.nodes(x, y) for x, y in zip(turned[2], g[2], strict=True))
-                if backwards is True:
-                    return True
-            return self.inequalities(a, g) if len(a[1]) == 1 else same_way
+            if turned is not None and turned[1] == g[1] and self.each(turned[2], g[2]) is True:
+                return True
+            return self.inequalities(a, g) if len(a[1]) == len(g[1]) == 1 else same_way
         stated, plain = (a, g) if a[0] == "rel" else (g, a)
         if not set(stated[1]) <= {"=", "~"}:
             verdict = self.regions(a, g)
@@ -139,12 +135,8 @@ class RelationComparer(ScalarComparer):
         return any(self.roughly(exact, rounded, tolerance, point) is False for point in range(3))
 
     def roughly(self, a: Node, b: Node, tolerance: float = 0.01, point: int = 0) -> Verdict:
-        try:
-            x = Approximate(self.exact, point)(unwrap(a))
-            y = Approximate(self.exact, point)(unwrap(b))
-        except Undecidable:
-            return None
-        return abs(x - y) <= tolerance * max(abs(x), abs(y))
+        values = approximate(self.exact, unwrap(a), unwrap(b), point=point)
+        return None if values is None else _is_near(values[0], values[1], tolerance)
 
     def equations(self, a: Node, g: Node) -> Verdict:
         label_a, value_a = self.assignment(a)
@@ -175,14 +167,10 @@ class RelationComparer(ScalarComparer):
         for digits, tolerance in ((0, 1e-8), (60, 1e-40)):
             ratios = []
             for point in range(3):
-                try:
-                    x = Approximate(self.exact, point, digits=digits)(a)
-                    y = Approximate(self.exact, point, digits=digits)(g)
-                except Undecidable:
-                    continue
-                if abs(y) >= 1e-9 and abs(x) >= 1e-9:
-                    ratios.append(x / y)
-            if any(abs(r - ratios[0]) > tolerance * abs(ratios[0]) for r in ratios):
+                values = approximate(self.exact, a, g, point=point, digits=digits)
+                if values is not None and min(map(abs, values)) >= 1e-9:
+                    ratios.append(values[0] / values[1])
+            if not all(_is_near(ratio, ratios[0], tolerance) for ratio in ratios):
                 return False
             if len(ratios) < 2:
                 return None
@@ -190,8 +178,6 @@ class RelationComparer(ScalarComparer):
 
     def inequalities(self, a: Node, g: Node) -> Verdict:
         """Two inequalities in several variables, up to sides and a positive factor."""
-        if len(a[1]) != 1 or len(g[1]) != 1:
-            return False
         if not {a[1][0], g[1][0]} <= {"<", "<=", ">", ">="}:
             return False
         one, two = difference(a), difference(g)
@@ -199,13 +185,15 @@ class RelationComparer(ScalarComparer):
             if TURNED[a[1][0]] != g[1][0]:
                 return False
             one = ("neg", one)
-        try:
-            x, y = Approximate(self.exact, 0)(one), Approximate(self.exact, 0)(two)
-        except Undecidable:
+        values = approximate(self.exact, one, two)
+        if values is None:
             return None
-        if not y or (x / y).real <= 0:
-            return False
-        return self.multiples(one, two)
+        positive = values[1] and (values[0] / values[1]).real > 0
+        return self.multiples(one, two) if positive else False
+
+
+def _is_near(x: Any, y: Any, tolerance: float) -> bool:
+    return bool(abs(x - y) <= tolerance * max(abs(x), abs(y)))
 
 
 def _rounding(node: Node) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 
 from rlmath.grading.arith import (
@@ -12,6 +12,7 @@ from rlmath.grading.arith import (
     Exact,
     Rational,
     Undecidable,
+    approximate,
     equal_integers,
     large_sample,
 )
@@ -151,6 +152,13 @@ class ScalarComparer(ABC):
     def nodes(self, answer: Node, gold: Node) -> Verdict:
         """Whether the two trees are equal answers."""
 
+    def each(self, first: Iterable[Node], second: Iterable[Node]) -> Verdict:
+        """Whether the items of two sequences are equal one by one."""
+        one, two = tuple(first), tuple(second)
+        if len(one) != len(two):
+            return False
+        return every(self.nodes(x, y) for x, y in zip(one, two, strict=True))
+
     def scalars(self, a: Node, g: Node) -> Verdict:
         """Equality of two expressions."""
         if a == g:
@@ -210,17 +218,15 @@ class ScalarComparer(ABC):
             return None
         if next(symbols(other), None) is not None:
             return None
-        try:
-            approximate = Approximate(self.exact, 0)(other)
-        except Undecidable:
+        near = approximate(self.exact, other)
+        if near is None:
             return None
-        if abs(approximate.imag) > 1e-12 * abs(approximate):
+        if abs(near[0].imag) > 1e-12 * abs(near[0]):
             return False
-        if abs(approximate.real - round(approximate.real)) < 1e-11 * abs(approximate):
+        real = near[0].real
+        if abs(real - round(real)) < 1e-11 * abs(near[0]):
             return None  # a whole number in disguise: no tolerance
-        return abs(float(value) - approximate.real) <= self.settings.decimal_rel_tol * abs(
-            approximate.real
-        ) * (1 + 1e-9)
+        return abs(float(value) - real) <= self.settings.decimal_rel_tol * abs(real) * (1 + 1e-9)
 
     def expressions(self, a: Node, g: Node) -> Verdict:
         """Refute by floating point, confirm to many digits; None if neither succeeds."""
