@@ -46,40 +46,34 @@ _MIXED_NAMES = re.compile(r"(?=[A-Za-z]*[b-df-hj-np-tv-z][A-Z])[A-Zb-df-hj-np-tv
 class Atoms(Cases):
     """Reads one factor."""
 
-    def _is_unequal(self, bang: Token) -> bool:
-        """Whether `!` and the token after it are the sign `!=`, not the factorial of `3! = 6`."""
-        following = self.peek(1)
-        return following[:2] == ("op", "=") and (bang.spaced or not following.spaced)
+    def _is_unequal(self) -> bool:
+        """Whether the next two tokens are the sign `!=`, not the factorial of `3! = 6`."""
+        return self.at("op", "=", 1) and (self.peek().spaced or not self.peek(1).spaced)
 
     def factor(self) -> Node:
         """An atom with its powers, factorials, primes, percent and degree signs."""
         self.enter()
         node = self.atom()
         while True:
-            token = self.peek()
-            kind, value = token.kind, token.value
-            if kind == "op" and value == "^":
+            if self.at("op", "^"):
                 node = self.inverse_applied(self.power(node))
-            elif kind == "op" and value == "*" and self.at("op", "*", 1):
+            elif self.at("op", "*") and self.at("op", "*", 1):
                 self.position += 2
                 node = ("^", node, self.signed_factor())
-            elif kind == "op" and value == "!" and not self._is_unequal(token):
+            elif self.at("op", "!") and not self._is_unequal():
                 self.position += 1
                 node = ("f", "factorial2" if self.op("!") else "factorial", (node,))
-            elif kind == "op" and value == "_" and node[0] == "^" and node[1][0] in ("s", "k"):
+            elif self.at("op", "_") and node[0] == "^" and node[1][0] in ("s", "k"):
                 node = self.late_subscript(node)
-            elif kind == "op" and value == "'":
+            elif self.at("op", "'"):
                 node = self.prime(node)
-            elif kind == "op" and value == "%":
+            elif self.op("%"):
                 if node[0] == "pct":
                     raise ParseError("two percent signs")
-                self.position += 1
                 node = ("pct", node)
-            elif kind == "cmd" and value == "circ":
-                self.position += 1
+            elif self.take("cmd", "circ"):
                 node = self.degree(node)
-            elif kind == "cmd" and value == "choose":
-                self.position += 1
+            elif self.take("cmd", "choose"):
                 node = ("f", "binom", (node, self.factor()))
             else:
                 break
@@ -91,9 +85,7 @@ class Atoms(Cases):
         known = node[0] == "^" and node[1][0] == "s" and node[1][1] in APPLIED
         if not known or node[2] != ("neg", ONE) or not self.op("("):
             return node
-        inner = self.items()
-        self.expect("op", ")")
-        return ("app", node[1][1] + "^-1", tuple(inner[1]) if inner[0] == "list" else (inner,))
+        return ("app", node[1][1] + "^-1", self.items_to(")"))
 
     def late_subscript(self, node: Node) -> Node:
         """`x^2_1` with the subscript where it belongs."""
@@ -113,17 +105,13 @@ class Atoms(Cases):
             return ("grouped", value)
         if kind == "word":
             return self.word(value, script)
-        if kind == "text":
-            return self.phrase(value)
-        if kind == "name":
-            return symbol(value)
-        if kind == "begin":
-            return self.environment(value)
-        if kind == "op":
-            return self.bracket(value)
-        if kind == "cmd":
-            return self.command(value)
-        raise ParseError(f"unexpected {value}")
+        readers = {
+            "text": self.phrase, "name": symbol, "begin": self.environment, "op": self.bracket,
+            "cmd": self.command,
+        }  # fmt: skip
+        if kind not in readers:
+            raise ParseError(f"unexpected {value}")
+        return readers[kind](value)
 
     def word(self, value: str, script: bool) -> Node:
         if value in FUNCTIONS and not script:
@@ -200,9 +188,7 @@ class Atoms(Cases):
             return ("f", "factorial", (("+", (argument, ("neg", ONE))),))
         if self.at("op", "(") and self.is_application(name):
             self.position += 1
-            inner = self.items()
-            self.expect("op", ")")
-            return ("app", name, tuple(inner[1]) if inner[0] == "list" else (inner,))
+            return ("app", name, self.items_to(")"))
         return symbol(name)
 
     def is_application(self, name: str) -> bool:
@@ -320,9 +306,7 @@ class Atoms(Cases):
             self.expect("cmd", closer)
             return ("f", function, (inner,))
         if name == "langle":
-            inner = self.items()
-            self.expect("cmd", "rangle")
-            return ("tup", "<", ">", inner[1] if inner[0] == "list" else (inner,))
+            return ("tup", "<", ">", self.items_to("rangle", "cmd"))
         if name in BIG_OPERATORS:
             return self.big(name)
         if name in ("angle", "triangle", "measuredangle", "square", "operatorname"):
@@ -394,12 +378,9 @@ class Atoms(Cases):
         token = self.peek()
         if token.kind == "op" and token.value in ("(", "{", "[", "\\{"):
             self.position += 1
-            inner = self.items()
-            self.expect("op", {"(": ")", "{": "}", "[": "]", "\\{": "\\}"}[token.value])
-            node = inner
-            if token.value == "{" and self.at("op", "^"):
-                node = self.power(node)
-            return tuple(node[1]) if node[0] == "list" else (node,)
+            items = self.items_to({"(": ")", "{": "}", "[": "]", "\\{": "\\}"}[token.value])
+            braced = token.value == "{" and len(items) == 1 and self.at("op", "^")
+            return (self.power(items[0]),) if braced else items
         # \sin 2\pi x: the product up to the next sign, operator or function
         self.enter()
         product = self.factor()

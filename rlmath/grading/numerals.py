@@ -75,14 +75,11 @@ class Numerals(TokenStream):
         """A number with what may belong to it: a base, a period, a fraction, a clock time."""
         token = self.peek()
         kind, value = token.kind, token.value
-        if kind == "op" and value == "_" and text.isdigit():
-            base = self.base()
-            return ("base", text.lstrip("0") or "0", base)
-        if token.is_word and value in ("base", "in") and text.isdigit():
-            if value == "in" and self.peek_word(1, "base"):
-                self.position += 1
-            if self.peek_word(0, "base"):
-                return ("base", text.lstrip("0") or "0", self.base())
+        if token.is_word and value == "in" and self.peek(1).is_word and text.isdigit():
+            self.position += self.peek(1).value == "base"
+        based = self.at("op", "_") or (self.peek().is_word and self.peek().value == "base")
+        if based and text.isdigit():
+            return ("base", text.lstrip("0") or "0", self.base())
         if kind == "op" and value == ":" and not token.spaced:
             clock = self.clock(text)
             if clock is not None:
@@ -101,19 +98,8 @@ class Numerals(TokenStream):
             mixed = self.mixed(text, token)
             if mixed is not None:
                 return mixed
-        if (
-            token.is_word
-            and value.lower().strip(" .") in ("am", "pm", "a", "p", "a.m", "p.m")
-            and text.isdigit()
-            and int(text[:4]) <= 12
-        ):
-            half = self.half_day()
-            if half:
-                return ("clock", int(text), 0, 0, half)
-        return number(text)
-
-    def peek_word(self, offset: int, word: str) -> bool:
-        return self.at("word", word, offset) or self.at("text", word, offset)
+        half = self.half_day() if text.isdigit() and int(text[:4]) <= 12 else ""
+        return ("clock", int(text), 0, 0, half) if half else number(text)
 
     def base(self) -> int:
         """The base after `_` or after the word: 2, {2}, (2), {two}, {base 2}."""

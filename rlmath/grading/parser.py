@@ -77,12 +77,7 @@ class Parser(Atoms):
         if (token.is_word or (token.kind == "cmd" and not comma)) and word in ("and", "or"):
             self.position += 1
             return "or" if word == "or" else ","
-        if comma or self.op("&"):
-            return ","
-        if self.at("cmd", "newline"):
-            self.position += 1
-            return ","
-        return None
+        return "," if comma or self.op("&") or self.take("cmd", "newline") else None
 
     def items(self) -> Node:
         """`a, b or c`: one relation, or a list of them."""
@@ -201,19 +196,15 @@ class Parser(Atoms):
         while True:
             token = self.peek()
             kind, value = token.kind, token.value
-            if kind == "op" and value == "*":
-                if self.at("op", "*", 1):
+            if self.op("*"):
+                if self.at("op", "*"):
                     raise ParseError("** without a base")
-                self.position += 1
                 product = times(product, self.signed_factor())
-            elif (kind == "op" and value == "/") or (kind == "cmd" and value == "over"):
-                self.position += 1
+            elif self.op("/") or self.take("cmd", "over"):
                 product = ("/", product, self.signed_factor())
-            elif kind == "cmd" and value in ("bmod", "mod"):
-                self.position += 1
+            elif self.take("cmd", "bmod") or self.take("cmd", "mod"):
                 product = ("f", "mod", (product, self.factor()))
-            elif kind == "cmd" and value == "pmod":
-                self.position += 1
+            elif self.take("cmd", "pmod"):
                 product = ("app", "modulo", (product, self.factor()))
             elif self.cross_ahead(token, product):
                 self.position += 1
@@ -227,8 +218,7 @@ class Parser(Atoms):
                 if following[0] != "unit":
                     raise ParseError("a number after a quantity")
                 return ("+", (product, following))
-            elif kind == "cmd" and value == "angle" and is_numeric(product):
-                self.position += 1
+            elif is_numeric(product) and self.take("cmd", "angle"):
                 product = times(product, on_unit_circle(self.signed_factor()))  # 3∠90°
             elif token.is_word and value == "times" and self.before_number(product):
                 self.position += 1

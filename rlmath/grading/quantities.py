@@ -116,8 +116,7 @@ class Quantities(Numerals):
         return 0 if first in FUNCTIONS or first in CONSTANTS or first in GREEK else offset + 1
 
     def with_unit(self, product: Node) -> Node:
-        if self.at("op", "%"):
-            self.position += 1
+        if self.op("%"):
             return ("pct", product)
         if self.at("op", "("):
             count = self.bracketed_words()
@@ -240,8 +239,7 @@ class Quantities(Numerals):
 
     def power(self, base: Node) -> Node:
         self.position += 1
-        if self.at("cmd", "circ"):
-            self.position += 1
+        if self.take("cmd", "circ"):
             return self.degree(base)
         if self.at("op", "'"):
             return self.prime(base)

@@ -36,20 +36,28 @@ class TokenStream(ABC):
 
     def op(self, value: str) -> bool:
         """Take the operator if it is next."""
-        if self.at("op", value):
-            self.position += 1
-            return True
-        return False
+        return self.take("op", value)
+
+    def take(self, kind: str, value: str) -> bool:
+        """Take the token if it is next."""
+        found = self.at(kind, value)
+        self.position += found
+        return found
 
     def expect(self, kind: str, value: str) -> None:
-        if not self.at(kind, value):
+        if not self.take(kind, value):
             raise ParseError(f"expected {value}")
-        self.position += 1
 
     def enter(self) -> None:
         self.depth += 1
         if self.depth > self.max_depth:
             raise ParseError("nested too deeply")
+
+    def items_to(self, closer: str, kind: str = "op") -> tuple[Node, ...]:
+        """The items up to a closing sign, which is taken."""
+        inner = self.items()
+        self.expect(kind, closer)
+        return tuple(inner[1]) if inner[0] == "list" else (inner,)
 
     # The grammar's entry points, defined further down the chain of classes.
 
