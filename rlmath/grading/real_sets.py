@@ -9,7 +9,7 @@ from functools import cmp_to_key
 from rlmath.grading import wording
 from rlmath.grading.arith import Exact, approximate
 from rlmath.grading.listing import difference
-from rlmath.grading.syntax import TURNED, Node, is_numeric, replaced, subtrees, symbols
+from rlmath.grading.syntax import TURNED, Node, is_constant, is_numeric, replaced, subtrees, symbols
 
 _PLUS: Node = ("k", "oo")
 _MINUS: Node = ("neg", ("k", "oo"))
@@ -115,7 +115,7 @@ class _Reader:
         sign = _infinite(node)
         if sign:
             return sign * float("inf")
-        if next(symbols(node), None) is not None or is_worded(node):
+        if not is_constant(node) or is_worded(node):
             raise _NoOrder
         values = approximate(self.exact, node)
         if values is None or abs(values[0].imag) > 1e-12 * abs(values[0]):

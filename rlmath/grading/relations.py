@@ -8,7 +8,7 @@ from rlmath.grading.arith import approximate
 from rlmath.grading.listing import difference, every, is_label, unwrap
 from rlmath.grading.real_sets import Piece, is_worded, linear_root, region
 from rlmath.grading.scalars import SCALARS, ScalarComparer, Verdict, last_digit
-from rlmath.grading.syntax import TURNED, Node, holds, is_numeric, symbols
+from rlmath.grading.syntax import TURNED, Node, holds, is_constant, is_numeric, symbols
 
 _PHYSICAL = frozenset(
     (
@@ -86,7 +86,7 @@ class RelationComparer(ScalarComparer):
         elif is_label(sides[-1]) and sides[-1][0] != "k" and len(sides) == 2:
             label = sides.pop()
             operators.pop()
-        elif next(symbols(sides[0]), None) is not None:
+        elif not is_constant(sides[0]):
             return None, None
         if "~" in operators:
             first = operators.index("~")
@@ -102,22 +102,26 @@ class RelationComparer(ScalarComparer):
             return label, exact
         value = sides[-1]
         plain = value[1] if value[0] == "unit" else value  # 3 * 15 = 45 dollars
-        if label is not None and any(
-            self.roughly(side, plain if is_numeric(side) else value) is False
-            for side in sides[:-1]
-            if not _is_value_of(side)  # f(g(1)) = f(3) = 11
+        if (
+            label is not None
+            and (
+                any(
+                    self.roughly(side, plain if is_numeric(side) else value) is False  # x = 5 = 6
+                    for side in sides[:-1]
+                    if not _is_value_of(side)  # f(g(1)) = f(3) = 11
+                )
+                or (value != label and _is_circular(label, value))
+                or _differs_in_kind(label, value, sides[:-1])
+                or (
+                    label in _UNSIGNED and is_numeric(value, constants=True)
+                )  # |x| = 5 is two values
+            )
         ):
-            return None, None  # x = 5 = 6
-        if label is not None and value != label and _is_circular(label, value):
-            return None, None
-        if label is not None and _differs_in_kind(label, value, sides[:-1]):
             return None, None
         if value[0] == "ratio" and len(value[1]) == 2:
             plain = ("/", *value[1])
             if any(is_numeric(side) and self.roughly(side, plain) is False for side in sides[:-1]):
                 return None, None
-        if label is not None and label in _UNSIGNED and is_numeric(value, constants=True):
-            return None, None  # |x| = 5 is two values
         if label is None and any(self.nodes(side, value) is not True for side in sides[:-1]):
             return None, None  # 41 = 42 states nothing
         return label, value
@@ -141,21 +145,13 @@ class RelationComparer(ScalarComparer):
     def equations(self, a: Node, g: Node) -> Verdict:
         label_a, value_a = self.assignment(a)
         label_g, value_g = self.assignment(g)
-        if (
-            label_a is not None
-            and label_g is not None
-            and value_a is not None
-            and value_g is not None
-            and self.nodes(label_a, label_g) is True
-        ):
+        if value_a and value_g and label_a and label_g and self.nodes(label_a, label_g) is True:
             return self.nodes(value_a, value_g)
-        if (value_a is None and len(a[2]) > 2) or (value_g is None and len(g[2]) > 2):
-            return False
         if len(a[2]) != 2 or len(g[2]) != 2:
             return False
-        pinned_a = value_a is not None and next(symbols(value_a), None) is None and label_a
-        pinned_g = value_g is not None and next(symbols(value_g), None) is None and label_g
-        if pinned_a and not pinned_g and label_a is not None and value_a is not None:
+        pinned_a = value_a and is_constant(value_a) and label_a
+        pinned_g = value_g and is_constant(value_g) and label_g
+        if label_a and value_a and pinned_a and not pinned_g:
             root = linear_root(g, label_a, self.exact)
             return False if root is None else self.nodes(value_a, root)  # x = 3 for x - 3 = 0
         if pinned_a or pinned_g:
@@ -231,7 +227,7 @@ def _is_circular(label: Node, value: Node) -> bool:
 
 def _is_value_of(side: Node) -> bool:
     """Whether a side is an unknown function of numbers: `f(3)`."""
-    return side[0] == "app" and all(next(symbols(part), None) is None for part in side[2])
+    return side[0] == "app" and all(is_constant(part) for part in side[2])
 
 
 _VARIABLES = frozenset("xyzt")

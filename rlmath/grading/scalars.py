@@ -18,7 +18,7 @@ from rlmath.grading.arith import (
 )
 from rlmath.grading.listing import every
 from rlmath.grading.settings import GradingSettings
-from rlmath.grading.syntax import GREEK, Node, holds, replaced, subtrees, symbols
+from rlmath.grading.syntax import GREEK, Node, holds, is_constant, replaced, subtrees, symbols
 
 Verdict = bool | None
 Oracle = Callable[[Node, Node], Verdict]
@@ -27,6 +27,9 @@ SCALARS = frozenset(
 )
 
 
+_OF_RATIONAL_FUNCTIONS = ("n", "d", "rep", "s", "grouped", "+", "*", "/", "neg", "pct", "^")
+_NARROW = ("arcsin", "arccos", "atanh")  # real between -1 and 1 only
+_EXTREMA = ("max", "min")  # which look constant on one side of a bound
 _DIGITS, _DIGITS_OF_CONSTANT = 60, 300
 _I: Node = ("k", "i")
 _SMALL_C: Node = ("s", "c")
@@ -59,17 +62,13 @@ def is_rational_function(node: Node) -> bool:
 
     Its values at random integers tell it from any other, as pi is transcendental.
     """
-    kind = node[0]
-    if kind in ("n", "d", "rep", "s", "grouped") or node == ("k", "pi"):
-        return True
-    if kind in ("+", "*"):
-        return all(is_rational_function(part) for part in node[1])
-    if kind in ("/", "neg", "pct"):
-        return all(is_rational_function(part) for part in node[1:])
-    if kind == "^":
-        exponent = node[2][1] if node[2][0] == "neg" else node[2]
-        return exponent[0] == "n" and is_rational_function(node[1])
-    return False
+    for item in subtrees(node):
+        power = item[2][1] if item[0] == "^" and item[2][0] == "neg" else item[-1]
+        whole = item[0] != "^" or power[0] == "n"
+        named = isinstance(item[0], str) and item[0] not in _OF_RATIONAL_FUNCTIONS
+        if not whole or (named and item != ("k", "pi")):
+            return False
+    return True
 
 
 def is_whole(name: str) -> bool:
@@ -83,19 +82,9 @@ def is_stepped(node: Node) -> bool:
     return alternates or _applies(node, ("floor", "ceil", "mod", "gcd", "lcm"))
 
 
-def _has_extremum(node: Node) -> bool:
-    """Whether a tree has a maximum or a minimum, which looks constant on one side of a bound."""
-    return _applies(node, ("max", "min"))
-
-
 def has_remainder(node: Node) -> bool:
     """Whether the last side of an equation, or any part of anything else, is `a mod b`."""
     return _applies(node[2][-1] if node[0] == "rel" else node, ("mod",))
-
-
-def is_narrow(node: Node) -> bool:
-    """Whether a tree has a function that is real between -1 and 1 only."""
-    return _applies(node, ("arcsin", "arccos", "atanh"))
 
 
 def _applies(node: Node, functions: tuple[str, ...]) -> bool:
@@ -108,23 +97,18 @@ def _only_cancels(a: Node, g: Node) -> bool:
 
     Letters of prose cancel as well: `(no)(0)` would be 0. One variable may: `\\sin^2 x+\\cos^2 x`.
     """
-    if next(symbols(g), None) is not None or len(set(symbols(a))) < 2:
+    if not is_constant(g) or len(set(symbols(a))) < 2:
         return False
-    return not _has_bound_variable(a)
+    return all(item[0] != "big" for item in subtrees(a))  # whose variable is no name
 
 
 def _vanishes(a: Node, g: Node) -> bool:
     """Whether `a` is a product of names with 0 and `g` a number: 0E_word states nothing."""
-    if a[0] != "*" or next(symbols(g), None) is not None:
+    if a[0] != "*" or not is_constant(g):
         return False
     if all(len(name) < 4 or name in GREEK for name in symbols(a)):
         return False  # 0x
     return ("n", 0) in a[1] or any(part[0] == "^" and part[1] == ("n", 0) for part in a[1])
-
-
-def _has_bound_variable(node: Node) -> bool:
-    """Whether a tree has a sum, a product, an integral or a limit, whose variable is no name."""
-    return any(item[0] == "big" for item in subtrees(node))
 
 
 class ScalarComparer(ABC):
@@ -174,10 +158,7 @@ class ScalarComparer(ABC):
         if a == ("k", "oo") or g == ("k", "oo") or ("neg", ("k", "oo")) in (a, g):
             return False
         if holds(a, _I) != holds(g, _I):  # a CAS writes I for i
-            if holds(a, _CAPITAL_I):
-                a = replaced(a, _CAPITAL_I, _I)
-            elif holds(g, _CAPITAL_I):
-                g = replaced(g, _CAPITAL_I, _I)
+            a, g = replaced(a, _CAPITAL_I, _I), replaced(g, _CAPITAL_I, _I)
         self.last_layer = "expression"
         verdict = None if self.only_oracle else self.expressions(a, g)
         if verdict is None and self.oracle is not None:
@@ -197,18 +178,14 @@ class ScalarComparer(ABC):
         first, second = significant_digits(a), significant_digits(g)
         if (first is None) == (second is None):
             return False
-        digits = second if first is None else first
-        other = y if first is not None else x
-        if (
-            digits is None
-            or digits < self.settings.min_significant_digits
-            or isinstance(other, int)
-        ):
+        digits = first or second or 0
+        decimal, other = (x, y) if first is not None else (y, x)
+        if digits < self.settings.min_significant_digits or isinstance(other, int):
             return False
         size = abs(Fraction(other))
         allowed = Fraction(str(self.settings.decimal_rel_tol)) * size
         # Decimals of floating point have 16 digits, of which the last ones are noise.
-        last_digits = max(2 * last_digit(x if first is not None else y, digits), size / 10**14)
+        last_digits = max(2 * last_digit(decimal, digits), size / 10**14)
         return abs(Fraction(x - y)) <= min(allowed, last_digits)
 
     def near_irrational(self, a: Node, g: Node, x: Rational | None, y: Rational | None) -> Verdict:
@@ -216,7 +193,7 @@ class ScalarComparer(ABC):
         digits = significant_digits(decimal)
         if digits is None or digits < self.settings.min_significant_digits or value is None:
             return None
-        if next(symbols(other), None) is not None:
+        if not is_constant(other):
             return None
         near = approximate(self.exact, other)
         if near is None:
@@ -235,7 +212,11 @@ class ScalarComparer(ABC):
             return False
         if names and (is_stepped(a) or is_stepped(g)) and all(is_whole(name) for name in names):
             return self.at_integers(a, g, sorted(names))
-        if names and (_has_extremum(a) or _has_extremum(g)) and self.differ_far_out(a, g, names):
+        if (
+            names
+            and (_applies(a, _EXTREMA) or _applies(g, _EXTREMA))
+            and self.differ_far_out(a, g, names)
+        ):
             return False
         agreed = []
         for point in range(3 if names else 1):
@@ -295,7 +276,7 @@ class ScalarComparer(ABC):
 
     def agree_at(self, a: Node, g: Node, point: int, digits: int = 0) -> Verdict:
         """Whether two expressions agree at one point: as floats, or to 3/4 of `digits` digits."""
-        narrow = is_narrow(a) or is_narrow(g)
+        narrow = _applies(a, _NARROW) or _applies(g, _NARROW)
         first = Approximate(self.exact, point, narrow=narrow, digits=digits)
         second = Approximate(self.exact, point, narrow=narrow, digits=digits)
         try:

@@ -142,3 +142,8 @@ def holds(node: Node, wanted: Node) -> bool:
 def symbols(node: Node) -> Iterator[str]:
     """Names of the variables and of the unknown functions in a tree, with repetitions."""
     return (item[1] for item in subtrees(node) if item[0] in ("s", "app"))
+
+
+def is_constant(node: Node) -> bool:
+    """Whether a tree has no variable and no unknown function."""
+    return next(symbols(node), None) is None
