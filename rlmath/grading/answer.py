@@ -18,7 +18,7 @@ from rlmath.grading.parser import Parser
 from rlmath.grading.prose import unwrapped
 from rlmath.grading.quantities_in_other_languages import in_english
 from rlmath.grading.settings import GradingSettings
-from rlmath.grading.syntax import FUNCTIONS, GREEK, Node, ParseError
+from rlmath.grading.syntax import FUNCTIONS, GREEK, Node, ParseError, words
 from rlmath.grading.unicode import to_latex, unescaped
 
 _PREFIX = re.compile(
@@ -34,14 +34,8 @@ _ANNOUNCED = re.compile(
 )
 _BARE_INTEGER = re.compile(r"[-+]?\d{1,300}", re.ASCII)
 _ALL_REALS = frozenset(("all real numbers", "all reals", "real numbers", "set of all real numbers"))
-_SHORT_WORDS = frozenset(
-    ("yes", "no", "red", "one", "two", "ten", "odd", "all", "any", "none", "true")
-)
-_FORMULA_WORDS = (
-    FUNCTIONS
-    | GREEK
-    | frozenset(("pi", "infinity", "and", "or", "in", "inf", "percent", "am", "pm", "AM", "PM"))
-)
+_SHORT_WORDS = words("yes no red one two ten odd all any none true")
+_FORMULA_WORDS = FUNCTIONS | GREEK | words("pi infinity and or in inf percent am pm AM PM")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _VOWEL = re.compile("[aeiou]")
 _ALPHABET = frozenset(

@@ -12,13 +12,7 @@ import re
 from rlmath.grading import units
 from rlmath.grading.answer import Answer, read
 from rlmath.grading.list_comparer import MAX_ITEMS
-from rlmath.grading.listing import (
-    assignments,
-    every,
-    hoisted,
-    is_listing,
-    unwrap,
-)
+from rlmath.grading.listing import assignments, every, hoisted, is_listing, unwrap
 from rlmath.grading.matrices import folded
 from rlmath.grading.options import names_another
 from rlmath.grading.quantity_comparer import QuantityComparer
@@ -84,10 +78,8 @@ class Comparer(QuantityComparer):
             if item[0] == "rel" and len(item[2]) > 2 and set(item[1]) == {"="}:
                 value = item[2][-1]
                 plain = value[1] if value[0] == "unit" else value
-                if any(
-                    is_numeric(side) and self.roughly(side, plain) is False
-                    for side in item[2][1:-1]
-                ):
+                numbers = filter(is_numeric, item[2][1:-1])
+                if any(self.roughly(side, plain) is False for side in numbers):
                     return True
         return False
 
@@ -107,17 +99,15 @@ class Comparer(QuantityComparer):
         if gold.options or answer.options:
             return self.several(answer, gold, task)
         if answer.letter and gold.letter:
-            if answer.rest and gold.rest and answer.letter == gold.letter:
+            same = answer.letter == gold.letter
+            if same and answer.rest and gold.rest:
                 return self.same(read(answer.rest, self.settings), read(gold.rest, self.settings))
-            if answer.letter == gold.letter and answer.rest:
-                if names_another(answer.rest, gold.letter):
-                    return False
-                return self.option_texts(answer.rest, "")
+            if same and answer.rest:
+                another = names_another(answer.rest, gold.letter)
+                return False if another else self.option_texts(answer.rest, "")
             if gold.rest or task == "multiple_choice":
-                return answer.letter == gold.letter
-            if answer.rest:
-                return False
-            return True if answer.letter == gold.letter and answer.plain_letter else None
+                return same
+            return False if answer.rest else same or None
         if gold.letter and gold.rest:
             return self.same(answer, read(gold.rest, self.settings))
         if answer.letter and answer.rest:
@@ -181,19 +171,15 @@ class Comparer(QuantityComparer):
         kinds = {a[0], g[0]}
         if kinds & {"tup", "setop"} or (kinds & {"set", "s"} and _domain(a, g)):
             return self.tuples(a, g)
-        if "set" in kinds:
-            return self.sets(a, g)
-        if "matrix" in kinds:
-            return self.matrices(a, g)
-        if "pieces" in kinds:
-            return self.pieces_of(a, g)
-        if kinds & {"ratio", "clock", "base"}:
-            return self.special(a, g)
-        if kinds & {"setb"}:
-            return self.regions(a, g)
-        if "empty" in kinds or "blank" in kinds or "text" in kinds:
-            return False
-        return self.scalars(a, g)
+        by_kind = {
+            "set": self.sets, "matrix": self.matrices, "pieces": self.pieces_of,
+            "ratio": self.special, "clock": self.special, "base": self.special,
+            "setb": self.same_real_set,
+        }  # fmt: skip
+        for kind, compare in by_kind.items():
+            if kind in kinds:
+                return compare(a, g)
+        return self.scalars(a, g) if kinds.isdisjoint(("empty", "blank", "text")) else False
 
 
 def _is_made_of(node: Node, *, choice: bool) -> bool:

@@ -43,7 +43,7 @@ _ROWS = frozenset(("array", "aligned", "align", "align*", "gathered", "matrix"))
 _MIXED_NAMES = re.compile(r"(?=[A-Za-z]*[b-df-hj-np-tv-z][A-Z])[A-Zb-df-hj-np-tv-z]{4,6}")
 
 
-class Atoms(Cases):
+class Factors(Cases):
     """Reads one factor."""
 
     def _is_unequal(self) -> bool:

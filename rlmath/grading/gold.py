@@ -12,6 +12,7 @@ from rlmath.grading.compare import Comparer
 from rlmath.grading.extract import extract
 from rlmath.grading.result import GoldReport
 from rlmath.grading.settings import Fallback, GradingSettings
+from rlmath.grading.syntax import words
 
 _KINDS = {
     "n": "integer", "d": "decimal", "rep": "repeating decimal", "tup": "tuple", "set": "set",
@@ -49,12 +50,9 @@ def accepted(gold: str) -> tuple[str, int]:
 
 
 # What data sets write where a problem has no final answer, and other tools for a missing value.
-_PLACEHOLDERS = frozenset(
-    (
-        *("proof", "notfound", "not found", "n/a", "no answer", "see solution", "unknown"),
-        *("nan", "null", "<na>"),
-    )
-)
+_PLACEHOLDERS = words("proof notfound n/a unknown nan null <na>") | {
+    *("not found", "no answer", "see solution")
+}
 _TAKEN_BACK = re.compile(r"\b(?:no|not|wait|actually|instead|correction|wrong)\b", re.IGNORECASE)
 _MAX_BOXES = 8
 _MAX_CHARS = 64_000  # of a gold without a box; more than any answer that can be compared

@@ -29,9 +29,9 @@ class ListComparer(PiecewiseComparer):
 
     def listings(self, a: Node, g: Node) -> Verdict:
         """Bare lists, `±` and sets of candidates; their order does not matter."""
-        regions = self.regions(a, g)
-        if regions is not None:
-            return regions
+        same_sets = self.same_real_set(a, g)
+        if same_sets is not None:
+            return same_sets
         if a[0] == "list" and g[0] in SCALARS and _is_bounded(a):
             return self.nodes(a[1][0], g)
         for one, other in ((a, g), (g, a)):
@@ -191,7 +191,7 @@ class ListComparer(PiecewiseComparer):
             return self.each(a[3], g[3])
         if "matrix" in (a[0], g[0]):
             return self.matrices(a, g)
-        verdict = self.regions(a, g)
+        verdict = self.same_real_set(a, g)
         if verdict is None and a[0] == g[0] == "setop" and a[1] == g[1] != "setminus":
             return self.unordered(_operands(a, a[1]), _operands(g, g[1]))
         return False if verdict is None else verdict

@@ -70,8 +70,6 @@ def is_label(node: Node) -> bool:
     kind = node[0]
     if kind == "app":  # p(1-p) is a product
         return node[1] != "modulo" and not any(holds(part, ("s", node[1])) for part in node[2])
-    if kind == "s":
-        return True
     if kind == "k":
         return node[1] in ("e", "i")
     if kind == "^":
@@ -85,29 +83,24 @@ def is_label(node: Node) -> bool:
         return all(part[0] in ("s", "app", "*") and is_label(part) for part in node[1])
     if kind == "setop":  # A ∪ B = {1, 2}
         return all(part[0] == "s" and len(part[1]) == 1 for part in node[2:])
-    if kind == "ratio":
-        return all(is_label(part) for part in node[1])
     if kind == "tup":
         names = [part[1] for part in node[3] if part[0] == "s"]
         turned = {"x", "y", "z"}.issuperset(names) and names != sorted(names)
         return len(names) == len(node[3]) and not turned
-    if kind == "f":
-        return node[1] in _NAMED_VALUES and all(is_label(part) for part in node[2])
-    if kind == "/":
-        return is_label(node[1]) and is_label(node[2])
+    if kind in ("ratio", "f", "/"):
+        parts = node[1:] if kind == "/" else node[-1]
+        return (kind != "f" or node[1] in _NAMED_VALUES) and all(map(is_label, parts))
     if kind == "big":  # a limit, or a sum or integral between bounds: what the value is of
-        return node[1] == "lim" or (node[2] is not None and node[3] is not None)
-    return False
+        return node[1] == "lim" or None not in node[2:4]
+    return kind == "s"
 
 
 def unwrap(node: Node) -> Node:
     """Drop an empty left side: `= 5` and `≈ 5` are 5."""
-    while (
-        node[0] == "rel" and node[2][0] == ("blank",) and len(node[1]) == 1 and node[1][0] in "=~"
-    ):
+    while node[0] == "rel" and node[2][0] == ("blank",) and node[1][0] in "=~":
+        if len(node[1]) > 1:
+            return ("rel", node[1][1:], node[2][1:])  # = 6 * 7 = 42
         node = node[2][1]
-    if node[0] == "rel" and node[2][0] == ("blank",) and node[1][0] in "=~":
-        return ("rel", node[1][1:], node[2][1:])  # = 6 * 7 = 42
     return node
 
 
@@ -153,25 +146,18 @@ def listed(node: Node) -> tuple[Node | None, list[Node]]:
     """(name, items) of `1, 2`, `x = 1, 2`, `x = 1 or x = 2`, `x = ±1` or a single value."""
     if node[0] == "set":
         return None, expand(node[1])
-    if node[0] == "rel" and set(node[1]) <= {"="} and is_label(node[2][0]):
-        value = node[2][-1]
-        return node[2][0], expand(value[1] if value[0] == "list" else (value,))
-    if node[0] != "list":
-        return None, expand((node,))
-    items = list(node[1])
+    items = node[1] if node[0] == "list" else (node,)
     first = items[0]
-    if first[0] == "rel" and set(first[1]) <= {"="} and is_label(first[2][0]):
-        label = first[2][0]
-        values: list[Node] = []
-        for item in items:
-            if item[0] == "rel":
-                if not set(item[1]) <= {"="} or item[2][0] != label:
-                    return None, expand(items)
-                values.append(item[2][-1])
-            else:
-                values.append(item)
-        return label, expand(values)
-    return None, expand(items)
+    if first[0] != "rel" or not is_label(first[2][0]):
+        return None, expand(items)
+    label = first[2][0]
+    values: list[Node] = []
+    for item in items:
+        if item[0] == "rel" and (not set(item[1]) <= {"="} or item[2][0] != label):
+            return None, expand(items)
+        value = item[2][-1] if item[0] == "rel" else item
+        values += value[1] if node[0] == "rel" and value[0] == "list" else (value,)
+    return label, expand(values)
 
 
 def assignments(node: Node) -> list[tuple[Node, Node]] | None:

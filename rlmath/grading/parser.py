@@ -6,7 +6,7 @@ the number of tokens. `syntax` lists the kinds of nodes.
 
 from __future__ import annotations
 
-from rlmath.grading.factors import Atoms, on_unit_circle
+from rlmath.grading.factors import Factors, on_unit_circle
 from rlmath.grading.lexer import Token
 from rlmath.grading.syntax import (
     CURRENCIES,
@@ -38,7 +38,7 @@ def height(node: Node) -> int:
     return deepest
 
 
-class Parser(Atoms):
+class Parser(Factors):
     """Lists, relations, unions, sums and products.
 
     Args:

@@ -41,14 +41,14 @@ class PiecewiseComparer(FamilyComparer):
         if len(others) == 1 and self.opposite(others[0], stated):
             return self.nodes(expression, other)
         rest = complement_of(others, self.exact)
-        stated_region = complement_of([stated], self.exact)
+        stated_set = complement_of([stated], self.exact)
         whole = complement_of([*others, stated], self.exact)
-        if rest is None or stated_region is None or whole is None or whole.pieces:
+        if rest is None or stated_set is None or whole is None or whole.pieces:
             return False
         again = complement_of(others, self.exact, back=True)
         if again is None:
             return False
-        same = self.pieces(again.pieces, stated_region.pieces)
+        same = self.pieces(again.pieces, stated_set.pieces)
         return every((same, self.nodes(expression, other)))
 
     def opposite(self, a: Node, g: Node) -> bool:

@@ -26,7 +26,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Region:
+class RealSet:
     """Disjoint pieces in increasing order, and the name of the variable if one was written."""
 
     pieces: tuple[Piece, ...]
@@ -37,7 +37,7 @@ class _NoOrder(Exception):
     """Two ends cannot be put in order."""
 
 
-def region(node: Node, exact: Exact) -> Region | None:
+def real_set(node: Node, exact: Exact) -> RealSet | None:
     """The set of reals that `node` describes, or None if it describes none that we can read."""
     try:
         found = _Reader(exact).read(node)
@@ -46,12 +46,12 @@ def region(node: Node, exact: Exact) -> Region | None:
     return found
 
 
-def complement_of(nodes: list[Node], exact: Exact, *, back: bool = False) -> Region | None:
+def complement_of(nodes: list[Node], exact: Exact, *, back: bool = False) -> RealSet | None:
     """The reals outside the union of these sets (`back`: the union); None if one is no set."""
     reader = _Reader(exact)
     try:
-        regions = [reader.read(node) for node in nodes]
-        known = [found for found in regions if found is not None]
+        sets = [reader.read(node) for node in nodes]
+        known = [found for found in sets if found is not None]
         if len(known) != len(nodes):
             return None
         union = reader.union(known)
@@ -131,25 +131,25 @@ class _Reader:
         a, b = self.value(first), self.value(second)
         return (a > b) - (a < b)
 
-    def read(self, node: Node) -> Region | None:
+    def read(self, node: Node) -> RealSet | None:
         kind = node[0]
         if kind == "tup" and len(node[3]) == 2 and node[1] in "([" and node[2] in ")]":
             low, high = node[3]
             if self.order(low, high) >= 0 and not (node[1] == "[" and node[2] == "]"):
                 return None
-            return Region((Piece(low, node[1] == "[", high, node[2] == "]"),), "")
+            return RealSet((Piece(low, node[1] == "[", high, node[2] == "]"),), "")
         if kind == "set":
-            return self.union([Region((Piece(item, True, item, True),), "") for item in node[1]])
+            return self.union([RealSet((Piece(item, True, item, True),), "") for item in node[1]])
         if kind == "s" and node[1] in ("domain_R", "domain_R+"):
             start: Node = _MINUS if node[1] == "domain_R" else ("n", 0)
-            return Region((Piece(start, False, _PLUS, False),), "")
+            return RealSet((Piece(start, False, _PLUS, False),), "")
         readers = {
             "setop": self.operation, "rel": self.relation, "setb": self.builder,
             "list": self.listing,
         }  # fmt: skip
         return readers[kind](node) if kind in readers else None
 
-    def operation(self, node: Node) -> Region | None:
+    def operation(self, node: Node) -> RealSet | None:
         first, second = self.operand(node[2]), self.operand(node[3])
         if first is None or second is None:
             return None
@@ -159,13 +159,13 @@ class _Reader:
             second = self.complement(second)
         return self.intersection(first, second)
 
-    def operand(self, node: Node) -> Region | None:
+    def operand(self, node: Node) -> RealSet | None:
         """One side of a union; `{3}` in plain braces has been read as the number 3."""
         if is_numeric(node, constants=True):
-            return Region((Piece(node, True, node, True),), "")
+            return RealSet((Piece(node, True, node, True),), "")
         return self.read(node)
 
-    def builder(self, node: Node) -> Region | None:
+    def builder(self, node: Node) -> RealSet | None:
         head, condition = node[1], node[2]
         found = self.read(condition)
         if found is None:
@@ -178,7 +178,7 @@ class _Reader:
             head = head[2][0]
         return found if head[0] == "s" and found.variable in ("", head[1]) else None
 
-    def listing(self, node: Node) -> Region | None:
+    def listing(self, node: Node) -> RealSet | None:
         """`x > 3 or x < 1` is a union; `x > 1, x < 3` is an intersection."""
         if not all(item[0] == "rel" and not set(item[1]) <= {"=", "~"} for item in node[1]):
             return None
@@ -188,18 +188,18 @@ class _Reader:
             return None
         return self.union(known) if node[2] == "or" else self.all_of(parts)
 
-    def relation(self, node: Node) -> Region | None:
+    def relation(self, node: Node) -> RealSet | None:
         operators, sides = node[1], node[2]
         if operators == ("in",):
             name = _variable(sides[0])
             inner = self.read(sides[1]) if name else None
-            return None if inner is None else Region(inner.pieces, name)
+            return None if inner is None else RealSet(inner.pieces, name)
         if len(operators) > 2:
             return None
         pairs = zip(operators, sides, sides[1:], strict=False)
         return self.all_of([self.compared(*pair) for pair in pairs])
 
-    def all_of(self, parts: list[Region | None]) -> Region | None:
+    def all_of(self, parts: list[RealSet | None]) -> RealSet | None:
         """The intersection of sets; None if one is no set."""
         result = parts[0]
         for part in parts[1:]:
@@ -208,7 +208,7 @@ class _Reader:
             result = self.intersection(result, part)
         return result
 
-    def compared(self, operator: str, left: Node, right: Node) -> Region | None:
+    def compared(self, operator: str, left: Node, right: Node) -> RealSet | None:
         """Where `x < b`, `|x - a| < b` or `x^2 < b` holds; None if it is none of these."""
         if (
             not _variable(left)
@@ -225,7 +225,7 @@ class _Reader:
         line = self.line(left[2][0])
         return None if line is None else self.symmetric(*line, operator, right)
 
-    def parabola(self, operator: str, node: Node) -> Region | None:
+    def parabola(self, operator: str, node: Node) -> RealSet | None:
         """`x^2 < 4` with rational coefficients; None if it is no quadratic inequality."""
         names = set(symbols(node))
         if len(names) != 1 or operator not in ("<", "<=", ">", ">=") or not _is_polynomial(node):
@@ -247,9 +247,9 @@ class _Reader:
         low, high = ("+", (middle, ("neg", spread))), ("+", (middle, spread))
         closed = operator in ("<=", ">=")
         if (a > 0) == (operator in ("<", "<=")):
-            return Region((Piece(low, closed, high, closed),), name)
+            return RealSet((Piece(low, closed, high, closed),), name)
         outside = (Piece(_MINUS, False, low, closed), Piece(high, closed, _PLUS, False))
-        return Region(outside, name)
+        return RealSet(outside, name)
 
     def line(self, node: Node) -> tuple[str, Fraction, Node] | None:
         """(name, slope, offset) of a linear expression in one variable."""
@@ -270,7 +270,7 @@ class _Reader:
 
     def symmetric(
         self, name: str, slope: Fraction, offset: Node, operator: str, bound: Node
-    ) -> Region | None:
+    ) -> RealSet | None:
         if self.value(bound) < 0 or (self.value(bound) == 0 and operator not in (">", "<=")):
             return None
         factor: Node = ("/", ("n", slope.denominator), ("n", abs(slope.numerator)))
@@ -279,24 +279,24 @@ class _Reader:
         high: Node = ("*", (factor, ("+", (sign, bound))))
         closed = operator in ("<=", ">=")
         if operator in ("<", "<="):
-            return Region((Piece(low, closed, high, closed),), name)
+            return RealSet((Piece(low, closed, high, closed),), name)
         outside = [Piece(_MINUS, False, low, closed), Piece(high, closed, _PLUS, False)]
-        return self.union([Region((piece,), name) for piece in outside])
+        return self.union([RealSet((piece,), name) for piece in outside])
 
-    def half_line(self, name: str, operator: str, bound: Node) -> Region | None:
+    def half_line(self, name: str, operator: str, bound: Node) -> RealSet | None:
         if operator not in ("<", "<=", ">", ">=", "!="):
             return None
         self.value(bound)
         if operator == "!=":
-            return self.complement(Region((Piece(bound, True, bound, True),), name))
+            return self.complement(RealSet((Piece(bound, True, bound, True),), name))
         if operator in ("<", "<="):
-            return Region((Piece(_MINUS, False, bound, operator == "<="),), name)
-        return Region((Piece(bound, operator == ">=", _PLUS, False),), name)
+            return RealSet((Piece(_MINUS, False, bound, operator == "<="),), name)
+        return RealSet((Piece(bound, operator == ">=", _PLUS, False),), name)
 
     # -- set algebra
 
-    def union(self, regions: list[Region]) -> Region:
-        pieces = [piece for found in regions for piece in found.pieces]
+    def union(self, sets: list[RealSet]) -> RealSet:
+        pieces = [piece for found in sets for piece in found.pieces]
         pieces.sort(key=cmp_to_key(self.by_start))
         merged: list[Piece] = []
         for piece in pieces:
@@ -312,15 +312,15 @@ class _Reader:
                     merged[-1] = Piece(last.low, last.low_closed, high, closed)
                     continue
             merged.append(piece)
-        names = {found.variable for found in regions} - {""}
+        names = {found.variable for found in sets} - {""}
         if len(names) > 1:
             raise _NoOrder
-        return Region(tuple(merged), next(iter(names), ""))
+        return RealSet(tuple(merged), next(iter(names), ""))
 
     def by_start(self, a: Piece, b: Piece) -> int:
         return self.order(a.low, b.low) or (b.low_closed - a.low_closed)
 
-    def complement(self, found: Region) -> Region:
+    def complement(self, found: RealSet) -> RealSet:
         pieces: list[Piece] = []
         low, closed = _MINUS, False
         for piece in found.pieces:
@@ -329,8 +329,8 @@ class _Reader:
             low, closed = piece.high, not piece.high_closed
         if _infinite(low) <= 0:
             pieces.append(Piece(low, closed, _PLUS, False))
-        return Region(tuple(pieces), found.variable)
+        return RealSet(tuple(pieces), found.variable)
 
-    def intersection(self, a: Region, b: Region) -> Region:
+    def intersection(self, a: RealSet, b: RealSet) -> RealSet:
         outside = self.union([self.complement(a), self.complement(b)])
-        return Region(self.complement(outside).pieces, outside.variable)
+        return RealSet(self.complement(outside).pieces, outside.variable)

@@ -6,15 +6,12 @@ from typing import Any
 
 from rlmath.grading.arith import approximate
 from rlmath.grading.listing import difference, every, is_label, unwrap
-from rlmath.grading.real_sets import Piece, is_worded, linear_root, region
+from rlmath.grading.real_sets import Piece, is_worded, linear_root, real_set
 from rlmath.grading.scalars import SCALARS, ScalarComparer, Verdict, last_digit
-from rlmath.grading.syntax import TURNED, Node, holds, is_constant, is_numeric, symbols
+from rlmath.grading.syntax import TURNED, Node, holds, is_constant, is_numeric, symbols, words
 
-_PHYSICAL = frozenset(
-    (
-        *("g", "c", "h", "e", "k", "G", "R", "g_0", "k_B", "k_e", "m_e", "m_p", "N_A", "R_E"),
-        *("M_E", "R_s", "M_s", "hbar", "epsilon_0", "mu_0", "sigma", "sigma_B"),
-    )
+_PHYSICAL = words(
+    """g c h e k G R g_0 k_B k_e m_e m_p N_A R_E M_E R_s M_s hbar epsilon_0 mu_0 sigma sigma_B"""
 )
 _COARSELY = 0.34  # after a name: 0.15 \approx 0.2
 
@@ -22,9 +19,9 @@ _COARSELY = 0.34  # after a name: 0.15 \approx 0.2
 class RelationComparer(ScalarComparer):
     """Compares statements about variables."""
 
-    def regions(self, a: Node, g: Node) -> Verdict:
+    def same_real_set(self, a: Node, g: Node) -> Verdict:
         """Subsets of the real line: intervals, unions, inequalities. None if one is none."""
-        one, two = region(a, self.exact), region(g, self.exact)
+        one, two = real_set(a, self.exact), real_set(g, self.exact)
         if one is None or two is None:
             return None
         if one.variable and two.variable and one.variable != two.variable:
@@ -40,9 +37,9 @@ class RelationComparer(ScalarComparer):
 
     def relations(self, a: Node, g: Node) -> Verdict:
         if a[0] == "rel" and g[0] == "rel":
-            regions = self.regions(a, g)
-            if regions is not None:
-                return regions
+            same_sets = self.same_real_set(a, g)
+            if same_sets is not None:
+                return same_sets
             if set(a[1]) <= {"=", "~"} and set(g[1]) <= {"=", "~"}:
                 return self.equations(a, g)
             same_way = self.each(a[2], g[2]) if a[1] == g[1] else False
@@ -54,7 +51,7 @@ class RelationComparer(ScalarComparer):
             return self.inequalities(a, g) if len(a[1]) == len(g[1]) == 1 else same_way
         stated, plain = (a, g) if a[0] == "rel" else (g, a)
         if not set(stated[1]) <= {"=", "~"}:
-            verdict = self.regions(a, g)
+            verdict = self.same_real_set(a, g)
             return self.between(stated, plain) if verdict is None else verdict
         label, value = self.assignment(stated)
         if value is None:
