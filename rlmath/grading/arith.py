@@ -8,6 +8,7 @@ equalities cheaply, or in mpmath's numbers to as many digits as are asked for.
 from __future__ import annotations
 
 import cmath
+import contextlib
 import math
 import threading
 import zlib
@@ -366,10 +367,8 @@ class Approximate(Exact):
 
     def root(self, value: Any, degree: Any) -> Any:
         if isinstance(value, int | Fraction) and isinstance(degree, int):
-            try:
+            with contextlib.suppress(Undecidable):
                 return self.literal(super().root(_tidy(value), degree))
-            except Undecidable:
-                pass
         value, degree = self.complex(value), self.complex(degree)
         if value.imag == 0 and value.real < 0 and degree.real % 2 == 1 and degree.imag == 0:
             return -((-value.real) ** (1 / degree.real))
@@ -394,10 +393,8 @@ class Approximate(Exact):
 
     def gamma(self, name: str, args: list[Any]) -> Any:
         if all(isinstance(a, int | Fraction) for a in args):
-            try:
+            with contextlib.suppress(Undecidable):
                 return self.literal(super().function(name, args))
-            except Undecidable:
-                pass
         values = [self.complex(a) for a in args]
         if any(v.imag for v in values) or name == "factorial2":
             raise Undecidable

@@ -30,50 +30,43 @@ class Quantities(Numerals):
     """Reads what follows a number or a symbol."""
 
     def unit_ahead(self, token: Token, product: Node) -> bool:
-        numeric = is_numeric(product)
-        if token.kind == "text":
-            word = token.value.lower()
-            if word in STOP_WORDS or token.value in FUNCTIONS:
+        numeric, kind, value = is_numeric(product), token.kind, token.value
+        if kind == "text":
+            if value.lower() in STOP_WORDS or value in FUNCTIONS:
                 return False
-            return len(token.value) > 1 or (
-                numeric and (token.value in SMALL_UNITS or not token.value.isascii())
-            )
-        if token.kind == "word":
-            if numeric and token.spaced and token.value in SMALL_UNITS:
-                return not self.inner and _is_literal(product) and self.closes_with_unit()
-            if not numeric or len(token.value) < 2 or token.value in STOP_WORDS:
-                return False
-            if token.value == "of" and token.spaced:
-                return True
-            if token.value == "min" and not self.at("op", "(", 1):
-                return True
-            if token.value in FUNCTIONS or token.value in CONSTANTS or token.value in GREEK:
-                return False
-            if token.value in units.LETTER_PRODUCTS or self.inner:
-                return False
-            if token.value == "hr" and self.at("op", "^", 1):
-                return False  # the volume of a cone: pi hr^2 / 3
-            if units.is_unit_word(token.value) or token.value.lower() in units.ORDINALS:
-                return True
-            return token.spaced and token.value[1:].islower() and self.is_noun(token.value, product)
-        if token.kind == "op":
-            if token.value in CURRENCIES or token.value == "%":
-                return True
-            if token.value == "(" and numeric:
+            return len(value) > 1 or (numeric and (value in SMALL_UNITS or not value.isascii()))
+        if kind == "word":
+            return numeric and self.unit_word_ahead(token, product)
+        if kind == "op":
+            if value == "(" and numeric:
                 return self.bracketed_words() > 0
-            if token.value == "{" and numeric:
+            if value == "{" and numeric:
                 return self.braced_unit()
-            return len(token.value) == 1 and "\u0400" <= token.value <= "\ud7ff"
-        if token.kind == "cmd" and token.value == "frac" and numeric:
+            return value in CURRENCIES or value == "%" or _is_foreign(value)
+        if not numeric or kind != "cmd":
+            return False
+        if value == "frac":
             return bool(self.unit_fraction())
-        if token.kind == "cmd" and token.value == "mu" and numeric:
+        if value == "mu":
             return self.peek(1).is_word
-        return (
-            token.kind == "cmd"
-            and numeric
-            and token.value in ("AA", "Omega")
-            and self.size - self.position < 3
-        )
+        return value in ("AA", "Omega") and self.size - self.position < 3
+
+    def unit_word_ahead(self, token: Token, number: Node) -> bool:
+        value = token.value
+        if token.spaced and value in SMALL_UNITS:
+            return not self.inner and _is_literal(number) and self.closes_with_unit()
+        if len(value) < 2 or value in STOP_WORDS:
+            return False
+        if (value == "of" and token.spaced) or (value == "min" and not self.at("op", "(", 1)):
+            return True
+        named = value in FUNCTIONS or value in CONSTANTS or value in GREEK
+        if named or value in units.LETTER_PRODUCTS or self.inner:
+            return False
+        if value == "hr" and self.at("op", "^", 1):
+            return False  # the volume of a cone: pi hr^2 / 3
+        if units.is_unit_word(value) or value.lower() in units.ORDINALS:
+            return True
+        return token.spaced and value[1:].islower() and self.is_noun(value, number)
 
     def is_noun(self, word: str, number: Node) -> bool:
         """Whether a bare word after a number is one, and no product of names: not `mgh`."""
@@ -88,13 +81,10 @@ class Quantities(Numerals):
         """Whether `m`, `m^2` or `m/s` is all that follows: a unit and no variable."""
         offset = 1
         while (token := self.peek(offset)) is not END:
-            if token.kind == "word":
-                if token.value not in SMALL_UNITS:
-                    return False
-            elif token.kind == "num":
-                if not (self.at("op", "^", offset - 1) or self.at("op", "-", offset - 1)):
-                    return False
-            elif token.kind != "op" or token.value not in "/^{}-":
+            raised = self.at("op", "^", offset - 1) or self.at("op", "-", offset - 1)
+            sign = token.kind == "op" and token.value in "/^{}-"
+            unit = token.kind == "word" and token.value in SMALL_UNITS
+            if not (sign or unit or (token.kind == "num" and raised)):
                 return False
             offset += 1
         return True
@@ -102,12 +92,9 @@ class Quantities(Numerals):
     def bracketed_words(self) -> int:
         """Number of tokens of `(red apples)` if such a note comes next, else 0."""
         offset = 1
-        while (token := self.peek(offset)).is_word or (
-            token.kind == "op" and token.value in "-'.&,"
-        ):
-            if token.kind != "op" and len(token.value) < 2 and offset == 1:
-                return 0
-            if token.value.lower() in wording.STOPS:
+        while (token := self.peek(offset)).is_word or token[:2] in _IN_NOTES:
+            letter = token.is_word and len(token.value) < 2 and offset == 1
+            if letter or token.value.lower() in wording.STOPS:
                 return 0
             offset += 1
         if offset == 1 or not self.at("op", ")", offset):
@@ -144,20 +131,15 @@ class Quantities(Numerals):
                 ordinal = not words_found and glued and lowered in units.ORDINALS
                 words_found.append("-" + lowered if ordinal else value)
                 self.position += 1
-            elif kind == "op" and value in CURRENCIES:
+            elif kind == "op" and _is_foreign(value) and words_found and not token.spaced:
+                words_found[-1] += value
+                self.position += 1
+            elif (
+                (kind == "op" and (value in CURRENCIES or _is_foreign(value)))
+                or (kind == "cmd" and value in ("AA", "Omega", "mu"))
+                or (token[:2] == ("op", "/") and self.peek(1).is_word)
+            ):
                 words_found.append(value)
-                self.position += 1
-            elif kind == "op" and len(value) == 1 and "\u0400" <= value <= "\ud7ff":
-                if words_found and not token.spaced:
-                    words_found[-1] += value
-                else:
-                    words_found.append(value)
-                self.position += 1
-            elif kind == "cmd" and value in ("AA", "Omega", "mu"):
-                words_found.append(value)
-                self.position += 1
-            elif kind == "op" and value == "/" and self.peek(1).is_word:
-                words_found.append("/")
                 self.position += 1
             elif (
                 kind == "op"
@@ -274,6 +256,11 @@ class Quantities(Numerals):
         node = self.script()
         self.depth -= 1
         return node
+
+
+def _is_foreign(sign: str) -> bool:
+    """Whether a sign is a letter beyond Latin and Greek: of a unit or a counter."""
+    return len(sign) == 1 and "\u0400" <= sign <= "\ud7ff"
 
 
 def _is_literal(node: Node) -> bool:

@@ -63,6 +63,11 @@ _DOUBLED = re.compile(r"\\\\(?=[a-zA-Z]{2,}|[{}%$,;!])")
 _TABLE = str.maketrans({**_SIGNS, **_INVISIBLE})
 
 
+def _plain(text: str) -> str:
+    """Superscripts or subscripts as plain signs."""
+    return "".join(_SUPERSCRIPTS.get(c) or _SUBSCRIPTS[c] for c in text)
+
+
 def _fraction(text: str) -> str:
     top, bottom = text.split("/")
     return rf"\frac{{{top}}}{{{bottom}}}"
@@ -98,18 +103,9 @@ def to_latex(text: str) -> str:
     text = _OVERLINED.sub(lambda m: r"\overline{" + m[1].replace("\u0305", "") + "}", text)
     text = _COMBINING_DOT.sub(r"\\dot{\1}", text)
     text = _MIXED_VULGAR.sub(lambda m: m[1] + _fraction(_VULGAR[m[2]]), text)
-    text = _STACKED.sub(
-        lambda m: (
-            r"{\frac{"
-            + "".join(_SUPERSCRIPTS[c] for c in m[1])
-            + "}{"
-            + "".join(_SUBSCRIPTS[c] for c in m[2])
-            + "}}"
-        ),
-        text,
-    )
-    text = _RAISED.sub(lambda m: "^{" + "".join(_SUPERSCRIPTS[c] for c in m[0]) + "}", text)
-    text = _LOWERED.sub(lambda m: "_{" + "".join(_SUBSCRIPTS[c] for c in m[0]) + "}", text)
+    text = _STACKED.sub(lambda m: f"{{\\frac{{{_plain(m[1])}}}{{{_plain(m[2])}}}}}", text)
+    text = _RAISED.sub(lambda m: f"^{{{_plain(m[0])}}}", text)
+    text = _LOWERED.sub(lambda m: f"_{{{_plain(m[0])}}}", text)
     text = _ROOT.sub(lambda m: m[1] + "{" + m[2] + "}", text)
     text = text.translate(_TABLE)
     if text.isascii():
