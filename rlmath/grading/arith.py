@@ -57,6 +57,9 @@ def integer_root(value: int, degree: int) -> int | None:
     return low if low**degree == value else None
 
 
+_OF_ONE_NUMBER: dict[str, Any] = {"abs": abs, "floor": math.floor, "ceil": math.ceil}
+
+
 class Exact:
     """Rational arithmetic with a limit on the size of every intermediate number."""
 
@@ -154,16 +157,12 @@ class Exact:
         first = args[0]
         if name == "root" and isinstance(args[1], int):
             return self.root(first, args[1])
-        if name == "abs":
-            return first if first >= 0 else -first
-        if name == "floor":
-            return math.floor(first)
-        if name == "ceil":
-            return math.ceil(first)
         if name == "sgn":
             return (first > 0) - (first < 0)
         if name in ("min", "max"):
             return min(args) if name == "min" else max(args)
+        if name in _OF_ONE_NUMBER:
+            return _OF_ONE_NUMBER[name](first)
         if any(not isinstance(a, int) for a in args):
             raise Undecidable
         whole = [int(a) for a in args]

@@ -80,7 +80,7 @@ def extract(
     if "\b" in text:  # a string literal ate the backslash of \\boxed
         text = text.replace("\boxed", "\\boxed")
     if "~" in text and "~~" in text:  # one sign is found much faster than two
-        unstruck = struck.without_struck_boxes(text, boxes)
+        unstruck = struck.without_struck_boxes(text)
         if unstruck is None:
             return Extraction("", "box")
         text = unstruck

@@ -56,12 +56,11 @@ def _bits(node: Node) -> float:
         return 4.0 * len(node[1])
     if kind == "^":
         base, exponent = _bits(node[1]), _bits(node[2])
-        if _is_constant(node[2]):
-            size = _value(exponent)
-            if _is_constant(node[1]):
-                return _bounded(max(base, 1.0) * size)
-            if size > MAX_SYMBOLIC_POWER and node[2][0] == "n":
-                raise TooCostly(f"a power of {size:.3g} of a sum; at most {MAX_SYMBOLIC_POWER:.0f}")
+        size = _value(exponent)
+        if _is_constant(node):
+            return _bounded(max(base, 1.0) * size)
+        if size > MAX_SYMBOLIC_POWER and node[2][0] == "n":
+            raise TooCostly(f"a power of {size:.3g} of a sum; at most {MAX_SYMBOLIC_POWER:.0f}")
         return _bounded(base + exponent)
     if kind == "f" and node[1] in ("factorial", "factorial2", "binom"):
         size = max(_value(_bits(part)) for part in node[2])

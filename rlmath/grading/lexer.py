@@ -103,6 +103,7 @@ _PUNCTUATION = frozenset(("", ".", ",", ";", ":", "!", "?"))
 _GROUPING = re.compile(r"\{,\}|\\[!,;: ]| ")
 _LAYOUT = re.compile(r"~|\\[, ]")
 _WORD_STYLES = ("text", "mbox", "hbox", "mathrm", "operatorname", "emph", "rm", "mathbf")
+_ORDINALS = words("st nd rd th")
 _WORDY = re.compile(r"[^\W\d_]")
 
 
@@ -245,7 +246,8 @@ class _Lexer:
                 if first < len(self.tokens):
                     self.tokens[first] = self.tokens[first]._replace(spaced=True)
         elif wordy and not set("\\{") & set(stripped) and (len(stripped) > 1 or name != "mathbf"):
-            self.add("text", stripped, True)
+            ordinal = content in _ORDINALS and not spaced  # 3\text{rd}
+            self.add("word" if ordinal else "text", stripped, not ordinal)
         elif nesting < 8:
             # braces keep `\mathbf{ab}^2` together; they vanish in the parser
             self.add("op", "{", spaced)

@@ -159,16 +159,10 @@ class Numerals(TokenStream):
             self.position += 1
             return repeating(head, self.digits())
         period = ""
-        while True:
-            if self.at("cmd", "dot"):
-                self.position += 1
-                period += self.digits()
-                if len(period) > 1 and not self.at("cmd", "dot"):
-                    break
-            elif period and self.peek().kind == "num" and self.at("cmd", "dot", 1):
-                period += self.peek().value
-                self.position += 1
-            else:
+        while self.at("cmd", "dot") or (period and self.at("cmd", "dot", 1)):
+            dotted = self.take("cmd", "dot")
+            period += self.digits()
+            if dotted and len(period) > 1 and not self.at("cmd", "dot"):
                 break
         return repeating(head, period)
 

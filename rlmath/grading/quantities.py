@@ -127,8 +127,7 @@ class Quantities(Numerals):
                     break
                 if any(word in wording.STOPS for word in lowered.replace("/", " ").split()):
                     raise ParseError("a hedge after a number")
-                glued = kind == "text" or not token.spaced
-                ordinal = not words_found and glued and lowered in units.ORDINALS
+                ordinal = not words_found and not token.spaced and lowered in units.ORDINALS
                 words_found.append("-" + lowered if ordinal else value)
                 self.position += 1
             elif kind == "op" and _is_foreign(value) and words_found and not token.spaced:

@@ -33,6 +33,10 @@ _FUNCTIONS: dict[str, Any] = {
 }  # fmt: skip
 
 
+_STEPPED = (sp.floor, sp.ceiling, sp.factorial, sp.factorial2, sp.Mod, sp.Sum, sp.Product)
+_NARROW = (sp.asin, sp.acos, sp.atanh)  # real between -1 and 1 only
+
+
 class Unsupported(Exception):
     """The tree has no SymPy counterpart here."""
 
@@ -90,21 +94,15 @@ def _function(name: str, args: list[Any]) -> Any:
 
 def _big(node: Node) -> Any:
     _, name, below, above, body = node
-    if name == "lim":
-        if below is None or below[0] != "rel" or below[1] != ("to",):
-            raise Unsupported("limit")
+    if name == "lim" and below is not None and below[:2] == ("rel", ("to",)):
         return sp.limit(build(body), build(below[2][0]), build(below[2][1]))
-    if name in ("sum", "prod"):
-        if below is None or above is None or below[0] != "rel" or below[1] != ("=",):
-            raise Unsupported(name)
+    if name in ("sum", "prod") and above is not None and below and below[:2] == ("rel", ("=",)):
         limits = (build(below[2][0]), build(below[2][1]), build(above))
         if limits[1].is_Integer and limits[2].is_Integer and limits[2] - limits[1] > _MAX_TERMS:
             raise Unsupported("a long sum")
         return (sp.Sum if name == "sum" else sp.Product)(build(body), limits).doit()
-    if name == "int":
+    if name == "int" and below is not None and above is not None:
         integrand, variable = _integrand(body)
-        if below is None or above is None:
-            raise Unsupported("indefinite integral")
         return sp.integrate(integrand, (variable, build(below), build(above)))
     raise Unsupported(name)
 
@@ -148,12 +146,10 @@ def equal(first: Node, second: Node) -> bool | None:
 
 def _numerically(a: Any, b: Any) -> bool | None:
     names = sorted(a.free_symbols | b.free_symbols, key=str)
-    stepped = (sp.floor, sp.ceiling, sp.factorial, sp.factorial2, sp.Mod, sp.Sum, sp.Product)
-    steps = a.has(*stepped) or b.has(*stepped) or _alternates(a) or _alternates(b)
+    steps = a.has(*_STEPPED) or b.has(*_STEPPED) or _alternates(a) or _alternates(b)
     whole = steps and all(is_whole(str(name)) for name in names)
     source = random.Random(20_240_607)
-    narrow = a.has(sp.asin, sp.acos, sp.atanh) or b.has(sp.asin, sp.acos, sp.atanh)
-    bottom = 120_011 if narrow else 40_009
+    bottom = 120_011 if a.has(*_NARROW) or b.has(*_NARROW) else 40_009
     agreed = 0
     for _ in range((_POINTS + 4 if whole else _POINTS) if names else 1):
         if whole:
@@ -172,15 +168,16 @@ def _numerically(a: Any, b: Any) -> bool | None:
 
 
 def _close(x: Any, y: Any) -> bool:
-    """Equal to about 45 digits. A value without a correct digit is a rounded zero."""
+    """Equal to about 45 digits."""
     x, y = (_rounded(v) for v in (x, y))
     size = max(abs(x), abs(y))
     return bool(abs(x - y) <= size * sp.Float(10) ** (15 - _DIGITS))
 
 
 def _rounded(value: Any) -> Any:
-    parts = [sp.S.Zero if getattr(p, "_prec", 2) == 1 else p for p in value.as_real_imag()]
-    return parts[0] + sp.I * parts[1]
+    """A value in which a part without a correct digit is 0."""
+    real, imaginary = (0 if getattr(p, "_prec", 2) == 1 else p for p in value.as_real_imag())
+    return real + sp.I * imaginary
 
 
 def _alternates(expression: Any) -> bool:
@@ -202,3 +199,6 @@ def warm_up() -> None:
     equal(("+", (square, ("^", ("f", "cos", (x,)), ("n", 2)))), ("n", 1))
     equal(("f", "root", (("n", 2), ("n", 2))), ("f", "log", (("n", 2),)))
     sp.simplify(sp.Symbol("x") * sp.sqrt(2))
+    n = sp.Symbol("n")
+    sp.Sum(sp.Rational(1, 2) ** n, (n, 0, sp.oo)).doit()
+    sp.integrate(n**2, (n, 0, 1))
