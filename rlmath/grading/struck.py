@@ -22,7 +22,7 @@ def without_struck_boxes(text: str) -> str | None:
     """The text without the last boxes that stand directly in `~~`: `~~\\boxed{5}~~`.
 
     Only the last box and the 8,000 characters before it are read. None if more than a dozen are
-    struck: what is left of such a text is no answer.
+    struck behind all others: such a text states nothing.
     """
     final = last_command(text, len(text))
     if final is None:
@@ -33,8 +33,9 @@ def without_struck_boxes(text: str) -> str | None:
         for found in _STRUCK_BOX.finditer(text, low, high)
         if not is_in_formula(text[max(0, found.start() - _MAX_CHARS) : found.start()])
     ]  # in a formula, `~~` is two spaces
-    if len(struck) > _MAX_BOXES:
-        return None
+    trailing = 0  # behind the last box that is not struck
     for found in reversed(struck):
         text = f"{text[: found.start()]} {text[found.end() :]}"
-    return text
+        kept = last_command(text, len(text))
+        trailing += kept is None or kept[0] < found.start()
+    return None if trailing > _MAX_BOXES else text
