@@ -16,6 +16,7 @@ from rlmath.errors import printable
 from rlmath.monitor.digests import DigestLog, StepDigests, digest_samples
 from rlmath.monitor.files import to_json
 from rlmath.monitor.json_lines import LinesProcess
+from rlmath.monitor.phase_observers import PhaseObservers
 from rlmath.monitor.progress import ProgressDisplay
 from rlmath.monitor.prometheus import MetricsServer
 from rlmath.monitor.samples import (
@@ -58,7 +59,7 @@ class Monitor:
         self._digesting: Future[StepDigests] | None = None
         self._step = step  # The one that is being made.
         self._writer, self._display, self._runner = writer, display, runner
-        self.phase = PhaseTimer(on_phase=self._phase_begins)
+        self.phase = PhaseTimer(on_phase=self._phase_begins, observe=self._observe_phase)
         self.on_phase: list[Callable[[], None]] = []
         self.on_warning: list[Callable[[str], None]] = []
         self._texts: dict[str, str] = {}
@@ -67,6 +68,13 @@ class Monitor:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="samples")
         self._writing: Future[None] | None = None
         self._lines = LinesProcess()
+        self._observers = PhaseObservers(run_dir, self.warn)
+
+    def _observe_phase(self, name: str, seconds: float | None) -> None:
+        if seconds is None:
+            self._observers.begin(name, self._step)
+        else:
+            self._observers.end(name, self._step, seconds)
 
     def _phase_begins(self, name: str) -> None:
         self._display.phase(name)
@@ -172,6 +180,7 @@ class Monitor:
 
     def close(self) -> None:
         """End the thread once what it writes is written, and the process that wrote for it."""
+        self._observers.close()
         self._thread.shutdown(wait=True)
         self._lines.close()
 

@@ -18,12 +18,18 @@ class PhaseTimer:
         changes: How often a phase has begun or ended.
     """
 
-    def __init__(self, on_phase: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        on_phase: Callable[[str], None] | None = None,
+        observe: Callable[[str, float | None], None] | None = None,
+    ) -> None:
         """
         Args:
             on_phase: Told the name of each phase that begins, or that is gone back to.
+            observe: Told the name of each phase when it begins, with ``None``, and when it ends,
+                with its seconds, phases within it included.
         """
-        self._on_phase = on_phase
+        self._on_phase, self._observe = on_phase, observe
         self._seconds: dict[str, float] = {}
         self._open: list[str] = []
         self.changes = 0
@@ -40,10 +46,15 @@ class PhaseTimer:
         self._charge()
         self._open.append(phase)
         self._tell(phase)
+        begun = self._since
+        if self._observe is not None:
+            self._observe(phase, None)
         try:
             yield
         finally:
             self._charge()
+            if self._observe is not None:
+                self._observe(phase, self._since - begun)
             self._open.pop()
             if self._open:
                 self._tell(self._open[-1])

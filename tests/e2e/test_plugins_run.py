@@ -15,6 +15,7 @@ from rlmath.training.kept_files import kept_file
 from rlmath.utils.array_file import read_header
 from tests.e2e.runs import ROOT, metrics, quickstart_settings, rlmath
 
+REWARD = ROOT / "tests" / "e2e" / "odd_reward.py"
 EXAMPLES = ROOT / "examples" / "plugins"
 
 
@@ -34,8 +35,10 @@ def settings(material: Path, mine: Path) -> list[str]:
         "runner.save_every=1",
         "runner.check_export_sequences=0",
         "algorithm.minibatches_per_step=2",
+        # A model that has not learned yet gets rewards that differ.
+        f"reward.items=[{{name: '{REWARD}:odd'}}]",
         # By name, and directly.
-        f"plugins=[{mine / 'loss.py'},{mine / 'step_check.py'}]",
+        f"plugins=[{mine / 'loss.py'},{mine / 'step_check.py'},{mine / 'phase_observer.py'}]",
         f"runner.trackers=[tensorboard,{mine / 'tracker.py'}:CsvTracker]",
         "algorithm.loss=soft_clip",
         "algorithm.loss_options.limit=0.25",
@@ -60,11 +63,13 @@ def test_ranks_train_with_what_the_files_register(run_dir: Path, mine: Path) -> 
     lines = metrics(run_dir)
     assert len(lines) == 2
     # Only this loss counts it.
-    assert all("train/beyond_limit" in line for line in lines), sorted(lines[0])
+    named = [name for name in lines[0] if "beyond_limit" in name]
+    assert named == ["train/beyond_limit"], sorted(lines[0])[-60:]
     assert all("sampling/dropped_little_spread" in line for line in lines)
     saved = OmegaConf.load(run_dir / "config.yaml")
     assert saved.algorithm.loss_options == {"limit": 0.25}
-    assert set(saved.plugin_hashes) == {str(one) for one in mine.glob("*.py")}
+    assert set(saved.plugin_hashes) == {str(one) for one in (REWARD, *mine.glob("*.py"))}
+    assert (run_dir / "trace.json").read_text().count('"name": "generate"') >= 2
     assert all("checks/echoes" in line for line in lines)
     assert (run_dir / "metrics.csv").read_text().count("checks/echoes") == 2
     # As do the kept batches and the checkpoints.

@@ -56,8 +56,8 @@ def test_examples_hold_the_invariants_and_are_short(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert len(file.read_text().splitlines()) < 40
-    if file.stem == "step_check":
-        return
+    if file.stem in ("step_check", "phase_observer"):
+        return  # They are called below.
     assert check_plugin(str(file), tmp_path, on_ranks=False) == 0
     printed = capsys.readouterr().out
     assert "ok" in printed and "FAILED" not in printed
