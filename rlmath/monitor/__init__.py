@@ -1,7 +1,7 @@
 """What a run shows: metrics, samples, curves, a display, a summary."""
 
 from rlmath.monitor.curves import plot_curves
-from rlmath.monitor.monitor import WARNINGS_FILE, Monitor, open_monitor
+from rlmath.monitor.monitor import WARNINGS_FILE, Listeners, Monitor, open_monitor
 from rlmath.monitor.progress import ProgressDisplay
 from rlmath.monitor.samples import read_samples, sample_as_text, write_samples
 from rlmath.monitor.summary import read_summary, update_summary
@@ -11,6 +11,7 @@ from rlmath.monitor.writer import DECISIONS_FILE, MetricsWriter, read_metrics, s
 __all__ = [
     "DECISIONS_FILE",
     "WARNINGS_FILE",
+    "Listeners",
     "MetricsWriter",
     "Monitor",
     "PhaseTimer",

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from omegaconf import MISSING
@@ -35,13 +36,21 @@ WARNINGS_FILE = "warnings.jsonl"
 _LOOK_AT_SIZES_EVERY = 100
 
 
-class Monitor:
-    """Shows and records a run. Made by :func:`open_monitor`.
+@dataclass(frozen=True)
+class Listeners:
+    """Who else is told.
 
     Attributes:
-        on_phase: Called whenever a phase begins.
-        on_warning: Called with each warning.
+        phase: Called whenever a phase begins.
+        warning: Called with each warning.
     """
+
+    phase: Callable[[], object] = lambda: None
+    warning: Callable[[str], object] = lambda _: None
+
+
+class Monitor:
+    """Shows and records a run. Made by :func:`open_monitor`."""
 
     def __init__(
         self,
@@ -52,16 +61,15 @@ class Monitor:
         step: int,
         digests: DigestLog,
         server: MetricsServer | None = None,
+        listeners: Listeners = Listeners(),
     ) -> None:
-        self._server = server
+        self._server, self._listeners = server, listeners
         self.run_dir = run_dir
         self._digests = digests
         self._digesting: Future[StepDigests] | None = None
         self._step = step  # The one that is being made.
         self._writer, self._display, self._runner = writer, display, runner
         self.phase = PhaseTimer(on_phase=self._phase_begins, observe=self._observe_phase)
-        self.on_phase: list[Callable[[], None]] = []
-        self.on_warning: list[Callable[[str], None]] = []
         self._texts: dict[str, str] = {}
         self._tokens = 0
         self._choices: dict[str, str] = {}
@@ -80,8 +88,7 @@ class Monitor:
         self._display.phase(name)
         if self._server is not None:
             self._server.phase(name)
-        for listener in self.on_phase:
-            listener()
+        self._listeners.phase()
 
     def show_settings(self, text: str, values: Mapping[str, object]) -> None:
         """The run's settings, in TensorBoard; see :meth:`MetricsWriter.write_settings`."""
@@ -231,8 +238,7 @@ class Monitor:
             _append(self.run_dir / WARNINGS_FILE, line)
         if self._server is not None:
             self._server.warning()
-        for listener in self.on_warning:
-            listener(message)
+        self._listeners.warning(message)
         print(f"warning: {printable(message)}", file=sys.stderr, flush=True)
 
 
@@ -249,6 +255,7 @@ def open_monitor(
     last_step: int | None = None,
     line_every: int = 1,
     sampling: Callable[[], SamplingProgress | None] = lambda: None,
+    listeners: Listeners = Listeners(),
 ) -> Iterator[Monitor]:
     """A monitor for the length of a run.
 
@@ -259,6 +266,7 @@ def open_monitor(
         last_step: The step that the run continues from; ``None``: it starts over.
         line_every: Outside a terminal, a line every N steps.
         sampling: How far the sampling is; ``None``: nothing is sampled.
+        listeners: Who else is told.
     """
     folder = Path(run_dir)
     name = _name(folder, runner)
@@ -295,7 +303,8 @@ def open_monitor(
             )
             stack.callback(server.close)
         digests = DigestLog(folder, last_step)
-        monitor = Monitor(folder, writer, display, runner, (last_step or 0) + 1, digests, server)
+        step = (last_step or 0) + 1
+        monitor = Monitor(folder, writer, display, runner, step, digests, server, listeners)
         stack.enter_context(contextlib.closing(monitor))
         yield monitor
         monitor.finish_samples()

@@ -22,7 +22,7 @@ from rlmath.data.mixture import stream_of
 from rlmath.data.prompt_report import too_few
 from rlmath.evaluation.held_out import HeldOut, load_held_out
 from rlmath.evaluation.run import evaluate
-from rlmath.monitor import Monitor, open_monitor, plot_curves, read_metrics, set_aside
+from rlmath.monitor import Listeners, Monitor, open_monitor, plot_curves, read_metrics, set_aside
 from rlmath.monitor.collapse import CollapseDetectors, act
 from rlmath.rewards.base import RewardError
 from rlmath.rewards.registry import any_graded
@@ -186,16 +186,8 @@ def open_run(config: Config) -> Iterator[Training]:
             problems=[*problems, *(p for one in held_out for p in one.problems)],
             engines_read=reads,
         ) as session,
-        open_monitor(
-            run_dir,
-            config.runner,
-            steps,
-            done if checkpoint else None,
-            sampling=functools.partial(sampling_progress, session.sampling.pool),
-        ) as monitor,
         contextlib.ExitStack() as stack,
     ):
-        monitor.show_settings(to_yaml(config), attempts.flat_settings(config))
         journal = SampleJournal(run_dir / JOURNAL_FOLDER, config.runner.journal_keep_gib)
         stack.callback(journal.close)
         ledger = Ledger(run_dir / LEDGER_FILE, after)
@@ -209,15 +201,25 @@ def open_run(config: Config) -> Iterator[Training]:
             journal,
             (lambda _: None) if session.teacher is None else session.teacher.submit,
         )
-        source = GroupSource(session, sampler, monitor)
-        stack.callback(source.close)
         states: dict[str, HasState] = {
             "sampler": sampler,
             "coefficients": coefficients,
             "plugins": PluginSources(config.plugin_hashes),
         }
         saver = stack.enter_context(open_saver(config, store, session, states))
-        monitor.on_phase.append(saver.look)
+        monitor = stack.enter_context(
+            open_monitor(
+                run_dir,
+                config.runner,
+                steps,
+                done if checkpoint else None,
+                sampling=functools.partial(sampling_progress, session.sampling.pool),
+                listeners=Listeners(phase=saver.look),
+            )
+        )
+        monitor.show_settings(to_yaml(config), attempts.flat_settings(config))
+        source = GroupSource(session, sampler, monitor)
+        stack.callback(source.close)
         if checkpoint is not None:
             saver.restore(checkpoint, session.sampling.pool)
         elif config.actor.lora.init_from is not None or not reads:

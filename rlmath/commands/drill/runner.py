@@ -25,7 +25,7 @@ from rlmath.config.schema import Config
 from rlmath.data import load_problems, load_tokenizer
 from rlmath.data.mixture import stream_of
 from rlmath.errors import ComponentError, UserError
-from rlmath.monitor import Monitor, open_monitor
+from rlmath.monitor import Listeners, Monitor, open_monitor
 from rlmath.monitor.collapse import CollapseDetectors, act
 from rlmath.rollout.continuous import sampler_of
 from rlmath.rollout.weight_sync import sync_weights
@@ -184,8 +184,7 @@ class Drill:
             try:
                 if fault is not None and fault.latest == 0:
                     planted.enter_context(fault.plant(scene))
-                with self._run(folder) as run:
-                    run.monitor.on_warning.append(warnings.append)
+                with self._run(folder, Listeners(warning=warnings.append)) as run:
                     for step in range(1, last + 1):
                         if fault is not None and step == fault.from_step:
                             planted.enter_context(fault.plant(scene))
@@ -202,7 +201,7 @@ class Drill:
         return "", "", 0
 
     @contextlib.contextmanager
-    def _run(self, folder: Path) -> Iterator[_Run]:
+    def _run(self, folder: Path, listeners: Listeners) -> Iterator[_Run]:
         """A run that begins: all that an earlier one has changed is as at the start."""
         config, session = self._scene.config, self._scene.session
         data = config.data
@@ -211,7 +210,7 @@ class Drill:
         stream = stream_of(problems, data.train_weights, data.seed, data.shuffle)
         self._reset()
         runner = dataclasses.replace(config.runner, run_dir=str(folder))
-        with open_monitor(folder, runner, config.runner.steps, None) as monitor:
+        with open_monitor(folder, runner, config.runner.steps, listeners=listeners) as monitor:
             sampler = sampler_of(config, stream, least_groups(config, session.layout))
             detectors = CollapseDetectors(config.collapse)
             coefficients = Coefficients(config.algorithm)

@@ -111,7 +111,6 @@ class Monitor:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self.on_phase: list[Any] = []
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:

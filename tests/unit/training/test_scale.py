@@ -225,7 +225,7 @@ def test_nothing_grows_faster_than_the_ranks_and_engines(small: Run, stubs: Stub
     # Each rank and engine was called, in both.
     for one in (small, large):
         assert one.begun[0].calls["connect_engines"] == one.size
-        assert one.step[0].calls["update"] == one.size
+        assert one.step[0].calls["finish_step"] == one.size
         assert one.step[1].calls["finish_weight_update"] == one.size
         assert one.step[1].calls["exchange"] >= one.size
 
