@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from rlmath.utils.setting import OnlyWith, setting
+from rlmath.plugins import NoTraits, Registry
+from rlmath.utils.setting import OnlyWith, Options, setting
 
 _USED = OnlyWith("cooldown", (True,))
 
@@ -19,6 +20,13 @@ class CooldownSettings:
         False,
         "Skip problems that are almost always or almost never solved for cooldown_steps steps.",
     )
+    kind: str = setting(
+        "pass_rates",
+        "Which problems are skipped: those whose running pass rate is beyond too_easy or too_hard "
+        "(pass_rates), or your own curriculum.",
+        only_with=_USED,
+    )
+    options: dict[str, Any] = setting(dict, "Options of a curriculum of yours.", only_with=_USED)
     too_easy: float = setting(
         0.95,
         "Skip a problem whose running pass rate is at least this.",
@@ -44,11 +52,47 @@ class CooldownSettings:
     )
 
 
+class Curriculum(Protocol):
+    """Which problems are skipped for now. The driver asks in the order of the data."""
+
+    def update(self, problem_id: str, passed: int, graded: int, step: int) -> None:
+        """Note that a problem was tried at ``step``: ``passed`` of ``graded`` samples are right."""
+        ...
+
+    def is_on_cooldown(self, problem_id: str, step: int) -> bool:
+        """Whether the problem is skipped at ``step``."""
+        ...
+
+    def on_cooldown(self, step: int) -> int:
+        """How many problems are skipped at ``step``, for the metrics."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """For checkpoints; plain JSON values."""
+        ...
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take over a checkpoint's."""
+        ...
+
+
+# (settings of ``algorithm.curriculum``, options) -> the curriculum of a run
+CURRICULA: Registry[Callable[[CooldownSettings, Any], Curriculum], NoTraits] = Registry(
+    "algorithm.curriculum.kind", NoTraits
+)
+
+
 @dataclass(frozen=True)
 class _Record:
     rate: float
     visits: int
     cooldown_until: int
+
+
+@CURRICULA.register("pass_rates")
+def pass_rates(settings: CooldownSettings, options: Options) -> PassRates:
+    """Skip problems whose running pass rate is too high or too low."""
+    return PassRates(settings)
 
 
 class PassRates:

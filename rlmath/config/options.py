@@ -16,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from rlmath.algorithms.advantages import ADVANTAGES
 from rlmath.algorithms.correction import CORRECTIONS
+from rlmath.algorithms.curriculum import CURRICULA
 from rlmath.algorithms.filters import GROUP_FILTERS
 from rlmath.algorithms.losses import LOSSES
 from rlmath.config.schema import Config
@@ -98,7 +99,10 @@ FILTER_OPTIONS = OptionsSection("algorithm.filter.options", "algorithm.filter.ke
 CORRECTION_OPTIONS = OptionsSection(
     "algorithm.correction.options", "algorithm.correction.kind", CORRECTIONS
 )
-SECTIONS = (LOSS_OPTIONS, ADVANTAGE_OPTIONS, FILTER_OPTIONS, CORRECTION_OPTIONS)
+CURRICULUM_OPTIONS = OptionsSection(
+    "algorithm.curriculum.options", "algorithm.curriculum.kind", CURRICULA
+)
+SECTIONS = (LOSS_OPTIONS, ADVANTAGE_OPTIONS, FILTER_OPTIONS, CORRECTION_OPTIONS, CURRICULUM_OPTIONS)
 
 
 def section_of(key: str) -> OptionsSection | None:

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlmath.algorithms.advantages import ADVANTAGES
-from rlmath.algorithms.curriculum import PassRates, staged_length
+from rlmath.algorithms.curriculum import CURRICULA, staged_length
 from rlmath.algorithms.dynamic_sampling import GroupPool, PoolCounts
 from rlmath.algorithms.filters import drop_reasons
 from rlmath.batching.from_groups import apply_truncation_penalty
 from rlmath.config.actor import RoutingReplay
-from rlmath.config.options import FILTER_OPTIONS
+from rlmath.config.options import CURRICULUM_OPTIONS, FILTER_OPTIONS
 from rlmath.config.rollout import max_lag
 from rlmath.config.schema import Config, RolloutSchedule
 from rlmath.data import ProblemStream
@@ -85,7 +85,8 @@ class Sampler:
             reads_rewards=ADVANTAGES.traits(algorithm.advantage).reads_rewards,
             options=FILTER_OPTIONS.of(config),
         )
-        self._rates = PassRates(algorithm.curriculum)
+        curriculum = CURRICULA.get(algorithm.curriculum.kind)
+        self._rates = curriculum(algorithm.curriculum, CURRICULUM_OPTIONS.of(config))
         # Problems asked for so far, over all steps: the order of groups.
         self._asked = 0
         self.ledger = ledger or Ledger()

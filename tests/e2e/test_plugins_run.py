@@ -36,13 +36,15 @@ def settings(material: Path, mine: Path) -> list[str]:
         "runner.check_export_sequences=0",
         "algorithm.minibatches_per_step=2",
         # A model that has not learned yet gets rewards that differ.
-        f"reward.items=[{{name: '{REWARD}:odd'}}]",
+        f"reward.items=[{{name: '{REWARD}:odd'}}, {{name: math}}]",
         # By name, and directly.
         f"plugins=[{mine / 'loss.py'},{mine / 'step_check.py'},{mine / 'phase_observer.py'}]",
         f"runner.trackers=[tensorboard,{mine / 'tracker.py'}:CsvTracker]",
         "algorithm.loss=soft_clip",
         "algorithm.loss_options.limit=0.25",
         f"algorithm.advantage={mine / 'advantage.py'}:median",
+        "algorithm.curriculum.cooldown=true",
+        f"algorithm.curriculum.kind={mine / 'curriculum.py'}:once",
         f"algorithm.correction.kind={mine / 'correction.py'}:tempered",
         f"algorithm.filter.keep={mine / 'group_filter.py'}:spread",
         "algorithm.filter.options.least=0.01",

@@ -14,11 +14,13 @@ from rlmath.actor.plan import StepPlan
 from rlmath.algorithms.advantages import ADVANTAGES
 from rlmath.algorithms.aggregation import AGGREGATIONS
 from rlmath.algorithms.correction import CORRECTIONS
+from rlmath.algorithms.curriculum import CURRICULA
 from rlmath.algorithms.filters import GROUP_FILTERS
 from rlmath.algorithms.kl import KL_ESTIMATORS
 from rlmath.algorithms.losses import LOSSES
 from rlmath.commands.plugin_test.advantages import check_advantage
 from rlmath.commands.plugin_test.corrections import check_correction
+from rlmath.commands.plugin_test.curricula import check_curriculum
 from rlmath.commands.plugin_test.filters import check_filter
 from rlmath.commands.plugin_test.finding import Finding
 from rlmath.commands.plugin_test.losses import check_loss
@@ -62,6 +64,7 @@ KINDS = (
         check_kl_estimator,
         lambda name: update_with(kl_estimator=name),
     ),
+    Kind("curriculum", CURRICULA, check_curriculum),
     Kind("tracker", TRACKERS, check_tracker),
 )
 

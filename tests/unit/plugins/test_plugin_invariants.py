@@ -3,6 +3,7 @@ of each kind is caught by the name of the one that it violates."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import torch
 from rlmath.algorithms.advantages import ADVANTAGES, AdvantageTraits
 from rlmath.algorithms.aggregation import AGGREGATIONS, AggregationTraits, Whole
 from rlmath.algorithms.correction import CORRECTIONS, LogRatios, Weighted
+from rlmath.algorithms.curriculum import CURRICULA, PassRates
 from rlmath.algorithms.filters import GROUP_FILTERS, FilterTraits, GroupScores
 from rlmath.algorithms.kl import KL_ESTIMATORS
 from rlmath.algorithms.losses import LOSSES, LossTraits, policy_loss
@@ -275,6 +277,42 @@ WRONG_FILTERS = {
 def test_a_wrong_group_filter_is_caught_by_name(invariant: str) -> None:
     GROUP_FILTERS.register("wrong", traits=FilterTraits(compares=True))(WRONG_FILTERS[invariant])
     assert invariant in violated("group filter", "wrong")
+
+
+class Forever(PassRates):
+    """Never tries a problem again."""
+
+    def is_on_cooldown(self, problem_id: str, step: int) -> bool:
+        return self.rate(problem_id) is not None
+
+
+class Amnesiac(PassRates):
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Nothing."""
+
+
+class Empty(PassRates):
+    def is_on_cooldown(self, problem_id: str, step: int) -> bool:
+        return self.rate(problem_id) is None
+
+
+class Random(PassRates):
+    def is_on_cooldown(self, problem_id: str, step: int) -> bool:
+        return self.rate(problem_id) is not None and random.random() < 0.5
+
+
+WRONG_CURRICULA = {
+    "a skipped problem comes again": Forever,
+    "its state continues as it would have": Amnesiac,
+    "a problem that was never tried is not skipped": Empty,
+    "deterministic": Random,
+}
+
+
+@pytest.mark.parametrize("invariant", WRONG_CURRICULA)
+def test_a_wrong_curriculum_is_caught_by_name(invariant: str) -> None:
+    CURRICULA.register("wrong")(lambda settings, _: WRONG_CURRICULA[invariant](settings))
+    assert invariant in violated("curriculum", "wrong")
 
 
 class Fragile:
