@@ -112,9 +112,8 @@ class Comparer(QuantityComparer):
             return self.same(answer, read(gold.rest, self.settings))
         if answer.letter and answer.rest:
             return self.same(read(answer.rest, self.settings), gold)
-        if gold.plain_letter and answer.node != gold.node:
-            return False if _is_made_of(answer.node, choice=task == "multiple_choice") else None
-        return None
+        made = _is_made_of(answer.node, choice=task == "multiple_choice")
+        return False if gold.plain_letter and answer.node != gold.node and made else None
 
     def several(self, answer: Answer, gold: Answer, task: str) -> Verdict:
         """Several options: all of them, in any order. None if one side is no choice."""

@@ -122,10 +122,7 @@ def _unboxed(
 def _boxed_value(text: str, final: tuple[int, int], boxes: int, ordered: bool, items: int) -> str:
     """What the last box, or the last boxes together, state; "" if the text beside them denies it.
 
-    Args:
-        text: has a box.
-        final: the span of the last box's command.
-        boxes, ordered, items: as in `extract`.
+    `final` is the span of the last box's command.
     """
     value, end = box_content(text, final[1])
     if not value and boxes == 1:
@@ -133,11 +130,10 @@ def _boxed_value(text: str, final: tuple[int, int], boxes: int, ordered: bool, i
     taken, count = None, boxes
     if boxes > 1:
         taken = box_rows.joined(last_boxes(text, boxes), boxes, ordered)
+    elif items > 1 and last_command(text, final[0]) is not None:
+        taken, count = box_rows.listed(last_boxes(text, items + 1), items), items
     elif last_command(text, final[0]) is not None:
-        if items > 1:
-            taken, count = box_rows.listed(last_boxes(text, items + 1), items), items
-        else:
-            taken, count = box_rows.guesses(last_boxes(text, 2)), 2
+        taken, count = box_rows.guesses(last_boxes(text, 2)), 2
     begin = final[0]
     if taken is not None:
         value, begin = taken, last_spans(text, count)[0][0]

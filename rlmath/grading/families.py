@@ -39,24 +39,21 @@ class FamilyComparer(RelationComparer):
             return False
         if not of_g and not _is_constant_like(g, theirs) and set(theirs) != set(mine):
             return False  # n^2 is not m^2, whatever m is said to be
-        if _restricts(a, mine) or _restricts(g, theirs):
-            both = bool(of_a) and bool(of_g)
-            if not both and not set(mine.values()) <= {"R", "any"}:
-                return False  # x > 0 over the integers is not x > 0
+        restricted = _restricts(a, mine) or _restricts(g, theirs)
+        if restricted and not (of_a and of_g) and not set(mine.values()) <= {"R", "any"}:
+            return False  # x > 0 over the integers is not x > 0
         if len(mine) == 1 and {*mine.values(), *theirs.values()} <= {"Z", "any"}:
             verdict = self.lattices(a, g, next(iter(mine)), next(iter(theirs)))
             if verdict is not None:
                 return verdict
-        unknown = False
+        verdicts = set()
         for order in itertools.permutations(theirs):
-            if any(not _alike([mine[x]], [theirs[y]]) for x, y in zip(mine, order, strict=True)):
-                continue
-            renamed = _renamed(a, dict(zip(mine, order, strict=True)))
-            verdict = self.nodes(renamed, g)
-            if verdict is True:
-                return True
-            unknown = unknown or verdict is None
-        return None if unknown else False
+            names = dict(zip(mine, order, strict=True))
+            if all(_alike([mine[x]], [theirs[y]]) for x, y in names.items()):
+                verdicts.add(self.nodes(_renamed(a, names), g))
+                if True in verdicts:
+                    return True
+        return None if None in verdicts else False
 
     def lattices(self, a: Node, g: Node, mine: str, theirs: str) -> Verdict:
         """Unions of a + bℤ as sets of numbers; None if one of them is no such union."""
@@ -138,13 +135,12 @@ def _integer(value: int) -> Node:
 
 def _without_one_label(a: Node, g: Node) -> tuple[Node, Node]:
     """The values of `y = f` and `f` where one side alone has a name."""
-    first, second = (
-        node[2][1] if node[0] == "rel" and node[1] == ("=",) and is_label(node[2][0]) else None
-        for node in (a, g)
-    )
-    if first is not None and g[0] != "rel":
-        return first, g
-    return (a, second) if second is not None and a[0] != "rel" else (a, g)
+    if (a[0] == "rel") == (g[0] == "rel"):
+        return a, g
+    named = a if a[0] == "rel" else g
+    if named[1] != ("=",) or not is_label(named[2][0]):
+        return a, g
+    return (named[2][1], g) if named is a else (a, named[2][1])
 
 
 def _inferred(
@@ -175,16 +171,11 @@ def _is_constant_like(node: Node, parameters: Parameters) -> bool:
         return True
     if node[0] == "tup" and set(parameters) <= {"t", "s", "lambda", "mu"}:
         return True  # points of a line
-    return holds(node, ("k", "pi")) or _has_degrees(node)
-
-
-def _has_degrees(node: Node) -> bool:
-    return any(item[0] == "unit" and item[2] == "°" for item in subtrees(node))
+    degrees = any(item[0] == "unit" and item[2] == "°" for item in subtrees(node))
+    return holds(node, ("k", "pi")) or degrees
 
 
 def _alike(mine: list[str], theirs: list[str]) -> bool:
-    if sorted(mine) == sorted(theirs):
-        return True
     loose = {"any", "R", "C"}
     return all(
         x == y or ("any" in (x, y) and {x, y} <= loose)
@@ -195,12 +186,10 @@ def _alike(mine: list[str], theirs: list[str]) -> bool:
 def _restricts(node: Node, parameters: Parameters) -> bool:
     """Whether a node is about values of a declared name rather than written with it."""
     if node[0] == "rel":
-        return not set(node[1]) <= {"=", "~", "equiv"} and any(
-            name in set(symbols(node)) for name in parameters
-        )
-    return node[0] in ("list", "setop") and any(
-        _restricts(part, parameters) for part in (node[1] if node[0] == "list" else node[2:])
-    )
+        plain = set(node[1]) <= {"=", "~", "equiv"}
+        return not plain and not parameters.keys().isdisjoint(symbols(node))
+    parts = {"list": node[1:2], "setop": (node[2:],)}.get(node[0], ((),))[0]
+    return any(_restricts(part, parameters) for part in parts)
 
 
 def _renamed(node: Node, names: dict[str, str]) -> Node:

@@ -56,11 +56,9 @@ class ForkServer:
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.settimeout(settings.startup_timeout_s)
+        arguments = (str(theirs.fileno()), json.dumps(paths), str(os.getpid()))
         self._process = subprocess.Popen(
-            [
-                *(sys.executable, "-s", "-P", "-c", _PROGRAM),
-                *(str(theirs.fileno()), json.dumps(paths), str(os.getpid())),
-            ],
+            [sys.executable, "-s", "-P", "-c", _PROGRAM, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

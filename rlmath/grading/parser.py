@@ -186,9 +186,7 @@ class Parser(Factors):
     @staticmethod
     def _close(terms: list[Node], result: Node | None) -> Node | None:
         parts = terms if result is None else [result, *terms]
-        if not parts:
-            return None
-        return parts[0] if len(parts) == 1 else ("+", tuple(parts))
+        return ("+", tuple(parts)) if len(parts) > 1 else next(iter(parts), None)
 
     def term(self) -> Node:
         """A product, with the unit that may follow it."""
@@ -237,7 +235,8 @@ class Parser(Factors):
                 if _is_zero(product) and (kind == "num" or self.words_ahead(token)):
                     raise ParseError("words after 0 are no factors of it")
                 following = self.factor()
-                counted = "unit" in (product[0], *(part[0] for part in _factors(product)))
+                factors = product[1] if product[0] == "*" else (product,)
+                counted = any(part[0] == "unit" for part in factors)
                 if _is_zero(following) and (counted or (kind != "cmd" and value != "(")):
                     raise ParseError("x 0 is no product")  # nor is x{0}, or 5 apples (0)
                 product = times(product, following)
@@ -287,10 +286,6 @@ class Parser(Factors):
                 return self.bars == 0 and self.braces == 0
             return token.value in ("(", "[", "{", "\\{") or token.value in CURRENCIES
         return token.kind == "cmd" and token.value not in RELATIONS and token.value not in _JOINING
-
-
-def _factors(node: Node) -> tuple[Node, ...]:
-    return tuple(node[1]) if node[0] == "*" else ()
 
 
 def _is_zero(node: Node) -> bool:

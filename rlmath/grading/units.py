@@ -134,11 +134,10 @@ def canonical(unit: str) -> tuple[str, Fraction, frozenset[str]]:
     for index, part in enumerate(text.replace("·", " ").split("/")):
         sign = 1 if index == 0 else -1
         for piece in part.split():
-            name, _, exponent_text = piece.strip(".()").partition("^")
-            exponent_text = exponent_text.strip("{}()")
-            if not exponent_text.lstrip("-").isdigit():
-                exponent_text = "1"
-            exponent = max(-9, min(9, int(exponent_text))) * sign * power
+            name, _, raised = piece.strip(".()").partition("^")
+            raised = raised.strip("{}()")
+            plain = int(raised) if raised.lstrip("-").isdigit() else 1
+            exponent = max(-9, min(9, plain)) * sign * power
             known = lookup(name)
             if known is None:
                 return "", Fraction(1), words

@@ -104,12 +104,8 @@ def leaves_value(phrase: str, *, counted: bool = True) -> bool:
         counted: whether the number counts things, so that a noun is in the plural; a fraction or
             a decimal (`2/3 of the pizza`) may have anything that is on no list.
     """
-    if units.canonical(phrase)[0]:
-        return True
     text = phrase.strip(".() ")
-    if text in SMALL_UNITS:
-        return True
-    if is_counted(text):
+    if units.canonical(phrase)[0] or text in SMALL_UNITS or is_counted(text):
         return True
     if words_in_other_languages.changes_value(text):
         return False
