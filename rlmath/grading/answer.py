@@ -7,7 +7,6 @@ import re
 from dataclasses import dataclass
 
 from rlmath.grading import units
-from rlmath.grading.box import last_box
 from rlmath.grading.formula_spellings import usual
 from rlmath.grading.lexer import Token, TooLong, lex
 from rlmath.grading.listing import listed
@@ -104,9 +103,6 @@ def read(text: str, settings: GradingSettings) -> Answer:
     stripped = text.strip()
     if len(stripped) > settings.max_answer_chars:
         return _unread(stripped, "longer than max_answer_chars")
-    if "\\boxed" in stripped or "\\fbox" in stripped:
-        box = last_box(stripped)
-        stripped = stripped if box is None else box
     latex = in_english(usual(to_latex(unescaped(stripped)).strip("* ")))
     latex = _POSSESSIVE.sub("s", plain_numbers(latex))
     problem = _malformed(latex)

@@ -12,11 +12,11 @@ import contextlib
 import dataclasses
 import os
 import queue
-import select
 import signal
 import threading
 import time
 from concurrent.futures import Future
+from multiprocessing import Pipe
 from typing import Any, Protocol
 
 from rlmath.grading.forkserver import ForkServer, ForkServerDied
@@ -49,20 +49,20 @@ class Worker:
         self.server = server
         self.timeout_s = settings.timeout_s
         self.jobs = 0
-        theirs_in, self._requests = os.pipe()
-        self._replies, theirs_out = os.pipe()
+        theirs_in, self._requests = Pipe(duplex=False)
+        self._replies, theirs_out = Pipe(duplex=False)
         try:
-            self.pid = server.fork(theirs_in, theirs_out)
+            self.pid = server.fork(theirs_in.fileno(), theirs_out.fileno())
         except ForkServerDied:
             self._close_pipes()
             raise
         finally:
-            os.close(theirs_in)
-            os.close(theirs_out)
+            theirs_in.close()
+            theirs_out.close()
 
     def _close_pipes(self) -> None:
-        os.close(self._requests)
-        os.close(self._replies)
+        self._requests.close()
+        self._replies.close()
 
     def run(self, job: dict[str, Any]) -> dict[str, Any]:
         """Do one job.
@@ -75,9 +75,7 @@ class Worker:
         deadline = time.monotonic() + self.timeout_s
         try:
             send(self._requests, job)
-            poller = select.poll()
-            poller.register(self._replies, select.POLLIN)
-            if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            if not self._replies.poll(max(0.0, deadline - time.monotonic())):
                 raise WorkerTimeout
             return receive(self._replies)
         except (OSError, EOFError, ValueError) as error:
@@ -116,13 +114,20 @@ class Workers(Protocol):
         ...
 
 
+_Entry = tuple[dict[str, Any], Future[Result]] | None
+
+
+def _refuse(entry: _Entry) -> None:
+    if entry is not None:
+        entry[1].set_result(Result({"error": CLOSED}, 0.0))
+
+
 class WorkerPool:
     """`num_workers` processes behind one queue."""
 
     def __init__(self, settings: GradingSettings) -> None:
         self.settings = settings
-        self._queue: queue.SimpleQueue[tuple[dict[str, Any], Future[Result]] | None]
-        self._queue = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Entry] = queue.SimpleQueue()
         self._closed = threading.Event()
         self._lock = threading.Lock()
         self._server_lock = threading.Lock()
@@ -139,7 +144,7 @@ class WorkerPool:
         """Queue a job; its future always gets a result."""
         future: Future[Result] = Future()
         if self._closed.is_set():
-            future.set_result(Result({"error": CLOSED}, 0.0))
+            _refuse((job, future))
         else:
             self._queue.put((job, future))
         return future
@@ -167,9 +172,7 @@ class WorkerPool:
                 self._server = None
         with contextlib.suppress(queue.Empty):
             while True:
-                entry = self._queue.get_nowait()
-                if entry is not None:
-                    entry[1].set_result(Result({"error": CLOSED}, 0.0))
+                _refuse(self._queue.get_nowait())
 
     # -- one slot
 
@@ -178,14 +181,12 @@ class WorkerPool:
         while True:
             entry = self._queue.get()
             if entry is None or self._closed.is_set():
-                if entry is not None:
-                    entry[1].set_result(Result({"error": CLOSED}, 0.0))
+                _refuse(entry)
                 self._drop(slot)
                 return
             job, future = entry
             try:
-                result = self._do(slot, job)
-                future.set_result(result)
+                future.set_result(self._do(slot, job))
             except Exception as error:  # the future must get an answer whatever happens
                 future.set_result(Result({"error": f"{type(error).__name__}: {error}"}, 0.0))
             if not self._closed.is_set():
@@ -199,9 +200,9 @@ class WorkerPool:
                 self._server = ForkServer(self.settings)
             return self._server
 
-    def _forget_server(self, server: ForkServer) -> None:
+    def _forget_server(self, server: ForkServer | None) -> None:
         with self._server_lock:
-            if self._server is server:
+            if server is not None and self._server is server:
                 server.close()
                 self._server = None
 
@@ -213,11 +214,9 @@ class WorkerPool:
             if worker.jobs < self.settings.max_jobs_per_worker:
                 return worker
             self._drop(slot)
+        server = None
         try:
             server = self._fork_server()
-        except ForkServerDied:
-            return None
-        try:
             worker = Worker(server, self.settings)
         except ForkServerDied:
             self._forget_server(server)
