@@ -64,16 +64,12 @@ class ListComparer(PiecewiseComparer):
             items_a, items_g = list(self.distinct(items_a)), list(self.distinct(items_g))
         if label_a is not None and label_g is not None and self.nodes(label_a, label_g) is not True:
             return False
-        if len(items_a) != len(items_g):
-            return False
-        if (label_a is None) != (label_g is None):
-            unnamed = items_a if label_a is None else items_g
-            if any(item[0] == "rel" for item in unnamed):
-                return False  # several names against one
+        unnamed = items_a if label_a is None else items_g
+        if (label_a is None) != (label_g is None) and any(i[0] == "rel" for i in unnamed):
+            return False  # several names against one
         if items_a == [a] and items_g == [g]:
             return False  # 5 in {4, 5} lists nothing
-        items_a, items_g = as_lines(items_a), as_lines(items_g)
-        return self.unordered(items_a, items_g)
+        return self.unordered(as_lines(items_a), as_lines(items_g))
 
     def systems(self, a: list[tuple[Node, Node]], g: list[tuple[Node, Node]]) -> Verdict:
         """`x=1, y=2`: the same value for every name."""
@@ -109,12 +105,11 @@ class ListComparer(PiecewiseComparer):
     def decimal_comma(self, a: Node, g: Node) -> Verdict:
         """`1,22` against the decimal 1.22: True, or None."""
         for listing, plain in ((a, g), (g, a)):
-            if listing[0] == "list" and plain[0] == "d" and len(listing[1]) == 2:
-                whole, part = listing[1]
-                if whole[0] == part[0] == "n" and plain[2] >= len(str(part[1])):
-                    value = plain[1]
-                    if value == whole[1] + Fraction(part[1], 10 ** len(str(part[1]))):
-                        return True
+            if listing[0] == "list" and plain[0] == "d" and [p[0] for p in listing[1]] == ["n"] * 2:
+                whole, part = (p[1] for p in listing[1])
+                digits = len(str(part))
+                if plain[2] >= digits and plain[1] == whole + Fraction(part, 10**digits):
+                    return True
         return None
 
     def grouped(self, a: Node, g: Node) -> Verdict:
@@ -138,23 +133,18 @@ class ListComparer(PiecewiseComparer):
             return False
         if len(first) > MAX_ITEMS:
             return sorted(map(repr, first)) == sorted(map(repr, second))
-        left = list(second)
-        unknown = False
+        left, unknown = list(second), False
         for item in first:
-            candidate = None
+            verdicts: set[Verdict] = set()
             for index, other in enumerate(left):
-                verdict = self.nodes(item, other)
-                if verdict is True:
-                    candidate = index
+                verdicts.add(self.nodes(item, other))
+                if True in verdicts:
+                    del left[index]
                     break
-                if verdict is None and candidate is None:
-                    candidate = -1
-            if candidate is None:
-                return False
-            if candidate < 0:
-                unknown = True
             else:
-                del left[candidate]
+                if None not in verdicts:
+                    return False
+                unknown = True
         return None if unknown else True
 
     def sets(self, a: Node, g: Node) -> Verdict:
@@ -211,7 +201,7 @@ class ListComparer(PiecewiseComparer):
         one, two = as_matrix(a), as_matrix(g)
         if one is None or two is None:
             return False
-        if one[1] != two[1] or len(one[0]) != len(two[0]) or len(one[0][0]) != len(two[0][0]):
+        if one[1] != two[1] or len(one[0]) != len(two[0]):
             return False
         return self.each(*([x for row in matrix[0] for x in row] for matrix in (one, two)))
 
