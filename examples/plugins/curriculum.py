@@ -1,7 +1,7 @@
 """A curriculum: a problem that all samples solve is skipped for some steps.
 
 rlmath train experiment=quickstart algorithm.curriculum.cooldown=true \\
-    algorithm.curriculum.kind=examples/plugins/curriculum.py:once
+    algorithm.curriculum.kind=examples/plugins/curriculum.py:Once
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def attribute_of(module: ModuleType, attribute: str) -> Any:
     found: Any = module
     for part in attribute.split("."):
         if not hasattr(found, part):
-            names = ", ".join(public_functions(module)) or "no function"
+            names = ", ".join(_public(module)) or "no function"
             raise PluginError(f"the module has no {attribute!r}; it has: {names}")
         found = getattr(found, part)
     return found
@@ -102,12 +102,16 @@ def attribute_of(module: ModuleType, attribute: str) -> Any:
 
 def public_functions(module: ModuleType) -> list[str]:
     """Names of the functions that a module defines."""
+    return [name for name in _public(module) if not isinstance(getattr(module, name), type)]
+
+
+def _public(module: ModuleType) -> list[str]:
+    """Names of the functions and classes that a module defines."""
     return [
         name
         for name, value in vars(module).items()
         if not name.startswith("_")
         and callable(value)
-        and not isinstance(value, type)
         and getattr(value, "__module__", None) == module.__name__
     ]
 

@@ -28,6 +28,7 @@ def mine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def settings(material: Path, mine: Path) -> list[str]:
+    watched = f"{{name: '{mine / 'reward.py'}', weight: 0}}"
     return [
         *quickstart_settings(material, mine.parent / "run"),
         "actor.tensor_parallel=1",
@@ -36,7 +37,7 @@ def settings(material: Path, mine: Path) -> list[str]:
         "runner.check_export_sequences=0",
         "algorithm.minibatches_per_step=2",
         # A model that has not learned yet gets rewards that differ.
-        f"reward.items=[{{name: '{REWARD}:odd'}}, {{name: math}}]",
+        f"reward.items=[{{name: '{REWARD}:odd'}}, {{name: math}}, {watched}]",
         # By name, and directly.
         f"plugins=[{mine / 'loss.py'},{mine / 'step_check.py'},{mine / 'phase_observer.py'}]",
         f"runner.trackers=[tensorboard,{mine / 'tracker.py'}:CsvTracker]",
@@ -44,7 +45,7 @@ def settings(material: Path, mine: Path) -> list[str]:
         "algorithm.loss_options.limit=0.25",
         f"algorithm.advantage={mine / 'advantage.py'}:median",
         "algorithm.curriculum.cooldown=true",
-        f"algorithm.curriculum.kind={mine / 'curriculum.py'}:once",
+        f"algorithm.curriculum.kind={mine / 'curriculum.py'}:Once",
         f"algorithm.correction.kind={mine / 'correction.py'}:tempered",
         f"algorithm.filter.keep={mine / 'group_filter.py'}:spread",
         "algorithm.filter.options.least=0.01",

@@ -80,7 +80,7 @@ SUMS: dict[str, _Sums] = {
 
 
 def expected_sums(config: Config, sequences: Sequences, seed: int) -> list[WeightSums]:
-    """What each minibatch of a step should report.
+    """What each minibatch of a step should report; nothing for an aggregation of a plug-in.
 
     Args:
         config: Its aggregation and number of minibatches.
@@ -88,6 +88,8 @@ def expected_sums(config: Config, sequences: Sequences, seed: int) -> list[Weigh
         seed: Of the split into minibatches.
     """
     algorithm = config.algorithm
+    if algorithm.aggregation not in SUMS:
+        return []
     sums, length = SUMS[algorithm.aggregation], aggregation_constant(config)
     counts, groups = sequences.loss_token_counts.tolist(), sequences.group_ids.tolist()
     found = []

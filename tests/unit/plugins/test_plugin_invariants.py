@@ -23,6 +23,7 @@ from rlmath.commands.plugin_test.cli import KINDS, check_plugin
 from rlmath.errors import UserError
 from rlmath.monitor.trackers import TRACKERS, TrackedRun
 from rlmath.plugins import loading
+from rlmath.rewards import get_reward
 from rlmath.training.checks.base import STEP_CHECKS
 from rlmath.training.checks.catalog import step_checks
 from rlmath.utils.setting import Options
@@ -58,11 +59,17 @@ def test_examples_hold_the_invariants_and_are_short(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert len(file.read_text().splitlines()) < 40
-    if file.stem in ("step_check", "phase_observer"):
+    if file.stem in ("step_check", "phase_observer", "reward"):
         return  # They are called below.
     assert check_plugin(str(file), tmp_path, on_ranks=False) == 0
     printed = capsys.readouterr().out
     assert "ok" in printed and "FAILED" not in printed
+
+
+def test_the_reward_of_a_file() -> None:
+    reward = get_reward(str(EXAMPLES / "reward.py"))
+    assert reward(["it is $4$.", "5", ""], prompts=["2+2="] * 3, answers=[["4"]] * 3) == [1, 0, 0]
+    assert reward.drain_metrics() == {"words": pytest.approx(4 / 3)}
 
 
 def test_the_step_check_of_a_file_is_called_after_the_others(tmp_path: Path) -> None:

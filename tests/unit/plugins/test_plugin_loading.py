@@ -111,7 +111,7 @@ def test_what_cannot_be_imported_is_named(file: Path, tmp_path: Path) -> None:
     assert "ZeroDivisionError while loading it" in refusal(f"plugins=[{broken}]")
     name = f"algorithm.loss={file}:plane"
     (message,) = names(load([*GIVEN, name]))
-    assert "has no 'plane'; it has: mine, plain" in message
+    assert "has no 'plane'; it has: MineOptions, mine, plain" in message
     (message,) = names(load([*GIVEN, f"algorithm.loss={file}:plain"]))
     assert "plain is not registered for algorithm.loss" in message
     taken = tmp_path / "taken.py"
