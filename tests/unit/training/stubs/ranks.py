@@ -71,6 +71,7 @@ class StubModel(Alone):
     """Stands where a rank has its policy."""
 
     is_last_stage = True
+    settings = SimpleNamespace(lora=None)
 
     def __init__(self, world: World, reports: bool) -> None:
         self._world, self.reports = world, reports
