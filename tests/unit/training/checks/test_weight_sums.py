@@ -45,6 +45,11 @@ def test_every_aggregation_has_a_formula() -> None:
     assert set(SUMS) == set(AGGREGATIONS.names())
 
 
+def test_nothing_is_expected_of_an_aggregation_of_a_plug_in() -> None:
+    expected = expected_sums(settings("mine.py:sqrt_length"), SEQUENCES, 11)
+    assert expected == [] and wrong_sums(expected, reported("token_mean", 3.0)) == []
+
+
 @pytest.mark.parametrize("kind", SUMS)
 def test_right_weights_pass_and_others_do_not(kind: str) -> None:
     expected = expected_sums(settings(kind), SEQUENCES, 11)
