@@ -22,7 +22,7 @@ class PhaseObserver(Protocol):
         ...
 
     def end(self, phase: str, step: int, seconds: float) -> None:
-        """It is over, after so many seconds, phases within it included."""
+        """It is over after ``seconds``, phases within it included."""
         ...
 
     def close(self) -> None:

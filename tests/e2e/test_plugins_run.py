@@ -33,6 +33,7 @@ def settings(material: Path, mine: Path) -> list[str]:
         *quickstart_settings(material, mine.parent / "run"),
         "actor.tensor_parallel=1",
         "eval.every=0",
+        "runner.resume=auto",
         "runner.save_every=1",
         "runner.check_export_sequences=0",
         "algorithm.minibatches_per_step=2",
