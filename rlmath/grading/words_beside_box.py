@@ -47,7 +47,7 @@ _OPENED = rf"(?: {_any(_OPENERS)})*"
 # At the end of the words before a box, perhaps with words such as `exactly` behind them.
 _CHANGED_BEFORE = re.compile(
     r"(?:^| )(?:(?:anything|nothing|everything|all|none) but|(?:some|many|people|others) say"
-    rf"|either (?:\S+ )*or|(?:(?<=^)|(?<=[^=+\-*/x$] ))\d+{_OPENED} or"
+    rf"|either (?:\S+ )*or|(?<![=+\-*/$] )(?<!\bx )\d+{_OPENED} or"
     rf"|{_any(_DENYING, words('minus negative multiply divide halve'))}"
     rf"|(?:(?<!\ba )(?<!\ban ){_OF}|{_SHARES})(?: (?:values?|the|its))* of"
     rf"|{_BY}(?: \S+){{0,3}} by"
