@@ -616,7 +616,7 @@ FAULTS = (
         "a data-parallel rank's gradient is lost before the sum over ranks",
         "ranks",
         SHARES,
-        "is not the sum over micro-batches",
+        "is not the sum over micro-batches|the gradient norm is exactly 0",
         functools.partial(planted, plant=drop_a_ranks_gradient),
         missing=_summed_in_pass,
     ),
