@@ -1,7 +1,8 @@
-"""Each detector on the metrics of real runs of the quickstart's model that were made to collapse.
+"""Each detector on the metrics of real runs that were made to collapse.
 
-``collapsed/`` has the figures that detectors look at, of ``rlmath train experiment=quickstart``,
-8 prompts x 4 samples a step, a constant learning rate (``actor.optimizer.lr``), no SFT before:
+``collapsed/`` has the figures that detectors look at. All runs but the last are of ``rlmath train
+experiment=quickstart``, 8 prompts x 4 samples a step, a constant learning rate
+(``actor.optimizer.lr``), no SFT before:
 
 * ``length``: rewarded for the length of responses; 5e-3, ``algorithm.filter.keep=variance
   algorithm.filter.oversample=2``.
@@ -12,6 +13,7 @@
   ``length``.
 * ``lost_judge``: a reward that returns None for every sample from step 5 on, as a judge does that
   has gone away; the preset's learning rate.
+* ``sharpening``: SmolLM2-135M on word problems, the second run of ``docs/records/real_model.md``.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ from rlmath.monitor.collapse import CollapseDetectors
 RUNS = Path(__file__).parent / "collapsed"
 # Run, detector, its settings where they are not the defaults; the first bad step, and the step at
 # which the detector is sure. Runs that collapse within ten steps have a shorter beginning.
-AT_ONCE = {"patience_steps": 1, "baseline_steps": 5}
-SEEN: list[tuple[str, str, dict[str, int], int, int]] = [
+AT_ONCE: dict[str, float] = {"patience_steps": 1, "baseline_steps": 5}
+SEEN: list[tuple[str, str, dict[str, float], int, int]] = [
     ("length", "truncated", {}, 2, 4),
     ("length", "truncated_groups", {}, 2, 4),
     ("length", "equal_rewards", {}, 5, 7),
@@ -43,6 +45,8 @@ SEEN: list[tuple[str, str, dict[str, int], int, int]] = [
     ("stale_samples", "mismatch_k3", AT_ONCE, 2, 2),
     ("stale_samples", "mismatch_ess", AT_ONCE, 2, 2),
     ("lost_judge", "unscored", {}, 5, 7),
+    # Two evaluations, after 20 and 40 steps; by then the entropy has fallen by 1.5 and 2.2.
+    ("sharpening", "sharpening", {"sharpening": 1.4}, 20, 40),
 ]
 
 
@@ -52,7 +56,7 @@ def lines_of(run: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(("run", "detector", "settings", "onset", "step"), SEEN)
 def test_it_is_seen(
-    run: str, detector: str, settings: dict[str, int], onset: int, step: int
+    run: str, detector: str, settings: dict[str, float], onset: int, step: int
 ) -> None:
     detectors = CollapseDetectors(CollapseConfig(**settings))  # type: ignore[arg-type]
     alarms = [alarm for line in lines_of(run) for alarm in detectors.see(line["step"], line)]
