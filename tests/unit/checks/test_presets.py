@@ -36,7 +36,7 @@ def test_every_experiment_passes_the_checks(
     """With a model's folder and a data file in place of those that the experiment names."""
     row = {"prompt": "1+1", "solutions": ["2"], "question": "1+1", "answer": "#### 2"}
     overrides = [f"experiment={name}", f"data.train_paths=[{make_data(row)}]"]
-    overrides += ["data.eval_paths=[]", f"runner.run_dir={tmp_path / 'run'}"]
+    overrides += ["data.eval_paths=[]", "eval.benchmarks=[]", f"runner.run_dir={tmp_path / 'run'}"]
     tiny = "tiny" if name not in RECIPES else make_model(RECIPES[name])
     config = load([*overrides, f"model.path={tiny}"])
     check(config, "train", CPU_MACHINE)
