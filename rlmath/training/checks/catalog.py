@@ -24,12 +24,13 @@ def step_checks() -> StepChecks:
         [
             IndependentSamples(),
             SampledResponses(),
+            # Before the gate asks the engines for samples, which leave blocks in the cache.
+            PrefixCache(),
             LogProbAgreement(),
             Invariants(),
             TrainedSequences(),
             LossParts(),
             ChangedWeights(),
-            PrefixCache(),
             OptimizerSteps(),
             StillWeights(),
             StillTeacher(),
