@@ -206,8 +206,8 @@ FAULTS = (
         "other_prompt",
         "the engine reads prompts without their first token",
         "engine",
-        "check: prompts of the engines' requests",
-        "continues another prompt than its problem's|was begun after another prompt",
+        "check: prompts of the engines' requests, or the gate",
+        rf"continues another prompt than its problem's|was begun after another prompt|{GATE}",
         functools.partial(in_actors, plant=other_prompt, back=requests_back),
     ),
     Fault(
