@@ -92,7 +92,7 @@ def group_from_state(state: Mapping[str, Any], problem: Problem) -> Group:
             graded["answer"],
             graded["rewards"],
             graded["method"],
-            graded["untabled"],
+            graded.get("untabled", False),  # not in groups saved before it was recorded
         )
         for graded in state["samples"]
     )
