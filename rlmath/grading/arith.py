@@ -15,9 +15,8 @@ import zlib
 from fractions import Fraction
 from typing import Any
 
-from rlmath.grading.syntax import Node
+from rlmath.grading.syntax import Node, Rational
 
-Rational = int | Fraction
 _MAX_APPROXIMATE_BITS = 8_000  # of an exact number beside others
 _MAX_FACTORIAL = 3_000
 
@@ -211,6 +210,8 @@ _OF_INVERSE = {  # f(1/z)
 _INVERSE_OF = {  # 1/f(z)
     "cot": "tan", "sec": "cos", "csc": "sin", "coth": "tanh", "sech": "cosh", "csch": "sinh",
 }  # fmt: skip
+_STEPPED = ("floor", "ceil", "min", "max", "mod", "sgn", "gcd", "lcm")
+_COUNTING = ("factorial", "binom", "factorial2")
 _LOCAL = threading.local()
 
 
@@ -345,10 +346,12 @@ class Approximate(Exact):
             self.scale = max(self.scale, 1)
             top = self.numbers.log(self.complex(first))
             return top if len(args) == 1 else top / self.numbers.log(self.complex(args[1]))
-        if name in ("floor", "ceil", "min", "max", "mod", "sgn", "gcd", "lcm"):
-            return self.stepped(name, args)
-        if name in ("factorial", "binom", "factorial2"):
-            return self.gamma(name, args)
+        if name in _STEPPED + _COUNTING:
+            if all(isinstance(a, int | Fraction) for a in args):
+                with contextlib.suppress(Undecidable):
+                    return self.literal(super().function(name, args))
+            values = [self.complex(a) for a in args]
+            return self.stepped(name, values) if name in _STEPPED else self.gamma(name, values)
         if len(args) != 1:
             raise Undecidable
         self.scale = max(self.scale, 1, abs(first))
@@ -375,10 +378,7 @@ class Approximate(Exact):
             return value.real ** (1 / degree.real)
         return value ** (1 / degree)
 
-    def stepped(self, name: str, args: list[Any]) -> Any:
-        if all(isinstance(a, int | Fraction) for a in args):
-            return self.literal(super().function(name, args))
-        values = [self.complex(a) for a in args]
+    def stepped(self, name: str, values: list[Any]) -> Any:
         if any(abs(v.imag) > 1e-12 for v in values):
             raise Undecidable
         real = [v.real for v in values]
@@ -390,11 +390,7 @@ class Approximate(Exact):
             return min(real) if name == "min" else max(real)
         raise Undecidable
 
-    def gamma(self, name: str, args: list[Any]) -> Any:
-        if all(isinstance(a, int | Fraction) for a in args):
-            with contextlib.suppress(Undecidable):
-                return self.literal(super().function(name, args))
-        values = [self.complex(a) for a in args]
+    def gamma(self, name: str, values: list[Any]) -> Any:
         if any(v.imag for v in values) or name == "factorial2":
             raise Undecidable
         gamma = self.numbers.gamma if self.digits else math.gamma

@@ -25,6 +25,8 @@ from rlmath.grading.syntax import (
     MATRICES,
     MAYBE_APPLIED,
     ONE,
+    RELATIONS,
+    STOP_WORDS,
     Node,
     ParseError,
     holds,
@@ -32,11 +34,14 @@ from rlmath.grading.syntax import (
     replaced,
     symbol,
     times,
+    words,
 )
 
 _NAMED_VALUES = frozenset(("remainder", "fraction"))  # `Remainder = 3`
 # `sinx`, `piR`: a function or a constant written against its neighbor.
 _GLUED = re.compile(r"(sqrt|arcsin|arccos|arctan|sin|cos|tan|log|ln|exp|pi)([A-Za-z]{1,2})")
+# Commands that begin no factor.
+_JOINING = words("cup cap setminus pm mp newline and or rangle rfloor rceil not over ldots choose")
 # Behind a brace that nothing closes they are cases.
 _ROWS = frozenset(("array", "aligned", "align", "align*", "gathered", "matrix"))
 # `mvRE`: one-letter names of both cases, which no word has.
@@ -56,15 +61,13 @@ class Factors(Cases):
         node = self.atom()
         while True:
             if self.at("op", "^"):
-                node = self.inverse_applied(self.power(node))
+                node = self.inverse_applied(self.late_subscript(self.power(node)))
             elif self.at("op", "*") and self.at("op", "*", 1):
                 self.position += 2
                 node = ("^", node, self.signed_factor())
             elif self.at("op", "!") and not self._is_unequal():
                 self.position += 1
                 node = ("f", "factorial2" if self.op("!") else "factorial", (node,))
-            elif self.at("op", "_") and node[0] == "^" and node[1][0] in ("s", "k"):
-                node = self.late_subscript(node)
             elif self.at("op", "'"):
                 node = self.prime(node)
             elif self.op("%"):
@@ -79,6 +82,27 @@ class Factors(Cases):
                 break
         self.depth -= 1
         return node
+
+    def signed_factor(self) -> Node:
+        sign = self.peek()
+        if not self.op("-") and not self.op("+"):
+            return self.factor()
+        self.enter()
+        node = self.signed_factor()
+        self.depth -= 1
+        return ("neg", node) if sign.value == "-" else node
+
+    def starts_factor(self, token: Token) -> bool:
+        if token.kind in ("num", "grouped", "begin", "name"):
+            return True
+        if token.is_word:
+            stops = token.value.lower() in STOP_WORDS or token.value == "in"
+            return not stops and not (token.value == "U" and token.spaced)
+        if token.kind == "op":
+            if token.value == "|":
+                return self.bars == 0 and self.braces == 0
+            return token.value in ("(", "[", "{", "\\{") or token.value in CURRENCIES
+        return token.kind == "cmd" and token.value not in RELATIONS and token.value not in _JOINING
 
     def inverse_applied(self, node: Node) -> Node:
         """`f^{-1}(x)`, the inverse of a function at x."""
@@ -120,7 +144,7 @@ class Factors(Cases):
             return ("k", CONSTANTS[value])
         if value in CURRENCY_WORDS:
             self.op(".")
-            return ("unit", self.signed_factor_checked(), value)
+            return ("unit", self.signed_factor(), value)
         if len(value) == 1 or value in GREEK:
             return self.subscripted(value)
         glued = _GLUED.fullmatch(value)
@@ -229,7 +253,7 @@ class Factors(Cases):
             self.depth -= 1
             return ("unit", amount, value)
         if value == "-":
-            return ("neg", self.signed_factor_checked())
+            return ("neg", self.signed_factor())
         raise ParseError(f"unexpected {value}")
 
     def parenthesis(self, opener: str) -> Node:
@@ -344,19 +368,10 @@ class Factors(Cases):
 
     def function(self, name: str) -> Node:
         name = FUNCTION_ALIASES.get(name, name)
-        exponent: Node | None = None
-        base: Node | None = None
-        for _ in range(2):
-            if self.op("^"):
-                exponent = self.script()
-            elif self.op("_"):
-                base = self.script()
-        if name == "sqrt":
-            argument = self.function_argument()
-            return ("f", "root", (argument[0], ("n", 2)))
-        if name == "cbrt":
-            return ("f", "root", (self.function_argument()[0], ("n", 3)))
+        base, exponent = self.limits()
         arguments = self.function_argument()
+        if name in ("sqrt", "cbrt"):
+            return ("f", "root", (arguments[0], ("n", 2 if name == "sqrt" else 3)))
         if exponent is not None and exponent == ("neg", ONE) and name in INVERSES:
             name, exponent = INVERSES[name], None
         node: Node
@@ -387,7 +402,7 @@ class Factors(Cases):
         while True:
             following = self.peek()
             kind, value = following.kind, following.value
-            if kind == "op" and value == "/" and is_numeric(product, constants=True):
+            if kind == "op" and value == "/" and is_numeric(product):
                 self.position += 1
                 product = ("/", product, self.factor())
             elif (
@@ -405,13 +420,7 @@ class Factors(Cases):
         return (product,)
 
     def big(self, name: str) -> Node:
-        below: Node | None = None
-        above: Node | None = None
-        for _ in range(2):
-            if self.op("_"):
-                below = self.braced_items()
-            elif self.op("^"):
-                above = self.script()
+        below, above = self.limits()
         self.integrals += name == "int"
         body = self.term()
         self.integrals -= name == "int"
@@ -421,12 +430,19 @@ class Factors(Cases):
             body = replaced(body, ("k", "i"), index)
         return ("big", name, below, above, body)
 
-    def braced_items(self) -> Node:
-        if self.op("{"):
-            inner = self.items()
-            self.expect("op", "}")
-            return inner
-        return self.script()
+    def limits(self) -> tuple[Node | None, Node | None]:
+        """What stands below and above an operator or a function, in either order."""
+        below: Node | None = None
+        above: Node | None = None
+        for _ in range(2):
+            if self.op("^"):
+                above = self.script()
+            elif self.op("_"):
+                braced = self.op("{")
+                below = self.items() if braced else self.script()
+                if braced:
+                    self.expect("op", "}")
+        return below, above
 
     def environment(self, name: str) -> Node:
         if name == "cases":

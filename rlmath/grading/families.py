@@ -15,7 +15,7 @@ from rlmath.grading.arith import Approximate, approximate
 from rlmath.grading.listing import is_label, listed
 from rlmath.grading.relations import RelationComparer
 from rlmath.grading.scalars import SCALARS, Verdict, is_whole
-from rlmath.grading.syntax import Node, holds, replaced, subtrees, symbols
+from rlmath.grading.syntax import Node, holds, rational, replaced, subtrees, symbols
 
 _MAX_RESIDUES = 64
 _MAX_PARAMETERS = 3
@@ -71,7 +71,7 @@ class FamilyComparer(RelationComparer):
         for item in items:
             if item[0] not in SCALARS | {"unit"} or name not in set(symbols(item)):
                 return None
-            at = [replaced(item, ("s", name), _integer(j)) for j in _PROBED]
+            at = [replaced(item, ("s", name), rational(j)) for j in _PROBED]
             values = approximate(self.exact, *at)
             if values is None:
                 return None
@@ -95,7 +95,7 @@ class FamilyComparer(RelationComparer):
             ratios.append(ratio)
         bottom = math.lcm(*(r.denominator for r in ratios))
         whole = Fraction(math.lcm(*(int(r * bottom) for r in ratios)), bottom)
-        period: Node = ("*", (("/", ("n", whole.numerator), ("n", whole.denominator)), two[0][1]))
+        period: Node = ("*", (rational(whole), two[0][1]))
         mine = self.residues(one, ratios[: len(one)], whole)
         theirs = self.residues(two, ratios[len(one) :], whole)
         if mine is None or theirs is None:
@@ -122,15 +122,10 @@ class FamilyComparer(RelationComparer):
         nearest = round(turns)
         if abs(turns - nearest) > 1e-7:
             return False
-        shift: Node = ("n", abs(nearest)) if nearest >= 0 else ("neg", ("n", -nearest))
-        return self.nodes(a, ("+", (g, ("*", (shift, period))))) is True
+        return self.nodes(a, ("+", (g, ("*", (rational(nearest), period))))) is True
 
     def real(self, node: Node) -> float:
         return Approximate(self.exact, 0)(node).real
-
-
-def _integer(value: int) -> Node:
-    return ("n", value) if value >= 0 else ("neg", ("n", -value))
 
 
 def _without_one_label(a: Node, g: Node) -> tuple[Node, Node]:

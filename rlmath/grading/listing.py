@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
 from rlmath.grading import units, wording
-from rlmath.grading.syntax import Node, holds, is_numeric, symbols, words
+from rlmath.grading.syntax import Node, holds, is_numeric, rational, symbols, words
 
 
 def every(verdicts: Iterable[bool | None]) -> bool | None:
@@ -48,7 +48,7 @@ def combined(node: Node) -> Node:
         factor = units.same(part[2], parts[0][2])
         if factor is None or factor >= last:
             return node
-        total.append(("*", (part[1], ("/", ("n", factor.numerator), ("n", factor.denominator)))))
+        total.append(("*", (part[1], rational(factor))))
         last = factor
     return ("unit", ("+", tuple(total)), parts[0][2])
 
@@ -182,11 +182,7 @@ def solutions(named: list[tuple[Node, Node]]) -> list[Node] | None:
     if len(names) == size or names != names[:size] * (len(names) // size):
         return None
     rows = [named[start : start + size] for start in range(0, len(named), size)]
-    return [("tup", "(", ")", tuple(v for _, v in sorted(row, key=repr_of_name))) for row in rows]
-
-
-def repr_of_name(pair: tuple[Node, Node]) -> str:
-    return str(pair[0])
+    return [("tup", "(", ")", tuple(v for _, v in sorted(row, key=str))) for row in rows]
 
 
 def as_lines(items: list[Node]) -> list[Node]:

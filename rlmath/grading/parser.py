@@ -9,21 +9,13 @@ from __future__ import annotations
 from rlmath.grading.factors import Factors, on_unit_circle
 from rlmath.grading.lexer import Token
 from rlmath.grading.syntax import (
-    CURRENCIES,
     MULTIPLIERS,
     RELATIONS,
-    STOP_WORDS,
     ZERO,
     Node,
     ParseError,
     is_numeric,
     times,
-    words,
-)
-
-# Commands that begin no factor.
-_JOINING = words(
-    """cup cap setminus pm mp newline and or rangle rfloor rceil not over ldots choose"""
 )
 
 
@@ -122,8 +114,7 @@ class Parser(Factors):
         operator = self.relation_operator()
         first: Node = ("blank",) if operator is not None else self.set_expression()
         sides, operators = [first], []
-        if operator is None:
-            operator = self.relation_operator()
+        operator = operator or self.relation_operator()
         while operator is not None:
             operators.append(operator)
             sides.append(self.set_expression())
@@ -218,7 +209,12 @@ class Parser(Factors):
                 return ("+", (product, following))
             elif is_numeric(product) and self.take("cmd", "angle"):
                 product = times(product, on_unit_circle(self.signed_factor()))  # 3∠90°
-            elif token.is_word and value == "times" and self.before_number(product):
+            elif (
+                value == "times"
+                and token.is_word
+                and self.peek(1).kind == "num"
+                and is_numeric(product)
+            ):
                 self.position += 1
                 product = times(product, self.signed_factor())
             elif (
@@ -257,35 +253,6 @@ class Parser(Factors):
             return False
         last = product[1][-1] if product[0] == "*" else product
         return self.at("op", "^", 2) or (token.spaced and last[0] == "^")
-
-    def before_number(self, product: Node) -> bool:
-        """Whether a number comes after the next token, and `product` is one too."""
-        return self.peek(1).kind == "num" and is_numeric(product)
-
-    def signed_factor(self) -> Node:
-        if self.op("-"):
-            return ("neg", self.signed_factor_checked())
-        if self.op("+"):
-            return self.signed_factor_checked()
-        return self.factor()
-
-    def signed_factor_checked(self) -> Node:
-        self.enter()
-        node = self.signed_factor()
-        self.depth -= 1
-        return node
-
-    def starts_factor(self, token: Token) -> bool:
-        if token.kind in ("num", "grouped", "begin", "name"):
-            return True
-        if token.is_word:
-            stops = token.value.lower() in STOP_WORDS or token.value == "in"
-            return not stops and not (token.value == "U" and token.spaced)
-        if token.kind == "op":
-            if token.value == "|":
-                return self.bars == 0 and self.braces == 0
-            return token.value in ("(", "[", "{", "\\{") or token.value in CURRENCIES
-        return token.kind == "cmd" and token.value not in RELATIONS and token.value not in _JOINING
 
 
 def _is_zero(node: Node) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlmath.grading.families import FamilyComparer
 from rlmath.grading.listing import every
-from rlmath.grading.real_sets import complement_of
+from rlmath.grading.real_sets import complement_of, real_set
 from rlmath.grading.scalars import Verdict
 from rlmath.grading.syntax import Node
 
@@ -40,15 +40,10 @@ class PiecewiseComparer(FamilyComparer):
         others = [c for _, c in rows[1] if not _is_else(c)]
         if len(others) == 1 and self.opposite(others[0], stated):
             return self.nodes(expression, other)
-        rest = complement_of(others, self.exact)
-        stated_set = complement_of([stated], self.exact)
-        whole = complement_of([*others, stated], self.exact)
-        if rest is None or stated_set is None or whole is None or whole.pieces:
+        rest, stated_set = complement_of(others, self.exact), real_set(stated, self.exact)
+        if rest is None or stated_set is None:
             return False
-        again = complement_of(others, self.exact, back=True)
-        if again is None:
-            return False
-        same = self.pieces(again.pieces, stated_set.pieces)
+        same = self.pieces(rest.pieces, stated_set.pieces)
         return every((same, self.nodes(expression, other)))
 
     def opposite(self, a: Node, g: Node) -> bool:

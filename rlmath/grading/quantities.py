@@ -236,25 +236,19 @@ class Quantities(Numerals):
                 del self.tokens[self.position]
                 self.size -= 2
                 return self.prime(base)
-        exponent = self.script()
-        return ("^", base, exponent)
+        return ("^", base, self.script())
 
     def script(self) -> Node:
         """What follows `^`: a group, or one sign, digit run, letter or command."""
-        if self.op("-"):
-            return ("neg", self.script_checked())
-        if self.op("+"):
-            return self.script_checked()
         token = self.peek()
+        if self.op("-") or self.op("+"):
+            self.enter()
+            node = self.script()
+            self.depth -= 1
+            return ("neg", node) if token.value == "-" else node
         if token.kind == "word" and (len(token.value) > 1 or self.at("op", "_", 1)):
             return symbol(self.first_sign())  # x^ab means x^a b, and a^n_1 is a_1^n
         return self.atom(script=True)
-
-    def script_checked(self) -> Node:
-        self.enter()
-        node = self.script()
-        self.depth -= 1
-        return node
 
 
 def _is_foreign(sign: str) -> bool:

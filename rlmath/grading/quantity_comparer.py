@@ -7,7 +7,7 @@ from fractions import Fraction
 from rlmath.grading import units, wording
 from rlmath.grading.list_comparer import ListComparer
 from rlmath.grading.scalars import SCALARS, Verdict
-from rlmath.grading.syntax import Node, is_numeric, symbols
+from rlmath.grading.syntax import Node, is_numeric, rational, symbols
 
 _CHOICES = frozenset("ABCDEFGHIJ")
 _OF_NUMBERS = ("°", "arcmin", "arcsec")
@@ -131,7 +131,7 @@ def _is_percent(node: Node) -> bool:
 
 
 def _scaled(node: Node, factor: Fraction) -> Node:
-    return ("*", (node, ("/", ("n", factor.numerator), ("n", factor.denominator))))
+    return ("*", (node, rational(factor)))
 
 
 def _quantity(node: Node) -> tuple[Node, str] | None:

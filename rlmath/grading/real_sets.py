@@ -9,7 +9,16 @@ from functools import cmp_to_key
 from rlmath.grading import wording
 from rlmath.grading.arith import Exact, approximate
 from rlmath.grading.listing import difference
-from rlmath.grading.syntax import TURNED, Node, is_constant, is_numeric, replaced, subtrees, symbols
+from rlmath.grading.syntax import (
+    TURNED,
+    Node,
+    is_constant,
+    is_numeric,
+    rational,
+    replaced,
+    subtrees,
+    symbols,
+)
 
 _PLUS: Node = ("k", "oo")
 _MINUS: Node = ("neg", ("k", "oo"))
@@ -40,22 +49,20 @@ class _NoOrder(Exception):
 def real_set(node: Node, exact: Exact) -> RealSet | None:
     """The set of reals that `node` describes, or None if it describes none that we can read."""
     try:
-        found = _Reader(exact).read(node)
+        return _Reader(exact).read(node)
     except (_NoOrder, RecursionError):
         return None
-    return found
 
 
-def complement_of(nodes: list[Node], exact: Exact, *, back: bool = False) -> RealSet | None:
-    """The reals outside the union of these sets (`back`: the union); None if one is no set."""
+def complement_of(nodes: list[Node], exact: Exact) -> RealSet | None:
+    """The reals outside the union of these sets; None if one is no set."""
     reader = _Reader(exact)
     try:
         sets = [reader.read(node) for node in nodes]
         known = [found for found in sets if found is not None]
         if len(known) != len(nodes):
             return None
-        union = reader.union(known)
-        return union if back else reader.complement(union)
+        return reader.complement(reader.union(known))
     except (_NoOrder, RecursionError):
         return None
 
@@ -68,8 +75,7 @@ def linear_root(node: Node, name: Node, exact: Exact) -> Node | None:
     line = _Reader(exact).line(left if right == ("n", 0) else right)
     if line is None or ("s", line[0]) != name:
         return None
-    factor: Node = ("/", ("n", line[1].denominator), ("n", abs(line[1].numerator)))
-    return ("*", (factor, ("neg", line[2]) if line[1] > 0 else line[2]))
+    return ("*", (rational(-1 / line[1]), line[2]))
 
 
 def _infinite(node: Node) -> int:
@@ -99,12 +105,6 @@ def _is_polynomial(node: Node) -> bool:
     if kind == "^":
         return node[2][0] == "n" and node[2][1] < 4 and _is_polynomial(node[1])
     return kind == "neg" and _is_polynomial(node[1])
-
-
-def _rational(value: Fraction) -> Node:
-    top: Node = ("n", abs(value.numerator))
-    plain: Node = top if value.denominator == 1 else ("/", top, ("n", value.denominator))
-    return ("neg", plain) if value < 0 else plain
 
 
 class _Reader:
@@ -161,7 +161,7 @@ class _Reader:
 
     def operand(self, node: Node) -> RealSet | None:
         """One side of a union; `{3}` in plain braces has been read as the number 3."""
-        if is_numeric(node, constants=True):
+        if is_numeric(node):
             return RealSet((Piece(node, True, node, True),), "")
         return self.read(node)
 
@@ -242,14 +242,18 @@ class _Reader:
         under = b * b - 4 * a * c
         if under <= 0:
             return None
-        spread: Node = ("f", "root", (_rational(under / (4 * a * a)), ("n", 2)))
-        middle = _rational(-b / (2 * a))
+        spread: Node = ("f", "root", (rational(under / (4 * a * a)), ("n", 2)))
+        middle = rational(-b / (2 * a))
         low, high = ("+", (middle, ("neg", spread))), ("+", (middle, spread))
+        return self.between(low, high, operator if a > 0 else TURNED[operator], name)
+
+    def between(self, low: Node, high: Node, operator: str, name: str) -> RealSet:
+        """The interval for `<` and `<=`, and what is outside it for `>` and `>=`."""
         closed = operator in ("<=", ">=")
-        if (a > 0) == (operator in ("<", "<=")):
+        if operator in ("<", "<="):
             return RealSet((Piece(low, closed, high, closed),), name)
-        outside = (Piece(_MINUS, False, low, closed), Piece(high, closed, _PLUS, False))
-        return RealSet(outside, name)
+        outside = [Piece(_MINUS, False, low, closed), Piece(high, closed, _PLUS, False)]
+        return self.union([RealSet((piece,), name) for piece in outside])
 
     def line(self, node: Node) -> tuple[str, Fraction, Node] | None:
         """(name, slope, offset) of a linear expression in one variable."""
@@ -273,15 +277,11 @@ class _Reader:
     ) -> RealSet | None:
         if self.value(bound) < 0 or (self.value(bound) == 0 and operator not in (">", "<=")):
             return None
-        factor: Node = ("/", ("n", slope.denominator), ("n", abs(slope.numerator)))
+        factor = rational(1 / abs(slope))
         sign: Node = ("neg", offset) if slope > 0 else offset
         low: Node = ("*", (factor, ("+", (sign, ("neg", bound)))))
         high: Node = ("*", (factor, ("+", (sign, bound))))
-        closed = operator in ("<=", ">=")
-        if operator in ("<", "<="):
-            return RealSet((Piece(low, closed, high, closed),), name)
-        outside = [Piece(_MINUS, False, low, closed), Piece(high, closed, _PLUS, False)]
-        return self.union([RealSet((piece,), name) for piece in outside])
+        return self.between(low, high, operator, name)
 
     def half_line(self, name: str, operator: str, bound: Node) -> RealSet | None:
         if operator not in ("<", "<=", ">", ">=", "!="):

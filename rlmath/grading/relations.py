@@ -109,9 +109,7 @@ class RelationComparer(ScalarComparer):
                 )
                 or (value != label and _is_circular(label, value))
                 or _differs_in_kind(label, value, sides[:-1])
-                or (
-                    label in _UNSIGNED and is_numeric(value, constants=True)
-                )  # |x| = 5 is two values
+                or (label in _UNSIGNED and is_numeric(value))  # |x| = 5 is two values
             )
         ):
             return None, None

@@ -10,7 +10,6 @@ from fractions import Fraction
 from rlmath.grading.arith import (
     Approximate,
     Exact,
-    Rational,
     Undecidable,
     approximate,
     equal_integers,
@@ -18,7 +17,16 @@ from rlmath.grading.arith import (
 )
 from rlmath.grading.listing import every
 from rlmath.grading.settings import GradingSettings
-from rlmath.grading.syntax import GREEK, Node, holds, is_constant, replaced, subtrees, symbols
+from rlmath.grading.syntax import (
+    GREEK,
+    Node,
+    Rational,
+    holds,
+    is_constant,
+    replaced,
+    subtrees,
+    symbols,
+)
 
 Verdict = bool | None
 Oracle = Callable[[Node, Node], Verdict]
@@ -46,12 +54,9 @@ def significant_digits(node: Node) -> int | None:
     if kind == "neg":
         return significant_digits(node[1])
     if kind == "*" and len(node[1]) == 2:
-        power = node[1][1]
-        if power[0] == "^" and power[1] == ("n", 10):
-            return significant_digits(node[1][0])
-        scale = node[1][1]
-        if scale == ("/", ("n", 1), ("n", 100)):
-            return significant_digits(node[1][0])
+        literal, scale = node[1]
+        if scale[:2] == ("^", ("n", 10)) or scale == ("/", ("n", 1), ("n", 100)):
+            return significant_digits(literal)
     if kind == "grouped" and "." in node[1]:
         return len(node[1].replace(",", "").replace(".", ""))
     return None
@@ -210,13 +215,10 @@ class ScalarComparer(ABC):
         names = set(symbols(a)) | set(symbols(g))
         if _only_cancels(a, g) or _only_cancels(g, a) or _vanishes(a, g) or _vanishes(g, a):
             return False
-        if names and (is_stepped(a) or is_stepped(g)) and all(is_whole(name) for name in names):
-            return self.at_integers(a, g, sorted(names))
-        if (
-            names
-            and (_applies(a, _EXTREMA) or _applies(g, _EXTREMA))
-            and self.differ_far_out(a, g, names)
-        ):
+        if names and (is_stepped(a) or is_stepped(g)) and all(map(is_whole, names)):
+            return False if self.differ_at(a, g, _whole_points(sorted(names))) else None
+        extreme = names and (_applies(a, _EXTREMA) or _applies(g, _EXTREMA))
+        if extreme and self.differ_at(a, g, _far_points(sorted(names))):
             return False
         agreed = []
         for point in range(3 if names else 1):
@@ -246,22 +248,6 @@ class ScalarComparer(ABC):
             if x != y:
                 return False
         return True
-
-    def at_integers(self, a: Node, g: Node, names: list[str]) -> Verdict:
-        """Refute an equality of floors, ceilings or alternating signs at integer points."""
-        points = [
-            {name: 1 + (point * (7 + 4 * i)) % (11 + 2 * i) for i, name in enumerate(names)}
-            for point in range(1, 13)
-        ]
-        return False if self.differ_at(a, g, points) else None
-
-    def differ_far_out(self, a: Node, g: Node, names: set[str]) -> bool:
-        """Whether a maximum or minimum differs at points far from the usual ones: max(12, x)."""
-        points = [
-            {name: size * (1 + 3 * i) for i, name in enumerate(sorted(names))}
-            for size in (-1000, -40, 40, 1000)
-        ]
-        return self.differ_at(a, g, points)
 
     def differ_at(self, a: Node, g: Node, points: list[dict[str, int]]) -> bool:
         for values in points:
@@ -298,6 +284,20 @@ class ScalarComparer(ABC):
         if abs(x - y) > relative * size + noise:
             return False
         return True if size > least or size == 0 else None
+
+
+def _whole_points(names: list[str]) -> list[dict[str, int]]:
+    """Small positive integers, for floors, ceilings and alternating signs."""
+    return [
+        {name: 1 + (point * (7 + 4 * i)) % (11 + 2 * i) for i, name in enumerate(names)}
+        for point in range(1, 13)
+    ]
+
+
+def _far_points(names: list[str]) -> list[dict[str, int]]:
+    """Points far from the usual ones, where max(12, x) is x."""
+    sizes = (-1000, -40, 40, 1000)
+    return [{name: size * (1 + 3 * i) for i, name in enumerate(names)} for size in sizes]
 
 
 def with_constant_of(a: Node, g: Node) -> Node:

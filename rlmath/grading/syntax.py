@@ -18,12 +18,13 @@ process:
 from __future__ import annotations
 
 from collections.abc import Iterator
+from fractions import Fraction
 from typing import Any
 
+Rational = int | Fraction
 Node = tuple[Any, ...]
 ZERO: Node = ("n", 0)
 ONE: Node = ("n", 1)
-TWO: Node = ("n", 2)
 
 
 class ParseError(Exception):
@@ -100,22 +101,23 @@ def times(left: Node, right: Node) -> Node:
     return ("*", (*left[1], right)) if left[0] == "*" else ("*", (left, right))
 
 
-def is_numeric(node: Node, constants: bool = False, quantity: bool = False) -> bool:
-    """Whether a node is built of numbers alone (and, if asked, of named constants)."""
+def is_numeric(node: Node, quantity: bool = False) -> bool:
+    """Whether a node is built of numbers and named constants alone, or is a `quantity` of them."""
     kind = node[0]
-    if kind in ("n", "d", "rep", "grouped"):
+    if kind in ("n", "d", "rep", "grouped", "k"):
         return True
-    if kind == "k":
-        return True
-    if kind in ("+", "*"):
-        return all(is_numeric(part, constants) for part in node[1])
     if kind in ("/", "^"):
-        return is_numeric(node[1], constants) and is_numeric(node[2], constants)
-    if kind in ("neg", "pct"):
-        return is_numeric(node[1], constants)
-    if kind == "f":
-        return all(is_numeric(part, constants) for part in node[2])
-    return quantity and kind == "unit" and is_numeric(node[1], constants)
+        return is_numeric(node[1]) and is_numeric(node[2])
+    if kind in ("+", "*", "f"):
+        return all(map(is_numeric, node[-1]))
+    return (kind in ("neg", "pct") or (quantity and kind == "unit")) and is_numeric(node[1])
+
+
+def rational(value: Rational) -> Node:
+    """The node of a number."""
+    top: Node = ("n", abs(value.numerator))
+    plain: Node = top if value.denominator == 1 else ("/", top, ("n", value.denominator))
+    return ("neg", plain) if value < 0 else plain
 
 
 def replaced(node: Node, old: Node, new: Node) -> Node:
