@@ -43,16 +43,14 @@ class Cases(Quantities):
             return ("pieces", tuple(parts))
         if any(condition is not None for _, condition in parts):
             raise ParseError("a row without a condition")
-        items = [part for expression, _ in parts for part in _items_of(expression)]
+        items = [item for e, _ in parts for item in (e[1] if e[0] == "list" else (e,))]
         return items[0] if len(items) == 1 else ("list", tuple(items), ",")
 
     def row(self, tokens: list[Token]) -> tuple[Node, Node | None]:
         tokens = _without_end(tokens)
         split = next((i for i, t in enumerate(tokens) if t[:2] == ("op", "&")), None)
-        conditions = (
-            i for i, t in enumerate(tokens) if t.is_word and _first(t) in _CONDITION_WORDS
-        )
-        word = next(conditions, None)
+        words = ((i, t.value.split()[0].lower()) for i, t in enumerate(tokens) if t.is_word)
+        word = next((i for i, first in words if first in _CONDITION_WORDS), None)
         if split is None and word is None:
             node = self.apart(tokens)
             if node[0] == "list" and len(node[1]) == 2 and node[1][0][0] != "rel":
@@ -103,15 +101,7 @@ class Cases(Quantities):
         return node
 
 
-def _first(token: Token) -> str:
-    return token.value.split()[0].lower()
-
-
 def _without_end(tokens: list[Token]) -> list[Token]:
     while tokens and tokens[-1].value in (",", ";", ".", ":"):
         tokens = tokens[:-1]
     return tokens
-
-
-def _items_of(node: Node) -> tuple[Node, ...]:
-    return tuple(node[1]) if node[0] == "list" else (node,)

@@ -159,16 +159,20 @@ class Comparer(QuantityComparer):
         if a[0] in ("n", "d", "/", "neg", "rep") and g[0] in ("n", "d", "/", "neg", "rep"):
             return self.scalars(a, g)
         self.last_layer = "structure"
-        if (a[0] == "rel") != (g[0] == "rel") and not _is_any_listing(a, g):
+        listed = is_listing(a) or is_listing(g)
+        several = listed or not {"tup", "setop"}.isdisjoint((a[0], g[0]))
+        if (a[0] == "rel") != (g[0] == "rel") and not several:
             return self.relations(a, g)
         if a[0] in ("unit", "pct") or g[0] in ("unit", "pct"):
             return self.with_units(a, g)
-        if is_listing(a) or is_listing(g):
+        if listed:
             return self.listings(a, g)
         if a[0] == "rel" or g[0] == "rel":
             return self.relations(a, g)
         kinds = {a[0], g[0]}
-        if kinds & {"tup", "setop"} or (kinds & {"set", "s"} and _domain(a, g)):
+        if kinds & {"tup", "setop"} or any(
+            str(n[1]).startswith("domain_") for n in (a, g) if n[0] == "s"
+        ):
             return self.tuples(a, g)
         by_kind = {
             "set": self.sets, "matrix": self.matrices, "pieces": self.pieces_of,
@@ -197,10 +201,6 @@ def _explains(text: str, stated: str) -> bool:
     return bool(comma) and head.split() == [stated] and not denied and found.isdisjoint(_UNSURE)
 
 
-def _is_any_listing(a: Node, g: Node) -> bool:
-    return is_listing(a) or is_listing(g) or "tup" in (a[0], g[0]) or "setop" in (a[0], g[0])
-
-
 def _text_items(text: str) -> list[str]:
     """Sorted names of a list of words such as `Alice and Bob`, plurals dropped."""
     parts = _TEXT_SEPARATOR.split(text.lower())
@@ -214,7 +214,3 @@ def _unbraced(words: str) -> str:
     inner = words[2:-2]
     whole = words.startswith("{ ") and words.endswith(" }") and not {"{", "}"} & set(inner)
     return inner if whole else words
-
-
-def _domain(a: Node, g: Node) -> bool:
-    return any(n[0] == "s" and str(n[1]).startswith("domain_") for n in (a, g))

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 from fractions import Fraction
 
-from rlmath.grading.syntax import Node, subtrees
+from rlmath.grading.syntax import Node, is_constant, subtrees
 
 MAX_NODES = 600
 MAX_BITS = 60_000.0  # of any number that SymPy may build
@@ -57,14 +57,14 @@ def _bits(node: Node) -> float:
     if kind == "^":
         base, exponent = _bits(node[1]), _bits(node[2])
         size = _value(exponent)
-        if _is_constant(node):
+        if is_constant(node):
             return _bounded(max(base, 1.0) * size)
         if size > MAX_SYMBOLIC_POWER and node[2][0] == "n":
             raise TooCostly(f"a power of {size:.3g} of a sum; at most {MAX_SYMBOLIC_POWER:.0f}")
         return _bounded(base + exponent)
     if kind == "f" and node[1] in ("factorial", "factorial2", "binom"):
         size = max(_value(_bits(part)) for part in node[2])
-        if _is_constant(node[2][0]):
+        if is_constant(node[2][0]):
             if size > MAX_FACTORIAL:
                 raise TooCostly(f"a factorial of about {size:.3g}; at most {MAX_FACTORIAL:.0f}")
             return _bounded(size * math.log2(size + 2))
@@ -80,7 +80,3 @@ def _parts(node: Node) -> Iterator[Node]:
                 yield item
             else:
                 yield from (p for p in item if isinstance(p, tuple) and p and isinstance(p[0], str))
-
-
-def _is_constant(node: Node) -> bool:
-    return not any(item[0] in ("s", "app", "big") for item in subtrees(node))

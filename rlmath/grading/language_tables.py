@@ -22,6 +22,7 @@ is the beginning of words that deny a value. Words of a language without spaces 
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Container
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -92,6 +93,12 @@ def _language(path: Path) -> Language:
         denying=denying,
         words={key: frozenset(text.split()) for key, text in raw.get("words", {}).items()},
     )
+
+
+def longest_word(text: str, words: Container[str], limit: int, *, last: bool = False) -> str:
+    """The longest of some words that begins a text, or ends it if `last`; "" if none does."""
+    ends = (text[-n:] if last else text[:n] for n in range(min(limit, len(text)), 0, -1))
+    return next((word for word in ends if word in words), "")
 
 
 LANGUAGES = tuple(_language(path) for path in sorted(_FOLDER.glob("*.toml")))

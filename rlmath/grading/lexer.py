@@ -64,20 +64,18 @@ _ALIASES = {
     "simeq": "approx", "sim": "approx", "thickapprox": "approx", "dots": "ldots", "cdots": "ldots",
     "dotsc": "ldots", "dotsb": "ldots", "varphi": "phi", "varepsilon": "epsilon",
     "vartheta": "theta",
-    "infin": "infty", "land": "and", "wedge": "and", "lor": "or", "vee": "or", "to": "to",
+    "infin": "infty", "land": "and", "wedge": "and", "lor": "or", "vee": "or",
     "rightarrow": "to", "degree": "circ", "lparen": "(", "rparen": ")", "euro": "€", "pounds": "£",
     "yen": "¥", "textdollar": "$", "arcosh": "acosh", "tg": "tan", "ctg": "cot", "arctg": "arctan",
     "backslash": "setminus", "smallsetminus": "setminus", "bigcup": "cup", "bigcap": "cap",
-    "i": "i", "imath": "i", "ln": "ln", "dot": "dot", "prime": "'",
+    "imath": "i", "prime": "'",
 }  # fmt: skip
 _SIGNS = words(r"""\{ \} < > * / [ ] | ( ) : € £ ¥ $ ' ||""")
 _ENVIRONMENTS = {
     "dcases": "cases", "cases*": "cases", "dcases*": "cases", "psmallmatrix": "pmatrix",
     "bsmallmatrix": "bmatrix", "vsmallmatrix": "vmatrix",
 }  # fmt: skip
-_CHARACTER_COMMANDS = {
-    "%": "%", "$": "$", "{": "\\{", "}": "\\}", "#": "#", "&": "&", "_": "_", "|": "||",
-}  # fmt: skip
+_CHARACTER_COMMANDS = {"{": "\\{", "}": "\\}", "|": "||"}
 _LEX = re.compile(
     r"""(?P<space>(?:\s|~|\\[,;:!>\ \n]|\{\}|\\[hv]space\*?(?:\{[^{}]{0,20}\})?)+)
     |(?P<group>(?<![\d.,/^_])[1-9]\d{0,2}(?:[ ]\d{3})+(?![\d/]|[ ]\d|[ ]?[.,]\d{3}\b)(?:\.\d+)?)
@@ -218,7 +216,8 @@ class _Lexer:
         named = points.isalpha() and (len(points) < 5 or len(content.split()) == 1)
         stripped = _LAYOUT.sub(" ", content).replace("$", "").strip()
         plain = stripped.strip("()[].,:; ")
-        wordy = name.startswith(_WORD_STYLES) and _WORDY.search(stripped)
+        wordy = name.startswith(_WORD_STYLES) and bool(_WORDY.search(stripped))
+        wordy = wordy and "\\" not in stripped and "{" not in stripped
         first = len(self.tokens)
         if name in ("vec", "overrightarrow") and len(points) > 1 and named:
             self.add("name", "vec " + points, spaced)  # \vec{AB} is not \vec{BA}
@@ -236,16 +235,12 @@ class _Lexer:
                     self.tokens[index] = Token("text", token.value, True)
         elif (alias := _ALIASES.get(stripped, stripped)) in FUNCTIONS or stripped in CONSTANTS:
             self.add("word", alias if alias in FUNCTIONS else stripped, spaced)
-        elif (
-            wordy
-            and not set("\\{") & set(stripped)
-            and (len(stripped) != len(plain) or "," in plain or _mixed(plain))
-        ):
+        elif wordy and (len(stripped) != len(plain) or "," in plain or _mixed(plain)):
             if nesting < 4:
                 self.read(stripped, nesting + 1)
                 if first < len(self.tokens):
                     self.tokens[first] = self.tokens[first]._replace(spaced=True)
-        elif wordy and not set("\\{") & set(stripped) and (len(stripped) > 1 or name != "mathbf"):
+        elif wordy and (len(stripped) > 1 or name != "mathbf"):
             ordinal = content in _ORDINALS and not spaced  # 3\text{rd}
             self.add("word" if ordinal else "text", stripped, not ordinal)
         elif nesting < 8:

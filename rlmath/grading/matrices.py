@@ -9,7 +9,7 @@ _MAX_ENTRIES = 400
 _MAX_PARTS = 4  # of a product: the entries grow with every factor
 
 
-def as_matrix(node: Node) -> tuple[tuple[tuple[Node, ...], ...], str] | None:
+def as_matrix(node: Node) -> tuple[Rows, str] | None:
     """Rows of a matrix; a point or vector counts as one column, nested brackets as rows."""
     if node[0] == "matrix":
         return node[1], node[2]
@@ -26,15 +26,14 @@ def folded(node: Node) -> Node:
     """Carry out sums, products and multiples of matrices; other nodes come back unchanged."""
     kind = node[0]
     if kind == "matrix" and node[2] == "det":
-        return _determinant(node)
+        size = len(node[1])
+        return _expanded(node[1]) if size == len(node[1][0]) and size in (2, 3) else node
     if kind == "^" and node[1][0] == "matrix" and node[2] == ("s", "T"):
         return ("matrix", tuple(zip(*node[1][1], strict=True)), node[1][2])
-    if kind == "neg":
+    if kind in ("neg", "/"):
         inner = folded(node[1])
-        return _scaled(("n", -1), inner) if inner[0] == "matrix" else node
-    if kind == "/":
-        inner = folded(node[1])
-        return _scaled(("/", ("n", 1), node[2]), inner) if inner[0] == "matrix" else node
+        factor: Node = ("n", -1) if kind == "neg" else ("/", ("n", 1), node[2])
+        return _scaled(factor, inner) if inner[0] == "matrix" else node
     if kind not in ("+", "*") or len(node[1]) > _MAX_PARTS:
         return node
     if not any(_holds_matrix(part) for part in node[1]):
@@ -94,21 +93,13 @@ def _multiplied(a: Node, b: Node) -> Node | None:
     return _scaled(b, a) if _is_matrix(a) else ("*", (a, b))
 
 
-def _determinant(node: Node) -> Node:
-    """The determinant of two or three rows, written out; larger ones are left as they are."""
-    rows = node[1]
-    if len(rows) != len(rows[0]) or not 2 <= len(rows) <= 3:
-        return node
-    return _expanded([list(row) for row in rows])
-
-
-def _expanded(rows: list[list[Node]]) -> Node:
+def _expanded(rows: Rows) -> Node:
     """A determinant by its first row (Laplace)."""
     if len(rows) == 1:
         return rows[0][0]
     terms: list[Node] = []
     for column, factor in enumerate(rows[0]):
-        minor = _expanded([row[:column] + row[column + 1 :] for row in rows[1:]])
+        minor = _expanded(tuple(row[:column] + row[column + 1 :] for row in rows[1:]))
         term: Node = ("*", (factor, minor))
         terms.append(("neg", term) if column % 2 else term)
     return ("+", tuple(terms))

@@ -192,7 +192,7 @@ class Numerals(TokenStream):
             top, bottom = token.value, self.peek(2).value
             self.position += 3
         short = top and bottom and len(top) < 10 and len(bottom) < 10
-        if not (top and bottom and short and 0 < int(top) < int(bottom)):
+        if not short or not 0 < int(top) < int(bottom):
             self.position = mark
             return None
         return ("+", (number(whole), ("/", number(top), number(bottom))))

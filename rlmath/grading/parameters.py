@@ -34,8 +34,7 @@ _FORMS = tuple(
         rf"{_OPEN}{_ANY}{_KIND} (?P<names>{_NAMES})(?: \))?",
         rf"{_OPEN}(?P<names>{_NAMES}) (?:is|are|being) {_ANY}{_KIND}(?: \))?",
         rf"{_OPEN}(?P<names>{_NAMES}) {_ANY}{_KIND}(?: \))?",
-        rf"{_OPEN}\\forall (?P<names>{_NAMES})(?: \))?",
-        rf"{_OPEN}(?:all|every|each) (?P<names>{_NAMES})(?: \))?",
+        rf"{_OPEN}(?:\\forall|all|every|each) (?P<names>{_NAMES})(?: \))?",
     )
 )
 _STARTS = words(", ; ( where with for forall any some")

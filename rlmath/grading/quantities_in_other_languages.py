@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from rlmath.grading.language_tables import OTHERS
+from rlmath.grading.language_tables import OTHERS, longest_word
 
 _AFTER_NUMBER = re.compile(
     r"(?<=[\d})])(?P<gap>(?:\s|~|\\[,;:! ]|\\q?quad(?![a-z]))*)"
@@ -23,7 +23,8 @@ _FACTORS = {
     if factor >= 10 and factor.denominator == 1
 }
 _UNITS = {word: name for one in OTHERS for word, name in one.units.items()}
-_LONGEST = max(map(len, (*_FACTORS, *_UNITS)))
+_WORDS = _FACTORS.keys() | _UNITS.keys()
+_LONGEST = max(map(len, _WORDS))
 _MAX_PHRASE_WORDS = 3
 
 
@@ -94,12 +95,7 @@ def _phrases(words: list[str]) -> list[str]:
 def _cut(text: str) -> list[str] | None:
     """The words of a text without spaces, the longest first; None if a part is unknown."""
     found: list[str] = []
-    while text:
-        for size in range(min(_LONGEST, len(text)), 0, -1):
-            if text[:size] in _FACTORS or text[:size] in _UNITS:
-                break
-        else:
-            return None
-        found.append(text[:size])
-        text = text[size:]
-    return found
+    while word := longest_word(text, _WORDS, _LONGEST):
+        found.append(word)
+        text = text.removeprefix(word)
+    return None if text else found

@@ -27,7 +27,7 @@ _FUNCTIONS: dict[str, Any] = {
     "asinh": sp.asinh, "acosh": sp.acosh, "atanh": sp.atanh, "abs": sp.Abs, "acoth": sp.acoth,
     "asech": sp.asech, "acsch": sp.acsch, "sech": sp.sech, "csch": sp.csch, "floor": sp.floor,
     "ceil": sp.ceiling, "sgn": sp.sign, "conj": sp.conjugate, "Re": sp.re, "Im": sp.im,
-    "arg": sp.arg,
+    "arg": sp.arg, "log": sp.log,
     "factorial": sp.factorial, "factorial2": sp.factorial2, "binom": sp.binomial, "max": sp.Max,
     "min": sp.Min, "gcd": sp.gcd, "lcm": sp.lcm, "mod": sp.Mod,
 }  # fmt: skip
@@ -56,18 +56,15 @@ def build(node: Node) -> Any:
         return {"pi": sp.pi, "e": sp.E, "i": sp.I, "oo": sp.oo}[node[1]]
     if kind == "neg":
         return -build(node[1])
-    if kind == "+":
-        return sp.Add(*[build(part) for part in node[1]])
-    if kind == "*":
-        return sp.Mul(*[build(part) for part in node[1]])
+    if kind in ("+", "*"):
+        return (sp.Add if kind == "+" else sp.Mul)(*map(build, node[1]))
     if kind == "/":
         return build(node[1]) / build(node[2])
     if kind == "^":
         return sp.Pow(build(node[1]), build(node[2]))
-    if kind == "f":
-        return _function(node[1], [build(part) for part in node[2]])
-    if kind == "app":
-        return sp.Function("user_" + node[1])(*[build(part) for part in node[2]])
+    if kind in ("f", "app"):
+        arguments = list(map(build, node[2]))
+        return (_function if kind == "f" else _unknown)(node[1], arguments)
     if kind == "pct":
         return build(node[1]) / 100
     if kind == "grouped":
@@ -85,10 +82,10 @@ def _function(name: str, args: list[Any]) -> Any:
         if degree.is_Integer and degree % 2 == 1 and base.is_negative:
             return -sp.root(-base, degree)
         return sp.root(base, degree)
-    if name == "log":
-        return sp.log(*args)
-    if name in _FUNCTIONS:
-        return _FUNCTIONS[name](*args)
+    return _FUNCTIONS[name](*args) if name in _FUNCTIONS else _unknown(name, args)
+
+
+def _unknown(name: str, args: list[Any]) -> Any:
     return sp.Function("user_" + name)(*args)
 
 

@@ -7,11 +7,7 @@ import unicodedata
 
 _SUPERSCRIPTS = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿⁱˣʸ", "0123456789+-()nixy", strict=True))
 _SUBSCRIPTS = dict(zip("₀₁₂₃₄₅₆₇₈₉₊₋₍₎ₙₓ", "0123456789+-()nx", strict=True))
-_VULGAR = {
-    "½": "1/2", "⅓": "1/3", "⅔": "2/3", "¼": "1/4", "¾": "3/4", "⅕": "1/5", "⅖": "2/5",
-    "⅗": "3/5", "⅘": "4/5", "⅙": "1/6", "⅚": "5/6", "⅐": "1/7", "⅛": "1/8", "⅜": "3/8",
-    "⅝": "5/8", "⅞": "7/8", "⅑": "1/9", "⅒": "1/10", "↉": "0/3",
-}  # fmt: skip
+_VULGAR = "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅐⅛⅜⅝⅞⅑⅒↉"
 _SIGNS = {
     "−": "-", "–": "-", "—": "-", "‐": "-", "‑": "-", "‒": "-", "﹣": "-", "－": "-",
     "×": r"\times ", "✕": r"\times ", "⋅": r"\cdot ", "·": r"\cdot ", "∙": r"\cdot ",
@@ -43,13 +39,10 @@ _GREEK = {
     "Θ": "Theta", "Λ": "Lambda", "Ξ": "Xi", "Π": "Pi", "Σ": "Sigma", "Φ": "Phi", "Ψ": "Psi",
 }  # fmt: skip
 _SIGNS.update({sign: f"\\{name} " for sign, name in _GREEK.items()})
-_SIGNS.update(
-    {sign: f"{{\\frac{{{v.split('/')[0]}}}{{{v.split('/')[1]}}}}}" for sign, v in _VULGAR.items()}
-)
 _INVISIBLE = dict.fromkeys(
     "\u200b\u200c\u200d\u2060\ufeff\u00ad\u200e\u200f\u2061\u2062\u2063\u2064", ""
 )
-_MIXED_VULGAR = re.compile("(\\d)\\s?([" + "".join(_VULGAR) + "])")
+_MIXED_VULGAR = re.compile("(\\d)\\s?([" + _VULGAR + "])")
 _RAISED = re.compile("[" + re.escape("".join(_SUPERSCRIPTS)) + "]+")
 _LOWERED = re.compile("[" + re.escape("".join(_SUBSCRIPTS)) + "]+")
 _STACKED = re.compile("([⁰¹²³⁴-⁹]+)[⁄/∕]([₀-₉]+)")
@@ -60,7 +53,6 @@ _ESCAPES = {"\a": "a", "\b": "b", "\f": "f", "\v": "v", "\t": "t", "\r": "r"}
 _CONTROL = frozenset(_ESCAPES)
 _EATEN = re.compile("[\a\b\f\v](?=[a-z])|\t(?=ext|imes|heta|an|frac|au)|\r(?=ight|ho|angle|floor)")
 _DOUBLED = re.compile(r"\\\\(?=[a-zA-Z]{2,}|[{}%$,;!])")
-_TABLE = str.maketrans({**_SIGNS, **_INVISIBLE})
 
 
 def _plain(text: str) -> str:
@@ -68,9 +60,14 @@ def _plain(text: str) -> str:
     return "".join(_SUPERSCRIPTS.get(c) or _SUBSCRIPTS[c] for c in text)
 
 
-def _fraction(text: str) -> str:
-    top, bottom = text.split("/")
+def _fraction(sign: str) -> str:
+    """`\\frac{1}{2}` for `½`."""
+    top, bottom = unicodedata.normalize("NFKC", sign).split("⁄")
     return rf"\frac{{{top}}}{{{bottom}}}"
+
+
+_SIGNS.update({sign: f"{{{_fraction(sign)}}}" for sign in _VULGAR})
+_TABLE = str.maketrans({**_SIGNS, **_INVISIBLE})
 
 
 def _compatible(character: str) -> str:
@@ -102,7 +99,7 @@ def to_latex(text: str) -> str:
         return text
     text = _OVERLINED.sub(lambda m: r"\overline{" + m[1].replace("\u0305", "") + "}", text)
     text = _COMBINING_DOT.sub(r"\\dot{\1}", text)
-    text = _MIXED_VULGAR.sub(lambda m: m[1] + _fraction(_VULGAR[m[2]]), text)
+    text = _MIXED_VULGAR.sub(lambda m: m[1] + _fraction(m[2]), text)
     text = _STACKED.sub(lambda m: f"{{\\frac{{{_plain(m[1])}}}{{{_plain(m[2])}}}}}", text)
     text = _RAISED.sub(lambda m: f"^{{{_plain(m[0])}}}", text)
     text = _LOWERED.sub(lambda m: f"_{{{_plain(m[0])}}}", text)

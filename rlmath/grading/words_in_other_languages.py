@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from rlmath.grading.language_tables import LANGUAGES, OTHERS
+from rlmath.grading.language_tables import LANGUAGES, OTHERS, longest_word
 
 _WORD = re.compile(r"[^\W\d_]+(?:-[^\W\d_]+)*")
 _CLAUSE_END = re.compile(r"[,.;:!?()\n=。，；：！？、]")
@@ -117,15 +117,8 @@ def _denies(word: str) -> bool:
 
 def _decides(text: str, words: dict[str, bool], *, backwards: bool) -> bool:
     """Whether a word that changes a value stands at one end of a text, or behind passed ones."""
-    while text:
-        for size in range(min(_LONGEST, len(text)), 0, -1):
-            word = text[-size:] if backwards else text[:size]
-            changes = words.get(word)
-            if changes is not None:
-                break
-        else:
-            return False
-        if changes:
+    while word := longest_word(text, words, _LONGEST, last=backwards):
+        if words[word]:
             return True
-        text = text[:-size] if backwards else text[size:]
+        text = text.removesuffix(word) if backwards else text.removeprefix(word)
     return False
