@@ -110,7 +110,7 @@ def grades(grader: MathGrader, part: str, first: str | None, meanwhile: Any = No
     golds = [] if first is None else ["\\frac{1}{3}"]
     for number, name in enumerate(NAMES):
         responses.append(
-            f"\\boxed{{\\sum_{{k=1}}^1 \\sin^2 ({letters}{name}) + \\cos^2 ({letters}{name})}}"
+            f"\\boxed{{\\sum_{{j=1}}^1 \\sin^2 ({letters}{name}) + \\cos^2 ({letters}{name})}}"
         )
         golds.append("1" if number % 3 else "2")
     futures = [grader.submit(r, g) for r, g in zip(responses, golds, strict=True)]
