@@ -11,6 +11,7 @@ import re
 
 from rlmath.grading import units
 from rlmath.grading.answer import Answer, read
+from rlmath.grading.language_tables import ENGLISH
 from rlmath.grading.list_comparer import MAX_ITEMS
 from rlmath.grading.listing import assignments, every, hoisted, is_listing, unwrap
 from rlmath.grading.matrices import folded
@@ -23,10 +24,7 @@ from rlmath.grading.wording import absence
 _TEXT_SEPARATOR = re.compile(r"[,;&]|\band\b|\n")
 _YES_OR_NO = ("yes", "no")
 _NOT = words("not no never cannot impossible false wrong t")
-_UNSURE = words(
-    """or but maybe perhaps possibly probably unless if except although though however likely wait
-    unsure guess yes"""
-)
+_UNSURE = ENGLISH.words["unsure"]
 _NO_WORD = re.compile(r"\\(?:text|mathrm|textbf|mbox)|[{}()$.!?:\"']")
 _WORDS = re.compile(r"[A-Za-z\d ,.;:'’()%$/-]+")  # of an option's text
 _CHOICES = frozenset("ABCDEFGHIJ")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from rlmath.grading import wording
+from rlmath.grading.language_tables import ENGLISH
 from rlmath.grading.syntax import words
 
 _STYLE = re.compile(
@@ -28,10 +29,7 @@ _ONLY_LETTER = re.compile(
 )
 _SEPARATOR = re.compile(r"^[\s,;&]+|[\s,;&.]*(?:\band\b)?[\s,;&.]*$")
 _PREDICATES = words("is isn't was are seems looks does doesn't can")
-_TAKEN_BACK = words(
-    """wrong incorrect maybe perhaps probably possibly guess doubt wait supposedly assuming unlikely
-    rejected excluded eliminated"""
-)
+_TAKEN_BACK = ENGLISH.words["option_taken_back"]
 _DANGLING = words("unless except or nor not but if")
 Options = tuple[tuple[str, str], ...]
 

@@ -2,77 +2,30 @@
 
 from __future__ import annotations
 
+import tomllib
 from fractions import Fraction
+from pathlib import Path
 
 from rlmath.grading.language_tables import ENGLISH
 
-# Dimension: symbols with their factor to the base unit of that dimension.
-_SYMBOLS = """
-capacitance: farad 1
-charge: coulomb 1
-length: m 1, cm 1/100, mm 1/1000, μm=um=mum 1/1000000, nm 1/1000000000, km 1000, in 0.0254, ft
-    0.3048, yd 0.9144, mi 1609.344
-time: s=sec 1, min 60, h=hr 3600, day 86400, week 604800, ms 1/1000
-month: month 1, yr 12
-mass: g 1, kg 1000, mg 1/1000, ton 1000000, lb=lbs 453.59237, oz 28.349523125
-volume: l=L 1, ml=mL 1/1000, gal 3.785411784, pint 0.473176473, quart 0.946352946
-cup: cup 1
-speed: mph=kph=kmh 1
-angle: °=deg 1, arcmin 1/60, arcsec 1/3600
-radian: rad 1
-energy: J 1, kJ 1000, kWh 3600000
-electronvolt: eV 1, keV 1000, MeV 1000000, GeV 1000000000
-energy_cal: cal 1, kcal 1000
-erg: erg 1
-force: N 1
-power: W 1, kW 1000
-frequency: Hz 1, kHz 1000, MHz 1000000, GHz 1000000000
-rotation: rpm 1
-voltage: V 1
-current: A=amp 1
-resistance: ohm=Ω=Omega 1
-temperature: K 1
-celsius: °C 1
-fahrenheit: °F 1
-pressure: Pa 1, kPa 1000, MPa 1000000, atm 101325, mmHg 133.322387415
-amount: mol 1
-angstrom: Å=AA 1
-parsec: pc 1
-data: B 1, GB 1000000000, MB 1000000
-usd: $=usd=USD 1, ¢ 1/100
-eur: €=eur=EUR 1
-gbp: £=gbp=GBP 1
-jpy: ¥=yen=JPY=rmb=RMB=CNY 1
-krw: ₩=won 1
-rub: ₽ 1
-brl: real 1
-inr: ₹=INR=Rs=rs 1
-unit: unit 1
-"""
+_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
 def _table() -> dict[str, tuple[str, Fraction]]:
     """(dimension, factor) by name: symbols, and the words of the English table for them."""
     found: dict[str, tuple[str, Fraction]] = {}
-    for line in _SYMBOLS.replace("\n    ", " ").strip().splitlines():
-        dimension, _, listed = line.partition(": ")
-        for item in listed.split(", "):
-            names, _, factor = item.rpartition(" ")
+    for dimension, listed in _TABLES["symbols"].items():
+        for item in listed.split(","):
+            names, _, factor = item.strip().rpartition(" ")
             found |= dict.fromkeys(names.split("="), (dimension, Fraction(factor)))
     return found | {word: found[name] for word, name in ENGLISH.units.items()}
 
 
 _TABLE = _table()
-# With the usual prefixes, where they are no units yet: 5 mA, 3 μF, 2 kV.
-_PREFIXES = {"p": "1/1000000000000", "n": "1/1000000000", "u": "1/1000000", "m": "1/1000"}
-_PREFIXES |= {"k": "1000", "M": "1000000", "G": "1000000000"}
-_PREFIXED = {"A": "ampere", "V": "volt", "W": "watt", "J": "joule", "N": "newton", "F": "farad"}
-_PREFIXED |= {"Pa": "pascal", "Hz": "hertz", "C": "coulomb", "s": "second", "m": "meter"}
-_PREFIXED |= {"g": "gram", "L": "liter", "mol": "mole"}
 _NEW = {
     prefix + symbol: (_TABLE[name][0], Fraction(factor) * _TABLE[name][1])
-    for symbol, name in _PREFIXED.items()
-    for prefix, factor in _PREFIXES.items()
+    for symbol, name in _TABLES["prefixed"].items()
+    for prefix, factor in _TABLES["prefixes"].items()
     if prefix + symbol not in _TABLE
 }
 _TABLE.update(_NEW)

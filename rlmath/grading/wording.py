@@ -25,12 +25,7 @@ _SUFFIX = re.compile(
     r"|(?:dozen|hundred|thousand|[mbtr]{1,2}illion)[a-z]*"
     r"|[a-z]*(?:illion|hundred|thousand|dozen|googol|myriad)(?:th)?s?)\Z"
 )
-_SUFFIX_EXCEPTIONS = words(
-    """family families fish jellyfish starfish goldfish assembly supply dish dishes early daily
-    weekly monthly yearly hourly only fly butterfly dragonfly jelly belly months moths
-    cloths booths paths baths mouths myths youths lengths widths heights births deaths
-    english polish"""
-) | frozenset(("spanish", "blackfish", "catfish", "lily", "teeth", "tooth", "radish"))
+_SUFFIX_EXCEPTIONS = ENGLISH.words["suffixed_nouns"]
 _IRREGULAR = ENGLISH.words["irregular"]
 _TAIL = ENGLISH.words["tail"]
 _LONE_WORD = re.compile(r"[^\W\d_\u2e80-\ud7ff]+\.?")
@@ -136,10 +131,7 @@ def leaves_value(phrase: str, *, counted: bool = True) -> bool:
 # -- prose in front of a value and after it
 
 _LEADS = ENGLISH.words["leads"]
-_ANNOUNCING = words(
-    """is are equals equal gives give yields yield be get obtain have has find becomes exactly
-    precisely only that therefore so thus hence"""
-)
+_ANNOUNCING = ENGLISH.words["announcing"]
 _TRAILS = ENGLISH.words["trails"]
 _MAX_LEAD_WORDS = 20
 _FUNCTION_OF_ANSWER = re.compile(
