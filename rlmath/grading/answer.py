@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 
 from rlmath.grading import units
+from rlmath.grading.box import BRACE
 from rlmath.grading.formula_spellings import usual
 from rlmath.grading.lexer import Token, TooLong, lex
 from rlmath.grading.listing import listed
@@ -35,7 +36,6 @@ _BARE_INTEGER = re.compile(r"[-+]?\d{1,300}", re.ASCII)
 _ALL_REALS = frozenset(("all real numbers", "all reals", "real numbers", "set of all real numbers"))
 _SHORT_WORDS = words("yes no red one two ten odd all any none true")
 _FORMULA_WORDS = FUNCTIONS | GREEK | words("pi infinity and or in inf percent am pm AM PM")
-_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _VOWEL = re.compile("[aeiou]")
 _ALPHABET = frozenset(
     map("".join, zip(*("abcdefghijklmnopqrstuvwxyz"[i:] for i in range(3)), strict=False))
@@ -172,7 +172,7 @@ def is_answer(text: str, settings: GradingSettings) -> bool:
 
 def _malformed(latex: str) -> str:
     depth = 0
-    for brace in _BRACE.findall(latex):
+    for brace in BRACE.findall(latex):
         depth += {"{": 1, "}": -1}.get(brace, 0)
         if depth < 0:
             return "a } closes no {"
@@ -250,7 +250,8 @@ def _family(
             for head, modulus in residues:
                 label, values = listed(Parser(head, settings.max_depth).parse())
                 step: Node = ("*", (("n", modulus), ("s", _INDEX)))
-                items += [_equated(label, ("+", (value, step))) for value in values]
+                classes: list[Node] = [("+", (value, step)) for value in values]
+                items += [c if label is None else ("rel", ("=",), (label, c)) for c in classes]
             node: Node = items[0] if len(items) == 1 else ("list", tuple(items), "or")
             return node, [(_INDEX, "Z")]
         head, declarations = take_declarations(tokens)
@@ -260,10 +261,6 @@ def _family(
     except (ParseError, RecursionError):
         pass
     return None, []
-
-
-def _equated(label: Node | None, value: Node) -> Node:
-    return value if label is None else ("rel", ("=",), (label, value))
 
 
 def _tree(tokens: list[Token], words: str, settings: GradingSettings) -> Node:

@@ -90,7 +90,7 @@ _PLAIN = re.compile(r"-?\d{1,18}(?:\.\d{1,18}|/[1-9]\d{0,17})?", re.ASCII)
 _SHORT_WORDS = frozenset(
     ("is", "in", "if", "as", "so", "of", "to", "at", "by", "we", "on", "or", "th", "st", "nd", "rd")
 )
-_TEXT = re.compile(r"\\(?:text[a-z]{0,6}|mathrm|[mh]box)\s*\{([^{}]*)\}")
+TEXT = re.compile(r"\\(?:text[a-z]{0,6}|mathrm|[mh]box)\s*\{([^{}]*)\}")
 
 
 _SCALED = re.compile(
@@ -111,8 +111,8 @@ def stands_alone(text: str, begin: int, end: int) -> bool:
     inside = _is_inside(before, after)
     if _is_part_before(before, inside) or _is_part_after(after, inside):
         return False
-    before = _TEXT.sub(r" \1 ", before) if "\\" in before else before
-    after = _TEXT.sub(r" \1 ", after) if "\\" in after else after
+    before = TEXT.sub(r" \1 ", before) if "\\" in before else before
+    after = TEXT.sub(r" \1 ", after) if "\\" in after else after
     if _SCALED.match(" " + after.lstrip(" $")) or words_in_other_languages.changes_box(
         before, after
     ):
@@ -123,7 +123,7 @@ def stands_alone(text: str, begin: int, end: int) -> bool:
 def other_value(text: str, end: int, value: str) -> str:
     """` or 6` if a number that is not `value` follows the box that ends at `end`, else ""."""
     after = text[end : end + _WINDOW]
-    found = _ALTERNATIVE.match(_TEXT.sub(r" \1 ", after)) if "or" in after else None
+    found = _ALTERNATIVE.match(TEXT.sub(r" \1 ", after)) if "or" in after else None
     if found is None:
         return ""
     other = found["value"].rstrip(".,")

@@ -13,13 +13,13 @@ _MAX_BOX_CHARS = 32_000
 _MAX_LINE_CHARS = 400  # of a box with a stray backslash
 _MAX_OTHER_COMMANDS = 32  # `\\boxedtext` is another command
 _TRAILING = " \t\r\n.,;:!?。，；：！？*_"
-_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _CLOSED = re.compile(r"[\s$.*\])]*\Z")
 _ANY_BRACE = re.compile(r"[{}]")
 _UNBRACED_STOP = re.compile(r"[\s${}]|\\[)\]]")
 
 
-def match_brace(text: str, start: int, braces: re.Pattern[str] = _BRACE) -> int:
+def match_brace(text: str, start: int, braces: re.Pattern[str] = BRACE) -> int:
     """Index of the `}` that closes the `{` at `start`, or -1. Escaped braces do not count.
 
     A group of more than 32,000 characters counts as open.

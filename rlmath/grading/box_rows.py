@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from rlmath.grading.beside_box import TEXT
 from rlmath.grading.language_tables import AND, ENGLISH, OR
 
 # `5 or 6` in a box, but not the pair `(2, 2)` or the solution `p = 5, q = 2`.
@@ -21,7 +22,6 @@ _MAX_GAP_CHARS = 60
 _GUESSING = (
     OR | AND | ENGLISH.hedges - frozenset(("so", "is", "are", "when", "where", "to", "we", "i"))
 )
-_GROUP = re.compile(r"\\(?:text[a-z]{0,6}|mathrm|[mh]box)\s*\{([^{}]*)\}")
 _SEPARATOR = re.compile(r"\\(?:q?quad|[,;:! \\()\[\]])|(?<!~)~(?!~)|[\s$,;.|/()\[\]&*_，；、]+")
 Boxes = list[tuple[str, str]]  # (text between it and the box before it, content)
 
@@ -58,12 +58,11 @@ def listed(boxes: Boxes, count: int) -> str | None:
         return None
     names = [_NAME_BEFORE.search(gap[-20:]) for gap, _ in row]
     if len({name[0] for name in names if name}) == count:
-        values = [
-            (gap[: len(gap) - len(name[0])] if name else gap, f"{name[1]}{name[2] or ''}={box}")
+        row = [
+            (gap[: len(gap) - len(name[0])], f"{name[1]}{name[2] or ''}={box}")
             for (gap, box), name in zip(row, names, strict=True)
             if name
         ]
-        row = values
     elif any(SEVERAL.search(content) and not _is_one(content) for _, content in row):
         return None
     if any(_conjunction(gap) is None for gap, _ in row[1:]):
@@ -76,12 +75,12 @@ def listed(boxes: Boxes, count: int) -> str | None:
 def guesses(pair: Boxes) -> str | None:
     """`5 or 6` from `\\boxed{5} or \\boxed{6}`: two values in one breath are no single answer."""
     pair = _unnamed(pair, numbered=False)
-    conjunction = _conjunction(pair[1][0]) if len(pair) > 1 else None
-    if conjunction is None and len(pair) > 1 and _is_guess(pair[1][0]):
-        conjunction = "or"
+    if len(pair) < 2:
+        return None
+    (_, first), (gap, second) = pair
+    conjunction = _conjunction(gap) or ("or" if _is_guess(gap) else None)
     if conjunction is None:
         return None
-    first, second = pair[0][1], pair[1][1]
     if not first or first == second or SEVERAL.search(first) or SEVERAL.search(second):
         return None
     return f"{first} or {second}" if conjunction == "or" else f"{first}, {second}"
@@ -102,7 +101,7 @@ def _is_guess(gap: str) -> bool:
 
 
 def _words(gap: str) -> list[str]:
-    return _SEPARATOR.sub(" ", _GROUP.sub(r" \1 ", gap)).lower().split()
+    return _SEPARATOR.sub(" ", TEXT.sub(r" \1 ", gap)).lower().split()
 
 
 def _is_one(content: str) -> bool:

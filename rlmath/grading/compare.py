@@ -15,7 +15,7 @@ from rlmath.grading.language_tables import ENGLISH
 from rlmath.grading.list_comparer import MAX_ITEMS
 from rlmath.grading.listing import assignments, every, hoisted, is_listing, unwrap
 from rlmath.grading.matrices import folded
-from rlmath.grading.options import names_another
+from rlmath.grading.options import CHOICES, names_another
 from rlmath.grading.quantity_comparer import QuantityComparer
 from rlmath.grading.scalars import SCALARS, Verdict, has_remainder, with_constant_of
 from rlmath.grading.syntax import Node, is_numeric, words
@@ -27,7 +27,6 @@ _NOT = words("not no never cannot impossible false wrong t")
 _UNSURE = ENGLISH.words["unsure"]
 _NO_WORD = re.compile(r"\\(?:text|mathrm|textbf|mbox)|[{}()$.!?:\"']")
 _WORDS = re.compile(r"[A-Za-z\d ,.;:'’()%$/-]+")  # of an option's text
-_CHOICES = frozenset("ABCDEFGHIJ")
 
 
 class Comparer(QuantityComparer):
@@ -187,7 +186,7 @@ def _is_made_of(node: Node, *, choice: bool) -> bool:
     """Whether a formula is no letter of an option: `1A`, `A = B`, and of a choice `x = B`."""
     if node[0] == "rel":
         name = str(node[2][0][1]) if node[2][0][0] == "s" else ""
-        return choice or (name in _CHOICES)
+        return choice or name in CHOICES
     return node[0] in SCALARS or node[0] in ("unit", "pct")
 
 

@@ -76,10 +76,10 @@ class ListComparer(PiecewiseComparer):
         if len(a) != len(g):
             return False
         names_a, names_g = [name for name, _ in a], [name for name, _ in g]
-        if len(set(names_a)) == len(names_a) and len(set(names_g)) == len(names_g):
+        values = dict(g)
+        if len(set(names_a)) == len(values) == len(a):
             if set(names_a) != set(names_g):
                 return False
-            values = dict(g)
             return every(self.nodes(value, values[name]) for name, value in a)
         if _are_numbered(names_a, names_g) or _are_numbered(names_g, names_a):
             return self.unordered([value for _, value in a], [value for _, value in g])

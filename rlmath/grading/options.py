@@ -31,6 +31,7 @@ _SEPARATOR = re.compile(r"^[\s,;&]+|[\s,;&.]*(?:\band\b)?[\s,;&.]*$")
 _PREDICATES = words("is isn't was are seems looks does doesn't can")
 _TAKEN_BACK = ENGLISH.words["option_taken_back"]
 _DANGLING = words("unless except or nor not but if")
+CHOICES = frozenset("ABCDEFGHIJ")
 Options = tuple[tuple[str, str], ...]
 
 

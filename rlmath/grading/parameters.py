@@ -84,10 +84,8 @@ def _domain(match: re.Match[str]) -> str:
         return "N" if "positive" in text else "N0" if "negative" in text else "Z"
     if "natural" in text:
         return "N"
-    for word, letter in (("real", "R"), ("complex", "C"), ("rational", "Q")):
-        if word in text:
-            return letter
-    return "any"
+    letters = {"real": "R", "complex": "C", "rational": "Q"}
+    return next((letter for word, letter in letters.items() if word in text), "any")
 
 
 def _declarations(text: str) -> tuple[Declaration, ...]:

@@ -6,10 +6,10 @@ from fractions import Fraction
 
 from rlmath.grading import units, wording
 from rlmath.grading.list_comparer import ListComparer
+from rlmath.grading.options import CHOICES
 from rlmath.grading.scalars import SCALARS, Verdict
 from rlmath.grading.syntax import Node, is_numeric, rational, symbols
 
-_CHOICES = frozenset("ABCDEFGHIJ")
 _OF_NUMBERS = ("°", "arcmin", "arcsec")
 _NOT_MEASURED = ("tup", "set", "setop", "matrix", "empty", "base", "clock", "ratio")
 _INFINITE: Node = ("k", "oo")
@@ -117,7 +117,7 @@ def _droppable(united: Node, *, gold: bool) -> bool:
     if phrase in ("-st", "-nd", "-rd", "-th"):
         return True  # 3rd
     names = phrase.split()
-    if not gold and (names == ["M"] or (len(names) > 1 and _CHOICES.issuperset(names))):
+    if not gold and (names == ["M"] or (len(names) > 1 and CHOICES.issuperset(names))):
         return False  # 12 M may be millions, and 1 A B two options
     value = united[1][1] if united[1][0] == "neg" else united[1]
     counted = (value[0] not in ("/", "d") and value != ("n", 1)) or bool(set(symbols(value)))

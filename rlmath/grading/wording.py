@@ -60,21 +60,18 @@ def changes_value(word: str) -> bool:
 def alters(phrase: str, of: str = "") -> bool:
     """Whether a phrase has a word that changes a number, other than those of the phrase `of`."""
     allowed = {"off", *words_of(of)}
-    if any(map(is_glued, phrase.split())) or _denies_cjk(phrase):
-        return True
-    if words_in_other_languages.changes_value(phrase):
+    if _has_strange_word(phrase) or words_in_other_languages.changes_value(phrase):
         return True
     return any(changes_value(word) for word in words_of(phrase) if word not in allowed)
 
 
-def _denies_cjk(phrase: str) -> bool:
-    """Whether a phrase has a Chinese or Japanese word that is no counter: `不 apples`."""
-    return any(_CJK.fullmatch(word) and not is_counted(word) for word in phrase.split())
-
-
-def is_glued(word: str) -> bool:
-    """Whether words were put together to one that is on no list: `powers不`, `billionBuntil`."""
-    return bool(_GLUED.search(word)) and units.lookup(word) is None
+def _has_strange_word(phrase: str) -> bool:
+    """Whether one is put together from words, `billionBuntil`, or no counter: `不 apples`."""
+    return any(
+        (_GLUED.search(word) and units.lookup(word) is None)
+        or (_CJK.fullmatch(word) and not is_counted(word))
+        for word in phrase.split()
+    )
 
 
 _SHORT_NOUNS = ENGLISH.words["short_nouns"]
@@ -114,7 +111,7 @@ def leaves_value(phrase: str, *, counted: bool = True) -> bool:
             return units.lookup(word.partition("^")[0]) is not None and len(found) == 1
         if changes_value(word):
             return False
-    if any(map(is_glued, phrase.split())) or _denies_cjk(phrase):
+    if _has_strange_word(phrase):
         return False
     if _PART_OF_ANSWER.match(" ".join(found)) or not _SINGLE_ANSWER.isdisjoint(found):
         return False  # 2/5 of the answer, 5 beats the answer
@@ -168,7 +165,9 @@ def lead_length(words: list[str]) -> int:
         return 0
     lowered = [word.lower() for word in words]
     said = " ".join(lowered)
-    if _OF_EVENT.fullmatch(said) and NEGATIONS.isdisjoint(lowered):
+    if said in ("in total", "in all") or (
+        _OF_EVENT.fullmatch(said) and NEGATIONS.isdisjoint(lowered)
+    ):
         return len(words)
     thing = _OF_THING.fullmatch(said)
     if thing is not None and not any(map(changes_value, thing["thing"].split())):
@@ -176,8 +175,6 @@ def lead_length(words: list[str]) -> int:
     names = (len(word) <= 4 and word.isupper() and word != "I" for word in words)
     if not all(name or low in _LEADS for name, low in zip(names, lowered, strict=True)):
         return 0
-    if said in ("in total", "in all"):
-        return len(words)
     if lowered[0] in ("possible", "are", "is", "of") or _FUNCTION_OF_ANSWER.search(said):
         return 0
     if lowered[-1] in ("has", "have") and "answer" in lowered:
