@@ -203,8 +203,12 @@ def check_filter(command: Command, patch: pytest.MonkeyPatch) -> None:
 def has_options(command: Command, patch: pytest.MonkeyPatch) -> None:
     """The script explains itself and knows the options that are given."""
     words = command.words
-    script = words.index(next(word for word in words if word.endswith((".py", ".sh"))))
-    text = help_of(words[script])
+    if "-m" in words:
+        script = words.index("-m") + 1
+        text = help_of(words[script].replace(".", "/") + ".py")
+    else:
+        script = words.index(next(word for word in words if word.endswith((".py", ".sh"))))
+        text = help_of(words[script])
     for option in (word for word in words[script + 1 :] if word.startswith("--")):
         assert option.split("=")[0] in text
 
@@ -303,6 +307,7 @@ RULES: list[tuple[str, How]] = [
         r"\.venv/bin/python -m tests.e2e.golden_curve",
         named_in("tests/e2e/test_golden_curve.py", "golden_curve"),
     ),
+    (r"python -m tests.distributed.healthy_steps ", has_options),
     (r"python toolkits/prepare_data.py ", check_sources),
     (r"python toolkits/decontaminate.py ", write_in_shell),
     (r"python toolkits/filter_by_pass_rate.py ", check_filter),

@@ -119,7 +119,7 @@ def test_groups_of_a_run_whose_sampling_goes_on_do_as_well(
     while not before._live and step < 6:  # On a busy machine the engines may be done in a step.
         step += 1
         first.step(step)
-    first.feed.close()
+    first.source.close()
     assert before._live
     state = through_a_checkpoint(before, tmp_path)
     left = len(before._live) + len(state["carried_over"])
@@ -128,7 +128,7 @@ def test_groups_of_a_run_whose_sampling_goes_on_do_as_well(
     second = parts_of(after)
     last = step + 4
     found = [one for now in range(step + 1, last + 1) for one in sizes(second.step(now))]
-    second.feed.close()
+    second.source.close()
     # The filter drops a group without a scored sample, and a later group may be finished earlier.
     assert set(found) <= {2, group_size} and len(found) == 16
     assert 0 < found.count(2) <= left

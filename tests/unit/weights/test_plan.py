@@ -179,7 +179,7 @@ LAYOUT = ("actor.tensor_parallel=2", "actor.pipeline_parallel=2", "rollout.tenso
         ("model.path=Qwen3-8B --engine-expert-parallel", "Qwen3-8B has no experts"),
         ("Qwen3-8B", "give model.path=Qwen3-8B"),
         ("--json", "give model.path"),
-        ("model.path=Qwen3-9B", "no model that is known by name (did you mean Qwen3-8B?)"),
+        ("model.path=Qwen3-9B", "no model that is known by name; did you mean Qwen3-8B?"),
     ],
 )
 def test_options_that_cannot_be_are_named(
