@@ -87,6 +87,8 @@ def test_every_layer_of_an_moe_adds_the_same(count_ranks: Count) -> None:
     The plan is linear too, so that both agree for any number of layers if they agree for these.
     """
     (case,) = (case for case in layout_cases() if case.name == "30B EP 4")
+    # All layers recomputed: a share of the preset's would be no whole number of a few layers.
+    case = dataclasses.replace(case, overrides=(*case.overrides, "actor.recompute_num_layers=null"))
     jobs = [job for n in (2, 3, 4) for job in dataclasses.replace(case, layers=n).jobs()]
     counts = count_ranks(jobs)
     found = [{row.phase: row for row in rows(count)} for count in counts]
