@@ -122,10 +122,17 @@ class Run:
 
     def kill_graders(self) -> None:
         """Kill the grading processes with work in their hands: they are stopped first."""
-        family = psutil.Process(self.process.pid).children(recursive=True)
-        servers = {one.pid for one in family if "rlmath.grading.forkserver" in " ".join(words(one))}
-        graders = [one for one in family if one.ppid() in servers]
-        assert len(graders) == 2, family
+        graders: list[psutil.Process] = []
+
+        def there() -> bool:
+            # They import SymPy before they are there.
+            family = psutil.Process(self.process.pid).children(recursive=True)
+            server = "rlmath.grading.forkserver"
+            servers = {one.pid for one in family if server in " ".join(words(one))}
+            graders[:] = [one for one in family if one.ppid() in servers]
+            return len(graders) == 2
+
+        self.until(there, "two grading processes")
         for one in graders:
             one.send_signal(signal.SIGSTOP)
         time.sleep(2.0)
