@@ -128,8 +128,9 @@ class Run:
             # They import SymPy before they are there.
             family = psutil.Process(self.process.pid).children(recursive=True)
             server = "rlmath.grading.forkserver"
-            servers = {one.pid for one in family if server in " ".join(words(one))}
-            graders[:] = [one for one in family if one.ppid() in servers]
+            servers = [one for one in family if server in " ".join(words(one))]
+            with contextlib.suppress(psutil.Error):
+                graders[:] = [child for one in servers for child in one.children()]
             return len(graders) == 2
 
         self.until(there, "two grading processes")
