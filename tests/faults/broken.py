@@ -121,19 +121,13 @@ class Run:
         return pid
 
     def kill_graders(self) -> None:
-        """Kill the grading processes with work in their hands: they are stopped first."""
+        """Kill the grading processes, of which there are none until an answer needs one; they are
+        stopped first, so that they have work in their hands."""
+        family = psutil.Process(self.process.pid).children(recursive=True)
+        servers = [one for one in family if "rlmath.grading.forkserver" in " ".join(words(one))]
         graders: list[psutil.Process] = []
-
-        def there() -> bool:
-            # They import SymPy before they are there.
-            family = psutil.Process(self.process.pid).children(recursive=True)
-            server = "rlmath.grading.forkserver"
-            servers = [one for one in family if server in " ".join(words(one))]
-            with contextlib.suppress(psutil.Error):
-                graders[:] = [child for one in servers for child in one.children()]
-            return len(graders) == 2
-
-        self.until(there, "two grading processes")
+        with contextlib.suppress(psutil.Error):
+            graders = [child for one in servers for child in one.children()]
         for one in graders:
             one.send_signal(signal.SIGSTOP)
         time.sleep(2.0)
