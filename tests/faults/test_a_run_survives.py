@@ -15,6 +15,7 @@ import pytest
 from rlmath.checkpoint import CheckpointStore
 from rlmath.checkpoint.manifest import read_manifest, verify
 from rlmath.commands.bisect.compare import compare
+from rlmath.monitor.run_folder import RunFolder
 from tests.e2e.runs import metrics, quickstart_settings, rlmath
 from tests.faults.broken import LAST_STEP, Run, assert_says_what_it_saved, damage, settings_of
 from tests.unit.checkpoint.small_disk import small_disk
@@ -92,7 +93,7 @@ def test_faults_change_nothing(material: Path, straight: Path, tmp_path: Path) -
     for step in range(1, LAST_STEP + 1):
         assert samples(straight, step) == samples(broken, step)
     assert tensors_of(straight) == tensors_of(broken)
-    found = compare(straight, broken)
+    found = compare(RunFolder(straight), RunFolder(broken))
     assert found.parting is None, found.parting
     assert set(range(LAST_STEP + 1)) <= set(found.steps)
 
