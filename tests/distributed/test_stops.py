@@ -87,6 +87,8 @@ def run(
     actor.update_shard(shard, UPDATE)
     actor.shard_log_probs(shard, "old")
     stops.begin_step()
+    # A rank of another copy of the model may still be in the last step; the driver waits for it.
+    dist.barrier()
     before = state_of(worker)
     counts = [len(share.micro_batches) for share in shard.shares()]
     assert len(counts) == 2 and min(counts) >= 3, "too few to stop among"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from pathlib import Path
 
 import torch
@@ -62,17 +61,12 @@ def test_ppo_trains_a_value_model_and_resumes(material: Path, tmp_path: Path) ->
 
 
 def sample_is_explained(run_dir: Path) -> None:
-    """A sample of which nothing is kept by token: its update is done again."""
+    """What is kept of a sample is shown, and of the others that nothing is."""
     traced = {sample.key for sample, _ in read_tokens(run_dir, 2)}
     assert len(traced) == 4
     rows = map(json.loads, (run_dir / "samples" / "step_000002.jsonl").read_text().splitlines())
     keys = [f"{row['problem_id']}/{row['index']}" for row in rows]
-    other = next(k for k in keys if k not in traced)
-    found = rlmath("why", str(run_dir), f"2/{other}")
-    assert "and this is none of them" in found.stdout
-    found = rlmath("why", str(run_dir), f"2/{other}", "--update")
-    assert found.returncode == 0, found.stderr
-    assert "whitened over the step: " in found.stdout and "NOT" not in found.stdout
-    assert "the update was redone, and is the run's to the last bit" in found.stdout
-    share = re.search(r"its share of the gradient: ([+-][\d.]+)%", found.stdout)
-    assert share and 0 < abs(float(share[1])) < 100
+    for key in (next(iter(traced)), next(one for one in keys if one not in traced)):
+        found = rlmath("why", str(run_dir), f"2/{key}")
+        assert found.returncode == 0, found.stderr
+        assert ("and this is none of them" in found.stdout) == (key not in traced)
