@@ -219,6 +219,12 @@ class Monitor:
         """Forget the time that has passed outside of steps (starting, exporting)."""
         self.phase.finish_step()
 
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Between two steps the caller has the run: no phase, no time of a step, nothing to say."""
+        with self.phase.paused(), self._display.paused():
+            yield
+
     def note(self, step: int, what: str, choice: str, reason: str) -> None:
         """An automatic decision of the run: to ``decisions.jsonl`` each time, and to the
         terminal when it is another choice than the last one. (A step that is done again after a

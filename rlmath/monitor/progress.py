@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 
 from rich.console import Console, Group
@@ -54,6 +55,7 @@ class ProgressDisplay:
         """
         self._sampling, self._rate = sampling, TokenRate()
         self._phase_since = time.perf_counter()
+        self._is_paused = False
         self._ended = threading.Event()
         self._reporter: threading.Thread | None = None
         self._line_every = line_every
@@ -112,6 +114,18 @@ class ProgressDisplay:
             self._first_announced, words = True, words + _FIRST
         self._console.print(Text(f"{label:<8} {elapsed:5.1f} s  {words}"))
 
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Say nothing during this block: the caller has the run."""
+        began = time.perf_counter()
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            now = time.perf_counter()
+            self._ends = deque((end + now - began for end in self._ends), self._ends.maxlen)
+            self._is_paused, self._phase_since = False, now
+
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """A step is over.
 
@@ -136,7 +150,7 @@ class ProgressDisplay:
         """Outside a terminal: a line every minute of a phase that takes several."""
         while not self._ended.wait(REPORT_S):
             since_s = time.perf_counter() - self._phase_since
-            if since_s >= REPORT_S:
+            if since_s >= REPORT_S and not self._is_paused:
                 what = f"step {self._done + 1}/{self._total}  " if self._total else ""
                 words = "  ".join(filter(None, (self._phase, self._sampling_words())))
                 self._console.print(Text(f"{what}{words}  for {duration(since_s)}"))

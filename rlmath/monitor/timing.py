@@ -14,8 +14,6 @@ class PhaseTimer:
     stops the clock of the outer one, so that the phases and ``timing/other`` add up to
     ``timing/step``. For the thread that runs the loop; phases of other threads overlap.
 
-    Attributes:
-        changes: How often a phase has begun or ended.
     """
 
     def __init__(
@@ -32,13 +30,33 @@ class PhaseTimer:
         self._on_phase, self._observe = on_phase, observe
         self._seconds: dict[str, float] = {}
         self._open: list[str] = []
-        self.changes = 0
+        self._changes, self._is_paused = 0, False
         self._step_start = self._since = time.perf_counter()
 
     @property
     def name(self) -> str:
         """The innermost phase that is open, or ``other``."""
         return self._open[-1] if self._open else "other"
+
+    @property
+    def changes(self) -> int:
+        """How often a phase has begun or ended. During a pause it grows with each look: nothing is
+        waited for."""
+        self._changes += self._is_paused
+        return self._changes
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave the seconds of this block, between two steps, out of the step."""
+        began = time.perf_counter()
+        self._is_paused = True
+        try:
+            yield
+        finally:
+            self._is_paused = False
+            gone = time.perf_counter() - began
+            self._step_start += gone
+            self._since += gone
 
     @contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
@@ -80,7 +98,7 @@ class PhaseTimer:
 
     def _charge(self) -> None:
         """Give the time since the last change of phase to the innermost open one."""
-        self.changes += 1
+        self._changes += 1
         now = time.perf_counter()
         if self._open:
             phase = self._open[-1]

@@ -248,6 +248,8 @@ class Saver:
     def _save_after(self, cause: BaseException) -> None:
         signal = isinstance(cause, KeyboardInterrupt | SystemExit)
         what = "interrupted" if signal else f"stopped by {type(cause).__name__}"
+        if isinstance(cause, GeneratorExit):  # See ``rlmath.training.loop.steps``.
+            what = "closed"
         try:
             print(self._save_what_is_done(what), flush=True)
         except Exception as error:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rlmath.checkpoint import Checkpoint, CheckpointStore
 from rlmath.checks import attempts
@@ -52,10 +53,10 @@ from rlmath.training.session import (
     open_training,
     with_model_folder,
 )
-from rlmath.training.step import train_step
+from rlmath.training.step import Trained, train_step
 from rlmath.training.summary import check_export, ending, no_room_to_compare, summarize
-from rlmath.training.supervise import supervise
-from rlmath.types import Problem, TrainingBatch
+from rlmath.training.supervise import Events, supervise
+from rlmath.types import Group, Problem, TrainingBatch
 from rlmath.utils.ending_signals import signals_wait
 from rlmath.utils.run_lock import only_run_in
 
@@ -82,26 +83,74 @@ class Training:
     begins: bool
 
 
+@dataclass(frozen=True)
+class Opened:
+    """An attempt is ready: its next step is the one after ``training.done``."""
+
+    training: Training
+
+
+@dataclass(frozen=True)
+class StepDone:
+    """A step that is done, logged and, where it was due, saved.
+
+    Attributes:
+        number: Of the step, from 1.
+        metrics: Its line of ``metrics.jsonl``.
+        groups: That it trained on: problems with their graded samples.
+    """
+
+    number: int
+    metrics: Mapping[str, float]
+    groups: Sequence[Group]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """All steps are done, and the model is exported."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was asked between two steps has been done."""
+
+    value: Any
+
+
+# Something to do with a run between two of its steps.
+Ask = Callable[[Training], Any]
+
+
 def run(config: Config) -> int:
-    """Train as the settings say; restart from the last checkpoint when a part of the run fails.
+    """Train as the settings say.
 
     Returns:
         The exit code.
     """
+    for _ in steps(config):
+        pass
+    return 0
+
+
+def steps(config: Config) -> Events:
+    """The steps of a run, each trained when it is asked for. When a part of the run fails, it
+    restarts from the last checkpoint, and steps are repeated.
+
+    Yields ``Opened`` for each attempt, ``StepDone`` for each step and ``Finished``. An ``Ask`` that
+    is sent at any of them is called with the run, and yields ``Answer``. To close the generator is
+    to interrupt the run: it saves what is done.
+    """
     with only_run_in(config.runner.run_dir):
         config = with_prompt_style(with_model_folder(config), "train")
-        return supervise(config, functools.partial(train, given=config))
+        yield from supervise(config, functools.partial(train, given=config))
 
 
-def train(config: Config, given: Config | None = None) -> int:
-    """One start of a run, to its end.
+def train(config: Config, given: Config | None = None) -> Events:
+    """One start of a run, to its end; see :func:`steps`.
 
     Args:
         config: The settings in force.
         given: As the user gave them, before a restart changed some.
-
-    Returns:
-        The exit code.
     """
     with (
         curves_if_interrupted(Path(config.runner.run_dir)),
@@ -109,6 +158,7 @@ def train(config: Config, given: Config | None = None) -> int:
         grace_of(config, training.session.actor) as grace,
     ):
         batch: TrainingBatch | None = None
+        yield from asked_between(training, Opened(training))
         training.monitor.begin_step()
         if training.done == 0 and training.held_out and config.eval.every:
             metrics = evaluate_held_out(training, 0)
@@ -116,14 +166,25 @@ def train(config: Config, given: Config | None = None) -> int:
             training.monitor.log_step(0, metrics)
         attempts.record(config, training.done, training.begins, given)
         for step in range(training.done + 1, config.runner.steps + 1):
-            made = step_and_save(training, step)
+            made, line = step_and_save(training, step)
             # Of an earlier one where the last step was skipped.
-            batch = made if made is not None else batch
+            batch = made.shortest if made.shortest is not None else batch
             grace.step_done()
+            yield from asked_between(training, StepDone(step, line, made.groups))
         with signals_wait("a save"):
             training.saver.finish()
         export(training, batch)
-    return 0
+        yield from asked_between(training, Finished())
+
+
+def asked_between(training: Training, event: Opened | StepDone | Finished | Answer) -> Events:
+    """Yield an event, and then an ``Answer`` for each ``Ask`` that is sent in reply."""
+    while True:
+        with training.monitor.paused():
+            ask: Ask | None = yield event
+        if ask is None:
+            return
+        event = Answer(ask(training))
 
 
 @contextlib.contextmanager
@@ -251,11 +312,11 @@ def own_step(store: CheckpointStore, checkpoint: Checkpoint | None) -> int:
     return checkpoint.step if checkpoint and store.owns(checkpoint.path) else 0
 
 
-def step_and_save(training: Training, step: int) -> TrainingBatch | None:
+def step_and_save(training: Training, step: int) -> tuple[Trained, Mapping[str, float]]:
     """One step of the loop with its evaluation, its log line and, when it is due, its checkpoint.
 
     Returns:
-        See :func:`train_step`.
+        The step, and its line of ``metrics.jsonl``.
     """
     runner, every = training.session.config.runner, training.session.config.eval.every
     last = step == runner.steps
@@ -263,7 +324,7 @@ def step_and_save(training: Training, step: int) -> TrainingBatch | None:
     # The ranks collect what they save on the GPUs that sleeping engines have left to them.
     early = save_due and training.session.sampling.pool.spec.sleeps
     write = functools.partial(training.saver.write, step) if early else None
-    metrics, batch = train_step(
+    trained = train_step(
         training.session,
         training.source,
         training.coefficients,
@@ -272,6 +333,7 @@ def step_and_save(training: Training, step: int) -> TrainingBatch | None:
         step,
         write,
     )
+    metrics = trained.metrics
     if training.held_out and every and (last or step % every == 0):
         try:
             metrics |= evaluate_held_out(training, step)
@@ -281,19 +343,20 @@ def step_and_save(training: Training, step: int) -> TrainingBatch | None:
             if not last:
                 _done(training, step, metrics)
             raise
-    _done(training, step, metrics)
+    line = _done(training, step, metrics)
     act(training.detectors.see(step, metrics), training.monitor.note, training.monitor.warn)
     if save_due:
         with training.monitor.phase("save"), signals_wait("a save"):
             training.saver.save()
     training.sampler.journal.drop(up_to=training.saver.committed_step)
-    return batch
+    return trained, line
 
 
-def _done(training: Training, step: int, metrics: dict[str, float]) -> None:
+def _done(training: Training, step: int, metrics: dict[str, float]) -> Mapping[str, float]:
     """Logged before it is saved: a checkpoint has the metrics of all of its steps."""
-    training.monitor.log_step(step, metrics)
+    line = training.monitor.log_step(step, metrics)
     training.saver.step_done(step, metrics)
+    return line
 
 
 def evaluate_held_out(training: Training, step: int) -> dict[str, float]:

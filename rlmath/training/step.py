@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from rlmath.actor.plan import StepPlan
 from rlmath.actor.rank_step import StepResult
@@ -44,7 +45,23 @@ from rlmath.training.session import Session
 from rlmath.training.step_batch import StepBatch
 from rlmath.training.token_traces import traced_places, write_traces
 from rlmath.training.values import value_metrics
-from rlmath.types import TrainingBatch
+from rlmath.types import Group, TrainingBatch
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A step that was trained.
+
+    Attributes:
+        metrics: Its metrics except the timings, which the monitor has.
+        groups: That it trained on.
+        shortest: Its ``runner.check_export_sequences`` shortest sequences; ``None`` when there are
+            none.
+    """
+
+    metrics: dict[str, float]
+    groups: Sequence[Group]
+    shortest: TrainingBatch | None
 
 
 def train_step(
@@ -55,16 +72,13 @@ def train_step(
     kept: KeptBatches,
     step: int,
     write: Callable[[], None] | None = None,
-) -> tuple[dict[str, float], TrainingBatch | None]:
+) -> Trained:
     """Take the step's groups, update from them, and sync the weights to the engines.
 
     Args:
         kept: Takes the step's batch.
         write: Writes the ranks' part of this step's checkpoint, before the engines wake.
 
-    Returns:
-        The step's metrics except the timings, which the monitor has, and its
-        ``runner.check_export_sequences`` shortest sequences; ``None`` when there are none.
     """
     plan = plan_step(session.config, step, coefficients.kl_coef)
     sampled = source.take(step)
@@ -89,7 +103,7 @@ def train_step(
         # Engines that slept have no weights, also where nothing was trained.
         metrics |= sync_weights(session, monitor, step, write)
     metrics |= memory_by_phase(session.actor.take_peaks())
-    return metrics | source.metrics(), few
+    return Trained(metrics | source.metrics(), sampled.groups, few)
 
 
 def train_on(

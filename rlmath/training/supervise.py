@@ -6,7 +6,7 @@ import dataclasses
 import gc
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,11 @@ COMPONENT_FAILURES = (ComponentError, Stalled, ray.exceptions.RayError)
 ROLLBACKS_FILE = "rollbacks.json"
 
 
-def supervise(config: Config, attempt: Callable[[Config], int]) -> int:
-    """Run ``attempt`` until it finishes.
+Events = Generator[Any, Any, None]
+
+
+def supervise(config: Config, attempt: Callable[[Config], Events]) -> Events:
+    """Run ``attempt``, which yields its steps, until it finishes.
 
     After a part has failed it is run again, from the newest checkpoint (while there is none, from
     that of another run which ``runner.resume`` names), at most
@@ -36,9 +39,6 @@ def supervise(config: Config, attempt: Callable[[Config], int]) -> int:
     same error at the same step twice running. After a collapse whose detector
     asks for it, it is run again from the newest checkpoint before the collapse with a lower
     learning rate, at most ``collapse.max_rollbacks`` times in the run's life.
-
-    Returns:
-        The exit code.
 
     Raises:
         Exception: What ended the last attempt.
@@ -55,7 +55,8 @@ def supervise(config: Config, attempt: Callable[[Config], int]) -> int:
     raised: _Raised | None = None
     while True:
         try:
-            return attempt(_with_lower_lr(_resuming(config, how), rollbacks))
+            yield from attempt(_with_lower_lr(_resuming(config, how), rollbacks))
+            return
         except COMPONENT_FAILURES as error:
             newest = _newest_whole(store)
             restarts = restarts + 1 if newest == saved else 1

@@ -251,9 +251,9 @@ class _Run:
 
     def step(self, step: int) -> None:
         """One step of training with its log line and detectors."""
-        metrics, _ = train_step(
+        metrics = train_step(
             self.session, self.source, self.coefficients, self.monitor, self.kept, step
-        )
+        ).metrics
         self.monitor.log_step(step, metrics)
         self.session.actor.changed = False
         act(self.detectors.see(step, metrics), self.monitor.note, self.monitor.warn)

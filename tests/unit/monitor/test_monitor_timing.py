@@ -47,3 +47,19 @@ def test_a_step_cannot_end_within_a_phase():
     timer = PhaseTimer()
     with timer("update"), pytest.raises(RuntimeError, match="within the phase 'update'"):
         timer.finish_step()
+
+
+def test_a_pause_is_in_no_phase_and_counts_as_progress(monkeypatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    timer = PhaseTimer()
+    with timer.paused():
+        first = timer.changes
+        assert timer.changes > first  # The watchdog sees nothing stall.
+        clock[0] += 3600
+    seen = timer.changes
+    assert timer.changes == seen
+    with timer("update"):
+        clock[0] += 1
+    times = timer.finish_step()
+    assert times == {"timing/update": 1.0, "timing/other": 0.0, "timing/step": 1.0}

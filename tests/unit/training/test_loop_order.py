@@ -33,7 +33,8 @@ class Run:
 
     def __init__(self, folder: Path, sleeps: bool) -> None:
         self.events: list[str] = []
-        self.changed = False
+        self.changed = self.is_paused = False
+        self.made: list[Any] = []
         self.spec = SimpleNamespace(sleeps=sleeps, prefix_caching=False)
         self.weights_version, self.verified_syncs = 0, 3
         self.generation = None  # Nothing is generated.
@@ -116,8 +117,15 @@ class Monitor:
     def phase(self, name: str) -> Iterator[None]:
         yield
 
-    def log_step(self, step: int, metrics: dict[str, float]) -> None:
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        self._run.is_paused = True
+        yield
+        self._run.is_paused = False
+
+    def log_step(self, step: int, metrics: dict[str, float]) -> dict[str, float]:
         self._run.events.append(f"log {step}")
+        return metrics | {"timing/step": 1.0}
 
     def __getattr__(self, name: str) -> Any:
         return lambda *_, **__: None
@@ -235,7 +243,7 @@ def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         for name, value in replaced.items():
             monkeypatch.setattr(loop, name, value)
         monkeypatch.setattr(step, "plan_step", lambda *_: None)
-        assert loop.train(config) == 0
+        parts.made = list(loop.train(config))
         assert [one.name for one in (tmp_path / "checkpoints").iterdir()] == ["step_000002"]
         return parts
 
@@ -267,6 +275,22 @@ def test_ranks_write_after_the_step_where_engines_have_their_own_memory(run_of: 
         *("evaluate", "log 0", "record 0", "send 1", "log 1"),
         *("reference takes 1", "send 2", "evaluate", "log 2", "write 2", "export", "exported 2"),
     ]
+
+
+def test_the_loop_yields_each_step_with_its_line_and_can_be_asked_between(run_of: Any) -> None:
+    parts = run_of(sleeps=False)
+    opened, one, two, finished = parts.made
+    assert isinstance(opened, loop.Opened) and isinstance(finished, loop.Finished)
+    assert [(one.number, one.groups), (two.number, two.groups)] == [(1, ()), (2, ())]
+    assert one.metrics["timing/step"] == 1.0
+    events = loop.asked_between(opened.training, two)
+    assert next(events) is two and parts.is_paused
+    assert events.send(lambda training: (training, parts.is_paused)) == loop.Answer(
+        (opened.training, False)
+    )
+    assert parts.is_paused
+    with pytest.raises(StopIteration):
+        next(events)
 
 
 @pytest.mark.parametrize(

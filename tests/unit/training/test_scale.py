@@ -175,7 +175,7 @@ def run(size: int, stubs: Stubs, *more: str) -> Run:
             stubs.take_traffic()
             ranks.waited = engines.waited = 0
             began_s = time.process_time()
-            metrics, _ = train_step(session, source, coefficients, monitor, kept, step)
+            metrics = train_step(session, source, coefficients, monitor, kept, step).metrics
             cpu_s = time.process_time() - began_s
             monitor.log_step(step, metrics)
             assert metrics["rollout/rewards"] == 0.5

@@ -10,7 +10,7 @@ from rlmath.checkpoint import CheckpointStore
 from rlmath.config.load import load
 from rlmath.errors import WeightsError
 from rlmath.monitor.collapse import RollBack
-from rlmath.training.supervise import supervise
+from rlmath.training import supervise as supervision
 
 
 @pytest.fixture
@@ -20,8 +20,12 @@ def config(tmp_path):
     return dataclasses.replace(loaded, runner=runner)
 
 
+def supervise(config, attempt):
+    return list(supervision.supervise(config, attempt))
+
+
 class Attempts:
-    """Attempts that end as they are told: with an error, or with 0."""
+    """Attempts that end as they are told: with an error, or after one event."""
 
     def __init__(self, store, *ends):
         self.store, self.ends, self.seen = store, list(ends), []
@@ -36,7 +40,7 @@ class Attempts:
                 file.write(json.dumps({"step": step}) + "\n")
         if end is not None:
             raise end
-        return 0
+        yield len(self.seen)
 
 
 @pytest.fixture
@@ -47,7 +51,7 @@ def store(tmp_path):
 def test_restarts_are_counted_from_the_last_new_checkpoint(config, store, tmp_path, capsys):
     dead = ActorError("Megatron rank 1 failed: its process ended")
     attempts = Attempts(store, ([], dead), ([5], dead), ([], dead), ([], None))
-    assert supervise(config, attempts) == 0
+    supervise(config, attempts)
     # What never and auto mean: the first attempt starts over, the others resume.
     assert [resume for resume, _ in attempts.seen] == ["never", "auto", "auto", "auto"]
     printed = capsys.readouterr().err
@@ -60,6 +64,17 @@ def test_restarts_are_counted_from_the_last_new_checkpoint(config, store, tmp_pa
         "restart 1 of runner.max_restarts=2",
         "restart 2 of runner.max_restarts=2",
     ]
+
+
+def test_steps_of_each_attempt_are_yielded_and_an_error_of_the_caller_ends_none(config, store):
+    ends = ([], None), ([], None)
+    assert list(supervision.supervise(config, Attempts(store, *ends))) == [1]
+    steps = supervision.supervise(config, attempts := Attempts(store, *ends))
+    with pytest.raises(ActorError):
+        for _ in steps:
+            raise ActorError("of the loop's body")
+    steps.close()
+    assert len(attempts.seen) == 1
 
 
 def test_a_damaged_checkpoint_counts_for_nothing(config, store, capsys):
@@ -84,7 +99,7 @@ def test_a_damaged_checkpoint_counts_for_nothing(config, store, capsys):
 
     ends = [([5, 9], dead), ([6], dead), ([7], dead), ([8], dead), ([9], dead), ([], None)]
     attempts = WithFiles(store, *ends)
-    assert supervise(config, damaged(attempts)) == 0
+    supervise(config, damaged(attempts))
     said = capsys.readouterr().err
     assert "resumes from the checkpoint of step 9; step 10 is repeated" in said
     assert "resumes from the checkpoint of step 6; steps 7 to 10 are repeated" in said
@@ -116,7 +131,7 @@ def test_the_same_error_at_the_same_step_is_not_tried_a_third_time(config, store
     assert last["choice"].startswith("no restart")
     # A step later, or another error.
     for then in (([6], raised()), ([], raised("Megatron rank 0 failed: OSError: no"))):
-        assert supervise(config, Attempts(store, ([5], raised()), then, ([], None))) == 0
+        supervise(config, Attempts(store, ([5], raised()), then, ([], None)))
 
 
 @pytest.mark.parametrize(
@@ -145,7 +160,7 @@ def test_a_run_begins_from_another_ones_checkpoint_while_it_has_none(
     dead = ActorError("rank 0 failed")
     ends = ([], dead), ([55], dead), ([], RollBack(52, 54, "a")), ([], dead), ([52], dead)
     attempts = Attempts(store, *ends, ([], None))
-    assert supervise(dataclasses.replace(config, runner=runner), attempts) == 0
+    supervise(dataclasses.replace(config, runner=runner), attempts)
     assert [resume for resume, _ in attempts.seen] == [path, path, "auto", path, path, "auto"]
     (entry,) = json.loads((tmp_path / "rollbacks.json").read_text())
     assert entry["to"] == 50
@@ -158,7 +173,7 @@ def test_a_run_begins_from_another_ones_checkpoint_while_it_has_none(
     # The run's own checkpoint, which the collapse took, is nothing to begin from.
     own = dataclasses.replace(config.runner, resume=str(store.path(52)))
     attempts = Attempts(store, ([], RollBack(52, 54, "a")), ([], None))
-    assert supervise(dataclasses.replace(config, runner=own), attempts) == 0
+    supervise(dataclasses.replace(config, runner=own), attempts)
     assert [resume for resume, _ in attempts.seen] == [str(store.path(52)), "auto"]
 
 
@@ -166,7 +181,7 @@ def test_rollbacks_lower_the_rate_for_good(config, store, tmp_path):
     attempts = Attempts(
         store, ([5, 10, 15], RollBack(11, 13, "a")), ([15], RollBack(12, 14, "b")), ([], None)
     )
-    assert supervise(config, attempts) == 0
+    supervise(config, attempts)
     lr = config.actor.optimizer.lr
     assert [rate for _, rate in attempts.seen] == [lr, lr / 2, lr / 4]
     assert store.steps() == [5, 10]
