@@ -34,7 +34,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # With the grader, which a check of the settings does without.
+    # These import the grader, which a check of the settings does not need.
     if name in ("MixItem", "RewardMix", "ScoredSample"):
         from rlmath.rewards import mix
 

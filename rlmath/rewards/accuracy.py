@@ -1,7 +1,7 @@
 """``accuracy``: 1 for a right final answer, 0 for any other.
 
 DeepSeek-R1 (arXiv 2501.12948), section 2.2.2, "accuracy rewards"; the form is Open-R1's. Corrected:
-an accepted answer that cannot be read gives ``None`` (Open-R1 gave 1.0 to every response), and
+an unreadable accepted answer gives ``None`` (Open-R1 gave 1.0 to every response), and
 the comparison is rlmath's own grader.
 """
 

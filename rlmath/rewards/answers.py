@@ -15,7 +15,7 @@ GRADES_COLUMN = "rlmath_grades"
 
 
 class AnswerGrader:
-    """Starts a ``MathGrader`` when the first answer comes, and closes it if it started it.
+    """A ``MathGrader`` that is started for the first answer, or a running one.
 
     Args:
         num_workers: Worker processes that compare answers.
@@ -66,17 +66,17 @@ class AnswerGrader:
 
     @property
     def grader(self) -> MathGrader:
-        """What grades, with its workers running or about to."""
+        """The grader, started if needed."""
         return self._running()
 
     def grade(self, texts: Sequence[str], golds: Sequence[list[str]]) -> list[Grade]:
-        """Grades in order. A row without any accepted answer has the status ``bad_gold``."""
+        """Grades, in order. A row without accepted answers has the status ``bad_gold``."""
         if len(texts) == 1:
             return [self._running().grade_one(texts[0], golds[0], task=self.task)]
         return self._running().grade_batch(list(texts), list(golds), task=self.task)
 
     def close(self) -> None:
-        """Stop the grader's workers if they are ours. A later grade starts them again."""
+        """Stop the grader's workers unless the caller owns them. A later grade starts new ones."""
         with self._lock:
             if self._owned and self._grader is not None:
                 self._grader.close()
@@ -109,7 +109,6 @@ class GradedReward(Reward):
         )
 
     def grades(self, completions: Sequence[Any], columns: Mapping[str, Any]) -> list[Grade]:
-        """The grade of each completion's final answer."""
         given = columns.get(GRADES_COLUMN)
         if given is not None:
             return list(given)
@@ -122,9 +121,9 @@ class GradedReward(Reward):
 
 
 def correctness(grades: Sequence[Grade]) -> list[bool | None]:
-    """Right or wrong; ``None`` where the accepted answer itself cannot be read.
+    """Whether each answer is right; ``None`` where the accepted answer cannot be read.
 
-    Whatever else happened (no answer, a comparison that ran out of time, an error on this
-    answer) is wrong: a response that upsets the grader must not escape the penalty.
+    Everything else (no answer, a timeout or an error while comparing) is wrong: a response that
+    breaks the grader must not escape the penalty.
     """
     return [None if g.status == "bad_gold" else bool(g.correct) for g in grades]

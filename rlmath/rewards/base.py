@@ -1,4 +1,4 @@
-"""What a reward is, and the few helpers that every reward shares.
+"""The interface of a reward, and helpers that rewards share.
 
 A reward is a callable ``f(completions, **columns) -> list[float | None]``, the signature of TRL's
 GRPOTrainer and of Open-R1. ``completions`` are strings or lists of chat messages; every other
@@ -25,13 +25,13 @@ GOLD_COLUMNS = ("answers", "solution", "solutions", "answer", "label", "labels")
 
 
 class RewardSettingError(ConfigError, ValueError):
-    """A reward's setting, or the data that it was given, cannot work."""
+    """Invalid setting of a reward, or invalid data for it."""
 
 
 class RewardError(UserError, RuntimeError):
-    """A reward broke its contract while it ran: it raised, or returned something else.
+    """A reward raised an exception or returned something invalid.
 
-    The console command prints the message without a traceback; the cause is chained to it.
+    The command prints the message without a traceback; the cause is chained.
     """
 
 
@@ -39,12 +39,12 @@ class Reward:
     """Base of the rewards in this package.
 
     Attributes:
-        needs_group: It compares a problem's completions with each other, so it has to see all of
-            them in one call. False: it may be called on any part of a group.
-        needs_tokens: It counts tokens and wants ``completion_ids``.
-        thread_safe: It may be called from several threads at once.
-        is_asynchronous: It waits for others, a server for instance: :meth:`submit` returns before
-            the values are there, so that no thread waits with it.
+        needs_group: The reward compares a problem's completions, so one call must have all of
+            them. False: a call may have any part of a group.
+        needs_tokens: The reward counts tokens and needs ``completion_ids``.
+        thread_safe: The reward may be called from several threads at once.
+        is_asynchronous: The reward waits for something external, such as a server.
+            :meth:`submit` returns immediately, so no thread is blocked.
     """
 
     needs_group: ClassVar[bool] = False
@@ -59,27 +59,26 @@ class Reward:
 
     @property
     def value_range(self) -> Range | None:
-        """Lowest and highest value; ``None``: unknown. A class attribute where no setting decides
-        it."""
+        """Lowest and highest value; ``None`` if unknown. A constant is a class attribute."""
         return None
 
     def submit(self, completions: Sequence[Any], **columns: Any) -> Future[Values]:
-        """What a call would return, once it is there; of rewards that are asynchronous."""
+        """The values of a call, later. Only asynchronous rewards have it."""
         raise TypeError(f"{type(self).__name__} is not asynchronous")
 
     def probe(self) -> None:
-        """Find out before a run starts whether the reward can work at all.
+        """Check before a run starts that the reward can work.
 
         Raises:
-            RewardSettingError: It cannot; the message says what is missing.
+            RewardSettingError: It cannot work; the message says what is missing.
         """
 
     def drain_metrics(self) -> dict[str, float]:
-        """Its own metrics since the last call, by short name; they are then reset."""
+        """Return the reward's own metrics since the last call, by short name."""
         return {}
 
     def close(self) -> None:
-        """Release processes, threads and files. Calling it twice does no harm."""
+        """Release processes, threads and files. May be called twice."""
 
     def __enter__(self) -> Reward:
         return self
@@ -92,12 +91,12 @@ def text_of(message_or_text: Any) -> str:
     """The text of one completion or prompt.
 
     Args:
-        message_or_text: A string, one chat message, or a list of them. Of several messages the
-            assistant's are joined (all of them if none is the assistant's). A message's content
-            may itself be a list of parts; their ``text`` is joined.
+        message_or_text: A string, a chat message, or a list of messages. The assistant's messages
+            are joined (all messages if there are none of the assistant). A message's content may
+            be a list of parts, whose ``text`` is joined.
 
     Raises:
-        RewardSettingError: It is none of these.
+        RewardSettingError: Any other type.
     """
     if isinstance(message_or_text, str):
         return message_or_text
@@ -122,14 +121,13 @@ def text_of(message_or_text: Any) -> str:
 
 
 def prompt_text_of(prompt: Any) -> str:
-    """The text of a prompt: itself, or the contents of its messages, one to a line."""
+    """The text of a prompt. Chat messages are joined with line breaks."""
     if isinstance(prompt, Sequence) and not isinstance(prompt, str):
         return "\n".join(text_of(message) for message in prompt)
     return text_of(prompt)
 
 
 def texts_of(completions: Sequence[Any]) -> list[str]:
-    """The texts of all completions."""
     return [text_of(completion) for completion in completions]
 
 
@@ -152,12 +150,12 @@ def token_counts(
     """Length of each completion in tokens.
 
     Args:
-        reward: Name of the reward, for the message.
-        completions: Texts or messages; or token ids, as TRL's length rewards take them first.
+        reward: Name of the reward, for error messages.
+        completions: Texts or messages, or token ids, which TRL's length rewards take first.
         completion_ids: Token ids, one list per completion.
 
-    Without token ids nothing can count tokens. A call by hand then gets the number of characters
-    and a warning; ``RewardMix`` never makes such a call.
+    Without token ids, characters are counted, with a warning. Only a manual call gets there;
+    ``RewardMix`` always has token ids.
     """
     if completion_ids is not None:
         if completions is not None and len(completion_ids) != len(completions):
@@ -178,7 +176,7 @@ def token_counts(
 
 
 def column(reward: str, columns: Mapping[str, Any], name: str, count: int) -> Sequence[Any]:
-    """The column ``name``, which must be there with ``count`` values.
+    """Return the column ``name``, which must have ``count`` values.
 
     Raises:
         RewardSettingError: It is missing or has another length.
@@ -193,7 +191,7 @@ def column(reward: str, columns: Mapping[str, Any], name: str, count: int) -> Se
     if hasattr(values, "tolist"):  # an array or a tensor
         values = values.tolist()
     if isinstance(values, str) or not isinstance(values, Sequence):
-        # One value for all completions, as a call by hand may give it.
+        # One value for all completions, which a manual call may pass.
         return [values] * count
     if len(values) != count:
         raise RewardSettingError(
@@ -203,10 +201,10 @@ def column(reward: str, columns: Mapping[str, Any], name: str, count: int) -> Se
 
 
 def golds_of(reward: str, columns: Mapping[str, Any], count: int) -> list[list[str]]:
-    """Accepted answers of each completion's problem, from the first gold column that is there.
+    """Accepted answers of each completion's problem, from the first gold column present.
 
     Returns:
-        ``count`` lists; an empty list where the row has none.
+        ``count`` lists; empty for a row without accepted answers.
     """
     for name in GOLD_COLUMNS:
         if columns.get(name) is not None:
@@ -227,11 +225,11 @@ def _as_answers(value: Any) -> list[str]:
 
 
 def problem_keys(columns: Mapping[str, Any], count: int) -> list[str]:
-    """Which problem each completion belongs to, as a comparable key.
+    """A comparable key of each completion's problem.
 
-    The first of these columns that is there decides: ``problem_id``, ``prompts``, ``prompt``, then
-    the accepted answers (two problems with different answers are two problems). Without any, all
-    completions are one problem's.
+    Taken from the first column present: ``problem_id``, ``prompts``, ``prompt``, then the
+    accepted answers (different answers mean different problems). Without any of them, all
+    completions belong to one problem.
     """
     for name in ("problem_id", "group_id", "prompts", "prompt", *GOLD_COLUMNS):
         values = columns.get(name)
@@ -241,19 +239,19 @@ def problem_keys(columns: Mapping[str, Any], count: int) -> list[str]:
 
 
 def check_values(reward: str, values: Any, count: int) -> tuple[Values, int]:
-    """Bring what a reward returned to ``list[float | None]``.
+    """Convert a reward's return value to ``list[float | None]``.
 
     Args:
-        reward: Name, for the message.
+        reward: Name of the reward, for error messages.
         values: A list, tuple, NumPy array or tensor of ``count`` numbers or ``None``.
         count: Number of completions.
 
     Returns:
-        The values, and how many were NaN or infinite: those became ``None``, for a total with
-        them would spoil its whole group.
+        The values, and the number of NaN or infinite ones. These become ``None``, because one of
+        them would make the whole group's statistics useless.
 
     Raises:
-        RewardError: Another length, or an entry that is no number.
+        RewardError: The length differs, or an entry is not a number.
     """
     if hasattr(values, "tolist"):
         values = values.tolist()

@@ -1,4 +1,4 @@
-"""Gathers items that come one by one into batches, by count or by a time window."""
+"""Batches of items that arrive one by one, by count or time window."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ T = TypeVar("T")
 
 
 class Batcher(Generic[T]):
-    """Hands out batches of at most ``batch_size`` items, in the order in which they came.
+    """Send items in batches of at most ``batch_size``, in order of arrival.
 
-    A full batch is sent at once. Fewer items are sent ``window_s`` after the first of them came, so
-    the last samples of a step do not wait for others that never come. Safe from any thread.
+    A full batch is sent immediately. An incomplete batch is sent ``window_s`` after its first item
+    arrived, so the last samples of a step do not wait forever. Thread-safe.
 
     Args:
-        batch_size: Most items in a batch.
-        window_s: Longest wait of an item for others, in seconds.
-        send: Takes a batch; must not block.
+        batch_size: Maximum number of items in a batch.
+        window_s: Maximum time an item waits for others, in seconds.
+        send: Receives each batch; must not block.
     """
 
     def __init__(self, batch_size: int, window_s: float, send: Callable[[list[T]], None]) -> None:
@@ -29,7 +29,7 @@ class Batcher(Generic[T]):
         self._lock = threading.Lock()
 
     def add(self, items: Sequence[T]) -> bool:
-        """Take items; ``False`` after :meth:`close`: they were not taken."""
+        """Queue items. Returns ``False`` after :meth:`close`, when they are not queued."""
         full = []
         with self._lock:
             if self._closed:
@@ -41,7 +41,7 @@ class Batcher(Generic[T]):
             if not self._waiting:
                 self._stop_timer()
             elif self._timer is None or full:
-                # The items that are left came just now.
+                # The remaining items arrived with this call.
                 self._stop_timer()
                 self._timer = threading.Timer(self._window_s, self.flush)
                 self._timer.daemon = True
@@ -51,7 +51,7 @@ class Batcher(Generic[T]):
         return True
 
     def flush(self) -> None:
-        """Send what waits."""
+        """Send the queued items."""
         with self._lock:
             self._stop_timer()
             batch, self._waiting = self._waiting, []
@@ -59,7 +59,7 @@ class Batcher(Generic[T]):
             self._send(batch)
 
     def close(self) -> list[T]:
-        """Take nothing more. Returns the items that were not sent."""
+        """Stop accepting items and return those that were not sent."""
         with self._lock:
             self._closed = True
             self._stop_timer()

@@ -1,7 +1,7 @@
-"""``binary_code``: 1 when the program passes every test, else 0.
+"""``binary_code``: 1 if the program passes every test, else 0.
 
-Open-R1's form of ``code`` with a threshold (0.99 of the tests there, all of them here). The tests
-stop at the first that fails.
+Open-R1's ``code`` with a threshold (0.99 of the tests there, all of them here). The tests stop at
+the first failure.
 """
 
 from __future__ import annotations

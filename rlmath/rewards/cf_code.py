@@ -6,17 +6,16 @@ Open-R1's form, for data like open-r1/codeforces. With p the share of passed tes
     partial        R = p
     weighted_sum   R = a + 0.1 p
 
-and ``no_submission_reward`` without a program, ``no_compile_reward`` for one that does not compile.
+and ``no_submission_reward`` without a program, ``no_compile_reward`` if it does not compile.
 
 Columns: ``official_tests`` (and ``generated_tests``) with ``input`` and ``output``; ``language``
-(``cpp`` or ``python``); and if there are any, ``generated_checker`` (a Python program, called with
-the files input, correct output and submitted output, that prints 1 for a right one), ``time_limit``
+(``cpp`` or ``python``); optionally ``generated_checker`` (a Python program, called with the files
+input, correct output and submitted output, that prints 1 for a right one), ``time_limit``
 (seconds), ``memory_limit`` (MiB), ``input_mode`` (``stdio``, or ``file`` for input.txt and
 output.txt).
 
-Corrected: a provider that fails gives ``None``, where each of its failures was a failed test;
-the checker runs in its own sandbox that the submission cannot reach; without a checker the
-whole output must match.
+Corrected: a provider failure gives ``None`` instead of a failed test; the checker runs in its own
+sandbox that the submission cannot reach; without a checker the whole output must match.
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ MODES = ("pass_fail", "partial", "weighted_sum")
 
 
 class CodeforcesCode(CodeReward):
-    """See this module's docstring for the values.
+    """Codeforces reward, with the values in this module's docstring.
 
     Args:
         scoring_mode: ``pass_fail``, ``partial`` or ``weighted_sum``.
-        no_compile_reward: For a program that does not compile.
-        no_submission_reward: For a response without a program.
+        no_compile_reward: Value if the program does not compile.
+        no_submission_reward: Value of a response without a program.
         **running: Settings of :class:`~rlmath.rewards.program_tests.CodeReward`.
     """
 
@@ -68,7 +67,6 @@ class CodeforcesCode(CodeReward):
 
     @property
     def value_range(self) -> Range:
-        """Of these settings."""
         best = 1.1 if self.scoring_mode == "weighted_sum" else 1.0
         return min(self.no_submission_reward, self.no_compile_reward, 0.0), best
 
@@ -121,7 +119,7 @@ class CodeforcesCode(CodeReward):
             return same_output(printed, wanted)
         names = ("input.txt", "correct_output.txt", "solution_output.txt")
         files = dict(zip(names, (given, wanted, printed), strict=True))
-        # The checker is the data's own: it gets the default limits, whatever the problem's are.
+        # The checker comes with the data, so it gets the default limits, not the problem's.
         with self.prepare(Program("python", checker, args=names), self.limits) as judge:
             verdict = judge.run("", files)
         if verdict.status == "timeout":

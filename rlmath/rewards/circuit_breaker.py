@@ -1,4 +1,4 @@
-"""Stops calling a server that fails every time, and tries it again after a cooldown."""
+"""Stop calling a server that keeps failing, and retry after a cooldown."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Callable
 
 
 class CircuitBreaker:
-    """Of one server. Safe from any thread.
+    """Circuit breaker of one server. Thread-safe.
 
-    After ``failures`` failed calls in a row no call is allowed for ``cooldown_s``; then one call at
-    a time is, until one succeeds.
+    After ``failures`` consecutive failures no call is allowed for ``cooldown_s``. After that, one
+    call at a time is allowed, until one succeeds.
 
     Args:
-        failures: Failed calls in a row that open it.
-        cooldown_s: How long it stays open, in seconds.
-        clock: Seconds that only grow.
+        failures: Consecutive failures that open it.
+        cooldown_s: Seconds that it stays open.
+        clock: Monotonic time in seconds.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class CircuitBreaker:
             return self._failed >= self._failures
 
     def allows(self) -> bool:
-        """Whether to make a call now. After a cooldown, only the first asker may."""
+        """Whether a call may be made now. After a cooldown, only the first caller may."""
         with self._lock:
             if self._failed < self._failures:
                 return True
@@ -44,12 +44,12 @@ class CircuitBreaker:
             return True
 
     def succeeded(self) -> None:
-        """The server answered."""
+        """Record an answer."""
         with self._lock:
             self._failed = 0
 
     def failed(self) -> None:
-        """The server did not answer, or said that it cannot now."""
+        """Record a failed call: no answer, or the server reported that it is unavailable."""
         with self._lock:
             self._failed += 1
             if self._failed == self._failures:

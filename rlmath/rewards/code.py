@@ -1,14 +1,13 @@
 """``code``: the share of tests that the response's program passes.
 
-Open-R1's form. The column ``verification_info`` holds, for each row,
+Open-R1's form. The column ``verification_info`` holds in each row
 
     {"language": "python", "test_cases": [{"input": ..., "output": ..., "type": "stdin_stdout"}]}
 
-or the same as JSON. A test passes when the program ends with exit code 0 and its whole output is
-right. Corrected: Open-R1 compared line by line only as far as the shorter of the two outputs
-went, so that a prefix passed; here all lines count. A provider that fails gives ``None`` and not
-0; a row without tests, or with tests of another kind than standard input and output, gives
-``None``.
+or the same as JSON. A test passes if the program exits with code 0 and its whole output is right.
+Corrected: Open-R1 compared only as many lines as the shorter output had, so a prefix passed; here
+all lines count. A provider failure gives ``None`` instead of 0, and so does a row without tests, or
+with tests of a type other than ``stdin_stdout``.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from rlmath.rewards.sandbox import Program
 
 
 class Code(CodeReward):
-    """0.0 to 1.0: the share of passed tests; 0.0 without a program."""
+    """Share of passed tests, 0.0 to 1.0; 0.0 without a program."""
 
     __name__ = "code_reward"
     value_range = (0.0, 1.0)

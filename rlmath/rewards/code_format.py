@@ -1,9 +1,9 @@
-"""``code_format``: 1 for the think/answer layout with a program of the right language, else 0.
+"""``code_format``: 1 for the think/answer layout with a program in the right language, else 0.
 
-Open-R1's form: ``format``, and in the answer a fenced block of the language. A column ``language``
-says which one, row by row. Corrected like ``format`` (nothing after the answer, one ``<think>``,
-templates that pre-fill it); the language is matched as a whole, so that ``c`` is not found in
-```` ```cpp ````, and the block has to close.
+Open-R1's form: ``format``, plus a fenced block of the language in the answer. The column
+``language`` names it for each row. Corrected like ``format`` (nothing after the answer, one
+``<think>``, pre-filled ``<think>``); the language is matched as a whole, so ``c`` does not match
+```` ```cpp ````, and the block must be closed.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class CodeFormat(Reward):
     """1.0 or 0.0.
 
     Args:
-        language: Where the data has no column ``language``.
+        language: Default where the data has no column ``language``.
         think_prefilled: As in :class:`~rlmath.rewards.format.Format`.
-        strict: Each tag stands on its own line.
+        strict: Each tag must be on its own line.
     """
 
     __name__ = "code_format_reward"

@@ -1,4 +1,4 @@
-"""The columns that rewards get beside the completions."""
+"""Columns that rewards receive with the completions."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from rlmath.rewards.base import token_lists
 from rlmath.rewards.scored import Partial
 from rlmath.types import Problem, Sample
 
-# What a function from elsewhere gets beside the columns of ``group_columns``.
+# Passed to user functions in addition to the columns of ``group_columns``.
 ADDED_COLUMNS = {"completions", "solution", "trainer_state", "log_metric", "log_extra"}
-# Fields of the data that would be taken for something else.
+# Fields of the data that would shadow a parameter.
 _RESERVED_FIELDS = {"completions", "prescored", "self", "prompt_messages", GRADES_COLUMN}
 
 
 def group_columns(problem: Problem, samples: Sequence[Sample]) -> dict[str, Any]:
-    """The columns that rewards get for samples of one problem.
+    """Columns that rewards receive for samples of one problem.
 
-    The data row's own fields, prompt and answer included, keep their names and values; the rest
-    are TRL's names, ``finish_reason``, ``answers`` (the accepted answers), ``problem_id``, and
-    under a chat template ``prompt_messages`` (what ``prompts`` are rendered from). A field of the
-    row that has one of these names, or that of a parameter of :meth:`RewardMix.score`, is not
-    passed on.
+    The data row's fields, including prompt and answer, keep their names and values. The others are
+    TRL's names, ``finish_reason``, ``answers`` (the accepted answers), ``problem_id``, and with a
+    chat template ``prompt_messages`` (the messages that ``prompts`` are rendered from). A field of
+    the row that has one of these names, or the name of a parameter of :meth:`RewardMix.score`, is
+    dropped.
     """
     count = len(samples)
     columns: dict[str, Any] = {
@@ -52,18 +52,18 @@ def function_columns(
     trainer_state: Any,
     log_metric: Callable[[str, float], None],
 ) -> dict[str, Any]:
-    """What TRL's trainer would give a reward function, by keyword.
+    """Keyword arguments that TRL's trainer would pass to a reward function.
 
-    Every list and dict in it is the function's own for this one call: what it changes, as in
-    ``tests.pop()``, is unchanged for the next sample, the next reward and the next epoch.
+    Lists and dicts are copied for each call, so a function that modifies them (``tests.pop()``)
+    does not affect the next sample, reward or epoch.
 
     Args:
-        columns: Those of the samples.
+        columns: Columns of the samples.
         texts: The completions.
         completion_format: ``chat``: completions and prompts as message lists.
-        partials: Take what the function notes with ``log_extra``.
-        trainer_state: With the step.
-        log_metric: Takes a name and a number.
+        partials: Receive the columns that the function logs with ``log_extra``.
+        trainer_state: State with the current step.
+        log_metric: Receives a name and a number.
     """
     completions: list[Any] = list(texts)
     if completion_format == "chat":
@@ -88,7 +88,7 @@ def function_columns(
 
 
 def _own_copy(value: Any) -> Any:
-    """The same value with separate lists and dicts; arrays and token ids are not copied."""
+    """Copy lists and dicts recursively; arrays and token ids are not copied."""
     if isinstance(value, list):
         return [_own_copy(item) for item in value]
     if isinstance(value, dict):
@@ -97,8 +97,7 @@ def _own_copy(value: Any) -> Any:
 
 
 def _as_messages(prompt: Any) -> list[dict[str, Any]]:
-    """A prompt as TRL's conversational data has it, for the function to keep; a text is the
-    user's."""
+    """A prompt as TRL's conversational data, copied; a plain text becomes a user message."""
     if isinstance(prompt, str):
         return [{"role": "user", "content": prompt}]
     return [dict(message) for message in prompt]

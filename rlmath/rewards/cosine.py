@@ -1,18 +1,18 @@
-"""``cosine``: a right answer is worth more when short, a wrong one costs more when short.
+"""``cosine``: short right answers earn more, short wrong answers cost more.
 
 Demystifying Long Chain-of-Thought Reasoning in LLMs (arXiv 2502.03373), section 4.2 and appendix
 C.1, the cosine reward: with L the length in tokens and L_max its bound,
 
     CosFn(L)  =  long + (short - long) / 2 * (1 + cos(pi * L / L_max))
-    R         =  CosFn with the values of a right (of a wrong) answer at length 0 and at L_max
+    R         =  CosFn with the values of a right (or wrong) answer at length 0 and at L_max
     R         =  exceeded, if it is set and L reaches L_max
 
-so that a short right answer earns most, and a wrong answer costs less the longer it thought.
+so a short right answer earns most, and a longer wrong answer costs less.
 
-Corrected: lengths are tokens; beyond L_max the value stays (a cosine would rise again and pay for
-endless text); the smaller of a pair always goes to the end that the paper punishes, so a pair
-given in the other order (Open-R1's own defaults had wrong answers at 0.0 short and -0.5 long)
-cannot turn the schedule round; an unreadable accepted answer gives ``None``.
+Corrected: lengths are tokens; beyond L_max the value stays constant (a cosine would rise again and
+reward endless text); the smaller of a pair always belongs to the end that the paper punishes, so a
+pair in the other order (Open-R1's defaults had wrong answers at 0.0 short and -0.5 long) cannot
+reverse the schedule; an unreadable accepted answer gives ``None``.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Cosine(GradedReward):
         min_value_correct: Lower bound of a right answer: its value from ``max_len`` on.
         max_value_correct: Upper bound of a right answer: its value at length 0.
         max_len: L_max in tokens.
-        exceeded: Value of any response of ``max_len`` tokens or more, the paper's r_e; ``None``
-            keeps the schedule's end.
+        exceeded: Value of a response of ``max_len`` tokens or more, the paper's r_e; ``None``:
+            the value at ``max_len``.
         **grading: Settings of :class:`~rlmath.rewards.answers.GradedReward`.
     """
 
@@ -67,7 +67,6 @@ class Cosine(GradedReward):
 
     @property
     def value_range(self) -> Range:
-        """Of these settings."""
         ends = [self.short_wrong, self.long_wrong, self.long_correct, self.short_correct]
         ends += [] if self.exceeded is None else [self.exceeded]
         return min(ends), max(ends)

@@ -1,7 +1,7 @@
-"""One event loop, in its own thread, on which all async rewards run.
+"""The event loop, in its own thread, that runs all async rewards.
 
 A loop per call would break rewards that keep an HTTP session or a semaphore between calls, and
-``asyncio.run`` cannot be used from a thread that already runs a loop (a Ray async actor).
+``asyncio.run`` does not work in a thread that already runs a loop (a Ray async actor).
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ async def _wait(awaitable: Awaitable[T]) -> T:
     try:
         return await awaitable
     except SystemExit as error:
-        # asyncio ends the loop with it, and whoever waits for any call would wait for good.
+        # SystemExit would end the loop, and callers would wait forever.
         text = f"SystemExit: {error}"
         raise CalledExitError(text).with_traceback(error.__traceback__) from None
 
 
 def start_coroutine(awaitable: Awaitable[T]) -> Future[T]:
-    """Run on the shared loop; from any thread. Nothing waits."""
+    """Start on the shared loop, from any thread; returns immediately."""
     return asyncio.run_coroutine_threadsafe(_wait(awaitable), _running_loop())
 
 
 def run_coroutine(awaitable: Awaitable[T]) -> T:
-    """Run to its end on the shared loop and return the result, from any other thread.
+    """Run on the shared loop, wait, and return the result. For any other thread.
 
     Raises:
-        RuntimeError: Called from the shared loop itself, where waiting would never end.
-        Whatever the coroutine raises.
+        RuntimeError: Called from the shared loop itself, which would deadlock.
+        BaseException: An exception of the coroutine is raised here.
     """
     loop = _running_loop()
     if _is_this_loop(loop):

@@ -1,4 +1,4 @@
-"""What a reward that raised tells its author: where, on which samples, and which columns exist."""
+"""The error message for a reward that raised: location, samples and available columns."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _LIBRARIES = tuple(_PATHS[name] for name in ("stdlib", "purelib", "platlib"))
 def reward_error(
     label: str, error: BaseException, count: int, columns: Mapping[str, Any]
 ) -> RewardError:
-    """One message for an exception in a reward's code.
+    """The error for an exception in a reward's code.
 
     Args:
-        label: The reward's name in the metrics.
-        error: What it raised.
-        count: Completions of the call.
-        columns: That it was given, by name.
+        label: Name of the reward in the metrics.
+        error: The exception.
+        count: Number of completions in the call.
+        columns: Columns passed to the reward, by name.
     """
     text = f"reward {label}: {type(error).__name__}: {error}"
     place = _place(error)
@@ -47,10 +47,10 @@ def reward_error(
 
 
 def _place(error: BaseException) -> traceback.FrameSummary | None:
-    """The line of the reward's own file that raised, or called what raised.
+    """The line of the user's file that raised, or that called what raised.
 
-    Frames of rlmath come first, of event loops and libraries perhaps in between and last; a reward
-    of rlmath itself has its own last line.
+    The first frames are rlmath's; those of event loops and libraries may follow. For a reward of
+    rlmath, the last frame.
     """
     frames = list(traceback.extract_tb(error.__traceback__))
     own = [frame for frame in frames if not _is_ours(frame) and not _is_library(frame)]

@@ -1,9 +1,9 @@
-"""``format``: 1 when the response has the think/answer layout, else 0.
+"""``format``: 1 if the response has the think/answer layout, else 0.
 
 DeepSeek-R1 (arXiv 2501.12948), section 2.2.2, "format rewards", with the line breaks of Open-R1's
-pattern. Corrected: Open-R1's pattern (``$`` with MULTILINE, ``.*?`` with DOTALL) let through any
-text after ``</answer>`` and a second ``<think>``; both are rejected. A template that already ends
-with ``<think>`` is known: see ``think_prefilled``.
+pattern. Corrected: Open-R1's pattern (``$`` with MULTILINE, ``.*?`` with DOTALL) accepted any text
+after ``</answer>`` and a second ``<think>``; both are rejected here. ``think_prefilled`` handles
+templates that end with ``<think>``.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from rlmath.rewards.tags import answer_body, full_texts
 
 
 class Format(Reward):
-    """1.0 for exactly one think block and then one answer block, else 0.0.
+    """1.0 for exactly one think block followed by one answer block, else 0.0.
 
     Args:
         think_prefilled: The chat template ends with ``<think>``, so completions start inside it.
-            ``None`` looks at the end of the prompt.
-        strict: Each tag stands on its own line.
+            ``None``: detect it from the end of the prompt.
+        strict: Each tag must be on its own line.
     """
 
     __name__ = "format_reward"

@@ -1,7 +1,7 @@
-"""POST JSON, get JSON, within a deadline that holds for the whole exchange.
+"""POST JSON and get JSON, with a deadline for the whole exchange.
 
-A socket's own time limit starts over with every byte that arrives, so a server that drips its
-reply would hold a caller forever. Here a watchdog cuts the connection at the deadline.
+A socket timeout restarts with every byte, so a slow server could block a caller forever. Here a
+watchdog closes the connection at the deadline.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class CallFailed(Exception):
     """One call to a server failed.
 
     Attributes:
-        retry: Whether the same call may succeed later or elsewhere.
-        retry_after_s: What the server asked to wait, in seconds, if it did.
+        retry: Whether the same call may succeed later or on another server.
+        retry_after_s: Pause that the server asked for, in seconds; 0 if none.
     """
 
     def __init__(self, message: str, *, retry: bool = True, retry_after_s: float = 0.0) -> None:
@@ -36,7 +36,7 @@ class CallFailed(Exception):
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A server's address, taken apart once."""
+    """The parsed address of a server."""
 
     url: str
     https: bool
@@ -46,7 +46,7 @@ class Endpoint:
 
     @classmethod
     def parse(cls, url: str) -> Endpoint:
-        """Raises ValueError for what is no http(s) address."""
+        """Raises ValueError if ``url`` is not an http(s) address."""
         parts = urlsplit(url.strip())
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"{url!r} is no http:// or https:// address")
@@ -55,12 +55,12 @@ class Endpoint:
 
     @property
     def port_number(self) -> int:
-        """The port that is connected to."""
+        """The TCP port."""
         return self.port or (443 if self.https else 80)
 
 
 def unreachable(endpoint: Endpoint) -> str | None:
-    """Why no connection can be made; ``None``: one was made."""
+    """Why the server cannot be reached; ``None`` if it can."""
     try:
         socket.create_connection((endpoint.host, endpoint.port_number), PROBE_TIMEOUT_S).close()
     except OSError as error:
@@ -76,17 +76,17 @@ def post_json(
     headers: Mapping[str, str] | None = None,
     max_reply_mib: int = 64,
 ) -> Any:
-    """Send ``body`` and return what the server replies.
+    """Send ``body`` and return the reply.
 
     Args:
-        endpoint: Where to.
-        body: Anything that JSON can hold.
+        endpoint: The server.
+        body: Anything that can be written as JSON.
         timeout_s: Limit of the whole call, in seconds.
-        headers: Sent along.
-        max_reply_mib: A longer reply is refused.
+        headers: Additional headers.
+        max_reply_mib: Maximum size of the reply.
 
     Raises:
-        CallFailed: No connection, no reply in time, a status other than 2xx, or no JSON.
+        CallFailed: No connection, no reply in time, a status other than 2xx, or invalid JSON.
     """
     data = json.dumps(body, default=str).encode()
     deadline = time.monotonic() + timeout_s
@@ -102,7 +102,7 @@ def post_json(
     watchdog: threading.Timer | None = None
     try:
         connection.connect()
-        # http.client forgets the socket of a reply that ends with the connection; we must not.
+        # http.client forgets the socket of a reply that ends with the connection.
         remaining_s = max(0.0, deadline - time.monotonic())
         watchdog = threading.Timer(remaining_s, cut, args=(connection.sock,))
         watchdog.daemon = True
@@ -134,7 +134,7 @@ def post_json(
 def _decode(endpoint: Endpoint, response: http.client.HTTPResponse, raw: bytes) -> Any:
     if not 200 <= response.status < 300:
         text = raw[:200].decode("utf-8", "replace")
-        # A request that the server calls wrong stays wrong; overload and faults may pass.
+        # A rejected request stays rejected; overload and server errors may pass.
         passing = response.status in (408, 425, 429) or response.status >= 500
         after = response.headers.get("Retry-After", "")
         raise CallFailed(

@@ -4,18 +4,18 @@ Open-R1's form, for data like open-r1/ioi: with s_t in [0, 1] the score of test 
 
     R = min over t of s_t, rounded to ``score_precision`` digits
 
-and 0 without a program. Tests stop at the first with score 0, which settles the minimum.
+and 0 without a program. Tests stop at the first with score 0, which decides the minimum.
 
 Columns: ``id``, ``test_names``, ``test_cases`` (a list of (input, output) in that order, or a
 mapping by name), ``grader_files`` (a list of (path, content)), ``time_limit`` (seconds),
-``memory_limit`` (bytes), ``score_precision``. Every test is one run of the problem's own package:
-the submission goes to ``graders/<id>.cpp``, the test to ``input.txt`` and ``correct_output.txt``,
-and the package prints the score. With the ``piston`` provider the runtime ``cms_ioi`` does that,
-as in Open-R1; with ``local`` the package's own ``compile`` and ``run`` scripts. A problem without
-grader files is plain C++ with standard input and output.
+``memory_limit`` (bytes), ``score_precision``. Each test runs the problem's own package: the
+submission is written to ``graders/<id>.cpp``, the test to ``input.txt`` and ``correct_output.txt``,
+and the package prints the score. The ``piston`` provider uses the runtime ``cms_ioi``, as Open-R1
+does; ``local`` uses the package's ``compile`` and ``run`` scripts. A problem without
+``grader_files`` is plain C++ with standard input and output.
 
-Corrected: a provider that fails gives ``None`` (it gave 0, as for a wrong program); a row whose
-tests are not in the data gives ``None`` (they were downloaded in the middle of a step).
+Corrected: a provider failure gives ``None`` instead of 0; a row whose tests are not in the data
+gives ``None`` instead of downloading them during a step.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from rlmath.rewards.program_tests import (
 from rlmath.rewards.sandbox import Limits, Program, ProviderError
 from rlmath.rewards.sandbox.piston import PistonProvider
 
-# Compile errors are told from the score by this exit code; the package's scripts use small ones.
+# Distinguishes a compile error from a score; the package's scripts use small exit codes.
 _NO_COMPILE = 91
 _RUN_PACKAGE = f"""chmod +x compile run
 bash ./compile >&2 || exit {_NO_COMPILE}
@@ -49,14 +49,14 @@ for test in tests/*/; do
     case "$score" in 0|0.0|0.00) break ;; esac
 done
 """
-# The package's script keeps the problem's own limit; this much more is the last resort.
+# The package's script enforces the problem's limit; this margin is a fallback.
 _PACKAGE_EXTRA_S = 3
 _COMPILE_S = 30
 _COMPILE_MIB = 1024
 
 
 class IOICode(CodeReward):
-    """0.0 to 1.0: the least score of the subtask's tests."""
+    """Lowest score of the subtask's tests, 0.0 to 1.0."""
 
     __name__ = "ioi_code_reward"
     value_range = (0.0, 1.0)
@@ -114,7 +114,7 @@ class IOICode(CodeReward):
         run_s: int,
         row: Mapping[str, Any],
     ) -> list[float]:
-        """One request for each test; the server's runtime compiles and compares."""
+        """One request per test; the server's runtime compiles and compares."""
         allowed = Limits(cpu_s=run_s, wall_s=float(run_s), memory_mib=self._memory_mib(row))
         scores: list[float] = []
         with self.counted(provider.prepare_files("cms_ioi", files, allowed)) as package:
@@ -133,7 +133,7 @@ class IOICode(CodeReward):
         run_s: int,
         row: Mapping[str, Any],
     ) -> list[float]:
-        """All tests in one sandbox, so that the package is compiled once."""
+        """All tests in one sandbox, so the package is compiled once."""
         content = dict(files)
         for number, (given, wanted) in enumerate(tests):
             content[f"tests/{number:05}/input.txt"] = given
@@ -150,7 +150,7 @@ class IOICode(CodeReward):
         if result.exit_code == _NO_COMPILE:
             return [0.0]
         scores = [_printed_score(line) for line in result.stdout.splitlines()]
-        # A test that was not reached, because a limit was passed, counts as failed.
+        # A test that was not reached because of a limit counts as failed.
         return scores if len(scores) == len(tests) else [*scores, 0.0]
 
     def _memory_mib(self, row: Mapping[str, Any]) -> int:
@@ -159,11 +159,11 @@ class IOICode(CodeReward):
 
 
 def with_includes(source: str, header: str | None = None) -> str:
-    """The source with what solutions leave out, as Open-R1 adds it.
+    """Add the includes that solutions often omit, like Open-R1.
 
     Args:
-        source: C++.
-        header: The problem's own header, if it has one.
+        source: C++ source.
+        header: The problem's header, if any.
     """
     lines = []
     if "#include <bits/stdc++.h>" not in source:
@@ -194,10 +194,10 @@ def _files(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _printed_score(printed: str) -> float:
-    """The score that a problem's package printed, 0 if it printed nothing.
+    """The score printed by a problem's package; 0 if it printed nothing.
 
     Raises:
-        ProviderError: What it printed is no score: the package itself failed.
+        ProviderError: The output is not a score, so the package itself failed.
     """
     words = printed.split()
     try:

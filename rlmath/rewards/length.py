@@ -1,4 +1,4 @@
-"""``length``: shorter right answers are worth more, within one problem's group.
+"""``length``: within a problem's group, shorter right answers earn more.
 
 Kimi k1.5 (arXiv 2501.12599), section 2.3.3, "length penalty": for the k responses of one problem,
 
@@ -7,9 +7,9 @@ Kimi k1.5 (arXiv 2501.12599), section 2.3.3, "length penalty": for the k respons
                min(0, lambda_i)  if it is wrong
     R_i      = 0                 for all i if max_len = min_len
 
-Corrected against Open-R1's form: lengths are tokens and not characters; minimum and maximum are
-those of the problem's own group, not of the whole batch; an unreadable accepted answer gives
-``None`` and not the reward of a right answer.
+Corrected against Open-R1's form: lengths are tokens instead of characters; minimum and maximum are
+those of the problem's group instead of the whole batch; an unreadable accepted answer gives
+``None`` instead of the reward of a right answer.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from rlmath.rewards.base import Values, problem_keys, token_counts
 class Length(GradedReward):
     """Kimi k1.5's length reward, in [-0.5, 0.5].
 
-    ``problem_id`` or ``prompts`` say which completions are of one problem; see
-    :func:`~rlmath.rewards.base.problem_keys`.
+    :func:`~rlmath.rewards.base.problem_keys` groups the completions by ``problem_id`` or
+    ``prompts``.
     """
 
     needs_group = True

@@ -1,7 +1,7 @@
-"""Reward functions that others wrote, found by import path or file path.
+"""Load users' reward functions by import path or file path.
 
-my_pkg.my_mod:my_reward      a function, or a callable object, of a module on Python's path
-path/to/file.py:my_reward    the same of a file
+my_pkg.my_mod:my_reward      a function or callable object of a module on Python's path
+path/to/file.py:my_reward    a function or callable object of a file
 path/to/file.py              the file's ``reward_func``, or its only public function
 """
 
@@ -26,21 +26,21 @@ from rlmath.rewards.verl import (
     VerlReward,
 )
 
-# A callable with one of these parameters is a reward; any other makes a reward when called.
+# A callable with one of these parameters is a reward; any other is a factory of a reward.
 _REWARD_PARAMETERS = {"completions", "completion_ids", "prompts"}
 _OPENRLHF_PARAMETERS = {"queries", "prompts", "labels"}
 
 
 def load_reward(path: str, params: Mapping[str, Any]) -> Reward:
-    """The reward at an import or file path.
+    """Load the reward at an import or file path.
 
     Args:
-        path: See this module's docstring.
-        params: Keyword arguments: bound to a reward function, or given to the factory or class
+        path: As in this module's docstring.
+        params: Keyword arguments, bound to a reward function or passed to the factory or class
             that makes the reward.
 
     Raises:
-        RewardSettingError: Nothing is found there, or it takes no such arguments.
+        RewardSettingError: Nothing is found, or it does not take these arguments.
     """
     found = _find(path)
     if isinstance(found, Reward):
@@ -142,14 +142,14 @@ def _only_function(path: str, module: ModuleType) -> Any:
 
 
 class FunctionReward(Reward):
-    """A TRL or Open-R1 reward function, called as those trainers call it: all by keyword.
+    """A TRL or Open-R1 reward function, called by keyword as in those trainers.
 
-    Keywords that the function does not take are left out. A coroutine function runs on one event
-    loop that all of them share, so sessions that it keeps open stay usable.
+    Keywords that the function does not take are dropped. Coroutine functions run on one shared
+    event loop, so their open sessions stay usable.
 
-    A function may say of itself ``needs_group`` and ``thread_safe``. By default it gets whole
-    groups and one call at a time, as there. A coroutine function has many calls in flight, and no
-    thread waits for them, unless it says ``thread_safe = False``.
+    A function may have the attributes ``needs_group`` and ``thread_safe``. By default it gets whole
+    groups, one call at a time, as in TRL. A coroutine function has many calls in flight without
+    blocking a thread, unless it has ``thread_safe = False``.
 
     Args:
         function: ``f(completions, **columns)``, sync or async.
@@ -160,7 +160,7 @@ class FunctionReward(Reward):
         self.function = function
         self.__name__ = name
         target = function.func if isinstance(function, partial) else function
-        # Instance attributes on purpose: the class-wide defaults do not fit a foreign function.
+        # Instance attributes on purpose: the class defaults do not fit a user's function.
         self.needs_group = bool(getattr(target, "needs_group", True))  # type: ignore[misc]
         self.thread_safe = bool(getattr(target, "thread_safe", False))  # type: ignore[misc]
         self.is_asynchronous = _is_coroutine(target) and getattr(  # type: ignore[misc]
@@ -176,11 +176,11 @@ class FunctionReward(Reward):
             from rlmath.rewards.event_loop import run_coroutine  # Imports asyncio.
 
             result = run_coroutine(result)
-        # NaN and infinity are kept out here as well, for calls by hand.
+        # Manual calls must not return NaN or infinity either.
         return check_values(self.__name__, result, count)[0]
 
     def submit(self, *args: Any, **columns: Any) -> Future[Values]:
-        """Of a coroutine function: its values, once it has run on the shared event loop."""
+        """The values of a coroutine function, which runs on the shared event loop."""
         awaitable, count = self._started(args, columns)
 
         async def checked() -> Values:
@@ -191,7 +191,7 @@ class FunctionReward(Reward):
         return start_coroutine(checked())
 
     def _started(self, args: tuple[Any, ...], columns: dict[str, Any]) -> tuple[Any, int]:
-        """What the function returns, perhaps an awaitable, and the number of completions."""
+        """The function's return value (may be awaitable) and the number of completions."""
         columns.update(self._by_name(args, columns))
         rows = columns.get("completions", columns.get("completion_ids"))
         if rows is None:
@@ -208,9 +208,9 @@ class FunctionReward(Reward):
         return self.function(**columns), count
 
     def _by_name(self, args: tuple[Any, ...], columns: Mapping[str, Any]) -> dict[str, Any]:
-        """Arguments of a call by hand: completions come first, then the function's own order.
+        """Map positional arguments to names: completions first, then the function's order.
 
-        Only a function of ``completion_ids`` that takes no completions gets those first.
+        A function of ``completion_ids`` without ``completions`` gets ``completion_ids`` first.
         """
         own = [n for n in _positional(self.function) if n not in columns]
         if "completions" not in columns and not (

@@ -3,9 +3,9 @@
     R(y) = correct    if the final answer of y equals an accepted answer
            incorrect  otherwise
 
-The rule-based accuracy reward of DeepSeek-R1 (arXiv 2501.12948), section 2.2.2, alone and with
-other values, which are settings (``reward.correct``, ``reward.incorrect``). An accepted answer that
-cannot be read gives ``None``.
+The rule-based accuracy reward of DeepSeek-R1 (arXiv 2501.12948), section 2.2.2, with values that
+are settings (``reward.correct``, ``reward.incorrect``). An unreadable accepted answer gives
+``None``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class MathAnswer(GradedReward):
 
     Args:
         correct: Reward of a right answer.
-        incorrect: Reward of anything else; below ``correct``.
+        incorrect: Reward of anything else; must be below ``correct``.
         **grading: Settings of :class:`~rlmath.rewards.answers.GradedReward`.
     """
 
@@ -43,7 +43,6 @@ class MathAnswer(GradedReward):
 
     @property
     def value_range(self) -> Range:
-        """Of these settings."""
         return min(self.correct, self.incorrect), max(self.correct, self.incorrect)
 
     def __call__(self, completions: Sequence[Any], solution: Any = None, **columns: Any) -> Values:

@@ -1,11 +1,11 @@
-"""A weighted sum of rewards: what the training loop calls as samples finish.
+"""Weighted sum of rewards, computed as samples finish.
 
-    total_i = sum over rewards r of weight_r * r_i, of those with a value for sample i
+    total_i = sum of weight_r * r_i over the rewards r that have a value for sample i
 
-A reward that returned ``None`` for a sample takes no part in its total, so a mix may hold rewards
-that each score some of the data. A total is ``None`` when no reward with a weight scored the
-sample, or when one marked ``required`` did not: the trainer leaves such a sample out of its group's
-statistics and out of the loss.
+A reward that returned ``None`` for a sample is left out of its total, so a mix may contain rewards
+that score only part of the data. A total is ``None`` if no reward with a weight scored the sample,
+or if one marked ``required`` did not. The trainer excludes such a sample from its group's
+statistics and from the loss.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ log = logging.getLogger(__name__)
 
 
 class RewardMix:
-    """Any number of rewards with weights. Safe from any number of threads; close it after use.
+    """Rewards with weights. Thread-safe; close it after use.
 
     Args:
         items: The rewards.
         answer_grader: The grader that the items share; closed with the mix.
-        on_error: A reward that raises stops the run (``raise``), or gives ``None`` for that call,
-            counted as ``rewards/<label>/errors`` (``none``).
+        on_error: ``raise``: a reward that raises stops the run. ``none``: that call gives
+            ``None`` and is counted as ``rewards/<label>/errors``.
     """
 
     def __init__(
@@ -98,25 +98,24 @@ class RewardMix:
         completion_format: Literal["chat", "text"] = "text",
         on_error: Literal["raise", "none"] = "raise",
     ) -> RewardMix:
-        """The mix that ``reward`` in the settings describes.
+        """Create the mix from the ``reward`` settings.
 
         Args:
             items: Names, or mappings (or objects) with ``name``, ``weight`` (1), ``params`` ({}),
-                and if wanted ``label``, ``required``, ``completion_format``, ``needs_group``.
+                and optionally ``label``, ``required``, ``completion_format``, ``needs_group``.
             correct: Default of the math reward's ``correct``.
-            incorrect: Default of its ``incorrect``.
-            fallback: Of the grader that all items share; an item with its own grading settings
-                gets its own grader.
+            incorrect: Default of the math reward's ``incorrect``.
+            fallback: Fallback of the shared grader; an item with its own grading settings gets its
+                own grader.
             num_workers: Worker processes of the shared grader.
             timeout_s: Limit of one comparison, in seconds.
-            grader: A running grader to share instead of one with these three settings; the caller
-                closes it.
-            completion_format: What rewards from import or file paths get as completions. TRL
-                gives them message lists when the data's prompts are chats, else strings.
+            grader: A running grader to share instead; the caller closes it.
+            completion_format: Form of the completions for rewards from import or file paths. TRL
+                passes message lists if the data's prompts are chats, else strings.
             on_error: As in :class:`RewardMix`.
 
         Raises:
-            RewardSettingError: An item that does not exist, or a setting that cannot work.
+            RewardSettingError: An item does not exist, or a setting is invalid.
         """
         shared = AnswerGrader(
             num_workers=num_workers, timeout_s=timeout_s, fallback=fallback, grader=grader
@@ -130,8 +129,8 @@ class RewardMix:
         )
 
     def for_evaluation(self) -> RewardMix:
-        """The same rewards with separate figures: training's groups may be graded meanwhile, and
-        :meth:`metrics` of neither has the other's. Closing it closes the rewards."""
+        """The same rewards with separate metrics, because training's groups may be graded at the
+        same time. Closing it closes the rewards."""
         found = copy.copy(self)
         found._stats, found._use = RewardStats(), Use.evaluation
         return found
@@ -139,25 +138,25 @@ class RewardMix:
     @property
     def scope(self) -> Literal["sample", "group"]:
         """``sample``: completions may be scored one by one as they finish. ``group``: some reward
-        compares a problem's completions, so :meth:`score` wants all of them at once (the others
-        may still be done early with :meth:`prescore`)."""
+        compares a problem's completions, so :meth:`score` needs all of them at once (the other
+        rewards may run earlier with :meth:`prescore`)."""
         return "group" if any(i.reward.needs_group for i in self.items) else "sample"
 
     @property
     def needs_tokens(self) -> bool:
-        """Whether some reward counts tokens, so that ``completion_ids`` must be given."""
+        """Whether some reward counts tokens and needs ``completion_ids``."""
         return any(i.reward.needs_tokens for i in self.items)
 
     def set_step(self, step: int, total_steps: int = 0) -> None:
-        """Tell rewards that take ``trainer_state``, as in TRL, where training stands."""
+        """Update the ``trainer_state`` that TRL-style rewards receive."""
         self.trainer_state.global_step = step
         self.trainer_state.max_steps = total_steps
 
     def check_columns(self, problems: Iterable[Problem]) -> None:
-        """Whether every problem has the columns that reward functions cannot be called without.
+        """Check that every problem has the columns that reward functions require.
 
         Raises:
-            RewardSettingError: One has not; the message names reward, file, parameter and columns.
+            RewardSettingError: A column is missing; names reward, file, parameter and columns.
         """
         needed = {
             item.label: (item.reward.function, item.reward.required_columns)
@@ -170,21 +169,21 @@ class RewardMix:
             )
 
     def probe(self) -> None:
-        """Find out before a run starts whether every reward can work at all.
+        """Check before a run starts that every reward can work.
 
         Raises:
-            RewardSettingError: One cannot, a server that cannot be reached for instance.
+            RewardSettingError: A reward cannot work, for example its server is unreachable.
         """
         for item in self.items:
             item.reward.probe()
 
     def prescore(self, completions: Sequence[Any], **columns: Any) -> list[Partial]:
-        """Score what needs no group, while the rest of the group is still being sampled.
+        """Run the rewards that need no group while the rest of the group is still sampled.
 
-        Does not wait for asynchronous rewards, see :class:`Partial`.
+        Does not wait for asynchronous rewards (see :class:`Partial`).
 
         Returns:
-            One piece per completion, to be given to :meth:`score` in the group's order.
+            One item per completion, for :meth:`score`, in the group's order.
         """
         partials = [Partial() for _ in completions]
         self._evaluate(
@@ -199,17 +198,17 @@ class RewardMix:
         prescored: Sequence[Partial] | None = None,
         **columns: Any,
     ) -> list[ScoredSample]:
-        """Score completions: a whole group if :attr:`scope` says so, any number otherwise.
+        """Score completions: a whole group if :attr:`scope` is ``group``, else any number.
 
         Args:
             completions: Strings or message lists.
-            prescored: What :meth:`prescore` returned for these completions, in this order.
+            prescored: Result of :meth:`prescore` for these completions, in this order.
             **columns: One value per completion: ``prompts``, ``completion_ids``,
                 ``finish_reason``, ``answers`` (accepted answers) or ``solution``, ``problem_id``,
                 and the data's other fields.
 
         Raises:
-            RewardError: A reward raised or broke its contract (with ``on_error="raise"``).
+            RewardError: A reward raised or returned something invalid (with ``on_error="raise"``).
         """
         return self.totals(self.begin_score(completions, prescored=prescored, **columns))
 
@@ -220,10 +219,10 @@ class RewardMix:
         prescored: Sequence[Partial] | None = None,
         **columns: Any,
     ) -> list[Partial]:
-        """:meth:`score` up to where asynchronous rewards are waited for.
+        """Start :meth:`score` without waiting for asynchronous rewards.
 
         Returns:
-            One piece per completion, for :meth:`totals`.
+            One item per completion, for :meth:`totals`.
         """
         if prescored is not None and len(prescored) != len(completions):
             raise RewardSettingError(
@@ -236,16 +235,16 @@ class RewardMix:
         return partials
 
     def totals(self, partials: Sequence[Partial]) -> list[ScoredSample]:
-        """Wait for what is pending, and add up.
+        """Wait for pending calls and compute the totals.
 
         Raises:
-            RewardError: A reward raised or broke its contract (with ``on_error="raise"``).
+            RewardError: A reward raised or returned something invalid (with ``on_error="raise"``).
         """
         for partial in partials:
             for call in partial.pending:
                 call.result()
         scored = [
-            # In the order of the settings, whatever came first.
+            # In the order of the settings, independent of the order of arrival.
             ScoredSample(
                 self._total(p.values),
                 {item.label: p.values[item.label] for item in self.items if item.label in p.values},
@@ -279,7 +278,7 @@ class RewardMix:
         )
 
     def graded(self, samples: Sequence[Sample], partials: Sequence[Partial]) -> list[GradedSample]:
-        """The samples with their totals, in order; waits for what is pending."""
+        """The samples with their totals, in order; waits for pending calls."""
         scored = self.totals(partials)
         return [
             GradedSample(
@@ -300,10 +299,8 @@ class RewardMix:
         return self.prescore([s.text for s in samples], **group_columns(problem, samples))
 
     def metrics(self) -> dict[str, float]:
-        """Figures since the last call; see :meth:`RewardStats.drain`.
-
-        The totals are under ``rewards/total``.
-        """
+        """Metrics since the last call (see :meth:`RewardStats.drain`); the totals are under
+        ``rewards/total``."""
         result = self._stats.drain()
         sandbox = {SANDBOX_RUNS: 0.0, SANDBOX_TIMEOUTS: 0.0}
         for item in self.items:
@@ -320,7 +317,7 @@ class RewardMix:
 
     @property
     def grader(self) -> MathGrader | None:
-        """What the items share to compare answers."""
+        """The grader that the items share."""
         return None if self._answer_grader is None else self._answer_grader.grader
 
     def close(self) -> None:
@@ -391,7 +388,7 @@ class RewardMix:
         columns: Mapping[str, Any],
         started_s: float,
     ) -> Future[None]:
-        """A call of an asynchronous reward: done when its values are in ``partials``."""
+        """Call an asynchronous reward; done when its values are in ``partials``."""
         noted: Future[None] = Future()
         try:
             if isinstance(item.reward, FunctionReward):
@@ -440,7 +437,7 @@ class RewardMix:
         texts: list[str],
         columns: Mapping[str, Any],
     ) -> Values:
-        """What a call returns, if it keeps the contract; else as ``on_error`` says."""
+        """The checked values of a call; on an error, as ``on_error`` says."""
         try:
             values, _ = check_values(item.label, call(), len(texts))
         except RewardSettingError:
@@ -465,7 +462,7 @@ class RewardMix:
         texts: list[str],
         columns: Mapping[str, Any],
     ) -> Values:
-        """Rewards that share a grader share its grades."""
+        """Call a graded reward; rewards with the same grader share its grades."""
         grader = id(reward.answer_grader)
         if any(grader not in p.grades for p in partials):
             for partial, grade in zip(partials, reward.grades(texts, columns), strict=True):

@@ -1,8 +1,8 @@
 """OpenRLHF's local reward file: ``reward_func(queries, prompts, labels)``.
 
 ``queries`` are prompt and response in one string, ``prompts`` the prompts, ``labels`` the accepted
-answers. It returns ``{"rewards": ..., "scores": ..., "extra_logs": {...}}`` with tensors or lists,
-or the rewards alone.
+answers. The function returns ``{"rewards": ..., "scores": ..., "extra_logs": {...}}`` with tensors
+or lists, or only the rewards.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from rlmath.rewards.uses import PerUse
 def openrlhf_inputs(
     completions: Sequence[Any], columns: Mapping[str, Any]
 ) -> tuple[list[str], list[str], list[Any]]:
-    """``queries``, ``prompts`` and ``labels`` of these completions.
+    """``queries``, ``prompts`` and ``labels`` of completions.
 
-    A row with one accepted answer has it as its label, one with several has their list, and one
-    without any has ``None``.
+    The label of a row is its accepted answer, the list of them if there are several, and ``None``
+    if there are none.
     """
     texts = texts_of(completions)
     prompts = columns.get("prompts", columns.get("prompt"))
@@ -63,14 +63,14 @@ def _label(value: Any) -> Any:
 
 
 class ExtraLogs:
-    """Averages of the figures that replies carry beside the rewards. Safe from any thread."""
+    """Means of the additional metrics in replies. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._sums: dict[str, tuple[float, int]] = defaultdict(lambda: (0.0, 0))
 
     def add(self, name: str, values: Any) -> None:
-        """Add a number or a list of numbers; what is not a finite number is left out."""
+        """Add a number or a list of numbers; anything that is not a finite number is ignored."""
         if hasattr(values, "tolist"):
             values = values.tolist()
         if not isinstance(values, list | tuple):
@@ -83,17 +83,17 @@ class ExtraLogs:
             self._sums[name] = (total + sum(numbers), count + len(numbers))
 
     def drain(self) -> dict[str, float]:
-        """The averages since the last call."""
+        """Return the means since the last call."""
         with self._lock:
             sums, self._sums = self._sums, defaultdict(lambda: (0.0, 0))
         return {name: total / count for name, (total, count) in sums.items() if count}
 
 
 def read_reply(name: str, reply: Any, count: int, logs: ExtraLogs) -> Values:
-    """The rewards of an OpenRLHF reply; its other figures go to ``logs``.
+    """The rewards of an OpenRLHF reply; its other metrics are added to ``logs``.
 
     Raises:
-        RewardError: No ``rewards``, or not one number for each query.
+        RewardError: ``rewards`` is missing, or is not one number per query.
     """
     if not isinstance(reply, Mapping):
         return check_values(name, reply, count)[0]
@@ -113,7 +113,7 @@ def read_reply(name: str, reply: Any, count: int, logs: ExtraLogs) -> Values:
 
 
 class OpenRLHFReward(Reward):
-    """A function of OpenRLHF's form as a reward.
+    """Adapter for a reward function in OpenRLHF's form.
 
     Args:
         function: ``reward_func(queries, prompts, labels)``, sync or async.

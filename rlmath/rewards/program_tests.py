@@ -1,4 +1,4 @@
-"""What the code rewards share: find the program in a response, run it on tests, compare output."""
+"""Helpers of the code rewards: extract the program, run it on tests, compare output."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rlmath.rewards.sandbox.counted import CountedProgram, RunCounts
 from rlmath.rewards.sandbox.provider import language_names
 from rlmath.rewards.uses import PerUse
 
-# Metrics of a reward.
+# Names of metrics.
 SANDBOX_RUNS = "sandbox_runs"
 SANDBOX_TIMEOUTS = "sandbox_timeouts"
 
@@ -31,14 +31,14 @@ log = logging.getLogger(__name__)
 
 
 def extract_code(text: str, language: str) -> str | None:
-    """The last fenced block of this language, after the reasoning.
+    """The last fenced block of a language, after the reasoning.
 
     Args:
-        text: A response. What stands before the last ``</think>`` is not part of its answer.
+        text: A response. Text before the last ``</think>`` is ignored.
         language: Any of the language's names.
 
     Returns:
-        The block without its fences; ``None`` if there is none that also closes.
+        The block without its fences; ``None`` if there is no closed one.
     """
     answer = text.rpartition("</think>")[2]
     names = "|".join(re.escape(name) for name in language_names(language))
@@ -55,10 +55,10 @@ def extract_code(text: str, language: str) -> str | None:
 
 
 def same_output(printed: str, expected: str) -> bool:
-    """Whether the whole output is right.
+    """Whether the whole output matches.
 
-    Every line counts, and none may be missing or left over: a correct beginning does not pass.
-    White space at the ends of lines and empty lines at the end are not looked at.
+    Every line counts, so a correct prefix does not pass. White space at line ends and empty lines
+    at the end are ignored.
     """
     return _lines(printed) == _lines(expected)
 
@@ -80,10 +80,10 @@ def as_text(value: Any) -> str:
 
 
 def as_record(name: str, value: Any) -> Mapping[str, Any]:
-    """A column's value that is a mapping, or one written as JSON.
+    """A column's value as a mapping, parsed if it is JSON.
 
     Raises:
-        RewardSettingError: It is neither.
+        RewardSettingError: Neither a mapping nor a JSON object.
     """
     if isinstance(value, str):
         try:
@@ -96,7 +96,7 @@ def as_record(name: str, value: Any) -> Mapping[str, Any]:
 
 
 def rows_of(columns: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
-    """The columns as one mapping per completion; what is not one value each is left out."""
+    """The columns as one mapping per completion; columns of another length are left out."""
     usable = {
         name: values
         for name, values in columns.items()
@@ -106,18 +106,18 @@ def rows_of(columns: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
 
 
 class CodeReward(Reward):
-    """A reward that runs the response's program.
+    """Base of rewards that run the response's program.
 
     Args:
         provider: ``local``, ``piston``, ``e2b``, ``morph``, ``package.module:Class``, or a
             :class:`CodeProvider` that the caller closes.
         provider_settings: Settings of that provider.
-        num_parallel: Responses judged at once; ``None``: what the provider runs at once.
-        cpu_s: Processor time of one run, in whole seconds, where the data says nothing.
-        memory_mib: Memory of one run, where the data says nothing.
+        num_parallel: Responses judged concurrently; ``None``: as many as the provider runs.
+        cpu_s: CPU time of one run, in whole seconds, if the data gives none.
+        memory_mib: Memory of one run, if the data gives none.
 
-    A provider that fails gives ``None``, counted as ``provider_errors``: a fault of ours must not
-    look like a wrong program.
+    A provider failure gives ``None``, counted as ``provider_errors``: an infrastructure error must
+    not look like a wrong program.
     """
 
     def __init__(
@@ -143,18 +143,18 @@ class CodeReward(Reward):
         self._counts = PerUse(RunCounts)
 
     def prepare(self, program: Program, limits: Limits) -> PreparedProgram:
-        """See :meth:`CodeProvider.prepare`; its runs are counted."""
+        """:meth:`CodeProvider.prepare`, with the runs counted."""
         return self.counted(self.provider.prepare(program, limits))
 
     def counted(self, program: PreparedProgram) -> PreparedProgram:
-        """The program with its runs counted."""
+        """Wrap a program so that its runs are counted."""
         return CountedProgram(program, self._counts.current)
 
     def judge_all(self, completions: Sequence[Any], judge: Callable[[int, str], Value]) -> Values:
-        """``judge(index, text)`` for each completion, several at once, in order."""
+        """``judge(index, text)`` of each completion, concurrently; values in order."""
         texts = texts_of(completions)
         futures = [
-            # Of the same use as this thread.
+            # Copying the context keeps this thread's use (training or evaluation).
             self._pool.submit(contextvars.copy_context().run, self._judge, judge, index, text)
             for index, text in enumerate(texts)
         ]
@@ -183,9 +183,9 @@ class CodeReward(Reward):
 
 
 def limits(cpu_s: float, memory_mib: float) -> Limits:
-    """Limits of one run: so much processor time, and three times that on the clock.
+    """Limits of one run: CPU time, and three times as much wall time.
 
-    The clock is the wider one, so that a busy machine does not fail a program that is fast enough.
+    The wall time is longer so that a busy machine does not fail a fast program.
     """
     whole_s = max(1, int(-(-float(cpu_s) // 1)))
     return Limits(cpu_s=whole_s, wall_s=3.0 * whole_s + 2.0, memory_mib=max(16, int(memory_mib)))

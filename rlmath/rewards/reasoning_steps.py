@@ -1,4 +1,4 @@
-"""``reasoning_steps``: a third for each visible step of the reasoning, up to three.
+"""``reasoning_steps``: a third for each visible step of the reasoning, at most 1.
 
 Open-R1's form: with n the number of step marks,
 
@@ -6,8 +6,8 @@ Open-R1's form: with n the number of step marks,
 
 A step mark is ``Step 1:``, a numbered or bulleted list item, or one of the words ``First,``
 ``Second,`` ``Next,`` ``Finally,``. Corrected: list items count on every line (Open-R1's ``^``
-without MULTILINE saw a numbered item on the first line only, and its bullets not there); a decimal
-number or a negative number at the start of a line is no list item.
+without MULTILINE matched a numbered item on the first line only, and no bullets there); a decimal
+or negative number at the start of a line is not a list item.
 """
 
 from __future__ import annotations

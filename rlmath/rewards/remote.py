@@ -3,10 +3,10 @@
     request   {"query": [prompt + response, ...], "prompts": [...], "labels": [...]}
     reply     {"rewards": [...], "scores": [...], "extra_logs": {...}}
 
-Completions that finish one by one are gathered into batches, and many batches are in flight at
-once; no thread of the caller waits for them. Several addresses share the work, and a batch whose
-server fails goes to the next one. A batch that no server could score in time is ``None`` for each
-of its completions, and counted: those samples are never scored in another way.
+Completions that finish one by one are gathered into batches, and many batches are in flight
+without blocking the caller's threads. Several addresses share the load, and a batch whose server
+fails is sent to the next one. If no server scores a batch in time, its completions get ``None`` and
+are counted; they are not scored in another way.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class _Query:
-    """One completion on its way to a server."""
+    """A pending request for one completion."""
 
     query: str
     prompt: str
@@ -44,7 +44,7 @@ class _Query:
 
 
 class _Figures:
-    """Of one use, since the last drain."""
+    """Metrics of one use since the last drain."""
 
     def __init__(self) -> None:
         self.logs = ExtraLogs()
@@ -56,21 +56,21 @@ class RemoteReward(Reward):
     """Rewards from one or more servers.
 
     Args:
-        urls: One address, several with commas between, or a list of them.
+        urls: One address, several separated by commas, or a list of them.
         timeout_s: Limit of one call, in seconds.
-        total_timeout_s: Limit of all calls for one batch together, retries and pauses included.
-        retries: Further attempts after the first.
-        backoff_s: Pause before the first retry; it doubles each time, up to ``max_backoff_s``,
-            with a random part so that many callers do not come back at once.
-        max_backoff_s: Longest pause.
-        batch_size: Most completions in one call.
-        batch_window_s: Longest time that a finished completion waits for others to share a call.
-        max_concurrent_calls: Calls in flight at once; ``None``: 32 for each address.
-        breaker_failures: Failed calls of a server in a row after which it is left alone.
-        breaker_cooldown_s: For how long. While all servers are left alone, completions are
-            unscored at once instead of after ``total_timeout_s``.
-        headers: Sent with each call, an ``Authorization`` for instance.
-        needs_group: The servers compare a problem's completions: a call has all of one problem's.
+        total_timeout_s: Limit of all calls for a batch, retries and pauses included.
+        retries: Additional attempts after the first.
+        backoff_s: Pause before the first retry, with random jitter; it doubles each time, up to
+            ``max_backoff_s``.
+        max_backoff_s: Maximum pause.
+        batch_size: Maximum number of completions in a call.
+        batch_window_s: Maximum time a finished completion waits for others to share a call.
+        max_concurrent_calls: Maximum number of calls in flight; ``None``: 32 per address.
+        breaker_failures: Consecutive failures that open a server's circuit breaker.
+        breaker_cooldown_s: Seconds that it stays open. While all are open, completions are unscored
+            immediately instead of after ``total_timeout_s``.
+        headers: Headers of each call, for example ``Authorization``.
+        needs_group: The servers compare a problem's completions, so one call has all of them.
     """
 
     __name__ = "remote"
@@ -138,7 +138,7 @@ class RemoteReward(Reward):
         self._closing = threading.Event()
 
     def submit(self, completions: Sequence[Any], **columns: Any) -> Future[Values]:
-        """Values that come later. Calls share requests unless ``needs_group``."""
+        """The values, later. Calls share requests unless ``needs_group``."""
         queries = _queries(completions, columns)
         if self.needs_group:
             if queries:
@@ -148,7 +148,7 @@ class RemoteReward(Reward):
         return gather([query.value for query in queries])
 
     def __call__(self, completions: Sequence[Any], **columns: Any) -> Values:
-        """The values of these completions: even parts, sent to all servers at once."""
+        """The values of the completions, split evenly over all servers."""
         queries = _queries(completions, columns)
         if not queries:
             return []
@@ -164,7 +164,7 @@ class RemoteReward(Reward):
         """Connect to every server once.
 
         Raises:
-            RewardSettingError: None of them can be reached.
+            RewardSettingError: None can be reached.
         """
         failures = [f"{one.url}: {why}" for one in self.endpoints if (why := unreachable(one))]
         if len(failures) == len(self.endpoints):
@@ -176,7 +176,7 @@ class RemoteReward(Reward):
             log.warning("remote reward: a server cannot be reached: %s", failure)
 
     def _send(self, queries: list[_Query]) -> None:
-        """Have calls score these completions, one for each use; returns at once."""
+        """Start scoring, one call per use; returns immediately."""
         for use in Use:
             if of_use := [query for query in queries if query.use is use]:
                 self._send_call(of_use)
@@ -206,7 +206,7 @@ class RemoteReward(Reward):
         call.add_done_callback(lambda done: _cancel(queries) if done.cancelled() else None)
 
     def _score(self, queries: Sequence[_Query], turn: int) -> Values:
-        """The rewards of one call; ``None`` for all of it when every attempt failed."""
+        """The rewards of one call; all ``None`` if every attempt failed."""
         body = {
             "query": [query.query for query in queries],
             "prompts": [query.prompt for query in queries],
@@ -235,7 +235,7 @@ class RemoteReward(Reward):
         return [None] * len(queries)
 
     def _call(self, body: Mapping[str, Any], turn: int, deadline: float) -> Any:
-        """One attempt, at the first server from ``turn`` on that is not left alone."""
+        """One attempt, at the first server from ``turn`` on whose breaker allows it."""
         count = len(self.endpoints)
         for index in (i % count for i in range(turn, turn + count)):
             if self._breakers[index].allows():
@@ -258,7 +258,7 @@ class RemoteReward(Reward):
                 endpoint, body, timeout_s=min(self.timeout_s, remaining_s), headers=self.headers
             )
         except CallFailed as error:
-            # A server that refuses a request is there.
+            # A server that rejects a request is available.
             (breaker.failed if error.retry else breaker.succeeded)()
             raise
         breaker.succeeded()
@@ -271,7 +271,7 @@ class RemoteReward(Reward):
 
     def drain_metrics(self) -> dict[str, float]:
         """``calls``, ``retries``, ``failed_calls``, ``servers_down``, and the means of the servers'
-        own figures. Says in one line how many completions are unscored since the last call."""
+        own metrics. Warns once about completions that were unscored since the last call."""
         figures = self._figures.current
         with self._lock:
             counts = {name: float(n) for name, n in figures.counts.items()}

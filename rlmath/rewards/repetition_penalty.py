@@ -1,13 +1,13 @@
-"""``repetition_penalty``: costs in proportion to the n-grams that repeat.
+"""``repetition_penalty``: a penalty proportional to the share of repeated n-grams.
 
 Demystifying Long Chain-of-Thought Reasoning in LLMs (arXiv 2502.03373), appendix C.2:
 
     R = max_penalty * (1 - distinct n-grams / all n-grams)
 
 over lower-case words separated by white space (Open-R1) or over token ids (the paper, TRL).
-A response of fewer than n units scores 0. Corrected: text in a script without spaces was one "word"
-and could never be found to repeat. Each character of such a script is a word here, so no dictionary
-is needed.
+A response of fewer than n units scores 0. Corrected: text in a script without spaces was one
+"word", so repetition in it was never found. Each character of such a script is a word here, without
+a dictionary.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class RepetitionPenalty(Reward):
 
     Args:
         ngram_size: Words (or tokens) in an n-gram.
-        max_penalty: The limit for endless repetition; not positive.
+        max_penalty: The limit for endless repetition; at most 0.
         unit: ``word``, or ``token`` to count over ``completion_ids``.
         language: ``auto``: each character of a script without spaces is a word. ``en``: words are
-            what white space separates, whatever the script, as in Open-R1.
+            separated by white space, whatever the script, as in Open-R1.
     """
 
     __name__ = "repetition_penalty_reward"
@@ -62,7 +62,6 @@ class RepetitionPenalty(Reward):
 
     @property
     def value_range(self) -> Range:
-        """Of these settings."""
         return min(self.max_penalty, 0.0), max(self.max_penalty, 0.0)
 
     def __call__(
@@ -80,7 +79,7 @@ class RepetitionPenalty(Reward):
             not isinstance(c, str) and len(c) > 0 and all(isinstance(i, int) for i in c)
             for c in completions
         ):
-            units = list(completions)  # token ids given first, as TRL's form takes them
+            units = list(completions)  # token ids first, as in TRL
         else:
             split = _WORD.findall if self.language == "auto" else str.split
             units = [split(text.lower()) for text in texts_of(completions)]

@@ -1,4 +1,4 @@
-"""Whether the data has what a reward's parameters ask for, checked before a run starts."""
+"""Check before a run starts that the data has the columns that rewards require."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ def check_required(
     needed: Mapping[str, tuple[Callable[..., Any], Set[str]]],
     rows: Iterable[tuple[str, Set[str]]],
 ) -> None:
-    """Look for a row without a column that a reward cannot be called without.
+    """Raise if a row lacks a column that a reward requires.
 
     Args:
-        needed: By the reward's label: its function, and the parameters without a default.
-        rows: Each row's place in the data, and the columns that rewards get with it.
+        needed: Function and required parameters of each reward, by label.
+        rows: Place in the data and available columns of each row.
 
     Raises:
-        RewardSettingError: The reward, its file, the parameters, the row and its columns.
+        RewardSettingError: Names the reward, its file, the parameters, the row and its columns.
     """
     seen: set[frozenset[str]] = set()
     for place, columns in rows:

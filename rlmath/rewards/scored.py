@@ -1,4 +1,4 @@
-"""What a mix says of a completion, while it is being scored and afterwards."""
+"""Results of a mix for a completion, partial and final."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from rlmath.rewards.base import Value
 
 @dataclass(frozen=True)
 class ScoredSample:
-    """What the mix says of one completion.
+    """Final result of a mix for a completion.
 
     Attributes:
-        total: The weighted sum, or ``None``; see this module's docstring.
-        rewards: Each reward's own value, before its weight.
-        grade: The grader's verdict on the final answer, if a reward asked for one.
-        extra: Columns that rewards noted with ``log_extra``.
+        total: The weighted sum, or ``None`` if the sample is unscored.
+        rewards: Each reward's value, before its weight.
+        grade: Grade of the final answer, if a reward needed one.
+        extra: Columns logged with ``log_extra``.
     """
 
     total: Value
@@ -29,7 +29,7 @@ class ScoredSample:
 
     @property
     def correct(self) -> bool | None:
-        """Whether the final answer is right; ``None`` when nobody looked or nobody could tell."""
+        """Whether the final answer is right; ``None`` if it was not or could not be graded."""
         if self.grade is None or self.grade.status == "bad_gold":
             return None
         return self.grade.correct
@@ -42,14 +42,14 @@ class ScoredSample:
 
 @dataclass
 class Partial:
-    """Values so far, by label, of one completion.
+    """Values of one completion so far, by label.
 
     Attributes:
-        pending: Calls of asynchronous rewards that have not put their values here yet.
+        pending: Calls of asynchronous rewards that have not yet added their values.
     """
 
     values: dict[str, Value] = field(default_factory=dict)
-    grade: Grade | None = None  # of the first reward that asked
+    grade: Grade | None = None  # of the first graded reward
     grades: dict[int, Grade] = field(default_factory=dict)  # by grader
     extra: dict[str, Any] = field(default_factory=dict)
     pending: list[Future[None]] = field(default_factory=list)

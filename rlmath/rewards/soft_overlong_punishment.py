@@ -1,4 +1,4 @@
-"""``soft_overlong_punishment``: costs for coming near the length limit.
+"""``soft_overlong_punishment``: a penalty for approaching the length limit.
 
 DAPO (arXiv 2503.14476), equation 13: with |y| the length in tokens,
 
@@ -18,11 +18,11 @@ from rlmath.rewards.base import Reward, RewardSettingError, Values, token_counts
 
 
 class SoftOverlongPunishment(Reward):
-    """Between -1 and 0.
+    """The penalty, between -1 and 0.
 
     Args:
         max_completion_len: L_max, in tokens.
-        soft_punish_cache: L_cache, in tokens: over how many the cost rises; 0 makes it a step.
+        soft_punish_cache: L_cache, in tokens: the range over which the penalty grows; 0: a step.
         soft_punish_share: L_cache as a share of L_max instead; the paper's 4096 of 20480 is 0.2.
     """
 

@@ -1,4 +1,4 @@
-"""Mean, spread and share of ``None`` of each reward, gathered from many threads."""
+"""Mean, standard deviation and share of ``None`` of each reward. Thread-safe."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class _Tally:
 
 
 class RewardStats:
-    """Figures since the last :meth:`drain`. Safe from any thread.
+    """Statistics since the last :meth:`drain`. Thread-safe.
 
-    The order in which threads come changes no digit: sums are exact, or of sorted values.
+    Independent of the order of threads to the last digit: sums are exact, or of sorted values.
     """
 
     def __init__(self) -> None:
@@ -32,7 +32,7 @@ class RewardStats:
     def add_values(
         self, name: str, values: Iterable[float | None], seconds: float | None = None
     ) -> None:
-        """Values of one call of the reward ``name``, and the wall time that it took if known."""
+        """Add the values of one call of the reward ``name``, and its wall time if known."""
         with self._lock:
             tally = self._tallies[name]
             if seconds is not None:
@@ -44,27 +44,27 @@ class RewardStats:
                     tally.values.append(value)
 
     def add_statuses(self, name: str, statuses: Iterable[str]) -> None:
-        """Grader statuses behind the reward ``name``."""
+        """Add grader statuses behind the reward ``name``."""
         with self._lock:
             self._tallies[name].statuses.update(statuses)
 
     def add_error(self, name: str) -> None:
-        """A call of the reward ``name`` that raised."""
+        """Count a call of the reward ``name`` that raised."""
         with self._lock:
             self._tallies[name].errors += 1
 
     def add_note(self, name: str, note: str, value: float) -> None:
-        """A figure that the reward itself reports; the mean is kept."""
+        """Add a metric that the reward reports; its mean is logged."""
         with self._lock:
             self._tallies[name].notes[note].append(float(value))
 
     def drain(self) -> dict[str, float]:
-        """All figures, and start over.
+        """Return all statistics and reset them.
 
         Returns:
             ``rewards/<name>/mean`` and ``/std`` (population; absent when nothing was scored),
             ``/none_share``, ``/seconds`` (sum over calls), ``/errors`` when there were any,
-            ``/status/<status>`` (counts) where a grader looked, and what the reward noted.
+            ``/status/<status>`` (counts) for graded rewards, and the reward's own metrics.
         """
         with self._lock:
             tallies, self._tallies = self._tallies, defaultdict(_Tally)

@@ -1,4 +1,4 @@
-"""``stop_properly``: costs for a response that was cut off instead of ending.
+"""``stop_properly``: a penalty for a response that was truncated.
 
 ProRL (arXiv 2505.24864) adds a penalty on responses that do not terminate:
 
@@ -6,8 +6,8 @@ ProRL (arXiv 2505.24864) adds a penalty on responses that do not terminate:
            penalty  y was cut off at the limit (finish reason ``length``)
 
 Corrected: the published forms multiply the truncated response's other rewards by a coefficient in
-[0, 1], which makes a negative reward better (-5 * 0 = 0: being cut off pays). Here it is a term of
-the sum, so it always costs.
+[0, 1], which improves a negative reward (-5 * 0 = 0: truncation pays). Here the penalty is a term
+of the sum, so it always costs.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class StopProperly(Reward):
     """0.0 for an ended response, ``penalty`` for a truncated one.
 
     Args:
-        penalty: Not positive.
+        penalty: At most 0.
 
-    Wants the column ``finish_reason``: ``stop`` or ``length``. Any other reason (a request that
-    was aborted) says nothing about the model and gives ``None``.
+    Needs the column ``finish_reason``: ``stop`` or ``length``. Any other reason (an aborted
+    request) says nothing about the model and gives ``None``.
     """
 
     __name__ = "stop_properly_reward"
@@ -37,7 +37,6 @@ class StopProperly(Reward):
 
     @property
     def value_range(self) -> Range:
-        """Of these settings."""
         return self.penalty, 0.0
 
     def __call__(self, completions: Sequence[Any], **columns: Any) -> Values:

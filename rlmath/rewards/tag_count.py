@@ -1,11 +1,11 @@
-"""``tag_count``: a quarter for each of the four tags that stands once, on its own line.
+"""``tag_count``: a quarter for each of the four tags that appears once, on its own line.
 
-Open-R1's softer companion of ``format``:
+Open-R1's softer form of ``format``:
 
     R = 0.25 * ( [n("<think>\\n") = 1] + [n("\\n</think>\\n") = 1]
                + [n("\\n<answer>\\n") = 1] + [n("\\n</answer>") = 1] )
 
-Corrected: a template that already ends with ``<think>`` no longer costs a quarter (see
+Corrected: a template that ends with ``<think>`` no longer costs a quarter (see
 ``think_prefilled``), and a second ``<think>`` inside a line loses that quarter.
 """
 

@@ -1,4 +1,4 @@
-"""The think/answer layout that ``format``, ``tag_count`` and ``code_format`` look at.
+"""The think/answer layout that ``format``, ``tag_count`` and ``code_format`` check.
 
     <think>
     reasoning
@@ -7,8 +7,8 @@
     final answer
     </answer>
 
-A chat template may already end with ``<think>``; the completion then starts inside it, and the
-tag is put back before the layout is judged.
+If the chat template ends with ``<think>``, the completion starts inside it, and the tag is added
+before the layout is checked.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _PREFILL = re.compile(r"<think>([ \t]*\n?)\s*\Z")
 def full_texts(
     completions: Sequence[Any], columns: Mapping[str, Any], think_prefilled: bool | None
 ) -> list[str]:
-    """The completions, with the template's own ``<think>`` in front where it wrote one.
+    """The completions, with the template's ``<think>`` prepended if the prompt ends with it.
 
     Args:
         completions: As rewards get them.
-        columns: The other columns; ``prompts`` (or ``prompt``) is looked at.
-        think_prefilled: Whether the template ends with ``<think>``; ``None`` looks whether the
-            prompt does.
+        columns: The other columns; ``prompts`` (or ``prompt``) is used.
+        think_prefilled: Whether the template ends with ``<think>``; ``None``: detect it from the
+            prompt.
     """
     texts = texts_of(completions)
     if think_prefilled is not None:
@@ -53,18 +53,18 @@ def _prefill(prompt: Any) -> str:
 
 
 def answer_body(text: str, *, strict: bool = True) -> str | None:
-    """What stands between ``<answer>`` and ``</answer>`` if the whole text has the layout.
+    """The text between ``<answer>`` and ``</answer>`` if the whole text has the layout.
 
-    One think block, then one answer block, and nothing after it but white space. The reasoning may
-    mention the answer tags but no second ``<think>``; the answer may hold none of the four tags.
+    One think block, then one answer block, then only white space. The reasoning may contain the
+    answer tags but no second ``<think>``; the answer may contain none of the four tags.
 
     Args:
-        text: The whole completion, the template's ``<think>`` included.
-        strict: Each tag stands on its own line, as Open-R1 asks; otherwise white space
-            around tags is free.
+        text: The whole completion, including the template's ``<think>``.
+        strict: Each tag must be on its own line, as in Open-R1; otherwise white space around tags
+            is free.
 
     Returns:
-        The body, or ``None`` when the layout is another.
+        The body; ``None`` if the layout differs.
     """
     opening = "<think>\n" if strict else "<think>"
     if not text.startswith(opening):
@@ -78,7 +78,7 @@ def answer_body(text: str, *, strict: bool = True) -> str | None:
     body, closed, trailing = rest[middle.end() :].partition("</answer>")
     if not closed or trailing.strip() or any(t in body for t in _TAGS):
         return None
-    # "<answer>\n" is already eaten, so an empty answer is a bare line break.
+    # "<answer>\n" is already consumed, so an empty answer is a bare line break.
     return body if not strict or body.endswith("\n") else None
 
 
@@ -86,5 +86,5 @@ _TAGS = ("<think>", "</think>", "<answer>")
 
 
 def _on_own_lines(block: str) -> bool:
-    """The block begins and ends with a line break, and not with one and the same."""
+    """Whether the block begins and ends with two different line breaks."""
     return len(block) >= 2 and block[0] == "\n" and block[-1] == "\n"

@@ -1,6 +1,6 @@
-"""What rewards are called for, training or evaluation, so that the figures of each stay apart.
+"""The use of a reward call, training or evaluation, which keeps their metrics separate.
 
-With ``rollout.schedule=continuous`` training's groups are graded while held-out problems are.
+With ``rollout.schedule=continuous`` both are graded at the same time.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _USE: ContextVar[Use] = ContextVar("use", default=Use.training)
 
 
 def current_use() -> Use:
-    """Of this thread, or of the context that it was given."""
+    """The use of this thread or context."""
     return _USE.get()
 
 
 @contextlib.contextmanager
 def used_for(use: Use) -> Iterator[None]:
-    """What this thread calls in this block is for this use."""
+    """Set the use of the calls in this block."""
     token = _USE.set(use)
     try:
         yield
@@ -39,10 +39,10 @@ def used_for(use: Use) -> Iterator[None]:
 
 
 class PerUse(Generic[T]):
-    """Figures of each use. Safe from any thread, if what it holds is.
+    """An object per use. Thread-safe if the objects are.
 
     Args:
-        make: Makes empty ones.
+        make: Makes an empty one.
     """
 
     def __init__(self, make: Callable[[], T]) -> None:
@@ -51,11 +51,11 @@ class PerUse(Generic[T]):
 
     @property
     def current(self) -> T:
-        """Those of the current use."""
+        """The object of the current use."""
         return self.of(current_use())
 
     def of(self, use: Use) -> T:
-        """Those of a use."""
+        """The object of a use."""
         with self._lock:
             if use not in self._of:
                 self._of[use] = self._make()

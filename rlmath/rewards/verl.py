@@ -1,7 +1,7 @@
-"""Reward functions of verl and slime, each called for one sample at a time.
+"""Adapters for reward functions of verl and slime, which score one sample at a time.
 
 verl: ``compute_score(data_source, solution_str, ground_truth, extra_info)`` returns a number, or a
-mapping with ``score`` whose other numbers are logged. Its batched form has plural names, and takes
+mapping with ``score`` whose other numbers are logged. The batched form has plural names, and takes
 and returns lists.
 
 slime: ``custom_rm(args, sample)``, sync or async, returns a number. ``sample`` has ``prompt``,
@@ -26,14 +26,14 @@ SLIME_PARAMETERS = {"args", "sample"}
 
 
 class VerlReward(Reward):
-    """A function of verl's form as a reward.
+    """Adapter for a function in verl's form.
 
-    ``data_source`` and ``extra_info`` are the data row's fields of these names; ``extra_info`` of a
-    row without one is its other fields. ``ground_truth`` is the row's
-    ``reward_model.ground_truth``, else the accepted answer, or their list.
+    ``data_source`` and ``extra_info`` are the data row's fields of these names; without a field
+    ``extra_info`` it is the row's other fields. ``ground_truth`` is the row's
+    ``reward_model.ground_truth``, else the accepted answer or the list of them.
 
     Args:
-        function: ``compute_score``, of one sample or batched.
+        function: ``compute_score``, for one sample or batched.
         name: For messages and metrics.
     """
 
@@ -97,12 +97,12 @@ class VerlReward(Reward):
 
 
 class SlimeReward(Reward):
-    """A function of slime's form as a reward.
+    """Adapter for a function in slime's form.
 
     Args:
         function: ``custom_rm(args, sample)``, sync or async.
         name: For messages and metrics.
-        params: What ``args`` has.
+        params: Attributes of ``args``.
     """
 
     needs_group = False
@@ -140,12 +140,12 @@ class SlimeReward(Reward):
 
 
 def _ground_truth(row: Any, answers: Any) -> Any:
-    """As a row in verl's form has it, which need not be a text."""
+    """The ground truth of a row in verl's form, of any type; else the accepted answers."""
     return row["ground_truth"] if isinstance(row, Mapping) and "ground_truth" in row else answers
 
 
 def _results(replies: Sequence[Any]) -> list[Any]:
-    """Of coroutines what they return, all of them awaited at once."""
+    """The replies; coroutines are awaited concurrently."""
     if not any(inspect.isawaitable(one) for one in replies):
         return list(replies)
     import asyncio

@@ -1,7 +1,7 @@
-"""Where programs written by the model run.
+"""Sandboxes for programs that the model wrote.
 
-``get_provider("local")`` needs nothing; ``piston`` talks to a Piston server; ``e2b`` and ``morph``
-need their own package and account. A further one is a class with two methods: see
+``get_provider("local")`` needs nothing; ``piston`` uses a Piston server; ``e2b`` and ``morph`` need
+their package and an account. To add a provider, implement the two methods of
 :class:`~rlmath.rewards.sandbox.provider.CodeProvider`.
 """
 

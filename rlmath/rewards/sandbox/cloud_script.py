@@ -1,8 +1,8 @@
-"""The Python script that runs one program inside a rented sandbox, and how its reply is read.
+"""The Python script that runs a program inside a cloud sandbox, and the parser of its reply.
 
-E2B and Morph both offer "run this Python and give me what it prints". The script writes the files,
-compiles, runs the program as a child process with its own limits, and prints one line of JSON
-behind a mark that the program cannot know.
+E2B and Morph both run Python code and return its output. The script writes the files, compiles,
+runs the program as a child process with its own limits, and prints one line of JSON after a mark
+that the program cannot know.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ print("\\n" + {mark!r} + json.dumps(reply))
 
 
 def total_limit_s(limits: Limits) -> float:
-    """How long the script may take, compiling included, in seconds."""
+    """Maximum duration of the script in seconds, compiling included."""
     return limits.wall_s + _COMPILE_S + 15.0
 
 
@@ -102,7 +102,7 @@ def build_script(
     """The script for one run, and the mark before its reply.
 
     Raises:
-        ProviderError: The language is not known here.
+        ProviderError: Unknown language.
     """
     name = canonical_language(program.language)
     if name not in _LANGUAGES:
@@ -129,10 +129,10 @@ def build_script(
 
 
 def read_reply(printed: str, mark: str, limits: Limits) -> tuple[Execution, str | None]:
-    """How the run ended, and the compiler's complaint if there was one.
+    """The result of the run, and the compiler's error if there was one.
 
     Raises:
-        ProviderError: The mark is not there: the script did not come to its end.
+        ProviderError: The mark is missing, so the script did not finish.
     """
     _, found, tail = printed.rpartition(mark)
     if not found:

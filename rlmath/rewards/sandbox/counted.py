@@ -1,4 +1,4 @@
-"""How many runs of programs there were, how many timed out, and failures of the provider."""
+"""Counts of program runs, timeouts and provider failures."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from rlmath.rewards.sandbox.provider import Execution, PreparedProgram
 
 
 class RunCounts:
-    """Counts since the last :meth:`drain`. Safe from any thread."""
+    """Counts since the last :meth:`drain`. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._runs = self._timeouts = self._provider_errors = 0
 
     def add(self, execution: Execution) -> None:
-        """A run that has ended."""
+        """Count a finished run."""
         with self._lock:
             self._runs += 1
             self._timeouts += execution.status == "timeout"
 
     def add_provider_error(self) -> None:
-        """A response that could not be judged."""
+        """Count a response that could not be judged."""
         with self._lock:
             self._provider_errors += 1
 
     def drain(self) -> tuple[int, int, int]:
-        """Runs, timeouts and the provider's failures, and start over."""
+        """Return runs, timeouts and provider failures, and reset them."""
         with self._lock:
             found = self._runs, self._timeouts, self._provider_errors
             self._runs = self._timeouts = self._provider_errors = 0
@@ -35,14 +35,14 @@ class RunCounts:
 
 
 class CountedProgram(PreparedProgram):
-    """A prepared program whose runs are counted."""
+    """A prepared program that counts its runs."""
 
     def __init__(self, program: PreparedProgram, counts: RunCounts) -> None:
         self._program, self._counts = program, counts
 
     @property
     def compile_error(self) -> str | None:  # type: ignore[override]
-        """Of the program; with a remote compiler known after the first run only."""
+        """The program's compile error; with a remote compiler, known only after the first run."""
         return self._program.compile_error
 
     def run(self, stdin: str = "", files: Mapping[str, str] | None = None) -> Execution:

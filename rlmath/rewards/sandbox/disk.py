@@ -1,4 +1,4 @@
-"""Disk that a program without its own file system takes up."""
+"""Disk usage of a program without its own file system."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from math import inf
 from pathlib import Path
 
 MIB = 2**20
-MOST_FILES = 16384  # as many as the file system of level ``namespace`` has room for
+MOST_FILES = 16384  # the same limit as the file system of level ``namespace``
 _BLOCK_BYTES = 512  # the unit of st_blocks on Linux, whatever the file system
 
 
 def disk_use_mib(
     folder: Path, processes: Iterable[int], file_size_mib: int, *, same_user: bool
 ) -> float:
-    """What a folder holds, with the deleted files that processes keep open or mapped, in MiB.
+    """Size of a folder plus the deleted files that processes keep open or mapped, in MiB.
 
     Args:
         folder: The program's folder.
-        processes: Those that may still hold deleted files.
-        file_size_mib: The limit of one file, which a deleted and mapped one counts when its size
-            cannot be read.
-        same_user: The program has this process's user id, so only one that hides its open files
-            keeps them unreadable. Root without CAP_SYS_PTRACE cannot read any; they count 0 then.
+        processes: Processes that may hold deleted files.
+        file_size_mib: Limit of one file, counted for a deleted and mapped file whose size cannot
+            be read.
+        same_user: The program has this process's user id, so its open files are unreadable only
+            if it hides them. Root without CAP_SYS_PTRACE cannot read any; they then count 0.
 
     Returns:
-        The sum; infinity with more than :data:`MOST_FILES` files, and where the program hides some:
-        in a folder that cannot be listed, or nested deeper than a path can be long.
+        The sum. Infinity with more than :data:`MOST_FILES` files, or if the program hides files:
+        in a folder that cannot be listed, or nested deeper than the maximum path length.
     """
     sizes: dict[tuple[int, int], float] = {}
     folders = [str(folder)]
@@ -56,7 +56,7 @@ def disk_use_mib(
 
 
 def _add_open(sizes: dict[tuple[int, int], float], process: int) -> bool:
-    """Whether the process's open files can be read."""
+    """Add the deleted files that a process has open; returns whether they can be read."""
     try:
         descriptors = os.listdir(f"/proc/{process}/fd")
     except OSError:
@@ -70,7 +70,7 @@ def _add_open(sizes: dict[tuple[int, int], float], process: int) -> bool:
 
 
 def _runs(process: int) -> bool:
-    """Whether it has memory still: one that ended and was not waited for has none."""
+    """Whether the process still has memory; a zombie has none."""
     with suppress(OSError, ValueError), open(f"/proc/{process}/statm") as file:
         return int(file.read().split()[0]) > 0
     return False

@@ -22,10 +22,10 @@ from rlmath.rewards.sandbox.provider import (
 
 
 class E2BProvider(CodeProvider):
-    """One E2B sandbox for each program.
+    """One E2B sandbox per program.
 
     Args:
-        max_parallel: Sandboxes at once.
+        max_parallel: Maximum number of sandboxes at once.
         api_key: ``None`` reads ``E2B_API_KEY``.
         template: Sandbox template; ``None``: E2B's own.
 
@@ -54,11 +54,11 @@ class E2BProvider(CodeProvider):
         self._slots = threading.BoundedSemaphore(max_parallel)
 
     def prepare(self, program: Program, limits: Limits) -> PreparedProgram:
-        build_script(program, limits, "", {})  # an unknown language shows before anything is rented
+        build_script(program, limits, "", {})  # fail on an unknown language before renting
         return _E2BProgram(self, program, limits)
 
     def run_python(self, script: str, timeout_s: float) -> str:
-        """What the script printed in a new sandbox."""
+        """Run a script in a new sandbox and return its output."""
         settings = {"api_key": self._api_key, "timeout": int(timeout_s) + 30}
         if self._template is not None:
             settings["template"] = self._template
@@ -68,7 +68,7 @@ class E2BProvider(CodeProvider):
                 sandbox = self._sdk.Sandbox.create(**settings)
                 done = sandbox.run_code(script, timeout=timeout_s)
                 return "".join(done.logs.stdout)
-            except Exception as error:  # the SDK's own classes are not ours to name
+            except Exception as error:  # the SDK's exception classes are not stable
                 raise ProviderError(f"e2b: {type(error).__name__}: {error}") from error
             finally:
                 if sandbox is not None:

@@ -1,7 +1,7 @@
-"""Landlock (Linux 5.13 on): a process gives up, for good, all files but those that it names.
+"""Landlock (Linux 5.13 or later): a process permanently gives up all files except those listed.
 
-It needs no privilege, so it hides the machine's files where namespaces are not to be had. Like
-``syscalls.py`` it stands alone, for it runs inside the launcher.
+It needs no privilege, so it hides files where namespaces are unavailable. Like ``syscalls.py`` it
+imports only the standard library, because it runs inside the launcher.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import struct
 from collections.abc import Iterable
 from contextlib import suppress
 
-_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on all machines
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on all architectures
 _PATH_BENEATH = 1
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _TRUNCATE, _IOCTL_DEV = 1 << 14, 1 << 15
 _OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL_DEV
-# Rights that each version of the interface knows: 13 at first, then refer, truncate, ioctl.
+# Number of rights in each version of the interface: 13 at first, then refer, truncate, ioctl.
 _RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
 _SCOPE_ABSTRACT_SOCKETS, _SCOPE_SIGNALS = 1, 2
 
@@ -26,16 +26,16 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def version() -> int:
-    """Version of the kernel's interface; 0 when there is none, or it is switched off."""
+    """Version of the kernel's Landlock interface; 0 if there is none, or it is disabled."""
     return max(0, _libc.syscall(_CREATE_RULESET, None, 0, 1))
 
 
 def restrict(readable: Iterable[str], writable: Iterable[str]) -> None:
-    """Keep these folders and files, and lose all others. Needs no_new_privs to be set.
+    """Keep access to these folders and files only. Requires no_new_privs.
 
     Args:
-        readable: To read and to run.
-        writable: To do anything with.
+        readable: Paths to read and execute.
+        writable: Paths with all rights.
 
     Raises:
         OSError: The kernel refused.
@@ -44,7 +44,7 @@ def restrict(readable: Iterable[str], writable: Iterable[str]) -> None:
     everything = (1 << _RIGHTS[min(known, 5)]) - 1
     parts = [everything]
     if known >= 4:
-        parts.append(0)  # network: the system call filter keeps that closed
+        parts.append(0)  # network: denied by the system call filter
     if known >= 6:
         parts.append(_SCOPE_ABSTRACT_SOCKETS | _SCOPE_SIGNALS)
     attributes = struct.pack(f"{len(parts)}Q", *parts)

@@ -1,11 +1,11 @@
-"""Builds the sandbox around one program, runs it, and says how it ended. A script, not a module.
+"""Build the sandbox around one program, run it, and report how it ended. A script, not a module.
 
 Started by ``local.py`` as ``python -I -S launcher.py <settings as JSON>``. Standard input, output
-and error are the program's. To the descriptor ``status_fd`` it writes one JSON object a line:
-``{"started": true}`` just before the program starts, then ``{"exit": ..., ...}`` or
+and error belong to the program. The launcher writes one JSON object per line to the descriptor
+``status_fd``: ``{"started": true}`` just before the program starts, then ``{"exit": ..., ...}`` or
 ``{"error": "..."}``.
 
-Levels, the strongest that the system allows being chosen by ``local.py``:
+Levels, of which ``local.py`` chooses the strongest that the system allows:
 
     namespace  own user (or user namespace), files, processes, network, IPC
     user       own user id, system call filter, Landlock
@@ -33,8 +33,8 @@ MIB = 2**20
 def main() -> NoReturn:
     job = json.loads(sys.argv[1])
     status_fd = job["status_fd"]
-    # When the trainer is killed outright, what it started goes as well. A process namespace ends
-    # with its first process; without one, the program's children are ended here.
+    # If the trainer is killed, its children must end too. A process namespace ends with its first
+    # process; without one, the program's children are ended here.
     if job["level"] == "namespace":
         sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
     else:
@@ -53,7 +53,7 @@ def main() -> NoReturn:
 
 
 def _end_group(number: int, frame: object) -> None:
-    """End the launcher and all that it started: a program cannot leave its process group."""
+    """End the launcher and its children: a program cannot leave its process group."""
     os.killpg(0, signal.SIGKILL)
 
 
@@ -73,7 +73,7 @@ def _in_namespaces(job: dict[str, Any]) -> None:
         _write("/proc/self/gid_map", f"{job['uid']} {gid} 1")
     init = os.fork()
     if init == 0:
-        # Process 1 of the new namespace: when it ends, the kernel ends all others in it.
+        # Process 1 of the new namespace: when it ends, the kernel ends all the others.
         try:
             sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
             out_fd = os.open(job["out_dir"], os.O_RDONLY | os.O_DIRECTORY)
@@ -101,7 +101,7 @@ def _write(path: str, text: str) -> None:
 
 
 def _build_root(job: dict[str, Any]) -> None:
-    """A root folder with the system's programs, read-only, and nothing else of the machine."""
+    """A root folder with the system's programs, read-only, and no other files."""
     root = job["root_dir"]
     sc.mount("none", "/", None, sc.MS_REC | sc.MS_PRIVATE)
     size = job["limits"]["file_size_mib"]
@@ -128,7 +128,7 @@ def _build_root(job: dict[str, Any]) -> None:
     _write(f"{root}/etc/passwd", f"sandbox:x:{job['uid']}:{job['uid']}::/work:/bin/sh\n")
     _copy_tree(job["work_dir"], f"{root}/work", job["uid"])
     os.makedirs(f"{root}/proc", exist_ok=True)
-    # Some containers forbid it; programs get by without.
+    # Some containers forbid it, and programs run without it.
     with suppress(OSError):
         sc.mount("proc", f"{root}/proc", "proc", sc.MS_NOSUID | sc.MS_NODEV | sc.MS_NOEXEC)
     os.makedirs(f"{root}/.old", exist_ok=True)
@@ -153,9 +153,9 @@ def _show_read_only(root: str, path: str) -> None:
     try:
         sc.mount(path, target, None, sc.MS_BIND)
     except OSError:
-        # In a user namespace, a folder with mounts inside goes only with all of them.
+        # In a user namespace, a folder with mounts can only be bound recursively.
         sc.mount(path, target, None, sc.MS_BIND | sc.MS_REC)
-    # A remount must keep the flags that the mount came with, or the kernel refuses it.
+    # A remount must keep the mount's flags, or the kernel refuses it.
     kept = os.statvfs(path).f_flag & (sc.MS_NOSUID | sc.MS_NODEV | sc.MS_NOEXEC | 0x400 | 0x800)
     sc.mount(
         "none",
@@ -184,9 +184,9 @@ def _copy_tree(source: str, target: str, uid: int) -> None:
 
 
 def _run(job: dict[str, Any], folder: str, out_fd: int) -> None:
-    """Start the program, wait for it, collect its files, and say how it ended."""
+    """Start the program, wait for it, collect its files, and report how it ended."""
     failed_read, failed_write = os.pipe()  # closed by a successful exec
-    # Before the program can put something else in its place.
+    # Opened before the program can replace the folder.
     work_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     _say(job["status_fd"], {"started": True})
     program = os.fork()
@@ -223,14 +223,14 @@ def _become_program(job: dict[str, Any], folder: str, keep_fd: int) -> NoReturn:
     limits = job["limits"]
     os.chdir(folder)
     os.set_inheritable(keep_fd, False)
-    # Nothing of ours stays open: neither the status pipe nor the folder for collected files.
+    # Close all our descriptors, including the status pipe and the folder for collected files.
     os.closerange(3, keep_fd)
     os.closerange(keep_fd + 1, max(keep_fd + 2, resource.getrlimit(resource.RLIMIT_NOFILE)[0]))
     if os.geteuid() == 0 and job["level"] != "process":
         os.setgroups([])
         os.setresgid(job["uid"], job["uid"], job["uid"])
         os.setresuid(job["uid"], job["uid"], job["uid"])
-    # Without a process namespace nothing else ends the program when the trainer is killed.
+    # Without a process namespace, nothing else ends the program when the trainer is killed.
     sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
     memory = limits["memory_mib"] * MIB
     settings = [
@@ -241,7 +241,7 @@ def _become_program(job: dict[str, Any], folder: str, keep_fd: int) -> NoReturn:
         (resource.RLIMIT_CORE, 0, 0),
         (resource.RLIMIT_MEMLOCK, 0, 0),
         (resource.RLIMIT_MSGQUEUE, 0, 0),
-        # Timers and queued signals, which the kernel counts for each user.
+        # Timers and queued signals, which the kernel counts per user.
         (resource.RLIMIT_SIGPENDING, 256, 256),
         (resource.RLIMIT_STACK, int(memory * job["stack_share"]), int(memory * job["stack_share"])),
     ]
@@ -256,7 +256,7 @@ def _become_program(job: dict[str, Any], folder: str, keep_fd: int) -> NoReturn:
         signal.signal(number, signal.SIG_DFL)  # Python ignores them; programs expect the default
     if job["level"] == "namespace":
         sc.prctl(sc.PR_SET_NO_NEW_PRIVS)
-        # The namespaces alone are enough; without them the filter is a must.
+        # The namespaces alone are enough; without them the filter is required.
         with suppress(OSError):
             sc.install_seccomp(job["level"])
     else:
@@ -271,7 +271,7 @@ def _become_program(job: dict[str, Any], folder: str, keep_fd: int) -> NoReturn:
 
 
 def _kill_user(uid: int) -> None:
-    """End every process of this user id, which no one else has."""
+    """End every process of this user id, which belongs to this sandbox alone."""
     killer = os.fork()
     if killer == 0:
         os.setresuid(uid, uid, uid)
@@ -283,10 +283,10 @@ def _kill_user(uid: int) -> None:
 
 
 def _open_inside(folder_fd: int, name: str) -> int:
-    """Open a file below a folder, following no link on the way.
+    """Open a file below a folder without following links.
 
     Raises:
-        OSError: It is not there, or a link is in its path.
+        OSError: It does not exist, or a link is in its path.
     """
     *folders, last = [part for part in name.split("/") if part not in ("", ".")]
     at = os.dup(folder_fd)
@@ -301,14 +301,14 @@ def _open_inside(folder_fd: int, name: str) -> int:
 
 
 def _collect(work_fd: int, name: str, out_fd: int, limit_bytes: int) -> None:
-    """Copy one file out. The program made it: it may be a link, a pipe or endless."""
+    """Copy one file out. It is untrusted: it may be a link, a pipe or endless."""
     try:
         source = _open_inside(work_fd, name)
     except OSError:
         return
     try:
         found = os.fstat(source)
-        # A second name may be that of a file that the program itself may not read.
+        # A hard link may point to a file that the program must not read.
         if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
             return
         target = os.open(

@@ -1,16 +1,16 @@
-"""Programs on this machine, each run in its own sandbox.
+"""Run programs on this machine, each in its own sandbox.
 
-What a program can reach, by level (``LocalProvider.level`` says which one is in use):
+Isolation by level (``LocalProvider.level`` is the one in use):
 
     namespace  its own user, processes, network (none) and files: the system's programs, read-only,
-               and a clean folder in memory. Nothing else of the machine exists for it.
-    user       its own user id in a clean temporary folder; no network, no signals to others, by a
-               filter on system calls. Where the kernel has Landlock the machine's files are out of
-               reach as well; elsewhere it can read what everyone may read.
-    process    as ``user``, but under the trainer's own user id: for machines that allow no more.
+               and a clean folder in memory. No other files of the machine are visible.
+    user       its own user id in a clean temporary folder; a system call filter denies the network
+               and signals to others. With Landlock the machine's files are inaccessible; without
+               it, world-readable files can be read.
+    process    as ``user``, but under the trainer's user id: for machines that allow nothing else.
 
-All levels limit processor time, time on the clock, memory, disk, output and the number of
-processes, start with an empty environment, and end everything that a program left behind.
+All levels limit CPU time, wall time, memory, disk, output and the number of processes, start with
+an empty environment, and end all processes that a program left behind.
 """
 
 from __future__ import annotations
@@ -63,18 +63,18 @@ _SETUP_LIMIT_S = 30.0
 _COMPILE_LIMITS = Limits(
     cpu_s=30, wall_s=60.0, memory_mib=2048, file_size_mib=128, output_kib=256, processes=32
 )
-# Above a program's own limit: the launcher's two Pythons, and pages counted twice after a fork.
+# Added to a program's limit: the launcher's two Pythons, and pages counted twice after a fork.
 _MEMORY_SLACK_MIB = 64
-# Folders, and the program itself, next to a file of the full size.
+# Folders and the program itself, in addition to a file of the maximum size.
 _DISK_SLACK_MIB = 1
 
 
 @dataclass(frozen=True)
 class _Language:
-    """How programs of one language are built and run. ``{python}`` is the interpreter.
+    """How to build and run programs of one language. ``{python}`` is the interpreter.
 
-    ``stack_share`` is the part of the memory limit that the main thread's stack may take, and that
-    each further thread takes up from the start.
+    ``stack_share`` is the share of the memory limit for the main thread's stack; each further
+    thread reserves as much when it starts.
     """
 
     file: str
@@ -94,7 +94,7 @@ _LANGUAGES = {
         "main.cpp",
         ("./main",),
         ("g++", "-O2", "-std=c++17", "-o", "main", "main.cpp"),
-        stack_share=1 / 2,  # solutions recurse deeply, and start no threads
+        stack_share=1 / 2,  # solutions recurse deeply and start no threads
     ),
     "c": _Language(
         "main.c",
@@ -102,7 +102,7 @@ _LANGUAGES = {
         ("gcc", "-O2", "-std=c17", "-o", "main", "main.c", "-lm"),
         stack_share=1 / 2,
     ),
-    # V8 reserves far more addresses than it uses; resident memory is watched instead.
+    # V8 reserves far more addresses than it uses; resident memory is limited instead.
     "javascript": _Language("main.js", ("node", "main.js"), limit_address_space=False),
     "bash": _Language("main.sh", ("bash", "main.sh")),
 }
@@ -112,11 +112,11 @@ class LocalProvider(CodeProvider):
     """Runs programs in sandboxes on this machine.
 
     Args:
-        max_parallel: Runs at once; ``None``: the machine's processors.
-        level: The isolation to use; ``auto`` takes the strongest that works here.
-        python: Interpreter for Python programs; ``None``: the one that rlmath runs on, without its
+        max_parallel: Maximum number of concurrent runs; ``None``: the number of CPUs.
+        level: Isolation level; ``auto``: the strongest that works here.
+        python: Interpreter for Python programs; ``None``: rlmath's base interpreter, without the
             environment's packages.
-        read_only_paths: More of this machine that programs may read, for instance a folder with
+        read_only_paths: Additional paths that programs may read, for example a folder with
             packages.
 
     Raises:
@@ -161,7 +161,7 @@ class LocalProvider(CodeProvider):
         )
 
     def _why_not(self, level: Level) -> str | None:
-        """Run a trivial program at this level; ``None`` if it works."""
+        """Run a trivial program at this level; ``None`` if it works, else the reason."""
         if level == "user" and os.geteuid() != 0:
             return "only root can change to another user id"
         if level == "process" and os.geteuid() == 0:
@@ -209,12 +209,12 @@ class LocalProvider(CodeProvider):
         collect: tuple[str, ...],
         language: _Language,
     ) -> tuple[Execution, dict[str, bytes]]:
-        """One command in a new sandbox: how it ended, and the collected files."""
+        """Run a command in a new sandbox; returns the result and the collected files."""
         with self._slots, _job_folder(files, stdin) as folder, self._uids.one() as uid:
             return _Run(self, command, folder, uid, limits, collect, language).finish()
 
     def resolve(self, command: tuple[str, ...]) -> list[str]:
-        """The command with full paths, for a program has no ``PATH`` search of ours."""
+        """The command with full paths, because programs do not inherit ``PATH``."""
         first = self.python if command[0] == "{python}" else command[0]
         if "/" not in first:
             first = shutil.which(first) or f"/usr/bin/{first}"
@@ -222,28 +222,28 @@ class LocalProvider(CodeProvider):
 
     @property
     def hides_files(self) -> bool:
-        """Whether the machine's other files are out of a program's reach."""
+        """Whether programs cannot read the machine's other files."""
         return self.level == "namespace" or landlock.version() > 0
 
     @property
     def read_only_paths(self) -> list[str]:
-        """What programs may read of this machine."""
+        """Paths of this machine that programs may read."""
         wanted = (*_SYSTEM_PATHS, _prefix(self.python), *self._extra_paths)
         return [p for p in dict.fromkeys(wanted) if p != "/" and os.path.lexists(p)]
 
 
 def _prefix(python: str) -> str:
-    """The folder with an interpreter's library: two above ``bin/python``."""
+    """The folder with an interpreter's library: two levels above ``bin/python``."""
     return str(Path(python).parent.parent)
 
 
 def _open_to_all(path: str) -> bool:
-    """Whether every user may go through all folders above ``path``."""
+    """Whether every user may traverse the folders above ``path``."""
     return all(parent.stat().st_mode & 0o001 for parent in Path(path).parents)
 
 
 class _UserIds:
-    """User ids that no two sandboxes of this process use at once."""
+    """Allocate user ids, unique among the sandboxes of this process."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -272,7 +272,7 @@ def _job_folder(files: Mapping[str, str | bytes], stdin: str) -> Iterator[Path]:
     """A temporary folder with ``work`` (the program's), ``out``, ``root`` and ``stdin``."""
     folder = Path(tempfile.mkdtemp(prefix="rlmath-sandbox-"))
     try:
-        folder.chmod(0o711)  # a program under another user id has to get to its own folder
+        folder.chmod(0o711)  # a program under another user id must reach its own folder
         for name in ("work", "out", "root"):
             (folder / name).mkdir()
         (folder / "work").chmod(0o700)
@@ -290,10 +290,10 @@ def _job_folder(files: Mapping[str, str | bytes], stdin: str) -> Iterator[Path]:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder whose program may have locked parts of it, or nested them without end.
+    """Remove a folder that the program may have locked or nested very deeply.
 
-    Each inner folder is moved to the top before it is emptied: no path gets longer than a system
-    call takes, and nothing here recurses.
+    Each inner folder is moved to the top before it is emptied, so no path exceeds the maximum
+    length and nothing recurses.
     """
     with suppress(OSError):
         top = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -307,7 +307,7 @@ def _remove(folder: Path) -> None:
 
 
 def _unnest(top: int, name: str, pending: list[str]) -> None:
-    """Delete the files of one folder in `top` (itself by ""), and move its folders up."""
+    """Delete the files of one folder in `top` ("" is `top` itself), and move its folders up."""
     at = os.open(name or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
     try:
         with os.scandir(at) as entries:
@@ -368,7 +368,7 @@ class _Prepared(PreparedProgram):
 
 
 class _Run:
-    """One sandboxed process tree, from start to the last trace of it."""
+    """One sandboxed process tree, from start to cleanup."""
 
     def __init__(
         self,
@@ -405,7 +405,7 @@ class _Run:
                 "PYTHONHASHSEED": "0",
                 "OMP_NUM_THREADS": "1",
                 "OPENBLAS_NUM_THREADS": "1",
-                "OPENSSL_CONF": "/dev/null",  # OpenSSL gives up on one that it may not read
+                "OPENSSL_CONF": "/dev/null",  # OpenSSL fails on a file that it may not read
             },
             "work_dir": str(folder / "work"),
             "out_dir": str(folder / "out"),
@@ -439,7 +439,7 @@ class _Run:
         self.status_read = status_read
 
     def finish(self) -> tuple[Execution, dict[str, bytes]]:
-        """Wait for the end, or bring it about.
+        """Wait for the end, or force it at a limit.
 
         Raises:
             ProviderError: The sandbox could not be built.
@@ -457,7 +457,7 @@ class _Run:
         exit_code = report.get("exit")
         status: Status = ended or "ok"
         if ended is None and exit_code != 0:
-            # The kernel counts in ticks, so the time in the report may be a little short.
+            # The kernel counts in ticks, so the reported time may be slightly short.
             used_up = float(report.get("cpu_s", 0.0)) >= self.limits.cpu_s * 0.8
             cut = exit_code == -signal.SIGXCPU or (exit_code == -signal.SIGKILL and used_up)
             status = "timeout" if cut else "runtime_error"
@@ -476,10 +476,10 @@ class _Run:
         return result, files
 
     def _watch(self) -> tuple[Status | None, float]:
-        """Read the pipes until the report has come or a limit is passed.
+        """Read the pipes until the report arrives or a limit is exceeded.
 
         Returns:
-            The limit that was passed, if one was, and the program's time on the clock.
+            The exceeded limit, if any, and the program's wall time.
         """
         assert self.process.stdout is not None and self.process.stderr is not None
         begun = time.monotonic()
@@ -508,7 +508,7 @@ class _Run:
                     self.output[key.data] += block
                     if self._over_output():
                         return "output_limit", now - (started or begun)
-                    # Do not wait for the namespaces to be taken down: that can take seconds.
+                    # Do not wait for the namespaces to be torn down, which can take seconds.
                     if key.data == "status" and (
                         not block or self.output["status"].count(b"\n") > 1
                     ):
@@ -520,7 +520,7 @@ class _Run:
                         selector.unregister(key.fileobj)
 
     def _passed_limit(self) -> Status | None:
-        """The limit that memory or disk have passed."""
+        """The limit that memory or disk exceeded, if any."""
         processes = process_tree(self.process.pid)
         if tree_memory_mib(processes) > self.limits.memory_mib + _MEMORY_SLACK_MIB:
             return "memory"
@@ -537,7 +537,7 @@ class _Run:
         return any(len(self.output[n]) > self.limit_bytes for n in ("stdout", "stderr"))
 
     def _drain(self, selector: selectors.BaseSelector) -> None:
-        """What the program wrote before it ended may still be in the pipes."""
+        """Read output that is still in the pipes."""
         self._kill_group()
         deadline = time.monotonic() + 2.0
         while selector.get_map() and time.monotonic() < deadline and not self._over_output():
@@ -568,7 +568,7 @@ class _Run:
 
 
 def _processes_counted_against(level: Level) -> int:
-    """Processes that the kernel already counts against the sandbox's user id."""
+    """Number of processes that the kernel already counts against the sandbox's user id."""
     if os.geteuid() == 0 and level != "process":
         return 0  # its own id
     release = os.uname().release.split("-")[0].split(".")

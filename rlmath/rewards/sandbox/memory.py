@@ -1,4 +1,4 @@
-"""Resident memory of a process and all that it started."""
+"""Resident memory of a process tree."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _PAGE_MIB = os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
 def process_tree(pid: int) -> list[int]:
-    """``pid`` and all that it started, as far as they still run."""
+    """``pid`` and its running descendants."""
     found: dict[int, None] = {}
     todo = [pid]
     while todo:
@@ -26,9 +26,9 @@ def process_tree(pid: int) -> list[int]:
 
 
 def tree_memory_mib(processes: Iterable[int]) -> float:
-    """Resident memory of these processes, in MiB.
+    """Resident memory of processes, in MiB.
 
-    Pages that processes share are counted for each of them. A process that ends meanwhile counts 0.
+    Shared pages are counted for each process. A process that ends meanwhile counts 0.
     """
     total = 0.0
     for process in processes:

@@ -22,10 +22,10 @@ from rlmath.rewards.sandbox.provider import (
 
 
 class MorphProvider(CodeProvider):
-    """One MorphCloud sandbox for each run.
+    """One MorphCloud sandbox per run.
 
     Args:
-        max_parallel: Sandboxes at once.
+        max_parallel: Maximum number of sandboxes at once.
         api_key: ``None`` reads ``MORPH_API_KEY``.
 
     Raises:
@@ -52,11 +52,11 @@ class MorphProvider(CodeProvider):
         self._slots = threading.BoundedSemaphore(max_parallel)
 
     def prepare(self, program: Program, limits: Limits) -> PreparedProgram:
-        build_script(program, limits, "", {})  # an unknown language shows before anything is rented
+        build_script(program, limits, "", {})  # fail on an unknown language before renting
         return _MorphProgram(self, program, limits)
 
     def run_python(self, script: str, timeout_s: float) -> str:
-        """What the script printed in a new sandbox."""
+        """Run a script in a new sandbox and return its output."""
         with self._slots:
             sandbox = None
             try:
@@ -65,7 +65,7 @@ class MorphProvider(CodeProvider):
                 )
                 done = sandbox.run_code(script, language="python", timeout=int(timeout_s))
                 return str(getattr(done, "stdout", None) or getattr(done, "text", None) or "")
-            except Exception as error:  # the SDK's own classes are not ours to name
+            except Exception as error:  # the SDK's exception classes are not stable
                 raise ProviderError(f"morph: {type(error).__name__}: {error}") from error
             finally:
                 if sandbox is not None:

@@ -41,13 +41,13 @@ class PistonProvider(CodeProvider):
     """Runs programs on one or more Piston servers.
 
     Args:
-        endpoints: Addresses like ``http://host:2000/api/v2``, in a list or with commas between.
-            ``None`` reads them from the variable ``PISTON_ENDPOINTS``.
-        max_requests_per_endpoint: Requests that one server gets at once.
-        retries: Further attempts after the first, on the next server.
+        endpoints: Addresses like ``http://host:2000/api/v2``, as a list or separated by commas.
+            ``None`` reads the environment variable ``PISTON_ENDPOINTS``.
+        max_requests_per_endpoint: Maximum number of concurrent requests per server.
+        retries: Additional attempts after the first, each on the next server.
         backoff_s: Pause before the first retry, in seconds; it doubles each time.
-        headers: Sent with each request.
-        versions: Runtime version by language; any where none is given.
+        headers: Headers of each request.
+        versions: Runtime version by language; any version by default.
     """
 
     def __init__(
@@ -94,11 +94,11 @@ class PistonProvider(CodeProvider):
         limits: Limits,
         args: tuple[str, ...] = (),
     ) -> PreparedProgram:
-        """Files for a runtime by its own name on the server; the first one is the main file."""
+        """Files for a runtime, by its name on the server; the first is the main file."""
         return _PistonProgram(self, runtime, files, limits, args)
 
     def execute(self, body: Mapping[str, Any], timeout_s: float) -> Mapping[str, Any]:
-        """One request, with retries.
+        """Send one request, with retries.
 
         Raises:
             ProviderError: Every attempt failed.
@@ -118,7 +118,7 @@ class PistonProvider(CodeProvider):
         raise ProviderError("piston: no attempt was made")
 
     def version(self, runtime: str) -> str:
-        """The version to ask for."""
+        """The version to request."""
         return self._versions.get(runtime, "*")
 
 
@@ -137,7 +137,7 @@ def _checked(endpoint: Endpoint, reply: Any) -> Mapping[str, Any]:
 
 
 class _PistonProgram(PreparedProgram):
-    """Piston compiles with each run, so a compile error shows with the first one."""
+    """A program on Piston, which compiles in each run, so the first run has a compile error."""
 
     def __init__(
         self,
@@ -183,7 +183,7 @@ def _execution(run: Mapping[str, Any], seconds: float, wall_s: float) -> Executi
     if said in ("TO", "OL", "EL"):
         status = "timeout" if said == "TO" else "output_limit"
     elif signal == "SIGKILL":
-        # Without a reason given: a run that used its time was cut, a quicker one used memory up.
+        # No reason given: a run that used up its time was cut, a shorter one ran out of memory.
         status = "timeout" if seconds >= wall_s else "memory"
     return Execution(
         status=status,

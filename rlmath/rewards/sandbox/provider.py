@@ -1,4 +1,4 @@
-"""The interface between code rewards and the place where programs run."""
+"""The interface of code providers, which run programs for code rewards."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ Status = Literal["ok", "runtime_error", "timeout", "memory", "output_limit", "di
 
 
 class ProviderError(Exception):
-    """The provider failed, not the program: nothing can be said about the program."""
+    """The provider failed, so nothing is known about the program."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one run of a program may use.
+    """Limits of one run of a program.
 
     Attributes:
-        cpu_s: Processor time of each process, in whole seconds.
-        wall_s: Time on the clock, in seconds.
+        cpu_s: CPU time of each process, in whole seconds.
+        wall_s: Wall time, in seconds.
         memory_mib: Address space of each process, and resident memory of all together.
-        file_size_mib: Longest file, and all files together.
-        output_kib: Standard output, and standard error, each.
-        processes: Processes and threads at once.
-        open_files: Open files of each process.
+        file_size_mib: Size of each file, and of all together.
+        output_kib: Size of standard output, and of standard error.
+        processes: Number of processes and threads.
+        open_files: Number of open files of each process.
     """
 
     cpu_s: int = 5
@@ -48,14 +48,14 @@ class Limits:
 
 @dataclass(frozen=True)
 class Program:
-    """A program in one file, and what stands beside it.
+    """A program in one file, with its arguments and files.
 
     Attributes:
-        language: ``python``, ``cpp``, ``c``, ``javascript``, ``bash``, or what the provider knows.
+        language: ``python``, ``cpp``, ``c``, ``javascript``, ``bash``, or another of the provider.
         source: Text of the main file.
-        args: Its arguments.
-        files: Further files, by path relative to its folder.
-        collect: Files to bring back after a run, by the same kind of path.
+        args: Command-line arguments.
+        files: Additional files, by path relative to the program's folder.
+        collect: Files to return after a run, by relative path.
     """
 
     language: str
@@ -67,15 +67,15 @@ class Program:
 
 @dataclass(frozen=True)
 class Execution:
-    """How one run ended.
+    """Result of one run.
 
     Attributes:
         status: ``ok`` (exit code 0), ``runtime_error``, or the limit that ended it.
-        stdout: What it printed, up to the limit.
-        stderr: The same for standard error.
-        exit_code: Its exit code; negative for the signal that ended it; ``None`` if unknown.
-        seconds: Time on the clock.
-        files: The collected files that exist, as text.
+        stdout: Standard output, up to the limit.
+        stderr: Standard error, up to the limit.
+        exit_code: Exit code; a signal as its negated number; ``None`` if unknown.
+        seconds: Wall time.
+        files: Collected files that exist, as text.
     """
 
     status: Status
@@ -87,17 +87,17 @@ class Execution:
 
 
 class PreparedProgram(ABC):
-    """A program, compiled if its language asks for it. A context manager."""
+    """A program, compiled if its language needs it. A context manager."""
 
     compile_error: str | None = None
 
     @abstractmethod
     def run(self, stdin: str = "", files: Mapping[str, str] | None = None) -> Execution:
-        """Run it once, with clean files.
+        """Run the program once, with clean files.
 
         Args:
-            stdin: Its standard input.
-            files: More files for this run.
+            stdin: Standard input.
+            files: Additional files for this run.
 
         Raises:
             ProviderError: The provider failed.
@@ -114,19 +114,19 @@ class PreparedProgram(ABC):
 
 
 class CodeProvider(ABC):
-    """A place where programs run. Safe from several threads.
+    """Runs programs. Thread-safe.
 
     Attributes:
-        max_parallel: Runs at once.
+        max_parallel: Maximum number of concurrent runs.
     """
 
     max_parallel: int = 1
 
     @abstractmethod
     def prepare(self, program: Program, limits: Limits) -> PreparedProgram:
-        """Compile ``program`` if need be.
+        """Compile ``program`` if its language needs it.
 
-        A program that does not compile has ``compile_error`` set, and must not be run.
+        If it does not compile, ``compile_error`` is set and it must not be run.
 
         Raises:
             ProviderError: The provider failed, or does not know the language.
@@ -154,13 +154,13 @@ _ALIASES = {
 
 
 def canonical_language(name: str) -> str:
-    """One name for each language: ``py`` and ``python3`` are ``python``."""
+    """The canonical name of a language: ``py`` and ``python3`` are ``python``."""
     lowered = name.strip().lower()
     return _ALIASES.get(lowered, lowered)
 
 
 def language_names(language: str) -> tuple[str, ...]:
-    """All names of a language, as they stand behind a code fence."""
+    """All names of a language that may follow a code fence."""
     canonical = canonical_language(language)
     return (canonical, *(alias for alias, name in _ALIASES.items() if name == canonical))
 
@@ -174,11 +174,11 @@ _PROVIDERS = {
 
 
 def get_provider(name: str, **settings: Any) -> CodeProvider:
-    """A provider by name, or by ``package.module:Class`` for one of your own.
+    """A provider by name, or by ``package.module:Class`` for your own.
 
     Raises:
-        RewardSettingError: No such provider, a setting that it does not have, or a package that
-            it needs and that is not installed.
+        RewardSettingError: Unknown provider or setting, or a package that it needs is not
+            installed.
     """
     path = _PROVIDERS.get(name, name)
     if ":" not in path:

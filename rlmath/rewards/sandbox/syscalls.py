@@ -1,7 +1,7 @@
-"""Thin calls into the kernel that Python 3.11 has no function for. Runs inside the launcher.
+"""System calls for which Python 3.11 has no function. Runs inside the launcher.
 
-It stands alone: the standard library only, nothing of rlmath, for the launcher starts a Python
-without the environment's packages.
+Imports only the standard library, because the launcher runs a Python without the environment's
+packages.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PR_SET_NO_NEW_PRIVS = 38
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
-# Numbers of the system calls, for the two machines on which models are trained.
+# System call numbers of the two supported architectures.
 _NUMBERS = {
     "x86_64": {
         "clone": 56, "socket": 41, "kill": 62, "tkill": 200, "tgkill": 234,
@@ -85,7 +85,7 @@ _NUMBERS = {
         "fanotify_init": 262, "sync": 81, "syncfs": 267,
     },
 }  # fmt: skip
-# The same on both machines.
+# The same on both architectures.
 _COMMON = {
     "clone3": 435, "io_uring_setup": 425, "pidfd_send_signal": 424, "pidfd_getfd": 438,
     "open_tree": 428, "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432,
@@ -95,7 +95,7 @@ _COMMON = {
 }  # fmt: skip
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
-# Never of use to a program that reads its input and prints its answer.
+# A program that reads its input and prints its answer needs none of these.
 _DENIED = (
     "socket", "ptrace", "mount", "umount2", "pivot_root", "chroot", "unshare", "setns", "keyctl",
     "add_key", "request_key", "bpf", "perf_event_open", "userfaultfd", "process_vm_readv",
@@ -105,27 +105,27 @@ _DENIED = (
     "ioperm", "pidfd_getfd", "open_tree", "move_mount", "fsopen", "fsconfig", "fsmount",
     "fspick", "mount_setattr", "quotactl_fd", "process_madvise", "process_mrelease", "kcmp",
     "migrate_pages", "move_pages", "get_robust_list",
-    # Memory that no process has mapped counts against no limit; System V objects even stay.
+    # Memory that no process has mapped counts against no limit; System V objects outlive it.
     "shmget", "shmat", "shmctl", "shmdt", "semget", "semop", "semctl", "semtimedop", "msgget",
     "msgsnd", "msgrcv", "msgctl", "mq_open", "mq_unlink", "memfd_create", "memfd_secret",
-    # The kernel counts watches for each user; these two write out what all others have in memory.
+    # The kernel counts watches per user; sync and syncfs write out everybody's dirty pages.
     "inotify_init", "inotify_init1", "fanotify_init", "sync", "syncfs",
 )  # fmt: skip
-# Without its own namespace a program must not signal others, nor leave its process group. An
-# open file in a message on its way to nobody (sendmsg) is one whose size nobody can look up.
+# Without its own namespace a program must not signal others or leave its process group. The size
+# of an open file inside a message in flight (sendmsg) cannot be determined.
 _DENIED_WITHOUT_NAMESPACE = (
     "kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_send_signal",
     "pidfd_open", "setsid", "setpgid", "sendmsg", "sendmmsg",
 )  # fmt: skip
-# Under the trainer's user id: Landlock guards what files hold, and nothing else about them
-# (truncation since Linux 6.2 only).
+# Under the trainer's user id: Landlock protects the contents of files, but not their metadata
+# (truncation only since Linux 6.2).
 _DENIED_AS_TRAINER = (
     "chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "lchown", "fchownat", "utime",
     "utimes", "futimesat", "utimensat", "setxattr", "lsetxattr", "fsetxattr", "setxattrat",
     "removexattr", "lremovexattr", "fremovexattr", "removexattrat", "file_setattr", "truncate",
 )  # fmt: skip
-# Calls that name a process, 0 being the caller: (argument, the value that it must have). A filter
-# knows no process id of the program's children, so its own id is refused too.
+# Calls that name a process, 0 being the caller: (argument, required value). A filter does not know
+# the ids of the program's children, so its own id is refused too.
 _ONLY_ITSELF = {
     "prlimit64": ((0, 0),),
     "setpriority": ((0, 0), (1, 0)),  # PRIO_PROCESS
@@ -135,20 +135,20 @@ _ONLY_ITSELF = {
     "sched_setparam": ((0, 0),),
     "sched_setattr": ((0, 0),),
 }
-# Calls of many uses: (argument, the values that are denied).
-# F_SETPIPE_SZ: the kernel counts the pages of pipes for each user. F_SETLEASE: whoever opens the
-# trainer's file to write waits.
+# Calls with many uses: (argument, denied values).
+# F_SETPIPE_SZ: the kernel counts pipe pages per user. F_SETLEASE: blocks whoever opens the
+# trainer's file for writing.
 _FCNTL = (1031, 1024)
 _DENIED_USES: dict[str, tuple[int, tuple[int, ...]]] = {"fcntl": (1, _FCNTL)}
 _DENIED_USES_WITHOUT_NAMESPACE = {
-    # F_SETOWN, F_SETSIG, F_SETOWN_EX: the kernel sends any signal.
+    # F_SETOWN, F_SETSIG, F_SETOWN_EX: make the kernel send a signal.
     "fcntl": (1, (8, 10, 15, *_FCNTL)),
     # FIOSETOWN, SIOCSPGRP: the same. FS_IOC_SETFLAGS, FS_IOC32_SETFLAGS, FS_IOC_FSSETXATTR,
-    # FS_IOC_SETVERSION, EXT4_IOC_SETVERSION: a file's owner need not open it to write for these.
+    # FS_IOC_SETVERSION, EXT4_IOC_SETVERSION: change a file without opening it for writing.
     "ioctl": (
         1, (0x8901, 0x8902, 0x40086602, 0x40046602, 0x401C5820, 0x40087602, 0x40086604)
     ),
-    "prctl": (0, (PR_SET_DUMPABLE,)),  # would hide its open files from the watch over the disk
+    "prctl": (0, (PR_SET_DUMPABLE,)),  # would hide its open files from the disk limit
 }  # fmt: skip
 
 
@@ -190,29 +190,29 @@ def prctl(option: int, value: int = 1) -> None:
 
 
 def seccomp_filter(machine: str, level: str) -> bytes:
-    """The BPF program that denies what a solution never needs.
+    """The BPF program that denies system calls that a solution never needs.
 
     Args:
         machine: ``x86_64`` or ``aarch64``.
         level: ``namespace``: the program is alone in its process namespace, so it may signal and
-            group its own processes as it likes. ``user``: it shares the machine's processes.
-            ``process``: it also has the trainer's user id.
+            group its own processes. ``user``: it shares the machine's processes. ``process``: it
+            also has the trainer's user id.
 
     Returns:
-        8 bytes for each instruction.
+        8 bytes per instruction.
     """
     load, jump_eq, jump_ge, jump_set, give = 0x20, 0x15, 0x35, 0x45, 0x06
     allow, errno = 0x7FFF0000, 0x00050000
     eperm, eacces, enosys = errno | 1, errno | 13, errno | 38
     numbers = {**_NUMBERS[machine], **_COMMON}
     program = [
-        (load, 0, 0, 4),  # the machine that the call was made for
+        (load, 0, 0, 4),  # the architecture of the call
         (jump_eq, 1, 0, _AUDIT_ARCH[machine]),
         (give, 0, 0, eperm),
         (load, 0, 0, 0),  # its number
     ]
     if machine == "x86_64":
-        # The x32 calls are the same ones under other numbers.
+        # The x32 calls are the same calls under other numbers.
         program += [(jump_ge, 0, 1, 0x40000000), (give, 0, 0, eperm)]
     alone = level == "namespace"
     denied: tuple[str, ...] = _DENIED if alone else _DENIED + _DENIED_WITHOUT_NAMESPACE
@@ -220,12 +220,12 @@ def seccomp_filter(machine: str, level: str) -> bytes:
         denied += _DENIED_AS_TRAINER
     answers = {name: eperm for name in denied if name in numbers}
     answers["socket"] = eacces
-    # "Not there" makes the C library fall back to clone, whose flags can be looked at.
+    # "Not implemented" makes the C library fall back to clone, whose flags can be inspected.
     answers["clone3"] = enosys
     answers["io_uring_setup"] = enosys
     for name, answer in answers.items():
         program += [(jump_eq, 0, 1, numbers[name]), (give, 0, 0, answer)]
-    first_argument = 16  # 8 bytes each, the low half first; all that is compared has 32 bits
+    first_argument = 16  # 8 bytes each, the low half first; only 32 bits are compared
     if not alone:
         for name, wanted in _ONLY_ITSELF.items():
             program.append((jump_eq, 0, 2 * len(wanted) + 2, numbers[name]))
@@ -252,10 +252,10 @@ def seccomp_filter(machine: str, level: str) -> bytes:
 
 
 def install_seccomp(level: str) -> None:
-    """Deny for good, to this process and its children.
+    """Deny these calls permanently, in this process and its children.
 
     Raises:
-        OSError: The kernel has no seccomp, or this machine's numbers are not known.
+        OSError: The kernel has no seccomp, or the architecture is unknown.
     """
     machine = platform.machine()
     if machine not in _NUMBERS:
