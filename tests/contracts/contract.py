@@ -12,8 +12,6 @@ Modules that import on this machine are imported. Others (CUDA only) are read: t
 parsed, and names, parameters and attributes are looked up in it.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import enum
@@ -114,7 +112,7 @@ def find(target: str) -> Any:
     names = qualified.split(".") if qualified else []
     imported = import_or_none(module)
     if imported is not None:
-        found: Any = imported
+        found = imported
         for name in names:
             found = _attribute(found, name)
             if found is _MISSING:
@@ -175,7 +173,7 @@ def find_in_source(module: str, names: list[str]) -> Any:
     tree = tree_of(module)
     if tree is None:
         return _MISSING
-    found: Any = Source(module, tree)
+    found = Source(module, tree)
     for position, name in enumerate(names):
         node = definition(found.node, name)
         if node is None:
@@ -303,7 +301,7 @@ def _defined(scope: ast.AST) -> Iterable[str]:
 def parameters(found: Any) -> tuple[list[str], bool]:
     """Names of a callable's parameters without ``self`` and ``cls``; whether any keyword goes."""
     if isinstance(found, Source):
-        node: Any = found.node
+        node = found.node
         if isinstance(node, ast.ClassDef):
             own = definition(node, "__init__")
             if own is None:

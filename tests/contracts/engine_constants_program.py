@@ -4,8 +4,6 @@ the comparison of constants says of each.
 Only the modules: weights are never computed with.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -108,7 +108,7 @@ class FakeCuda:
 
     def install(self, patch: pytest.MonkeyPatch, device: str) -> None:
         """Answer torch's CUDA calls; ``device`` takes the place of ``cuda``."""
-        cuda: Any = torch.cuda
+        cuda = torch.cuda
         patch.setattr(cuda, "Stream", self.new_stream)
         patch.setattr(cuda, "current_stream", lambda *_: self.current)
         patch.setattr(cuda, "stream", self.stream)

@@ -64,7 +64,7 @@ def install() -> None:
     from vllm.distributed.weight_transfer import nccl_common
     from vllm.model_executor.model_loader import mtp_validation, reload  # noqa: F401
 
-    cuda: Any = torch.cuda
+    cuda = torch.cuda
     cuda.Stream = lambda **_: _Stream()
     cuda.stream = _stream
     torch.accelerator.current_device_index = lambda: 0

@@ -1,7 +1,5 @@
 """The names that the code imports from the libraries it is built on, read from its source."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ each rank the calls to engines, the collectives of the whole world while weights
 buffer was full, and when its engine had read.
 """
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os
@@ -88,7 +86,7 @@ def rank_program(rank: int, store: str, answers: Any) -> None:
     patch.setattr(ipc.IpcTrainer, "_all_gather_and_merge_handles", noted_handles)
     whole = TransportPlan("ipc", engines, WIDTH, 1, "run")
     plan = plans_of_ranks(whole, [f"GPU-{number}" for number in range(RANKS)])[rank]
-    source: Any = Source()
+    source = Source()
     connection = connect(plan, source, Platform("cuda", "gloo", "local"))
     of_world: list[str] = []
     for name in ("barrier", "all_gather_object", "broadcast_object_list"):

@@ -1,7 +1,5 @@
 """What ``te_layers_program`` has to find, whether Transformer Engine is its stand-in or itself."""
 
-from __future__ import annotations
-
 from typing import Any
 
 _DENSE = {

@@ -4,8 +4,6 @@ stand-in, and prints what its products saw, as JSON. For a separate process.
     python -m tests.contracts.te_fp8_program
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -142,7 +140,7 @@ def main() -> None:
 
     import rlmath.actor.model as model
 
-    replaced: Any = attention
+    replaced = attention
     replaced.apply_rotary_pos_emb = lambda t, *_, **__: t
     model.require_fp8 = lambda _: None
     with one_rank():

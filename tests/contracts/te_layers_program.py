@@ -7,8 +7,6 @@ its place, so that Megatron's own extension runs where there is no CUDA; ``insta
 real one, on meta tensors under the forged GPUs of ``tests/cuda_wheels/``.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
@@ -100,7 +98,7 @@ def describe(case: dict[str, Any], platform: Any, dtype: torch.dtype) -> dict[st
     try:
         model = build_model(spec, layout, platform, settings, 256)
         told = accumulate_into_main_grads(model)
-        layer = model.decoder.layers[0]  # type: ignore[union-attr, index]
+        layer = model.decoder.layers[0]
         fused = {
             name: module.fuse_wgrad_accumulation
             for name, module in model.named_modules()
@@ -108,13 +106,13 @@ def describe(case: dict[str, Any], platform: Any, dtype: torch.dtype) -> dict[st
         }
         config = {
             field.name: str(value)
-            for field in dataclasses.fields(model.config)  # type: ignore[arg-type]
+            for field in dataclasses.fields(model.config)
             if (value := getattr(model.config, field.name)) is not None
         }
-        attention: Any = layer.self_attention.core_attention
+        attention = layer.self_attention.core_attention
         return {
             "modules": {name: type(module).__name__ for name, module in layer.named_modules()},
-            "final_norm": type(model.decoder.final_layernorm).__name__,  # type: ignore[union-attr]
+            "final_norm": type(model.decoder.final_layernorm).__name__,
             "output": type(model.output_layer).__name__,
             "parameters": {name: list(p.shape) for name, p in model.named_parameters()},
             "sequence_parallel": sorted(
@@ -168,14 +166,14 @@ def with_installed() -> tuple[Any, torch.dtype]:
     from rlmath.device import Platform
 
     model.enable_batch_invariance = lambda: None
-    Platform.torch_device = property(lambda _: forged.META)  # type: ignore[assignment, method-assign]
+    Platform.torch_device = property(lambda _: forged.META)
     return Platform("cuda", "nccl", "transformer_engine"), torch.bfloat16
 
 
 def main(which: str) -> None:
     """Describes every case, or says what went wrong with it."""
     platform, dtype = with_stand_in() if which == "stand_in" else with_installed()
-    nn.Module.cuda = lambda self, *_, **__: self  # type: ignore[method-assign, assignment]
+    nn.Module.cuda = lambda self, *_, **__: self
     found = {name: describe(case, platform, dtype) for name, case in CASES.items()}
     print(json.dumps(found))
 

@@ -6,8 +6,6 @@ That Transformer Engine's own have these arguments, attributes and parameters is
 against the real package in ``tests/cuda_wheels/``.
 """
 
-from __future__ import annotations
-
 import importlib.abc
 import importlib.machinery
 import sys
@@ -60,9 +58,9 @@ class _Products(nn.Module):
             self.bias = self._parameter(out)
 
     def _parameter(self, *shape: int) -> nn.Parameter:
-        made = nn.Parameter(torch.empty(*shape, **self._parts))  # type: ignore[arg-type]
+        made = nn.Parameter(torch.empty(*shape, **self._parts))
         if self.parallel_mode in ("column", "row"):
-            made.tensor_model_parallel = True  # type: ignore[attr-defined]
+            made.tensor_model_parallel = True
         return made
 
     def _make(self, out: int, into: int) -> None:
@@ -83,8 +81,8 @@ class LayerNormLinear(_Products):
     def __init__(self, *args: Any, normalization: str, eps: float, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         assert normalization == "RMSNorm"
-        norm = nn.Parameter(torch.empty(self.weight.size(1), **self._parts))  # type: ignore[arg-type]
-        norm.sequence_parallel = self.sequence_parallel  # type: ignore[attr-defined]
+        norm = nn.Parameter(torch.empty(self.weight.size(1), **self._parts))
+        norm.sequence_parallel = self.sequence_parallel
         self.layer_norm_weight, self.eps = norm, eps
 
     def forward(self, x: Tensor, is_first_microbatch: bool | None = None) -> Tensor:
@@ -120,7 +118,7 @@ class RMSNorm(nn.Module):
     ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(hidden_size, dtype=params_dtype, device=device))
-        self.weight.sequence_parallel = sequence_parallel  # type: ignore[attr-defined]
+        self.weight.sequence_parallel = sequence_parallel
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:

@@ -5,8 +5,6 @@ The products round to fewer bits, so that being in the context shows in the valu
 of Transformer Engine's rules is held to its source by ``tests/cuda_wheels/test_fp8_contracts.py``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import enum
 from collections.abc import Callable, Iterator
@@ -116,7 +114,7 @@ def product_weight(layer: nn.Module, weight: Tensor, rows: int, is_first: bool |
     PRODUCTS.append(Product(type(layer).__name__, name, is_first, rows))
     if recipe is None:
         return weight
-    copies: dict[str, Tensor] = layer._fp8_workspaces  # type: ignore[assignment]
+    copies: dict[str, Tensor] = layer._fp8_workspaces
     if is_first is None:
         return rounded(weight)
     if is_first or "weight" not in copies:

@@ -1,7 +1,5 @@
 """A contract that is broken is seen, by import and in source, and the message says what breaks."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
@@ -14,19 +12,19 @@ LIMIT = 3
 
 
 class Base:
-    def __init__(self, size: int) -> None:
+    def __init__(self, size):
         self.size = size
 
 
 class Thing(Base):
     kind = "thing"
 
-    def grow(self, by: int, *, slowly: bool = False) -> int:
+    def grow(self, by, *, slowly=False):
         self._grown = by
         return self.size + by
 
     @property
-    def open(self) -> bool:
+    def open(self):
         return True
 
 
@@ -61,19 +59,19 @@ BROKEN = [
 
 
 @pytest.fixture(params=["imported", "in source"])
-def how(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def how(request, monkeypatch):
     if request.param == "in source":
         monkeypatch.setattr(contract, "import_or_none", lambda _: None)
 
 
 @pytest.mark.usefixtures("how")
 @pytest.mark.parametrize("row", HOLDS, ids=lambda row: row.target)
-def test_what_holds(row: Row) -> None:
+def test_what_holds(row):
     check(row)
 
 
 @pytest.mark.usefixtures("how")
 @pytest.mark.parametrize("row", BROKEN, ids=lambda row: row.target)
-def test_what_is_broken_says_what_breaks(row: Row) -> None:
+def test_what_is_broken_says_what_breaks(row):
     with pytest.raises(pytest.fail.Exception, match=r": x$"):
         check(row)

@@ -1,13 +1,10 @@
 """Another epsilon or theta in an engine is named for every family: in bfloat16 the gate does not
 see the first."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,7 +18,7 @@ BREAKS = (
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def said(tmp_path_factory):
     """From another process, as vLLM's process groups stay."""
     command = [sys.executable, "-m", "tests.contracts.engine_constants_program"]
     work = tmp_path_factory.mktemp("models")
@@ -31,7 +28,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_another_constant_in_an_engine_is_named(said: Any, family: str) -> None:
+def test_another_constant_in_an_engine_is_named(said, family):
     found = said[family]
     assert found[HEALTHY] is None, BREAKS
     assert "an RMS norm with epsilon" in str(found[EPSILON]), BREAKS

@@ -1,9 +1,6 @@
 """What vLLM's loader reads of an expert's whole tensors is the share that its worker names."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +11,7 @@ from rlmath.weights.transports.engine_parts import expert_share
 SIZE, HIDDEN, EXPERTS = 12, 8, 4
 
 
-def layer(tp_rank: int, tp_size: int, held: list[int] | None, padding: bool = False) -> Any:
+def layer(tp_rank, tp_size, held, padding=False):
     """A layer's experts with what the loader asks of itself."""
     from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 
@@ -36,7 +33,7 @@ def layer(tp_rank: int, tp_size: int, held: list[int] | None, padding: bool = Fa
 
 
 @pytest.mark.parametrize("tp_size", [1, 2, 4])
-def test_the_loader_reads_the_share_and_nothing_else(tp_size: int) -> None:
+def test_the_loader_reads_the_share_and_nothing_else(tp_size):
     size = SIZE // tp_size
     for tp_rank in range(tp_size):
         module = layer(tp_rank, tp_size, None)
@@ -60,7 +57,7 @@ def test_the_loader_reads_the_share_and_nothing_else(tp_size: int) -> None:
             assert torch.equal(here, whole.narrow(dim, tp_rank * size, size)), name
 
 
-def test_whole_experts_and_slices_with_a_gap() -> None:
+def test_whole_experts_and_slices_with_a_gap():
     share = expert_share(torch.nn.ModuleList([layer(0, 1, [1, 3]), layer(0, 1, [3, 1])]))
     assert share is not None and share.experts == {1, 3} and share.fraction(4) == 0.5
     assert share.of(Run("w1", 0, 0, (SIZE, HIDDEN)), 2, SIZE) is None

@@ -1,8 +1,6 @@
 """What the families of rlmath/model/families.py take from Megatron and vLLM, and why some are not
 there. A test that fails here says that a refused model may be supported now."""
 
-from __future__ import annotations
-
 import inspect
 
 import pytest
@@ -99,31 +97,31 @@ ROWS = [
 
 
 @parametrized(ROWS)
-def test_contract(row: Row) -> None:
+def test_contract(row):
     check(row)
 
 
-def test_torchs_attention_has_no_sinks() -> None:
+def test_torchs_attention_has_no_sinks():
     """The actor's on a CPU; GPT-OSS is refused for it."""
     text = torch.nn.functional.scaled_dot_product_attention.__doc__ or ""
     assert "attn_mask" in text and "sink" not in text.lower(), REFUSED
 
 
-def test_the_gated_delta_net_needs_a_package_of_triton_kernels() -> None:
+def test_the_gated_delta_net_needs_a_package_of_triton_kernels():
     from megatron.core.ssm import gated_delta_net
 
     assert not gated_delta_net.HAVE_FLA, f"{REFUSED}Qwen3-Next"
     assert "if not HAVE_FLA" in inspect.getsource(gated_delta_net.GatedDeltaNet.__init__)
 
 
-def test_transformers_has_no_mimo() -> None:
+def test_transformers_has_no_mimo():
     import transformers
 
     assert not hasattr(transformers, "MiMoForCausalLM"), f"{REFUSED}MiMo-7B"
 
 
 @pytest.mark.parametrize(("heads", "wrong"), [(1, False), (2, True)])
-def test_vllm_rotates_neighboring_pairs_of_several_heads_wrongly(heads: int, wrong: bool) -> None:
+def test_vllm_rotates_neighboring_pairs_of_several_heads_wrongly(heads, wrong):
     """On a CPU, of ``[tokens, heads, dim]``; DeepSeek's yarn does not go through this kernel.
 
     Without the fault, ``deepseek_v3`` may take the ropes ``default`` and ``linear``.

@@ -1,8 +1,6 @@
 """Every name that the code imports from vLLM, Megatron, Ray and transformers is in the installed
 packages; what cannot be imported without CUDA is looked up in the source."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.contracts import contract
@@ -14,13 +12,13 @@ NAMES = imported_names()
 
 
 @pytest.mark.parametrize(("module", "name"), NAMES, ids=lambda part: part or "(module)")
-def test_it_is_there(module: str, name: str) -> None:
+def test_it_is_there(module, name):
     assert contract.reachable(module, name), (
         f"{module} has no {name}, which {', '.join(NAMES[module, name])} imports"
     )
 
 
-def test_the_walk_sees_imports_within_functions_and_attributes() -> None:
+def test_the_walk_sees_imports_within_functions_and_attributes():
     assert ("vllm.engine.arg_utils", "EngineArgs") in NAMES
     assert ("megatron.core.optimizer", "get_megatron_optimizer") in NAMES
     assert ("ray", "util.get_node_ip_address") in NAMES
@@ -28,7 +26,7 @@ def test_the_walk_sees_imports_within_functions_and_attributes() -> None:
     assert len(NAMES) > 150
 
 
-def test_a_name_that_is_gone_is_seen() -> None:
+def test_a_name_that_is_gone_is_seen():
     assert not contract.reachable("vllm.engine.arg_utils", "NoSuchArgs")
     assert not contract.reachable("vllm.no_such_module", "")
     assert not contract.reachable("megatron.core.parallel_state", "get_no_such_rank")

@@ -1,8 +1,6 @@
 """The driver computes learning rates separately, and must agree with Megatron's scheduler: if
 Megatron changes a schedule, healthy runs would be stopped."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +12,7 @@ from rlmath.training.checks.optimizer_steps import scheduled_rate
 
 @pytest.mark.parametrize("schedule", list(Schedule))
 @pytest.mark.parametrize(("warmup", "decay"), [(0, 7), (3, 7), (5, 2)])
-def test_scheduled_rate_is_megatrons(schedule: Schedule, warmup: int, decay: int) -> None:
+def test_scheduled_rate_is_megatrons(schedule, warmup, decay):
     settings = OptimizerConfig(
         lr=3e-4, min_lr=1e-5, schedule=schedule, warmup_steps=warmup, decay_steps=decay
     )

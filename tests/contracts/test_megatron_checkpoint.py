@@ -1,9 +1,5 @@
 """What checkpoints rely on in the installed Megatron-core, and what breaks when it changes."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch.distributed as dist
 
@@ -14,20 +10,18 @@ from tests.contracts.contract import Row, check, parametrized
 
 
 @pytest.mark.parametrize("backend", ["nccl", "gloo"])
-def test_no_gloo_group_is_made_beside_megatrons_own(
-    monkeypatch: pytest.MonkeyPatch, backend: str
-) -> None:
+def test_no_gloo_group_is_made_beside_megatrons_own(monkeypatch, backend):
     """Each of them costs every process a thread and a rendezvous, and nothing uses them: optimizer
     and checkpoints are built without (``use_gloo_process_groups=False``, a separate group)."""
     from megatron.core import parallel_state, tensor_parallel
 
-    given: dict[str, Any] = {}
+    given = {}
     monkeypatch.setattr(parallel_state, "initialize_model_parallel", lambda **k: given.update(k))
     monkeypatch.setattr(tensor_parallel, "model_parallel_cuda_manual_seed", lambda _: None)
     monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: None)
     monkeypatch.setattr(dist, "TCPStore", lambda *_, **__: None)
     monkeypatch.setattr(parallel, "background_group", lambda: None)
-    platform = Platform("cuda", backend, "local")  # type: ignore[arg-type]
+    platform = Platform("cuda", backend, "local")
     parallel.initialize(Layout(2, 1, 4), platform, 1, "127.0.0.1", 1, seed=0)
     assert given["create_gloo_process_groups"] is False
 
@@ -189,5 +183,5 @@ ROWS = [
 
 
 @parametrized(ROWS)
-def test_contract(row: Row) -> None:
+def test_contract(row):
     check(row)

@@ -1,7 +1,5 @@
 """What the code replaces in Megatron and torch on a CPU, and how it calls Megatron's schedule."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.contracts.contract import Row, check, parametrized
@@ -184,5 +182,5 @@ ROWS = [
 
 
 @parametrized(ROWS)
-def test_megatron_on_cpu(row: Row) -> None:
+def test_megatron_on_cpu(row):
     check(row)

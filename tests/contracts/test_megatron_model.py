@@ -1,7 +1,5 @@
 """What the actor relies on in the installed Megatron-core, and what breaks when it changes."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import inspect
@@ -193,18 +191,18 @@ ROWS = [
 
 
 @parametrized(ROWS)
-def test_megatron(row: Row) -> None:
+def test_megatron(row):
     check(row)
 
 
-def source(module: str) -> str:
+def source(module):
     """Of a module that imports only with CUDA or Transformer Engine."""
     spec = importlib.util.find_spec(module)
     assert spec is not None and spec.origin is not None
     return Path(spec.origin).read_text()
 
 
-def function(module: str, name: str) -> str:
+def function(module, name):
     """The source of a function or method of such a module."""
     text = source(module)
     for node in ast.walk(ast.parse(text)):
@@ -217,7 +215,7 @@ def function(module: str, name: str) -> str:
     "layer",
     ["TELinear", "TELayerNormColumnParallelLinear", "TEGroupedLinear"],
 )
-def test_the_extension_reads_the_fusion_flag_once(layer: str) -> None:
+def test_the_extension_reads_the_fusion_flag_once(layer):
     """It hands the flag to Transformer Engine's constructor, whose attribute the forward pass
     reads: ``accumulate_into_main_grads`` sets that later, when Megatron's buffers are there."""
     text = function(f"{CORE}.extensions.transformer_engine", layer)
@@ -225,7 +223,7 @@ def test_the_extension_reads_the_fusion_flag_once(layer: str) -> None:
     assert "fuse_wgrad_accumulation=self.config.gradient_accumulation_fusion" in text
 
 
-def test_batch_invariant_products_overwrite_where_they_should_add() -> None:
+def test_batch_invariant_products_overwrite_where_they_should_add():
     """Why weight gradients are not fused under batch invariance. When Megatron reads ``accumulate``
     this fails, and ``accumulate_into_main_grads`` need make no exception."""
     text = function(KERNELS, "_te_general_gemm_patched") + function(
@@ -234,7 +232,7 @@ def test_batch_invariant_products_overwrite_where_they_should_add() -> None:
     assert "out.copy_(result)" in text and "accumulate" not in text
 
 
-def test_what_batch_invariance_replaces() -> None:
+def test_what_batch_invariance_replaces():
     """Products and means of torch, products and the norm module of Transformer Engine; neither
     grouped products (experts) nor the norm inside LayerNormLinear, which other names call."""
     text = source(KERNELS)
@@ -251,24 +249,24 @@ def test_what_batch_invariance_replaces() -> None:
     assert 'os.getenv("NVTE_ALLOW_NONDETERMINISTIC_ALGO", "1")) != 0' in attention
 
 
-def test_transformer_engines_attention_takes_the_scale_of_yarn() -> None:
+def test_transformer_engines_attention_takes_the_scale_of_yarn():
     """Otherwise it is lost on CUDA (rlmath/actor/rotary.py)."""
     attention = function(f"{CORE}.extensions.transformer_engine", "TEDotProductAttention")
     assert 'extra_kwargs["softmax_scale"] = softmax_scale' in attention
 
 
-def test_router_products_take_a_type_and_no_workspace() -> None:
+def test_router_products_take_a_type_and_no_workspace():
     """Transformer Engine before 2.8 had a workspace in the place of the type."""
     text = function(f"{CORE}.transformer.moe.moe_utils", "RouterGatingLinearFunction")
     assert 'te_general_gemm(weight, inp, router_dtype, layout="TN", bias=bias)' in text
 
 
-def test_fused_adam_is_transformer_engines() -> None:
+def test_fused_adam_is_transformer_engines():
     text = source(f"{CORE}.optimizer")
     assert "from transformer_engine.pytorch.optimizers import FusedAdam as Adam" in text
 
 
-def test_one_table_of_rotary_angles_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_table_of_rotary_angles_is_kept(monkeypatch):
     """Every micro-batch has another longest sequence; Megatron keeps 32 tables."""
     from megatron.core.models.common.embeddings.rotary_pos_embedding import RotaryEmbedding
 
@@ -286,7 +284,7 @@ def test_one_table_of_rotary_angles_is_kept(monkeypatch: pytest.MonkeyPatch) -> 
         assert torch.equal(table, made[0](length, packed_seq=True))
 
 
-def test_names_of_transformer_engines_layers_in_a_checkpoint() -> None:
+def test_names_of_transformer_engines_layers_in_a_checkpoint():
     """What is left out of it (rlmath/checkpoint/model_state.py), and how norms are called where
     Megatron's own layers save it (rlmath/actor/layers.py)."""
     experts = function(f"{CORE}.extensions.transformer_engine", "TEGroupedLinear")

@@ -2,12 +2,8 @@
 is aborted and the call ends with the reason. NCCL's kernel, which waits for a peer that is gone, is
 a lock here."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -24,10 +20,10 @@ WAIT_S = 60.0
 
 
 class Source(WeightSource):
-    def metadata(self) -> list[ParamMeta]:
+    def metadata(self):
         return [ParamMeta(name, torch.float32, (4,)) for name in "ab"]
 
-    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def __iter__(self):
         yield from ((name, torch.zeros(4)) for name in "ab")
 
 
@@ -43,16 +39,16 @@ class Kernel:
     device = torch.device("cpu", 0)
     destroy = PyNcclCommunicator.destroy
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.entered, self._returns = threading.Event(), threading.Event()
         self.nccl, self.comm, self.aborted = self, object(), 0
 
-    def ncclCommAbort(self, comm: object) -> None:
+    def ncclCommAbort(self, comm):
         assert comm is self.comm
         self.aborted += 1
         self._returns.set()
 
-    def broadcast(self, *_: Any, **__: Any) -> None:
+    def broadcast(self, *_, **__):
         if self.disabled:
             return
         self.entered.set()
@@ -66,30 +62,30 @@ class Engines:
         answer: Raised; ``None``: they never answer.
     """
 
-    def __init__(self, kernel: Kernel, answer: Exception | None) -> None:
+    def __init__(self, kernel, answer):
         self._kernel, self.answer = kernel, answer
         self.finished = False
         self._never = threading.Event()
 
-    def start_weight_update(self) -> None:
+    def start_weight_update(self):
         pass
 
-    def update_weights(self, info: Any) -> None:
+    def update_weights(self, info):
         assert self._kernel.entered.wait(WAIT_S)
         if self.answer is None:
             self._never.wait(WAIT_S)
         else:
             raise self.answer
 
-    def finish_weight_update(self, version: Any = None) -> None:
+    def finish_weight_update(self, version=None):
         self.finished = True
 
-    def release(self) -> None:
+    def release(self):
         """So that no thread outlives the test."""
         self._never.set()
 
 
-def trainer_of(kind: Any, kernel: Kernel, engines: Engines) -> Any:
+def trainer_of(kind, kernel, engines):
     trainer = object.__new__(kind)
     trainer.client, trainer.source, trainer.is_sender = engines, Source(), True
     trainer.packed, trainer.model_update_group = False, kernel
@@ -100,13 +96,13 @@ def trainer_of(kind: Any, kernel: Kernel, engines: Engines) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def cpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: None)
     monkeypatch.setattr(torch.accelerator, "device_index", lambda _: contextlib.nullcontext())
 
 
 @pytest.mark.parametrize("kind", [NcclTrainer, SharesTrainer])
-def test_nccl_trainer_aborts_its_communicator_when_an_engine_dies_in_the_sync(kind: Any) -> None:
+def test_nccl_trainer_aborts_its_communicator_when_an_engine_dies_in_the_sync(kind):
     kernel = Kernel()
     died = RuntimeError("engine 3: its process ended")
     engines = Engines(kernel, died)
@@ -121,9 +117,7 @@ def test_nccl_trainer_aborts_its_communicator_when_an_engine_dies_in_the_sync(ki
 @pytest.mark.parametrize(
     ("kind", "calls"), [(NcclTrainer, True), (SharesTrainer, True), (SharesTrainer, False)]
 )
-def test_nccl_trainer_aborts_its_communicator_after_the_deadline(
-    kind: Any, calls: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nccl_trainer_aborts_its_communicator_after_the_deadline(kind, calls, monkeypatch):
     """Also a rank that calls no engine, and so hears of no answer."""
     monkeypatch.setattr(nccl_trainer, "DEADLINE_S", 0.2)
     kernel = Kernel()
@@ -138,9 +132,7 @@ def test_nccl_trainer_aborts_its_communicator_after_the_deadline(
     assert kernel.aborted == 1
 
 
-def test_an_engine_that_received_all_and_does_not_answer_ends_the_sync(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_engine_that_received_all_and_does_not_answer_ends_the_sync(monkeypatch):
     monkeypatch.setattr(nccl_trainer, "DEADLINE_S", 0.2)
     kernel = Kernel()
     monkeypatch.setattr(kernel, "broadcast", lambda *_, **__: kernel.entered.set())
@@ -152,12 +144,12 @@ def test_an_engine_that_received_all_and_does_not_answer_ends_the_sync(
         engines.release()
 
 
-def test_a_sync_may_take_a_second_for_each_gb_and_a_minute() -> None:
+def test_a_sync_may_take_a_second_for_each_gb_and_a_minute():
     watch = nccl_trainer._Watch(None, int(145e9))
     assert 204 < watch.left_s() <= 205
 
 
-def test_vllms_own_trainer_does_not_notice_an_engine_that_dies() -> None:
+def test_vllms_own_trainer_does_not_notice_an_engine_that_dies():
     """If it does one day, ours may go."""
     kernel = Kernel()
     trainer = trainer_of(
@@ -165,7 +157,7 @@ def test_vllms_own_trainer_does_not_notice_an_engine_that_dies() -> None:
     )
     ended = threading.Event()
 
-    def send() -> None:
+    def send():
         with pytest.raises(RuntimeError):
             trainer.send_weights()
         ended.set()

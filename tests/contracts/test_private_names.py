@@ -1,7 +1,5 @@
 """Every private name of another library that the code uses has a row in this folder."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path
@@ -21,7 +19,7 @@ TABLES = "\n".join(
 )
 
 
-def private_names() -> dict[str, str]:
+def private_names():
     """Where each private name is used that no module of the project defines."""
     own, used = set(), {}
     for folder in FOLDERS:
@@ -46,11 +44,11 @@ def private_names() -> dict[str, str]:
     }
 
 
-def _of_project(node: ast.ImportFrom) -> bool:
+def _of_project(node):
     return (node.module or "").partition(".")[0] in FOLDERS
 
 
-def test_each_has_a_row() -> None:
+def test_each_has_a_row():
     names = private_names()
     assert len(names) > 12
     without = {
@@ -86,11 +84,11 @@ ROWS = [
 
 
 @parametrized(ROWS)
-def test_private_names_of_transports(row: Row) -> None:
+def test_private_names_of_transports(row):
     check(row)
 
 
-def test_kernels_of_vllms_cpu_build() -> None:
+def test_kernels_of_vllms_cpu_build():
     """``torch.ops._C``, for cpu_norms.py and cpu_sampling.py in rlmath/vllm_plugin."""
     torch = pytest.importorskip("torch")
     if torch.version.cuda is not None:

@@ -1,7 +1,5 @@
 """What starting and ending Ray relies on, much of it private, and what is read of transformers."""
 
-from __future__ import annotations
-
 from tests.contracts.contract import Row, check, parametrized
 
 SESSION = "Ray for the length of a run (rlmath/cluster/session.py)"
@@ -97,5 +95,5 @@ ROWS = [
 
 
 @parametrized(ROWS)
-def test_ray_and_transformers(row: Row) -> None:
+def test_ray_and_transformers(row):
     check(row)

@@ -1,8 +1,6 @@
 """Ray's job server and health endpoints, which ``launchers/kuberay.yaml`` needs, with the packages
 that requirements/cuda.lock has for them, in an environment that has them apart."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil
@@ -13,7 +11,6 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -23,7 +20,7 @@ APART = Path(sys.prefix) / "ray-default"
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 
 
-def free_ports(count: int) -> list[str]:
+def free_ports(count):
     with contextlib.ExitStack() as stack:
         servers = [
             stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)
@@ -32,7 +29,7 @@ def free_ports(count: int) -> list[str]:
 
 
 @pytest.fixture
-def environment() -> dict[str, str]:
+def environment():
     if not APART.is_dir():
         pytest.skip("launchers/test.sh installs the packages of Ray's job server")
     own = {name: text for name, text in os.environ.items() if not name.startswith("RAY_")}
@@ -44,7 +41,7 @@ def environment() -> dict[str, str]:
 
 
 @pytest.fixture
-def head(environment: dict[str, str]) -> Iterator[tuple[str, str]]:
+def head(environment):
     """A head as ``ray start`` makes it; the ports of its job server and of its node's agent."""
     port, jobs, agent, grpc, metrics = free_ports(5)
     # A short name: Ray's sockets are in it.
@@ -69,7 +66,7 @@ def head(environment: dict[str, str]) -> Iterator[tuple[str, str]]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def answer(url: str) -> str:
+def answer(url):
     """Of an endpoint, which is not there at once."""
     deadline = time.monotonic() + 90
     while True:
@@ -83,9 +80,7 @@ def answer(url: str) -> str:
 
 # A minute on a busy machine. By default tests/unit/test_locks.py holds the lock to these packages.
 @pytest.mark.long
-def test_kuberay_probes_succeed_and_a_job_runs(
-    head: tuple[str, str], environment: dict[str, str]
-) -> None:
+def test_kuberay_probes_succeed_and_a_job_runs(head, environment):
     """The pods' probes, and what a RayJob's entrypoint is started by."""
     jobs, agent = head
     assert "success" in answer(f"http://127.0.0.1:{agent}/api/local_raylet_healthz")

@@ -1,7 +1,5 @@
 """What placement relies on in Ray; ``tests/distributed/test_gpu_placement.py`` runs it."""
 
-from __future__ import annotations
-
 from tests.contracts.contract import Row, check, parametrized
 
 ORDER = "tensor-parallel groups straddle nodes (rlmath/cluster/placement.py)"
@@ -49,5 +47,5 @@ ROWS = [
 
 
 @parametrized(ROWS)
-def test_ray_is_as_placement_needs_it(row: Row) -> None:
+def test_ray_is_as_placement_needs_it(row):
     check(row)

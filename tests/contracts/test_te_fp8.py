@@ -3,8 +3,6 @@
 Transformer Engine's own part is held by ``tests/cuda_wheels/test_fp8_contracts.py``.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -82,11 +80,11 @@ ROWS = [
 
 
 @parametrized(ROWS)
-def test_contract(row: Row) -> None:
+def test_contract(row):
     check(row)
 
 
-def test_alignment_is_megatrons() -> None:
+def test_alignment_is_megatrons():
     """The padding of experts, which is Megatron's, is enough for a recipe's products."""
     from megatron.core.enums import Fp8Recipe
     from megatron.core.fp8_utils import get_fp8_align_size
@@ -99,7 +97,7 @@ def test_alignment_is_megatrons() -> None:
         assert get_fp8_align_size(Fp8Recipe[name]) == multiple
 
 
-def test_no_micro_batch_is_a_first_one() -> None:
+def test_no_micro_batch_is_a_first_one():
     """By Megatron's own method, which its schedule calls."""
     from megatron.core.transformer.module import MegatronModule
     from torch import nn
@@ -107,7 +105,7 @@ def test_no_micro_batch_is_a_first_one() -> None:
     from rlmath.actor.fp8 import prepare_for_fp8
 
     class Model(MegatronModule):
-        def __init__(self) -> None:
+        def __init__(self):
             super().__init__(SimpleNamespace(fp8="hybrid", fp4=None))
             self.layer: Any = nn.Linear(1, 1)
             self.layer.is_first_microbatch = False
@@ -120,7 +118,7 @@ def test_no_micro_batch_is_a_first_one() -> None:
 
 
 @pytest.fixture(scope="module")
-def passes() -> dict[str, Any]:
+def passes():
     """In a separate process: Megatron looks for Transformer Engine when it is imported."""
     run = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "tests.contracts.te_fp8_program"],
@@ -130,14 +128,12 @@ def passes() -> dict[str, Any]:
         check=False,
     )
     assert run.returncode == 0, run.stderr[-4000:]
-    found: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
+    found = json.loads(run.stdout.splitlines()[-1])
     return found
 
 
 @pytest.mark.parametrize("recompute", RECOMPUTE)
-def test_all_products_of_layers_are_in_fp8_and_nothing_else_is(
-    passes: dict[str, Any], recompute: str
-) -> None:
+def test_all_products_of_layers_are_in_fp8_and_nothing_else_is(passes, recompute):
     found = passes[recompute]
     # Recipe, first micro-batch, tokens (padded to whole blocks), and how often.
     assert found["forward"] == [["Float8BlockScaling", False, 128, PRODUCTS]]
@@ -149,7 +145,7 @@ def test_all_products_of_layers_are_in_fp8_and_nothing_else_is(
 
 
 @pytest.mark.parametrize("recompute", RECOMPUTE)
-def test_copies_of_weights_are_those_of_the_pass(passes: dict[str, Any], recompute: str) -> None:
+def test_copies_of_weights_are_those_of_the_pass(passes, recompute):
     found = passes[recompute]
     assert not found["stale"], "a pass after an optimizer step used the weights before it"
     assert found["copies after forward"] == found["copies after backward"] == 0
@@ -157,7 +153,7 @@ def test_copies_of_weights_are_those_of_the_pass(passes: dict[str, Any], recompu
     assert found["gradient"], "the backward pass left no gradient"
 
 
-def test_the_gate_compares_with_a_pass_without_fp8(passes: dict[str, Any]) -> None:
+def test_the_gate_compares_with_a_pass_without_fp8(passes):
     """Its noise is as large as what FP8 does."""
     assert passes["none"]["without"] == [[None, False, 128, PRODUCTS]]
     assert passes["none"]["moved by FP8"] > 1e-3

@@ -1,7 +1,5 @@
 """What runs over several GPUs and nodes rely on in torch: the place of a GPU, records of NCCL."""
 
-from __future__ import annotations
-
 import mmap
 from pathlib import Path
 
@@ -26,11 +24,11 @@ ROWS = [
 
 
 @parametrized(ROWS)
-def test_torch_is_as_nodes_need_it(row: Row) -> None:
+def test_torch_is_as_nodes_need_it(row):
     check(row)
 
 
-def test_torch_reads_the_variables_of_its_flight_recorder() -> None:
+def test_torch_reads_the_variables_of_its_flight_recorder():
     """Of compiled code: the CPU build has what is common, and NCCL's header."""
     folder = Path(torch.__file__).parent
     header = folder / "include/torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp"

@@ -3,12 +3,9 @@
 The real package is looked at by ``tests/cuda_wheels/test_te_layers.py``.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
-from typing import Any
 
 import pytest
 
@@ -16,7 +13,7 @@ from tests.contracts.te_expected import MODULES, check
 
 
 @pytest.fixture(scope="module")
-def built() -> dict[str, Any]:
+def built():
     """In a separate process: Megatron looks for Transformer Engine when it is imported."""
     run = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "tests.contracts.te_layers_program", "stand_in"],
@@ -26,10 +23,10 @@ def built() -> dict[str, Any]:
         check=False,
     )
     assert run.returncode == 0, run.stderr[-4000:]
-    found: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
+    found = json.loads(run.stdout.splitlines()[-1])
     return found
 
 
 @pytest.mark.parametrize("case", MODULES)
-def test_layers_are_transformer_engines(built: dict[str, Any], case: str) -> None:
+def test_layers_are_transformer_engines(built, case):
     check(case, built[case], marks=True)

@@ -1,12 +1,9 @@
 """What unmerged adapters (``actor.lora.rollout=unmerged``) rely on in vLLM, on CPU and CUDA."""
 
-from __future__ import annotations
-
-from typing import Any, get_args
+from typing import get_args
 
 import pytest
 import torch
-from torch import Tensor
 
 from rlmath.device import Platform
 from rlmath.model.lora import VLLM_RANKS
@@ -112,20 +109,18 @@ ROWS = [
 
 
 @parametrized(ROWS)
-def test_vllm_has_what_is_relied_on(row: Row) -> None:
+def test_vllm_has_what_is_relied_on(row):
     check(row)
 
 
-def test_the_ranks_are_those_of_vllm() -> None:
+def test_the_ranks_are_those_of_vllm():
     from vllm.config.lora import MaxLoRARanks
 
     assert get_args(MaxLoRARanks) == VLLM_RANKS
 
 
 @pytest.mark.parametrize("transport", ["ipc", "nccl"])
-def test_adapters_arrive_twice_and_nothing_is_loaded_into_the_model(
-    monkeypatch: pytest.MonkeyPatch, transport: str
-) -> None:
+def test_adapters_arrive_twice_and_nothing_is_loaded_into_the_model(monkeypatch, transport):
     """Through vLLM's own producers and consumers, in tensors around the bucket's size."""
     from vllm.distributed.weight_transfer import WeightTransferEngineFactory, packed_tensor
 
@@ -137,18 +132,18 @@ def test_adapters_arrive_twice_and_nothing_is_loaded_into_the_model(
     assert isinstance(plan.engines[0], Handle)
     given = awkward_tensors(0)
     source = Tensors(given, 1)
-    connection = connect(plan, source, Platform("cuda", "nccl", "local"))  # type: ignore[arg-type]
+    connection = connect(plan, source, Platform("cuda", "nccl", "local"))
     for version in (1, 2):
         source.values = awkward_tensors(version)
         connection.send_weights(version)
-        held: dict[str, Tensor] = worker.engine.inbox.tensors
+        held = worker.engine.inbox.tensors
         assert list(held) == list(source.values)
         assert all(torch.equal(held[key], one) for key, one in source.values.items())
         assert worker.updates[-1] == {}
     packed_tensor._get_streams.cache_clear()
 
 
-def products(tokens: int, dtype: torch.dtype, slots: list[int]) -> dict[str, Any]:
+def products(tokens, dtype, slots):
     """A step of the same tokens by vLLM's way and by the short one, and the exact result."""
     from vllm.lora.layers import LoRAMapping
     from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
@@ -159,7 +154,7 @@ def products(tokens: int, dtype: torch.dtype, slots: list[int]) -> dict[str, Any
     a = tuple(torch.randn(1, 1, 8, 24).to(dtype) for _ in range(2))
     b = tuple(torch.randn(1, 1, width, 8).to(dtype) for width in (10, 6))
     x, y = torch.randn(tokens, 24).to(dtype), torch.randn(tokens, 16).to(dtype)
-    found: dict[str, Any] = {}
+    found = {}
     for kind in (PunicaWrapperCPU, OneAdapter):
         wrapper = kind(tokens, max_batches=tokens, device="cpu")
         mapping = LoRAMapping(tuple(slots), tuple(slots), is_prefill=True)
@@ -175,7 +170,7 @@ def products(tokens: int, dtype: torch.dtype, slots: list[int]) -> dict[str, Any
     return found
 
 
-def test_one_adapters_products_on_cpu_are_those_of_vllm() -> None:
+def test_one_adapters_products_on_cpu_are_those_of_vllm():
     for dtype, bound in ((torch.float32, 1e-5), (torch.bfloat16, 0.2)):
         found = products(7, dtype, [1] * 7)
         theirs, mine = (

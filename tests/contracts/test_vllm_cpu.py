@@ -3,8 +3,6 @@
 Patched or private, so a new version of vLLM changes it without a word.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from tests.contracts.contract import Row, check, parametrized
@@ -483,5 +481,5 @@ ROWS = [
 
 
 @parametrized(ROWS)
-def test_vllm_on_cpu(row: Row) -> None:
+def test_vllm_on_cpu(row):
     check(row)

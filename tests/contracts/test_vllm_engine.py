@@ -1,10 +1,5 @@
 """What engines rely on in vLLM: how it chooses GPUs, sizes its cache, and schedules ahead."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 
@@ -361,7 +356,7 @@ ROWS = [
 
 
 @parametrized(ROWS)
-def test_vllm_is_as_engines_need_it(row: Row) -> None:
+def test_vllm_is_as_engines_need_it(row):
     if row.target == "vllm.envs:environment_variables":
         import vllm.envs
 
@@ -371,7 +366,7 @@ def test_vllm_is_as_engines_need_it(row: Row) -> None:
     check(row)
 
 
-def spec(device: Any, width: int, model: str = "model", **fields: Any) -> EngineSpec:
+def spec(device, width, model="model", **fields):
     return EngineSpec(
         model_path=model,
         dtype="float32" if device == "cpu" else "bfloat16",
@@ -387,7 +382,7 @@ def spec(device: Any, width: int, model: str = "model", **fields: Any) -> Engine
 
 
 @pytest.fixture
-def cuda_names(monkeypatch: pytest.MonkeyPatch) -> Any:
+def cuda_names(monkeypatch):
     """vLLM's names of devices, as its CUDA platforms take them from their common base."""
     from vllm.engine import arg_utils
     from vllm.platforms import interface
@@ -407,11 +402,8 @@ def cuda_names(monkeypatch: pytest.MonkeyPatch) -> Any:
     ids=["Ray sets nothing", "the node has half of its GPUs", "the engine's own"],
 )
 def test_an_engine_finds_its_gpus_by_their_numbers_on_the_node(
-    cuda_names: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    visible: str | None,
-    of_torch: list[int],
-) -> None:
+    cuda_names, monkeypatch, visible, of_torch
+):
     """``device_ids`` as strings name GPUs of the node, whatever CUDA_VISIBLE_DEVICES hides, and the
     worker of rank r takes the r-th of them; ``worker_gpu`` finds its number again."""
     from vllm.platforms import interface
@@ -431,7 +423,7 @@ def test_an_engine_finds_its_gpus_by_their_numbers_on_the_node(
 
 
 @pytest.mark.usefixtures("cuda_names")
-def test_numbers_would_be_places_among_the_visible_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_would_be_places_among_the_visible_gpus(monkeypatch):
     """Why ``device_ids`` are strings."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6,7")
     arguments = vllm_arguments(spec("cuda", 2, device_ids=("2", "3")))
@@ -440,7 +432,7 @@ def test_numbers_would_be_places_among_the_visible_gpus(monkeypatch: pytest.Monk
     assert arguments._resolve_device_ids() == [6, 7]
 
 
-def test_arguments_of_a_cuda_engine() -> None:
+def test_arguments_of_a_cuda_engine():
     given = vllm_arguments(
         spec("cuda", 1, max_batched_tokens=8192, async_scheduling=True, kv_cache_bytes=5)
     )
@@ -454,7 +446,7 @@ def test_arguments_of_a_cuda_engine() -> None:
     torch.version.cuda is not None,
     reason="a CPU engine needs vLLM's CPU build; the CUDA build is installed here",
 )
-def test_a_cpu_engine_is_configured_as_it_was_asked(tmp_path: Path) -> None:
+def test_a_cpu_engine_is_configured_as_it_was_asked(tmp_path):
     """Prompts whole, nothing scheduled ahead, workers of vLLM's own."""
     model = make_tiny_model(tmp_path / "model")
     config = vllm_arguments(spec("cpu", 2, str(model))).create_engine_config()

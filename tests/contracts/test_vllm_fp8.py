@@ -1,7 +1,5 @@
 """What ``rollout.quantization=fp8`` relies on in vLLM's online quantization."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -54,11 +52,11 @@ ROWS = [
 
 
 @parametrized(ROWS)
-def test_vllm_has_what_is_relied_on(row: Row) -> None:
+def test_vllm_has_what_is_relied_on(row):
     check(row)
 
 
-def test_it_is_a_shorthand_of_online_quantization() -> None:
+def test_it_is_a_shorthand_of_online_quantization():
     from vllm.config.quantization import _ONLINE_SHORTHANDS
     from vllm.model_executor.layers.quantization.utils.quant_utils import kFp8StaticChannelSym
 
@@ -67,7 +65,7 @@ def test_it_is_a_shorthand_of_online_quantization() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_rule_is_vllms_bit_by_bit(dtype: torch.dtype) -> None:
+def test_the_rule_is_vllms_bit_by_bit(dtype):
     from vllm.model_executor.layers.quantization.online import fp8
 
     torch.manual_seed(0)

@@ -4,17 +4,13 @@ Streams, the allocator and the wire are played (``fake_cuda.py``, ``vllm_worker.
 packs, sends, takes apart and loads is vLLM's and the project's own code.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -51,7 +47,7 @@ PRESETS = {
 
 
 @pytest.fixture
-def cuda() -> Iterator[FakeCuda]:
+def cuda():
     from vllm.distributed.weight_transfer import packed_tensor
 
     yield FakeCuda()
@@ -61,21 +57,21 @@ def cuda() -> Iterator[FakeCuda]:
 class Tensors:
     """Given tensors where a gatherer stands."""
 
-    def __init__(self, tensors: dict[str, Tensor], bucket_size_mib: float) -> None:
+    def __init__(self, tensors, bucket_size_mib):
         self.values, self.ranks = tensors, [0]
         self.tensors = [TensorMeta(n, tuple(t.shape), t.dtype) for n, t in tensors.items()]
         self.buckets = cut_into_buckets(self.tensors, bucket_size_mib)
 
-    def gather(self, destination: int | None, routes: None) -> Iterator[list[tuple[str, Tensor]]]:
+    def gather(self, destination, routes):
         for bucket in self.buckets:
             yield [(t.meta.name, self.values[t.meta.name]) for t in bucket.tensors]
 
 
-def awkward_tensors(seed: int) -> dict[str, Tensor]:
+def awkward_tensors(seed):
     """Around a bucket of 1 MiB."""
     generator = torch.Generator().manual_seed(seed)
 
-    def of(*size: int) -> Tensor:
+    def of(*size):
         return torch.randn(*size, generator=generator).bfloat16()
 
     return {
@@ -94,13 +90,11 @@ def awkward_tensors(seed: int) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_tensors_of_any_size_arrive_twice(
-    monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda, backend: str
-) -> None:
+def test_tensors_of_any_size_arrive_twice(monkeypatch, cuda, backend):
     """``ipc`` refused a tensor larger than the bucket, as every 7B embedding is."""
     worker = join(monkeypatch, backend, cuda, "cpu")
     source = Tensors(awkward_tensors(0), 1)
-    connection = connect(plan_for(worker, backend, 1), source, CUDA)  # type: ignore[arg-type]
+    connection = connect(plan_for(worker, backend, 1), source, CUDA)
     for version in (1, 2):
         source.values = awkward_tensors(version)
         connection.send_weights(version)
@@ -110,7 +104,7 @@ def test_tensors_of_any_size_arrive_twice(
             assert torch.equal(worker.updates[-1][name], tensor), name
 
 
-def test_what_vllm_does_not_take() -> None:
+def test_what_vllm_does_not_take():
     """A tensor whose place is no multiple of its element's size cannot be unpacked. The weights are
     of one type, so every place is; a second type (float32 routers, say) would need padding."""
     from vllm.distributed.weight_transfer import packed_tensor
@@ -122,9 +116,7 @@ def test_what_vllm_does_not_take() -> None:
         )
 
 
-def test_each_engine_gets_the_handles_of_its_own_gpus_without_a_barrier_of_the_world(
-    tmp_path: Path,
-) -> None:
+def test_each_engine_gets_the_handles_of_its_own_gpus_without_a_barrier_of_the_world(tmp_path):
     """Four ranks and two engines of two GPUs: rank 0 calls the first, rank 2 the second."""
     program = [sys.executable, "-m", "tests.contracts.ipc_ranks", str(tmp_path)]
     environment = os.environ | {"PYTHONPATH": "."}
@@ -133,7 +125,7 @@ def test_each_engine_gets_the_handles_of_its_own_gpus_without_a_barrier_of_the_w
     ranks = json.loads(done.stdout.splitlines()[-1])
     assert [rank["of_world"] for rank in ranks] == [[]] * 4
 
-    def update(*gpus: str) -> list[list[Any]]:
+    def update(*gpus):
         buckets = [["update_weights", list(gpus)]] * 3
         return [["start_weight_update", []], *buckets, ["finish_weight_update", []]]
 
@@ -148,34 +140,32 @@ def test_each_engine_gets_the_handles_of_its_own_gpus_without_a_barrier_of_the_w
         assert all(full > read for full, read in zip(rank["full_s"][1:], read_s[:-1], strict=True))
 
 
-def test_a_rank_whose_gpu_has_no_engine_exports_no_buffer(
-    monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda
-) -> None:
+def test_a_rank_whose_gpu_has_no_engine_exports_no_buffer(monkeypatch, cuda):
     """torch keeps an exported buffer until a reader has opened it and let go of it: a rank without
     a reader would lose one at every weight sync."""
     from vllm.distributed.weight_transfer import packed_tensor
 
     worker = join(monkeypatch, "ipc", cuda, "cpu")
-    exports: list[Tensor] = []
+    exports = []
     export = packed_tensor.reduce_tensor
 
-    def noted(buffer: Tensor) -> Any:
+    def noted(buffer):
         exports.append(buffer)
         return export(buffer)
 
     monkeypatch.setattr(packed_tensor, "reduce_tensor", noted)
     source = Tensors(awkward_tensors(0), 1)
-    gathered: list[str] = []
+    gathered = []
 
     class Noted(dict[str, Tensor]):
-        def __getitem__(self, name: str) -> Tensor:
+        def __getitem__(self, name):
             gathered.append(name)
             return super().__getitem__(name)
 
     source.values = Noted(source.values)
     plan = plan_for(worker, "ipc", 1)
     alone = replace(plan, engines=(), others=1, serves=())
-    connection = connect(alone, source, CUDA)  # type: ignore[arg-type]
+    connection = connect(alone, source, CUDA)
     for version in (1, 2):
         connection.send_weights(version)
         # It takes part in the gathering all the same.
@@ -186,9 +176,9 @@ def test_a_rank_whose_gpu_has_no_engine_exports_no_buffer(
     source.ranks = [2, 3]
     for serving, passes in (({0, 1}, 2), ({3}, 3)):
         among = replace(alone, serving=frozenset(serving))
-        connect(among, source, CUDA).send_weights(3)  # type: ignore[arg-type]
+        connect(among, source, CUDA).send_weights(3)
         assert gathered == passes * list(source.values)
-    connection = connect(plan, source, CUDA)  # type: ignore[arg-type]
+    connection = connect(plan, source, CUDA)
     connection.send_weights(4)
     assert len(exports) == len(worker.updates) == 1
 
@@ -196,26 +186,20 @@ def test_a_rank_whose_gpu_has_no_engine_exports_no_buffer(
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("shape", [DENSE, MOE], ids=["dense", "moe"])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_no_stream_reads_or_writes_too_early(
-    monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda, backend: str, shape: Any, ranks: int
-) -> None:
+def test_no_stream_reads_or_writes_too_early(monkeypatch, cuda, backend, shape, ranks):
     """Gathering, packing and sending, in two updates with an optimizer's step before each."""
     assert not races(monkeypatch, cuda, backend, shape, ranks)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_missing_wait_is_found(
-    monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda, ranks: int
-) -> None:
+def test_a_missing_wait_is_found(monkeypatch, cuda, ranks):
     """The test above can fail: with everything on whatever stream vLLM has, as it was."""
     monkeypatch.setattr(Platform, "side_stream", lambda _: SideStream())
     monkeypatch.setattr("rlmath.weights.transport.NCCL_MESSAGES", 2)
     assert races(monkeypatch, cuda, "nccl", DENSE, ranks)
 
 
-def races(
-    monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda, backend: str, shape: Any, ranks: int
-) -> list[str]:
+def races(monkeypatch, cuda, backend, shape, ranks):
     worker = join(monkeypatch, backend, cuda, "cpu")
     # Buckets of a few kilobytes: dozens of them, and messages that end elsewhere.
     gatherer, model = gatherer_of(monkeypatch, shape, ranks, 0.01)
@@ -232,9 +216,7 @@ def races(
     return cuda.races
 
 
-def test_a_rank_that_only_sends_changes_its_weights_after_they_are_sent(
-    monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda
-) -> None:
+def test_a_rank_that_only_sends_changes_its_weights_after_they_are_sent(monkeypatch, cuda):
     """vLLM gives such a rank no tensors, and waits for its current stream only."""
     from rlmath.weights.transports.vllm_source import GatheredSource
 
@@ -251,7 +233,7 @@ def test_a_rank_that_only_sends_changes_its_weights_after_they_are_sent(
     assert not cuda.races
 
 
-def rank_of(patch: pytest.MonkeyPatch) -> ActorWorker:
+def rank_of(patch):
     """A Megatron rank's Ray actor as far as it deals with engines."""
     parallel = ParallelRank()
     rank = ActorWorker.__new__(ActorWorker)
@@ -260,15 +242,13 @@ def rank_of(patch: pytest.MonkeyPatch) -> ActorWorker:
     patch.setattr(rank, "_note_peak", lambda phase: None)
     module = modules_like(DENSE, 0, parallel, dtype=torch.bfloat16)
     state = DeviceState(module, [], None, CUDA)
-    rank.actor = SimpleNamespace(  # type: ignore[assignment]
+    rank.actor = SimpleNamespace(
         merger=lambda: None, chunks=[module], spec=DENSE, parallel=parallel, device_state=state
     )
     return rank
 
 
-def test_reconnecting_shuts_the_connection_before_down(
-    monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_reconnecting_shuts_the_connection_before_down(monkeypatch, cuda, caplog):
     """After an engine's restart: a communicator that is only dropped stays on every GPU."""
     worker = join(monkeypatch, "nccl", cuda, "cpu")
     rank, plan = rank_of(monkeypatch), plan_for(worker, "nccl", 1)
@@ -279,7 +259,7 @@ def test_reconnecting_shuts_the_connection_before_down(
         rank.send_weights(count)
     assert len(worker.updates) == 3
 
-    def broken() -> None:
+    def broken():
         raise RuntimeError("an unhandled CUDA error")
 
     # An old connection that is broken is no reason to go without a new one.
@@ -290,16 +270,14 @@ def test_reconnecting_shuts_the_connection_before_down(
     assert "an unhandled CUDA error" in caplog.text
 
 
-def test_a_reconnect_that_fails_leaves_no_half_open_connection(
-    monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda
-) -> None:
+def test_a_reconnect_that_fails_leaves_no_half_open_connection(monkeypatch, cuda):
     worker = join(monkeypatch, "nccl", cuda, "cpu")
     rank, plan = rank_of(monkeypatch), plan_for(worker, "nccl", 1)
     with pytest.raises(RuntimeError, match="rank 0 is not connected to the engines"):
         rank.send_weights(1)
     rank.connect_engines(plan)
 
-    def refuse(_: Any) -> None:
+    def refuse(_):
         raise RuntimeError("the engine is not ready")
 
     with monkeypatch.context() as patch:
@@ -314,15 +292,15 @@ def test_a_reconnect_that_fails_leaves_no_half_open_connection(
     assert len(worker.updates) == 1
 
 
-def test_an_engine_drops_its_old_connection_before_it_takes_a_new_one() -> None:
-    calls: list[str] = []
+def test_an_engine_drops_its_old_connection_before_it_takes_a_new_one():
+    calls = []
     engine = RolloutEngine.__new__(RolloutEngine)
-    engine._loop = SimpleNamespace(rpc=lambda method, **_: calls.append(method))  # type: ignore[assignment]
+    engine._loop = SimpleNamespace(rpc=lambda method, **_: calls.append(method))
     engine.init_weight_transfer_engine({})
     assert calls == ["shutdown_weight_transfer_engine", "init_weight_transfer_engine"]
 
 
-def test_a_worker_that_keeps_other_experts_than_it_is_sent_says_so() -> None:
+def test_a_worker_that_keeps_other_experts_than_it_is_sent_says_so():
     from rlmath.weights.transports.nccl_shares_engine import SharesEngine
 
     vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(rank=1), model_config=None)
@@ -345,8 +323,8 @@ def test_a_worker_that_keeps_other_experts_than_it_is_sent_says_so() -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_goes_through_and_keeps_to_the_plans_buffers(
-    monkeypatch: pytest.MonkeyPatch, cuda: FakeCuda, preset: str, backend: str
-) -> None:
+    monkeypatch, cuda, preset, backend
+):
     """Its real shapes, on meta tensors, from one of two ranks; names, shapes, types and bytes."""
     whole = model_spec(KNOWN[PRESETS[preset]])
     # One layer is like the next.
@@ -540,5 +518,5 @@ ROWS = [
 
 
 @parametrized(ROWS)
-def test_contract(row: Row) -> None:
+def test_contract(row):
     check(row)

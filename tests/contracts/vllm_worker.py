@@ -1,7 +1,5 @@
 """A vLLM worker's end of a weight transfer in this process, and what joins it to the trainer's."""
 
-from __future__ import annotations
-
 import queue
 import weakref
 from concurrent.futures import ThreadPoolExecutor
@@ -39,7 +37,7 @@ class Worker:
         from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 
         model = nn.Module()
-        model.load_weights = self._load  # type: ignore[assignment]
+        model.load_weights = self._load
         config = SimpleNamespace(backend=backend)
         vllm_config = SimpleNamespace(parallel_config=None, model_config=None)
         self.engine: Any = WeightTransferEngineFactory.create_engine(
@@ -161,7 +159,7 @@ def join(patch: pytest.MonkeyPatch, backend: str, cuda: FakeCuda, device: str) -
 
 def plan_for(worker: Worker, backend: str, bucket_size_mib: int) -> TransportPlan:
     return TransportPlan(
-        backend,  # type: ignore[arg-type]
+        backend,
         (Handle(worker),),
         1,
         bucket_size_mib,

@@ -8,8 +8,6 @@ no part here: a group filter that keeps the groups with equal rewards, and a dat
 the first problems again in every step.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import sys

@@ -1,7 +1,3 @@
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 import pytest
 
 from tests.distributed.rank_pool import RankPool
@@ -10,7 +6,7 @@ from tests.distributed.rank_pool import RankPool
 # Of each module its own, which costs a fork: what a module leaves of gloo's threads ends with the
 # processes.
 @pytest.fixture(scope="module")
-def ranks() -> Iterator[RankPool]:
+def ranks():
     pool = RankPool()
     yield pool
     pool.close()

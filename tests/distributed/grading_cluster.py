@@ -4,8 +4,6 @@ What stands in: the nodes are raylets of this machine, and actors that say where
 place of engines. Prints one JSON object.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import resource

@@ -5,8 +5,6 @@
 Prints what was said, and exits with 1 if anything was.
 """
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import math
@@ -98,7 +96,7 @@ def run(
         optimizer={"lr": 1e-4, **schedule},
         **more,
     )
-    worker: Any = SimpleNamespace(actor=actor)
+    worker = SimpleNamespace(actor=actor)
     begin(worker)
     gatherer = BucketGatherer(actor.chunks, actor.spec, actor.parallel, merge=actor.merger())
     kl, entropy = (0.1, 0.01) if terms else (0.0, 0.0)
@@ -108,7 +106,7 @@ def run(
         minibatches=MINIBATCHES,
         **(more_plan or {}),
     )
-    settings = OptimizerConfig(lr=1e-4, **schedule)  # type: ignore[arg-type]
+    settings = OptimizerConfig(lr=1e-4, **schedule)
     config = load(
         [
             "experiment=quickstart",

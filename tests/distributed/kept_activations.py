@@ -1,7 +1,5 @@
 """Bytes that a forward pass keeps for the backward pass, counted from autograd itself."""
 
-from __future__ import annotations
-
 import math
 
 import torch

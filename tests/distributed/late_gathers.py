@@ -1,7 +1,5 @@
 """All-gathers of parameters that no one sees before they wait for them."""
 
-from __future__ import annotations
-
 from typing import Any
 from unittest import mock
 

@@ -5,8 +5,6 @@ process has the workers in threads, each with its own communicator over gloo. Ta
 ``[name, folder, case, shares, engines]`` as JSON; prints one line of JSON, what was found of each.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import multiprocessing
@@ -42,7 +40,7 @@ class Worker:
         self.updates: list[dict[str, Tensor]] = []
         self._loaded: dict[str, Tensor] = {}
         model = nn.Module()
-        model.load_weights = self._load  # type: ignore[assignment]
+        model.load_weights = self._load
         model.experts = _experts(shares[number])
         self.model_runner = SimpleNamespace(get_model=lambda: model)
         self.model = model
@@ -75,7 +73,7 @@ class Worker:
 
 def _experts(share: ExpertShare) -> nn.Module:
     """A layer that keeps these, as vLLM says it."""
-    found: Any = nn.Module()
+    found = nn.Module()
     found.w13_weight = nn.Parameter(torch.zeros(1))
     ranks = SimpleNamespace(tp_rank=share.part, tp_size=share.parts)
     found.moe_config = SimpleNamespace(moe_parallel_config=ranks, tp_shard_with_padding=False)
@@ -220,8 +218,8 @@ def main() -> None:
     import tests.distributed.rank_imports  # noqa: F401
 
     install()
-    weights_ranks.rank_context = lambda: multiprocessing.get_context("fork")  # type: ignore
-    weights_ranks.sync = sync  # type: ignore[attr-defined]
+    weights_ranks.rank_context = lambda: multiprocessing.get_context("fork")
+    weights_ranks.sync = sync
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -1,7 +1,5 @@
 """A process that asks for a loss, importable where Ray starts it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 

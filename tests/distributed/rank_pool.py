@@ -5,8 +5,6 @@ imported torch and Megatron for all modules.
 layout, with the process groups up, and gives the results in order of rank.
 """
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing as mp
 import socket

@@ -10,8 +10,6 @@ cluster may do it, by asking for each bundle on any node it likes.
 Prints one JSON object.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os
@@ -169,7 +167,7 @@ def force_alternation(bundles_of_nodes: list[int]) -> None:
         selectors = [{LABEL: node} for node in order]
         return given_placement_group(bundles, bundle_label_selector=selectors, **options)
 
-    placement_groups.placement_group = alternating  # type: ignore[attr-defined]
+    placement_groups.placement_group = alternating
 
 
 if __name__ == "__main__":

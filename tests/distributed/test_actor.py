@@ -1,34 +1,26 @@
 """The actor on real gloo ranks: right against Hugging Face, and the same on every layout."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.plan import StepPlan
 from rlmath.actor.policy import MegatronActor
-from rlmath.actor.settings import ActorSettings, UpdateResult
+from rlmath.actor.settings import ActorSettings
 from rlmath.actor.token_values import TokenValues
 from rlmath.algorithms.correction import CorrectionConfig, correct
 from rlmath.algorithms.kl import K3_LIMIT
-from rlmath.algorithms.off_policy import OffPolicyTotals, add_by_version
+from rlmath.algorithms.off_policy import add_by_version
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.config.optimizer import OptimizerConfig
-from rlmath.device import Platform
 from rlmath.model.parallel import Layout
 from rlmath.types import TrainingBatch
-from tests.distributed.rank_pool import RankPool
 
 # Every kind of parallelism beside another one; a fault of one alone shows in these too.
 LAYOUTS = [
@@ -45,7 +37,7 @@ MORE_LAYOUTS = [
 ]
 
 
-def on_layouts(first: int = 0) -> pytest.MarkDecorator:
+def on_layouts(first=0):
     """Parametrizes over the layouts from the ``first`` on; ``MORE_LAYOUTS`` are long."""
     more = [pytest.param(layout, marks=pytest.mark.long) for layout in MORE_LAYOUTS]
     return pytest.mark.parametrize("layout", [*LAYOUTS[first:], *more], ids=str)
@@ -65,16 +57,16 @@ TINY_SIZES = {
 
 
 @pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+def tiny_model(tmp_path_factory):
     return make_model(tmp_path_factory.mktemp("qwen2"), tied=False)
 
 
 @pytest.fixture(scope="session")
-def tied_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+def tied_model(tmp_path_factory):
     return make_model(tmp_path_factory.mktemp("tied"), tied=True)
 
 
-def make_model(folder: Path, tied: bool, **sizes: int) -> str:
+def make_model(folder, tied, **sizes):
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     torch.manual_seed(0)
@@ -87,10 +79,10 @@ def make_model(folder: Path, tied: bool, **sizes: int) -> str:
     return str(folder)
 
 
-def make_batch(num_sequences: int = 12, seed: int = 0) -> TrainingBatch:
+def make_batch(num_sequences=12, seed=0):
     generator = torch.Generator().manual_seed(seed)
 
-    def integers(low: int, high: int, size: int) -> torch.Tensor:
+    def integers(low, high, size):
         return torch.randint(low, high, (size,), generator=generator)
 
     prompts, responses = integers(3, 9, num_sequences), integers(1, 30, num_sequences)
@@ -109,7 +101,7 @@ def make_batch(num_sequences: int = 12, seed: int = 0) -> TrainingBatch:
     )
 
 
-def build(layout: Layout, platform: Platform, model_path: str, **changes: Any) -> MegatronActor:
+def build(layout, platform, model_path, **changes):
     optimizer = {
         "lr": 1e-3,
         "adam_eps": 1e-5,
@@ -128,13 +120,11 @@ def build(layout: Layout, platform: Platform, model_path: str, **changes: Any) -
     return MegatronActor(ActorSettings(model_path=model_path, **settings), layout, platform)
 
 
-def run_log_probs(layout: Layout, platform: Platform, model: str, batch: TrainingBatch) -> Any:
+def run_log_probs(layout, platform, model, batch):
     return build(layout, platform, model).log_probs(batch)
 
 
-def run_noise(
-    layout: Layout, platform: Platform, model: str, batch: TrainingBatch, logits: str
-) -> list[TokenValues | None]:
+def run_noise(layout, platform, model, batch, logits):
     """Log-probs: as usual, with another rounding, with the same again, and as usual."""
     settings = ModelSettings(torch.float32, sequence_parallel=True, logits=logits)
     actor = build(layout, platform, model, model=settings)
@@ -142,19 +132,11 @@ def run_noise(
     return [actor.log_probs(batch, name, seed) for name, seed in passes]
 
 
-def run_updates(
-    layout: Layout,
-    platform: Platform,
-    model: str,
-    batch: TrainingBatch,
-    update: StepPlan,
-    steps: int,
-    changes: dict[str, Any],
-) -> tuple[list[dict[str, float]], dict[int, str], TokenValues | None]:
+def run_updates(layout, platform, model, batch, update, steps, changes):
     """Metrics of each minibatch of ``steps`` updates, and the log-probs after them."""
     actor = build(layout, platform, model, **changes)
-    metrics: list[dict[str, float]] = []
-    discarded: dict[int, str] = {}
+    metrics = []
+    discarded = {}
     for step in range(steps):
         result = actor.update(batch, update, seed=step)
         metrics += result.minibatches
@@ -165,14 +147,14 @@ def run_updates(
     return metrics, discarded, actor.log_probs(batch)
 
 
-def of_all_ranks(actor: MegatronActor, result: UpdateResult) -> dict[int, OffPolicyTotals]:
+def of_all_ranks(actor, result):
     """What the mask left out, as the driver adds it up."""
-    of_ranks: list[Any] = [None] * dist.get_world_size()
+    of_ranks = [None] * dist.get_world_size()
     dist.all_gather_object(of_ranks, result.off_policy if actor.reports else {})
     return add_by_version(of_ranks)
 
 
-def gather(batch: TrainingBatch, values: list[TokenValues | None]) -> TokenValues:
+def gather(batch, values):
     """Put the shares of the ranks that report together; each token must come exactly once."""
     shares = [v for v in values if v is not None]
     rows = torch.cat([v.response_rows for v in shares])
@@ -185,7 +167,7 @@ def gather(batch: TrainingBatch, values: list[TokenValues | None]) -> TokenValue
     )
 
 
-def hugging_face(model: str, batch: TrainingBatch, temperature: float) -> TokenValues:
+def hugging_face(model, batch, temperature):
     """The same values from ``transformers``, sequence by sequence, in float64 after the logits."""
     from transformers import AutoModelForCausalLM
 
@@ -203,9 +185,7 @@ def hugging_face(model: str, batch: TrainingBatch, temperature: float) -> TokenV
 
 
 @on_layouts()
-def test_log_probs_and_entropy_are_those_of_hugging_face(
-    ranks: RankPool, tiny_model: str, layout: Layout
-) -> None:
+def test_log_probs_and_entropy_are_those_of_hugging_face(ranks, tiny_model, layout):
     batch = make_batch()
     ours = gather(batch, ranks.run(layout, run_log_probs, tiny_model, batch))
     theirs = hugging_face(tiny_model, batch, temperature=0.7)
@@ -218,7 +198,7 @@ UPDATE = StepPlan(
 )
 
 
-def with_log_probs(batch: TrainingBatch) -> TrainingBatch:
+def with_log_probs(batch):
     """Old log-probs near the policy's own, and a reference a little further off."""
     generator = torch.Generator().manual_seed(1)
     noise = 0.1 * torch.randn(batch.loss_mask.numel(), generator=generator)
@@ -232,7 +212,7 @@ CORRECTED = dataclasses.replace(
 )
 
 
-def with_corrections(batch: TrainingBatch) -> TrainingBatch:
+def with_corrections(batch):
     assert batch.old_log_probs is not None
     settings = CorrectionConfig("seq_truncate", high=1.2, veto_below=0.75)
     found = correct(
@@ -248,23 +228,23 @@ def with_corrections(batch: TrainingBatch) -> TrainingBatch:
     return dataclasses.replace(batch, policy_factors=found.weights, weights_versions=versions)
 
 
-def tokens_of(batch: TrainingBatch, version: int) -> Tensor:
+def tokens_of(batch, version):
     """``[R]`` bool, tokens that a version of the weights sampled."""
     return torch.repeat_interleave(batch.weights_versions, batch.response_lengths) == version
 
 
 @pytest.fixture(scope="module")
-def on_one_rank(ranks: RankPool, tiny_model: str) -> Any:
+def on_one_rank(ranks, tiny_model):
     """Metrics and log-probs after three updates on a single rank."""
     return updates_on_one_rank(ranks, tiny_model)
 
 
 @pytest.fixture(scope="module")
-def tied_on_one_rank(ranks: RankPool, tied_model: str) -> Any:
+def tied_on_one_rank(ranks, tied_model):
     return updates_on_one_rank(ranks, tied_model)
 
 
-def updates_on_one_rank(ranks: RankPool, model: str) -> Any:
+def updates_on_one_rank(ranks, model):
     batch = with_corrections(with_log_probs(make_batch()))
     ((metrics, _, values),) = ranks.run(
         Layout(1, 1, 1), run_updates, model, batch, CORRECTED, 3, {}
@@ -280,9 +260,7 @@ def updates_on_one_rank(ranks: RankPool, model: str) -> Any:
 
 
 @on_layouts(first=1)
-def test_the_update_does_not_depend_on_the_layout(
-    ranks: RankPool, tiny_model: str, on_one_rank: Any, layout: Layout
-) -> None:
+def test_the_update_does_not_depend_on_the_layout(ranks, tiny_model, on_one_rank, layout):
     check_updates(ranks, tiny_model, on_one_rank, layout, {})
 
 
@@ -296,19 +274,12 @@ def test_the_update_does_not_depend_on_the_layout(
     ids=str,
 )
 def test_the_update_does_not_depend_on_micro_batches_optimizer_and_recomputation(
-    ranks: RankPool, tiny_model: str, on_one_rank: Any, layout: Layout, changes: dict[str, Any]
-) -> None:
+    ranks, tiny_model, on_one_rank, layout, changes
+):
     check_updates(ranks, tiny_model, on_one_rank, layout, changes)
 
 
-def check_updates(
-    ranks: RankPool,
-    tiny_model: str,
-    on_one_rank: Any,
-    layout: Layout,
-    changes: dict[str, Any],
-    run: Callable[..., Any] = run_updates,
-) -> None:
+def check_updates(ranks, tiny_model, on_one_rank, layout, changes, run=run_updates):
     batch, expected, expected_values = on_one_rank
     results = ranks.run(layout, run, tiny_model, batch, CORRECTED, 3, changes)
     for metrics, _, _ in results:
@@ -321,7 +292,7 @@ def check_updates(
     torch.testing.assert_close(values.log_probs, expected_values.log_probs, atol=1e-4, rtol=0)
 
 
-def run_chunked(*given: Any) -> Any:
+def run_chunked(*given):
     """:func:`run_updates` with the output layer in chunks of 7 rows, their softmax in parts of 3,
     the weight in blocks of 10."""
     with contextlib.ExitStack() as stack:
@@ -343,27 +314,25 @@ CHUNKED = {"model": ModelSettings(torch.float32, sequence_parallel=True, logits=
     [Layout(2, 1, 1), Layout(1, 2, 1, context_parallel=2, pipeline_layers=(1, 3))],
     ids=str,
 )
-def test_the_update_is_that_of_whole_logits(
-    ranks: RankPool, tiny_model: str, on_one_rank: Any, layout: Layout
-) -> None:
+def test_the_update_is_that_of_whole_logits(ranks, tiny_model, on_one_rank, layout):
     check_updates(ranks, tiny_model, on_one_rank, layout, CHUNKED, run_chunked)
 
 
 @pytest.mark.parametrize("layout", [Layout(1, 1, 1), Layout(1, 2, 1), Layout(2, 1, 1)], ids=str)
 def test_the_update_of_a_tied_model_is_that_of_whole_logits(
-    ranks: RankPool, tied_model: str, tied_on_one_rank: Any, layout: Layout
-) -> None:
+    ranks, tied_model, tied_on_one_rank, layout
+):
     """On one stage the weight's gradient meets that of the embedding, on two their copies' is
     added up; here tensor ranks have all rows."""
     settings = dataclasses.replace(CHUNKED["model"], sequence_parallel=False)
     check_updates(ranks, tied_model, tied_on_one_rank, layout, {"model": settings}, run_chunked)
 
 
-def test_gradient_is_that_of_autograd_on_hugging_face(ranks: RankPool, tiny_model: str) -> None:
+def test_gradient_is_that_of_autograd_on_hugging_face(ranks, tiny_model):
     check_gradient(ranks, tiny_model, Layout(2, 1, 1))
 
 
-def check_gradient(ranks: RankPool, tiny_model: str, layout: Layout) -> None:
+def check_gradient(ranks, tiny_model, layout):
     """Clipped loss, KL and entropy terms, by hand on the HF model: the norm of the gradient."""
     batch = with_log_probs(make_batch())
     one_minibatch = StepPlan(objective=UPDATE.objective, minibatches=1)
@@ -385,7 +354,7 @@ def check_gradient(ranks: RankPool, tiny_model: str, layout: Layout) -> None:
     assert metrics[0]["grad_norm"] == pytest.approx(norm, rel=1e-5)
 
 
-def in_float64(model: str, batch: TrainingBatch) -> tuple[Any, Tensor, Tensor]:
+def in_float64(model, batch):
     """Hugging Face's model, and its log-probs and entropies ``[R]``, with their graph."""
     from transformers import AutoModelForCausalLM
 
@@ -403,7 +372,7 @@ def in_float64(model: str, batch: TrainingBatch) -> tuple[Any, Tensor, Tensor]:
     return hf, torch.cat(log_probs), torch.cat(entropies)
 
 
-def test_without_old_log_probs_the_ratio_is_one(ranks: RankPool, tiny_model: str) -> None:
+def test_without_old_log_probs_the_ratio_is_one(ranks, tiny_model):
     batch = make_batch()
     update = StepPlan(minibatches=1, early_stop_ratio=5.0)
     metrics, _, _ = ranks.run(Layout(1, 1, 2), run_updates, tiny_model, batch, update, 1, {})[0]
@@ -416,9 +385,7 @@ def test_without_old_log_probs_the_ratio_is_one(ranks: RankPool, tiny_model: str
     [(Layout(1, 1, 1), "whole"), (Layout(2, 1, 2), "chunked"), (Layout(1, 2, 1), "whole")],
     ids=str,
 )
-def test_another_rounding_is_small_repeats_and_leaves_nothing(
-    ranks: RankPool, tiny_model: str, layout: Layout, logits: str
-) -> None:
+def test_another_rounding_is_small_repeats_and_leaves_nothing(ranks, tiny_model, layout, logits):
     batch = make_batch()
     by_rank = ranks.run(layout, run_noise, tiny_model, batch, logits)
     usual, noisy, again, after = (
@@ -431,7 +398,7 @@ def test_another_rounding_is_small_repeats_and_leaves_nothing(
     assert float((difference > 0).float().mean()) > 0.5
 
 
-def test_learning_rate_zero_changes_nothing(ranks: RankPool, tiny_model: str) -> None:
+def test_learning_rate_zero_changes_nothing(ranks, tiny_model):
     batch = with_log_probs(make_batch())
     changes = {"optimizer": {"lr": 0.0}}
     _, _, values = ranks.run(Layout(1, 1, 1), run_updates, tiny_model, batch, UPDATE, 2, changes)[0]
@@ -439,10 +406,10 @@ def test_learning_rate_zero_changes_nothing(ranks: RankPool, tiny_model: str) ->
     assert torch.equal(values.log_probs, before.log_probs)
 
 
-def adam_state(optimizer: Any) -> list[Tensor]:
+def adam_state(optimizer):
     """Moments, steps and main parameters of this rank, in the order of the parameters."""
     parts = getattr(optimizer, "chained_optimizers", [optimizer])
-    found: list[Tensor] = []
+    found = []
     for part in parts:
         for group in part.optimizer.param_groups:
             for parameter in group["params"]:
@@ -452,16 +419,14 @@ def adam_state(optimizer: Any) -> list[Tensor]:
     return found
 
 
-def run_planted(
-    layout: Layout, platform: Platform, model: str, batch: TrainingBatch, plant: bool
-) -> tuple[dict[str, Tensor], list[Tensor], dict[int, str]]:
+def run_planted(layout, platform, model, batch, plant):
     """Update, a minibatch with huge ratios if asked, update: parameters and optimizer state."""
     actor = build(layout, platform, model)
     update = StepPlan(minibatches=1, early_stop_ratio=5.0)
     actor.update(batch, update, seed=0)
-    discarded: dict[int, str] = {}
+    discarded = {}
     if plant:
-        bad = dataclasses.replace(batch, old_log_probs=batch.old_log_probs - 5.0)  # type: ignore
+        bad = dataclasses.replace(batch, old_log_probs=batch.old_log_probs - 5.0)
         discarded = actor.update(bad, update, seed=1).early_stopped
         nan = batch.advantages.clone()
         nan[batch.loss_mask.nonzero()[0]] = torch.nan
@@ -473,19 +438,17 @@ def run_planted(
     return weights, adam_state(actor.optimizer), discarded
 
 
-def run_with_and_without(
-    layout: Layout, platform: Platform, model: str, batch: TrainingBatch
-) -> list[tuple[dict[str, Tensor], list[Tensor], dict[int, str]]]:
+def run_with_and_without(layout, platform, model, batch):
     return [run_planted(layout, platform, model, batch, plant) for plant in (True, False)]
 
 
-def run_far(layout: Layout, platform: Platform, model: str, batch: TrainingBatch) -> UpdateResult:
+def run_far(layout, platform, model, batch):
     return build(layout, platform, model).update(batch, StepPlan(), seed=0)
 
 
 def test_a_token_far_from_the_old_policy_is_named_on_all_ranks_and_the_rest_trained_on(
-    ranks: RankPool, tiny_model: str
-) -> None:
+    ranks, tiny_model
+):
     batch = with_log_probs(make_batch())
     assert batch.old_log_probs is not None
     old, rows = batch.old_log_probs.clone(), batch.loss_mask.nonzero().flatten()
@@ -507,9 +470,7 @@ def test_a_token_far_from_the_old_policy_is_named_on_all_ranks_and_the_rest_trai
 
 
 @on_layouts(first=1)
-def test_a_discarded_minibatch_leaves_no_trace(
-    ranks: RankPool, tiny_model: str, layout: Layout
-) -> None:
+def test_a_discarded_minibatch_leaves_no_trace(ranks, tiny_model, layout):
     batch = with_log_probs(make_batch())
     found = ranks.run(layout, run_with_and_without, tiny_model, batch)
     for (weights, state, discarded), (expected, moments, _) in found:
@@ -521,9 +482,7 @@ def test_a_discarded_minibatch_leaves_no_trace(
         assert all(torch.equal(*pair) for pair in zip(state, moments, strict=True))
 
 
-def run_equal_rewards(
-    layout: Layout, platform: Platform, model: str, batch: TrainingBatch
-) -> list[tuple[dict[str, float], dict[str, float]]]:
+def run_equal_rewards(layout, platform, model, batch):
     """How far an update without advantages and one with them move each parameter, and figures."""
     actor = build(layout, platform, model, optimizer={"weight_decay": 0.1})
     update = StepPlan(minibatches=1)
@@ -541,7 +500,7 @@ def run_equal_rewards(
     return found
 
 
-def test_equal_rewards_change_no_weight(ranks: RankPool, tiny_model: str) -> None:
+def test_equal_rewards_change_no_weight(ranks, tiny_model):
     batch = with_log_probs(make_batch())
     for equal, other in ranks.run(Layout(2, 1, 1), run_equal_rewards, tiny_model, batch):
         assert not any(moved for moved in equal[0].values())
@@ -550,9 +509,7 @@ def test_equal_rewards_change_no_weight(ranks: RankPool, tiny_model: str) -> Non
 
 
 @pytest.mark.parametrize("tensor_parallel", [1, 2])
-def test_layers_keep_what_a_plan_counts(
-    ranks: RankPool, tiny_model: str, tensor_parallel: int
-) -> None:
+def test_layers_keep_what_a_plan_counts(ranks, tiny_model, tensor_parallel):
     """What four layers keep more than their inputs, by autograd and by ``rlmath plan layout``.
 
     Beside what is counted a norm keeps one number per token; attention pads nothing here.

@@ -1,13 +1,10 @@
 """Checkpoints on real gloo ranks: a resumed run equals one that never stopped."""
 
-from __future__ import annotations
-
 import dataclasses
 import pickle
 import random
 import shutil
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -30,11 +27,8 @@ from rlmath.checkpoint.model_state import sharded_weights
 from rlmath.checkpoint.optimizer_state import sharded_optimizer_state
 from rlmath.checkpoint.state import begin_save, load_model, save_model
 from rlmath.config.optimizer import OptimizerConfig, Schedule
-from rlmath.device import Platform
 from rlmath.errors import UserError
 from rlmath.model.parallel import Layout
-from rlmath.types import TrainingBatch
-from tests.distributed.rank_pool import RankPool
 from tests.distributed.test_actor import (
     UPDATE,
     build,
@@ -51,7 +45,7 @@ SCHEDULE = {"schedule": Schedule.linear, "warmup_steps": 2, "decay_steps": 12}
 BF16 = ModelSettings(torch.bfloat16, sequence_parallel=True)
 
 
-def changes_of(distributed: bool, **others: Any) -> dict[str, Any]:
+def changes_of(distributed, **others):
     return {"optimizer": {"distributed": distributed, **SCHEDULE}, **others}
 
 
@@ -66,7 +60,7 @@ class After:
     values: TokenValues | None
 
 
-def go_on(actor: MegatronActor, batch: TrainingBatch, steps: int) -> After:
+def go_on(actor, batch, steps):
     """Draw from each random stream, update, and look at everything that training leaves."""
     from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
@@ -87,16 +81,7 @@ def go_on(actor: MegatronActor, batch: TrainingBatch, steps: int) -> After:
     return After(metrics, weights, adam, draws, actor.log_probs(batch))
 
 
-def run_save(
-    layout: Layout,
-    platform: Platform,
-    model: str,
-    changes: dict[str, Any],
-    folder: str,
-    before: int,
-    after: int,
-    in_background: bool = False,
-) -> After:
+def run_save(layout, platform, model, changes, folder, before, after, in_background=False):
     # Far below the size of the tiny model, so that it is gathered in many steps.
     memory.GATHER_BUFFER_BYTES = 2**14
     batch = with_log_probs(make_batch())
@@ -117,20 +102,13 @@ def run_save(
     return result
 
 
-def run_load(
-    layout: Layout,
-    platform: Platform,
-    model: str,
-    changes: dict[str, Any],
-    folder: str,
-    after: int,
-) -> After:
+def run_load(layout, platform, model, changes, folder, after):
     actor = build(layout, platform, model, **changes)
     load_model(actor, folder)
     return go_on(actor, with_log_probs(make_batch()), after)
 
 
-def commit(folder: Path, run: Any) -> str:
+def commit(folder, run):
     """A checkpoint of step 2 that ``run(partial)`` saves; returns its folder."""
     store = CheckpointStore(folder, keep=2)
     run(str(store.begin(2)))
@@ -156,16 +134,16 @@ def commit(folder: Path, run: Any) -> str:
     ],
 )
 def test_resuming_in_the_same_layout_is_bit_equal(
-    ranks: RankPool,
-    tiny_model: str,  # noqa: F811
-    tmp_path: Path,
-    layout: Layout,
-    changes: dict[str, Any],
-    in_background: bool,
-) -> None:
-    straight: list[After] = []
+    ranks,
+    tiny_model,  # noqa: F811
+    tmp_path,
+    layout,
+    changes,
+    in_background,
+):
+    straight = []
 
-    def run(partial: str) -> None:
+    def run(partial):
         straight[:] = ranks.run(layout, run_save, tiny_model, changes, partial, 2, 2, in_background)
 
     folder = commit(tmp_path, run)
@@ -178,7 +156,7 @@ def test_resuming_in_the_same_layout_is_bit_equal(
         assert_equal(one, other)
 
 
-def assert_equal(one: After, other: After) -> None:
+def assert_equal(one, other):
     assert one.draws == other.draws
     assert one.metrics == other.metrics
     assert one.weights.keys() == other.weights.keys()
@@ -207,17 +185,17 @@ TOLERANCE = 1e-5
     ids=lambda value: str(value),
 )
 def test_resuming_in_another_layout_is_equal_up_to_rounding(
-    ranks: RankPool,
-    tiny_model: str,  # noqa: F811
-    tmp_path: Path,
-    before: Layout,
-    after: Layout,
-    distributed: bool,
-) -> None:
+    ranks,
+    tiny_model,  # noqa: F811
+    tmp_path,
+    before,
+    after,
+    distributed,
+):
     changes = changes_of(distributed)
-    straight: list[After] = []
+    straight = []
 
-    def run(partial: str) -> None:
+    def run(partial):
         straight[:] = ranks.run(before, run_save, tiny_model, changes, partial, 2, 3)
 
     folder = commit(tmp_path, run)
@@ -239,15 +217,15 @@ def test_resuming_in_another_layout_is_equal_up_to_rounding(
     )
 
 
-def run_shares(layout: Layout, platform: Platform, model: str, loading: bool) -> dict[str, Any]:
+def run_shares(layout, platform, model, loading):
     """What describing the optimizer's tensors takes on a rank."""
     from megatron.core.dist_checkpointing.dict_utils import nested_values
 
     memory.GATHER_BUFFER_BYTES = 2**14
     actor = build(layout, platform, model, model=BF16, optimizer={"distributed": True})
-    gathered: list[int] = []
+    gathered = []
 
-    def all_gather(out: torch.Tensor, mine: torch.Tensor, group: Any = None) -> None:
+    def all_gather(out, mine, group=None):
         gathered.append(out.nbytes)
         return original(out, mine, group=group)
 
@@ -269,10 +247,10 @@ def run_shares(layout: Layout, platform: Platform, model: str, loading: bool) ->
 
 @pytest.mark.parametrize("loading", [False, True], ids=["saving", "loading"])
 def test_ranks_share_out_the_optimizers_tensors_in_bounded_memory(
-    ranks: RankPool,
-    tiny_model: str,  # noqa: F811
-    loading: bool,
-) -> None:
+    ranks,
+    tiny_model,  # noqa: F811
+    loading,
+):
     """Megatron's own way has every rank hold all of them, and gathers them in one piece."""
     found = ranks.run(Layout(1, 1, 4), run_shares, tiny_model, loading)
     total = memory.STATE_BYTES_PER_PARAMETER * found[0]["parameters"]
@@ -285,9 +263,7 @@ def test_ranks_share_out_the_optimizers_tensors_in_bounded_memory(
     assert together >= total if loading else together == total
 
 
-def run_first_save(
-    layout: Layout, platform: Platform, model: str, changes: dict[str, Any], folder: str
-) -> After:
+def run_first_save(layout, platform, model, changes, folder):
     """Save before the first update, then continue."""
     actor = build(layout, platform, model, **changes)
     save_model(actor, folder)
@@ -296,15 +272,15 @@ def run_first_save(
 
 @pytest.mark.parametrize("distributed", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_a_save_before_the_first_update_changes_nothing(
-    ranks: RankPool,
-    tiny_model: str,  # noqa: F811
-    tmp_path: Path,
-    distributed: bool,
-) -> None:
+    ranks,
+    tiny_model,  # noqa: F811
+    tmp_path,
+    distributed,
+):
     layout, changes = Layout(1, 1, 1), changes_of(distributed)
-    straight: list[After] = []
+    straight = []
 
-    def run(partial: str) -> None:
+    def run(partial):
         straight[:] = ranks.run(layout, run_first_save, tiny_model, changes, partial)
 
     folder = commit(tmp_path, run)
@@ -314,13 +290,11 @@ def test_a_save_before_the_first_update_changes_nothing(
     assert without.metrics == resumed.metrics
 
 
-def run_without(layout: Layout, platform: Platform, model: str, changes: dict[str, Any]) -> After:
+def run_without(layout, platform, model, changes):
     return go_on(build(layout, platform, model, **changes), with_log_probs(make_batch()), 2)
 
 
-def run_reference(
-    layout: Layout, platform: Platform, model: str, folder: str, save: bool
-) -> dict[str, torch.Tensor]:
+def run_reference(layout, platform, model, folder, save):
     """Weights of a model that is not trained, next to an actor's in the same checkpoint."""
     actor = build(layout, platform, model)
     settings = dataclasses.replace(actor.settings, optimizer=None)
@@ -336,13 +310,13 @@ def run_reference(
 
 
 def test_a_model_without_optimizer_is_saved_beside_the_actor(
-    ranks: RankPool,
-    tiny_model: str,  # noqa: F811
-    tmp_path: Path,
-) -> None:
-    saved: list[dict[str, torch.Tensor]] = []
+    ranks,
+    tiny_model,  # noqa: F811
+    tmp_path,
+):
+    saved = []
 
-    def run(partial: str) -> None:
+    def run(partial):
         saved[:] = ranks.run(PP2, run_reference, tiny_model, partial, True)
 
     folder = commit(tmp_path, run)
@@ -352,9 +326,7 @@ def test_a_model_without_optimizer_is_saved_beside_the_actor(
             assert torch.equal(weight, other[name]), name
 
 
-def run_renewed_reference(
-    layout: Layout, platform: Platform, model: str, kind: str, folder: str, save: bool
-) -> tuple[TokenValues | None, TokenValues | None]:
+def run_renewed_reference(layout, platform, model, kind, folder, save):
     """Log-probs under a reference that training has changed, and under the policy."""
     actor = build(layout, platform, model, reference=ReferenceSettings(kind))
     batch = with_log_probs(make_batch())
@@ -377,15 +349,15 @@ def run_renewed_reference(
 
 @pytest.mark.parametrize(("kind", "other"), [("averaged", PP2), ("reset", TP2)])
 def test_a_reference_that_has_changed_is_in_the_checkpoint(
-    ranks: RankPool,
-    tiny_model: str,  # noqa: F811
-    tmp_path: Path,
-    kind: str,
-    other: Layout,
-) -> None:
-    saved: list[Any] = []
+    ranks,
+    tiny_model,  # noqa: F811
+    tmp_path,
+    kind,
+    other,
+):
+    saved = []
 
-    def run(partial: str) -> None:
+    def run(partial):
         saved[:] = ranks.run(TP2, run_renewed_reference, tiny_model, kind, partial, True)
 
     folder, batch = commit(tmp_path, run), make_batch()
@@ -400,9 +372,7 @@ def test_a_reference_that_has_changed_is_in_the_checkpoint(
         ranks.run(Layout(1, 1, 1), run_load, tiny_model, {}, folder, 0)
 
 
-def run_load_with(
-    layout: Layout, platform: Platform, model: str, changes: dict[str, Any], folder: str
-) -> tuple[str, float]:
+def run_load_with(layout, platform, model, changes, folder):
     """What a load says, and the learning rate after it."""
     actor = build(layout, platform, model, **changes)
     try:
@@ -412,7 +382,7 @@ def run_load_with(
     return "", float(actor.optimizer.param_groups[0]["lr"])
 
 
-def run_save_into(layout: Layout, platform: Platform, model: str, folder: str) -> str:
+def run_save_into(layout, platform, model, folder):
     actor = build(layout, platform, model)
     try:
         save_model(actor, folder)
@@ -422,17 +392,17 @@ def run_save_into(layout: Layout, platform: Platform, model: str, folder: str) -
 
 
 def test_what_a_load_refuses_and_what_it_takes_from_the_settings(
-    ranks: RankPool,
-    tiny_model: str,  # noqa: F811
-    tmp_path: Path,
-) -> None:
-    def save(partial: str) -> None:
+    ranks,
+    tiny_model,  # noqa: F811
+    tmp_path,
+):
+    def save(partial):
         assert ranks.run(TP2, run_save_into, tiny_model, partial) == ["", ""]
 
     folder = commit(tmp_path, save)
     assert read_manifest(Path(folder)).num_bytes > 0
 
-    def load(**changes: Any) -> tuple[str, float]:
+    def load(**changes):
         results = ranks.run(TP2, run_load_with, tiny_model, changes, folder)
         assert len(set(results)) == 1
         return results[0]
@@ -454,10 +424,10 @@ def test_what_a_load_refuses_and_what_it_takes_from_the_settings(
 
 
 def test_a_disk_that_runs_full_fails_on_all_ranks_and_spares_the_rest(
-    ranks: RankPool,
-    tiny_model: str,  # noqa: F811
-    tmp_path: Path,
-) -> None:
+    ranks,
+    tiny_model,  # noqa: F811
+    tmp_path,
+):
     with small_disk(tmp_path / "small", size_kib=16 * 1024) as where:
         store = CheckpointStore(where, keep=2)
         assert ranks.run(TP2, run_save_into, tiny_model, str(store.begin(1))) == ["", ""]
@@ -488,7 +458,7 @@ def test_a_disk_that_runs_full_fails_on_all_ranks_and_spares_the_rest(
         assert {said for said, _ in said_and_lr} == {""}
 
 
-def run_unsaveable(layout: Layout, platform: Platform, model: str, which: str) -> str:
+def run_unsaveable(layout, platform, model, which):
     """What a rank's start says when a stage describes one part of two of something.
 
     Args:
@@ -499,8 +469,8 @@ def run_unsaveable(layout: Layout, platform: Platform, model: str, which: str) -
 
     described = GPTModel.sharded_state_dict
 
-    def with_half(stage: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        found: dict[str, Any] = described(stage, *args, **kwargs)
+    def with_half(stage, *args, **kwargs):
+        found = described(stage, *args, **kwargs)
         if which == "value" and not isinstance(stage.output_layer, ValueHead):
             return found
         return found | {"half": ShardedObject("half", torch.zeros(1), (2,), (0,))}
@@ -538,10 +508,10 @@ def run_unsaveable(layout: Layout, platform: Platform, model: str, which: str) -
     ],
 )
 def test_what_could_not_be_saved_is_found_when_ranks_start(
-    ranks: RankPool,
-    tiny_model: str,  # noqa: F811
-    which: str,
-    says: str,
-) -> None:
+    ranks,
+    tiny_model,  # noqa: F811
+    which,
+    says,
+):
     (said,) = ranks.run(Layout(1, 1, 1), run_unsaveable, tiny_model, which)
     assert says in said

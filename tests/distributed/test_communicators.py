@@ -1,9 +1,6 @@
 """Communicators are open, and their links measured, before a rank builds its model."""
 
-from __future__ import annotations
-
 from collections import Counter
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -12,13 +9,11 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 
 from rlmath.actor import communicators, parallel, policy
-from rlmath.actor.communicators import Communicators, describe
+from rlmath.actor.communicators import describe
 from rlmath.actor.settings import ActorSettings, ModelSettings
 from rlmath.actor.stops import Stops
 from rlmath.actor.worker import ActorWorker
-from rlmath.device import Platform
 from rlmath.model.parallel import Layout
-from tests.distributed.rank_pool import RankPool
 
 COLLECTIVES = ("all_reduce", "all_gather_into_tensor", "reduce_scatter_tensor")
 
@@ -27,16 +22,16 @@ class ModelIsBuilt(Exception):
     """Raised in the place of building one."""
 
 
-def start_until_model(layout: Layout, _: Platform) -> tuple[list[str], list[Any]]:
+def start_until_model(layout, _):
     """Names of Megatron's groups without a collective when the model is built, and the ranks
     with which it exchanged messages, in batches or one by one."""
-    used: Counter[Any] = Counter()
+    used = Counter()
     sent = []
 
-    def counting(name: str) -> Any:
+    def counting(name):
         real = getattr(dist, name)
 
-        def call(*args: Any, group: Any = None, **kwargs: Any) -> Any:
+        def call(*args, group=None, **kwargs):
             used[group or dist.group.WORLD, name] += 1
             return real(*args, group=group, **kwargs)
 
@@ -44,12 +39,12 @@ def start_until_model(layout: Layout, _: Platform) -> tuple[list[str], list[Any]
 
     exchange = communicators._exchange
 
-    def exchanging(group: Any, device: torch.device, batched: bool) -> None:
+    def exchanging(group, device, batched):
         members = dist.get_process_group_ranks(group)
         exchange(group, device, batched)
         sent.extend((rank, batched) for rank in members if rank != dist.get_rank())
 
-    def build(*_: Any) -> None:
+    def build(*_):
         raise ModelIsBuilt
 
     worker = ActorWorker.__new__(ActorWorker)
@@ -91,22 +86,20 @@ def start_until_model(layout: Layout, _: Platform) -> tuple[list[str], list[Any]
         pytest.param(Layout(1, 1, 4, expert_parallel=2), set(), marks=pytest.mark.long),
     ],
 )
-def test_each_group_has_collectives_before_the_model_is_built(
-    ranks: RankPool, layout: Layout, neighbors_of_0: set[tuple[int, bool]]
-) -> None:
+def test_each_group_has_collectives_before_the_model_is_built(ranks, layout, neighbors_of_0):
     found = ranks.run(layout, start_until_model)
     assert [unused for unused, _ in found] == [[]] * layout.world_size
     assert set(found[0][1]) == neighbors_of_0
 
 
-def measure(layout: Layout, platform: Platform, hosts: list[str]) -> Communicators:
+def measure(layout, platform, hosts):
     """As on several hosts."""
     host = hosts[dist.get_rank()]
     with mock.patch.object(communicators.socket, "gethostname", lambda: host):
         return communicators.open_communicators(layout, platform)
 
 
-def test_links_are_measured_within_and_between_nodes(ranks: RankPool) -> None:
+def test_links_are_measured_within_and_between_nodes(ranks):
     found = ranks.run(Layout(2, 1, 2), measure, ["a", "a", "b", "b"])
     for host, one in zip("aabb", found, strict=True):
         assert [(link.between_nodes, link.ranks, link.host) for link in one.links] == [

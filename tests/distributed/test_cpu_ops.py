@@ -1,16 +1,12 @@
 """What takes the place of Megatron's operators on a CPU gives what they give."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import torch
 
 from rlmath.actor.packing import SequenceRows
-from rlmath.device import Platform
 from rlmath.device.cpu_ops import PackedRotary
 from rlmath.model.parallel import Layout
-from tests.distributed.rank_pool import RankPool
 
 SIZES = [5, 1, 9, 7, 2]
 # The first of 5 tokens; two that have its first 3; one of 2; one of 6, and one that has 4 of those.
@@ -24,7 +20,7 @@ SHARING = [
 ]
 
 
-def compare_rotary(layout: Layout, platform: Platform) -> list[float]:
+def compare_rotary(layout, platform):
     from megatron.core import parallel_state
     from megatron.core.models.common.embeddings.rope_utils import apply_rotary_pos_emb
 
@@ -56,13 +52,13 @@ def compare_rotary(layout: Layout, platform: Platform) -> list[float]:
     return differences
 
 
-def test_rotary_embeddings_of_packed_sequences(ranks: RankPool) -> None:
+def test_rotary_embeddings_of_packed_sequences(ranks):
     (differences,) = ranks.run(Layout(1, 1, 1), compare_rotary)
     assert len(differences) == 8
     assert max(differences) < 1e-14
 
 
-def test_rotary_embeddings_go_on_from_shared_rows() -> None:
+def test_rotary_embeddings_go_on_from_shared_rows():
     config = SimpleNamespace(
         rotary_interleaved=False, multi_latent_attention=False, context_parallel_size=1
     )
@@ -77,7 +73,7 @@ def test_rotary_embeddings_go_on_from_shared_rows() -> None:
         assert torch.equal(found[rows], expected[first:])
 
 
-def compare_attention(layout: Layout, platform: Platform) -> list[float]:
+def compare_attention(layout, platform):
     from rlmath.actor.attention import PackedAttention, rectangles
 
     attention = PackedAttention.__new__(PackedAttention)
@@ -128,7 +124,7 @@ def compare_attention(layout: Layout, platform: Platform) -> list[float]:
     return differences
 
 
-def test_attention_of_packed_sequences(ranks: RankPool) -> None:
+def test_attention_of_packed_sequences(ranks):
     (differences,) = ranks.run(Layout(1, 1, 1), compare_attention)
     assert len(differences) == 32
     assert max(differences) < 1e-12

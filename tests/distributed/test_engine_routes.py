@@ -2,11 +2,8 @@
 router chooses if nothing is known of it, against transformers in float64 with those routes forced.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -17,10 +14,7 @@ from rlmath.actor.model import ModelSettings
 from rlmath.actor.plan import StepPlan
 from rlmath.actor.token_values import TokenValues
 from rlmath.batching.shards import response_rows
-from rlmath.device import Platform
 from rlmath.model.parallel import Layout
-from rlmath.types import TrainingBatch
-from tests.distributed.rank_pool import RankPool
 from tests.distributed.test_actor import build, gather, make_batch
 from tests.distributed.test_mixture import make_mixture
 
@@ -43,12 +37,12 @@ EXPERTS, TOPK = 4, 2
 
 
 @pytest.fixture(scope="module")
-def mixture(tmp_path_factory: pytest.TempPathFactory) -> str:
+def mixture(tmp_path_factory):
     return make_mixture(tmp_path_factory.mktemp("engine_routes"))
 
 
 @pytest.fixture(scope="module")
-def batch() -> TrainingBatch:
+def batch():
     """With routes that no router chose: of all tokens but a sequence's last, of a prefix of one
     sequence, and of nothing of another."""
     plain = make_batch()
@@ -80,12 +74,10 @@ class Run:
         recorded: With a pass before the update.
     """
 
-    def __init__(self, recorded: bool = True, replay: str = "engine") -> None:
+    def __init__(self, recorded=True, replay="engine"):
         self.recorded, self.replay = recorded, replay
 
-    def __call__(
-        self, layout: Layout, platform: Platform, model: str, batch: TrainingBatch
-    ) -> Step:
+    def __call__(self, layout, platform, model, batch):
         # Of the stage's layers one is run again in the backward pass, and others are not.
         settings = ModelSettings(
             torch.float32, sequence_parallel=True, recompute="full", recompute_num_layers=1
@@ -95,7 +87,7 @@ class Run:
         shard = actor.shard_of(batch, update)
         rows = response_rows(shard.places, batch.response_lengths)
 
-        def reported(values: TokenValues | None) -> TokenValues | None:
+        def reported(values):
             if values is None or not actor.reports:
                 return None
             return dataclasses.replace(values, response_rows=rows)
@@ -120,7 +112,7 @@ class Run:
         )
 
 
-def forced(model: Any, batch: TrainingBatch) -> tuple[Tensor, dict[int, float], int]:
+def forced(model, batch):
     """Log-probs of all response tokens with the batch's routes, at the tests' temperature; of each
     layer the share of the tokens with routes that its router would send elsewhere; and how many
     tokens have none."""
@@ -136,7 +128,7 @@ def forced(model: Any, batch: TrainingBatch) -> tuple[Tensor, dict[int, float], 
         layers = iter(enumerate(MOE_LAYERS))
         unknown += len(tokens) - len(routes)
 
-        def choose(scores: Tensor, k: int, dim: int = -1) -> Any:
+        def choose(scores, k, dim=-1):
             column, layer = next(layers)  # noqa: B023
             own = topk(scores, k, dim=dim).indices
             chosen, count = own.clone(), len(routes)  # noqa: B023
@@ -154,7 +146,7 @@ def forced(model: Any, batch: TrainingBatch) -> tuple[Tensor, dict[int, float], 
     return torch.cat(found), {n: count / known for n, count in changed.items()}, unknown
 
 
-def load(mixture: str) -> Any:
+def load(mixture):
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(
@@ -174,7 +166,7 @@ class Expected:
 
 
 @pytest.fixture(scope="module")
-def expected(mixture: str, batch: TrainingBatch) -> Expected:
+def expected(mixture, batch):
     """The plain policy gradient: the old policy is the present one."""
     model = load(mixture)
     log_p, changed, unknown = forced(model, batch)
@@ -205,14 +197,12 @@ def expected(mixture: str, batch: TrainingBatch) -> Expected:
     return Expected(log_p.detach(), loss.item(), norm, changed, missing, *mismatches)
 
 
-def mean_difference(found: TokenValues, log_probs: Tensor) -> float:
+def mean_difference(found, log_probs):
     return float((found.log_probs.double() - log_probs).abs().mean())
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_tokens_go_where_the_engine_sent_them(
-    ranks: RankPool, mixture: str, batch: TrainingBatch, expected: Expected, layout: Layout
-) -> None:
+def test_tokens_go_where_the_engine_sent_them(ranks, mixture, batch, expected, layout):
     results = ranks.run(layout, Run(), mixture, batch)
     old, noisy, reference, first = (
         gather(batch, [getattr(one, name) for one in results])
@@ -230,7 +220,7 @@ def test_tokens_go_where_the_engine_sent_them(
         assert one.routing["routing/changed_share"] == pytest.approx(share)
 
 
-def check_update(one: Step, expected: Expected) -> None:
+def check_update(one, expected):
     assert one.loss == pytest.approx(expected.loss, rel=1e-5)
     assert one.grad_norm == pytest.approx(expected.grad_norm, rel=1e-5)
     routing = one.routing
@@ -246,9 +236,7 @@ def check_update(one: Step, expected: Expected) -> None:
     assert abs(expected.mismatch - expected.mismatch_without_replay) > 1e-4
 
 
-def test_an_update_without_a_pass_before_it(
-    ranks: RankPool, mixture: str, batch: TrainingBatch, expected: Expected
-) -> None:
+def test_an_update_without_a_pass_before_it(ranks, mixture, batch, expected):
     """``algorithm.minibatches_per_step=1`` needs no old log-probs: the update records."""
     results = ranks.run(LAYOUT, Run(recorded=False), mixture, batch)
     first = gather(batch, [one.first for one in results])
@@ -258,9 +246,7 @@ def test_an_update_without_a_pass_before_it(
         assert "routing/changed_share" not in one.routing
 
 
-def test_routes_of_the_neighboring_token_are_seen(
-    mixture: str, batch: TrainingBatch, expected: Expected
-) -> None:
+def test_routes_of_the_neighboring_token_are_seen(mixture, batch, expected):
     """What the tests above would find if a slice were off by one."""
     assert batch.routes is not None
     shifted = dataclasses.replace(batch, routes=batch.routes.roll(1, 0))

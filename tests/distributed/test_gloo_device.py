@@ -1,10 +1,7 @@
 """Gloo groups on one device: as many groups as wanted, one thread that polls."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -43,7 +40,7 @@ dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("interface", ["", pytest.param("lo", marks=pytest.mark.long)])
-def test_groups_share_a_device(tmp_path: Path, interface: str) -> None:
+def test_groups_share_a_device(tmp_path, interface):
     counts = {}
     for kind in ("shared",) if interface else ("shared", "torch's"):
         ranks = [

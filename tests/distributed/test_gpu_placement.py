@@ -1,15 +1,12 @@
 """Which GPU each rank and each engine worker gets from Ray, on virtual nodes with GPUs that are not
 there; see ``simulated_cluster.py`` for what is real and what stands in."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,9 +14,7 @@ SCRIPT = Path(__file__).with_name("simulated_cluster.py")
 SEES = {"asks_what_an_engine_sees": True}
 
 
-def case(
-    placement: str, gpus: list[int], ranks: int, tp: int, engines: int, engine_tp: int, **more: Any
-) -> dict[str, Any]:
+def case(placement, gpus, ranks, tp, engines, engine_tp, **more):
     return {
         "placement": placement,
         "bundles_of_nodes": gpus,
@@ -48,7 +43,7 @@ SPARE = case("colocated", [2], 2, 2, 2, 1, broken=["host-0/1"])
 NONE_SPARE = case("colocated", [4, 1], 5, 1, 5, 1, broken=["host-0/0", "host-0/1"])
 
 
-def placed(cases: dict[str, Any], **environment: str) -> dict[str, dict[str, Any]]:
+def placed(cases, **environment):
     """What each case gave; one start of Ray for all."""
     run = subprocess.run(
         [sys.executable, str(SCRIPT), json.dumps(list(cases.values()))],
@@ -62,25 +57,25 @@ def placed(cases: dict[str, Any], **environment: str) -> dict[str, dict[str, Any
 
 
 @pytest.fixture(scope="module")
-def bad_nodes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bad_nodes(tmp_path_factory):
     """The file to which nodes with broken GPUs are written."""
     return tmp_path_factory.mktemp("bad") / "nodes"
 
 
 @pytest.fixture(scope="module")
-def found(bad_nodes: Path) -> dict[str, dict[str, Any]]:
+def found(bad_nodes):
     """What the cases of the plain command gave."""
     more = {"refused": REFUSED, "spare": SPARE, "none spare": NONE_SPARE}
     return placed({**CASES, **more}, RLMATH_BAD_NODES=str(bad_nodes))
 
 
 @pytest.mark.long
-def test_more_cases() -> None:
+def test_more_cases():
     for name, given in placed(MORE_CASES).items():
         check(given, MORE_CASES[name])
 
 
-def gpus_of(found: dict[str, Any]) -> tuple[list[Any], list[list[Any]]]:
+def gpus_of(found):
     """(node, GPU) of each rank, and of each worker of each engine."""
     ranks = [(rank["node"], *rank["gpus"]) for rank in found["ranks"]]
     engines = [[(e["node"], gpu) for gpu in e["device_ids"]] for e in found["engines"]]
@@ -88,13 +83,11 @@ def gpus_of(found: dict[str, Any]) -> tuple[list[Any], list[list[Any]]]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_ranks_and_engine_workers_get_gpus_node_by_node(
-    found: dict[str, dict[str, Any]], name: str
-) -> None:
+def test_ranks_and_engine_workers_get_gpus_node_by_node(found, name):
     check(found[name], CASES[name])
 
 
-def check(given: dict[str, Any], wanted: dict[str, Any]) -> None:
+def check(given, wanted):
     """Of one case: what Ray gave, and what was asked for."""
     ranks, engines = gpus_of(given)
     # Ray did number the bundles across nodes.
@@ -121,22 +114,18 @@ def check(given: dict[str, Any], wanted: dict[str, Any]) -> None:
         assert engine["gpus"] == (engine["device_ids"] if wanted["engine_tp"] == 1 else [])
 
 
-def test_a_wide_engine_sees_its_gpus_whatever_the_node_sets(
-    found: dict[str, dict[str, Any]],
-) -> None:
+def test_a_wide_engine_sees_its_gpus_whatever_the_node_sets(found):
     """The virtual nodes run with RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO=1, as a cluster may."""
     visible = found["colocated, engines of 2"]["visible"]
     assert visible["without"] == ""
     assert visible["with"] is None
 
 
-def test_a_group_on_two_nodes_is_refused(found: dict[str, dict[str, Any]]) -> None:
+def test_a_group_on_two_nodes_is_refused(found):
     assert "2 + 2 GPUs" in found["refused"]["refused"]
 
 
-def test_a_node_with_a_broken_gpu_is_left_out_when_another_has_room(
-    found: dict[str, dict[str, Any]],
-) -> None:
+def test_a_node_with_a_broken_gpu_is_left_out_when_another_has_room(found):
     """With a forged probe: no GPU is there that could fail. Ray offers the node again to each try,
     as its GPU is free."""
     ranks, _ = gpus_of(found["spare"])
@@ -145,8 +134,8 @@ def test_a_node_with_a_broken_gpu_is_left_out_when_another_has_room(
 
 
 def test_without_a_spare_node_host_gpu_and_xid_are_named_and_the_job_may_be_requeued(
-    found: dict[str, dict[str, Any]], bad_nodes: Path
-) -> None:
+    found, bad_nodes
+):
     """With a forged probe. launchers/slurm.sbatch requeues without the node at this exit code."""
     given = found["none spare"]
     assert given["exit_code"] == 75

@@ -1,7 +1,5 @@
 """Grading inside Ray actors: with and without threads, sync and async."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -44,7 +42,7 @@ assert statuses == ["correct"] * 8, statuses
 """
 
 
-def test_actors_grade_like_everyone_else() -> None:
+def test_actors_grade_like_everyone_else():
     script = SCRIPT.replace("PATHS", repr([path for path in sys.path if path]))
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=240, check=False

@@ -4,10 +4,7 @@ On real gloo ranks, in float32. The learning rate is 0, so that all combinations
 run cuts the batch into two optimizer minibatches.
 """
 
-from __future__ import annotations
-
 import itertools
-from typing import Any
 
 import pytest
 import torch
@@ -18,10 +15,7 @@ from rlmath.algorithms.losses import LOSSES
 from rlmath.algorithms.losses.clip import ClipOptions
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.batching import minibatches
-from rlmath.device import Platform
 from rlmath.model.parallel import Layout
-from rlmath.types import TrainingBatch
-from tests.distributed.rank_pool import RankPool
 from tests.distributed.test_actor import (
     LAYOUTS,
     build,
@@ -41,7 +35,7 @@ FEW = list(zip(LOSSES.names(), itertools.cycle(AGGREGATIONS.names()), strict=Fal
 RELATIVE, ABSOLUTE = 1e-5, 3e-7
 
 
-def settings(combination: Combination, minibatches: int) -> StepPlan:
+def settings(combination, minibatches):
     loss, kind = combination
     # A narrow clip, so that tokens are clipped on both sides.
     clips = issubclass(LOSSES.options(loss), ClipOptions)
@@ -54,15 +48,7 @@ def settings(combination: Combination, minibatches: int) -> StepPlan:
     )
 
 
-def run(
-    layout: Layout,
-    platform: Platform,
-    model: str,
-    batch: TrainingBatch,
-    minibatches: int,
-    max_tokens_per_microbatch: int,
-    combinations: list[Combination],
-) -> dict[Combination, list[dict[str, float]]]:
+def run(layout, platform, model, batch, minibatches, max_tokens_per_microbatch, combinations):
     """Metrics of each minibatch under each combination, from one actor."""
     actor = build(
         layout,
@@ -78,13 +64,13 @@ def run(
 
 
 @pytest.fixture(scope="module")
-def alone(ranks: RankPool, tiny_model: str) -> Any:  # noqa: F811
+def alone(ranks, tiny_model):  # noqa: F811
     batch = with_log_probs(make_batch())
     (found,) = ranks.run(Layout(1, 1, 1), run, tiny_model, batch, 2, 64, FEW)
     return batch, found
 
 
-def check(found: Any, expected: Any) -> None:
+def check(found, expected):
     for combination in expected:
         for one, reference in zip(found[combination], expected[combination], strict=True):
             assert reference["grad_norm"] > 0
@@ -93,18 +79,18 @@ def check(found: Any, expected: Any) -> None:
 
 @on_layouts(first=1)
 def test_over_layouts(
-    ranks: RankPool,
-    tiny_model: str,  # noqa: F811
-    alone: Any,
-    layout: Layout,
-) -> None:
+    ranks,
+    tiny_model,  # noqa: F811
+    alone,
+    layout,
+):
     batch, expected = alone
     for found in ranks.run(layout, run, tiny_model, batch, 2, 64, FEW):
         check(found, expected)
 
 
 @pytest.mark.long
-def test_all_pairs_over_layouts(ranks: RankPool, tiny_model: str) -> None:  # noqa: F811
+def test_all_pairs_over_layouts(ranks, tiny_model):  # noqa: F811
     batch = with_log_probs(make_batch())
     (expected,) = ranks.run(Layout(1, 1, 1), run, tiny_model, batch, 2, 64, ALL)
     for layout in LAYOUTS[1:]:
@@ -112,7 +98,7 @@ def test_all_pairs_over_layouts(ranks: RankPool, tiny_model: str) -> None:  # no
             check(found, expected)
 
 
-def check_minibatches(batch: TrainingBatch, in_two: Any, in_one: Any) -> None:
+def check_minibatches(batch, in_two, in_one):
     """Without a learning rate, two minibatches' losses are parts of one mean."""
     shares = [batch.select(m) for m in minibatches(batch.group_ids.tolist(), 2, 0)]
     for loss, kind in in_one:
@@ -123,7 +109,7 @@ def check_minibatches(batch: TrainingBatch, in_two: Any, in_one: Any) -> None:
         assert mean == pytest.approx(whole["loss"], rel=RELATIVE, abs=ABSOLUTE), (loss, kind)
 
 
-def counted(kind: str, share: TrainingBatch) -> int:
+def counted(kind, share):
     """What the aggregation takes the mean over: tokens, sequences or prompts of the loss."""
     sequences = [
         group
@@ -141,10 +127,10 @@ def counted(kind: str, share: TrainingBatch) -> int:
 
 
 def test_over_minibatches_micro_batches_and_the_order_of_samples(
-    ranks: RankPool,
-    tiny_model: str,  # noqa: F811
-    alone: Any,
-) -> None:
+    ranks,
+    tiny_model,  # noqa: F811
+    alone,
+):
     batch, in_two = alone
     (expected,) = ranks.run(Layout(1, 1, 1), run, tiny_model, batch, 1, 64, FEW)
     check_minibatches(batch, in_two, expected)

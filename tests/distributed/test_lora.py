@@ -1,28 +1,23 @@
 """LoRA on real gloo ranks: right against a dense float64 model, and the same on every layout."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import nn
 
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.plan import StepPlan
-from rlmath.actor.policy import MegatronActor
 from rlmath.actor.settings import ReferenceSettings
 from rlmath.actor.worker import ActorWorker
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.checkpoint.state import begin_save, load_model, save_model
-from rlmath.device import Platform
 from rlmath.errors import UserError
 from rlmath.model.lora import (
     ALL_TARGETS,
@@ -40,7 +35,6 @@ from rlmath.weights.adapters import local_adapters
 from rlmath.weights.fingerprint import fingerprints
 from rlmath.weights.gather import BucketGatherer
 from rlmath.weights.slices import fingerprint_in
-from tests.distributed.rank_pool import RankPool
 from tests.distributed.test_actor import (
     LAYOUTS,
     TINY_SIZES,
@@ -63,16 +57,16 @@ PLAIN = StepPlan(objective=ObjectiveSettings())
 class Dense(nn.Module):
     """A linear layer with an adapter, as in arXiv:2106.09685, section 4.1."""
 
-    def __init__(self, base: nn.Linear, a: Tensor, b: Tensor, scale: float) -> None:
+    def __init__(self, base, a, b, scale):
         super().__init__()
         self.base, self.scale = base.requires_grad_(False), scale
         self.a, self.b = nn.Parameter(a.double()), nn.Parameter(b.double())
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return self.base(x) + self.scale * (x @ self.a.t() @ self.b.t())
 
 
-def write_peft(folder: Path, model: str, lora: Lora, seed: int = 0) -> Lora:
+def write_peft(folder, model, lora, seed=0):
     """A folder in PEFT's format with random adapters; the result begins with them."""
     generator = torch.Generator().manual_seed(seed)
     tensors = {}
@@ -93,7 +87,7 @@ def write_peft(folder: Path, model: str, lora: Lora, seed: int = 0) -> Lora:
     return dataclasses.replace(lora, init_from=str(folder))
 
 
-def dense(model: str, lora: Lora) -> nn.Module:
+def dense(model, lora):
     from transformers import AutoModelForCausalLM
 
     # Its products of all experts at once know no float64.
@@ -117,14 +111,14 @@ def dense(model: str, lora: Lora) -> nn.Module:
     return found
 
 
-def adapt_experts(model: Any, tensors: dict[str, Tensor], lora: Lora) -> None:
+def adapt_experts(model, tensors, lora):
     """Add the product of each expert's ``B`` and ``A`` to its rows of transformers' matrices of all
     experts; they are kept by PEFT's names for a matrix each."""
     model.of_experts = {
         key.removeprefix("base_model.model."): one.double().requires_grad_()
         for key, one in tensors.items()
     }
-    by_module: dict[str, dict[tuple[int, str], Tensor]] = {}
+    by_module = {}
     for key, a in model.of_experts.items():
         if key.endswith(".lora_A.weight"):
             stem = key.removesuffix(".lora_A.weight")
@@ -148,7 +142,7 @@ def adapt_experts(model: Any, tensors: dict[str, Tensor], lora: Lora) -> None:
             setattr(experts, name, one + added[name])
 
 
-def dense_log_probs(model: nn.Module, batch: Any) -> Tensor:
+def dense_log_probs(model, batch):
     """``[R]`` float64, differentiable."""
     found, start = [], 0
     for prompt, size in zip(batch.prompt_lengths, batch.sequence_lengths, strict=True):
@@ -159,13 +153,13 @@ def dense_log_probs(model: nn.Module, batch: Any) -> Tensor:
     return torch.cat(found)
 
 
-def gradients(actor: MegatronActor, batch: Any) -> tuple[dict[str, float], dict[str, Tensor]]:
+def gradients(actor, batch):
     """Metrics of an update, and the gradients that it had, by PEFT's names; of this rank's parts
     those that are whole."""
-    kept: dict[str, Tensor] = {}
+    kept = {}
     finish = actor.finish_minibatch
 
-    def keep(discard: bool) -> float:
+    def keep(discard):
         assert not discard
         lora = actor.settings.lora
         assert lora is not None
@@ -176,15 +170,13 @@ def gradients(actor: MegatronActor, batch: Any) -> tuple[dict[str, float], dict[
                 kept[corner] = part.clone()
         return finish(discard)
 
-    actor.finish_minibatch = keep  # type: ignore[method-assign]
+    actor.finish_minibatch = keep
     result = actor.update(batch, PLAIN, seed=0)
-    actor.finish_minibatch = finish  # type: ignore[method-assign]
+    actor.finish_minibatch = finish
     return result.minibatches[0], kept
 
 
-def run(
-    layout: Layout, platform: Platform, model: str, batch: Any, lora: Lora, changes: dict[str, Any]
-) -> Any:
+def run(layout, platform, model, batch, lora, changes):
     """Log-probs, metrics and gradients of an update, frozen weights that moved, what is trained."""
     actor = build(layout, platform, model, lora=lora, **changes)
     before = {n: p.detach().clone() for n, p in actor.module.named_parameters()}
@@ -213,9 +205,9 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def adapters(
-    tmp_path_factory: pytest.TempPathFactory,
-    tiny_model: str,  # noqa: F811
-) -> dict[str, Lora]:
+    tmp_path_factory,
+    tiny_model,  # noqa: F811
+):
     folder = tmp_path_factory.mktemp("peft")
     return {
         "all": write_peft(folder / "all", tiny_model, ALL),
@@ -223,7 +215,7 @@ def adapters(
     }
 
 
-def expectation(model: str, lora: Lora) -> Any:
+def expectation(model, lora):
     """Of the dense model in float64: a batch, log-probs, gradients by PEFT's names, their norm."""
     batch, found = make_batch(), dense(model, lora)
     log_probs, mask = dense_log_probs(found, batch), batch.loss_mask
@@ -241,31 +233,24 @@ def expectation(model: str, lora: Lora) -> Any:
 
 
 @pytest.fixture(scope="module")
-def expected(tiny_model: str, adapters: dict[str, Lora]) -> dict[str, Any]:  # noqa: F811
+def expected(tiny_model, adapters):  # noqa: F811
     return {which: expectation(tiny_model, lora) for which, lora in adapters.items()}
 
 
 @pytest.mark.parametrize(("which", "layout", "changes"), CASES, ids=str)
 def test_log_probs_and_gradients_are_those_of_a_dense_model(
-    ranks: RankPool,
-    tiny_model: str,  # noqa: F811
-    adapters: dict[str, Lora],
-    expected: dict[str, Any],
-    which: str,
-    layout: Layout,
-    changes: dict[str, Any],
-) -> None:
+    ranks,
+    tiny_model,  # noqa: F811
+    adapters,
+    expected,
+    which,
+    layout,
+    changes,
+):
     check(ranks, tiny_model, adapters[which], expected[which], layout, changes)
 
 
-def check(
-    ranks: RankPool,
-    model: str,
-    lora: Lora,
-    expected: Any,
-    layout: Layout,
-    changes: dict[str, Any],
-) -> None:
+def check(ranks, model, lora, expected, layout, changes):
     batch, log_probs, grads, norm = expected
     results = ranks.run(layout, run, model, batch, lora, changes)
     ours = gather(batch, [values for values, *_ in results])
@@ -283,7 +268,7 @@ def check(
     assert seen == set(grads)
 
 
-def make_olmo2(folder: Path) -> str:
+def make_olmo2(folder):
     from transformers import Olmo2Config, Olmo2ForCausalLM
 
     torch.manual_seed(0)
@@ -292,12 +277,12 @@ def make_olmo2(folder: Path) -> str:
     return str(folder)
 
 
-def make_experts(folder: Path) -> str:
+def make_experts(folder):
     """A Qwen3-MoE without dense layers."""
     return make_mixture(folder, mlp_only_layers=[])
 
 
-def make_tied(folder: Path) -> str:
+def make_tied(folder):
     return make_model(folder, tied=True)
 
 
@@ -330,15 +315,13 @@ def make_tied(folder: Path) -> str:
     ],
     ids=str,
 )
-def test_other_families_are_those_of_a_dense_model(
-    ranks: RankPool, tmp_path: Path, make: Any, targets: tuple[str, ...], layout: Layout
-) -> None:
+def test_other_families_are_those_of_a_dense_model(ranks, tmp_path, make, targets, layout):
     model = make(tmp_path / "model")
     lora = write_peft(tmp_path / "peft", model, dataclasses.replace(ALL, targets=targets))
     check(ranks, model, lora, expectation(model, lora), layout, PLAIN_OPTIMIZER)
 
 
-def run_new(layout: Layout, platform: Platform, model: str, batch: Any, steps: int) -> Any:
+def run_new(layout, platform, model, batch, steps):
     """With new adapters: log-probs of policy and reference, metrics of updates, and log-probs of
     both after them; at last the bytes of host memory that the reference takes."""
     actor = build(layout, platform, model, lora=ALL, reference=ReferenceSettings("frozen"))
@@ -349,17 +332,17 @@ def run_new(layout: Layout, platform: Platform, model: str, batch: Any, steps: i
 
 
 @pytest.fixture(scope="module")
-def alone(ranks: RankPool, tiny_model: str) -> Any:  # noqa: F811
+def alone(ranks, tiny_model):  # noqa: F811
     batch = make_batch()
     (found,) = ranks.run(Layout(1, 1, 1), run_new, tiny_model, batch, 3)
     return batch, found
 
 
 def test_new_adapters_change_nothing_and_the_reference_is_the_base_model(
-    ranks: RankPool,
-    tiny_model: str,  # noqa: F811
-    alone: Any,
-) -> None:
+    ranks,
+    tiny_model,  # noqa: F811
+    alone,
+):
     _, (before, metrics, after, kept) = alone
     assert kept is None
     assert torch.equal(before[0].log_probs, before[1].log_probs)
@@ -370,11 +353,11 @@ def test_new_adapters_change_nothing_and_the_reference_is_the_base_model(
 
 @pytest.mark.parametrize("layout", LAYOUTS[1:], ids=str)
 def test_new_adapters_train_alike_on_every_layout(
-    ranks: RankPool,
-    tiny_model: str,  # noqa: F811
-    alone: Any,
-    layout: Layout,
-) -> None:
+    ranks,
+    tiny_model,  # noqa: F811
+    alone,
+    layout,
+):
     batch, (_, expected, after, _) = alone
     results = ranks.run(layout, run_new, tiny_model, batch, 3)
     for _, metrics, _, _ in results:
@@ -386,7 +369,7 @@ def test_new_adapters_train_alike_on_every_layout(
         torch.testing.assert_close(values.log_probs, same.log_probs, atol=1e-4, rtol=0)
 
 
-def run_merged(layout: Layout, platform: Platform, model: str, folder: str, lora: Lora) -> Any:
+def run_merged(layout, platform, model, folder, lora):
     """What is sent, from the device and from host memory; a folder of each kind is written."""
     worker = ActorWorker.__new__(ActorWorker)
     worker.platform, worker.rank = platform, 0
@@ -436,17 +419,17 @@ def run_merged(layout: Layout, platform: Platform, model: str, folder: str, lora
     ids=str,
 )
 def test_what_is_sent_is_the_merged_model(
-    ranks: RankPool,
-    tiny_model: str,  # noqa: F811
-    adapters: dict[str, Lora],
-    tmp_path: Path,
-    which: str,
-    layout: Layout,
-) -> None:
+    ranks,
+    tiny_model,  # noqa: F811
+    adapters,
+    tmp_path,
+    which,
+    layout,
+):
     check_sent(ranks, tiny_model, adapters[which], layout, tmp_path)
 
 
-def test_experts_are_sent_merged_and_written_for_peft(ranks: RankPool, tmp_path: Path) -> None:
+def test_experts_are_sent_merged_and_written_for_peft(ranks, tmp_path):
     """Each expert from the rank that has it, by the names of single matrices."""
     model = make_mixture(tmp_path / "model")
     lora = write_peft(tmp_path / "peft", model, EXPERTS)
@@ -454,9 +437,7 @@ def test_experts_are_sent_merged_and_written_for_peft(ranks: RankPool, tmp_path:
     check_sent(ranks, model, lora, Layout(2, 1, 2, expert_parallel=2), tmp_path)
 
 
-def test_adapters_of_latent_attention_are_sent_merged_and_written_for_peft(
-    ranks: RankPool, tmp_path: Path
-) -> None:
+def test_adapters_of_latent_attention_are_sent_merged_and_written_for_peft(ranks, tmp_path):
     model = make_latent(tmp_path / "model")
     lora = write_peft(tmp_path / "peft", model, EVERY)
     names = " ".join(adapters_of(lora))
@@ -465,7 +446,7 @@ def test_adapters_of_latent_attention_are_sent_merged_and_written_for_peft(
     check_sent(ranks, model, lora, Layout(2, 1, 2, expert_parallel=2), tmp_path)
 
 
-def check_sent(ranks: RankPool, model: str, lora: Lora, layout: Layout, tmp_path: Path) -> None:
+def check_sent(ranks, model, lora, layout, tmp_path):
     results = ranks.run(layout, run_merged, model, str(tmp_path), lora)
     base, tensors = load_file(f"{model}/model.safetensors"), adapters_of(lora)
     exported = load_file(tmp_path / "hf" / "model.safetensors")
@@ -489,21 +470,12 @@ def check_sent(ranks: RankPool, model: str, lora: Lora, layout: Layout, tmp_path
     assert all(alone.keys() == tensors.keys() for _, alone in results)
 
 
-def adapters_of(lora: Lora) -> dict[str, Tensor]:
+def adapters_of(lora):
     tensors = load_file(f"{lora.init_from}/adapter_model.safetensors")
     return {name.removeprefix("base_model.model."): one for name, one in tensors.items()}
 
 
-def run_resumed(
-    layout: Layout,
-    platform: Platform,
-    model: str,
-    batch: Any,
-    folder: str,
-    lora: Lora,
-    steps: tuple[int, int],
-    changes: dict[str, Any],
-) -> Any:
+def run_resumed(layout, platform, model, batch, folder, lora, steps, changes):
     """Metrics of updates up to a checkpoint (none are made: it is loaded) and after it."""
     actor = build(layout, platform, model, lora=lora, **changes)
     actor.release()
@@ -545,14 +517,14 @@ def run_resumed(
     ids=str,
 )
 def test_a_run_resumes_bit_by_bit_and_in_other_layouts(
-    ranks: RankPool,
-    tiny_model: str,  # noqa: F811
-    tmp_path: Path,
-    layout: Layout,
-    changes: dict[str, Any],
-    make: Any,
-    lora: Lora,
-) -> None:
+    ranks,
+    tiny_model,  # noqa: F811
+    tmp_path,
+    layout,
+    changes,
+    make,
+    lora,
+):
     batch = make_batch()
     model = tiny_model if make is None else make(tmp_path / "model")
     given = (model, batch, str(tmp_path), lora)
@@ -574,7 +546,7 @@ def test_a_run_resumes_bit_by_bit_and_in_other_layouts(
                 assert one == pytest.approx(reference, rel=3e-5, abs=3e-6)
 
 
-def run_refused(layout: Layout, platform: Platform, model: str, folder: str, lora: Any) -> str:
+def run_refused(layout, platform, model, folder, lora):
     actor = build(layout, platform, model, lora=lora)
     try:
         load_model(actor, folder)
@@ -583,15 +555,15 @@ def run_refused(layout: Layout, platform: Platform, model: str, folder: str, lor
     return ""
 
 
-def run_save(layout: Layout, platform: Platform, model: str, folder: str, lora: Lora) -> None:
+def run_save(layout, platform, model, folder, lora):
     save_model(build(layout, platform, model, lora=lora), folder)
 
 
 def test_other_adapters_and_another_base_model_are_refused(
-    ranks: RankPool,
-    tiny_model: str,  # noqa: F811
-    tmp_path: Path,
-) -> None:
+    ranks,
+    tiny_model,  # noqa: F811
+    tmp_path,
+):
     layout, folder = Layout(1, 1, 1), str(tmp_path / "saved")
     ranks.run(layout, run_save, tiny_model, folder, ALL)
     (said,) = ranks.run(layout, run_refused, tiny_model, folder, ALL)
@@ -609,9 +581,7 @@ def test_other_adapters_and_another_base_model_are_refused(
     assert "model.path" in said and "base" in said
 
 
-def run_reset(
-    layout: Layout, platform: Platform, model: str, batch: Any, folder: str, lora: Lora
-) -> Any:
+def run_reset(layout, platform, model, batch, folder, lora):
     """Log-probs of the reference at first, of the policy when it is reset, of the reference after
     one more update, and of that from a checkpoint."""
     kind = ReferenceSettings("reset")
@@ -631,12 +601,12 @@ def run_reset(
 
 
 def test_a_reset_reference_and_one_to_begin_with_are_adapters(
-    ranks: RankPool,
-    tiny_model: str,  # noqa: F811
-    adapters: dict[str, Lora],
-    expected: dict[str, Any],
-    tmp_path: Path,
-) -> None:
+    ranks,
+    tiny_model,  # noqa: F811
+    adapters,
+    expected,
+    tmp_path,
+):
     batch, log_probs, _, _ = expected["all"]
     given = (tiny_model, batch, str(tmp_path), adapters["all"])
     results = ranks.run(Layout(1, 2, 1), run_reset, *given)
@@ -649,9 +619,7 @@ def test_a_reset_reference_and_one_to_begin_with_are_adapters(
     assert not torch.equal(first, at_reset)
 
 
-def run_export(
-    layout: Layout, platform: Platform, model: str, batch: Any, folder: str, other: str
-) -> str:
+def run_export(layout, platform, model, batch, folder, other):
     """Export a trained run and its checkpoint; what is said of another base model."""
     actor = build(layout, platform, model, lora=ALL)
     actor.update(batch, PLAIN, seed=0)
@@ -668,10 +636,10 @@ def run_export(
 
 
 def test_a_checkpoint_is_exported_merged(
-    ranks: RankPool,
-    tiny_model: str,  # noqa: F811
-    tmp_path: Path,
-) -> None:
+    ranks,
+    tiny_model,  # noqa: F811
+    tmp_path,
+):
     other = tmp_path / "other"
     shutil.copytree(tiny_model, other)
     tensors = load_file(other / "model.safetensors")

@@ -1,10 +1,7 @@
 """A mixture of experts on real gloo ranks: right against Hugging Face, and the same on any number
 of expert-parallel ranks, which get packs of different lengths."""
 
-from __future__ import annotations
-
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,11 +10,8 @@ from torch.distributed.checkpoint import FileSystemReader
 
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.plan import StepPlan
-from rlmath.device import Platform
 from rlmath.model.parallel import Layout
 from rlmath.model.precision import Precision
-from rlmath.types import TrainingBatch
-from tests.distributed.rank_pool import RankPool
 from tests.distributed.test_actor import (
     TINY_SIZES,
     UPDATE,
@@ -49,11 +43,11 @@ LAYOUTS = [
 ]
 
 
-def make_mixture(folder: Path, **changes: Any) -> str:
+def make_mixture(folder, **changes):
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     torch.manual_seed(0)
-    sizes: dict[str, Any] = {
+    sizes = {
         "vocab_size": VOCAB,
         "hidden_size": 64,
         "intermediate_size": 96,
@@ -76,11 +70,11 @@ def make_mixture(folder: Path, **changes: Any) -> str:
 
 
 @pytest.fixture(scope="module")
-def mixture(tmp_path_factory: pytest.TempPathFactory) -> str:
+def mixture(tmp_path_factory):
     return make_mixture(tmp_path_factory.mktemp("qwen3_moe"))
 
 
-def check_log_probs(ranks: RankPool, layout: Layout, model: str) -> None:
+def check_log_probs(ranks, layout, model):
     batch = make_batch()
     ours = gather(batch, ranks.run(layout, run_log_probs, model, batch))
     theirs = hugging_face(model, batch, temperature=0.7)
@@ -89,27 +83,23 @@ def check_log_probs(ranks: RankPool, layout: Layout, model: str) -> None:
 
 
 @pytest.mark.parametrize("layout", [ONE, *LAYOUTS], ids=str)
-def test_log_probs_are_those_of_hugging_face(ranks: RankPool, mixture: str, layout: Layout) -> None:
+def test_log_probs_are_those_of_hugging_face(ranks, mixture, layout):
     check_log_probs(ranks, layout, mixture)
 
 
-def test_weights_over_all_experts_are_those_of_hugging_face(
-    ranks: RankPool, tmp_path: Path
-) -> None:
+def test_weights_over_all_experts_are_those_of_hugging_face(ranks, tmp_path):
     check_log_probs(ranks, EP2, make_mixture(tmp_path, norm_topk_prob=False))
 
 
 @pytest.fixture(scope="module")
-def on_one_rank(ranks: RankPool, mixture: str) -> Any:
+def on_one_rank(ranks, mixture):
     batch = with_log_probs(make_batch())
     ((metrics, _, values),) = ranks.run(ONE, run_updates, mixture, batch, UPDATE, 3, {})
     return batch, metrics, gather(batch, [values])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_the_update_does_not_depend_on_who_has_which_expert(
-    ranks: RankPool, mixture: str, on_one_rank: Any, layout: Layout
-) -> None:
+def test_the_update_does_not_depend_on_who_has_which_expert(ranks, mixture, on_one_rank, layout):
     batch, expected, expected_values = on_one_rank
     results = ranks.run(layout, run_updates, mixture, batch, UPDATE, 3, {})
     for metrics, _, _ in results:
@@ -120,11 +110,11 @@ def test_the_update_does_not_depend_on_who_has_which_expert(
     torch.testing.assert_close(values.log_probs, expected_values.log_probs, atol=1e-4, rtol=0)
 
 
-def test_gradient_is_that_of_autograd_on_hugging_face(ranks: RankPool, mixture: str) -> None:
+def test_gradient_is_that_of_autograd_on_hugging_face(ranks, mixture):
     check_gradient(ranks, mixture, EP2)
 
 
-def make_glm(folder: Path) -> str:
+def make_glm(folder):
     from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
 
     torch.manual_seed(0)
@@ -144,7 +134,7 @@ def make_glm(folder: Path) -> str:
     return save_with_router_biases(Glm4MoeForCausalLM(config), folder)
 
 
-def make_latent(folder: Path) -> str:
+def make_latent(folder):
     """A DeepSeek-V3: latent attention, a dense layer, and experts in groups."""
     from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
 
@@ -180,7 +170,7 @@ def make_latent(folder: Path) -> str:
     return save_with_router_biases(DeepseekV3ForCausalLM(config), folder)
 
 
-def save_with_router_biases(model: Any, folder: Path) -> str:
+def save_with_router_biases(model, folder):
     """Save a model of transformers; biases of its routers, which are 0 at first, change routes."""
     for name, buffer in model.named_buffers():
         if name.endswith("e_score_correction_bias"):
@@ -189,23 +179,21 @@ def save_with_router_biases(model: Any, folder: Path) -> str:
     return str(folder)
 
 
-def test_gradient_of_a_sigmoid_router_and_shared_experts(ranks: RankPool, tmp_path: Path) -> None:
+def test_gradient_of_a_sigmoid_router_and_shared_experts(ranks, tmp_path):
     """GLM-4.5's router, whose bias only chooses, and experts of all tokens, over tensor ranks."""
     check_gradient(ranks, make_glm(tmp_path), Layout(2, 1, 1))
 
 
-def test_gradient_of_latent_attention_over_tensor_ranks(ranks: RankPool, tmp_path: Path) -> None:
+def test_gradient_of_latent_attention_over_tensor_ranks(ranks, tmp_path):
     """Part of the keys is shared by all heads, of which each rank has some."""
     check_gradient(ranks, make_latent(tmp_path), Layout(2, 1, 1))
 
 
-def test_a_checkpoint_resumes_with_another_expert_layout(
-    ranks: RankPool, mixture: str, tmp_path: Path
-) -> None:
+def test_a_checkpoint_resumes_with_another_expert_layout(ranks, mixture, tmp_path):
     changes = changes_of(True)
-    straight: list[Any] = []
+    straight = []
 
-    def run(partial: str) -> None:
+    def run(partial):
         straight[:] = ranks.run(EP2, run_save, mixture, changes, partial, 2, 2)
 
     folder = commit(tmp_path, run)
@@ -225,19 +213,17 @@ def test_a_checkpoint_resumes_with_another_expert_layout(
             assert metrics[name] == pytest.approx(expected[name], rel=1e-5, abs=1e-6), name
 
 
-def run_precision(
-    layout: Layout, platform: Platform, model: str, batch: TrainingBatch, precision: Precision
-) -> tuple[float, torch.dtype, torch.dtype, float]:
+def run_precision(layout, platform, model, batch, precision):
     """Largest difference of logits from the product in float32, types of logits and of routing
     scores, and the norm of a gradient."""
     settings = ModelSettings(torch.bfloat16, precision=precision)
     actor = build(layout, platform, model, model=settings)
-    seen: dict[str, Any] = {}
+    seen = {}
 
-    def keep(module: Any, inputs: Any, output: Any) -> None:
+    def keep(module, inputs, output):
         seen["hidden"], seen["logits"] = inputs[0].detach(), output[0].detach()
 
-    def keep_scores(module: Any, inputs: Any, output: Any) -> None:
+    def keep_scores(module, inputs, output):
         seen["scores"] = output[0].dtype
 
     hook = actor.module.output_layer.register_forward_hook(keep)
@@ -253,7 +239,7 @@ def run_precision(
     return difference, seen["logits"].dtype, seen["scores"], norm
 
 
-def test_the_precision_asked_for_is_that_of_the_products(ranks: RankPool, mixture: str) -> None:
+def test_the_precision_asked_for_is_that_of_the_products(ranks, mixture):
     batch = make_batch()
     asked = Precision("float32", "float32")
     ((exact, logits, scores, norm),) = ranks.run(ONE, run_precision, mixture, batch, asked)

@@ -1,14 +1,10 @@
 """Ranks on two hosts whose names resolve to 127.0.1.1, as on Debian and Ubuntu: two network
 namespaces, each with its own hosts file."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -33,7 +29,7 @@ assert found == [0, 1], found
 class Node:
     """A separate host: network, name and hosts file. It runs until its standard input ends."""
 
-    def __init__(self, folder: Path, number: int) -> None:
+    def __init__(self, folder, number):
         self.address = f"10.213.77.{number + 1}"
         hosts = folder / f"hosts_{number}"
         hosts.write_text(f"127.0.0.1 localhost\n127.0.1.1 {HOST}{number}\n")
@@ -50,15 +46,15 @@ class Node:
         assert self.process.stdout is not None
         self.is_up = self.process.stdout.readline() == b"up\n"
 
-    def enter(self, *command: str) -> list[str]:
+    def enter(self, *command):
         return ["nsenter", "-t", str(self.process.pid), "-n", "-m", "-u", *command]
 
-    def close(self) -> None:
+    def close(self):
         self.process.communicate()
 
 
 @pytest.fixture(scope="module")
-def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Node]]:
+def nodes(tmp_path_factory):
     if missing := [tool for tool in ("unshare", "nsenter", "ip") if shutil.which(tool) is None]:
         pytest.skip(f"not installed: {', '.join(missing)}")
     if os.geteuid() != 0:
@@ -81,7 +77,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Node]]:
             node.close()
 
 
-def run_ranks(nodes: list[Node], addresses: list[str]) -> list[tuple[int, str]]:
+def run_ranks(nodes, addresses):
     environment = {k: v for k, v in os.environ.items() if k != "GLOO_SOCKET_IFNAME"}
     ranks = [
         subprocess.Popen(
@@ -97,8 +93,6 @@ def run_ranks(nodes: list[Node], addresses: list[str]) -> list[tuple[int, str]]:
     return [(rank.returncode, error) for rank, error in zip(ranks, errors, strict=True)]
 
 
-def test_gloo_group_of_all_ranks_uses_the_node_address_when_host_names_are_loopback(
-    nodes: list[Node],
-) -> None:
+def test_gloo_group_of_all_ranks_uses_the_node_address_when_host_names_are_loopback(nodes):
     found = run_ranks(nodes, [node.address for node in nodes])
     assert [code for code, _ in found] == [0, 0], found

@@ -1,22 +1,15 @@
 """What is observed of an update is right, and the same on every layout."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from rlmath.actor.observer import UpdateObserver
 from rlmath.actor.plan import StepPlan
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.batching.shards import response_rows
-from rlmath.device import Platform
 from rlmath.model.parallel import Layout
-from rlmath.types import TrainingBatch
-from tests.distributed.rank_pool import RankPool
 from tests.distributed.test_actor import (
     build,
     make_batch,
@@ -27,21 +20,19 @@ from tests.distributed.test_actor import (
 UPDATE = StepPlan(objective=ObjectiveSettings(loss="reinforce"), minibatches=2)
 
 
-def other_batch(batch: TrainingBatch) -> TrainingBatch:
+def other_batch(batch):
     """The same sequences with other advantages, which alone differ."""
     assert batch.advantages is not None
     return dataclasses.replace(batch, advantages=batch.advantages.flip(0))
 
 
-def run(
-    layout: Layout, platform: Platform, model: str, batch: TrainingBatch, distributed: bool
-) -> Any:
+def run(layout, platform, model, batch, distributed):
     """Two updates, each on a new actor; the second one is compared with the first."""
     observer, found = None, []
     for one in (batch, other_batch(batch)):
         actor = build(layout, platform, model, optimizer={"distributed": distributed})
         observer = actor.observer = UpdateObserver(observer)
-        whole: list[Tensor] = []
+        whole = []
         if layout.world_size == 1:
             notice(actor, whole)
         result = actor.update(one, UPDATE, seed=3)
@@ -54,11 +45,11 @@ def run(
     return found, actor.shard_of(batch, UPDATE, 3) if layout.world_size == 1 else None
 
 
-def notice(actor: Any, whole: list[Tensor]) -> None:
+def notice(actor, whole):
     """Keep each minibatch's gradient as Megatron's buffers have it, on a layout of one rank."""
     usual = actor.gradient_norm
 
-    def gradient_norm() -> float:
+    def gradient_norm():
         norm = usual()
         grads = [p.main_grad.double().flatten() for p in actor.module.parameters()]
         whole.append(torch.cat(grads).clone())
@@ -68,17 +59,17 @@ def notice(actor: Any, whole: list[Tensor]) -> None:
 
 
 @pytest.fixture(scope="module")
-def batch() -> TrainingBatch:
+def batch():
     made = make_batch()
     return dataclasses.replace(made, old_log_probs=made.engine_log_probs)
 
 
 @pytest.fixture(scope="module")
-def alone(ranks: RankPool, tied_model: str, batch: TrainingBatch) -> Any:  # noqa: F811
+def alone(ranks, tied_model, batch):  # noqa: F811
     return ranks.run(Layout(1, 1, 1), run, tied_model, batch, False)[0]
 
 
-def test_gradients_are_compared_as_one_vector(alone: Any) -> None:
+def test_gradients_are_compared_as_one_vector(alone):
     (first, second), _ = alone
     assert first[0][0].cosine is None and first[0][0].own == pytest.approx(first[3][0] ** 2)
     for place, products in enumerate(second[0]):
@@ -90,7 +81,7 @@ def test_gradients_are_compared_as_one_vector(alone: Any) -> None:
         assert products.own**0.5 == pytest.approx(second[3][place], rel=1e-5)
 
 
-def test_the_pull_of_a_token_is_what_the_loss_says(alone: Any, batch: TrainingBatch) -> None:
+def test_the_pull_of_a_token_is_what_the_loss_says(alone, batch):
     """Of REINFORCE: its weight times its advantage, whatever the policy."""
     (first, second), shard = alone
     weights = torch.zeros_like(first[2])
@@ -111,13 +102,13 @@ def test_the_pull_of_a_token_is_what_the_loss_says(alone: Any, batch: TrainingBa
     "distributed", [True, pytest.param(False, marks=pytest.mark.long)], ids=["distributed", "plain"]
 )
 def test_layouts(
-    layout: Layout,
-    distributed: bool,
-    ranks: RankPool,
-    tied_model: str,  # noqa: F811
-    batch: TrainingBatch,
-    alone: Any,
-) -> None:
+    layout,
+    distributed,
+    ranks,
+    tied_model,  # noqa: F811
+    batch,
+    alone,
+):
     results = [found for found, _ in ranks.run(layout, run, tied_model, batch, distributed)]
     for place, wanted in enumerate(alone[0]):
         for rank in results:

@@ -1,10 +1,7 @@
 """``actor.offload`` on gloo ranks: training is the same to the last bit, and memory is free."""
 
-from __future__ import annotations
-
 import dataclasses
 import gc
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,12 +15,9 @@ from rlmath.actor.value import ValueModel
 from rlmath.actor.worker import ActorWorker
 from rlmath.checkpoint.optimizer_state import optimizer_parts
 from rlmath.config.optimizer import OptimizerConfig
-from rlmath.device import Platform
 from rlmath.device.residue import Residue
 from rlmath.model.parallel import Layout
-from rlmath.types import TrainingBatch
 from rlmath.weights.gather import BucketGatherer
-from tests.distributed.rank_pool import RankPool
 from tests.distributed.test_actor import (
     UPDATE,
     make_batch,
@@ -35,16 +29,8 @@ TP2_DP2 = Layout(2, 1, 2)
 
 
 def build(
-    layout: Layout,
-    platform: Platform,
-    model: str,
-    offload: str,
-    *,
-    dtype: torch.dtype = torch.bfloat16,
-    distributed: bool,
-    value: bool,
-    in_backward: bool = False,
-) -> ActorWorker:
+    layout, platform, model, offload, *, dtype=torch.bfloat16, distributed, value, in_backward=False
+):
     settings = ActorSettings(
         model_path=model,
         model=ModelSettings(dtype, sequence_parallel=True),
@@ -75,11 +61,11 @@ def build(
     return worker
 
 
-def one_step(worker: ActorWorker, batch: TrainingBatch, seed: int) -> Any:
+def one_step(worker, batch, seed):
     """As ``train_step`` calls a rank, up to the point where engines have all memory."""
     passes = ("old", "reference", "values") if worker.value_model else ("old", "reference")
     plan = dataclasses.replace(UPDATE, passes=passes)
-    found: list[Any] = [worker.run_part(worker.actor.shard_of(batch, plan, seed), plan)]
+    found = [worker.run_part(worker.actor.shard_of(batch, plan, seed), plan)]
     report = worker.finish_step(plan, None)
     found += [report.values, None if report.policy is None else report.policy.minibatches]
     worker.renew_reference(0.5, clear_optimizer=seed == 0)
@@ -96,7 +82,7 @@ def one_step(worker: ActorWorker, batch: TrainingBatch, seed: int) -> Any:
     return repr(found), sent, (beside_weights, offloaded)
 
 
-def state_of(worker: ActorWorker) -> dict[str, Tensor]:
+def state_of(worker):
     """Weights, main parameters and Adam's state of the rank's models."""
     found = {}
     for name, model in worker._models().items():
@@ -112,7 +98,7 @@ def state_of(worker: ActorWorker) -> dict[str, Tensor]:
     return found
 
 
-def bytes_left(worker: ActorWorker, before: set[int]) -> int:
+def bytes_left(worker, before):
     """Of tensors in this process, but for the copies that ought to be there."""
     wanted = [*(worker.actor.reference or [])]
     for model in worker._models().values():
@@ -124,11 +110,11 @@ def bytes_left(worker: ActorWorker, before: set[int]) -> int:
     return sum(found.values())
 
 
-def watch_backward(model: Any, seen: list[bool]) -> None:
+def watch_backward(model, seen):
     """Note whether the optimizer's state is off the device after each backward pass."""
     run = model.forward_backward
 
-    def watched(*args: Any) -> Any:
+    def watched(*args):
         outcomes = run(*args)
         seen.append(model.device_state.is_out("optimizer"))
         return outcomes
@@ -147,19 +133,11 @@ class Found:
     out_in_backward: list[bool]
 
 
-def run(
-    layout: Layout,
-    platform: Platform,
-    model: str,
-    batch: TrainingBatch,
-    distributed: bool,
-    value: bool,
-    folder: str,
-) -> list[str]:
+def run(layout, platform, model, batch, distributed, value, folder):
     """Two steps with a checkpoint between them, and the second one again from the checkpoint;
     what is wrong on this rank."""
 
-    def run_mode(offload: str) -> Found:
+    def run_mode(offload):
         before = {o.untyped_storage()._cdata for o in gc.get_objects() if isinstance(o, Tensor)}
         worker = build(
             layout,
@@ -170,7 +148,7 @@ def run(
             value=value,
             in_backward=offload == "optimizer",
         )
-        seen: list[bool] = []
+        seen = []
         for one in worker._models().values():
             watch_backward(one, seen)
         steps = [one_step(worker, batch, seed=0)]
@@ -211,7 +189,7 @@ def run(
 
 
 @pytest.fixture(scope="module")
-def batch() -> TrainingBatch:
+def batch():
     one = with_log_probs(make_batch())
     generator = torch.Generator().manual_seed(3)
     total = one.loss_mask.numel()
@@ -225,21 +203,21 @@ def batch() -> TrainingBatch:
     ids=["distributed gae", "plain"],
 )
 def test_training_is_the_same_to_the_last_bit(
-    ranks: RankPool,
-    tiny_model: str,  # noqa: F811
-    batch: TrainingBatch,
-    tmp_path: Path,
-    layout: Layout,
-    distributed: bool,
-    value: bool,
-) -> None:
+    ranks,
+    tiny_model,  # noqa: F811
+    batch,
+    tmp_path,
+    layout,
+    distributed,
+    value,
+):
     """Metrics, weights, main parameters and Adam's state, and a resume from a checkpoint that was
     written while all was in host memory; and that memory is given back."""
     arguments = (tiny_model, batch, distributed, value, str(tmp_path))
     assert ranks.run(layout, run, *arguments) == [[]] * layout.world_size
 
 
-def run_float32(layout: Layout, platform: Platform, model: str, batch: TrainingBatch) -> bool:
+def run_float32(layout, platform, model, batch):
     """Main parameters of a float32 model are views of Megatron's buffer of parameters."""
     both = []
     for offload in ("none", "all"):
@@ -259,8 +237,8 @@ def run_float32(layout: Layout, platform: Platform, model: str, batch: TrainingB
 
 
 def test_a_float32_model_too(
-    ranks: RankPool,
-    tiny_model: str,  # noqa: F811
-    batch: TrainingBatch,
-) -> None:
+    ranks,
+    tiny_model,  # noqa: F811
+    batch,
+):
     assert ranks.run(Layout(1, 1, 2), run_float32, tiny_model, batch) == [True, True]

@@ -2,16 +2,10 @@
 and keys over all heads, of which tensor ranks have shares, which are OLMo-2's; windows in three of
 four layers, and another rotary embedding in the fourth."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 
 from rlmath.model.parallel import Layout
-from tests.distributed.rank_pool import RankPool
 from tests.distributed.test_actor import TINY_SIZES, check_gradient
 from tests.distributed.test_checkpoint import changes_of, commit, run_load, run_save
 
@@ -31,7 +25,7 @@ ROPES = {
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+def model(tmp_path_factory):
     from transformers import Olmo3Config, Olmo3ForCausalLM
 
     torch.manual_seed(0)
@@ -50,19 +44,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize(
     "layout", [pytest.param(TP2, marks=pytest.mark.long), Layout(1, 2, 1, context_parallel=2)]
 )
-def test_gradient_is_that_of_autograd_on_hugging_face(
-    ranks: RankPool, model: str, layout: Layout
-) -> None:
+def test_gradient_is_that_of_autograd_on_hugging_face(ranks, model, layout):
     check_gradient(ranks, model, layout)
 
 
-def test_a_checkpoint_of_two_tensor_ranks_resumes_with_one(
-    ranks: RankPool, model: str, tmp_path: Path
-) -> None:
+def test_a_checkpoint_of_two_tensor_ranks_resumes_with_one(ranks, model, tmp_path):
     changes = changes_of(True)
-    straight: list[Any] = []
+    straight = []
 
-    def run(partial: str) -> None:
+    def run(partial):
         straight[:] = ranks.run(TP2, run_save, model, changes, partial, 2, 2)
 
     folder = commit(tmp_path, run)

@@ -3,22 +3,15 @@
 Buckets hold a few thousand elements here, so that there are many of them.
 """
 
-from __future__ import annotations
-
 import functools
-from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 
 from rlmath.actor.model import ModelSettings
-from rlmath.device import Platform
 from rlmath.model.lora import Lora
 from rlmath.model.parallel import Layout
-from rlmath.types import TrainingBatch
-from tests.distributed.rank_pool import RankPool
 from tests.distributed.test_actor import UPDATE, build, make_batch, make_model, with_log_probs
 from tests.distributed.test_checkpoint import assert_equal, changes_of, commit, run_load, run_save
 from tests.distributed.test_mixture import make_mixture
@@ -26,28 +19,22 @@ from tests.distributed.test_mixture import make_mixture
 BUCKET_ELEMENTS = 4000
 
 
-def in_small_buckets() -> Any:
+def in_small_buckets():
     from megatron.core.distributed import DistributedDataParallelConfig
 
     small = functools.partial(DistributedDataParallelConfig, bucket_size=BUCKET_ELEMENTS)
     return mock.patch("megatron.core.distributed.DistributedDataParallelConfig", small)
 
 
-def run(
-    layout: Layout,
-    platform: Platform,
-    model: str,
-    batch: TrainingBatch,
-    changes: dict[str, Any],
-) -> tuple[list[str], list[Any], int]:
+def run(layout, platform, model, batch, changes):
     """Two updates with and without: weights that differ on this rank, metrics, and buckets."""
     # Shares of small buckets are other parts of the parameters, so that the norm of the gradient
     # is rounded in another way: nothing is clipped by it here.
     optimizer = {"clip_grad_norm": 1e9, **changes.get("optimizer", {})}
 
-    def updates(overlap: bool) -> tuple[Any, list[dict[str, float]]]:
+    def updates(overlap):
         settings = ModelSettings(torch.float32, sequence_parallel=True, logits="chunked")
-        given: dict[str, Any] = {"model": settings, **changes, "optimizer": dict(optimizer)}
+        given = {"model": settings, **changes, "optimizer": dict(optimizer)}
         with in_small_buckets():
             actor = build(layout, platform, model, overlap_gradients=overlap, **given)
         metrics = [one for seed in (0, 1) for one in actor.update(batch, UPDATE, seed).minibatches]
@@ -77,9 +64,7 @@ LORA = {"lora": Lora(rank=16, alpha=4.0, targets=("q_proj", "up_proj"))}
     ],
     ids=str,
 )
-def test_weights_are_the_same_to_the_last_bit(
-    ranks: RankPool, models: dict[str, str], model: str, layout: Layout, changes: dict[str, Any]
-) -> None:
+def test_weights_are_the_same_to_the_last_bit(ranks, models, model, layout, changes):
     batch = with_log_probs(make_batch())
     for different, (metrics, found), buckets in ranks.run(
         layout, run, models[model], batch, changes
@@ -91,7 +76,7 @@ def test_weights_are_the_same_to_the_last_bit(
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("overlap")
     return {
         "untied": make_model(folder / "untied", tied=False),
@@ -100,24 +85,22 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     }
 
 
-def save_small(*given: Any) -> Any:
+def save_small(*given):
     with in_small_buckets():
         return run_save(*given)
 
 
-def load_small(*given: Any) -> Any:
+def load_small(*given):
     with in_small_buckets():
         return run_load(*given)
 
 
-def test_a_checkpoint_of_many_buckets_resumes_bit_by_bit_and_in_one_bucket(
-    ranks: RankPool, models: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_checkpoint_of_many_buckets_resumes_bit_by_bit_and_in_one_bucket(ranks, models, tmp_path):
     layout, changes = Layout(2, 1, 2), changes_of(True)
     overlapped = {**changes, "overlap_gradients": True}
-    straight: list[Any] = []
+    straight = []
 
-    def save(partial: str) -> None:
+    def save(partial):
         straight[:] = ranks.run(layout, save_small, models["untied"], overlapped, partial, 1, 1)
 
     folder = commit(tmp_path, save)

@@ -5,8 +5,6 @@ Gathers are late here (``late_gathers.py``), so that whoever does not wait reads
 buckets hold a few thousand elements, so that there are many of them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import tempfile
 from collections.abc import Callable
@@ -24,17 +22,13 @@ from torch import Tensor
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.parameter_gather import ParameterGather
 from rlmath.actor.plan import StepPlan
-from rlmath.actor.policy import MegatronActor
 from rlmath.actor.settings import ReferenceSettings
 from rlmath.actor.value import ValueModel
 from rlmath.actor.worker import ActorWorker
 from rlmath.checkpoint.optimizer_state import optimizer_parts
-from rlmath.device import Platform
 from rlmath.model.lora import Lora
 from rlmath.model.parallel import Layout
-from rlmath.types import TrainingBatch
 from tests.distributed.late_gathers import late_gathers, set_under_way
-from tests.distributed.rank_pool import RankPool
 from tests.distributed.test_actor import UPDATE, build, make_batch, make_model, with_log_probs
 from tests.distributed.test_checkpoint import assert_equal, changes_of, commit, run_load, run_save
 from tests.distributed.test_mixture import make_mixture
@@ -44,7 +38,7 @@ SETTINGS = ModelSettings(torch.bfloat16, sequence_parallel=True, logits="chunked
 OVERLAPPED = {"overlap_gradients": True, "overlap_param_gather": True}
 
 
-def adam_of(actor: MegatronActor) -> list[Tensor]:
+def adam_of(actor):
     """Main parameters and moments of this rank."""
     found = []
     for part in optimizer_parts(actor.optimizer):
@@ -65,9 +59,7 @@ class After:
     pending: int
 
 
-def after_updates(
-    layout: Layout, platform: Platform, model: str, batch: TrainingBatch, changes: dict[str, Any]
-) -> After:
+def after_updates(layout, platform, model, batch, changes):
     """Two updates of several minibatches, without a reader between them."""
     with in_small_buckets(), late_gathers():
         actor = build(layout, platform, model, **{"model": SETTINGS, **changes})
@@ -80,9 +72,7 @@ def after_updates(
         return After(metrics, weights, adam_of(actor), pending)
 
 
-def run(
-    layout: Layout, platform: Platform, model: str, batch: TrainingBatch, changes: dict[str, Any]
-) -> None:
+def run(layout, platform, model, batch, changes):
     """Equal to the last bit with and without, on this rank."""
     base = {**OVERLAPPED, **changes}
     without = {**base, "overlap_param_gather": False}
@@ -118,13 +108,13 @@ AGAIN = {"model": dataclasses.replace(SETTINGS, recompute="full")}
     ids=str,
 )
 def test_weights_state_and_metrics_are_the_same_to_the_last_bit(
-    ranks: RankPool, models: dict[str, str], model: str, layout: Layout, changes: dict[str, Any]
-) -> None:
+    ranks, models, model, layout, changes
+):
     ranks.run(layout, run, models[model], with_log_probs(make_batch()), changes)
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("gather")
     return {
         "untied": make_model(folder / "untied", tied=False),
@@ -133,9 +123,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     }
 
 
-def worker_of(
-    layout: Layout, platform: Platform, model: str, lora: Lora | None, value: bool
-) -> ActorWorker:
+def worker_of(layout, platform, model, lora, value):
     """A rank that has taken one step, all of its weights complete."""
     worker = ActorWorker.__new__(ActorWorker)
     worker.rank, worker.platform, worker.value_model = 0, platform, None
@@ -163,21 +151,21 @@ def worker_of(
     return worker
 
 
-def weights(worker: ActorWorker) -> list[list[float]]:
+def weights(worker):
     return [one.detach().flatten().tolist() for one in worker.actor.module.parameters()]
 
 
-def loaded(worker: ActorWorker) -> Any:
+def loaded(worker):
     worker.load_parameters()
     return weights(worker)
 
 
-def sent(worker: ActorWorker) -> Any:
+def sent(worker):
     """What a weight sync reads, of merged weights under LoRA."""
     return worker._gatherer().fingerprints()
 
 
-def through_host_memory(worker: ActorWorker) -> Any:
+def through_host_memory(worker):
     """Weights that leave the device."""
     worker.actor.begin_release(lambda: None)
     worker.actor.release()
@@ -186,13 +174,13 @@ def through_host_memory(worker: ActorWorker) -> Any:
     return found, weights(worker)
 
 
-def reference_pass(worker: ActorWorker) -> Any:
+def reference_pass(worker):
     found = worker.actor.log_probs(with_log_probs(make_batch()), "reference")
     assert found is not None
     return found.log_probs.tolist()
 
 
-def renewed_reference(worker: ActorWorker) -> Any:
+def renewed_reference(worker):
     assert worker.actor.reference is not None
     before = [one.clone() for one in worker.actor.reference]
     worker.renew_reference(0.5, clear_optimizer=False)
@@ -201,18 +189,18 @@ def renewed_reference(worker: ActorWorker) -> Any:
     return found
 
 
-def checkpoint(worker: ActorWorker) -> Any:
+def checkpoint(worker):
     """What a checkpoint reads, from the worker and alone."""
     with worker._readable():
         return weights(worker)
 
 
-def checkpoint_alone(worker: ActorWorker) -> Any:
+def checkpoint_alone(worker):
     worker.actor.checkpoint_state()
     return weights(worker)
 
 
-def exported(worker: ActorWorker) -> Any:
+def exported(worker):
     with tempfile.TemporaryDirectory() as folder:
         target = [folder]
         dist.broadcast_object_list(target)
@@ -229,11 +217,11 @@ def exported(worker: ActorWorker) -> Any:
     return found
 
 
-def adapters(worker: ActorWorker) -> Any:
+def adapters(worker):
     return worker.adapter_source.fingerprints()
 
 
-def values_prints(worker: ActorWorker) -> Any:
+def values_prints(worker):
     return worker.value_model.weight_prints()
 
 
@@ -249,15 +237,13 @@ READERS: list[Callable[[ActorWorker], Any]] = [
 ]
 
 
-def run_readers(
-    layout: Layout, platform: Platform, model: str, lora: Lora | None, value: bool
-) -> list[str]:
+def run_readers(layout, platform, model, lora, value):
     """What is wrong of the readers on this rank."""
     worker = worker_of(layout, platform, model, lora, value)
     models = list(worker._models().values())
     complete = [one.detach().clone() for m in models for one in m.module.parameters()]
 
-    def under_way() -> None:
+    def under_way():
         """As after an optimizer step, whatever a reader has left."""
         for one in models:
             one.parameter_gather.finish()
@@ -286,15 +272,13 @@ def run_readers(
 
 
 @pytest.mark.parametrize("lora", [None, LORA["lora"]], ids=["all weights", "adapters"])
-def test_every_reader_waits_for_the_weights(
-    ranks: RankPool, models: dict[str, str], lora: Lora | None
-) -> None:
+def test_every_reader_waits_for_the_weights(ranks, models, lora):
     """And each would read others if it did not."""
     arguments = (models["untied"], lora, lora is None)
     assert ranks.run(Layout(1, 1, 2), run_readers, *arguments) == [[], []]
 
 
-def run_unwaited(layout: Layout, platform: Platform, model: str, batch: TrainingBatch) -> bool:
+def run_unwaited(layout, platform, model, batch):
     """Whether an update shows a module that does not wait for its weights."""
     changes = {**OVERLAPPED, "model": SETTINGS}
     both = []
@@ -309,20 +293,20 @@ def run_unwaited(layout: Layout, platform: Platform, model: str, batch: Training
     return first[0] == second[0] and first[1] != second[1]
 
 
-def test_a_forward_pass_that_does_not_wait_shows(ranks: RankPool, models: dict[str, str]) -> None:
+def test_a_forward_pass_that_does_not_wait_shows(ranks, models):
     batch = with_log_probs(make_batch())
     assert ranks.run(Layout(1, 1, 2), run_unwaited, models["untied"], batch) == [True, True]
 
 
-def run_gathers(layout: Layout, platform: Platform, model: str, batch: TrainingBatch) -> list[int]:
+def run_gathers(layout, platform, model, batch):
     """Gathers that begin in an update, in one whose minibatches are all discarded, and in passes
     that follow a discarded one."""
     from megatron.core.distributed.param_and_grad_buffer import _ParamAndGradBucketGroup as Group
 
-    begun: list[Any] = []
+    begun = []
     plainly = Group.start_param_sync
 
-    def start(group: Any, force_sync: bool = False) -> None:
+    def start(group, force_sync=False):
         if group.param_gather_handle is None:
             begun.append(group)
         plainly(group, force_sync)
@@ -341,9 +325,7 @@ def run_gathers(layout: Layout, platform: Platform, model: str, batch: TrainingB
     return [*found, len(actor.parameter_gather._groups)]
 
 
-def test_only_what_the_optimizer_changed_is_gathered(
-    ranks: RankPool, models: dict[str, str]
-) -> None:
+def test_only_what_the_optimizer_changed_is_gathered(ranks, models):
     """Once for each minibatch, and not for one that is discarded."""
     batch = with_log_probs(make_batch())
     for update, nothing, after, groups in ranks.run(
@@ -353,25 +335,23 @@ def test_only_what_the_optimizer_changed_is_gathered(
         assert nothing == after == 0
 
 
-def save_small(*given: Any) -> Any:
+def save_small(*given):
     with in_small_buckets(), late_gathers():
         return run_save(*given)
 
 
-def load_small(*given: Any) -> Any:
+def load_small(*given):
     with in_small_buckets(), late_gathers():
         return run_load(*given)
 
 
-def test_a_checkpoint_resumes_bit_by_bit_without_it_too(
-    ranks: RankPool, models: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_checkpoint_resumes_bit_by_bit_without_it_too(ranks, models, tmp_path):
     """It is saved with gathers under way."""
     layout, changes = Layout(1, 1, 2), changes_of(True, model=SETTINGS, overlap_gradients=True)
     overlapped = {**changes, "overlap_param_gather": True}
-    straight: list[Any] = []
+    straight = []
 
-    def save(partial: str) -> None:
+    def save(partial):
         straight[:] = ranks.run(layout, save_small, models["untied"], overlapped, partial, 1, 1)
 
     folder = commit(tmp_path, save)

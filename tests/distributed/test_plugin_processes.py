@@ -1,9 +1,6 @@
 """Ray's processes import the plug-ins before anything else, and a node that cannot is named."""
 
-from __future__ import annotations
-
 import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -21,7 +18,7 @@ from tests.unit.plugins.test_plugin_loading import LOSS, file, own_plugins  # no
 GIVEN = ["model.path=m", "runner.run_dir=r"]
 
 
-def test_an_actor_with_its_own_environment_has_the_loss_of_a_file(file: Path) -> None:  # noqa: F811
+def test_an_actor_with_its_own_environment_has_the_loss_of_a_file(file):  # noqa: F811
     config = load([*GIVEN, f"algorithm.loss={file}:mine"])
     objective = plan_step(config, 1).objective
     here = imported()
@@ -34,9 +31,9 @@ def test_an_actor_with_its_own_environment_has_the_loss_of_a_file(file: Path) ->
 
 
 def test_a_node_without_a_package_is_named(
-    own_plugins: None,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    own_plugins,  # noqa: F811
+    monkeypatch,
+):
     # Of this process alone, as a package is that only the driver's node has.
     monkeypatch.setitem(sys.modules, "only_here_of_mine", ModuleType("only_here_of_mine"))
     load([*GIVEN, "plugins=[only_here_of_mine]"])

@@ -1,10 +1,5 @@
 """``rlmath test plugin`` on real ranks catches a loss that depends on the layout, by name."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from rlmath.algorithms.losses import LOSSES
@@ -24,7 +19,7 @@ def of_the_cut(inputs, options):
 
 
 @pytest.fixture
-def wrong(own_plugins: None, tmp_path: Path) -> Iterator[str]:  # noqa: F811
+def wrong(own_plugins, tmp_path):  # noqa: F811
     file = tmp_path / "wrong.py"
     file.write_text(LAYOUT_DEPENDENT)
     loading.use(str(file))
@@ -32,7 +27,7 @@ def wrong(own_plugins: None, tmp_path: Path) -> Iterator[str]:  # noqa: F811
     LOSSES.remove("of_the_cut")
 
 
-def test_a_loss_of_the_cut_is_caught_over_layouts(wrong: str, tmp_path: Path) -> None:
+def test_a_loss_of_the_cut_is_caught_over_layouts(wrong, tmp_path):
     updates = {name: update_with(loss=name) for name in ("ppo_clip", wrong)}
     found = {(name, one.invariant): one for name, one in check_ranks(updates, tmp_path)}
     assert len(found) == 4

@@ -1,10 +1,7 @@
 """A step whose shards stay on the ranks gives the same numbers on every layout."""
 
-from __future__ import annotations
-
 import dataclasses
 import pickle
-from typing import Any
 
 import pytest
 import torch
@@ -19,11 +16,8 @@ from rlmath.algorithms.correction import CorrectionConfig
 from rlmath.algorithms.distillation import distill
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.batching.shards import response_rows
-from rlmath.device import Platform
 from rlmath.model.parallel import Layout
-from rlmath.types import TrainingBatch
 from rlmath.weights.sequence_fingerprints import token_digests
-from tests.distributed.rank_pool import RankPool
 from tests.distributed.test_actor import (
     build,
     make_batch,
@@ -49,12 +43,7 @@ PLAN = StepPlan(
 ADVANTAGES = SequenceAdvantages(torch.linspace(-1.0, 2.0, 12).double(), whiten_epsilon=1e-6)
 
 
-def run(
-    layout: Layout,
-    platform: Platform,
-    model: str,
-    batch: TrainingBatch,
-) -> Any:
+def run(layout, platform, model, batch):
     """Two steps; in the second the reference is another model. What the reporting ranks have."""
     actor = build(layout, platform, model, reference=ReferenceSettings("frozen"))
     for seed in range(2):
@@ -79,7 +68,7 @@ def run(
 
 
 @pytest.fixture(scope="module")
-def batch() -> TrainingBatch:
+def batch():
     made = make_batch()
     tokens = int(made.response_lengths.sum())
     teacher = torch.linspace(-9.0, -0.1, tokens)[
@@ -89,11 +78,11 @@ def batch() -> TrainingBatch:
 
 
 @pytest.fixture(scope="module")
-def alone(ranks: RankPool, tiny_model: str, batch: TrainingBatch) -> Any:  # noqa: F811
+def alone(ranks, tiny_model, batch):  # noqa: F811
     return joined(ranks.run(Layout(1, 1, 1), run, tiny_model, batch))
 
 
-def joined(results: list[Any]) -> dict[str, Any]:
+def joined(results):
     shares = [one for one in results if one is not None]
     order = torch.cat([rows for rows, *_ in shares]).argsort()
     sequences = SequenceReport.joined([one[5].sequences for one in shares])
@@ -122,12 +111,12 @@ def joined(results: list[Any]) -> dict[str, Any]:
 
 @on_layouts(first=1)
 def test_layouts(
-    layout: Layout,
-    ranks: RankPool,
-    tiny_model: str,  # noqa: F811
-    batch: TrainingBatch,
-    alone: Any,
-) -> None:
+    layout,
+    ranks,
+    tiny_model,  # noqa: F811
+    batch,
+    alone,
+):
     found = joined(ranks.run(layout, run, tiny_model, batch))
     close = {"rtol": 1e-4, "atol": 1e-5}
     for name in ("advantages", "factors"):
@@ -154,7 +143,7 @@ def test_layouts(
             torch.testing.assert_close(one.values[name], values, **close)
 
 
-def test_what_needs_the_whole_step_is_of_the_whole_step(alone: Any, batch: TrainingBatch) -> None:
+def test_what_needs_the_whole_step_is_of_the_whole_step(alone, batch):
     # What a teacher adds comes last.
     term = distill(
         alone["old"],

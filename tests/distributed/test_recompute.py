@@ -3,25 +3,15 @@
 Bit by bit: the same operators run on the same numbers.
 """
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor
 
 from rlmath.actor.model import ModelSettings
-from rlmath.actor.policy import MegatronActor
 from rlmath.checkpoint.optimizer_state import optimizer_parts
-from rlmath.device import Platform
 from rlmath.model.lora import Lora
 from rlmath.model.parallel import Layout
-from rlmath.types import TrainingBatch
 from tests.distributed import test_routing_replay
 from tests.distributed.kept_activations import equal_sequences, kept_bytes
-from tests.distributed.rank_pool import RankPool
 from tests.distributed.test_actor import UPDATE, build, make_batch, tiny_model, with_log_probs
 from tests.distributed.test_mixture import make_glm, make_mixture
 
@@ -31,16 +21,16 @@ ONE = Layout(1, 1, 1)
 
 
 @pytest.fixture(scope="module")
-def mixture(tmp_path_factory: pytest.TempPathFactory) -> str:
+def mixture(tmp_path_factory):
     return make_mixture(tmp_path_factory.mktemp("mixture"))
 
 
 @pytest.fixture(scope="module")
-def glm(tmp_path_factory: pytest.TempPathFactory) -> str:
+def glm(tmp_path_factory):
     return make_glm(tmp_path_factory.mktemp("glm"))
 
 
-def state_of(actor: MegatronActor) -> dict[str, Tensor]:
+def state_of(actor):
     """Weights, gradients' norms are in the metrics, and Adam's moments."""
     found = {name: p.detach().clone() for name, p in actor.module.named_parameters()}
     for number, part in enumerate(optimizer_parts(actor.optimizer)):
@@ -49,17 +39,10 @@ def state_of(actor: MegatronActor) -> dict[str, Tensor]:
     return found
 
 
-def run(
-    layout: Layout,
-    platform: Platform,
-    model: str,
-    batch: TrainingBatch,
-    modules: tuple[str, ...],
-    lora: Lora | None,
-) -> list[str]:
+def run(layout, platform, model, batch, modules, lora):
     """Two updates with and without; what differs on this rank."""
 
-    def updates(**recompute: Any) -> tuple[str, dict[str, Tensor]]:
+    def updates(**recompute):
         settings = ModelSettings(torch.float32, sequence_parallel=True, **recompute)
         actor = build(layout, platform, model, model=settings, lora=lora)
         metrics = [actor.update(batch, UPDATE, seed=seed).minibatches for seed in range(2)]
@@ -89,21 +72,14 @@ def run(
     ],
     ids=str,
 )
-def test_updates_are_the_same_to_the_last_bit(
-    ranks: RankPool,
-    request: pytest.FixtureRequest,
-    model: str,
-    layout: Layout,
-    modules: tuple[str, ...],
-    lora: Lora | None,
-) -> None:
+def test_updates_are_the_same_to_the_last_bit(ranks, request, model, layout, modules, lora):
     batch = with_log_probs(make_batch())
     folder = request.getfixturevalue(model)
     for different in ranks.run(layout, run, folder, batch, modules, lora):
         assert different == []
 
 
-def test_replayed_routes_are_those_of_the_forward_pass(ranks: RankPool, tmp_path: Path) -> None:
+def test_replayed_routes_are_those_of_the_forward_pass(ranks, tmp_path):
     """A recomputed router runs twice for a micro-batch, and takes its route both times."""
     model, batch, layout = make_mixture(tmp_path), make_batch(), Layout(1, 2, 2, expert_parallel=2)
     plain = test_routing_replay.Run(between="routers")
@@ -117,9 +93,7 @@ def test_replayed_routes_are_those_of_the_forward_pass(ranks: RankPool, tmp_path
 
 
 @pytest.mark.parametrize("modules", [("mlp",), ("core_attn",)], ids=str)
-def test_as_much_less_is_kept_as_a_plan_counts(
-    ranks: RankPool, tiny_model: str, modules: tuple[str, ...]
-) -> None:
+def test_as_much_less_is_kept_as_a_plan_counts(ranks, tiny_model, modules):
     """By autograd and by ``rlmath plan layout``; attention pads nothing here."""
     from rlmath.commands.plan.activations import layer_bytes, whole_layer_bytes
     from rlmath.commands.plan.actor_shape import ActorShape

@@ -4,12 +4,9 @@ Routes are made to flip in the two ways in which they do: the weights have chang
 minibatch of a step, and here the routers alone), and experts that are equally good change places.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -17,20 +14,15 @@ from unittest import mock
 import pytest
 import torch
 from megatron.core.transformer.moe.router import TopKRouter
-from torch import Tensor
 
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.plan import StepPlan
-from rlmath.actor.policy import MegatronActor
 from rlmath.actor.token_values import TokenValues
 from rlmath.batching.shards import response_rows
 from rlmath.checkpoint.state import load_model, save_model
-from rlmath.device import Platform
 from rlmath.model.parallel import Layout
-from rlmath.types import TrainingBatch
-from tests.distributed.rank_pool import RankPool
 from tests.distributed.test_actor import build, gather, make_batch
-from tests.distributed.test_checkpoint import After, assert_equal, commit, go_on
+from tests.distributed.test_checkpoint import assert_equal, commit, go_on
 from tests.distributed.test_mixture import make_mixture
 
 ONE = Layout(1, 1, 1)
@@ -45,13 +37,13 @@ FIGURES = ("changed_share", "max_load", "min_load")
 
 
 @pytest.fixture(scope="module")
-def mixture(tmp_path_factory: pytest.TempPathFactory) -> str:
+def mixture(tmp_path_factory):
     """Logits of routers are close, so that small changes of weights change routes."""
     return make_mixture(tmp_path_factory.mktemp("replay"))
 
 
 @pytest.fixture(scope="module")
-def batch() -> TrainingBatch:
+def batch():
     return make_batch()
 
 
@@ -69,17 +61,17 @@ class Step:
 
 
 def run(
-    layout: Layout,
-    platform: Platform,
-    model: str,
-    batch: TrainingBatch,
-    replay: str,
-    between: str = "nothing",
-    update: StepPlan = UPDATE,
-    steps: int = 1,
-    lr: float = 1e-3,
-    **recompute: Any,
-) -> Step:
+    layout,
+    platform,
+    model,
+    batch,
+    replay,
+    between="nothing",
+    update=UPDATE,
+    steps=1,
+    lr=1e-3,
+    **recompute,
+):
     """The last of ``steps`` steps; ``between``: what happens between its passes."""
     settings = ModelSettings(torch.float32, sequence_parallel=True, **recompute)
     optimizer = {"lr": lr}
@@ -111,30 +103,30 @@ def run(
     return Step(old, first, result.minibatches, result.routing, after, kept)
 
 
-def move_routers(actor: MegatronActor) -> None:
+def move_routers(actor):
     """Other routes from weights that differ a little."""
     for module in actor.module.modules():
         if isinstance(module, TopKRouter):
             module.weight.data.add_(movement(int(module.layer_number) - 1))
 
 
-def movement(layer: int) -> Tensor:
+def movement(layer):
     generator = torch.Generator().manual_seed(layer)
     return 0.05 * torch.randn(4, 64, generator=generator)
 
 
 @contextlib.contextmanager
-def ties_broken(to_last: bool) -> Iterator[None]:
+def ties_broken(to_last):
     """Of equal scores ``topk`` may take any: let it take the last ones or the first ones."""
     topk = torch.topk
 
-    def chosen(scores: Tensor, k: int, dim: int = -1) -> Any:
+    def chosen(scores, k, dim=-1):
         order = scores.flip(dim) if to_last else scores
         indices = order.sort(dim=dim, descending=True, stable=True).indices.narrow(dim, 0, k)
         indices = scores.size(dim) - 1 - indices if to_last else indices
         return scores.gather(dim, indices), indices
 
-    torch.topk = chosen  # type: ignore[assignment]
+    torch.topk = chosen
     try:
         yield
     finally:
@@ -144,14 +136,14 @@ def ties_broken(to_last: bool) -> Iterator[None]:
 class Run:
     """:func:`run` with settings by name, to go to the ranks."""
 
-    def __init__(self, **given: Any) -> None:
+    def __init__(self, **given):
         self.given = given
 
-    def __call__(self, *args: Any) -> Step:
+    def __call__(self, *args):
         return run(*args, **self.given)
 
 
-def far(step: Step) -> float:
+def far(step):
     """Mean |difference| of log-probs between the old pass and the update's first pass."""
     assert step.old is not None and step.first is not None
     count = len(step.first.log_probs)
@@ -159,7 +151,7 @@ def far(step: Step) -> float:
 
 
 @pytest.fixture(scope="module")
-def tied(tmp_path_factory: pytest.TempPathFactory) -> str:
+def tied(tmp_path_factory):
     """Pairs of experts that are equally good for every token: their routers' rows are equal.
 
     A token has three of four experts, so one of a pair.
@@ -176,12 +168,10 @@ def tied(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("recompute", [{}, RECOMPUTE], ids=["kept", "recomputed"])
-def test_routes_that_flip_cost_nothing(
-    ranks: RankPool, tied: str, batch: TrainingBatch, recompute: dict[str, Any]
-) -> None:
+def test_routes_that_flip_cost_nothing(ranks, tied, batch, recompute):
     """The weights are the same, so all that the log-probs differ by are the routes."""
 
-    def step(replay: str) -> Step:
+    def step(replay):
         (found,) = ranks.run(ONE, Run(between="ties", **recompute), tied, batch, replay)
         return found
 
@@ -192,9 +182,7 @@ def test_routes_that_flip_cost_nothing(
     assert replayed.routing["routing/changed_share"] > 0.5
 
 
-def test_it_changes_nothing_where_routes_stay(
-    ranks: RankPool, mixture: str, batch: TrainingBatch
-) -> None:
+def test_it_changes_nothing_where_routes_stay(ranks, mixture, batch):
     (free,) = ranks.run(ONE, Run(lr=1e-5, steps=2), mixture, batch, "none")
     measured = dataclasses.replace(UPDATE, routing_mismatch=True)
     job = Run(lr=1e-5, steps=2, update=measured)
@@ -207,18 +195,18 @@ def test_it_changes_nothing_where_routes_stay(
     assert torch.equal(replayed.after.log_probs, free.after.log_probs)
 
 
-def with_routes_of(model: Any, other: Any, sequences: list[Tensor]) -> list[Tensor]:
+def with_routes_of(model, other, sequences):
     """Logits of ``model`` with the experts that ``other`` chooses, and a share for each."""
     topk, logits = torch.topk, []
     for tokens in sequences:
-        routes: list[Tensor] = []
+        routes = []
 
-        def record(scores: Tensor, k: int, dim: int = -1) -> Any:
+        def record(scores, k, dim=-1):
             found = topk(scores, k, dim=dim)
             routes.append(found[1])  # noqa: B023
             return found
 
-        def replay(scores: Tensor, k: int, dim: int = -1) -> Any:
+        def replay(scores, k, dim=-1):
             indices = routes.pop(0)  # noqa: B023
             return scores.gather(dim, indices), indices
 
@@ -232,13 +220,11 @@ def with_routes_of(model: Any, other: Any, sequences: list[Tensor]) -> list[Tens
 @pytest.mark.parametrize(
     "recompute", [pytest.param({}, marks=pytest.mark.long), RECOMPUTE], ids=["kept", "recomputed"]
 )
-def test_forward_and_gradient_are_those_of_the_old_routes(
-    ranks: RankPool, mixture: str, batch: TrainingBatch, recompute: dict[str, Any]
-) -> None:
+def test_forward_and_gradient_are_those_of_the_old_routes(ranks, mixture, batch, recompute):
     """With routers that moved: against transformers in float64, its ``topk`` replayed by hand."""
     from transformers import AutoModelForCausalLM
 
-    def load() -> Any:
+    def load():
         return AutoModelForCausalLM.from_pretrained(
             mixture, dtype=torch.float64, experts_implementation="eager"
         )
@@ -249,7 +235,7 @@ def test_forward_and_gradient_are_those_of_the_old_routes(
             block.mlp.gate.weight.data.add_(movement(layer))
     sequences = list(batch.tokens.split(batch.sequence_lengths.tolist()))
 
-    def of_response(logits_of_all: list[Tensor]) -> Tensor:
+    def of_response(logits_of_all):
         pieces = []
         for prompt, tokens, logits in zip(
             batch.prompt_lengths.tolist(), sequences, logits_of_all, strict=True
@@ -284,15 +270,13 @@ def test_forward_and_gradient_are_those_of_the_old_routes(
 
 
 @pytest.fixture(scope="module")
-def on_one_rank(ranks: RankPool, mixture: str, batch: TrainingBatch) -> Step:
+def on_one_rank(ranks, mixture, batch):
     (found,) = ranks.run(ONE, Run(steps=2, between="routers"), mixture, batch, R2)
     return found
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_layouts(
-    ranks: RankPool, mixture: str, batch: TrainingBatch, on_one_rank: Step, layout: Layout
-) -> None:
+def test_layouts(ranks, mixture, batch, on_one_rank, layout):
     """The second step of two, with layers that are run again in the backward pass."""
     job = Run(steps=2, between="routers", **RECOMPUTE)
     results = ranks.run(layout, job, mixture, batch, R2)
@@ -306,9 +290,7 @@ def test_layouts(
     )
 
 
-def run_and_save(
-    layout: Layout, platform: Platform, model: str, batch: TrainingBatch, folder: str
-) -> tuple[After, dict[str, float]]:
+def run_and_save(layout, platform, model, batch, folder):
     """Step 1, a checkpoint, and steps 2 and 3 in the same process."""
     actor = build(layout, platform, model, routing_replay=R2, model=REPLAYED)
     replayed_steps(actor, batch, [1])
@@ -317,9 +299,7 @@ def run_and_save(
     return go_on(actor, batch, 0), routing
 
 
-def run_from_checkpoint(
-    layout: Layout, platform: Platform, model: str, batch: TrainingBatch, folder: str
-) -> tuple[After, dict[str, float]]:
+def run_from_checkpoint(layout, platform, model, batch, folder):
     """Steps 2 and 3 of a new actor, as after the old one was killed."""
     actor = build(layout, platform, model, routing_replay=R2, model=REPLAYED)
     load_model(actor, folder)
@@ -327,9 +307,7 @@ def run_from_checkpoint(
     return go_on(actor, batch, 0), routing
 
 
-def replayed_steps(
-    actor: MegatronActor, batch: TrainingBatch, seeds: list[int]
-) -> dict[str, float]:
+def replayed_steps(actor, batch, seeds):
     """Steps of two minibatches, of which the second replays routes that it would not choose."""
     for seed in seeds:
         shard = actor.shard_of(batch, UPDATE, seed)
@@ -341,13 +319,11 @@ def replayed_steps(
     return found.routing
 
 
-def test_a_resumed_run_is_the_one_that_never_stopped(
-    ranks: RankPool, mixture: str, batch: TrainingBatch, tmp_path: Path
-) -> None:
+def test_a_resumed_run_is_the_one_that_never_stopped(ranks, mixture, batch, tmp_path):
     """Bit for bit, on ranks that share experts: no step needs the routes of one before it."""
-    straight: list[Any] = []
+    straight = []
 
-    def run(partial: str) -> None:
+    def run(partial):
         straight[:] = ranks.run(EP2, run_and_save, mixture, batch, partial)
 
     folder = commit(tmp_path, run)
@@ -359,7 +335,7 @@ def test_a_resumed_run_is_the_one_that_never_stopped(
             assert torch.equal(one.values.log_probs, other.values.log_probs)
 
 
-def test_figures_and_bytes(on_one_rank: Step, batch: TrainingBatch) -> None:
+def test_figures_and_bytes(on_one_rank, batch):
     routing = on_one_rank.routing
     moe = (0, 2, 3)  # Layer 1 is dense.
     names = {f"routing/{name}/layer_{n}" for n in moe for name in FIGURES}
@@ -372,14 +348,12 @@ def test_figures_and_bytes(on_one_rank: Step, batch: TrainingBatch) -> None:
     assert on_one_rank.route_bytes == int(batch.sequence_lengths.sum()) * 3 * 2
 
 
-def run_wrong_order(
-    layout: Layout, platform: Platform, model: str, batch: TrainingBatch
-) -> list[str]:
+def run_wrong_order(layout, platform, model, batch):
     """What is said of updates without the routes of their shard's own pass."""
     actor = build(layout, platform, model, routing_replay=R2)
     said = []
 
-    def update(shard: Any) -> None:
+    def update(shard):
         values = torch.zeros(int(shard.batch.response_lengths.sum()))
         with pytest.raises(ValueError) as error:
             actor.update_shard(shard.with_values(old_log_probs=values), UPDATE)
@@ -398,9 +372,7 @@ def run_wrong_order(
     return said
 
 
-def test_an_update_without_routes_is_refused(
-    ranks: RankPool, mixture: str, batch: TrainingBatch
-) -> None:
+def test_an_update_without_routes_is_refused(ranks, mixture, batch):
     (said,) = ranks.run(ONE, run_wrong_order, mixture, batch)
     assert len(said) == 3
     assert all("actor.routing_replay" in one and "no routes for this shard" in one for one in said)

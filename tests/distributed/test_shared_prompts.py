@@ -1,24 +1,16 @@
 """Sequences that share the rows of their prompt: the same numbers from fewer rows."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.observer import UpdateObserver, Vector, gradient_of
 from rlmath.actor.plan import StepPlan
-from rlmath.actor.value import ValueModel
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.batching.shards import response_rows
-from rlmath.device import Platform
 from rlmath.model.parallel import Layout
-from rlmath.types import TrainingBatch
-from tests.distributed.rank_pool import RankPool
 from tests.distributed.test_actor import (
     build,
     make_batch,
@@ -27,7 +19,7 @@ from tests.distributed.test_actor import (
 from tests.distributed.test_value_model import build as build_value_model
 
 
-def grouped_batch() -> TrainingBatch:
+def grouped_batch():
     """Groups of four, one of them too large for a micro-batch; a prompt of one token; two groups
     with one prompt; one with two prompts of one length; and one of one sequence."""
     batch = make_batch(17, seed=3)
@@ -51,17 +43,15 @@ def grouped_batch() -> TrainingBatch:
 class Gradients(UpdateObserver):
     """Keeps the gradient of each minibatch."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.kept: list[Vector] = []
 
-    def see_gradient(self, optimizer: Any) -> None:
+    def see_gradient(self, optimizer):
         self.kept.append(gradient_of(optimizer))
 
 
-def run(
-    layout: Layout, platform: Platform, model: str, batch: TrainingBatch, changes: dict[str, Any]
-) -> list[tuple[int, Tensor, Tensor, list[Vector], Tensor, float]]:
+def run(layout, platform, model, batch, changes):
     """Without and with shared prompts: rows of the passes, log-probs, entropies, gradients, values
     of a value model, and by how much the first minibatch's log-probs are not the old ones."""
     found = []
@@ -95,7 +85,7 @@ def run(
 UPDATE = StepPlan(ObjectiveSettings(entropy_coef=0.01), minibatches=2)
 
 
-def value_model_of(layout: Layout, platform: Platform, model: str, share: bool) -> ValueModel:
+def value_model_of(layout, platform, model, share):
     value_model = build_value_model(layout, platform, model, share)
     last = value_model.chunks[-1]
     if last.post_process:
@@ -113,9 +103,7 @@ def value_model_of(layout: Layout, platform: Platform, model: str, share: bool) 
     ],
     ids=str,
 )
-def test_the_numbers_are_those_of_whole_sequences(
-    ranks: RankPool, request: pytest.FixtureRequest, layout: Layout, changes: dict[str, Any]
-) -> None:
+def test_the_numbers_are_those_of_whole_sequences(ranks, request, layout, changes):
     model, batch = request.getfixturevalue("tiny_model"), grouped_batch()
     everywhere = ranks.run(layout, run, model, batch, changes)
     usual_rows, shared_rows = (sum(one[i][0] for one in everywhere) for i in (0, 1))
@@ -135,13 +123,11 @@ def test_the_numbers_are_those_of_whole_sequences(
                     assert float((one - other).abs().max()) <= 3e-6 * largest
 
 
-def build_sharing(layout: Layout, platform: Platform, model: str) -> None:
+def build_sharing(layout, platform, model):
     build(layout, platform, model, share_prompts=True)
 
 
-def test_ranks_refuse_it_where_attention_would_not_find_the_prompt(
-    ranks: RankPool, request: pytest.FixtureRequest
-) -> None:
+def test_ranks_refuse_it_where_attention_would_not_find_the_prompt(ranks, request):
     model = request.getfixturevalue("tiny_model")
     with pytest.raises(RuntimeError, match=r"share_prompts: actor\.context_parallel=2"):
         ranks.run(Layout(1, 1, 1, context_parallel=2), build_sharing, model)

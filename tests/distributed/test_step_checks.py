@@ -5,12 +5,9 @@ The default run has one layout with all kinds of ranks but stages; `long` has TP
 alone, each with all weights and with adapters.
 """
 
-from __future__ import annotations
-
 import pickle
 import re
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -24,7 +21,6 @@ from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.commands.drill import in_training
 from rlmath.commands.drill.in_ranks import restore
 from rlmath.config.optimizer import OptimizerConfig, Schedule
-from rlmath.device import Platform
 from rlmath.model.lora import TARGETS, Lora
 from rlmath.model.parallel import Layout
 from rlmath.training.checks.loss_parts import wrong_loss
@@ -37,9 +33,7 @@ from rlmath.training.checks.sequences import (
     wrong_tokens,
 )
 from rlmath.training.checks.still_weights import begin, look_again, moved
-from rlmath.types import TrainingBatch
 from rlmath.weights.sequence_fingerprints import token_digests
-from tests.distributed.rank_pool import RankPool
 from tests.distributed.test_actor import build, make_batch, tiny_model  # noqa: F401
 
 KL, ENTROPY = 0.1, 0.01
@@ -71,23 +65,21 @@ SAYS = {fault.name: fault.says for fault in in_training.FAULTS}
 MORE = [Layout(2, 1, 1), Layout(1, 2, 1), Layout(1, 1, 2)]
 
 
-def plants_of(layout: Layout, lora: bool) -> list[str]:
+def plants_of(layout, lora):
     without = {"moving_reference" if lora else "moving_base"}
     if layout.data_parallel == 1:
         without.add("no_sum")
     return [name for name in PLANTS if name not in without]
 
 
-def run(
-    layout: Layout, platform: Platform, model: str, batch: TrainingBatch, lora: bool
-) -> dict[str, tuple[UpdateResult | None, list[str], int]]:
+def run(layout, platform, model, batch, lora):
     """A healthy step, and a step for each fault with a healthy one after it."""
-    more: dict[str, Any] = {"lora": Lora(rank=4, alpha=8.0, targets=TARGETS)} if lora else {}
+    more = {"lora": Lora(rank=4, alpha=8.0, targets=TARGETS)} if lora else {}
     reference = ReferenceSettings("frozen")
     actor = build(layout, platform, model, reference=reference, optimizer=dict(OPTIMIZER), **more)
-    worker: Any = SimpleNamespace(actor=actor)
+    worker = SimpleNamespace(actor=actor)
     begin(worker)
-    found: dict[str, tuple[UpdateResult | None, list[str], int]] = {}
+    found = {}
     names = ["healthy"]
     for name in plants_of(layout, lora):
         names += [name, f"healthy after {name}"]
@@ -108,9 +100,7 @@ def run(
     return found
 
 
-def sentences(
-    of_ranks: list[tuple[UpdateResult | None, list[str], int]], batch: TrainingBatch
-) -> list[str]:
+def sentences(of_ranks, batch):
     """What the driver's checks say."""
     results = [one for one, _, _ in of_ranks if one is not None]
     result = UpdateResult.joined(results)
@@ -151,11 +141,11 @@ def sentences(
     ids=str,
 )
 def test_each_fault_is_named_in_its_step_and_no_healthy_step_is(
-    layout: Layout,
-    lora: bool,
-    ranks: RankPool,
-    tiny_model: str,  # noqa: F811
-) -> None:
+    layout,
+    lora,
+    ranks,
+    tiny_model,  # noqa: F811
+):
     batch = make_batch()
     of_ranks = ranks.run(layout, run, tiny_model, batch, lora)
     for name in of_ranks[0]:

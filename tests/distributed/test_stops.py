@@ -1,8 +1,5 @@
 """Ranks asked to stop in an update agree on a micro-batch, and then nothing has changed."""
 
-from __future__ import annotations
-
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -12,11 +9,8 @@ import torch.distributed as dist
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.plan import StepPlan
 from rlmath.actor.stops import Stops, ask_to_stop, stops
-from rlmath.device import Platform
 from rlmath.errors import UpdateStopped
 from rlmath.model.parallel import Layout
-from rlmath.types import TrainingBatch
-from tests.distributed.rank_pool import RankPool
 from tests.distributed.test_actor import build, make_batch
 from tests.distributed.test_mixture import make_mixture
 from tests.distributed.test_offload import state_of
@@ -34,26 +28,26 @@ SETTINGS = {
 class Worker:
     """What ``state_of`` reads."""
 
-    def __init__(self, actor: Any) -> None:
+    def __init__(self, actor):
         self._actor = actor
 
-    def _models(self) -> dict[str, Any]:
+    def _models(self):
         return {"actor": self._actor}
 
 
-def ranks_store() -> Any:
-    store: Any = dist.distributed_c10d._get_default_store()
+def ranks_store():
+    store = dist.distributed_c10d._get_default_store()
     while hasattr(store, "underlying_store"):
         store = store.underlying_store
     return store
 
 
-def asking_before(number: int) -> Any:
+def asking_before(number):
     """Ask when this process begins a pass's micro-batch of this number, from 1, and wait until the
     ranks are held or have answered."""
     skips, count, store = Stops.skips, 0, ranks_store()
 
-    def skips_and_asks(self: Stops, one: int) -> bool:
+    def skips_and_asks(self, one):
         nonlocal count
         count += 1
         if count == number:
@@ -67,9 +61,7 @@ def asking_before(number: int) -> Any:
     return mock.patch.object(Stops, "skips", skips_and_asks)
 
 
-def run(
-    layout: Layout, platform: Platform, model: str, batch: TrainingBatch, asked_in: int | None
-) -> tuple[bool, bool, str]:
+def run(layout, platform, model, batch, asked_in):
     """A step, and another in which the ranks are asked to stop in a minibatch.
 
     Returns:
@@ -78,7 +70,7 @@ def run(
     store = ranks_store()
     stops.connect(store.host, store.port, dist.get_rank(), layout.world_size)
     actor = build(layout, platform, model, **SETTINGS)
-    worker: Any = Worker(actor)
+    worker = Worker(actor)
     shard = actor.shard_of(batch, UPDATE, 0)
     stops.begin_step()
     values = actor.shard_log_probs(shard, "old")
@@ -110,7 +102,7 @@ def run(
 
 
 @pytest.fixture(scope="module")
-def mixture(tmp_path_factory: pytest.TempPathFactory) -> str:
+def mixture(tmp_path_factory):
     return make_mixture(tmp_path_factory.mktemp("stops"))
 
 
@@ -123,9 +115,7 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> str:
     ],
     ids=str,
 )
-def test_an_update_is_stopped_until_its_optimizer_steps(
-    ranks: RankPool, layout: Layout, mixture: str
-) -> None:
+def test_an_update_is_stopped_until_its_optimizer_steps(ranks, layout, mixture):
     batch = make_batch(24)
     for stopped, same, _ in ranks.run(layout, run, mixture, batch, 0):
         assert stopped and same

@@ -1,31 +1,21 @@
 """Gradients have fingerprints by tensor, the same on any layout, of each element once."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 
-from rlmath.actor.policy import MegatronActor
 from rlmath.actor.value import ValueModel
-from rlmath.device import Platform
 from rlmath.model.parallel import Layout
 from rlmath.weights.fingerprint import add
 from rlmath.weights.gather import BucketGatherer
 from rlmath.weights.quantized_prints import sent_fingerprints
 from rlmath.weights.slices import Rotation
-from tests.distributed.rank_pool import RankPool
 from tests.distributed.test_actor import UPDATE as UPDATE_SETTINGS
 from tests.distributed.test_actor import build, make_batch, tiny_model, with_log_probs  # noqa: F401
 from tests.distributed.test_lora import ALL
 from tests.distributed.test_mixture import make_mixture
 
 
-def run(
-    layout: Layout, platform: Platform, model: str, distributed: bool
-) -> tuple[dict[str, int], dict[str, int], dict[str, int]]:
+def run(layout, platform, model, distributed):
     """Of weights as they are sent, as they are counted here, and of gradients that are equal to
     the weights where a rank has reduced them, and nonsense elsewhere."""
     actor = build(layout, platform, model, optimizer={"distributed": distributed})
@@ -42,14 +32,14 @@ def run(
     return sent, weights, gradients
 
 
-def _check_slices(gatherer: BucketGatherer, sent: dict[str, int]) -> None:
+def _check_slices(gatherer, sent):
     """Those of the slices of a round add up, as engines hold them as sent and in FP8."""
     shapes = {meta.name: meta.shape for meta in gatherer.tensors}
     whole = frozenset(name for name in shapes if ".experts." in name)
     for packed in (True, False):
         rotation = Rotation(shapes, packed=packed, whole=whole)
-        total: dict[str, int] = {}
-        quantized: dict[str, int] = {}
+        total = {}
+        quantized = {}
         while not total or not rotation.is_at_start:
             part, _ = rotation.pop(rotation.work / 5)
             found = gatherer.fingerprints(part)
@@ -62,7 +52,7 @@ def _check_slices(gatherer: BucketGatherer, sent: dict[str, int]) -> None:
     assert quantized == sent_fingerprints(gatherer)
 
 
-def _put_weights_as_gradients(actor: MegatronActor) -> None:
+def _put_weights_as_gradients(actor):
     parts = getattr(actor.optimizer, "chained_optimizers", [actor.optimizer])
     for parameter in actor.module.parameters():
         for part in parts:
@@ -80,28 +70,28 @@ def _put_weights_as_gradients(actor: MegatronActor) -> None:
 @pytest.mark.parametrize("distributed", [True, False], ids=["shared_optimizer", "plain"])
 @pytest.mark.parametrize("layout", [Layout(2, 1, 2), Layout(1, 2, 2)], ids=str)
 def test_a_dense_model(
-    layout: Layout,
-    distributed: bool,
-    ranks: RankPool,
-    tiny_model: str,  # noqa: F811
-) -> None:
+    layout,
+    distributed,
+    ranks,
+    tiny_model,  # noqa: F811
+):
     check(ranks, layout, tiny_model, distributed)
 
 
-def test_a_mixture(ranks: RankPool, tmp_path: Path) -> None:
+def test_a_mixture(ranks, tmp_path):
     """Experts are reduced by other ranks than the rest."""
     model = make_mixture(tmp_path)
     for layout in (Layout(2, 1, 2, expert_parallel=4), Layout(2, 1, 2, expert_parallel=2)):
         check(ranks, layout, model, True)
 
 
-def check(ranks: RankPool, layout: Layout, model: str, distributed: bool) -> None:
+def check(ranks, layout, model, distributed):
     for sent, weights, gradients in ranks.run(layout, run, model, distributed):
         assert weights == gradients == dict(sorted(sent.items()))
         assert len(sent) > 40 and len(set(sent.values())) > 30
 
 
-def updated(layout: Layout, platform: Platform, model: str) -> Any:
+def updated(layout, platform, model):
     """Prints of an update, twice from the same weights; with adapters; and of a value model."""
     batch = with_log_probs(make_batch())
     found = [
@@ -120,7 +110,7 @@ def updated(layout: Layout, platform: Platform, model: str) -> Any:
     return found, adapted.gradients, values
 
 
-def test_an_update_has_them(ranks: RankPool, tiny_model: str) -> None:  # noqa: F811
+def test_an_update_has_them(ranks, tiny_model):  # noqa: F811
     for (first, again, other), adapted, (before, after) in ranks.run(
         Layout(2, 1, 1), updated, tiny_model
     ):

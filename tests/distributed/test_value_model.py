@@ -1,10 +1,6 @@
 """The value model on real gloo ranks: right against Hugging Face, and the same on every layout."""
 
-from __future__ import annotations
-
 import dataclasses
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,10 +12,7 @@ from rlmath.actor.value import ValueModel
 from rlmath.actor.worker import ActorWorker
 from rlmath.batching.shards import response_rows
 from rlmath.config.optimizer import OptimizerConfig
-from rlmath.device import Platform
 from rlmath.model.parallel import Layout
-from rlmath.types import TrainingBatch
-from tests.distributed.rank_pool import RankPool
 from tests.distributed.test_actor import build as build_policy
 from tests.distributed.test_actor import (
     make_batch,
@@ -31,9 +24,7 @@ HIDDEN = 64
 UPDATE = StepPlan(value_clip=0.5, minibatches=2)
 
 
-def build(
-    layout: Layout, platform: Platform, model: str, share_prompts: bool = False
-) -> ValueModel:
+def build(layout, platform, model, share_prompts=False):
     settings = ActorSettings(
         model_path=model,
         model=ModelSettings(torch.float32, sequence_parallel=True),
@@ -46,13 +37,11 @@ def build(
     return ValueModel(settings, layout, platform)
 
 
-def head_weight() -> torch.Tensor:
+def head_weight():
     return torch.randn(1, HIDDEN, generator=torch.Generator().manual_seed(5))
 
 
-def run(
-    layout: Layout, platform: Platform, model: str, batch: TrainingBatch, folder: str | None
-) -> tuple[Any, list[dict[str, float]], list[dict[str, float]]]:
+def run(layout, platform, model, batch, folder):
     """Values under a known head, metrics of an update, and of one after a checkpoint."""
     value_model = build(layout, platform, model)
     last = value_model.chunks[-1]
@@ -77,7 +66,7 @@ def run(
 
 
 @pytest.fixture(scope="module")
-def batch() -> TrainingBatch:
+def batch():
     one = make_batch()
     generator = torch.Generator().manual_seed(3)
     total = one.advantages.numel()
@@ -89,7 +78,7 @@ def batch() -> TrainingBatch:
 
 
 @pytest.fixture(scope="module")
-def expected(tiny_model: str, batch: TrainingBatch) -> torch.Tensor:  # noqa: F811
+def expected(tiny_model, batch):  # noqa: F811
     """``[R]`` values from transformers' hidden states, one sequence at a time."""
     from transformers import AutoModel
 
@@ -103,7 +92,7 @@ def expected(tiny_model: str, batch: TrainingBatch) -> torch.Tensor:  # noqa: F8
     return torch.cat(values)
 
 
-def together(results: list[Any], total: int) -> torch.Tensor:
+def together(results, total):
     shares = [values for values, _, _ in results if values is not None]
     placed = torch.full((total,), torch.nan)
     for rows, values in shares:
@@ -112,20 +101,20 @@ def together(results: list[Any], total: int) -> torch.Tensor:
 
 
 @pytest.fixture(scope="module")
-def alone(ranks: RankPool, tiny_model: str, batch: TrainingBatch) -> Any:  # noqa: F811
+def alone(ranks, tiny_model, batch):  # noqa: F811
     return ranks.run(Layout(1, 1, 1), run, tiny_model, batch, None)[0]
 
 
 @on_layouts()
 def test_values_and_updates_are_the_same_on_every_layout(
-    layout: Layout,
-    ranks: RankPool,
-    tiny_model: str,  # noqa: F811
-    batch: TrainingBatch,
-    expected: torch.Tensor,
-    alone: Any,
-    tmp_path: Path,
-) -> None:
+    layout,
+    ranks,
+    tiny_model,  # noqa: F811
+    batch,
+    expected,
+    alone,
+    tmp_path,
+):
     """The second update, on all layouts but the first, is made by a model from a checkpoint."""
     folder = None if layout.world_size == 1 else str(tmp_path)
     results = ranks.run(layout, run, tiny_model, batch, folder)
@@ -135,9 +124,7 @@ def test_values_and_updates_are_the_same_on_every_layout(
             assert found == pytest.approx(wanted, rel=2e-5)
 
 
-def run_worker(
-    layout: Layout, platform: Platform, model: str, batch: TrainingBatch, folder: str, save: bool
-) -> list[dict[str, float]]:
+def run_worker(layout, platform, model, batch, folder, save):
     """The worker's own save in the background, with training going on, or its load."""
     worker = ActorWorker.__new__(ActorWorker)
     worker._peaks = {}
@@ -156,7 +143,7 @@ def run_worker(
     return metrics
 
 
-def step(worker: ActorWorker, batch: TrainingBatch, seed: int) -> list[dict[str, float]]:
+def step(worker, batch, seed):
     plan = StepPlan(passes=("old", "values"), minibatches=2, value_clip=0.5)
     worker.run_part(worker.value_model.shard_of(batch, plan, seed), plan)
     report = worker.finish_step(plan, None)
@@ -166,11 +153,11 @@ def step(worker: ActorWorker, batch: TrainingBatch, seed: int) -> list[dict[str,
 
 
 def test_a_background_checkpoint_has_the_value_model_and_resumes(
-    ranks: RankPool,
-    tiny_model: str,  # noqa: F811
-    batch: TrainingBatch,
-    tmp_path: Path,
-) -> None:
+    ranks,
+    tiny_model,  # noqa: F811
+    batch,
+    tmp_path,
+):
     """The update after the resume has the same numbers as the one that followed the save."""
     for layout, folder in ((Layout(2, 1, 1), tmp_path / "tp"), (Layout(1, 1, 2), tmp_path / "dp")):
         folder.mkdir()
@@ -181,7 +168,7 @@ def test_a_background_checkpoint_has_the_value_model_and_resumes(
         assert all(metrics["grad_norm"] > 0 for metrics in resumed[0])
 
 
-def learn(layout: Layout, platform: Platform, model: str, batch: TrainingBatch) -> list[float]:
+def learn(layout, platform, model, batch):
     value_model = build(layout, platform, model)
     settings = StepPlan(value_clip=None)
     losses = []
@@ -192,10 +179,10 @@ def learn(layout: Layout, platform: Platform, model: str, batch: TrainingBatch) 
 
 
 def test_the_value_model_learns_its_returns(
-    ranks: RankPool,
-    tiny_model: str,  # noqa: F811
-    batch: TrainingBatch,
-) -> None:
+    ranks,
+    tiny_model,  # noqa: F811
+    batch,
+):
     """From 0, where the loss is half the mean square of the returns."""
     (losses,) = ranks.run(Layout(1, 1, 1), learn, tiny_model, batch)
     assert batch.returns is not None

@@ -1,15 +1,9 @@
 """Several chunks of the model on each pipeline stage: what they compute and save is that of one."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import torch
 
 from rlmath.actor.model import ModelSettings
-from rlmath.device import Platform
 from rlmath.model.parallel import Layout
 from rlmath.validation.hooks import megatron_values
 from rlmath.weights.gather import BucketGatherer
@@ -21,7 +15,6 @@ from tests.distributed import (
     test_routing_replay,
 )
 from tests.distributed import test_value_model as values
-from tests.distributed.rank_pool import RankPool
 from tests.distributed.test_actor import check_updates, make_batch
 from tests.distributed.test_checkpoint import assert_equal, changes_of, commit, run_load, run_save
 
@@ -46,20 +39,18 @@ MODEL = ModelSettings(torch.float32, sequence_parallel=True, recompute="full")
     ],
     ids=str,
 )
-def test_the_update_is_that_of_one_chunk(
-    ranks: RankPool, tiny_model: str, on_one_rank: Any, layout: Layout, changes: dict[str, Any]
-) -> None:
+def test_the_update_is_that_of_one_chunk(ranks, tiny_model, on_one_rank, layout, changes):
     check_updates(ranks, tiny_model, on_one_rank, layout, changes)
 
 
 @pytest.fixture(scope="module")
-def seven_layers(tmp_path_factory: pytest.TempPathFactory) -> str:
+def seven_layers(tmp_path_factory):
     folder = tmp_path_factory.mktemp("seven")
     return test_actor.make_model(folder, tied=False, num_hidden_layers=7)
 
 
 @pytest.fixture(scope="module")
-def seven_on_one_rank(ranks: RankPool, seven_layers: str) -> Any:
+def seven_on_one_rank(ranks, seven_layers):
     return test_actor.updates_on_one_rank(ranks, seven_layers)
 
 
@@ -76,38 +67,34 @@ def seven_on_one_rank(ranks: RankPool, seven_layers: str) -> Any:
     ids=str,
 )
 def test_seven_layers_in_chunks_that_differ(
-    ranks: RankPool,
-    seven_layers: str,
-    seven_on_one_rank: Any,
-    layout: Layout,
-    changes: dict[str, Any],
-) -> None:
+    ranks, seven_layers, seven_on_one_rank, layout, changes
+):
     check_updates(ranks, seven_layers, seven_on_one_rank, layout, changes)
     (expected,) = ranks.run(ONE, run_fingerprints, seven_layers)
     assert all(one == expected for one in ranks.run(layout, run_fingerprints, seven_layers))
 
 
-def test_tied_embeddings(ranks: RankPool, tied_model: str, tied_on_one_rank: Any) -> None:
+def test_tied_embeddings(ranks, tied_model, tied_on_one_rank):
     check_updates(ranks, tied_model, tied_on_one_rank, VP2, {})
 
 
-def run_fingerprints(layout: Layout, platform: Platform, model: str) -> dict[str, int]:
+def run_fingerprints(layout, platform, model):
     actor = values.build_policy(layout, platform, model)
     assert len(actor.chunks) == layout.virtual_stages
     return BucketGatherer(actor.chunks, actor.spec, actor.parallel).fingerprints()
 
 
-def test_what_is_sent_is_the_folder(ranks: RankPool, tiny_model: str) -> None:
+def test_what_is_sent_is_the_folder(ranks, tiny_model):
     (expected,) = ranks.run(ONE, run_fingerprints, tiny_model)
     for found in ranks.run(VP2, run_fingerprints, tiny_model):
         assert found == expected
 
 
-def run_values(layout: Layout, platform: Platform, model: str) -> Any:
+def run_values(layout, platform, model):
     return megatron_values(values.build_policy(layout, platform, model), list(range(3, 20)))
 
 
-def test_layers_are_found_where_values_part(ranks: RankPool, tiny_model: str) -> None:
+def test_layers_are_found_where_values_part(ranks, tiny_model):
     """What find_divergence compares: every layer of every chunk, by its number in the model."""
     (expected,) = ranks.run(ONE, run_values, tiny_model)
     found, _ = ranks.run(VP2, run_values, tiny_model)
@@ -116,12 +103,10 @@ def test_layers_are_found_where_values_part(ranks: RankPool, tiny_model: str) ->
         torch.testing.assert_close(found[key], value, atol=2e-5, rtol=1e-4)
 
 
-def test_a_checkpoint_resumes_bit_by_bit_and_in_other_layouts(
-    ranks: RankPool, tiny_model: str, tmp_path: Path
-) -> None:
+def test_a_checkpoint_resumes_bit_by_bit_and_in_other_layouts(ranks, tiny_model, tmp_path):
     changes, straight = changes_of(True), []
 
-    def run(partial: str) -> None:
+    def run(partial):
         straight[:] = ranks.run(VP2, run_save, tiny_model, changes, partial, 1, 1)
 
     folder = commit(tmp_path, run)
@@ -132,20 +117,20 @@ def test_a_checkpoint_resumes_bit_by_bit_and_in_other_layouts(
     for layout in (ONE, PP2):
         check_metrics(ranks.run(layout, run_load, tiny_model, changes, folder, 1), expected)
 
-    def run_one(partial: str) -> None:
+    def run_one(partial):
         straight[:] = ranks.run(ONE, run_save, tiny_model, changes, partial, 1, 1)
 
     folder = commit(tmp_path / "one", run_one)
     check_metrics(ranks.run(VP2, run_load, tiny_model, changes, folder, 1), straight[0].metrics)
 
 
-def check_metrics(found: list[Any], expected: list[dict[str, float]]) -> None:
+def check_metrics(found, expected):
     for after in found:
         for metrics, wanted in zip(after.metrics, expected, strict=True):
             assert metrics == pytest.approx(wanted, rel=1e-5, abs=1e-6)
 
 
-def test_a_mixture_with_routes_replayed(ranks: RankPool, tmp_path: Path) -> None:
+def test_a_mixture_with_routes_replayed(ranks, tmp_path):
     """The dense layer is the second of four, so chunks differ; layers run again in the backward."""
     model, batch = test_mixture.make_mixture(tmp_path), make_batch()
     job = test_routing_replay.Run(steps=2, between="routers", recompute="full")
@@ -157,15 +142,13 @@ def test_a_mixture_with_routes_replayed(ranks: RankPool, tmp_path: Path) -> None
         assert one.routing == pytest.approx(alone.routing, abs=0.01)
 
 
-def test_adapters(ranks: RankPool, tiny_model: str, tmp_path: Path) -> None:
+def test_adapters(ranks, tiny_model, tmp_path):
     lora = test_lora.write_peft(tmp_path / "all", tiny_model, test_lora.ALL)
     expected = test_lora.expectation(tiny_model, lora)
     test_lora.check(ranks, tiny_model, lora, expected, VP2, test_lora.PLAIN_OPTIMIZER)
 
 
-def test_a_value_model_and_its_checkpoint(
-    ranks: RankPool, tiny_model: str, tmp_path: Path, batch: Any
-) -> None:
+def test_a_value_model_and_its_checkpoint(ranks, tiny_model, tmp_path, batch):
     ((expected, *alone),) = ranks.run(ONE, values.run, tiny_model, batch, None)
     results = ranks.run(VP2, values.run, tiny_model, batch, str(tmp_path))
     total = batch.loss_mask.numel()
@@ -182,8 +165,6 @@ def test_a_value_model_and_its_checkpoint(
 
 
 @pytest.mark.long
-def test_offloaded_state_comes_back(
-    ranks: RankPool, tiny_model: str, tmp_path: Path, batch: Any
-) -> None:
+def test_offloaded_state_comes_back(ranks, tiny_model, tmp_path, batch):
     said = ranks.run(VP2, test_offload.run, tiny_model, batch, True, True, str(tmp_path))
     assert said == [[], []]

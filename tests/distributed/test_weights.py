@@ -1,7 +1,5 @@
 """Hugging Face folder to Megatron on real gloo ranks and back, for every family and layout."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -9,14 +7,11 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from rlmath.model.parallel import Layout
 from rlmath.model.spec import read_model_spec
@@ -27,7 +22,6 @@ from rlmath.weights.hf_files import HfFolderReader
 from rlmath.weights.megatron import check_folder
 from rlmath.weights.pieces import expert_tensors
 from rlmath.weights.plan import SourceRank, plan_weights
-from rlmath.weights.runs import Run
 from tests.distributed.weights_ranks import Case, Ranks
 
 SIZES: dict[str, Any] = {
@@ -78,7 +72,7 @@ DEEPSEEK_ROPE: dict[str, Any] = {
 }
 
 
-def long(*values: Any) -> Any:
+def long(*values):
     """A case that proves what larger ones, which the plain command has, prove as well."""
     return pytest.param(*values, marks=pytest.mark.long)
 
@@ -87,11 +81,11 @@ LAYOUTS = [Case(2, 2), Case(4, 1), *map(long, [Case(1, 1), Case(2, 1), Case(1, 2
 SEQUENCES = [[5, 17, 100, 3, 3, 64, 9], [1, 2, 99, 50, 7, 80, 33, 12, 45, 6, 6], [42, 0]]
 
 
-def _name(value: str | Case) -> str:
+def _name(value):
     return value.name() if isinstance(value, Case) else value
 
 
-def make_config(family: str, **changes: Any) -> Any:
+def make_config(family, **changes):
     """transformers' configuration of a small model of a family."""
     import transformers as t
 
@@ -102,7 +96,7 @@ def make_config(family: str, **changes: Any) -> Any:
     heads = {"head_dim": 6} | sizes
     sizes.pop("head_dim", None)
 
-    def latent(kv_rank: int, rotary: int) -> dict[str, Any]:
+    def latent(kv_rank, rotary):
         return {
             "num_key_value_heads": sizes["num_attention_heads"],
             "q_lora_rank": 16,
@@ -196,7 +190,7 @@ FAMILIES = (
 )
 
 
-def perturb(model: Any, scale: float) -> None:
+def perturb(model, scale):
     """Make all of a model's weights differ, norms, biases and what routers choose by among them."""
     chosen_by = [one for name, one in model.named_buffers() if "correction_bias" in name]
     with torch.no_grad():
@@ -205,7 +199,7 @@ def perturb(model: Any, scale: float) -> None:
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def folders(tmp_path_factory):
     """A random model of each family as transformers saves it."""
     import transformers
 
@@ -222,7 +216,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
+def ranks():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -231,19 +225,19 @@ def ranks() -> Iterator[Ranks]:
     ranks.close()
 
 
-def _read(folder: Path) -> dict[str, Tensor]:
+def _read(folder):
     with HfFolderReader(folder, read_model_spec(folder)) as reader:
         return {name: reader.read(name) for name in reader.names()}
 
 
-def _same(got: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+def _same(got, expected):
     assert set(got) == set(expected)
     for name, tensor in expected.items():
         assert got[name].dtype == tensor.dtype, name
         assert torch.equal(got[name], tensor), name
 
 
-def _check_round_trip(ranks: Ranks, folder: Path, case: Case) -> None:
+def _check_round_trip(ranks, folder, case):
     expected = _read(folder)
     results = ranks.call("round_trip", str(folder), case, 0.01)
     _same(results[0]["to_rank_0"], expected)
@@ -259,7 +253,7 @@ def _check_round_trip(ranks: Ranks, folder: Path, case: Case) -> None:
         assert results[0]["sends"] == _planned_sends(folder, case)
 
 
-def _planned_sends(folder: Path, case: Case) -> dict[tuple[str, int, int, int], int]:
+def _planned_sends(folder, case):
     """What the plan says that each rank of the first copy of the model gives."""
     chunks = case.vp or 1
     layout = Layout(case.tp, case.pp, pipeline_layers=case.stages, virtual_stages=chunks)
@@ -276,7 +270,7 @@ def _planned_sends(folder: Path, case: Case) -> dict[tuple[str, int, int, int], 
 
 
 @pytest.fixture(scope="module")
-def reference(folders: dict[str, Path]) -> dict[str, Tensor]:
+def reference(folders):
     """transformers' logits, ``[tokens, vocab]``."""
     import transformers
 
@@ -299,12 +293,8 @@ def reference(folders: dict[str, Path]) -> dict[str, Tensor]:
 )
 @pytest.mark.parametrize("case", LAYOUTS, ids=Case.name)
 def test_there_and_back_is_bit_equal_and_log_probs_are_those_of_transformers(
-    ranks: Ranks,
-    folders: dict[str, Path],
-    reference: dict[str, Tensor],
-    case: Case,
-    family: str,
-) -> None:
+    ranks, folders, reference, case, family
+):
     _check_round_trip(ranks, folders[family], case)
     _check_log_probs(ranks, folders[family], reference[family], case)
 
@@ -315,9 +305,7 @@ def test_there_and_back_is_bit_equal_and_log_probs_are_those_of_transformers(
     [Case(tp=2, pp=2, vp=2), long(Case(pp=2, vp=2))],
     ids=Case.name,
 )
-def test_virtual_stages_there_and_back(
-    ranks: Ranks, folders: dict[str, Path], case: Case, family: str
-) -> None:
+def test_virtual_stages_there_and_back(ranks, folders, case, family):
     _check_round_trip(ranks, folders[family], case)
 
 
@@ -329,9 +317,7 @@ def test_virtual_stages_there_and_back(
     ],
     ids=_name,
 )
-def test_uneven_stages_there_and_back(
-    ranks: Ranks, folders: dict[str, Path], reference: dict[str, Tensor], case: Case, family: str
-) -> None:
+def test_uneven_stages_there_and_back(ranks, folders, reference, case, family):
     _check_round_trip(ranks, folders[family], case)
     _check_log_probs(ranks, folders[family], reference[family], case)
 
@@ -354,8 +340,8 @@ def test_uneven_stages_there_and_back(
     ids=_name,
 )
 def test_experts_there_and_back_and_log_probs_are_those_of_transformers(
-    ranks: Ranks, folders: dict[str, Path], reference: dict[str, Tensor], case: Case, family: str
-) -> None:
+    ranks, folders, reference, case, family
+):
     _check_round_trip(ranks, folders[family], case)
     _check_log_probs(ranks, folders[family], reference[family], case)
 
@@ -364,7 +350,7 @@ HALVES = [ExpertShare(None, part, 2) for part in (0, 1)]
 QUARTERS = [ExpertShare(None, part, 4) for part in range(4)]
 
 
-def _held(runs: set[Run], name: str) -> set[int]:
+def _held(runs, name):
     """Rows or columns of a tensor that a rank holds."""
     return {
         at for run in runs if run.name == name for at in range(run.start, run.start + run.length)
@@ -391,9 +377,7 @@ def _held(runs: set[Run], name: str) -> set[int]:
     ],
     ids=_name,
 )
-def test_a_rank_gets_its_share_of_the_experts_alone(
-    ranks: Ranks, folders: dict[str, Path], family: str, case: Case, shares: list[ExpertShare]
-) -> None:
+def test_a_rank_gets_its_share_of_the_experts_alone(ranks, folders, family, case, shares):
     """Bit by bit what it gets otherwise, twice and after meeting again; and bytes are counted."""
     bucket_mib = 0.001  # Smaller than an expert's matrix.
     experts = expert_tensors(read_model_spec(folders[family]))
@@ -436,9 +420,7 @@ def test_a_rank_gets_its_share_of_the_experts_alone(
 
 
 @pytest.mark.parametrize("shares", [HALVES * 2, [ExpertShare()] * 4], ids=["halves", "whole"])
-def test_experts_go_to_all_where_shares_would_be_more_to_send(
-    ranks: Ranks, folders: dict[str, Path], shares: list[ExpertShare]
-) -> None:
+def test_experts_go_to_all_where_shares_would_be_more_to_send(ranks, folders, shares):
     """Two stages, and engines of two workers or one: each of two ranks would send both engines a
     layer's experts."""
     case, folder = Case(pp=2, ep=2), str(folders["qwen3_moe"])
@@ -467,7 +449,7 @@ OVER_NCCL: dict[str, tuple[str, dict[str, Any], list[list[Any]], int]] = {
 SENDERS = {"stages": 4, "engines": 2, "whole experts": 2, "uneven": 2, "few": 1}
 
 
-def test_each_worker_gets_its_share_of_the_experts_over_nccl(folders: dict[str, Path]) -> None:
+def test_each_worker_gets_its_share_of_the_experts_over_nccl(folders):
     """Bit by bit, in two updates and after meeting again, with vLLM's own trainer and receiver over
     gloo; with matrices shorter and longer than a message."""
     cases = [
@@ -509,7 +491,7 @@ def test_each_worker_gets_its_share_of_the_experts_over_nccl(folders: dict[str, 
         )
 
 
-def _check_log_probs(ranks: Ranks, folder: Path, expected: Tensor, case: Case) -> None:
+def _check_log_probs(ranks, folder, expected, case):
     results = ranks.call("logits", str(folder), case, SEQUENCES)
     last_stages = [result for result in results if result is not None]
     assert len(last_stages) == 4 // case.pp
@@ -529,8 +511,8 @@ def _check_log_probs(ranks: Ranks, folder: Path, expected: Tensor, case: Case) -
     ],
 )
 def test_ranks_that_should_hold_the_same_and_do_not_are_named(
-    ranks: Ranks, folders: dict[str, Path], case: Case, parameter: str, tensor: str
-) -> None:
+    ranks, folders, case, parameter, tensor
+):
     messages = ranks.call("planted_difference", str(folders["qwen2_tied"]), case, parameter)
     assert len(set(messages)) == 1
     assert tensor in messages[0]
@@ -548,9 +530,7 @@ def test_ranks_that_should_hold_the_same_and_do_not_are_named(
     ],
     ids=_name,
 )
-def test_a_right_model_is_aligned(
-    ranks: Ranks, folders: dict[str, Path], family: str, case: Case
-) -> None:
+def test_a_right_model_is_aligned(ranks, folders, family, case):
     found = ranks.call("alignment_with_fault", str(folders[family]), case, None)
     mean, difference, message = found[0]
     assert mean < 1.00002
@@ -560,9 +540,7 @@ def test_a_right_model_is_aligned(
 
 
 @pytest.mark.parametrize("damage", ["nan", "inf", "untied"])
-def test_weights_that_no_model_has_are_named(
-    ranks: Ranks, folders: dict[str, Path], tmp_path: Path, damage: str
-) -> None:
+def test_weights_that_no_model_has_are_named(ranks, folders, tmp_path, damage):
     """By the ranks that read them: here those of one stage, and one tensor rank of two."""
     folder = tmp_path / damage
     shutil.copytree(folders["qwen2_tied"], folder)
@@ -618,9 +596,7 @@ OF_A_DENSE_MODEL = [fault for fault in FAULTS if fault not in OF_OTHER_MODELS]
     ],
     ids=_name,
 )
-def test_a_planted_fault_is_caught_and_named(
-    ranks: Ranks, folders: dict[str, Path], fault: str, case: Case, family: str
-) -> None:
+def test_a_planted_fault_is_caught_and_named(ranks, folders, fault, case, family):
     found = ranks.call("alignment_with_fault", str(folders[family]), case, fault)
     _, difference, message = found[0]
     assert difference is not None
@@ -629,9 +605,7 @@ def test_a_planted_fault_is_caught_and_named(
     assert FAULTS[fault] in message
 
 
-def test_rounding_in_bfloat16_does_not_hide_the_fault(
-    ranks: Ranks, folders: dict[str, Path]
-) -> None:
+def test_rounding_in_bfloat16_does_not_hide_the_fault(ranks, folders):
     arguments = (str(folders["qwen2"]), Case(), "k and v swapped", torch.bfloat16)
     _, difference, _ = ranks.call("alignment_with_fault", *arguments)[0]
     assert difference is not None and difference.startswith(FAULTS["k and v swapped"])
@@ -642,9 +616,7 @@ def test_rounding_in_bfloat16_does_not_hide_the_fault(
     [("qwen2_tied", Case(tp=2, pp=2)), ("phi3", Case(tp=2, pp=2)), ("qwen2_tied", Case())],
     ids=_name,
 )
-def test_a_saved_folder_is_the_same_model(
-    ranks: Ranks, folders: dict[str, Path], tmp_path: Path, family: str, case: Case
-) -> None:
+def test_a_saved_folder_is_the_same_model(ranks, folders, tmp_path, family, case):
     import transformers
 
     target = tmp_path / "saved"
@@ -670,9 +642,7 @@ def test_a_saved_folder_is_the_same_model(
     ],
     ids=_name,
 )
-def test_a_checkpoint_of_any_layout_becomes_a_folder(
-    ranks: Ranks, folders: dict[str, Path], tmp_path: Path, family: str, case: Case
-) -> None:
+def test_a_checkpoint_of_any_layout_becomes_a_folder(ranks, folders, tmp_path, family, case):
     source, checkpoint, target = folders[family], tmp_path / "step_000001", tmp_path / "hf"
     ranks.call("save_checkpoint", str(source), case, str(checkpoint))
     saved = read_checkpoint(checkpoint)
@@ -694,9 +664,7 @@ def test_a_checkpoint_of_any_layout_becomes_a_folder(
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "phi3"])
-def test_a_folder_becomes_a_checkpoint_and_a_folder_again(
-    ranks: Ranks, folders: dict[str, Path], tmp_path: Path, family: str
-) -> None:
+def test_a_folder_becomes_a_checkpoint_and_a_folder_again(ranks, folders, tmp_path, family):
     source, checkpoint, target = folders[family], tmp_path / "megatron", tmp_path / "hf"
     arguments = (str(source), str(checkpoint), torch.float32)
     assert ranks.call("convert", "to_megatron", *arguments) == [len(_read(source))] * 4

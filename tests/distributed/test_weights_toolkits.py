@@ -1,7 +1,5 @@
 """The offline tools as a person runs them, with a real vLLM engine."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -19,11 +17,11 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny", tie_word_embeddings=True)
 
 
-def run(tool: str, *arguments: object) -> subprocess.CompletedProcess[str]:
+def run(tool, *arguments):
     command = [sys.executable, str(ROOT / "toolkits" / tool), *map(str, arguments)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
@@ -34,7 +32,7 @@ def run(tool: str, *arguments: object) -> subprocess.CompletedProcess[str]:
 MOE = ("glm4_moe", "deepseek_v3_in_vllm")
 
 
-def make_model(family: str, tiny: Path, folder: Path) -> Path:
+def make_model(family, tiny, folder):
     """A random model of a family with the tiny model's tokenizer, of widths that vLLM takes."""
     import transformers
 
@@ -62,7 +60,7 @@ def make_model(family: str, tiny: Path, folder: Path) -> Path:
         ],
     ],
 )
-def test_megatron_transformers_and_vllm_agree(model: Path, tmp_path: Path, family: str) -> None:
+def test_megatron_transformers_and_vllm_agree(model, tmp_path, family):
     if family != "tiny":
         model = make_model(family, model, tmp_path / family)
     data = tmp_path / "responses.jsonl"
@@ -87,7 +85,7 @@ def test_megatron_transformers_and_vllm_agree(model: Path, tmp_path: Path, famil
     assert "megatron - vllm" in done.stdout
 
 
-def test_what_cannot_be_used_is_one_message(model: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_used_is_one_message(model, tmp_path):
     data = tmp_path / "responses.jsonl"
     data.write_text('{"prompt": "no response"}\n')
     done = run("validate_logprobs.py", model, "--data", data, "--no-vllm")

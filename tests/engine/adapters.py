@@ -1,7 +1,5 @@
 """A trainer's end that sends adapters, and the model that they are merged into."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

@@ -9,8 +9,6 @@ Prints what an engine without and then one with it gave, as JSON. Arguments: the
 folder for logs.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -41,16 +39,14 @@ def let_vllm_schedule_ahead() -> None:
 
     from rlmath.rollout import engine_arguments
 
-    check = CpuPlatform.check_and_update_config.__func__  # type: ignore[attr-defined]
+    check = CpuPlatform.check_and_update_config.__func__
 
     def check_and_schedule_ahead(cls: type, config: Any) -> None:
         check(cls, config)
         config.scheduler_config.async_scheduling = True
 
-    CpuPlatform.check_and_update_config = classmethod(check_and_schedule_ahead)  # type: ignore
-    CPUModelRunner.use_async_scheduling = property(  # type: ignore[attr-defined]
-        lambda runner: False, lambda runner, value: None
-    )
+    CpuPlatform.check_and_update_config = classmethod(check_and_schedule_ahead)
+    CPUModelRunner.use_async_scheduling = property(lambda runner: False, lambda runner, value: None)
     engine_arguments.CPU_SCHEDULER = "vllm.v1.core.sched.async_scheduler.AsyncScheduler"
 
 

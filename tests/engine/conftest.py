@@ -1,11 +1,6 @@
 """One Ray session and one pool of two engines for all engine tests: both are slow to start."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import ray
@@ -21,7 +16,7 @@ from rlmath.rollout.requests import EngineSpec
 
 
 @pytest.fixture(scope="session")
-def ray_session() -> Iterator[None]:
+def ray_session():
     # Actors cannot import test files; let the class travel whole.
     ray.cloudpickle.register_pickle_by_value(sender_module)
     with own_ray(ClusterConfig(object_store_mib=100)):
@@ -29,12 +24,12 @@ def ray_session() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model_folder(tmp_path_factory):
     return make_tiny_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="session")
-def engine_spec(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> EngineSpec:
+def engine_spec(model_folder, tmp_path_factory):
     return EngineSpec(
         model_path=str(model_folder),
         dtype="float32",
@@ -49,23 +44,23 @@ def engine_spec(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.fixture(scope="session")
-def pool(ray_session: None, engine_spec: EngineSpec) -> Iterator[RolloutPool]:
+def pool(ray_session, engine_spec):
     with RolloutPool(engine_spec, num_engines=2, stall_timeout_s=120) as pool:
         yield pool
 
 
 @pytest.fixture(scope="session")
-def reference(model_folder: Path) -> Reference:
+def reference(model_folder):
     return Reference(model_folder)
 
 
 @pytest.fixture(scope="session")
-def sender(pool: RolloutPool, reference: Reference) -> Any:
+def sender(pool, reference):
     """Sends the reference's weights, or others', to the session's pool."""
     return start_sender(pool, reference)
 
 
 @pytest.fixture
-def log_dir_spec(engine_spec: EngineSpec, tmp_path: Path) -> EngineSpec:
+def log_dir_spec(engine_spec, tmp_path):
     """The same settings, with separate logs."""
     return replace(engine_spec, log_dir=str(tmp_path))

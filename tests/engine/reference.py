@@ -1,7 +1,5 @@
 """The same model in transformers, in float32: what the engines have to agree with."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Trainer ranks that send tensors they were given: the transport's far end, each in a process."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch.distributed as dist
@@ -45,10 +43,10 @@ class Sender:
         if world_size > 1:
             dist.init_process_group("gloo", rendezvous, rank=rank, world_size=world_size)
         self._source = TensorSource(tensors, bucket_size_mib, rank, world_size)
-        self._connection = connect(plan, self._source)  # type: ignore[arg-type]
+        self._connection = connect(plan, self._source)
 
     def connect(self, plan: TransportPlan) -> None:
-        self._connection = connect(plan, self._source)  # type: ignore[arg-type]
+        self._connection = connect(plan, self._source)
 
     def set_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         self._source.tensors.update(tensors)

@@ -1,7 +1,5 @@
 """Trainer ranks that send an engine's workers their shares of the experts, each in a process."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -3,14 +3,11 @@
 Nor do rounds of decode steps (``rlmath/vllm_plugin/cpu_rounds.py``), which the other engine runs.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,9 +18,7 @@ END_IDS = [256, *range(20)]
 
 
 @pytest.fixture(scope="module")
-def found(
-    model_folder: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, dict[str, Any]]:
+def found(model_folder, tmp_path_factory):
     """Of an engine without and of one with asynchronous scheduling; see ``async_engine.py``."""
     folder = tmp_path_factory.mktemp("async")
     model = shutil.copytree(model_folder, folder / "model")
@@ -33,11 +28,11 @@ def found(
     )
     assert run.returncode == 0, run.stderr[-4000:]
     line = next(line for line in run.stdout.splitlines() if line.startswith("RESULT "))
-    results: dict[str, dict[str, Any]] = json.loads(line.removeprefix("RESULT "))
+    results = json.loads(line.removeprefix("RESULT "))
     return results
 
 
-def test_batches_are_scheduled_ahead(found: dict[str, dict[str, Any]]) -> None:
+def test_batches_are_scheduled_ahead(found):
     assert found["sync"]["most_in_flight"] == 0
     assert found["async"]["scheduler"] == "AsyncScheduler"
     assert found["async"]["most_in_flight"] == 1
@@ -45,9 +40,7 @@ def test_batches_are_scheduled_ahead(found: dict[str, dict[str, Any]]) -> None:
     assert found["async"]["most_at_once"] == 1
 
 
-def test_tokens_and_log_probs_are_those_of_an_engine_without_it(
-    found: dict[str, dict[str, Any]],
-) -> None:
+def test_tokens_and_log_probs_are_those_of_an_engine_without_it(found):
     samples = found["async"]["samples"]
     assert len(samples) == 18
     assert {finish_reason for _, _, finish_reason, _ in samples.values()} == {"stop"}
@@ -56,7 +49,7 @@ def test_tokens_and_log_probs_are_those_of_an_engine_without_it(
     assert found["async"]["samples_again"] == samples
 
 
-def test_nothing_runs_after_a_generation_or_an_abort(found: dict[str, dict[str, Any]]) -> None:
+def test_nothing_runs_after_a_generation_or_an_abort(found):
     """A step in flight would compute with changing weights, or with memory that is given back."""
     assert found["async"]["in_flight_after_generation"] == 0
     assert found["async"]["in_flight_after_abort"] == 0

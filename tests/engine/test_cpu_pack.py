@@ -1,7 +1,5 @@
 """A matrix with gaps between its rows, packed for the CPU's kernels, is the same matrix."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from vllm import _custom_ops as ops
@@ -11,18 +9,18 @@ from rlmath.weights.transports.cpu_load import _joined
 
 
 @pytest.fixture(scope="module", autouse=True)
-def kernels() -> None:
+def kernels():
     current_platform.import_kernels()
 
 
-def _gapped(rows: int, columns: int, gap: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def _gapped(rows, columns, gap, dtype=torch.float32):
     generator = torch.Generator().manual_seed(rows)
     whole = torch.randn(rows, columns + gap, generator=generator).to(dtype)
     return whole[:, :columns]
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(64, 128), (200, 1280), (7, 33)])
-def test_rows_with_gaps_are_packed_as_they_are(rows: int, columns: int) -> None:
+def test_rows_with_gaps_are_packed_as_they_are(rows, columns):
     matrix = _gapped(rows, columns, 16)
     runs = [matrix[: rows // 2], matrix[rows // 2 :]]
     joined = _joined(runs)
@@ -34,7 +32,7 @@ def test_rows_with_gaps_are_packed_as_they_are(rows: int, columns: int) -> None:
     assert ops.onednn_mm(packed, x, None).equal(ops.onednn_mm(plain, x, None))
 
 
-def test_runs_apart_are_copied_together() -> None:
+def test_runs_apart_are_copied_together():
     a, b = _gapped(8, 64, 16), _gapped(9, 64, 16)
     assert _joined([a, b]).equal(torch.cat([a, b]))
     assert _joined([b[4:], b[:4]]).equal(torch.cat([b[4:], b[:4]]))
@@ -46,7 +44,7 @@ def test_runs_apart_are_copied_together() -> None:
     assert _joined([columns]).equal(columns)
 
 
-def test_where_another_library_packs_it_gets_no_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_another_library_packs_it_gets_no_gaps(monkeypatch):
     matrix = _gapped(8, 64, 16)
     assert not _joined([matrix]).is_contiguous()
     import vllm.model_executor.layers.utils as utils

@@ -1,10 +1,8 @@
 """Sampling on CPU: the right distribution, from streams that belong to one request each."""
 
-from __future__ import annotations
-
 import pytest
 import torch
-from torch import Generator, Tensor
+from torch import Generator
 from vllm.platforms import current_platform
 from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 
@@ -12,20 +10,20 @@ from rlmath.vllm_plugin.cpu_sampling import forward_cpu
 
 
 @pytest.fixture(scope="module")
-def sampler() -> TopKTopPSampler:
+def sampler():
     current_platform.import_kernels()
     return TopKTopPSampler("processed_logprobs")
 
 
-def _generators(*seeds: int) -> dict[int, Generator]:
+def _generators(*seeds):
     return {row: Generator().manual_seed(seed) for row, seed in enumerate(seeds)}
 
 
-def _draw(sampler: TopKTopPSampler, logits: Tensor, of: dict[int, Generator]) -> Tensor:
+def _draw(sampler, logits, of):
     return forward_cpu(sampler, logits.clone(), of, None, None)[0].view(-1)
 
 
-def test_tokens_come_as_often_as_their_probability_says(sampler: TopKTopPSampler) -> None:
+def test_tokens_come_as_often_as_their_probability_says(sampler):
     logits = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -3.0])
     rows, rounds = 500, 100
     generators = _generators(*range(rows))
@@ -46,7 +44,7 @@ def test_tokens_come_as_often_as_their_probability_says(sampler: TopKTopPSampler
     assert float(((joint - expected) ** 2 / expected).sum()) < 52.6
 
 
-def test_a_request_draws_the_same_whoever_is_beside_it(sampler: TopKTopPSampler) -> None:
+def test_a_request_draws_the_same_whoever_is_beside_it(sampler):
     logits = torch.randn(3, 300, generator=Generator().manual_seed(0))
     together = _generators(7, 2**63 - 1, 8)
     alone = Generator().manual_seed(2**63 - 1)
@@ -57,7 +55,7 @@ def test_a_request_draws_the_same_whoever_is_beside_it(sampler: TopKTopPSampler)
     assert len(set(seen)) > 10
 
 
-def test_log_probs_are_those_of_what_is_sampled_from(sampler: TopKTopPSampler) -> None:
+def test_log_probs_are_those_of_what_is_sampled_from(sampler):
     logits = torch.tensor([[3.0, 2.0, 1.0, 0.0]])
     k = torch.tensor([2])
     drawn, log_probs = forward_cpu(sampler, logits.clone(), _generators(1), k, None)
@@ -68,6 +66,6 @@ def test_log_probs_are_those_of_what_is_sampled_from(sampler: TopKTopPSampler) -
     assert torch.isinf(log_probs[0, 2:]).all()
 
 
-def test_rows_without_a_seed_differ(sampler: TopKTopPSampler) -> None:
+def test_rows_without_a_seed_differ(sampler):
     drawn = _draw(sampler, torch.zeros(200, 1000), {})
     assert len(set(drawn.tolist())) > 150

@@ -3,18 +3,13 @@
 Both schedulers get the same requests, and in the place of a model the same random tokens.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from dataclasses import fields
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from vllm.config import VllmConfig
 from vllm.engine.arg_utils import EngineArgs
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
@@ -33,7 +28,7 @@ EOS, STOP = 5, 6
 
 
 @pytest.fixture(scope="module")
-def configs(model_folder: Path) -> dict[bool, VllmConfig]:
+def configs(model_folder):
     """With and without prefix caching."""
     return {
         caching: EngineArgs(
@@ -54,14 +49,14 @@ def configs(model_folder: Path) -> dict[bool, VllmConfig]:
 
 
 @pytest.fixture
-def one_round(monkeypatch: pytest.MonkeyPatch) -> None:
+def one_round(monkeypatch):
     monkeypatch.setattr(DecodeScheduler, "max_rounds", 1)
 
 
 class Run:
     """A scheduler and what stands for the model behind it."""
 
-    def __init__(self, kind: type[Scheduler], config: VllmConfig, num_blocks: int) -> None:
+    def __init__(self, kind, config, num_blocks):
         config.cache_config.num_gpu_blocks = num_blocks
         spec = FullAttentionSpec(
             block_size=BLOCK, num_kv_heads=2, head_size=32, dtype=torch.float32
@@ -76,15 +71,15 @@ class Run:
         caching = config.cache_config.enable_prefix_caching
         self.hasher = get_request_block_hasher(BLOCK, sha256) if caching else None
 
-    def add(self, request_id: str, prompt: list[int], params: SamplingParams) -> None:
+    def add(self, request_id, prompt, params):
         self.scheduler.add_request(
             Request(request_id, list(prompt), params, None, block_hasher=self.hasher)
         )
 
-    def schedule(self) -> SchedulerOutput:
+    def schedule(self):
         return self.scheduler.schedule()
 
-    def update(self, scheduled: SchedulerOutput, tokens: dict[str, list[int]]) -> list[Any]:
+    def update(self, scheduled, tokens):
         ids = list(scheduled.num_scheduled_tokens)
         # The model's rows need not be in the scheduler's order.
         ids = sorted(ids, key=hash_free)
@@ -119,11 +114,11 @@ class Run:
         )
 
 
-def hash_free(request_id: str) -> str:
+def hash_free(request_id):
     return request_id[::-1]
 
 
-def params(generator: random.Random, **more: Any) -> SamplingParams:
+def params(generator, **more):
     made = SamplingParams(
         max_tokens=generator.choice([1, 2, 20, 70, 200]),
         logprobs=0,
@@ -136,7 +131,7 @@ def params(generator: random.Random, **more: Any) -> SamplingParams:
     return made
 
 
-def state(scheduler: Scheduler) -> dict[str, Any]:
+def state(scheduler):
     return {
         "requests": {
             name: (
@@ -158,7 +153,7 @@ def state(scheduler: Scheduler) -> dict[str, Any]:
     }
 
 
-def described(scheduled: SchedulerOutput) -> dict[str, Any]:
+def described(scheduled):
     values = {f.name: getattr(scheduled, f.name) for f in fields(SchedulerOutput)}
     values["scheduled_new_reqs"] = [repr(new) for new in scheduled.scheduled_new_reqs]
     return values
@@ -168,13 +163,11 @@ def described(scheduled: SchedulerOutput) -> dict[str, Any]:
 @pytest.mark.parametrize("num_blocks", [100, 14], ids=["", "short_of_memory"])
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.usefixtures("one_round")
-def test_it_schedules_and_hands_on_what_vllms_own_does(
-    configs: dict[bool, VllmConfig], caching: bool, num_blocks: int, seed: int
-) -> None:
+def test_it_schedules_and_hands_on_what_vllms_own_does(configs, caching, num_blocks, seed):
     generator = random.Random(seed)
     ours = Run(DecodeScheduler, configs[caching], num_blocks)
     theirs = Run(Scheduler, configs[caching], num_blocks)
-    seen: Counter[str] = Counter()
+    seen = Counter()
     num_added = 0
     prompts = [[generator.randrange(10, 200) for _ in range(n)] for n in (3, 18, 31, 32, 40, 64)]
     for step in range(3000):
@@ -221,9 +214,9 @@ def test_it_schedules_and_hands_on_what_vllms_own_does(
     assert share > (0.5 if num_blocks == 100 else 0.1)
 
 
-def in_the_end(got: list[Any]) -> dict[str, list[Any]]:
+def in_the_end(got):
     """Of each request the tokens, log-probs and why it ended, however they were handed on."""
-    found: dict[str, list[Any]] = {}
+    found = {}
     for request_id, tokens, finish, stop, log_probs, *_ in got:
         one = found.setdefault(request_id, [[], [], [], []])
         one[0] += tokens
@@ -234,9 +227,7 @@ def in_the_end(got: list[Any]) -> dict[str, list[Any]]:
 
 @pytest.mark.parametrize("caching", [False, True], ids=["", "prefix_caching"])
 @pytest.mark.parametrize("num_blocks", [100, 14], ids=["", "short_of_memory"])
-def test_rounds_give_each_request_what_single_steps_give(
-    configs: dict[bool, VllmConfig], caching: bool, num_blocks: int
-) -> None:
+def test_rounds_give_each_request_what_single_steps_give(configs, caching, num_blocks):
     generator = random.Random(5)
     ours = Run(DecodeScheduler, configs[caching], num_blocks)
     theirs = Run(Scheduler, configs[caching], num_blocks)
@@ -245,7 +236,7 @@ def test_rounds_give_each_request_what_single_steps_give(
     # A request's tokens depend on nothing but how many it has.
     drawn = {str(i): [generator.randrange(4, 200) for _ in range(220)] for i in range(len(made))}
 
-    def run_to_the_end(run: Run) -> tuple[dict[str, list[Any]], Counter[int]]:
+    def run_to_the_end(run):
         for index, (prompt, of) in enumerate(made):
             run.add(str(index), prompt, of)
         got, seen = [], Counter[int]()
@@ -276,7 +267,7 @@ def test_rounds_give_each_request_what_single_steps_give(
     assert set(rounds) >= {1, 2, 8}
 
 
-def test_a_worker_without_rounds_is_an_error(configs: dict[bool, VllmConfig]) -> None:
+def test_a_worker_without_rounds_is_an_error(configs):
     run = Run(DecodeScheduler, configs[False], 100)
     run.add("one", [9] * 4, SamplingParams(max_tokens=50, logprobs=0))
     run.update(run.schedule(), {"one": [9]})
@@ -296,9 +287,7 @@ def test_a_worker_without_rounds_is_an_error(configs: dict[bool, VllmConfig]) ->
     ],
     ids=lambda more: next(iter(more)),
 )
-def test_what_changes_logits_between_tokens_goes_vllms_way(
-    configs: dict[bool, VllmConfig], more: dict[str, Any]
-) -> None:
+def test_what_changes_logits_between_tokens_goes_vllms_way(configs, more):
     run = Run(DecodeScheduler, configs[False], 100)
     run.add("one", [9] * 4, SamplingParams(max_tokens=50, logprobs=0, **more))
     run.update(run.schedule(), {"one": [9]})
@@ -306,12 +295,12 @@ def test_what_changes_logits_between_tokens_goes_vllms_way(
 
 
 @pytest.mark.usefixtures("one_round")
-def test_what_it_does_not_know_goes_vllms_way(configs: dict[bool, VllmConfig]) -> None:
+def test_what_it_does_not_know_goes_vllms_way(configs):
     run = Run(DecodeScheduler, configs[False], 100)
     scheduler = run.scheduler
     assert isinstance(scheduler, DecodeScheduler)
 
-    def steps(n: int) -> None:
+    def steps(n):
         for _ in range(n):
             scheduled = run.schedule()
             run.update(scheduled, {one: [9] for one in scheduled.num_scheduled_tokens})

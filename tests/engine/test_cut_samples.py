@@ -1,18 +1,14 @@
 """Samples that are cut and continued: the same tokens, log-probs of the weights that sampled."""
 
-from __future__ import annotations
-
 import itertools
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 import ray
 from reference import (
-    Reference,
     by_key,
     make_requests,
     random_prompts,
@@ -21,16 +17,12 @@ from reference import (
 )
 from trainers import start_sender
 
-from rlmath.rollout.pool import RolloutPool
-from rlmath.rollout.requests import Request
-from rlmath.types import Sample
-
 LIMIT = 24
 LONG = 100
 
 
 @pytest.fixture(scope="module")
-def sender(pool: RolloutPool, reference: Reference) -> Any:
+def sender(pool, reference):
     """Tests of other files change the reference's weights, or the engines'."""
     sender = start_sender(pool, reference)
     send(sender, pool)
@@ -38,11 +30,11 @@ def sender(pool: RolloutPool, reference: Reference) -> Any:
     ray.kill(sender)
 
 
-def sampled(pool: RolloutPool, requests: list[Request]) -> dict[tuple[str, int], Sample]:
+def sampled(pool, requests):
     return by_key(list(pool.generate(requests)))
 
 
-def test_a_sample_cut_anywhere_continues_as_if_it_were_not(pool: RolloutPool, sender: Any) -> None:
+def test_a_sample_cut_anywhere_continues_as_if_it_were_not(pool, sender):
     prompts = random_prompts(20, 10, seed=5)
     requests = make_requests(prompts, samples=2, max_tokens=LIMIT)
     uncut = sampled(pool, requests)
@@ -70,9 +62,7 @@ def test_a_sample_cut_anywhere_continues_as_if_it_were_not(pool: RolloutPool, se
         np.testing.assert_allclose(sample.log_probs, whole.log_probs, atol=1e-5)
 
 
-def test_a_sample_may_be_cut_again_and_again_and_before_its_first_token(
-    pool: RolloutPool, sender: Any
-) -> None:
+def test_a_sample_may_be_cut_again_and_again_and_before_its_first_token(pool, sender):
     request = make_requests(random_prompts(1, 10, seed=5), samples=1, max_tokens=LIMIT)[0]
     request = replace(request, ignore_eos=True)
     whole = sampled(pool, [request])[request.key]
@@ -88,9 +78,7 @@ def test_a_sample_may_be_cut_again_and_again_and_before_its_first_token(
     assert begun.spans == ((pool.weights_version, 0),)
 
 
-def test_each_span_has_the_log_probs_of_the_weights_that_sampled_it(
-    pool: RolloutPool, sender: Any, reference: Reference
-) -> None:
+def test_each_span_has_the_log_probs_of_the_weights_that_sampled_it(pool, sender, reference):
     prompts = random_prompts(4, 20, seed=9)
     requests = [
         replace(r, ignore_eos=True) for r in make_requests(prompts, samples=2, max_tokens=LIMIT)
@@ -125,13 +113,13 @@ def test_each_span_has_the_log_probs_of_the_weights_that_sampled_it(
     assert min(largest[-1], largest[1]) > 1e-3
 
 
-def test_an_unfinished_request_has_one_key(pool: RolloutPool, sender: Any) -> None:
+def test_an_unfinished_request_has_one_key(pool, sender):
     request = make_requests(random_prompts(1, 10), samples=1)[0]
     with pytest.raises(ValueError, match="must differ"):
         list(pool.generate([request, request]))
 
 
-def cut_when(pool: RolloutPool, requests: list[Request], tokens_so_far: int) -> list[Sample]:
+def cut_when(pool, requests, tokens_so_far):
     """Sample until the engines have generated that many tokens, and cut what is unfinished."""
     begun = sum(stats["tokens_generated"] for stats in pool.stats())
     with ThreadPoolExecutor(1) as thread:
@@ -144,9 +132,7 @@ def cut_when(pool: RolloutPool, requests: list[Request], tokens_so_far: int) -> 
         return running.result(timeout=60)
 
 
-def test_engines_are_cut_at_any_moment_and_go_on_with_other_weights(
-    pool: RolloutPool, sender: Any, reference: Reference
-) -> None:
+def test_engines_are_cut_at_any_moment_and_go_on_with_other_weights(pool, sender, reference):
     """Every token has the log-prob of the weights that its span names. A few samples wait in the
     engines, and more on the driver, when they are cut."""
     prompts = random_prompts(20, 20, seed=4)
@@ -155,8 +141,8 @@ def test_engines_are_cut_at_any_moment_and_go_on_with_other_weights(
         for r in make_requests(prompts, samples=4)
     }
     of_version = {pool.weights_version: reference.tensors()}
-    whole: dict[Any, Sample] = {}
-    begun: dict[Any, Sample] = {}
+    whole = {}
+    begun = {}
     for seed in (21, 22):
         left = [
             replace(requests[key], begun=begun.get(key)) for key in requests if key not in whole
@@ -192,7 +178,7 @@ def test_engines_are_cut_at_any_moment_and_go_on_with_other_weights(
     assert largest[0] < 3e-5 and min(largest[-1], largest[1]) > 1e-3
 
 
-def test_what_comes_after_the_cut_is_cut_too(pool: RolloutPool, sender: Any) -> None:
+def test_what_comes_after_the_cut_is_cut_too(pool, sender):
     """A call that an engine gets late must not run on while the weights change."""
     request = make_requests(random_prompts(1, 10), samples=1)[0]
     assert not list(pool.generate([]))

@@ -1,14 +1,11 @@
 """New weights in running engines: they arrive whole, at any parallelism, and nothing old stays."""
 
-from __future__ import annotations
-
 import functools
 import os
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
@@ -31,11 +28,10 @@ from trainers import start_sender, start_senders
 from rlmath.errors import UserError, WeightsError
 from rlmath.model.spec import read_model_spec
 from rlmath.rollout.pool import RolloutPool
-from rlmath.rollout.requests import EngineSpec
 from rlmath.rollout.weight_sync import Verification, sync_weights
 from rlmath.weights.fingerprint import compare_fingerprints
 from rlmath.weights.pieces import hf_shapes
-from rlmath.weights.slices import Rotation, WeightSlice, fingerprint_in
+from rlmath.weights.slices import Rotation, fingerprint_in
 from rlmath.weights.transports.segments import NamedSegments
 
 # Two whole blocks of the prefix cache and a bit: a CPU engine's blocks hold 128 tokens.
@@ -43,8 +39,8 @@ LONG_PROMPT_TOKENS = 300
 
 
 def test_an_update_gives_the_samples_of_the_new_weights_and_forgets_the_old_prefixes(
-    pool: RolloutPool, sender: Any, reference: Reference
-) -> None:
+    pool, sender, reference
+):
     prompts = random_prompts(2, LONG_PROMPT_TOKENS, seed=10)
     requests = make_requests(prompts, samples=4)
     before = by_key(list(pool.generate(requests)))
@@ -60,9 +56,7 @@ def test_an_update_gives_the_samples_of_the_new_weights_and_forgets_the_old_pref
     assert reference.largest_difference(prompts, list(before.values()), 1.0) > 0.05
 
 
-def test_the_same_weights_again_give_the_same_samples(
-    pool: RolloutPool, sender: Any, reference: Reference
-) -> None:
+def test_the_same_weights_again_give_the_same_samples(pool, sender, reference):
     requests = make_requests(random_prompts(4, 20, seed=11), samples=4)
     send(sender, pool)
     before = by_key(list(pool.generate(requests)))
@@ -72,14 +66,14 @@ def test_the_same_weights_again_give_the_same_samples(
     assert all(np.array_equal(after[key].log_probs, before[key].log_probs) for key in after)
 
 
-def test_a_flipped_bit_is_found_by_name(pool: RolloutPool, sender: Any) -> None:
+def test_a_flipped_bit_is_found_by_name(pool, sender):
     """In a tensor that can be read, in a packed matrix, and in the packed copy of one."""
     send(sender, pool, verify_every=1)
     check_slices(pool, shapes_of(pool))
     sent = ray.get(sender.weights_fingerprints.remote())
     assert all(held == sent for held in pool.weights_fingerprints())
 
-    def flip(worker: Any) -> None:
+    def flip(worker):
         from rlmath.weights.transports.cpu_load import _pack
         from rlmath.weights.transports.packed import columns_of
 
@@ -124,9 +118,7 @@ def test_a_flipped_bit_is_found_by_name(pool: RolloutPool, sender: Any) -> None:
 
 
 @pytest.mark.parametrize("stale_from", [2, 3, 4])
-def test_an_engine_that_stays_at_an_older_version_is_found(
-    pool: RolloutPool, sender: Any, reference: Reference, stale_from: int
-) -> None:
+def test_an_engine_that_stays_at_an_older_version_is_found(pool, sender, reference, stale_from):
     """The first weights arrive, and from some version on the engines get the same ones again.
 
     The fourth sync compares a slice: all weights take more than 0.5 % of such a short step.
@@ -139,7 +131,7 @@ def test_an_engine_that_stays_at_an_older_version_is_found(
         if version < stale_from:
             ray.get(sender.set_tensors.remote(tensors))
         actor = Actor([sender])
-        actor.weights_fingerprints = functools.partial(fingerprints_of, tensors)  # type: ignore[method-assign]
+        actor.weights_fingerprints = functools.partial(fingerprints_of, tensors)
         if version == stale_from:
             with pytest.raises(WeightsError, match=f"engine 0, .*{where}.* holds other weights"):
                 sync_weights(actor, pool, pool.weights_version + 1, verification)
@@ -149,18 +141,18 @@ def test_an_engine_that_stays_at_an_older_version_is_found(
     send(sender, pool)
 
 
-def test_layers_travel_in_several_buckets(sender: Any) -> None:
+def test_layers_travel_in_several_buckets(sender):
     assert ray.get(sender.num_buckets.remote()) > 6
 
 
-def test_a_version_has_to_be_new(pool: RolloutPool, sender: Any) -> None:
+def test_a_version_has_to_be_new(pool, sender):
     with pytest.raises(ValueError, match="is not after"):
         sync_weights(sender, pool, pool.weights_version)
 
 
 def test_two_ranks_of_one_engine_get_their_shards_and_leave_nothing(
-    ray_session: None, engine_spec: EngineSpec, model_folder: Path, tmp_path: Path
-) -> None:
+    ray_session, engine_spec, model_folder, tmp_path
+):
     reference = Reference(model_folder)
     prompts = random_prompts(4, 20, seed=12)
     spec = replace(engine_spec, tensor_parallel=2, log_dir=str(tmp_path))
@@ -190,11 +182,11 @@ def test_two_ranks_of_one_engine_get_their_shards_and_leave_nothing(
 
 
 def test_a_missing_tensor_is_named_and_the_engine_samples_no_more(
-    ray_session: None, log_dir_spec: EngineSpec, reference: Reference
-) -> None:
+    ray_session, log_dir_spec, reference
+):
     incomplete = _Without(reference, "model.layers.2.mlp.down_proj.weight")
     with RolloutPool(log_dir_spec, num_engines=1, stall_timeout_s=120) as pool:
-        sender = start_sender(pool, incomplete)  # type: ignore[arg-type]
+        sender = start_sender(pool, incomplete)
         with pytest.raises(WeightsError, match=r"engine 0: .*layers\.2\.mlp\.down_proj\.weight"):
             send(sender, pool)
         with pytest.raises(Exception, match="no valid weights"):
@@ -203,8 +195,8 @@ def test_a_missing_tensor_is_named_and_the_engine_samples_no_more(
 
 
 def test_a_trainer_that_is_killed_leaves_no_shared_memory_and_another_may_follow(
-    pool: RolloutPool, reference: Reference, tmp_path: Path
-) -> None:
+    pool, reference, tmp_path
+):
     prompts = random_prompts(2, 20, seed=13)
     senders = start_senders(pool, reference, 2, f"file://{tmp_path}/rendezvous")
     tensors = reference.perturb(seed=3)
@@ -224,7 +216,7 @@ def test_a_trainer_that_is_killed_leaves_no_shared_memory_and_another_may_follow
     ray.kill(sender)
 
 
-def test_the_entry_point_acts_only_in_processes_of_our_engines(engine_spec: EngineSpec) -> None:
+def test_the_entry_point_acts_only_in_processes_of_our_engines(engine_spec):
     """First as any other project's vLLM process in this environment, then with our variables."""
     program = f"""
 import os
@@ -251,7 +243,7 @@ print(Engines._registry["shared_memory"]().__name__)
     assert ran.stdout.split()[-1:] == ["SharedMemoryEngine"], ran.stderr
 
 
-def test_the_trainers_end_does_not_import_vllm() -> None:
+def test_the_trainers_end_does_not_import_vllm():
     program = """
 import sys
 import rlmath.weights.transports, rlmath.weights.transports.shared_memory
@@ -261,14 +253,12 @@ print([name for name in sys.modules if name.split(".")[0] in ("vllm", "ray", "me
     assert ran.stdout.strip() == "[]", ran.stderr
 
 
-def test_too_little_shared_memory_is_said_with_the_figures() -> None:
+def test_too_little_shared_memory_is_said_with_the_figures():
     with pytest.raises(UserError, match=r"= 2000000000\.0 MiB .*weights\.bucket_size_mib"):
         NamedSegments("run", [10**9 * 2**20] * 2)
 
 
-def fingerprints_of(
-    tensors: dict[str, torch.Tensor], part: WeightSlice | None = None
-) -> dict[str, int]:
+def fingerprints_of(tensors, part=None):
     return {
         name: fingerprint_in(part, name, tensor, 0, 0)
         for name, tensor in tensors.items()
@@ -276,19 +266,19 @@ def fingerprints_of(
     }
 
 
-def shapes_of(pool: RolloutPool) -> dict[str, tuple[int, ...]]:
+def shapes_of(pool):
     return hf_shapes(read_model_spec(pool.spec.model_path))
 
 
 class _Without:
-    def __init__(self, reference: Reference, name: str) -> None:
+    def __init__(self, reference, name):
         self._tensors = {k: v for k, v in reference.tensors().items() if k != name}
 
-    def tensors(self) -> dict[str, Any]:
+    def tensors(self):
         return self._tensors
 
 
-def _shared_memory_of(process: psutil.Process) -> set[str]:
+def _shared_memory_of(process):
     """Files in /dev/shm that a process has mapped, whether they still have their names or not."""
     paths = {one.path for one in process.memory_maps() if one.path.startswith("/dev/shm/")}
     return {path.removesuffix(" (deleted)") for path in paths}

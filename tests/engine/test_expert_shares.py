@@ -1,11 +1,7 @@
 """An MoE's engine gets all that its workers read when each gets its share of the experts alone."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import ray
@@ -17,7 +13,6 @@ from shares_sender import ShareSender
 
 from rlmath.model.spec import read_model_spec
 from rlmath.rollout.pool import RolloutPool
-from rlmath.rollout.requests import EngineSpec
 from rlmath.weights.expert_shares import ExpertShare
 from rlmath.weights.fingerprint import fingerprints
 from rlmath.weights.hf_files import HfFolderReader
@@ -26,7 +21,7 @@ from rlmath.weights.transports import TransportPlan
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """A random MoE, whose experts' width is no multiple of 32 for a worker: vLLM pads on a CPU."""
     config = transformers.Qwen3MoeConfig(
         vocab_size=261,
@@ -50,16 +45,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.long
-def test_workers_of_an_engine_need_their_own_slices(
-    ray_session: None, engine_spec: EngineSpec, folder: Path, tmp_path: Path
-) -> None:
+def test_workers_of_an_engine_need_their_own_slices(ray_session, engine_spec, folder, tmp_path):
     spec = read_model_spec(str(folder))
     with HfFolderReader(folder, spec) as reader:
         tensors = {name: 3 * reader.read(name) for name in reader.names()}
     save_file(tensors, tmp_path / "new.safetensors")
     file, experts = str(tmp_path / "new.safetensors"), expert_tensors(spec)
 
-    def load(worker: Any) -> Any:
+    def load(worker):
         """Load the file with NaN where this worker has no share of an expert."""
         from safetensors.torch import load_file
         from vllm.model_executor.model_loader.reload import (
@@ -102,18 +95,16 @@ def test_workers_of_an_engine_need_their_own_slices(
 
 
 @pytest.mark.long
-def test_each_worker_gets_its_share_from_its_own_rank(
-    ray_session: None, engine_spec: EngineSpec, folder: Path, tmp_path: Path
-) -> None:
+def test_each_worker_gets_its_share_from_its_own_rank(ray_session, engine_spec, folder, tmp_path):
     """Over ``nccl``, with gloo in NCCL's place: two engines of two workers, two ranks with half of
     the experts each; two updates, and a third after the ranks have met the engines again."""
 
-    def on_gloo(worker: Any) -> None:
+    def on_gloo(worker):
         from tests.contracts.gloo_wire import install
 
         install()
 
-    def pack_again(worker: Any) -> None:
+    def pack_again(worker):
         """vLLM's reload takes experts that it loads on a CPU for packed."""
         from rlmath.weights.transports.shared_memory_engine import _pack_experts_again
 

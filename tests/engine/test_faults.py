@@ -1,30 +1,23 @@
 """Engines that do not start, stand still, or die are named, and nobody waits for them."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
-from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 import ray
-from reference import Reference, make_requests, random_prompts, send
+from reference import make_requests, random_prompts, send
 from trainers import SenderTrainer, start_sender
 
-from rlmath.rollout.engine_process import EngineProcess
 from rlmath.rollout.pool import RolloutPool
-from rlmath.rollout.requests import EngineError, EngineSpec, EngineStartError
-from rlmath.types import Sample
+from rlmath.rollout.requests import EngineError, EngineStartError
 
 
 def test_a_model_that_cannot_be_read_is_said_and_nothing_is_left(
-    ray_session: None, log_dir_spec: EngineSpec, tmp_path: Path
-) -> None:
+    ray_session, log_dir_spec, tmp_path
+):
     (tmp_path / "config.json").write_text("{}")
     spec = replace(log_dir_spec, model_path=str(tmp_path))
     pool = RolloutPool(spec, num_engines=1, stall_timeout_s=60)
@@ -33,16 +26,11 @@ def test_a_model_that_cannot_be_read_is_said_and_nothing_is_left(
     assert not pool.engines
 
 
-def test_engines_that_hang_or_die_are_started_again(
-    ray_session: None,
-    log_dir_spec: EngineSpec,
-    reference: Reference,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_engines_that_hang_or_die_are_started_again(ray_session, log_dir_spec, reference, caplog):
     """Each sample comes once, the same as without the faults, from the weights in force; when no
     restarts are left, the engine is named with what it owes, and nobody waits for it."""
 
-    def attention_scales_are_one(worker: Any) -> bool:
+    def attention_scales_are_one(worker):
         """vLLM's random weights reach the buffers of attention too, which no sync brings."""
         buffers = dict(worker.get_model().named_buffers())
         scales = [one for name, one in buffers.items() if name.endswith("_scale")]
@@ -85,7 +73,7 @@ def test_engines_that_hang_or_die_are_started_again(
         assert "engine 1 failed: its process ended" in said and "engine_1.log" in said
 
 
-def by_key(samples: Iterable[Sample]) -> dict[tuple[str, int], tuple[Any, ...]]:
+def by_key(samples):
     found = [
         ((s.problem_id, s.index), (tuple(s.token_ids.tolist()), s.text, s.weights_version))
         for s in samples
@@ -94,7 +82,7 @@ def by_key(samples: Iterable[Sample]) -> dict[tuple[str, int], tuple[Any, ...]]:
     return dict(found)
 
 
-def pid_of(process: EngineProcess) -> int:
+def pid_of(process):
     place = process.place()
     assert place is not None
     return place.pid

@@ -1,11 +1,6 @@
 """An engine that keeps keys and values in FP8 (``rollout.kv_cache_dtype=fp8``)."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import ray
@@ -19,8 +14,6 @@ from transformers.masking_utils import sdpa_mask
 from rlmath.config.rollout import KvCacheDtype
 from rlmath.model.fp8 import cached
 from rlmath.rollout.pool import RolloutPool
-from rlmath.rollout.requests import EngineSpec
-from rlmath.types import Sample
 
 NAME = "kv_cache_in_fp8"
 
@@ -30,21 +23,17 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def attend(module: Any, query: Any, key: Any, value: Any, *rest: Any, **named: Any) -> Any:
+def attend(module, query, key, value, *rest, **named):
     return sdpa_attention_forward(module, query, cached(key), cached(value), *rest, **named)
 
 
-def log_probs(
-    reference: Reference, prompts: dict[str, tuple[int, ...]], samples: Sequence[Sample], how: str
-) -> torch.Tensor:
+def log_probs(reference, prompts, samples, how):
     """Of the model in float32, with this attention."""
     reference._model.set_attn_implementation(how)
     return torch.cat([reference.log_probs(prompts[s.problem_id], s, 1.0) for s in samples])
 
 
-def test_log_probs_are_those_of_keys_and_values_in_fp8(
-    ray_session: None, log_dir_spec: EngineSpec, model_folder: Path
-) -> None:
+def test_log_probs_are_those_of_keys_and_values_in_fp8(ray_session, log_dir_spec, model_folder):
     """Of prompts, of what was sampled, of a prefix that is kept, and after the second sync."""
     AttentionInterface.register(NAME, attend)
     AttentionMaskInterface.register(NAME, sdpa_mask)

@@ -1,20 +1,15 @@
 """``rollout.kv=keep``: responses continue from keys and values of older weights; no other does."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 import ray
-from reference import Reference, by_key, make_requests, random_prompts, send
+from reference import by_key, make_requests, random_prompts, send
 from trainers import start_sender
 
 from rlmath.rollout.pool import RolloutPool
-from rlmath.rollout.requests import CPU_BLOCK_TOKENS, EngineSpec, Request
-from rlmath.types import Sample
+from rlmath.rollout.requests import CPU_BLOCK_TOKENS
 
 PROMPT = 20
 # Where samples are cut, in response tokens: within the second and the third block.
@@ -22,24 +17,22 @@ PLACES = (0, 140, 260, 300)
 
 
 @pytest.fixture(scope="module")
-def keeping(ray_session: None, engine_spec: EngineSpec) -> Iterator[RolloutPool]:
+def keeping(ray_session, engine_spec):
     with RolloutPool(replace(engine_spec, keeps_kv=True), num_engines=2, stall_timeout_s=120) as p:
         yield p
 
 
-def sampled(pool: RolloutPool, requests: list[Request]) -> dict[tuple[str, int], Sample]:
+def sampled(pool, requests):
     return by_key(list(pool.generate(requests)))
 
 
-def update(pool: RolloutPool, sender: Any, reference: Reference, seed: int) -> int:
+def update(pool, sender, reference, seed):
     moved = reference.perturb(seed)
     ray.get(sender.set_tensors.remote(moved))
     return send(sender, pool)
 
 
-def test_samples_continue_from_the_keys_and_values_of_the_weights_before(
-    keeping: RolloutPool, reference: Reference
-) -> None:
+def test_samples_continue_from_the_keys_and_values_of_the_weights_before(keeping, reference):
     """The second and third span have the log-probs of a model whose cache holds what the spans
     before left in whole blocks. After that, a sample that begins sees nothing of it."""
     began = reference.tensors()
@@ -52,7 +45,7 @@ def test_samples_continue_from_the_keys_and_values_of_the_weights_before(
         replace(r, ignore_eos=True)
         for r in make_requests(prompts, samples=1, max_tokens=PLACES[-1])
     ]
-    begun: dict[Any, Sample] = {}
+    begun = {}
     engines = []
     for end, start in zip(PLACES[1:], PLACES, strict=False):
         parts = [
@@ -93,9 +86,7 @@ def test_samples_continue_from_the_keys_and_values_of_the_weights_before(
     ray.kill(sender)
 
 
-def of_stale_cache(
-    reference: Reference, weights: dict[int, Any], prompt: tuple[int, ...], sample: Sample
-) -> Any:
+def of_stale_cache(reference, weights, prompt, sample):
     """Log-probs of a sample's tokens, each span with the cache that the ones before it left."""
     past, kept, found = None, 0, []
     for (_, tensors), start, end in zip(weights.items(), PLACES, PLACES[1:], strict=False):

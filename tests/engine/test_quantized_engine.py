@@ -1,13 +1,8 @@
 """An engine that quantizes to FP8 what a weight sync brings (``rollout.quantization=fp8``)."""
 
-from __future__ import annotations
-
 import os
 import signal
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -23,15 +18,13 @@ from rlmath.errors import WeightsError
 from rlmath.model.fp8 import rounded
 from rlmath.model.spec import read_model_spec
 from rlmath.rollout.pool import RolloutPool
-from rlmath.rollout.requests import EngineSpec
 from rlmath.training.gate import MAX_FACTOR, MEAN_FACTOR
-from rlmath.types import Sample
 from rlmath.weights.fingerprint import compare_fingerprints
 from rlmath.weights.pieces import hf_shapes
 from rlmath.weights.quantized_prints import is_quantized, quantized_fingerprints
 
 
-def moved(reference: Reference, seed: int) -> dict[str, torch.Tensor]:
+def moved(reference, seed):
     """Other weights, of bfloat16, which the reference takes as well."""
     tensors = {name: one.bfloat16() for name, one in reference.perturb(seed).items()}
     reference.load({name: one.float() for name, one in tensors.items()})
@@ -41,27 +34,25 @@ def moved(reference: Reference, seed: int) -> dict[str, torch.Tensor]:
 class InBfloat16:
     """What a sender begins with."""
 
-    def __init__(self, reference: Reference) -> None:
+    def __init__(self, reference):
         self._reference = reference
 
-    def tensors(self) -> dict[str, torch.Tensor]:
+    def tensors(self):
         return {name: one.bfloat16() for name, one in self._reference.tensors().items()}
 
 
 class InFp8(torch.nn.Linear):
     """As the engine multiplies."""
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return torch.nn.functional.linear(rounded(x), rounded(self.weight), self.bias)
 
 
-def check_against_fp8(
-    reference: Reference, prompts: dict[str, tuple[int, ...]], samples: Sequence[Sample]
-) -> None:
+def check_against_fp8(reference, prompts, samples):
     """The engine is as far from the model in float32 as products in FP8 are, by the gate's factors:
     it computes in FP8, and nothing else differs."""
 
-    def log_probs() -> torch.Tensor:
+    def log_probs():
         return torch.cat([reference.log_probs(prompts[s.problem_id], s, 1.0) for s in samples])
 
     exact = log_probs()
@@ -80,9 +71,7 @@ def check_against_fp8(
 
 
 @pytest.fixture(scope="module")
-def wide(
-    ray_session: None, engine_spec: EngineSpec, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[RolloutPool]:
+def wide(ray_session, engine_spec, tmp_path_factory):
     """An engine of two ranks that quantizes."""
     spec = replace(
         engine_spec,
@@ -95,18 +84,16 @@ def wide(
         yield pool
 
 
-def test_engines_hold_and_compute_what_the_second_sync_brought_too(
-    wide: RolloutPool, model_folder: Path
-) -> None:
+def test_engines_hold_and_compute_what_the_second_sync_brought_too(wide, model_folder):
     reference = Reference(model_folder)
     prompts = random_prompts(4, 20)
     requests = make_requests(prompts, samples=2)
     names = [name for name in reference.tensors() if is_quantized(name)]
-    trainer = start_sender(wide, InBfloat16(reference))  # type: ignore[arg-type]
+    trainer = start_sender(wide, InBfloat16(reference))
     folder = InBfloat16(reference).tensors()
     (held,) = wide.weights_fingerprints()
     compare_fingerprints(quantized_fingerprints(folder.items()), held, "at start")
-    before: dict[str, Any] = {}
+    before = {}
     for seed in (1, 2):
         tensors = moved(reference, seed)
         ray.get(trainer.set_tensors.remote(tensors))
@@ -122,11 +109,11 @@ def test_engines_hold_and_compute_what_the_second_sync_brought_too(
         check_against_fp8(reference, prompts, found)
 
 
-def test_a_stopped_worker_ends_with_its_engine(wide: RolloutPool) -> None:
+def test_a_stopped_worker_ends_with_its_engine(wide):
     """As one that waits in a kernel: it does not read of its engine's end, and on a GPU it would
     keep the memory that the next engine needs. The last test that has this engine."""
 
-    def signal_at_the_parents_death(_: Any) -> int:
+    def signal_at_the_parents_death(_):
         import ctypes
 
         number = ctypes.c_int()
@@ -148,9 +135,7 @@ def test_a_stopped_worker_ends_with_its_engine(wide: RolloutPool) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("family", QUANTIZED_FAMILIES)
-def test_an_engine_quantizes_each_sync_of(
-    ray_session: None, log_dir_spec: EngineSpec, tmp_path: Path, family: str
-) -> None:
+def test_an_engine_quantizes_each_sync_of(ray_session, log_dir_spec, tmp_path, family):
     folder = make_folder(family, tmp_path / "model")
     reference = Reference(folder)
     spec = replace(
@@ -162,7 +147,7 @@ def test_an_engine_quantizes_each_sync_of(
     )
     prompts = random_prompts(2, 20)
     with RolloutPool(spec, num_engines=1, stall_timeout_s=120) as pool:
-        trainer = start_sender(pool, InBfloat16(reference))  # type: ignore[arg-type]
+        trainer = start_sender(pool, InBfloat16(reference))
         for seed in (1, 2):
             tensors = moved(reference, seed)
             ray.get(trainer.set_tensors.remote(tensors))

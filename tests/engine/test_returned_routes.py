@@ -4,12 +4,7 @@ Of prefixes that were cached, after a weight sync, of samples that continue, and
 preempted and computed again.
 """
 
-from __future__ import annotations
-
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -24,9 +19,8 @@ from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 from rlmath.model.spec import read_model_spec
 from rlmath.model.tiny_tokenizer import VOCABULARY_SIZE, build_tokenizer
 from rlmath.rollout.pool import RolloutPool
-from rlmath.rollout.requests import CPU_BLOCK_TOKENS, EngineSpec, Request
+from rlmath.rollout.requests import CPU_BLOCK_TOKENS
 from rlmath.rollout.routes import RouteSpec
-from rlmath.types import Sample
 
 LIMIT = 24
 # Rounding decides where the last expert that is taken and the first that is not are as close.
@@ -34,7 +28,7 @@ CLOSE = 1e-3
 
 
 @pytest.fixture(scope="module")
-def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def mixture(tmp_path_factory):
     """Layers 0, 2 and 3 have experts."""
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("mixture")
@@ -61,9 +55,7 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def routed_spec(
-    engine_spec: EngineSpec, mixture: Path, tmp_path_factory: pytest.TempPathFactory
-) -> EngineSpec:
+def routed_spec(engine_spec, mixture, tmp_path_factory):
     """With room for 12 blocks of keys and values."""
     routes = RouteSpec.of(read_model_spec(mixture))
     assert routes == RouteSpec((0, 2, 3), 8, 3)
@@ -77,23 +69,23 @@ def routed_spec(
 
 
 @pytest.fixture(scope="module")
-def routed(ray_session: None, routed_spec: EngineSpec) -> Iterator[RolloutPool]:
+def routed(ray_session, routed_spec):
     with RolloutPool(routed_spec, num_engines=1, stall_timeout_s=120) as pool:
         yield pool
 
 
 @pytest.fixture(scope="module")
-def model(mixture: Path) -> Reference:
+def model(mixture):
     return Reference(mixture)
 
 
-def make_requests(*arguments: Any, **options: Any) -> list[Request]:
+def make_requests(*arguments, **options):
     """As training asks for samples."""
     return [replace(one, wants_routes=True) for one in plain_requests(*arguments, **options)]
 
 
 @torch.no_grad()
-def choices(model: Reference, request: Request, sample: Sample) -> tuple[Any, Any]:
+def choices(model, request, sample):
     """``[tokens, layers, k]`` sorted experts, and ``[tokens, layers]`` whether they are clear."""
     tokens = torch.tensor([[*request.prompt_token_ids, *sample.token_ids.tolist()]])
     logits = model._model(tokens, output_router_logits=True).router_logits
@@ -103,9 +95,7 @@ def choices(model: Reference, request: Request, sample: Sample) -> tuple[Any, An
     return indices[..., :3].sort(dim=-1).values.numpy(), clear.numpy()
 
 
-def check(
-    model: Reference, requests: Sequence[Request], samples: dict[Any, Sample], first: int = 0
-) -> None:
+def check(model, requests, samples, first=0):
     """The routes of each sample from its token ``first`` on are this model's."""
     for request in requests:
         sample = samples[request.key]
@@ -118,9 +108,7 @@ def check(
         assert equal[first:].all()
 
 
-def differences(
-    model: Reference, requests: Sequence[Request], samples: dict[Any, Sample], takes_other: bool
-) -> float:
+def differences(model, requests, samples, takes_other):
     """The largest between the engine's log-probs and this model's with the samples' routes.
 
     Args:
@@ -132,7 +120,7 @@ def differences(
         assert sample.routes is not None
         layers = iter(range(sample.routes.shape[1]))
 
-        def choose(scores: torch.Tensor, k: int, dim: int = -1) -> Any:
+        def choose(scores, k, dim=-1):
             chosen = topk(scores, k, dim=dim).indices
             routes = torch.tensor(sample.routes[:, next(layers)]).long()  # noqa: B023
             if takes_other:
@@ -148,24 +136,24 @@ def differences(
     return found
 
 
-def count_preemptions(engine: Any) -> None:
+def count_preemptions(engine):
     """Runs in the engine's process."""
     scheduler = engine.engine_core.engine_core.scheduler
     preempt, scheduler.preempted_here = scheduler._preempt_request, 0
 
-    def counted(*arguments: Any, **options: Any) -> None:
+    def counted(*arguments, **options):
         scheduler.preempted_here += 1
         preempt(*arguments, **options)
 
     scheduler._preempt_request = counted
 
 
-def count_cached(engine: Any) -> None:
+def count_cached(engine):
     """Runs in the engine's process."""
     manager = engine.engine_core.engine_core.scheduler.kv_cache_manager
     computed, manager.cached_here = manager.get_computed_blocks, 0
 
-    def counted(*arguments: Any, **options: Any) -> Any:
+    def counted(*arguments, **options):
         found = computed(*arguments, **options)
         manager.cached_here += found[1]
         return found
@@ -173,15 +161,13 @@ def count_cached(engine: Any) -> None:
     manager.get_computed_blocks = counted
 
 
-def cached(engine: Any) -> int:
+def cached(engine):
     """Tokens that were found in the cache; runs in the engine's process."""
-    found: int = engine.engine_core.engine_core.scheduler.kv_cache_manager.cached_here
+    found = engine.engine_core.engine_core.scheduler.kv_cache_manager.cached_here
     return found
 
 
-def test_routes_of_cached_prefixes_and_of_what_is_computed_again(
-    routed: RolloutPool, model: Reference
-) -> None:
+def test_routes_of_cached_prefixes_and_of_what_is_computed_again(routed, model):
     ray.cloudpickle.register_pickle_by_value(__import__(__name__))
     (engine,) = routed.engines
     ray.get(engine.call_engine.remote(count_preemptions))
@@ -191,8 +177,8 @@ def test_routes_of_cached_prefixes_and_of_what_is_computed_again(
     requests = [replace(one, ignore_eos=True) for one in requests]
     check(model, requests, by_key(list(routed.generate(requests))))
 
-    def preempted(engine: Any) -> int:
-        found: int = engine.engine_core.engine_core.scheduler.preempted_here
+    def preempted(engine):
+        found = engine.engine_core.engine_core.scheduler.preempted_here
         return found
 
     assert ray.get(engine.call_engine.remote(preempted)) > 0
@@ -206,9 +192,7 @@ def test_routes_of_cached_prefixes_and_of_what_is_computed_again(
     assert [one.routes for one in routed.generate(bare)] == [None, None]
 
 
-def test_routes_after_a_weight_sync_and_of_samples_that_continue(
-    routed: RolloutPool, model: Reference
-) -> None:
+def test_routes_after_a_weight_sync_and_of_samples_that_continue(routed, model):
     sender = start_sender(routed, model)
     send(sender, routed)
     requests = make_requests(random_prompts(3, 10, seed=2), samples=1, max_tokens=LIMIT)
@@ -251,7 +235,7 @@ def test_routes_after_a_weight_sync_and_of_samples_that_continue(
 
 
 @pytest.mark.long
-def test_an_engine_of_two_ranks(ray_session: None, routed_spec: EngineSpec, mixture: Path) -> None:
+def test_an_engine_of_two_ranks(ray_session, routed_spec, mixture):
     spec = replace(routed_spec, tensor_parallel=2, cpu_kv_cache_gib=0.125)
     requests = make_requests(random_prompts(4, CPU_BLOCK_TOKENS + 12), samples=2, max_tokens=LIMIT)
     with RolloutPool(spec, num_engines=1, stall_timeout_s=120) as pool:

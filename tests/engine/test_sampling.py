@@ -1,7 +1,5 @@
 """Samples of real engines: random streams, log-probabilities, limits, delivery."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -9,7 +7,6 @@ import ray
 from reference import (
     END_OF_TEXT_ID,
     VOCABULARY,
-    Reference,
     by_key,
     make_requests,
     random_prompts,
@@ -18,18 +15,16 @@ from reference import (
 )
 from trainers import start_sender
 
-from rlmath.rollout.pool import RolloutPool
-
 
 @pytest.fixture(scope="module", autouse=True)
-def weights_of_the_reference(pool: RolloutPool, reference: Reference) -> None:
+def weights_of_the_reference(pool, reference):
     """Tests of other files change the reference's weights, or the engines'."""
     sender = start_sender(pool, reference)
     send(sender, pool)
     ray.kill(sender)
 
 
-def test_each_request_gives_one_sample_with_all_its_fields(pool: RolloutPool) -> None:
+def test_each_request_gives_one_sample_with_all_its_fields(pool):
     requests = make_requests(random_prompts(5, 12), samples=4)
     samples = list(pool.generate(requests))
     assert sorted((s.problem_id, s.index) for s in samples) == sorted(r.key for r in requests)
@@ -47,9 +42,7 @@ def test_each_request_gives_one_sample_with_all_its_fields(pool: RolloutPool) ->
     assert {sample.engine for sample in samples} == {0, 1}
 
 
-def test_a_seed_gives_the_same_tokens_alone_in_a_crowd_and_on_the_other_engine(
-    pool: RolloutPool,
-) -> None:
+def test_a_seed_gives_the_same_tokens_alone_in_a_crowd_and_on_the_other_engine(pool):
     # More requests than fit at once, so that some wait and join a running batch.
     requests = make_requests(random_prompts(20, 10, seed=1), samples=5)
     crowd = by_key(list(pool.generate(requests)))
@@ -63,16 +56,14 @@ def test_a_seed_gives_the_same_tokens_alone_in_a_crowd_and_on_the_other_engine(
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_log_probs_are_those_of_the_model_at_the_sampling_temperature(
-    pool: RolloutPool, reference: Reference, temperature: float
-) -> None:
+def test_log_probs_are_those_of_the_model_at_the_sampling_temperature(pool, reference, temperature):
     prompts = random_prompts(4, 30, seed=2)
     requests = make_requests(prompts, samples=3, temperature=temperature)
     samples = list(pool.generate(requests))
     assert reference.largest_difference(prompts, samples, temperature) < 1e-4
 
 
-def test_temperature_0_takes_the_likeliest_token(pool: RolloutPool, reference: Reference) -> None:
+def test_temperature_0_takes_the_likeliest_token(pool, reference):
     prompts = random_prompts(2, 20, seed=3)
     samples = list(pool.generate(make_requests(prompts, samples=2, temperature=0.0)))
     first, second = ([tokens(s) for s in samples if s.problem_id == f"problem-{i}"] for i in (0, 1))
@@ -82,7 +73,7 @@ def test_temperature_0_takes_the_likeliest_token(pool: RolloutPool, reference: R
         assert tokens(sample) == tuple(likeliest.tolist())
 
 
-def test_a_small_top_p_leaves_only_likely_tokens(pool: RolloutPool) -> None:
+def test_a_small_top_p_leaves_only_likely_tokens(pool):
     prompts = random_prompts(2, 20, seed=4)
     narrow = list(pool.generate(make_requests(prompts, samples=4, temperature=0.6, top_p=1e-6)))
     for problem_id in prompts:
@@ -90,7 +81,7 @@ def test_a_small_top_p_leaves_only_likely_tokens(pool: RolloutPool) -> None:
         assert len(set(of_problem)) == 1
 
 
-def test_padding_of_the_vocabulary_is_never_sampled(pool: RolloutPool) -> None:
+def test_padding_of_the_vocabulary_is_never_sampled(pool):
     prompts = random_prompts(4, 8, seed=5)
     samples = list(pool.generate(make_requests(prompts, samples=8, temperature=2.0)))
     drawn = [token for sample in samples for token in tokens(sample)]
@@ -100,14 +91,14 @@ def test_padding_of_the_vocabulary_is_never_sampled(pool: RolloutPool) -> None:
     assert len(set(drawn)) > 150
 
 
-def test_ignore_eos_samples_to_the_limit(pool: RolloutPool) -> None:
+def test_ignore_eos_samples_to_the_limit(pool):
     requests = make_requests(random_prompts(4, 8, seed=8), samples=8, max_tokens=100)
     fixed = [replace(request, ignore_eos=True) for request in requests]
     assert {len(sample.token_ids) for sample in pool.generate(fixed)} == {100}
     assert min(len(sample.token_ids) for sample in pool.generate(requests)) < 100
 
 
-def test_a_caller_that_stops_early_leaves_nothing_behind(pool: RolloutPool) -> None:
+def test_a_caller_that_stops_early_leaves_nothing_behind(pool):
     prompts = random_prompts(6, 10, seed=6)
     generation = pool.generate(make_requests(prompts, samples=8, max_tokens=400))
     next(generation)
@@ -123,7 +114,7 @@ def test_a_caller_that_stops_early_leaves_nothing_behind(pool: RolloutPool) -> N
     assert pool.generation.tokens_held == [0, 0]
 
 
-def test_what_cannot_be_sampled_is_refused_before_it_is_sent(pool: RolloutPool) -> None:
+def test_what_cannot_be_sampled_is_refused_before_it_is_sent(pool):
     prompts = random_prompts(1, 500, seed=7)
     with pytest.raises(ValueError, match=r"problem-0.*500.*24.*524.*512"):
         list(pool.generate(make_requests(prompts, samples=1)))
@@ -134,10 +125,8 @@ def test_what_cannot_be_sampled_is_refused_before_it_is_sent(pool: RolloutPool) 
     assert len(list(pool.generate(unlikely))) == 1
 
 
-def test_an_engine_starts_without_the_compiler_and_its_collector_runs_again(
-    pool: RolloutPool,
-) -> None:
-    def look(_: object) -> tuple[bool, bool, bool]:
+def test_an_engine_starts_without_the_compiler_and_its_collector_runs_again(pool):
+    def look(_):
         import gc
         import sys
 

@@ -1,15 +1,13 @@
 """Seeds of requests: fixed for ever, and different for different samples."""
 
-from __future__ import annotations
-
 from rlmath.rollout.seeds import request_seed
 
 
-def test_a_seed_is_the_same_in_every_process_and_version() -> None:
+def test_a_seed_is_the_same_in_every_process_and_version():
     assert request_seed(0, 1, "gsm8k_train.jsonl:7", 3) == 2929859214287509888
 
 
-def test_what_differs_in_anything_has_another_seed() -> None:
+def test_what_differs_in_anything_has_another_seed():
     seeds = {
         request_seed(run, step, problem, index)
         for run in range(3)

@@ -1,11 +1,7 @@
 """An engine scores sequences that another model sampled: its log-probs of exactly their tokens."""
 
-from __future__ import annotations
-
 import signal
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,19 +11,18 @@ from reference import VOCABULARY, Reference
 from rlmath.cluster.processes import send_signal
 from rlmath.model.tiny import make_tiny_model
 from rlmath.rollout.pool import RolloutPool
-from rlmath.rollout.requests import EngineSpec
 from rlmath.rollout.teacher import EngineTeacher, TeacherError, ToScore
 from rlmath.types import Sample
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """Another model than the other tests' engines have."""
     return make_tiny_model(tmp_path_factory.mktemp("teacher"), seed=5)
 
 
 @pytest.fixture(scope="module")
-def teacher(ray_session: None, engine_spec: EngineSpec, folder: Path) -> Iterator[EngineTeacher]:
+def teacher(ray_session, engine_spec, folder):
     spec = replace(engine_spec, model_path=str(folder), role="teacher", prefix_caching=False)
     with RolloutPool(spec, num_engines=1, stall_timeout_s=120, max_restarts=1) as pool:
         teacher = EngineTeacher(pool, VOCABULARY)
@@ -35,7 +30,7 @@ def teacher(ray_session: None, engine_spec: EngineSpec, folder: Path) -> Iterato
         teacher.close()
 
 
-def sequences(count: int) -> list[ToScore]:
+def sequences(count):
     """Of many lengths, of which the longest takes all that an engine has, and with tokens that no
     model would take; several begin alike."""
     rng = np.random.default_rng(0)
@@ -50,20 +45,18 @@ def sequences(count: int) -> list[ToScore]:
     return made
 
 
-def score(teacher: EngineTeacher, given: Sequence[ToScore]) -> list[np.ndarray]:
+def score(teacher, given):
     return [one.result(60) for one in [teacher.submit(one) for one in given]]
 
 
-def expected(reference: Reference, given: Sequence[ToScore]) -> list[np.ndarray]:
+def expected(reference, given):
     return [
         reference.log_probs(one.prompt_token_ids, one.sample, temperature=1.0).numpy()
         for one in given
     ]
 
 
-def test_log_probs_are_those_of_transformers_for_these_tokens(
-    teacher: EngineTeacher, folder: Path
-) -> None:
+def test_log_probs_are_those_of_transformers_for_these_tokens(teacher, folder):
     given = sequences(24)
     found, wanted = score(teacher, given), expected(Reference(folder), given)
     for one, other in zip(found, wanted, strict=True):
@@ -76,7 +69,7 @@ def test_log_probs_are_those_of_transformers_for_these_tokens(
         assert together.tobytes() == apart.tobytes() == turned.tobytes()
 
 
-def test_what_a_dead_engine_had_is_scored_by_the_next(teacher: EngineTeacher, folder: Path) -> None:
+def test_what_a_dead_engine_had_is_scored_by_the_next(teacher, folder):
     given = sequences(8)
     before = score(teacher, given)
     place = ray.get(teacher.pool.engines[0].place.remote())
@@ -87,9 +80,7 @@ def test_what_a_dead_engine_had_is_scored_by_the_next(teacher: EngineTeacher, fo
 
 
 @pytest.mark.long
-def test_two_ranks_of_an_engine_score_alike(
-    ray_session: None, engine_spec: EngineSpec, folder: Path
-) -> None:
+def test_two_ranks_of_an_engine_score_alike(ray_session, engine_spec, folder):
     """The others prove one rank; vLLM's workers send what they scored through shared memory."""
     spec = replace(engine_spec, model_path=str(folder), role="wide_teacher", tensor_parallel=2)
     given = sequences(8)
@@ -101,9 +92,7 @@ def test_two_ranks_of_an_engine_score_alike(
         np.testing.assert_allclose(one, other, atol=1e-4)
 
 
-def test_what_the_teacher_cannot_read_and_what_comes_too_late_is_an_error(
-    teacher: EngineTeacher,
-) -> None:
+def test_what_the_teacher_cannot_read_and_what_comes_too_late_is_an_error(teacher):
     (one,) = sequences(1)
     beyond = replace(one.sample, token_ids=np.array([1, VOCABULARY], np.int32))
     future = teacher.submit(replace(one, sample=beyond))

@@ -1,15 +1,11 @@
 """A teacher on a real vLLM server on CPU, that reads prompts in chunks and keeps their prefixes."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,7 +21,7 @@ START_S = 300.0
 
 
 @pytest.fixture(scope="module")
-def url(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def url(model_folder, tmp_path_factory):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -65,7 +61,7 @@ def url(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         server.wait()
 
 
-def _answers(url: str) -> bool:
+def _answers(url):
     try:
         with urllib.request.urlopen(url, timeout=2) as reply:
             return bool(reply.status == 200)
@@ -73,7 +69,7 @@ def _answers(url: str) -> bool:
         return False
 
 
-def test_log_probs_of_a_server_are_those_of_transformers(url: str, model_folder: Path) -> None:
+def test_log_probs_of_a_server_are_those_of_transformers(url, model_folder):
     teacher = ServerTeacher(
         url, None, sequence_tokens=512, connections=8, timeout_s=120, attempts=2
     )
@@ -87,7 +83,7 @@ def test_log_probs_of_a_server_are_those_of_transformers(url: str, model_folder:
     teacher.close()
 
 
-def test_a_server_whose_sequences_are_too_short_is_refused(url: str) -> None:
+def test_a_server_whose_sequences_are_too_short_is_refused(url):
     teacher = ServerTeacher(
         url, "teacher", sequence_tokens=513, connections=1, timeout_s=9, attempts=1
     )

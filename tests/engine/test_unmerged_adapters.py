@@ -1,26 +1,21 @@
 """Adapters that a weight sync brings alone, and that vLLM computes beside the base model."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 import ray
 import torch
 from adapters import Trainer, merged
-from reference import Reference, by_key, make_requests, random_prompts, send, tokens
+from reference import by_key, make_requests, random_prompts, send, tokens
 from trainers import SenderTrainer, start_sender
 
 from rlmath.errors import WeightsError
 from rlmath.model.lora import Lora
 from rlmath.rollout.pool import RolloutPool
-from rlmath.rollout.requests import EngineSpec, Request
+from rlmath.rollout.requests import Request
 from rlmath.types import Sample
 from rlmath.weights.fingerprint import compare_fingerprints
 
@@ -28,23 +23,23 @@ LORA = Lora(rank=3, alpha=6.0, targets=("q_proj", "v_proj", "o_proj", "up_proj",
 
 
 @pytest.fixture(scope="module")
-def spec(engine_spec: EngineSpec, tmp_path_factory: pytest.TempPathFactory) -> EngineSpec:
+def spec(engine_spec, tmp_path_factory):
     log_dir = str(tmp_path_factory.mktemp("adapters"))
     return replace(engine_spec, tensor_parallel=2, adapters=LORA, log_dir=log_dir)
 
 
 @pytest.fixture(scope="module")
-def unmerged(ray_session: None, spec: EngineSpec) -> Iterator[RolloutPool]:
+def unmerged(ray_session, spec):
     with RolloutPool(spec, num_engines=1, stall_timeout_s=120) as pool:
         yield pool
 
 
 @pytest.fixture(scope="module")
-def trainer(unmerged: RolloutPool, model_folder: Path) -> Trainer:
+def trainer(unmerged, model_folder):
     return Trainer(unmerged, model_folder, LORA)
 
 
-def scored(pool: RolloutPool, requests: list[Request], samples: list[Sample]) -> list[Sample]:
+def scored(pool, requests, samples):
     """The same tokens with the log-probs of these engines, at temperature 1."""
     prompts = {request.key: request.prompt_token_ids for request in requests}
     found = pool.generate(
@@ -66,9 +61,7 @@ def scored(pool: RolloutPool, requests: list[Request], samples: list[Sample]) ->
     return list(found)
 
 
-def test_engines_sample_with_the_adapters_of_each_sync(
-    unmerged: RolloutPool, trainer: Trainer, pool: RolloutPool, reference: Reference
-) -> None:
+def test_engines_sample_with_the_adapters_of_each_sync(unmerged, trainer, pool, reference):
     # Longer than a block, so that a prompt's keys and values are kept.
     prompts = random_prompts(4, 200, seed=3)
     requests = make_requests(prompts, samples=2)
@@ -109,16 +102,14 @@ def test_engines_sample_with_the_adapters_of_each_sync(
     assert (alone - torch.tensor(whole.log_probs)[5:]).abs().max() < 1e-4
 
 
-def test_stale_lost_and_incomplete_adapters_are_found(
-    unmerged: RolloutPool, trainer: Trainer
-) -> None:
+def test_stale_lost_and_incomplete_adapters_are_found(unmerged, trainer):
     wanted = trainer.sync(5)
     (engine,) = unmerged.engines
 
-    def workers(function: Any) -> None:
+    def workers(function):
         ray.get(engine.call_workers.remote(function))
 
-    def flip(worker: Any) -> None:
+    def flip(worker):
         modules = dict(worker.model_runner.get_model().named_modules())
         modules["model.layers.0.self_attn.qkv_proj"].lora_b_stacked[2][0, 0, 0, 0] += 1
 
@@ -138,7 +129,7 @@ def test_stale_lost_and_incomplete_adapters_are_found(
     with pytest.raises(WeightsError, match="lora_A"):
         compare_fingerprints(wanted, held, "engine 0")
 
-    def lose(worker: Any) -> None:
+    def lose(worker):
         worker.model_runner.lora_manager.remove_all_adapters()
 
     workers(lose)
@@ -150,9 +141,7 @@ def test_stale_lost_and_incomplete_adapters_are_found(
 
 
 @pytest.mark.long
-def test_an_engine_that_is_started_again_gets_the_adapters(
-    ray_session: None, log_dir_spec: EngineSpec, model_folder: Path
-) -> None:
+def test_an_engine_that_is_started_again_gets_the_adapters(ray_session, log_dir_spec, model_folder):
     requests = make_requests(random_prompts(4, 10), samples=8, max_tokens=400)
     spec = replace(log_dir_spec, adapters=LORA)
     own = SenderTrainer(adapters=True)

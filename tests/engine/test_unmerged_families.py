@@ -1,9 +1,6 @@
 """Each family whose adapters vLLM computes, in an engine, against transformers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,13 +13,12 @@ from rlmath.model.lora import Lora, default_targets
 from rlmath.model.spec import read_model_spec
 from rlmath.model.tiny_tokenizer import VOCABULARY_SIZE, build_tokenizer
 from rlmath.rollout.pool import RolloutPool
-from rlmath.rollout.requests import EngineSpec
 from tests.distributed.test_weights import make_config
 
 pytestmark = pytest.mark.long
 
 
-def make_folder(family: str, folder: Path) -> Path:
+def make_folder(family, folder):
     """A small random model with the tests' tokenizer."""
     torch.manual_seed(0)
     # CPU attention has heads of 32 and wider.
@@ -44,9 +40,7 @@ def make_folder(family: str, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("family", UNMERGED_FAMILIES)
-def test_an_engine_computes_the_adapters_of(
-    ray_session: None, log_dir_spec: EngineSpec, tmp_path: Path, family: str
-) -> None:
+def test_an_engine_computes_the_adapters_of(ray_session, log_dir_spec, tmp_path, family):
     folder = make_folder(family, tmp_path / "model")
     model = read_model_spec(folder)
     assert model.family.name == family

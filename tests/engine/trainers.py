@@ -1,7 +1,5 @@
 """A trainer's ranks that send weights to the engines of a pool."""
 
-from __future__ import annotations
-
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace

@@ -3,8 +3,6 @@
 A separate process: the interpreter is chosen when Triton is imported.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

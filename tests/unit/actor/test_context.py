@@ -1,14 +1,12 @@
 """How context ranks share the tokens of a row."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
 from rlmath.actor.context import context_classes, context_share, own_positions
 
 
-def test_a_rank_has_a_piece_of_the_beginning_and_one_of_the_end() -> None:
+def test_a_rank_has_a_piece_of_the_beginning_and_one_of_the_end():
     # 8 tokens in 4 pieces: rank 0 has the first and the last.
     assert own_positions([8], 2, 0).tolist() == [0, 1, 6, 7]
     assert own_positions([8], 2, 1).tolist() == [2, 3, 4, 5]
@@ -17,7 +15,7 @@ def test_a_rank_has_a_piece_of_the_beginning_and_one_of_the_end() -> None:
 
 
 @pytest.mark.parametrize("contexts", [2, 3, 4])
-def test_values_come_together_in_the_order_of_the_text(contexts: int) -> None:
+def test_values_come_together_in_the_order_of_the_text(contexts):
     sizes = [2 * contexts * n for n in (3, 1, 5)]
     rows = torch.tensor([0, 1, 5, sizes[0] - 1, sizes[0] + 1, sum(sizes) - 2])
     rank_rows, sent, largest = [], [], 0
@@ -36,7 +34,7 @@ def test_values_come_together_in_the_order_of_the_text(contexts: int) -> None:
 
 
 @pytest.mark.parametrize("contexts", [2, 4])
-def test_a_query_sees_the_tokens_before_it_and_no_others(contexts: int) -> None:
+def test_a_query_sees_the_tokens_before_it_and_no_others(contexts):
     sizes = [2 * contexts, 6 * contexts, 2 * contexts]
     sequence = torch.repeat_interleave(torch.arange(3), torch.tensor(sizes))
     position = torch.cat([torch.arange(size) for size in sizes])
@@ -56,7 +54,7 @@ def test_a_query_sees_the_tokens_before_it_and_no_others(contexts: int) -> None:
         assert seen == len(own)
 
 
-def test_ranks_have_equal_parts_of_causal_attention() -> None:
+def test_ranks_have_equal_parts_of_causal_attention():
     (whole,) = {
         int(sum(one.mask.sum() * len(one.queries) for one in context_classes([16, 32], 4, rank)))
         for rank in range(4)
@@ -64,6 +62,6 @@ def test_ranks_have_equal_parts_of_causal_attention() -> None:
     assert 4 * whole == sum(n * (n + 1) // 2 for n in (16, 32))
 
 
-def test_nothing_to_share() -> None:
+def test_nothing_to_share():
     share, chosen, places = context_share([4], 2, 0, torch.zeros(0, dtype=torch.int64))
     assert share.largest == 0 and not len(chosen) and not len(places)

@@ -1,14 +1,9 @@
 """Copies to the host that are begun before the device's memory is given up."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from rlmath.actor.model_base import RankModel
 from rlmath.actor.offload import DeviceState
@@ -16,7 +11,7 @@ from rlmath.device import CPU, Platform
 from tests.contracts.fake_cuda import FakeCuda, Races
 
 
-def state_of(monkeypatch: pytest.MonkeyPatch, platform: Platform) -> tuple[DeviceState, Any, Any]:
+def state_of(monkeypatch, platform):
     """Of a module of two parameters, with two moments."""
     module = torch.nn.Linear(3, 5)
     moments = [torch.rand(7), torch.rand(2, 3)]
@@ -24,7 +19,7 @@ def state_of(monkeypatch: pytest.MonkeyPatch, platform: Platform) -> tuple[Devic
     return DeviceState(module, [], object(), platform), module, moments
 
 
-def test_a_copy_that_was_begun_is_what_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_that_was_begun_is_what_leaves(monkeypatch):
     state, module, moments = state_of(monkeypatch, CPU)
     weight, moment = module.weight.detach().clone(), moments[0].clone()
     state.begin_copy("parameters", "optimizer")
@@ -40,7 +35,7 @@ def test_a_copy_that_was_begun_is_what_leaves(monkeypatch: pytest.MonkeyPatch) -
     assert torch.equal(module.weight, weight) and torch.equal(moments[0], moment)
 
 
-def change_weights(state: DeviceState, module: Any, moments: list[Tensor]) -> None:
+def change_weights(state, module, moments):
     """As an update does."""
     state.load("parameters", "optimizer")
     with torch.no_grad():
@@ -48,7 +43,7 @@ def change_weights(state: DeviceState, module: Any, moments: list[Tensor]) -> No
     moments[0].add_(1)
 
 
-def change_optimizer(state: DeviceState, module: Any, moments: list[Tensor]) -> None:
+def change_optimizer(state, module, moments):
     """As a reference that clears Adam's moments does."""
     state.load("parameters")
     with torch.no_grad():
@@ -58,9 +53,7 @@ def change_optimizer(state: DeviceState, module: Any, moments: list[Tensor]) -> 
 
 
 @pytest.mark.parametrize("change", [change_weights, change_optimizer])
-def test_what_changes_after_it_was_copied_is_not_lost(
-    monkeypatch: pytest.MonkeyPatch, change: Callable[..., None]
-) -> None:
+def test_what_changes_after_it_was_copied_is_not_lost(monkeypatch, change):
     state, module, moments = state_of(monkeypatch, CPU)
     expected = [module.weight.detach() + 1, moments[0] + 1]
     state.begin_copy("parameters", "optimizer")
@@ -74,12 +67,12 @@ class Unordered(DeviceState):
     """Forgets that the copies come after what the caller has queued."""
 
     class _Stream:
-        def __init__(self, inner: Any) -> None:
+        def __init__(self, inner):
             self.queue, self.wait = inner.queue, inner.wait
 
-        def start(self) -> None: ...
+        def start(self): ...
 
-    def __init__(self, *arguments: Any) -> None:
+    def __init__(self, *arguments):
         super().__init__(*arguments)
         self.__dict__["_stream"] = self._Stream(self._platform.side_stream())
 
@@ -87,7 +80,7 @@ class Unordered(DeviceState):
 class Hasty(DeviceState):
     """Forgets to wait for the copies."""
 
-    def __init__(self, *arguments: Any) -> None:
+    def __init__(self, *arguments):
         super().__init__(*arguments)
         self.__dict__["_stream"] = stream = self._platform.side_stream()
         stream.wait = lambda: None
@@ -96,9 +89,7 @@ class Hasty(DeviceState):
 @pytest.mark.parametrize(
     ("kind", "is_right"), [(DeviceState, True), (Unordered, False), (Hasty, False)]
 )
-def test_copies_are_ordered_on_cudas_streams(
-    monkeypatch: pytest.MonkeyPatch, kind: type[DeviceState], is_right: bool
-) -> None:
+def test_copies_are_ordered_on_cudas_streams(monkeypatch, kind, is_right):
     """After the optimizer's step, and before anybody writes again, in two steps."""
     cuda = FakeCuda()
     cuda.install(monkeypatch, "cpu")
@@ -128,13 +119,13 @@ def test_copies_are_ordered_on_cudas_streams(
         ("all", ["free gradients", "empty cache", "copy optimizer", "copy parameters"]),
     ],
 )
-def test_no_copy_is_under_way_when_the_cache_is_emptied(offload: str, wanted: list[str]) -> None:
+def test_no_copy_is_under_way_when_the_cache_is_emptied(offload, wanted):
     """CUDA frees memory when all that the device does is done, copies too."""
-    events: list[str] = []
+    events = []
     state = SimpleNamespace(
         release=lambda part: events.append(f"free {part}"),
         begin_copy=lambda part: events.append(f"copy {part}"),
     )
-    model: Any = SimpleNamespace(settings=SimpleNamespace(offload=offload), device_state=state)
+    model = SimpleNamespace(settings=SimpleNamespace(offload=offload), device_state=state)
     RankModel.begin_release(model, lambda: events.append("empty cache"))
     assert events == wanted

@@ -1,7 +1,5 @@
 """Where the engine's routes lie among the tokens of a rank, and what a router makes of them."""
 
-from __future__ import annotations
-
 import dataclasses
 from types import SimpleNamespace
 
@@ -21,7 +19,7 @@ RECORD = RouterReplayAction.RECORD
 CPU = torch.device("cpu")
 
 
-def test_each_tensor_rank_has_its_own_tokens() -> None:
+def test_each_tensor_rank_has_its_own_tokens():
     """Sequences of 3, 4 and 5 tokens, of which 2, 0 and 4 have routes, in one row of 14 and two
     ranks; the second sequence is in another micro-batch."""
     plain = batch_of_sequences([([1, 1], [1]), ([2, 2], [2, 2]), ([3, 3], [3, 3, 3])])
@@ -44,7 +42,7 @@ def test_each_tensor_rank_has_its_own_tokens() -> None:
         engine_routes(longer, one, range(8), 2, 3)
 
 
-def test_a_router_follows_the_engine_where_it_knows_the_route() -> None:
+def test_a_router_follows_the_engine_where_it_knows_the_route():
     recorder = RouterRecorder(SimpleNamespace(layer_number=3, router_replay=None), 6)
     totals = RoutingTotals.zeros(4, 6, CPU)
     text = [torch.tensor([True, True, True, False])]
@@ -72,7 +70,7 @@ def test_a_router_follows_the_engine_where_it_knows_the_route() -> None:
     assert "routing/changed_share" not in found
 
 
-def test_a_pass_that_keeps_nothing_leaves_what_was_recorded() -> None:
+def test_a_pass_that_keeps_nothing_leaves_what_was_recorded():
     recorder = RouterRecorder(SimpleNamespace(layer_number=1, router_replay=None), 6)
     totals = RoutingTotals.zeros(1, 6, CPU)
     text = [torch.ones(4, dtype=torch.bool)]

@@ -4,13 +4,10 @@ The driver's side is the real one. Ray is a stand-in that calls at once and coun
 own step around a stand-in model.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import pickle
 from collections import Counter
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -24,9 +21,7 @@ from rlmath.actor.worker import ActorWorker
 from rlmath.algorithms.advantages import SequenceAdvantages
 from rlmath.algorithms.peers import Alone
 from rlmath.batching.from_sequences import batch_of_sequences
-from rlmath.batching.shards import Shard
 from rlmath.model.parallel import Layout
-from rlmath.types import TrainingBatch
 from rlmath.weights.sequence_fingerprints import SequenceFingerprints
 
 TENSOR_PARALLEL, TOKENS = 2, 8192
@@ -38,16 +33,16 @@ class Model(Alone):
 
     is_last_stage = True
 
-    def __init__(self, reports: bool) -> None:
+    def __init__(self, reports):
         self.reports = reports
 
-    def shard_log_probs(self, shard: Shard, name: str = "policy", seed: int = 0) -> TokenValues:
+    def shard_log_probs(self, shard, name="policy", seed=0):
         values = shard.batch.engine_log_probs
         return TokenValues(torch.arange(values.numel()), values, values)
 
-    def begin_release(self, empty_cache: Any) -> None: ...
+    def begin_release(self, empty_cache): ...
 
-    def update_shard(self, shard: Shard, plan: StepPlan) -> UpdateResult:
+    def update_shard(self, shard, plan):
         assert shard.batch.advantages is not None and shard.batch.old_log_probs is not None
         assert len(list(shard.shares())) == plan.minibatches
         return UpdateResult([{"loss": 1.0}], {}, None)
@@ -56,34 +51,32 @@ class Model(Alone):
 class Network:
     """Ray's calls, made at once, and what they carry."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.calls: Counter[str] = Counter()
         self.put_bytes, self.call_bytes = 0, 0
 
-    def put(self, value: Any) -> Any:
+    def put(self, value):
         data = pickle.dumps(value)
         self.calls["put"] += 1
         self.put_bytes += len(data)
         return SimpleNamespace(value=pickle.loads(data))
 
-    def wait(
-        self, refs: list[Any], num_returns: int, timeout: float
-    ) -> tuple[list[Any], list[Any]]:
+    def wait(self, refs, num_returns, timeout):
         return refs[:num_returns], refs[num_returns:]
 
-    def get(self, ref: Any) -> Any:
+    def get(self, ref):
         return ref.value
 
-    def worker(self, rank: int) -> Any:
+    def worker(self, rank):
         one = ActorWorker.__new__(ActorWorker)
-        one.actor, one.value_model = Model(rank % TENSOR_PARALLEL == 0), None  # type: ignore
+        one.actor, one.value_model = Model(rank % TENSOR_PARALLEL == 0), None
         one.platform = SimpleNamespace(
             release_cached_memory=lambda: None, take_peak_bytes=lambda: rank
         )
         one._peaks = {}
 
-        def method(name: str) -> Any:
-            def remote(*arguments: Any) -> Any:
+        def method(name):
+            def remote(*arguments):
                 self.calls[name] += 1
                 given = [getattr(a, "value", a) for a in arguments]
                 if name != "run_part":  # Whose shard is in shared memory.
@@ -96,26 +89,24 @@ class Network:
 
 
 class _Answer:
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value):
         self.value = value
 
 
 class _Methods:
-    def __init__(self, method: Any) -> None:
+    def __init__(self, method):
         self._method = method
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         return self._method(name)
 
 
-def begun(
-    network: Network, ranks: int, monkeypatch: pytest.MonkeyPatch
-) -> tuple[ActorGroup, TrainingBatch, torch.Tensor]:
+def begun(network, ranks, monkeypatch):
     """Ranks, and ``TOKENS`` tokens with their log-probs."""
     monkeypatch.setattr(group, "ray", network)
     monkeypatch.setattr(rank_calls, "ray", network)
     layout = Layout(TENSOR_PARALLEL, 1, ranks // TENSOR_PARALLEL)
-    settings: Any = SimpleNamespace(max_tokens_per_microbatch=64, share_prompts=False)
+    settings = SimpleNamespace(max_tokens_per_microbatch=64, share_prompts=False)
     actor = ActorGroup(settings, layout, device="cpu", seed=0, num_threads=1, log_dir="")
     actor._workers = [network.worker(rank) for rank in range(ranks)]
     actor._dp = [rank // TENSOR_PARALLEL for rank in range(ranks)]
@@ -125,7 +116,7 @@ def begun(
     return actor, batch, log_probs
 
 
-def step(ranks: int, monkeypatch: pytest.MonkeyPatch) -> Network:
+def step(ranks, monkeypatch):
     """A step of ``TOKENS`` tokens on ``ranks`` ranks."""
     network = Network()
     actor, batch, log_probs = begun(network, ranks, monkeypatch)
@@ -153,7 +144,7 @@ def step(ranks: int, monkeypatch: pytest.MonkeyPatch) -> Network:
     return network
 
 
-def test_a_step_grows_with_the_ranks_and_no_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_grows_with_the_ranks_and_no_faster(monkeypatch):
     of = {ranks: step(ranks, monkeypatch) for ranks in (8, 64, 512)}
     methods = ("run_part", "finish_step", "take_peaks")
     for ranks, network in of.items():
@@ -167,9 +158,7 @@ def test_a_step_grows_with_the_ranks_and_no_faster(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(("ranks", "lines"), [(1, 1), (2, 2), (512, 8)])
-def test_a_start_says_who_has_its_weights(
-    ranks: int, lines: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_start_says_who_has_its_weights(ranks, lines, monkeypatch):
     network, said = Network(), []
     monkeypatch.setattr(group, "ray", network)
     monkeypatch.setattr(rank_calls, "ray", network)
@@ -190,20 +179,20 @@ def test_a_start_says_who_has_its_weights(
         ("renew_reference", (1.0, False)),
     ],
 )
-def test_what_changes_a_model_says_so_before(method: str, arguments: tuple[Any, ...]) -> None:
+def test_what_changes_a_model_says_so_before(method, arguments):
     """A run that is cut short in it must not save the step before: the ranks would write what it
     made of them."""
     actors = ActorGroup.__new__(ActorGroup)
     actors.changed = False
     seen = []
 
-    def ranks(*_: Any) -> Any:
+    def ranks(*_):
         seen.append(actors.changed)
         raise InterruptedError
 
-    actors._all = ranks  # type: ignore[method-assign]
+    actors._all = ranks
     actors._workers, actors._dp, actors._shares = [], [], []
-    actors._calls = SimpleNamespace(results=ranks)  # type: ignore[assignment]
+    actors._calls = SimpleNamespace(results=ranks)
     with pytest.raises(InterruptedError):
         getattr(actors, method)(*arguments)
     assert seen == [True]

@@ -1,7 +1,5 @@
 """Packed micro-batches under ``actor.fp8``: tokens of each tensor rank are whole blocks."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -14,7 +12,7 @@ from rlmath.types import MicroBatch, TrainingBatch
 LENGTHS = torch.tensor([37, 90, 6])
 
 
-def batch() -> TrainingBatch:
+def batch():
     responses = LENGTHS // 2
     per_token = torch.zeros(int(responses.sum()))
     return TrainingBatch(
@@ -33,7 +31,7 @@ def batch() -> TrainingBatch:
 @pytest.mark.parametrize(
     "layout", [Layout(1, 1, 1), Layout(2, 1, 1), Layout(1, 1, 1, context_parallel=2)], ids=str
 )
-def test_rows_are_whole_blocks_and_sequences_are_as_before(recipe: str, layout: Layout) -> None:
+def test_rows_are_whole_blocks_and_sequences_are_as_before(recipe, layout):
     fp8 = Fp8Training("hybrid", recipe)
     everything = MicroBatch((0, 1, 2), int(LENGTHS.sum()))
     usual = pack(batch(), everything, CPU, layout)

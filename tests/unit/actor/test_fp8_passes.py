@@ -1,9 +1,6 @@
 """``actor.fp8`` around Megatron's schedule: copies of weights, passes without it, GPUs."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -19,30 +16,30 @@ BLOCKWISE = Fp8Training("hybrid", "blockwise")
 
 
 class Layer(nn.Module):
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config):
         super().__init__()
         self.config = config
         self._fp8_workspaces: dict[str, int] = {}
 
 
-def stage() -> nn.Module:
+def stage():
     shared, copied = (SimpleNamespace(fp8="hybrid") for _ in range(2))
     made = nn.Sequential(Layer(shared), nn.Linear(2, 2), Layer(shared), Layer(copied))
-    made.config = shared  # type: ignore[assignment]
+    made.config = shared
     return made
 
 
-def test_copies_live_for_one_run_also_if_it_fails() -> None:
+def test_copies_live_for_one_run_also_if_it_fails():
     made = stage()
-    made[0]._fp8_workspaces["weight"] = 1  # type: ignore[index, operator]
+    made[0]._fp8_workspaces["weight"] = 1
     with pytest.raises(ZeroDivisionError), copies_of_weights([made]):
         assert not made[0]._fp8_workspaces, "an older one is not used"
-        made[0]._fp8_workspaces["weight"] = 1  # type: ignore[index, operator]
+        made[0]._fp8_workspaces["weight"] = 1
         1 / 0  # noqa: B018
     assert not made[0]._fp8_workspaces
 
 
-def test_without_fp8_reaches_every_configuration_and_comes_back() -> None:
+def test_without_fp8_reaches_every_configuration_and_comes_back():
     made = stage()
     with pytest.raises(ZeroDivisionError), without_fp8(made):
         assert all(one.config.fp8 is None for one in made if isinstance(one, Layer))
@@ -51,13 +48,13 @@ def test_without_fp8_reaches_every_configuration_and_comes_back() -> None:
 
 
 @pytest.mark.parametrize(("name", "expected"), [("policy", "hybrid"), ("noise", None)])
-def test_the_gates_noise_is_of_a_pass_without_fp8(name: str, expected: str | None) -> None:
+def test_the_gates_noise_is_of_a_pass_without_fp8(name, expected):
     """The distance to an engine, which computes in the model's type."""
     from rlmath.actor.passes import forward_passes
     from rlmath.actor.policy import MegatronActor
 
     made, seen = stage(), []
-    actor: Any = SimpleNamespace(
+    actor = SimpleNamespace(
         settings=SimpleNamespace(model=SimpleNamespace(fp8=BLOCKWISE), engines_in_fp8=NOTHING),
         module=made,
         routing=None,
@@ -67,14 +64,14 @@ def test_the_gates_noise_is_of_a_pass_without_fp8(name: str, expected: str | Non
         forward=lambda *_: seen.append({one.config.fp8 for one in made if hasattr(one, "config")}),
         _of_log_probs=lambda _: None,
     )
-    shard: Any = SimpleNamespace(whole=lambda: None)
+    shard = SimpleNamespace(whole=lambda: None)
     actor.passes = forward_passes(actor)
     MegatronActor.shard_log_probs(actor, shard, name, seed=1)
     assert seen == [{expected}]
     assert all(one.config.fp8 == "hybrid" for one in made if isinstance(one, Layer))
 
 
-def test_settings_of_megatron() -> None:
+def test_settings_of_megatron():
     assert fp8_settings(None, on_te=False) == {}
     assert fp8_settings(BLOCKWISE, on_te=True) == {"fp8": "hybrid", "fp8_recipe": "blockwise"}
     with pytest.raises(UserError, match=r"actor\.fp8=hybrid: needs Transformer Engine"):
@@ -91,13 +88,7 @@ def test_settings_of_megatron() -> None:
         ("mxfp8", (9, 0), "13.0", "use blockwise"),
     ],
 )
-def test_a_rank_refuses_its_gpu(
-    monkeypatch: pytest.MonkeyPatch,
-    recipe: str,
-    capability: tuple[int, int],
-    cuda: str,
-    part: str | None,
-) -> None:
+def test_a_rank_refuses_its_gpu(monkeypatch, recipe, capability, cuda, part):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     monkeypatch.setattr(torch.version, "cuda", cuda)
     fp8 = Fp8Training("e4m3", recipe)

@@ -1,12 +1,8 @@
 """Shares of the gradient that micro-batches give, with Megatron's buffers and hooks in small."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from rlmath.actor.gradient_shares import GradientShares
 from rlmath.actor.step_probe import FINDINGS, StepFinding
@@ -15,50 +11,50 @@ COUNT = 3
 
 
 class Layer(nn.Module):
-    def __init__(self, number: int) -> None:
+    def __init__(self, number):
         super().__init__()
         self.layer_number = number + 1
         self.linear = nn.Linear(12, 12, bias=False)
         self.norm = nn.Parameter(torch.ones(12))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return x + torch.tanh(self.linear(x * self.norm))
 
 
 class Model(nn.Module):
     """Two layers, whose gradients go to ``main_grad`` as Megatron's DDP has it."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.layers = nn.ModuleList(Layer(i) for i in range(2))
         self.accumulators = []
         for one in self.parameters():
-            one.main_grad = torch.zeros_like(one)  # type: ignore[attr-defined]
-            node = one.expand_as(one).grad_fn.next_functions[0][0]  # type: ignore[union-attr]
+            one.main_grad = torch.zeros_like(one)
+            node = one.expand_as(one).grad_fn.next_functions[0][0]
             node.register_hook(self._adds(one))
             self.accumulators.append(node)
 
     @staticmethod
-    def _adds(one: nn.Parameter) -> Callable[..., None]:
-        def hook(*unused: object) -> None:
+    def _adds(one):
+        def hook(*unused):
             if one.grad is not None and not getattr(one, "grad_added_to_main_grad", False):
-                one.main_grad.add_(one.grad)  # type: ignore[attr-defined]
+                one.main_grad.add_(one.grad)
             one.grad = None
 
         return hook
 
-    def clear(self) -> None:
+    def clear(self):
         for one in self.parameters():
-            one.main_grad.zero_()  # type: ignore[attr-defined]
+            one.main_grad.zero_()
 
 
-def batches(seed: int = 1) -> list[Tensor]:
+def batches(seed=1):
     draw = torch.Generator().manual_seed(seed)
     return [torch.randn(6, 12, generator=draw) for _ in range(COUNT)]
 
 
-def run(model: Model, shares: GradientShares, given: Sequence[Tensor]) -> Tensor:
+def run(model, shares, given):
     """A pass; the signal of each micro-batch."""
     model.clear()
     shares.begin()
@@ -70,12 +66,12 @@ def run(model: Model, shares: GradientShares, given: Sequence[Tensor]) -> Tensor
     return torch.ones(len(given), dtype=torch.float64)
 
 
-def judge(model: Model, shares: GradientShares, signals: Tensor) -> StepFinding:
+def judge(model, shares, signals):
     found = shares.sums()
     return found if found.kind else shares.nothing_given(shares.given(COUNT), signals)
 
 
-def test_matrices_have_global_layers_and_healthy_passes_no_finding() -> None:
+def test_matrices_have_global_layers_and_healthy_passes_no_finding():
     model = Model()
     shares = GradientShares([model], None)
     names = [name for name, _ in shares.watched]
@@ -84,7 +80,7 @@ def test_matrices_have_global_layers_and_healthy_passes_no_finding() -> None:
         assert judge(model, shares, run(model, shares, batches(seed))) == StepFinding()
 
 
-def test_experts_are_not_watched_as_they_may_get_no_token() -> None:
+def test_experts_are_not_watched_as_they_may_get_no_token():
     model = Model()
     model.layers[1].experts = nn.ModuleList([nn.Linear(12, 12, bias=False)])
     model.layers[1].shared_experts = nn.ModuleList([nn.Linear(12, 12, bias=False)])
@@ -92,7 +88,7 @@ def test_experts_are_not_watched_as_they_may_get_no_token() -> None:
     assert names[1:] == ["layer 1: linear.weight", "layer 1: shared_experts.0.weight"]
 
 
-def test_micro_batch_that_gives_a_layer_nothing_is_named() -> None:
+def test_micro_batch_that_gives_a_layer_nothing_is_named():
     model = Model()
     shares = GradientShares([model], None)
     calls = iter(range(COUNT))
@@ -112,7 +108,7 @@ def test_micro_batch_that_gives_a_layer_nothing_is_named() -> None:
     assert judge(model, shares, signals) == StepFinding()
 
 
-def test_layer_that_no_backward_pass_reaches_is_named() -> None:
+def test_layer_that_no_backward_pass_reaches_is_named():
     model = Model()
     shares = GradientShares([model], None)
     forward = Layer.forward
@@ -124,7 +120,7 @@ def test_layer_that_no_backward_pass_reaches_is_named() -> None:
 
 
 @pytest.mark.parametrize("change", [torch.zero_, lambda one: one.mul_(2.0)])
-def test_buffers_that_are_not_the_sum_are_named(change: Callable[[Tensor], Tensor]) -> None:
+def test_buffers_that_are_not_the_sum_are_named(change):
     model = Model()
     shares = GradientShares([model], None)
     signals = run(model, shares, batches())
@@ -134,7 +130,7 @@ def test_buffers_that_are_not_the_sum_are_named(change: Callable[[Tensor], Tenso
     assert found.place == "layer 1: linear.weight"
 
 
-def test_buffers_cleared_between_micro_batches_are_named() -> None:
+def test_buffers_cleared_between_micro_batches_are_named():
     model = Model()
     shares = GradientShares([model], None)
     model.layers[0].register_forward_hook(lambda *_: model.clear())
@@ -142,15 +138,15 @@ def test_buffers_cleared_between_micro_batches_are_named() -> None:
     assert "not the sum over micro-batches" in FINDINGS[int(found.kind)]
 
 
-def test_gradient_that_a_product_added_is_read_from_the_buffer() -> None:
+def test_gradient_that_a_product_added_is_read_from_the_buffer():
     """As Transformer Engine's layers do, which leave a gradient that nobody reads."""
     model = Model()
     shares = GradientShares([model], None)
     weight = model.layers[1].linear.weight
 
-    def add(gradient: Tensor) -> Tensor:
-        weight.main_grad.add_(gradient)  # type: ignore[operator]
-        weight.grad_added_to_main_grad = True  # type: ignore[assignment]
+    def add(gradient):
+        weight.main_grad.add_(gradient)
+        weight.grad_added_to_main_grad = True
         return torch.full_like(gradient, 7.0)
 
     handle = weight.register_hook(add)
@@ -158,7 +154,7 @@ def test_gradient_that_a_product_added_is_read_from_the_buffer() -> None:
     handle.remove()
     calls = iter(range(COUNT))
 
-    def lose(gradient: Tensor) -> Tensor:
+    def lose(gradient):
         return add(gradient * (next(calls) != 2))
 
     weight.register_hook(lose)
@@ -166,7 +162,7 @@ def test_gradient_that_a_product_added_is_read_from_the_buffer() -> None:
     assert found.place == "micro-batch 2, layer 1: linear.weight"
 
 
-def test_every_matrix_is_looked_at_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_matrix_is_looked_at_in_turn(monkeypatch):
     monkeypatch.setattr("rlmath.actor.gradient_shares.MAX_TENSORS", 1)
     model = Model()
     shares = GradientShares([model], None)
@@ -177,17 +173,17 @@ def test_every_matrix_is_looked_at_in_turn(monkeypatch: pytest.MonkeyPatch) -> N
     assert seen == [0, 1, 0]
 
 
-def test_micro_batch_computed_again_in_two_parts_is_compared() -> None:
+def test_micro_batch_computed_again_in_two_parts_is_compared():
     model = Model()
     shares = GradientShares([model], None)
     given = batches()
 
-    def compare(lost: bool) -> StepFinding:
+    def compare(lost):
         # The last rows of what goes back through the first layer are lost.
-        def lose(gradient: Tensor) -> Tensor:
+        def lose(gradient):
             return torch.cat([gradient[:-2], torch.zeros_like(gradient[-2:])])
 
-        def forward(module: nn.Module, inputs: object, output: Tensor) -> None:
+        def forward(module, inputs, output):
             output.register_hook(lose)
 
         handle = model.layers[0].register_forward_hook(forward) if lost else None

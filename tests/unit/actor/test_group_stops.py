@@ -1,9 +1,6 @@
 """The driver's side of ranks that are asked to stop."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from ray.exceptions import RayTaskError
@@ -14,11 +11,11 @@ from rlmath.actor.rank_calls import ActorError, RankCalls
 from rlmath.errors import UpdateStopped
 
 
-def group_that_raises(error: Exception) -> Any:
-    group: Any = ActorGroup.__new__(ActorGroup)
+def group_that_raises(error):
+    group = ActorGroup.__new__(ActorGroup)
     group.changed = False
 
-    def all_ranks(*_: Any) -> None:
+    def all_ranks(*_):
         assert group.changed
         raise error
 
@@ -27,7 +24,7 @@ def group_that_raises(error: Exception) -> Any:
     return group
 
 
-def test_a_stopped_update_leaves_the_ranks_unchanged() -> None:
+def test_a_stopped_update_leaves_the_ranks_unchanged():
     for error, changed in ((UpdateStopped(), False), (ActorError("died"), True)):
         group = group_that_raises(error)
         with pytest.raises(type(error)):
@@ -35,6 +32,6 @@ def test_a_stopped_update_leaves_the_ranks_unchanged() -> None:
         assert group.changed is changed
 
 
-def test_a_stopped_rank_has_not_failed(tmp_path: Any) -> None:
+def test_a_stopped_rank_has_not_failed(tmp_path):
     calls, error = RankCalls(str(tmp_path)), RayTaskError("update", "", UpdateStopped())
     assert isinstance(calls._explain(error, 0), UpdateStopped)

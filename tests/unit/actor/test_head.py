@@ -1,8 +1,6 @@
 """The output layer in chunks of rows: its values and gradients are those of whole logits, and
 nothing nearly as large as whole logits is ever there."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -29,14 +27,14 @@ Run = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 @pytest.fixture
-def several_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+def several_chunks(monkeypatch):
     """9 rows at once, softmax of 4 of them, the weight in blocks of 10."""
     monkeypatch.setattr(head_rows, "LOGITS_BYTES", 9 * 4 * PADDED)
     monkeypatch.setattr(head_rows, "TABLE_BYTES", 4 * 4 * PADDED)
     monkeypatch.setattr(head_rows, "BLOCK_BYTES", 10 * 4 * HIDDEN)
 
 
-def made(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def made(dtype=torch.float32):
     random = torch.Generator().manual_seed(0)
     hidden = torch.randn(TOKENS, HIDDEN, generator=random).to(dtype)
     weight = torch.randn(PADDED, HIDDEN, generator=random).to(dtype)
@@ -44,16 +42,16 @@ def made(dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor, Te
     return hidden, weight, rows, torch.randint(VOCAB, (ROWS,), generator=random)
 
 
-def chunked(in_float32: bool = False, **more: Any) -> Run:
-    def run(hidden: Tensor, weight: Tensor, rows: Tensor, targets: Tensor) -> Any:
+def chunked(in_float32=False, **more):
+    def run(hidden, weight, rows, targets):
         head = Head(weight, HeadLinear(in_float32), sequence_parallel=False)
         return head.log_probs(hidden, rows, targets, Distribution(**(KEYS | more)))
 
     return run
 
 
-def whole(in_float32: bool = False, **more: Any) -> Run:
-    def run(hidden: Tensor, weight: Tensor, rows: Tensor, targets: Tensor) -> Any:
+def whole(in_float32=False, **more):
+    def run(hidden, weight, rows, targets):
         if in_float32:
             hidden, weight = hidden.float(), weight.float()
         return vocab_parallel_log_probs(
@@ -63,9 +61,7 @@ def whole(in_float32: bool = False, **more: Any) -> Run:
     return run
 
 
-def values_and_gradients(
-    run: Run, made: tuple[Tensor, Tensor, Tensor, Tensor], with_entropy: bool = True
-) -> list[Tensor]:
+def values_and_gradients(run, made, with_entropy=True):
     hidden, weight = made[0].clone().requires_grad_(), made[1].clone().requires_grad_()
     log_probs, entropy = run(hidden, weight, *made[2:])
     used = log_probs + 0.5 * entropy if with_entropy else log_probs
@@ -79,7 +75,7 @@ def values_and_gradients(
     [({}, True), ({}, False), ({"batch_invariant": True}, True), ({"in_float32": True}, True)],
 )
 @pytest.mark.usefixtures("several_chunks")
-def test_equal_to_whole_logits(more: dict[str, Any], with_entropy: bool) -> None:
+def test_equal_to_whole_logits(more, with_entropy):
     found = values_and_gradients(chunked(**more), made(), with_entropy)
     expected = values_and_gradients(whole(**more), made(), with_entropy)
     for mine, other in zip(found, expected, strict=True):
@@ -91,7 +87,7 @@ def test_equal_to_whole_logits(more: dict[str, Any], with_entropy: bool) -> None
 
 
 @pytest.mark.usefixtures("several_chunks")
-def test_a_product_in_float32_of_a_bfloat16_model() -> None:
+def test_a_product_in_float32_of_a_bfloat16_model():
     """The same log-probs as whole logits in float32, gradients but for their last rounding."""
     found = values_and_gradients(chunked(in_float32=True), made(torch.bfloat16))
     expected = values_and_gradients(whole(in_float32=True), made(torch.bfloat16))
@@ -103,33 +99,33 @@ def test_a_product_in_float32_of_a_bfloat16_model() -> None:
 
 
 @pytest.mark.usefixtures("several_chunks")
-def test_gradcheck() -> None:
+def test_gradcheck():
     hidden, weight, rows, targets = made(torch.float64)
     inputs = [hidden[:12, :4].clone().requires_grad_(), weight[:, :4].clone().requires_grad_()]
     chosen = rows[rows < 12]
 
-    def run(hidden: Tensor, weight: Tensor) -> Any:
+    def run(hidden, weight):
         return chunked()(hidden, weight, chosen, targets[: len(chosen)])
 
     assert torch.autograd.gradcheck(run, inputs)
 
 
 @pytest.mark.usefixtures("several_chunks")
-def test_the_weights_gradient_goes_to_main_grad_beside_that_of_the_embedding() -> None:
+def test_the_weights_gradient_goes_to_main_grad_beside_that_of_the_embedding():
     """As Megatron's hook has it, which adds what is in ``grad``: that of the tied embedding."""
     hidden, weight, rows, targets = made(torch.bfloat16)
     expected = values_and_gradients(chunked(), made(torch.bfloat16))[3].float()
     weight.requires_grad_()
-    weight.main_grad = torch.ones(weight.shape)  # type: ignore[attr-defined]
+    weight.main_grad = torch.ones(weight.shape)
     tokens = torch.arange(TOKENS)
     log_probs, entropy = chunked()(hidden.requires_grad_(), weight, rows, targets)
     ((log_probs + 0.5 * entropy) * torch.linspace(-1, 1, ROWS)).sum().backward()
     weight[tokens].sum().backward()
-    torch.testing.assert_close(weight.main_grad - 1, expected, rtol=1e-2, atol=1e-2)  # type: ignore[attr-defined]
+    torch.testing.assert_close(weight.main_grad - 1, expected, rtol=1e-2, atol=1e-2)
     assert weight.grad is not None and weight.grad.sum() == TOKENS * HIDDEN
 
 
-def test_a_frozen_head_passes_the_gradient_on() -> None:
+def test_a_frozen_head_passes_the_gradient_on():
     hidden, weight, rows, targets = made()
     expected = values_and_gradients(whole(), made())[2]
     log_probs, entropy = chunked()(hidden.requires_grad_(), weight, rows, targets)
@@ -138,7 +134,7 @@ def test_a_frozen_head_passes_the_gradient_on() -> None:
     torch.testing.assert_close(hidden.grad, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_no_rows_and_a_slice_of_nothing_but_padding() -> None:
+def test_no_rows_and_a_slice_of_nothing_but_padding():
     hidden, weight, rows, targets = made()
     for chosen, rank in ((0, 0), (ROWS, 20)):
         x, w = hidden.clone().requires_grad_(), weight.clone().requires_grad_()
@@ -153,7 +149,7 @@ class _ColumnParallelLinear(torch.nn.Linear):
     """By its name a layer whose output is rounded."""
 
 
-def test_rounding_noise_reaches_the_logits() -> None:
+def test_rounding_noise_reaches_the_logits():
     """It moves what linear layers give; this one gives its input."""
     layer = _ColumnParallelLinear(HIDDEN, PADDED)
     defer_logits(layer, in_float32=False)
@@ -162,19 +158,19 @@ def test_rounding_noise_reaches_the_logits() -> None:
     with torch.no_grad():
         usual = Head(weight, layer.chunk, False).log_probs(
             hidden, rows, targets, Distribution(**KEYS)
-        )[0]  # type: ignore[arg-type]
+        )[0]
         with rounding_noise(layer, seed=1):
             assert torch.equal(layer(hidden)[0], made()[0])
             noisy = Head(weight, layer.chunk, False).log_probs(
                 hidden, rows, targets, Distribution(**KEYS)
-            )[0]  # type: ignore[arg-type]
+            )[0]
     assert 0 < float((noisy - usual).abs().max()) < 1e-5
 
 
 @pytest.mark.parametrize(
     ("name", "in_float32"), [("Qwen2.5-1.5B", False), ("DeepSeek-R1-Distill-Qwen-7B", True)]
 )
-def test_memory_of_32_768_tokens(name: str, in_float32: bool) -> None:
+def test_memory_of_32_768_tokens(name, in_float32):
     """At TP 1 at most 1 GiB over the weights, as the plan says; whole logits are 9 GiB."""
     spec, tokens = model_spec(KNOWN[name]), 32768
     meter = Meter()
@@ -182,7 +178,7 @@ def test_memory_of_32_768_tokens(name: str, in_float32: bool) -> None:
         hidden = torch.empty(tokens, spec.hidden, dtype=torch.bfloat16, device=META)
         weight = torch.empty(spec.vocab, spec.hidden, dtype=torch.bfloat16, device=META)
         weight.requires_grad_()
-        weight.main_grad = torch.empty(weight.shape, device=META)  # type: ignore[attr-defined]
+        weight.main_grad = torch.empty(weight.shape, device=META)
         rows = torch.empty(tokens, dtype=torch.int64, device=META)
         before = meter.live["gpu"]
         with meter.phase() as peaks:

@@ -1,7 +1,5 @@
 """Lines about links between ranks."""
 
-from __future__ import annotations
-
 import pytest
 
 from rlmath.actor.communicators import Communicators, Link, describe
@@ -19,9 +17,7 @@ CUDA = Platform("cuda", "nccl", "local")
         (True, 3.1, "InfiniBand"),
     ],
 )
-def test_describe_warns_of_the_slowest_link_with_its_cause(
-    between: bool, gb_per_s: float, cause: str | None
-) -> None:
+def test_describe_warns_of_the_slowest_link_with_its_cause(between, gb_per_s, cause):
     fast = Link(between, 16, 400.0, "node-1", CUDA.link_probe)
     slow = Link(between, 16, gb_per_s, "node-7", CUDA.link_probe)
     lines = describe([Communicators(None, (fast,)), Communicators(None, (slow,))])
@@ -34,12 +30,12 @@ def test_describe_warns_of_the_slowest_link_with_its_cause(
         assert between or "node-7" in warnings[0]
 
 
-def test_describe_tells_the_most_that_communicators_take_of_a_gpu() -> None:
+def test_describe_tells_the_most_that_communicators_take_of_a_gpu():
     lines = describe([Communicators(2**30), Communicators(3 * 2**30), Communicators()])
     assert len(lines) == 1
     assert "3.0 GiB" in lines[0]
 
 
-def test_describe_is_silent_about_a_single_cpu_rank() -> None:
+def test_describe_is_silent_about_a_single_cpu_rank():
     assert describe([Communicators()]) == []
     assert CPU.link_probe.num_bytes < CUDA.link_probe.num_bytes

@@ -1,10 +1,7 @@
 """Log-probs of vocabulary slices, against torch's softmax and the formula of their gradient."""
 
-from __future__ import annotations
-
 import pytest
 import torch
-from torch import Tensor
 
 from rlmath.actor import logprobs
 from rlmath.actor.logprobs import Distribution, vocab_parallel_log_probs
@@ -14,11 +11,11 @@ TEMPERATURE = 0.7
 
 
 @pytest.fixture(autouse=True)
-def several_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+def several_chunks(monkeypatch):
     monkeypatch.setattr(logprobs, "ROWS_PER_CHUNK", 8)
 
 
-def made(seed: int = 0, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+def made(seed=0, dtype=torch.float32):
     random = torch.Generator().manual_seed(seed)
     logits = torch.randn(TOKENS, PADDED, generator=random).mul_(3).to(dtype)
     rows = torch.randperm(TOKENS, generator=random)[:ROWS].sort().values
@@ -26,7 +23,7 @@ def made(seed: int = 0, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Ten
 
 
 @pytest.mark.parametrize("batch_invariant", [False, True])
-def test_values_and_gradients_are_those_of_torch(batch_invariant: bool) -> None:
+def test_values_and_gradients_are_those_of_torch(batch_invariant):
     logits, rows, targets = made()
     factors = torch.linspace(-1, 1, ROWS)
     results = []
@@ -58,7 +55,7 @@ def test_values_and_gradients_are_those_of_torch(batch_invariant: bool) -> None:
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_gradient_of_a_slice_bit_by_bit(rank: int, dtype: torch.dtype) -> None:
+def test_the_gradient_of_a_slice_bit_by_bit(rank, dtype):
     """Half the vocabulary: targets of the other half get nothing, in whatever place they stand."""
     half = PADDED // 2
     logits, rows, targets = made(1, dtype)
@@ -83,7 +80,7 @@ def test_the_gradient_of_a_slice_bit_by_bit(rank: int, dtype: torch.dtype) -> No
     assert 0 < int(((targets >= rank * half) & (targets < rank * half + valid)).sum()) < ROWS
 
 
-def test_a_slice_of_nothing_but_padding() -> None:
+def test_a_slice_of_nothing_but_padding():
     logits, rows, targets = made()
     x = logits[:, :4].clone().requires_grad_()
     log_probs, _ = vocab_parallel_log_probs(

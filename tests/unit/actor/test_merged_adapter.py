@@ -1,7 +1,5 @@
 """Merging an adapter into a matrix: in float32, rounded once, for any rows and columns."""
 
-from __future__ import annotations
-
 from unittest import mock
 
 import pytest
@@ -19,7 +17,7 @@ LORA = Lora(RANK, 3.0, ("q_proj", "v_proj"))
 RUNS = (((0, 8), (12, 4)), ((16, 4),))
 
 
-def adapter(rule: Rule, dtype: torch.dtype) -> Adapter:
+def adapter(rule, dtype):
     by_columns = rule is Rule.row
     parts = ("x.q_proj.weight", "x.v_proj.weight")[: 1 if by_columns else 2]
     layout = AdapterLayout(
@@ -37,7 +35,7 @@ def adapter(rule: Rule, dtype: torch.dtype) -> Adapter:
     return made
 
 
-def expected(made: Adapter, weight: torch.Tensor) -> torch.Tensor:
+def expected(made, weight):
     """Row by row in float64."""
     whole = weight.double()
     for place, runs in enumerate(made.layout.rows):
@@ -50,7 +48,7 @@ def expected(made: Adapter, weight: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("rule", [Rule.qkv, Rule.row], ids=str)
 @pytest.mark.parametrize("elements", [1, 3 * COLUMNS, 1 << 24])
-def test_rows_and_columns_are_those_of_the_whole(rule: Rule, elements: int) -> None:
+def test_rows_and_columns_are_those_of_the_whole(rule, elements):
     made, weight = adapter(rule, torch.float32), torch.randn(ROWS, COLUMNS)
     whole = expected(made, weight)
     with mock.patch("rlmath.actor.lora.MERGED_ELEMENTS", elements):
@@ -62,7 +60,7 @@ def test_rows_and_columns_are_those_of_the_whole(rule: Rule, elements: int) -> N
     assert torch.equal(whole[8:12], weight[8:12].double()) == (rule is Rule.qkv)
 
 
-def test_the_sum_is_rounded_once() -> None:
+def test_the_sum_is_rounded_once():
     """A product rounded to bfloat16 before it is added, or a sum in bfloat16, differs from it."""
     made, weight = adapter(Rule.row, torch.bfloat16), torch.randn(ROWS, COLUMNS).bfloat16()
     merged = made.merged(weight, made.a, made.b, 0, 0)
@@ -73,7 +71,7 @@ def test_the_sum_is_rounded_once() -> None:
     assert not torch.equal(merged, twice)
 
 
-def test_untrained_rows_have_no_gradient_and_change_nothing() -> None:
+def test_untrained_rows_have_no_gradient_and_change_nothing():
     made = adapter(Rule.qkv, torch.float64)
     wide = made._wide(made.b)
     wide.square().sum().backward()

@@ -5,10 +5,7 @@ a boolean index, a copy to the host. Copies to the device, for which the host wa
 their memory is not pinned, are looked for by name.
 """
 
-from __future__ import annotations
-
 import dataclasses
-from typing import Any
 
 import pytest
 import torch
@@ -32,14 +29,12 @@ TOKENS, VOCAB = 12, 32
 class Operators(TorchDispatchMode):
     """Names of all operators, and those whose arguments come from another device."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.names: set[str] = set()
         self.moves: set[str] = set()
 
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
         name = function.overloadpacket.__name__
         self.names.add(name)
@@ -49,12 +44,12 @@ class Operators(TorchDispatchMode):
         return out
 
 
-def meta(*shape: int, dtype: torch.dtype = torch.float32, grad: bool = False) -> Tensor:
+def meta(*shape, dtype=torch.float32, grad=False):
     return torch.empty(shape, dtype=dtype, device=META, requires_grad=grad)
 
 
 @pytest.fixture
-def pack() -> PackedMicroBatch:
+def pack():
     integers = meta(TOKENS, dtype=torch.int64)
     return PackedMicroBatch(
         tokens=meta(1, 2 * TOKENS, dtype=torch.int64),
@@ -68,9 +63,9 @@ def pack() -> PackedMicroBatch:
     )
 
 
-def test_meta_tensors_show_what_waits() -> None:
+def test_meta_tensors_show_what_waits():
     mask, rows = meta(TOKENS, dtype=torch.bool), meta(TOKENS)
-    waits: list[Any] = [mask.nonzero, mask.any().item, rows.cpu, lambda: rows[mask]]
+    waits = [mask.nonzero, mask.any().item, rows.cpu, lambda: rows[mask]]
     for wait in waits:
         with pytest.raises((NotImplementedError, RuntimeError)):
             wait()
@@ -78,9 +73,7 @@ def test_meta_tensors_show_what_waits() -> None:
 
 @pytest.mark.parametrize("batch_invariant", [False, True])
 @pytest.mark.parametrize("rank", [0, 1], ids=["whole vocabulary", "its padding alone"])
-def test_log_probs_and_their_gradient(
-    rank: int, batch_invariant: bool, pack: PackedMicroBatch
-) -> None:
+def test_log_probs_and_their_gradient(rank, batch_invariant, pack):
     logits = meta(2 * TOKENS, VOCAB, grad=True)
     with Operators() as seen:
         log_probs, entropy = vocab_parallel_log_probs(
@@ -102,7 +95,7 @@ def test_log_probs_and_their_gradient(
 
 
 @pytest.mark.parametrize("in_float32", [False, True])
-def test_the_output_layer_in_chunks(in_float32: bool, pack: PackedMicroBatch) -> None:
+def test_the_output_layer_in_chunks(in_float32, pack):
     hidden, weight = meta(2 * TOKENS, 4, grad=True), meta(VOCAB, 4, grad=True)
     head = Head(weight, HeadLinear(in_float32), sequence_parallel=False)
     with Operators() as seen:
@@ -118,7 +111,7 @@ def test_the_output_layer_in_chunks(in_float32: bool, pack: PackedMicroBatch) ->
 
 
 @pytest.mark.parametrize("loss", LOSSES.names())
-def test_the_objective_of_a_micro_batch(loss: str, pack: PackedMicroBatch) -> None:
+def test_the_objective_of_a_micro_batch(loss, pack):
     names = (
         "old_log_probs",
         "engine_log_probs",
@@ -144,7 +137,7 @@ def test_the_objective_of_a_micro_batch(loss: str, pack: PackedMicroBatch) -> No
 
 
 @pytest.mark.parametrize("clip", [None, 0.2])
-def test_the_value_models_loss(clip: float | None, pack: PackedMicroBatch) -> None:
+def test_the_value_models_loss(clip, pack):
     values = {name: torch.zeros(TOKENS) for name in ("old", "returns", "weights")}
     values["mask"] = torch.ones(TOKENS, dtype=torch.bool)
     fields = LossFields([pack], META, values)
@@ -155,7 +148,7 @@ def test_the_value_models_loss(clip: float | None, pack: PackedMicroBatch) -> No
     assert kept.device == META and not seen.moves
 
 
-def test_attention_is_told_lengths_as_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_is_told_lengths_as_numbers(monkeypatch):
     """Transformer Engine fetches from the GPU, in every layer, the longest length when it is not
     given, and whether two tensors of ends differ when both are."""
     monkeypatch.setattr(Platform, "torch_device", META)

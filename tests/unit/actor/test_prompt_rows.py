@@ -1,13 +1,11 @@
 """Packs in which sequences share the rows of their prompt."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlmath.actor.packing import PackedMicroBatch, pack
+from rlmath.actor.packing import pack
 from rlmath.device import CPU
 from rlmath.model.parallel import Layout
 from rlmath.types import MicroBatch, TrainingBatch
@@ -15,7 +13,7 @@ from rlmath.types import MicroBatch, TrainingBatch
 Texts = list[tuple[list[int], list[int]]]
 
 
-def batch_of(texts: Texts) -> TrainingBatch:
+def batch_of(texts):
     """Prompts and responses; all of one group, which alone proves nothing."""
     count, total = len(texts), sum(len(response) for _, response in texts)
     return TrainingBatch(
@@ -30,13 +28,13 @@ def batch_of(texts: Texts) -> TrainingBatch:
     )
 
 
-def packed(texts: Texts, tensor_parallel: int = 1, share: bool = True) -> PackedMicroBatch:
+def packed(texts, tensor_parallel=1, share=True):
     batch = batch_of(texts)
     everything = MicroBatch(tuple(range(len(texts))), int(batch.sequence_lengths.sum()))
     return pack(batch, everything, CPU, Layout(tensor_parallel, 1, 1), share_prompts=share)
 
 
-def check(texts: Texts, found: PackedMicroBatch) -> None:
+def check(texts, found):
     """What attention takes of each sequence is the sequence, from position 0 on; and what the loss
     reads is as without sharing."""
     tokens, positions = found.tokens[0].tolist(), found.position_ids[0].tolist()
@@ -59,8 +57,8 @@ def check(texts: Texts, found: PackedMicroBatch) -> None:
     assert found.packed_seq_params.max_seqlen_q >= longest
 
 
-def test_a_prompt_is_in_the_row_once_but_for_its_last_token() -> None:
-    texts: Texts = [([1, 2, 3], [7, 8]), ([1, 2, 3], [9]), ([1, 2, 3], [5, 6, 4])]
+def test_a_prompt_is_in_the_row_once_but_for_its_last_token():
+    texts = [([1, 2, 3], [7, 8]), ([1, 2, 3], [9]), ([1, 2, 3], [5, 6, 4])]
     found = packed(texts)
     assert found.tokens.tolist() == [[1, 2, 3, 7, 8, 3, 9, 3, 5, 6, 4]]
     assert found.position_ids.tolist() == [[0, 1, 2, 3, 4, 2, 3, 2, 3, 4, 5]]
@@ -80,22 +78,22 @@ def test_a_prompt_is_in_the_row_once_but_for_its_last_token() -> None:
     ],
     ids=["other tokens", "one token", "other lengths", "not next to each other"],
 )
-def test_nothing_is_shared(texts: Texts) -> None:
+def test_nothing_is_shared(texts):
     found, usual = packed(texts), packed(texts, share=False)
     assert torch.equal(found.tokens, usual.tokens)
     assert found.packed_seq_params.cu_seqlens_q.dim() == 1
     check(texts, found)
 
 
-def test_prompts_that_differ_in_their_last_token_share_the_others() -> None:
-    texts: Texts = [([1, 2, 3], [7, 8]), ([1, 2, 4], [9])]
+def test_prompts_that_differ_in_their_last_token_share_the_others():
+    texts = [([1, 2, 3], [7, 8]), ([1, 2, 4], [9])]
     found = packed(texts)
     assert found.tokens.tolist() == [[1, 2, 3, 7, 8, 4, 9]]
     check(texts, found)
 
 
-def test_the_row_is_padded_for_tensor_ranks_by_one_more_sequence() -> None:
-    texts: Texts = [([1, 2, 3], [7, 8]), ([1, 2, 3], [9])]
+def test_the_row_is_padded_for_tensor_ranks_by_one_more_sequence():
+    texts = [([1, 2, 3], [7, 8]), ([1, 2, 3], [9])]
     found = packed(texts, 2)
     assert found.tokens.tolist() == [[1, 2, 3, 7, 8, 3, 9, 0]]
     assert found.position_ids[0, -1] == 0
@@ -114,7 +112,7 @@ def test_the_row_is_padded_for_tensor_ranks_by_one_more_sequence() -> None:
     ),
     st.sampled_from([1, 2, 4]),
 )
-def test_each_sequence_is_read_as_it_is(texts: Texts, tensor_parallel: int) -> None:
+def test_each_sequence_is_read_as_it_is(texts, tensor_parallel):
     found = packed(texts, tensor_parallel)
     assert found.tokens.size(1) % tensor_parallel == 0
     check(texts, found)

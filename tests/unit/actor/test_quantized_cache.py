@@ -1,34 +1,30 @@
 """The actor's attention with keys and values in FP8: for a while, and then as before."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from rlmath.actor.quantized_cache import quantized_cache
 from rlmath.model.fp8 import DTYPE, LARGEST, cached
 
 
 class Attention(nn.Module):
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Any, scale: float = 1.0):
+    def forward(self, query, key, value, mask, scale=1.0):
         return scale * (query @ key.t()).softmax(-1) @ value
 
 
 class Layer(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.core_attention = Attention()
         self.other = Attention()
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, query, key, value):
         return tuple(
             one(query, key, value, None, scale=0.5) for one in (self.core_attention, self.other)
         )
 
 
-def test_attention_takes_keys_and_values_after_fp8_and_is_itself_again() -> None:
+def test_attention_takes_keys_and_values_after_fp8_and_is_itself_again():
     torch.manual_seed(0)
     layer, (query, key, value) = Layer(), torch.randn(3, 5, 8)
     usual, other = layer(query, key, value)
@@ -40,7 +36,7 @@ def test_attention_takes_keys_and_values_after_fp8_and_is_itself_again() -> None
     assert torch.equal(layer(query, key, value)[0], usual)
 
 
-def test_on_a_cpu_bits_are_cut_off_as_vllms_kernels_do() -> None:
+def test_on_a_cpu_bits_are_cut_off_as_vllms_kernels_do():
     """Every number that FP8 has stays; what lies between two becomes the one nearer to 0."""
     numbers = torch.arange(256, dtype=torch.uint8).view(DTYPE).float()
     numbers = numbers[numbers.isfinite()].sort().values

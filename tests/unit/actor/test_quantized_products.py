@@ -1,7 +1,5 @@
 """The actor's products in FP8: as an engine's, for a while, and then as before."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn
@@ -16,16 +14,16 @@ from rlmath.weights.pieces import LocalTensor
 
 
 class Layer(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.linear_fc1, self.linear_fc2 = nn.Linear(8, 16), nn.Linear(16, 8)
         self.output_layer = nn.Linear(8, 4)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x):
         return self.output_layer(self.linear_fc2(self.linear_fc1(x)))
 
 
-def test_matrices_of_layers_multiply_in_fp8_and_weights_come_back() -> None:
+def test_matrices_of_layers_multiply_in_fp8_and_weights_come_back():
     torch.manual_seed(0)
     layer, x = Layer(), torch.randn(3, 8)
     weights = {name: (one.data_ptr(), one.clone()) for name, one in layer.named_parameters()}
@@ -46,21 +44,21 @@ def test_matrices_of_layers_multiply_in_fp8_and_weights_come_back() -> None:
 class Matrix(nn.Linear):
     """As Megatron's give their output and a bias."""
 
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+    def forward(self, x):
         return super().forward(x), None
 
-    def sharded_state_dict(self) -> dict[str, torch.Tensor]:
+    def sharded_state_dict(self):
         return {}
 
 
 class Stage(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.linear_proj = Matrix(8, 16).bfloat16()
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_an_adapter_is_rounded_with_its_matrix_as_engines_get_it(enabled: bool) -> None:
+def test_an_adapter_is_rounded_with_its_matrix_as_engines_get_it(enabled):
     torch.manual_seed(0)
     stage, x = Stage(), torch.randn(3, 8).bfloat16()
     parts = ("x.o_proj.weight",)
@@ -84,5 +82,5 @@ def test_an_adapter_is_rounded_with_its_matrix_as_engines_get_it(enabled: bool) 
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
-def test_names_are_megatrons() -> None:
+def test_names_are_megatrons():
     assert MATRICES == ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")

@@ -1,7 +1,5 @@
 """What a rank keeps of its GPU has its communicators in it, and nobody else's has."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +11,7 @@ GIB = 2**30
 
 
 @pytest.mark.parametrize("part", ["weights", "kv_cache"])
-def test_room_for_engines_is_counted_with_the_communicators_that_were_reported(part: str) -> None:
+def test_room_for_engines_is_counted_with_the_communicators_that_were_reported(part):
     model = SimpleNamespace(
         device_state=SimpleNamespace(device_bytes=lambda: 7, host_bytes=lambda: 5 * GIB),
         release=lambda: None,

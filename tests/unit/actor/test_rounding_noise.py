@@ -1,10 +1,8 @@
 """Which modules count as rounding, and by how much their outputs move."""
 
-from __future__ import annotations
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from rlmath.actor.rounding_noise import rounded_modules, rounding_noise
 
@@ -12,7 +10,7 @@ from rlmath.actor.rounding_noise import rounded_modules, rounding_noise
 class RowParallelLinear(nn.Linear):
     """Megatron's give their bias besides."""
 
-    def forward(self, x: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def forward(self, x):
         return super().forward(x), None
 
 
@@ -21,18 +19,18 @@ class RotaryEmbedding(nn.Identity):
 
 
 class LanguageModelEmbedding(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         self.word_embeddings = nn.Embedding(8, 16)
 
 
-def test_the_innermost_modules_count_once_and_angles_never() -> None:
+def test_the_innermost_modules_count_once_and_angles_never():
     model = nn.ModuleList([LanguageModelEmbedding(), RotaryEmbedding(), nn.RMSNorm(16), nn.SiLU()])
     assert [type(one).__name__ for one in rounded_modules(model)] == ["Embedding", "RMSNorm"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_an_output_moves_by_at_most_one_unit_in_the_last_place(dtype: torch.dtype) -> None:
+def test_an_output_moves_by_at_most_one_unit_in_the_last_place(dtype):
     layer = RowParallelLinear(32, 64, dtype=dtype)
     x = torch.randn(50, 32, dtype=dtype)
     usual, _ = layer(x)

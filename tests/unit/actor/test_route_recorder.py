@@ -1,14 +1,10 @@
 """The recorder of one router, and what is counted, without a model."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from megatron.core.transformer.moe.router_replay import RouterReplay, RouterReplayAction
-from torch import Tensor
 
 from rlmath.actor.routing_replay import RouterRecorder
 from rlmath.actor.routing_totals import RoutingTotals
@@ -17,7 +13,7 @@ RECORD, REPLAY = RouterReplayAction.RECORD, RouterReplayAction.REPLAY_FORWARD
 CPU = torch.device("cpu")
 
 
-def best(scores: Tensor, topk: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+def best(scores, topk, *_, **__):
     values, indices = scores.topk(topk, dim=1)
     return values, indices
 
@@ -25,25 +21,25 @@ def best(scores: Tensor, topk: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]
 class Router:
     """A recorder, and passes of it over micro-batches of 4 tokens."""
 
-    def __init__(self, experts: int = 6) -> None:
+    def __init__(self, experts=6):
         self.experts = experts
         self.module = SimpleNamespace(layer_number=3, router_replay=None)
         self.recorder = RouterRecorder(self.module, experts)
         self.totals = RoutingTotals.zeros(4, experts, CPU)
 
-    def begin(self, action: Any, count: int, first: int = 0) -> None:
+    def begin(self, action, count, first=0):
         text = [torch.ones(4, dtype=torch.bool)] * count
         self.recorder.begin(action, first, text, self.totals)
 
-    def route(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+    def route(self, scores):
         return self.recorder.get_replay_topk(scores, 2, None, None, best)
 
 
-def scores_of(seed: int, experts: int = 6) -> Tensor:
+def scores_of(seed, experts=6):
     return torch.randn(4, experts, generator=torch.Generator().manual_seed(seed))
 
 
-def test_one_pipeline_schedule_with_a_recomputed_layer() -> None:
+def test_one_pipeline_schedule_with_a_recomputed_layer():
     """Two forward passes before the first backward pass, as on a first stage: F0 F1 B0 F2 B1 B2."""
     router = Router()
     assert router.module.router_replay is router.recorder
@@ -73,7 +69,7 @@ def test_one_pipeline_schedule_with_a_recomputed_layer() -> None:
     assert torch.equal(free[1], best(now[0], 2)[1]), "free again"
 
 
-def test_many_experts_need_two_bytes() -> None:
+def test_many_experts_need_two_bytes():
     router = Router(experts=300)
     router.begin(RECORD, 1)
     scores = scores_of(0, 300)
@@ -83,7 +79,7 @@ def test_many_experts_need_two_bytes() -> None:
 
 
 @pytest.mark.parametrize("calls", [0, 1, 3])
-def test_another_number_of_calls_is_an_error(calls: int) -> None:
+def test_another_number_of_calls_is_an_error(calls):
     router = Router()
     router.begin(RECORD, 2)
     router.recorder._is_text *= 2  # Room for the third.
@@ -95,7 +91,7 @@ def test_another_number_of_calls_is_an_error(calls: int) -> None:
         router.recorder.check_calls()
 
 
-def test_other_tokens_are_an_error() -> None:
+def test_other_tokens_are_an_error():
     router = Router()
     router.begin(RECORD, 1)
     router.route(scores_of(0))
@@ -105,7 +101,7 @@ def test_other_tokens_are_an_error() -> None:
         router.route(scores_of(1)[:3])
 
 
-def test_padding_and_the_order_of_experts_do_not_count() -> None:
+def test_padding_and_the_order_of_experts_do_not_count():
     totals = RoutingTotals.zeros(2, 4, CPU)
     text = torch.tensor([True, True, True, False])
     before = torch.tensor([[0, 1], [2, 3], [0, 2], [0, 1]])

@@ -1,14 +1,11 @@
 """``actor.logits=triton``: its kernels in Triton's interpreter, against float64 and tables."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,7 +19,7 @@ APART = Path(sys.prefix) / "triton"
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def found(tmp_path_factory):
     if not APART.is_dir() and importlib.util.find_spec("triton") is None:
         pytest.skip("Triton is not installed; bash launchers/test.sh fetches it")
     path = os.pathsep.join([str(ROOT), *([str(APART)] if APART.is_dir() else [])])
@@ -35,11 +32,11 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         timeout=300,
         check=True,
     )
-    result: dict[str, Any] = json.loads(run.stdout)
+    result = json.loads(run.stdout)
     return result
 
 
-def test_values_and_gradients_are_those_of_float64(found: dict[str, Any]) -> None:
+def test_values_and_gradients_are_those_of_float64(found):
     # The interpreter cuts bits off where a GPU rounds: up to 2**-7.
     limits = {"bfloat16": 8e-3, "float64": 1e-13}
     assert len(found["exact"]) == 10
@@ -51,26 +48,26 @@ def test_values_and_gradients_are_those_of_float64(found: dict[str, Any]) -> Non
             assert difference <= limit, (case, name)
 
 
-def test_the_head_computes_the_same_with_both(found: dict[str, Any]) -> None:
+def test_the_head_computes_the_same_with_both(found):
     assert found["head"] <= 1e-6
     assert found["gradcheck"] is True
 
 
-def test_the_plan_counts_what_the_kernels_allocate(found: dict[str, Any]) -> None:
+def test_the_plan_counts_what_the_kernels_allocate(found):
     """Numbers of a row, and no table of 50 entries in float32."""
     forward, backward = found["row_bytes"]
     assert 16 <= forward <= KERNEL_ROW_BYTES < 4 * 50
     assert backward <= KERNEL_ROW_BYTES
 
 
-def test_slices_of_tensor_ranks_are_put_together(found: dict[str, Any]) -> None:
+def test_slices_of_tensor_ranks_are_put_together(found):
     """With a vocabulary of 20 the second rank's slice is padding alone."""
     for differences in found["ranks"]:
         assert set(differences) == {"50", "20"}
         assert max(differences.values()) <= 2e-6
 
 
-def test_selfcheck_compares_them(found: dict[str, Any]) -> None:
+def test_selfcheck_compares_them(found):
     names = {line.get("name") for line in found["selfcheck"]}
     assert {"softmax in tables", "softmax in Triton"} <= names
     assert not [line for line in found["selfcheck"] if line["event"] == "problem"]

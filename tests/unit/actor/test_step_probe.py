@@ -1,11 +1,8 @@
 """Adam's steps by torch, right and with a fault each, through the probe's eyes."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +14,7 @@ SETTINGS = OptimizerConfig(lr=1e-3, clip_grad_norm=0.7)
 Fault = Callable[[torch.optim.AdamW], None]
 
 
-def finding(fault: Fault | None = None, between: Fault | None = None, lr: float = 1e-3) -> str:
+def finding(fault=None, between=None, lr=1e-3):
     """What is found in the fourth of a few steps.
 
     Args:
@@ -50,16 +47,16 @@ def finding(fault: Fault | None = None, between: Fault | None = None, lr: float 
     return FINDINGS[int(found.kind)]
 
 
-def change_states(name: str, change: Callable[[Any], Any]) -> Fault:
-    def fault(adam: torch.optim.AdamW) -> None:
+def change_states(name, change):
+    def fault(adam):
         for state in adam.state.values():
             state[name] = change(state[name])
 
     return fault
 
 
-def change_groups(name: str, change: Callable[[Any], Any]) -> Fault:
-    def fault(adam: torch.optim.AdamW) -> None:
+def change_groups(name, change):
+    def fault(adam):
         for group in adam.param_groups:
             group[name] = change(group[name])
 
@@ -67,7 +64,7 @@ def change_groups(name: str, change: Callable[[Any], Any]) -> Fault:
 
 
 @pytest.mark.parametrize("lr", [1e-3, 1e-6, 1e-8])
-def test_step_probe_finds_nothing_in_healthy_steps(lr: float) -> None:
+def test_step_probe_finds_nothing_in_healthy_steps(lr):
     assert finding(lr=lr) == ""
 
 
@@ -82,7 +79,7 @@ def test_step_probe_finds_nothing_in_healthy_steps(lr: float) -> None:
         (change_states("step", torch.zeros_like), "scheduled learning rate"),
     ],
 )
-def test_step_probe_names_a_fault_within_the_step(fault: Fault, part: str) -> None:
+def test_step_probe_names_a_fault_within_the_step(fault, part):
     assert part in finding(fault)
 
 
@@ -94,11 +91,11 @@ def test_step_probe_names_a_fault_within_the_step(fault: Fault, part: str) -> No
         (change_states("step", torch.zeros_like), "step count is not what"),
     ],
 )
-def test_step_probe_names_state_that_was_lost_between_steps(between: Fault, part: str) -> None:
+def test_step_probe_names_state_that_was_lost_between_steps(between, part):
     assert part in finding(between=between)
 
 
-def test_step_probe_compares_nothing_after_it_was_told_to_forget() -> None:
+def test_step_probe_compares_nothing_after_it_was_told_to_forget():
     parameter = torch.nn.Parameter(torch.randn(5))
     adam = torch.optim.AdamW([parameter])
     settings = dataclasses.replace(SETTINGS, adam_beta2=0.999, adam_eps=1e-8, weight_decay=0.01)

@@ -1,19 +1,17 @@
 """Storages leave the device and come back. With Megatron: tests/distributed/test_offload.py."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from rlmath.actor.offload import PARTS, DeviceState
 from rlmath.device import CPU
 
 
-def shards_as_megatron_has_them() -> tuple[DeviceState, dict[str, Tensor]]:
+def shards_as_megatron_has_them():
     """Two bfloat16 parameters that are views of one buffer, gradients of one, and Adam on float32
     copies of halves of them."""
     torch.manual_seed(0)
@@ -40,11 +38,11 @@ def shards_as_megatron_has_them() -> tuple[DeviceState, dict[str, Tensor]]:
     return DeviceState(module, [model], SimpleNamespace(optimizer=adam), CPU), tensors
 
 
-def copies(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def copies(tensors):
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
-def test_everything_comes_back_bit_by_bit_in_the_same_storages() -> None:
+def test_everything_comes_back_bit_by_bit_in_the_same_storages():
     state, tensors = shards_as_megatron_has_them()
     before, held = copies(tensors), state.device_bytes()
     assert held == 20 * 2 + 20 * 4 + 3 * 4 * (10 + 4)
@@ -62,7 +60,7 @@ def test_everything_comes_back_bit_by_bit_in_the_same_storages() -> None:
     assert tensors["first"][0, 0] == 7, "a parameter is a view of Megatron's buffer again"
 
 
-def test_a_part_goes_alone_and_may_go_twice() -> None:
+def test_a_part_goes_alone_and_may_go_twice():
     state, tensors = shards_as_megatron_has_them()
     state.release("optimizer", "gradients")
     state.release("optimizer")
@@ -73,7 +71,7 @@ def test_a_part_goes_alone_and_may_go_twice() -> None:
         tensors["main 0"][2:4]
 
 
-def test_values_are_read_from_host_memory_while_they_are_out() -> None:
+def test_values_are_read_from_host_memory_while_they_are_out():
     state, tensors = shards_as_megatron_has_them()
     before = copies(tensors)
     assert state.read(tensors["first"]) is tensors["first"]
@@ -89,14 +87,14 @@ def test_values_are_read_from_host_memory_while_they_are_out() -> None:
     assert torch.equal(tensors["main 0"], before["main 0"])
 
 
-def test_a_tensor_is_found_without_looking_at_the_others() -> None:
+def test_a_tensor_is_found_without_looking_at_the_others():
     """An MoE's rank has tens of thousands: a checkpoint of 5,400 took 2 s only to look for them."""
     state, tensors = shards_as_megatron_has_them()
     before = copies(tensors)
     state.release("optimizer")
 
     class Unsearched(list[Any]):
-        def __iter__(self) -> Any:
+        def __iter__(self):
             raise AssertionError("it looks at all")
 
     state._released["optimizer"] = Unsearched(state._released["optimizer"])
@@ -104,7 +102,7 @@ def test_a_tensor_is_found_without_looking_at_the_others() -> None:
     assert state.values(tensors["first"]) is None
 
 
-def test_a_float32_models_main_parameters_are_its_parameters() -> None:
+def test_a_float32_models_main_parameters_are_its_parameters():
     module = nn.Linear(2, 3)
     adam = torch.optim.AdamW(module.parameters(), lr=0.1)
     state = DeviceState(module, [], SimpleNamespace(optimizer=adam), CPU)
@@ -116,8 +114,8 @@ def test_a_float32_models_main_parameters_are_its_parameters() -> None:
     assert state.device_bytes() == 20
 
 
-def test_nothing_of_an_untrained_model_is_gradient_or_optimizer() -> None:
-    module: Any = nn.Linear(2, 3)
+def test_nothing_of_an_untrained_model_is_gradient_or_optimizer():
+    module = nn.Linear(2, 3)
     state = DeviceState(module, [], None, CPU)
     state.release(*PARTS)
     state.load(*PARTS)

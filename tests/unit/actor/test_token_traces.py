@@ -1,7 +1,5 @@
 """What is traced of a sequence is what its minibatch's loss does to it."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest
@@ -13,17 +11,17 @@ from rlmath.algorithms.losses import LOSSES, LossInputs
 from rlmath.algorithms.objective import policy_objective
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.batching.from_sequences import batch_of_sequences
-from rlmath.batching.shards import ShardSettings, Share, shards
+from rlmath.batching.shards import ShardSettings, shards
 
 LENGTHS = (5, 3, 7, 2)
 
 
-def share_of(generator: torch.Generator) -> Share:
+def share_of(generator):
     """Four sequences with everything that an update may read."""
     batch = batch_of_sequences([((1, 2), tuple(range(10, 10 + one))) for one in LENGTHS])
     count = sum(LENGTHS)
 
-    def random() -> torch.Tensor:
+    def random():
         return torch.randn(count, generator=generator)
 
     old = -random().abs()
@@ -43,7 +41,7 @@ def share_of(generator: torch.Generator) -> Share:
 
 
 @pytest.mark.parametrize("loss", sorted(LOSSES.names()))
-def test_pulls_are_the_slopes_of_the_whole_minibatch(loss: str) -> None:
+def test_pulls_are_the_slopes_of_the_whole_minibatch(loss):
     generator = torch.Generator().manual_seed(3)
     share = share_of(generator)
     batch = share.batch
@@ -93,7 +91,7 @@ def test_pulls_are_the_slopes_of_the_whole_minibatch(loss: str) -> None:
             assert bool(one.values["clipped"].any())
 
 
-def test_nothing_is_traced_that_is_not_wanted() -> None:
+def test_nothing_is_traced_that_is_not_wanted():
     share = share_of(torch.Generator().manual_seed(0))
     zeros = torch.zeros(sum(LENGTHS))
     values = TokenValues(torch.arange(sum(LENGTHS)), zeros, zeros)

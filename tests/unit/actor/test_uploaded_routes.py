@@ -1,7 +1,5 @@
 """The engine's routes go to the device once per micro-batch."""
 
-from __future__ import annotations
-
 import torch
 
 from rlmath.actor.engine_routes import EngineRoutes, UploadedRoutes
@@ -12,21 +10,21 @@ class Device:
 
     torch_device = torch.device("meta")
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.locked: list[tuple[int, ...]] = []
 
-    def page_locked(self, tensor: torch.Tensor) -> torch.Tensor:
+    def page_locked(self, tensor):
         self.locked.append(tuple(tensor.shape))
         return tensor
 
 
-def test_routers_of_all_layers_share_one_upload_of_a_micro_batch() -> None:
+def test_routers_of_all_layers_share_one_upload_of_a_micro_batch():
     engine = [
         EngineRoutes(torch.zeros(tokens, 4, 2, dtype=torch.uint8), torch.ones(tokens) > 0)
         for tokens in (5, 3)
     ]
     platform = Device()
-    uploaded = UploadedRoutes(engine, platform)  # type: ignore[arg-type]
+    uploaded = UploadedRoutes(engine, platform)
     assert platform.locked == [(5, 4, 2), (5,), (3, 4, 2), (3,)]
     first = uploaded.of(0)
     assert first.routes.device.type == first.is_known.device.type == "meta"

@@ -1,7 +1,5 @@
 """Values in float32, also of a model in 16 bits."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +10,7 @@ from rlmath.actor.value import ValueHead
 WIDTH = 64
 
 
-def head(dtype: torch.dtype) -> ValueHead:
+def head(dtype):
     config = SimpleNamespace(sequence_parallel=False, hidden_size=WIDTH, params_dtype=dtype)
     made = ValueHead(config, torch.device("cpu"))
     torch.manual_seed(0)
@@ -24,7 +22,7 @@ def head(dtype: torch.dtype) -> ValueHead:
 
 @pytest.mark.parametrize("positions", [3, 1024, 2500])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_values_and_gradients_are_those_of_float64(positions: int, dtype: torch.dtype) -> None:
+def test_values_and_gradients_are_those_of_float64(positions, dtype):
     made = head(dtype)
     hidden = torch.randn(positions, 1, WIDTH, dtype=dtype, requires_grad=True)
     values, bias = made(hidden)
@@ -44,7 +42,7 @@ def test_values_and_gradients_are_those_of_float64(positions: int, dtype: torch.
         )
 
 
-def test_no_gradient_is_kept_for_values_alone() -> None:
+def test_no_gradient_is_kept_for_values_alone():
     with torch.no_grad():
         values, _ = head(torch.bfloat16)(torch.randn(5, 1, WIDTH, dtype=torch.bfloat16))
     assert values.grad_fn is None

@@ -1,7 +1,5 @@
 """A teacher's term in the advantage: against plain loops, and its gradient against the KL's own."""
 
-from __future__ import annotations
-
 import math
 import random
 
@@ -34,7 +32,7 @@ def plain(old, teacher, mask, lengths, coef, clip):
     return advantages, metrics, sorted(values)
 
 
-def made(seed: int):
+def made(seed):
     rng = random.Random(seed)
     lengths = [rng.randint(1, 13) for _ in range(9)]
     total = sum(lengths)
@@ -56,7 +54,7 @@ def run(old, teacher, mask, lengths, coef=0.7, clip=5.0):
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("clip", [0.5, 5.0, 1e6])
-def test_agrees_with_plain_loops(seed: int, clip: float) -> None:
+def test_agrees_with_plain_loops(seed, clip):
     batch = made(seed)
     found = run(*batch, clip=clip)
     advantages, metrics, values = plain(*batch, 0.7, clip)
@@ -70,7 +68,7 @@ def test_agrees_with_plain_loops(seed: int, clip: float) -> None:
         assert exact - 1e-9 <= p99 <= exact + 0.05 + 1e-9
 
 
-def test_totals_of_parts_add_up_to_those_of_the_whole() -> None:
+def test_totals_of_parts_add_up_to_those_of_the_whole():
     old, teacher, mask, lengths = made(3)
     whole = run(old, teacher, mask, lengths)
     cut = sum(lengths[:4])
@@ -81,14 +79,14 @@ def test_totals_of_parts_add_up_to_those_of_the_whole() -> None:
     assert torch.equal(joined, whole.advantages)
 
 
-def test_a_teacher_that_is_the_policy_teaches_nothing() -> None:
+def test_a_teacher_that_is_the_policy_teaches_nothing():
     old, _, mask, lengths = made(1)
     found = run(old, old, mask, lengths)
     assert not found.advantages.any()
     assert found.totals.metrics()["reverse_kl"] == 0.0
 
 
-def test_its_policy_gradient_is_that_of_the_reverse_kl() -> None:
+def test_its_policy_gradient_is_that_of_the_reverse_kl():
     """Summed over a small vocabulary instead of sampled; without the bound."""
     torch.manual_seed(0)
     logits = torch.randn(6, 11, dtype=torch.float64, requires_grad=True)
@@ -112,7 +110,7 @@ def test_its_policy_gradient_is_that_of_the_reverse_kl() -> None:
     torch.testing.assert_close(gradient, wanted, rtol=1e-5, atol=1e-6)
 
 
-def test_what_is_no_number_is_an_error_where_it_counts() -> None:
+def test_what_is_no_number_is_an_error_where_it_counts():
     mask = [True, True]
     with pytest.raises(ValueError, match="1 of 2 log-probs"):
         run([-1.0, -1.0], [NAN, -1.0], mask, [2])
@@ -120,13 +118,13 @@ def test_what_is_no_number_is_an_error_where_it_counts() -> None:
     assert found.advantages.tolist() == [0.0, 0.0]
 
 
-def test_nothing_in_the_loss_is_nothing_to_log() -> None:
+def test_nothing_in_the_loss_is_nothing_to_log():
     totals = run([-1.0], [-2.0], [False], [1]).totals
     assert totals.metrics() == {"reverse_kl": 0.0, "reverse_kl_p99": 0.0, "clipped_share": 0.0}
     assert isinstance(totals, DistillTotals) and len(totals.tokens) == PARTS
 
 
-def test_the_estimator_reads_no_reward() -> None:
+def test_the_estimator_reads_no_reward():
     rewards = torch.tensor([1.0, NAN, -5.0, 0.0])
     ids, counts = torch.tensor([0, 0, 1, 2]), torch.tensor([3, 1, 0, 2])
     assert not ADVANTAGES.get("teacher")(rewards, ids, Options()).any()

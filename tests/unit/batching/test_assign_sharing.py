@@ -1,8 +1,6 @@
 """Ranks and micro-batches whose sequences share prompts: the invariants of ``assign``, and what is
 saved."""
 
-from __future__ import annotations
-
 import itertools
 import random
 
@@ -14,12 +12,10 @@ from hypothesis import strategies as st
 from rlmath.batching.packing import assign, cost
 from rlmath.batching.shards import ShardSettings, shards
 from rlmath.batching.shared_prompts import GroupedSequences, assign_sharing
-from rlmath.types import MicroBatch, TrainingBatch
+from rlmath.types import TrainingBatch
 
 
-def check_invariants(
-    sequences: GroupedSequences, ranks: list[list[MicroBatch]], budget: int, multiple_of: int = 1
-) -> None:
+def check_invariants(sequences, ranks, budget, multiple_of=1):
     lengths = sequences.lengths
     assert sorted(i for r in ranks for m in r for i in m.sequences) == list(range(len(lengths)))
     count = len(ranks[0])
@@ -49,9 +45,7 @@ def check_invariants(
     st.integers(1, 500),
     st.integers(1, 3),
 )
-def test_invariants(
-    drawn: list[tuple[int, int, int]], data_parallel: int, budget: int, multiple_of: int
-) -> None:
+def test_invariants(drawn, data_parallel, budget, multiple_of):
     # Two lengths of a prompt in each group.
     prompts = [1 + (group * 17) % 40 + (which > 50) for group, which, _ in drawn]
     lengths = [prompt + response for prompt, (_, _, response) in zip(prompts, drawn, strict=True)]
@@ -65,13 +59,13 @@ def test_invariants(
     assert ranks == assign_sharing(sequences, data_parallel, budget, multiple_of=multiple_of)
 
 
-def test_with_nothing_to_share_it_is_assign() -> None:
+def test_with_nothing_to_share_it_is_assign():
     lengths = [random.Random(2).randint(2, 300) for _ in range(50)]
     sequences = GroupedSequences(lengths, range(50), [1] * 50)
     assert assign_sharing(sequences, 3, 700) == assign(lengths, 3, 700)
 
 
-def test_a_group_above_the_budget_is_split() -> None:
+def test_a_group_above_the_budget_is_split():
     sequences = GroupedSequences([60] * 8, [0] * 8, [21] * 8)
     ranks = assign_sharing(sequences, 1, 200)
     check_invariants(sequences, ranks, 200)
@@ -79,19 +73,19 @@ def test_a_group_above_the_budget_is_split() -> None:
     assert [len(m.sequences) for m in ranks[0]] == [4, 4]
 
 
-def test_no_micro_batch_is_empty_while_a_group_can_be_split() -> None:
+def test_no_micro_batch_is_empty_while_a_group_can_be_split():
     sequences = GroupedSequences([60] * 4, [0] * 4, [50] * 4)
     (rank,) = assign_sharing(sequences, 1, 1000, multiple_of=2)
     assert [len(m.sequences) for m in rank] == [2, 2]
 
 
-def test_groups_that_come_mixed_are_next_to_each_other() -> None:
+def test_groups_that_come_mixed_are_next_to_each_other():
     sequences = GroupedSequences([10] * 6, [0, 1, 0, 1, 0, 1], [5, 5, 4, 5, 5, 5])
     ((one,),) = assign_sharing(sequences, 1, 1000)
     assert one.sequences == (0, 4, 1, 3, 5, 2)
 
 
-def test_copies_count_against_the_budget() -> None:
+def test_copies_count_against_the_budget():
     # Attention has a copy of the prompt for each sequence: 64 in one micro-batch would be 64,000
     # keys.
     sequences = GroupedSequences([1010] * 64, [0] * 64, [1001] * 64)
@@ -99,7 +93,7 @@ def test_copies_count_against_the_budget() -> None:
     assert max(len(m.sequences) for m in rank) <= 12
 
 
-def uneven(groups: int, size: int, prompt: int, longest: int, seed: int) -> GroupedSequences:
+def uneven(groups, size, prompt, longest, seed):
     rng = random.Random(seed)
     responses = [
         min(longest, 1 + int(rng.expovariate(1.7 / longest))) for _ in range(groups * size)
@@ -112,9 +106,7 @@ def uneven(groups: int, size: int, prompt: int, longest: int, seed: int) -> Grou
 
 
 @pytest.mark.parametrize(("ranks", "imbalance", "share"), [(2, 1.01, 0.95), (8, 1.05, 0.99)])
-def test_ranks_are_about_equal_and_have_less_to_do(
-    ranks: int, imbalance: float, share: float
-) -> None:
+def test_ranks_are_about_equal_and_have_less_to_do(ranks, imbalance, share):
     for seed in range(5):
         sequences = uneven(16, 8, 18, 256, seed)
         dealt = assign_sharing(sequences, ranks, 2048)
@@ -126,7 +118,7 @@ def test_ranks_are_about_equal_and_have_less_to_do(
         assert max(loads) < share * max(before)
 
 
-def test_shards_keep_groups_together_where_prompts_are_shared() -> None:
+def test_shards_keep_groups_together_where_prompts_are_shared():
     responses = torch.full((64,), 64)
     batch = TrainingBatch(
         tokens=torch.zeros(64 * 82, dtype=torch.int64),

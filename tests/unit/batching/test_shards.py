@@ -1,7 +1,5 @@
 """Shards: each sequence once, weights of the whole minibatch, and 8 bytes a token on the way."""
 
-from __future__ import annotations
-
 import dataclasses
 import pickle
 
@@ -13,12 +11,12 @@ from rlmath.algorithms.aggregation import AGGREGATIONS
 from rlmath.algorithms.alignment import token_lags
 from rlmath.algorithms.filters import TruncatedRule
 from rlmath.batching import minibatches
-from rlmath.batching.from_groups import SampledSequences, sampled_sequences
-from rlmath.batching.shards import Shard, ShardSettings, response_rows, shards
+from rlmath.batching.from_groups import sampled_sequences
+from rlmath.batching.shards import ShardSettings, response_rows, shards
 from rlmath.types import GradedSample, Group, Problem, Sample, TrainingBatch
 
 
-def groups(count: int = 6, size: int = 4, longest: int = 40) -> list[Group]:
+def groups(count=6, size=4, longest=40):
     draw = np.random.default_rng(0)
     found = []
     for number in range(count):
@@ -35,16 +33,16 @@ def groups(count: int = 6, size: int = 4, longest: int = 40) -> list[Group]:
     return found
 
 
-def sequences(**sizes: int) -> SampledSequences:
+def sequences(**sizes):
     return sampled_sequences(groups(**sizes), truncated=TruncatedRule.keep, mask_duplicates=False)
 
 
-def dealt(batch: SampledSequences | TrainingBatch, ranks: int, **settings: object) -> list[Shard]:
+def dealt(batch, ranks, **settings):
     wanted = {"minibatches": 2, "seed": 5, "max_tokens_per_microbatch": 60} | settings
-    return list(shards(batch, ShardSettings(ranks, **wanted)))  # type: ignore[arg-type]
+    return list(shards(batch, ShardSettings(ranks, **wanted)))
 
 
-def test_a_copy_of_what_takes_no_part_is_no_copy() -> None:
+def test_a_copy_of_what_takes_no_part_is_no_copy():
     """The first could not be scored: a later one with the same tokens is trained on, and once."""
     (group,) = groups(count=1)
     same = group.samples[0].sample
@@ -56,7 +54,7 @@ def test_a_copy_of_what_takes_no_part_is_no_copy() -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_each_sequence_is_in_one_shard_with_all_that_it_has(ranks: int) -> None:
+def test_each_sequence_is_in_one_shard_with_all_that_it_has(ranks):
     given = sequences()
     whole = given.select(range(len(given)))
     found = dealt(given, ranks)
@@ -77,7 +75,7 @@ def test_each_sequence_is_in_one_shard_with_all_that_it_has(ranks: int) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
-def test_routes_stay_with_their_sequences(ranks: int) -> None:
+def test_routes_stay_with_their_sequences(ranks):
     """Some samples have none; every route says whose it is, and of which token."""
     made = []
     for place, group in enumerate(groups()):
@@ -92,7 +90,7 @@ def test_routes_stay_with_their_sequences(ranks: int) -> None:
         made.append(dataclasses.replace(group, samples=tuple(graded)))
     given = sampled_sequences(made, truncated=TruncatedRule.keep, mask_duplicates=False)
     for shard in dealt(given, ranks):
-        again: Shard = pickle.loads(pickle.dumps(shard))
+        again = pickle.loads(pickle.dumps(shard))
         for share in again.shares():
             routes, lengths = share.batch.routes, share.batch.route_lengths
             assert routes is not None and lengths is not None
@@ -106,7 +104,7 @@ def test_routes_stay_with_their_sequences(ranks: int) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 4])
-def test_each_token_keeps_the_version_that_sampled_it(ranks: int) -> None:
+def test_each_token_keeps_the_version_that_sampled_it(ranks):
     """From spans to the lags that a rank measures by, also where one rank has no mixed sample."""
     made, versions = [], []
     for number, group in enumerate(groups(count=4, size=2, longest=12)):
@@ -135,7 +133,7 @@ def test_each_token_keeps_the_version_that_sampled_it(ranks: int) -> None:
 
 
 @pytest.mark.parametrize("kind", AGGREGATIONS.names())
-def test_a_tokens_weight_does_not_depend_on_the_ranks(kind: str) -> None:
+def test_a_tokens_weight_does_not_depend_on_the_ranks(kind):
     given = sequences()
     weights = []
     for ranks in (1, 2, 5):
@@ -149,7 +147,7 @@ def test_a_tokens_weight_does_not_depend_on_the_ranks(kind: str) -> None:
     assert masked.any() and not weights[0][masked].any() and weights[0][~masked].all()
 
 
-def test_micro_batches_lie_side_by_side_and_are_the_same_for_log_probs_and_update() -> None:
+def test_micro_batches_lie_side_by_side_and_are_the_same_for_log_probs_and_update():
     for shard in dealt(sequences(), 2):
         shares = list(shard.shares())
         of_update = [
@@ -170,15 +168,15 @@ def test_micro_batches_lie_side_by_side_and_are_the_same_for_log_probs_and_updat
             assert start <= share.batch.tokens.data_ptr() < start + end
 
 
-def test_a_shard_travels_in_8_bytes_a_token_and_is_read_where_it_arrives() -> None:
+def test_a_shard_travels_in_8_bytes_a_token_and_is_read_where_it_arrives():
     given = sequences(longest=2000)
     for shard in dealt(given, 2, max_tokens_per_microbatch=4000):
-        buffers: list[pickle.PickleBuffer] = []
+        buffers = []
         body = pickle.dumps(shard, protocol=5, buffer_callback=buffers.append)
         arrived = [bytes(buffer) for buffer in buffers]  # Read-only, as Ray's.
         sent = len(body) + sum(map(len, arrived))
         assert sent <= 1.05 * 8 * int(shard.batch.tokens.numel())
-        again: Shard = pickle.loads(body, buffers=arrived)
+        again = pickle.loads(body, buffers=arrived)
         for field in dataclasses.fields(TrainingBatch):
             mine, wanted = getattr(again.batch, field.name), getattr(shard.batch, field.name)
             assert mine is wanted is None or torch.equal(mine, wanted), field.name
@@ -188,7 +186,7 @@ def test_a_shard_travels_in_8_bytes_a_token_and_is_read_where_it_arrives() -> No
         assert again.batch.tokens.data_ptr() in places, "no copy"
 
 
-def spanned(group: Group) -> Group:
+def spanned(group):
     """A group of which one sample is of two weights versions."""
     first, *rest = group.samples
     sample = dataclasses.replace(first.sample, spans=((2, 0), (3, 1)))

@@ -1,14 +1,12 @@
 """The simulation of schedules: the real sampler under a virtual clock."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np
 import pytest
 
 from benchmarks.simulation.lengths import Lengths, log_normal_lengths
-from benchmarks.simulation.simulate import Choice, Outcome, Setup, Times, simulate
+from benchmarks.simulation.simulate import Choice, Setup, Times, simulate
 from rlmath.config.load import load
 from rlmath.config.rollout import RolloutSchedule
 
@@ -24,12 +22,12 @@ CONFIG = load(
 )
 
 
-def played(lengths: Lengths, choice: Choice, engines: int = 4) -> Outcome:
+def played(lengths, choice, engines=4):
     setup = Setup(engines, 64, 100, lengths, TIMES)
     return simulate(CONFIG, setup, choice, steps=5)
 
 
-def test_steps_of_equal_lengths_take_what_the_formula_says() -> None:
+def test_steps_of_equal_lengths_take_what_the_formula_says():
     lengths = Lengths(np.full((16, 4), 1000))
     found = played(lengths, Choice())
     # 16 samples on each of 4 engines: 1,000 steps, in the middle of which they hold 500 tokens
@@ -45,7 +43,7 @@ def test_steps_of_equal_lengths_take_what_the_formula_says() -> None:
     )
 
 
-def test_a_budget_that_no_response_reaches_changes_nothing() -> None:
+def test_a_budget_that_no_response_reaches_changes_nothing():
     lengths = log_normal_lengths(200, 4, 1500, 8000)
     usual, budget = played(lengths, Choice()), played(lengths, Choice.carry_over(8000, 2))
     # The first steps, which fill the schedule, are not counted: other steps are.
@@ -55,7 +53,7 @@ def test_a_budget_that_no_response_reaches_changes_nothing() -> None:
     assert same.step_s == usual.step_s and same.tokens_per_s == usual.tokens_per_s
 
 
-def test_long_tails_are_what_carrying_over_is_for() -> None:
+def test_long_tails_are_what_carrying_over_is_for():
     draw = np.random.default_rng(0)
     tokens = np.where(draw.random((300, 4)) < 0.03, 8000, 500)
     lengths = Lengths(tokens)
@@ -68,7 +66,7 @@ def test_long_tails_are_what_carrying_over_is_for() -> None:
     assert 0 < found[4].mixed_share < 0.05
 
 
-def test_a_pipelined_step_takes_as_long_as_the_slower_side() -> None:
+def test_a_pipelined_step_takes_as_long_as_the_slower_side():
     """2 of 4 engines, and half the GPUs for the actor."""
     lengths = Lengths(np.full((16, 4), 1000))
     generate_s = 1000 * (0.01 + 1e-6 * 32 * 500) + 32 * 100 * 1e-6 + 0.1
@@ -86,7 +84,7 @@ def test_a_pipelined_step_takes_as_long_as_the_slower_side() -> None:
     assert found.actor_idle_share == pytest.approx(0, abs=1e-6)
 
 
-def test_computing_takes_its_time_for_each_sequence() -> None:
+def test_computing_takes_its_time_for_each_sequence():
     times = dataclasses.replace(TIMES, sequence_s=1e-3)
     setup = Setup(4, 64, 100, Lengths(np.full((16, 4), 1000)), times)
     found = simulate(CONFIG, setup, Choice(), steps=5)
@@ -95,7 +93,7 @@ def test_computing_takes_its_time_for_each_sequence() -> None:
     )
 
 
-def test_what_both_lose_while_they_work_at_the_same_time() -> None:
+def test_what_both_lose_while_they_work_at_the_same_time():
     """A quarter of it: the engines work for as long as the actor, or end before it."""
     lengths, quarter = Lengths(np.full((16, 4), 1000)), 0.25
     generate_s = 1000 * (0.01 + 1e-6 * 16 * 500) + 16 * 100 * 1e-6 + 0.1
@@ -105,7 +103,7 @@ def test_what_both_lose_while_they_work_at_the_same_time() -> None:
         TIMES, train_token_s=train_s / (64 * 1100), contended_share=quarter, fixed_s=1.0
     )
 
-    def step_s(choice: Choice) -> float:
+    def step_s(choice):
         return simulate(CONFIG, Setup(4, 64, 100, lengths, times), choice, steps=5).step_s
 
     assert step_s(Choice()) == pytest.approx(generate_s + train_s + 1, rel=1e-3)
@@ -120,7 +118,7 @@ def test_what_both_lose_while_they_work_at_the_same_time() -> None:
     assert step_s(pipelined) == pytest.approx(generate_s + quarter * beside_s + 1, rel=1e-2)
 
 
-def test_engines_sample_beside_what_a_step_has_to_prepare() -> None:
+def test_engines_sample_beside_what_a_step_has_to_prepare():
     """And not beside the weight sync; a schedule that takes turns waits for both."""
     lengths = Lengths(np.full((16, 4), 1000))
     generate_s = 1000 * (0.01 + 1e-6 * 16 * 500) + 16 * 100 * 1e-6 + 0.1
@@ -129,7 +127,7 @@ def test_engines_sample_beside_what_a_step_has_to_prepare() -> None:
         TIMES, train_token_s=train_s / (64 * 1100), fixed_s=1.0, prepare_s=generate_s / 4
     )
 
-    def step_s(choice: Choice, **more: float) -> float:
+    def step_s(choice, **more):
         told = Setup(4, 64, 100, lengths, dataclasses.replace(times, **more))
         return simulate(CONFIG, told, choice, steps=5).step_s
 
@@ -143,7 +141,7 @@ def test_engines_sample_beside_what_a_step_has_to_prepare() -> None:
         assert found == pytest.approx(1.5 * generate_s + 1, rel=2e-2)
 
 
-def test_lengths() -> None:
+def test_lengths():
     lengths = log_normal_lengths(2000, 8, 3000, 10_000)
     assert lengths.tokens.mean() == pytest.approx(3000, rel=0.03)
     assert lengths.tokens.max() == 10_000 and lengths.tokens.min() >= 1

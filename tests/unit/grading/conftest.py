@@ -1,12 +1,8 @@
 """One grader for the whole folder, the case files, and the folder of real problems."""
 
-from __future__ import annotations
-
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,13 +13,13 @@ REPOSITORY = HERE.parents[2]
 
 
 @pytest.fixture(scope="session")
-def grader() -> Iterator[MathGrader]:
+def grader():
     with MathGrader(num_workers=2) as shared:
         yield shared
 
 
 @pytest.fixture(scope="session")
-def data_dir() -> Path:
+def data_dir():
     folder = Path(os.environ.get("RLMATH_DATA_DIR", REPOSITORY / ".." / "shared" / "data"))
     if not folder.is_dir():
         pytest.skip(
@@ -33,11 +29,11 @@ def data_dir() -> Path:
 
 
 @pytest.fixture(scope="session")
-def real_answers(data_dir: Path) -> dict[str, list[str]]:
+def real_answers(data_dir):
     """The accepted answers of every data set, as strings, in order."""
     from rlmath.grading.box import last_box
 
-    def read(name: str) -> list[dict[str, Any]]:
+    def read(name):
         lines = (data_dir / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
         return [json.loads(line) for line in lines]
 

@@ -1,9 +1,6 @@
 """Extraction: levels of fallback, and time linear in the text."""
 
-from __future__ import annotations
-
 import signal
-from typing import Any
 
 import pytest
 
@@ -40,7 +37,7 @@ HOSTILE_TEXTS = {
 
 
 @pytest.mark.parametrize("name", HOSTILE_TEXTS)
-def test_a_megabyte_of_hostile_text(name: str, grader: MathGrader) -> None:
+def test_a_megabyte_of_hostile_text(name, grader):
     """A second; what grows with the square of the text would take days, and is interrupted."""
     before = signal.signal(signal.SIGALRM, _interrupt)
     signal.alarm(300)
@@ -73,13 +70,11 @@ def test_a_megabyte_of_hostile_text(name: str, grader: MathGrader) -> None:
         (r"\boxed{~~4~~}", ""),
     ],
 )
-def test_struck_boxes_do_not_count_and_latex_spaces_strike_nothing(
-    response: str, text: str | None
-) -> None:
+def test_struck_boxes_do_not_count_and_latex_spaces_strike_nothing(response, text):
     assert extract(response, "none").text == text
 
 
-def _interrupt(*_: Any) -> None:
+def _interrupt(*_):
     raise TimeoutError("the text is not read in linear time")
 
 
@@ -98,12 +93,12 @@ def _interrupt(*_: Any) -> None:
         ("number", "so it is 42", "correct"),
     ],
 )
-def test_levels_of_fallback(fallback: str, response: str, status: str) -> None:
-    one = MathGrader(settings=GradingSettings(fallback=fallback))  # type: ignore[arg-type]
+def test_levels_of_fallback(fallback, response, status):
+    one = MathGrader(settings=GradingSettings(fallback=fallback))
     assert one.grade_one(response, "42").status == status
 
 
-def test_the_source_is_reported() -> None:
+def test_the_source_is_reported():
     assert extract("\\boxed{1}", "none").source == "box"
     assert extract("<answer>1</answer>", "marker").source == "tag"
     assert extract("the answer is 1", "marker").source == "marker"
@@ -112,7 +107,7 @@ def test_the_source_is_reported() -> None:
     assert extract("\\boxed{}", "number").text == ""
 
 
-def test_last_number_ignores_the_rest_of_its_sentence(grader: MathGrader) -> None:
+def test_last_number_ignores_the_rest_of_its_sentence(grader):
     """The documented weakness of `number`: it does not read the sentence."""
     assert grader.grade_one("Bob thinks that the total is 42.", "42").correct
     assert not grader.grade_one("The total is not 42.", "42").correct
@@ -129,7 +124,5 @@ def test_last_number_ignores_the_rest_of_its_sentence(grader: MathGrader) -> Non
         ("333.333", "\\frac{1000}{3}", "correct"),
     ],
 )
-def test_a_fraction_is_a_decimal_to_its_last_digit(
-    answer: str, gold: str, status: str, grader: MathGrader
-) -> None:
+def test_a_fraction_is_a_decimal_to_its_last_digit(answer, gold, status, grader):
     assert grader.grade_one(f"\\boxed{{{answer}}}", gold).status == status

@@ -1,7 +1,5 @@
 """Worker processes: they are killed and replaced, and cannot hang, leak or lie."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -23,14 +21,14 @@ SYMBOLIC = ("\\boxed{\\sum_{k=1}^1 \\sin^2 x + \\cos^2 x}", "1")
 ENDLESS = ("\\boxed{\\int_0^1 \\frac{\\sin^{50}(x^3)}{1+x^7} dx}", "\\frac{1}{3}")
 
 
-def wait_for(condition: object, timeout_s: float = 30.0) -> None:
+def wait_for(condition, timeout_s=30.0):
     deadline = time.monotonic() + timeout_s
-    while not condition():  # type: ignore[operator]
+    while not condition():
         assert time.monotonic() < deadline, "the condition did not come true in time"
         time.sleep(0.02)
 
 
-def test_a_job_that_overruns_is_killed_and_the_others_go_on() -> None:
+def test_a_job_that_overruns_is_killed_and_the_others_go_on():
     with MathGrader(num_workers=2, timeout_s=1.0) as grader:
         grader.grade_one(*SYMBOLIC)
         before = set(grader.worker_pids())
@@ -46,7 +44,7 @@ def test_a_job_that_overruns_is_killed_and_the_others_go_on() -> None:
         assert not psutil.pid_exists(killed.pop())
 
 
-def test_the_deadline_counts_from_the_start_of_the_job() -> None:
+def test_the_deadline_counts_from_the_start_of_the_job():
     with MathGrader(num_workers=1, timeout_s=1.0, cache_size=0) as grader:
         grader.grade_one(*SYMBOLIC)
         endless = [ENDLESS[0].replace("x^7", f"x^{{{n}}}") for n in (7, 8)]
@@ -57,13 +55,13 @@ def test_the_deadline_counts_from_the_start_of_the_job() -> None:
         assert grades[2].seconds < 1.0
 
 
-def test_a_worker_killed_from_outside_costs_no_grade() -> None:
+def test_a_worker_killed_from_outside_costs_no_grade():
     with MathGrader(num_workers=2, cache_size=0) as grader:
         grader.grade_one(*SYMBOLIC)
         wait_for(lambda: len(grader.worker_pids()) == 2)
         stop = threading.Event()
 
-        def kill_now_and_then() -> None:
+        def kill_now_and_then():
             for _ in range(4):
                 time.sleep(0.1)
                 for pid in grader.worker_pids()[:1]:
@@ -72,7 +70,7 @@ def test_a_worker_killed_from_outside_costs_no_grade() -> None:
 
         killer = threading.Thread(target=kill_now_and_then)
         killer.start()
-        statuses: list[str] = []
+        statuses = []
         round_number = 0
         while not stop.is_set():
             round_number += 1
@@ -83,7 +81,7 @@ def test_a_worker_killed_from_outside_costs_no_grade() -> None:
         assert set(statuses) == {"correct"}
 
 
-def test_the_fork_server_killed_from_outside_is_replaced() -> None:
+def test_the_fork_server_killed_from_outside_is_replaced():
     with MathGrader(num_workers=1, cache_size=0) as grader:
         grader.grade_one(*SYMBOLIC)
         (worker,) = grader.worker_pids()
@@ -93,7 +91,7 @@ def test_the_fork_server_killed_from_outside_is_replaced() -> None:
         assert grader.grade_one(*SYMBOLIC).correct
 
 
-def test_workers_are_replaced_after_some_jobs() -> None:
+def test_workers_are_replaced_after_some_jobs():
     with MathGrader(num_workers=1, max_jobs_per_worker=3, cache_size=0) as grader:
         seen = set()
         for _ in range(7):
@@ -102,7 +100,7 @@ def test_workers_are_replaced_after_some_jobs() -> None:
         assert len(seen) >= 3
 
 
-def test_workers_inherit_no_secrets_and_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_inherit_no_secrets_and_are_limited(monkeypatch):
     monkeypatch.setenv("RLMATH_TEST_SECRET", "hunter2")
     secret = os.open(__file__, os.O_RDONLY)
     os.set_inheritable(secret, True)
@@ -122,7 +120,7 @@ def test_workers_inherit_no_secrets_and_are_limited(monkeypatch: pytest.MonkeyPa
         os.close(secret)
 
 
-def test_memory_is_limited() -> None:
+def test_memory_is_limited():
     from rlmath.grading.worker import limit_resources
 
     script = (
@@ -135,7 +133,7 @@ def test_memory_is_limited() -> None:
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 7
 
 
-def test_sympy_never_enters_the_calling_process() -> None:
+def test_sympy_never_enters_the_calling_process():
     script = (
         f"import sys; sys.path[:0] = {[p for p in sys.path if p]!r}\n"
         "from rlmath.grading import grade\n"
@@ -147,14 +145,14 @@ def test_sympy_never_enters_the_calling_process() -> None:
     subprocess.run([sys.executable, "-c", script], check=True)
 
 
-def test_threads_and_the_callers_alarm() -> None:
-    fired: list[int] = []
+def test_threads_and_the_callers_alarm():
+    fired = []
     previous = signal.signal(signal.SIGALRM, lambda *_: fired.append(1))
     signal.setitimer(signal.ITIMER_REAL, 30.0)
     try:
-        results: list[str] = []
+        results = []
 
-        def work(name: str) -> None:
+        def work(name):
             results.append(
                 grade(f"\\boxed{{\\sum_{{k=1}}^1 \\sin^2 {name}+\\cos^2 {name}}}", "1").status
             )
@@ -174,7 +172,7 @@ def test_threads_and_the_callers_alarm() -> None:
         signal.signal(signal.SIGALRM, previous)
 
 
-def test_a_forked_child_grades_with_a_pool_of_its_own() -> None:
+def test_a_forked_child_grades_with_a_pool_of_its_own():
     script = (
         f"import os, sys; sys.path[:0] = {[p for p in sys.path if p]!r}\n"
         "from rlmath.grading import grade\n"
@@ -192,7 +190,7 @@ def test_a_forked_child_grades_with_a_pool_of_its_own() -> None:
     subprocess.run([sys.executable, "-W", "ignore", "-c", script], check=True, timeout=60)
 
 
-def test_closing_leaves_no_process_and_an_honest_error() -> None:
+def test_closing_leaves_no_process_and_an_honest_error():
     grader = MathGrader(num_workers=2)
     with grader:
         grader.grade_one(*SYMBOLIC)
@@ -204,7 +202,7 @@ def test_closing_leaves_no_process_and_an_honest_error() -> None:
     assert grader.grade_one("\\boxed{\\sum_{k=1}^1 \\sin^2 y + \\cos^2 y}", "1").status == "error"
 
 
-def test_a_killed_caller_leaves_no_worker_not_even_a_busy_one() -> None:
+def test_a_killed_caller_leaves_no_worker_not_even_a_busy_one():
     script = (
         f"import sys, threading, time; sys.path[:0] = {[p for p in sys.path if p]!r}\n"
         "from rlmath.grading import MathGrader\n"
@@ -224,7 +222,7 @@ def test_a_killed_caller_leaves_no_worker_not_even_a_busy_one() -> None:
     wait_for(lambda: ended(worker) and ended(server), timeout_s=2.0)
 
 
-def ended(process: psutil.Process) -> bool:
+def ended(process):
     """Whether it does nothing any more; whoever inherits it may take a while to take notice."""
     try:
         return process.status() == psutil.STATUS_ZOMBIE
@@ -232,7 +230,7 @@ def ended(process: psutil.Process) -> bool:
         return True
 
 
-def test_a_pool_that_cannot_start_ends_every_job() -> None:
+def test_a_pool_that_cannot_start_ends_every_job():
     pool = WorkerPool(GradingSettings(num_workers=1, startup_timeout_s=0.001))
     try:
         result = pool.submit({"answer": "x", "gold": "y", "task": "math"}).result(timeout=30)

@@ -1,7 +1,5 @@
 """FP8 as engines compute: against vLLM's own quantization, bit by bit, and by its bounds."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -11,7 +9,7 @@ TYPES = (torch.float32, torch.bfloat16)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_rows_are_within_half_a_unit_and_repeat(dtype: torch.dtype) -> None:
+def test_rows_are_within_half_a_unit_and_repeat(dtype):
     torch.manual_seed(0)
     rows = torch.randn(64, 128).mul_(torch.logspace(-2, 3, 64)[:, None]).to(dtype)
     values, scale = quantized(rows)
@@ -26,7 +24,7 @@ def test_rows_are_within_half_a_unit_and_repeat(dtype: torch.dtype) -> None:
         assert (again.float() - values.float()).abs().max() <= 32  # One unit at the top.
 
 
-def test_zeros_stay_zero() -> None:
+def test_zeros_stay_zero():
     values, scale = quantized(torch.zeros(2, 8))
     assert not values.float().any() and scale.isfinite().all() and (scale > 0).all()
     assert not rounded(torch.zeros(2, 8)).any()

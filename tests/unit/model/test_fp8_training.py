@@ -1,7 +1,5 @@
 """``actor.fp8``: the matrices that multiply in it, the sizes that it takes, GPUs that have it."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 
@@ -29,14 +27,11 @@ MOE = model_spec(KNOWN["Qwen3-30B-A3B"])
 BLOCKWISE, MXFP8 = Fp8Training("e4m3", "blockwise"), Fp8Training("e4m3", "mxfp8")
 
 
-def elements(spec: object, layout: Layout, moe: bool) -> int:
-    return sum(
-        one.count * math.prod(one.shape)
-        for one in rank_matrices(spec, layout, moe)  # type: ignore[arg-type]
-    )
+def elements(spec, layout, moe):
+    return sum(one.count * math.prod(one.shape) for one in rank_matrices(spec, layout, moe))
 
 
-def test_all_matrices_of_a_layer_are_there_and_split_over_ranks() -> None:
+def test_all_matrices_of_a_layer_are_there_and_split_over_ranks():
     """Against the counts that the plan's FLOPs are from."""
     biases = (QWEN.heads + 2 * QWEN.kv_heads) * QWEN.head_dim
     dense = attention_matrices(QWEN) - biases + feed_forward_matrices(QWEN)
@@ -48,7 +43,7 @@ def test_all_matrices_of_a_layer_are_there_and_split_over_ranks() -> None:
     assert elements(MOE, shared, moe=True) == attention_matrices(MOE) // 2 + experts // 8
 
 
-def test_published_models_divide_and_the_arithmetic_is_shown_where_not() -> None:
+def test_published_models_divide_and_the_arithmetic_is_shown_where_not():
     for recipe in (BLOCKWISE, MXFP8):
         assert not [*size_problems(QWEN, Layout(4, 1, 1), recipe)]
         assert not [*size_problems(MOE, Layout(2, 1, 4, expert_parallel=8), recipe)]
@@ -61,7 +56,7 @@ def test_published_models_divide_and_the_arithmetic_is_shown_where_not() -> None
     assert "18976 / 4 ranks = 4744 columns, which 16" in found
 
 
-def test_what_is_gathered_in_blocks_has_whole_blocks() -> None:
+def test_what_is_gathered_in_blocks_has_whole_blocks():
     narrow = dataclasses.replace(QWEN, hidden=3584 + 64)
     assert not [*size_problems(narrow, Layout(1, 1, 1), BLOCKWISE)]
     (message,) = size_problems(narrow, Layout(2, 1, 1), BLOCKWISE)
@@ -82,12 +77,12 @@ def test_what_is_gathered_in_blocks_has_whole_blocks() -> None:
         ("tensorwise", (10, 3), None),
     ],
 )
-def test_gpus(recipe: str, capability: tuple[int, int], part: str | None) -> None:
+def test_gpus(recipe, capability, part):
     found = capability_problem(Fp8Training("hybrid", recipe), capability)
     assert found is None if part is None else part in (found or "")
 
 
-def test_padding() -> None:
+def test_padding():
     assert padded_tokens(1000, None, Layout(4, 1, 1)) == 1000
     assert padded_tokens(1000, BLOCKWISE, Layout(4, 1, 1)) == 1024
     assert padded_tokens(1024, BLOCKWISE, Layout(4, 1, 1)) == 1024

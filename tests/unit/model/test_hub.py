@@ -1,7 +1,5 @@
 """Models of the hub by name, with the real client: a server of one model, its cache, no network."""
 
-from __future__ import annotations
-
 import hashlib
 import http.server
 import json
@@ -9,7 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,7 +21,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 @pytest.fixture
-def hub(tmp_path: Path) -> Iterator[str]:
+def hub(tmp_path):
     """Address of a hub that has org/tiny."""
     folder = tmp_path / "served"
     write_model(folder, TINY)
@@ -43,13 +40,13 @@ def hub(tmp_path: Path) -> Iterator[str]:
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
-        def do_HEAD(self) -> None:
+        def do_HEAD(self):
             self.answer(body=False)
 
-        def do_GET(self) -> None:
+        def do_GET(self):
             self.answer(body=True)
 
-        def answer(self, body: bool) -> None:
+        def answer(self, body):
             path = self.path.split("?")[0]
             name = path.rpartition("/")[2]
             if path.startswith("/api/models/org/tiny/tree/"):
@@ -66,7 +63,7 @@ def hub(tmp_path: Path) -> Iterator[str]:
                 self.send_header("Content-Length", "0")
                 self.end_headers()
 
-        def send(self, content: bytes, body: bool, headers: dict[str, str] | None = None) -> None:
+        def send(self, content, body, headers=None):
             self.send_response(200)
             for key, value in {**(headers or {}), "Content-Length": str(len(content))}.items():
                 self.send_header(key, value)
@@ -74,7 +71,7 @@ def hub(tmp_path: Path) -> Iterator[str]:
             if body:
                 self.wfile.write(content)
 
-        def log_message(self, *_: object) -> None:
+        def log_message(self, *_):
             """Nothing on the terminal."""
 
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -84,7 +81,7 @@ def hub(tmp_path: Path) -> Iterator[str]:
     server.server_close()
 
 
-def run(code: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(code, folder, **environment):
     return subprocess.run(
         [sys.executable, "-c", code],
         cwd=folder,
@@ -102,7 +99,7 @@ def run(code: str, folder: Path, **environment: str) -> subprocess.CompletedProc
     )
 
 
-def test_a_name_is_downloaded_once_and_checked_like_a_folder(tmp_path: Path, hub: str) -> None:
+def test_a_name_is_downloaded_once_and_checked_like_a_folder(tmp_path, hub):
     rows = tmp_path / "train.jsonl"
     rows.write_text(json.dumps({"prompt": "1+1?", "solutions": ["\\boxed{2}"]}) + "\n")
     settings = ["model.path=org/tiny", f"data.train_paths=[{rows}]", "runner.run_dir=run"]
@@ -128,7 +125,7 @@ def test_a_name_is_downloaded_once_and_checked_like_a_folder(tmp_path: Path, hub
     assert "org/tiny (in the hub's cache): Qwen2ForCausalLM" in after
 
 
-def test_without_a_network_the_message_has_the_command(tmp_path: Path) -> None:
+def test_without_a_network_the_message_has_the_command(tmp_path):
     code = "from rlmath.model.hub import download_model\ndownload_model('org/tiny')\n"
     done = run(code, tmp_path, HF_HUB_OFFLINE="1")
     assert done.returncode != 0
@@ -136,7 +133,7 @@ def test_without_a_network_the_message_has_the_command(tmp_path: Path) -> None:
     assert "hf download org/tiny --local-dir models/tiny" in done.stderr
 
 
-def test_what_is_a_name_and_what_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_a_name_and_what_a_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert is_hub_model("Qwen/Qwen3-8B")
     assert not any(map(is_hub_model, ("tiny", "./a/b", "/a/b", "a/b/c", "runs/../b", "Qwen/")))

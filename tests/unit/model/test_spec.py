@@ -1,7 +1,5 @@
 """config.json of real models, in both forms of the rotary fields."""
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -72,7 +70,7 @@ MIXTURE: dict[str, Any] = {
 }
 
 
-def test_reads_a_published_config() -> None:
+def test_reads_a_published_config():
     spec = model_spec(R1_DISTILL_QWEN)
     family = spec.family
     assert (spec.head_dim, spec.kv_heads, family.qkv_bias) == (128, 2, True)
@@ -81,7 +79,7 @@ def test_reads_a_published_config() -> None:
     assert not spec.tied
 
 
-def test_old_and_new_rope_fields_say_the_same() -> None:
+def test_old_and_new_rope_fields_say_the_same():
     new = dict(LLAMA_31)
     scaling = new.pop("rope_scaling")
     new["rope_parameters"] = {**scaling, "rope_theta": new.pop("rope_theta")}
@@ -91,7 +89,7 @@ def test_old_and_new_rope_fields_say_the_same() -> None:
     assert model_spec(new).rope.parameters["factor"] == 8.0
 
 
-def test_mistral_has_a_sliding_window_unless_it_is_null() -> None:
+def test_mistral_has_a_sliding_window_unless_it_is_null():
     mistral = {**LLAMA_31, "architectures": ["MistralForCausalLM"]}
     assert not model_spec({**mistral, "sliding_window": None}).is_windowed(0)
     # transformers' default where config.json does not have the field.
@@ -116,7 +114,7 @@ OLMO3 = {
 YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192}
 
 
-def test_olmo3_has_windows_in_three_of_four_layers_and_yarn_in_the_fourth() -> None:
+def test_olmo3_has_windows_in_three_of_four_layers_and_yarn_in_the_fourth():
     spec = model_spec({**OLMO3, "rope_scaling": YARN})
     assert (spec.sliding_window, spec.full_layers) == (4096, (3,))
     assert [spec.is_windowed(layer) for layer in range(5)] == [True, True, True, False, True]
@@ -131,7 +129,7 @@ def test_olmo3_has_windows_in_three_of_four_layers_and_yarn_in_the_fourth() -> N
     assert not model_spec({**OLMO3, "sliding_window": None}).is_windowed(0)
 
 
-def test_olmo3_is_read_as_transformers_reads_it() -> None:
+def test_olmo3_is_read_as_transformers_reads_it():
     from transformers import Olmo3Config
 
     for changes in (
@@ -160,12 +158,12 @@ def test_olmo3_is_read_as_transformers_reads_it() -> None:
         ({"layer_types": ["chunked_attention"] * 6}, "layer_types has chunked_attention"),
     ],
 )
-def test_what_is_wrong_with_olmo3(changes: dict[str, Any], message: str) -> None:
+def test_what_is_wrong_with_olmo3(changes, message):
     with pytest.raises(ModelError, match=message):
         model_spec({**OLMO3, **changes})
 
 
-def test_olmo2_counts_its_norms() -> None:
+def test_olmo2_counts_its_norms():
     config = {**LLAMA_31, "architectures": ["Olmo2ForCausalLM"]}
     del config["rms_norm_eps"]
     olmo = model_spec(config)
@@ -175,7 +173,7 @@ def test_olmo2_counts_its_norms() -> None:
     assert olmo.num_parameters == model_spec(LLAMA_31).num_parameters + more
 
 
-def test_dense_layers_of_a_mixture() -> None:
+def test_dense_layers_of_a_mixture():
     spec = model_spec(MIXTURE)
     assert spec.dense_layers == (0, 2, 3, 4)
     assert spec.is_moe_layer(5)
@@ -207,12 +205,12 @@ def test_dense_layers_of_a_mixture() -> None:
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5"),
     ],
 )
-def test_refuses_what_the_tables_do_not_cover(change: dict[str, Any], words: str) -> None:
+def test_refuses_what_the_tables_do_not_cover(change, words):
     with pytest.raises(ModelError, match=words):
         model_spec({**R1_DISTILL_QWEN, **change})
 
 
-def test_positions_of_scaled_ropes() -> None:
+def test_positions_of_scaled_ropes():
     """As transformers and vLLM count them."""
     yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
     spec = model_spec({**R1_DISTILL_QWEN, "max_position_embeddings": 32768, "rope_scaling": yarn})
@@ -261,7 +259,7 @@ GLM_45_AIR = {
 }
 
 
-def test_glm_45_air_has_what_its_config_says() -> None:
+def test_glm_45_air_has_what_its_config_says():
     spec = model_spec(GLM_45_AIR)
     assert (spec.rotary_dim, spec.dense_layers, spec.shared_ffn) == (64, (0,), 1408)
     assert spec.qkv_bias and spec.qk_norm is QkNorm.none
@@ -326,7 +324,7 @@ DEEPSEEK_V3 = {
 }
 
 
-def test_deepseek_v3_has_what_its_config_says() -> None:
+def test_deepseek_v3_has_what_its_config_says():
     spec = model_spec(DEEPSEEK_V3)
     assert spec.latent == Latent(1536, 512, content_dim=128, rotary_dim=64, value_dim=128)
     assert (spec.head_dim, spec.kv_heads, spec.rotary_dim) == (192, 128, 64)
@@ -352,7 +350,7 @@ def test_deepseek_v3_has_what_its_config_says() -> None:
             model_spec(DEEPSEEK_V3 | change)
 
 
-def test_phi_files_have_fused_matrices() -> None:
+def test_phi_files_have_fused_matrices():
     phi = {**LLAMA_31, "architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 0.75}
     del phi["rope_scaling"]
     spec = model_spec(phi)
@@ -369,17 +367,17 @@ def test_phi_files_have_fused_matrices() -> None:
 
 
 @pytest.mark.parametrize("architecture", REFUSED)
-def test_a_family_that_is_refused_says_why(architecture: str) -> None:
+def test_a_family_that_is_refused_says_why(architecture):
     with pytest.raises(ModelError, match=re.escape(REFUSED[architecture])):
         model_spec({**R1_DISTILL_QWEN, "architectures": [architecture]})
 
 
-def test_llama_with_attention_bias_is_refused() -> None:
+def test_llama_with_attention_bias_is_refused():
     with pytest.raises(ModelError, match="attention_bias"):
         model_spec({**LLAMA_31, "attention_bias": True})
 
 
-def test_an_adapter_is_no_model(tmp_path: Path) -> None:
+def test_an_adapter_is_no_model(tmp_path):
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "Qwen/Qwen3-8B"}')
     with pytest.raises(ModelError, match=r"a LoRA adapter of Qwen/Qwen3-8B.*merge_and_unload"):
         read_model_spec(tmp_path)
@@ -388,7 +386,7 @@ def test_an_adapter_is_no_model(tmp_path: Path) -> None:
         read_model_spec(tmp_path)
 
 
-def test_reads_a_folder(tmp_path: Path) -> None:
+def test_reads_a_folder(tmp_path):
     with pytest.raises(ModelError, match=r"no config\.json"):
         read_model_spec(tmp_path)
     (tmp_path / "config.json").write_text("{")
@@ -398,11 +396,11 @@ def test_reads_a_folder(tmp_path: Path) -> None:
     assert read_model_spec(tmp_path).layers == 32
 
 
-def test_the_tiny_model_is_as_it_is_made(tmp_path: Path) -> None:
+def test_the_tiny_model_is_as_it_is_made(tmp_path):
     assert read_model_spec("tiny") == read_model_spec(make_tiny_model(tmp_path / "tiny"))
 
 
-def test_parameters_are_those_of_the_tables() -> None:
+def test_parameters_are_those_of_the_tables():
     sizes = hf_shapes(model_spec(R1_DISTILL_QWEN)).values()
     assert model_spec(R1_DISTILL_QWEN).num_parameters == sum(map(math.prod, sizes))
     assert model_spec(R1_DISTILL_QWEN).num_parameters == 1_777_088_000
@@ -413,7 +411,7 @@ def test_parameters_are_those_of_the_tables() -> None:
     assert mixture.num_expert_parameters == 2 * 128 * 3 * 1536 * 768
 
 
-def test_one_module_parses_config_json_without_torch() -> None:
+def test_one_module_parses_config_json_without_torch():
     """Reading a spec is quick, and nobody else looks into the file."""
     package = Path(rlmath.__file__).parent
     reads = re.compile(r"""AutoConfig|(\[|get\()["'](num_attention_heads|architectures)["']""")
@@ -431,7 +429,7 @@ def test_one_module_parses_config_json_without_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_padded_vocabulary() -> None:
+def test_padded_vocabulary():
     assert padded_vocab_size(151936, 4) == 151936
     assert padded_vocab_size(53, 4) == 56
     assert padded_vocab_size(53, 4, multiple=16) == 64

@@ -1,7 +1,5 @@
 """A real HTTP server on this machine whose replies a test decides."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -19,11 +17,11 @@ class Exchange(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         self.body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.server.requests.append(self.body)  # type: ignore[attr-defined]
-        self.server.seen_headers.append(dict(self.headers))  # type: ignore[attr-defined]
+        self.server.requests.append(self.body)
+        self.server.seen_headers.append(dict(self.headers))
         # The caller may have given up, as some tests mean it to.
         with suppress(BrokenPipeError, ConnectionResetError):
-            self.server.answer(self)  # type: ignore[attr-defined]
+            self.server.answer(self)
 
     def reply(self, value: Any, status: int = 200, headers: dict[str, str] | None = None) -> None:
         self.raw(json.dumps(value).encode(), status, headers)
@@ -53,10 +51,10 @@ class Server(ThreadingHTTPServer):
 def serve(answer: Answer) -> Iterator[Any]:
     """The server, with ``url``, and ``requests`` that it has got."""
     server = Server(("127.0.0.1", 0), Exchange)
-    server.answer = answer  # type: ignore[attr-defined]
-    server.requests = []  # type: ignore[attr-defined]
-    server.seen_headers = []  # type: ignore[attr-defined]
-    server.url = f"http://127.0.0.1:{server.server_port}/reward"  # type: ignore[attr-defined]
+    server.answer = answer
+    server.requests = []
+    server.seen_headers = []
+    server.url = f"http://127.0.0.1:{server.server_port}/reward"
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:

@@ -1,15 +1,11 @@
 """Rewards that wait for others: batches, many calls in flight, and no thread that waits."""
 
-from __future__ import annotations
-
 import logging
 import random
 import socket
 import threading
-from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,15 +18,15 @@ from rlmath.rollout.collect import Collector
 from rlmath.types import Problem, Sample
 
 
-def lengths(exchange) -> None:
+def lengths(exchange):
     exchange.reply({"rewards": [float(len(q)) for q in exchange.body["query"]]})
 
 
-def problem(number: int) -> Problem:
+def problem(number):
     return Problem(id=f"p{number}", prompt="", prompt_token_ids=(1,), answers=("1",))
 
 
-def sample(number: int, index: int) -> Sample:
+def sample(number, index):
     text = "x" * (10 * number + index)
     return Sample(
         problem_id=f"p{number}",
@@ -46,7 +42,7 @@ def sample(number: int, index: int) -> Sample:
 
 
 @contextmanager
-def collected(*items, threads: int = 1) -> Iterator[Collector]:
+def collected(*items, threads=1):
     with RewardMix.from_config(list(items)) as mix:
         collector = Collector(mix, threads)
         try:
@@ -55,7 +51,7 @@ def collected(*items, threads: int = 1) -> Iterator[Collector]:
             collector.close()
 
 
-def rewards_of(groups) -> list[list[float | None]]:
+def rewards_of(groups):
     return [[graded.reward for graded in group.samples] for group in groups]
 
 
@@ -63,7 +59,7 @@ WANTED = [[float(10 * number + index) for index in range(4)] for number in range
 
 
 @pytest.mark.parametrize("needs_group", [False, True])
-def test_samples_share_calls_and_keep_their_own_values(needs_group: bool) -> None:
+def test_samples_share_calls_and_keep_their_own_values(needs_group):
     samples = [sample(n, i) for n in range(6) for i in range(4)]
     random.Random(0).shuffle(samples)
     with serve(lengths) as server:
@@ -78,10 +74,10 @@ def test_samples_share_calls_and_keep_their_own_values(needs_group: bool) -> Non
     assert sizes == [4] * 6 if needs_group else max(sizes) == 5 and sum(sizes) == 24
 
 
-def test_one_thread_has_many_calls_in_flight() -> None:
+def test_one_thread_has_many_calls_in_flight():
     everyone = threading.Barrier(24, timeout=30)
 
-    def answer(exchange) -> None:
+    def answer(exchange):
         everyone.wait()  # No call is answered before all 24 are there.
         lengths(exchange)
 
@@ -110,7 +106,7 @@ reward.needs_group = {needs_group}
 
 
 @pytest.mark.parametrize(("needs_group", "calls"), [(False, 24), (True, 6)])
-def test_coroutine_rewards_wait_side_by_side(tmp_path: Path, needs_group: bool, calls: int) -> None:
+def test_coroutine_rewards_wait_side_by_side(tmp_path, needs_group, calls):
     file = tmp_path / f"coroutine_{needs_group}.py"
     file.write_text(COROUTINE.format(calls=calls, needs_group=needs_group))
     with collected({"name": str(file)}) as collector:
@@ -119,9 +115,7 @@ def test_coroutine_rewards_wait_side_by_side(tmp_path: Path, needs_group: bool, 
     assert rewards_of(groups) == WANTED
 
 
-def test_a_coroutine_function_that_is_not_thread_safe_has_one_call_at_a_time(
-    tmp_path: Path,
-) -> None:
+def test_a_coroutine_function_that_is_not_thread_safe_has_one_call_at_a_time(tmp_path):
     file = tmp_path / "alone.py"
     file.write_text(
         "import asyncio\nrunning = 0\n"
@@ -137,7 +131,7 @@ def test_a_coroutine_function_that_is_not_thread_safe_has_one_call_at_a_time(
     assert rewards_of([group]) == [[1.0] * 4]
 
 
-def test_an_error_in_a_coroutine_is_the_groups(tmp_path: Path) -> None:
+def test_an_error_in_a_coroutine_is_the_groups(tmp_path):
     file = tmp_path / "broken.py"
     file.write_text("async def reward(completions, **kwargs):\n    return [1 / 0]\n")
     with collected({"name": str(file)}) as collector:
@@ -146,8 +140,8 @@ def test_an_error_in_a_coroutine_is_the_groups(tmp_path: Path) -> None:
             grading.wait()
 
 
-def test_a_server_that_dies_is_left_alone_and_tried_again(caplog) -> None:
-    def refuse(exchange) -> None:
+def test_a_server_that_dies_is_left_alone_and_tried_again(caplog):
+    def refuse(exchange):
         exchange.reply({}, status=503)
 
     with (
@@ -176,7 +170,7 @@ def test_a_server_that_dies_is_left_alone_and_tried_again(caplog) -> None:
         assert reward.drain_metrics()["servers_down"] == 0
 
 
-def test_a_breaker_lets_one_call_try() -> None:
+def test_a_breaker_lets_one_call_try():
     now = [0.0]
     breaker = CircuitBreaker(2, 10.0, clock=lambda: now[0])
     breaker.failed()
@@ -195,7 +189,7 @@ def test_a_breaker_lets_one_call_try() -> None:
     assert breaker.allows() and breaker.allows()
 
 
-def test_servers_are_probed_before_a_run() -> None:
+def test_servers_are_probed_before_a_run():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # Bound, but nobody listens.
         dead = f"http://127.0.0.1:{taken.getsockname()[1]}/x"
@@ -209,11 +203,11 @@ def test_servers_are_probed_before_a_run() -> None:
             assert server.requests == [], "a probe scores nothing"
 
 
-def test_batches_by_count_and_by_window() -> None:
-    sent: list[list[int]] = []
+def test_batches_by_count_and_by_window():
+    sent = []
     arrived = threading.Event()
 
-    def send(batch: list[int]) -> None:
+    def send(batch):
         sent.append(batch)
         arrived.set()
 
@@ -237,10 +231,10 @@ def test_batches_by_count_and_by_window() -> None:
     quick.close()
 
 
-def test_closing_leaves_nobody_waiting() -> None:
+def test_closing_leaves_nobody_waiting():
     release = threading.Event()
 
-    def answer(exchange) -> None:
+    def answer(exchange):
         release.wait(30)
         lengths(exchange)
 

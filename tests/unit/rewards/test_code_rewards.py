@@ -1,7 +1,5 @@
 """Code rewards with real programs in the local sandbox, and over a Piston-compatible server."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
@@ -32,7 +30,7 @@ def local():
     return get_provider("local", max_parallel=2)
 
 
-def fenced(code: str, language: str = "python") -> str:
+def fenced(code, language="python"):
     return f"<think>\nhm\n</think>\nHere it is:\n```{language}\n{code}\n```\n"
 
 
@@ -299,7 +297,7 @@ def test_what_solutions_leave_out_is_added():
 def piston(provider):
     """A server with Piston's protocol that runs the programs in the local sandbox."""
 
-    def answer(exchange) -> None:
+    def answer(exchange):
         body = exchange.body
         main, *others = body["files"]
         program = Program(
@@ -355,7 +353,7 @@ def test_code_over_piston(local):
 
 
 def test_ioi_code_over_piston():
-    def answer(exchange) -> None:
+    def answer(exchange):
         names = [f["name"] for f in exchange.body["files"]]
         assert exchange.body["language"] == "cms_ioi" and names[0] == "graders/sum.cpp"
         assert {"input.txt", "correct_output.txt", "run"} <= set(names)
@@ -405,7 +403,7 @@ def test_piston_without_an_address(monkeypatch):
     assert get_provider("piston").max_parallel == 2
 
 
-def in_the_cloud(program: Program, stdin: str = "", limits: Limits | None = None):
+def in_the_cloud(program, stdin="", limits=None):
     """What E2B and Morph would run, run here: the script is plain Python."""
     limits = limits or Limits(cpu_s=1, wall_s=10.0, output_kib=64)
     script, mark = build_script(program, limits, stdin, {"extra.txt": "e"})

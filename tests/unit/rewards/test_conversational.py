@@ -1,11 +1,7 @@
 """Reward functions for TRL's conversational data, on problems that a chat template renders."""
 
-from __future__ import annotations
-
 import json
 import textwrap
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +10,7 @@ from rlmath.config.load import load
 from rlmath.data import load_problems
 from rlmath.data.light_tokenizer import LightTokenizer
 from rlmath.rewards.mix import RewardMix
-from rlmath.types import Problem, Sample
+from rlmath.types import Sample
 
 # In the form of the GRPO notebooks: the question is the last message's content.
 FUNCTIONS = """
@@ -41,21 +37,21 @@ CHAT = [{"role": "system", "content": "Old."}, {"role": "user", "content": "1+1?
 
 
 @pytest.fixture
-def functions(tmp_path: Path) -> Path:
+def functions(tmp_path):
     path = tmp_path / "notebook.py"
     path.write_text(textwrap.dedent(FUNCTIONS))
     return path
 
 
-def problem(tmp_path: Path, prompt: Any, *overrides: str) -> Problem:
+def problem(tmp_path, prompt, *overrides):
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"prompt": prompt, "answer": "2"}))
     data = load(["runner.run_dir=r", "model=tiny", "data.answer_key=answer", *overrides]).data
-    tokenizer: Any = LightTokenizer("tiny")
+    tokenizer = LightTokenizer("tiny")
     return load_problems([path], data, tokenizer)[0][0]
 
 
-def samples(*texts: str) -> list[Sample]:
+def samples(*texts):
     ids, log_probs = np.zeros(1, np.int32), np.zeros(1, np.float32)
     return [
         Sample("p", index, ids, log_probs, text, "stop", ((0, 1),), index, 0)
@@ -63,7 +59,7 @@ def samples(*texts: str) -> list[Sample]:
     ]
 
 
-def values(mix: RewardMix, one: Problem, label: str) -> list[float | None]:
+def values(mix, one, label):
     found = mix.score_group(one, samples("<answer>2</answer>", "<answer>3</answer>"))
     return [sample.rewards[label] for sample in found]
 
@@ -83,26 +79,19 @@ SYSTEM = [*CHATS, "data.system_prompt=New.", "data.prompt_template='Solve: {prom
     ],
 )
 def test_a_notebooks_reward_reads_the_question(
-    prompt: Any,
-    overrides: list[str],
-    question: str,
-    roles: list[str],
-    functions: Path,
-    tmp_path: Path,
-) -> None:
+    prompt, overrides, question, roles, functions, tmp_path
+):
     one = problem(tmp_path, prompt, *overrides)
     names = [f"{functions}:correctness", f"{functions}:continued"]
     with RewardMix.from_config(names, completion_format="chat") as mix:
         for _ in range(2):  # What a function does to its messages is its own.
             assert values(mix, one, "correctness") == [2.0, 0.0]
             assert values(mix, one, "continued") == [len(roles) + 1] * 2
-        asked = mix.items[0].reward.function.__globals__["asked"]  # type: ignore[attr-defined]
+        asked = mix.items[0].reward.function.__globals__["asked"]
     assert asked == [(question, roles)] * 4
 
 
-def test_functions_for_text_and_other_rewards_get_the_rendered_prompt(
-    functions: Path, tmp_path: Path
-) -> None:
+def test_functions_for_text_and_other_rewards_get_the_rendered_prompt(functions, tmp_path):
     one = problem(tmp_path, CHAT, *CHATS)
     with RewardMix.from_config([f"{functions}:plain"], completion_format="text") as mix:
         assert values(mix, one, "plain") == [1.0, 1.0]
@@ -110,7 +99,7 @@ def test_functions_for_text_and_other_rewards_get_the_rendered_prompt(
     assert problem(tmp_path, "1+1?").messages is None
 
 
-def test_messages_of_a_call_by_hand_stay_as_they_are(functions: Path) -> None:
+def test_messages_of_a_call_by_hand_stay_as_they_are(functions):
     with RewardMix.from_config([f"{functions}:correctness"], completion_format="chat") as mix:
         (scored,) = mix.score(["<answer>2</answer>"], prompts=[CHAT], answer=["2"])
     assert scored.total == 2.0 and len(CHAT) == 2

@@ -1,7 +1,5 @@
 """The rewards that look at the final answer, with the real grader behind them."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -20,7 +18,7 @@ def grader():
         yield made
 
 
-def ids(*lengths: int) -> list[list[int]]:
+def ids(*lengths):
     return [[7] * n for n in lengths]
 
 

@@ -1,7 +1,5 @@
 """Rewards that others wrote for TRL, Open-R1 and OpenRLHF run unchanged."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

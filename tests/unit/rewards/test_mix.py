@@ -1,7 +1,5 @@
 """The weighted mix: totals, None, scopes, threads and figures."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import signal
@@ -79,11 +77,11 @@ def functions(tmp_path):
     return path
 
 
-def globals_of(mix: RewardMix, index: int = 0) -> dict:
+def globals_of(mix, index=0):
     return mix.items[index].reward.function.__globals__
 
 
-def sample(index: int, text: str, finish_reason: str = "stop", tokens: int | None = None) -> Sample:
+def sample(index, text, finish_reason="stop", tokens=None):
     count = len(text) if tokens is None else tokens
     return Sample(
         problem_id="p",
@@ -538,7 +536,7 @@ def test_many_threads(functions):
     items = ["math", f"{functions}:one_at_a_time"]
     with RewardMix.from_config(items, num_workers=1) as mix, ThreadPoolExecutor(8) as pool:
 
-        def score(i: int) -> list:
+        def score(i):
             return mix.score([rf"\boxed{{{i}}}", r"\boxed{-1}"], answers=[[str(i)]] * 2)
 
         for right, wrong in pool.map(score, range(40)):
@@ -622,7 +620,7 @@ def test_closing_stops_the_workers():
     ] == []
 
 
-def _command(pid: int) -> str:
+def _command(pid):
     import psutil
 
     try:

@@ -1,7 +1,5 @@
 """Reward servers that answer, fail, hang, drip and lie."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time
@@ -14,12 +12,12 @@ from rlmath.rewards import RewardMix, RewardSettingError, get_reward
 FAST = {"timeout_s": 2.0, "retries": 1, "backoff_s": 0.01}
 
 
-def lengths(exchange) -> None:
+def lengths(exchange):
     exchange.reply({"rewards": [float(len(q)) for q in exchange.body["query"]]})
 
 
 def test_request_and_reply():
-    def answer(exchange) -> None:
+    def answer(exchange):
         n = len(exchange.body["query"])
         exchange.reply(
             {"rewards": [0.5] * n, "scores": [1.0] * n, "extra_logs": {"tone": [2.0] * n, "x": 1}}
@@ -55,7 +53,7 @@ def test_several_servers_share_the_work():
 def test_servers_are_asked_at_once():
     barrier = threading.Barrier(2, timeout=10)
 
-    def answer(exchange) -> None:
+    def answer(exchange):
         barrier.wait()  # neither replies before both are asked
         lengths(exchange)
 
@@ -70,7 +68,7 @@ def test_servers_are_asked_at_once():
 def test_a_failing_server_is_tried_again():
     failures = [500, 503, 429]
 
-    def answer(exchange) -> None:
+    def answer(exchange):
         if failures:
             exchange.reply({"error": "busy"}, status=failures.pop())
         else:
@@ -130,18 +128,18 @@ def test_a_request_that_the_server_calls_wrong_is_not_repeated():
 
 
 def test_single_values_that_are_no_number_are_none():
-    def answer(exchange) -> None:
+    def answer(exchange):
         exchange.raw(b'{"rewards": [1, NaN, Infinity, null, true]}')
 
     with serve(answer) as server, get_reward(server.url, **FAST) as reward:
         assert reward(["a"] * 5) == [1.0, None, None, None, 1.0]
 
 
-def hang(exchange) -> None:
+def hang(exchange):
     time.sleep(30)
 
 
-def drip(exchange) -> None:
+def drip(exchange):
     """A byte now and then keeps a socket's own limit from ever passing."""
     exchange.send_response(200)
     exchange.end_headers()
@@ -151,7 +149,7 @@ def drip(exchange) -> None:
         time.sleep(0.1)
 
 
-def drip_with_length(exchange) -> None:
+def drip_with_length(exchange):
     exchange.send_response(200)
     exchange.send_header("Content-Length", "1000")
     exchange.end_headers()
@@ -166,7 +164,7 @@ def test_a_server_that_never_ends_is_cut_off(answer):
     settings = {"timeout_s": 0.4, "retries": 1, "backoff_s": 0.01}
     ended = threading.Event()
 
-    def answer_and_end(exchange) -> None:
+    def answer_and_end(exchange):
         answer(exchange)
         ended.set()
 
@@ -185,7 +183,7 @@ def test_all_attempts_together_have_a_limit():
 
 
 def test_one_failed_part_does_not_spoil_the_others():
-    def answer(exchange) -> None:
+    def answer(exchange):
         if "bad" in exchange.body["query"]:
             exchange.reply({}, status=500)
         else:

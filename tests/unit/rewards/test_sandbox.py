@@ -1,7 +1,5 @@
 """What programs must not be able to do, tried by programs that try."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile
@@ -20,7 +18,7 @@ pytestmark = pytest.mark.process
 QUICK = Limits(cpu_s=2, wall_s=20.0, memory_mib=256, file_size_mib=8, output_kib=64, processes=16)
 
 
-def levels_here() -> list[str]:
+def levels_here():
     working = []
     for level in LEVELS:
         try:
@@ -38,14 +36,7 @@ def provider(request):
     return LocalProvider(level=request.param)
 
 
-def run(
-    provider,
-    source: str,
-    stdin: str = "",
-    language: str = "python",
-    limits: Limits = QUICK,
-    **program,
-):
+def run(provider, source, stdin="", language="python", limits=QUICK, **program):
     with provider.prepare(Program(language, source, **program), limits) as prepared:
         assert prepared.compile_error is None, prepared.compile_error
         return prepared.run(stdin)
@@ -165,11 +156,11 @@ def test_a_fork_bomb_is_bounded(provider):
     assert_nothing_left()
 
 
-def count_processes() -> int:
+def count_processes():
     return sum(name.isdigit() for name in os.listdir("/proc"))
 
 
-def sandbox_processes() -> list[str]:
+def sandbox_processes():
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -183,7 +174,7 @@ def sandbox_processes() -> list[str]:
     return found
 
 
-def assert_nothing_left() -> None:
+def assert_nothing_left():
     deadline = time.monotonic() + 10
     while sandbox_processes() and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -387,9 +378,9 @@ def test_languages_and_paths():
 
 def test_runs_in_parallel_stay_apart():
     provider = LocalProvider(max_parallel=4)
-    results: dict[int, str] = {}
+    results = {}
 
-    def one(i: int) -> None:
+    def one(i):
         results[i] = run(provider, "print(input())", f"{i}\n").stdout
 
     threads = [threading.Thread(target=one, args=(i,)) for i in range(8)]

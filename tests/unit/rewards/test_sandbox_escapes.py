@@ -4,8 +4,6 @@ One program makes all attempts and prints which of them worked. Outside the sand
 to work, or it would prove nothing.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import pickle
@@ -26,7 +24,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from rlmath.rewards import RewardSettingError
-from rlmath.rewards.sandbox import Execution, Limits, Program
+from rlmath.rewards.sandbox import Limits, Program
 from rlmath.rewards.sandbox import syscalls as sc
 from rlmath.rewards.sandbox.local import LEVELS, LocalProvider
 from rlmath.rewards.sandbox.memory import process_tree
@@ -38,13 +36,13 @@ OTHER_USER = 54321
 SYSTEM_PYTHON = "/usr/bin/python3"
 
 
-def _provider(level: str) -> LocalProvider:
+def _provider(level):
     if level == "process" and os.geteuid() == OTHER_USER:
         return LocalProvider(level="process", python=SYSTEM_PYTHON)
-    return LocalProvider(level=level)  # type: ignore[arg-type]
+    return LocalProvider(level=level)
 
 
-def at_level(level: str, function):
+def at_level(level, function):
     """``function(level)``, as a user for whom the level exists: ``process`` is not root's."""
     if level != "process" or os.geteuid() != 0:
         return function(level)
@@ -71,7 +69,7 @@ def at_level(level: str, function):
     return answer
 
 
-def _works(level: str) -> bool:
+def _works(level):
     try:
         return at_level(level, lambda name: _provider(name).hides_files)
     except (RewardSettingError, RuntimeError):
@@ -81,8 +79,8 @@ def _works(level: str) -> bool:
 LEVELS_HERE = [level for level in LEVELS if _works(level)]
 
 
-def run(level: str, source: str, collect: tuple[str, ...] = ()) -> Execution:
-    def in_sandbox(name: str) -> Execution:
+def run(level, source, collect=()):
+    def in_sandbox(name):
         program = Program("python", textwrap.dedent(source), collect=collect)
         with _provider(name).prepare(program, LIMITS) as prepared:
             return prepared.run()
@@ -193,7 +191,7 @@ os._exit(0)
 """
 
 
-def _outcome(level: str | None) -> dict[str, str]:
+def _outcome(level):
     """What became of each attempt, inside a sandbox or (``None``) outside."""
     number = {**sc._NUMBERS[platform.machine()], **sc._COMMON}
     with (
@@ -226,12 +224,12 @@ def _outcome(level: str | None) -> dict[str, str]:
 
 
 @cache
-def outcome(level: str) -> dict[str, str]:
+def outcome(level):
     return at_level(level, _outcome)
 
 
 @cache
-def outside() -> dict[str, str]:
+def outside():
     return _outcome(None)
 
 
@@ -344,7 +342,7 @@ def test_the_launchers_report_cannot_be_forged(level):
     assert (result.status, result.exit_code, result.stdout) == ("runtime_error", 3, "tried\n")
 
 
-def _states(processes: list[int]) -> set[str]:
+def _states(processes):
     """`R`, `S`, … of these processes: nothing for one that is gone."""
     found = set()
     for process in processes:
@@ -353,7 +351,7 @@ def _states(processes: list[int]) -> set[str]:
     return found
 
 
-def _outlive(level: str, folder: str) -> tuple[int, set[str]]:
+def _outlive(level, folder):
     """What a program and its children do once the process that runs them is killed outright."""
     source = f"""
         import ctypes, os, time
@@ -377,7 +375,7 @@ def _outlive(level: str, folder: str) -> tuple[int, set[str]]:
                 prepared.run()
         os._exit(0)
     deadline = time.monotonic() + 30
-    processes: list[int] = []
+    processes = []
     while len(processes) < 5 and time.monotonic() < deadline:
         time.sleep(0.05)
         processes = [pid for pid in process_tree(trainer) if pid != trainer]
@@ -528,7 +526,7 @@ def test_the_filter_on_the_other_machine():
         }, machine  # fmt: skip
 
 
-def _answer(machine: str, level: str, number: int, arguments: tuple[int, ...]) -> int:
+def _answer(machine, level, number, arguments):
     data = struct.pack(
         "IIQ6Q", number, sc._AUDIT_ARCH[machine], 0, *(*arguments, 0, 0, 0, 0, 0, 0)[:6]
     )

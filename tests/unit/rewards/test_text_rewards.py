@@ -1,7 +1,5 @@
 """Each text reward on a table of cases: published ones, and the traps of the published forms."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -11,11 +9,11 @@ from rlmath.rewards import RewardSettingError, get_reward
 GOOD = "<think>\n7 times 8 is 56\n</think>\n<answer>\n56\n</answer>"
 
 
-def chat(text: str) -> list[dict[str, str]]:
+def chat(text):
     return [{"role": "assistant", "content": text}]
 
 
-def value(reward, text: str, **columns):
+def value(reward, text, **columns):
     as_text = reward([text], **columns)
     assert reward([chat(text)], **columns) == as_text, "strings and messages score alike"
     assert len(as_text) == 1

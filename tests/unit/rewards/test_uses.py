@@ -1,11 +1,7 @@
 """Figures of training's groups and of held-out samples stay apart, whenever either is graded."""
 
-from __future__ import annotations
-
 import threading
-from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 from servers import serve
@@ -19,11 +15,11 @@ from rlmath.rollout.collect import Collector
 from rlmath.types import Problem, Sample
 
 
-def problem(id_: str) -> Problem:
+def problem(id_):
     return Problem(id_, "", (1,), ("1",))
 
 
-def sample(id_: str, text: str, index: int = 0) -> Sample:
+def sample(id_, text, index=0):
     tokens = np.array([1], np.int32)
     return Sample(id_, index, tokens, np.zeros(1, np.float32), text, "stop", ((0, 0),), 0, 0)
 
@@ -31,26 +27,26 @@ def sample(id_: str, text: str, index: int = 0) -> Sample:
 class Pool:
     """Answers held-out requests, and then has ``meanwhile`` called."""
 
-    def __init__(self, text: str, meanwhile: Any = lambda: None) -> None:
+    def __init__(self, text, meanwhile=lambda: None):
         self.text, self.meanwhile = text, meanwhile
 
-    def generate(self, requests: Any) -> Iterator[Sample]:
+    def generate(self, requests):
         for one in requests:
             yield sample(one.problem_id, self.text, one.index)
         self.meanwhile()
 
 
-def evaluate(mix: RewardMix, collector: Collector, pool: Pool) -> Any:
+def evaluate(mix, collector, pool):
     benchmark = SimpleNamespace(samples=2, max_response_tokens=4, temperature=1.0, top_p=1.0)
-    held_out: Any = SimpleNamespace(benchmark=benchmark, problems=(problem("held_out"),))
-    sampling: Any = SimpleNamespace(pool=pool, rewards=mix, collector=collector)
+    held_out = SimpleNamespace(benchmark=benchmark, problems=(problem("held_out"),))
+    sampling = SimpleNamespace(pool=pool, rewards=mix, collector=collector)
     return sample_and_grade(sampling, 1, held_out, 1)
 
 
-def test_groups_that_are_graded_before_and_during_an_evaluation_are_in_the_figures() -> None:
+def test_groups_that_are_graded_before_and_during_an_evaluation_are_in_the_figures():
     may_grade, notes = threading.Event(), []
 
-    def value(completions: list[str], log_metric: Any, **_: Any) -> list[float]:
+    def value(completions, log_metric, **_):
         if "slow" in completions:
             assert may_grade.wait(10)
         for text in completions:
@@ -58,7 +54,7 @@ def test_groups_that_are_graded_before_and_during_an_evaluation_are_in_the_figur
         notes.append(list(completions))
         return [{"first": 1.0, "slow": 3.0, "held": 100.0}[text] for text in completions]
 
-    value.thread_safe = True  # type: ignore[attr-defined]
+    value.thread_safe = True
     with RewardMix([MixItem(FunctionReward(value, "value"), "value")]) as mix:
         collector = Collector(mix, 2)
         training = collector.begin(2)
@@ -79,8 +75,8 @@ def test_groups_that_are_graded_before_and_during_an_evaluation_are_in_the_figur
         collector.close()
 
 
-def test_a_servers_figures() -> None:
-    def lengths(exchange: Any) -> None:
+def test_a_servers_figures():
+    def lengths(exchange):
         queries = exchange.body["query"]
         logs = {"length": [float(len(one)) for one in queries]}
         exchange.reply({"rewards": [1.0] * len(queries), "extra_logs": logs})
@@ -102,8 +98,8 @@ def test_a_servers_figures() -> None:
             assert mix.metrics()["rewards/remote/calls"] == 0.0
 
 
-def test_figures_that_openrlhfs_replies_carry() -> None:
-    def reply(queries: list[str], prompts: Any, labels: Any) -> Any:
+def test_figures_that_openrlhfs_replies_carry():
+    def reply(queries, prompts, labels):
         return {"rewards": [1.0] * len(queries), "extra_logs": {"length": [len(queries[0])]}}
 
     with RewardMix([MixItem(OpenRLHFReward(reply), "own")]) as mix:
@@ -113,7 +109,7 @@ def test_figures_that_openrlhfs_replies_carry() -> None:
         assert mix.metrics()["rewards/own/length"] == 2.0
 
 
-def test_runs_of_programs() -> None:
+def test_runs_of_programs():
     """They run in threads of the reward, which do not know who asked."""
     tests = [{"type": "stdin_stdout", "input": "", "output": "1\n"}]
     info = {"language": "python", "test_cases": tests}

@@ -1,10 +1,7 @@
 """Reward functions of verl and slime run unchanged."""
 
-from __future__ import annotations
-
 import asyncio
 import textwrap
-from pathlib import Path
 
 import pytest
 
@@ -54,7 +51,7 @@ FILE = """
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def file(tmp_path):
     path = tmp_path / "team_scores.py"
     path.write_text(textwrap.dedent(FILE))
     return path
@@ -64,7 +61,7 @@ def rows(**columns):
     return {"prompts": ["2+2="] * 2, "answers": [["4"]] * 2, **columns}
 
 
-def test_compute_score_gets_each_completion_with_its_row(file: Path) -> None:
+def test_compute_score_gets_each_completion_with_its_row(file):
     reward = get_reward(f"{file}:compute_score")
     info = [{"index": 7}, {"index": 8}]
     columns = rows(data_source=["plain", "aime"], extra_info=info)
@@ -79,14 +76,14 @@ def test_compute_score_gets_each_completion_with_its_row(file: Path) -> None:
     assert get_reward(f"{file}:without_info")(["abc", "d"], **rows()) == [3.0, 1.0]
 
 
-def test_the_ground_truth_of_a_published_row_is_not_parsed(file: Path) -> None:
+def test_the_ground_truth_of_a_published_row_is_not_parsed(file):
     reward = get_reward(f"{file}:compute_score")
     published = [{"ground_truth": "\\boxed{4}", "style": "rule"}]
     assert reward(["is \\boxed{4}"], prompts=["p"], answers=[["4"]], reward_model=published) == [1]
     assert reward.function.__globals__["calls"][-1][2] == "\\boxed{4}"
 
 
-def test_batched_and_async_forms(file: Path) -> None:
+def test_batched_and_async_forms(file):
     assert get_reward(f"{file}:batched")(["4", "5"], **rows()) == [1.0, 0.0]
     assert get_reward(f"{file}:batched", bonus=2.0)(["4", "5"], **rows()) == [3.0, 2.0]
     assert get_reward(f"{file}:slow_score")(["4", "5"], **rows()) == [2.0, 2.0]
@@ -96,7 +93,7 @@ def test_batched_and_async_forms(file: Path) -> None:
         get_reward(f"{file}:no_score")(["4"], prompts=["p"], answers=[["4"]])
 
 
-def test_custom_rm_of_slime_awaits_all_samples_at_once(file: Path) -> None:
+def test_custom_rm_of_slime_awaits_all_samples_at_once(file):
     reward = get_reward(f"{file}:custom_rm", scale=5.0)
     columns = rows(level=[3, 3], completion_ids=[[1, 2], [3]])
     assert reward([" 4", "5"], **columns) == [7.0, 1.0]
@@ -108,7 +105,7 @@ def test_custom_rm_of_slime_awaits_all_samples_at_once(file: Path) -> None:
     assert asyncio.run(inside_a_loop()) == [7.0, 1.0]
 
 
-def test_in_a_mix_with_other_rewards(file: Path) -> None:
+def test_in_a_mix_with_other_rewards(file):
     with RewardMix.from_config([f"{file}:batched", f"{file}:without_info"]) as mix:
         scored = mix.score(["4", "55"], prompts=["2+2="] * 2, answers=[["4"]] * 2)
     assert [one.total for one in scored] == [2.0, 2.0]

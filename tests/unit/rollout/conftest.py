@@ -1,9 +1,5 @@
 """A collector with a small reward, and the settings of an engine on a Megatron rank's GPU."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
 import pytest
 
 from rlmath.rewards.loading import FunctionReward
@@ -15,7 +11,7 @@ from tests.unit.rollout.stand_ins import score
 
 
 @pytest.fixture(scope="module")
-def collector() -> Iterator[Collector]:
+def collector():
     with RewardMix([MixItem(FunctionReward(score, "small"), "small")], answer_grader=None) as mix:
         made = Collector(mix)
         yield made
@@ -23,7 +19,7 @@ def collector() -> Iterator[Collector]:
 
 
 @pytest.fixture
-def gpu_spec() -> EngineSpec:
+def gpu_spec():
     return EngineSpec(
         model_path="model",
         dtype="bfloat16",

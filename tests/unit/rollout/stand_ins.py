@@ -1,7 +1,5 @@
 """What tests of schedules share: problems, rewards, and samples of made-up lengths for engines."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -3,25 +3,16 @@
 The real sampler, stream, grading, filters and ledger; samples of made-up lengths for engines.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlmath.rollout.collect import Collector
 from rlmath.rollout.ledger import LEDGER_FILE, Event, Ledger, LedgerError, events
-from rlmath.rollout.requests import Request
-from rlmath.rollout.sampler import Sampled, Sampler
 from rlmath.rollout.schedule import must_train, steps_that_train
-from rlmath.types import Sample
 from tests.unit.rollout.stand_ins import (
     Engines,
     anywhere,
@@ -38,18 +29,14 @@ FILTERED = (
 )
 
 
-def sample(
-    sampler: Sampler, step: int, collector: Collector, order_seed: int = 0, spread: float = 0.5
-) -> tuple[Sampled, Engines]:
+def sample(sampler, step, collector, order_seed=0, spread=0.5):
     engines = Engines(order_seed, step - 1, spread)
-    found = sampler.sample(step, engines, collector, contextlib.nullcontext)  # type: ignore[arg-type]
+    found = sampler.sample(step, engines, collector, contextlib.nullcontext)
     return found, engines
 
 
 @pytest.mark.parametrize("extra", [(), FILTERED, ("rollout.max_lag=1",), ("rollout.max_lag=5",)])
-def test_steps_do_not_depend_on_order_nor_on_a_restart(
-    collector: Collector, extra: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_steps_do_not_depend_on_order_nor_on_a_restart(collector, extra, tmp_path):
     straight = sampler_of(*CARRY_OVER, *extra)
     other = sampler_of(*CARRY_OVER, *extra, ledger=Ledger(tmp_path / LEDGER_FILE))
     cut = mixed = 0.0
@@ -68,9 +55,7 @@ def test_steps_do_not_depend_on_order_nor_on_a_restart(
 
 
 @pytest.mark.parametrize("replay", ["engine", "old_log_probs"])
-def test_samples_that_are_trained_on_want_routes_also_after_a_restart(
-    collector: Collector, tmp_path: Path, replay: str
-) -> None:
+def test_samples_that_are_trained_on_want_routes_also_after_a_restart(collector, tmp_path, replay):
     """As the run that continues has it, whatever the one before asked for."""
     before = sampler_of(*CARRY_OVER, "actor.routing_replay=none")
     _, engines = sample(before, 1, collector)
@@ -82,7 +67,7 @@ def test_samples_that_are_trained_on_want_routes_also_after_a_restart(
     assert {one.wants_routes for one in engines.requests} == {replay == "engine"}
 
 
-def test_each_sample_is_whole_and_says_who_sampled_what(collector: Collector) -> None:
+def test_each_sample_is_whole_and_says_who_sampled_what(collector):
     sampler = sampler_of(*CARRY_OVER, "rollout.max_lag=3")
     most = 0
     for step in range(1, 15):
@@ -100,7 +85,7 @@ def test_each_sample_is_whole_and_says_who_sampled_what(collector: Collector) ->
     assert most >= 3
 
 
-def test_a_budget_as_long_as_the_longest_response_is_synchronous(collector: Collector) -> None:
+def test_a_budget_as_long_as_the_longest_response_is_synchronous(collector):
     for extra in (("rollout.carry_over_tokens=40",), (CARRY_OVER[1], "rollout.max_lag=0")):
         for rules in ((), FILTERED[:2]):
             usual = sampler_of(*rules)
@@ -125,14 +110,8 @@ def test_a_budget_as_long_as_the_longest_response_is_synchronous(collector: Coll
     st.booleans(),
 )
 def test_whatever_the_lengths_no_group_is_lost_or_too_old(
-    collector: Collector,
-    groups: int,
-    max_lag: int,
-    budget: int,
-    spread: float,
-    seed: int,
-    filtered: bool,
-) -> None:
+    collector, groups, max_lag, budget, spread, seed, filtered
+):
     """The sampler itself stops when a group is lost or older than it may be."""
     sampler = sampler_of(
         *(CARRY_OVER[0], f"rollout.carry_over_tokens={budget}", f"rollout.max_lag={max_lag}"),
@@ -156,7 +135,7 @@ def test_whatever_the_lengths_no_group_is_lost_or_too_old(
     assert balance.admitted == sum(balance.ended.values()) + len(balance.live)
 
 
-def test_the_length_bias_is_seen_and_does_not_last(collector: Collector, tmp_path: Path) -> None:
+def test_the_length_bias_is_seen_and_does_not_last(collector, tmp_path):
     """Short groups finish first, and long ones later: over a run both are trained."""
     straight = sampler_of(*CARRY_OVER, "rollout.max_lag=4")
     biases, trained, finished = [], [], []
@@ -182,7 +161,7 @@ def test_the_length_bias_is_seen_and_does_not_last(collector: Collector, tmp_pat
     assert abs(biases[-1]) < 0.05
 
 
-def test_long_samples_are_finished_when_their_group_is_due(collector: Collector) -> None:
+def test_long_samples_are_finished_when_their_group_is_due(collector):
     """With a budget of one token nearly nothing finishes before it has to."""
     sampler = sampler_of(CARRY_OVER[0], "rollout.carry_over_tokens=1", "rollout.max_lag=2")
     lags = Counter()
@@ -196,7 +175,7 @@ def test_long_samples_are_finished_when_their_group_is_due(collector: Collector)
     assert lags[2.0] > 5
 
 
-def test_what_has_to_be_trained_leaves_no_more_than_later_steps_can_train() -> None:
+def test_what_has_to_be_trained_leaves_no_more_than_later_steps_can_train():
     assert must_train([], 5, 4) == 0
     assert must_train([5] * 4 + [6] * 4, 5, 4) == 4  # All of the oldest are due.
     assert must_train([6] * 6 + [7], 5, 4) == 2  # Six are due in the next step, which takes 4.
@@ -211,7 +190,7 @@ def test_what_has_to_be_trained_leaves_no_more_than_later_steps_can_train() -> N
     assert must_train(list(given.values()), 5, 4) == 4
 
 
-def test_the_ledger_says_what_became_of_each_group(collector: Collector, tmp_path: Path) -> None:
+def test_the_ledger_says_what_became_of_each_group(collector, tmp_path):
     path = tmp_path / LEDGER_FILE
     sampler = sampler_of(*CARRY_OVER, *FILTERED[:2], ledger=Ledger(path))
     states = []
@@ -238,7 +217,7 @@ def test_the_ledger_says_what_became_of_each_group(collector: Collector, tmp_pat
     assert Ledger(path, 0).balance.admitted == 0
 
 
-def test_a_step_finishes_no_more_than_it_lacks(collector: Collector) -> None:
+def test_a_step_finishes_no_more_than_it_lacks(collector):
     """Groups of short responses finish within the budget, in a step that has its groups already."""
     sampler = sampler_of(CARRY_OVER[0], "rollout.carry_over_tokens=30", "rollout.max_lag=4")
     waited = 0.0
@@ -250,26 +229,24 @@ def test_a_step_finishes_no_more_than_it_lacks(collector: Collector) -> None:
     assert waited >= 1
 
 
-def test_no_more_groups_are_live_than_may_be(collector: Collector) -> None:
+def test_no_more_groups_are_live_than_may_be(collector):
     """Where the filter asks for four times the groups at once."""
     many = ("algorithm.filter.keep=variance", "algorithm.filter.oversample=4")
     sampler = sampler_of(*CARRY_OVER, *many, "rollout.max_lag=1")
-    asked: list[int] = []
+    asked = []
 
     class Counting(Engines):
-        def generate(
-            self, requests: Sequence[Request], more: Any, journal: Any
-        ) -> Iterator[Sample]:
+        def generate(self, requests, more, journal):
             asked.append(len({one.problem_id for one in requests}))
             return super().generate(requests, more, journal)
 
     for step in range(1, 6):
-        engines: Any = Counting(step, step - 1)
+        engines = Counting(step, step - 1)
         sampler.sample(step, engines, collector, contextlib.nullcontext)
     assert max(asked) == 8 == asked[0]
 
 
-def test_a_lost_group_stops_the_run(collector: Collector, tmp_path: Path) -> None:
+def test_a_lost_group_stops_the_run(collector, tmp_path):
     sampler = sampler_of(*CARRY_OVER)
     for step in (1, 2):
         sample(sampler, step, collector)
@@ -284,7 +261,7 @@ def test_a_lost_group_stops_the_run(collector: Collector, tmp_path: Path) -> Non
         sampler.ledger.write(3, [{"event": Event.trained, "group": 99}])
 
 
-def test_a_group_that_is_too_old_stops_the_run(collector: Collector) -> None:
+def test_a_group_that_is_too_old_stops_the_run(collector):
     sampler = sampler_of(*CARRY_OVER)
     for step in (1, 2):
         sample(sampler, step, collector)
@@ -292,7 +269,7 @@ def test_a_group_that_is_too_old_stops_the_run(collector: Collector) -> None:
         sample(sampler, 9, collector)
 
 
-def test_checkpoints_of_other_runs_are_taken_over(collector: Collector) -> None:
+def test_checkpoints_of_other_runs_are_taken_over(collector):
     """Their groups are in no ledger of this run."""
     sampler = sampler_of(*CARRY_OVER)
     for step in (1, 2):

@@ -1,15 +1,10 @@
 """Groups that are sampled while the actor trains: the real sampler, grading, ledger and threads."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,11 +15,9 @@ from rlmath.rewards.mix_items import MixItem
 from rlmath.rollout.collect import Collector
 from rlmath.rollout.continuous import ContinuousSampler
 from rlmath.rollout.ledger import LEDGER_FILE, Event, Ledger, events
-from rlmath.rollout.requests import EngineError, Request, cut_sample
-from rlmath.rollout.sampler import Sampled
+from rlmath.rollout.requests import EngineError, cut_sample
 from rlmath.training import group_source
 from rlmath.training.group_source import GroupSource
-from rlmath.types import Sample
 from tests.unit.rollout import stand_ins
 from tests.unit.rollout.stand_ins import Engines, through_a_checkpoint
 
@@ -32,7 +25,7 @@ STEPS = 12
 FILTERED = ("algorithm.filter.keep=variance", "algorithm.filter.max_rounds=12")
 
 
-def sampler_of(*more: str, ledger: Ledger | None = None) -> ContinuousSampler:
+def sampler_of(*more, ledger=None):
     made = stand_ins.sampler_of(
         "rollout.schedule=continuous", f"runner.steps={STEPS}", *more, ledger=ledger
     )
@@ -42,7 +35,7 @@ def sampler_of(*more: str, ledger: Ledger | None = None) -> ContinuousSampler:
 class Pool(Engines):
     """Engines that finish a sample every ``sample_s`` seconds, until another thread cuts them."""
 
-    def __init__(self, sample_s: float = 0.0) -> None:
+    def __init__(self, sample_s=0.0):
         super().__init__(1, 0)
         self.sample_s = sample_s
         self.spec = SimpleNamespace(sleeps=False)
@@ -53,9 +46,7 @@ class Pool(Engines):
         self.generating = False
         self.rounds = 0
 
-    def generate(  # type: ignore[override]
-        self, requests: Sequence[Request], more: Any, journal: Any, outlasts_engines: bool = False
-    ) -> Iterator[Sample]:
+    def generate(self, requests, more, journal, outlasts_engines=False):
         assert not self.generating
         self.generating, queue = True, list(requests)
         self.rounds += 1
@@ -78,7 +69,7 @@ class Pool(Engines):
         finally:
             self.generating = False
 
-    def cut_of(self, request: Request) -> Sample:
+    def cut_of(self, request):
         """With some more tokens, or none."""
         more = self._draw.randrange(self.length(request.seed) - request.begun_tokens)
         if not more:
@@ -87,39 +78,37 @@ class Pool(Engines):
         assert found.finish_reason == "cut"
         return found
 
-    def cut(self) -> None:
+    def cut(self):
         self.is_cut.set()
 
-    def take_weights_away(self) -> None:
+    def take_weights_away(self):
         self.has_weights_at_hand = False
 
-    def sync(self, version: int) -> None:
+    def sync(self, version):
         assert not self.generating, "an engine would sample while its weights change"
         self._version, self.has_weights_at_hand = version, True
 
-    def sleep(self) -> None: ...
+    def sleep(self): ...
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self):
         return {}
 
 
 class Parts:
     """A session, a monitor and a feed."""
 
-    def __init__(
-        self, collector: Collector, pool: Pool, sampler: ContinuousSampler, monkeypatch: Any
-    ) -> None:
+    def __init__(self, collector, pool, sampler, monkeypatch):
         self.sampler, self.pool = sampler, pool
         rewards = SimpleNamespace(set_step=lambda step, steps: None, metrics=dict)
-        session: Any = SimpleNamespace(
+        session = SimpleNamespace(
             config=sampler._config,
             sampling=SimpleNamespace(pool=pool, rewards=rewards, collector=collector),
         )
-        monitor: Any = SimpleNamespace(phase=lambda _: contextlib.nullcontext())
+        monitor = SimpleNamespace(phase=lambda _: contextlib.nullcontext())
         monkeypatch.setattr(group_source, "weights_digest", lambda *_: None)
         self.source = GroupSource(session, sampler, monitor)
 
-    def step(self, step: int, train_s: float = 0.0) -> Sampled:
+    def step(self, step, train_s=0.0):
         sampled = self.source.take(step)
         assert not self.pool.has_weights_at_hand
         time.sleep(train_s)
@@ -128,7 +117,7 @@ class Parts:
         return sampled
 
 
-def whole(pool: Pool, sampled: Sampled) -> None:
+def whole(pool, sampled):
     """Each sample has the tokens of its seed to the end, whoever sampled them."""
     for group in sampled.groups:
         for graded in group.samples:
@@ -146,18 +135,13 @@ def whole(pool: Pool, sampled: Sampled) -> None:
 )
 @pytest.mark.parametrize("extra", [(), FILTERED, ("rollout.max_lag=1",)])
 def test_nothing_is_lost_or_too_old_whoever_is_slower(
-    collector: Collector,
-    extra: tuple[str, ...],
-    sample_s: float,
-    train_s: float,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    collector, extra, sample_s, train_s, tmp_path, monkeypatch
+):
     """The sampler and the ledger stop a run that loses a group, or trains it late."""
     path = tmp_path / LEDGER_FILE
     sampler, pool = sampler_of(*extra, ledger=Ledger(path)), Pool(sample_s)
     parts = Parts(collector, pool, sampler, monkeypatch)
-    trained: list[str] = []
+    trained = []
     for step in range(1, STEPS + 1):
         sampled = parts.step(step, train_s)
         assert len(sampled.groups) == 4
@@ -183,9 +167,7 @@ def test_nothing_is_lost_or_too_old_whoever_is_slower(
     assert len(sampler.ledger.balance.live) == 0
 
 
-def test_engines_go_on_while_the_actor_trains(
-    collector: Collector, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_engines_go_on_while_the_actor_trains(collector, monkeypatch):
     pool = Pool(0.002)
     parts = Parts(collector, pool, sampler_of("rollout.max_lag=3"), monkeypatch)
     sampled = parts.source.take(1)
@@ -206,23 +188,19 @@ def test_engines_go_on_while_the_actor_trains(
     parts.source.close()
 
 
-def test_a_failed_step_ends_what_is_sampled(
-    collector: Collector, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_step_ends_what_is_sampled(collector, monkeypatch):
     parts = Parts(collector, Pool(0.001), sampler_of(), monkeypatch)
     parts.source.take(1)
     parts.source.close()
     assert not parts.pool.generating
 
 
-def test_ranks_that_never_connect_to_an_engine_do_not_keep_a_run_that_ends(
-    collector: Collector, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_that_never_connect_to_an_engine_do_not_keep_a_run_that_ends(collector, monkeypatch):
     """They are ended after the feed."""
     hangs, end = threading.Event(), threading.Event()
 
     class Restarting(Pool):
-        def _answer(self, request: Request) -> Sample:
+        def _answer(self, request):
             if not self.has_weights_at_hand:
                 hangs.set()
                 assert end.wait(30)
@@ -238,9 +216,7 @@ def test_ranks_that_never_connect_to_an_engine_do_not_keep_a_run_that_ends(
 
 
 @pytest.mark.parametrize("when", ["waits", "trains"])
-def test_an_engine_that_fails_for_good_fails_the_step(
-    collector: Collector, when: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_that_fails_for_good_fails_the_step(collector, when, monkeypatch):
     parts = Parts(collector, Pool(0.001), sampler_of(), monkeypatch)
     parts.pool.fails = when == "waits"
     with pytest.raises(EngineError, match="engine 0 failed"):
@@ -251,14 +227,12 @@ def test_an_engine_that_fails_for_good_fails_the_step(
     parts.source.close()
 
 
-def test_grades_that_come_late_are_not_asked_for_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_grades_that_come_late_are_not_asked_for_again(monkeypatch):
     """A group that is being graded when the weights change is graded once."""
-    graded: list[str] = []
+    graded = []
     slow = threading.Event()
 
-    def late(completions: Sequence[str], **_: Any) -> list[float | None]:
+    def late(completions, **_):
         graded.extend(completions)
         if len(graded) > 12:
             slow.wait(0.05)
@@ -274,9 +248,7 @@ def test_grades_that_come_late_are_not_asked_for_again(
     assert len(graded) == 2 * 4 * STEPS
 
 
-def test_without_a_lag_it_is_synchronous(
-    collector: Collector, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_lag_it_is_synchronous(collector, monkeypatch):
     from rlmath.rollout.continuous import sampler_of as chosen
 
     made = stand_ins.sampler_of("rollout.schedule=continuous", "rollout.max_lag=0")
@@ -284,7 +256,7 @@ def test_without_a_lag_it_is_synchronous(
     usual = stand_ins.sampler_of()
     for step in range(1, 4):
         one, two = (
-            sampler.sample(step, Engines(step, step - 1), collector, contextlib.nullcontext)  # type: ignore[arg-type]
+            sampler.sample(step, Engines(step, step - 1), collector, contextlib.nullcontext)
             for sampler in (usual, made)
         )
         assert stand_ins.anywhere(one) == stand_ins.anywhere(two)

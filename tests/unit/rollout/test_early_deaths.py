@@ -1,9 +1,6 @@
 """Engines that fail before their first token."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -11,25 +8,25 @@ from rlmath.rollout.pool import RolloutPool
 from rlmath.rollout.requests import EngineError, EngineStartError
 
 
-def pool_of(has_sampled: bool) -> RolloutPool:
-    spec: Any = SimpleNamespace(role="engine", reads_weights=True)
+def pool_of(has_sampled):
+    spec = SimpleNamespace(role="engine", reads_weights=True)
     pool = RolloutPool(spec, num_engines=2, stall_timeout_s=1, max_restarts=100)
 
-    def make(index: int) -> Any:
+    def make(index):
         return SimpleNamespace(
             index=index, has_sampled=has_sampled, kill=lambda: None, start=lambda: None
         )
 
-    pool._make = make  # type: ignore[method-assign]
+    pool._make = make
     pool._engines = [make(0), make(1)]
     return pool
 
 
-def error(index: int, text: str = "RuntimeError: shape [3, 4]", raised: bool = True) -> EngineError:
+def error(index, text="RuntimeError: shape [3, 4]", raised=True):
     return EngineError(f"engine {index} failed: {text}\nlog of process {index}7", raised=raised)
 
 
-def test_engine_that_fails_twice_before_its_first_token_ends_the_run() -> None:
+def test_engine_that_fails_twice_before_its_first_token_ends_the_run():
     pool = pool_of(has_sampled=False)
     pool.replace(0, error(0))
     with pytest.raises(EngineStartError, match="starting it again would not help"):
@@ -37,7 +34,7 @@ def test_engine_that_fails_twice_before_its_first_token_ends_the_run() -> None:
     assert pool.restarts == 1
 
 
-def test_engines_that_fail_otherwise_are_restarted() -> None:
+def test_engines_that_fail_otherwise_are_restarted():
     pool = pool_of(has_sampled=False)
     for text in ("RuntimeError: a", "RuntimeError: b", "RuntimeError: a"):
         pool.replace(0, error(0, text))

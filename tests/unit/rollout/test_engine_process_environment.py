@@ -1,44 +1,39 @@
 """The engine's actor: its environment, and what it waits for before weights or memory change."""
 
-from __future__ import annotations
-
 import os
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from rlmath.rollout import engine as engine_module
 from rlmath.rollout.engine import RolloutEngine
-from rlmath.rollout.requests import EngineSpec
 
 
 class RecordedLoop:
     """Stands in for the thread that steps vLLM."""
 
-    def __init__(self, unfinished: int = 0) -> None:
+    def __init__(self, unfinished=0):
         self.events: list[str] = []
         self.unfinished = unfinished
 
-    def counts(self) -> tuple[int, int]:
+    def counts(self):
         return self.unfinished, 0
 
-    def drain(self) -> None:
+    def drain(self):
         self.events.append("drain")
 
-    def rpc(self, method: str, **_: Any) -> None:
+    def rpc(self, method, **_):
         self.events.append(method)
 
-    def engine_call(self, function: Callable[[Any], Any]) -> None:
+    def engine_call(self, function):
         function(self)
 
-    def sleep(self, level: int) -> None:
+    def sleep(self, level):
         self.events.append(f"sleep {level}")
 
 
 @pytest.fixture
-def environment(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+def environment(monkeypatch):
     """The process's environment, for the length of a test."""
     variables = {"VLLM_CACHE_ROOT": "/caches"}
     monkeypatch.setattr(os, "environ", variables)
@@ -46,18 +41,14 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return variables
 
 
-def test_an_engine_compiles_into_its_own_folder(
-    environment: dict[str, str], gpu_spec: EngineSpec
-) -> None:
+def test_an_engine_compiles_into_its_own_folder(environment, gpu_spec):
     RolloutEngine(gpu_spec, 3, gpu_spec.environment())
     assert environment["VLLM_CACHE_ROOT"] == "/caches/rlmath_engine_3"
     assert environment["TRITON_CACHE_DIR"].startswith("/caches/rlmath_engine_3/")
     assert environment["VLLM_BATCH_INVARIANT"] == "0"
 
 
-def test_weights_and_memory_change_when_nothing_is_in_flight(
-    environment: dict[str, str], gpu_spec: EngineSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_and_memory_change_when_nothing_is_in_flight(environment, gpu_spec, monkeypatch):
     loop = RecordedLoop()
     monkeypatch.setattr(engine_module, "StepLoop", lambda *_: loop)
     engine = RolloutEngine(gpu_spec, 0, {})
@@ -72,9 +63,9 @@ def test_weights_and_memory_change_when_nothing_is_in_flight(
 
 
 def test_an_engine_that_reads_no_weights_samples_after_a_sync_alone(
-    environment: dict[str, str], gpu_spec: EngineSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    environment, gpu_spec, monkeypatch
+):
     monkeypatch.setattr(engine_module, "StepLoop", lambda *_: RecordedLoop())
     engine = RolloutEngine(replace(gpu_spec, reads_weights=False), 0, {})
     with pytest.raises(RuntimeError, match="no valid weights"):
-        engine.exchange(1, [object()], 1.0)  # type: ignore[list-item]
+        engine.exchange(1, [object()], 1.0)

@@ -1,13 +1,10 @@
 """What an engine is told: from the settings to its specification, environment and folders."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import IO, Any
 
 import pytest
 
@@ -28,7 +25,7 @@ from rlmath.rollout.engine_arguments import (
     cuda_arguments,
 )
 from rlmath.rollout.engine_workers import check_gpus, smallest
-from rlmath.rollout.requests import FLASHINFER_VARIABLES, EngineSpec
+from rlmath.rollout.requests import FLASHINFER_VARIABLES
 from rlmath.rollout.routes import RouteSpec
 from rlmath.rollout.step_loop import StepLoop
 from rlmath.training import session
@@ -36,29 +33,29 @@ from rlmath.training.session import engine_spec
 from rlmath.utils.node_cache import node_cache, save
 
 
-def spec_of(device: Device, *overrides: str) -> EngineSpec:
+def spec_of(device, *overrides):
     config = load(["model=tiny", "cluster=gpu8", "runner.run_dir=r", *overrides])
     # The specification reads nothing of the model's folder but its name.
     return engine_spec(config, resolve_layout(config, device), trains=False)
 
 
 @pytest.fixture(autouse=True)
-def dense_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def dense_model(monkeypatch):
     monkeypatch.setattr(session, "precision", lambda config: Precision())
 
 
-def test_an_engine_schedules_ahead_on_cuda_and_not_on_cpu_unless_told() -> None:
+def test_an_engine_schedules_ahead_on_cuda_and_not_on_cpu_unless_told():
     assert spec_of(Device.cuda).async_scheduling
     assert not spec_of(Device.cpu, "cluster=local").async_scheduling
     assert not spec_of(Device.cuda, "rollout.async_scheduling=false").async_scheduling
 
 
-def test_a_step_of_an_engine_is_as_long_as_the_plan_assumes() -> None:
+def test_a_step_of_an_engine_is_as_long_as_the_plan_assumes():
     assert spec_of(Device.cuda).max_batched_tokens == ENGINE_STEP_TOKENS == 16384
     assert spec_of(Device.cuda, "rollout.max_batched_tokens=4096").max_batched_tokens == 4096
 
 
-def test_vllm_is_told_the_gpus_the_step_budget_and_the_schedule(gpu_spec: EngineSpec) -> None:
+def test_vllm_is_told_the_gpus_the_step_budget_and_the_schedule(gpu_spec):
     spec = replace(gpu_spec, device_ids=("6", "4"), max_batched_tokens=4096, async_scheduling=True)
     told = cuda_arguments(spec)
     assert told["device_ids"] == ["6", "4"]
@@ -68,14 +65,14 @@ def test_vllm_is_told_the_gpus_the_step_budget_and_the_schedule(gpu_spec: Engine
     assert cuda_arguments(replace(spec, device_ids=()))["device_ids"] is None
 
 
-def test_a_step_is_no_longer_than_all_sequences_together(gpu_spec: EngineSpec) -> None:
+def test_a_step_is_no_longer_than_all_sequences_together(gpu_spec):
     """vLLM warms up with that many tokens, and its tables end where the longest sequences do."""
     small = replace(gpu_spec, max_running_sequences=32, max_sequence_tokens=128)
     assert small.max_batched_tokens > 32 * 128
     assert cuda_arguments(small)["max_num_batched_tokens"] == 32 * 128
 
 
-def test_an_engine_on_a_gpu_sees_its_gpus_and_measures_its_own_cache(gpu_spec: EngineSpec) -> None:
+def test_an_engine_on_a_gpu_sees_its_gpus_and_measures_its_own_cache(gpu_spec):
     environment = gpu_spec.environment()
     assert environment["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] == "0"
     assert environment["VLLM_ENABLE_STARTUP_PLAN"] == "0"
@@ -83,7 +80,7 @@ def test_an_engine_on_a_gpu_sees_its_gpus_and_measures_its_own_cache(gpu_spec: E
     assert "VLLM_ENABLE_STARTUP_PLAN" not in replace(gpu_spec, device="cpu").environment()
 
 
-def test_an_engine_runs_batch_invariant_kernels_as_the_setting_says(gpu_spec: EngineSpec) -> None:
+def test_an_engine_runs_batch_invariant_kernels_as_the_setting_says(gpu_spec):
     for on in (False, True):
         spec = replace(gpu_spec, precision=Precision(batch_invariant=on))
         # Said outright: what the shell has does not count.
@@ -91,21 +88,21 @@ def test_an_engine_runs_batch_invariant_kernels_as_the_setting_says(gpu_spec: En
 
 
 @pytest.mark.parametrize("on", [True, False])
-def test_flashinfer_is_decided_by_the_setting(on: bool) -> None:
+def test_flashinfer_is_decided_by_the_setting(on):
     """And not by whether ninja and nvcc happen to be on PATH."""
     environment = spec_of(Device.cuda, f"rollout.flashinfer={on}").environment()
     assert {environment[name] for name in FLASHINFER_VARIABLES} == {str(int(on))}
     assert not set(FLASHINFER_VARIABLES) & set(spec_of(Device.cpu).environment())
 
 
-def test_an_engine_returns_routes_where_it_is_asked_to(gpu_spec: EngineSpec) -> None:
+def test_an_engine_returns_routes_where_it_is_asked_to(gpu_spec):
     routed = replace(gpu_spec, routes=RouteSpec((0, 1), 8, 2))
     for spec, on in ((gpu_spec, False), (routed, True)):
         assert cuda_arguments(spec)["enable_return_routed_experts"] is on
         assert replace(spec, device="cpu").environment()["RLMATH_ROUTES"] == str(int(on))
 
 
-def test_a_teachers_engine_reads_whole_sequences_and_keeps_nothing(tmp_path: Path) -> None:
+def test_a_teachers_engine_reads_whole_sequences_and_keeps_nothing(tmp_path):
     folder = make_tiny_model(tmp_path / "teacher")
     given = ["model=tiny", "cluster=gpu8", "runner.run_dir=r", "rollout.max_response_tokens=100"]
     config = load(
@@ -126,7 +123,7 @@ def test_a_teachers_engine_reads_whole_sequences_and_keeps_nothing(tmp_path: Pat
     assert spec.role != rollout.role
 
 
-def test_adapters_that_engines_compute_are_in_vllms_arguments(tmp_path: Path) -> None:
+def test_adapters_that_engines_compute_are_in_vllms_arguments(tmp_path):
     folder = make_tiny_model(tmp_path / "model")
     lora = [f"model.path={folder}", "actor.lora.rank=12", "actor.lora.targets=[v_proj,q_proj]"]
     config = load(["model=tiny", "cluster=gpu8", "runner.run_dir=r", *lora])
@@ -154,21 +151,19 @@ def test_adapters_that_engines_compute_are_in_vllms_arguments(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("adapters", "level"), [(None, 2), (Lora(4, 8.0, TARGETS), 1)])
-def test_a_sleeping_engine_keeps_the_base_model_that_is_never_sent_again(
-    gpu_spec: EngineSpec, adapters: Lora | None, level: int
-) -> None:
+def test_a_sleeping_engine_keeps_the_base_model_that_is_never_sent_again(gpu_spec, adapters, level):
     engine = RolloutEngine.__new__(RolloutEngine)
     engine._spec, engine._index = replace(gpu_spec, sleeps=True, adapters=adapters), 0
     slept = []
     vllm = SimpleNamespace(sleep=lambda level: slept.append(level))
-    engine._loop = SimpleNamespace(  # type: ignore[assignment]
+    engine._loop = SimpleNamespace(
         counts=lambda: (0, 0), drain=lambda: None, engine_call=lambda function: function(vllm)
     )
     engine.sleep()
     assert slept == [level] and not engine._weights_valid
 
 
-def test_engines_of_a_run_quantize_and_its_teachers_do_not(tmp_path: Path) -> None:
+def test_engines_of_a_run_quantize_and_its_teachers_do_not(tmp_path):
     folder = make_tiny_model(tmp_path / "model")
     config = load(["model=tiny", "cluster=gpu8", "runner.run_dir=r", "rollout.quantization=fp8"])
     config.teacher.path = str(folder)
@@ -178,14 +173,14 @@ def test_engines_of_a_run_quantize_and_its_teachers_do_not(tmp_path: Path) -> No
 
 
 def test_no_two_engines_or_runs_write_to_one_folder_of_compiled_code(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, gpu_spec: EngineSpec
-) -> None:
+    monkeypatch, tmp_path, gpu_spec
+):
     names = ("VLLM_CACHE_ROOT", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     run = replace(gpu_spec, log_dir=str(tmp_path / "run" / "logs"))
     (tmp_path / "run").mkdir()
 
-    def engine(number: int, role: str = "engine") -> tuple[IO[str] | None, list[str]]:
+    def engine(number, role="engine"):
         for name in names:
             monkeypatch.delenv(name, raising=False)
         _, lock = cache_folder(replace(run, role=role), number)
@@ -215,18 +210,16 @@ def test_no_two_engines_or_runs_write_to_one_folder_of_compiled_code(
     assert lock is None and str(folder) == os.environ["VLLM_CACHE_ROOT"] and folder.is_dir()
 
 
-def test_workers_on_other_gpus_than_reserved_are_refused() -> None:
+def test_workers_on_other_gpus_than_reserved_are_refused():
     check_gpus([6, 4], [6, 4], ("6", "4"))
     for found, assigned in (([0, 1], [6, 7]), ([7, 6], [6, 7]), ([0, 1], None)):
         with pytest.raises(RuntimeError, match=r"GPUs 6, 7 .* use \[\d, \d\]"):
             check_gpus(found, assigned, ("6", "7"))
 
 
-def test_each_worker_of_an_engine_is_bound_beside_its_gpu(
-    gpu_spec: EngineSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_worker_of_an_engine_is_bound_beside_its_gpu(gpu_spec, monkeypatch):
     """Before it pins memory for a sleep or a weight sync."""
-    bound: list[int] = []
+    bound = []
     monkeypatch.setattr("rlmath.device.numa.bind_to_gpu", bound.append)
     monkeypatch.setattr("rlmath.rollout.step_loop.check_workers", lambda *_: None)
     workers = [SimpleNamespace(device=SimpleNamespace(index=index)) for index in (0, 1)]
@@ -236,7 +229,7 @@ def test_each_worker_of_an_engine_is_bound_beside_its_gpu(
         "worker_kv_cache_bytes": [9, 8],
     }
 
-    def collective_rpc(asked: Any) -> list[Any]:
+    def collective_rpc(asked):
         return answers.get(asked.__name__) or [asked(worker) for worker in workers]
 
     loop = StepLoop(gpu_spec, 0)
@@ -246,7 +239,7 @@ def test_each_worker_of_an_engine_is_bound_beside_its_gpu(
     assert bound == [0, 1] and loop.kv_cache_bytes == 8
 
 
-def test_a_cache_is_as_large_as_the_rank_with_the_least_memory_allows() -> None:
+def test_a_cache_is_as_large_as_the_rank_with_the_least_memory_allows():
     assert smallest([7, 5]) == 5
     assert smallest([None, None]) is None
     assert smallest([]) is None

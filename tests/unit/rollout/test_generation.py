@@ -1,22 +1,16 @@
 """How samples are dealt to engines: stand-ins under a virtual clock, of ``benchmarks``."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from benchmarks.simulation.virtual_engines import VirtualPool
-from rlmath.rollout.generation import Generation
 from rlmath.rollout.requests import EngineError, Request
-from rlmath.types import Sample
 
 
-def requests(problems: int, samples: int, first: int = 0) -> list[Request]:
+def requests(problems, samples, first=0):
     return [
         Request(f"p{problem}", index, (1, 2, 3), 30_000, 1.0, 1.0, seed=0)
         for problem in range(first, first + problems)
@@ -24,10 +18,10 @@ def requests(problems: int, samples: int, first: int = 0) -> list[Request]:
     ]
 
 
-def lengths(seed: int, group_spread: float, spread: float, mean: float) -> Callable[[Request], int]:
+def lengths(seed, group_spread, spread, mean):
     """Log-normal lengths in which the problem decides a part."""
 
-    def of(request: Request) -> int:
+    def of(request):
         group = random.Random(f"{seed} {request.problem_id}").gauss(0, group_spread)
         own = random.Random(f"{seed} {request.key}").gauss(0, spread)
         scale = mean * 2.718281828 ** (-(group_spread**2 + spread**2) / 2)
@@ -36,26 +30,22 @@ def lengths(seed: int, group_spread: float, spread: float, mean: float) -> Calla
     return of
 
 
-def play(
-    pool: VirtualPool,
-    wanted: Sequence[Request],
-    more: Callable[[bool], Sequence[Request]] | None = None,
-) -> tuple[Generation, list[Sample]]:
+def play(pool, wanted, more=None):
     one = pool.begin(wanted)
     return one, list(one.samples(more))
 
 
-def test_a_group_is_spread_over_all_engines() -> None:
+def test_a_group_is_spread_over_all_engines():
     pool = VirtualPool(4, lambda _: 50)
     _, samples = play(pool, requests(8, 16))
-    of_group: dict[str, Counter[int]] = defaultdict(Counter)
+    of_group = defaultdict(Counter)
     for sample in samples:
         of_group[sample.problem_id][sample.engine] += 1
     assert len(samples) == 128
     assert all(counts == {0: 4, 1: 4, 2: 4, 3: 4} for counts in of_group.values())
 
 
-def test_each_request_is_answered_once_whatever_the_lengths() -> None:
+def test_each_request_is_answered_once_whatever_the_lengths():
     wanted = requests(40, 8)
     pool = VirtualPool(5, lengths(1, 1.0, 0.5, 300), capacity=7, token_s=1e-5)
     _, samples = play(pool, wanted)
@@ -63,7 +53,7 @@ def test_each_request_is_answered_once_whatever_the_lengths() -> None:
     assert all(engine.most_held <= 7 for engine in pool.engines_)
 
 
-def test_requests_that_stay_are_dealt_to_their_engines_and_others_around_them() -> None:
+def test_requests_that_stay_are_dealt_to_their_engines_and_others_around_them():
     staying = [replace(one, stays_on=2) for one in requests(3, 1)]
     gone = [replace(one, stays_on=1) for one in requests(2, 1, first=10)]
     pool = VirtualPool(3, lambda _: 50)
@@ -82,7 +72,7 @@ def test_requests_that_stay_are_dealt_to_their_engines_and_others_around_them() 
     assert len(samples) == 7 and all(engine.most_held <= 2 for engine in pool.engines_)
 
 
-def test_an_engine_that_runs_dry_takes_from_the_queue() -> None:
+def test_an_engine_that_runs_dry_takes_from_the_queue():
     # The first engine's first samples are a hundred times longer; the rest passes it by.
     pool = VirtualPool(3, lambda _: 10, capacity=4)
     slow = pool.engines_[0]
@@ -92,12 +82,12 @@ def test_an_engine_that_runs_dry_takes_from_the_queue() -> None:
     assert count[0] == 4 and count[1] + count[2] == 56
 
 
-def test_requests_added_late_are_shared_and_not_given_to_the_first_that_answers() -> None:
+def test_requests_added_late_are_shared_and_not_given_to_the_first_that_answers():
     # All engines are busy when 32 requests are added; one answers, and gets its share of them.
     pool = VirtualPool(4, lambda request: 40 + 5 * request.index)
-    added: list[list[Request]] = [requests(8, 4, first=100)]
+    added = [requests(8, 4, first=100)]
 
-    def more(idle: bool) -> Sequence[Request]:
+    def more(idle):
         return added.pop() if added and pool.now_s > 0 else ()
 
     _, samples = play(pool, requests(4, 4), more)
@@ -106,12 +96,12 @@ def test_requests_added_late_are_shared_and_not_given_to_the_first_that_answers(
     assert max(late.values()) <= 12
 
 
-def test_requests_added_late_go_where_fewer_tokens_are_held() -> None:
+def test_requests_added_late_go_where_fewer_tokens_are_held():
     # A long response on one engine, alone; the other has finished twenty short ones.
     pool = VirtualPool(2, lambda request: 10_000 if request.problem_id == "p0" else 100)
-    added: list[list[Request]] = [requests(6, 1, first=100)]
+    added = [requests(6, 1, first=100)]
 
-    def more(idle: bool) -> Sequence[Request]:
+    def more(idle):
         return added.pop() if added and pool.now_s > 50 else ()
 
     _, samples = play(pool, requests(21, 1), more)
@@ -120,20 +110,20 @@ def test_requests_added_late_go_where_fewer_tokens_are_held() -> None:
     assert {s.engine for s in samples if int(s.problem_id[1:]) >= 100} == {1}
 
 
-def test_one_engine_gets_everything_it_can_hold() -> None:
+def test_one_engine_gets_everything_it_can_hold():
     pool = VirtualPool(1, lambda _: 10, capacity=24)
     one, samples = play(pool, requests(5, 8))
     assert len(samples) == 40 and pool.engines_[0].most_held == 24
     assert one.idle_share() == pytest.approx(0.0, abs=1e-9)
 
 
-def test_a_round_that_asks_engines_for_nothing_has_no_idle_share() -> None:
+def test_a_round_that_asks_engines_for_nothing_has_no_idle_share():
     """A step of groups that are left from before: all of its few microseconds are idle."""
     one, samples = play(VirtualPool(2, lambda _: 10), [])
     assert not samples and one.metrics() == {}
 
 
-def test_idle_share_counts_engines_without_work() -> None:
+def test_idle_share_counts_engines_without_work():
     # One sample of 100 tokens and one of 300 on two engines: the first idles two thirds.
     pool = VirtualPool(2, lambda request: 100 if request.problem_id == "p0" else 300)
     one, _ = play(pool, requests(2, 1))
@@ -149,7 +139,7 @@ def test_idle_share_counts_engines_without_work() -> None:
     }
 
 
-def test_a_round_of_the_recipe_idles_less_than_with_whole_groups() -> None:
+def test_a_round_of_the_recipe_idles_less_than_with_whole_groups():
     """The 1.5B recipe on a quarter of its GPUs: 128 prompts x 16 samples on 32 engines.
 
     Problems decide half of the variance of log length. Step times of a 1.5B model in bfloat16 at
@@ -157,7 +147,7 @@ def test_a_round_of_the_recipe_idles_less_than_with_whole_groups() -> None:
     """
     lengths_of = lengths(3, 0.7, 0.7, 8000)
 
-    def play_round(wanted: list[Request], engines: int) -> Generation:
+    def play_round(wanted, engines):
         pool = VirtualPool(engines, lengths_of, step_s=4e-3, token_s=14e-9)
         return play(pool, wanted)[0]
 
@@ -173,8 +163,8 @@ def test_a_round_of_the_recipe_idles_less_than_with_whole_groups() -> None:
     assert spread.duration_s < 0.95 * whole_s
 
 
-def test_without_an_engine_that_has_the_weights_it_says_so() -> None:
-    pool: Any = VirtualPool(1, lambda _: 50)
+def test_without_an_engine_that_has_the_weights_it_says_so():
+    pool = VirtualPool(1, lambda _: 50)
     pool.weights_version = 3
     one = pool.begin(requests(1, 2))
     pool.processes[0].can_sample = False

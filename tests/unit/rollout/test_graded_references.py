@@ -1,11 +1,8 @@
 """What grading has done with keeps no sample: its arrays would stay in an engine's object store."""
 
-from __future__ import annotations
-
 import gc
 import weakref
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -16,29 +13,29 @@ from rlmath.rollout.collect import Collector
 from rlmath.types import Problem, Sample
 
 
-def made(problem: str, index: int) -> Sample:
+def made(problem, index):
     arrays = np.arange(4, dtype=np.int32), np.zeros(4, np.float32)
     return Sample(problem, index, *arrays, "x", "stop", ((0, 0),), index, 0)
 
 
-def score(**columns: Any) -> list[float]:
+def score(**columns):
     return [float(i % 2) for i in range(len(columns["completions"]))]
 
 
 class Later(FunctionReward):
     """Answers when its thread has time."""
 
-    def __init__(self, threads: ThreadPoolExecutor) -> None:
+    def __init__(self, threads):
         super().__init__(score, "later")
-        self.is_asynchronous = True  # type: ignore[misc]
+        self.is_asynchronous = True
         self._threads = threads
 
-    def submit(self, **columns: Any) -> Future[Any]:
+    def submit(self, **columns):
         return self._threads.submit(score, **columns)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_graded_samples_go_with_their_groups(asynchronous: bool) -> None:
+def test_graded_samples_go_with_their_groups(asynchronous):
     problems = [Problem(str(i), "?", (1,), ("1",)) for i in range(3)]
     with ThreadPoolExecutor(1) as threads:
         reward = Later(threads) if asynchronous else FunctionReward(score, "now")

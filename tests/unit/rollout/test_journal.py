@@ -1,9 +1,6 @@
 """Samples that a run finds again after it died: the same to the last bit, or not at all."""
 
-from __future__ import annotations
-
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,18 +22,18 @@ from rlmath.types import Sample
 
 
 @pytest.fixture
-def journal(tmp_path: Path) -> Iterator[SampleJournal]:
+def journal(tmp_path):
     made = SampleJournal(tmp_path / FOLDER, keep_gib=1)
     yield made
     made.close()
 
 
-def request(index: int = 0, **changes: object) -> Request:
+def request(index=0, **changes):
     plain = Request(f"p{index // 4}", index % 4, (1, 2, 3 + index), 64, 1.0, 1.0, seed=index)
     return replace(plain, **changes)
 
 
-def answer(of: Request, length: int = 5) -> Sample:
+def answer(of, length=5):
     draw = np.random.default_rng(of.seed)
     begun = of.begun_tokens
     tokens, log_probs = draw.integers(0, 2**17, length, np.int32), -draw.random(length, np.float32)
@@ -52,13 +49,13 @@ def answer(of: Request, length: int = 5) -> Sample:
     )
 
 
-def written(journal: SampleJournal, requests: list[Request], weights: str = "w") -> None:
+def written(journal, requests, weights="w"):
     with journal.step(3, weights) as step:
         for one in requests:
             step.keep(one, answer(one))
 
 
-def test_samples_come_back_bit_for_bit_and_once(journal: SampleJournal) -> None:
+def test_samples_come_back_bit_for_bit_and_once(journal):
     requests = [request(i) for i in range(20)]
     written(journal, requests)
     with journal.step(3, "w") as step:
@@ -68,9 +65,7 @@ def test_samples_come_back_bit_for_bit_and_once(journal: SampleJournal) -> None:
         assert step.reused == 20
 
 
-def test_what_was_begun_is_not_written_again_and_is_part_of_the_request(
-    journal: SampleJournal, tmp_path: Path
-) -> None:
+def test_what_was_begun_is_not_written_again_and_is_part_of_the_request(journal, tmp_path):
     long = replace(answer(request()), token_ids=np.arange(9000, dtype=np.int32))
     long = replace(long, log_probs=-np.random.default_rng(0).random(9000, np.float32))
     continued = request(begun=long, budget_tokens=7)
@@ -83,10 +78,8 @@ def test_what_was_begun_is_not_written_again_and_is_part_of_the_request(
         assert step.find(continued) == answer(continued)
 
 
-def test_routes_are_kept_with_the_tokens_that_they_are_of(
-    journal: SampleJournal, tmp_path: Path
-) -> None:
-    def routed(sample: Sample, count: int) -> Sample:
+def test_routes_are_kept_with_the_tokens_that_they_are_of(journal, tmp_path):
+    def routed(sample, count):
         routes = np.random.default_rng(1).integers(0, 256, (count, 3, 2)).astype(np.uint8)
         return replace(sample, routes=routes)
 
@@ -122,14 +115,14 @@ def test_routes_are_kept_with_the_tokens_that_they_are_of(
     ],
     ids=lambda change: next(iter(change)),
 )
-def test_another_request_finds_nothing(journal: SampleJournal, change: dict[str, object]) -> None:
+def test_another_request_finds_nothing(journal, change):
     written(journal, [request()])
     with journal.step(3, "w") as step:
         assert step.find(request(**change)) is None
         assert step.find(request()) is not None
 
 
-def test_what_was_cut_before_its_first_token_is_not_kept(journal: SampleJournal) -> None:
+def test_what_was_cut_before_its_first_token_is_not_kept(journal):
     """It tells nothing; and the same request, asked again in its step, would find it."""
     whole = answer(request())
     tokens = np.empty(0, np.int32), np.empty(0, np.float32)
@@ -142,7 +135,7 @@ def test_what_was_cut_before_its_first_token_is_not_kept(journal: SampleJournal)
         assert step.find(request()) is None and step.find(continued) is None
 
 
-def test_samples_of_other_weights_or_of_unknown_ones_are_not_used(journal: SampleJournal) -> None:
+def test_samples_of_other_weights_or_of_unknown_ones_are_not_used(journal):
     written(journal, [request()])
     for weights in ("other", None):
         with journal.step(3, weights) as step:
@@ -152,9 +145,7 @@ def test_samples_of_other_weights_or_of_unknown_ones_are_not_used(journal: Sampl
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_file_that_ends_anywhere_or_is_damaged_gives_what_is_whole(
-    journal: SampleJournal, tmp_path: Path, seed: int
-) -> None:
+def test_a_file_that_ends_anywhere_or_is_damaged_gives_what_is_whole(journal, tmp_path, seed):
     requests = [request(i) for i in range(8)]
     written(journal, requests)
     path = tmp_path / FOLDER / "step_000003.bin"
@@ -175,7 +166,7 @@ def test_a_file_that_ends_anywhere_or_is_damaged_gives_what_is_whole(
         assert [step.find(one) for one in requests] == [answer(one) for one in requests]
 
 
-def test_files_go_when_a_checkpoint_covers_them_or_the_limit_is_reached(tmp_path: Path) -> None:
+def test_files_go_when_a_checkpoint_covers_them_or_the_limit_is_reached(tmp_path):
     folder = tmp_path / FOLDER
     made = SampleJournal(folder, keep_gib=1500 / 2**30)
     for number in range(1, 6):
@@ -193,9 +184,7 @@ def test_files_go_when_a_checkpoint_covers_them_or_the_limit_is_reached(tmp_path
     assert not (tmp_path / "none").exists()
 
 
-def test_a_full_disk_costs_the_journal_and_not_the_run(
-    journal: SampleJournal, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk_costs_the_journal_and_not_the_run(journal, capsys):
     with open("/dev/full", "wb") as full, journal.step(3, "w") as step:
         step._file = full
         for index in range(3):
@@ -204,14 +193,12 @@ def test_a_full_disk_costs_the_journal_and_not_the_run(
     assert "No space left on device" in said and said.count("\n") == 1
 
 
-def test_a_step_looks_at_the_files_of_the_step_before_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_looks_at_the_files_of_the_step_before_alone(tmp_path, monkeypatch):
     made = SampleJournal(tmp_path / FOLDER, keep_gib=1)
-    looked: list[str] = []
+    looked = []
     stat = Path.stat
 
-    def counted(path: Path, **given: Any) -> Any:
+    def counted(path, **given):
         if path.name.startswith("step_"):
             looked.append(path.name)
         return stat(path, **given)
@@ -231,10 +218,10 @@ def test_a_step_looks_at_the_files_of_the_step_before_alone(
     made.close()
 
 
-def test_samples_that_failed_the_gate_are_not_found_again(journal: SampleJournal) -> None:
+def test_samples_that_failed_the_gate_are_not_found_again(journal):
     written(journal, [request()])
-    session: Any = SimpleNamespace(config=SimpleNamespace(rollout=RolloutConfig()))
-    monitor: Any = None
+    session = SimpleNamespace(config=SimpleNamespace(rollout=RolloutConfig()))
+    monitor = None
     source = GroupSource(session, cast(Any, SimpleNamespace(journal=journal)), monitor)
     with pytest.raises(ValueError), forgetting_misaligned(source, 3):
         raise ValueError("of something else")
@@ -246,13 +233,13 @@ def test_samples_that_failed_the_gate_are_not_found_again(journal: SampleJournal
         assert step.find(request()) is None
 
 
-def test_a_generation_asks_engines_only_for_what_is_missing(journal: SampleJournal) -> None:
+def test_a_generation_asks_engines_only_for_what_is_missing(journal):
     requests = [request(i) for i in range(12)]
     written(journal, requests[:5])
     pool = VirtualPool(2, lambda _: 50)
-    asked: list[Request] = []
+    asked = []
 
-    def more(idle: bool) -> list[Request]:
+    def more(idle):
         if idle and not asked:
             asked.append(requests[4])  # Of the journal, when engines have nothing left to do.
             return [requests[4], requests[11]]
@@ -268,15 +255,15 @@ def test_a_generation_asks_engines_only_for_what_is_missing(journal: SampleJourn
         assert all(step.find(one) is not None for one in requests)
 
 
-def test_samples_of_engines_that_compute_otherwise_are_not_found(tmp_path: Path) -> None:
+def test_samples_of_engines_that_compute_otherwise_are_not_found(tmp_path):
     """A run that is continued with other settings of its engines samples again."""
     (tmp_path / "config.json").write_text("{}")
     given = [f"model.path={tmp_path}", "data.train_paths=[x]", f"runner.run_dir={tmp_path}"]
-    log: Any = SimpleNamespace(digest_log=SimpleNamespace(weights_after=lambda _: "weights"))
+    log = SimpleNamespace(digest_log=SimpleNamespace(weights_after=lambda _: "weights"))
 
-    def found(*overrides: str) -> str | None:
+    def found(*overrides):
         layout = SimpleNamespace(engine_tensor_parallel=1, device=Device.cpu)
-        session: Any = SimpleNamespace(config=load([*given, *overrides]), layout=layout)
+        session = SimpleNamespace(config=load([*given, *overrides]), layout=layout)
         return weights_digest(session, log, version=3)
 
     others = [

@@ -1,21 +1,16 @@
 """A ledger that is not as the checkpoint left it: cut off by a crash, of another run, or gone."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
 import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from rlmath.checkpoint import CheckpointStore
-from rlmath.rollout.collect import Collector
 from rlmath.rollout.ledger import LEDGER_FILE, Event, Ledger, LedgerError, events
-from rlmath.rollout.sampler import Sampled, Sampler
 from rlmath.training.checkpointing import Saver
 from tests.unit.rollout.stand_ins import (
     Engines,
@@ -27,12 +22,12 @@ from tests.unit.rollout.stand_ins import (
 SETTINGS = ("rollout.schedule=carry_over", "rollout.carry_over_tokens=8", "rollout.max_lag=3")
 
 
-def sample(sampler: Sampler, step: int, collector: Collector) -> Sampled:
-    engines: Any = Engines(step, step - 1, 0.9)
+def sample(sampler, step, collector):
+    engines = Engines(step, step - 1, 0.9)
     return sampler.sample(step, engines, collector, contextlib.nullcontext)
 
 
-def two_steps(folder: Path, collector: Collector) -> tuple[Path, dict[str, Any]]:
+def two_steps(folder, collector):
     """The ledger of a run's first two steps, and the sampler's state after them."""
     sampler = sampler_of(*SETTINGS, ledger=Ledger(folder / LEDGER_FILE))
     for step in (1, 2):
@@ -40,15 +35,13 @@ def two_steps(folder: Path, collector: Collector) -> tuple[Path, dict[str, Any]]
     return folder / LEDGER_FILE, through_a_checkpoint(sampler, folder)
 
 
-def resumed(path: Path, state: dict[str, Any], after_step: int = 2) -> Sampler:
+def resumed(path, state, after_step=2):
     sampler = sampler_of(*SETTINGS, ledger=Ledger(path, after_step))
     sampler.load_state_dict(state)
     return sampler
 
 
-def test_a_run_resumes_without_the_ledgers_last_lines(
-    collector: Collector, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_run_resumes_without_the_ledgers_last_lines(collector, tmp_path, capsys):
     path, state = two_steps(tmp_path, collector)
     whole = path.read_bytes()
     straight = resumed(path, state)
@@ -73,18 +66,14 @@ def test_a_run_resumes_without_the_ledgers_last_lines(
     assert "it has 0 events" in capsys.readouterr().err
 
 
-def test_a_group_that_is_missing_in_a_complete_ledger_is_an_error(
-    collector: Collector, tmp_path: Path
-) -> None:
+def test_a_group_that_is_missing_in_a_complete_ledger_is_an_error(collector, tmp_path):
     path, state = two_steps(tmp_path, collector)
     lost = state["live"].pop()["ordinal"]
     with pytest.raises(LedgerError, match=rf"lost: \[{lost}\]"):
         resumed(path, state)
 
 
-def test_a_new_run_counts_on_nothing_of_an_earlier_one(
-    collector: Collector, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_new_run_counts_on_nothing_of_an_earlier_one(collector, tmp_path, capsys):
     """A run began here from another run's checkpoint; then one starts over, and one begins from a
     checkpoint again."""
     (tmp_path / "other").mkdir()
@@ -101,9 +90,7 @@ def test_a_new_run_counts_on_nothing_of_an_earlier_one(
     assert not capsys.readouterr().err
 
 
-def test_a_ledger_of_other_groups_is_void(
-    collector: Collector, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_ledger_of_other_groups_is_void(collector, tmp_path, capsys):
     path, state = two_steps(tmp_path, collector)
     path.unlink()
     other = Ledger(path)
@@ -117,18 +104,18 @@ def test_a_ledger_of_other_groups_is_void(
 
 
 def test_a_checkpoint_is_there_after_the_lines_that_it_counts_are_on_the_disk(
-    collector: Collector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    collector, tmp_path, monkeypatch
+):
     path = tmp_path / LEDGER_FILE
-    on_disk: dict[int, int] = {}
+    on_disk = {}
     fsync, rename = os.fsync, Path.rename
     renamed = []
 
-    def noted_fsync(handle: int) -> None:
+    def noted_fsync(handle):
         fsync(handle)
         on_disk[os.fstat(handle).st_ino] = os.fstat(handle).st_size
 
-    def noted_rename(self: Path, target: Path) -> Path:
+    def noted_rename(self, target):
         if self.suffix == ".partial":
             assert on_disk.get(path.stat().st_ino) == path.stat().st_size
             assert tmp_path.stat().st_ino in on_disk, "nor is the file's name lost"
@@ -137,7 +124,7 @@ def test_a_checkpoint_is_there_after_the_lines_that_it_counts_are_on_the_disk(
 
     monkeypatch.setattr(os, "fsync", noted_fsync)
     monkeypatch.setattr(Path, "rename", noted_rename)
-    ranks: Any = SimpleNamespace(
+    ranks = SimpleNamespace(
         changed=False,
         save_checkpoint=lambda folder: (folder / "tensors").write_bytes(b"1"),
         begin_checkpoint=lambda folder: (folder / "tensors").write_bytes(b"1"),
@@ -156,7 +143,7 @@ def test_a_checkpoint_is_there_after_the_lines_that_it_counts_are_on_the_disk(
     assert renamed == ["step_000001", "step_000002"]
 
 
-def test_a_long_ledger_takes_little_memory(tmp_path: Path) -> None:
+def test_a_long_ledger_takes_little_memory(tmp_path):
     """A run of 10,000 steps has millions of events; as objects they take 700 bytes each."""
     path = tmp_path / "ledger.jsonl"
     groups = 20_000

@@ -1,25 +1,17 @@
 """Groups that a checkpoint left unfinished, under settings that the run was not begun with."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from rlmath.config.schema import Config
 from rlmath.data import ProblemStream
 from rlmath.errors import UserError
-from rlmath.rollout.collect import Collector
-from rlmath.rollout.continuous import ContinuousSampler
 from rlmath.rollout.group_state import group_from_state, group_to_state
 from rlmath.rollout.ledger import LEDGER_FILE, Ledger, LedgerError
 from rlmath.rollout.requests import cut_sample
 from rlmath.rollout.resumed_groups import check_resumed_groups
-from rlmath.rollout.sampler import Sampled, Sampler
 from rlmath.types import Group
 from tests.unit.rollout import test_continuous as continuous
 from tests.unit.rollout.stand_ins import (
@@ -33,9 +25,7 @@ from tests.unit.rollout.stand_ins import (
 CARRY_OVER = ("rollout.schedule=carry_over", "rollout.carry_over_tokens=4")
 
 
-def carried_over(
-    steps: int, collector: Collector, folder: Path, *settings: str
-) -> tuple[Sampler, dict[str, Any]]:
+def carried_over(steps, collector, folder, *settings):
     """A run that leaves groups unfinished in each step, and its checkpoint."""
     sampler = sampler_of(*CARRY_OVER, *settings, ledger=Ledger(folder / LEDGER_FILE))
     for step in range(1, steps + 1):
@@ -43,12 +33,12 @@ def carried_over(
     return sampler, through_a_checkpoint(sampler, folder)
 
 
-def sample(sampler: Sampler, step: int, collector: Collector) -> Sampled:
-    engines: Any = Engines(step, step - 1, spread=1.0)
+def sample(sampler, step, collector):
+    engines = Engines(step, step - 1, spread=1.0)
     return sampler.sample(step, engines, collector, contextlib.nullcontext)
 
 
-def resumed(state: dict[str, Any], step: int, folder: Path, *settings: str) -> Sampler:
+def resumed(state, step, folder, *settings):
     sampler = sampler_of(*settings, ledger=Ledger(folder / LEDGER_FILE, step))
     sampler.load_state_dict(state)
     return sampler
@@ -58,14 +48,12 @@ PIPELINED = ("rollout.schedule=pipelined",)
 SYNCHRONOUS = ("rollout.schedule=synchronous",)
 
 
-def sizes(sampled: Sampled) -> list[int]:
+def sizes(sampled):
     return [len(group.samples) for group in sampled.groups]
 
 
 @pytest.mark.parametrize("group_size", [1, 4])
-def test_groups_keep_the_size_that_they_were_admitted_with(
-    group_size: int, collector: Collector, tmp_path: Path
-) -> None:
+def test_groups_keep_the_size_that_they_were_admitted_with(group_size, collector, tmp_path):
     before, state = carried_over(2, collector, tmp_path)
     left = len(before._live)
     assert left >= 4
@@ -76,9 +64,7 @@ def test_groups_keep_the_size_that_they_were_admitted_with(
     assert found == [2] * (left + kept) + [group_size] * (20 - left - kept)
 
 
-def test_responses_stay_those_to_the_prompt_that_they_were_sampled_for(
-    collector: Collector, tmp_path: Path
-) -> None:
+def test_responses_stay_those_to_the_prompt_that_they_were_sampled_for(collector, tmp_path):
     """Another template, tokenizer or text of a row: what was begun is continued and trained on
     behind the prompt that the engine had."""
     before, state = carried_over(2, collector, tmp_path)
@@ -90,7 +76,7 @@ def test_responses_stay_those_to_the_prompt_that_they_were_sampled_for(
     ]
     sampler._stream = ProblemStream(changed)
     sampler.load_state_dict(state)
-    engines: Any = Engines(3, 2, spread=1.0)
+    engines = Engines(3, 2, spread=1.0)
     groups = []
     for step in range(3, 9):
         groups += sampler.sample(step, engines, collector, contextlib.nullcontext).groups
@@ -107,9 +93,9 @@ def test_responses_stay_those_to_the_prompt_that_they_were_sampled_for(
 
 @pytest.mark.parametrize("group_size", [1, 4])
 def test_groups_of_a_run_whose_sampling_goes_on_do_as_well(
-    group_size: int, collector: Collector, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def parts_of(sampler: Any) -> continuous.Parts:
+    group_size, collector, tmp_path, monkeypatch
+):
+    def parts_of(sampler):
         return continuous.Parts(collector, continuous.Pool(0.004), sampler, monkeypatch)
 
     path = tmp_path / LEDGER_FILE
@@ -144,15 +130,13 @@ def test_groups_of_a_run_whose_sampling_goes_on_do_as_well(
         SYNCHRONOUS,
     ],
 )
-def test_groups_are_trained_that_may_not_wait_as_long_as_before(
-    settings: tuple[str, ...], collector: Collector, tmp_path: Path
-) -> None:
+def test_groups_are_trained_that_may_not_wait_as_long_as_before(settings, collector, tmp_path):
     before, state = carried_over(5, collector, tmp_path, "rollout.max_lag=4")
     old = sorted(before._live.keys() | before._kept_since.keys())
     assert len(old) >= 12
     sampler = resumed(state, 5, tmp_path, *settings)
     per_step = sampler._config.algorithm.prompts_per_step
-    trained: list[int] = []
+    trained = []
     for step in range(6, 16):
         waited = sorted(sampler._live.keys() | sampler._kept_since.keys())
         assert len(sample(sampler, step, collector).groups) == per_step
@@ -167,12 +151,10 @@ def test_groups_are_trained_that_may_not_wait_as_long_as_before(
 @pytest.mark.parametrize(
     "settings", [SYNCHRONOUS, (*CARRY_OVER, "rollout.max_lag=2"), PIPELINED], ids=lambda s: s[0]
 )
-def test_a_group_that_was_whole_and_not_graded_is_graded(
-    settings: tuple[str, ...], collector: Collector, tmp_path: Path
-) -> None:
+def test_a_group_that_was_whole_and_not_graded_is_graded(settings, collector, tmp_path):
     """As ``continuous`` leaves them in a checkpoint while its grades are under way."""
     before, _ = carried_over(2, collector, tmp_path, "rollout.max_lag=4")
-    engines: Any = Engines(2, 2, spread=1.0)
+    engines = Engines(2, 2, spread=1.0)
     for group in before._live.values():
         for request in group.take_cut(None):
             group.add(engines._answer(replace(request, budget_tokens=None)))
@@ -184,9 +166,7 @@ def test_a_group_that_was_whole_and_not_graded_is_graded(
     assert not set(whole) & (sampler._live.keys() | sampler._kept_since.keys())
 
 
-def test_a_group_that_waits_longer_than_it_may_is_a_defect(
-    collector: Collector, tmp_path: Path
-) -> None:
+def test_a_group_that_waits_longer_than_it_may_is_a_defect(collector, tmp_path):
     """Also one that was given more steps for its age."""
     _, state = carried_over(5, collector, tmp_path, "rollout.max_lag=4")
     sampler = resumed(state, 5, tmp_path, *CARRY_OVER, "rollout.max_lag=1")
@@ -200,7 +180,7 @@ def test_a_group_that_waits_longer_than_it_may_is_a_defect(
         sampler._check_lag(last + 1, sorted(sampler._last_steps))
 
 
-def open_round(sampler: ContinuousSampler, step: int, collector: Collector, early: int) -> None:
+def open_round(sampler, step, collector, early):
     """A step whose round ends when that many groups are there for the next step."""
     engines = Engines(step, step - 1)
     work = sampler.open(step, collector)
@@ -220,12 +200,12 @@ def open_round(sampler: ContinuousSampler, step: int, collector: Collector, earl
 
 
 def test_a_limit_below_responses_that_are_under_way_is_named_before_anything_starts(
-    collector: Collector, tmp_path: Path
-) -> None:
+    collector, tmp_path
+):
     before, state = carried_over(2, collector, tmp_path)
     assert before._live
 
-    def settings(tokens: int) -> Config:
+    def settings(tokens):
         return sampler_of(f"rollout.max_response_tokens={tokens}")._config
 
     check_resumed_groups(settings(LONGEST), tmp_path, state)
@@ -244,9 +224,7 @@ def test_a_limit_below_responses_that_are_under_way_is_named_before_anything_sta
 
 
 @pytest.mark.parametrize("settings", [SYNCHRONOUS, CARRY_OVER, PIPELINED])
-def test_a_step_that_has_some_groups_already_samples_the_others(
-    settings: tuple[str, ...], collector: Collector, tmp_path: Path
-) -> None:
+def test_a_step_that_has_some_groups_already_samples_the_others(settings, collector, tmp_path):
     """Of a run whose sampling went on while it trained."""
     before = continuous.sampler_of(ledger=Ledger(tmp_path / LEDGER_FILE))
     for step in range(1, 4):

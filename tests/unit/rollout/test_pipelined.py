@@ -1,14 +1,9 @@
 """Groups that are sampled while the step before trains: the real sampler, grading and ledger."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -19,10 +14,8 @@ from rlmath.rollout.collect import Collector
 from rlmath.rollout.journal import SampleJournal
 from rlmath.rollout.ledger import LEDGER_FILE, Event, Ledger, LedgerError, events
 from rlmath.rollout.requests import EngineError
-from rlmath.rollout.sampler import Sampled, Sampler
 from rlmath.training import group_source
 from rlmath.training.group_source import GroupSource
-from rlmath.types import Sample
 from tests.unit.rollout.stand_ins import (
     Engines,
     anywhere,
@@ -36,17 +29,15 @@ FILTERED = ("algorithm.filter.keep=variance", "algorithm.filter.max_rounds=12")
 STEPS = 9
 
 
-def generate(sampler: Sampler, step: int, collector: Collector, order_seed: int = 0) -> None:
+def generate(sampler, step, collector, order_seed=0):
     """Ahead of its step, but for the first."""
     ahead = step > 1
-    engines: Any = Engines(order_seed, step - 1 - ahead)
+    engines = Engines(order_seed, step - 1 - ahead)
     sampler.generate(step, engines, collector, contextlib.nullcontext, ahead=ahead)
 
 
 @pytest.mark.parametrize("extra", [(), FILTERED])
-def test_steps_do_not_depend_on_order_nor_on_a_restart(
-    collector: Collector, extra: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_steps_do_not_depend_on_order_nor_on_a_restart(collector, extra, tmp_path):
     """Each checkpoint is made when the next step's groups are there already."""
     straight = sampler_of(PIPELINED, *extra)
     other = sampler_of(PIPELINED, *extra, ledger=Ledger(tmp_path / LEDGER_FILE))
@@ -70,19 +61,17 @@ def test_steps_do_not_depend_on_order_nor_on_a_restart(
     assert straight.ledger.balance == other.ledger.balance
 
 
-def test_without_a_lag_its_samples_are_those_of_synchronous(collector: Collector) -> None:
+def test_without_a_lag_its_samples_are_those_of_synchronous(collector):
     usual, other = sampler_of(), sampler_of(PIPELINED, "rollout.max_lag=0")
     for step in range(1, 5):
         one, two = (
-            sampler.sample(step, Engines(step, step - 1), collector, contextlib.nullcontext)  # type: ignore[arg-type]
+            sampler.sample(step, Engines(step, step - 1), collector, contextlib.nullcontext)
             for sampler in (usual, other)
         )
         assert anywhere(one) == anywhere(two)
 
 
-def test_the_ledger_has_groups_as_admitted_in_the_step_before(
-    collector: Collector, tmp_path: Path
-) -> None:
+def test_the_ledger_has_groups_as_admitted_in_the_step_before(collector, tmp_path):
     path = tmp_path / LEDGER_FILE
     sampler = sampler_of(PIPELINED, ledger=Ledger(path))
     generate(sampler, 1, collector)
@@ -107,7 +96,7 @@ def test_the_ledger_has_groups_as_admitted_in_the_step_before(
         sampler_of(PIPELINED, ledger=Ledger(path, 4)).load_state_dict(state)
 
 
-def test_a_state_is_that_of_its_moment(collector: Collector) -> None:
+def test_a_state_is_that_of_its_moment(collector):
     """It is encoded when a checkpoint is made, while the next step may be under way."""
     sampler = sampler_of(PIPELINED)
     generate(sampler, 1, collector)
@@ -126,7 +115,7 @@ class Pool(Engines):
         gate: Sampling ahead waits for it, when it is given.
     """
 
-    def __init__(self, gate: threading.Event | None = None) -> None:
+    def __init__(self, gate=None):
         super().__init__(1, 0)
         self.gate = gate
         self.spec = SimpleNamespace(sleeps=False)
@@ -135,7 +124,7 @@ class Pool(Engines):
         self.fails = False
         self.sampled_with: list[int] = []
 
-    def generate(self, requests: Sequence[Any], more: Any, journal: Any) -> Iterator[Sample]:
+    def generate(self, requests, more, journal):
         self.sampled_with.append(self._version)
         if self.gate is not None and not self.has_weights_at_hand:
             assert self.gate.wait(10)
@@ -143,38 +132,38 @@ class Pool(Engines):
             raise EngineError("engine 0 failed")
         yield from super().generate(requests, more, journal)
 
-    def take_weights_away(self) -> None:
+    def take_weights_away(self):
         self.has_weights_at_hand = False
 
-    def sync(self, version: int) -> None:
+    def sync(self, version):
         self._version, self.has_weights_at_hand = version, True
 
-    def sleep(self) -> None: ...
+    def sleep(self): ...
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self):
         return {}
 
 
 class Parts:
     """A session, a monitor and a feed."""
 
-    def __init__(self, collector: Collector, pool: Pool, monkeypatch: Any, *more: str) -> None:
+    def __init__(self, collector, pool, monkeypatch, *more):
         self.set_step: list[int] = []
         self.sampler = sampler_of(PIPELINED, f"runner.steps={STEPS}", *more)
         self.pool, self.in_step = pool, "rollout.max_lag=0" in more
         rewards = SimpleNamespace(
             set_step=lambda step, steps: self.set_step.append(step), metrics=dict
         )
-        session: Any = SimpleNamespace(
+        session = SimpleNamespace(
             config=self.sampler._config,
             sampling=SimpleNamespace(pool=pool, rewards=rewards, collector=collector),
             actor=SimpleNamespace(begin_load=lambda: None),
         )
-        monitor: Any = SimpleNamespace(phase=lambda _: contextlib.nullcontext())
+        monitor = SimpleNamespace(phase=lambda _: contextlib.nullcontext())
         monkeypatch.setattr(group_source, "weights_digest", lambda *_: None)
         self.source = GroupSource(session, self.sampler, monitor)
 
-    def step(self, step: int) -> Sampled:
+    def step(self, step):
         sampled = self.source.take(step)
         last = step == STEPS or self.in_step
         assert self.pool.has_weights_at_hand == last, "an engine must not ask for them now"
@@ -188,8 +177,8 @@ class Parts:
 
 
 def test_engines_sample_while_the_actor_trains_and_are_done_before_its_weights_come(
-    collector: Collector, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    collector, monkeypatch
+):
     """Were sampling ahead not beside the block, it would wait for the gate for ever."""
     parts = Parts(collector, Pool(threading.Event()), monkeypatch)
     for step in range(1, STEPS + 1):
@@ -206,9 +195,7 @@ def test_engines_sample_while_the_actor_trains_and_are_done_before_its_weights_c
     parts.source.close()
 
 
-def test_a_failed_step_ends_what_is_sampled_ahead(
-    collector: Collector, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_step_ends_what_is_sampled_ahead(collector, monkeypatch):
     pool = Pool(threading.Event())
     parts = Parts(collector, pool, monkeypatch)
     parts.source.take(1)
@@ -218,13 +205,11 @@ def test_a_failed_step_ends_what_is_sampled_ahead(
     assert parts.sampler.round is None, "it was not sampled to the end"
 
 
-def test_a_reward_that_never_returns_does_not_keep_a_run_that_ends(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_reward_that_never_returns_does_not_keep_a_run_that_ends(monkeypatch):
     """The watchdog, SIGTERM or Ctrl-C ends the step; what samples ahead waits for a grade."""
     hang, hangs = threading.Event(), threading.Event()
 
-    def stuck(completions: Sequence[str], **_: Any) -> list[float]:
+    def stuck(completions, **_):
         if hang.is_set():
             hangs.set()
             threading.Event().wait()
@@ -247,9 +232,7 @@ def test_a_reward_that_never_returns_does_not_keep_a_run_that_ends(
     assert stuck_threads and all(one.daemon for one in stuck_threads)
 
 
-def test_an_engine_that_hangs_is_waited_for_a_while(
-    collector: Collector, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_that_hangs_is_waited_for_a_while(collector, monkeypatch):
     """The engines and ranks that could end it are ended after the feed."""
     pool = Pool(threading.Event())
     parts = Parts(collector, pool, monkeypatch)
@@ -260,9 +243,7 @@ def test_an_engine_that_hangs_is_waited_for_a_while(
     pool.gate.set()
 
 
-def test_an_engine_that_fails_for_good_fails_the_step(
-    collector: Collector, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_that_fails_for_good_fails_the_step(collector, monkeypatch):
     gate = threading.Event()
     parts = Parts(collector, Pool(gate), monkeypatch)
     parts.source.take(1)
@@ -274,8 +255,8 @@ def test_an_engine_that_fails_for_good_fails_the_step(
 
 
 def test_what_failed_the_gate_is_forgotten_with_what_its_engines_sampled_since(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, collector: Collector
-) -> None:
+    tmp_path, monkeypatch, collector
+):
     parts = Parts(collector, Pool(), monkeypatch)
     journal = parts.sampler.journal = SampleJournal(tmp_path, 1.0)
     for step in (3, 4, 5):
@@ -286,9 +267,7 @@ def test_what_failed_the_gate_is_forgotten_with_what_its_engines_sampled_since(
     assert [path.name for path in tmp_path.iterdir()] == ["step_000003.bin"]
 
 
-def test_other_schedules_sample_in_the_step(
-    collector: Collector, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_schedules_sample_in_the_step(collector, monkeypatch):
     parts = Parts(collector, Pool(), monkeypatch, "rollout.max_lag=0")
     for step in range(1, 4):
         found = parts.step(step)

@@ -5,12 +5,9 @@ come late and in any order. The sampler and the ledger stop when a group is lost
 counted twice or too old; what else has to hold is asserted here.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import random
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,13 +16,11 @@ from benchmarks.simulation.simulate import InstantGrades, sample_openly
 from benchmarks.simulation.virtual_engines import VirtualPool
 from rlmath.config.load import load
 from rlmath.config.rollout import KvAtSync, RolloutSchedule, max_lag
-from rlmath.config.schema import Config
 from rlmath.data import ProblemStream
 from rlmath.rollout.continuous import ContinuousSampler, sampler_of
 from rlmath.rollout.ledger import Event
 from rlmath.rollout.requests import Request
-from rlmath.rollout.sampler import Sampled, Sampler
-from rlmath.types import GradedSample, Group, Problem, Sample
+from rlmath.types import GradedSample, Problem
 
 FAST_SCHEDULES, SCHEDULES, LONG_SCHEDULES = 200, 1_000, 100_000
 STEPS = 6
@@ -35,28 +30,28 @@ BASE = load(["model.path=m", "runner.run_dir=r"])
 class LateGrades(InstantGrades):
     """In place of the collector: grades follow from seeds, and come when they are drawn to."""
 
-    def __init__(self, draw: random.Random, spread: float) -> None:
+    def __init__(self, draw, spread):
         self._draw, self._spread = draw, spread
 
-    def add(self, sample: Sample) -> None:
+    def add(self, sample):
         assert sample.index not in {s.index for s in self._samples[sample.problem_id]}, "twice"
         super().add(sample)
 
-    def graded(self, sample: Sample) -> GradedSample:
+    def graded(self, sample):
         own = random.Random(sample.seed)
         if own.random() < self._spread / 10:
             return GradedSample(sample, None, None, "error")
         correct = own.random() < self._spread
         return GradedSample(sample, float(correct), correct, "correct" if correct else "wrong")
 
-    def finished(self, block: bool = False, meanwhile: Any = None) -> list[Group]:
+    def finished(self, block=False, meanwhile=None):
         self._draw.shuffle(self._done)
         count = self._draw.randint(int(block and bool(self._done)), len(self._done))
         done, self._done = self._done[:count], self._done[count:]
         return done
 
 
-def config_of(draw: random.Random) -> Config:
+def config_of(draw):
     """A schedule, sizes and a filter."""
     schedule = draw.choice(list(RolloutSchedule))
     carries_over = schedule is RolloutSchedule.carry_over
@@ -93,13 +88,13 @@ def config_of(draw: random.Random) -> Config:
     )
 
 
-def lengths_of(draw: random.Random) -> Callable[[Request], int]:
+def lengths_of(draw):
     """Of each sample by its seed, in tokens."""
     shortest, longest, share = draw.choice(
         [(1, 1, 1.0), (1, 100, 0.05), (1, 100, 0.5), (100, 100, 1.0), (99, 100, 0.5), (1, 7, 0.9)]
     )
 
-    def length(request: Request) -> int:
+    def length(request):
         own = random.Random(request.seed)
         return longest if own.random() < share else own.randint(shortest, longest)
 
@@ -114,7 +109,7 @@ class Played:
         other: Another draw of engines and of the order of grades, which must not matter.
     """
 
-    def __init__(self, seed: int, other: int) -> None:
+    def __init__(self, seed, other):
         draw = random.Random(seed)
         self.config = config_of(draw)
         self.lengths = lengths_of(draw)
@@ -132,11 +127,11 @@ class Played:
         self.sampler = self.new_sampler()
         self.trained: list[tuple[tuple[int, ...], ...]] = []
 
-    def new_sampler(self) -> Sampler:
+    def new_sampler(self):
         problems = [Problem(f"d:{i}", "", (1, i), ()) for i in range(self.problems)]
         return sampler_of(self.config, ProblemStream(problems))
 
-    def run(self, restarts: bool) -> None:
+    def run(self, restarts):
         ahead = self.config.rollout.schedule is RolloutSchedule.pipelined and bool(
             max_lag(self.config.rollout)
         )
@@ -157,17 +152,17 @@ class Played:
                 self.sampler.ledger = ledger
                 self.sampler.load_state_dict(state)
 
-    def generate(self, step: int, ahead: bool = False) -> None:
-        pool: Any = self.pool
+    def generate(self, step, ahead=False):
+        pool = self.pool
         self.sampler.generate(step, pool, self.grades, contextlib.nullcontext, ahead=ahead)
 
-    def sample_openly(self, sampler: ContinuousSampler, step: int) -> Sampled:
-        def train_s(_: Sampled) -> float:
+    def sample_openly(self, sampler, step):
+        def train_s(_):
             return self.chance.choice([0.0, 0.01, 0.3, 10.0]) if step < STEPS else 0.0
 
         return sample_openly(sampler, step, self.pool, self.grades, train_s)
 
-    def look(self, sampled: Sampled, step: int) -> None:
+    def look(self, sampled, step):
         """Each sample is whole, and says which weights sampled it."""
         lag = max_lag(self.config.rollout)
         assert len({group.problem.id for group in sampled.finished}) == len(sampled.finished)
@@ -175,7 +170,7 @@ class Played:
             assert len(group.samples) == self.config.algorithm.group_size
             for graded in group.samples:
                 one = graded.sample
-                request: Any = dataclasses.replace(WHOLE, seed=one.seed)
+                request = dataclasses.replace(WHOLE, seed=one.seed)
                 assert len(one.token_ids) == self.lengths(request)
                 versions = [version for version, _ in one.spans]
                 assert versions == sorted(set(versions)) and one.spans[0][1] == 0
@@ -198,7 +193,7 @@ class Played:
 WHOLE = Request("d:0", 0, (1, 0), 100, 1.0, 1.0, 0)
 
 
-def play(seed: int) -> None:
+def play(seed):
     """A run, and one with other engines, other times and restarts: both train on the same.
 
     But with the continuous schedule, where times decide.
@@ -214,18 +209,18 @@ def play(seed: int) -> None:
         raise
 
 
-def test_no_random_schedule_loses_delays_or_reorders_a_group() -> None:
+def test_no_random_schedule_loses_delays_or_reorders_a_group():
     for seed in range(FAST_SCHEDULES):
         play(seed)
 
 
 @pytest.mark.process  # Not on each save: it takes as long as hundreds of other tests.
-def test_nor_does_any_of_a_thousand() -> None:
+def test_nor_does_any_of_a_thousand():
     for seed in range(FAST_SCHEDULES, SCHEDULES):
         play(seed)
 
 
 @pytest.mark.long
-def test_nor_does_any_of_a_hundred_times_as_many() -> None:
+def test_nor_does_any_of_a_hundred_times_as_many():
     for seed in range(SCHEDULES, LONG_SCHEDULES):
         play(seed)

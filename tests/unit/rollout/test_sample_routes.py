@@ -1,7 +1,5 @@
 """Routes from vLLM's rows to a sample, and with it to a checkpoint and back."""
 
-from __future__ import annotations
-
 import array
 import json
 from dataclasses import replace
@@ -20,7 +18,7 @@ from rlmath.types import Sample
 SPEC = RouteSpec((0, 2), experts=8, experts_per_token=2)
 
 
-def rows(count: int, seed: int = 0, dtype: type = np.uint8) -> np.ndarray:
+def rows(count, seed=0, dtype=np.uint8):
     """As vLLM gives them: layer 1 has no experts."""
     draw = np.random.default_rng(seed)
     found = draw.random((count, 3, 8)).argsort(-1)[..., :2].astype(dtype)
@@ -28,7 +26,7 @@ def rows(count: int, seed: int = 0, dtype: type = np.uint8) -> np.ndarray:
     return found
 
 
-def test_rows_of_all_steps_follow_upon_what_was_begun() -> None:
+def test_rows_of_all_steps_follow_upon_what_was_begun():
     first, more = rows(5), [rows(1, 1), rows(1, 2)]
     prompt_and_two = SPEC.taken(None, [first, *more], 8)
     assert prompt_and_two is not None and prompt_and_two.dtype == np.uint8
@@ -42,13 +40,13 @@ def test_rows_of_all_steps_follow_upon_what_was_begun() -> None:
 
 
 @pytest.mark.parametrize("tokens", [5, 6, 9])
-def test_rows_of_another_number_of_tokens_are_nobodys(tokens: int) -> None:
+def test_rows_of_another_number_of_tokens_are_nobodys(tokens):
     begun = rows(3)[:, [0, 2]]
     assert SPEC.taken(begun, [rows(4)], tokens) is begun
     assert SPEC.taken(None, [rows(7)], tokens) is None
 
 
-def test_many_experts_need_two_bytes() -> None:
+def test_many_experts_need_two_bytes():
     spec = RouteSpec((0, 2), experts=300, experts_per_token=2)
     given = rows(3, dtype=np.uint16)
     given[:, 2, 0] += 290
@@ -57,7 +55,7 @@ def test_many_experts_need_two_bytes() -> None:
     assert np.array_equal(found, given[:, [0, 2]])
 
 
-def test_rows_that_are_no_routes_are_an_error() -> None:
+def test_rows_that_are_no_routes_are_an_error():
     for given in (rows(3)[:, :2], rows(3)[..., :1], rows(3).reshape(3, -1)):
         with pytest.raises(RuntimeError, match=r"shape .* needs \[3, 2\]"):
             SPEC.taken(None, [given], 4)
@@ -76,7 +74,7 @@ def test_rows_that_are_no_routes_are_an_error() -> None:
             SPEC.taken(None, [beyond], 4)
 
 
-def test_a_layer_in_which_all_tokens_have_expert_0_alone_has_no_routes() -> None:
+def test_a_layer_in_which_all_tokens_have_expert_0_alone_has_no_routes():
     spec = RouteSpec((0, 2), experts=8, experts_per_token=1)
     given = rows(300)[..., :1]
     assert spec.taken(None, [given], 301) is not None
@@ -87,9 +85,7 @@ def test_a_layer_in_which_all_tokens_have_expert_0_alone_has_no_routes() -> None
 
 
 @pytest.mark.parametrize("more", [-1, 0, 1])
-def test_an_engine_tells_once_of_rows_of_another_number_of_tokens(
-    more: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_engine_tells_once_of_rows_of_another_number_of_tokens(more, capsys):
     loop = StepLoop(cast(Any, SimpleNamespace(routes=SPEC)), 0)
     request = Request("p", 0, (1, 2, 3), 4, 1.0, 1.0, seed=0, wants_routes=True)
     tokens = array.array("i", [5, 6, 7, 8])
@@ -106,7 +102,7 @@ def test_an_engine_tells_once_of_rows_of_another_number_of_tokens(
         assert [len(one) for one in found] == [6, 6] and not said
 
 
-def test_samples_that_want_no_routes_have_none() -> None:
+def test_samples_that_want_no_routes_have_none():
     loop = StepLoop(cast(Any, SimpleNamespace(routes=SPEC)), 0)
     request = Request("p", 0, (1, 2, 3), 4, 1.0, 1.0, seed=0)
     tokens = array.array("i", [5, 6, 7, 8])
@@ -114,7 +110,7 @@ def test_samples_that_want_no_routes_have_none() -> None:
     assert loop._routes(running, is_cut=False) is None
 
 
-def test_a_checkpoint_keeps_the_routes_of_unfinished_samples() -> None:
+def test_a_checkpoint_keeps_the_routes_of_unfinished_samples():
     tokens, log_probs = np.arange(3, dtype=np.int32), np.zeros(3, np.float32)
     plain = Sample("p", 0, tokens, log_probs, "", "cut", ((1, 0),), 7, 0)
     routed = replace(plain, routes=rows(5).astype(np.int16))

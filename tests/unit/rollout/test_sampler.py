@@ -1,22 +1,17 @@
 """The groups of a step, with the real stream, grading and filters, and samples made up in place of
 engines: in any order, they come out the same, and the same after a checkpoint."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import random
-from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
 from rlmath.config.load import load
 from rlmath.data import ProblemStream
-from rlmath.rollout.collect import Collector
 from rlmath.rollout.group_state import group_from_state, group_to_state
 from rlmath.rollout.requests import Request
-from rlmath.rollout.sampler import Sampled, Sampler
+from rlmath.rollout.sampler import Sampler
 from rlmath.types import GradedSample, Group, Problem, Sample
 from tests.unit.rollout.stand_ins import PROBLEMS, score
 
@@ -24,11 +19,11 @@ from tests.unit.rollout.stand_ins import PROBLEMS, score
 class Engines:
     """Answers requests in an order drawn from a seed, as ``RolloutPool.generate`` would."""
 
-    def __init__(self, order_seed: int) -> None:
+    def __init__(self, order_seed):
         self._draw = random.Random(order_seed)
         self.requests: list[Request] = []
 
-    def generate(self, requests: Sequence[Request], more: Any, journal: Any) -> Iterator[Sample]:
+    def generate(self, requests, more, journal):
         queue = list(requests)
         while True:
             queue += more(not queue)
@@ -50,7 +45,7 @@ class Engines:
             )
 
 
-def sampler_of(*overrides: str, at_least: int = 1, **more: Any) -> Sampler:
+def sampler_of(*overrides, at_least=1, **more):
     given = ["model.path=m", "runner.run_dir=r", "algorithm.prompts_per_step=4"]
     config = load(
         [
@@ -62,15 +57,15 @@ def sampler_of(*overrides: str, at_least: int = 1, **more: Any) -> Sampler:
     return Sampler(config, ProblemStream(PROBLEMS), at_least, **more)
 
 
-def sample(sampler: Sampler, step: int, collector: Collector, order_seed: int = 0) -> Sampled:
-    engines: Any = Engines(order_seed)
+def sample(sampler, step, collector, order_seed=0):
+    engines = Engines(order_seed)
     return sampler.sample(step, engines, collector, contextlib.nullcontext)
 
 
 FILTERED = ("filter.keep=variance", "filter.oversample=3", "filter.max_rounds=9")
 
 
-def test_steps_do_not_depend_on_the_order_of_samples_nor_on_a_restart(collector: Collector) -> None:
+def test_steps_do_not_depend_on_the_order_of_samples_nor_on_a_restart(collector):
     straight, other = sampler_of(*FILTERED), sampler_of(*FILTERED)
     carried_over = 0.0
     for step in range(1, 6):
@@ -88,7 +83,7 @@ def test_steps_do_not_depend_on_the_order_of_samples_nor_on_a_restart(collector:
     assert carried_over  # Some groups were kept for a next step, and went through the checkpoint.
 
 
-def test_counts_of_what_was_dropped(collector: Collector) -> None:
+def test_counts_of_what_was_dropped(collector):
     sampled = sample(sampler_of(*FILTERED), 1, collector)
     figures = sampled.metrics
     dropped = [figures[f"sampling/dropped_{r}"] for r in ("unscored", "equal_rewards")]
@@ -102,11 +97,11 @@ def test_counts_of_what_was_dropped(collector: Collector) -> None:
     assert len(reasons) == sum(dropped) and set(sampled.dropped) <= set(ids)
 
 
-def test_who_waits_for_groups_is_told_of_each_that_is_kept_once(collector: Collector) -> None:
+def test_who_waits_for_groups_is_told_of_each_that_is_kept_once(collector):
     """A teacher scores them: those that the filter drops would be scored for nothing."""
-    told: list[str] = []
+    told = []
     sampler = sampler_of(*FILTERED, on_kept=lambda group: told.append(group.problem.id))
-    trained: list[str] = []
+    trained = []
     kept = 0.0
     for step in (1, 2):
         before = len(told)
@@ -118,7 +113,7 @@ def test_who_waits_for_groups_is_told_of_each_that_is_kept_once(collector: Colle
     assert len(told) == kept and len(trained) == 8
 
 
-def test_too_few_groups(collector: Collector) -> None:
+def test_too_few_groups(collector):
     one_round = ("filter.keep=mean_range", "filter.options.low=2", "filter.max_rounds=1")
     sampled = sample(sampler_of(*one_round), 1, collector)
     assert sampled.groups == () and "mean_out_of_range" in sampled.shortage
@@ -127,7 +122,7 @@ def test_too_few_groups(collector: Collector) -> None:
     assert 0 < len(some.groups) < 4 and "instead of prompts_per_step=4" in some.shortage
 
 
-def test_a_penalty_counts_before_the_filter(collector: Collector) -> None:
+def test_a_penalty_counts_before_the_filter(collector):
     rules = ("filter.keep=variance", "filter.max_rounds=9", "truncated=penalize")
     sampled = sample(sampler_of(*rules, "truncated_penalty=0.5"), 1, collector)
     for group in sampled.finished:
@@ -137,7 +132,7 @@ def test_a_penalty_counts_before_the_filter(collector: Collector) -> None:
             assert graded.reward == (None if plain is None else plain - 0.5 * cut)
 
 
-def test_a_truncated_response_may_be_worth_nothing(collector: Collector) -> None:
+def test_a_truncated_response_may_be_worth_nothing(collector):
     rules = ("filter.keep=variance", "filter.max_rounds=9", "truncated=scale")
     sampled = sample(sampler_of(*rules), 1, collector)
     cut = [
@@ -146,16 +141,16 @@ def test_a_truncated_response_may_be_worth_nothing(collector: Collector) -> None
     assert cut and all(graded.reward in (0.0, None) for graded in cut)
 
 
-def test_lengths_come_in_stages(collector: Collector) -> None:
+def test_lengths_come_in_stages(collector):
     stages = "[{first_step: 1, max_response_tokens: 8}, {first_step: 3, max_response_tokens: 16}]"
     sampler = sampler_of(f"curriculum.length_stages={stages}")
     assert [sampler.max_response_tokens(step) for step in (1, 2, 3, 9)] == [8, 8, 16, 16]
-    engines: Any = Engines(0)
+    engines = Engines(0)
     sampler.sample(2, engines, collector, contextlib.nullcontext)
     assert {request.max_tokens for request in engines.requests} == {8}
 
 
-def test_when_all_problems_rest_they_are_taken_all_the_same() -> None:
+def test_when_all_problems_rest_they_are_taken_all_the_same():
     sampler = sampler_of("curriculum.cooldown=true", "curriculum.min_visits=1")
     for problem in PROBLEMS:
         sampler._rates.update(problem.id, 0, 2, step=0)
@@ -166,7 +161,7 @@ def test_when_all_problems_rest_they_are_taken_all_the_same() -> None:
     assert sampler._skipped == passed_over  # Rested for 50 steps.
 
 
-def test_carried_over_arrays_are_compact_in_a_checkpoint_and_exact() -> None:
+def test_carried_over_arrays_are_compact_in_a_checkpoint_and_exact():
     log_probs = np.array([-0.1, -1e-38, -np.inf], np.float32)
     sample = Sample(
         "p0", 1, np.array([3, 70_000, 0], np.int32), log_probs, "", "stop", ((0, 0),), 0, 0

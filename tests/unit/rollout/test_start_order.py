@@ -1,50 +1,44 @@
 """Who starts when, where ranks and engines share GPUs; ranks and engines are recorded events."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from rlmath.cluster.placement import EnginePlace
 from rlmath.device.residue import Residue
 from rlmath.errors import UserError
 from rlmath.rollout import pool as pool_module
 from rlmath.rollout.pool import RolloutPool
-from rlmath.rollout.requests import EngineError, EngineSpec
+from rlmath.rollout.requests import EngineError
 from rlmath.training import session
 
 
-def quiet(what: str, *, logs: bool = False) -> None:
+def quiet(what, *, logs=False):
     """In the place of the log of a start."""
 
 
 class RecordedRanks:
     """Stands in for the Megatron ranks."""
 
-    def __init__(self, events: list[str], *left: Residue) -> None:
+    def __init__(self, events, *left):
         self.events, self.left = events, list(left)
 
-    def launch(self) -> None:
+    def launch(self):
         self.events.append("ranks begin")
 
-    def wait_until_ready(self, say: object) -> None:
+    def wait_until_ready(self, say):
         self.events.append("ranks ready")
 
-    def release_cached_memory(self) -> None:
+    def release_cached_memory(self):
         self.events.append("ranks give memory back")
 
-    def residues(self) -> list[Residue]:
+    def residues(self):
         return self.left
 
-    def connect(self, engines: Sequence[Any]) -> None:
+    def connect(self, engines):
         self.events.append(f"the actor meets {len(engines)}")
 
-    def send_weights(self, version: int) -> None:
+    def send_weights(self, version):
         self.events.append(f"the actor sends version {version}")
 
 
@@ -53,32 +47,32 @@ class RecordedEngine:
 
     events: list[str]
 
-    def __init__(self, spec: EngineSpec, index: int, place: EnginePlace, timeout_s: float) -> None:
+    def __init__(self, spec, index, place, timeout_s):
         self.spec, self.index, self.starting = spec, index, ""
         self.waits_for_weights, self.handle = False, None
         self.events.append(f"engine {index} imports")
 
-    def start(self) -> None:
+    def start(self):
         self.starting = f"start of {self.index}"
         self.events.append(f"engine {self.index} begins, cache {self.spec.kv_cache_bytes}")
 
-    def started(self) -> int:
-        self.starting = None  # type: ignore[assignment]
+    def started(self):
+        self.starting = None
         return self.spec.kv_cache_bytes or 7
 
-    def get(self, ref: object) -> object:
+    def get(self, ref):
         return ref
 
-    def check_start_time(self) -> None:
+    def check_start_time(self):
         pass
 
-    def kill(self) -> None:
+    def kill(self):
         self.events.append(f"engine {self.index} is killed")
 
 
 @pytest.fixture
-def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    found: list[str] = []
+def events(monkeypatch):
+    found = []
     monkeypatch.setattr(RecordedEngine, "events", found, raising=False)
     monkeypatch.setattr(pool_module, "EngineProcess", RecordedEngine)
     monkeypatch.setattr(pool_module.ray, "wait", lambda refs, **_: (refs, []))
@@ -86,10 +80,8 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture
-def make_pool(
-    gpu_spec: EngineSpec, tmp_path: Path, events: list[str]
-) -> Callable[..., RolloutPool]:
-    def make(**changes: Any) -> RolloutPool:
+def make_pool(gpu_spec, tmp_path, events):
+    def make(**changes):
         spec = replace(gpu_spec, log_dir=str(tmp_path), **changes)
         trainer = RecordedRanks(events)
         return RolloutPool(spec, num_engines=2, stall_timeout_s=1, max_restarts=1, trainer=trainer)
@@ -97,10 +89,8 @@ def make_pool(
     return make
 
 
-def test_engines_on_the_ranks_gpus_start_when_the_ranks_have_settled(
-    events: list[str], make_pool: Callable[..., RolloutPool]
-) -> None:
-    session.start(RecordedRanks(events), make_pool(), quiet)  # type: ignore[arg-type]
+def test_engines_on_the_ranks_gpus_start_when_the_ranks_have_settled(events, make_pool):
+    session.start(RecordedRanks(events), make_pool(), quiet)
     assert events == [
         "engine 0 imports",
         "engine 1 imports",
@@ -112,20 +102,18 @@ def test_engines_on_the_ranks_gpus_start_when_the_ranks_have_settled(
     ]
 
 
-def test_no_engine_starts_where_ranks_and_their_communicators_leave_too_little(
-    events: list[str], make_pool: Callable[..., RolloutPool]
-) -> None:
+def test_no_engine_starts_where_ranks_and_their_communicators_leave_too_little(events, make_pool):
     """The communicators are open, so NCCL's memory counts before the first step takes it."""
     gib = 2**30
 
-    def rank(communicators: float) -> Residue:
+    def rank(communicators):
         own, others = int((30 + communicators) * gib), int(1.5 * gib)
         return Residue(own, 0, others, 0, int(communicators * gib), 80 * gib)
 
     pool = make_pool(gpu_memory_utilization=0.58)
     ranks = RecordedRanks(events, rank(1.0), rank(2.5), rank(1.5))
     with pytest.raises(UserError) as said:
-        session.start(ranks, pool, quiet)  # type: ignore[arg-type]
+        session.start(ranks, pool, quiet)
     for part in (
         "rank 1's GPU has no room for an engine: the rank keeps 30.0 GiB",
         "communicators 2.5, CUDA and other processes 1.5",
@@ -133,23 +121,19 @@ def test_no_engine_starts_where_ranks_and_their_communicators_leave_too_little(
     ):
         assert part in str(said.value)
     assert events[-1] == "ranks give memory back", "no engine began"
-    session.start(RecordedRanks(events, rank(1.0), rank(1.9)), pool, quiet)  # type: ignore[arg-type]
+    session.start(RecordedRanks(events, rank(1.0), rank(1.9)), pool, quiet)
     assert events[-1] == "engine 1 begins, cache None"
 
 
-def test_engines_on_gpus_of_their_own_start_beside_the_ranks(
-    events: list[str], make_pool: Callable[..., RolloutPool]
-) -> None:
-    session.start(RecordedRanks(events), make_pool(sleeps=False), quiet)  # type: ignore
+def test_engines_on_gpus_of_their_own_start_beside_the_ranks(events, make_pool):
+    session.start(RecordedRanks(events), make_pool(sleeps=False), quiet)
     assert events[2:4] == ["engine 0 begins, cache None", "engine 1 begins, cache None"]
     assert events[4:] == ["ranks begin", "ranks ready"]
 
 
-def test_an_engine_that_starts_again_has_room_and_a_cache_of_the_measured_size(
-    events: list[str], make_pool: Callable[..., RolloutPool]
-) -> None:
+def test_an_engine_that_starts_again_has_room_and_a_cache_of_the_measured_size(events, make_pool):
     pool = make_pool()
-    session.start(RecordedRanks(events), pool, quiet)  # type: ignore[arg-type]
+    session.start(RecordedRanks(events), pool, quiet)
     events.clear()
     pool.replace(1, EngineError("it died"))
     assert events == [
@@ -161,18 +145,18 @@ def test_an_engine_that_starts_again_has_room_and_a_cache_of_the_measured_size(
 
 
 def test_an_engine_that_starts_again_while_the_actor_updates_waits_for_the_next_weights(
-    events: list[str], make_pool: Callable[..., RolloutPool]
-) -> None:
+    events, make_pool
+):
     """The actor has newer weights than the other engines by then, or half of them."""
     pool = make_pool(sleeps=False)
-    session.start(RecordedRanks(events), pool, quiet)  # type: ignore[arg-type]
+    session.start(RecordedRanks(events), pool, quiet)
     pool.weights_version, pool.has_folder_weights, pool.verified_syncs = 3, False, 3
     pool.has_weights_at_hand = False
     pool.replace(1, EngineError("it died"))
     starting = pool.starting()
     events.clear()
     assert pool.bring_up_started(starting, list(starting)) == []
-    waits: Any = pool.processes[1]
+    waits = pool.processes[1]
     assert waits.waits_for_weights and not pool.processes[0].waits_for_weights
     assert events == [] and pool.verified_syncs == 0, "its next weights are compared"
     pool.settle()
@@ -180,12 +164,10 @@ def test_an_engine_that_starts_again_while_the_actor_updates_waits_for_the_next_
 
 
 @pytest.mark.parametrize("sent", [False, True])
-def test_an_engine_that_starts_again_gets_what_was_sent_as_version_0(
-    sent: bool, events: list[str], make_pool: Callable[..., RolloutPool]
-) -> None:
+def test_an_engine_that_starts_again_gets_what_was_sent_as_version_0(sent, events, make_pool):
     """A run that begins with adapters sends them before it samples."""
     pool = make_pool(sleeps=False)
-    session.start(RecordedRanks(events), pool, quiet)  # type: ignore[arg-type]
+    session.start(RecordedRanks(events), pool, quiet)
     answers = SimpleNamespace(remote=lambda: 0)
     for engine in pool.processes:
         engine.handle = SimpleNamespace(weights_version=answers)
@@ -202,11 +184,11 @@ def test_an_engine_that_starts_again_gets_what_was_sent_as_version_0(
 class RecordedHandle:
     """Stands in for the handle of an engine's actor: every call is an event."""
 
-    def __init__(self, events: list[str]) -> None:
+    def __init__(self, events):
         self._events = events
 
-    def __getattr__(self, method: str) -> Any:
-        def remote(*arguments: str) -> int:
+    def __getattr__(self, method):
+        def remote(*arguments):
             self._events.append(" ".join([method, *arguments]))
             return 0
 
@@ -215,12 +197,12 @@ class RecordedHandle:
 
 @pytest.mark.parametrize("sleeps", [False, True])
 def test_a_restarted_engine_on_the_ranks_gpus_gets_weights_before_it_takes_its_cache(
-    sleeps: bool, events: list[str], make_pool: Callable[..., RolloutPool]
-) -> None:
+    sleeps, events, make_pool
+):
     """The buffers of a weight sync have room where no KV cache is: in the plan of a 7B on eight
     H100 they are 5.9 GiB, and 4 are left beside actor and engine."""
     pool = make_pool(sleeps=sleeps)
-    session.start(RecordedRanks(events), pool, quiet)  # type: ignore[arg-type]
+    session.start(RecordedRanks(events), pool, quiet)
     handle = RecordedHandle(events)
     for engine in pool.processes:
         engine.handle = handle

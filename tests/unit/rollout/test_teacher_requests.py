@@ -3,12 +3,9 @@
 The server is this test's own, with planted numbers in the form of vLLM's
 (``tests/engine/test_teacher_server.py`` asks a real one)."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 from typing import Any
@@ -26,7 +23,7 @@ from rlmath.training.session import server_teacher
 from rlmath.types import GradedSample, Group, Problem, Sample
 
 
-def log_prob(place: int, token: int) -> float:
+def log_prob(place, token):
     return -0.25 * place - 0.001 * token
 
 
@@ -36,7 +33,7 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
         self.plan: list[Any] = []
         self.asked: list[dict[str, Any]] = []
@@ -45,20 +42,20 @@ class Server(ThreadingHTTPServer):
         self.lock = threading.Lock()
 
     @property
-    def url(self) -> str:
+    def url(self):
         return f"http://127.0.0.1:{self.server_address[1]}/v1"
 
 
 class Handler(BaseHTTPRequestHandler):
     server: Server
 
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, *_):
         pass
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         self.reply(200 if self.path == "/v1/models" else 404, {"data": self.server.models})
 
-    def do_POST(self) -> None:
+    def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         with self.server.lock:
             self.server.asked.append(body)
@@ -70,7 +67,7 @@ class Handler(BaseHTTPRequestHandler):
             self.reply(what, {"error": "planted"})
             return
         ids = [token + (what == "ids") for token in body["prompt"]]
-        entries: list[Any] = [None]
+        entries = [None]
         entries += [{str(t): {"logprob": log_prob(i, t), "rank": 1}} for i, t in enumerate(ids)][1:]
         if what == "none":
             entries[-1][str(ids[-1])]["logprob"] = float("nan")
@@ -78,7 +75,7 @@ class Handler(BaseHTTPRequestHandler):
             200, {"choices": [{"prompt_logprobs": entries[: -1 if what == "short" else None]}]}
         )
 
-    def reply(self, status: int, body: Any) -> None:
+    def reply(self, status, body):
         data = json.dumps(body).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(data)))
@@ -87,7 +84,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+def server(monkeypatch):
     monkeypatch.setattr(teacher_server, "_FIRST_WAIT_S", 0.01)
     monkeypatch.delenv(teacher_server.KEY_VARIABLE, raising=False)
     made = Server()
@@ -99,14 +96,14 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     thread.join()
 
 
-def teacher(server: Server, **options: Any) -> ServerTeacher:
-    given: dict[str, Any] = {"connections": 2, "timeout_s": 5.0, "attempts": 3}
+def teacher(server, **options):
+    given = {"connections": 2, "timeout_s": 5.0, "attempts": 3}
     found = ServerTeacher(server.url, None, **{"sequence_tokens": 20, **given, **options})
     found.probe()
     return found
 
 
-def sequences(count: int = 3) -> list[ToScore]:
+def sequences(count=3):
     made = []
     for i in range(count):
         tokens = np.arange(10 * i, 10 * i + 2 + i, dtype=np.int32)
@@ -117,7 +114,7 @@ def sequences(count: int = 3) -> list[ToScore]:
     return made
 
 
-def group(count: int) -> list[Group]:
+def group(count):
     """One of each sequence."""
     return [
         Group(
@@ -128,19 +125,19 @@ def group(count: int) -> list[Group]:
     ]
 
 
-def score(teacher: ServerTeacher, count: int) -> list[np.ndarray]:
+def score(teacher, count):
     try:
         return TeacherScores(teacher).take(group(count))
     finally:
         teacher.close()
 
 
-def wanted(one: ToScore) -> list[float]:
+def wanted(one):
     prompt = len(one.prompt_token_ids)
     return [log_prob(prompt + i, t) for i, t in enumerate(one.sample.token_ids.tolist())]
 
 
-def test_token_ids_go_and_their_log_probs_come_in_order(server: Server) -> None:
+def test_token_ids_go_and_their_log_probs_come_in_order(server):
     given = sequences(5)
     found = score(teacher(server, connections=4), 5)
     for one, log_probs in zip(given, found, strict=True):
@@ -157,7 +154,7 @@ def test_token_ids_go_and_their_log_probs_come_in_order(server: Server) -> None:
     assert server.keys == [None] * 5
 
 
-def test_a_run_asks_the_server_of_its_settings(server: Server) -> None:
+def test_a_run_asks_the_server_of_its_settings(server):
     given = ["experiment=quickstart", "model.path=tiny", "algorithm.distill_coef=1"]
     of_server = [f"teacher.url={server.url}", "teacher.path=t", "teacher.served_model=teacher"]
     config = load([*given, *of_server])
@@ -178,14 +175,14 @@ def test_a_run_asks_the_server_of_its_settings(server: Server) -> None:
     assert server_teacher(load([*given, "teacher.path=t"])) is None
 
 
-def test_a_key_is_sent_where_there_is_one(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_is_sent_where_there_is_one(server, monkeypatch):
     monkeypatch.setenv(teacher_server.KEY_VARIABLE, "secret")
     score(teacher(server), 1)
     assert server.keys == ["Bearer secret"]
 
 
 @pytest.mark.parametrize("trouble", [503, 429, 1.0])
-def test_what_may_pass_is_tried_again(server: Server, trouble: Any) -> None:
+def test_what_may_pass_is_tried_again(server, trouble):
     server.plan = [trouble, trouble]
     given = sequences(1)
     (found,) = score(teacher(server, timeout_s=0.3), 1)
@@ -203,9 +200,7 @@ def test_what_may_pass_is_tried_again(server: Server, trouble: Any) -> None:
         (["none"], 1, ["invalid log-probabilities"]),
     ],
 )
-def test_a_sample_without_a_score_ends_the_attempt(
-    server: Server, plan: list[Any], attempts: int, parts: list[str]
-) -> None:
+def test_a_sample_without_a_score_ends_the_attempt(server, plan, attempts, parts):
     server.plan = plan
     with pytest.raises(TeacherError) as caught:
         score(teacher(server), 1)
@@ -216,7 +211,7 @@ def test_a_sample_without_a_score_ends_the_attempt(
     assert caught.value.raised == (attempts == 1)
 
 
-def test_a_server_that_does_not_fit_is_refused_before_anything_starts(server: Server) -> None:
+def test_a_server_that_does_not_fit_is_refused_before_anything_starts(server):
     with pytest.raises(UserError, match=r"takes 64 tokens there.* make 65.*--max-model-len 65"):
         teacher(server, sequence_tokens=65)
     server.models = [{"id": "a"}, {"id": "b"}]
@@ -236,7 +231,7 @@ def test_a_server_that_does_not_fit_is_refused_before_anything_starts(server: Se
         gone.probe()
 
 
-def test_the_watchdog_sees_what_is_waited_for(server: Server) -> None:
+def test_the_watchdog_sees_what_is_waited_for(server):
     server.plan = [0.6]
     waiting = teacher(server)
     probe = waiting.watchdog_probe()
@@ -250,7 +245,7 @@ def test_the_watchdog_sees_what_is_waited_for(server: Server) -> None:
     assert probe.progress() != before and probe.waiting_on() == []
 
 
-def test_a_group_is_scored_once_and_when_it_is_sampled(server: Server) -> None:
+def test_a_group_is_scored_once_and_when_it_is_sampled(server):
     scores = TeacherScores(teacher(server))
     first, second, third = group(3)
     scores.submit(first)
@@ -266,9 +261,7 @@ def test_a_group_is_scored_once_and_when_it_is_sampled(server: Server) -> None:
     scores.teacher.close()
 
 
-def test_an_end_does_not_wait_for_the_next_attempt(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_end_does_not_wait_for_the_next_attempt(server, monkeypatch):
     monkeypatch.setattr(teacher_server, "_FIRST_WAIT_S", 60.0)
     server.plan = [503]
     waiting = teacher(server)
@@ -280,20 +273,18 @@ def test_an_end_does_not_wait_for_the_next_attempt(
         call.result(5)
 
 
-def test_an_engine_that_hangs_does_not_keep_a_run_that_ends(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_engine_that_hangs_does_not_keep_a_run_that_ends(monkeypatch):
     """It is ended after the teacher."""
     hangs, end = threading.Event(), threading.Event()
 
-    def generate(_: list[Any], more: Any) -> Iterator[Any]:
+    def generate(_, more):
         more(True)
         hangs.set()
         assert end.wait(30)
         yield from ()
 
     monkeypatch.setattr(teacher_module, "CLOSE_WAIT_S", 0.1)
-    pool: Any = SimpleNamespace(generate=generate)
+    pool = SimpleNamespace(generate=generate)
     made = EngineTeacher(pool, vocabulary=1000)
     made.submit(sequences(1)[0])
     assert hangs.wait(10)

@@ -1,7 +1,5 @@
 """After which weight syncs fingerprints are compared, and of what."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from collections.abc import Callable
@@ -25,9 +23,9 @@ from rlmath.weights.slices import Rotation, WeightSlice, fingerprint_in
 SHAPES = {f"layers.{i}.down_proj.weight": (8, 64) for i in range(20)} | {"norm.weight": (8,)}
 
 
-def compared(every: int | None, *, step_s: float, cost_s: float, syncs: int = 120) -> list[int]:
+def compared(every, *, step_s, cost_s, syncs=120):
     """The syncs after which a run without slices compares, counted from 1."""
-    pool: Any = SimpleNamespace(verified_syncs=0)
+    pool = SimpleNamespace(verified_syncs=0)
     verification, found, now_s = Verification(every), [], 0.0
     for sync in range(1, syncs + 1):
         now_s += step_s
@@ -39,26 +37,26 @@ def compared(every: int | None, *, step_s: float, cost_s: float, syncs: int = 12
     return found
 
 
-def test_every_sync_where_that_is_cheap() -> None:
+def test_every_sync_where_that_is_cheap():
     assert compared(None, step_s=10.0, cost_s=0.049) == list(range(1, 121))
 
 
 @pytest.mark.parametrize(("cost_s", "interval"), [(0.099, 2), (0.499, 10), (3.999, 80)])
-def test_as_often_as_a_two_hundredth_of_the_time_allows(cost_s: float, interval: int) -> None:
+def test_as_often_as_a_two_hundredth_of_the_time_allows(cost_s, interval):
     found = compared(None, step_s=10.0, cost_s=cost_s, syncs=400)
     assert found[:3] == [1, 2, 3]
     # What a comparison left of the time that it had is saved up.
     assert {b - a for a, b in itertools.pairwise(found[3:])} <= {interval, interval - 1}
 
 
-def test_a_given_interval_starts_after_the_first_three() -> None:
+def test_a_given_interval_starts_after_the_first_three():
     assert compared(40, step_s=1.0, cost_s=9.0) == [1, 2, 3, 43, 83]
     assert compared(1, step_s=1.0, cost_s=9.0, syncs=5) == [1, 2, 3, 4, 5]
     assert compared(0, step_s=1.0, cost_s=0.0) == []
 
 
-def test_engines_that_start_again_are_compared_three_times_again() -> None:
-    pool: Any = SimpleNamespace(verified_syncs=3)
+def test_engines_that_start_again_are_compared_three_times_again():
+    pool = SimpleNamespace(verified_syncs=3)
     verification = Verification(50)
     assert verification.due(pool, 1.0) is None
     pool.verified_syncs = 0
@@ -74,7 +72,7 @@ def test_engines_that_start_again_are_compared_three_times_again() -> None:
 class Costs:
     """A run whose comparisons take as long as this says, on a clock that no one waits for."""
 
-    def __init__(self, full_s: float, overhead_s: float, noise: float = 0.0) -> None:
+    def __init__(self, full_s, overhead_s, noise=0.0):
         self.rotation = Rotation(SHAPES, packed=True)
         self.verification = Verification(None, self.rotation)
         self.pool: Any = SimpleNamespace(verified_syncs=0)
@@ -82,7 +80,7 @@ class Costs:
         self._random = random.Random(1)
         self.now_s, self.spent_s = 0.0, 0.0
 
-    def sync(self, step_s: float) -> Comparison | None:
+    def sync(self, step_s):
         self.now_s += step_s
         due = self.verification.due(self.pool, self.now_s)
         if due is None:
@@ -101,9 +99,7 @@ class Costs:
     ("step_s", "full_s", "overhead_s"),
     [(60.0, 15.0, 0.02), (10.0, 2.0, 0.01), (20.0, 1.0, 0.05), (4.0, 0.05, 0.02), (1.0, 2.0, 0.03)],
 )
-def test_comparisons_take_at_most_a_two_hundredth_of_the_time(
-    step_s: float, full_s: float, overhead_s: float, noise: float
-) -> None:
+def test_comparisons_take_at_most_a_two_hundredth_of_the_time(step_s, full_s, overhead_s, noise):
     run = Costs(full_s, overhead_s, noise)
     first = [run.sync(step_s) for _ in range(3)]
     assert all(one is not None and one.part is None for one in first)
@@ -126,7 +122,7 @@ def test_comparisons_take_at_most_a_two_hundredth_of_the_time(
     assert run.pool.verified_syncs - rounds >= 0.35 * wanted - 1
 
 
-def test_all_weights_at_every_sync_where_steps_are_long() -> None:
+def test_all_weights_at_every_sync_where_steps_are_long():
     run = Costs(0.25, 0.02)
     assert all(run.sync(60.0) == Comparison() for _ in range(20))
     # And in slices as soon as they are not.
@@ -137,7 +133,7 @@ def test_all_weights_at_every_sync_where_steps_are_long() -> None:
 class Weights:
     """An actor and one engine, whose weights are tensors here."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, full_s: float = 1.0) -> None:
+    def __init__(self, monkeypatch, full_s=1.0):
         self.actor = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
         self.engine = {name: tensor.clone() for name, tensor in self.actor.items()}
         self.weights_version, self.verified_syncs = 0, 0
@@ -147,23 +143,23 @@ class Weights:
         clock = SimpleNamespace(monotonic=lambda: self._now_s)
         monkeypatch.setattr(weight_sync, "time", clock)
 
-    def begin_room(self) -> list[Any]:
+    def begin_room(self):
         return []
 
-    def make_room(self, part: str, meanwhile: Any = None) -> list[Any]:
+    def make_room(self, part, meanwhile=None):
         return []
 
-    def settle(self) -> None: ...
+    def settle(self): ...
 
-    def wake(self, part: str) -> None: ...
+    def wake(self, part): ...
 
-    def set_version(self, version: int) -> None:
+    def set_version(self, version):
         self.weights_version = version
 
-    def send_weights(self, version: int) -> None:
+    def send_weights(self, version):
         self.engine |= {n: t.clone() for n, t in self.actor.items() if self.takes(n)}
 
-    def weights_fingerprints(self, part: WeightSlice | None = None) -> Any:
+    def weights_fingerprints(self, part=None):
         self.asked.append(part)
         elements = sum(t.numel() for t in self.actor.values())
         mine = sum(
@@ -179,21 +175,19 @@ class Weights:
         }
         return [found] if of_engine else found
 
-    def step(self, verification: Verification, step_s: float = 10.0) -> None:
+    def step(self, verification, step_s=10.0):
         """An update that moves every weight, and its sync."""
         self._now_s += step_s
         for tensor in self.actor.values():
             tensor += torch.rand(tensor.shape) + 0.1
-        sync_weights(self, self, self.weights_version + 1, verification)  # type: ignore[arg-type]
+        sync_weights(self, self, self.weights_version + 1, verification)
 
 
-def new_verification() -> Verification:
+def new_verification():
     return Verification(None, Rotation(SHAPES, packed=True))
 
 
-def test_an_engine_that_is_stale_as_a_whole_is_caught_at_the_next_sync(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_engine_that_is_stale_as_a_whole_is_caught_at_the_next_sync(monkeypatch):
     weights, verification = Weights(monkeypatch), new_verification()
     shares = []
     for _ in range(9):
@@ -208,9 +202,7 @@ def test_an_engine_that_is_stale_as_a_whole_is_caught_at_the_next_sync(
 
 
 @pytest.mark.parametrize("stale", ["layers.7.down_proj.weight", "norm.weight"])
-def test_a_tensor_that_is_stale_is_named_within_a_round(
-    monkeypatch: pytest.MonkeyPatch, stale: str
-) -> None:
+def test_a_tensor_that_is_stale_is_named_within_a_round(monkeypatch, stale):
     weights, verification = Weights(monkeypatch), new_verification()
     for _ in range(7):
         weights.step(verification)
@@ -223,9 +215,7 @@ def test_a_tensor_that_is_stale_is_named_within_a_round(
     assert weights.verified_syncs <= before + 1
 
 
-def test_an_engine_that_starts_again_within_a_round_begins_another(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_engine_that_starts_again_within_a_round_begins_another(monkeypatch):
     weights, verification = Weights(monkeypatch), new_verification()
     for _ in range(8):
         weights.step(verification)
@@ -247,9 +237,7 @@ def test_an_engine_that_starts_again_within_a_round_begins_another(
     assert all(bool((s >= 1).all()) for s in seen.values())
 
 
-def test_a_run_that_resumes_compares_the_same_slices_as_one_that_starts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_run_that_resumes_compares_the_same_slices_as_one_that_starts(monkeypatch):
     asked = []
     for _ in range(2):
         weights, verification = Weights(monkeypatch), new_verification()

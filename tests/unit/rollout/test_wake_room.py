@@ -1,10 +1,6 @@
 """Engines wake beside ranks that copy where the update had as much memory, and in no other case."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -16,11 +12,11 @@ from rlmath.rollout.weight_sync import sync_weights
 ASLEEP, AWAKE = 3, 10
 
 
-def rank(others: int | None, spare: int = 0) -> Residue:
+def rank(others, spare=0):
     return Residue(100, 100, others, spare)
 
 
-def test_the_first_sync_measures_what_engines_take() -> None:
+def test_the_first_sync_measures_what_engines_take():
     room = WakeRoom()
     assert not room.decide([rank(ASLEEP, 10**6)] * 2), "nobody knows yet"
     room.see([rank(ASLEEP)] * 2, [rank(AWAKE), rank(AWAKE - 2)])
@@ -32,7 +28,7 @@ def test_the_first_sync_measures_what_engines_take() -> None:
     assert not room.used
 
 
-def test_nothing_to_overlap_and_nothing_to_wait_for() -> None:
+def test_nothing_to_overlap_and_nothing_to_wait_for():
     assert not WakeRoom().decide([]), "nothing is offloaded"
     assert WakeRoom().decide([rank(None)]), "on CPU engines take nothing"
 
@@ -40,35 +36,35 @@ def test_nothing_to_overlap_and_nothing_to_wait_for() -> None:
 class Parts:
     """Ranks and engines that note what is asked of them."""
 
-    def __init__(self, spare: int, fails: str = "") -> None:
+    def __init__(self, spare, fails=""):
         self.events: list[str] = []
         self.weights_version, self.spare, self.fails = 0, spare, fails
         self.awake = False
 
-    def begin_room(self) -> list[Residue]:
+    def begin_room(self):
         self.awake = False
         self.events.append("begin")
         return [rank(ASLEEP, self.spare)]
 
-    def make_room(self, part: str, meanwhile: Callable[[], None] | None = None) -> list[Residue]:
+    def make_room(self, part, meanwhile=None):
         self.events.append(f"copy for {part}")
         if meanwhile is not None:
             meanwhile()
         self.events.append(f"copied for {part}")
         return [rank(AWAKE if self.awake else ASLEEP)]
 
-    def send_weights(self, version: int) -> None:
+    def send_weights(self, version):
         self.events.append("send")
 
-    def wake(self, part: str) -> None:
+    def wake(self, part):
         self.awake = True
         self.events.append(f"wake {part}")
         if part == self.fails:
             raise EngineError("engine 0: its process ended")
 
-    def settle(self) -> None: ...
+    def settle(self): ...
 
-    def set_version(self, version: int) -> None:
+    def set_version(self, version):
         self.weights_version = version
 
 
@@ -78,9 +74,9 @@ CACHE = ["copy for kv_cache", "copied for kv_cache", "wake kv_cache"]
 
 
 @pytest.mark.parametrize(("spare", "second"), [(7, OVERLAPPED), (6, STRICT)])
-def test_engines_wake_while_ranks_copy_where_it_fits(spare: int, second: list[str]) -> None:
+def test_engines_wake_while_ranks_copy_where_it_fits(spare, second):
     """Never for the KV cache, which takes all that is left."""
-    parts: Any = Parts(spare)
+    parts = Parts(spare)
     room = WakeRoom()
     for version, expected in ((1, STRICT), (2, second)):
         parts.events.clear()
@@ -89,8 +85,8 @@ def test_engines_wake_while_ranks_copy_where_it_fits(spare: int, second: list[st
         assert room.used == (expected is OVERLAPPED)
 
 
-def test_an_engine_that_dies_in_its_wake_ends_the_sync_before_weights_are_sent() -> None:
-    parts: Any = Parts(7, fails="weights")
+def test_an_engine_that_dies_in_its_wake_ends_the_sync_before_weights_are_sent():
+    parts = Parts(7, fails="weights")
     room = WakeRoom()
     room.see([rank(ASLEEP)], [rank(AWAKE)])
     with pytest.raises(EngineError):
@@ -98,30 +94,30 @@ def test_an_engine_that_dies_in_its_wake_ends_the_sync_before_weights_are_sent()
     assert parts.events == OVERLAPPED[:3]
 
 
-def group_of(answers: list[Any], monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[str]]:
+def group_of(answers, monkeypatch):
     """An ``ActorGroup`` of ranks with these answers, and what was waited for."""
     import ray
 
     from rlmath.actor import group
 
-    waited: list[str] = []
+    waited = []
 
-    def wait(refs: list[Any], **_: Any) -> tuple[list[Any], list[Any]]:
+    def wait(refs, **_):
         return refs[:1], refs[1:]
 
-    def get(ref: Any, **_: Any) -> Any:
+    def get(ref, **_):
         name, answer = ref.name, ref.answer
         waited.append(name)
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    def method(name: str, answer: Any) -> Any:
+    def method(name, answer):
         return SimpleNamespace(remote=lambda *_: SimpleRef(name, answer))
 
     monkeypatch.setattr(ray, "wait", wait)
     monkeypatch.setattr(ray, "get", get)
-    settings: Any = SimpleNamespace(offload="all")
+    settings = SimpleNamespace(offload="all")
     from rlmath.model.parallel import Layout
 
     made = group.ActorGroup(
@@ -141,18 +137,16 @@ def group_of(answers: list[Any], monkeypatch: pytest.MonkeyPatch) -> tuple[Any, 
 class SimpleRef:
     """An answer that is there."""
 
-    def __init__(self, name: str, answer: Any) -> None:
+    def __init__(self, name, answer):
         self.name, self.answer = name, answer
 
 
-def test_ranks_are_waited_for_when_an_engine_dies_beside_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_ranks_are_waited_for_when_an_engine_dies_beside_them(monkeypatch):
     from ray.exceptions import RayActorError
 
     made, waited = group_of([1, 2], monkeypatch)
 
-    def dies() -> None:
+    def dies():
         assert not waited, "the ranks copy meanwhile"
         raise EngineError("engine 3: its process ended")
 
@@ -165,7 +159,7 @@ def test_ranks_are_waited_for_when_an_engine_dies_beside_them(
     assert "Megatron rank 1 failed: its process ended" in found.value.__notes__[0]
 
 
-def test_weights_that_do_not_come_back_fail_the_next_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_do_not_come_back_fail_the_next_call(monkeypatch):
     from ray.exceptions import RayActorError
 
     from rlmath.actor.group import ActorError

@@ -1,10 +1,6 @@
 """The watchdog names the grade that a run waits for."""
 
-from __future__ import annotations
-
 import time
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +21,7 @@ def patient(completions, **columns):
 """
 
 
-def test_a_grade_that_does_not_come_is_named(tmp_path: Path) -> None:
+def test_a_grade_that_does_not_come_is_named(tmp_path):
     release, file = tmp_path / "release", tmp_path / "reward.py"
     file.write_text(REWARD.format(path=str(release)))
     problem = Problem("train.jsonl:7", "1 + 1?", (1,), ("2",))
@@ -61,20 +57,18 @@ def test_a_grade_that_does_not_come_is_named(tmp_path: Path) -> None:
 class OnABadDisk:
     """A component that cannot say how far it is."""
 
-    def progress(self) -> int:
+    def progress(self):
         raise OSError(116, "Stale file handle")
 
-    def waiting_on(self) -> list[str]:
+    def waiting_on(self):
         return ["a folder of another node"]
 
-    def processes(self) -> list[Any]:
+    def processes(self):
         raise OSError(5, "Input/output error")
 
 
-def test_a_component_that_cannot_say_is_no_progress_and_ends_no_watch(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    component: Any = OnABadDisk()
+def test_a_component_that_cannot_say_is_no_progress_and_ends_no_watch(capfd):
+    component = OnABadDisk()
     with pytest.raises(Stalled) as said, watch_progress(0.5, [component]):
         time.sleep(20)
     assert "a folder of another node" in str(said.value)

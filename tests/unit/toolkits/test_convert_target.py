@@ -1,7 +1,5 @@
 """The converter's console command never deletes what is not a model."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -14,7 +12,7 @@ pytestmark = pytest.mark.process
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_a_folder_with_other_files_is_refused_with_exit_2(tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_refused_with_exit_2(tmp_path):
     actor = tmp_path / "checkpoints" / "step_000001" / "actor"
     actor.mkdir(parents=True)
     about = {"shape": {"architecture": "Qwen2ForCausalLM"}, "dtype": "float32", "layout": {}}

@@ -1,12 +1,9 @@
 """The data tools as commands: what they write, leave out, and say."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,7 +15,7 @@ pytestmark = pytest.mark.process
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def toolkit(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def toolkit(name, *arguments):
     return subprocess.run(
         [sys.executable, f"toolkits/{name}.py", *arguments],
         cwd=ROOT,
@@ -29,12 +26,12 @@ def toolkit(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def write(path: Path, rows: list[Any]) -> Path:
+def write(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
-def read(path: Path) -> list[dict[str, Any]]:
+def read(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
@@ -65,14 +62,14 @@ ROWS = {
 
 
 @pytest.mark.parametrize("name", [name for name, s in SOURCES.items() if not s.is_benchmark])
-def test_a_row_of_each_training_set(name: str) -> None:
+def test_a_row_of_each_training_set(name):
     row = SOURCES[name].convert(ROWS[name])
     assert "Q?" in row["prompt"]
     assert "step by step" not in row["prompt"]
     assert "7" in row["solutions"][0]
 
 
-def test_options_of_gpqa_are_in_one_order_and_named_right() -> None:
+def test_options_of_gpqa_are_in_one_order_and_named_right():
     row = {"Question": "Which?", "Correct Answer": "right"} | {
         f"Incorrect Answer {i}": f"wrong {i}" for i in (1, 2, 3)
     }
@@ -81,7 +78,7 @@ def test_options_of_gpqa_are_in_one_order_and_named_right() -> None:
     assert f"{first['answer']}. right" in first["problem"]
 
 
-def test_prepare_counts_duplicates_and_drops_contradictions(tmp_path: Path) -> None:
+def test_prepare_counts_duplicates_and_drops_contradictions(tmp_path):
     file = write(
         tmp_path / "raw.jsonl",
         [
@@ -102,9 +99,9 @@ def test_prepare_counts_duplicates_and_drops_contradictions(tmp_path: Path) -> N
     assert "row 1 is not one of openai/gsm8k" in wrong.stderr
 
 
-def test_prepare_reads_conversations_that_are_bare_lists(tmp_path: Path) -> None:
+def test_prepare_reads_conversations_that_are_bare_lists(tmp_path):
     file = tmp_path / "orz.json"
-    file.write_text(json.dumps([ROWS["orz"]["conversations"]]))  # type: ignore[call-overload]
+    file.write_text(json.dumps([ROWS["orz"]["conversations"]]))
     run = toolkit("prepare_data", "orz", "--from", str(file), "--to", str(tmp_path))
     assert run.returncode == 0, run.stderr
     assert read(tmp_path / "orz.jsonl") == [{"prompt": "Q?", "solutions": ["7"]}]
@@ -113,17 +110,17 @@ def test_prepare_reads_conversations_that_are_bare_lists(tmp_path: Path) -> None
 LONG = "Every morning Aya goes for a 9-kilometer-long walk and stops at a coffee shop afterwards."
 
 
-def test_words_are_the_same_for_two_writings() -> None:
+def test_words_are_the_same_for_two_writings():
     assert words_of("Find $\\dfrac{1}{2}$.") == words_of("find \\frac{1}{2}")
     assert words_of("$x+1$") != words_of("$x-1$")
 
 
-def test_overlap_of_long_and_short_problems() -> None:
+def test_overlap_of_long_and_short_problems():
     known = KnownTexts()
     known.add("aime:1", LONG)
     known.add("short:1", "Compute $17 \\times 23 + 4$.")
     known.add("tiny:1", "What is love")
-    assert known.find(f"Now: {LONG.upper()} Find the time.").source == "aime:1"  # type: ignore[union-attr]
+    assert known.find(f"Now: {LONG.upper()} Find the time.").source == "aime:1"
     assert known.find("Every morning Aya goes for a swim in the sea.") is None
     assert known.find("First, compute 17 \\times 23 + 4, then add one to what you found.")
     assert known.find("Compute $17 \\times 23 - 4$ please, and then say what you found.") is None
@@ -132,7 +129,7 @@ def test_overlap_of_long_and_short_problems() -> None:
     assert known.find("what is love and what is it for, one may ask oneself") is None
 
 
-def test_decontaminate(tmp_path: Path) -> None:
+def test_decontaminate(tmp_path):
     bench = write(tmp_path / "bench.jsonl", [{"problem": LONG, "answer": "204"}])
     train = write(
         tmp_path / "train.jsonl",
@@ -155,7 +152,7 @@ def test_decontaminate(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["prepare_data", "decontaminate", "filter_by_pass_rate"])
-def test_what_is_there_already_is_kept(tmp_path: Path, name: str) -> None:
+def test_what_is_there_already_is_kept(tmp_path, name):
     """And said before anything is read, sampled or fetched: none of these files is there."""
     mine = tmp_path / "dapo.jsonl"
     mine.write_text("mine")
@@ -170,14 +167,14 @@ def test_what_is_there_already_is_kept(tmp_path: Path, name: str) -> None:
     assert mine.read_text() == "mine"
 
 
-def test_files_of_another_kind_are_not_written_to(tmp_path: Path) -> None:
+def test_files_of_another_kind_are_not_written_to(tmp_path):
     (tmp_path / "a.left_out.jsonl").mkdir()
     words = ("no.jsonl", "--against", "none.jsonl", "--to", str(tmp_path / "a.jsonl"))
     run = toolkit("decontaminate", *words, "--overwrite")
     assert run.returncode == 2 and "is a folder" in run.stderr
 
 
-def test_pass_rates_count_what_was_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pass_rates_count_what_was_judged(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "toolkits"))
     from filter_by_pass_rate import pass_rates
 

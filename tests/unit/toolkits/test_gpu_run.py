@@ -1,7 +1,5 @@
 """The run in a box, on this machine: pieces travel, the list is cut, nothing is lost."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -18,12 +16,12 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Path:
+def store(tmp_path):
     return tmp_path / "store"
 
 
 @pytest.fixture
-def packed(tmp_path: Path) -> Path:
+def packed(tmp_path):
     """A folder like an environment: a program, a link, something that does not shrink."""
     folder = tmp_path / "packed"
     (folder / "bin").mkdir(parents=True)
@@ -36,7 +34,7 @@ def packed(tmp_path: Path) -> Path:
     return folder
 
 
-def gpu_run(store: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
+def gpu_run(store, *arguments):
     return subprocess.run(
         ["bash", "launchers/gpu_run.sh", *map(str, arguments)],
         cwd=ROOT,
@@ -48,7 +46,7 @@ def gpu_run(store: Path, *arguments: str | Path) -> subprocess.CompletedProcess[
     )
 
 
-def made_box(store: Path, packed: Path, tmp_path: Path) -> Path:
+def made_box(store, packed, tmp_path):
     box = tmp_path / "box"
     done = gpu_run(
         store, "prepare", box, "--pack", packed, "--without", "*.unused", "--piece-mib", "1"
@@ -57,7 +55,7 @@ def made_box(store: Path, packed: Path, tmp_path: Path) -> Path:
     return box
 
 
-def items(tmp_path: Path, *listed: tuple[str, float, str]) -> Path:
+def items(tmp_path, *listed):
     path = tmp_path / "items.json"
     path.write_text(
         json.dumps([{"name": n, "limit_s": limit, "command": c} for n, limit, c in listed])
@@ -65,14 +63,12 @@ def items(tmp_path: Path, *listed: tuple[str, float, str]) -> Path:
     return path
 
 
-def result(out: Path, folder: str) -> dict[str, object]:
-    found: dict[str, object] = json.loads((out / folder / "result.json").read_text())
+def result(out, folder):
+    found = json.loads((out / folder / "result.json").read_text())
     return found
 
 
-def test_pieces_come_in_any_order_and_changed_ones_are_refused(
-    store: Path, packed: Path, tmp_path: Path
-) -> None:
+def test_pieces_come_in_any_order_and_changed_ones_are_refused(store, packed, tmp_path):
     box = made_box(store, packed, tmp_path)
     pieces = sorted(box.glob("piece_*"))
     assert len(pieces) == 4
@@ -100,9 +96,7 @@ def test_pieces_come_in_any_order_and_changed_ones_are_refused(
     assert not (packed / "large.unused").exists()
 
 
-def test_an_item_beyond_its_limit_is_interrupted_and_the_next_one_runs(
-    store: Path, tmp_path: Path
-) -> None:
+def test_an_item_beyond_its_limit_is_interrupted_and_the_next_one_runs(store, tmp_path):
     out = tmp_path / "out"
     # What it starts ends with it; what it leaves when it is told to end is kept.
     slow = "trap 'echo saved; exit 0' TERM; sleep 300 & echo $! > {out}/child; wait"
@@ -120,9 +114,7 @@ def test_an_item_beyond_its_limit_is_interrupted_and_the_next_one_runs(
     assert "End of `bad`:\n\n    why" in page
 
 
-def test_a_machine_that_goes_away_leaves_what_was_done_and_the_rest_runs_later(
-    store: Path, tmp_path: Path
-) -> None:
+def test_a_machine_that_goes_away_leaves_what_was_done_and_the_rest_runs_later(store, tmp_path):
     out = tmp_path / "out"
     metrics = [
         {"step": 0, "eval/accuracy": 0.1, "eval/accuracy_standard_error": 0.01},
@@ -170,7 +162,7 @@ def test_a_machine_that_goes_away_leaves_what_was_done_and_the_rest_runs_later(
     assert "| `long` | passed |" in gpu_run(store, "collect", out).stdout
 
 
-def test_without_time_left_an_item_is_not_begun(store: Path, tmp_path: Path) -> None:
+def test_without_time_left_an_item_is_not_begun(store, tmp_path):
     out = tmp_path / "out"
     done = gpu_run(
         store, "run", out, "--limit-s", "5", "--items", items(tmp_path, ("a", 9, "true"))

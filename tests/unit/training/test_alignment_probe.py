@@ -1,12 +1,8 @@
 """The gate where a step trains on older tokens alone: a few are sampled for it."""
 
-from __future__ import annotations
-
 import contextlib
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,15 +17,15 @@ from rlmath.types import GradedSample, Group, Problem, Sample
 from tests.unit.training.test_log_prob_gate import session_of
 
 NOW = 4
-MONITOR: Any = SimpleNamespace(phase=lambda _: contextlib.nullcontext())
+MONITOR = SimpleNamespace(phase=lambda _: contextlib.nullcontext())
 
 
-def group(version: int, problem: str = "p") -> Group:
+def group(version, problem="p"):
     sample = sample_of(Request(problem, 0, (1, 2), 8, 1.0, 1.0, 0), version, 0.0)
     return Group(Problem(problem, "?", (1, 2), ("3",)), (GradedSample(sample, 1.0, True, ""),))
 
 
-def sample_of(request: Request, version: int, difference: float) -> Sample:
+def sample_of(request, version, difference):
     return Sample(
         request.problem_id,
         request.index,
@@ -43,9 +39,7 @@ def sample_of(request: Request, version: int, difference: float) -> Sample:
     )
 
 
-def session(
-    difference: float, *, sleeps: bool = False, engines: int = 2, keeps_kv: bool = False
-) -> Any:
+def session(difference, *, sleeps=False, engines=2, keeps_kv=False):
     """Engines whose log-probs differ from the actor's."""
     made = session_of("model.dtype=float32", sleeps=sleeps)
     made.layout.engines = engines
@@ -53,7 +47,7 @@ def session(
     pool.spec.keeps_kv = keeps_kv
     pool.requests = []
 
-    def generate(requests: Sequence[Request]) -> Iterator[Sample]:
+    def generate(requests):
         pool.requests += requests
         return (sample_of(one, NOW, difference) for one in reversed(requests))
 
@@ -61,24 +55,24 @@ def session(
     return made
 
 
-def judge(session: Any, groups: list[Group], gate: bool = True, step: int = 5) -> dict[str, float]:
+def judge(session, groups, gate=True, step=5):
     """A step of these groups, whose tokens of the present weights have no difference."""
     plan, check = SimpleNamespace(gate=gate), session.check
     batch = sampled_sequences(groups, truncated=TruncatedRule.keep, mask_duplicates=False)
-    trained: Any = SimpleNamespace(sequences=batch)
+    trained = SimpleNamespace(sequences=batch)
     given = batch.select(range(len(batch)))
     values = given.engine_log_probs
     alignment = Alignment.of_batch(
         given, values, values, NOW, stale_kv=session.sampling.pool.spec.keeps_kv
     )
-    before = BeforeUpdate(session, MONITOR, step, plan, groups, groups, trained, alignment)  # type: ignore[arg-type]
+    before = BeforeUpdate(session, MONITOR, step, plan, groups, groups, trained, alignment)
     check.before_update(before)
     assert not session.sampling.pool.requests
-    found: dict[str, float] = check.after_sync(AfterSync(session, MONITOR, step, False))
+    found = check.after_sync(AfterSync(session, MONITOR, step, False))
     return found
 
 
-def test_an_engine_that_is_right_passes_and_one_that_is_not_stops_the_step() -> None:
+def test_an_engine_that_is_right_passes_and_one_that_is_not_stops_the_step():
     right = session(1e-6)
     assert judge(right, [group(3), group(3, "q")])["alignment/max_abs_diff"] > 0
     requests = right.sampling.pool.requests
@@ -98,22 +92,20 @@ def test_an_engine_that_is_right_passes_and_one_that_is_not_stops_the_step() -> 
         ([group(3), group(NOW)], True, False),
     ],
 )
-def test_no_probe_where_none_is_needed_or_engines_sleep(
-    groups: list[Group], gate: bool, sleeps: bool
-) -> None:
+def test_no_probe_where_none_is_needed_or_engines_sleep(groups, gate, sleeps):
     made = session(0.0, sleeps=sleeps)
     assert not [name for name in judge(made, groups, gate) if "noise" not in name]
     assert not made.sampling.pool.requests
 
 
-def test_a_skipped_step_is_not_probed() -> None:
+def test_a_skipped_step_is_not_probed():
     made = session(0.0)
-    plan: Any = SimpleNamespace(gate=True)
+    plan = SimpleNamespace(gate=True)
     made.check.before_update(BeforeUpdate(made, MONITOR, 5, plan, [group(3)], (), None))
     assert made.check.after_sync(AfterSync(made, MONITOR, 5, False)) == {}
 
 
-def test_where_old_keys_and_values_stay_the_gate_needs_responses_of_one_version() -> None:
+def test_where_old_keys_and_values_stay_the_gate_needs_responses_of_one_version():
     (graded,) = group(NOW).samples
     mixed = replace(graded, sample=replace(graded.sample, spans=((NOW - 1, 0), (NOW, 1))))
     groups = [replace(group(NOW), samples=(mixed,))]

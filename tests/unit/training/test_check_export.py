@@ -1,10 +1,6 @@
 """The folder that a run writes against the actor's weights."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -14,11 +10,11 @@ from rlmath.training.summary import ExportError, check_export
 from rlmath.validation.convert import folder_fingerprints
 
 
-def test_export_with_exchanged_tensors_is_named_and_not_called_a_model(tmp_path: Path) -> None:
+def test_export_with_exchanged_tensors_is_named_and_not_called_a_model(tmp_path):
     folder = tmp_path / "hf"
     make_tiny_model(folder, seed=0)
     changes = SimpleNamespace(fingerprints=folder_fingerprints(folder))
-    session: Any = SimpleNamespace(actor=SimpleNamespace(weights_changes=lambda: [changes]))
+    session = SimpleNamespace(actor=SimpleNamespace(weights_changes=lambda: [changes]))
     assert check_export(session, folder, None) == {}
     file = folder / "model.safetensors"
     tensors = load_file(file)

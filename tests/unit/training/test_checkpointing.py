@@ -1,15 +1,10 @@
 """What is saved when a run is cut short, and how long a save may take."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from ray.exceptions import RayActorError
@@ -30,11 +25,11 @@ from rlmath.utils.ending_signals import signals_wait
 class SlowRanks:
     """Ranks whose disk takes a few blocks, and then no more."""
 
-    def __init__(self, blocks: int, every_s: float, then_hangs_s: float = 0.0) -> None:
+    def __init__(self, blocks, every_s, then_hangs_s=0.0):
         self.blocks, self.every_s, self.then_hangs_s = blocks, every_s, then_hangs_s
         self.changed = False
 
-    def save_checkpoint(self, folder: Path) -> None:
+    def save_checkpoint(self, folder):
         with (folder / "tensors").open("wb") as file:
             for _ in range(self.blocks):
                 time.sleep(self.every_s)
@@ -43,20 +38,20 @@ class SlowRanks:
         time.sleep(self.then_hangs_s)
 
 
-def saver_of(ranks: Any, folder: Path) -> Saver:
+def saver_of(ranks, folder):
     saver = Saver(CheckpointStore(folder, keep=1), ranks, {})
     saver.step_done(1, {})
     return saver
 
 
-def test_a_slow_disk_is_no_stall_as_long_as_the_checkpoint_grows(tmp_path: Path) -> None:
+def test_a_slow_disk_is_no_stall_as_long_as_the_checkpoint_grows(tmp_path):
     saver = saver_of(SlowRanks(blocks=12, every_s=0.1), tmp_path / "slow")
     with watch_progress(0.8, [saver.watchdog_probe()]):
         saver.save()
     assert (tmp_path / "slow" / "step_000001" / "tensors").stat().st_size == 12 * 2**20
 
 
-def test_a_disk_that_stands_still_is_one(tmp_path: Path) -> None:
+def test_a_disk_that_stands_still_is_one(tmp_path):
     saver = saver_of(SlowRanks(blocks=2, every_s=0.05, then_hangs_s=30.0), tmp_path / "stands")
     said = pytest.raises(Stalled, match=r"step_000001\.partial, 2\.0 MiB so far")
     with said, watch_progress(1.0, [saver.watchdog_probe()]):
@@ -71,9 +66,7 @@ def test_a_disk_that_stands_still_is_one(tmp_path: Path) -> None:
         *(OSError(5, "Input/output error"), ZeroDivisionError(), MemoryError()),
     ],
 )
-def test_steps_that_are_done_are_saved_when_a_run_is_cut_short(
-    tmp_path: Path, cause: BaseException, capsys: pytest.CaptureFixture
-) -> None:
+def test_steps_that_are_done_are_saved_when_a_run_is_cut_short(tmp_path, cause, capsys):
     saver = saver_of(SlowRanks(blocks=1, every_s=0.0), tmp_path)
     with pytest.raises(type(cause)), saver.saving_when_cut_short():
         raise cause
@@ -88,7 +81,7 @@ def test_steps_that_are_done_are_saved_when_a_run_is_cut_short(
         *(AlignmentError("weights differ"), DiskFull("no room"), RayActorError()),
     ],
 )
-def test_weights_that_may_be_wrong_are_not_saved(tmp_path: Path, cause: Exception) -> None:
+def test_weights_that_may_be_wrong_are_not_saved(tmp_path, cause):
     saver = saver_of(SlowRanks(blocks=1, every_s=0.0), tmp_path)
     with pytest.raises(type(cause)), saver.saving_when_cut_short():
         raise cause
@@ -103,9 +96,7 @@ def test_weights_that_may_be_wrong_are_not_saved(tmp_path: Path, cause: Exceptio
         (OSError(122, "Disk quota exceeded", "/other/samples/step_2.jsonl"), "/other/samples"),
     ],
 )
-def test_a_full_disk_names_the_folder_and_the_step(
-    tmp_path: Path, cause: Exception, folder: str
-) -> None:
+def test_a_full_disk_names_the_folder_and_the_step(tmp_path, cause, folder):
     ranks = SlowRanks(blocks=1, every_s=0.0)
     saver = saver_of(ranks, tmp_path / "checkpoints")
     saver.save()
@@ -117,11 +108,11 @@ def test_a_full_disk_names_the_folder_and_the_step(
     assert "runner.resume=auto resumes after step 1" in str(error.value)
 
 
-def test_engines_leave_the_gpus_to_ranks_that_save_after_all(tmp_path: Path) -> None:
-    events: list[str] = []
+def test_engines_leave_the_gpus_to_ranks_that_save_after_all(tmp_path):
+    events = []
     ranks = SlowRanks(blocks=1, every_s=0.0)
     store = CheckpointStore(tmp_path, keep=1)
-    saver = Saver(store, ranks, {}, leave_gpus=lambda: events.append("left"))  # type: ignore[arg-type]
+    saver = Saver(store, ranks, {}, leave_gpus=lambda: events.append("left"))
     saver.step_done(1, {})
     saver.save()
     assert not events, "in the loop engines sleep, or have their own memory"
@@ -131,9 +122,7 @@ def test_engines_leave_the_gpus_to_ranks_that_save_after_all(tmp_path: Path) -> 
     assert events == ["left"]
 
 
-def test_an_update_that_was_begun_is_not_saved(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_an_update_that_was_begun_is_not_saved(tmp_path, capsys):
     ranks = SlowRanks(blocks=1, every_s=0.0)
     saver = saver_of(ranks, tmp_path)
     ranks.changed = True
@@ -143,9 +132,7 @@ def test_an_update_that_was_begun_is_not_saved(
     assert "stopped by RewardError in the update of step 2" in capsys.readouterr().out
 
 
-def test_a_run_that_began_from_another_ones_checkpoint_is_saved_in_its_own_folder(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_run_that_began_from_another_ones_checkpoint_is_saved_in_its_own_folder(tmp_path, capsys):
     ranks = SlowRanks(blocks=1, every_s=0.0)
     other = saver_of(ranks, tmp_path / "other")
     other.step_done(50, {"rollout/rewards": 0.5})
@@ -154,8 +141,8 @@ def test_a_run_that_began_from_another_ones_checkpoint_is_saved_in_its_own_folde
     theirs = store.resume(str(tmp_path / "other" / "step_000050"))
     assert theirs is not None
 
-    def cut_short() -> str:
-        saver = Saver(store, ranks, {})  # type: ignore[arg-type]
+    def cut_short():
+        saver = Saver(store, ranks, {})
         found = store.resume("auto")
         saver.restore(found or theirs, None)
         assert saver.committed_step == (50 if found else 0)
@@ -163,8 +150,8 @@ def test_a_run_that_began_from_another_ones_checkpoint_is_saved_in_its_own_folde
             raise RewardError("a reward raises")
         return capsys.readouterr().out
 
-    ranks.load_checkpoint = lambda _: None  # type: ignore[attr-defined]
-    saver = Saver(store, ranks, {})  # type: ignore[arg-type]
+    ranks.load_checkpoint = lambda _: None
+    saver = Saver(store, ranks, {})
     saver.restore(theirs, None)
     ranks.changed = True
     with pytest.raises(RewardError), saver.saving_when_cut_short():
@@ -179,11 +166,9 @@ def test_a_run_that_began_from_another_ones_checkpoint_is_saved_in_its_own_folde
     assert found.path.stat().st_ino == written, "it is saved already"
 
 
-def test_a_checkpoint_without_the_metric_of_the_best_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_checkpoint_without_the_metric_of_the_best_is_named(tmp_path, capsys):
     store = CheckpointStore(tmp_path, keep=1, best={"rollout/reward": "max"})
-    saver = Saver(store, SlowRanks(blocks=1, every_s=0.0), {})  # type: ignore[arg-type]
+    saver = Saver(store, SlowRanks(blocks=1, every_s=0.0), {})
     saver.step_done(1, {"rollout/rewards": 0.5})
     saver.save()
     assert "step 1 has no such metric" in (said := capsys.readouterr().err)
@@ -193,7 +178,7 @@ def test_a_checkpoint_without_the_metric_of_the_best_is_named(
     assert not capsys.readouterr().err
 
 
-def test_what_ranks_wrote_early_becomes_a_checkpoint_when_the_step_is_done(tmp_path: Path) -> None:
+def test_what_ranks_wrote_early_becomes_a_checkpoint_when_the_step_is_done(tmp_path):
     ranks = SlowRanks(blocks=1, every_s=0.0)
     saver = saver_of(ranks, tmp_path)
     saver.write(2)
@@ -210,7 +195,7 @@ def test_what_ranks_wrote_early_becomes_a_checkpoint_when_the_step_is_done(tmp_p
     assert (tmp_path / "step_000003" / "tensors").is_file()
 
 
-def test_what_ranks_wrote_of_a_step_that_is_never_done_is_no_checkpoint(tmp_path: Path) -> None:
+def test_what_ranks_wrote_of_a_step_that_is_never_done_is_no_checkpoint(tmp_path):
     ranks = SlowRanks(blocks=1, every_s=0.0)
     saver = saver_of(ranks, tmp_path)
     saver.save()
@@ -225,11 +210,11 @@ def test_what_ranks_wrote_of_a_step_that_is_never_done_is_no_checkpoint(tmp_path
 class SignalledRanks(SlowRanks):
     """Ranks in whose first save the driver is told to end, that many times."""
 
-    def __init__(self, number: int, signals: int) -> None:
+    def __init__(self, number, signals):
         super().__init__(blocks=1, every_s=0.0)
         self.number, self.signals, self.saves = number, signals, 0
 
-    def save_checkpoint(self, folder: Path) -> None:
+    def save_checkpoint(self, folder):
         self.saves += 1
         for _ in range(self.signals if self.saves == 1 else 0):
             os.kill(os.getpid(), self.number)
@@ -238,7 +223,7 @@ class SignalledRanks(SlowRanks):
 
 
 @pytest.fixture
-def ends_the_process() -> Iterator[None]:
+def ends_the_process():
     """On SIGTERM, as the run's own handler does."""
     before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     yield
@@ -248,12 +233,8 @@ def ends_the_process() -> Iterator[None]:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("signals", [1, 2])
 def test_a_signal_in_a_save_does_not_begin_it_again(
-    tmp_path: Path,
-    number: int,
-    signals: int,
-    ends_the_process: None,
-    capsys: pytest.CaptureFixture,
-) -> None:
+    tmp_path, number, signals, ends_the_process, capsys
+):
     """One is noted until the checkpoint is there; a second one gives the save up."""
     ranks = SignalledRanks(number, signals)
     saver = saver_of(ranks, tmp_path)
@@ -279,25 +260,23 @@ def test_a_signal_in_a_save_does_not_begin_it_again(
     ],
 )
 def test_checkpoints_are_written_in_the_background_on_cuda_unless_a_setting_says_otherwise(
-    tmp_path: Path, setting: bool | None, device: Device, expected: bool
-) -> None:
+    tmp_path, setting, device, expected
+):
     runner = SimpleNamespace(background_checkpoints=setting)
     session = SimpleNamespace(
         actor=None, leave_gpus_to_ranks=None, layout=SimpleNamespace(device=device)
     )
     store = CheckpointStore(tmp_path, keep=1)
-    config: Any = SimpleNamespace(runner=runner)
-    with open_saver(config, store, session, {}) as saver:  # type: ignore[arg-type]
+    config = SimpleNamespace(runner=runner)
+    with open_saver(config, store, session, {}) as saver:
         assert saver._in_background is expected
 
 
-def test_an_update_that_was_stopped_loses_no_step(
-    tmp_path: Path, ends_the_process: None, capsys: pytest.CaptureFixture
-) -> None:
+def test_an_update_that_was_stopped_loses_no_step(tmp_path, ends_the_process, capsys):
     ranks = SlowRanks(blocks=1, every_s=0.0)
     saver = saver_of(ranks, tmp_path)
     ranks.changed = True
-    asked: list[bool] = []
+    asked = []
     grace = Grace(60, lambda: ranks.changed, lambda: asked.append(True))
     with pytest.raises(SystemExit) as ended, saver.saving_when_cut_short(), grace:
         os.kill(os.getpid(), signal.SIGTERM)

@@ -1,13 +1,9 @@
 """What a run leaves when it ends or is interrupted: a summary in the terminal, curves."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import shlex
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +21,7 @@ from rlmath.training.summary import ending, summarize
 from rlmath.types import GradedSample, Group, Problem, Sample
 
 
-def steps(run_dir: Path, count: int = 3) -> None:
+def steps(run_dir, count=3):
     with MetricsWriter(run_dir) as writer:
         writer.write(0, {"eval/accuracy": 0.25, "eval/accuracy_standard_error": 0.03})
         for step in range(1, count + 1):
@@ -40,9 +36,7 @@ def steps(run_dir: Path, count: int = 3) -> None:
             )
 
 
-def test_the_end_of_a_run_says_what_it_came_to_and_what_is_next(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_end_of_a_run_says_what_it_came_to_and_what_is_next(tmp_path, capsys):
     run_dir = tmp_path / "run"
     rows = tmp_path / "eval.jsonl"
     rows.write_text(json.dumps({"Question": "1+1?", "answer": "2"}) + "\n")
@@ -64,7 +58,7 @@ def test_the_end_of_a_run_says_what_it_came_to_and_what_is_next(
     )
     steps(run_dir)
     layout = SimpleNamespace(actor=Layout(2, data_parallel=4), engines=8, accelerators=8)
-    session: Any = SimpleNamespace(layout=layout)
+    session = SimpleNamespace(layout=layout)
     text = ending(config, summarize(config, session, {}))
     assert "3 steps: trained on 1,500 response tokens; 1:00:00 of steps = 8.0 GPU-hours" in text
     assert "0.250 ± 0.030 before, 0.550 ± 0.020 after" in text
@@ -91,10 +85,10 @@ def test_the_end_of_a_run_says_what_it_came_to_and_what_is_next(
     assert again.reward.fallback == config.reward.fallback
 
 
-def test_the_end_says_how_many_steps_were_skipped(tmp_path: Path) -> None:
+def test_the_end_says_how_many_steps_were_skipped(tmp_path):
     config = load(["model.path=m", f"runner.run_dir={tmp_path}"])
     layout = SimpleNamespace(actor=Layout(), engines=1, accelerators=0)
-    session: Any = SimpleNamespace(layout=layout)
+    session = SimpleNamespace(layout=layout)
     with MetricsWriter(tmp_path) as writer:
         for step in (1, 2):
             writer.write(step, {"sampling/trained_groups": 0.0, "rollout/rewards": 0.0})
@@ -106,7 +100,7 @@ def test_the_end_says_how_many_steps_were_skipped(tmp_path: Path) -> None:
     assert "skipped  2 of them" in text and "no weight" not in text
 
 
-def test_an_interrupted_run_has_its_curves(tmp_path: Path) -> None:
+def test_an_interrupted_run_has_its_curves(tmp_path):
     steps(tmp_path)
     (tmp_path / ATTEMPTS_FILE).write_text('{"after_step": 2, "config": "x", "started": ""}\n')
     with pytest.raises(KeyboardInterrupt), curves_if_interrupted(tmp_path):
@@ -117,9 +111,7 @@ def test_an_interrupted_run_has_its_curves(tmp_path: Path) -> None:
         raise RuntimeError("no GPU")
 
 
-def test_a_start_says_what_begins_and_where_its_output_is(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_start_says_what_begins_and_where_its_output_is(tmp_path, capsys):
     say = StartLog(tmp_path / "logs")
     say("starting Ray")
     say("starting ranks", logs=True)
@@ -130,10 +122,10 @@ def test_a_start_says_what_begins_and_where_its_output_is(
     assert "logs" not in third
 
 
-def test_the_standard_error_of_a_reward_is_over_problems() -> None:
+def test_the_standard_error_of_a_reward_is_over_problems():
     """Equal samples of one problem are no evidence."""
 
-    def group(number: int, rewards: list[float | None]) -> Group:
+    def group(number, rewards):
         problem = Problem(f"p{number}", "?", (1,), ("2",))
         samples = [
             Sample(

@@ -1,7 +1,5 @@
 """What would fail in the export at the end of a run fails before it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -17,22 +15,20 @@ FOUND = Path(__file__).parents[4] / "shared" / "found"
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     make_tiny_model(folder)
     return folder
 
 
-def edited(tiny: Path, folder: Path, name: str, **fields: object) -> Path:
+def edited(tiny, folder, name, **fields):
     shutil.copytree(tiny, folder)
     content = json.loads((folder / name).read_text())
     (folder / name).write_text(json.dumps({**content, **fields}))
     return folder
 
 
-def test_an_end_of_sequence_in_added_tokens_decoder_alone_is_exported(
-    tiny: Path, tmp_path: Path
-) -> None:
+def test_an_end_of_sequence_in_added_tokens_decoder_alone_is_exported(tiny, tmp_path):
     rehearse_export(tiny)
     token = {"content": "<|the_end|>", "special": True, "normalized": False}
     token |= {"lstrip": False, "rstrip": False, "single_word": False}
@@ -50,7 +46,7 @@ def test_an_end_of_sequence_in_added_tokens_decoder_alone_is_exported(
     assert number in (eos if isinstance(eos, list) else [eos])
 
 
-def test_an_export_that_would_fail_or_differ_is_refused(tiny: Path, tmp_path: Path) -> None:
+def test_an_export_that_would_fail_or_differ_is_refused(tiny, tmp_path):
     broken = edited(tiny, tmp_path / "a", "generation_config.json")
     (broken / "generation_config.json").write_text("{")
     with pytest.raises(UserError, match="could not export its model at the end"):

@@ -1,12 +1,9 @@
 """SIGTERM in an update and outside of one, with real signals."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -15,26 +12,26 @@ from rlmath.utils.ending_signals import ENDING_SIGNALS, ending_by_exit, signals_
 
 
 @pytest.fixture(autouse=True)
-def ends_the_process() -> Iterator[None]:
+def ends_the_process():
     """As the run's own handler does."""
     before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     yield
     signal.signal(signal.SIGTERM, before)
 
 
-def send() -> None:
+def send():
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(0.01)
 
 
-def test_between_updates_it_ends_at_once() -> None:
+def test_between_updates_it_ends_at_once():
     with pytest.raises(SystemExit) as ended, Grace(60, lambda: False):
         send()
         pytest.fail("it went on")
     assert ended.value.code == 143
 
 
-def test_an_update_comes_to_its_end(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_update_comes_to_its_end(capsys):
     reached = False
     with pytest.raises(SystemExit) as ended, Grace(60, lambda: True) as grace:
         grace.step_done()  # Nobody has asked.
@@ -46,7 +43,7 @@ def test_an_update_comes_to_its_end(capsys: pytest.CaptureFixture[str]) -> None:
     assert "or in 60 s (runner.grace_s)" in capsys.readouterr().out
 
 
-def test_but_not_beyond_its_time_nor_a_second_signal() -> None:
+def test_but_not_beyond_its_time_nor_a_second_signal():
     with pytest.raises(SystemExit), Grace(0.05, lambda: True):
         send()
         time.sleep(10)
@@ -60,7 +57,7 @@ def test_but_not_beyond_its_time_nor_a_second_signal() -> None:
         pytest.fail("it went on")
 
 
-def test_what_fails_meanwhile_is_not_restarted() -> None:
+def test_what_fails_meanwhile_is_not_restarted():
     """A component's failure would have the run start again."""
     with pytest.raises(SystemExit), Grace(60, lambda: True):
         send()
@@ -69,14 +66,14 @@ def test_what_fails_meanwhile_is_not_restarted() -> None:
         raise RuntimeError("a defect")
 
 
-def test_the_handler_is_as_before() -> None:
+def test_the_handler_is_as_before():
     before = signal.getsignal(signal.SIGTERM)
     with Grace(60, lambda: True):
         assert signal.getsignal(signal.SIGTERM) is not before
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_signals_that_wait_leave_the_handlers_as_they_were() -> None:
+def test_signals_that_wait_leave_the_handlers_as_they_were():
     before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     with signals_wait("a save"):
         assert signal.getsignal(signal.SIGTERM) is not before[0]
@@ -89,7 +86,7 @@ def test_signals_that_wait_leave_the_handlers_as_they_were() -> None:
     assert before == (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT))
 
 
-def test_a_terminal_that_closes_tells_twice_and_ends_nothing_early() -> None:
+def test_a_terminal_that_closes_tells_twice_and_ends_nothing_early():
     """The kernel and the shell both send SIGHUP; the grace ends with its time or a SIGTERM."""
     with ending_by_exit():
         reached = 0
@@ -107,7 +104,7 @@ def test_a_terminal_that_closes_tells_twice_and_ends_nothing_early() -> None:
 
 
 @pytest.mark.parametrize("number", ENDING_SIGNALS)
-def test_signals_that_end_jobs_unwind_the_run(number: signal.Signals) -> None:
+def test_signals_that_end_jobs_unwind_the_run(number):
     before = signal.getsignal(number)
     with pytest.raises(SystemExit) as ended, ending_by_exit():
         os.kill(os.getpid(), number)
@@ -116,7 +113,7 @@ def test_signals_that_end_jobs_unwind_the_run(number: signal.Signals) -> None:
     assert signal.getsignal(number) is before
 
 
-def test_a_hangup_that_the_user_ignores_stays_ignored() -> None:
+def test_a_hangup_that_the_user_ignores_stays_ignored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with ending_by_exit(), Grace(60, lambda: False):

@@ -1,13 +1,9 @@
 """What a step trained on, kept on disk: the same batch again, within the limit, at no risk."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import os
-from pathlib import Path
 from types import SimpleNamespace
-from typing import IO, Any
 
 import numpy as np
 import pytest
@@ -31,14 +27,14 @@ CONFIG = load(
 )
 
 
-def sample(problem: str, index: int, length: int, spans: Any = ((4, 0),)) -> Sample:
+def sample(problem, index, length, spans=((4, 0),)):
     draw = np.random.default_rng(index)
     tokens, log_probs = draw.integers(0, 2**17, length, np.int32), -draw.random(length, np.float32)
-    finish: Any = "length" if index == 1 else "stop"
+    finish = "length" if index == 1 else "stop"
     return Sample(problem, index, tokens, log_probs, "", finish, spans, seed=index, engine=0)
 
 
-def groups(spans: Any = ((3, 0), (4, 2))) -> list[Group]:
+def groups(spans=((3, 0), (4, 2))):
     """Two rewards; one sample that nothing could score, one whose second reward failed."""
     scores = [(1.0, {"math": 1.0, "format": 0.0}), (None, {}), (0.1, {"math": 0.1, "format": None})]
     found = []
@@ -52,7 +48,7 @@ def groups(spans: Any = ((3, 0), (4, 2))) -> list[Group]:
     return found
 
 
-def session() -> Any:
+def session():
     items = [SimpleNamespace(label=name, weight=w) for name, w in (("math", 1.0), ("format", 0.0))]
     return SimpleNamespace(
         config=CONFIG,
@@ -64,7 +60,7 @@ def session() -> Any:
     )
 
 
-def keep(folder: Path, *steps: int, keep_gib: float = 1.0, after: int = 0, **made: Any) -> None:
+def keep(folder, *steps, keep_gib=1.0, after=0, **made):
     kept = KeptBatches(folder / FOLDER, keep_gib, after)
     coefficients = Coefficients(CONFIG.algorithm)
     coefficients.kl_coef, coefficients.entropy_coef = 0.1 + 0.2, 1 / 3
@@ -73,11 +69,11 @@ def keep(folder: Path, *steps: int, keep_gib: float = 1.0, after: int = 0, **mad
     kept.close()
 
 
-def steps_in(folder: Path) -> list[int]:
+def steps_in(folder):
     return sorted(kept_files(folder / FOLDER))
 
 
-def test_a_teachers_log_probs_come_back_bit_for_bit(tmp_path: Path) -> None:
+def test_a_teachers_log_probs_come_back_bit_for_bit(tmp_path):
     given = groups()
     teacher = [s.sample.log_probs - 0.1 for group in given for s in group.samples]
     kept = KeptBatches(tmp_path / FOLDER, 1.0)
@@ -95,7 +91,7 @@ def test_a_teachers_log_probs_come_back_bit_for_bit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("spans", [((4, 0),), ((3, 0), (4, 2))], ids=["one_version", "two"])
-def test_a_batch_comes_back_bit_for_bit(tmp_path: Path, spans: Any) -> None:
+def test_a_batch_comes_back_bit_for_bit(tmp_path, spans):
     keep(tmp_path, 7, spans=spans)
     found = read_step(kept_file(tmp_path / FOLDER, 7))
     wanted = StepBatch.of(session(), groups(spans))
@@ -128,7 +124,7 @@ def test_a_batch_comes_back_bit_for_bit(tmp_path: Path, spans: Any) -> None:
                 assert mine.dtype == theirs.dtype and torch.equal(mine, theirs), field.name
 
 
-def test_the_oldest_go_at_the_limit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_oldest_go_at_the_limit(tmp_path, capsys):
     keep(tmp_path, 1)
     size = kept_file(tmp_path / FOLDER, 1).stat().st_size
     keep(tmp_path, *range(2, 10), keep_gib=3.5 * size / 2**30, after=1)
@@ -139,12 +135,12 @@ def test_the_oldest_go_at_the_limit(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err.count("runner.replay_keep_gib") == 1
 
 
-def test_nothing_is_kept_at_0(tmp_path: Path) -> None:
+def test_nothing_is_kept_at_0(tmp_path):
     keep(tmp_path, 1, 2, keep_gib=0.0)
     assert not (tmp_path / FOLDER).exists()
 
 
-def test_a_resumed_run_drops_what_it_will_do_again(tmp_path: Path) -> None:
+def test_a_resumed_run_drops_what_it_will_do_again(tmp_path):
     keep(tmp_path, 1, 2, 3, 4)
     keep(tmp_path, after=2)
     assert steps_in(tmp_path) == [1, 2]
@@ -152,13 +148,11 @@ def test_a_resumed_run_drops_what_it_will_do_again(tmp_path: Path) -> None:
     assert steps_in(tmp_path) == []
 
 
-def test_what_a_killed_process_left_half_written_goes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_killed_process_left_half_written_goes(tmp_path, monkeypatch):
     keep(tmp_path, 1)
     before = kept_file(tmp_path / FOLDER, 1).read_bytes()
 
-    def killed(file: IO[bytes], *_: Any) -> None:
+    def killed(file, *_):
         file.write(b"half")
         file.flush()
         os.link(file.name if isinstance(file.name, str) else _path_of(tmp_path), tmp_path / "left")
@@ -174,19 +168,17 @@ def test_what_a_killed_process_left_half_written_goes(
     assert [path.name for path in (tmp_path / FOLDER).iterdir()] == ["step_000001.bin"]
 
 
-def _path_of(folder: Path) -> Path:
+def _path_of(folder):
     """Of the file that is being written."""
     (path,) = (folder / FOLDER).glob(".step_*")
     return path
 
 
-def test_a_full_disk_costs_the_batches_and_not_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk_costs_the_batches_and_not_the_run(tmp_path, monkeypatch, capsys):
     """What was half written is gone; one warning for any number of steps."""
     write = kept_batches.write_arrays
 
-    def full(file: IO[bytes], header: Any, arrays: Any) -> None:
+    def full(file, header, arrays):
         if header["step"] in (2, 3):
             file.write(b"half")
             raise OSError(errno.ENOSPC, "No space left on device")

@@ -1,13 +1,9 @@
 """The gate, the mismatch metrics and the correction, on a batch with planted differences."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -33,7 +29,7 @@ GIVEN = ["model.path=tiny", "runner.run_dir=r"]
 
 
 @pytest.fixture(autouse=True)
-def experts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def experts(monkeypatch):
     """Of the model; the last one counts."""
     found = [0]
     monkeypatch.setattr(
@@ -42,7 +38,7 @@ def experts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def batch_of(differences: list[list[float]], versions: list[int]) -> TrainingBatch:
+def batch_of(differences, versions):
     """Sequences whose actor's log-probs are -1 and whose engine's are lower by ``differences``."""
     lengths = torch.tensor([len(row) for row in differences])
     flat = torch.tensor([d for row in differences for d in row])
@@ -61,7 +57,7 @@ def batch_of(differences: list[list[float]], versions: list[int]) -> TrainingBat
     )
 
 
-def alignment_of(batch: TrainingBatch, stale_kv: bool = False) -> Alignment:
+def alignment_of(batch, stale_kv=False):
     """As two ranks report it, each its last sequence first."""
     parts = []
     for rank in range(min(2, len(batch))):
@@ -83,7 +79,7 @@ def alignment_of(batch: TrainingBatch, stale_kv: bool = False) -> Alignment:
     return Alignment.joined(parts)
 
 
-def test_mismatch_by_lag() -> None:
+def test_mismatch_by_lag():
     batch = batch_of([[0.0, 0.0], [math.log(2.0)]], versions=[4, 3])
     found = mismatch_metrics(alignment_of(batch))
     assert found["mismatch/mean_w"] == pytest.approx(4 / 3)
@@ -96,7 +92,7 @@ def test_mismatch_by_lag() -> None:
     assert not [k for k in mismatch_metrics(alignment_of(fresh)) if "lag" in k]
 
 
-def test_tokens_of_a_sequence_of_two_versions_count_by_their_own() -> None:
+def test_tokens_of_a_sequence_of_two_versions_count_by_their_own():
     """The first two tokens were sampled by version 2, and differ for a good reason."""
     batch = batch_of([[math.log(3.0), math.log(2.0), 1e-6], [0.0]], versions=[4, 4])
     ages = torch.tensor([2, 2, 0, 0], dtype=torch.uint8)
@@ -113,7 +109,7 @@ def test_tokens_of_a_sequence_of_two_versions_count_by_their_own() -> None:
         check(session_of("model.dtype=float32"), stale)
 
 
-def test_stale_keys_and_values_leave_responses_of_one_version_to_judge() -> None:
+def test_stale_keys_and_values_leave_responses_of_one_version_to_judge():
     """Sequence 0 is of versions 2 and 4, sequence 1 of 4 alone, sequence 2 of 3 alone."""
     batch = batch_of([[0.1, 0.2, 0.3], [1e-6, 0.0], [0.4]], versions=[4, 4, 3])
     ages = torch.tensor([2, 2, 0, 0, 0, 0], dtype=torch.uint8)
@@ -133,26 +129,22 @@ class Actor:
     """Log-probs of -1 that another rounding moves by ``noise``, at every second token; and weights
     whose fingerprints are planted."""
 
-    def __init__(self, noise: float, fingerprints: dict[str, int] | None = None) -> None:
+    def __init__(self, noise, fingerprints=None):
         self.noise, self.fingerprints = noise, fingerprints or {"a": 1, "b": 2}
         self.probed: list[int] = []
 
-    def log_probs(
-        self, batch: TrainingBatch, name: str = "policy", seed: int = 0
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def log_probs(self, batch, name="policy", seed=0):
         values = torch.full((batch.engine_log_probs.numel(),), -1.0)
         if name != "policy":
             self.probed.append(len(batch))
             values[::2] += self.noise
         return values, values
 
-    def weights_fingerprints(self, part: Any = None) -> dict[str, int]:
+    def weights_fingerprints(self, part=None):
         return self.fingerprints
 
 
-def session_of(
-    *overrides: str, noise: float = 0.0, sleeps: bool = False, data_parallel: int = 1
-) -> Any:
+def session_of(*overrides, noise=0.0, sleeps=False, data_parallel=1):
     pool = SimpleNamespace(
         weights_version=4,
         spec=SimpleNamespace(sleeps=sleeps, device="cuda", enforce_eager=False, adapters=None),
@@ -167,17 +159,10 @@ def session_of(
     )
 
 
-def check(
-    session: Any,
-    batch: TrainingBatch,
-    step: int = 1,
-    gate: bool = True,
-    updated: bool = False,
-    monitor: Any = None,
-) -> dict[str, float]:
+def check(session, batch, step=1, gate=True, updated=False, monitor=None):
     """The metrics of a step's alignment, and what its check says."""
     plan = StepPlan(gate=gate)
-    trained: Any = SimpleNamespace(sequences=batch)
+    trained = SimpleNamespace(sequences=batch)
     alignment = alignment_of(batch)
     if updated:
         report = StepResult(None, None, UpdateResult([], {}, None, alignment=alignment))
@@ -191,7 +176,7 @@ def check(
     return mismatch_metrics(alignment) | found
 
 
-def test_the_gate_looks_at_samples_of_the_present_weights_alone() -> None:
+def test_the_gate_looks_at_samples_of_the_present_weights_alone():
     session = session_of("alignment.max_mean_exp_abs_diff=1.05")
     assert check(session, batch_of([[0.0, 0.0], [0.7]], [4, 3]))["alignment/max_abs_diff"] == 0.0
     apart = batch_of([[0.0, 0.0], [0.7]], versions=[3, 4])
@@ -205,14 +190,12 @@ def test_the_gate_looks_at_samples_of_the_present_weights_alone() -> None:
     assert not session.actor.probed, "a limit that is given needs no measurement"
 
 
-def test_a_sensitive_token_is_rounded_in_several_ways_before_it_counts() -> None:
+def test_a_sensitive_token_is_rounded_in_several_ways_before_it_counts():
     """One rounding moves no token by more than 0.01, another one as far as the engine is."""
     one_token = batch_of([[0.3] + [0.0] * 79, [0.0] * 80], [4, 4])
 
     class Sensitive(Actor):
-        def log_probs(
-            self, batch: TrainingBatch, name: str = "policy", seed: int = 0
-        ) -> tuple[torch.Tensor, torch.Tensor]:
+        def log_probs(self, batch, name="policy", seed=0):
             values, entropy = super().log_probs(batch, name, seed)
             if name == "noise" and seed == TAIL_SEEDS[5]:
                 assert len(batch) == 1, "the others are not far away"
@@ -227,13 +210,11 @@ def test_a_sensitive_token_is_rounded_in_several_ways_before_it_counts() -> None
         check(session, one_token)
 
 
-def test_engines_in_fp8_are_judged_by_the_actors_own_products_in_fp8() -> None:
+def test_engines_in_fp8_are_judged_by_the_actors_own_products_in_fp8():
     """FP8 moves ten times as far as rounding alone; the plain noise is reported beside."""
 
     class InFp8(Actor):
-        def log_probs(
-            self, batch: TrainingBatch, name: str = "policy", seed: int = 0
-        ) -> tuple[torch.Tensor, torch.Tensor]:
+        def log_probs(self, batch, name="policy", seed=0):
             values, _ = super().log_probs(batch, name, seed)
             if name == "quantized_noise":
                 values[::2] += 9 * self.noise
@@ -261,7 +242,7 @@ def test_engines_in_fp8_are_judged_by_the_actors_own_products_in_fp8() -> None:
         check(session, batch_of([[0.35, 0.0] * 8], versions=[4]))
 
 
-def test_limits_are_multiples_of_the_rounding_noise() -> None:
+def test_limits_are_multiples_of_the_rounding_noise():
     """Half of the tokens move by 0.02: the mean moves by 0.01, of which twice is allowed."""
     noisy = [0.02, 0.0] * 8
     for factor, passes in ((1.9, True), (2.1, False)):
@@ -281,7 +262,7 @@ def test_limits_are_multiples_of_the_rounding_noise() -> None:
         check(session, one)
 
 
-def test_float32_has_least_limits() -> None:
+def test_float32_has_least_limits():
     session = session_of("model.dtype=float32", noise=0.0)
     assert check(session, batch_of([[9e-6] * 4], versions=[4]))
     with pytest.raises(AlignmentError, match=r"limit 1\.00001\)"):
@@ -290,7 +271,7 @@ def test_float32_has_least_limits() -> None:
         check(session, batch_of([[1.1e-3] + [0.0] * 999], versions=[4]))
 
 
-def test_a_few_tokens_of_an_moe_may_take_other_experts(experts: list[int]) -> None:
+def test_a_few_tokens_of_an_moe_may_take_other_experts(experts):
     """Where two are nearly equal a rounding decides; with other weights all tokens differ."""
     session = session_of("model.dtype=float32")
     rest = [[1e-6] * 499 for _ in range(4)]
@@ -314,7 +295,7 @@ def test_a_few_tokens_of_an_moe_may_take_other_experts(experts: list[int]) -> No
         check(session, one, step=200)
 
 
-def test_a_token_of_an_moe_may_make_up_the_mean(experts: list[int]) -> None:
+def test_a_token_of_an_moe_may_make_up_the_mean(experts):
     """One below the limit of the largest difference, of a model whose roundings change routes: the
     mean of exp|difference| of a healthy Qwen3-MoE was above its limit for one token of 2,560."""
     session = session_of("model.dtype=float32")
@@ -330,13 +311,13 @@ def test_a_token_of_an_moe_may_make_up_the_mean(experts: list[int]) -> None:
         check(session, one, step=100)
 
 
-def test_not_a_number_is_outside_any_limit() -> None:
+def test_not_a_number_is_outside_any_limit():
     session = session_of("model.dtype=bfloat16", noise=0.02)
     with pytest.raises(AlignmentError, match="response token 1 of sequence 0"):
         check(session, batch_of([[0.0, math.nan]], versions=[4]))
 
 
-def test_an_actor_that_computes_no_numbers_is_no_difference_to_the_engine() -> None:
+def test_an_actor_that_computes_no_numbers_is_no_difference_to_the_engine():
     session = session_of("model.dtype=float32")
     batch = batch_of([[0.0, math.nan], [0.0, 0.0]], versions=[4, 4])
     log_probs = torch.tensor([-1.0, math.nan, -1.0, -1.0])
@@ -349,7 +330,7 @@ def test_an_actor_that_computes_no_numbers_is_no_difference_to_the_engine() -> N
     assert session.actor.probed == []
 
 
-def test_the_noise_is_measured_again_before_a_step_fails_and_now_and_then() -> None:
+def test_the_noise_is_measured_again_before_a_step_fails_and_now_and_then():
     session = session_of("model.dtype=bfloat16", noise=0.02)
     near, far = batch_of([[0.02, 0.0]], versions=[4]), batch_of([[0.06, 0.0]], versions=[4])
     # As after a resume: step 3 has to measure. What it finds is no curve.
@@ -368,7 +349,7 @@ def test_the_noise_is_measured_again_before_a_step_fails_and_now_and_then() -> N
     assert session.actor.probed == [1] * 5
 
 
-def test_the_probe_is_a_few_sequences_of_the_whole_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_probe_is_a_few_sequences_of_the_whole_batch(monkeypatch):
     monkeypatch.setattr(gate, "PROBE_TOKENS", 12)
     batch = batch_of([[0.0] * 4] * 8, versions=[4, 4, 3, 4, 4, 4, 4, 4])
     probed = batch.weights_versions, batch.sequence_lengths
@@ -394,16 +375,14 @@ def test_the_probe_is_a_few_sequences_of_the_whole_batch(monkeypatch: pytest.Mon
         ({"a": 1, "b": 3}, False, True, "the actor was updated since"),
     ],
 )
-def test_a_failure_says_which_tensors_differ(
-    sent: dict[str, int], sleeps: bool, updated: bool, said: str
-) -> None:
+def test_a_failure_says_which_tensors_differ(sent, sleeps, updated, said):
     session = session_of("model.dtype=bfloat16", noise=0.02, sleeps=sleeps)
     session.actor.fingerprints = sent
     with pytest.raises(AlignmentError, match=said):
         check(session, batch_of([[0.5, 0.5]], versions=[4]), updated=updated)
 
 
-def test_an_actor_that_does_not_repeat_itself_is_told_from_an_engine_that_differs() -> None:
+def test_an_actor_that_does_not_repeat_itself_is_told_from_an_engine_that_differs():
     session = session_of("model.dtype=bfloat16", noise=0.02)
     apart = batch_of([[0.0, 0.0], [0.0, 0.5], [0.0]], versions=[4, 4, 4])
     with pytest.raises(AlignmentError, match=r"token 1 of sequence 1.* the same log-prob again"):
@@ -419,7 +398,7 @@ def test_an_actor_that_does_not_repeat_itself_is_told_from_an_engine_that_differ
         check(session_of("model.dtype=bfloat16", noise=0.02), wrong)
 
 
-def test_a_run_that_goes_on_looks_into_a_failure_once_in_a_while() -> None:
+def test_a_run_that_goes_on_looks_into_a_failure_once_in_a_while():
     session = session_of("model.dtype=bfloat16", noise=0.02)
     apart = batch_of([[0.5, 0.5]], versions=[4])
     for step in range(3, 3 + gate.NOISE_EVERY):
@@ -432,7 +411,7 @@ def test_a_run_that_goes_on_looks_into_a_failure_once_in_a_while() -> None:
         check(session, apart, 3 + gate.NOISE_EVERY)
 
 
-def test_a_failed_gate_stops_or_warns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_gate_stops_or_warns(tmp_path, capsys):
     apart = batch_of([[0.5, 0.5], [0.7]], versions=[4, 4])
     session = session_of("alignment.on_fail=stop")
     with open_monitor(tmp_path, RunnerConfig(), 3) as monitor:
@@ -445,7 +424,7 @@ def test_a_failed_gate_stops_or_warns(tmp_path: Path, capsys: pytest.CaptureFixt
         assert "mean exp|logp_actor - logp_engine| is 1.77" in capsys.readouterr().err
 
 
-def test_tokens_that_are_the_same_are_measured_once() -> None:
+def test_tokens_that_are_the_same_are_measured_once():
     """The shortcut of ``Alignment.of`` gives the same numbers as measuring again."""
     batch = batch_of([[0.1, 0.2], [0.7]], versions=[4, 4])
     found = alignment_of(batch)
@@ -455,9 +434,7 @@ def test_tokens_that_are_the_same_are_measured_once() -> None:
     assert found.loss.metrics()["mean_w"] < found.fresh.metrics()["mean_w"]
 
 
-def test_auto_writes_down_what_it_took_and_why(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_auto_writes_down_what_it_took_and_why(tmp_path, capsys):
     same = alignment_of(batch_of([[0.0, 0.0], [0.0]], versions=[0, 0])).loss
     apart = alignment_of(batch_of([[0.0, 0.0], [math.log(8.0)]], versions=[0, 0])).loss
     auto = CorrectionConfig("auto")
@@ -481,7 +458,7 @@ def test_auto_writes_down_what_it_took_and_why(
     assert both["correction/mean_weight"] == pytest.approx(5 / 6)
 
 
-def test_every_number_of_the_losses_arrives() -> None:
+def test_every_number_of_the_losses_arrives():
     config = load(
         [
             *GIVEN,

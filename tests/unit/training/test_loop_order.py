@@ -1,10 +1,6 @@
 """In which order a step saves, wakes the engines, evaluates and is written down."""
 
-from __future__ import annotations
-
 import contextlib
-from collections.abc import Callable, Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,7 +27,7 @@ from rlmath.training.checks.base import StepChecks
 class Run:
     """The parts of a run that only note what is asked of them."""
 
-    def __init__(self, folder: Path, sleeps: bool) -> None:
+    def __init__(self, folder, sleeps):
         self.events: list[str] = []
         self.changed = self.is_paused = False
         self.made: list[Any] = []
@@ -44,108 +40,103 @@ class Run:
         self.folder = folder
 
     # The engines.
-    def settle(self) -> None: ...
+    def settle(self): ...
 
-    def sleep(self) -> None:
+    def sleep(self):
         self.events += ["sleep"] if self.spec.sleeps else []
 
-    def wake(self, part: str) -> None:
+    def wake(self, part):
         self.events += [f"wake {part}"] if self.spec.sleeps else []
 
-    def set_version(self, version: int) -> None:
+    def set_version(self, version):
         self.weights_version = version
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self):
         return {}
 
     # The ranks.
-    def load_checkpoint(self, folder: Path) -> None:
+    def load_checkpoint(self, folder):
         self.events.append(f"load {int(folder.name[5:11])}")
 
-    def save_checkpoint(self, folder: Path) -> None:
+    def save_checkpoint(self, folder):
         self.events.append(f"write {int(folder.name[5:11])}")
         (folder / "tensors").write_bytes(bytes(10))
 
-    def begin_room(self) -> list[Residue]:
+    def begin_room(self):
         self.events += ["begin room"] if self.spec.sleeps else []
         return [Residue(0, 0, None)] if self.spec.sleeps else []
 
-    def make_room(self, part: str, meanwhile: Callable[[], None] | None = None) -> list[Residue]:
+    def make_room(self, part, meanwhile=None):
         self.events += [f"make room for {part}"] if self.spec.sleeps else []
         if meanwhile is not None:
             meanwhile()
         return [Residue(0, 0, None)] if self.spec.sleeps else []
 
-    def take_peaks(self) -> dict[str, int]:
+    def take_peaks(self):
         return {}
 
-    def send_weights(self, version: int) -> None:
+    def send_weights(self, version):
         self.events.append(f"send {version}")
 
-    def renew_reference(self, share: float, clear_optimizer: bool) -> None:
+    def renew_reference(self, share, clear_optimizer):
         self.events.append(f"reference takes {share:g}")
 
-    def save_hf(self, folder: Path, adapters: Path | None) -> None:
+    def save_hf(self, folder, adapters):
         self.events.append("export")
 
 
 class Source:
     """Steps without a group."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run):
         self._run = run
 
-    def take(self, step: int) -> Sampled:
+    def take(self, step):
         self._run.sleep()
         return Sampled(metrics={}, finished=(), shortage="", groups=(), dropped={})
 
-    def weights_changed(self, step: int) -> None: ...
+    def weights_changed(self, step): ...
 
-    def metrics(self) -> dict[str, float]:
+    def metrics(self):
         return {}
 
-    def close(self) -> None: ...
+    def close(self): ...
 
 
 class Monitor:
     """Only the log of steps."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run):
         self._run = run
 
     @contextlib.contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def phase(self, name):
         yield
 
     @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
+    def paused(self):
         self._run.is_paused = True
         yield
         self._run.is_paused = False
 
-    def log_step(self, step: int, metrics: dict[str, float]) -> dict[str, float]:
+    def log_step(self, step, metrics):
         self._run.events.append(f"log {step}")
         return metrics | {"timing/step": 1.0}
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         return lambda *_, **__: None
 
 
 @pytest.fixture
-def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def run_of(tmp_path, monkeypatch):
     """Runs two steps without a group, of which the second is saved, up to where a run sums up."""
 
-    def run(
-        sleeps: bool,
-        resume: str = "auto",
-        steps: int = 2,
-        evaluate: Callable[[int], None] = lambda step: None,
-    ) -> Run:
+    def run(sleeps, resume="auto", steps=2, evaluate=lambda step: None):
         parts = Run(tmp_path, sleeps)
         store = CheckpointStore(tmp_path / "checkpoints", keep=1)
         monitor = Monitor(parts)
         rewards = SimpleNamespace(set_step=lambda *_: None, metrics=dict)
-        config: Any = SimpleNamespace(
+        config = SimpleNamespace(
             plugin_hashes={},
             runner=SimpleNamespace(
                 journal_keep_gib=0.0,
@@ -187,28 +178,28 @@ def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
             teacher=None,
             checks=StepChecks([]),
         )
-        saver = Saver(store, parts, {})  # type: ignore[arg-type]
+        saver = Saver(store, parts, {})
 
-        def evaluated(_: Any, __: Any, ___: Any, ____: Any, step: int) -> dict[str, float]:
+        def evaluated(_, __, ___, ____, step):
             parts.events.append("evaluate")
             evaluate(step)
             return {}
 
         report = SimpleNamespace(describe=lambda _: "", prompt_lines=lambda *_: [])
 
-        def open_monitor(folder: Path, *given: Any, **_: Any) -> Any:
+        def open_monitor(folder, *given, **_):
             parts.weights_before = DigestLog(folder, given[-1]).weights_after(given[-1] or 0)
             return contextlib.nullcontext(monitor)
 
-        def record(_: Any, done: int, begins: bool, given: Any) -> None:
+        def record(_, done, begins, given):
             parts.begins = begins
             parts.events.append(f"record {done}")
 
-        def sampler_of(*given: Any) -> Any:
+        def sampler_of(*given):
             parts.groups_before = given[3].balance.admitted
             return SimpleNamespace(journal=SampleJournal())
 
-        replaced: dict[str, Any] = {
+        replaced = {
             "load_tokenizer": lambda _: None,
             "rehearse_export": lambda _: None,
             "load_problems": lambda *_, **__: ([], report),
@@ -250,7 +241,7 @@ def run_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return run
 
 
-def sync(version: int) -> list[str]:
+def sync(version):
     """The ranks give up memory before the engines take it, for weights and for the cache; what they
     still copy for the former was begun before."""
     return [
@@ -259,7 +250,7 @@ def sync(version: int) -> list[str]:
     ]
 
 
-def test_ranks_write_while_colocated_engines_sleep(run_of: Any) -> None:
+def test_ranks_write_while_colocated_engines_sleep(run_of):
     """The checkpoint still has the evaluation: it is one only after that."""
     assert run_of(sleeps=True).events == [
         *("evaluate", "log 0", "record 0"),
@@ -270,14 +261,14 @@ def test_ranks_write_while_colocated_engines_sleep(run_of: Any) -> None:
     ]
 
 
-def test_ranks_write_after_the_step_where_engines_have_their_own_memory(run_of: Any) -> None:
+def test_ranks_write_after_the_step_where_engines_have_their_own_memory(run_of):
     assert run_of(sleeps=False).events == [
         *("evaluate", "log 0", "record 0", "send 1", "log 1"),
         *("reference takes 1", "send 2", "evaluate", "log 2", "write 2", "export", "exported 2"),
     ]
 
 
-def test_the_loop_yields_each_step_with_its_line_and_can_be_asked_between(run_of: Any) -> None:
+def test_the_loop_yields_each_step_with_its_line_and_can_be_asked_between(run_of):
     parts = run_of(sleeps=False)
     opened, one, two, finished = parts.made
     assert isinstance(opened, loop.Opened) and isinstance(finished, loop.Finished)
@@ -296,9 +287,7 @@ def test_the_loop_yields_each_step_with_its_line_and_can_be_asked_between(run_of
 @pytest.mark.parametrize(
     "start", ["never", "other/checkpoints", "checkpoints_set_aside_1", "checkpoints"]
 )
-def test_a_run_that_begins_has_nothing_of_the_folders_earlier_run(
-    run_of: Any, tmp_path: Path, start: str
-) -> None:
+def test_a_run_that_begins_has_nothing_of_the_folders_earlier_run(run_of, tmp_path, start):
     """What that one's step 1 left is of other weights, whatever has its number."""
     files = ("metrics.jsonl", DIGESTS_FILE, LEDGER_FILE)
     (tmp_path / files[0]).write_text('{"step": 1, "rollout/rewards": 0.5}\n')
@@ -317,9 +306,7 @@ def test_a_run_that_begins_has_nothing_of_the_folders_earlier_run(
     assert own or not any((tmp_path / name).is_file() for name in (files[0], files[2]))
 
 
-def test_a_rewards_parameters_are_checked_before_anything_starts(
-    monkeypatch: Any, tmp_path: Path
-) -> None:
+def test_a_rewards_parameters_are_checked_before_anything_starts(monkeypatch, tmp_path):
     """Neither Ray nor an engine is up when a reward turns out to want what the data has not."""
     from rlmath.config.arithmetic import RunLayout
     from rlmath.config.schema import Device, Placement
@@ -331,10 +318,10 @@ def test_a_rewards_parameters_are_checked_before_anything_starts(
     rewards = tmp_path / "rewards.py"
     rewards.write_text("def f(completions, answer, **kwargs):\n    return [0.0 for _ in answer]\n")
 
-    def not_reached(*_: Any, **__: Any) -> None:
+    def not_reached(*_, **__):
         raise AssertionError("started")
 
-    replaced: dict[str, Any] = {
+    replaced = {
         "with_model_folder": lambda config: config,
         "choose_platform": lambda *_, **__: SimpleNamespace(
             name="cpu", prepare_driver=lambda: None
@@ -345,12 +332,12 @@ def test_a_rewards_parameters_are_checked_before_anything_starts(
     }
     for name, value in replaced.items():
         monkeypatch.setattr(session, name, value)
-    config: Any = SimpleNamespace(
+    config = SimpleNamespace(
         cluster=SimpleNamespace(device=SimpleNamespace(value="cpu"), ray_address=None),
         runner=SimpleNamespace(run_dir=str(tmp_path)),
     )
 
-    def start(**fields: Any) -> None:
+    def start(**fields):
         problems = [Problem("rows:1", "?", (1,), ("4",), columns=fields)]
         with session.open_session(config, optimizer=None, problems=problems):
             pass
@@ -362,10 +349,10 @@ def test_a_rewards_parameters_are_checked_before_anything_starts(
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, EngineError("lost")])
-def test_a_signal_in_an_evaluation_costs_no_update(run_of: Any, tmp_path: Path, error: Any) -> None:
+def test_a_signal_in_an_evaluation_costs_no_update(run_of, tmp_path, error):
     """Its step is done: it is logged and saved, though an evaluation may take longer than it."""
 
-    def evaluate(step: int) -> None:
+    def evaluate(step):
         if step == 3:
             raise error
 
@@ -374,8 +361,8 @@ def test_a_signal_in_an_evaluation_costs_no_update(run_of: Any, tmp_path: Path, 
     assert [one.name for one in (tmp_path / "checkpoints").iterdir()] == ["step_000003"]
 
 
-def test_the_last_step_is_done_again_for_its_evaluation(run_of: Any, tmp_path: Path) -> None:
-    def evaluate(step: int) -> None:
+def test_the_last_step_is_done_again_for_its_evaluation(run_of, tmp_path):
+    def evaluate(step):
         if step == 5:
             raise KeyboardInterrupt
 
@@ -384,9 +371,7 @@ def test_the_last_step_is_done_again_for_its_evaluation(run_of: Any, tmp_path: P
     assert [one.name for one in (tmp_path / "checkpoints").iterdir()] == ["step_000004"]
 
 
-def test_an_export_after_fewer_steps_were_asked_for_is_of_those_that_were_made(
-    run_of: Any, tmp_path: Path
-) -> None:
+def test_an_export_after_fewer_steps_were_asked_for_is_of_those_that_were_made(run_of, tmp_path):
     store = CheckpointStore(tmp_path / "checkpoints", keep=1)
     store.begin(2).joinpath("tensors").write_bytes(b"1")
     store.commit(2, {"weights_version": 2, "sampler": {}}, {})

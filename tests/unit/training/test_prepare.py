@@ -1,25 +1,19 @@
 """A step's batch from its groups: passes in order, factors, and advantages once at the end."""
 
-from __future__ import annotations
-
 import dataclasses
 import pickle
 from types import SimpleNamespace
-from typing import Any
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-from rlmath.actor.plan import StepPlan
-from rlmath.actor.rank_step import RankStep, StepResult, TokenFigures
+from rlmath.actor.rank_step import RankStep, StepResult
 from rlmath.actor.settings import shard_settings
 from rlmath.actor.token_values import TokenValues
-from rlmath.algorithms.alignment import Alignment
 from rlmath.algorithms.peers import Alone
-from rlmath.batching.shards import Shard, response_rows, shards
+from rlmath.batching.shards import response_rows, shards
 from rlmath.config.load import load
 from rlmath.model.parallel import Layout
 from rlmath.training.controllers import Coefficients
@@ -28,7 +22,7 @@ from rlmath.training.mismatch import mismatch_metrics
 from rlmath.training.plan import complete, plan_step
 from rlmath.training.step import log_update
 from rlmath.training.step_batch import StepBatch
-from rlmath.types import GradedSample, Group, Problem, Sample, TrainingBatch
+from rlmath.types import GradedSample, Group, Problem, Sample
 
 GIVEN = ["model.path=tiny", "runner.run_dir=r", "alignment.max_mean_exp_abs_diff=9"]
 # Rewards and response lengths of two groups of two.
@@ -44,16 +38,16 @@ class Policy(Alone):
 
     is_last_stage = reports = True
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.passes: list[str] = []
 
-    def shard_log_probs(self, shard: Shard, name: str = "policy", seed: int = 0) -> TokenValues:
+    def shard_log_probs(self, shard, name="policy", seed=0):
         assert shard.batch.advantages is None, "advantages come last"
         self.passes.append(name)
         rows = rows_of(shard)
         return TokenValues(rows, (REFERENCE if name == "reference" else ACTOR)[rows], ENTROPY[rows])
 
-    def shard_values(self, shard: Shard) -> Tensor:
+    def shard_values(self, shard):
         self.passes.append("values")
         return VALUES[rows_of(shard)]
 
@@ -61,17 +55,17 @@ class Policy(Alone):
 class Ranks:
     """One rank in this process."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.policy = Policy()
 
-    def run_part(self, sequences: Any, plan: StepPlan) -> Alignment | None:
-        limit: Any = SimpleNamespace(max_tokens_per_microbatch=6, share_prompts=False)
+    def run_part(self, sequences, plan):
+        limit = SimpleNamespace(max_tokens_per_microbatch=6, share_prompts=False)
         (shard,) = shards(sequences, shard_settings(limit, Layout(), plan))
         # As it travels: read-only arrays and a bit mask.
         self.step = RankStep(self.policy, self.policy, pickle.loads(pickle.dumps(shard)))
         return self.step.run_passes(plan)
 
-    def add_advantages(self, plan: StepPlan, advantages: Any) -> TokenFigures:
+    def add_advantages(self, plan, advantages):
         places = self.step.shard.places
         own = None if advantages is None else advantages.select(places)
         found = self.step.add_advantages(plan, own)
@@ -79,16 +73,16 @@ class Ranks:
         return found
 
     @property
-    def batch(self) -> TrainingBatch:
+    def batch(self):
         """The rank's batch, in the order of the step's sequences."""
         return self.step.shard.batch.select(self.step.shard.places.argsort().tolist())
 
 
-def rows_of(shard: Shard) -> Tensor:
+def rows_of(shard):
     return response_rows(shard.places, torch.tensor(LENGTHS))
 
 
-def groups() -> list[Group]:
+def groups():
     samples = [
         GradedSample(
             Sample(
@@ -108,15 +102,13 @@ def groups() -> list[Group]:
     return [Group(problem, tuple(samples[2 * i : 2 * i + 2])) for i, problem in enumerate(problems)]
 
 
-def prepared(
-    *overrides: str, kl_coef: float = 0.0, given: Any = None, teacher: Any = None
-) -> tuple[Any, list[str]]:
+def prepared(*overrides, kl_coef=0.0, given=None, teacher=None):
     """A fifth step up to its update."""
     config, ranks = load([*GIVEN, *overrides]), Ranks()
     rewards = SimpleNamespace(items=[SimpleNamespace(label="math", weight=1.0)])
     sampling = SimpleNamespace(pool=SimpleNamespace(weights_version=4), rewards=rewards)
-    session: Any = SimpleNamespace(config=config, sampling=sampling)
-    monitor: Any = mock.MagicMock()
+    session = SimpleNamespace(config=config, sampling=sampling)
+    monitor = mock.MagicMock()
     plan = plan_step(config, 5, kl_coef)
     batch = StepBatch.of(session, given or groups(), teacher)
     alignment = ranks.run_part(batch.sequences, plan)
@@ -134,7 +126,7 @@ def prepared(
     return found, ranks.policy.passes
 
 
-def test_one_minibatch_needs_no_pass() -> None:
+def test_one_minibatch_needs_no_pass():
     found, passes = prepared("algorithm.minibatches_per_step=1", "algorithm.advantage=dr_grpo")
     assert passes == [] and found.entropy is None
     assert found.batch.old_log_probs is None and found.batch.ref_log_probs is None
@@ -142,7 +134,7 @@ def test_one_minibatch_needs_no_pass() -> None:
     assert found.metrics["rollout/response_tokens"] == 7
 
 
-def test_several_minibatches_need_the_old_log_probs() -> None:
+def test_several_minibatches_need_the_old_log_probs():
     found, passes = prepared("algorithm.minibatches_per_step=2")
     assert passes == ["old"]
     assert torch.equal(found.batch.old_log_probs, ACTOR)
@@ -150,14 +142,14 @@ def test_several_minibatches_need_the_old_log_probs() -> None:
     assert {"alignment/k3", "mismatch/k3"} <= set(found.metrics)
 
 
-def test_rollout_log_probs_can_be_the_old_ones() -> None:
+def test_rollout_log_probs_can_be_the_old_ones():
     found, passes = prepared("algorithm.old_log_probs=engine", "algorithm.entropy_top_share=0.5")
     assert passes == ["old"]
     assert found.batch.old_log_probs.tolist() == [-1.0] * 7
     assert int(found.batch.policy_factors.sum()) == 4
 
 
-def test_a_kl_in_the_reward_costs_this_token_and_those_before_it() -> None:
+def test_a_kl_in_the_reward_costs_this_token_and_those_before_it():
     found, passes = prepared(
         *("algorithm.minibatches_per_step=2", "algorithm.advantage=dr_grpo"),
         *("algorithm.kl_in=reward", "algorithm.kl_estimator=k1", "algorithm.kl_coef=0.1"),
@@ -170,7 +162,7 @@ def test_a_kl_in_the_reward_costs_this_token_and_those_before_it() -> None:
     assert torch.allclose(found.batch.advantages, plain - 0.2 * cost)
 
 
-def test_gae_reads_values_and_the_kl() -> None:
+def test_gae_reads_values_and_the_kl():
     found, passes = prepared(
         *("algorithm.advantage=gae", "algorithm.kl_in=reward", "algorithm.kl_estimator=k1"),
         *("algorithm.kl_coef=0.1", "value.whiten_advantages=false"),
@@ -184,7 +176,7 @@ def test_gae_reads_values_and_the_kl() -> None:
     assert torch.allclose(found.batch.advantages, found.batch.returns - VALUES)
 
 
-def test_a_teachers_term_is_added_last_and_within_its_bound() -> None:
+def test_a_teachers_term_is_added_last_and_within_its_bound():
     """After the whitening, to which it does not belong; of the actor's log-probs, not the engine's;
     each token for itself."""
     of_tokens = ACTOR + torch.tensor([0.5, -9.0, 0.25, -torch.inf, 0.0, 9.0, -1.0])
@@ -201,7 +193,7 @@ def test_a_teachers_term_is_added_last_and_within_its_bound() -> None:
     assert {"teacher_log_probs", "advantages"} <= set(found.fingerprints.bits)
 
 
-def test_a_teacher_alone_needs_no_reward() -> None:
+def test_a_teacher_alone_needs_no_reward():
     """A sample that nothing could score takes part, and one that is masked does not."""
     unscored = [
         Group(g.problem, tuple(dataclasses.replace(s, reward=None) for s in g.samples))
@@ -216,7 +208,7 @@ def test_a_teacher_alone_needs_no_reward() -> None:
     assert not again.batch.loss_mask.any()
 
 
-def test_top_entropy_tokens_are_a_factor_of_the_policy_term_and_the_mask_stays() -> None:
+def test_top_entropy_tokens_are_a_factor_of_the_policy_term_and_the_mask_stays():
     """Also when the tokens of a sequence are corrected; nothing else loses a token."""
     found, _ = prepared(
         "algorithm.entropy_top_share=0.5",

@@ -1,16 +1,12 @@
 """A checkpoint of other models is refused before anything is started."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from rlmath.config.load import load
-from rlmath.config.schema import Config
 from rlmath.data import ProblemStream
 from rlmath.errors import UserError
 from rlmath.model.tiny import make_tiny_model
@@ -27,17 +23,17 @@ RANK_4: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     make_tiny_model(folder)
     return folder
 
 
-def settings(model: Path, *more: str) -> Config:
+def settings(model, *more):
     return load([f"model.path={model}", "model.dtype=float32", "runner.run_dir=r", *more])
 
 
-def checkpoint(folder: Path, lora: Any = None, *, has_values: bool = False) -> Path:
+def checkpoint(folder, lora=None, *, has_values=False):
     path = folder / "step_000003"
     for name in ("actor", *(["value_model"] * has_values)):
         (path / name).mkdir(parents=True)
@@ -46,7 +42,7 @@ def checkpoint(folder: Path, lora: Any = None, *, has_values: bool = False) -> P
     return path
 
 
-def test_the_same_models_in_another_layout_pass(model: Path, tmp_path: Path) -> None:
+def test_the_same_models_in_another_layout_pass(model, tmp_path):
     check_resumed_model(settings(model), checkpoint(tmp_path / "a"))
     check_resumed_model(settings(model), checkpoint(tmp_path / "b", has_values=True))
     own = "actor.lora.rank=4"
@@ -67,25 +63,21 @@ def test_the_same_models_in_another_layout_pass(model: Path, tmp_path: Path) -> 
         (RANK_4, ["actor.lora.rank=4", "actor.lora.alpha=8"], "actor.lora.alpha: 32.0 -> 8.0. Set"),
     ],
 )
-def test_other_weights_to_train_are_named_by_their_settings(
-    model: Path, tmp_path: Path, lora: Any, more: list[str], said: str
-) -> None:
+def test_other_weights_to_train_are_named_by_their_settings(model, tmp_path, lora, more, said):
     with pytest.raises(UserError, match=said.replace(".", r"\.")):
         check_resumed_model(settings(model, *more), checkpoint(tmp_path, lora))
 
 
-def test_other_data_is_refused_before_anything_starts(model: Path, tmp_path: Path) -> None:
+def test_other_data_is_refused_before_anything_starts(model, tmp_path):
     problems = [Problem(f"a:{i}", "?", (1,), ("2",)) for i in range(3)]
     place = ProblemStream(problems).state_dict()
-    found: Any = SimpleNamespace(
-        path=checkpoint(tmp_path), driver_state={"sampler": {"stream": place}}
-    )
+    found = SimpleNamespace(path=checkpoint(tmp_path), driver_state={"sampler": {"stream": place}})
     check_resumed(settings(model), ProblemStream(problems), found)
     with pytest.raises(UserError, match=r"was 3 and is 2.*model\.path"):
         check_resumed(settings(model), ProblemStream(problems[:2]), found)
 
 
-def test_a_value_model_that_is_not_there(model: Path, tmp_path: Path) -> None:
+def test_a_value_model_that_is_not_there(model, tmp_path):
     path = checkpoint(tmp_path)
     with pytest.raises(UserError, match=r"advantage=gae: .*step_000003 has no value model"):
         check_resumed_model(settings(model, "algorithm.advantage=gae"), path)

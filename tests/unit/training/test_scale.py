@@ -7,15 +7,10 @@ rank and engine has the same work at each size, so whatever is in order grows wi
 of their number.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -89,36 +84,36 @@ class Stubs:
         folder: For the model and the runs.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder, self.runs = folder, 0
         make_tiny_model(folder / "model", seed=0)
         self.ranks, self.engines = StubRay(StubRank), StubRay(StubEngine)
 
-    def run_dir(self) -> Path:
+    def run_dir(self):
         """Of the next run."""
         self.runs += 1
         self.ranks.clear()
         self.engines.clear()
         return self.folder / f"run_{self.runs}"
 
-    def take_traffic(self) -> tuple[Traffic, Traffic]:
+    def take_traffic(self):
         """Of ranks and of engines, since the last call."""
         return self.ranks.take_traffic(), self.engines.take_traffic()
 
 
 @pytest.fixture(scope="module")
-def stubs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stubs]:
+def stubs(tmp_path_factory):
     with ray_session(ClusterConfig(object_store_mib=400)):
         yield Stubs(tmp_path_factory.mktemp("scale"))
 
 
 @pytest.fixture(scope="module")
-def small(stubs: Stubs) -> Run:
+def small(stubs):
     run(8, stubs)  # What Python and torch do once.
     return run(8, stubs)
 
 
-def run(size: int, stubs: Stubs, *more: str) -> Run:
+def run(size, stubs, *more):
     """Two steps of ``size`` ranks and ``size`` engines, with more settings."""
     folder, ranks, engines = stubs.run_dir(), stubs.ranks, stubs.engines
     config = load(
@@ -182,11 +177,11 @@ def run(size: int, stubs: Stubs, *more: str) -> Run:
         return Run(size, begun, stubs.take_traffic(), ranks.waited + engines.waited, cpu_s)
 
 
-def score(**columns: Any) -> list[float]:
+def score(**columns):
     return [float(i % 2) for i in range(len(columns["completions"]))]
 
 
-def exponents(small: Run, large: Run) -> dict[str, float]:
+def exponents(small, large):
     """``a`` in ``y ~ size^a``, of everything that was counted."""
     found = {
         "the driver's CPU seconds": power(small, large, small.cpu_s, large.cpu_s),
@@ -206,20 +201,20 @@ def exponents(small: Run, large: Run) -> dict[str, float]:
     return found
 
 
-def power(small: Run, large: Run, before: float, after: float) -> float:
+def power(small, large, before, after):
     return math.log(after / before) / math.log(large.size / small.size)
 
 
 LIMITS = {"the driver's CPU seconds": MOST_OF_CPU, "references waited for": MOST_OF_WAITING}
 
 
-def faster_than_ranks(small: Run, large: Run) -> dict[str, float]:
+def faster_than_ranks(small, large):
     """Exponents above the limits, by what grows so."""
     found = exponents(small, large)
     return {name: a for name, a in found.items() if a > LIMITS.get(name, MOST_OF_TRAFFIC)}
 
 
-def test_nothing_grows_faster_than_the_ranks_and_engines(small: Run, stubs: Stubs) -> None:
+def test_nothing_grows_faster_than_the_ranks_and_engines(small, stubs):
     large = run(64, stubs)
     assert faster_than_ranks(small, large) == {}
     # Each rank and engine was called, in both.
@@ -230,27 +225,25 @@ def test_nothing_grows_faster_than_the_ranks_and_engines(small: Run, stubs: Stub
         assert one.step[1].calls["exchange"] >= one.size
 
 
-def digests(folder: Path) -> list[dict[str, str]]:
+def digests(folder):
     return [{k: v for k, v in line.items() if k != "settings"} for line in read_digests(folder)]
 
 
 @pytest.mark.long
-def test_nor_with_512_of_each(small: Run, stubs: Stubs) -> None:
+def test_nor_with_512_of_each(small, stubs):
     middle, large = run(64, stubs), run(512, stubs)
     assert faster_than_ranks(small, large) == faster_than_ranks(middle, large) == {}
 
 
 @pytest.mark.long
-def test_nor_while_engines_sample_ahead(stubs: Stubs) -> None:
+def test_nor_while_engines_sample_ahead(stubs):
     small, large = (run(size, stubs, "rollout.schedule=pipelined") for size in (8, 64))
     assert faster_than_ranks(small, large) == {}
     # The engines' present weights are probed.
     assert large.step[0].calls["log_probs"] == 64
 
 
-def test_a_handle_of_every_engine_for_every_rank_is_seen(
-    stubs: Stubs, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_handle_of_every_engine_for_every_rank_is_seen(stubs, monkeypatch):
     monkeypatch.setattr(TransportPlan, "of_ranks", lambda plan, world_size: [plan] * world_size)
     found = faster_than_ranks(run(8, stubs), run(32, stubs))
     assert "start: given of a rank's connect_engines" in found

@@ -1,12 +1,8 @@
 """What settings say of the ranks' model."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from concurrent.futures import Future
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +10,7 @@ from rlmath.config.arithmetic import policy_updates, resolve_layout
 from rlmath.config.load import load
 from rlmath.config.reward import WorkersOn
 from rlmath.config.schema import Device
-from rlmath.grading import GradingSettings, MathGrader
+from rlmath.grading import MathGrader
 from rlmath.grading.pool import Result
 from rlmath.model.lora import Lora
 from rlmath.model.published import KNOWN
@@ -42,13 +38,13 @@ GIVEN = ["model.path=m", "data.train_paths=[x]", "runner.run_dir=r"]
     ],
 )
 def test_engines_read_no_weights_where_the_ranks_send_all_before_the_first_step(
-    overrides: list[str], resumes: bool, reads: bool
-) -> None:
+    overrides, resumes, reads
+):
     assert engines_have_to_read(load([*GIVEN, *overrides]), resumes=resumes) is reads
 
 
 @pytest.mark.parametrize("logits", ["auto", "whole", "chunked"])
-def test_the_ranks_are_told_how_to_take_logits(logits: str, tmp_path: Path) -> None:
+def test_the_ranks_are_told_how_to_take_logits(logits, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(KNOWN["Qwen2.5-1.5B"]))
     given = [f"model.path={tmp_path}", "data.train_paths=[x]", f"runner.run_dir={tmp_path}"]
     config = load([*given, "cluster.device=cpu", f"actor.logits={logits}"])
@@ -57,7 +53,7 @@ def test_the_ranks_are_told_how_to_take_logits(logits: str, tmp_path: Path) -> N
     assert settings.model.logits == logits
 
 
-def test_the_policy_has_adapters_and_the_value_model_has_none(tmp_path: Path) -> None:
+def test_the_policy_has_adapters_and_the_value_model_has_none(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(KNOWN["Qwen2.5-1.5B"]))
     given = [f"model.path={tmp_path}", "data.train_paths=[x]", f"runner.run_dir={tmp_path}"]
     given += ["cluster.device=cpu", "algorithm.advantage=gae", "runner.seed=5"]
@@ -69,7 +65,7 @@ def test_the_policy_has_adapters_and_the_value_model_has_none(tmp_path: Path) ->
     assert value is not None and value.lora is None
 
 
-def test_the_policys_schedule_begins_when_the_value_model_has_warmed_up(tmp_path: Path) -> None:
+def test_the_policys_schedule_begins_when_the_value_model_has_warmed_up(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(KNOWN["Qwen2.5-1.5B"]))
     given = [f"model.path={tmp_path}", "data.train_paths=[x]", f"runner.run_dir={tmp_path}"]
     given += ["cluster.device=cpu", "runner.steps=100", "algorithm.minibatches_per_step=4"]
@@ -87,12 +83,10 @@ def test_the_policys_schedule_begins_when_the_value_model_has_warmed_up(tmp_path
 @pytest.mark.parametrize(
     ("cores", "given", "workers"), [(2, (), 2), (16, (), 4), (256, (), 32), (256, ("3",), 3)]
 )
-def test_a_graders_workers_follow_the_cores(
-    cores: int, given: tuple[str, ...], workers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found: list[int] = []
+def test_a_graders_workers_follow_the_cores(cores, given, workers, monkeypatch):
+    found = []
 
-    def grader(num_workers: int, *_: object, **__: object) -> None:
+    def grader(num_workers, *_, **__):
         found.append(num_workers)
         raise InterruptedError
 
@@ -104,22 +98,22 @@ def test_a_graders_workers_follow_the_cores(
     assert found == [workers]
 
 
-def test_a_graders_workers_may_be_the_engines_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graders_workers_may_be_the_engines_nodes(monkeypatch):
     """They answer what its own would, and end with the session, before Ray does."""
-    asked: list[Any] = []
-    ends: list[str] = []
+    asked = []
+    ends = []
 
     class Workers:
-        def submit(self, job: dict[str, Any]) -> Future[Result]:
+        def submit(self, job):
             asked.append(job["answer"])
-            done: Future[Result] = Future()
+            done = Future()
             done.set_result(Result({"verdict": True, "method": "sympy"}, 0.1))
             return done
 
-        def close(self) -> None:
+        def close(self):
             ends.append("workers")
 
-    def made(settings: GradingSettings, engines: Any, num_workers: int | None) -> Workers:
+    def made(settings, engines, num_workers):
         assert (settings.timeout_s, engines, num_workers) == (3.0, ("one", "two"), 5)
         return Workers()
 

@@ -1,14 +1,12 @@
 """Supervised fine-tuning ends when its steps do nothing."""
 
-from __future__ import annotations
-
 import pytest
 
 from rlmath.errors import UserError
 from rlmath.training.sft import DiscardedSteps
 
 
-def test_steps_in_a_row_that_change_no_weight_end_the_run() -> None:
+def test_steps_in_a_row_that_change_no_weight_end_the_run():
     seen = DiscardedSteps()
     for step, reason in enumerate(["", "nan", "nan", "", "nan", "nan"], start=1):
         seen.see(step, reason)
@@ -18,7 +16,7 @@ def test_steps_in_a_row_that_change_no_weight_end_the_run() -> None:
         seen.see(7, "loss = nan")
 
 
-def test_from_the_first_step_on_the_model_is_suspected() -> None:
+def test_from_the_first_step_on_the_model_is_suspected():
     seen = DiscardedSteps()
     seen.see(1, "x")
     seen.see(2, "x")

@@ -1,10 +1,6 @@
 """Which samples are traced, and what stays on the disk of what was traced."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +12,7 @@ from rlmath.monitor.token_files import read_tokens, token_file, traced_in
 from rlmath.training.token_traces import traced_places, write_traces
 
 
-def test_the_first_sample_of_the_same_problems_in_every_step() -> None:
+def test_the_first_sample_of_the_same_problems_in_every_step():
     keys = [f"data/p:{problem}/{index}" for problem in (3, 1, 2, 5) for index in (0, 1)]
     by_priority = sorted(("data/p:3", "data/p:1", "data/p:2", "data/p:5"), key=priority)
     found = [keys[place] for place in traced_places(keys, 2)]
@@ -27,13 +23,13 @@ def test_the_first_sample_of_the_same_problems_in_every_step() -> None:
 
 
 @pytest.fixture
-def run_dir(tmp_path: Path) -> Path:
+def run_dir(tmp_path):
     config = load(["experiment=quickstart", "model.path=tiny", f"runner.run_dir={tmp_path}"])
     (tmp_path / "samples").mkdir()
-    batch: Any = SimpleNamespace(
+    batch = SimpleNamespace(
         keys=("a/0", "b/0"), sequences=SimpleNamespace(weights_versions=torch.tensor([3, 4]))
     )
-    monitor: Any = SimpleNamespace(run_dir=tmp_path)
+    monitor = SimpleNamespace(run_dir=tmp_path)
     for step in (4, 5):
         traces = [
             TokenTrace(
@@ -54,7 +50,7 @@ def run_dir(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_they_are_read_as_they_were(run_dir: Path) -> None:
+def test_they_are_read_as_they_were(run_dir):
     assert [step for step, _ in traced_in(run_dir)] == [4, 5]
     (first, values), (second, others) = read_tokens(run_dir, 5)
     assert (first.key, first.tokens, first.version, first.discarded) == ("a/0", 2, 3, False)
@@ -64,7 +60,7 @@ def test_they_are_read_as_they_were(run_dir: Path) -> None:
     assert others["loss_mask"].tolist() == [True, False, True]
 
 
-def test_a_damaged_file_is_as_none(run_dir: Path) -> None:
+def test_a_damaged_file_is_as_none(run_dir):
     path = token_file(run_dir, 4)
     path.write_bytes(path.read_bytes()[:-3])
     assert list(read_tokens(run_dir, 4)) == [] and list(read_tokens(run_dir, 9)) == []
@@ -72,7 +68,7 @@ def test_a_damaged_file_is_as_none(run_dir: Path) -> None:
     assert [step for step, _ in traced_in(run_dir)] == [5]
 
 
-def test_they_go_with_the_steps_samples(run_dir: Path) -> None:
+def test_they_go_with_the_steps_samples(run_dir):
     drop_samples_after(run_dir, 4)
     assert not token_file(run_dir, 5).exists() and token_file(run_dir, 4).exists()
     (run_dir / "samples" / "step_000006.jsonl").write_text("x" * 1000)

@@ -1,9 +1,6 @@
 """When the ranks' weights come back from host memory at a step's begin."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -12,18 +9,18 @@ from rlmath.training.group_source import GroupSource
 
 
 @pytest.mark.parametrize("groups", [(), ("a group",)])
-def test_weights_come_back_when_engines_sleep(groups: tuple[str, ...]) -> None:
+def test_weights_come_back_when_engines_sleep(groups):
     """Not before, as they would not fit; and not for a step that trains nothing."""
-    events: list[str] = []
+    events = []
     pool = SimpleNamespace(sleep=lambda: events.append("sleep"))
     rewards = SimpleNamespace(set_step=lambda *_: None)
-    session: Any = SimpleNamespace(
+    session = SimpleNamespace(
         config=SimpleNamespace(runner=SimpleNamespace(steps=1), rollout=RolloutConfig()),
         sampling=SimpleNamespace(pool=pool, rewards=rewards),
         actor=SimpleNamespace(begin_load=lambda: events.append("load")),
     )
     sampled = SimpleNamespace(groups=groups)
-    sampler: Any = SimpleNamespace(is_sampled=True, take=lambda _: events.append("take") or sampled)
-    monitor: Any = None
+    sampler = SimpleNamespace(is_sampled=True, take=lambda _: events.append("take") or sampled)
+    monitor = None
     assert GroupSource(session, sampler, monitor).take(1) is sampled
     assert events == ["take", "sleep", *(["load"] if groups else [])]

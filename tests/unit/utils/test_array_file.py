@@ -1,10 +1,7 @@
 """Arrays come back to the last bit, or the file is refused."""
 
-from __future__ import annotations
-
 import io
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,13 +22,13 @@ ARRAYS = {
 }
 
 
-def written(path: Path, **header: object) -> Path:
+def written(path, **header):
     with path.open("wb") as file:
         write_arrays(file, header, ARRAYS)
     return path
 
 
-def test_everything_comes_back(tmp_path: Path) -> None:
+def test_everything_comes_back(tmp_path):
     path = written(tmp_path / "a.bin", step=3, keys=["p/0", "\ud800"])
     header, arrays = read_arrays(path)
     assert header == {"step": 3, "keys": ["p/0", "\ud800"]}
@@ -44,7 +41,7 @@ def test_everything_comes_back(tmp_path: Path) -> None:
     assert read_header(path)["step"] == 3
 
 
-def test_a_changed_byte_changes_nothing_or_is_noticed_and_so_is_every_cut(tmp_path: Path) -> None:
+def test_a_changed_byte_changes_nothing_or_is_noticed_and_so_is_every_cut(tmp_path):
     path = tmp_path / "a.bin"
     small = {"mask": ARRAYS["mask"], "log_probs": ARRAYS["log_probs"]}
     whole = io.BytesIO()
@@ -67,7 +64,7 @@ def test_a_changed_byte_changes_nothing_or_is_noticed_and_so_is_every_cut(tmp_pa
             read_arrays(path)
 
 
-def test_what_compresses_is_small_and_what_does_not_hardly_grows(tmp_path: Path) -> None:
+def test_what_compresses_is_small_and_what_does_not_hardly_grows(tmp_path):
     draw = np.random.default_rng(0)
     for array, most in (
         (np.full(100_000, 151_643, np.int32), 0.01),

@@ -1,7 +1,5 @@
 """Threads that nobody has to wait for, not even the interpreter."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading
@@ -24,9 +22,9 @@ sys.exit(143)
 """
 
 
-def test_results_and_errors_come_back_in_order_of_the_calls() -> None:
+def test_results_and_errors_come_back_in_order_of_the_calls():
     threads = DaemonThreads(1, "few")
-    done: list[int] = []
+    done = []
     futures = [threads.submit(done.append, at) for at in range(50)]
     failed = threads.submit(lambda: 1 // 0)
     assert [one.result(10) for one in futures] == [None] * 50 and done == list(range(50))
@@ -37,14 +35,14 @@ def test_results_and_errors_come_back_in_order_of_the_calls() -> None:
         threads.submit(done.append, 51)
 
 
-def test_so_many_calls_are_under_way_at_once() -> None:
+def test_so_many_calls_are_under_way_at_once():
     threads, all_there = DaemonThreads(3, "three"), threading.Barrier(3)
     futures = [threads.submit(all_there.wait, 10) for _ in range(6)]
     assert sorted(one.result(10) for one in futures) == [0, 0, 1, 1, 2, 2]
     assert threads.close(10.0)
 
 
-def test_close_cancels_what_waits_and_leaves_behind_what_hangs() -> None:
+def test_close_cancels_what_waits_and_leaves_behind_what_hangs():
     threads, begun, end = DaemonThreads(1, "one"), threading.Event(), threading.Event()
     hangs = threads.submit(lambda: (begun.set(), end.wait()))
     waits = threads.submit(begun.is_set)
@@ -57,5 +55,5 @@ def test_close_cancels_what_waits_and_leaves_behind_what_hangs() -> None:
     assert threads.close(10.0) and hangs.done()
 
 
-def test_the_interpreter_ends_beside_a_call_that_does_not() -> None:
+def test_the_interpreter_ends_beside_a_call_that_does_not():
     assert subprocess.run([sys.executable, "-c", STUCK], timeout=60).returncode == 143

@@ -1,12 +1,8 @@
 """Futures that are waited for: what they held goes with them, without the cycle collector."""
 
-from __future__ import annotations
-
 import gc
 import weakref
-from collections.abc import Iterator
 from concurrent.futures import Future
-from typing import Any
 
 import pytest
 
@@ -17,7 +13,7 @@ class Thing: ...
 
 
 @pytest.fixture
-def no_collector() -> Iterator[None]:
+def no_collector():
     gc.collect()
     gc.disable()
     yield
@@ -25,10 +21,10 @@ def no_collector() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_collector")
-def test_what_was_gathered_goes_with_its_last_reference() -> None:
+def test_what_was_gathered_goes_with_its_last_reference():
     things = [Thing(), Thing()]
     seen = [weakref.ref(one) for one in things]
-    futures: list[Future[Any]] = [Future(), Future()]
+    futures = [Future(), Future()]
     whole = gather(futures)
     for future, thing in zip(futures, things, strict=True):
         future.set_result(thing)
@@ -38,11 +34,11 @@ def test_what_was_gathered_goes_with_its_last_reference() -> None:
 
 
 @pytest.mark.usefixtures("no_collector")
-def test_a_callback_is_not_kept_once_it_was_called() -> None:
-    futures: list[Future[Any]] = [Future(), Future()]
+def test_a_callback_is_not_kept_once_it_was_called():
+    futures = [Future(), Future()]
     thing, called = Thing(), []
     seen = weakref.ref(thing)
-    when_all(futures, lambda thing=thing: called.append(thing))  # type: ignore[misc]
+    when_all(futures, lambda thing=thing: called.append(thing))
     del thing
     for future in futures:
         assert not called

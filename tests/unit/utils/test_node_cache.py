@@ -1,19 +1,14 @@
 """Compiled code on a node's own disk, and the archive that other nodes begin with."""
 
-from __future__ import annotations
-
 import os
 import tempfile
-from pathlib import Path
 
 import pytest
 
 from rlmath.utils import node_cache
 
 
-def test_a_folder_that_others_can_write_to_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_that_others_can_write_to_is_refused(tmp_path, monkeypatch):
     """Its files are run."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     root = node_cache.node_cache()
@@ -27,7 +22,7 @@ def test_a_folder_that_others_can_write_to_is_refused(
         node_cache.node_cache()
 
 
-def test_what_one_engine_compiled_is_there_for_others(tmp_path: Path) -> None:
+def test_what_one_engine_compiled_is_there_for_others(tmp_path):
     mine, theirs, archive = (tmp_path / name for name in ("mine", "theirs", "archive.tar"))
     for folder in (mine, theirs):
         folder.mkdir()
@@ -49,7 +44,7 @@ def test_what_one_engine_compiled_is_there_for_others(tmp_path: Path) -> None:
     assert sorted(one.name for one in tmp_path.iterdir()) == ["archive.tar", "mine", "theirs"]
 
 
-def test_half_an_archive_costs_a_compilation_and_nothing_else(tmp_path: Path) -> None:
+def test_half_an_archive_costs_a_compilation_and_nothing_else(tmp_path):
     folder, archive = tmp_path / "folder", tmp_path / "archive.tar"
     folder.mkdir()
     archive.write_bytes(b"half" * 200)

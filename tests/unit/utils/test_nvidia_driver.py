@@ -1,8 +1,5 @@
 """What is said where torch sees no CUDA device, by what nvidia-smi says of the driver."""
 
-from __future__ import annotations
-
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,10 +11,10 @@ from rlmath.utils import nvidia_driver
 
 
 @pytest.fixture
-def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def driver(tmp_path, monkeypatch):
     """Makes an nvidia-smi that prints something and exits with a code."""
 
-    def make(said: str, code: int = 0) -> None:
+    def make(said, code=0):
         tool = tmp_path / "nvidia-smi"
         tool.write_text(f"#!/bin/sh\nprintf '{said}'\nexit {code}\n")
         tool.chmod(0o755)
@@ -26,7 +23,7 @@ def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return make
 
 
-def test_its_version_is_read(driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_version_is_read(driver, monkeypatch):
     driver("575.57.08\\n575.57.08\\n")
     assert nvidia_driver.driver_version() == "575.57.08"
     driver("NVIDIA-SMI has failed because it could not communicate with the driver", 9)
@@ -41,7 +38,7 @@ def test_its_version_is_read(driver, monkeypatch: pytest.MonkeyPatch) -> None:
     ("version", "old"),
     [("575.57.08", True), ("579.99", True), ("580.65.06", False), ("590.1", False)],
 )
-def test_cuda_13_needs_580(version: str, old: bool) -> None:
+def test_cuda_13_needs_580(version, old):
     assert nvidia_driver.is_too_old(version) is old
 
 
@@ -54,9 +51,7 @@ def test_cuda_13_needs_580(version: str, old: bool) -> None:
         ("13.0", "No devices were found", "--gpus all"),
     ],
 )
-def test_the_error_names_the_reason(
-    driver, monkeypatch: pytest.MonkeyPatch, cuda: str | None, said: str, reason: str
-) -> None:
+def test_the_error_names_the_reason(driver, monkeypatch, cuda, said, reason):
     driver(said)
     monkeypatch.setattr(rlmath.device, "cuda_visible", lambda: False)
     monkeypatch.setattr("torch.version.cuda", cuda)
@@ -65,7 +60,7 @@ def test_the_error_names_the_reason(
     assert reason in str(error.value)
 
 
-def test_doctor_names_the_reason(driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_names_the_reason(driver, monkeypatch):
     driver("575.57.08")
     monkeypatch.setattr("torch.version.cuda", "13.0")
     machine = SimpleNamespace(gpus=8, has_cuda=True)
@@ -74,7 +69,7 @@ def test_doctor_names_the_reason(driver, monkeypatch: pytest.MonkeyPatch) -> Non
     assert finding.level == "bad" and "needs 580" in finding.text
 
 
-def test_the_least_compute_capability_is_read(driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_least_compute_capability_is_read(driver, monkeypatch):
     driver("9.0\\n8.0\\n9.0\\n")
     assert nvidia_driver.compute_capability() == (8, 0)
     driver("10.0\\n")

@@ -1,13 +1,9 @@
 """A run whose reader has gone (``rlmath train | tee log``) continues, and says how it ended."""
 
-from __future__ import annotations
-
 import os
 import pty
 import subprocess
 import sys
-from pathlib import Path
-from typing import IO
 
 import pytest
 
@@ -33,7 +29,7 @@ sys.exit(run_command(command, sys.argv[1:]))
 """
 
 
-def test_the_run_ends_as_it_would_have(tmp_path) -> None:
+def test_the_run_ends_as_it_would_have(tmp_path):
     done = tmp_path / "done"
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(done)],
@@ -52,7 +48,7 @@ def test_the_run_ends_as_it_would_have(tmp_path) -> None:
     assert done.read_text() == "whole"
 
 
-def gone(what: str) -> IO[str]:
+def gone(what):
     """A stream that nothing can be written to."""
     if what == "full disk":
         return open("/dev/full", "w", encoding="utf-8")
@@ -62,15 +58,15 @@ def gone(what: str) -> IO[str]:
 
 
 @pytest.mark.parametrize("what", ["pipe", "terminal", "full disk"])
-def test_a_stream_outlives_what_it_is_written_to(what: str) -> None:
+def test_a_stream_outlives_what_it_is_written_to(what):
     with pytest.raises(OSError), gone(what) as stream:
         stream.write("x\n")
-    stream = _Lasting(gone(what))  # type: ignore[arg-type]
+    stream = _Lasting(gone(what))
     for _ in range(3):
-        print("x" * 10_000, file=stream, flush=True)  # type: ignore[arg-type]
+        print("x" * 10_000, file=stream, flush=True)
     stream.writelines(["y"])
     stream.write("\udcff")
-    stream.close = None  # type: ignore[method-assign]
+    stream.close = None
 
 
 UNENCODABLE = """
@@ -86,7 +82,7 @@ sys.exit(cli.main(["train"]))
 
 
 @pytest.mark.parametrize("where", ["ascii", "full", "closed"])
-def test_the_output_of_a_run_is_never_its_end(where: str, tmp_path: Path) -> None:
+def test_the_output_of_a_run_is_never_its_end(where, tmp_path):
     with open("/dev/full" if where == "full" else tmp_path / "log", "w", encoding="utf-8") as log:
         done = subprocess.run(
             [sys.executable, "-c", UNENCODABLE, where],

@@ -1,14 +1,11 @@
 """One run at a time in a folder, also when the first one was killed."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -19,7 +16,7 @@ HOLD = "import sys, time; from rlmath.utils.run_lock import only_run_in\n"
 HOLD += "with only_run_in(sys.argv[1]): print('held', flush=True); time.sleep(60)"
 
 
-def test_a_second_run_is_refused_and_a_killed_one_lets_go(tmp_path: Path) -> None:
+def test_a_second_run_is_refused_and_a_killed_one_lets_go(tmp_path):
     run_dir = tmp_path / "run"
     command = [sys.executable, "-c", HOLD, str(run_dir)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
@@ -34,10 +31,8 @@ def test_a_second_run_is_refused_and_a_killed_one_lets_go(tmp_path: Path) -> Non
         pass
 
 
-def test_a_file_system_without_locks_is_named_and_the_run_goes_ahead(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def no_locks(*_: object) -> None:
+def test_a_file_system_without_locks_is_named_and_the_run_goes_ahead(tmp_path, monkeypatch, capsys):
+    def no_locks(*_):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", no_locks)

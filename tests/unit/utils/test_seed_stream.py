@@ -1,19 +1,17 @@
 """Seeds that can be entered at any place of their sequence."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rlmath.utils.seed_stream import SeedStream, SeedStreams, skip
 
 
-def first(seed: int, count: int) -> list[int]:
+def first(seed, count):
     stream = SeedStream(seed)
     return [stream.next() for _ in range(count)]
 
 
-def test_the_numbers_are_those_of_splitmix64() -> None:
+def test_the_numbers_are_those_of_splitmix64():
     """Of a seed that mixes to 0 they are the generator's published first outputs for seed 0."""
     assert first(0, 3) == [
         0xE220A8397B1DCDAF >> 1,
@@ -23,7 +21,7 @@ def test_the_numbers_are_those_of_splitmix64() -> None:
 
 
 @given(st.integers(0, 2**64 - 1), st.integers(0, 60), st.integers(0, 60))
-def test_a_stream_goes_on_where_another_ended(seed: int, begun: int, more: int) -> None:
+def test_a_stream_goes_on_where_another_ended(seed, begun, more):
     later = skip(seed, begun)
     assert 0 <= later < 2**64
     assert first(later, 5) == first(seed, begun + 5)[begun:]
@@ -31,7 +29,7 @@ def test_a_stream_goes_on_where_another_ended(seed: int, begun: int, more: int) 
 
 
 @given(st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=8), st.integers(0, 20))
-def test_streams_side_by_side_are_the_same_streams(seeds: list[int], count: int) -> None:
+def test_streams_side_by_side_are_the_same_streams(seeds, count):
     streams = [SeedStream(seed) for seed in seeds]
     before = [one.next() for one in streams]
     together = SeedStreams(streams)

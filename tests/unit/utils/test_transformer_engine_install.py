@@ -1,12 +1,9 @@
 """Transformer Engine installed, missing, and installed in part, with packages made for it."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -24,12 +21,10 @@ ON_CUDA = Platform("cuda", "nccl", "transformer_engine")
 
 
 @pytest.fixture
-def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+def install(tmp_path, monkeypatch):
     """Makes a package that Python finds before any other."""
 
-    def make(
-        *, extension: str | None = "", pytorch: str = "", versions: dict[str, str] | None = None
-    ) -> None:
+    def make(*, extension="", pytorch="", versions=None):
         (tmp_path / "transformer_engine" / "pytorch").mkdir(parents=True)
         # As published: the top level does not mind that its extension cannot be imported.
         (tmp_path / "transformer_engine" / "__init__.py").write_text(
@@ -44,7 +39,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
             (folder / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
         importlib.invalidate_caches()
 
-    def forget() -> None:
+    def forget():
         for name in [n for n in sys.modules if n.partition(".")[0] == "transformer_engine"]:
             del sys.modules[name]
         importlib.invalidate_caches()
@@ -57,7 +52,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
 
 
 @pytest.fixture
-def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def one_gpu(monkeypatch):
     monkeypatch.setattr(rlmath.device, "cuda_visible", lambda: True)
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     monkeypatch.setattr(rlmath.device, "bind_to_gpu", lambda _: 1)
@@ -72,7 +67,7 @@ WHOLE = {
 
 
 @pytest.mark.parametrize("place", ["", "transformer_engine"])
-def test_a_complete_installation(install: Install, one_gpu: None, place: str) -> None:
+def test_a_complete_installation(install, one_gpu, place):
     install(versions=WHOLE, extension=place)
     assert te_install.missing_part() is None and te_install.import_error() is None
     assert choose_platform("auto") == choose_platform("cuda") == ON_CUDA
@@ -80,12 +75,12 @@ def test_a_complete_installation(install: Install, one_gpu: None, place: str) ->
     ON_CUDA.prepare_megatron_process(0, 1)
 
 
-def test_one_that_was_built_from_source_has_one_distribution(install: Install) -> None:
+def test_one_that_was_built_from_source_has_one_distribution(install):
     install(versions={"transformer-engine": "2.11.0"}, extension="transformer_engine")
     assert te_install.missing_part() is None
 
 
-def test_the_extension_was_never_built(install: Install, one_gpu: None) -> None:
+def test_the_extension_was_never_built(install, one_gpu):
     install(versions=WHOLE, extension=None)
     assert importlib.util.find_spec("transformer_engine") is not None
     with pytest.raises(UserError, match=r"transformer_engine_torch\*\.so, was not built"):
@@ -96,19 +91,19 @@ def test_the_extension_was_never_built(install: Install, one_gpu: None) -> None:
     assert choose_platform("cuda", "any").layer_spec == "local"
 
 
-def test_parts_of_different_versions(install: Install) -> None:
+def test_parts_of_different_versions(install):
     install(versions=WHOLE | {"transformer_engine_torch": "2.10.0"})
     problem = te_install.missing_part()
     assert problem is not None and "2.11.0" in problem and "2.10.0" in problem
 
 
-def test_none_at_all(install: Install, one_gpu: None) -> None:
+def test_none_at_all(install, one_gpu):
     assert te_install.missing_part() == "it is not installed"
     with pytest.raises(UserError, match=r"actor\.layers=local"):
         choose_platform("auto")
 
 
-def test_a_rank_reports_why_the_import_fails(install: Install, one_gpu: None) -> None:
+def test_a_rank_reports_why_the_import_fails(install, one_gpu):
     """Everything is there, and still a package that the extension needs is not."""
     install(versions=WHOLE, pytorch="import onnxscript_that_nobody_installed")
     assert choose_platform("cuda") == ON_CUDA
@@ -117,9 +112,7 @@ def test_a_rank_reports_why_the_import_fails(install: Install, one_gpu: None) ->
         ON_CUDA.prepare_megatron_process(0, 1)
 
 
-def test_doctor_imports_it_and_survives(
-    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_doctor_imports_it_and_survives(install, tmp_path, monkeypatch):
     install(versions=WHOLE, pytorch="import os; os._exit(3)")
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
     finding = doctor.transformer_engine()
@@ -135,7 +128,7 @@ def test_doctor_imports_it_and_survives(
     assert finding.level == "bad" and "9.1.0" in finding.text and "CUDNN_HOME" in finding.text
 
 
-def test_local_layers_never_meet_a_broken_one(install: Install, one_gpu: None) -> None:
+def test_local_layers_never_meet_a_broken_one(install, one_gpu):
     """Megatron would subclass layers of the half that imports."""
     install(versions=WHOLE, pytorch="raise OSError('undefined symbol')")
     Platform("cuda", "nccl", "local").prepare_megatron_process(0, 1)
@@ -144,7 +137,7 @@ def test_local_layers_never_meet_a_broken_one(install: Install, one_gpu: None) -
     assert importlib.util.find_spec("transformer_engine") is None
 
 
-def test_a_cpu_has_local_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_has_local_layers(monkeypatch):
     monkeypatch.setattr(rlmath.device, "cuda_visible", lambda: False)
     assert choose_platform("auto") == choose_platform("cpu", "local") == CPU
     with pytest.raises(UserError, match=r"actor\.layers=transformer_engine"):
@@ -153,9 +146,7 @@ def test_a_cpu_has_local_layers(monkeypatch: pytest.MonkeyPatch) -> None:
         choose_platform("cuda")
 
 
-def test_it_loads_the_packages_libraries_before_a_systems(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_loads_the_packages_libraries_before_a_systems(tmp_path, monkeypatch):
     """Torch has loaded the packages' cuDNN; with a second one, fused attention fails."""
     variables = ("CUDNN_HOME", "NVRTC_HOME", "CURAND_HOME")
     for name in variables:

@@ -1,9 +1,6 @@
 """Finding the model of a checkpoint and of its run."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +8,7 @@ from rlmath.errors import UserError
 from rlmath.validation.convert import model_of_run, read_checkpoint
 
 
-def test_the_model_of_a_run_is_found_from_its_settings(tmp_path: Path) -> None:
+def test_the_model_of_a_run_is_found_from_its_settings(tmp_path):
     model = tmp_path / "model"
     checkpoint = tmp_path / "run" / "checkpoints" / "step_000001"
     (checkpoint / "actor").mkdir(parents=True)
@@ -28,7 +25,7 @@ def test_the_model_of_a_run_is_found_from_its_settings(tmp_path: Path) -> None:
     assert model_of_run(checkpoint / "actor") == model
 
 
-def test_a_checkpoint_says_what_it_is(tmp_path: Path) -> None:
+def test_a_checkpoint_says_what_it_is(tmp_path):
     with pytest.raises(UserError, match=r"is no checkpoint.*runs/<run>/checkpoints/step_000050"):
         read_checkpoint(tmp_path)
     about = {"shape": {"layers": 2}, "dtype": "bfloat16", "layout": {"tensor_parallel": 4}}

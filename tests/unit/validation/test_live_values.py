@@ -1,13 +1,10 @@
 """What engines' hooks note, and how it is compared with the actor's values."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from rlmath.config.actor import ActorConfig, Fp8
 from rlmath.config.rollout import KvCacheDtype, Quantization, RolloutConfig
@@ -16,7 +13,7 @@ from rlmath.model.tiny import tiny_config
 from rlmath.training import live_divergence
 from rlmath.validation.engine_values import engine_values, noted_values, together, watch
 from rlmath.validation.find_divergence import LEAST_NOISE, beyond_rounding
-from rlmath.validation.hooks import EMBEDDING, HEAD, NORM, Values
+from rlmath.validation.hooks import EMBEDDING, HEAD, NORM
 
 TOKENS, WIDTH = 6, 8
 SPEC = model_spec(tiny_config(num_layers=2))
@@ -27,12 +24,12 @@ class Qkv(nn.Module):
 
     num_heads, num_kv_heads, head_size, num_kv_head_replicas, tp_rank = 2, 1, 2, 1, 0
 
-    def forward(self, x: Tensor) -> tuple[Tensor, None]:
+    def forward(self, x):
         return torch.arange(8.0).expand(len(x), 8) + 100 * self.tp_rank, None
 
 
 class Doubling(nn.Module):
-    def forward(self, x: Tensor) -> Any:
+    def forward(self, x):
         return 2 * x
 
 
@@ -43,7 +40,7 @@ class LogitsProcessor(Doubling):
 class Model(nn.Module):
     """A model with vLLM's names and layers."""
 
-    def __init__(self, rank: int = 0) -> None:
+    def __init__(self, rank=0):
         super().__init__()
         self.model = nn.Module()
         self.model.embed_tokens, self.model.norm = Doubling(), Doubling()
@@ -55,8 +52,8 @@ class Model(nn.Module):
         self.model.layers = nn.ModuleList([layer])
         self.logits_processor = LogitsProcessor()
 
-    def forward(self, x: Tensor) -> None:
-        layer: Any = self.model.layers[0]  # type: ignore[union-attr]
+    def forward(self, x):
+        layer = self.model.layers[0]
         x = self.model.embed_tokens(x)
         layer.input_layernorm(x)
         layer.self_attn.qkv_proj(x)
@@ -66,26 +63,26 @@ class Model(nn.Module):
         self.logits_processor(self.model.norm(x)[-1:])
 
 
-def worker_of(model: Model) -> Any:
+def worker_of(model):
     return SimpleNamespace(model_runner=SimpleNamespace(get_model=lambda: model))
 
 
 class Engine:
     """vLLM's ``LLMEngine`` with one request at most."""
 
-    def __init__(self, models: list[Model], busy: bool) -> None:
+    def __init__(self, models, busy):
         self.models, self.left = models, int(busy)
         self.salts: list[str] = []
 
-    def has_unfinished_requests(self) -> bool:
+    def has_unfinished_requests(self):
         return self.left > 0
 
-    def add_request(self, name: str, prompt: dict[str, Any], params: Any) -> None:
+    def add_request(self, name, prompt, params):
         assert (params.max_tokens, params.temperature) == (1, 0.0)
         self.salts.append(prompt["cache_salt"])
         self.left, self.tokens = 1, prompt["prompt_token_ids"]
 
-    def step(self) -> None:
+    def step(self):
         self.left = 0
         x = torch.tensor(self.tokens).float()[:, None].expand(-1, WIDTH)
         for model in self.models:
@@ -93,7 +90,7 @@ class Engine:
                 model(part)
 
 
-def pool_of(models: list[Model], busy: bool = False) -> Any:
+def pool_of(models, busy=False):
     workers, engine = [worker_of(model) for model in models], Engine(models, busy)
     return SimpleNamespace(
         call_workers=lambda function: [[function(worker) for worker in workers]],
@@ -102,7 +99,7 @@ def pool_of(models: list[Model], busy: bool = False) -> Any:
     )
 
 
-def test_the_engines_values_are_whole() -> None:
+def test_the_engines_values_are_whole():
     models = [Model(0), Model(1)]
     pool = pool_of(models)
     values = engine_values(pool, list(range(TOKENS)), 1)
@@ -125,7 +122,7 @@ def test_the_engines_values_are_whole() -> None:
     assert again is not None and len(set(pool.engine.salts)) == 2
 
 
-def test_an_engine_with_requests_is_left_alone() -> None:
+def test_an_engine_with_requests_is_left_alone():
     model = Model()
     pool = pool_of([model], busy=True)
     assert engine_values(pool, [1, 2], 1) is None
@@ -133,11 +130,11 @@ def test_an_engine_with_requests_is_left_alone() -> None:
     assert not any(m._forward_hooks for m in model.modules())
 
 
-def test_key_heads_on_several_workers_count_once() -> None:
+def test_key_heads_on_several_workers_count_once():
     noted = []
     for rank in range(2):
         model = Model(rank)
-        model.model.layers[0].self_attn.qkv_proj.num_kv_head_replicas = 2  # type: ignore[union-attr]
+        model.model.layers[0].self_attn.qkv_proj.num_kv_head_replicas = 2
         worker = worker_of(model)
         watch(worker)
         model(torch.ones(3, WIDTH))
@@ -146,9 +143,9 @@ def test_key_heads_on_several_workers_count_once() -> None:
     assert values[0, "q"].shape == (3, 8) and values[0, "k"].shape == (3, 2)
 
 
-def values_of(**changes: float) -> Values:
+def values_of(**changes):
     """Values of two layers; ``changes``: what is added to a step of layer 1."""
-    values: Values = {}
+    values = {}
     for layer in range(2):
         for step in ("input_norm", "q", "attention", "mlp"):
             by = changes.get(step, 0.0) if layer == 1 else 0.0
@@ -160,7 +157,7 @@ def values_of(**changes: float) -> Values:
 NOISY = values_of(input_norm=1e-3, q=1e-3, attention=1e-3, mlp=1e-3, head=1e-3)
 
 
-def test_the_first_value_beyond_rounding_is_named() -> None:
+def test_the_first_value_beyond_rounding_is_named():
     ours = values_of()
     first, worst = beyond_rounding(ours, NOISY, values_of(q=2e-3), SPEC, 6.0)
     assert first is None and worst.ratio == pytest.approx(2.0, rel=1e-3)
@@ -180,7 +177,7 @@ def test_the_first_value_beyond_rounding_is_named() -> None:
     assert first is not None and first.place == HEAD
 
 
-def session_of(theirs: Values | None, **changes: Any) -> Any:
+def session_of(theirs, **changes):
     spec = {"device": "cpu", "enforce_eager": False, "adapters": None} | changes
     config = SimpleNamespace(
         rollout=changes.get("rollout", RolloutConfig()),
@@ -212,15 +209,13 @@ def session_of(theirs: Values | None, **changes: Any) -> Any:
         (values_of(), {"actor": ActorConfig(fp8=Fp8.hybrid)}, "in FP8"),
     ],
 )
-def test_what_a_failed_gate_adds(
-    monkeypatch: pytest.MonkeyPatch, theirs: Values | None, changes: dict[str, Any], said: str
-) -> None:
+def test_what_a_failed_gate_adds(monkeypatch, theirs, changes, said):
     monkeypatch.setattr(live_divergence, "engine_values", lambda pool, tokens, layers: theirs)
     assert said in live_divergence.where_they_part(session_of(theirs, **changes), [1, 2])
 
 
-def test_what_goes_wrong_there_does_not_hide_the_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: Any) -> Values:
+def test_what_goes_wrong_there_does_not_hide_the_failure(monkeypatch):
+    def broken(*_):
         raise RuntimeError("an engine died\nwith a traceback")
 
     monkeypatch.setattr(live_divergence, "engine_values", broken)

@@ -1,7 +1,5 @@
 """What vLLM is told of the precision contract, and that a worker which does otherwise is named."""
 
-from __future__ import annotations
-
 import pytest
 
 from rlmath.config.load import load
@@ -17,13 +15,13 @@ KEPT = {
 }
 
 
-def test_vllm_is_told_of_a_head_in_float32_and_of_log_probs_after_temperature() -> None:
+def test_vllm_is_told_of_a_head_in_float32_and_of_log_probs_after_temperature():
     assert engine_arguments(Precision()) == {"logprobs_mode": "processed_logprobs"}
     told = engine_arguments(Precision(lm_head_dtype="float32"))
     assert told["hf_overrides"] == {"head_dtype": "float32"}
 
 
-def test_a_worker_that_does_otherwise_is_refused_by_name() -> None:
+def test_a_worker_that_does_otherwise_is_refused_by_name():
     check_workers([KEPT, KEPT], Precision(), "bfloat16")
     check_workers(
         [KEPT | {"router_dtype": "float32"}], Precision(router_dtype="float32"), "bfloat16"
@@ -44,6 +42,6 @@ def test_a_worker_that_does_otherwise_is_refused_by_name() -> None:
             )
 
 
-def test_a_dense_model_has_no_router_to_set() -> None:
+def test_a_dense_model_has_no_router_to_set():
     config = load(["model=tiny", "runner.run_dir=r", "precision.lm_head_dtype=float32"])
     assert precision(config) == Precision("float32", "model")

@@ -1,7 +1,5 @@
 """README.md of the plugin lists each change to vLLM: what, why, its gain, upstream, its end."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -14,14 +12,14 @@ SECTIONS = {one.splitlines()[0]: one for one in re.split(r"^## ", PAGE, flags=re
 ASKED = ("Changes", "Why", "Gain", "Upstream", "Remove when")
 
 
-def test_every_module_has_a_row_and_a_section() -> None:
+def test_every_module_has_a_row_and_a_section():
     modules = {path.name for path in PLUGIN.glob("*.py")} - {"__init__.py"}
     assert modules
     assert {name for name in modules if f"| [`{name}`]({name}) |" in PAGE} == modules
     assert {name for name in modules if f"`{name}`" in SECTIONS} == modules
 
 
-def test_every_change_is_described_in_full() -> None:
+def test_every_change_is_described_in_full():
     changes = {title: text for title, text in SECTIONS.items() if not title.startswith("Private")}
     lacking = [
         (title, word)
@@ -32,7 +30,7 @@ def test_every_change_is_described_in_full() -> None:
     assert len(changes) >= 7 and not lacking
 
 
-def test_whatever_register_installs_is_listed() -> None:
+def test_whatever_register_installs_is_listed():
     """Also what lies in other folders."""
     imported = re.findall(
         r"(?:from|import) (rlmath\.[\w.]+)|\"(rlmath\.weights[\w.]+_engine)\"",
@@ -48,7 +46,7 @@ def test_whatever_register_installs_is_listed() -> None:
     assert files <= links
 
 
-def test_links_exist_and_the_version_is_the_locked_one() -> None:
+def test_links_exist_and_the_version_is_the_locked_one():
     links = [link for link in re.findall(r"\]\(([^)#\s]+)", PAGE) if not link.startswith("http")]
     assert [link for link in links if not (PLUGIN / link).exists()] == []
     (written_for,) = re.findall(r"\*\*vLLM (\S+)\*\*", PAGE)

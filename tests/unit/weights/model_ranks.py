@@ -1,7 +1,5 @@
 """Gatherers of one rank among several, without the others: what they offer is computed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -26,7 +24,7 @@ def modules_like(
     root = nn.Module()
     layers = [nn.Module() for _ in range(spec.layers)]
     for number, layer in enumerate(layers):
-        layer.layer_number = number + 1  # type: ignore[assignment]
+        layer.layer_number = number + 1
     root.decoder = nn.Module()
     root.decoder.layers = nn.ModuleList(layers)
     experts_here = spec.experts // parallel.ep_size
@@ -58,7 +56,7 @@ def gatherer_of(
     dtype: torch.dtype = torch.bfloat16,
 ) -> tuple[BucketGatherer, nn.Module]:
     """Rank 0 of ``ranks`` tensor-parallel ranks (an expert is whole on one), and its model."""
-    group: Any = object() if ranks > 1 else None
+    group = object() if ranks > 1 else None
 
     def parallel(rank: int) -> ParallelRank:
         expert_ranks = ranks if spec.experts else 1

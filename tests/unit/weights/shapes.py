@@ -1,7 +1,5 @@
 """Small model shapes of every family, shared by the tests of weights."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -1,9 +1,6 @@
 """Latent attention in engines: what decodes is compared as well as what reads prompts."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -22,7 +19,7 @@ NAME = "model.layers.1.self_attn.kv_b_proj.weight"
 class Attention(nn.Module):
     """vLLM's halves of ``kv_b_proj``."""
 
-    def __init__(self, weight: torch.Tensor) -> None:
+    def __init__(self, weight):
         super().__init__()
         self.kv_b_proj = nn.Linear(RANK, HEADS * (CONTENT + VALUE), bias=False)
         self.kv_b_proj.weight.data = weight.clone()
@@ -32,20 +29,20 @@ class Attention(nn.Module):
 
 
 @pytest.mark.parametrize("half", [None, "W_UK_T", "W_UV"])
-def test_a_half_that_is_stale_is_named(monkeypatch: pytest.MonkeyPatch, half: str | None) -> None:
+def test_a_half_that_is_stale_is_named(monkeypatch, half):
     weight = torch.randn(HEADS * (CONTENT + VALUE), RANK)
     attention = Attention(weight)
 
-    def parts(module: Any) -> list[Part]:
+    def parts(module):
         linear = module.kv_b_proj
         return [Part("kv_b_proj.weight", linear, "weight", 0, 0, START, len(weight))]
 
     monkeypatch.setattr(engine_fingerprints, "parts_of", parts)
     whole = fingerprint(weight, START)
-    held: dict[str, int | None] = {NAME: whole}
+    held = {NAME: whole}
     if half is not None:
         getattr(attention, half).data[1, 2, 3] += 1.0
-    model: Any = SimpleNamespace(
+    model = SimpleNamespace(
         named_modules=lambda: [("model.layers.1.self_attn.mla_attn.mla_attn", attention)]
     )
     engine_fingerprints._prefer_absorbed(model, held)

@@ -1,7 +1,5 @@
 """Places of tensors in a bucket's flat buffer."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -21,9 +19,7 @@ from rlmath.weights.buckets import TensorMeta, cut_into_buckets, view_in_buffer
         ((2, 3, 64), torch.float32, 0),
     ],
 )
-def test_rows_of_a_matrix_are_an_odd_number_of_cache_lines_apart(
-    shape: tuple[int, ...], dtype: torch.dtype, stride_bytes: int
-) -> None:
+def test_rows_of_a_matrix_are_an_odd_number_of_cache_lines_apart(shape, dtype, stride_bytes):
     meta = TensorMeta("one", shape, dtype)
     assert meta.row_stride_bytes == stride_bytes
     (bucket,) = cut_into_buckets([meta], 1)
@@ -34,7 +30,7 @@ def test_rows_of_a_matrix_are_an_odd_number_of_cache_lines_apart(
     assert meta.num_bytes == torch.Size(shape).numel() * dtype.itemsize
 
 
-def test_tensors_of_a_bucket_keep_out_of_each_others_way() -> None:
+def test_tensors_of_a_bucket_keep_out_of_each_others_way():
     metas = [
         TensorMeta(str(i), shape, dtype)
         for i, (shape, dtype) in enumerate(
@@ -60,7 +56,7 @@ def test_tensors_of_a_bucket_keep_out_of_each_others_way() -> None:
     assert (buffer == 255).sum() >= bucket.num_bytes - written
 
 
-def test_a_bucket_counts_the_gaps() -> None:
+def test_a_bucket_counts_the_gaps():
     metas = [TensorMeta(str(i), (16, 32), torch.float32) for i in range(5)]
     # 16 rows of 128 + 64 bytes = 3072; two fit in 6144, and the first bucket has an eighth.
     buckets = cut_into_buckets(metas, 6144 / 2**20)

@@ -1,7 +1,5 @@
 """The elements that a rank counts of a tensor are rows, of which the first and last may be cut."""
 
-from __future__ import annotations
-
 import functools
 from itertools import pairwise
 
@@ -17,7 +15,7 @@ from rlmath.weights.tensor_prints import rows_of
     st.sampled_from([(7,), (5, 3), (1, 8), (4, 2, 3)]),
     st.lists(st.integers(0, 24), max_size=3),
 )
-def test_parts_add_up_to_the_whole(shape: tuple[int, ...], cuts: list[int]) -> None:
+def test_parts_add_up_to_the_whole(shape, cuts):
     values = torch.arange(1.0, 1 + torch.Size(shape).numel()).reshape(shape)
     size = values.numel()
     places = sorted({0, size, *(cut for cut in cuts if cut < size)})
@@ -29,5 +27,5 @@ def test_parts_add_up_to_the_whole(shape: tuple[int, ...], cuts: list[int]) -> N
     assert all(block._base is not None for block in whole)
 
 
-def test_nothing_is_nothing() -> None:
+def test_nothing_is_nothing():
     assert list(rows_of(torch.ones(3, 2), 4, 4)) == []

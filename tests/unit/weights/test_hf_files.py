@@ -1,16 +1,12 @@
 """Hugging Face folders: slices read, whole folders written, half ones never taken for whole."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from rlmath.errors import UserError, WeightsError
 from rlmath.model.tiny import tiny_config
@@ -26,7 +22,7 @@ ANNOUNCED = {name: (tuple(t.shape), t.dtype) for name, t in TENSORS.items()}
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Path:
+def source(tmp_path):
     """A folder with a config and a tokenizer whose end of sequence is token 2."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
@@ -42,14 +38,14 @@ def source(tmp_path: Path) -> Path:
     return folder
 
 
-def write(folder: Path, source: Path, tensors: dict[str, Tensor], shard_size_mib: int = 1) -> None:
+def write(folder, source, tensors, shard_size_mib=1):
     announced = {name: (tuple(t.shape), t.dtype) for name, t in tensors.items()}
     with HfFolderWriter(folder, announced, source, shard_size_mib) as writer:
         for name, tensor in tensors.items():
             writer.add(name, tensor)
 
 
-def test_what_is_written_is_read_by_us_and_by_safetensors(source: Path, tmp_path: Path) -> None:
+def test_what_is_written_is_read_by_us_and_by_safetensors(source, tmp_path):
     folder = tmp_path / "out"
     write(folder, source, TENSORS)
     theirs = load_file(folder / "model.safetensors")
@@ -71,7 +67,7 @@ def test_what_is_written_is_read_by_us_and_by_safetensors(source: Path, tmp_path
     assert "trained with rlmath" in (folder / "README.md").read_text()
 
 
-def test_large_models_are_cut_into_shards_with_an_index(source: Path, tmp_path: Path) -> None:
+def test_large_models_are_cut_into_shards_with_an_index(source, tmp_path):
     tensors = {f"layer{n}": torch.randn(300, 500) for n in range(5)}  # 0.57 MiB each
     write(tmp_path / "out", source, tensors)
     index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
@@ -82,7 +78,7 @@ def test_large_models_are_cut_into_shards_with_an_index(source: Path, tmp_path: 
             assert torch.equal(reader.read(name), tensor)
 
 
-def test_an_older_model_is_replaced_and_other_files_are_kept(source: Path, tmp_path: Path) -> None:
+def test_an_older_model_is_replaced_and_other_files_are_kept(source, tmp_path):
     folder = tmp_path / "out"
     write(folder, source, {f"old{n}": torch.zeros(300, 500) for n in range(3)})
     (folder / "notes.txt").write_text("mine")
@@ -98,7 +94,7 @@ def test_an_older_model_is_replaced_and_other_files_are_kept(source: Path, tmp_p
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "source"]
 
 
-def test_overwrite_replaces_the_whole_folder(source: Path, tmp_path: Path) -> None:
+def test_overwrite_replaces_the_whole_folder(source, tmp_path):
     folder = tmp_path / "out"
     folder.mkdir()
     (folder / "notes.txt").write_text("mine")
@@ -108,7 +104,7 @@ def test_overwrite_replaces_the_whole_folder(source: Path, tmp_path: Path) -> No
     assert not (folder / "notes.txt").exists()
 
 
-def test_a_file_is_never_made_a_folder(source: Path, tmp_path: Path) -> None:
+def test_a_file_is_never_made_a_folder(source, tmp_path):
     target = tmp_path / "out"
     target.write_text("mine")
     with pytest.raises(UserError, match="is a file"):
@@ -117,7 +113,7 @@ def test_a_file_is_never_made_a_folder(source: Path, tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "source"]
 
 
-def test_folders_with_similar_names_survive(source: Path, tmp_path: Path) -> None:
+def test_folders_with_similar_names_survive(source, tmp_path):
     for name in ("out.old", "out.partial"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "notes.txt").write_text("mine")
@@ -129,7 +125,7 @@ def test_folders_with_similar_names_survive(source: Path, tmp_path: Path) -> Non
     ]
 
 
-def test_a_link_to_a_folder_stays_a_link(source: Path, tmp_path: Path) -> None:
+def test_a_link_to_a_folder_stays_a_link(source, tmp_path):
     write(tmp_path / "real", source, {"old": torch.zeros(2)})
     (tmp_path / "out").symlink_to("real")
     write(tmp_path / "out", source, TENSORS)
@@ -138,7 +134,7 @@ def test_a_link_to_a_folder_stays_a_link(source: Path, tmp_path: Path) -> None:
         assert set(reader.names()) == set(TENSORS)
 
 
-def test_an_error_leaves_the_older_folder_and_nothing_half(source: Path, tmp_path: Path) -> None:
+def test_an_error_leaves_the_older_folder_and_nothing_half(source, tmp_path):
     folder = tmp_path / "out"
     write(folder, source, {"old": torch.zeros(2)})
     with pytest.raises(RuntimeError, match="the trainer died"):  # noqa: SIM117
@@ -153,7 +149,7 @@ def test_an_error_leaves_the_older_folder_and_nothing_half(source: Path, tmp_pat
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "source"]
 
 
-def test_what_a_killed_writer_leaves_is_removed_by_the_next(source: Path, tmp_path: Path) -> None:
+def test_what_a_killed_writer_leaves_is_removed_by_the_next(source, tmp_path):
     folder = tmp_path / "out"
     writer = HfFolderWriter(folder, ANNOUNCED, source)
     writer.add("a.weight", TENSORS["a.weight"])
@@ -169,8 +165,8 @@ def test_what_a_killed_writer_leaves_is_removed_by_the_next(source: Path, tmp_pa
     assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "source"]
 
 
-def test_tensors_come_as_announced(source: Path, tmp_path: Path) -> None:
-    def add(name: str, tensor: Tensor) -> None:
+def test_tensors_come_as_announced(source, tmp_path):
+    def add(name, tensor):
         with HfFolderWriter(tmp_path / "out", ANNOUNCED, source) as writer:
             writer.add(name, tensor)
 
@@ -182,7 +178,7 @@ def test_tensors_come_as_announced(source: Path, tmp_path: Path) -> None:
         add("a.weight", TENSORS["a.weight"].bfloat16())
 
 
-def test_broken_folders_are_named(source: Path, tmp_path: Path) -> None:
+def test_broken_folders_are_named(source, tmp_path):
     with pytest.raises(WeightsError, match=r"neither model\.safetensors nor"):
         HfFolderReader(source)
     tensors = {f"layer{n}": torch.randn(300, 500) for n in range(3)}
@@ -207,9 +203,7 @@ def test_broken_folders_are_named(source: Path, tmp_path: Path) -> None:
     ("listed", "expected"),
     [(None, 2), (2, 2), (1, [2, 1]), ([1, 2], [1, 2]), ([0, 1], [2, 0, 1])],
 )
-def test_generation_stops_where_the_tokenizer_says(
-    source: Path, listed: int | list[int] | None, expected: int | list[int]
-) -> None:
+def test_generation_stops_where_the_tokenizer_says(source, listed, expected):
     if listed is not None:
         text = json.dumps({"eos_token_id": listed, "temperature": 0.6})
         (source / "generation_config.json").write_text(text)
@@ -218,7 +212,7 @@ def test_generation_stops_where_the_tokenizer_says(
     assert result.get("temperature") == (None if listed is None else 0.6)
 
 
-def test_a_copy_without_generation_config_stops_where_config_json_says(source: Path) -> None:
+def test_a_copy_without_generation_config_stops_where_config_json_says(source):
     """As transformers and vLLM do with the original."""
     config = json.loads((source / "config.json").read_text())
     (source / "config.json").write_text(json.dumps(config | {"eos_token_id": [1, 0]}))

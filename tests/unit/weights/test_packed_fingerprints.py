@@ -1,9 +1,6 @@
 """Fingerprints of a matrix that an engine holds packed, and wider than the model."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -14,11 +11,11 @@ from rlmath.weights.transports.engine_parts import Part
 
 
 @pytest.mark.parametrize("kept", [torch.float32, torch.bfloat16])
-def test_a_router_in_float32_has_the_fingerprint_of_what_was_sent(kept: torch.dtype) -> None:
+def test_a_router_in_float32_has_the_fingerprint_of_what_was_sent(kept):
     """In a bfloat16 model with ``precision.router_dtype=float32`` vLLM packs it in float32."""
     sent = torch.randn(8, 300, generator=torch.manual_seed(1)).bfloat16()
 
-    def product(inputs: torch.Tensor, *_: Any) -> torch.Tensor:
+    def product(inputs, *_):
         return inputs.to(kept) @ sent.to(kept).t()
 
     module = SimpleNamespace(cpu_linear=product, input_size=300, weight=torch.empty(0).bfloat16())

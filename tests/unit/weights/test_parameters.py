@@ -1,20 +1,16 @@
 """Parameters by name, on modules that have the names of Megatron's layers and nothing else."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 
 from rlmath.errors import WeightsError
 from rlmath.model.families import family_of
 from rlmath.model.rank_layout import ParallelRank
-from rlmath.model.spec import ModelSpec
 from rlmath.weights.gather import BucketGatherer
 from rlmath.weights.megatron import hf_tensors, load_from_hf
 from tests.unit.weights.model_ranks import modules_like
@@ -22,21 +18,19 @@ from tests.unit.weights.shapes import ALL, QWEN2, QWEN3, random_weights
 
 
 @pytest.fixture(params=ALL.values(), ids=ALL)
-def spec(request: pytest.FixtureRequest) -> ModelSpec:
-    result: ModelSpec = request.param
+def spec(request):
+    result = request.param
     return result
 
 
-def save(folder: Path, weights: dict[str, Tensor]) -> Path:
+def save(folder, weights):
     save_file(weights, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps({}))
     return folder
 
 
 @pytest.mark.parametrize("implementation", [0, 1], ids=["local", "transformer_engine"])
-def test_both_implementations_load_and_export(
-    spec: ModelSpec, implementation: int, tmp_path: Path
-) -> None:
+def test_both_implementations_load_and_export(spec, implementation, tmp_path):
     parallel = ParallelRank()
     model = modules_like(spec, implementation, parallel)
     weights = random_weights(spec)
@@ -47,7 +41,7 @@ def test_both_implementations_load_and_export(
         assert torch.equal(exported[name], tensor), name
 
 
-def test_wrapped_chunks_and_another_type(tmp_path: Path) -> None:
+def test_wrapped_chunks_and_another_type(tmp_path):
     model = modules_like(QWEN2, 0, ParallelRank())
     wrapped = nn.Module()
     wrapped.module = nn.Module()
@@ -60,7 +54,7 @@ def test_wrapped_chunks_and_another_type(tmp_path: Path) -> None:
         assert torch.equal(tensor, weights[name].bfloat16())
 
 
-def test_exported_tensors_are_no_views_of_parameters(tmp_path: Path) -> None:
+def test_exported_tensors_are_no_views_of_parameters(tmp_path):
     model = modules_like(QWEN2, 0, ParallelRank())
     load_from_hf([model], save(tmp_path, random_weights(QWEN2)), QWEN2, ParallelRank())
     before = {name: p.clone() for name, p in model.named_parameters()}
@@ -71,7 +65,7 @@ def test_exported_tensors_are_no_views_of_parameters(tmp_path: Path) -> None:
         assert torch.equal(parameter, before[name])
 
 
-def test_a_gatherer_sends_the_values_of_the_moment(tmp_path: Path) -> None:
+def test_a_gatherer_sends_the_values_of_the_moment(tmp_path):
     model = modules_like(QWEN2, 0, ParallelRank())
     load_from_hf([model], save(tmp_path, random_weights(QWEN2)), QWEN2, ParallelRank())
     gatherer = BucketGatherer([model], QWEN2, ParallelRank())
@@ -82,10 +76,10 @@ def test_a_gatherer_sends_the_values_of_the_moment(tmp_path: Path) -> None:
     assert torch.equal(tensors["model.norm.weight"], torch.full((QWEN2.hidden,), 5.0))
 
 
-def test_files_with_missing_unknown_and_misshapen_tensors_are_named(tmp_path: Path) -> None:
+def test_files_with_missing_unknown_and_misshapen_tensors_are_named(tmp_path):
     model = modules_like(QWEN2, 0, ParallelRank())
 
-    def load(changes: dict[str, Tensor | None]) -> None:
+    def load(changes):
         weights = {**random_weights(QWEN2), **changes}
         whole = {name: tensor for name, tensor in weights.items() if tensor is not None}
         load_from_hf([model], save(tmp_path, whole), QWEN2, ParallelRank())
@@ -102,7 +96,7 @@ def test_files_with_missing_unknown_and_misshapen_tensors_are_named(tmp_path: Pa
     load({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(2)})
 
 
-def test_a_tied_model_may_hold_its_output_layer_twice(tmp_path: Path) -> None:
+def test_a_tied_model_may_hold_its_output_layer_twice(tmp_path):
     model = modules_like(QWEN3, 0, ParallelRank())
     weights = random_weights(QWEN3)
     weights["lm_head.weight"] = weights["model.embed_tokens.weight"].clone()
@@ -112,7 +106,7 @@ def test_a_tied_model_may_hold_its_output_layer_twice(tmp_path: Path) -> None:
         load_from_hf([model], save(tmp_path, weights), QWEN3, ParallelRank())
 
 
-def test_megatron_parameters_without_a_place_are_named(tmp_path: Path) -> None:
+def test_megatron_parameters_without_a_place_are_named(tmp_path):
     folder = save(tmp_path, random_weights(QWEN2))
     model = modules_like(QWEN2, 0, ParallelRank())
     model.get_submodule("decoder.layers.1").register_parameter("gate", nn.Parameter(torch.ones(1)))
@@ -127,9 +121,9 @@ def test_megatron_parameters_without_a_place_are_named(tmp_path: Path) -> None:
         load_from_hf([model], folder, QWEN2, ParallelRank())
 
 
-def test_a_part_that_no_rank_holds_is_named() -> None:
+def test_a_part_that_no_rank_holds_is_named():
     model = modules_like(QWEN2, 0, ParallelRank())
-    del model.get_submodule("decoder.layers")[2]  # type: ignore[operator]
+    del model.get_submodule("decoder.layers")[2]
     with pytest.raises(WeightsError, match=r"no Megatron rank holds any of model\.layers\.2\."):
         BucketGatherer([model], QWEN2, ParallelRank())
     half = replace(QWEN2, vocab=20)
@@ -138,7 +132,7 @@ def test_a_part_that_no_rank_holds_is_named() -> None:
         BucketGatherer([shard], QWEN2, ParallelRank())
 
 
-def test_every_entry_has_a_name_for_each_implementation() -> None:
+def test_every_entry_has_a_name_for_each_implementation():
     for family in (family_of(name) for name in ALL):
         for entry in family.entries:
             assert all(("{layer}" in m) == entry.per_layer for m in entry.megatron)

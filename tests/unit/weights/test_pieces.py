@@ -1,28 +1,18 @@
 """The rules against Megatron's layouts written out by hand, for every way to share a model."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
 from rlmath.errors import ModelError, WeightsError
-from rlmath.model.families import FAMILIES, Entry, Rule, family_of
-from rlmath.model.spec import ModelSpec, padded_vocab_size
+from rlmath.model.families import FAMILIES, Rule, family_of
+from rlmath.model.spec import padded_vocab_size
 from rlmath.weights.pieces import hf_shapes, local_tensor, walk
 from tests.unit.weights.shapes import ALL, LLAMA, QWEN2, QWEN3, QWEN3_MOE, random_weights
 
 
-def shard(
-    entry: Entry,
-    spec: ModelSpec,
-    weights: dict[str, Tensor],
-    tp_size: int,
-    layer: int | None,
-    expert: int | None,
-) -> list[Tensor]:
+def shard(entry, spec, weights, tp_size, layer, expert):
     """Each rank's parameter by the pieces; what no piece fills is NaN."""
     padded = padded_vocab_size(spec.vocab, tp_size)
     result = []
@@ -36,9 +26,7 @@ def shard(
     return result
 
 
-def expected_shards(
-    entry: Entry, spec: ModelSpec, parts: list[Tensor], tp_size: int
-) -> list[Tensor]:
+def expected_shards(entry, spec, parts, tp_size):
     """Megatron's layout from its definition, with reshapes and chunks instead of intervals."""
     if entry.rule is Rule.replicated:
         return [parts[0]] * tp_size
@@ -61,7 +49,7 @@ def expected_shards(
 
 @pytest.mark.parametrize("tp_size", [1, 2, 4])
 @pytest.mark.parametrize("spec", ALL.values(), ids=ALL)
-def test_shards_are_megatrons_layout_and_merge_back(spec: ModelSpec, tp_size: int) -> None:
+def test_shards_are_megatrons_layout_and_merge_back(spec, tp_size):
     # TP 4 is more than the 2 key-value heads; 53 tokens divide over neither 2 nor 4.
     weights = random_weights(spec)
     merged = {name: torch.full_like(t, torch.nan) for name, t in weights.items()}
@@ -81,7 +69,7 @@ def test_shards_are_megatrons_layout_and_merge_back(spec: ModelSpec, tp_size: in
         assert torch.equal(merged[name], tensor), name
 
 
-def test_a_rank_can_hold_padding_alone() -> None:
+def test_a_rank_can_hold_padding_alone():
     spec = replace(QWEN2, vocab=5)
     entry = next(e for e in family_of(spec.architecture).entries if e.rule is Rule.vocabulary)
     local = local_tensor(entry, spec, 3, 4, padded_vocab=8)
@@ -97,13 +85,13 @@ def test_a_rank_can_hold_padding_alone() -> None:
         (replace(QWEN2, heads=2, kv_heads=2), 4, "query heads of 2 does not divide over 4"),
     ],
 )
-def test_what_cannot_be_shared_says_so(spec: ModelSpec, tp_size: int, words: str) -> None:
+def test_what_cannot_be_shared_says_so(spec, tp_size, words):
     with pytest.raises(WeightsError, match=words):
         for entry, layer, _ in walk(spec):
             local_tensor(entry, spec, 0, tp_size, padded_vocab_size(spec.vocab, tp_size), layer)
 
 
-def test_names_are_those_of_the_published_models() -> None:
+def test_names_are_those_of_the_published_models():
     assert "model.layers.2.self_attn.q_proj.bias" in hf_shapes(QWEN2)
     assert "lm_head.weight" in hf_shapes(QWEN2)
     assert hf_shapes(QWEN3)["model.layers.0.self_attn.q_norm.weight"] == (6,)
@@ -116,7 +104,7 @@ def test_names_are_those_of_the_published_models() -> None:
     assert "model.layers.1.mlp.gate.weight" not in moe
 
 
-def test_an_architecture_has_one_table() -> None:
+def test_an_architecture_has_one_table():
     names = [name for family in FAMILIES for name in family.architectures]
     assert len(names) == len(set(names))
     with pytest.raises(ModelError, match=r"architecture Gpt2 is not supported.*Qwen2ForC"):

@@ -1,10 +1,7 @@
 """The plan: each byte is gathered once, each engine rank has its share, errors show why."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -13,11 +10,8 @@ from rlmath.cli import main
 from rlmath.commands.plan.weights import as_json, as_table
 from rlmath.errors import UserError, WeightsError
 from rlmath.model.parallel import Layout
-from rlmath.model.spec import ModelSpec
 from rlmath.weights.pieces import hf_shapes
 from rlmath.weights.plan import (
-    Operation,
-    WeightsPlan,
     plan_weights,
 )
 from tests.unit.weights.shapes import ALL, LLAMA, QWEN2, QWEN3, QWEN3_MOE
@@ -31,7 +25,7 @@ SOURCES = [
 ]
 
 
-def elements(plan: WeightsPlan, operation: Operation) -> torch.Tensor:
+def elements(plan, operation):
     """1 where the operation's run lies in its tensor, which is counted from its shape."""
     mask = torch.zeros(hf_shapes(plan.spec)[operation.tensor], dtype=torch.int32)
     mask.narrow(operation.dim, operation.start, operation.length).fill_(1)
@@ -42,9 +36,7 @@ def elements(plan: WeightsPlan, operation: Operation) -> torch.Tensor:
 @pytest.mark.parametrize("engine_tp", [1, 2, 4])
 @pytest.mark.parametrize("source", SOURCES, ids=str)
 @pytest.mark.parametrize("spec", ALL.values(), ids=ALL)
-def test_every_element_is_gathered_once_and_kept_by_some_engine_rank(
-    spec: ModelSpec, source: Layout, engine_tp: int
-) -> None:
+def test_every_element_is_gathered_once_and_kept_by_some_engine_rank(spec, source, engine_tp):
     plan = plan_weights(spec, source, Layout(engine_tp), 0.005)
     gathered = {
         name: torch.zeros(size, dtype=torch.int32) for name, size in hf_shapes(spec).items()
@@ -68,7 +60,7 @@ def test_every_element_is_gathered_once_and_kept_by_some_engine_rank(
     assert (kept["model.norm.weight"] == engine_tp).all()
 
 
-def test_buckets_hold_whole_tensors_up_to_their_size() -> None:
+def test_buckets_hold_whole_tensors_up_to_their_size():
     plan = plan_weights(QWEN2, Layout(), Layout(), bucket_size_mib=0.004)
     limit_bytes = int(0.004 * 2**20)
     for planned in plan.buckets:
@@ -78,14 +70,14 @@ def test_buckets_hold_whole_tensors_up_to_their_size() -> None:
     assert plan.num_bytes == sum(2 * torch.Size(size).numel() for size in hf_shapes(QWEN2).values())
 
 
-def test_a_tied_embedding_travels_once_and_from_the_first_stage() -> None:
+def test_a_tied_embedding_travels_once_and_from_the_first_stage():
     plan = plan_weights(QWEN3, Layout(2, 3), Layout())
     ranks = [op.rank for p in plan.buckets for op in p.gathers if "embed" in op.tensor]
     assert [(r.pp, r.tp) for r in ranks if not isinstance(r, int)] == [(0, 0), (0, 1)]
     assert not any("lm_head" in op.tensor for p in plan.buckets for op in p.gathers)
 
 
-def test_experts_come_from_their_expert_rank_and_may_stay_whole() -> None:
+def test_experts_come_from_their_expert_rank_and_may_stay_whole():
     plan = plan_weights(QWEN3_MOE, Layout(expert_parallel=2), Layout(2, expert_parallel=2))
     name = "model.layers.0.mlp.experts.3.up_proj.weight"
     gathers = [op for p in plan.buckets for op in p.gathers if op.tensor == name]
@@ -94,11 +86,11 @@ def test_experts_come_from_their_expert_rank_and_may_stay_whole() -> None:
     assert [(op.rank, op.length) for op in loads] == [(1, QWEN3_MOE.moe_ffn)]
 
 
-def chunks_of(layers: int, layout: Layout) -> tuple[tuple[tuple[int, ...], ...], ...]:
+def chunks_of(layers, layout):
     return tuple(tuple(map(tuple, stage)) for stage in layout.stage_chunks(layers))
 
 
-def test_layers_of_virtual_and_uneven_stages() -> None:
+def test_layers_of_virtual_and_uneven_stages():
     assert chunks_of(8, Layout(1, 2, virtual_stages=2)) == (
         ((0, 1), (4, 5)),
         ((2, 3), (6, 7)),
@@ -131,19 +123,19 @@ def test_layers_of_virtual_and_uneven_stages() -> None:
     ],
     ids=str,
 )
-def test_what_does_not_fit_shows_the_arithmetic(layout: Layout, words: str) -> None:
+def test_what_does_not_fit_shows_the_arithmetic(layout, words):
     with pytest.raises(UserError, match=words):
         plan_weights(QWEN2, layout, Layout())
 
 
-def test_engine_layouts_that_do_not_fit() -> None:
+def test_engine_layouts_that_do_not_fit():
     with pytest.raises(WeightsError, match=r"query heads of 8 does not divide over 3 ranks"):
         plan_weights(LLAMA, Layout(), Layout(3))
     with pytest.raises(WeightsError, match="4 experts do not divide over 3"):
         plan_weights(QWEN3_MOE, Layout(expert_parallel=3), Layout())
 
 
-def test_prints_a_table_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prints_a_table_and_json(tmp_path, capsys):
     config = {
         "architectures": ["Qwen2ForCausalLM"],
         "hidden_size": 32,
@@ -182,14 +174,12 @@ LAYOUT = ("actor.tensor_parallel=2", "actor.pipeline_parallel=2", "rollout.tenso
         ("model.path=Qwen3-9B", "no model that is known by name; did you mean Qwen3-8B?"),
     ],
 )
-def test_options_that_cannot_be_are_named(
-    options: str, words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_options_that_cannot_be_are_named(options, words, capsys):
     assert main(["plan", "weights", *options.split()]) == 2
     assert words in capsys.readouterr().err
 
 
-def test_a_model_is_known_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_is_known_by_name(capsys):
     layout = ["actor.tensor_parallel=2", "actor.expert_parallel=8", "rollout.tensor_parallel=4"]
     assert main(["plan", "weights", "model.path=qwen3_30b_a3b", *layout]) == 0
     table = capsys.readouterr().out
@@ -217,7 +207,7 @@ QWEN3_30B_A3B = replace(
 )
 
 
-def test_real_sizes_are_planned() -> None:
+def test_real_sizes_are_planned():
     plan = plan_weights(R1_DISTILL_7B, Layout(4), Layout(2))
     assert plan.num_bytes == 15_231_233_024
     # The embedding alone is more than a bucket.

@@ -1,9 +1,6 @@
 """Fingerprints of what engines in FP8 hold: parts of a worker add up to the whole."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +12,7 @@ from rlmath.weights.transports.engine_fingerprints import _of_quantized
 from rlmath.weights.transports.engine_parts import Part
 
 
-def test_matrices_of_layers_are_quantized_and_nothing_else() -> None:
+def test_matrices_of_layers_are_quantized_and_nothing_else():
     for name in ("self_attn.q_proj.weight", "mlp.down_proj.weight"):
         assert is_quantized(f"model.layers.0.{name}")
     for name in ("self_attn.q_proj.bias", "input_layernorm.weight", "mlp.gate.weight"):
@@ -23,7 +20,7 @@ def test_matrices_of_layers_are_quantized_and_nothing_else() -> None:
     assert not is_quantized("model.embed_tokens.weight") and not is_quantized("lm_head.weight")
 
 
-def worker(whole: torch.Tensor, dim: int, rank: int) -> Any:
+def worker(whole, dim, rank):
     """vLLM's layer of a tensor rank of two, quantized by the whole's rows."""
     values, scale = quantized(whole)
     size = whole.shape[dim] // 2
@@ -34,14 +31,14 @@ def worker(whole: torch.Tensor, dim: int, rank: int) -> Any:
 
 
 @pytest.mark.parametrize("dim", [0, 1])
-def test_shards_add_up_and_a_change_is_seen(dim: int) -> None:
+def test_shards_add_up_and_a_change_is_seen(dim):
     torch.manual_seed(0)
     whole = torch.randn(8, 12)
     name = "model.layers.0.mlp.down_proj.weight"
     wanted = quantized_fingerprints([(name, whole), ("norm.weight", torch.ones(3))])
     assert set(wanted) == {name, f"{name}_scale", "norm.weight"}
 
-    def found(layers: list[Any]) -> tuple[int, int]:
+    def found(layers):
         sums = [0, 0]
         for rank, layer in enumerate(layers):
             size = whole.shape[dim] // 2

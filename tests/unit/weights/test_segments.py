@@ -1,7 +1,5 @@
 """Shared memory that does not suffice is said before a write to it would kill the process."""
 
-from __future__ import annotations
-
 import os
 
 import pytest
@@ -10,11 +8,11 @@ from rlmath.errors import UserError
 from rlmath.weights.transports import segments
 
 
-def ours() -> list[str]:
+def ours():
     return [name for name in os.listdir(segments.FOLDER) if name.startswith("rlmath_full")]
 
 
-def test_full_shared_memory_is_an_error_with_the_arithmetic() -> None:
+def test_full_shared_memory_is_an_error_with_the_arithmetic():
     stat = os.statvfs(segments.FOLDER)
     each = stat.f_bavail * stat.f_frsize // 2 + 2**20
     with pytest.raises(UserError, match=r"(?s)shared memory, but /dev/shm has .*bucket_size_mib"):
@@ -22,7 +20,7 @@ def test_full_shared_memory_is_an_error_with_the_arithmetic() -> None:
     assert not ours()
 
 
-def test_shared_memory_that_another_process_takes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_memory_that_another_process_takes_first(monkeypatch):
     monkeypatch.setattr(segments, "_refuse_unless_free", lambda sizes_bytes: None)
     stat = os.statvfs(segments.FOLDER)
     # More than there is at all: the kernel refuses it without filling it.

@@ -1,12 +1,8 @@
 """Which ranks serve which engine with ``ipc``; at 1,000 GPUs each engine gets its own handles."""
 
-from __future__ import annotations
-
 import dataclasses
 import pickle
-from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import ray
@@ -23,13 +19,13 @@ from rlmath.weights.transports.shared_gpus import (
 )
 
 
-def gpus(count: int) -> list[str]:
+def gpus(count):
     return [f"GPU-{number:032x}" for number in range(count)]
 
 
 @pytest.mark.parametrize("width", [1, 2, 8])
 @pytest.mark.parametrize("count", [8, 1000])
-def test_each_engine_is_served_by_the_ranks_on_its_gpus_alone(count: int, width: int) -> None:
+def test_each_engine_is_served_by_the_ranks_on_its_gpus_alone(count, width):
     names = gpus(count)
     engine_gpus = [names[i : i + width] for i in range(0, count, width)]
     served = serving_ranks(names, engine_gpus)
@@ -41,29 +37,29 @@ def test_each_engine_is_served_by_the_ranks_on_its_gpus_alone(count: int, width:
     assert max(len(pickle.dumps(handles)) for handles in sent) < 300 * width
 
 
-def test_ranks_without_an_engine_and_engines_in_any_order() -> None:
+def test_ranks_without_an_engine_and_engines_in_any_order():
     names = gpus(8)
     assert serving_ranks(names, [[names[5], names[4]], [names[0], names[1]]]) == [(5, 4), (0, 1)]
 
 
-def test_a_worker_without_a_rank_and_ranks_that_share_a_gpu_are_refused() -> None:
+def test_a_worker_without_a_rank_and_ranks_that_share_a_gpu_are_refused():
     with pytest.raises(WeightsError, match="engine 1 has workers on GPU-x"):
         serving_ranks(gpus(2), [gpus(1), ["GPU-x"]])
     with pytest.raises(WeightsError, match="3 trainer ranks have 2 GPUs"):
         serving_ranks([*gpus(2), *gpus(1)], [gpus(2)])
 
 
-def engine(name: str, gpus: list[str], shares: Sequence[ExpertShare | None] = (None, None)) -> Any:
+def engine(name, gpus, shares=(None, None)):
     """A handle of one with two workers."""
     places = [WorkerPlace(gpu, share) for gpu, share in zip(gpus, shares, strict=True)]
     return SimpleNamespace(name=name, call_workers=SimpleNamespace(remote=lambda _: places))
 
 
-def plan(*engines: Any, transport: Any = "ipc") -> TransportPlan:
+def plan(*engines, transport="ipc"):
     return TransportPlan(transport, engines, 2, 1, "run")
 
 
-def test_a_rank_gets_the_handle_of_the_engine_that_it_calls(monkeypatch: Any) -> None:
+def test_a_rank_gets_the_handle_of_the_engine_that_it_calls(monkeypatch):
     monkeypatch.setattr(ray, "get", lambda refs: refs)
     names = gpus(5)
     one, other = engine("one", [names[3], names[0]]), engine("other", names[1:3])
@@ -73,7 +69,7 @@ def test_a_rank_gets_the_handle_of_the_engine_that_it_calls(monkeypatch: Any) ->
     assert {own.num_engines for own in found} == {2}
 
 
-def test_every_rank_knows_who_serves_an_engine_unless_all_do(monkeypatch: Any) -> None:
+def test_every_rank_knows_who_serves_an_engine_unless_all_do(monkeypatch):
     """After an engine's restart it is connected alone: other copies of the model gather nothing."""
     monkeypatch.setattr(ray, "get", lambda refs: refs)
     names = gpus(4)
@@ -82,7 +78,7 @@ def test_every_rank_knows_who_serves_an_engine_unless_all_do(monkeypatch: Any) -
     assert [own.serving for own in plans_of_ranks(plan(other), names)] == [{2, 3}] * 4
 
 
-def test_a_rank_needs_the_experts_of_the_worker_on_its_gpu(monkeypatch: Any) -> None:
+def test_a_rank_needs_the_experts_of_the_worker_on_its_gpu(monkeypatch):
     monkeypatch.setattr(ray, "get", lambda refs: refs)
     names, halves = gpus(5), [ExpertShare(None, part, 2) for part in (0, 1)]
     one, other = engine("one", [names[3], names[0]], halves), engine("other", names[1:3], halves)
@@ -95,7 +91,7 @@ def test_a_rank_needs_the_experts_of_the_worker_on_its_gpu(monkeypatch: Any) -> 
         assert {own.experts for own in plans_of_ranks(whole, names)} == {None}
 
 
-def test_over_nccl_all_engines_say_the_same_of_their_workers_or_get_all(monkeypatch: Any) -> None:
+def test_over_nccl_all_engines_say_the_same_of_their_workers_or_get_all(monkeypatch):
     monkeypatch.setattr(ray, "get", lambda refs: refs)
     halves = [ExpertShare(None, part, 2) for part in (0, 1)]
     one, other = engine("one", gpus(2), halves), engine("other", gpus(2), halves)
@@ -114,14 +110,14 @@ def test_over_nccl_all_engines_say_the_same_of_their_workers_or_get_all(monkeypa
         assert with_worker_shares(whole) == whole
 
 
-def test_the_driver_asks_ranks_and_engines_for_their_gpus(monkeypatch: Any) -> None:
+def test_the_driver_asks_ranks_and_engines_for_their_gpus(monkeypatch):
     monkeypatch.setattr(ray, "get", lambda refs: refs)
-    told: list[Any] = []
+    told = []
     actor = ActorGroup.__new__(ActorGroup)
     remote = SimpleNamespace(remote=lambda own: told.append(own))
     actor._workers = [SimpleNamespace(connect_engines=remote) for _ in range(4)]
     monkeypatch.setattr(actor, "_all", lambda method: {"gpu": gpus(4)}[method])
-    actor._calls = SimpleNamespace(results=lambda calls, method: None)  # type: ignore[assignment]
+    actor._calls = SimpleNamespace(results=lambda calls, method: None)
     one, other = engine("one", gpus(4)[:2]), engine("other", gpus(4)[2:])
     actor.connect_engines(plan(one, other))
     assert [own.serves for own in told] == [(0, 1), (0, 1), (2, 3), (2, 3)]
@@ -136,8 +132,8 @@ def test_the_driver_asks_ranks_and_engines_for_their_gpus(monkeypatch: Any) -> N
     assert [own.worker_shares for own in told] == [tuple(halves)] * 4
 
 
-def test_an_engine_that_fails_meanwhile_is_a_part_of_the_run_that_failed(monkeypatch: Any) -> None:
-    def gone(refs: Any) -> Any:
+def test_an_engine_that_fails_meanwhile_is_a_part_of_the_run_that_failed(monkeypatch):
+    def gone(refs):
         raise ray.exceptions.RayActorError
 
     monkeypatch.setattr(ray, "get", gone)

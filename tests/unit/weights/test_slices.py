@@ -1,15 +1,12 @@
 """Slices of the weights: a round covers every element once, and slices' fingerprints add up."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
 from rlmath.weights.fingerprint import add, fingerprint
-from rlmath.weights.slices import COLUMNS, Columns, Rotation, columns_in, fingerprint_in
+from rlmath.weights.slices import COLUMNS, Rotation, columns_in, fingerprint_in
 from rlmath.weights.transports import engine_fingerprints
 from rlmath.weights.transports.engine_parts import Part
 
@@ -28,7 +25,7 @@ SHAPES = {
 EXPERTS = frozenset(name for name in SHAPES if "experts" in name)
 
 
-def one_round(rotation: Rotation, work: float) -> list[dict[str, tuple[Columns, ...] | None]]:
+def one_round(rotation, work):
     found = []
     while not found or not rotation.is_at_start:
         found.append(dict(rotation.pop(work)[0]))
@@ -37,7 +34,7 @@ def one_round(rotation: Rotation, work: float) -> list[dict[str, tuple[Columns, 
 
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("work", [0.0, 4e5, 1e12])
-def test_a_round_covers_every_element_once(packed: bool, work: float) -> None:
+def test_a_round_covers_every_element_once(packed, work):
     rotation = Rotation(SHAPES, packed=packed, whole=EXPERTS)
     orders = []
     for _ in range(2):
@@ -58,7 +55,7 @@ def test_a_round_covers_every_element_once(packed: bool, work: float) -> None:
     assert one_round(Rotation(SHAPES, packed=packed, whole=EXPERTS), work) == orders[0]
 
 
-def test_what_one_product_reads_is_one_unit() -> None:
+def test_what_one_product_reads_is_one_unit():
     rotation = Rotation(SHAPES, packed=True, whole=EXPERTS)
     for part in one_round(rotation, 0.0):
         q, k = (part.get(f"layers.0.{name}_proj.weight") for name in "qk")
@@ -67,7 +64,7 @@ def test_what_one_product_reads_is_one_unit() -> None:
         assert all(w is None or w[0][1] - w[0][0] <= COLUMNS for w in part.values())
 
 
-def test_the_work_of_a_slice_is_what_was_asked_for() -> None:
+def test_the_work_of_a_slice_is_what_was_asked_for():
     shapes = {f"layers.{i}.down_proj.weight": (64, 640) for i in range(8)}
     rotation = Rotation(shapes, packed=True)
     wanted = rotation.work / 10
@@ -80,7 +77,7 @@ def test_the_work_of_a_slice_is_what_was_asked_for() -> None:
 
 
 @pytest.mark.parametrize("dim", [0, 1])
-def test_shards_of_a_slice_add_up(dim: int) -> None:
+def test_shards_of_a_slice_add_up(dim):
     whole = torch.randn(12, 64)
     part = {"w": ((0, 16), (24, 40))}
     wanted = add(fingerprint(whole[:, :16]), fingerprint(whole[:, 24:40], 0, 24))
@@ -95,7 +92,7 @@ def test_shards_of_a_slice_add_up(dim: int) -> None:
 
 
 @pytest.mark.parametrize("dim", [0, 1])
-def test_only_the_columns_of_a_slice_are_read_of_a_packed_matrix(dim: int) -> None:
+def test_only_the_columns_of_a_slice_are_read_of_a_packed_matrix(dim):
     whole = torch.randn(8, 96)
     size = whole.shape[dim] // 2
     part = {"a.weight": ((0, 16), (40, 56)), "b.weight": ((40, 56),)}
@@ -103,7 +100,7 @@ def test_only_the_columns_of_a_slice_are_read_of_a_packed_matrix(dim: int) -> No
     for rank in (0, 1):
         held = whole.narrow(dim, rank * size, size)
 
-        def product(inputs: torch.Tensor, *_: Any, held: torch.Tensor = held) -> torch.Tensor:
+        def product(inputs, *_, held=held):
             nonlocal read
             read += len(inputs)
             return inputs @ held.t()

@@ -1,7 +1,5 @@
 """Transports: where each fits, and the bound of its buffers, by hand for one model."""
 
-from __future__ import annotations
-
 import pytest
 
 from rlmath.weights.transport import TRANSPORTS, SyncBuffers, SyncSizes, choose_transport
@@ -18,14 +16,12 @@ MIB = 2**20
         ("shared_memory", 2 * 1090, 0),
     ],
 )
-def test_buffers_of_a_tensor_larger_than_the_bucket(
-    transport: str, trainer_mib: int, engine_mib: int
-) -> None:
+def test_buffers_of_a_tensor_larger_than_the_bucket(transport, trainer_mib, engine_mib):
     found = TRANSPORTS[transport].plan_bytes(SyncSizes(512 * MIB, 1090 * MIB))
     assert found == SyncBuffers(trainer_mib * MIB, engine_mib * MIB)
 
 
-def test_one_rank_packs_nothing_and_engine_ranks_share_a_module() -> None:
+def test_one_rank_packs_nothing_and_engine_ranks_share_a_module():
     sizes = SyncSizes(
         512 * MIB,
         100 * MIB,
@@ -41,9 +37,7 @@ def test_one_rank_packs_nothing_and_engine_ranks_share_a_module() -> None:
     ("device", "colocated", "fitting"),
     [("cpu", False, "shared_memory"), ("cuda", True, "ipc"), ("cuda", False, "nccl")],
 )
-def test_one_transport_fits_where_the_weights_go(
-    device: str, colocated: bool, fitting: str
-) -> None:
+def test_one_transport_fits_where_the_weights_go(device, colocated, fitting):
     assert choose_transport("auto", device=device, colocated=colocated) == fitting
     assert choose_transport(fitting, device=device, colocated=colocated) == fitting
     for other in TRANSPORTS.keys() - {fitting}:

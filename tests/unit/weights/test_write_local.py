@@ -1,9 +1,6 @@
 """``shared_memory`` moves experts without a message: a rank writes its own and nothing else."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -19,14 +16,12 @@ MESSAGES = ("broadcast", "isend", "irecv", "batch_isend_irecv", "all_reduce", "a
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_each_rank_writes_its_own_experts_and_sends_nothing(
-    monkeypatch: pytest.MonkeyPatch, ranks: int
-) -> None:
+def test_each_rank_writes_its_own_experts_and_sends_nothing(monkeypatch, ranks):
     spec = replace(SPEC, kv_heads=ranks)
     # Buckets that are smaller than an expert's matrix.
     gatherer, _ = gatherer_of(monkeypatch, spec, ranks, 0.0005)
 
-    def sent(*_: Any, **__: Any) -> None:
+    def sent(*_, **__):
         raise AssertionError("a message was sent")
 
     for name in MESSAGES:
