@@ -1,7 +1,7 @@
 """The words of each language that change, deny, hedge, bound, count or join values: data, not code.
 
 One file per language in `languages/`, read once. To add a language, write one more file with the
-same keys; `tests/unit/grading/test_language_tables.py` then tests each of its entries.
+same keys; `tests/unit/grading/test_grading_properties.py` then tests each of its entries.
 
     letters        its letters outside ASCII, as of a class of a regular expression
     spaced         whether it sets spaces between words

@@ -1,11 +1,22 @@
-"""Which rank's error is raised, with Ray's calls in this process."""
+"""The driver's side of ranks: whose error is raised, stops, and where a share's values belong."""
+
+from types import SimpleNamespace
 
 import pytest
+import torch
 from ray.exceptions import RayActorError, RayTaskError
 
 from rlmath.actor import rank_calls
+from rlmath.actor.communicators import Communicators, Link, describe
+from rlmath.actor.dealing import assembled
+from rlmath.actor.group import ActorGroup
+from rlmath.actor.plan import StepPlan
 from rlmath.actor.rank_calls import ActorError, RankCalls
-from rlmath.errors import UserError
+from rlmath.actor.token_values import TokenValues
+from rlmath.actor.worker import ActorWorker
+from rlmath.device import CPU, Platform
+from rlmath.device.residue import Residue
+from rlmath.errors import UpdateStopped, UserError
 
 
 class Ref:
@@ -78,3 +89,127 @@ def test_what_is_awaited_later_fails_the_next_call_and_only_that(calls):
     with pytest.raises(ActorError, match="rank 1 failed: OSError: no memory"):
         calls.results([Ref("x"), Ref("y")], "log_probs")
     assert calls.results([Ref("x"), Ref("y")], "log_probs") == ["x", "y"]
+
+
+def group_that_raises(error):
+    group = ActorGroup.__new__(ActorGroup)
+    group.changed = False
+
+    def all_ranks(*_):
+        assert group.changed
+        raise error
+
+    group._workers, group._dp, group._shares = [], [], []
+    group._calls = SimpleNamespace(results=all_ranks)
+    return group
+
+
+def test_a_stopped_update_leaves_the_ranks_unchanged():
+    for error, changed in ((UpdateStopped(), False), (ActorError("died"), True)):
+        group = group_that_raises(error)
+        with pytest.raises(type(error)):
+            group.finish_step(StepPlan())
+        assert group.changed is changed
+
+
+def test_a_stopped_rank_has_not_failed(tmp_path):
+    calls, error = RankCalls(str(tmp_path)), RayTaskError("update", "", UpdateStopped())
+    assert isinstance(calls._explain(error, 0), UpdateStopped)
+
+
+# Tokens of each of four sequences.
+LENGTHS = torch.tensor([2, 1, 3, 2])
+
+
+def share(*values):
+    log_probs = torch.tensor(values, dtype=torch.float32)
+    return TokenValues(torch.arange(len(values)), log_probs, 10 * log_probs)
+
+
+def places(*numbers):
+    return torch.tensor(numbers)
+
+
+def test_every_token_is_in_its_place():
+    found = assembled([share(6, 7, 2), share(3, 4, 5, 0, 1)], [places(3, 1), places(2, 0)], LENGTHS)
+    assert found[0].tolist() == list(range(8))
+    assert found[1].tolist() == [10.0 * n for n in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("shares", "where"),
+    [
+        # Twice the same sequences, as many tokens as there should be.
+        ([share(0, 1, 6, 7), share(0, 1, 6, 7)], [places(0, 3), places(0, 3)]),
+        ([share(0, 1, 2), share(3, 4, 5)], [places(0, 1), places(2)]),
+        ([share(0, 1, 2), share(3, 4, 5, 6)], [places(0, 1), places(2, 3)]),
+    ],
+    ids=["double", "a sequence is missing", "a token is missing"],
+)
+def test_a_token_that_is_missing_or_there_twice_is_an_error(shares, where):
+    with pytest.raises(ActorError, match="token values came back for 8 response tokens"):
+        assembled(shares, where, LENGTHS)
+
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize("part", ["weights", "kv_cache"])
+def test_room_for_engines_is_counted_with_the_communicators_that_were_reported(part):
+    model = SimpleNamespace(
+        device_state=SimpleNamespace(device_bytes=lambda: 7, host_bytes=lambda: 5 * GIB),
+        release=lambda: None,
+        release_optimizer=lambda: None,
+    )
+    worker = ActorWorker.__new__(ActorWorker)
+    worker.actor, worker.value_model, worker.communicator_bytes = model, None, 2 * GIB
+    worker._peaks = {"update": 60 * GIB}
+    worker.platform = SimpleNamespace(
+        release_cached_memory=lambda: None,
+        reserved_bytes=lambda: 10 * GIB,
+        bytes_of_others=lambda: 6 * GIB,
+        memory_bytes=lambda: 80 * GIB,
+    )
+    left = worker.make_room(part)
+    assert left == Residue(12 * GIB, 5 * GIB, 4 * GIB, 50 * GIB, 2 * GIB, 80 * GIB)
+    # On CPU nobody counts, and there is no limit to hold.
+    worker.communicator_bytes = 0
+    worker.platform.reserved_bytes = worker.platform.bytes_of_others = lambda: None
+    worker.platform.memory_bytes = lambda: None
+    assert worker.make_room(part) == Residue(7, 5 * GIB, None, 60 * GIB - 7)
+
+
+CUDA = Platform("cuda", "nccl", "local")
+
+
+@pytest.mark.parametrize(
+    ("between", "gb_per_s", "cause"),
+    [
+        (False, 300.0, None),
+        (False, 18.0, "NVLink"),
+        (True, 40.0, None),
+        (True, 3.1, "InfiniBand"),
+    ],
+)
+def test_describe_warns_of_the_slowest_link_with_its_cause(between, gb_per_s, cause):
+    fast = Link(between, 16, 400.0, "node-1", CUDA.link_probe)
+    slow = Link(between, 16, gb_per_s, "node-7", CUDA.link_probe)
+    lines = describe([Communicators(None, (fast,)), Communicators(None, (slow,))])
+    assert f"{gb_per_s:g} GB/s" in lines[0], lines
+    assert "256 MiB over 16 ranks" in lines[0]
+    warnings = [line for line in lines if line.startswith("warning")]
+    assert len(warnings) == (cause is not None)
+    if cause is not None:
+        assert cause in warnings[0]
+        assert between or "node-7" in warnings[0]
+
+
+def test_describe_tells_the_most_that_communicators_take_of_a_gpu():
+    lines = describe([Communicators(2**30), Communicators(3 * 2**30), Communicators()])
+    assert len(lines) == 1
+    assert "3.0 GiB" in lines[0]
+
+
+def test_describe_is_silent_about_a_single_cpu_rank():
+    assert describe([Communicators()]) == []
+    assert CPU.link_probe.num_bytes < CUDA.link_probe.num_bytes

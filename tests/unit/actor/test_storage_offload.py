@@ -1,14 +1,18 @@
-"""Storages leave the device and come back. With Megatron: tests/distributed/test_offload.py."""
+"""Storages leave the device and come back, with copies begun ahead, and make room for another
+model's weights for a while. With Megatron: tests/distributed/test_offload.py."""
 
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from rlmath.actor.exchange import swap_parameters
+from rlmath.actor.model_base import RankModel
 from rlmath.actor.offload import PARTS, DeviceState
-from rlmath.device import CPU
+from rlmath.device import CPU, Platform
+from tests.contracts.fake_cuda import FakeCuda, Races
 
 
 def shards_as_megatron_has_them():
@@ -120,3 +124,188 @@ def test_nothing_of_an_untrained_model_is_gradient_or_optimizer():
     state.release(*PARTS)
     state.load(*PARTS)
     assert state.device_bytes() == 4 * 9
+
+
+def state_of(monkeypatch, platform):
+    """Of a module of two parameters, with two moments."""
+    module = torch.nn.Linear(3, 5)
+    moments = [torch.rand(7), torch.rand(2, 3)]
+    monkeypatch.setattr(DeviceState, "_optimizer_tensors", lambda _: moments)
+    return DeviceState(module, [], object(), platform), module, moments
+
+
+def test_a_copy_that_was_begun_is_what_leaves(monkeypatch):
+    state, module, moments = state_of(monkeypatch, CPU)
+    weight, moment = module.weight.detach().clone(), moments[0].clone()
+    state.begin_copy("parameters", "optimizer")
+    assert not state.is_out("parameters") and state.device_bytes() > 0
+    assert torch.equal(state.read(module.weight), weight), "read from the device"
+    copies = []
+    monkeypatch.setattr(DeviceState, "_copy", lambda *_: copies.append(1) or [])
+    state.begin_copy("parameters")
+    state.release("parameters", "optimizer")
+    assert not copies and state.device_bytes() == 0, "nothing is copied twice"
+    assert torch.equal(state.read(module.weight), weight)
+    state.load("parameters", "optimizer")
+    assert torch.equal(module.weight, weight) and torch.equal(moments[0], moment)
+
+
+def change_weights(state, module, moments):
+    """As an update does."""
+    state.load("parameters", "optimizer")
+    with torch.no_grad():
+        module.weight.add_(1)
+    moments[0].add_(1)
+
+
+def change_optimizer(state, module, moments):
+    """As a reference that clears Adam's moments does."""
+    state.load("parameters")
+    with torch.no_grad():
+        module.weight.add_(1)
+    with state.optimizer_readable():
+        moments[0].add_(1)
+
+
+@pytest.mark.parametrize("change", [change_weights, change_optimizer])
+def test_what_changes_after_it_was_copied_is_not_lost(monkeypatch, change):
+    state, module, moments = state_of(monkeypatch, CPU)
+    expected = [module.weight.detach() + 1, moments[0] + 1]
+    state.begin_copy("parameters", "optimizer")
+    change(state, module, moments)
+    state.release("parameters", "optimizer")
+    state.load("parameters", "optimizer")
+    assert torch.equal(module.weight, expected[0]) and torch.equal(moments[0], expected[1])
+
+
+class Unordered(DeviceState):
+    """Forgets that the copies come after what the caller has queued."""
+
+    class _Stream:
+        def __init__(self, inner):
+            self.queue, self.wait = inner.queue, inner.wait
+
+        def start(self): ...
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.__dict__["_stream"] = self._Stream(self._platform.side_stream())
+
+
+class Hasty(DeviceState):
+    """Forgets to wait for the copies."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.__dict__["_stream"] = stream = self._platform.side_stream()
+        stream.wait = lambda: None
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_right"), [(DeviceState, True), (Unordered, False), (Hasty, False)]
+)
+def test_copies_are_ordered_on_cudas_streams(monkeypatch, kind, is_right):
+    """After the optimizer's step, and before anybody writes again, in two steps."""
+    cuda = FakeCuda()
+    cuda.install(monkeypatch, "cpu")
+    platform = Platform("cuda", "nccl", "local")
+    monkeypatch.setattr(
+        Platform, "host_buffer", lambda _, size: torch.empty(size, dtype=torch.uint8)
+    )
+    _, module, moments = state_of(monkeypatch, platform)
+    state = kind(module, [], object(), platform)
+    # A storage that is resized to nothing and back would pass for the same memory.
+    monkeypatch.setattr("rlmath.actor.offload.resize", lambda *_: None)
+    with Races(cuda), torch.no_grad():
+        for _ in range(2):
+            state.load("parameters", "optimizer")
+            for one in (*module.parameters(), *moments):
+                one.add_(1)
+            state.begin_copy("parameters", "optimizer")
+            state.release("parameters", "optimizer")
+    assert bool(cuda.races) is not is_right, cuda.races
+
+
+@pytest.mark.parametrize(
+    ("offload", "wanted"),
+    [
+        ("none", ["empty cache"]),
+        ("optimizer", ["free gradients", "empty cache", "copy optimizer"]),
+        ("all", ["free gradients", "empty cache", "copy optimizer", "copy parameters"]),
+    ],
+)
+def test_no_copy_is_under_way_when_the_cache_is_emptied(offload, wanted):
+    """CUDA frees memory when all that the device does is done, copies too."""
+    events = []
+    state = SimpleNamespace(
+        release=lambda part: events.append(f"free {part}"),
+        begin_copy=lambda part: events.append(f"copy {part}"),
+    )
+    model = SimpleNamespace(settings=SimpleNamespace(offload=offload), device_state=state)
+    RankModel.begin_release(model, lambda: events.append("empty cache"))
+    assert events == wanted
+
+
+def made(kind, values):
+    torch.manual_seed(0)
+    # One buffer for all, as Megatron's DDP has it.
+    buffer = torch.randn(60).to(kind)
+    parameters = [nn.Parameter(buffer[20 * i : 20 * i + 20]) for i in range(3)]
+    return parameters, [torch.randn(20).to(values) for _ in range(3)]
+
+
+def copies_of(tensors):
+    return [t.detach().clone() for t in tensors]
+
+
+def same(one, other):
+    return all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("values", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("fails", [False, True])
+def test_both_come_back_bit_by_bit(kind, values, fails):
+    parameters, others = made(kind, values)
+    own, reference, places = (
+        copies_of(parameters),
+        copies_of(others),
+        [p.data_ptr() for p in parameters],
+    )
+    for _ in range(2):
+        try:
+            with swap_parameters(parameters, others):
+                assert same([p.detach() for p in parameters], [r.to(kind) for r in reference])
+                if fails:
+                    raise ArithmeticError
+        except ArithmeticError:
+            assert fails
+        assert same([p.detach() for p in parameters], own) and same(others, reference)
+    assert [p.data_ptr() for p in parameters] == places
+
+
+@pytest.mark.parametrize("failing", range(3))
+def test_a_failure_on_the_way_in_undoes_what_was_done(failing, monkeypatch):
+    parameters, others = made(torch.float32, torch.float32)
+    own, reference = copies_of(parameters), copies_of(others)
+    copy, calls = Tensor.copy_, iter(range(100))
+
+    def fails_once(self, source):
+        if next(calls) == failing:
+            copy(self[:7], source[:7])  # Half written.
+            raise MemoryError
+        return copy(self, source)
+
+    monkeypatch.setattr(Tensor, "copy_", fails_once)
+    with pytest.raises(MemoryError), swap_parameters(parameters, others):
+        raise AssertionError("not reached")
+    assert same([p.detach() for p in parameters], own) and same(others, reference)
+
+
+def test_one_tensor_is_all_that_is_held_in_addition():
+    """Of each pair only one copy is left, here and on the device, while the model runs."""
+    parameters, others = made(torch.bfloat16, torch.bfloat16)
+    own = copies_of(parameters)
+    with swap_parameters(parameters, others):
+        # What the list held is what the parameters hold; the list has the parameters' own.
+        assert same(others, own)

@@ -1,4 +1,4 @@
-"""Mismatch between engine and trainer: measurement, choice and correction."""
+"""Differences between engine and actor log-probs, and their causes."""
 
 import math
 
@@ -15,6 +15,7 @@ from rlmath.algorithms.correction import (
     correct,
 )
 from rlmath.algorithms.mismatch import measure, measure_by_lag
+from rlmath.algorithms.mismatch_causes import likely_cause
 
 ENGINE = torch.tensor([-1.0, -2.0, -0.5, -3.0])
 
@@ -211,3 +212,76 @@ def test_many_tokens_are_measured_in_chunks(monkeypatch):
         found = measure(trainer, engine, one)
         assert found.metrics() == pytest.approx(at_once.metrics(), rel=1e-12)
         assert torch.equal(found.histogram, at_once.histogram) and found.tokens == at_once.tokens
+
+
+CAUSE_LENGTHS = torch.tensor([40, 25, 60, 33])
+TOKENS = int(CAUSE_LENGTHS.sum())
+NOISE = 1e-3
+
+
+def log_probs(logits, chosen):
+    return logits.log_softmax(-1).gather(1, chosen[:, None])[:, 0]
+
+
+@pytest.fixture(scope="module")
+def sampled():
+    draw = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(TOKENS, 50, generator=draw)
+    chosen = torch.multinomial(logits.softmax(-1), 1, generator=draw)[:, 0]
+    return logits, chosen
+
+
+def cause(sampled, engine):
+    draw = torch.Generator().manual_seed(1)
+    noisy = engine + NOISE / 3 * torch.randn(TOKENS, generator=draw)
+    return likely_cause(log_probs(*sampled), noisy, entropy(sampled), CAUSE_LENGTHS, NOISE)
+
+
+def entropy(sampled):
+    every = sampled[0].log_softmax(-1)
+    return -(every.exp() * every).sum(-1)
+
+
+def test_temperature_is_named_with_its_factor(sampled):
+    logits, chosen = sampled
+    assert "1.2" in cause(sampled, log_probs(logits / 1.25, chosen))
+    for factor in (0.7, 0.9, 1.1, 1.3):
+        assert "Another temperature" in cause(sampled, log_probs(logits / factor, chosen))
+
+
+@pytest.mark.parametrize("shift", [1, -1])
+def test_shift_by_one_token_is_named(sampled, shift):
+    assert "shift by one token" in cause(sampled, log_probs(*sampled).roll(shift))
+
+
+def test_rounding_to_bfloat16_is_named(sampled):
+    ours = log_probs(*sampled)
+    found = likely_cause(ours, ours.bfloat16().float(), entropy(sampled), CAUSE_LENGTHS, NOISE)
+    assert "Rounding to bfloat16" in found
+
+
+def test_truncated_sampling_is_named(sampled):
+    logits, chosen = sampled
+    kept = logits.clone()
+    lowest = logits.topk(5).values[:, -1:]
+    chosen_logits = logits.gather(1, chosen[:, None])
+    kept[logits < torch.minimum(lowest, chosen_logits)] = -torch.inf
+    assert "Truncated sampling" in cause(sampled, log_probs(kept, chosen))
+
+
+def test_another_prompt_is_named(sampled):
+    logits, chosen = sampled
+    draw = torch.Generator().manual_seed(2)
+    fade = torch.cat([0.7 ** torch.arange(n) for n in CAUSE_LENGTHS.tolist()])
+    other = logits + 2 * fade[:, None] * torch.randn(logits.shape, generator=draw)
+    assert "Another prompt" in cause(sampled, log_probs(other, chosen))
+
+
+def test_unknown_differences_have_no_cause(sampled):
+    logits, chosen = sampled
+    draw = torch.Generator().manual_seed(3)
+    other = logits + 0.3 * torch.randn(logits.shape, generator=draw)
+    assert cause(sampled, log_probs(other, chosen)) == ""
+    ours = log_probs(*sampled)
+    assert likely_cause(ours, ours, ours, CAUSE_LENGTHS, NOISE) == ""
+    assert likely_cause(ours[:4], ours[:4] + 1, ours[:4], torch.tensor([4]), NOISE) == ""

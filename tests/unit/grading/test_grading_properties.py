@@ -1,5 +1,6 @@
-"""Symmetries that a grader should have."""
+"""Properties of grading: formulas drawn at random, wording, tables of languages."""
 
+import re
 import string
 from fractions import Fraction
 
@@ -7,9 +8,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from rlmath.grading import GradingSettings
+from rlmath.grading import GradingSettings, MathGrader
 from rlmath.grading.answer import read
 from rlmath.grading.compare import Comparer
+from rlmath.grading.language_tables import LANGUAGES, OTHERS
+from rlmath.grading.wording import _LEADS, CHANGING, leaves_value
 
 SETTINGS = GradingSettings()
 COMPARER = Comparer(SETTINGS)
@@ -165,3 +168,125 @@ def test_known_near_misses(number):
         "0.333": "1/3",
     }
     assert same(number, near[number]) is False
+
+
+@pytest.mark.parametrize("word", sorted(CHANGING))
+def test_a_word_that_changes_a_number_is_no_unit(word, grader):
+    for answer in (
+        f"5 {word}",
+        f"5 \\text{{ {word}}}",
+        f"5 {word} apples",
+        f"5 apples {word}",
+        f"{word} 5",
+        f"\\text{{{word} }} 5",
+        f"\\text{{The {word} answer is }} 5",
+        f"5 \\text{{ is {word}}}",
+    ):
+        if "answer is" in answer and word in _LEADS:
+            continue  # the least value, the remainder: what is asked for
+        announced = ("about", "approx", "approximately", "roughly", "so")
+        if word in announced and answer in (f"{word} 5", f"\\text{{{word} }} 5"):
+            continue  # one number, announced
+        grade = grader.grade_one(f"\\boxed{{{answer}}}", "5")
+        assert grade.status == "wrong", (answer, grade)
+
+
+def test_zero_is_nothing_that_ends_in_zero(grader):
+    for word in sorted(CHANGING):
+        if word in ("so", "about", "approximately", "approx", "roughly"):
+            continue  # they announce it
+        assert not grader.grade_one(f"\\boxed{{{word} 0}}", "0").correct, word
+
+
+def test_what_real_problems_count_is_a_unit(data_dir):
+    import json
+
+    phrases = set()
+    for line in (data_dir / "asdiv.jsonl").read_text(encoding="utf-8").splitlines():
+        phrases.update(re.findall(r"\d \(([^)]*)\)", str(json.loads(line)["answer"])))
+    assert len(phrases) > 300
+    refused = {p for p in phrases if not leaves_value(p)}
+    # a quarter changes a number, and the others are no plurals
+    assert len(refused) < 0.06 * len(phrases), refused
+
+
+EACH = pytest.mark.parametrize("language", OTHERS, ids=lambda language: language.name)
+
+
+def _accepted(grader, gold, responses):
+    grades = grader.grade_batch(responses, [gold] * len(responses))
+    return [one for one, grade in zip(responses, grades, strict=True) if grade.correct]
+
+
+def _spaced(language, first, second):
+    return f"{first} {second}" if language.spaced else first + second
+
+
+def test_all_languages_have_a_table():
+    assert {one.name for one in LANGUAGES} == {
+        *("chinese", "english", "french", "german", "japanese", "korean"),
+        *("portuguese", "russian", "spanish"),
+    }
+
+
+@EACH
+def test_word_before_box_that_changes_a_value_is_rejected(language, grader):
+    responses = [_spaced(language, word, r"\boxed{12}") for word in sorted(language.before)]
+    responses += [_spaced(language, word, r"$\boxed{12}$.") for word in sorted(language.before)]
+    assert _accepted(grader, "12", responses) == []
+
+
+@EACH
+def test_word_after_box_that_changes_a_value_is_rejected(language, grader):
+    responses = [_spaced(language, r"\boxed{12}", word) for word in sorted(language.after)]
+    assert _accepted(grader, "12", responses) == []
+
+
+@EACH
+def test_word_inside_box_that_changes_a_value_is_rejected(language, grader):
+    words = [*sorted(language.after), *(f"{start}abc" for start in language.denying)]
+    responses = [rf"\boxed{{12\text{{ {word}}}}}" for word in words]
+    responses += [rf"\boxed{{12}} {start}abc" for start in language.denying]
+    assert _accepted(grader, "12", responses) == []
+
+
+@EACH
+def test_units_counters_and_fillers_leave_a_value(language, grader):
+    responses = [_spaced(language, r"\boxed{12}", word) for word in sorted(language.units)]
+    responses += [rf"\boxed{{12\text{{{word}}}}}" for word in sorted(language.units)]
+    responses += [_spaced(language, word, r"\boxed{12}") for word in sorted(language.fillers)]
+    assert sorted(set(responses) - set(_accepted(grader, "12", responses))) == []
+
+
+@EACH
+def test_multiplier_multiplies_inside_box(language, grader):
+    for word, factor in language.multipliers.items():
+        if factor >= 10:
+            response = rf"\boxed{{12\text{{ {word}}}}}"
+            assert grader.grade_one(response, str(12 * factor)).correct, response
+
+
+@EACH
+def test_conjunction_joins_boxes(language, grader):
+    for word in sorted(language.both | language.either):
+        response = rf"\boxed{{4}} {word} \boxed{{5}}"
+        assert not grader.grade_one(response, "5").correct, response
+        assert grader.grade_one(response, "5, 4").correct, response
+
+
+@pytest.mark.parametrize(
+    ("response", "untabled"),
+    [
+        (r"الجواب هو \boxed{12}", 1),
+        (r"उत्तर \boxed{12} है", 1),
+        (r"Odpowiedź: \boxed{12}", 1),
+        (r"Ответ: \boxed{12}", 0),
+        (r"答えは\boxed{12}です", 0),
+        (r"so $\angle α = \boxed{12}$", 0),
+        (r"The answer is \boxed{12}", 0),
+    ],
+)
+def test_language_without_table_is_graded_by_its_box_and_counted(response, untabled):
+    with MathGrader(num_workers=1) as own:
+        grade = own.grade_one(response, "12")
+        assert grade.correct and grade.untabled == untabled

@@ -1,13 +1,18 @@
+"""The quickstart's problems, and what it needs of the machine."""
+
 import json
 import re
 
 import pytest
 
-from rlmath.config.schema import DataConfig
+from rlmath.checks.machine import Machine
+from rlmath.config import arithmetic, load
+from rlmath.config.schema import DataConfig, Device, DType
 from rlmath.data import load_examples, load_problems, load_tokenizer
 from rlmath.model.tiny_tokenizer import build_tokenizer
 from rlmath.quickstart import make, make_problems
 from rlmath.quickstart.problems import Exercise, all_exercises, work_out
+from rlmath.quickstart.run import for_machine
 
 COLUMN = re.compile(r"(\d+)([+-])(\d+)(?:[+-](1))?=(\d+)")
 
@@ -105,3 +110,21 @@ def test_the_command_makes_model_and_data(tmp_path, capsys):
         make.main([str(tmp_path), "--num-train", "99999"])
     assert caught.value.code == 2
     assert "num_train=99999" in capsys.readouterr().err
+
+
+MEMORY_BYTES = 64 * 2**30
+
+
+def test_on_a_cpu_nothing_is_changed():
+    assert for_machine(Machine(0, "2.13.0+cpu", MEMORY_BYTES), []) == []
+    assert for_machine(Machine(1, "2.13.0", MEMORY_BYTES), ["cluster.device=cpu"]) == []
+
+
+@pytest.mark.parametrize(("gpus", "tp", "dp"), [(1, 1, 1), (2, 2, 1), (4, 2, 2)])
+def test_on_gpus_all_are_used(gpus, tp, dp):
+    machine = Machine(gpus, "2.13.0", MEMORY_BYTES)
+    config = load.load(["experiment=quickstart", *for_machine(machine, [])])
+    layout = arithmetic.resolve_layout(config, machine.device(config.cluster.device))
+    assert machine.device(config.cluster.device) is Device.cuda
+    assert (layout.actor.tensor_parallel, layout.actor.data_parallel) == (tp, dp)
+    assert config.model.dtype is DType.bfloat16

@@ -1,5 +1,6 @@
-"""Who starts when, where ranks and engines share GPUs; ranks and engines are recorded events."""
+"""How engines start, beside ranks and again after a failure; ranks and engines are fakes."""
 
+import os
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -7,9 +8,11 @@ import pytest
 
 from rlmath.device.residue import Residue
 from rlmath.errors import UserError
+from rlmath.rollout import engine as engine_module
 from rlmath.rollout import pool as pool_module
+from rlmath.rollout.engine import RolloutEngine
 from rlmath.rollout.pool import RolloutPool
-from rlmath.rollout.requests import EngineError
+from rlmath.rollout.requests import EngineError, EngineStartError
 from rlmath.training import session
 
 
@@ -216,3 +219,103 @@ def test_a_restarted_engine_on_the_ranks_gpus_gets_weights_before_it_takes_its_c
     if sleeps:
         sends = ["sleep", "wake weights", *sends, "wake kv_cache"]
     assert events == [*sends, "weights_version"]
+
+
+def pool_of(has_sampled):
+    spec = SimpleNamespace(role="engine", reads_weights=True)
+    pool = RolloutPool(spec, num_engines=2, stall_timeout_s=1, max_restarts=100)
+
+    def make(index):
+        return SimpleNamespace(
+            index=index, has_sampled=has_sampled, kill=lambda: None, start=lambda: None
+        )
+
+    pool._make = make
+    pool._engines = [make(0), make(1)]
+    return pool
+
+
+def error(index, text="RuntimeError: shape [3, 4]", raised=True):
+    return EngineError(f"engine {index} failed: {text}\nlog of process {index}7", raised=raised)
+
+
+def test_engine_that_fails_twice_before_its_first_token_ends_the_run():
+    pool = pool_of(has_sampled=False)
+    pool.replace(0, error(0))
+    with pytest.raises(EngineStartError, match="starting it again would not help"):
+        pool.replace(1, error(1))
+    assert pool.restarts == 1
+
+
+def test_engines_that_fail_otherwise_are_restarted():
+    pool = pool_of(has_sampled=False)
+    for text in ("RuntimeError: a", "RuntimeError: b", "RuntimeError: a"):
+        pool.replace(0, error(0, text))
+    for _ in range(3):  # A process that was killed may have been healthy.
+        pool.replace(0, error(0, raised=False))
+    busy = pool_of(has_sampled=True)
+    for _ in range(3):
+        busy.replace(0, error(0))
+    assert (pool.restarts, busy.restarts) == (6, 3)
+
+
+class RecordedLoop:
+    """Stands in for the thread that steps vLLM."""
+
+    def __init__(self, unfinished=0):
+        self.events: list[str] = []
+        self.unfinished = unfinished
+
+    def counts(self):
+        return self.unfinished, 0
+
+    def drain(self):
+        self.events.append("drain")
+
+    def rpc(self, method, **_):
+        self.events.append(method)
+
+    def engine_call(self, function):
+        function(self)
+
+    def sleep(self, level):
+        self.events.append(f"sleep {level}")
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    """The process's environment, for the length of a test."""
+    variables = {"VLLM_CACHE_ROOT": "/caches"}
+    monkeypatch.setattr(os, "environ", variables)
+    monkeypatch.setattr(engine_module, "end_with_parent", lambda _: None)
+    return variables
+
+
+def test_an_engine_compiles_into_its_own_folder(environment, gpu_spec):
+    RolloutEngine(gpu_spec, 3, gpu_spec.environment())
+    assert environment["VLLM_CACHE_ROOT"] == "/caches/rlmath_engine_3"
+    assert environment["TRITON_CACHE_DIR"].startswith("/caches/rlmath_engine_3/")
+    assert environment["VLLM_BATCH_INVARIANT"] == "0"
+
+
+def test_weights_and_memory_change_when_nothing_is_in_flight(environment, gpu_spec, monkeypatch):
+    loop = RecordedLoop()
+    monkeypatch.setattr(engine_module, "StepLoop", lambda *_: loop)
+    engine = RolloutEngine(gpu_spec, 0, {})
+    engine.start_weight_update()
+    engine.sleep()
+    assert loop.events == ["drain", "start_weight_update", "drain", "sleep 2"]
+    loop.unfinished = 2
+    for change in (engine.start_weight_update, engine.sleep):
+        with pytest.raises(RuntimeError, match="2 unfinished requests"):
+            change()
+    assert len(loop.events) == 4
+
+
+def test_an_engine_that_reads_no_weights_samples_after_a_sync_alone(
+    environment, gpu_spec, monkeypatch
+):
+    monkeypatch.setattr(engine_module, "StepLoop", lambda *_: RecordedLoop())
+    engine = RolloutEngine(replace(gpu_spec, reads_weights=False), 0, {})
+    with pytest.raises(RuntimeError, match="no valid weights"):
+        engine.exchange(1, [object()], 1.0)

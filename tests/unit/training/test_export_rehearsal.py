@@ -1,14 +1,18 @@
-"""What would fail in the export at the end of a run fails before it."""
+"""The export is rehearsed before a run, and checked after it."""
 
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from rlmath.errors import UserError
 from rlmath.model.tiny import make_tiny_model
 from rlmath.training.export_rehearsal import rehearse_export
+from rlmath.training.summary import ExportError, check_export
+from rlmath.validation.convert import folder_fingerprints
 from rlmath.weights.hf_files import generation_config
 
 FOUND = Path(__file__).parents[4] / "shared" / "found"
@@ -58,3 +62,19 @@ def test_an_export_that_would_fail_or_differ_is_refused(tiny, tmp_path):
     (other / "additional_chat_templates" / "default.jinja").write_text("{{ messages }}")
     with pytest.raises(UserError, match="would differ in chat template"):
         rehearse_export(other)
+
+
+def test_export_with_exchanged_tensors_is_named_and_not_called_a_model(tmp_path):
+    folder = tmp_path / "hf"
+    make_tiny_model(folder, seed=0)
+    changes = SimpleNamespace(fingerprints=folder_fingerprints(folder))
+    session = SimpleNamespace(actor=SimpleNamespace(weights_changes=lambda: [changes]))
+    assert check_export(session, folder, None) == {}
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    k, v = (f"model.layers.1.self_attn.{name}_proj.weight" for name in "kv")
+    tensors[k], tensors[v] = tensors[v].clone(), tensors[k].clone()
+    save_file(tensors, file, metadata={"format": "pt"})
+    with pytest.raises(ExportError, match=r"k_proj\.weight differs.*v_proj\.weight differs"):
+        check_export(session, folder, None)
+    assert not folder.exists() and (tmp_path / "hf_rejected" / "config.json").is_file()

@@ -1,26 +1,37 @@
-"""What settings say of the ranks' model."""
+"""Components of a run: how they start, from which model, and how they come back."""
 
 import contextlib
 import json
 from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from rlmath.config.arithmetic import policy_updates, resolve_layout
 from rlmath.config.load import load
 from rlmath.config.reward import WorkersOn
+from rlmath.config.rollout import RolloutConfig
 from rlmath.config.schema import Device
+from rlmath.data import ProblemStream
+from rlmath.errors import UserError
 from rlmath.grading import MathGrader
 from rlmath.grading.pool import Result
 from rlmath.model.lora import Lora
 from rlmath.model.published import KNOWN
+from rlmath.model.tiny import make_tiny_model
 from rlmath.training import session
+from rlmath.training.group_source import GroupSource
+from rlmath.training.loop import check_resumed
+from rlmath.training.resumed_model import check_resumed_model
 from rlmath.training.session import (
     actor_settings,
     engines_have_to_read,
     reward_mix,
     value_model_settings,
 )
+from rlmath.training.sft import DiscardedSteps
+from rlmath.types import Problem
 
 GIVEN = ["model.path=m", "data.train_paths=[x]", "runner.run_dir=r"]
 
@@ -127,3 +138,108 @@ def test_a_graders_workers_may_be_the_engines_nodes(monkeypatch):
             grade = grader.grade_one(r"\boxed{\sum_{k=1}^1 \sin^2 x + \cos^2 x}", "1")
             assert grade.correct and asked == [r"\sum_{k=1}^1 \sin^2 x + \cos^2 x"]
         assert ends == ["workers", "Ray"]
+
+
+RANK_4: dict[str, Any] = {
+    "rank": 4,
+    "alpha": 32.0,
+    "targets": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+    "layers": None,
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    make_tiny_model(folder)
+    return folder
+
+
+def settings(model, *more):
+    return load([f"model.path={model}", "model.dtype=float32", "runner.run_dir=r", *more])
+
+
+def checkpoint(folder, lora=None, *, has_values=False):
+    path = folder / "step_000003"
+    for name in ("actor", *(["value_model"] * has_values)):
+        (path / name).mkdir(parents=True)
+    about = {"dtype": "float32", "lora": lora, "layout": {"tensor_parallel": 8}}
+    (path / "actor" / "about.json").write_text(json.dumps(about))
+    return path
+
+
+def test_the_same_models_in_another_layout_pass(model, tmp_path):
+    check_resumed_model(settings(model), checkpoint(tmp_path / "a"))
+    check_resumed_model(settings(model), checkpoint(tmp_path / "b", has_values=True))
+    own = "actor.lora.rank=4"
+    check_resumed_model(settings(model, own), checkpoint(tmp_path / "c", RANK_4))
+    # A damaged file is the ranks' matter.
+    path = checkpoint(tmp_path / "d")
+    (path / "actor" / "about.json").write_text("{")
+    check_resumed_model(settings(model), path)
+
+
+@pytest.mark.parametrize(
+    "lora, more, said",
+    [
+        (None, ["model.dtype=bfloat16"], "model.dtype: float32 -> bfloat16. Set"),
+        (RANK_4, ["actor.lora.rank=8"], "settings: actor.lora.rank: 4 -> 8. Set"),
+        (RANK_4, [], "settings: actor.lora.rank: 4 -> 0. Set"),
+        (None, ["actor.lora.rank=4"], "settings: actor.lora.rank: 0 -> 4. Set"),
+        (RANK_4, ["actor.lora.rank=4", "actor.lora.alpha=8"], "actor.lora.alpha: 32.0 -> 8.0. Set"),
+    ],
+)
+def test_other_weights_to_train_are_named_by_their_settings(model, tmp_path, lora, more, said):
+    with pytest.raises(UserError, match=said.replace(".", r"\.")):
+        check_resumed_model(settings(model, *more), checkpoint(tmp_path, lora))
+
+
+def test_other_data_is_refused_before_anything_starts(model, tmp_path):
+    problems = [Problem(f"a:{i}", "?", (1,), ("2",)) for i in range(3)]
+    place = ProblemStream(problems).state_dict()
+    found = SimpleNamespace(path=checkpoint(tmp_path), driver_state={"sampler": {"stream": place}})
+    check_resumed(settings(model), ProblemStream(problems), found)
+    with pytest.raises(UserError, match=r"was 3 and is 2.*model\.path"):
+        check_resumed(settings(model), ProblemStream(problems[:2]), found)
+
+
+def test_a_value_model_that_is_not_there(model, tmp_path):
+    path = checkpoint(tmp_path)
+    with pytest.raises(UserError, match=r"advantage=gae: .*step_000003 has no value model"):
+        check_resumed_model(settings(model, "algorithm.advantage=gae"), path)
+
+
+@pytest.mark.parametrize("groups", [(), ("a group",)])
+def test_weights_come_back_when_engines_sleep(groups):
+    """Not before, as they would not fit; and not for a step that trains nothing."""
+    events = []
+    pool = SimpleNamespace(sleep=lambda: events.append("sleep"))
+    rewards = SimpleNamespace(set_step=lambda *_: None)
+    session = SimpleNamespace(
+        config=SimpleNamespace(runner=SimpleNamespace(steps=1), rollout=RolloutConfig()),
+        sampling=SimpleNamespace(pool=pool, rewards=rewards),
+        actor=SimpleNamespace(begin_load=lambda: events.append("load")),
+    )
+    sampled = SimpleNamespace(groups=groups)
+    sampler = SimpleNamespace(is_sampled=True, take=lambda _: events.append("take") or sampled)
+    monitor = None
+    assert GroupSource(session, sampler, monitor).take(1) is sampled
+    assert events == ["take", "sleep", *(["load"] if groups else [])]
+
+
+def test_steps_in_a_row_that_change_no_weight_end_the_run():
+    seen = DiscardedSteps()
+    for step, reason in enumerate(["", "nan", "nan", "", "nan", "nan"], start=1):
+        seen.see(step, reason)
+    with pytest.raises(
+        UserError, match=r"steps 5 to 7 changed no weight: loss = nan.*optimizer.lr"
+    ):
+        seen.see(7, "loss = nan")
+
+
+def test_from_the_first_step_on_the_model_is_suspected():
+    seen = DiscardedSteps()
+    seen.see(1, "x")
+    seen.see(2, "x")
+    with pytest.raises(UserError, match=r"steps 1 to 3 changed no weight.*model.path"):
+        seen.see(3, "x")

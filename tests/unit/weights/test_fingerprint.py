@@ -1,15 +1,23 @@
-"""Fingerprints see any change, and those of parts add up to that of the whole."""
+"""Fingerprints of tensors: by definition, in slices, of absorbed, packed and quantized weights."""
 
 from functools import reduce
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 import rlmath.weights.fingerprint as fingerprint_module
 from rlmath.errors import WeightsError
+from rlmath.model.fp8 import quantized
 from rlmath.weights.fingerprint import add, compare_fingerprints, fingerprint, fingerprints
+from rlmath.weights.quantized_prints import is_quantized, quantized_fingerprints
+from rlmath.weights.slices import COLUMNS, Rotation, columns_in, fingerprint_in
+from rlmath.weights.transports import engine_fingerprints
+from rlmath.weights.transports.engine_fingerprints import _of_packed, _of_quantized
+from rlmath.weights.transports.engine_parts import Part
 
 
 def tensor(shape, dtype=torch.float32):
@@ -113,3 +121,240 @@ def test_what_cannot_be_read_is_left_out():
     compare_fingerprints({"a": 1, "b": 2}, {"a": 1, "b": None}, "engine 0")
     with pytest.raises(WeightsError, match=r"1 of 2 tensors: a differs"):
         compare_fingerprints({"a": 1, "b": 2}, {"a": 3, "b": None}, "engine 0")
+
+
+HEADS, CONTENT, VALUE, RANK = 2, 3, 5, 4
+START = 16  # The second of two tensor ranks.
+NAME = "model.layers.1.self_attn.kv_b_proj.weight"
+
+
+class Attention(nn.Module):
+    """vLLM's halves of ``kv_b_proj``."""
+
+    def __init__(self, weight):
+        super().__init__()
+        self.kv_b_proj = nn.Linear(RANK, HEADS * (CONTENT + VALUE), bias=False)
+        self.kv_b_proj.weight.data = weight.clone()
+        content, value = weight.view(HEADS, -1, RANK).split([CONTENT, VALUE], 1)
+        self.W_UK_T = nn.Parameter(content.clone())
+        self.W_UV = nn.Parameter(value.transpose(1, 2).clone())
+
+
+@pytest.mark.parametrize("half", [None, "W_UK_T", "W_UV"])
+def test_a_half_that_is_stale_is_named(monkeypatch, half):
+    weight = torch.randn(HEADS * (CONTENT + VALUE), RANK)
+    attention = Attention(weight)
+
+    def parts(module):
+        linear = module.kv_b_proj
+        return [Part("kv_b_proj.weight", linear, "weight", 0, 0, START, len(weight))]
+
+    monkeypatch.setattr(engine_fingerprints, "parts_of", parts)
+    whole = fingerprint(weight, START)
+    held = {NAME: whole}
+    if half is not None:
+        getattr(attention, half).data[1, 2, 3] += 1.0
+    model = SimpleNamespace(
+        named_modules=lambda: [("model.layers.1.self_attn.mla_attn.mla_attn", attention)]
+    )
+    engine_fingerprints._prefer_absorbed(model, held)
+    assert (held[NAME] == whole) is (half is None)
+    # The fault is in column 3, or, of the values, in that of the latent 2.
+    column = 3 if half == "W_UK_T" else 2
+    for first in range(RANK):
+        part = {NAME: ((first, first + 1),)}
+        held = {NAME: fingerprint_in(part, NAME, weight, START, 0)}
+        before = held[NAME]
+        engine_fingerprints._prefer_absorbed(model, held, part)
+        assert (held[NAME] == before) is (half is None or first != column)
+    held = {}
+    engine_fingerprints._prefer_absorbed(model, held, {"model.norm.weight": None})
+    assert held == {}
+
+
+@pytest.mark.parametrize("kept", [torch.float32, torch.bfloat16])
+def test_a_router_in_float32_has_the_fingerprint_of_what_was_sent(kept):
+    """In a bfloat16 model with ``precision.router_dtype=float32`` vLLM packs it in float32."""
+    sent = torch.randn(8, 300, generator=torch.manual_seed(1)).bfloat16()
+
+    def product(inputs, *_):
+        return inputs.to(kept) @ sent.to(kept).t()
+
+    module = SimpleNamespace(cpu_linear=product, input_size=300, weight=torch.empty(0).bfloat16())
+    part = Part("gate.weight", module, "weight", 0, 0, 0, 8)
+    assert _of_packed([part], torch.bfloat16) == [fingerprint(sent)]
+    sent[3, 299] += 1
+    assert _of_packed([part], torch.bfloat16) == [fingerprint(sent)]
+    before = fingerprint(sent)
+    sent[0, 0] = -sent[0, 0]
+    assert _of_packed([part], torch.bfloat16) != [before]
+
+
+def test_matrices_of_layers_are_quantized_and_nothing_else():
+    for name in ("self_attn.q_proj.weight", "mlp.down_proj.weight"):
+        assert is_quantized(f"model.layers.0.{name}")
+    for name in ("self_attn.q_proj.bias", "input_layernorm.weight", "mlp.gate.weight"):
+        assert not is_quantized(f"model.layers.0.{name}")
+    assert not is_quantized("model.embed_tokens.weight") and not is_quantized("lm_head.weight")
+
+
+def worker(whole, dim, rank):
+    """vLLM's layer of a tensor rank of two, quantized by the whole's rows."""
+    values, scale = quantized(whole)
+    size = whole.shape[dim] // 2
+    mine = values.narrow(dim, rank * size, size)
+    scale = scale.narrow(0, rank * size, size) if dim == 0 else scale
+    parameters = {"weight": mine.t(), "weight_scale": scale}
+    return SimpleNamespace(**{n: torch.nn.Parameter(p, False) for n, p in parameters.items()})
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_shards_add_up_and_a_change_is_seen(dim):
+    torch.manual_seed(0)
+    whole = torch.randn(8, 12)
+    name = "model.layers.0.mlp.down_proj.weight"
+    wanted = quantized_fingerprints([(name, whole), ("norm.weight", torch.ones(3))])
+    assert set(wanted) == {name, f"{name}_scale", "norm.weight"}
+
+    def found(layers):
+        sums = [0, 0]
+        for rank, layer in enumerate(layers):
+            size = whole.shape[dim] // 2
+            part = Part(name, layer, "weight", 0, dim, rank * size, size)
+            rows = size if dim == 0 else 8
+            start = rank * size if dim == 0 else 0
+            scales = Part(f"{name}_scale", layer, "weight_scale", 0, 0, start, rows, rank > 0)
+            for place, one in enumerate((part, scales)):
+                value = _of_quantized(one)
+                assert value is not None
+                # A worker counts no replica.
+                sums[place] = add(sums[place], 0 if place and dim == 1 and rank else value)
+        return sums[0], sums[1]
+
+    layers = [worker(whole, dim, rank) for rank in (0, 1)]
+    assert found(layers) == (wanted[name], wanted[f"{name}_scale"])
+    layers[1].weight.data.view(torch.uint8)[2, 1] ^= 1
+    assert found(layers)[0] != wanted[name] and found(layers)[1] == wanted[f"{name}_scale"]
+    other = SimpleNamespace(
+        weight=torch.nn.Parameter(torch.zeros(3, 3)), weight_scale=torch.nn.Parameter(torch.ones(1))
+    )
+    assert _of_quantized(Part(name, other, "weight", 0, 0, 0, 3)) is None
+
+
+SHAPES = {
+    "embed.weight": (64, 40),
+    "layers.0.norm.weight": (40,),
+    "layers.0.q_proj.weight": (32, 40),
+    "layers.0.q_proj.bias": (32,),
+    "layers.0.k_proj.weight": (8, 40),
+    "layers.0.o_proj.weight": (40, 32),
+    "layers.0.experts.0.gate_proj.weight": (24, 40),
+    "layers.0.experts.0.up_proj.weight": (24, 40),
+    "layers.0.experts.0.down_proj.weight": (40, 24),
+    "norm.weight": (40,),
+}
+EXPERTS = frozenset(name for name in SHAPES if "experts" in name)
+
+
+def one_round(rotation, work):
+    found = []
+    while not found or not rotation.is_at_start:
+        found.append(dict(rotation.pop(work)[0]))
+    return found
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("work", [0.0, 4e5, 1e12])
+def test_a_round_covers_every_element_once(packed, work):
+    rotation = Rotation(SHAPES, packed=packed, whole=EXPERTS)
+    orders = []
+    for _ in range(2):
+        slices = one_round(rotation, work)
+        orders.append(slices)
+        seen = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
+        for part in slices:
+            # Vectors alone may not change in an update.
+            assert any(len(SHAPES[name]) == 2 for name in part)
+            for name, windows in part.items():
+                if windows is None:
+                    seen[name] += 1
+                for low, high in windows or ():
+                    seen[name][:, low:high] += 1
+        assert all(bool((counts == 1).all()) for counts in seen.values())
+        assert len(slices) == (1 if work == 1e12 else len(slices))
+    assert work == 1e12 or orders[0] != orders[1], "another order in each round"
+    assert one_round(Rotation(SHAPES, packed=packed, whole=EXPERTS), work) == orders[0]
+
+
+def test_what_one_product_reads_is_one_unit():
+    rotation = Rotation(SHAPES, packed=True, whole=EXPERTS)
+    for part in one_round(rotation, 0.0):
+        q, k = (part.get(f"layers.0.{name}_proj.weight") for name in "qk")
+        assert q == k
+        assert len(EXPERTS & part.keys()) in (0, 3)
+        assert all(w is None or w[0][1] - w[0][0] <= COLUMNS for w in part.values())
+
+
+def test_the_work_of_a_slice_is_what_was_asked_for():
+    shapes = {f"layers.{i}.down_proj.weight": (64, 640) for i in range(8)}
+    rotation = Rotation(shapes, packed=True)
+    wanted = rotation.work / 10
+    total = 0.0
+    for _ in range(10):
+        _, taken = rotation.pop(wanted)
+        assert 0.9 * wanted < taken <= wanted
+        total += taken
+    assert 0.9 * rotation.work < total <= rotation.work
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_shards_of_a_slice_add_up(dim):
+    whole = torch.randn(12, 64)
+    part = {"w": ((0, 16), (24, 40))}
+    wanted = add(fingerprint(whole[:, :16]), fingerprint(whole[:, 24:40], 0, 24))
+    assert fingerprint_in(part, "w", whole, 0, 0) == wanted
+    found, size = 0, whole.shape[dim] // 2
+    for rank in (0, 1):
+        corner = (rank * size, 0) if dim == 0 else (0, rank * size)
+        found = add(found, fingerprint_in(part, "w", whole.narrow(dim, rank * size, size), *corner))
+    assert found == wanted
+    assert columns_in(part, "other", 0, 64) == [] and columns_in(None, "w", 5, 7) == [(0, 7)]
+    assert columns_in(part, "w", 32, 32) == [(0, 8)]
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_only_the_columns_of_a_slice_are_read_of_a_packed_matrix(dim):
+    whole = torch.randn(8, 96)
+    size = whole.shape[dim] // 2
+    part = {"a.weight": ((0, 16), (40, 56)), "b.weight": ((40, 56),)}
+    sums, read = [0, 0], 0
+    for rank in (0, 1):
+        held = whole.narrow(dim, rank * size, size)
+
+        def product(inputs, *_, held=held):
+            nonlocal read
+            read += len(inputs)
+            return inputs @ held.t()
+
+        module = SimpleNamespace(
+            cpu_linear=product, input_size=held.shape[1], weight=torch.empty(0)
+        )
+        rows = len(held) // 2 if dim == 0 else len(held)
+        names = ("a.weight", "b.weight") if dim == 0 else ("a.weight",)
+        parts = [
+            Part(name, module, "weight", at * rows, dim, rank * (rows if dim == 0 else size), rows)
+            for at, name in enumerate(names)
+        ]
+        for at, value in enumerate(engine_fingerprints._of_packed(parts, torch.float32, part)):
+            sums[at] = add(sums[at], value)
+    if dim == 0:
+        a = torch.cat([whole[0:2], whole[4:6]])
+        b = torch.cat([whole[2:4], whole[6:8]])
+        assert sums == [
+            fingerprint_in(part, "a.weight", a, 0, 0),
+            fingerprint_in(part, "b.weight", b, 0, 0),
+        ]
+        assert read == 2 * 32, "columns that a and b share are read once"
+    else:
+        assert sums[0] == fingerprint_in(part, "a.weight", whole, 0, 0)
+        assert read == 32
