@@ -1,4 +1,4 @@
-"""Passes in another precision: FP8 products and caches, Transformer Engine's FP8, rounding noise."""
+"""Passes in another precision: FP8 products and caches, Transformer Engine, rounding noise."""
 
 from types import SimpleNamespace
 
