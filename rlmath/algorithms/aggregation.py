@@ -1,10 +1,10 @@
-"""How the losses of tokens become one number.
+"""Reduction of token losses to one number.
 
-Every kind is a weight per token, worked out from the whole optimizer minibatch before it is cut:
+Every kind is a weight per token, computed from the whole optimizer minibatch before it is sharded:
 
     loss = sum over the minibatch of weight_t * loss_t
 
-So whichever ranks and micro-batches the tokens go to, the backward pass only adds, and the
+On any distribution of tokens over ranks and micro-batches, the backward pass only adds, and the
 gradient is the same. Nothing is divided again by a number of ranks or micro-batches.
 """
 
@@ -22,7 +22,7 @@ _Kind = Callable[[Tensor, Tensor, "int | None"], Tensor]
 
 
 class Whole(Enum):
-    """What of the whole minibatch a weight is divided by."""
+    """Quantity of the whole minibatch that divides a weight."""
 
     tokens = "tokens"
     sequences = "sequences"
@@ -31,13 +31,13 @@ class Whole(Enum):
 
 @dataclass(frozen=True)
 class AggregationTraits:
-    """What is true of an aggregation.
+    """Properties of an aggregation.
 
     Attributes:
-        whole: What of the whole minibatch its weights are divided by: its unmasked tokens, or its
-            sequences or groups that have any. Otherwise a sequence's weight depends on its own
-            group alone.
-        needs_length: It divides by ``algorithm.aggregation_constant_tokens``.
+        whole: Quantity of the whole minibatch that divides its weights: the unmasked tokens, or
+            the sequences or groups that have any. Otherwise a sequence's weight depends only on
+            its group.
+        needs_length: Divides by ``algorithm.aggregation_constant_tokens``.
     """
 
     whole: Whole = Whole.sequences
@@ -62,27 +62,26 @@ def sequence_weights(
     ==================== ==================================  ====================================
     token_mean           m_t / sum_j n_j                     DAPO (arXiv:2503.14476), eq. 8
     seq_mean_token_mean  m_t / (S n_i)                       GRPO (arXiv:2402.03300), eq. 3
-    seq_mean_token_sum   m_t / S                             a sequence's log-probability, whole
+    seq_mean_token_sum   m_t / S                             log-probability of a sequence
     seq_sum_constant     m_t / (S L)                         Dr. GRPO (arXiv:2503.20783), §3.2
-    prompt_mean          m_t / (P sum_{j in group} n_j)      each prompt the same
+    prompt_mean          m_t / (P sum_{j in group} n_j)      equal weight of each prompt
     ==================== ==================================  ====================================
 
-    Sequences without an unmasked token (unscored, or masked because they were cut off) are not
-    counted. So the weights depend on ``n_i`` and the groups alone, and a rank that has a few of the
-    sequences needs no more than their weights.
+    Sequences without an unmasked token (unscored, or masked because they were truncated) are not
+    counted. The weights depend only on ``n_i`` and the groups, so a rank with some of the
+    sequences needs only their weights.
 
     Args:
-        kind: One of the above.
+        kind: One of the table's kinds.
         token_counts: ``[N]`` unmasked response tokens of each sequence of the minibatch.
         group_ids: ``[N]`` int64.
-        constant_length: Tokens, for ``seq_sum_constant`` alone; the response limit is the usual
-            choice.
+        constant_length: Tokens, only for ``seq_sum_constant``; usually the response limit.
 
     Returns:
-        ``[N]`` float64; what it is for sequences without unmasked tokens, nobody reads.
+        ``[N]`` float64; undefined for sequences without unmasked tokens.
 
     Raises:
-        ValueError: Unknown kind, shapes that do not fit, or ``constant_length`` missing.
+        ValueError: Unknown kind, shapes do not match, or ``constant_length`` is missing.
     """
     weigh = AGGREGATIONS.get(kind)
     if token_counts.shape != group_ids.shape:
@@ -92,16 +91,16 @@ def sequence_weights(
 
 
 def denominator(kind: str, token_counts: Tensor, group_ids: Tensor) -> float:
-    """The factor of all weights of :func:`sequence_weights` that needs the whole minibatch: the
-    ``sum_j n_j``, ``S`` or ``P`` of its table.
+    """The divisor of the weights of :func:`sequence_weights` that needs the whole minibatch:
+    ``sum_j n_j``, ``S`` or ``P`` in its table.
 
-    The weights of a part of the minibatch, whole groups of it, times the part's denominator need
-    only the part. Denominators of parts add up.
+    For whole groups, the weights times this divisor depend only on these groups. Divisors of parts
+    of a minibatch add up.
 
     Args:
-        kind: See there.
-        token_counts: See there.
-        group_ids: See there.
+        kind: As in :func:`sequence_weights`.
+        token_counts: As in :func:`sequence_weights`.
+        group_ids: As in :func:`sequence_weights`.
 
     Raises:
         ValueError: Unknown kind.

@@ -1,4 +1,4 @@
-"""What a rank reports of its sequences' log-probs: sums that add up, and the farthest tokens."""
+"""A rank's report on its sequences' log-probs: additive sums, and the farthest tokens."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from rlmath.utils.lazy_torch import Tensor, torch
 
 
 def token_lags(batch: TrainingBatch, now: int) -> Tensor:
-    """``[R]`` int64, how many versions older than ``now`` the weights are that sampled each token.
+    """``[R]`` int64: weights version ``now`` minus the version that sampled each token.
 
     Args:
-        batch: Of which the response tokens are.
+        batch: The batch with the response tokens.
         now: A weights version.
     """
     lags = repeat(now - batch.weights_versions, batch.response_lengths)
@@ -27,15 +27,15 @@ class Alignment:
     """The actor's log-probs against the rollout log-probs, over some of a step's sequences.
 
     Attributes:
-        fresh: Over all tokens that the present weights sampled, masked or not, and that can be
-            judged by that.
-        by_lag: Over the tokens of the loss, by the age of the weights that sampled.
-        entropy_sum: Of the actor over the tokens of the loss, in nats.
-        places: ``[N]`` int64, of the sequences in the step.
-        farthest: ``[N, 4]`` float64, of each sequence the token with the largest difference, among
-            those that the newest of its weights sampled: the difference in nats (infinite for one
-            that is not a number, 0 where none can be judged), the token's place in the response,
-            and the log-probs of actor and engine.
+        fresh: Over all tokens, masked or not, that the current weights sampled and for which the
+            comparison is valid.
+        by_lag: Over the tokens of the loss, by the age of the weights that sampled them.
+        entropy_sum: The actor's entropy over the tokens of the loss, in nats.
+        places: ``[N]`` int64, indices of the sequences in the step.
+        farthest: ``[N, 4]`` float64: for each sequence the token with the largest difference, among
+            those sampled by its newest weights: the difference in nats (infinite for NaN, 0 where
+            no token can be compared), the token's index in the response, and the log-probs of
+            actor and engine.
     """
 
     fresh: Mismatch
@@ -60,23 +60,23 @@ class Alignment:
         """Compare the log-probs of some sequences.
 
         Args:
-            log_probs: ``[R]`` of the actor before the first update, in nats.
-            engine_log_probs: ``[R]`` of the same tokens, in nats.
-            entropy: ``[R]`` of the actor, in nats.
+            log_probs: ``[R]``, the actor's before the first update, in nats.
+            engine_log_probs: ``[R]``, the engine's for the same tokens, in nats.
+            entropy: ``[R]``, the actor's, in nats.
             response_lengths: ``[N]`` int64, in tokens; their sum is ``R``.
             loss_mask: ``[R]`` bool.
-            lags: ``[R]`` int64, the actor's weights version less the one that sampled.
+            lags: ``[R]`` int64, the actor's weights version minus the one that sampled the token.
             places: ``[N]`` int64.
-            stale_kv: The newest tokens of a response that older weights began were sampled with
-                these weights' keys and values (``rollout.kv=keep``). No weights give their
-                log-probs again, so that only responses of one version can be judged.
+            stale_kv: The newest tokens of a response that older weights started were sampled with
+                the older weights' keys and values (``rollout.kv=keep``). No weights reproduce their
+                log-probs, so only responses of a single version can be compared.
         """
         is_fresh = lags == 0
         if stale_kv:
             is_fresh &= ~_is_mixed(lags, response_lengths)
         fresh = measure(log_probs, engine_log_probs, is_fresh)
         if loss_mask.all() and is_fresh.all():
-            by_lag = {0: fresh}  # The same tokens: millions of them are not measured twice.
+            by_lag = {0: fresh}  # The same tokens, so they are not measured twice.
         else:
             by_lag = measure_by_lag(log_probs, engine_log_probs, lags, loss_mask)
         difference = (log_probs - engine_log_probs).abs().nan_to_num(nan=torch.inf)
@@ -85,7 +85,7 @@ class Alignment:
             own, ages = difference[start : start + length], lags[start : start + length]
             if stale_kv and length and ages[0] != ages[-1]:
                 own = torch.zeros_like(own)
-            # Older tokens differ for a good reason, and would hide a fresh one that does not.
+            # Older tokens legitimately differ, and would hide a wrong fresh one.
             at = int(torch.where(ages == ages[-1], own, -1.0).argmax()) if length else 0
             token = start + at
             pair = (log_probs[token], engine_log_probs[token]) if length else (0.0, 0.0)
@@ -110,15 +110,15 @@ class Alignment:
         places: Tensor | None = None,
         stale_kv: bool = False,
     ) -> Alignment:
-        """Compare the log-probs of a batch's sequences; see :meth:`of`.
+        """Compare the log-probs of a batch's sequences (see :meth:`of`).
 
         Args:
-            batch: With the engines' log-probs.
-            log_probs: ``[R]`` of the actor before the first update, in nats.
-            entropy: ``[R]`` of the actor, in nats.
+            batch: The batch, with the engines' log-probs.
+            log_probs: ``[R]``, the actor's before the first update, in nats.
+            entropy: ``[R]``, the actor's, in nats.
             now: The actor's weights version.
-            places: ``[N]`` int64; ``None``: the batch is the step.
-            stale_kv: See :meth:`of`.
+            places: ``[N]`` int64; ``None``: the batch is the whole step.
+            stale_kv: As in :meth:`of`.
         """
         return cls.of(
             log_probs,
@@ -133,7 +133,7 @@ class Alignment:
 
     @classmethod
     def joined(cls, parts: Sequence[Alignment]) -> Alignment:
-        """Those of all ranks together."""
+        """Combine the reports of all ranks."""
         total: Alignment = parts[0]
         for one in parts[1:]:
             lags = sorted({*total.by_lag, *one.by_lag})
@@ -149,7 +149,7 @@ class Alignment:
 
     @property
     def loss(self) -> Mismatch:
-        """Over the tokens of the loss, of whatever weights."""
+        """Totals over the tokens of the loss, for all lags."""
         first, *others = self.by_lag.values()
         for one in others:
             first = first + one
@@ -157,13 +157,13 @@ class Alignment:
 
     @property
     def entropy(self) -> float:
-        """Mean over the tokens of the loss, in nats; not a number without tokens."""
+        """Mean over the tokens of the loss, in nats; NaN without tokens."""
         tokens = self.loss.tokens
         return self.entropy_sum / tokens if tokens else float("nan")
 
 
 def _is_mixed(lags: Tensor, response_lengths: Tensor) -> Tensor:
-    """``[R]`` bool, true for tokens of sequences that weights of several versions sampled."""
+    """``[R]`` bool, true for tokens of sequences sampled by several weights versions."""
     parts = lags.split(response_lengths.tolist())
     mixed = torch.tensor([bool(len(part) and (part != part[0]).any()) for part in parts])
     return repeat(mixed, response_lengths)

@@ -1,4 +1,4 @@
-"""Importance weights that correct for an engine that samples from another distribution.
+"""Importance weights that correct for an engine that samples from a different distribution.
 
 With ``w_t = exp(logp_trainer - logp_engine)`` per token, ``W = prod w_t`` and ``G = W^(1/n)`` over
 the ``n`` unmasked tokens of a sequence:
@@ -14,11 +14,11 @@ seq_mask_geometric   1 where ``G`` is within the bounds, else 0      0.99 to 1.0
 seq_mask_sum         ``W`` within the bounds, else 0                 0.5 to 2         MIS, sequences
 ==================== =============================================== ================ ============
 
-Each can be joined by a veto: a sequence with one token whose ``w`` is below ``veto_below`` gets 0.
+A veto can be added to each: a sequence with one token whose ``w`` is below ``veto_below`` gets 0.
 
-The weights multiply those of the aggregation in the policy term, and not in the KL and entropy
-terms. The aggregation's denominators stay what they are: a masked token counts there, as in the
-papers' formulas.
+The weights multiply those of the aggregation in the policy term, but not in the KL and entropy
+terms. The aggregation's denominators are unchanged: they count masked tokens, as in the papers'
+formulas.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from rlmath.utils.setting import Options, setting
 
 @dataclass(frozen=True)
 class LogRatios:
-    """``log w`` of some whole sequences, in nats, float64; 0 at masked tokens.
+    """``log w`` of whole sequences, in nats, float64; 0 at masked tokens.
 
     Attributes:
-        tokens: ``[R]``, of each token.
-        sums: ``[R]``, over the unmasked tokens of a token's sequence: ``log W``.
-        means: ``[R]``, the mean of these: ``log G``.
+        tokens: ``[R]``, per token.
+        sums: ``[R]``, sum over the unmasked tokens of a token's sequence: ``log W``.
+        means: ``[R]``, their mean: ``log G``.
     """
 
     tokens: Tensor
@@ -50,12 +50,12 @@ class LogRatios:
 
 @dataclass(frozen=True)
 class Weighted:
-    """What a correction gives the tokens.
+    """Token weights of a correction.
 
     Attributes:
         weights: ``[R]`` float64.
-        kept: ``[R]`` bool; the others get 0. ``None``: all are.
-        truncated: ``[R]`` bool, those whose weight was cut to the upper bound; ``None``: none.
+        kept: ``[R]`` bool; the other tokens get 0. ``None``: all are kept.
+        truncated: ``[R]`` bool, tokens whose weight was clipped to the upper bound; ``None``: none.
     """
 
     weights: Tensor
@@ -64,7 +64,7 @@ class Weighted:
 
 
 class Bounds(NamedTuple):
-    """Lower and upper bound of a ratio; ``None``: the kind has none."""
+    """Lower and upper bound of a ratio; ``None``: the kind has no such bound."""
 
     low: float | None
     high: float | None
@@ -72,10 +72,10 @@ class Bounds(NamedTuple):
 
 @dataclass(frozen=True)
 class CorrectionTraits:
-    """What is true of a correction.
+    """Properties of a correction.
 
     Attributes:
-        low: Its default lower bound; ``None``: it has none.
+        low: Its default lower bound; ``None``: no bound.
         high: Its default upper bound.
     """
 
@@ -93,13 +93,13 @@ NONE, AUTO = "none", "auto"
 
 @CORRECTIONS.register(NONE)
 def no_correction(ratios: LogRatios, bounds: Bounds, options: Options) -> Weighted:
-    """1 for each token."""
+    """Weight 1 for each token."""
     return Weighted(torch.ones_like(ratios.tokens))
 
 
 @CORRECTIONS.register(AUTO)
 def auto(ratios: LogRatios, bounds: Bounds, options: Options) -> Weighted:
-    """Chosen for each step, by :func:`choose`."""
+    """Placeholder: :func:`choose` selects the kind for each step."""
     raise ValueError("mismatch correction 'auto': call choose() with the batch's measurement")
 
 
@@ -176,7 +176,7 @@ class CorrectionConfig:
         return self.kind != NONE or self.veto_below is not None
 
     def bounds(self) -> Bounds:
-        """The bounds that count; ``None`` where the kind has none."""
+        """The bounds in effect; ``None`` where the kind has none."""
         traits = CORRECTIONS.traits(self.kind)
         return Bounds(
             self.low if self.low is not None else traits.low,
@@ -186,12 +186,12 @@ class CorrectionConfig:
 
 @dataclass(frozen=True)
 class LagTotals:
-    """What a correction did to the tokens of one lag; those of several ranks add up.
+    """Effect of a correction on the tokens of one lag. Totals of several ranks add up.
 
     Attributes:
         tokens: Unmasked tokens.
-        rejected: Those of them that got 0.
-        truncated: Those whose weight was cut to the upper bound.
+        rejected: Unmasked tokens with weight 0.
+        truncated: Tokens whose weight was clipped to the upper bound.
     """
 
     tokens: int = 0
@@ -205,16 +205,16 @@ class LagTotals:
 
 @dataclass(frozen=True)
 class CorrectionTotals:
-    """What a correction did; those of several ranks add up.
+    """Effect of a correction. Totals of several ranks add up.
 
     Attributes:
         tokens: Unmasked tokens.
-        sequences: Sequences that have any.
-        rejected: Of the tokens, those that got 0.
+        sequences: Sequences with unmasked tokens.
+        rejected: Unmasked tokens with weight 0.
         vetoed: Sequences excluded by ``veto_below``.
-        truncated: Tokens whose weight was cut to the upper bound.
+        truncated: Tokens whose weight was clipped to the upper bound.
         weight: Sum of the weights.
-        by_lag: Of the tokens, by the age of the weights that sampled them; empty: not told.
+        by_lag: Totals by the age of the weights that sampled the tokens; empty if lags are unknown.
     """
 
     tokens: int
@@ -241,9 +241,9 @@ class CorrectionTotals:
         )
 
     def metrics(self) -> dict[str, float]:
-        """``rejected_tokens`` and ``vetoed_sequences`` (shares of the unmasked tokens and of
+        """``rejected_tokens`` and ``vetoed_sequences`` (shares of the unmasked tokens and of the
         sequences that have any), ``truncated_tokens`` and ``mean_weight``; the shares of tokens
-        also as ``lag_<n>/...``, of the tokens of each lag, unless all are of the newest weights."""
+        also per lag as ``lag_<n>/...``, unless all tokens are of the newest weights."""
         tokens = max(self.tokens, 1)
         by_lag: dict[str, float] = {}
         for lag, one in self.by_lag.items() if self.by_lag.keys() - {0} else ():
@@ -259,12 +259,12 @@ class CorrectionTotals:
 
 @dataclass(frozen=True)
 class Correction:
-    """Weights of a batch.
+    """Correction weights of a batch.
 
     Attributes:
-        weights: ``[R]``, of the log-probs' dtype, 0 at masked tokens.
-        kind: The kind that was used, ``auto`` resolved.
-        totals: What was done.
+        weights: ``[R]``, in the log-probs' dtype, 0 at masked tokens.
+        kind: The kind used, with ``auto`` resolved.
+        totals: The effect.
     """
 
     weights: Tensor
@@ -273,15 +273,15 @@ class Correction:
 
 
 def choose(mismatch: Mismatch) -> tuple[str, str]:
-    """The kind of correction that ``auto`` takes, and why.
+    """The kind of correction that ``auto`` selects, and why.
 
-    - ``none`` when ``mean exp|d|`` is at most 1.002 and the effective sample size at least 0.999:
+    - ``none`` if ``mean exp|d|`` is at most 1.002 and the effective sample size at least 0.999:
       float32 on both sides, where a correction would only add noise;
-    - ``token_truncate`` when they are at most 1.05 and at least 0.9: bfloat16 on both sides;
-    - ``token_mask`` otherwise: some tokens are so far apart that they teach the wrong thing.
+    - ``token_truncate`` if they are at most 1.05 and at least 0.9: bfloat16 on both sides;
+    - ``token_mask`` otherwise: some tokens differ too much to be trained on.
 
     Args:
-        mismatch: Of the batch that is to be corrected.
+        mismatch: Mismatch of the batch to correct.
 
     Returns:
         A kind, and a sentence with the numbers.
@@ -310,23 +310,23 @@ def correct(
     settings: CorrectionConfig,
     lags: Tensor | None = None,
 ) -> Correction:
-    """Weights for the tokens of a batch, from whole sequences, before the batch is cut.
+    """Weights for the tokens of a batch, from whole sequences, before the batch is sharded.
 
     Papers: TIS, "Your efficient RL framework secretly brings you off-policy RL training" (Yao et
     al. 2025); IcePop, Ring-1T (arXiv:2510.18855); sequence kinds and the veto, "When speed
     kills stability" (Liu et al. 2025).
 
     Args:
-        trainer_log_probs: ``[R]``, in nats, by the weights that sampled.
+        trainer_log_probs: ``[R]``, in nats, of the weights that sampled.
         engine_log_probs: ``[R]``, in nats.
-        mask: ``[R]`` bool; false tokens take no part and get 0.
+        mask: ``[R]`` bool; false tokens are ignored and get 0.
         response_lengths: ``[N]`` int64, in tokens.
-        settings: What to correct; ``auto`` has to be resolved by ``choose`` first.
-        lags: ``[R]`` int64, versions that the weights that sampled are older; ``None``: the totals
-            tell no lags.
+        settings: The correction; ``auto`` must first be resolved by ``choose``.
+        lags: ``[R]`` int64, age of the weights that sampled, in versions; ``None``: the totals have
+            no lags.
 
     Raises:
-        ValueError: ``auto``, or shapes that do not fit.
+        ValueError: Kind is ``auto``, or shapes do not match.
     """
     if int(response_lengths.sum()) != mask.numel():
         raise ValueError(
@@ -370,7 +370,7 @@ def correct(
 def _by_lag(
     lags: Tensor, mask: Tensor, rejected: Tensor, truncated: Tensor
 ) -> dict[int, LagTotals]:
-    """Counts of the tokens of each lag that has any in the loss."""
+    """Totals of each lag that has tokens in the loss."""
     return {
         lag: LagTotals(
             *(int((which & (lags == lag)).sum()) for which in (mask, rejected, truncated))

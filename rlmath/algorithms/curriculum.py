@@ -1,4 +1,4 @@
-"""Which problems are on cooldown, and how long responses may be, as training progresses."""
+"""Cooldown of problems and the maximum response length over the course of training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _USED = OnlyWith("cooldown", (True,))
 
 @dataclass
 class CooldownSettings:
-    """When a problem is on cooldown: left out, as it teaches too little at present."""
+    """Cooldown: skip problems that currently teach too little."""
 
     cooldown: bool = setting(
         False,
@@ -53,10 +53,10 @@ class CooldownSettings:
 
 
 class Curriculum(Protocol):
-    """Which problems are skipped for now. The driver asks in the order of the data."""
+    """Decides which problems are skipped. The driver asks in the order of the data."""
 
     def update(self, problem_id: str, passed: int, graded: int, step: int) -> None:
-        """Note that a problem was tried at ``step``: ``passed`` of ``graded`` samples are right."""
+        """Record that a problem was sampled at ``step``: ``passed`` of ``graded`` are right."""
         ...
 
     def is_on_cooldown(self, problem_id: str, step: int) -> bool:
@@ -64,15 +64,15 @@ class Curriculum(Protocol):
         ...
 
     def on_cooldown(self, step: int) -> int:
-        """How many problems are skipped at ``step``, for the metrics."""
+        """Number of problems skipped at ``step``, for the metrics."""
         ...
 
     def state(self) -> dict[str, Any]:
-        """For checkpoints; plain JSON values."""
+        """State for checkpoints; plain JSON values."""
         ...
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take over a checkpoint's."""
+        """Restore a checkpoint's state."""
         ...
 
 
@@ -96,9 +96,9 @@ def pass_rates(settings: CooldownSettings, options: Options) -> PassRates:
 
 
 class PassRates:
-    """Running pass rates of problems, and which of them are on cooldown.
+    """Running pass rates of problems, and their cooldowns.
 
-    The rate is an exponential mean over visits; the first visit sets it.
+    The rate is an exponential moving average over visits; the first visit sets it.
     """
 
     def __init__(self, settings: CooldownSettings) -> None:
@@ -111,7 +111,7 @@ class PassRates:
         self._records: dict[str, _Record] = {}
 
     def update(self, problem_id: str, passed: int, graded: int, step: int) -> None:
-        """Note a visit.
+        """Record a visit.
 
         Args:
             problem_id: The problem.
@@ -120,7 +120,7 @@ class PassRates:
             step: The step of the visit.
 
         Raises:
-            ValueError: ``passed`` is not within 0 and ``graded``.
+            ValueError: ``passed`` is not between 0 and ``graded``.
         """
         if not 0 <= passed <= graded:
             raise ValueError(f"{problem_id}: {passed} of {graded} graded samples passed")
@@ -141,20 +141,17 @@ class PassRates:
         return None if record is None else record.rate
 
     def is_on_cooldown(self, problem_id: str, step: int) -> bool:
-        """Whether the problem is left out at ``step``."""
         record = self._records.get(problem_id)
         return record is not None and step < record.cooldown_until
 
     def on_cooldown(self, step: int) -> int:
-        """How many problems are left out at ``step``."""
         return sum(step < record.cooldown_until for record in self._records.values())
 
     def state(self) -> dict[str, Any]:
-        """For checkpoints; plain numbers."""
+        """State for checkpoints; plain numbers."""
         return {k: [r.rate, r.visits, r.cooldown_until] for k, r in self._records.items()}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Take over a checkpoint's."""
         self._records = {
             k: _Record(float(rate), int(visits), int(until))
             for k, (rate, visits, until) in state.items()
@@ -162,16 +159,16 @@ class PassRates:
 
 
 def staged_length(step: int, stages: Sequence[tuple[int, int]]) -> int:
-    """Longest response at a step, in tokens.
+    """Maximum response length at a step, in tokens.
 
     DeepScaleR and Skywork-OR1 (arXiv:2505.22312) train short contexts first.
 
     Args:
-        step: From 0.
-        stages: Pairs of (first step, tokens), the first from step 0, steps rising.
+        step: Step, from 0.
+        stages: Pairs of (first step, tokens); the first starts at step 0, and steps increase.
 
     Raises:
-        ValueError: No stages, none at step 0, steps that do not rise, or fewer than 1 token.
+        ValueError: No stages, none at step 0, steps do not increase, or fewer than 1 token.
     """
     if not stages or stages[0][0] != 0:
         raise ValueError(f"length stages {list(stages)}: the first has to begin at step 0")

@@ -1,16 +1,16 @@
-"""On-policy distillation: the policy learns from a teacher's log-probs of the tokens it sampled.
+"""On-policy distillation: the policy learns from a teacher's log-probs of its sampled tokens.
 
 For a token ``y_t`` that the policy sampled, ``log pi_old(y_t) - log p_teacher(y_t)`` is an unbiased
-estimate, from one sample, of the reverse KL between policy and teacher at that place,
+single-sample estimate of the reverse KL between policy and teacher at that position,
 ``KL(pi || p_teacher) = E_{y ~ pi}[log pi(y) - log p_teacher(y)]``. Its negative is the token's
-advantage: a policy gradient with it descends the reverse KL of the next token at each place of the
-policy's own responses (discount 0: what a token does to later ones does not count).
+advantage: a policy gradient with it descends the reverse KL of the next token at each position of
+the policy's own responses (discount 0: a token's effect on later ones does not count).
 
 MiniLLM (arXiv:2306.08543), eqs. 2 and 6, has the reverse KL over sequences, of which this is the
 single-step part; GKD (arXiv:2306.13649) the divergence per token on the student's own samples; the
-advantage as it is here is that of K. Lu and Thinking Machines Lab, "On-Policy Distillation" (2025).
-Neither bounds the difference. Here it is bounded, as one token that the teacher rules out would
-otherwise drown a step.
+form of the advantage is from K. Lu and Thinking Machines Lab, "On-Policy Distillation" (2025).
+None of them bounds the difference. Here it is bounded, because a single token that the teacher
+rules out could otherwise dominate a step.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from dataclasses import dataclass
 
 from rlmath.utils.lazy_torch import Tensor, torch
 
-# Parts of a response by which the reverse KL is logged, and bins of its quantile, in nats.
+# Parts of a response for which the reverse KL is logged, and the bins of its quantile, in nats.
 PARTS = 4
 _LOWEST, _BIN_NATS, _BINS = -20.0, 0.05, 1200
 
 
 @dataclass(frozen=True)
 class DistillTotals:
-    """Sums of the reverse KL over tokens of the loss; those of several ranks add up.
+    """Sums of the reverse KL over tokens of the loss. Totals of several ranks add up.
 
     Attributes:
-        tokens: ``[PARTS]`` tokens in each part of their response.
-        sums: ``[PARTS]`` of ``log pi_old - log p_teacher``, within the bound, in nats.
-        clipped: Tokens beyond the bound.
-        histogram: Tokens by that difference, int64.
+        tokens: ``[PARTS]`` number of tokens in each part of the responses.
+        sums: ``[PARTS]`` sums of ``log pi_old - log p_teacher``, clipped, in nats.
+        clipped: Number of tokens beyond the bound.
+        histogram: Token counts by that difference, int64.
     """
 
     tokens: tuple[float, ...]
@@ -51,7 +51,7 @@ class DistillTotals:
         )
 
     def quantile(self, share: float) -> float:
-        """The difference below which ``share`` of the tokens lie, to 0.05 nats; 0 without any."""
+        """The difference at the quantile ``share``, to 0.05 nats; 0 without tokens."""
         below = torch.cumsum(self.histogram, 0)
         if not int(below[-1]):
             return 0.0
@@ -59,7 +59,7 @@ class DistillTotals:
         return _LOWEST + _BIN_NATS * (int(torch.searchsorted(below, rank)) + 1)
 
     def metrics(self) -> dict[str, float]:
-        """Numbers to log; a part that no token is in has none."""
+        """Metrics; a part without tokens is left out."""
         count = sum(self.tokens)
         metrics = {
             "reverse_kl": sum(self.sums) / max(count, 1.0),
@@ -74,11 +74,11 @@ class DistillTotals:
 
 @dataclass(frozen=True)
 class Distilled:
-    """What a teacher says of some responses.
+    """A teacher's advantages for responses.
 
     Attributes:
         advantages: ``[R]`` float32, to be added; 0 where the mask is false.
-        totals: For the log.
+        totals: Totals for the metrics.
     """
 
     advantages: Tensor
@@ -94,19 +94,19 @@ def distill(
     coef: float,
     clip: float,
 ) -> Distilled:
-    """``coef clip(log p_teacher - log pi_old)`` of each token, within ``-clip`` to ``clip`` nats.
+    """``coef clip(log p_teacher - log pi_old)`` of each token, clipped to ``±clip`` nats.
 
     Args:
-        old_log_probs: ``[R]`` of the policy before the update, at the sampling temperature.
-        teacher_log_probs: ``[R]`` of the same tokens; minus infinity where the teacher rules one
-            out.
-        mask: ``[R]`` bool, tokens that take part in the loss.
+        old_log_probs: ``[R]``, the policy's before the update, at the sampling temperature.
+        teacher_log_probs: ``[R]``, for the same tokens; minus infinity where the teacher rules a
+            token out.
+        mask: ``[R]`` bool, tokens in the loss.
         response_lengths: ``[N]`` int64, in tokens; their sum is ``R``.
         coef: Weight.
         clip: Bound, in nats.
 
     Raises:
-        ValueError: A teacher's log-prob of a token of the loss is not a number.
+        ValueError: A log-prob of a token in the loss is NaN.
     """
     difference = teacher_log_probs.double() - old_log_probs.double()
     difference = torch.where(mask, difference, 0.0)
@@ -136,7 +136,7 @@ def _totals(kl: Tensor, bounded: Tensor, mask: Tensor, lengths: Tensor) -> Disti
 
 
 def _parts(lengths: Tensor) -> Tensor:
-    """``[R]`` which part of its response each token is in, from 0."""
+    """``[R]`` index of the part of its response that each token is in, from 0."""
     of_token = torch.repeat_interleave(torch.arange(lengths.numel()), lengths)
     starts = torch.cumsum(lengths, 0) - lengths
     within = torch.arange(int(lengths.sum())) - starts[of_token]

@@ -1,4 +1,4 @@
-"""Dynamic sampling that refills prompt by prompt while other prompts still generate.
+"""Dynamic sampling that replaces dropped prompts one by one while others still generate.
 
     pool = GroupPool(target=512, settings=config.algorithm.filter)
     while something is in flight or is to be requested:
@@ -6,13 +6,13 @@
         pool.add(order, group, rewards) for each group that finishes
     step, counts = pool.pop()
 
-Instead of a whole second round of prompts, each group that is dropped is made up for by one new
-prompt at once, so engines have no idle tail between rounds. DAPO (arXiv:2503.14476), §3.2.
+Each dropped group is immediately replaced by one new prompt instead of a second round of prompts,
+so engines have no idle tail between rounds. DAPO (arXiv:2503.14476), §3.2.
 
-Which prompts are requested does not depend on which finish first: after the first request, of
-``n_0`` prompts, there is one more for each drop that leaves fewer than the target, so that in the
-end the first ``n`` prompts have been sampled, ``n`` the least number from ``n_0`` on among which
-enough are kept. So a run can be repeated and resumed exactly.
+The prompts requested do not depend on the order in which they finish: after the first request, of
+``n_0`` prompts, there is one more for each drop that leaves fewer than the target. In the end the
+first ``n`` prompts have been sampled, where ``n >= n_0`` is the smallest number of which enough are
+kept. A run can therefore be repeated and resumed exactly.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ G = TypeVar("G")
 
 @dataclass(frozen=True)
 class PoolCounts:
-    """What became of the prompts of a step.
+    """Counts of a step's prompts.
 
     Attributes:
         requested: Prompts submitted for this step.
-        finished: Groups that came back.
-        kept: Of these, groups that passed the filter.
-        dropped: Groups dropped, by reason.
+        finished: Groups that finished.
+        kept: Finished groups that passed the filter.
+        dropped: Dropped groups, by reason.
         carried_over: Groups left for the next step.
-        pass_rate: Share of right samples over all groups that came back, dropped ones included:
-            over the kept alone it would always look like one half. ``None``: nothing graded.
+        pass_rate: Share of right samples in all finished groups, dropped ones included: in the kept
+            ones alone it would always be near one half. ``None``: nothing was graded.
     """
 
     requested: int
@@ -52,18 +52,18 @@ class PoolCounts:
 
 
 class GroupPool(Generic[G]):
-    """Groups that passed the filter, until a step has enough of them.
+    """Groups that passed the filter, collected until a step has enough.
 
-    Which groups a step gets does not depend on the order in which engines finish, as long as the
-    same groups have finished: ``pop`` goes by the order of request.
+    ``pop`` uses the order of requests, so the step's groups do not depend on the order in which
+    engines finish, as long as the same groups have finished.
 
     Args:
-        target: Groups of a step.
-        settings: What to keep. At most ``max_rounds * target`` prompts are submitted for a step;
-            with fewer kept groups than the target after that, the step is smaller. ``oversample``
-            prompts are requested at first per missing group.
+        target: Groups per step.
+        settings: The filter. At most ``max_rounds * target`` prompts are submitted for a step; if
+            fewer groups than the target are kept, the step is smaller. The first request has
+            ``oversample`` prompts per missing group.
         reads_rewards: Whether advantages come from rewards.
-        options: Of the filter; ``None``: its defaults.
+        options: The filter's options; ``None``: its defaults.
     """
 
     def __init__(
@@ -89,11 +89,11 @@ class GroupPool(Generic[G]):
         self._graded = 0
 
     def to_request(self, in_flight: int, at_most: int | None = None) -> int:
-        """Prompts to submit now, and count as submitted.
+        """Number of prompts to submit now; they are counted as submitted.
 
         Args:
-            in_flight: Prompts submitted whose groups have not been offered.
-            at_most: A limit of the schedule; ``None``: there is none.
+            in_flight: Submitted prompts whose groups have not been added.
+            at_most: A limit of the schedule; ``None``: no limit.
         """
         missing = self._target - len(self._kept) - in_flight
         if not self._requested and missing > 0:
@@ -111,16 +111,16 @@ class GroupPool(Generic[G]):
         rewards: Sequence[float | None],
         correct: Sequence[bool | None] = (),
     ) -> str | None:
-        """Take a finished group in, or drop it.
+        """Add a finished group, or drop it.
 
         Args:
-            order: Its place in the order of requests, over all steps.
-            group: Kept as it is.
-            rewards: Of its samples, ``None`` where unscored.
-            correct: Of its samples, ``None`` where ungraded; for the pass rate.
+            order: Its index in the order of requests, over all steps.
+            group: The group, stored unchanged.
+            rewards: Rewards of its samples, ``None`` where unscored.
+            correct: Correctness of its samples, ``None`` where ungraded; for the pass rate.
 
         Returns:
-            Why it was dropped; ``None``: it was kept.
+            The reason for the drop; ``None`` if it was kept.
         """
         self._finished += 1
         self._right += sum(1 for c in correct if c)
@@ -140,10 +140,10 @@ class GroupPool(Generic[G]):
         return reason
 
     def pop(self, at_least: int = 1) -> tuple[list[G], PoolCounts]:
-        """The step's groups, in the order of request, and its counts; the rest is carried over.
+        """The step's groups, in the order of requests, and its counts; the rest is carried over.
 
         Args:
-            at_least: With fewer than these there is no step: all are kept for the next one.
+            at_least: With fewer groups there is no step, and all are carried over.
         """
         self._kept.sort(key=lambda pair: pair[0])
         if len(self._kept) < at_least:
@@ -162,7 +162,7 @@ class GroupPool(Generic[G]):
         return [group for _, group in taken], counts
 
     def may_request(self, spare: int) -> int:
-        """Prompts that may still be submitted before the step takes its groups.
+        """Number of prompts that may still be submitted before the step pops its groups.
 
         Args:
             spare: Prompts beyond ``max_rounds * target``.
@@ -170,23 +170,23 @@ class GroupPool(Generic[G]):
         return max(0, self._limit + spare - self._requested)
 
     def request_more(self, count: int) -> int:
-        """Count prompts as submitted that the step does not have to have; gives their number."""
+        """Count optional prompts as submitted; returns their number."""
         count = max(0, count)
         self._requested += count
         return count
 
     @property
     def carried_over(self) -> list[tuple[int, G]]:
-        """Orders and groups that are kept for the next step, for a checkpoint between two."""
+        """Orders and groups kept for the next step, for a checkpoint between two steps."""
         return list(self._kept)
 
     def set_carried_over(self, carried_over: Sequence[tuple[int, G]]) -> None:
-        """Take over the carried-over groups of a checkpoint."""
+        """Restore the carried-over groups of a checkpoint."""
         self._kept = list(carried_over)
         self._start_step()
 
     def tally(self) -> dict[str, Any]:
-        """Counts of the step under way as plain JSON values, for a checkpoint before ``pop``."""
+        """Counts of the current step as plain JSON values, for a checkpoint before ``pop``."""
         return {
             "requested": self._requested,
             "finished": self._finished,
@@ -197,7 +197,7 @@ class GroupPool(Generic[G]):
         }
 
     def set_tally(self, tally: Mapping[str, Any]) -> None:
-        """Take over what :meth:`tally` gave, after :meth:`set_carried_over`."""
+        """Restore the counts of :meth:`tally`, after :meth:`set_carried_over`."""
         self._requested, self._finished = tally["requested"], tally["finished"]
         self._passed, self._dropped = tally["passed"], Counter(tally["dropped"])
         self._right, self._graded = tally["right"], tally["graded"]

@@ -1,4 +1,4 @@
-"""Whether an optimizer minibatch is discarded whole: no step, no momentum, no weight decay."""
+"""Whether to discard a whole optimizer minibatch: no step, no momentum, no weight decay."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ Kind = Literal["keep", "early_stop", "no_signal"]
 
 @dataclass(frozen=True)
 class Decision:
-    """What to do with a minibatch.
+    """Whether to keep a minibatch.
 
     Attributes:
-        kind: ``keep`` it; discard it by ``early_stop`` (the policy has moved too far, or a number
-            is not finite); or discard it with ``no_signal`` (its gradient is exactly 0, and a step
-            would only apply old momentum and weight decay).
-        reason: Why it is discarded; empty when it is kept.
+        kind: ``keep``; ``early_stop``: discard, because the policy has moved too far or a number
+            is not finite; ``no_signal``: discard, because the gradient is exactly 0 and a step
+            would only apply old momentum and weight decay.
+        reason: Why it is discarded; empty if kept.
     """
 
     kind: Kind
@@ -32,13 +32,13 @@ class Decision:
 def decide(sums: Mapping[str, float], threshold: float | None) -> Decision:
     """Decide from a minibatch's totals over all ranks and micro-batches.
 
-    Every rank gets the same totals from one all-reduce, so all decide alike.
+    Every rank gets the same totals from one all-reduce, so all ranks decide alike.
 
     Args:
-        sums: Totals of ``policy_objective``'s ``metric_sums``. Anything else that has to be
-            finite, such as the gradient's norm, may be added under its own name.
-        threshold: Largest mean importance ratio over the minibatch's response tokens; ``None``:
-            only numbers that are not finite stop it.
+        sums: Totals of ``policy_objective``'s ``metric_sums``. Other numbers that must be finite,
+            such as the gradient norm, may be added under their own names.
+        threshold: Maximum mean importance ratio over the minibatch's response tokens; ``None``:
+            only non-finite numbers stop it.
 
     Returns:
         The decision. A mean equal to the threshold is kept.

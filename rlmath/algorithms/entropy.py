@@ -1,4 +1,4 @@
-"""The policy's entropy: held at a target, or used to pick the tokens that decide."""
+"""Entropy control, and selection of the tokens of highest entropy."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ import math
 from rlmath.algorithms.peers import ALONE, Peers
 from rlmath.utils.lazy_torch import Tensor, torch
 
-# Float32 numbers are compared by their bits, in two halves of as many values each.
+# Float32 numbers are compared by their bits, in two halves of 16 bits each.
 _HALF = 2**16
 
 
 def next_entropy_coef(
     coef: float, entropy: float, target: float, step_size: float, largest: float
 ) -> float:
-    """The entropy bonus' weight for the next step.
+    """Coefficient of the entropy bonus for the next step.
 
-    Skywork-OR1 (arXiv:2505.22312), adaptive entropy control: up by ``step_size`` while the entropy
-    is below the target, down by as much while it is not, never below 0.
+    Skywork-OR1 (arXiv:2505.22312), adaptive entropy control: increased by ``step_size`` while the
+    entropy is below the target, otherwise decreased by it, never below 0.
 
     Args:
-        coef: The weight now.
+        coef: The current coefficient.
         entropy: Mean entropy over the step's response tokens, in nats.
-        target: In nats.
+        target: Target entropy in nats.
         step_size: Change per step.
-        largest: Upper bound of the weight.
+        largest: Upper bound of the coefficient.
 
     Raises:
-        ValueError: An entropy that is not finite, or numbers below 0.
+        ValueError: The entropy is not finite, or a number is below 0.
     """
     if not math.isfinite(entropy):
         raise ValueError(f"entropy = {entropy}: not finite")
@@ -46,24 +46,24 @@ def active_entropy_coef(coef: float, entropy: float, target: float) -> float:
 def top_entropy_mask(entropy: Tensor, mask: Tensor, share: float, peers: Peers = ALONE) -> Tensor:
     """The unmasked tokens of highest entropy; the others have no policy loss.
 
-    "Beyond the 80/20 rule" (arXiv:2506.01939): the gradient of the 20 % of tokens at which
-    the reasoning forks is enough, or better than that of all. The threshold is taken over the
-    whole step. It is a factor on the tokens' weights in the policy term
-    (``TrainingBatch.policy_factors``): the loss mask, and with it all denominators and the other
-    terms, stay what they are, as in the paper's equation.
+    "Beyond the 80/20 rule" (arXiv:2506.01939): the gradient of the 20 % of tokens at which the
+    reasoning forks is as good as or better than that of all tokens. The threshold is computed over
+    the whole step. It multiplies the tokens' weights in the policy term
+    (``TrainingBatch.policy_factors``); the loss mask, all denominators and the other terms are
+    unchanged, as in the paper's equation.
 
-    The threshold is exact and the same however the tokens are spread over ranks: ranks add up how
-    many tokens have each upper half of a float's bits, and then each lower half.
+    The threshold is exact and independent of how tokens are distributed: ranks add up histograms of
+    the upper half of the floats' bits, and then of the lower half.
 
     Args:
         entropy: ``[R]`` float32, in nats, of the policy that sampled.
         mask: ``[R]`` bool.
-        share: Of the unmasked tokens, above 0 and at most 1.
-        peers: Whose tokens count as well.
+        share: Share of the unmasked tokens, above 0 and at most 1.
+        peers: Ranks whose tokens are included.
 
     Returns:
-        ``[R]`` bool, with ``ceil(share * unmasked)`` tokens, and more only when several have the
-        entropy of the last one.
+        ``[R]`` bool, with ``ceil(share * unmasked)`` tokens, or more if several have the entropy
+        of the last one.
 
     Raises:
         ValueError: ``share`` is not above 0 and at most 1.
@@ -75,7 +75,7 @@ def top_entropy_mask(entropy: Tensor, mask: Tensor, share: float, peers: Peers =
     total = int(peers.add(torch.tensor([own.numel()])))
     if not total:
         return mask.clone()
-    # Not one token more for a product such as 0.1 * 30, which is a little above 3.
+    # The tolerance avoids one token too many for a product such as 0.1 * 30, slightly above 3.
     keep = max(math.ceil(share * total - 1e-9), 1)
     upper, below = _bin_of(total - keep, own // _HALF, peers)
     lower, _ = _bin_of(total - keep - below, own[own // _HALF == upper] % _HALF, peers)
@@ -89,7 +89,7 @@ def _sortable(values: Tensor) -> Tensor:
 
 
 def _bin_of(place: int, bins: Tensor, peers: Peers) -> tuple[int, int]:
-    """The bin of the value at a place of the sorted values, and how many are in bins below."""
+    """The bin of the value at an index of the sorted values, and the count of lower bins."""
     counts = peers.add(torch.bincount(bins.cpu(), minlength=_HALF))
     ends = torch.cumsum(counts, 0)
     found = int(torch.searchsorted(ends, place, right=True))

@@ -1,4 +1,4 @@
-"""Which groups and samples are trained on. Pure decisions on rewards and tokens."""
+"""Selection of the groups and samples to train on. Pure functions of rewards and tokens."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from rlmath.utils.setting import OnlyWith, Options, setting
 
 @dataclass(frozen=True)
 class GroupScores:
-    """What a filter decides by.
+    """Scores of a group, the input of a filter.
 
     Attributes:
-        rewards: Of the group's samples that were scored, at least one.
-        correct: Of all its samples, whether each is right; ``None`` where no grader looked.
+        rewards: Rewards of the scored samples, at least one.
+        correct: Whether each sample is right; ``None`` where ungraded.
     """
 
     rewards: tuple[float, ...]
@@ -28,13 +28,13 @@ class GroupScores:
 
 @dataclass(frozen=True)
 class FilterTraits:
-    """What is true of a filter.
+    """Properties of a filter.
 
     Attributes:
         reason: Why it drops a group, for the ledger and ``sampling/dropped_<reason>``.
-        compares: It compares the samples of a group: it drops any group of one.
-        reads_correct: It reads which samples are right: a group in which nothing was graded is
-            dropped as unscored.
+        compares: Compares the samples of a group, and drops any group of one.
+        reads_correct: Uses which samples are right: a group in which nothing was graded is dropped
+            as unscored.
     """
 
     reason: str = "filtered"
@@ -42,7 +42,7 @@ class FilterTraits:
     reads_correct: bool = False
 
 
-# Whether to train on a group, by its scores and the filter's options.
+# (scores, options) -> whether to train on the group
 GroupFilter = Callable[[GroupScores, Any], bool]
 GROUP_FILTERS: Registry[GroupFilter, FilterTraits] = Registry("algorithm.filter.keep", FilterTraits)
 EVERY_GROUP = "all"
@@ -50,7 +50,7 @@ EVERY_GROUP = "all"
 
 @GROUP_FILTERS.register(EVERY_GROUP)
 def every_group(scores: GroupScores, options: Options) -> bool:
-    """Keep all."""
+    """Keep all groups."""
     return True
 
 
@@ -64,8 +64,8 @@ def variance(scores: GroupScores, options: Options) -> bool:
     "accuracy", traits=FilterTraits("equal_accuracy", compares=True, reads_correct=True)
 )
 def accuracy(scores: GroupScores, options: Options) -> bool:
-    """Keep a group when some samples are right and some are not (DAPO, arXiv:2503.14476, eq. 11),
-    which differs from ``variance`` when rewards hold more than the answer."""
+    """Keep a group if some samples are right and some are wrong (DAPO, arXiv:2503.14476, eq. 11).
+    Differs from ``variance`` if rewards depend on more than the answer."""
     return len({one for one in scores.correct if one is not None}) == 2
 
 
@@ -133,7 +133,7 @@ class FilterConfig:
     )
 
 
-# Why a group is dropped that nothing could score.
+# Reason for dropping a group without any scored sample.
 UNSCORED = "unscored"
 
 
@@ -147,19 +147,19 @@ def reason_to_drop(
 ) -> str | None:
     """Why a group is dropped: ``unscored``, or the reason of the filter.
 
-    A group of which too many samples could not be scored is dropped, because its statistics would
-    be those of another group size.
+    A group with too many unscored samples is dropped, because its statistics would be those of a
+    different group size.
 
     Args:
-        settings: What to keep.
-        rewards: Of the group's samples; ``None`` where nothing could score them.
-        correct: Whether each is right; ``None`` where no grader looked.
-        options: Of the filter; ``None``: its defaults.
-        reads_rewards: Whether advantages come from rewards. Else ``all`` keeps a group that nothing
-            could score, unless ``max_unscored_share`` says otherwise.
+        settings: The filter.
+        rewards: Rewards of the group's samples; ``None`` where unscored.
+        correct: Whether each sample is right; ``None`` where ungraded.
+        options: The filter's options; ``None``: its defaults.
+        reads_rewards: Whether advantages come from rewards. If not, ``all`` keeps a group without
+            any score, within ``max_unscored_share``.
 
     Returns:
-        ``None`` when the group is kept.
+        ``None`` if the group is kept.
     """
     scored = [r for r in rewards if r is not None]
     unscored = len(rewards) - len(scored)
@@ -177,18 +177,18 @@ def reason_to_drop(
 
 
 def drop_reasons() -> list[str]:
-    """Why a group may be dropped, by any filter."""
+    """All reasons for which a filter may drop a group."""
     traits = (GROUP_FILTERS.traits(name) for name in GROUP_FILTERS.names() if name != EVERY_GROUP)
     return [UNSCORED, *dict.fromkeys(one.reason for one in traits)]
 
 
 def duplicates(responses: Sequence[bytes | str]) -> list[bool]:
-    """For each response of a group, whether an earlier one has the very same tokens.
+    """For each response of a group, whether an earlier one has exactly the same tokens.
 
-    Mask these out of the loss: copies would count a single solution several times.
+    Mask these out of the loss, because copies would count one solution several times.
 
     Args:
-        responses: What tells the tokens of each: themselves, or a digest.
+        responses: The tokens of each response, or a digest of them.
     """
     seen: set[bytes | str] = set()
     flags = []
@@ -205,22 +205,22 @@ def handle_truncated(
     penalty: float = 0.0,
     factor: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """What becomes of responses that were cut off at the limit.
+    """Apply a rule to responses that were truncated at the limit.
 
-    - ``keep``: nothing changes; with no final answer they are wrong.
-    - ``mask``: they take part in the group's statistics, but not in the loss (DAPO's overlong
+    - ``keep``: nothing changes; without a final answer they are wrong.
+    - ``mask``: they are part of the group's statistics, but not of the loss (DAPO's overlong
       filtering, arXiv:2503.14476, §3.4): a good line of thought is not punished for its length.
-    - ``penalize``: their reward falls by ``penalty``.
-    - ``scale``: their reward is multiplied by ``factor``, as OpenRLHF's
-      ``stop_properly_penalty_coef`` does, which is 0 in its ProRLv2 script. A negative reward would
-      rise, so it is for those of at least 0.
+    - ``penalize``: their reward is reduced by ``penalty``.
+    - ``scale``: their reward is multiplied by ``factor``, like OpenRLHF's
+      ``stop_properly_penalty_coef``, which is 0 in its ProRLv2 script. Only for rewards of at least
+      0, because a negative reward would increase.
 
     Args:
         rewards: ``[N]`` float.
         truncated: ``[N]`` bool.
-        rule: One of the above.
-        penalty: In units of the reward; ``penalize`` alone reads it.
-        factor: 0 to below 1; ``scale`` alone reads it.
+        rule: One of these rules.
+        penalty: In units of the reward; only for ``penalize``.
+        factor: From 0 to below 1; only for ``scale``.
 
     Returns:
         ``[N]`` rewards, and ``[N]`` bool, false for sequences that are masked out of the loss.

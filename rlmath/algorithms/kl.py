@@ -7,17 +7,17 @@ estimator   value                          as a term of the loss
 =========== ============================== =====================================================
 k1          ``-d``                         unbiased value; its gradient is 0 on average, so it
                                            belongs in the reward
-k2          ``d^2 / 2``                    biased value; the gradient is the KL's own, on policy
+k2          ``d^2 / 2``                    biased value; on policy, its gradient is the KL's
 k3          ``exp(d) - 1 - d``             unbiased value, never negative; biased gradient
 k3_unbiased ``r (exp(d) - 1 - d)``         k3 times the importance ratio ``r = pi / pi_old``:
-                                           value and gradient unbiased off policy as well
+                                           value and gradient also unbiased off policy
 =========== ============================== =====================================================
 
 k1 to k3: J. Schulman, "Approximating KL divergence" (2020); k3 in GRPO (arXiv:2402.03300), eq. 4;
 gradients of k2 and k3: arXiv:2512.21852; k3_unbiased: DeepSeek-V3.2 (arXiv:2512.02556), eq. 7.
 
-``exp`` overflows, so k3 takes ``d`` within ±20 and is at most 10, with gradient 0 beyond, as verl's
-``low_var_kl`` is; ``r`` is within ``e^±20`` as in the policy losses.
+``exp`` overflows, so k3 clamps ``d`` to ±20 and its value to 10, with gradient 0 beyond, like
+verl's ``low_var_kl``; ``r`` is clamped to ``e^±20`` as in the policy losses.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from rlmath.utils.lazy_torch import Tensor, torch
 K3_INPUT_LIMIT = 20.0
 K3_LIMIT = 10.0
 
-# (log_probs, ref_log_probs, old_log_probs), all of one shape -> nats of that shape
+# (log_probs, ref_log_probs, old_log_probs), all of the same shape -> nats in that shape
 KlEstimator = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class KlTraits:
-    """What is true of a KL estimator.
+    """Properties of a KL estimator.
 
     Attributes:
         in_reward: As a cost in the reward, without gradient, its policy gradient is the KL's.
@@ -57,9 +57,9 @@ def kl_estimate(
 
     Args:
         name: One of the module's estimators.
-        log_probs: Of the policy, any shape.
-        ref_log_probs: Of the reference, the same shape.
-        old_log_probs: Of the policy that sampled, the same shape; ``k3_unbiased`` alone reads it.
+        log_probs: The policy's, any shape.
+        ref_log_probs: The reference's, same shape.
+        old_log_probs: The sampling policy's, same shape; only ``k3_unbiased`` uses it.
 
     Raises:
         ValueError: Unknown estimator.
@@ -88,6 +88,6 @@ def k3(log_probs: Tensor, ref_log_probs: Tensor, old_log_probs: Tensor) -> Tenso
 
 @KL_ESTIMATORS.register("k3_unbiased")
 def k3_unbiased(log_probs: Tensor, ref_log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
-    """``k3`` times the importance ratio, through which the gradient flows too."""
+    """``k3`` times the importance ratio; the gradient also flows through the ratio."""
     log_ratio = (log_probs - old_log_probs).clamp(-K3_INPUT_LIMIT, K3_INPUT_LIMIT)
     return log_ratio.exp() * k3(log_probs, ref_log_probs, old_log_probs)

@@ -1,4 +1,4 @@
-"""The KL term's weight over time, its place in the reward, and the reference model's renewal."""
+"""The KL coefficient over time, the KL penalty in the reward, and reference updates."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ ReferenceKind = Literal["frozen", "averaged", "reset"]
 def next_kl_coef(
     coef: float, kl: float, target: float, horizon_samples: float, samples: int
 ) -> float:
-    """The KL term's weight for the next step, after a proportional controller.
+    """The KL coefficient for the next step, by a proportional controller.
 
     "Fine-tuning language models from human preferences" (arXiv:1909.08593), §2.2:
     ``coef (1 + clip(kl / target - 1, -0.2, 0.2) samples / horizon)``.
 
     Args:
-        coef: The weight now.
+        coef: The current coefficient.
         kl: Mean KL of this step's responses, in the target's unit (nats per token or sequence).
         target: KL to hold.
-        horizon_samples: Samples over which an error of 20 % changes the weight by 20 %.
+        horizon_samples: Samples over which an error of 20 % changes the coefficient by 20 %.
         samples: Samples of this step.
 
     Raises:
@@ -37,20 +37,20 @@ def next_kl_coef(
 
 
 def kl_in_reward(kl: Tensor, mask: Tensor, response_lengths: Tensor, coef: float) -> Tensor:
-    """What a KL penalty in the reward does to each token's advantage.
+    """Contribution of a KL penalty in the reward to each token's advantage.
 
-    Each token costs ``coef * kl``; a token's advantage bears its own cost and that of the tokens
-    after it in the response: ``-coef * sum_{s >= t} kl_s`` (REINFORCE++, arXiv:2501.03262).
-    Add it to the advantages; those of ``reinforce_pp`` are whitened after that.
+    Each token costs ``coef * kl``; a token's advantage includes its own cost and that of the later
+    tokens of the response: ``-coef * sum_{s >= t} kl_s`` (REINFORCE++, arXiv:2501.03262).
+    Add it to the advantages; those of ``reinforce_pp`` are whitened afterwards.
 
     Args:
-        kl: ``[R]`` k1 of old policy against reference, in nats, without gradient.
+        kl: ``[R]`` k1 of the old policy against the reference, in nats, without gradient.
         mask: ``[R]`` bool; false tokens cost nothing.
         response_lengths: ``[N]`` int64, in tokens.
         coef: Weight.
 
     Returns:
-        ``[R]``, of the KL's dtype.
+        ``[R]``, in the KL's dtype.
     """
     n = response_lengths.numel()
     ids = torch.repeat_interleave(torch.arange(n, device=kl.device), response_lengths)
@@ -61,19 +61,19 @@ def kl_in_reward(kl: Tensor, mask: Tensor, response_lengths: Tensor, coef: float
 
 
 def reference_weight(kind: ReferenceKind, step: int, *, every: int, decay: float) -> float:
-    """Share of the policy's weights that goes into the reference after a step.
+    """Share of the policy's weights that is mixed into the reference after a step.
 
     The new reference is ``(1 - share) reference + share policy``.
 
     Args:
         kind: ``frozen``: never changes; ``averaged``: an exponential mean, every ``every`` steps;
             ``reset``: becomes the policy every ``every`` steps (ProRL, arXiv:2505.24864).
-        step: Steps done, from 1.
+        step: Number of completed steps, from 1.
         every: Steps between changes.
-        decay: What ``averaged`` keeps of the reference.
+        decay: Share of the reference that ``averaged`` keeps.
 
     Returns:
-        0 (nothing to do) to 1 (copy).
+        0 (no change) to 1 (copy).
 
     Raises:
         ValueError: Unknown kind, ``every`` below 1, or ``decay`` outside 0 to 1.

@@ -1,8 +1,8 @@
-"""How far the engine that sampled and the trainer are apart, in log-probs of the same tokens.
+"""Difference between engine and trainer in the log-probs of the same tokens.
 
 With ``d = logp_trainer - logp_engine`` per token and ``w = exp(d)``. A ``Mismatch`` holds sums,
-maxima and counts, so those of several batches, ranks or version lags add up; ``metrics`` turns the
-total into numbers to log.
+maxima and counts, so those of several batches, ranks or version lags add up; ``metrics`` converts
+the total to numbers to log.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from operator import add
 
 from rlmath.utils.lazy_torch import Tensor, torch
 
-# Measured at once: each takes 50 bytes meanwhile.
+# Tokens measured at once, each with 50 bytes of temporary memory.
 CHUNK_TOKENS = 2**18
 
 
-# Bins of d for quantiles: logarithmic in |d| on both sides of 0, 50 to a factor of ten, so that a
-# quantile of d is right to about 5 % of itself whether it is 1e-6 or 10.
+# Bins of d for quantiles: logarithmic in |d| on both sides of 0, 50 per factor of ten, so a
+# quantile of d has a relative error of about 5 % between 1e-6 and 10.
 HISTOGRAM_STEP = 10**0.02
 
 
@@ -36,26 +36,26 @@ def _edges() -> Tensor:
 
 @cache
 def _largest_in_bins() -> Tensor:
-    """The largest ``|d|`` that each bin may hold; what is not a number is in the last one."""
+    """The largest ``|d|`` of each bin; NaN is in the last one."""
     above, end = _magnitudes()[1:], torch.tensor([torch.inf], dtype=torch.float64)
     return torch.cat([end, above.flip(0), _magnitudes()[:1], above, end])
 
 
 @dataclass(frozen=True)
 class Mismatch:
-    """Totals over tokens that take part.
+    """Totals over unmasked tokens.
 
     Attributes:
-        tokens: Tokens.
+        tokens: Number of tokens.
         exp_abs_sum: Sum of ``exp(|d|)``.
         abs_sum: Sum of ``|d|``, in nats.
         abs_max: Largest ``|d|``, in nats.
         k3_sum: Sum of ``w - 1 - d``, the k3 estimate of KL(engine || trainer) in nats.
-        scale: Largest ``d``; 0 without tokens. Weights are summed relative to it, as ``w^2``
-            vanishes below ``d = -372`` and overflows above 354.
+        scale: Largest ``d``; 0 without tokens. Weights are summed relative to it, because ``w^2``
+            underflows below ``d = -372`` and overflows above 354.
         w_sum: Sum of ``exp(d - scale)``.
-        w_square_sum: Sum of ``exp(2 (d - scale))``, at least 1 when there are tokens.
-        histogram: Tokens per bin of ``d``, int64.
+        w_square_sum: Sum of ``exp(2 (d - scale))``, at least 1 if there are tokens.
+        histogram: Number of tokens per bin of ``d``, int64.
     """
 
     tokens: int
@@ -86,23 +86,23 @@ class Mismatch:
         )
 
     def w_quantile(self, share: float) -> float:
-        """``w`` below which ``share`` of the tokens lie, to 5 % of ``log w`` or 1e-8."""
+        """The quantile ``share`` of ``w``, to 5 % of ``log w`` or 1e-8."""
         if not self.tokens:
             return 1.0
         below = torch.cumsum(self.histogram, 0)
         rank = max(1, math.ceil(share * int(below[-1])))
         at = int(torch.searchsorted(below, rank))
-        # Bin i lies between edges i - 1 and i. Of these the upper one, except across 0.
+        # Bin i lies between edges i - 1 and i. The upper one is used, except across 0.
         if at == _magnitudes().numel():
             return 1.0
         return math.exp(float(_edges()[min(at, _edges().numel() - 1)]))
 
     def beyond(self, limit: float) -> tuple[int, float]:
-        """Tokens whose ``|d|`` is above a limit, and the mean of ``exp(|d|)`` over the others, both
-        rounded up by at most 5 % of ``d``.
+        """Number of tokens whose ``|d|`` exceeds a limit, and the mean of ``exp(|d|)`` over the
+        others, both rounded up by at most 5 % of ``d``.
 
         Args:
-            limit: In nats.
+            limit: Limit in nats.
         """
         largest = _largest_in_bins()
         near = largest <= limit
@@ -111,10 +111,10 @@ class Mismatch:
         return self.tokens - count, total / count if count else 1.0
 
     def metrics(self) -> dict[str, float]:
-        """Numbers to log; those of no tokens are those of perfect agreement.
+        """Numbers to log; without tokens, those of perfect agreement.
 
-        ``effective_sample_size`` is ``(sum w)^2 / sum w^2`` as a share of the tokens (Kish), 1
-        when all weigh the same.
+        ``effective_sample_size`` is ``(sum w)^2 / sum w^2`` as a share of the tokens (Kish), 1 if
+        all weights are equal.
         """
         n = max(self.tokens, 1)
         empty = self.tokens == 0
@@ -135,13 +135,13 @@ def measure(
     """Compare two sets of log-probs of the same tokens.
 
     Args:
-        trainer_log_probs: ``[R]``, in nats, at the sampling temperature, by the weights that
+        trainer_log_probs: ``[R]``, in nats, at the sampling temperature, of the weights that
             sampled.
         engine_log_probs: ``[R]``, in nats.
-        mask: ``[R]`` bool; false tokens are left out. ``None``: all count.
+        mask: ``[R]`` bool; false tokens are ignored. ``None``: all tokens.
 
     Raises:
-        ValueError: Shapes that do not fit.
+        ValueError: Shapes do not match.
     """
     if trainer_log_probs.shape != engine_log_probs.shape:
         raise ValueError(
@@ -181,13 +181,13 @@ def measure_by_lag(
     lags: Tensor,
     mask: Tensor | None = None,
 ) -> dict[int, Mismatch]:
-    """``measure`` for the tokens of each lag on their own.
+    """``measure`` separately for the tokens of each lag.
 
     Args:
         trainer_log_probs: ``[R]``, in nats.
         engine_log_probs: ``[R]``, in nats.
         lags: ``[R]`` int64, weights versions between sampling and training.
-        mask: ``[R]`` bool; false tokens are left out.
+        mask: ``[R]`` bool; false tokens are ignored.
     """
     found: list[int] = torch.unique(lags).tolist()
     if len(found) == 1:
@@ -199,10 +199,10 @@ def measure_by_lag(
 
 
 def _exp(x: float) -> float:
-    """``e^x``, infinite where that is too large for a number."""
+    """``e^x``, or infinity on overflow."""
     return math.exp(x) if not x > 709.0 else math.inf
 
 
 def _larger(a: float, b: float) -> float:
-    """The larger one; not-a-number wins."""
+    """The larger one; NaN wins."""
     return a if math.isnan(a) or a > b else b

@@ -1,10 +1,10 @@
-"""What the differences between two programs' log-probs look like, as a hint at their cause."""
+"""Patterns in the difference between two programs' log-probs, as hints at the cause."""
 
 from __future__ import annotations
 
 from rlmath.utils.lazy_torch import Tensor, torch
 
-# Of the difference, what a cause has to explain before it is named.
+# Share of the difference that a cause must explain to be named.
 EXPLAINED = 0.8
 _LEAST_TOKENS = 16
 
@@ -12,14 +12,14 @@ _LEAST_TOKENS = 16
 def likely_cause(
     actor: Tensor, engine: Tensor, entropy: Tensor, response_lengths: Tensor, noise: float
 ) -> str:
-    """A sentence with the figure that speaks for it; empty if nothing fits.
+    """A sentence with the evidence for the likely cause; empty if none fits.
 
     Args:
-        actor: ``[R]`` log-probs, sequence after sequence.
-        engine: ``[R]``, of the same tokens.
-        entropy: ``[R]``, of the actor's distributions, in nats.
+        actor: ``[R]`` log-probs, sequences concatenated.
+        engine: ``[R]``, for the same tokens.
+        entropy: ``[R]``, entropy of the actor's distributions, in nats.
         response_lengths: ``[N]`` int64.
-        noise: Largest difference of rounding alone, in nats.
+        noise: Largest difference that rounding alone explains, in nats.
     """
     ours, theirs = actor.double(), engine.double()
     usable = ours.isfinite() & theirs.isfinite()
@@ -39,11 +39,11 @@ def likely_cause(
 
 
 def _shifted(ours: Tensor, theirs: Tensor, lengths: Tensor, size: float) -> str:
-    """Each log-prob is that of the token beside it."""
+    """Each log-prob belongs to the neighboring token."""
     ends = torch.cumsum(lengths, 0)
     inner = torch.ones(len(ours), dtype=torch.bool)
     inner[ends[lengths > 0] - 1] = False
-    inner = inner[:-1]  # Place t and its next one are of the same sequence.
+    inner = inner[:-1]  # Positions t and t + 1 are in the same sequence.
     for mine, other, word in (
         (ours[1:], theirs[:-1], "after"),
         (ours[:-1], theirs[1:], "before"),
@@ -71,7 +71,7 @@ def _rounded(engine: Tensor, actor: Tensor) -> str:
 
 
 def _truncated(off: Tensor, noise: float, size: float) -> str:
-    """The engine renormalizes over fewer tokens, which lowers no log-prob of a sampled one."""
+    """The engine renormalizes over fewer tokens, so no log-prob of a sampled token decreases."""
     lowest = float(off.min())
     if lowest >= -2 * noise and float(off.mean()) > max(4 * noise, EXPLAINED * size):
         return (
@@ -82,7 +82,7 @@ def _truncated(off: Tensor, noise: float, size: float) -> str:
 
 
 def _another_prompt(off: Tensor, lengths: Tensor) -> str:
-    """Sequences differ most where they begin, as they depend less and less on what was before."""
+    """Sequences differ most at their start, because the influence of the prompt fades."""
     starts = torch.cumsum(lengths, 0) - lengths
     first, last = [], []
     for start, length in zip(starts.tolist(), lengths.tolist(), strict=True):
@@ -102,8 +102,8 @@ def _another_prompt(off: Tensor, lengths: Tensor) -> str:
 
 
 def _temperature(ours: Tensor, theirs: Tensor, entropy: Tensor, size: float) -> str:
-    """Differences are proportional to ``log p + H``, the derivative of a log-prob by the inverse
-    temperature."""
+    """Differences are proportional to ``log p + H``, the derivative of a log-prob with respect to
+    the inverse temperature."""
     slope = ours + entropy.double()
     inverse = 1 + float((slope @ (theirs - ours)) / (slope @ slope).clamp(min=1e-12))
     left = float((theirs - ours - (inverse - 1) * slope).abs().mean())

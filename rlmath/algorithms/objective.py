@@ -1,4 +1,4 @@
-"""The objective of training: policy loss, KL term and entropy bonus, with what is measured."""
+"""The training objective: policy loss, KL term and entropy bonus, with its metrics."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from rlmath.utils.lazy_torch import Tensor, torch
 
 
 def policy_objective(inputs: LossInputs, settings: ObjectiveSettings) -> LossOutput:
-    """``sum_t w_t (f_t policy_loss_t + kl_coef KL_t - entropy_coef H_t)`` over a cut.
+    """``sum_t w_t (f_t policy_loss_t + kl_coef KL_t - entropy_coef H_t)`` over a micro-batch.
 
     ``f_t`` are ``policy_factors`` and the off-policy mask: KL and entropy keep all tokens, as in
-    the recipes that correct for the engine (verl's ``rollout_is_weights`` and OpenRLHF's
-    ``vllm_is_correction`` multiply the policy loss, and the KL loss is added after that).
+    recipes that correct for the engine (verl's ``rollout_is_weights`` and OpenRLHF's
+    ``vllm_is_correction`` multiply the policy loss, and the KL loss is added afterwards).
 
-    Measured, besides what the loss itself counts (names as in ``losses.base``):
+    Metrics, in addition to those of the loss (names as in ``losses.base``):
 
     - ``weighted/loss``, ``weighted/policy_loss``, and with a reference ``weighted/kl_loss`` (the
       KL before its coefficient);
-    - ``weighted/signal``: ``sum w (f |A| + kl_coef + |entropy_coef|)``, which is 0 only when
-      nothing in the minibatch can move a weight;
+    - ``weighted/signal``: ``sum w (f |A| + kl_coef + |entropy_coef|)``, which is 0 only if nothing
+      in the minibatch can change a weight;
     - ``weighted/entropy_term``: the entropy bonus before its coefficient, 0 without one, and
-      ``weighted/term_sizes``: the same sum as the loss, of the sizes of its tokens' terms;
+      ``weighted/term_sizes``: the loss's sum with absolute values of the tokens' terms;
     - ``weighted/loss_weight``, ``weighted/loss_weight_squares``: sums of the tokens' weights and of
-      their squares, which follow from the lengths and the aggregation alone;
-    - ``token/importance_ratio``, ``token/ratio_over_threshold``, ``token/approx_kl`` (k3 of
-      old against current policy), ``token/entropy`` when given, ``token/kl`` with a reference;
+      their squares, which depend only on the lengths and the aggregation;
+    - ``token/importance_ratio``, ``token/ratio_over_threshold``, ``token/approx_kl`` (k3 of the
+      old against the current policy), ``token/entropy`` if given, ``token/kl`` with a reference;
     - with ``off_policy_mask_kl`` ``token/off_policy_masked``;
-    - ``count/token``, ``count/nonfinite``: unmasked tokens, and those of them with a loss,
+    - ``count/token``, ``count/nonfinite``: unmasked tokens, and how many of them have a loss,
       log-ratio, KL or entropy that is not finite;
     - ``count/log_ratio_clamped``: unmasked tokens whose log-ratio is beyond ``LOG_RATIO_LIMIT``;
-      ``farthest`` is the one that is furthest out;
+      ``farthest`` is the one furthest beyond it;
     - maximum ``importance_ratio_max``.
 
     Args:
-        inputs: Tokens of the cut.
-        settings: What to add up.
+        inputs: Tokens of the micro-batch.
+        settings: The terms of the objective.
 
     Returns:
-        The objective of this cut; objectives of all cuts of a minibatch add up to the minibatch's.
+        The objective of this micro-batch; a minibatch's micro-batches add up to its objective.
 
     Raises:
         ValueError: Unknown loss or estimator; a KL term without ``ref_log_probs``; an entropy
@@ -67,7 +67,7 @@ def policy_objective(inputs: LossInputs, settings: ObjectiveSettings) -> LossOut
     checked, bonus = [token_losses], total.new_zeros(())
 
     if inputs.ref_log_probs is not None:
-        # Masked before the estimate, so that no value at a masked token reaches exp().
+        # Masked before the estimate, so no value at a masked token reaches exp().
         kl = kl_estimate(
             settings.kl_estimator,
             inputs.masked(inputs.log_probs),
@@ -99,7 +99,7 @@ def policy_objective(inputs: LossInputs, settings: ObjectiveSettings) -> LossOut
     raw_log_ratio = inputs.raw_log_ratio().detach().double()
     log_ratio = inputs.log_ratio().detach().double()
     ratio = log_ratio.exp()
-    # The clamp makes a finite ratio of an infinite difference, so what went into it is checked.
+    # The clamp makes a finite ratio of an infinite difference, so its input is checked.
     checked.append(raw_log_ratio)
     finite = torch.stack([values.isfinite() for values in checked]).all(dim=0)
     pull = policy_weights * inputs.token_advantages().abs()
@@ -133,16 +133,16 @@ def policy_objective(inputs: LossInputs, settings: ObjectiveSettings) -> LossOut
 
 
 def _farthest(log_ratio: Tensor) -> Tensor:
-    """Place and log-ratio of the token of the largest ``|log-ratio|``; see ``LossOutput``."""
+    """Index and log-ratio of the token with the largest ``|log-ratio|``; see ``LossOutput``."""
     if not log_ratio.numel():
         return log_ratio.new_zeros(2)
-    # What is not a number is counted elsewhere, and would compare as neither more nor less.
+    # NaN is counted elsewhere, and would break the comparison.
     numbers = log_ratio.nan_to_num(nan=0.0)
-    # As a vector: with a scalar index the host would fetch its value from the GPU.
+    # As a vector: with a scalar index the host would wait for its value from the GPU.
     index = numbers.abs().argmax()[None]
     return torch.cat([index.double(), numbers[index]])
 
 
 def _masked_max(values: Tensor, mask: Tensor) -> Tensor:
-    """Largest of the unmasked values; 0 (below any ratio) when there is none."""
+    """Largest unmasked value; 0 (below any ratio) if there is none."""
     return torch.cat([values.new_zeros(1), torch.where(mask, values, 0.0)]).max()

@@ -1,4 +1,4 @@
-"""Sequences that are pushed down although the policy has left them long ago."""
+"""The off-policy mask: drops negative sequences that the policy no longer samples."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from rlmath.utils.lazy_torch import Tensor, torch
 
 
 def off_policy_keep(inputs: LossInputs, max_kl: float) -> Tensor:
-    """``[r]`` bool: false for tokens of sequences that take no part in the policy loss.
+    """``[r]`` bool: false for tokens of sequences excluded from the policy loss.
 
-    A sequence is left out when its advantage is negative and its mean of
+    A sequence is excluded if its advantage is negative and its mean of
     ``log(pi_engine / pi_current)`` is above ``max_kl`` nats. DeepSeek-V3.2 (arXiv:2512.02556),
-    eq. 9, with the engine's log-probs as the sampling policy's, so that mismatch and staleness
-    both count. Learning from one's own mistakes helps; learning from mistakes that one would not
-    make any more only disturbs.
+    eq. 9, with the engine's log-probs as the sampling policy's, so mismatch and staleness both
+    count. Learning from one's own mistakes helps; mistakes that the policy no longer makes only
+    add noise.
 
     Args:
-        inputs: Tokens of a cut. Per-token advantages are judged token by token.
-        max_kl: In nats per token.
+        inputs: Tokens of a micro-batch. Per-token advantages are judged token by token.
+        max_kl: Limit in nats per token.
     """
     gap = inputs.sequence_mean((inputs.engine_log_probs - inputs.log_probs).detach())
     return ~((inputs.token_advantages() < 0) & (gap > max_kl))
@@ -29,11 +29,11 @@ def off_policy_keep(inputs: LossInputs, max_kl: float) -> Tensor:
 
 @dataclass(frozen=True)
 class OffPolicyTotals:
-    """What the mask left out of some tokens; those of several ranks and minibatches add up.
+    """Effect of the mask. Totals of several ranks and minibatches add up.
 
     Attributes:
-        tokens: Of the loss.
-        masked: Those of them that were left out.
+        tokens: Number of tokens in the loss.
+        masked: How many of them were excluded.
     """
 
     tokens: int = 0
@@ -46,12 +46,12 @@ class OffPolicyTotals:
     def by_version(
         cls, versions: Tensor, mask: Tensor, left_out: Tensor
     ) -> dict[int, OffPolicyTotals]:
-        """Of the tokens that each version of the weights sampled, where any is in the loss.
+        """Totals of each weights version that sampled tokens in the loss.
 
         Args:
             versions: ``[r]`` int64.
             mask: ``[r]`` bool, tokens of the loss.
-            left_out: ``[r]`` bool.
+            left_out: ``[r]`` bool, excluded tokens.
         """
         return {
             version: cls(*(int((x & (versions == version)).sum()) for x in (mask, mask & left_out)))
@@ -62,7 +62,7 @@ class OffPolicyTotals:
 def add_by_version(
     several: Iterable[Mapping[int, OffPolicyTotals]],
 ) -> dict[int, OffPolicyTotals]:
-    """The totals of several, by version."""
+    """Add several totals by version."""
     found: dict[int, OffPolicyTotals] = defaultdict(OffPolicyTotals)
     for one in several:
         for version, totals in one.items():
@@ -71,8 +71,8 @@ def add_by_version(
 
 
 def masked_by_lag(by_version: Mapping[int, OffPolicyTotals], now: int) -> dict[str, float]:
-    """``lag_<n>/off_policy_masked``, of the tokens of each lag those that were left out; nothing
-    when all are of the newest weights.
+    """``lag_<n>/off_policy_masked``, the share of excluded tokens of each lag; empty if all tokens
+    are of the newest weights.
 
     Args:
         now: The weights version before the update.

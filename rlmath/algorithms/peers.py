@@ -1,8 +1,8 @@
 """Sums over all data-parallel ranks, for algorithms that need the whole step.
 
-Most of what a step computes belongs to a token or a sequence. Whitening and the share of the
-highest entropies need all of them: each rank passes its own sequences' figures, and all ranks get
-the same totals, added in the same order.
+Most of a step's computation is per token or sequence. Whitening and the top-entropy share need the
+whole step: each rank contributes its own sequences' numbers, and all ranks get the same totals,
+added in the same order.
 """
 
 from __future__ import annotations
@@ -23,14 +23,12 @@ class Peers(Protocol):
 
 
 class Alone:
-    """Nobody else: the step is here."""
+    """A single rank that holds the whole step."""
 
     def gather(self, mine: Tensor) -> Tensor:
-        """``[1, n]``."""
         return mine[None]
 
     def add(self, mine: Tensor) -> Tensor:
-        """What it is given."""
         return mine
 
 

@@ -1,4 +1,4 @@
-"""What the objective of an update is made of."""
+"""Settings of an update's objective."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ class ObjectiveSettings:
 
     Attributes:
         loss: Name of the policy loss, see ``rlmath/algorithms/losses/``.
-        options: Of the loss; ``None``: its defaults.
+        options: The loss's options; ``None``: its defaults.
         kl_coef: Weight of the KL term against the reference model; 0: no term.
-        kl_estimator: See ``rlmath/algorithms/kl.py``.
-        entropy_coef: Weight of the entropy bonus; negative values push entropy down.
-        ratio_threshold: The share of tokens whose ratio is above this is measured.
-        off_policy_mask_kl: A sequence with a negative advantage takes no part when its mean of
-            ``log(engine's / current probability)`` is above this, in nats; ``None``: all do.
+        kl_estimator: Name of the estimator, see ``rlmath/algorithms/kl.py``.
+        entropy_coef: Weight of the entropy bonus; negative values reduce entropy.
+        ratio_threshold: The share of tokens with a higher ratio is logged.
+        off_policy_mask_kl: A sequence with a negative advantage is excluded if its mean of
+            ``log(engine's / current probability)`` is above this, in nats; ``None``: none is.
 
     Raises:
-        ValueError: Unknown loss, or options of another one.
+        ValueError: Unknown loss, or options of a different loss.
     """
 
     loss: str = "ppo_clip"

@@ -8,17 +8,17 @@ from rlmath.utils.lazy_torch import Tensor, torch
 def value_losses(
     values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, clip: float | None = 0.2
 ) -> Tensor:
-    """Half the squared error of each value, with the value kept near where it was.
+    """Half the squared error of each value, with the change of the value clipped.
 
     ``max((v - R)^2, (v_c - R)^2) / 2`` with ``v_c = v_old + clamp(v - v_old, -clip, clip)``, as in
-    PPO's reference implementation. It is summed with the policy loss's token weights.
+    PPO's reference implementation. Summed with the policy loss's token weights.
 
     Args:
-        values: ``[r]``, of the value model in training; carries the gradient.
-        old_values: ``[r]``, before this step's first update; those that ``gae`` used.
+        values: ``[r]``, of the value model being trained; with gradient.
+        old_values: ``[r]``, before this step's first update; used by ``gae``.
         returns: ``[r]``, from ``gae``.
-        mask: ``[r]`` bool; false tokens get 0, whatever stands there.
-        clip: Largest move, in units of the reward; ``None``: no bound.
+        mask: ``[r]`` bool; false tokens get 0, whatever their values.
+        clip: Maximum change, in units of the reward; ``None``: no bound.
 
     Returns:
         ``[r]``.

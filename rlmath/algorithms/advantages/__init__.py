@@ -1,4 +1,4 @@
-"""Advantage estimators by name; each is one file."""
+"""Advantage estimators by name, one per file."""
 
 from rlmath.algorithms.advantages.base import (
     ADVANTAGES,
@@ -49,5 +49,5 @@ __all__ = [
 
 
 def get_advantage(name: str) -> Advantage:
-    """The estimator called ``name``; ``ValueError`` with the known names if there is none."""
+    """The estimator named ``name``; ``ValueError`` with the known names if there is none."""
     return ADVANTAGES.get(name)

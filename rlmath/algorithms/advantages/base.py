@@ -1,6 +1,6 @@
-"""Statistics over groups and batches that the estimators share, in float64.
+"""Statistics over groups and batches for the estimators, in float64.
 
-A sample without a reward (not-a-number) takes no part in any statistic and gets advantage 0.
+A sample without a reward (NaN) is left out of all statistics and gets advantage 0.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from rlmath.utils.setting import Options, setting
 
 
 class Advantage(Protocol):
-    """Rewards of a batch to advantages.
+    """Map the rewards of a batch to advantages.
 
     Args:
-        rewards: ``[N]`` float, not-a-number where nothing could score the sample.
+        rewards: ``[N]`` float, NaN where the sample is unscored.
         group_ids: ``[N]`` int64.
-        options: The estimator's own, see ``Registry.options``.
-        token_counts: ``[N]`` response tokens that take part in the loss, for estimators that
-            whiten over tokens; the others do not read it.
+        options: The estimator's options, see ``Registry.options``.
+        token_counts: ``[N]`` response tokens in the loss, for estimators that whiten over tokens;
+            the others ignore it.
 
     Returns:
-        ``[N]``, of the rewards' dtype (worked out in float64): one advantage for all tokens of a
+        ``[N]``, in the rewards' dtype (computed in float64): one advantage for all tokens of a
         sequence.
     """
 
@@ -41,7 +41,7 @@ class Advantage(Protocol):
 
 @dataclass(frozen=True)
 class EpsilonOptions(Options):
-    """Of an estimator that divides by a standard deviation."""
+    """Options of an estimator that divides by a standard deviation."""
 
     epsilon: float = setting(
         1e-6, "Added to the standard deviation that advantages are divided by.", least=0
@@ -50,17 +50,17 @@ class EpsilonOptions(Options):
 
 @dataclass(frozen=True)
 class AdvantageTraits:
-    """What is true of an estimator.
+    """Properties of an estimator.
 
     Attributes:
-        compares: It compares the samples of a group: of a group of one the advantage is 0.
-        within_groups: A sample's advantage needs no more than the rewards of its group; else it
-            needs those of the whole step.
-        reads_rewards: Else a sample that nothing could score takes part all the same.
-        each_reward: It reads each reward separately, ``[N, K]``, and has an argument ``weights``.
-        before_whitening: Of one that whitens over tokens, what it whitens, ``[N]`` from the groups:
-            a penalty per token is added to that.
-        needs_values: It works on tokens and a value model, and is called as ``gae`` is.
+        compares: Compares the samples of a group, so a group of one gets advantage 0.
+        within_groups: A sample's advantage depends only on the rewards of its group; otherwise on
+            those of the whole step.
+        reads_rewards: Otherwise an unscored sample is trained on like any other.
+        each_reward: Takes each reward separately, ``[N, K]``, and an argument ``weights``.
+        before_whitening: For an estimator that whitens over tokens: the ``[N]`` values before
+            whitening, from the groups. A penalty per token is added to these.
+        needs_values: Works on tokens and a value model, and is called like ``gae``.
     """
 
     compares: bool = True
@@ -71,12 +71,12 @@ class AdvantageTraits:
     needs_values: bool = False
 
 
-# Of :class:`Advantage`; an estimator that ``needs_values`` is called as ``gae`` is.
+# Values are :class:`Advantage`; an estimator that ``needs_values`` is called like ``gae``.
 ADVANTAGES: Registry[Any, AdvantageTraits] = Registry("algorithm.advantage", AdvantageTraits)
 
 
 def needs_value_model(name: str) -> bool:
-    """Whether the estimator called ``name`` works on tokens and a value model."""
+    """Whether the estimator named ``name`` works on tokens and a value model."""
     return ADVANTAGES.has(name) and ADVANTAGES.traits(name).needs_values
 
 
@@ -87,7 +87,7 @@ class Groups:
         rewards: ``[N]`` float64 with 0 for unscored samples.
         scored: ``[N]`` bool.
         ids: ``[N]`` int64, groups numbered from 0.
-        sizes: ``[N]`` float64, scored samples in each sample's group.
+        sizes: ``[N]`` float64, number of scored samples in each sample's group.
     """
 
     def __init__(self, rewards: Tensor, group_ids: Tensor) -> None:
@@ -114,30 +114,30 @@ class Groups:
         return self.sum(self.rewards) / self.sizes.clamp(min=1)
 
     def centered(self) -> Tensor:
-        """``[N]`` reward less its group's mean; exactly 0 in a group whose rewards are equal."""
+        """``[N]`` reward minus its group's mean; exactly 0 in a group of equal rewards."""
         difference = torch.where(self.scored, self.rewards - self.mean(), 0.0)
-        # The mean of equal numbers can be off by a rounding error, which a tiny std would blow up.
+        # The mean of equal numbers may have a rounding error, which a tiny std would magnify.
         return torch.where(self._equal(), 0.0, difference)
 
     def std(self) -> Tensor:
-        """``[N]`` Bessel's standard deviation of each sample's group; 0 in a group of one."""
+        """``[N]`` standard deviation (Bessel) of each sample's group; 0 in a group of one."""
         return (self.sum(self.centered().square()) / (self.sizes - 1).clamp(min=1)).sqrt()
 
     def std_of_others(self) -> Tensor:
-        """``[N]`` Bessel's standard deviation of the other samples of each sample's group.
+        """``[N]`` standard deviation (Bessel) of the other samples of each sample's group.
 
-        0 where they are all equal, and in groups of fewer than three.
+        0 where these are all equal, and in groups of fewer than three.
         """
         own = self.centered().square()
         total = self.sum(own)
-        # The others' mean is off by own / (n - 1) from the group's.
+        # The others' mean differs from the group's by own / (n - 1).
         left = total - own * self.sizes / (self.sizes - 1).clamp(min=1)
-        # What remains of equal others is rounding.
+        # A tiny remainder is the rounding error of equal values.
         left = torch.where(left > 1e-12 * total, left, 0.0)
         return (left / (self.sizes - 2).clamp(min=1)).sqrt()
 
     def _equal(self) -> Tensor:
-        """``[N]`` whether all scored rewards of the group are the same."""
+        """``[N]`` whether all scored rewards of the group are equal."""
         high = torch.full((self._count,), -torch.inf, dtype=torch.float64)
         low = -high
         high = high.to(self.ids.device).scatter_reduce(
@@ -150,7 +150,7 @@ class Groups:
 
 
 def needs_token_counts(name: str, token_counts: Tensor | None) -> Tensor:
-    """``token_counts``, or an error that says who needs them."""
+    """``token_counts``, or an error that names the estimator."""
     if token_counts is None:
         raise ValueError(
             f"algorithm.advantage = {name!r} whitens over tokens: it needs token_counts"

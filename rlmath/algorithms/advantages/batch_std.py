@@ -1,4 +1,4 @@
-"""Group mean as baseline, the batch's standard deviation as scale."""
+"""Group mean as the baseline, the batch's standard deviation as the scale."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ def batch_std(
 ) -> Tensor:
     """``(r - mean of the group) / (std of all rewards + epsilon)``.
 
-    Lite PPO ("Tricks or Traps", arXiv:2508.08221): with the standard deviation of the whole
-    batch, a group in which one sample differs by chance is not blown up. Bessel's standard
+    Lite PPO ("Tricks or Traps", arXiv:2508.08221): dividing by the standard deviation of the whole
+    batch does not magnify a group in which one sample differs by chance. Bessel's standard
     deviation, over samples.
 
     Args:
-        rewards: ``[N]``, not-a-number where unscored.
+        rewards: ``[N]``, NaN where unscored.
         group_ids: ``[N]`` int64.
-        options: What is added to the standard deviation.
-        token_counts: Not read.
+        options: ``epsilon`` is added to the standard deviation.
+        token_counts: Ignored.
 
     Returns:
-        ``[N]``, of the rewards' dtype; 0 where unscored and in groups of one.
+        ``[N]``, in the rewards' dtype; 0 where unscored and in groups of one.
     """
     groups = Groups(rewards, group_ids)
     scored = groups.rewards[groups.scored]

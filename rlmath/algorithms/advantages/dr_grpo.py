@@ -1,4 +1,4 @@
-"""Rewards less their group's mean, with no division by the standard deviation."""
+"""Rewards minus their group's mean, without dividing by the standard deviation."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ def dr_grpo(
 ) -> Tensor:
     """``r - mean`` within each group.
 
-    Dr. GRPO (arXiv:2503.20783), §3.2: dividing by the standard deviation weighs problems that are
-    nearly always or nearly never solved more than others. Goes with the aggregation
+    Dr. GRPO (arXiv:2503.20783), §3.2: dividing by the standard deviation gives more weight to
+    problems that are nearly always or nearly never solved. Used with the aggregation
     ``seq_sum_constant``.
 
     Args:
-        rewards: ``[N]``, not-a-number where unscored.
+        rewards: ``[N]``, NaN where unscored.
         group_ids: ``[N]`` int64.
         options: None.
-        token_counts: Not read.
+        token_counts: Ignored.
 
     Returns:
-        ``[N]``, of the rewards' dtype; 0 where unscored and in groups of one.
+        ``[N]``, in the rewards' dtype; 0 where unscored and in groups of one.
     """
     return Groups(rewards, group_ids).centered().to(rewards.dtype)

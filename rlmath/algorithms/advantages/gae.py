@@ -18,25 +18,25 @@ def gae(
 ) -> tuple[Tensor, Tensor]:
     """Advantages and returns of each response token.
 
-    GAE (arXiv:1506.02438), eq. 16, from the last token of each response backwards:
+    GAE (arXiv:1506.02438), eq. 16, backwards from the last token of each response:
 
         delta_t = r_t + gamma V_{t+1} - V_t,    A_t = delta_t + gamma lam A_{t+1}
 
     Args:
-        token_rewards: ``[R]``; a sequence's reward stands at its last token, a KL penalty at each.
+        token_rewards: ``[R]``; a sequence's reward is at its last token, a KL penalty at each.
         values: ``[R]``, the value model's estimate before each token.
         response_lengths: ``[N]`` int64, in tokens; their sum is ``R``.
-        gamma: Discount per token; 1 is usual, as the length alone should not matter.
-        lam: 1 trusts rewards alone, 0 the value model alone.
-        bootstrap_values: ``[N]`` value after the last token, for responses that were cut off;
-            ``None``: 0, the response ended.
+        gamma: Discount per token; usually 1, because the length alone should not matter.
+        lam: 1 uses rewards only, 0 the value model only.
+        bootstrap_values: ``[N]`` value after the last token, for truncated responses; ``None``: 0,
+            the response ended.
 
     Returns:
-        ``[R]`` advantages, not whitened, and ``[R]`` returns (advantage plus value), which the
-        value model learns; both of the values' dtype, worked out in float64.
+        ``[R]`` advantages, not whitened, and ``[R]`` returns (advantage plus value), the targets
+        of the value model; both in the values' dtype, computed in float64.
 
     Raises:
-        ValueError: Shapes that do not fit.
+        ValueError: Shapes do not match.
     """
     total = int(response_lengths.sum())
     if token_rewards.shape != (total,) or values.shape != (total,):
@@ -52,8 +52,8 @@ def gae(
     next_advantage = torch.zeros_like(next_value)
     rewards, value = token_rewards.double(), values.double()
     advantages = torch.zeros_like(value)
-    # All sequences at once, one token further from their end each time. They are sorted, so those
-    # that still have tokens stand first.
+    # All sequences at once, one token further from their end per iteration. They are sorted by
+    # length, so those with tokens left come first.
     active = torch.bincount(lengths, minlength=1).flip(0).cumsum(0).flip(0).tolist()
     for step in range(int(lengths[0]) if lengths.numel() else 0):
         n = active[step + 1]

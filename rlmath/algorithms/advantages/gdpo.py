@@ -1,4 +1,4 @@
-"""Several rewards, each normalized in its group before they are added up."""
+"""Several rewards, each normalized within its group before they are added."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ def gdpo(
 ) -> Tensor:
     """Z-score of each reward in its group, weighted sum, z-score of the sum over the batch.
 
-    GDPO (arXiv:2601.05242): added up before the z-score, different combinations of
-    rewards fall on the same advantage.
+    GDPO (arXiv:2601.05242): adding rewards before the z-score would give different combinations
+    of rewards the same advantage.
 
     Args:
-        rewards: ``[N, K]``, or ``[N]`` for one reward; not-a-number where a reward could not be
-            given. Such a reward adds 0; a sample without any gets 0.
+        rewards: ``[N, K]``, or ``[N]`` for one reward; NaN where a reward is missing. A missing
+            reward adds 0; a sample without any reward gets 0.
         group_ids: ``[N]`` int64.
-        options: What is added to the standard deviation.
-        token_counts: Not read: the batch's statistics are over samples.
-        weights: Of the ``K`` rewards; ``None``: 1 each.
+        options: ``epsilon`` is added to the standard deviation.
+        token_counts: Ignored: the batch's statistics are over samples.
+        weights: Weights of the ``K`` rewards; ``None``: 1 each.
 
     Returns:
-        ``[N]``, of the rewards' dtype.
+        ``[N]``, in the rewards' dtype.
 
     Raises:
-        ValueError: As many weights as rewards are needed.
+        ValueError: The number of weights differs from the number of rewards.
     """
     table = rewards if rewards.dim() == 2 else rewards.unsqueeze(-1)
     factors = [1.0] * table.shape[1] if weights is None else list(weights)
@@ -48,5 +48,5 @@ def gdpo(
     return whiten(total, scored, options.epsilon).to(rewards.dtype)
 
 
-# Not as a decorator, which would hide the argument ``weights``.
+# Not a decorator, which would hide the argument ``weights``.
 ADVANTAGES.register("gdpo", EpsilonOptions, AdvantageTraits(each_reward=True))(gdpo)

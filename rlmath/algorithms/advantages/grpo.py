@@ -31,22 +31,21 @@ def grpo(
 ) -> Tensor:
     """``(r - mean) / (std + epsilon)`` within each group.
 
-    GRPO (arXiv:2402.03300), §4.1.2; the standard deviation is Bessel's (divided by n - 1). A group
-    of one, and a group whose rewards are all equal, gets 0.
+    GRPO (arXiv:2402.03300), §4.1.2; Bessel's standard deviation (divided by n - 1). A group of one
+    and a group of equal rewards get 0.
 
     Args:
-        rewards: ``[N]``, not-a-number where unscored.
+        rewards: ``[N]``, NaN where unscored.
         group_ids: ``[N]`` int64.
-        options: With ``leave_one_out`` the baseline does not depend on the sample's own reward;
-            this multiplies advantages by ``n / (n - 1)``. With ``leave_one_out_std`` the standard
-            deviation is that of the group's other samples as well, as in NeMo RL
-            (``nemo_rl/algorithms/utils.py``). Where these are all equal, as for the one right
-            answer of a group, the difference is left undivided, since dividing by ``epsilon`` would
-            make a million of it.
-        token_counts: Not read.
+        options: With ``leave_one_out`` the baseline excludes the sample's own reward, which
+            multiplies advantages by ``n / (n - 1)``. With ``leave_one_out_std`` the standard
+            deviation excludes the sample too, as in NeMo RL (``nemo_rl/algorithms/utils.py``).
+            Where the other samples are all equal, as for the only right answer of a group, the
+            difference is not divided, because dividing by ``epsilon`` would give about a million.
+        token_counts: Ignored.
 
     Returns:
-        ``[N]``, of the rewards' dtype; 0 where unscored.
+        ``[N]``, in the rewards' dtype; 0 where unscored.
     """
     groups = Groups(rewards, group_ids)
     if options.leave_one_out_std:

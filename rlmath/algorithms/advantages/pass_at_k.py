@@ -1,4 +1,4 @@
-"""Advantages that raise the chance of one right answer among k, not of each alone."""
+"""Advantages that raise the probability of one right answer among k samples."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def pass_at_k(
     *,
     token_counts: Tensor | None = None,
 ) -> Tensor:
-    """The expected advantage of a sample over all sets of ``k`` that it can be in.
+    """The expected advantage of a sample over all sets of ``k`` samples that contain it.
 
-    With ``n`` samples of a group, ``c`` of them right, the mean and the standard deviation of the
-    sets' rewards (1 when one of the set is right) are
+    With ``n`` samples in a group, ``c`` of them right, the mean and the standard deviation of the
+    sets' rewards (1 if any sample of the set is right) are
 
         m = 1 - C(n - c, k) / C(n, k),    s = sqrt(m (1 - m))
 
@@ -36,17 +36,17 @@ def pass_at_k(
         right: (1 - m) / (s + epsilon)
         wrong: (1 - m - C(n - c - 1, k - 1) / C(n - 1, k - 1)) / (s + epsilon)
 
-    ``k = 1`` is ``grpo`` on rewards 0 and 1 with the standard deviation not Bessel's.
+    ``k = 1`` is ``grpo`` on rewards 0 and 1 with the population standard deviation.
 
     Args:
-        rewards: ``[N]``, not-a-number where unscored.
+        rewards: ``[N]``, NaN where unscored.
         group_ids: ``[N]`` int64.
-        options: ``k`` is the samples of a set. In a group with fewer scored samples, all of them
-            make one set, which leaves no advantage.
-        token_counts: Not read.
+        options: ``k`` is the size of a set. A group with fewer scored samples is a single set,
+            which gives no advantage.
+        token_counts: Ignored.
 
     Returns:
-        ``[N]``, of the rewards' dtype; 0 where unscored.
+        ``[N]``, in the rewards' dtype; 0 where unscored.
     """
     groups = Groups(rewards, group_ids)
     right = groups.scored & (groups.rewards > options.correct_above)

@@ -1,4 +1,4 @@
-"""From the rewards of a batch's sequences to an advantage for each response token."""
+"""Advantages of each response token from the rewards of a batch's sequences."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from rlmath.utils.setting import Options
 
 @dataclass(frozen=True)
 class AdvantageSettings:
-    """The estimator and what it reads.
+    """The estimator and its options.
 
     Attributes:
-        name: See the package's registry.
-        options: Of the estimator; ``None``: its defaults.
-        whiten_tokens: Whiten over the tokens of the loss what any estimator gives.
-        whiten_epsilon: Added to the deviation by which that divides.
-        reward_weights: For ``gdpo``: the rewards that are normalized on their own, by name, with
-            their weights.
+        name: Registered name of the estimator.
+        options: The estimator's options; ``None``: its defaults.
+        whiten_tokens: Whiten the advantages of any estimator over the tokens of the loss.
+        whiten_epsilon: Added to the standard deviation of that whitening.
+        reward_weights: For ``gdpo``: the separately normalized rewards, by name, with their
+            weights.
     """
 
     name: str = "grpo"
@@ -41,19 +41,19 @@ class AdvantageSettings:
 
 @dataclass(frozen=True)
 class SequenceAdvantages:
-    """What rewards alone say, by sequence, before any term of single tokens.
+    """Advantages of sequences from rewards alone, before per-token terms.
 
     Attributes:
-        values: ``[N]`` float, one for all response tokens of a sequence.
-        whiten_epsilon: Whiten over the tokens of the loss, once token rewards are in, with this
-            added to the deviation; ``None``: do not.
+        values: ``[N]`` float, one value for all response tokens of a sequence.
+        whiten_epsilon: Added to the standard deviation when whitening over the tokens of the loss,
+            after token rewards are added; ``None``: no whitening.
     """
 
     values: Tensor
     whiten_epsilon: float | None = None
 
     def select(self, rows: Tensor) -> SequenceAdvantages:
-        """Those of some sequences."""
+        """The advantages of a subset of sequences."""
         return SequenceAdvantages(self.values[rows], self.whiten_epsilon)
 
 
@@ -65,17 +65,17 @@ def sequence_advantages(
     *,
     token_rewards: bool = False,
 ) -> SequenceAdvantages:
-    """The advantages of a step's sequences.
+    """Advantages of a step's sequences.
 
     Args:
-        rewards: ``[N]``, not-a-number where unscored; ``[N, K]`` for ``gdpo`` with ``K`` rewards.
+        rewards: ``[N]``, NaN where unscored; ``[N, K]`` for ``gdpo`` with ``K`` rewards.
         group_ids: ``[N]`` int64.
-        token_counts: ``[N]`` response tokens that take part in the loss.
+        token_counts: ``[N]`` response tokens in the loss.
         settings: The estimator.
-        token_rewards: Something is added to each token's return (a KL penalty, see
-            ``kl_control.kl_in_reward``): before the whitening of estimators that whiten over
-            tokens, as REINFORCE++ (arXiv:2501.03262) has it, and to the advantage of the others,
-            before ``whiten_tokens``.
+        token_rewards: Whether a term is added to each token's return (a KL penalty, see
+            ``kl_control.kl_in_reward``). It is added before the whitening of estimators that
+            whiten over tokens, as in REINFORCE++ (arXiv:2501.03262), and to the advantage of the
+            others, before ``whiten_tokens``.
     """
     options, traits = settings.estimator_options, ADVANTAGES.traits(settings.name)
     if token_rewards and traits.before_whitening is not None:
@@ -96,13 +96,13 @@ def token_advantages(
     token_rewards: Tensor | None = None,
     peers: Peers = ALONE,
 ) -> Tensor:
-    """The advantage of each response token of some of a step's sequences.
+    """Advantage of each response token of some of a step's sequences.
 
     Args:
-        sequences: Of the same sequences.
+        sequences: Advantages of the same sequences.
         response_lengths: ``[N]`` int64, in tokens; their sum is ``R``.
-        mask: ``[R]`` bool, tokens that take part in the loss.
-        token_rewards: ``[R]`` what is added to each token's return.
+        mask: ``[R]`` bool, tokens in the loss.
+        token_rewards: ``[R]`` terms added to each token's return.
         peers: The ranks with the step's other sequences.
 
     Returns:

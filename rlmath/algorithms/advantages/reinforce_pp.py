@@ -1,4 +1,4 @@
-"""Rewards whitened over the tokens of the whole batch, with no baseline per prompt."""
+"""Rewards whitened over the tokens of the whole batch, without a baseline per prompt."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def reinforce_pp(
 ) -> Tensor:
     """``(r - mean) / std`` over all response tokens of the batch.
 
-    REINFORCE++ (arXiv:2501.03262), global normalization, with the KL term left to ``kl_coef``.
-    Every token carries its sequence's reward, so a long sequence weighs more in the mean and the
+    REINFORCE++ (arXiv:2501.03262), global normalization; the KL term is left to ``kl_coef``.
+    Every token has its sequence's reward, so a long sequence has more weight in the mean and the
     standard deviation.
 
     Args:
-        rewards: ``[N]``, not-a-number where unscored.
-        group_ids: ``[N]`` int64; they make no difference.
-        options: What is added to the standard deviation.
+        rewards: ``[N]``, NaN where unscored.
+        group_ids: ``[N]`` int64; no effect.
+        options: ``epsilon`` is added to the standard deviation.
         token_counts: ``[N]`` response tokens in the loss.
 
     Returns:
-        ``[N]``, of the rewards' dtype; 0 where unscored.
+        ``[N]``, in the rewards' dtype; 0 where unscored.
 
     Raises:
         ValueError: ``token_counts`` is missing.

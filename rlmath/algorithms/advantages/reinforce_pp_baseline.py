@@ -1,4 +1,4 @@
-"""Rewards less their group's mean, whitened over the tokens of the whole batch."""
+"""Rewards minus their group's mean, whitened over the tokens of the whole batch."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def reinforce_pp_baseline(
 ) -> Tensor:
     """``a = r - mean of the group``, then ``(a - mean) / std`` over all tokens of the batch.
 
-    REINFORCE++ with baseline (arXiv:2501.03262), as in ProRLv2: the group gives the baseline, the
-    batch gives the scale, which does not blow up for problems that are nearly always solved.
+    REINFORCE++ with baseline (arXiv:2501.03262), as in ProRLv2: the group gives the baseline and
+    the batch the scale, so problems that are nearly always solved are not magnified.
 
     Args:
-        rewards: ``[N]``, not-a-number where unscored.
+        rewards: ``[N]``, NaN where unscored.
         group_ids: ``[N]`` int64.
-        options: What is added to the standard deviation.
+        options: ``epsilon`` is added to the standard deviation.
         token_counts: ``[N]`` response tokens in the loss.
 
     Returns:
-        ``[N]``, of the rewards' dtype; 0 where unscored.
+        ``[N]``, in the rewards' dtype; 0 where unscored.
 
     Raises:
         ValueError: ``token_counts`` is missing.

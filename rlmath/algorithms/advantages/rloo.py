@@ -1,4 +1,4 @@
-"""Each sample against the mean of the others of its group."""
+"""Each reward minus the mean of the other rewards of its group."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ def rloo(
 ) -> Tensor:
     """``r_i - mean of the other rewards of the group``.
 
-    RLOO (arXiv:2402.14740). It is ``n / (n - 1)`` times ``dr_grpo``'s advantage, which is how it
-    is worked out, because a group of equal rewards then gives exactly 0.
+    RLOO (arXiv:2402.14740). Computed as ``n / (n - 1)`` times ``dr_grpo``'s advantage, so a group
+    of equal rewards gives exactly 0.
 
     Args:
-        rewards: ``[N]``, not-a-number where unscored.
+        rewards: ``[N]``, NaN where unscored.
         group_ids: ``[N]`` int64.
         options: None.
-        token_counts: Not read.
+        token_counts: Ignored.
 
     Returns:
-        ``[N]``, of the rewards' dtype; 0 where unscored and in groups of one.
+        ``[N]``, in the rewards' dtype; 0 where unscored and in groups of one.
     """
     groups = Groups(rewards, group_ids)
     return (groups.centered() * groups.sizes / (groups.sizes - 1).clamp(min=1)).to(rewards.dtype)

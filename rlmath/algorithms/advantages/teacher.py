@@ -1,4 +1,4 @@
-"""No advantage from rewards: what a teacher says of each token is all there is."""
+"""No advantage from rewards: only the teacher's term for each token."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ def teacher(
     *,
     token_counts: Tensor | None = None,
 ) -> Tensor:
-    """0 for each sequence: the advantage is the teacher's term alone (``algorithm.distill_coef``).
+    """0 for each sequence: the advantage is only the teacher's term (``algorithm.distill_coef``).
 
     On-policy distillation as in "On-Policy Distillation" (Thinking Machines Lab, 2025): no group is
-    compared and no verifier needed.
+    compared, and no verifier is needed.
 
     Args:
-        rewards: ``[N]``, not read.
-        group_ids: ``[N]`` int64, not read.
+        rewards: ``[N]``, ignored.
+        group_ids: ``[N]`` int64, ignored.
         options: None.
-        token_counts: Not read.
+        token_counts: Ignored.
 
     Returns:
-        ``[N]`` zeros, of the rewards' dtype.
+        ``[N]`` zeros, in the rewards' dtype.
     """
     return torch.zeros_like(rewards)

@@ -1,4 +1,4 @@
-"""Mean 0 and standard deviation 1 over weighted values."""
+"""Whitening of weighted values to mean 0 and standard deviation 1."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from rlmath.utils.lazy_torch import Tensor, torch
 
 
 def whiten(values: Tensor, counts: Tensor, epsilon: float = 1e-6, peers: Peers = ALONE) -> Tensor:
-    """``(v - mean) / (std + epsilon)`` where value ``i`` stands ``counts[i]`` times.
+    """``(v - mean) / (std + epsilon)``, where value ``i`` counts ``counts[i]`` times.
 
-    The standard deviation is Bessel's: the sum of squares is divided by the number of values less
-    one. Equal values give exactly 0.
+    Bessel's standard deviation: the sum of squares is divided by the number of values minus one.
+    Equal values give exactly 0.
 
     Args:
         values: ``[N]`` float64.
-        counts: ``[N]`` how often each stands; values that stand 0 times get 0.
+        counts: ``[N]`` multiplicity of each value; values with count 0 get 0.
         epsilon: Added to the standard deviation.
-        peers: Whose values count as well for mean and deviation.
+        peers: Ranks whose values are included in mean and standard deviation.
 
     Returns:
         ``[N]`` float64.

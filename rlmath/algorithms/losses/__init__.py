@@ -1,4 +1,4 @@
-"""Policy losses by name; each is one file."""
+"""Policy losses by name, one per file."""
 
 from rlmath.algorithms.losses.base import (
     LOSSES,
@@ -39,5 +39,5 @@ __all__ = [
 
 
 def get_loss(name: str) -> PolicyLoss:
-    """The policy loss called ``name``; ``ValueError`` with the known names if there is none."""
+    """The policy loss named ``name``; ``ValueError`` with the known names if there is none."""
     return LOSSES.get(name)

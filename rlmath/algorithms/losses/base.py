@@ -1,16 +1,16 @@
-"""What goes into a policy loss and what comes out of it.
+"""Input and output of a policy loss.
 
-Letters in shapes: ``r`` response tokens of a cut (a micro-batch on one rank), ``n`` sequences of
-it. A sequence is never spread over two cuts.
+Letters in shapes: ``r`` response tokens of a micro-batch on one rank, ``n`` its sequences. A
+sequence is never split over two micro-batches.
 
-Metrics of a cut are sums, so that they add up over micro-batches and ranks; the first part of a
-name says what to divide the total by (``metric_means`` does it):
+Metrics of a micro-batch are sums, so they add up over micro-batches and ranks; the first part of a
+name gives the divisor of the total (see ``metric_means``):
 
-- ``weighted/...``: by nothing, the token weights of the whole minibatch are in it already;
-- ``token/...``: by ``count/token``, the unmasked tokens;
-- ``count/...``: a count, left as it is.
+- ``weighted/...``: none, because the token weights of the whole minibatch are already included;
+- ``token/...``: ``count/token``, the unmasked tokens;
+- ``count/...``: none, it is a count.
 
-Which names there are depends on the settings and not on the data, so every cut has the same.
+The set of names depends on the settings and not on the data, so every micro-batch has the same.
 """
 
 from __future__ import annotations
@@ -24,32 +24,33 @@ from rlmath.utils.lazy_torch import Tensor, torch
 from rlmath.utils.setting import Options
 
 # Bound of a token's log importance ratio, in nats. In float32 ``exp`` overflows above 88.7, and the
-# gradient of a clip of infinity is not a number. verl (``compute_policy_loss_vanilla``) and
-# OpenRLHF (``PolicyLoss``) clamp at the same value with ``torch.clamp``: no gradient beyond.
+# gradient of a clipped infinity is NaN. verl (``compute_policy_loss_vanilla``) and OpenRLHF
+# (``PolicyLoss``) clamp at the same value with ``torch.clamp``: no gradient beyond.
 LOG_RATIO_LIMIT = 20.0
 
 
 @dataclass(frozen=True)
 class LossInputs:
-    """Tokens of a cut, all ``[r]``, of one device.
+    """Tokens of a micro-batch, all ``[r]`` and on one device.
 
-    Values of masked tokens are never read: they may be anything, not-a-number included.
+    Values of masked tokens are never used, so they may be anything, including NaN.
 
     Attributes:
-        log_probs: Of the policy in training; carries the gradient.
-        old_log_probs: Of the policy before this step's first update.
-        engine_log_probs: Of the engine that sampled.
-        advantages: Per token.
-        mask: Bool; false tokens take no part.
-        weights: From ``aggregation.sequence_weights`` over the whole minibatch.
-        sequence_ids: int64, the sequence within the cut that a token belongs to, rising from 0.
-        ref_log_probs: Of the reference model; ``None`` when there is none.
-        entropy: Of the policy's distribution at each token, in nats; with gradient when it is a
+        log_probs: Log-probs of the policy being trained; with gradient.
+        old_log_probs: Log-probs of the policy before this step's first update.
+        engine_log_probs: Log-probs of the engine that sampled.
+        advantages: Advantages per token.
+        mask: Bool; false tokens are ignored.
+        weights: Token weights from ``aggregation.sequence_weights`` over the whole minibatch.
+        sequence_ids: int64, index within the micro-batch of each token's sequence, from 0,
+            increasing.
+        ref_log_probs: Log-probs of the reference model; ``None`` without one.
+        entropy: Entropy of the policy's distribution at each token, in nats; with gradient if it is
             part of the loss. ``None``: not measured.
-        policy_factors: What multiplies ``weights`` in the policy term alone; 0 leaves a token out
-            of it. ``None``: 1 each.
-        num_sequences: How many sequences the cut has; ``None``: counted, for which the host waits
-            for a GPU.
+        policy_factors: Factors of ``weights`` in the policy term only; 0 excludes a token from it.
+            ``None``: 1 each.
+        num_sequences: Number of sequences in the micro-batch; ``None``: counted, for which the
+            host waits for the GPU.
     """
 
     log_probs: Tensor
@@ -65,19 +66,19 @@ class LossInputs:
     num_sequences: int | None = None
 
     def masked(self, values: Tensor) -> Tensor:
-        """``values`` where a token takes part, 0 elsewhere, with gradient 0 there."""
+        """``values`` at unmasked tokens; elsewhere 0, with gradient 0."""
         return torch.where(self.mask, values, torch.zeros_like(values))
 
     def raw_log_ratio(self) -> Tensor:
-        """``[r]`` log of the importance ratio, current over old policy; 0 at masked tokens."""
+        """``[r]`` log of the importance ratio of the current to the old policy; 0 if masked."""
         return self.masked(self.log_probs - self.old_log_probs)
 
     def log_ratio(self) -> Tensor:
-        """The log-ratio within ``±LOG_RATIO_LIMIT``; gradient 0 beyond.
+        """The log-ratio clamped to ``±LOG_RATIO_LIMIT``; gradient 0 beyond.
 
-        A token beyond has moved by a factor of 5e8. A gradient there would be that large, or, on
-        the other side, 0 to within rounding, so the token says nothing and is left out of the
-        gradient. It still counts in the loss and in the denominators.
+        The probability of a token beyond it has changed by a factor of 5e8. Its gradient would be
+        that large, or on the other side 0 up to rounding, so it carries no information and is
+        excluded from the gradient. It still counts in the loss and in the denominators.
         """
         return self.raw_log_ratio().clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
@@ -102,19 +103,19 @@ class LossInputs:
 
 @dataclass(frozen=True)
 class LossOutput:
-    """The loss of a cut.
+    """The loss of a micro-batch.
 
     Attributes:
-        loss: Scalar: the sum of weights times token losses. Losses of the cuts of a minibatch add
-            up to the minibatch's.
+        loss: Scalar: the sum of weights times token losses. Losses of a minibatch's micro-batches
+            add up to the minibatch's.
         token_losses: ``[r]``, before weighting, detached; 0 at masked tokens.
-        metric_sums: Scalars (float64) that add up over cuts.
-        metric_maxima: Scalars (float64) of which the largest over cuts counts.
-        farthest: ``[2]`` float64: the place in the cut of the unmasked token whose ``|log-ratio|``
-            is largest, and its log-ratio before the clamp; 0 and 0 for a cut without tokens.
-            ``None``: not looked for.
-        off_policy_masked: ``[r]`` bool, tokens that ``off_policy_mask_kl`` left out; ``None``:
-            there is no such mask.
+        metric_sums: Scalars (float64) that add up over micro-batches.
+        metric_maxima: Scalars (float64) whose maximum over micro-batches is logged.
+        farthest: ``[2]`` float64: index in the micro-batch of the unmasked token with the largest
+            ``|log-ratio|``, and its log-ratio before the clamp; 0 and 0 without tokens. ``None``:
+            not computed.
+        off_policy_masked: ``[r]`` bool, tokens excluded by ``off_policy_mask_kl``; ``None``: no
+            such mask.
     """
 
     loss: Tensor
@@ -127,24 +128,24 @@ class LossOutput:
 
 OptionsT = TypeVar("OptionsT", bound=Options)
 
-# A loss maps inputs and options to the loss of each token ``[r]``, with gradient, and booleans
-# ``[r]`` to count by name.
+# A loss maps inputs and options to the loss of each token ``[r]``, with gradient, and to named
+# booleans ``[r]`` to count.
 TokenLoss = Callable[[LossInputs, OptionsT], tuple[Tensor, dict[str, Tensor]]]
-# Of the loss's own options, see ``Registry.options``.
+# The second argument is the loss's options, see ``Registry.options``.
 PolicyLoss = Callable[[LossInputs, Any], LossOutput]
 
 
 @dataclass(frozen=True)
 class LossTraits:
-    """What is true of a policy loss.
+    """Properties of a policy loss.
 
     Attributes:
-        aggregations: Those that make the sum over tokens the objective of the loss's paper, the
-            paper's own first; empty: any.
-        bounds_ratio: It bounds what a token's importance ratio can do, as samples of older weights
-            need it.
+        aggregations: Aggregations that make the sum over tokens the objective of the loss's paper,
+            the paper's own first; empty: any.
+        bounds_ratio: Bounds the effect of a token's importance ratio, as samples of older weights
+            require.
         of_sequences: A token's gradient reaches all tokens of its sequence.
-        stops_gradient: Its gradient is by intent not that of its value.
+        stops_gradient: Its gradient is intentionally not the gradient of its value.
     """
 
     aggregations: tuple[str, ...] = ()
@@ -159,12 +160,12 @@ LOSSES: Registry[PolicyLoss, LossTraits] = Registry("algorithm.loss", LossTraits
 def policy_loss(
     name: str, options: type[OptionsT], traits: LossTraits | None = None
 ) -> Callable[[TokenLoss[OptionsT]], PolicyLoss]:
-    """Decorator: makes a policy loss out of a function of tokens and files it under ``name``.
+    """Decorator: make a policy loss out of a per-token function and register it as ``name``.
 
     Args:
-        name: Of the loss, in the settings.
-        options: What it may be told besides its inputs.
-        traits: What is true of it.
+        name: Name of the loss in the settings.
+        options: Type of its options.
+        traits: Its properties.
     """
 
     def wrap(token_loss: TokenLoss[OptionsT]) -> PolicyLoss:
@@ -192,7 +193,7 @@ def policy_loss(
 
 
 def metric_means(sums: Mapping[str, float]) -> dict[str, float]:
-    """Totals over all cuts of a minibatch, divided by what their names say.
+    """Divide the totals over a minibatch's micro-batches as their names require.
 
     Args:
         sums: Totals of ``metric_sums`` over micro-batches and ranks.

@@ -1,4 +1,4 @@
-"""Policy gradient weighted by the clipped importance ratio: no token loses its gradient."""
+"""Policy gradient weighted by the clipped importance ratio, so every token has a gradient."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from rlmath.utils.lazy_torch import Tensor
 
 @policy_loss("cispo", ClipOptions, LossTraits(stops_gradient=True))
 def cispo(inputs: LossInputs, options: ClipOptions) -> tuple[Tensor, dict[str, Tensor]]:
-    """``-sg(clip(r, 1 - clip_low, 1 + clip_high)) A log pi``, ``sg`` stopping the gradient.
+    """``-sg(clip(r, 1 - clip_low, 1 + clip_high)) A log pi``; ``sg`` stops the gradient.
 
-    CISPO (MiniMax-M1, arXiv:2506.13585), eqs. 4 and 5. The paper has no lower bound, which is
-    ``clip_low = 1``, and tunes the upper one.
+    CISPO (MiniMax-M1, arXiv:2506.13585), eqs. 4 and 5. The paper has no lower bound
+    (``clip_low = 1``) and tunes the upper one.
     """
     ratio = inputs.log_ratio().detach().exp()
     low, high = 1.0 - options.clip_low, 1.0 + options.clip_high

@@ -1,4 +1,4 @@
-"""Bounds of the importance ratio that several losses share."""
+"""Bounds of the importance ratio, shared by several losses."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlmath.utils.setting import Options, setting
 
 
 def dual_clip_setting() -> Any:
-    """The field ``dual_clip`` of a loss that is unbounded for negative advantages."""
+    """The setting ``dual_clip`` of a loss that is unbounded for negative advantages."""
     return setting(
         None,
         "Dual clip: for negative advantages the loss is at most this times |advantage|; null: off.",
@@ -20,7 +20,7 @@ def dual_clip_setting() -> Any:
 
 @dataclass(frozen=True)
 class ClipOptions(Options):
-    """The range of the ratio."""
+    """Clip range of the ratio."""
 
     # At 1 there is no lower bound.
     clip_low: float = setting(
@@ -36,7 +36,7 @@ class ClipOptions(Options):
 
 @dataclass(frozen=True)
 class DualClipOptions(ClipOptions):
-    """The range of the ratio, and its cap for negative advantages."""
+    """Clip range of the ratio, and its cap for negative advantages."""
 
     dual_clip: float | None = dual_clip_setting()
 
@@ -56,17 +56,17 @@ def dual_clipped(
     dual_clip: float | None,
     flags: dict[str, Tensor],
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The losses, at most ``-dual_clip A`` where ``A < 0``; unchanged without a ``dual_clip``.
+    """Cap the losses at ``-dual_clip A`` where ``A < 0``; no change without ``dual_clip``.
 
-    Dual clip (arXiv:1912.09729), eq. 5. It is the same as a cap on the ratio of tokens with a
-    negative advantage, which no other bound holds.
+    Dual clip (arXiv:1912.09729), eq. 5. Equivalent to a cap on the ratio of tokens with a negative
+    advantage, which has no other bound.
 
     Args:
         losses: ``[r]``, of the form ``-ratio A`` for tokens beyond the cap.
         advantages: ``[r]``.
-        ratio: ``[r]``, the token's or its sequence's.
-        dual_clip: Largest ratio that counts for a negative advantage.
-        flags: ``dual_clip_fraction`` is added.
+        ratio: ``[r]``, of the token or its sequence.
+        dual_clip: Maximum ratio for a negative advantage.
+        flags: Flags to which ``dual_clip_fraction`` is added.
     """
     if dual_clip is None:
         return losses, flags

@@ -1,4 +1,4 @@
-"""A trust region on the divergence of a token's distribution, not on its ratio."""
+"""A trust region on the divergence of a token's distribution instead of its ratio."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ class DppoOptions(Options):
 
 @policy_loss("dppo", DppoOptions)
 def dppo(inputs: LossInputs, options: DppoOptions) -> tuple[Tensor, dict[str, Tensor]]:
-    """``-M r A``; ``M`` is 0 for tokens that are too far from the old policy and move away.
+    """``-M r A``; ``M`` is 0 for tokens that are too far from the old policy and moving away.
 
-    Away is ``r > 1`` with a positive and ``r < 1`` with a negative advantage. The divergence is
-    that of the two-way choice between the sampled token and all others, with ``p`` the current
-    and ``q`` the old probability:
+    A token moves away if ``r > 1`` with a positive or ``r < 1`` with a negative advantage. The
+    divergence is that of the binary choice between the sampled token and all others, with ``p``
+    the current and ``q`` the old probability:
 
         tv: |p - q|
         kl: q log(q / p) + (1 - q) log((1 - q) / (1 - p))
 
-    DPPO (arXiv:2602.04879), binary approximations: a ratio of 2 is nothing for a token of
-    probability 1e-4 and very much for one of 0.4, which a clip of the ratio cannot tell. With
+    DPPO (arXiv:2602.04879), binary approximations: a ratio of 2 is negligible for a token of
+    probability 1e-4 and large for one of 0.4, which a clip of the ratio cannot distinguish. With
     ``dual_clip = c`` the loss is at most ``-c A`` where ``A < 0``.
     """
     log_ratio = inputs.log_ratio()
@@ -74,7 +74,7 @@ def _tv(log_p: Tensor, log_q: Tensor) -> Tensor:
 
 
 def _kl(log_p: Tensor, log_q: Tensor) -> Tensor:
-    # log(1 - p); rounding may leave a log-prob at or above 0.
+    # log(1 - p); rounding may give a log-prob of 0 or above.
     other_p = torch.log(-torch.expm1(log_p.clamp(max=-1e-12)))
     other_q = torch.log(-torch.expm1(log_q.clamp(max=-1e-12)))
     return log_q.exp() * (log_q - log_p) + other_q.exp() * (other_q - other_p)

@@ -13,8 +13,8 @@ from rlmath.utils.lazy_torch import Tensor, torch
 def gmpo(inputs: LossInputs, options: DualClipOptions) -> tuple[Tensor, dict[str, Tensor]]:
     """``-A exp(mean over the sequence of clipped log r)`` for each token of a sequence.
 
-    Token ratios are clipped as in PPO, on the side that the advantage pushes to, and then averaged
-    geometrically, so that a few outliers do not carry a sequence. GMPO (arXiv:2507.20673).
+    Token ratios are clipped as in PPO, on the side toward which the advantage pushes, and then
+    averaged geometrically, so outliers do not dominate a sequence. GMPO (arXiv:2507.20673).
     The paper's bounds ``e^-0.4`` and ``e^0.4`` are ``clip_low = 0.33`` and ``clip_high = 0.49``.
     With ``dual_clip = c`` the loss is at most ``-c A`` where ``A < 0``.
     """

@@ -16,7 +16,7 @@ def gspo(inputs: LossInputs, options: DualClipOptions) -> tuple[Tensor, dict[str
     """``-min(s A, clip(s, 1 - clip_low, 1 + clip_high) A)`` for each token of a sequence.
 
     ``s = exp(mean over the sequence's tokens of log r)``, the geometric mean of token ratios, so
-    bounds are far tighter than PPO's. GSPO (arXiv:2507.18071), eqs. 5 and 7. The gradient of each
+    bounds are much tighter than PPO's. GSPO (arXiv:2507.18071), eqs. 5 and 7. The gradient of each
     token's loss reaches all tokens of its sequence. With the aggregation ``seq_mean_token_mean``
     the sum is the paper's mean over sequences; with ``seq_mean_token_sum`` it is LUSPO
     (arXiv:2602.05261), which multiplies each sequence's term by its length. With ``dual_clip = c``
@@ -28,7 +28,7 @@ def gspo(inputs: LossInputs, options: DualClipOptions) -> tuple[Tensor, dict[str
 def clipped(
     inputs: LossInputs, options: DualClipOptions, ratio: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """The surrogate of a sequence's ratio ``[r]``, with the counts of clipped tokens."""
+    """The surrogate of a sequence's ratio ``[r]``, with the flags of clipped tokens."""
     advantages = inputs.token_advantages()
     low, high = 1.0 - options.clip_low, 1.0 + options.clip_high
     losses = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(low, high))

@@ -1,4 +1,4 @@
-"""GSPO for advantages that differ from token to token."""
+"""GSPO for advantages that differ between tokens."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rlmath.utils.lazy_torch import Tensor
     "gspo_token", DualClipOptions, LossTraits(("seq_mean_token_mean",), stops_gradient=True)
 )
 def gspo_token(inputs: LossInputs, options: DualClipOptions) -> tuple[Tensor, dict[str, Tensor]]:
-    """GSPO's loss with the ratio ``s_t = sg(s) pi_t / sg(pi_t)``, ``sg`` stopping the gradient.
+    """GSPO's loss with the ratio ``s_t = sg(s) pi_t / sg(pi_t)``; ``sg`` stops the gradient.
 
-    The value is GSPO's; the gradient of a token's loss reaches that token's log-prob alone, so
-    tokens may have their own advantages. GSPO (arXiv:2507.18071), eqs. 13 and 14. With one
-    advantage and one weight for all tokens of a sequence the gradient is that of ``gspo``.
+    The value is GSPO's; the gradient of a token's loss reaches only that token's log-prob, so
+    tokens may have different advantages. GSPO (arXiv:2507.18071), eqs. 13 and 14. With the same
+    advantage and weight for all tokens of a sequence the gradient equals that of ``gspo``.
     """
     sequence = inputs.sequence_mean(inputs.log_ratio()).detach().exp()
     own = inputs.masked(inputs.log_probs)

@@ -1,4 +1,4 @@
-"""The clipped surrogate of PPO, with separate bounds and an optional dual clip."""
+"""PPO's clipped surrogate, with separate bounds and an optional dual clip."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def ppo_clip(inputs: LossInputs, options: DualClipOptions) -> tuple[Tensor, dict
 
     PPO (arXiv:1707.06347), eq. 7; separate bounds ("clip-higher") from DAPO (arXiv:2503.14476),
     eq. 8 and §3.1. With ``dual_clip = c`` the loss of a token with ``A < 0`` is at most ``-c A``
-    (dual clip, arXiv:1912.09729), which is the same as capping its ratio at ``c``: the two-sided
+    (dual clip, arXiv:1912.09729), which is equivalent to capping its ratio at ``c``: the two-sided
     clip of INTELLECT-2 (arXiv:2505.07291).
     """
     ratio = inputs.log_ratio().exp()

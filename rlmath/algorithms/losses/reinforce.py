@@ -11,6 +11,6 @@ from rlmath.utils.setting import Options
 def reinforce(inputs: LossInputs, options: Options) -> tuple[Tensor, dict[str, Tensor]]:
     """``-A log pi``: REINFORCE (Williams 1992, doi:10.1007/BF00992696), eq. 11.
 
-    No importance ratio and no clip: right on policy only, that is with one minibatch per step.
+    No importance ratio and no clip, so only valid on policy, with one minibatch per step.
     """
     return -inputs.token_advantages() * inputs.masked(inputs.log_probs), {}

@@ -1,4 +1,4 @@
-"""A smooth gate in place of the clip."""
+"""A smooth gate instead of a clip."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class SapoOptions(Options):
 def sapo(inputs: LossInputs, options: SapoOptions) -> tuple[Tensor, dict[str, Tensor]]:
     """``-(4 / tau) sigmoid(tau (r - 1)) A``, with a ``tau`` for each sign of ``A``.
 
-    SAPO (arXiv:2511.20347). At ``r = 1`` the gradient is that of ``-r A``; away
-    from it the gradient fades instead of stopping, faster for negative advantages, whose pushes
-    spread over all other tokens of the vocabulary.
+    SAPO (arXiv:2511.20347). At ``r = 1`` the gradient is that of ``-r A``; away from it the
+    gradient fades instead of stopping, faster for negative advantages, whose pushes spread over all
+    other tokens of the vocabulary.
     """
     advantages = inputs.token_advantages()
-    # Not of two plain numbers: torch would make them float32 whatever the log-probs are.
+    # Two plain numbers would become float32, whatever the log-probs' dtype.
     tau = torch.full_like(advantages, options.tau_negative)
     tau = torch.where(advantages > 0, options.tau_positive, tau)
     gate = torch.sigmoid(tau * (inputs.log_ratio().exp() - 1.0)) * (4.0 / tau)
