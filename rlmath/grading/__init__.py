@@ -1,7 +1,7 @@
-"""Find the final answer in a response and decide whether it equals the accepted one.
+"""Extract the final answer of a response and compare it with the accepted answer.
 
-grade(response, gold)              one response, with a pool of this module
-MathGrader(num_workers=4)          many, from any thread, with workers that can be killed
+grade(response, gold)              one response, with a shared pool
+MathGrader(num_workers=4)          many responses, from any thread, with workers that can be killed
 check_gold(gold)                   whether an accepted answer can be used
 """
 
@@ -29,7 +29,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # The settings of a run take their defaults from here, and need no grader for it.
+    # The settings of a run import their defaults from here, without the grader.
     if name in __all__:
         from rlmath.grading import grader
 

@@ -1,4 +1,4 @@
-"""From the text of an answer to the form in which answers are compared."""
+"""Convert the text of an answer to the form in which answers are compared."""
 
 from __future__ import annotations
 
@@ -54,17 +54,17 @@ class Answer:
     """An answer, ready to be compared.
 
     Attributes:
-        text: as it was written, without a surrounding box.
+        text: the original text, without a surrounding box.
         key: its tokens without spaces and layout; equal keys mean equal answers.
-        node: its tree (see `parser`); `("text", words)` when it is prose or cannot be read.
-        words: for the comparison of text: the words of prose, of anything else its key.
+        node: its tree (see `parser`); `("text", words)` if it is prose or cannot be parsed.
+        words: for comparisons as text: the words of prose; otherwise the key.
         letter: the option letter in `B`, `(B)` or `B) 12`, else "".
-        rest: what follows that letter, else "".
-        prose: whether it is words, numbers and punctuation, with an English word among them.
+        rest: the text after that letter, else "".
+        prose: whether it is words, numbers and punctuation, with at least one English word.
         problem: why the text cannot be an accepted answer (unbalanced braces, …), else "".
         options: letters, each with the text after it, if several options are named.
-        boxes: how many boxes an accepted answer is joined from.
-        parameters: the names that the answer declares, with their domains; not part of `node`.
+        boxes: number of boxes that an accepted answer is joined from.
+        parameters: names that the answer declares, with their domains; not part of `node`.
     """
 
     text: str
@@ -81,7 +81,7 @@ class Answer:
 
     @property
     def items(self) -> int:
-        """How many values it lists or has in a set or tuple, at most 8; else 1."""
+        """Number of values in a list, set or tuple, at most 8; else 1."""
         if self.boxes > 1 or self.node[0] not in ("list", "set", "tup"):
             return 1
         values = self.node[3] if self.node[0] == "tup" else self.node[1]
@@ -89,12 +89,12 @@ class Answer:
 
     @property
     def plain_letter(self) -> bool:
-        """Whether it is a capital letter and nothing else, in any dress: B, (B), \\text{B}."""
+        """Whether it is only a capital letter, in any markup: B, (B), \\text{B}."""
         return bool(self.letter) and not self.rest
 
 
 def read(text: str, settings: GradingSettings) -> Answer:
-    """Read one answer. Takes any string, in time linear in its length, and never raises."""
+    """Parse one answer. Accepts any string, in time linear in its length, and never raises."""
     if _BARE_INTEGER.fullmatch(text):
         value = int(text)
         return Answer(
@@ -142,7 +142,7 @@ def _unread(text: str, problem: str) -> Answer:
 
 
 def _announcement(tokens: list[Token]) -> int:
-    """Number of tokens of `The answer is:` at the start, however it is dressed."""
+    """Number of tokens of `The answer is:` at the start, in any markup."""
     words = ""
     for index, token in enumerate(tokens[:8]):
         if not token.is_word and token.value not in (":", "=", ","):
@@ -152,9 +152,9 @@ def _announcement(tokens: list[Token]) -> int:
 
 
 def is_answer(text: str, settings: GradingSettings) -> bool:
-    """Whether a text is a complete answer, not a sentence: a formula, a number, an option letter.
+    """Whether a text is a complete answer and not a sentence: a formula, number or option letter.
 
-    Words count against it, but for names of functions and up to three at the end (`42 red apples`).
+    Words are not allowed, except names of functions and up to three at the end (`42 red apples`).
     """
     if "\n" in text.strip() or not any(c.isalnum() for c in text):
         return False
@@ -180,7 +180,7 @@ def _malformed(latex: str) -> str:
 
 
 def _words(tokens: list[Token]) -> str:
-    """The words of prose, for comparison: without articles, and without case that means nothing."""
+    """The words of prose, for comparison: without articles and insignificant capitals."""
     numeric = any(token.kind in ("num", "grouped") for token in tokens)
     found: list[str] = []
     for token in tokens:
@@ -195,7 +195,7 @@ def _words(tokens: list[Token]) -> str:
 
 
 def _folded(word: str) -> str:
-    """A word in lower case, unless its case may mean something: HTT, ABC."""
+    """A word in lower case, unless its case may be significant: HTT, ABC."""
     lowered = word.lower()
     capitals = len(word) > 1 and word.isupper() and lowered not in _SHORT_WORDS
     named = len(word) < 4 or not _VOWEL.search(lowered) or lowered[:3] in _ALPHABET
@@ -203,7 +203,7 @@ def _folded(word: str) -> str:
 
 
 def _is_plain_text(tokens: list[Token]) -> bool:
-    """Words, numbers and punctuation, no formula: with an English word among them."""
+    """Whether tokens are words, numbers and punctuation, with at least one English word."""
     kinds = ("word", "text", "num", "grouped")
     return any(map(_is_word, tokens)) and all(
         t.kind in kinds or (t.kind == "op" and t.value in _TEXT_OPERATORS) for t in tokens
@@ -211,7 +211,7 @@ def _is_plain_text(tokens: list[Token]) -> bool:
 
 
 def _is_lone_name(tokens: list[Token]) -> bool:
-    """One run of letters that is a word or names points in order, not a product: ABC, HTT, dog."""
+    """Whether there is a single run of letters that is a word or a name: ABC, HTT, dog."""
     if len(tokens) != 1 or tokens[0].kind != "word" or tokens[0].value in _FORMULA_WORDS:
         return False
     value = tokens[0].value
@@ -220,7 +220,7 @@ def _is_lone_name(tokens: list[Token]) -> bool:
 
 
 def _is_word(token: Token) -> bool:
-    """Whether a token reads as an English word rather than as names of variables."""
+    """Whether a token is an English word rather than names of variables."""
     value = token.value
     if not token.is_word or value in _FORMULA_WORDS:
         return False
@@ -232,7 +232,7 @@ def _is_word(token: Token) -> bool:
 
 
 def _is_prose(tokens: list[Token]) -> bool:
-    """Words and punctuation only, with at least one English word."""
+    """Whether tokens are only words and punctuation, with at least one English word."""
     words = (t for i, t in enumerate(tokens) if not (i and units.is_unit_word(t.value)))
     return any(map(_is_word, words)) and all(
         t.is_word or (t.kind == "op" and t.value in _TEXT_OPERATORS) for t in tokens
@@ -242,7 +242,7 @@ def _is_prose(tokens: list[Token]) -> bool:
 def _family(
     tokens: list[Token], settings: GradingSettings
 ) -> tuple[Node | None, list[tuple[str, str]]]:
-    """The tree and the parameters of an answer that declares some; (None, []) if it does not."""
+    """Tree and parameters of an answer that declares parameters; (None, []) for any other."""
     residues = congruences(tokens)
     try:
         if residues is not None:

@@ -1,8 +1,8 @@
-"""Values of a tree: exact rational ones, floating-point ones, and ones to many digits.
+"""Values of a tree: exact rationals, floats, and numbers with many digits.
 
-`Exact` gives the rational value of a constant, or of an expression at integer values of its names.
-`Approximate` gives a float or complex value at a chosen point, in Python's floats, which refute
-equalities cheaply, or in mpmath's numbers to as many digits as are asked for.
+`Exact` computes the rational value of a constant, or of an expression at integer values of its
+names. `Approximate` computes a float or complex value at a test point: with Python's floats, which
+refute equalities cheaply, or with mpmath to any number of digits.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any
 
 from rlmath.grading.syntax import Node, Rational
 
-_MAX_APPROXIMATE_BITS = 8_000  # of an exact number beside others
+_MAX_APPROXIMATE_BITS = 8_000  # of an exact number in an approximate computation
 _MAX_FACTORIAL = 3_000
 
 
 class Undecidable(Exception):
-    """The value is out of reach of this evaluator."""
+    """This evaluator cannot compute the value."""
 
 
 def _bits(value: Rational) -> int:
@@ -110,7 +110,7 @@ class Exact:
         return value
 
     def named(self, kind: str, name: str) -> Any:
-        """The value of a variable or a constant."""
+        """Value of a variable or a constant."""
         if name not in self.values:
             raise Undecidable
         return self.values[name]
@@ -122,7 +122,7 @@ class Exact:
         return _tidy(self.bounded(Fraction(top) / Fraction(bottom)))
 
     def other(self, node: Node) -> Any:
-        """The value of a unit or an unknown function."""
+        """Value of a unit or an unknown function."""
         raise Undecidable
 
     def power(self, base: Any, exponent: Any) -> Any:
@@ -179,25 +179,25 @@ class Exact:
 
 
 def _fraction_of_hash(text: str) -> float:
-    """A number in (0, 1) that depends on the text alone."""
+    """A number in (0, 1) that depends only on the text."""
     return (zlib.crc32(text.encode()) % 1_000_003 + 0.5) / 1_000_004
 
 
 def sample(name: str, point: int) -> float:
-    """The value of the variable `name` at test point number `point`: an arbitrary real number.
+    """Value of the variable `name` at test point `point`: an arbitrary real number.
 
-    Points 0 and 1 are positive and point 2 is negative, so that `\\sqrt{x^2}` is not `x`.
+    Points 0 and 1 are positive and point 2 is negative, so `\\sqrt{x^2}` is not `x`.
     """
     value = 0.3 + 2.4 * _fraction_of_hash(f"{name}/{point}")
     return -value if point == 2 else value
 
 
 def large_sample(name: str, point: int) -> int:
-    """An integer of 60 bits that depends on the name and the point alone."""
+    """An integer of 60 bits that depends only on the name and the point."""
     return zlib.crc32(f"{name}/{point}".encode()) << 28 | zlib.crc32(f"{point}/{name}".encode())
 
 
-# Functions that mpmath and cmath have under another name, or that are made of others.
+# Functions with another name in mpmath and cmath, or composed of others.
 _NAMED = {
     "arcsin": "asin", "arccos": "acos", "arctan": "atan", "exp": "exp", "sin": "sin", "cos": "cos",
     "tan": "tan", "sinh": "sinh", "cosh": "cosh", "tanh": "tanh", "asinh": "asinh",
@@ -216,7 +216,7 @@ _LOCAL = threading.local()
 
 
 def _precise(digits: int) -> Any:
-    """This thread's mpmath numbers to `digits` digits; mpmath's shared ones change under it."""
+    """This thread's mpmath context with `digits` digits; mpmath's shared one is not thread-safe."""
     numbers = getattr(_LOCAL, "numbers", None)
     if numbers is None:
         from mpmath.ctx_mp import MPContext
@@ -229,16 +229,16 @@ def _precise(digits: int) -> Any:
 class Approximate(Exact):
     """Value of a tree at one test point.
 
-    `scale` is the largest number met in a sum: below it, differences of about 1e-13 times its
-    size are rounding errors.
+    `scale` is the largest number in a sum so far: differences below about 1e-13 times `scale` are
+    rounding errors.
 
     Args:
-        exact: has the limit on the size of exact numbers.
+        exact: gives the limit on the size of exact numbers.
         point: number of the test point, see `sample`.
-        integers: values of the names instead of those of the point.
-        narrow: names lie within (-1, 1), where arcsin and artanh are real.
-        digits: 0 for floats, or the decimal digits of mpmath's numbers. Evaluate a tree with
-            floats first: they refuse what mpmath would need much time for.
+        integers: values of the names, instead of those of the point.
+        narrow: names are within (-1, 1), where arcsin and artanh are real.
+        digits: 0 for floats, or the number of mpmath's decimal digits. Evaluate a tree with floats
+            first: they reject what would take mpmath much time.
     """
 
     def __init__(
@@ -303,7 +303,7 @@ class Approximate(Exact):
         return self.real(_fraction_of_hash(f"{node[1]}({text})/{self.point}")) + 0.3
 
     def literal(self, value: Rational) -> Any:
-        """A rational number, which mpmath does not take as a fraction."""
+        """A rational number as mpmath's, which does not accept fractions."""
         if isinstance(value, Fraction) and value.denominator == 1:
             return value.numerator
         if self.digits and isinstance(value, Fraction):
@@ -401,14 +401,14 @@ class Approximate(Exact):
         return gamma(n + 1) / (gamma(k + 1) * gamma(n - k + 1))
 
 
-# Mersenne primes: two integers that agree modulo both are equal, unless somebody made them so.
+# Mersenne primes: integers that agree modulo both are equal, except by construction.
 _PRIMES = (2**107 - 1, 2**127 - 1)
 
 
 def equal_integers(first: Node, second: Node) -> bool:
     """Whether two arithmetic expressions without names agree modulo large primes: 2^1000000.
 
-    For integers that are too large to be computed. False is no proof.
+    For integers that are too large to compute. False is not a proof.
     """
     try:
         return all(residue(first, prime) == residue(second, prime) for prime in _PRIMES)
@@ -417,7 +417,7 @@ def equal_integers(first: Node, second: Node) -> bool:
 
 
 def residue(node: Node, prime: int) -> int:
-    """The value of integers, their sums, products and powers in a field.
+    """Value of integers, sums, products and powers in the field of `prime` elements.
 
     Raises:
         Undecidable: the tree has something else.
@@ -437,7 +437,7 @@ def residue(node: Node, prime: int) -> int:
 
 
 def approximate(exact: Exact, *nodes: Node, point: int = 0, digits: int = 0) -> list[Any] | None:
-    """The values of trees at a test point, see `Approximate`; None if one has none."""
+    """Values of trees at a test point (see `Approximate`); None if one cannot be computed."""
     try:
         return [Approximate(exact, point, digits=digits)(node) for node in nodes]
     except (Undecidable, RecursionError):

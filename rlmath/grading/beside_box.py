@@ -1,10 +1,10 @@
-"""Whether a box is all that is stated: not the 5 of `2\\boxed{5}`, `\\sqrt{\\boxed{5}}` or
+"""Whether a box is the whole statement: not the 5 of `2\\boxed{5}`, `\\sqrt{\\boxed{5}}` or
 `half of \\boxed{5}`.
 
-What stands directly beside a box is read in two ways. Signs and commands of the formula around it
-must leave the value as it is: before the box only those that are known to may stand, behind it
-those may not that are known to change it. Words are those of `words_beside_box`. Markup, spaces,
-opening brackets and known styles are skipped. A hundred characters on each side are read.
+The text directly beside a box is judged in two ways. Signs and commands of the surrounding formula
+must not change the value: before the box only known harmless ones are allowed, after it only known
+harmful ones are rejected. Words are judged by `words_beside_box`. Markup, spaces, opening brackets
+and known styles are skipped. A hundred characters on each side are read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rlmath.grading import units, words_beside_box, words_in_other_languages
 from rlmath.grading.syntax import BIG_OPERATORS, CONSTANTS, DECORATIONS, FUNCTIONS, GREEK
 
 _WINDOW = 100
-# Groups that show their content as it is.
+# Groups that display their content unchanged.
 _STYLES = (
     r"text(?:bf|it|rm|sf|tt|up|normal|color)?|emph|math(?:bf|rm|it|sf|bb|cal)|bm|pmb|boldsymbol"
     r"|[mhf]box|boxed|framebox|under(?:line|brace)|ensuremath|operatorname\*?"
@@ -27,7 +27,7 @@ _LAYOUT = (
     r"bf|rm|it|sf|[lL]arge|LARGE|[hH]uge|normalsize|centering|noindent|item|par|newline"
     r"|(?:small|med|big)skip|hline|star|bullet|strut"
 )
-# Directly before a value they only say that it follows.
+# Directly before a value these only introduce it.
 _LEADING = re.compile(
     r"\\(?:to|(?:R|r|Longr|longr|Longleftr|Leftr)ightarrow|leadsto|implies|iff|therefore|because"
     r"|equiv|approx|simeq|cong|sim|leq?q?(?:slant)?|geq?q?(?:slant)?|in|colon|[lc]?dots[cb]?"
@@ -50,7 +50,7 @@ _COMMAND_BEFORE = re.compile(r"\\(?:[A-Za-z]+|\\)\Z")
 _OPTION = re.compile(r"(?<![A-Za-z])\(?[A-J]\)\Z")
 _NUMBERED = re.compile(r"[A-Za-z]{2,} \d{1,3}\Z")
 _STATED_NUMBER = re.compile(r"\b(?:is|are|equals|gives|be)\s+\S+\Z")
-# A minus sign behind one of these, set off by a space, is a dash.
+# A minus sign after one of these and a space is a dash.
 _DASHED = re.compile(r"(?:^|\n|[A-Za-z]{2}|[-:;,.!?*\"'`])\s*\Z")
 _LISTED_BEFORE = re.compile(r"(?:(?:^|[\s${(\[=])[-−]?\d[\d.]*|[(\[][^()\[\]=]*|\\\{[^{}=]*)\s*,\Z")
 _OPENED = re.compile(r"(?:\\left\s*)?(?:\\\{|[(\[{|])\Z")
@@ -63,7 +63,7 @@ _PASSED_AFTER = re.compile(
 _DIGIT = r"[\d０-９]"
 _NO_VALUE = r"\\(?!text|mathrm|[mh]box|operatorname|[\s,;:!\])\\]|q?quad|end\b|item)"
 _OPERAND = rf"(?:{_DIGIT}|\.\d|[({{]|{_NO_VALUE}|[A-Za-z](?![A-Za-z]))"
-# Behind a box they make another value of it, in a formula or not.
+# After a box these change its value, in a formula or not.
 _CHANGED_AFTER = re.compile(
     r"\^(?!\s*\{?\s*(?:\\(?:circ|text|mathrm|prime|dagger|ast|star|degree|mbox)|o\b|[°'′*\[]"
     r"|(?:th|st|nd|rd)\b|\\\*))"
@@ -103,7 +103,7 @@ _SCALED = re.compile(
 
 
 def stands_alone(text: str, begin: int, end: int) -> bool:
-    """Whether what is beside the box, or the row of boxes, at [begin, end) leaves its value."""
+    """Whether the text beside the box, or row of boxes, at [begin, end) keeps its value."""
     before = text[begin - _WINDOW if begin > _WINDOW else 0 : begin]
     after = text[end : end + _WINDOW]
     if not before and not after:
@@ -121,7 +121,7 @@ def stands_alone(text: str, begin: int, end: int) -> bool:
 
 
 def other_value(text: str, end: int, value: str) -> str:
-    """` or 6` if a number that is not `value` follows the box that ends at `end`, else ""."""
+    """` or 6` if a number other than `value` follows the box that ends at `end`, else ""."""
     after = text[end : end + _WINDOW]
     found = _ALTERNATIVE.match(TEXT.sub(r" \1 ", after)) if "or" in after else None
     if found is None:
@@ -138,7 +138,7 @@ def _number(text: str) -> Fraction | None:
 
 
 def _is_inside(before: str, after: str) -> bool:
-    """Whether the box stands in a formula: one that is open before it, and closed behind it."""
+    """Whether the box is in a formula: opened before it and closed after it."""
     if "\\" in after:
         closer = _DELIMITER.search(after)
         if closer is not None and closer[0] in ("\\]", "\\)", "\\end"):
@@ -147,7 +147,7 @@ def _is_inside(before: str, after: str) -> bool:
 
 
 def is_in_formula(text: str) -> bool:
-    """Whether a formula is open at the end of a text, by its last line."""
+    """Whether a formula is open at the end of a text, judged by its last line."""
     line = text[text.rfind("\n") + 1 :]
     if "\\" not in line:
         return line.replace("$$", "$").count("$") % 2 == 1
@@ -160,7 +160,7 @@ def is_in_formula(text: str) -> bool:
 
 
 def _is_part_before(before: str, inside: bool) -> bool:
-    """Whether signs directly before a box make it a part of a value: `2`, `-`, `\\sqrt{`, `f(`."""
+    """Whether signs directly before a box make it part of a value: `2`, `-`, `\\sqrt{`, `f(`."""
     rest = _peeled(before)
     bracket = _OPENED.search(rest, max(0, len(rest) - 8))
     while bracket is not None:
@@ -201,7 +201,7 @@ def _is_part_before(before: str, inside: bool) -> bool:
 
 
 def _peeled(text: str) -> str:
-    """A text without the markup, spaces, currency signs and opened styles at its end."""
+    """A text without markup, spaces, currency signs and opened styles at its end."""
     while True:
         rest = text.rstrip(_MARKUP)
         if rest.endswith("\\") and not rest.endswith("\\\\"):
@@ -231,7 +231,7 @@ def _is_factor(rest: str, glued: bool) -> bool:
 
 
 def _is_part_after(after: str, inside: bool) -> bool:
-    """Whether signs directly behind a box make it a part of a value: `^2`, `/2`, `x`, `+ 3`."""
+    """Whether signs directly after a box make it part of a value: `^2`, `/2`, `x`, `+ 3`."""
     if after.startswith("{,}"):
         return True
     position = 0

@@ -1,7 +1,7 @@
-"""Boxes of a text: where the last ones are, and what they hold.
+"""Find the last boxes of a text and their content.
 
-A box that has not closed after 32,000 characters counts as open. Everything looks from the end, so
-the cost does not grow with the text in front of the last box.
+A box that is not closed within 32,000 characters counts as open. The search starts at the end, so
+its cost does not depend on the text before the last box.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def last_box(text: str) -> str | None:
 
 
 def last_boxes(text: str, count: int) -> list[tuple[str, str]]:
-    """Up to `count` last boxes in order: the text between it and the box before it, its content.
+    """Up to `count` last boxes in order: (text between it and the previous box, content).
 
     Boxes inside a box do not count.
     """

@@ -1,7 +1,7 @@
 """Several boxes as one answer: a list that the accepted answer asks for, or several guesses.
 
-Two boxes are a row if nothing but separators, conjunctions of any language that has a table, and
-the name of the second value (`x =`) stand between them.
+Two boxes form a row if there are only separators, conjunctions of any language with a table, and
+the name of the second value (`x =`) between them.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ Boxes = list[tuple[str, str]]  # (text between it and the box before it, content
 
 
 def joined(boxes: Boxes, count: int, ordered: bool = False) -> str | None:
-    """Several boxes as one answer; None if there are fewer or they stand in different paragraphs.
+    """Several boxes as one answer; None if there are fewer, or they are in different paragraphs.
 
-    A list if nothing but a comma or `and` stands between them, else a tuple: `x is 3 and y is 4`.
+    A list if only a comma or `and` separates them, else a tuple: `x is 3 and y is 4`.
     """
     if len(boxes) < count or not all(content for _, content in boxes):
         return None
@@ -45,12 +45,12 @@ def joined(boxes: Boxes, count: int, ordered: bool = False) -> str | None:
 def listed(boxes: Boxes, count: int) -> str | None:
     """`2, -3` from `\\boxed{2} and \\boxed{-3}`; None unless `count` boxes in a row end the text.
 
-    With different names before them, `x=1, y=2`. One more box in the same row, or a box that is a
-    list itself, is something else.
+    With different names before them, `x=1, y=2`. One more box in the row, or a box that contains a
+    list, gives None.
 
     Args:
-        boxes: the last `count` + 1 of a text, see `last_boxes`.
-        count: how many of them are listed.
+        boxes: the last `count` + 1 boxes of a text, see `last_boxes`.
+        count: number of boxes to list.
     """
     boxes = _unnamed(boxes, numbered=True)
     row = _unnamed(boxes[-count:], numbered=True)
@@ -73,7 +73,7 @@ def listed(boxes: Boxes, count: int) -> str | None:
 
 
 def guesses(pair: Boxes) -> str | None:
-    """`5 or 6` from `\\boxed{5} or \\boxed{6}`: two values in one breath are no single answer."""
+    """`5 or 6` from `\\boxed{5} or \\boxed{6}`: two guesses are not a single answer."""
     pair = _unnamed(pair, numbered=False)
     if len(pair) < 2:
         return None
@@ -87,7 +87,7 @@ def guesses(pair: Boxes) -> str | None:
 
 
 def _conjunction(gap: str) -> str | None:
-    """`or`, or `,` for a separator, `and` or nothing; None if other words stand in the gap."""
+    """`or`, or `,` for a separator, `and` or nothing; None if the gap has other words."""
     if len(gap) > _MAX_GAP_CHARS:
         return None
     words = " ".join(_words(gap))
@@ -95,7 +95,7 @@ def _conjunction(gap: str) -> str | None:
 
 
 def _is_guess(gap: str) -> bool:
-    """Whether the words of a gap join a second guess: `alternatively`, `or possibly`."""
+    """Whether the words of a gap introduce a second guess: `alternatively`, `or possibly`."""
     words = _words(gap[-_MAX_GAP_CHARS:])
     return bool(words) and _GUESSING.issuperset(words)
 
@@ -105,12 +105,12 @@ def _words(gap: str) -> list[str]:
 
 
 def _is_one(content: str) -> bool:
-    """Whether a box with a comma holds one item of a list: `(2, 2)` or `p = 5, q = 2`."""
+    """Whether a box with a comma contains one item: `(2, 2)` or `p = 5, q = 2`."""
     return bool(_TUPLE.fullmatch(content) or _ASSIGNED.fullmatch(content))
 
 
 def _grouped(content: str) -> str:
-    """`p=5, q=2` as the pair `(5, 2)`, its values in the order of the names."""
+    """`p=5, q=2` as the pair `(5, 2)`, ordered by name."""
     if not _ASSIGNED.fullmatch(content):
         return content
     pairs = sorted(part.split("=", 1) for part in content.split(","))

@@ -1,4 +1,4 @@
-"""Reads `\\begin{cases}`: a function by cases, or a system of equations."""
+"""Parse `\\begin{cases}`: a function by cases, or a system of equations."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ _CONDITION_WORDS = frozenset(("if", "for", "when", "where", "otherwise", "else")
 
 
 class Cases(Quantities):
-    """The rows of a definition by cases, in any of its environments."""
+    """Parses the rows of a definition by cases, in any of its environments."""
 
     def skip_columns(self, name: str) -> None:
-        """The `{ll}` after `\\begin{array}`."""
+        """Skip the `{ll}` after `\\begin{array}`."""
         if name == "array" and self.op("{"):
             while not self.op("}"):
                 if self.position >= self.size:
@@ -92,7 +92,7 @@ class Cases(Quantities):
         return ("text", " ".join(w for w in words if w.lower() not in ("is", "an", "if", "a")))
 
     def apart(self, tokens: list[Token]) -> Node:
-        """The tree of some tokens alone."""
+        """The tree of these tokens, parsed separately."""
         inner = type(self)(list(tokens), self.max_depth)
         inner.depth = self.depth + 1
         node = inner.items()

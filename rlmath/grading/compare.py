@@ -1,8 +1,8 @@
-"""Decide whether two answers are equal, layer by layer, the cheap ones first.
+"""Decide whether two answers are equal, layer by layer, cheapest first.
 
-Verdicts are three-valued: True, False, or None for "only SymPy can tell". The fast layers call
-`Comparer` without an oracle; a worker calls it with one that uses SymPy for pairs of expressions.
-So the structure of an answer (tuples, sets, intervals, equations) is judged by the same code.
+Verdicts are three-valued: True, False, or None if only SymPy can decide. The fast layers call
+`Comparer` without an oracle; a worker passes one that uses SymPy for pairs of expressions. The
+structure of an answer (tuples, sets, intervals, equations) is therefore judged by the same code.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _YES_OR_NO = ("yes", "no")
 _NOT = words("not no never cannot impossible false wrong t")
 _UNSURE = ENGLISH.words["unsure"]
 _NO_WORD = re.compile(r"\\(?:text|mathrm|textbf|mbox)|[{}()$.!?:\"']")
-_WORDS = re.compile(r"[A-Za-z\d ,.;:'’()%$/-]+")  # of an option's text
+_WORDS = re.compile(r"[A-Za-z\d ,.;:'’()%$/-]+")  # in the text of an option
 
 
 class Comparer(QuantityComparer):
@@ -81,7 +81,7 @@ class Comparer(QuantityComparer):
         return False
 
     def in_order(self, listing: Node, joined: Node) -> Verdict:
-        """`3, 7` against `x is 3 and y is 7` from two boxes of a gold: item by item."""
+        """`3, 7` against `x is 3 and y is 7` from two boxes of a gold, item by item."""
         if listing[2] == "or" or len(listing[1]) != len(joined[3]):
             return False
         named = assignments(listing)
@@ -90,7 +90,7 @@ class Comparer(QuantityComparer):
         return self.each(listing[1], joined[3])
 
     def option(self, answer: Answer, gold: Answer, task: str) -> Verdict:
-        """Multiple choice: by letter where both have one, else by the text of the option."""
+        """Multiple choice: by letter if both have one, else by the text of the option."""
         if task == "multiple_choice" and gold.letter and len(answer.text) == 1:
             return answer.text.upper() == gold.letter
         if gold.options or answer.options:
@@ -113,7 +113,7 @@ class Comparer(QuantityComparer):
         return False if gold.plain_letter and answer.node != gold.node and made else None
 
     def several(self, answer: Answer, gold: Answer, task: str) -> Verdict:
-        """Several options: all of them, in any order. None if one side is no choice."""
+        """Several options: all of them, in any order. None if one side is not a choice."""
         if answer.options and gold.options:
             if [letter for letter, _ in answer.options] != [letter for letter, _ in gold.options]:
                 return False
@@ -126,7 +126,7 @@ class Comparer(QuantityComparer):
         return False if answer.letter or task == "multiple_choice" else None
 
     def option_texts(self, answer: str, gold: str) -> Verdict:
-        """What stands after one of several letters: the same, or nothing on one side."""
+        """Whether the texts after a letter are equal; an empty text matches."""
         if answer and gold:
             return self.same(read(answer, self.settings), read(gold, self.settings))
         added = read(answer, self.settings)
@@ -183,7 +183,7 @@ class Comparer(QuantityComparer):
 
 
 def _is_made_of(node: Node, *, choice: bool) -> bool:
-    """Whether a formula is no letter of an option: `1A`, `A = B`, and of a choice `x = B`."""
+    """Whether a formula is not an option letter: `1A`, `A = B`, and in a choice `x = B`."""
     if node[0] == "rel":
         name = str(node[2][0][1]) if node[2][0][0] == "s" else ""
         return choice or name in CHOICES
@@ -191,7 +191,7 @@ def _is_made_of(node: Node, *, choice: bool) -> bool:
 
 
 def _explains(text: str, stated: str) -> bool:
-    """Whether a yes or no is followed by a sentence that does not take it back."""
+    """Whether a sentence follows the yes or no without retracting it."""
     head, comma, rest = _NO_WORD.sub(" ", text).lower().partition(",")
     found = set(rest.split())
     denied = stated == "yes" and not found.isdisjoint(_NOT)
@@ -199,7 +199,7 @@ def _explains(text: str, stated: str) -> bool:
 
 
 def _text_items(text: str) -> list[str]:
-    """Sorted names of a list of words such as `Alice and Bob`, plurals dropped."""
+    """Sorted names in a list of words such as `Alice and Bob`, in the singular."""
     parts = _TEXT_SEPARATOR.split(text.lower())
     return sorted(
         " ".join(units.singular(word) for word in _NO_WORD.sub(" ", part).split()) for part in parts
@@ -207,7 +207,7 @@ def _text_items(text: str) -> list[str]:
 
 
 def _unbraced(words: str) -> str:
-    """`ABC` for `{ ABC }`: what `\\boldsymbol{ABC}` leaves of its braces."""
+    """`ABC` for `{ ABC }`, which remains of `\\boldsymbol{ABC}`."""
     inner = words[2:-2]
     whole = words.startswith("{ ") and words.endswith(" }") and not {"{", "}"} & set(inner)
     return inner if whole else words

@@ -1,4 +1,4 @@
-"""A file of sampled disagreements between the fast layers and SymPy, for a person to read."""
+"""A file of sampled disagreements between the fast layers and SymPy, for manual review."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class DisagreementFile:
-    """Appends JSON lines, at most `max_lines` of them, from any thread."""
+    """Appends up to `max_lines` JSON lines. Thread-safe."""
 
     def __init__(self, path: str, max_lines: int) -> None:
         self.path = Path(path)

@@ -1,7 +1,6 @@
-"""Find the final answer in a response: its last box, or what `fallback` allows without one.
+"""Extract the final answer of a response: the last box, or without one as `fallback` allows.
 
-Every step looks from the end. The cost of a response does not grow with the words in front of its
-answer.
+Every search starts at the end, so its cost does not depend on the text before the answer.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ Source = Literal["box", "tag", "marker", "number", "whole", "words", "none"]
 
 @dataclass(frozen=True, slots=True)
 class Extraction:
-    """The answer text and where it came from.
+    """The answer text and its source.
 
-    `text` is None when nothing was found. A box that is empty or never closes gives the empty
-    string from source `box`: the response did answer, and wrongly. `untabled`: the text beside the
-    box is in a language without a table, so it was not judged.
+    `text` is None if nothing was found. A box that is empty or never closed gives the empty string
+    with source `box`: the response did answer, and wrongly. `untabled`: the text beside the box is
+    in a language without a table, so it was not judged.
     """
 
     text: str | None
@@ -33,9 +32,9 @@ class Extraction:
 
 
 NOTHING = Extraction(None, "none")
-_TAIL_CHARS = 8_000  # where an answer without a box is looked for
+_TAIL_CHARS = 8_000  # searched for an answer without a box
 _BESIDE_CHARS = 100
-_MAX_WHOLE_CHARS = 400  # of a response that is nothing but an answer
+_MAX_WHOLE_CHARS = 400  # of a response that is only an answer
 _MAX_WHOLE_WORDS = 6
 
 
@@ -58,21 +57,21 @@ def extract(
     items: int = 1,
     is_answer: Callable[[str], bool] = lambda text: False,
 ) -> Extraction:
-    """Find the final answer.
+    """Extract the final answer.
 
-    Only what follows the last `</think>` counts. The last box decides; without one, `fallback`
-    says how far to look (see `GradingSettings.fallback`).
+    Only the text after the last `</think>` counts. The last box decides; without one, `fallback`
+    selects what else is searched (see `GradingSettings.fallback`).
 
     Args:
         response: the whole completion.
         fallback: `none`, `marker` or `number`.
         task: `multiple_choice` looks for the last option letter instead of the last number.
-        boxes: how many boxes the accepted answer is joined from; as many last ones are joined here.
-        ordered: whether it is joined to a tuple.
-        items: how many values an accepted answer in one box lists; as many boxes in a row are
-            taken together.
-        is_answer: tells whether a short text is a complete answer rather than prose; a response
-            that is nothing but an answer is taken whole before its last number is looked for.
+        boxes: number of boxes that the accepted answer is joined from; as many are joined here.
+        ordered: whether they are joined to a tuple.
+        items: number of values that an accepted answer in one box lists; as many boxes in a row are
+            combined.
+        is_answer: whether a short text is a complete answer rather than prose; a response that is
+            only an answer is used as a whole before its last number is searched.
     """
     text = after_thinking(response)
     if text is None:
@@ -113,14 +112,14 @@ def _unboxed(
             return Extraction(whole, "whole")
         few = len(whole.split()) <= _MAX_WHOLE_WORDS and not any(map(str.isdigit, whole))
         if few and task != "multiple_choice":
-            return Extraction(whole, "words")  # a name, a day: an answer if it is the gold
+            return Extraction(whole, "words")  # a name or a day: an answer if it is the gold
     choice = task == "multiple_choice"
     found = last_number.last_option(text) if choice else last_number.last_number(text)
     return NOTHING if found is None else Extraction(found, "number")
 
 
 def _boxed_value(text: str, final: tuple[int, int], boxes: int, ordered: bool, items: int) -> str:
-    """What the last box, or the last boxes together, state; "" if the text beside them denies it.
+    """Value of the last box, or of the last boxes combined; "" if the text beside denies it.
 
     `final` is the span of the last box's command.
     """

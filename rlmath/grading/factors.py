@@ -1,4 +1,4 @@
-"""Factors: numbers, symbols, functions, roots, brackets, matrices."""
+"""Parse factors: numbers, symbols, functions, roots, brackets, matrices."""
 
 from __future__ import annotations
 
@@ -38,18 +38,18 @@ from rlmath.grading.syntax import (
 )
 
 _NAMED_VALUES = frozenset(("remainder", "fraction"))  # `Remainder = 3`
-# `sinx`, `piR`: a function or a constant written against its neighbor.
+# `sinx`, `piR`: a function or constant without a space before its argument or neighbor.
 _GLUED = re.compile(r"(sqrt|arcsin|arccos|arctan|sin|cos|tan|log|ln|exp|pi)([A-Za-z]{1,2})")
-# Commands that begin no factor.
+# Commands that cannot start a factor.
 _JOINING = words("cup cap setminus pm mp newline and or rangle rfloor rceil not over ldots choose")
-# Behind a brace that nothing closes they are cases.
+# After a brace that is never closed they are cases.
 _ROWS = frozenset(("array", "aligned", "align", "align*", "gathered", "matrix"))
-# `mvRE`: one-letter names of both cases, which no word has.
+# `mvRE`: one-letter names of both cases, unlike any word.
 _MIXED_NAMES = re.compile(r"(?=[A-Za-z]*[b-df-hj-np-tv-z][A-Z])[A-Zb-df-hj-np-tv-z]{4,6}")
 
 
 class Factors(Cases):
-    """Reads one factor."""
+    """Parses one factor."""
 
     def _is_unequal(self) -> bool:
         """Whether the next two tokens are the sign `!=`, not the factorial of `3! = 6`."""
@@ -112,7 +112,7 @@ class Factors(Cases):
         return ("app", node[1][1] + "^-1", self.items_to(")"))
 
     def late_subscript(self, node: Node) -> Node:
-        """`x^2_1` with the subscript where it belongs."""
+        """Move the subscript of `x^2_1` to the base."""
         if node[0] != "^" or node[1][0] not in ("s", "k") or not self.op("_"):
             return node  # x^2
         if "_" in node[1][1] or node[1][1] == "oo":
@@ -170,7 +170,7 @@ class Factors(Cases):
         return self.phrase(value)
 
     def phrase(self, value: str) -> Node:
-        """A word as a name: it needs a subscript, arguments or `=` after it, and no other use."""
+        """A word as a name: only with a subscript, arguments or `=` after it."""
         if len(value) == 1:
             return self.subscripted(value)
         if value.lower() not in _NAMED_VALUES and any(map(wording.changes_value, value.split())):
@@ -340,7 +340,7 @@ class Factors(Cases):
         raise ParseError(f"unknown command {name}")
 
     def argument(self) -> Node:
-        """One argument of `\\frac` and its like: a group, one digit, one letter or a command."""
+        """One argument of `\\frac` and similar: a group, a digit, a letter or a command."""
         token = self.peek()
         if token.is_digits and len(token.value) > 1:
             return number(self.first_sign())
@@ -431,7 +431,7 @@ class Factors(Cases):
         return ("big", name, below, above, body)
 
     def limits(self) -> tuple[Node | None, Node | None]:
-        """What stands below and above an operator or a function, in either order."""
+        """The nodes below and above an operator or function, in either order."""
         below: Node | None = None
         above: Node | None = None
         for _ in range(2):
@@ -472,9 +472,10 @@ class Factors(Cases):
 
 
 def _points(node: Node, *, either_way: bool) -> Node:
-    """The letters of ABC after a sign for a figure as one name: points are in order.
+    """The letters of ABC after a sign for a figure as one name, because points are ordered.
 
-    An angle and a segment may be read from either end. Digits under a bar, `\\overline{ab}`, not.
+    An angle and a segment may be read from either end. Digits under a bar, `\\overline{ab}`, may
+    not.
     """
     if node[0] != "*" or not all(part[0] in ("s", "k") and len(part[1]) == 1 for part in node[1]):
         return node
@@ -483,5 +484,5 @@ def _points(node: Node, *, either_way: bool) -> Node:
 
 
 def on_unit_circle(angle: Node) -> Node:
-    """cis of an angle, its cosine plus i times its sine."""
+    """cis of an angle: cosine plus i times sine."""
     return ("+", (("f", "cos", (angle,)), ("*", (("k", "i"), ("f", "sin", (angle,))))))

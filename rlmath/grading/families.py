@@ -1,8 +1,8 @@
 """Answers with parameters: infinite families, general solutions, residue classes.
 
-`π/4 + kπ` over the integers is compared as a set: its offsets modulo its step, so that a renamed or
-shifted index, or a family split in two, is the same answer. Anything else is compared after its
-parameters have been given the other answer's names.
+`π/4 + kπ` over the integers is compared as a set, by its offsets modulo its step. A renamed or
+shifted index, or a family split in two, is therefore the same answer. Any other answer is compared
+after its parameters are renamed to the other answer's.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from rlmath.grading.syntax import Node, holds, rational, replaced, subtrees, sym
 
 _MAX_RESIDUES = 64
 _MAX_PARAMETERS = 3
-_PROBED = (0, 1, 2, 3, -1, -2)  # at both signs: 7|k| is no family of steps of 7
+_PROBED = (0, 1, 2, 3, -1, -2)  # both signs: 7|k| is not a family with step 7
 Parameters = dict[str, str]  # name -> domain
 Lattice = list[tuple[Node, Node]]  # (offset, step)
 
 
 class FamilyComparer(RelationComparer):
-    """Compares answers of which at least one declares its parameters."""
+    """Compares answers if at least one declares parameters."""
 
     def families(self, a: Node, g: Node, of_a: Parameters, of_g: Parameters) -> Verdict:
         """Whether two answers with these declared parameters are equal."""
@@ -56,7 +56,7 @@ class FamilyComparer(RelationComparer):
         return None if None in verdicts else False
 
     def lattices(self, a: Node, g: Node, mine: str, theirs: str) -> Verdict:
-        """Unions of a + bℤ as sets of numbers; None if one of them is no such union."""
+        """Compare unions of a + bℤ as sets of numbers; None if one is not such a union."""
         label_a, items_a = listed(a)
         label_g, items_g = listed(g)
         one, two = self.lattice(items_a, mine), self.lattice(items_g, theirs)
@@ -129,7 +129,7 @@ class FamilyComparer(RelationComparer):
 
 
 def _without_one_label(a: Node, g: Node) -> tuple[Node, Node]:
-    """The values of `y = f` and `f` where one side alone has a name."""
+    """The values of `y = f` and `f` if only one side has a name."""
     if (a[0] == "rel") == (g[0] == "rel"):
         return a, g
     named = a if a[0] == "rel" else g
@@ -141,7 +141,7 @@ def _without_one_label(a: Node, g: Node) -> tuple[Node, Node]:
 def _inferred(
     own: Node, declared: Parameters, other: Node, theirs: Parameters
 ) -> Parameters | None:
-    """Parameters of one answer: declared, or else its symbols that the other does not have."""
+    """Parameters of one answer: declared, or the symbols that the other does not have."""
     present = set(symbols(own))
     used = {name: domain for name, domain in declared.items() if name in present}
     if declared:
@@ -161,7 +161,7 @@ def _inferred(
 
 
 def _is_constant_like(node: Node, parameters: Parameters) -> bool:
-    """Whether undeclared names of a gold read as free: constants C, c_1, k, turns of an angle."""
+    """Whether undeclared names of a gold are free: constants C, c_1, k, turns of an angle."""
     if all(name[0] in "ABCDKck" for name in parameters):
         return True
     if node[0] == "tup" and set(parameters) <= {"t", "s", "lambda", "mu"}:
@@ -179,7 +179,7 @@ def _alike(mine: list[str], theirs: list[str]) -> bool:
 
 
 def _restricts(node: Node, parameters: Parameters) -> bool:
-    """Whether a node is about values of a declared name rather than written with it."""
+    """Whether a node restricts the values of a declared name instead of using it."""
     if node[0] == "rel":
         plain = set(node[1]) <= {"=", "~", "equiv"}
         return not plain and not parameters.keys().isdisjoint(symbols(node))

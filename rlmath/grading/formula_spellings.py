@@ -1,4 +1,4 @@
-"""Unusual spellings of formulas, written as usual before an answer is cut into tokens."""
+"""Normalize unusual spellings of formulas before an answer is tokenized."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _BRACKETED_UNIT = re.compile(
 
 
 def usual(text: str) -> str:
-    """An answer with such spellings replaced."""
+    """The answer with unusual spellings replaced."""
     if text.endswith((">", "\\")):
         text = _STRAY_END.sub("", text) or text
     ratio = _RATIO.fullmatch(text) if "to" in text else None
@@ -65,7 +65,7 @@ def _with_power(match: re.Match[str]) -> str:
 
 
 def _unbraced(match: re.Match[str]) -> str:
-    """` - ` for `{-}` and `\\text{-}`; a script, an argument and `\\mathbb{R}^{+}` stay."""
+    """` - ` for `{-}` and `\\text{-}`; a script, an argument and `\\mathbb{R}^{+}` are kept."""
     command = match["command"] or ""
     if command and not _DROPPED.fullmatch(command):
         return match[0]
@@ -73,7 +73,7 @@ def _unbraced(match: re.Match[str]) -> str:
 
 
 def _chosen(match: re.Match[str]) -> str:
-    """`\\binom{10}{3}` for `C_{10}^{3}`, and 10!/7! for `A_{10}^{3}`; any other index stays."""
+    """`\\binom{10}{3}` for `C_{10}^{3}`, and 10!/7! for `A_{10}^{3}`; other indices are kept."""
     under = match["under"] or match["left"]
     low, high = match["low"] or match["low2"], match["high"] or match["high2"]
     total, part = (under, match["right"]) if under else (low, high)

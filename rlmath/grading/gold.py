@@ -1,4 +1,4 @@
-"""Accepted answers: read once, classified, and checked for equality with themselves."""
+"""Accepted answers: parsed once, classified, and checked for equality with themselves."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def accepted_text(gold: str) -> str:
 
 
 def accepted(gold: str) -> tuple[str, int]:
-    """(text, boxes): the part of a gold that is compared, and how many boxes it is joined from.
+    """(text, boxes): the part of a gold that is compared, and its number of boxes.
 
-    Its last box, or several boxes of one sentence joined; else what follows `####`, or all of it.
-    A box that the words after it take back (`no: `) does not count. The count is 0 if it holds
+    The last box, or several boxes of one sentence joined; else the text after `####`, or all of it.
+    A box that the following words retract (`no: `) does not count. The number is 0 if there are
     several different boxes that do not belong together.
     """
     boxes = last_boxes(gold, _MAX_BOXES + 1)
@@ -49,13 +49,13 @@ def accepted(gold: str) -> tuple[str, int]:
     return (gold[mark + 4 :] if mark >= 0 else gold)[:_MAX_CHARS].strip(), 1
 
 
-# What data sets write where a problem has no final answer, and other tools for a missing value.
+# Placeholders in data sets for a missing final answer or value.
 _PLACEHOLDERS = words("proof notfound n/a unknown nan null <na>") | {
     *("not found", "no answer", "see solution")
 }
 _TAKEN_BACK = re.compile(r"\b(?:no|not|wait|actually|instead|correction|wrong)\b", re.IGNORECASE)
 _MAX_BOXES = 8
-_MAX_CHARS = 64_000  # of a gold without a box; more than any answer that can be compared
+_MAX_CHARS = 64_000  # of a gold without a box; longer than any comparable answer
 
 
 def kind_of(answer: Answer) -> str:
@@ -73,7 +73,7 @@ def kind_of(answer: Answer) -> str:
 
 
 def inspect(gold: str, settings: GradingSettings, task: str = "math") -> tuple[Answer, GoldReport]:
-    """Read an accepted answer and say whether it can be used."""
+    """Parse an accepted answer and check that it can be used."""
     text, boxes = accepted(gold) if isinstance(gold, str) else ("", 1)
     answer = dataclasses.replace(read(text, settings), boxes=max(boxes, 1))
     problem: str | None = answer.problem or None
@@ -94,7 +94,7 @@ def inspect(gold: str, settings: GradingSettings, task: str = "math") -> tuple[A
 
 
 def _equals_itself(answer: Answer, text: str, settings: GradingSettings, task: str) -> bool:
-    """Whether a response that boxes the accepted answer would be graded as correct."""
+    """Whether a response that boxes the accepted answer would be correct."""
     found = extract(f"\\boxed{{{text}}}", Fallback.none).text
     if not found or (answer.node[0] == "text" and not answer.words):
         return False

@@ -1,6 +1,6 @@
-"""A bound on what an expression can cost, checked before SymPy sees it.
+"""A bound on the cost of an expression, checked before SymPy gets it.
 
-The bound is static: sizes are estimated from the tree with logarithms, and nothing is computed.
+The bound is static: sizes are estimated from the tree with logarithms; nothing is computed.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ MAX_SYMBOLIC_POWER = 200.0
 
 
 class TooCostly(Exception):
-    """The expression may cost more than a worker should spend on it."""
+    """The expression may be too expensive for a worker."""
 
 
 def check(node: Node) -> None:
-    """Refuse towers of powers, big factorials, long digit runs and big trees.
+    """Reject towers of powers, big factorials, long numbers and big trees.
 
     Raises:
-        TooCostly: saying what is too big.
+        TooCostly: with the exceeded size.
     """
     count = sum(1 for _ in subtrees(node))
     if count > MAX_NODES:
@@ -73,7 +73,7 @@ def _bits(node: Node) -> float:
 
 
 def _parts(node: Node) -> Iterator[Node]:
-    """The nodes directly below one, also those in a tuple of operands."""
+    """The direct children of a node, including those in a tuple of operands."""
     for item in node[1:]:
         if isinstance(item, tuple) and item:
             if isinstance(item[0], str):

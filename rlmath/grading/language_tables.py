@@ -1,22 +1,22 @@
-"""The words of each language that change, deny, hedge, bound, count or join values: data, not code.
+"""Words of each language that change, deny, hedge, bound, count or join values, as data.
 
-One file per language in `languages/`, read once. To add a language, write one more file with the
-same keys; `tests/unit/grading/test_grading_properties.py` then tests each of its entries.
+One file per language in `languages/`, read once. To add a language, add a file with the same keys;
+`tests/unit/grading/test_language_tables.py` then tests each of its entries.
 
-    letters        its letters outside ASCII, as of a class of a regular expression
-    spaced         whether it sets spaces between words
-    negations      what denies a value             "not"
-    hedges         what leaves a value open        "maybe"
-    bounds         what says more or less of it    "more than"
-    fillers        what may stand between such a word and the value: "is", "the", "equal to"
-    counters       what counts things and leaves a number what it is
+    letters        its letters outside ASCII, as in a regular expression's character class
+    spaced         whether words are separated by spaces
+    negations      words that deny a value           "not"
+    hedges         words that leave a value open     "maybe"
+    bounds         words that bound it               "more than"
+    fillers        words allowed between one of these and the value: "is", "the", "equal to"
+    counters       words that count things and leave the number unchanged
     [conjunctions] `and` and `or` between two values
-    [multipliers]  factor = words; 0 for another change of the value ("squared")
-    [words]        further sets of words, of English only: its grammar is known best
+    [multipliers]  factor = words; 0 for other changes of the value ("squared")
+    [words]        further sets of words, only in English
     [units]        name in `units` = spellings in this language; a new name is a new unit
 
 Words are separated by commas. `word-` counts only before a value, `-word` only after it, and `wor*`
-is the beginning of words that deny a value. Words of a language without spaces are written without.
+is a prefix of words that deny a value. Languages without spaces are written without them.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class Language:
     """One language's table.
 
     Attributes:
-        before, after: phrases that, standing before or after a value, change, deny or bound it.
-        multipliers: factors by word; 0 for a change that is no factor.
+        before, after: phrases that change, deny or bound a value when before or after it.
+        multipliers: factors by word; 0 for a change that is not a factor.
         units: names by spelling; the empty name is a counter.
-        denying: beginnings of words that deny a value.
-        words: further sets of words, which the rules of English alone use.
+        denying: prefixes of words that deny a value.
+        words: further sets of words, used only by the rules for English.
     """
 
     name: str

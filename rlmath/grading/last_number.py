@@ -1,9 +1,8 @@
-"""The last number of the last line that has one, for the evaluation of models that do not box.
+"""The last number of the last line that has one, to evaluate models that do not box.
 
-A formula counts as a whole, from its last `=`: `$2^{10}$` is not 10. The number is read as a box
-is: if the signs or words directly beside it change, deny or bound it ("half of 5", "not 5", "5 or
-more"), nothing is stated. The rest of the sentence is not read, so a policy that is trained with
-this learns to name numbers.
+A formula counts as a whole, from its last `=`: `$2^{10}$` is not 10. As with a box, signs or words
+directly beside the number that change, deny or bound it ("half of 5", "not 5", "5 or more") give no
+answer. The rest of the sentence is not read, so a policy trained with this learns to list numbers.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _MAX_LINE_CHARS = 2_000
 
 
 def last_number(text: str) -> str | None:
-    """The last number with its formula; "" if what is beside it changes it, None without one."""
+    """The last number with its formula; "" if the text beside it changes it, None without one."""
     line = without_reason(_last_line(text, _DIGIT))
     values = [found for found in _VALUE.finditer(line) if _DIGIT.search(found[0])]
     if not values:
@@ -45,6 +44,6 @@ def last_option(text: str) -> str | None:
 
 
 def _last_line(text: str, wanted: re.Pattern[str]) -> str:
-    """The last line, up to its last 2,000 characters, in which a pattern is found."""
+    """The last line that matches a pattern, searched in its last 2,000 characters."""
     lines = (line[-_MAX_LINE_CHARS:] for line in reversed(text.splitlines()))
     return next((line for line in lines if wanted.search(line)), "")

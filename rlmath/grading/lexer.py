@@ -1,4 +1,4 @@
-"""Cut an answer into tokens: LaTeX and plain notation alike, layout commands dropped."""
+"""Split an answer into tokens: LaTeX and plain notation alike, layout commands dropped."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Token(NamedTuple):
             separators that could also be a list, such as `1,234`), `word` (a run of letters),
             `cmd` (a LaTeX command, without its backslash), `text` (content of `\\text{…}`),
             `op` (one character), `begin`, `end` (environment name), `name` (of a vector: `vec AB`).
-        value: the text; for `grouped` with its commas.
-        spaced: whether white space stands before it.
+        value: the text; `grouped` includes the commas.
+        spaced: whether white space precedes it.
     """
 
     kind: str
@@ -32,7 +32,7 @@ class Token(NamedTuple):
 
     @property
     def is_digits(self) -> bool:
-        """Whether it is an integer, without a point or an exponent."""
+        """Whether it is an integer, without a decimal point or an exponent."""
         return self.kind == "num" and self.value.isdigit()
 
 
@@ -106,7 +106,7 @@ _WORDY = re.compile(r"[^\W\d_]")
 
 
 def lex(text: str, max_tokens: int) -> list[Token]:
-    """Tokens of `text`, which holds no typographic characters (`unicode.to_latex` comes first).
+    """Tokens of `text`, without typographic characters (call `unicode.to_latex` first).
 
     Raises:
         TooLong: there are more than `max_tokens`.
@@ -197,7 +197,7 @@ class _Lexer:
             self.add("num", part, spaced and index == 0)
 
     def styled(self, text: str, position: int, name: str, spaced: bool, nesting: int) -> int:
-        """`\\text{…}` and its like: words become one token, formulas are cut into theirs."""
+        """`\\text{…}` and similar: words become one token, formulas are split into theirs."""
         start = position
         while text[start : start + 1].isspace():
             start += 1
@@ -251,5 +251,5 @@ class _Lexer:
 
 
 def _mixed(text: str) -> bool:
-    """Whether a `\\text{…}` holds more than words: digits or operators."""
+    """Whether a `\\text{…}` contains digits or operators."""
     return any(c.isdigit() or c in "=<>+*$" for c in text)

@@ -1,4 +1,4 @@
-"""Lists, sets and tuples: their items one by one, with names and in the order that counts."""
+"""Compare lists, sets and tuples item by item, with names and order where they count."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MAX_ITEMS = 128
 
 
 class ListComparer(PiecewiseComparer):
-    """Compares answers that have several values."""
+    """Compares answers with several values."""
 
     def listings(self, a: Node, g: Node) -> Verdict:
         """Bare lists, `±` and sets of candidates; their order does not matter."""
@@ -88,7 +88,7 @@ class ListComparer(PiecewiseComparer):
     def named_against_bare(
         self, named: list[tuple[Node, Node]], bare: Node, *, answer_is_named: bool
     ) -> Verdict:
-        """`x=1, y=2` against a bare `1, 2`: in the written order. None if order does not matter."""
+        """`x=1, y=2` against a bare `1, 2`, in the written order. None if order does not matter."""
         if len({str(name[1]).split("_")[0] for name, _ in named}) < 2:
             return None  # x=1, x=2 and x_1=1, x_2=2
         points = solutions(named)
@@ -128,7 +128,7 @@ class ListComparer(PiecewiseComparer):
         return self.nodes(number(a[1].replace(",", "")), g)
 
     def unordered(self, first: Sequence[Node], second: Sequence[Node]) -> Verdict:
-        """Whether the items of one are those of the other in some order."""
+        """Whether one sequence is a permutation of the other."""
         if len(first) != len(second):
             return False
         if len(first) > MAX_ITEMS:
@@ -187,7 +187,7 @@ class ListComparer(PiecewiseComparer):
         return False if verdict is None else verdict
 
     def labeled_tuple(self, a: Node, g: Node) -> Verdict:
-        """`x=1, y=2` against `(1, 2)`: the names in alphabetical order give the places."""
+        """`x=1, y=2` against `(1, 2)`: the alphabetical order of the names is the order."""
         listing, point = (a, g) if g[0] == "tup" else (g, a)
         named = assignments(listing)
         if named is None or (point[1], point[2]) != ("(", ")") or len(named) != len(point[3]):
@@ -207,7 +207,7 @@ class ListComparer(PiecewiseComparer):
 
 
 def _is_bounded(node: Node) -> bool:
-    """Whether a list is a formula with a bound on its own variables: `1/(1-x), |x| < 1`."""
+    """Whether a list is a formula with a bound on its variables: `1/(1-x), |x| < 1`."""
     formula, bound = node[1][0], node[1][-1]
     if len(node[1]) != 2 or node[2] == "or" or formula[0] not in SCALARS or bound[0] != "rel":
         return False
@@ -232,7 +232,7 @@ def _point(node: Node, other: Node) -> Node:
 
 
 def _is_either(node: Node, named: list[tuple[Node, Node]] | None) -> bool:
-    """Whether an answer says that one name or another has a value: `x = 2 or y = 3`."""
+    """Whether an answer gives alternatives for different names: `x = 2 or y = 3`."""
     if node[0] != "list" or node[2] != "or" or named is None:
         return False
     return len({name for name, _ in named}) > 1

@@ -1,4 +1,4 @@
-"""What lists, `±` and names of values stand for."""
+"""Expand lists, `±` and named values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def every(verdicts: Iterable[bool | None]) -> bool | None:
 
 
 def hoisted(node: Node) -> Node:
-    """Units and percent signs to the outside: -($5) is (-5) dollars, $1 million is dollars."""
+    """Move units and percent signs outward: -($5) is (-5) dollars, $1 million is dollars."""
     kind = node[0]
     if kind == "neg":
         inner = hoisted(node[1])
@@ -90,7 +90,7 @@ def is_label(node: Node) -> bool:
     if kind in ("ratio", "f", "/"):
         parts = node[1:] if kind == "/" else node[-1]
         return (kind != "f" or node[1] in _NAMED_VALUES) and all(map(is_label, parts))
-    if kind == "big":  # a limit, or a sum or integral between bounds: what the value is of
+    if kind == "big":  # the name of a value: a limit, or a bounded sum or integral
         return node[1] == "lim" or None not in node[2:4]
     return kind == "s"
 
@@ -113,7 +113,7 @@ def is_listing(node: Node) -> bool:
 
 
 def expand(items: Sequence[Node]) -> list[Node]:
-    """Write every top-level ± as two items."""
+    """Expand each top-level ± to two items."""
     result: list[Node] = []
     for item in items:
         split = plus_minus(item)
@@ -176,7 +176,7 @@ def assignments(node: Node) -> list[tuple[Node, Node]] | None:
 
 
 def solutions(named: list[tuple[Node, Node]]) -> list[Node] | None:
-    """Points of `p=5, q=2; p=7, q=2`, their values in the order of the names; else None."""
+    """Points of `p=5, q=2; p=7, q=2`, values ordered by name; else None."""
     names = [name for name, _ in named]
     size = len(set(names))
     if len(names) == size or names != names[:size] * (len(names) // size):
@@ -186,7 +186,7 @@ def solutions(named: list[tuple[Node, Node]]) -> list[Node] | None:
 
 
 def as_lines(items: list[Node]) -> list[Node]:
-    """`x = 2` as `x - 2 = 0` where another item is an equation in several variables: lines."""
+    """`x = 2` as `x - 2 = 0` if another item is an equation in several variables (lines)."""
     equations = [item for item in items if item[0] == "rel" and item[1] == ("=",)]
     if len(equations) < len(items) or all(len(set(symbols(item))) < 2 for item in equations):
         return items

@@ -1,8 +1,8 @@
-"""The answer that a marker announces, for the evaluation of models that do not box.
+"""The answer after a marker, to evaluate models that do not box.
 
-The last `<answer>…</answer>`; else what follows the last of `####`, "answer is", "answer:", 答案是
+The last `<answer>…</answer>`; else the text after the last `####`, "answer is", "answer:", 答案是
 or 答えは, up to the end of its sentence, without a reason or a contrast ("5, since 4 is even").
-Nothing in front of the marker is read: "I doubt that the answer is 5" states 5.
+The text before the marker is not read: "I doubt that the answer is 5" states 5.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def tagged(text: str) -> str | None:
 
 
 def announced(text: str) -> str | None:
-    """What the last marker of a text announces; None without a marker."""
+    """The text after the last marker; None without a marker."""
     end = _last_marker(text)
     if end < 0:
         return None
@@ -54,7 +54,7 @@ def announced(text: str) -> str | None:
 
 
 def without_reason(sentence: str) -> str:
-    """What a sentence states before the reason or contrast behind its first number or letter."""
+    """A sentence up to the reason or contrast after its first number or letter."""
     for found in _REASON.finditer(sentence):
         if _STATED.search(sentence, 0, found.start()):
             return sentence[: found.start()]

@@ -10,7 +10,7 @@ _MAX_PARTS = 4  # of a product: the entries grow with every factor
 
 
 def as_matrix(node: Node) -> tuple[Rows, str] | None:
-    """Rows of a matrix; a point or vector counts as one column, nested brackets as rows."""
+    """Rows of a matrix; a point or vector is one column, nested brackets are rows."""
     if node[0] == "matrix":
         return node[1], node[2]
     if node[0] != "tup":
@@ -23,7 +23,7 @@ def as_matrix(node: Node) -> tuple[Rows, str] | None:
 
 
 def folded(node: Node) -> Node:
-    """Carry out sums, products and multiples of matrices; other nodes come back unchanged."""
+    """Compute sums, products and multiples of matrices; other nodes are returned unchanged."""
     kind = node[0]
     if kind == "matrix" and node[2] == "det":
         size = len(node[1])
@@ -94,7 +94,7 @@ def _multiplied(a: Node, b: Node) -> Node | None:
 
 
 def _expanded(rows: Rows) -> Node:
-    """A determinant by its first row (Laplace)."""
+    """Expand a determinant along its first row (Laplace)."""
     if len(rows) == 1:
         return rows[0][0]
     terms: list[Node] = []

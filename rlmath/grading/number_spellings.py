@@ -1,4 +1,4 @@
-"""Spellings of numbers in more than one token: separators of several countries, E notation."""
+"""Normalize numbers written with separators of several countries or in E notation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CORNERED = re.compile(r"\^\{?(\d+)\}?\s*/\s*_\{?(\d+)\}?")
 
 
 _THIN_COMMA = re.compile(r"(?<=\d)(?:\\!)*(?:,|\{,\})(?:\\!)+(?=\d{3})")
-# (a sign that such numbers have, the spelling, the usual one), in the order in which they are read
+# (a sign that such numbers contain, the spelling, the replacement), in order of application
 _SPELLINGS: tuple[tuple[str, re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = (
     ("'", _APOSTROPHES, lambda m: m[0].replace("'", "")),
     ("~", _TILDES, lambda m: m[0].replace("~", "")),
@@ -33,9 +33,9 @@ _SPELLINGS: tuple[tuple[str, re.Pattern[str], str | Callable[[re.Match[str]], st
 
 
 def plain_numbers(text: str) -> str:
-    """`text` with 1.234.567, 1'234'567, 1_234_567 and 1.5\\text{E}3 written as usual.
+    """`text` with 1.234.567, 1'234'567, 1_234_567 and 1.5\\text{E}3 normalized.
 
-    A single group of three after a dot is a decimal: 1.234 stays.
+    A single group of three digits after a dot is a decimal, so 1.234 is kept.
     """
     european = _EUROPEAN.fullmatch(text) if "." in text else None
     if european is not None:

@@ -1,4 +1,4 @@
-"""Numbers in all their spellings: decimals, periods, mixed numbers, bases, clock times."""
+"""Parse numbers in all spellings: decimals, periods, mixed numbers, bases, clock times."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlmath.grading.syntax import BASE_NAMES, Node, ParseError
 
 _MAX_DIGITS = 4_000
 _ROUNDED_DIGITS = GradingSettings().min_significant_digits
-_MAX_EXPONENT = 400  # above it, 1e999 stays a power and is not written out
+_MAX_EXPONENT = 400  # above it, 1e999 stays a power
 
 
 def number(text: str) -> Node:
@@ -40,7 +40,7 @@ def number(text: str) -> Node:
 
 
 def repeating(head: str, period: str) -> Node:
-    """`head` such as `0.1`, followed by `period` forever."""
+    """`head`, such as `0.1`, followed by the repeating `period`."""
     whole, _, fixed = head.partition(".")
     if not period or len(head) + len(period) > _MAX_DIGITS:
         raise ParseError("not a repeating decimal")
@@ -50,9 +50,9 @@ def repeating(head: str, period: str) -> Node:
 
 
 def with_dots(text: str) -> Node:
-    """`0.333…` repeats its last block if that block is written out; `3.14159…` is a decimal.
+    """`0.333…` repeats its last block if that block is written repeatedly; `3.14159…` is a decimal.
 
-    With fewer than six significant digits it is neither, as a rounded decimal is no value either.
+    With fewer than six significant digits it is neither, because the value is not determined.
     """
     head, _, part = text.partition(".")
     for size in range(1, len(part) // 2 + 1):
@@ -69,10 +69,10 @@ def with_dots(text: str) -> Node:
 
 
 class Numerals(TokenStream):
-    """Reads a number with what may belong to it."""
+    """Parses a number with its suffixes."""
 
     def numeric(self, text: str) -> Node:
-        """A number with what may belong to it: a base, a period, a fraction, a clock time."""
+        """A number with its suffixes: a base, a period, a fraction, a clock time."""
         token = self.peek()
         kind, value = token.kind, token.value
         if token.is_word and value == "in" and self.peek(1).is_word and text.isdigit():
@@ -198,7 +198,7 @@ class Numerals(TokenStream):
         return ("+", (number(whole), ("/", number(top), number(bottom))))
 
     def short_integer(self) -> str:
-        """An argument of `\\frac` that is an integer: `{12}`, or one digit of `12`; else ""."""
+        """An integer argument of `\\frac`: `{12}`, or one digit of `12`; else ""."""
         token, inner = self.peek(), self.peek(1)
         if self.at("op", "{") and inner.is_digits and self.at("op", "}", 2):
             self.position += 3
@@ -206,7 +206,7 @@ class Numerals(TokenStream):
         return self.first_sign() if token.is_digits else ""
 
     def first_sign(self) -> str:
-        """Take the first digit or letter of the next token: of `12` in `\\frac12`, `x^ab`."""
+        """Take the first digit or letter of the next token, as for `12` in `\\frac12`, `x^ab`."""
         token = self.peek()
         if len(token.value) > 1:
             self.tokens[self.position] = Token(token.kind, token.value[1:], False)

@@ -1,4 +1,4 @@
-"""Options of multiple choice: one letter, a letter with its text, or several, all needed."""
+"""Options of multiple choice: one letter, a letter with its text, or several required ones."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def _plain(latex: str) -> str:
 def read_options(latex: str) -> tuple[str, str, Options]:
     """(letter, rest, ()) of `B` or `B) 12`, or ("", "", options) of `(A) and (C)`.
 
-    Several options come back in the order of their letters, each with the text after it. "or"
-    between them, or a word that negates or hedges after one of them, makes it no option at all.
+    Several options are ordered by letter, each with the text after it. "or" between them, or a word
+    after one of them that negates or hedges, gives no option.
     """
     if len(latex) > 1 and latex[0] not in "\\(ABCDEFGHIJoOcCaA${ *":
         return "", "", ()
@@ -65,7 +65,7 @@ def read_options(latex: str) -> tuple[str, str, Options]:
             for m, end in zip(marked, ends, strict=True)
         }
         stray = plain[: marked[0].start()].strip() or len(found) != len(marked)
-        # With a text for some only, it is not clear whose text that is.
+        # If only some have a text, it is unclear which option it belongs to.
         unclear = len({bool(rest) for rest in found.values()}) > 1
         doubted = any(set(wording.words_of(rest)) & wording.CHANGING for rest in found.values())
         return "", "", () if stray or unclear or doubted else tuple(sorted(found.items()))
@@ -91,7 +91,7 @@ def names_another(rest: str, letter: str) -> bool:
 
 
 def _doubted(rest: str) -> bool:
-    """Whether the text after a letter takes it back: `B) is wrong`, not `E) none of these`."""
+    """Whether the text after a letter retracts it: `B) is wrong`, not `E) none of these`."""
     found = wording.words_of(rest)
     if not found:
         return False

@@ -1,7 +1,7 @@
 """Parameters that an answer declares: `…, k \\in \\mathbb{Z}`, `… for some constant c`, residues.
 
-A declaration at the end of an answer, or after the bar of a set, is taken off its tokens, so that
-the rest can be read as a formula. A congruence becomes the family of its residues.
+A declaration at the end of an answer, or after the bar of a set, is removed from its tokens, so
+the rest can be parsed as a formula. A congruence becomes the family of its residues.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _ALL_WITH = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """Names of parameters with the set they run through: Z, N, R, … or `any` for a constant."""
+    """Names of parameters with their domain: Z, N, R, … or `any` for a constant."""
 
     names: tuple[str, ...]
     domain: str
@@ -89,7 +89,7 @@ def _domain(match: re.Match[str]) -> str:
 
 
 def _declarations(text: str) -> tuple[Declaration, ...]:
-    """One declaration, or several joined by `and` or a comma; () if it is none."""
+    """One declaration, or several joined by `and` or a comma; () if there is none."""
     whole = _declaration(text)
     if whole is not None:
         return (whole,)
@@ -116,7 +116,7 @@ def _declaration(text: str) -> Declaration | None:
 
 
 def take_declarations(tokens: list[Token]) -> tuple[list[Token], tuple[Declaration, ...]]:
-    """The tokens without the declarations at their end, and those declarations.
+    """The tokens without trailing declarations, and these declarations.
 
     A set `{ f(k) | k in Z }` of values becomes `f(k)` with its declaration.
     """
@@ -155,7 +155,7 @@ def _take_last(tokens: list[Token]) -> tuple[list[Token], tuple[Declaration, ...
 
 
 def _set_builder(tokens: list[Token]) -> tuple[list[Token], list[Token]] | None:
-    """What stands before and behind the one bar of `{ ... | ... }`; None if it is no such set."""
+    """The tokens before and after the single bar of `{ ... | ... }`; None for any other set."""
     if tokens[0].value != "\\{" or tokens[-1].value != "\\}":
         return None
     inner = tokens[1:-1]
@@ -185,7 +185,7 @@ def _set_of_values(tokens: list[Token]) -> tuple[list[Token], tuple[Declaration,
 
 
 def congruences(tokens: list[Token]) -> list[tuple[list[Token], int]] | None:
-    """[(tokens of `x = r, s`, modulus)] of `x ≡ r, s (mod m)`, or None if it is no congruence."""
+    """[(tokens of `x = r, s`, modulus)] for `x ≡ r, s (mod m)`; None for anything else."""
     if not any(t.kind == "cmd" and t.value == "equiv" for t in tokens):
         return _unnamed_residues(tokens)
     tokens = _condition_of_integers(tokens)
@@ -206,7 +206,7 @@ def congruences(tokens: list[Token]) -> list[tuple[list[Token], int]] | None:
 
 
 def _unnamed_residues(tokens: list[Token]) -> list[tuple[list[Token], int]] | None:
-    """`3, 5 \\pmod{7}` without a name, which is a class and no number; None if it is none."""
+    """`3, 5 \\pmod{7}` without a name, a residue class; None for anything else."""
     pairs = pairwise(tokens)
     if not any(t.value == "pmod" or (u.value, t.value) == ("(", "mod") for u, t in pairs):
         return None
@@ -217,7 +217,7 @@ def _unnamed_residues(tokens: list[Token]) -> list[tuple[list[Token], int]] | No
 
 
 def _condition_of_integers(tokens: list[Token]) -> list[Token]:
-    """`n ≡ 3 (mod 4)` of `{ n in Z : n ≡ 3 (mod 4) }`; any other tokens as they are."""
+    """`n ≡ 3 (mod 4)` from `{ n in Z : n ≡ 3 (mod 4) }`; other tokens unchanged."""
     sign = next(i for i, t in enumerate(tokens) if t.value == "equiv" and t.kind == "cmd")
     if sign > 3 and _ALL_WITH.fullmatch(" ".join(map(_render, tokens[:sign]))):
         return tokens[sign - 1 :]

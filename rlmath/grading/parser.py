@@ -1,7 +1,7 @@
-"""Read the tokens of an answer into a tree, by recursive descent.
+"""Parse the tokens of an answer into a tree, by recursive descent.
 
-Nothing is evaluated here, no token is read twice, and nesting is bounded, so the time is linear in
-the number of tokens. `syntax` lists the kinds of nodes.
+Nothing is evaluated, no token is read twice, and nesting is bounded, so the time is linear in the
+number of tokens. `syntax` lists the kinds of nodes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rlmath.grading.syntax import (
 
 
 def height(node: Node) -> int:
-    """Depth of a tree. Chains such as a/b/c are deep without brackets."""
+    """Depth of a tree. Chains such as a/b/c are deep even without brackets."""
     deepest, stack = 0, [(node, 1)]
     while stack:
         item, level = stack.pop()
@@ -31,18 +31,18 @@ def height(node: Node) -> int:
 
 
 class Parser(Factors):
-    """Lists, relations, unions, sums and products.
+    """Parses lists, relations, unions, sums and products.
 
     Args:
-        tokens: of one answer; the list is used up.
+        tokens: tokens of one answer; the list is modified.
         max_depth: limit on nesting.
     """
 
     def parse(self) -> Node:
-        """The whole answer.
+        """Parse the whole answer.
 
         Raises:
-            ParseError: it is not a formula, or it is nested too deeply.
+            ParseError: it is not a formula, or is nested too deeply.
         """
         self.turn_brackets()
         node = self.items()
@@ -53,7 +53,7 @@ class Parser(Factors):
         return node
 
     def turn_brackets(self) -> None:
-        """Write `]0, 1[` as `(0, 1)`."""
+        """Rewrite `]0, 1[` as `(0, 1)`."""
         for index, token in enumerate(self.tokens):
             if token.kind != "op" or token.value not in "[]":
                 continue
@@ -180,7 +180,7 @@ class Parser(Factors):
         return ("+", tuple(parts)) if len(parts) > 1 else next(iter(parts), None)
 
     def term(self) -> Node:
-        """A product, with the unit that may follow it."""
+        """A product, with an optional unit."""
         product = self.signed_factor()
         while True:
             token = self.peek()
@@ -240,13 +240,13 @@ class Parser(Factors):
                 return product
 
     def words_ahead(self, token: Token) -> bool:
-        """Whether a word comes next, or one in brackets: `(see 98)`."""
+        """Whether a word comes next, possibly in brackets: `(see 98)`."""
         if token.kind == "op" and token.value == "(":
             return self.peek(1).is_word and len(self.peek(1).value) > 2
         return token.kind == "word" and len(token.value) > 1
 
     def cross_ahead(self, token: Token, product: Node) -> bool:
-        """Whether an `x` comes next that means times, as in `1.2 x 10^5`."""
+        """Whether the next token is an `x` that means times, as in `1.2 x 10^5`."""
         if token.kind != "word" or token.value not in ("x", "X") or not is_numeric(product):
             return False
         if self.peek(1).kind != "num":
@@ -256,7 +256,7 @@ class Parser(Factors):
 
 
 def _is_zero(node: Node) -> bool:
-    """Whether a factor is 0, perhaps with a unit or a sign: then a product says nothing else."""
+    """Whether a factor is 0, possibly with a unit or a sign, so the product is 0."""
     while node[0] in ("neg", "unit", "pct"):
         node = node[1]
     if node[0] == "*":

@@ -16,7 +16,7 @@ class PiecewiseComparer(FamilyComparer):
     """Compares `("pieces", ((expression, condition), ...))`."""
 
     def pieces_of(self, a: Node, g: Node) -> Verdict:
-        """Whether two definitions by cases agree, row by row. `otherwise` is what is left."""
+        """Whether two definitions by cases agree, row by row. `otherwise` is the complement."""
         if a[0] != "pieces" or g[0] != "pieces" or len(a[1]) != len(g[1]):
             return False
         left = list(g[1])
@@ -47,7 +47,7 @@ class PiecewiseComparer(FamilyComparer):
         return every((same, self.nodes(expression, other)))
 
     def opposite(self, a: Node, g: Node) -> bool:
-        """Whether one of two conditions is the other's negation: `n=0` and `n≠0`, even and odd."""
+        """Whether one condition negates the other: `n=0` and `n≠0`, even and odd."""
         if a[0] == g[0] == "rel" and {a[1], g[1]} == {("=",), ("!=",)}:
             return self.each(a[2], g[2]) is True
         if a[0] != "text" or g[0] != "text":

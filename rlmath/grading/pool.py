@@ -1,9 +1,9 @@
 """Worker processes that can be killed.
 
 Each slot of the pool is a thread of the parent that owns one process and gives it one job at a
-time. The thread counts the deadline from the moment it sends the job, kills the process group when
-it passes, and has another process forked; the other slots continue. No signal handler is installed,
-so the pool works from any thread and inside Ray actors.
+time. The thread counts the deadline from when it sends the job, kills the process group when the
+deadline passes, and forks another process; the other slots continue. No signal handler is
+installed, so the pool works from any thread and inside Ray actors.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from rlmath.grading.forkserver import ForkServer, ForkServerDied
 from rlmath.grading.settings import GradingSettings
 from rlmath.grading.worker import receive, send
 
-# How often a job is tried that workers died of.
+# Number of attempts for a job whose worker dies.
 MAX_ATTEMPTS = 3
-# Errors that say nothing of the job.
+# Errors that do not depend on the job.
 NO_WORKER = "worker processes died or could not be started"
 CLOSED = "the pool is closed"
 
 
 class WorkerDied(Exception):
-    """The process ended, or was killed by someone else, before it answered."""
+    """The process ended, or was killed by someone else, before it replied."""
 
 
 class WorkerTimeout(Exception):
@@ -65,7 +65,7 @@ class Worker:
         self._replies.close()
 
     def run(self, job: dict[str, Any]) -> dict[str, Any]:
-        """Do one job.
+        """Run one job.
 
         Raises:
             WorkerTimeout: it took longer than `timeout_s`.
@@ -92,14 +92,14 @@ class Worker:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Result:
-    """What came of a job: the worker's reply, `timeout` or `error`, and its run time."""
+    """Result of a job: the worker's reply, `timeout` or `error`, and its run time."""
 
     reply: dict[str, Any]
     seconds: float
 
 
 class Workers(Protocol):
-    """Where jobs are done; a `WorkerPool`, or one that has its processes on other machines."""
+    """Executor of jobs: a `WorkerPool`, or one whose processes are on other machines."""
 
     def submit(self, job: dict[str, Any]) -> Future[Result]:
         """Queue a job; its future always gets a result."""
@@ -110,7 +110,7 @@ class Workers(Protocol):
         ...
 
     def close(self) -> None:
-        """End the workers; jobs that run or wait end as errors."""
+        """Stop the workers; running and queued jobs fail."""
         ...
 
 
@@ -155,7 +155,7 @@ class WorkerPool:
             return [worker.pid for worker in self._workers.values()]
 
     def close(self) -> None:
-        """Kill the workers; jobs that run or wait end as errors."""
+        """Kill the workers; running and queued jobs fail."""
         self._closed.set()
         for _ in self._threads:
             self._queue.put(None)
@@ -207,7 +207,7 @@ class WorkerPool:
                 self._server = None
 
     def _ensure(self, slot: int) -> Worker | None:
-        """The worker of this slot, a new one if it is used up; None if none can be started."""
+        """The worker of a slot, replaced if used up; None if none can be started."""
         with self._lock:
             worker = self._workers.get(slot)
         if worker is not None:
@@ -232,7 +232,7 @@ class WorkerPool:
             worker.kill()
 
     def _do(self, slot: int, job: dict[str, Any]) -> Result:
-        """Run a job; a worker that someone else killed costs it another attempt."""
+        """Run a job, with another attempt if someone else killed the worker."""
         for _ in range(MAX_ATTEMPTS):
             worker = self._ensure(slot)
             if worker is None:

@@ -11,7 +11,7 @@ _NO_LABELS = frozenset(("given", "question", "problem", "choice", "todo"))  # `G
 
 
 def unwrapped(tokens: list[Token]) -> list[Token]:
-    """The tokens without known words before the value and after it; as they are if in doubt."""
+    """The tokens without known words before and after the value; unchanged if in doubt."""
     if not any(token.is_word for token in tokens):
         return tokens
     return _without_trail(_without_lead(tokens))
@@ -51,7 +51,7 @@ def _without_lead(tokens: list[Token]) -> list[Token]:
 
 
 def _named(words: list[str]) -> str:
-    """The variable of `x is` and `the value of x is`, which stays as `x =`."""
+    """The variable of `x is` and `the value of x is`, which becomes `x =`."""
     if len(words) < 2 or words[-1] not in _CONNECTING:
         return ""
     name = words[-2]

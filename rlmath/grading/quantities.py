@@ -1,4 +1,4 @@
-"""Units, percent and degree signs after a number, and exponents."""
+"""Parse units, percent and degree signs after a number, and exponents."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OF_A_VARIABLE = re.compile(r"\bof [a-zA-Z]\Z")
 
 
 class Quantities(Numerals):
-    """Reads what follows a number or a symbol."""
+    """Parses the suffix of a number or a symbol."""
 
     def unit_ahead(self, token: Token, product: Node) -> bool:
         numeric, kind, value = is_numeric(product), token.kind, token.value
@@ -69,7 +69,7 @@ class Quantities(Numerals):
         return token.spaced and value[1:].islower() and self.is_noun(value, number)
 
     def is_noun(self, word: str, number: Node) -> bool:
-        """Whether a bare word after a number is one, and no product of names: not `mgh`."""
+        """Whether a bare word after a number is a noun and not a product of names like `mgh`."""
         if len(word) < 3 or _VOWEL.search(word) is None:
             return False
         if len(word) > 3 or wording.is_short_noun(word) or number == ONE:
@@ -78,7 +78,7 @@ class Quantities(Numerals):
         return following.kind == "word" and len(following.value) > 2
 
     def closes_with_unit(self) -> bool:
-        """Whether `m`, `m^2` or `m/s` is all that follows: a unit and no variable."""
+        """Whether only `m`, `m^2` or `m/s` follows: a unit and no variable."""
         offset = 1
         while (token := self.peek(offset)) is not END:
             raised = self.at("op", "^", offset - 1) or self.at("op", "-", offset - 1)
@@ -239,7 +239,7 @@ class Quantities(Numerals):
         return ("^", base, self.script())
 
     def script(self) -> Node:
-        """What follows `^`: a group, or one sign, digit run, letter or command."""
+        """The argument of `^`: a group, or one sign, number, letter or command."""
         token = self.peek()
         if self.op("-") or self.op("+"):
             self.enter()
@@ -252,12 +252,12 @@ class Quantities(Numerals):
 
 
 def _is_foreign(sign: str) -> bool:
-    """Whether a sign is a letter beyond Latin and Greek: of a unit or a counter."""
+    """Whether a sign is a letter beyond Latin and Greek, as in a unit or counter."""
     return len(sign) == 1 and "\u0400" <= sign <= "\ud7ff"
 
 
 def _is_literal(node: Node) -> bool:
-    """Whether a number is written in digits, 3.2 or 3.2 x 10^5: then one letter may be its unit."""
+    """Whether a number is written in digits, 3.2 or 3.2 x 10^5, so a letter may be its unit."""
     if node[0] == "*":
         return all(_is_literal(part) for part in node[1])
     if node[0] in ("neg", "^"):

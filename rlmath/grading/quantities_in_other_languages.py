@@ -1,7 +1,7 @@
-"""Multipliers and units of other languages behind a number, written as numbers and English units.
+"""Rewrite multipliers and units of other languages after a number as numbers and English units.
 
-`1.2万` is `1.2\\times 10000`, `3\\text{ Millionen}` is `3\\times 1000000`, and `12\\text{米}` and
-`12(元)` are quantities. Words that no table has stay, as do counters (`12个`).
+`1.2万` becomes `1.2\\times 10000`, `3\\text{ Millionen}` becomes `3\\times 1000000`, and
+`12\\text{米}` and `12(元)` are quantities. Words without a table and counters (`12个`) are kept.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _MAX_PHRASE_WORDS = 3
 
 
 def in_english(text: str) -> str:
-    """An answer with the multipliers and units of other languages written in LaTeX and English."""
+    """An answer with multipliers and units of other languages written in LaTeX and English."""
     if text.isascii() and "{" not in text and " " not in text:
         return text  # no words but those of a product
     return _AFTER_NUMBER.sub(_rewritten, text)
 
 
 def is_counted(phrase: str) -> bool:
-    """Whether a phrase is nothing but units and counters of one language: `个苹果`."""
+    """Whether a phrase consists only of units and counters of one language: `个苹果`."""
     found = _quantity(phrase)
     return found is not None and found[0] == 1
 
@@ -58,7 +58,7 @@ def _rewritten(match: re.Match[str]) -> str:
 def _quantity(phrase: str) -> tuple[int, str | None] | None:
     """(factor, unit) of `万元`, `Millionen Euro` or `小时`; None unless each word is known.
 
-    The unit is None without one, and empty if it is a counter.
+    The unit is None if there is none, and empty for a counter.
     """
     if phrase.isascii() or phrase[0] < "\u2e80":
         parts: list[str] | None = _phrases(phrase.lower().split())
@@ -81,7 +81,7 @@ def _quantity(phrase: str) -> tuple[int, str | None] | None:
 
 
 def _phrases(words: list[str]) -> list[str]:
-    """Words, with those joined that a table has together: `metros cuadrados`."""
+    """Words, with multi-word entries of a table joined: `metros cuadrados`."""
     found: list[str] = []
     while words:
         size = next(
@@ -93,7 +93,7 @@ def _phrases(words: list[str]) -> list[str]:
 
 
 def _cut(text: str) -> list[str] | None:
-    """The words of a text without spaces, the longest first; None if a part is unknown."""
+    """The words of a text without spaces, longest match first; None if a part is unknown."""
     found: list[str] = []
     while word := longest_word(text, _WORDS, _LONGEST):
         found.append(word)

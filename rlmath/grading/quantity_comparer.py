@@ -1,4 +1,4 @@
-"""Quantities with units, percentages, ratios, times and numbers in a base."""
+"""Compare quantities with units, percentages, ratios, times and numbers in a base."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class QuantityComparer(ListComparer):
         return whole if whole is not False else verdict
 
     def special(self, a: Node, g: Node) -> Verdict:
-        """Ratios, clock times and numbers in a base: never SymPy."""
+        """Ratios, clock times and numbers in a base, always without SymPy."""
         if a[0] == "base" or g[0] == "base":
             if a[0] == g[0]:
                 return bool(a[1:] == g[1:])
@@ -110,7 +110,7 @@ class QuantityComparer(ListComparer):
 
 
 def _droppable(united: Node, *, gold: bool) -> bool:
-    """Whether a quantity may be compared with a number alone: `5 apples`, but not `5 squared`."""
+    """Whether a quantity may be compared with a bare number: `5 apples`, but not `5 squared`."""
     phrase = united[2]
     if gold and phrase.startswith("("):  # `4 (quarters)` says what is counted
         return not any(word in wording.STOPS for word in wording.words_of(phrase))

@@ -1,4 +1,4 @@
-"""Subsets of the real line, from intervals, unions, finite sets and inequalities."""
+"""Subsets of the real line: intervals, unions, finite sets and inequalities."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class RealSet:
-    """Disjoint pieces in increasing order, and the name of the variable if one was written."""
+    """Disjoint intervals in increasing order, and the variable's name if given."""
 
     pieces: tuple[Piece, ...]
     variable: str
 
 
 class _NoOrder(Exception):
-    """Two ends cannot be put in order."""
+    """Two endpoints cannot be ordered."""
 
 
 def real_set(node: Node, exact: Exact) -> RealSet | None:
-    """The set of reals that `node` describes, or None if it describes none that we can read."""
+    """The set of reals that `node` describes, or None if it cannot be read as one."""
     try:
         return _Reader(exact).read(node)
     except (_NoOrder, RecursionError):
@@ -55,7 +55,7 @@ def real_set(node: Node, exact: Exact) -> RealSet | None:
 
 
 def complement_of(nodes: list[Node], exact: Exact) -> RealSet | None:
-    """The reals outside the union of these sets; None if one is no set."""
+    """Complement of the union of these sets in the reals; None if one is not a set."""
     reader = _Reader(exact)
     try:
         sets = [reader.read(node) for node in nodes]
@@ -68,7 +68,7 @@ def complement_of(nodes: list[Node], exact: Exact) -> RealSet | None:
 
 
 def linear_root(node: Node, name: Node, exact: Exact) -> Node | None:
-    """The solution of `2x - 10 = 0`, linear in its one variable with 0 on a side; else None."""
+    """Solution of `2x - 10 = 0`, linear in one variable with 0 on one side; else None."""
     left, right = node[2]
     if ("n", 0) not in (left, right):
         return None
@@ -85,12 +85,12 @@ def _infinite(node: Node) -> int:
 
 
 def is_worded(node: Node) -> bool:
-    """Whether a number has words after it that are no unit."""
+    """Whether a number is followed by words that are not a unit."""
     return any(item[0] == "unit" and not wording.leaves_value(item[2]) for item in subtrees(node))
 
 
 def _variable(node: Node) -> str:
-    """The name of a variable or of a function of one, `f(x)`, whose values a region may bound."""
+    """Name of a variable, or of a function of one, `f(x)`, whose values a region may bound."""
     if node[0] == "app" and len(node[2]) == 1 and node[2][0][0] == "s":
         return f"{node[1]}({node[2][0][1]})"
     return str(node[1]) if node[0] == "s" else ""
@@ -160,7 +160,7 @@ class _Reader:
         return self.intersection(first, second)
 
     def operand(self, node: Node) -> RealSet | None:
-        """One side of a union; `{3}` in plain braces has been read as the number 3."""
+        """One side of a union; `{3}` in plain braces was parsed as the number 3."""
         if is_numeric(node):
             return RealSet((Piece(node, True, node, True),), "")
         return self.read(node)
@@ -200,7 +200,7 @@ class _Reader:
         return self.all_of([self.compared(*pair) for pair in pairs])
 
     def all_of(self, parts: list[RealSet | None]) -> RealSet | None:
-        """The intersection of sets; None if one is no set."""
+        """Intersection of sets; None if one is not a set."""
         result = parts[0]
         for part in parts[1:]:
             if result is None or part is None:
@@ -209,7 +209,7 @@ class _Reader:
         return result
 
     def compared(self, operator: str, left: Node, right: Node) -> RealSet | None:
-        """Where `x < b`, `|x - a| < b` or `x^2 < b` holds; None if it is none of these."""
+        """Solution set of `x < b`, `|x - a| < b` or `x^2 < b`; None for anything else."""
         if (
             not _variable(left)
             and operator in TURNED
@@ -226,7 +226,7 @@ class _Reader:
         return None if line is None else self.symmetric(*line, operator, right)
 
     def parabola(self, operator: str, node: Node) -> RealSet | None:
-        """`x^2 < 4` with rational coefficients; None if it is no quadratic inequality."""
+        """`x^2 < 4` with rational coefficients; None if it is not a quadratic inequality."""
         names = set(symbols(node))
         if len(names) != 1 or operator not in ("<", "<=", ">", ">=") or not _is_polynomial(node):
             return None
@@ -248,7 +248,7 @@ class _Reader:
         return self.between(low, high, operator if a > 0 else TURNED[operator], name)
 
     def between(self, low: Node, high: Node, operator: str, name: str) -> RealSet:
-        """The interval for `<` and `<=`, and what is outside it for `>` and `>=`."""
+        """The interval for `<` and `<=`, its complement for `>` and `>=`."""
         closed = operator in ("<=", ">=")
         if operator in ("<", "<="):
             return RealSet((Piece(low, closed, high, closed),), name)

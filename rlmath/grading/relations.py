@@ -1,4 +1,4 @@
-"""Equations, inequalities, intervals and unions."""
+"""Compare equations, inequalities, intervals and unions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class RelationComparer(ScalarComparer):
     """Compares statements about variables."""
 
     def same_real_set(self, a: Node, g: Node) -> Verdict:
-        """Subsets of the real line: intervals, unions, inequalities. None if one is none."""
+        """Subsets of the real line: intervals, unions, inequalities. None if either is not one."""
         one, two = real_set(a, self.exact), real_set(g, self.exact)
         if one is None or two is None:
             return None
@@ -29,7 +29,7 @@ class RelationComparer(ScalarComparer):
         return self.pieces(one.pieces, two.pieces)
 
     def pieces(self, a: tuple[Piece, ...], g: tuple[Piece, ...]) -> Verdict:
-        """Whether intervals are the same, one by one."""
+        """Whether the intervals are pairwise equal."""
         closed = [[(p.low_closed, p.high_closed) for p in pieces] for pieces in (a, g)]
         if closed[0] != closed[1]:
             return False
@@ -61,7 +61,7 @@ class RelationComparer(ScalarComparer):
         return self.nodes(value, g) if stated is a else self.nodes(a, value)
 
     def between(self, stated: Node, interval: Node) -> Verdict:
-        """`a <= x <= b` against `[a, b]` where the ends have no numeric order."""
+        """`a <= x <= b` against `[a, b]` if the ends have no numeric order."""
         operators, sides = stated[1], stated[2]
         if interval[0] != "tup" or len(interval[3]) != 2 or len(sides) != 3 or sides[1][0] != "s":
             return False
@@ -122,10 +122,10 @@ class RelationComparer(ScalarComparer):
         return label, value
 
     def contradicts(self, exact: Node, rounded: Node) -> bool:
-        """Whether `exact` cannot be rounded to this, not even to one digit.
+        """Whether `exact` cannot be rounded to `rounded`, even to one digit.
 
-        Values may be put in for constants of physics: `v^2/(2g) \\approx 0.05 v^2`. With one for a
-        variable it is no rounding: `x^3 \\approx 9` states a formula and a number.
+        Constants of physics may be replaced by their values: `v^2/(2g) \\approx 0.05 v^2`.
+        Replacing a variable is not rounding: `x^3 \\approx 9` states a formula and a number.
         """
         names, left = set(symbols(exact)), set(symbols(rounded))
         if names != left:
@@ -154,7 +154,7 @@ class RelationComparer(ScalarComparer):
         return self.multiples(difference(a), difference(g))
 
     def multiples(self, a: Node, g: Node) -> Verdict:
-        """Whether one side-difference is a constant multiple of the other."""
+        """Whether the difference of sides of one is a constant multiple of the other's."""
         for digits, tolerance in ((0, 1e-8), (60, 1e-40)):
             ratios = []
             for point in range(3):
@@ -188,7 +188,7 @@ def _is_near(x: Any, y: Any, tolerance: float) -> bool:
 
 
 def _rounding(node: Node) -> float:
-    """How far a number may be from what it rounds: two in its last digit, 0.01 or more."""
+    """Maximum error of a rounded number: two in its last digit, and at least 0.01."""
     while node[0] in ("unit", "neg", "pct"):
         node = node[1]
     value = abs(node[1]) if node[0] in ("n", "d") else 0
@@ -207,9 +207,9 @@ def _differs_in_kind(label: Node, value: Node, sides: list[Node]) -> bool:
 
 
 def _is_circular(label: Node, value: Node) -> bool:
-    """Whether an equation defines no value of its name: `x = x^2 + 1`, `a_{n+1} = 2n + 1`.
+    """Whether an equation does not define its name: `x = x^2 + 1`, `a_{n+1} = 2n + 1`.
 
-    Nor does `f(2) = x^2 + 1`, with a variable of the function.
+    The same holds for `f(2) = x^2 + 1`, with a variable of the function.
     """
     if _is_value_of(label):
         return not _VARIABLES.isdisjoint(symbols(value))
@@ -231,7 +231,7 @@ _UNSIGNED = tuple(("f", "abs", (("s", name),)) for name in "xynmkt")
 
 
 def turned_around(node: Node) -> Node | None:
-    """`a < b <= c` read from the right, `c >= b > a`; None if it has another sign."""
+    """`a < b <= c` as `c >= b > a`; None if it has another operator."""
     if any(operator not in TURNED for operator in node[1]):
         return None
     operators = tuple(TURNED[operator] for operator in reversed(node[1]))

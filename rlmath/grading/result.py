@@ -1,4 +1,4 @@
-"""What a grade is, and the statuses it can have."""
+"""Grades and their statuses."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Literal
 Status = Literal["correct", "wrong", "no_answer", "bad_gold", "timeout", "error"]
 STATUSES: tuple[Status, ...] = ("correct", "wrong", "no_answer", "bad_gold", "timeout", "error")
 
-# The grader could not tell; the response counts as wrong.
+# The grader could not decide; the response counts as wrong.
 FAILED_GRADES: tuple[Status, ...] = ("timeout", "error")
 
 
@@ -19,15 +19,15 @@ class Grade:
     Attributes:
         correct: whether the answer equals one of the accepted answers.
         status: `correct`, `wrong`, `no_answer` (nothing to grade was found), `bad_gold` (no
-            accepted answer can be used), `timeout` (the symbolic check ran out of time) or
-            `error` (the worker died or ran out of memory). Only `correct` has `correct=True`.
-        answer: the text that was found in the response, or None.
-        gold: the accepted answer that matched, or else the first one; None if there is none.
+            accepted answer can be used), `timeout` (the symbolic check timed out) or `error` (the
+            worker died or ran out of memory). Only `correct` has `correct=True`.
+        answer: the answer's text in the response, or None.
+        gold: the accepted answer that matched, else the first one; None if there is none.
         method: the layer that decided, such as `exact`, `normalized`, `structure`, `sympy`.
         seconds: time spent on this grade; for a symbolic check from the start of its job, without
-            the time it waited for a free worker.
-        untabled: whether the text beside the box is in a language that has no table, so that the
-            box alone was graded.
+            waiting for a free worker.
+        untabled: whether the text beside the box is in a language without a table, so only the box
+            was graded.
     """
 
     correct: bool
@@ -41,11 +41,11 @@ class Grade:
 
 @dataclass(frozen=True, slots=True)
 class GoldReport:
-    """What `check_gold` found out about one accepted answer.
+    """Report of `check_gold` on one accepted answer.
 
     Attributes:
-        gold: the answer as it was given.
-        extracted: the part of it that is compared (without `\\boxed{}`, `####` or a solution).
+        gold: the original answer.
+        extracted: the part that is compared (without `\\boxed{}`, `####` or a solution).
         kind: `integer`, `rational`, `decimal`, `expression`, `tuple`, `set`, `text`, … or `bad`.
         usable: whether a response can be graded against it.
         problem: why it cannot be used, or None.

@@ -37,7 +37,7 @@ SCALARS = frozenset(
 
 _OF_RATIONAL_FUNCTIONS = ("n", "d", "rep", "s", "grouped", "+", "*", "/", "neg", "pct", "^")
 _NARROW = ("arcsin", "arccos", "atanh")  # real between -1 and 1 only
-_EXTREMA = ("max", "min")  # which look constant on one side of a bound
+_EXTREMA = ("max", "min")  # constant on one side of a bound
 _DIGITS, _DIGITS_OF_CONSTANT = 60, 300
 _I: Node = ("k", "i")
 _SMALL_C: Node = ("s", "c")
@@ -47,7 +47,7 @@ _ZERO_TO_ZERO: Node = ("^", ("n", 0), ("n", 0))
 
 
 def significant_digits(node: Node) -> int | None:
-    """Significant digits of a decimal literal, also with a sign or a power of ten; else None."""
+    """Significant digits of a decimal literal, with an optional sign or power of ten; else None."""
     kind = node[0]
     if kind == "d":
         return int(node[2])
@@ -63,9 +63,9 @@ def significant_digits(node: Node) -> int | None:
 
 
 def is_rational_function(node: Node) -> bool:
-    """Whether a tree holds only variables, numbers, pi and the four operations.
+    """Whether a tree has only variables, numbers, pi and the four operations.
 
-    Its values at random integers tell it from any other, as pi is transcendental.
+    Its values at random integers identify it, because pi is transcendental.
     """
     for item in subtrees(node):
         power = item[2][1] if item[0] == "^" and item[2][0] == "neg" else item[-1]
@@ -100,7 +100,8 @@ def _applies(node: Node, functions: tuple[str, ...]) -> bool:
 def _only_cancels(a: Node, g: Node) -> bool:
     """Whether one side is a number and the other has several variables, which could only cancel.
 
-    Letters of prose cancel as well: `(no)(0)` would be 0. One variable may: `\\sin^2 x+\\cos^2 x`.
+    Letters of prose cancel too: `(no)(0)` would be 0. One variable may cancel: `\\sin^2
+    x+\\cos^2 x`.
     """
     if not is_constant(g) or len(set(symbols(a))) < 2:
         return False
@@ -121,11 +122,11 @@ class ScalarComparer(ABC):
 
     Args:
         settings: tolerances and limits.
-        oracle: decides pairs of expressions that the fast tests leave open.
+        oracle: decides pairs of expressions that the fast tests cannot.
         only_oracle: skip the fast tests of expressions; for audits.
 
     Attributes:
-        last_layer: the layer that settled the last comparison.
+        last_layer: the layer that decided the last comparison.
     """
 
     def __init__(
@@ -142,7 +143,7 @@ class ScalarComparer(ABC):
         """Whether the two trees are equal answers."""
 
     def each(self, first: Iterable[Node], second: Iterable[Node]) -> Verdict:
-        """Whether the items of two sequences are equal one by one."""
+        """Whether two sequences are equal item by item."""
         one, two = tuple(first), tuple(second)
         if len(one) != len(two):
             return False
@@ -176,9 +177,9 @@ class ScalarComparer(ABC):
         return verdict
 
     def decimal_match(self, a: Node, g: Node, x: Rational, y: Rational) -> bool:
-        """A decimal against a fraction: six digits, 1e-6 and two in the last digit by default.
+        """A decimal against a fraction: by default six digits, 1e-6 and two in the last digit.
 
-        `10.3333333333` is 31/3, but no other fraction that is as near as 1e-6.
+        `10.3333333333` is 31/3, but no other fraction within 1e-6.
         """
         first, second = significant_digits(a), significant_digits(g)
         if (first is None) == (second is None):
@@ -189,7 +190,7 @@ class ScalarComparer(ABC):
             return False
         size = abs(Fraction(other))
         allowed = Fraction(str(self.settings.decimal_rel_tol)) * size
-        # Decimals of floating point have 16 digits, of which the last ones are noise.
+        # Floating-point decimals have 16 digits, and the last ones are noise.
         last_digits = max(2 * last_digit(decimal, digits), size / 10**14)
         return abs(Fraction(x - y)) <= min(allowed, last_digits)
 
@@ -233,7 +234,7 @@ class ScalarComparer(ABC):
             same = self.same_rational_function(a, g, names)
             if same is not None:
                 return same
-        # A constant has one value, so it is compared to more digits.
+        # A constant has a single value, so it is compared to more digits.
         digits = _DIGITS if names else _DIGITS_OF_CONSTANT
         return every(self.agree_at(a, g, point, digits) for point in agreed)
 
@@ -295,7 +296,7 @@ def _whole_points(names: list[str]) -> list[dict[str, int]]:
 
 
 def _far_points(names: list[str]) -> list[dict[str, int]]:
-    """Points far from the usual ones, where max(12, x) is x."""
+    """Points far from the usual ones, so that max(12, x) is x."""
     sizes = (-1000, -40, 40, 1000)
     return [{name: size * (1 + 3 * i) for i, name in enumerate(names)} for size in sizes]
 
@@ -309,7 +310,7 @@ def with_constant_of(a: Node, g: Node) -> Node:
 
 
 def last_digit(value: Rational, digits: int) -> Fraction:
-    """One in the last of the significant digits of a decimal other than 0."""
+    """One unit in the last significant digit of a nonzero decimal."""
     exact = abs(Fraction(value))
     if not exact:
         return exact

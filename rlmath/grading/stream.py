@@ -1,4 +1,4 @@
-"""A position in a list of tokens, and the parts of the grammar that call each other."""
+"""A position in a list of tokens, and the mutually recursive rules of the grammar."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TokenStream(ABC):
         self.inner = 0  # open roots, fractions and exponents, where no bare unit stands
 
     def peek(self, offset: int = 0) -> Token:
-        """The next token, or one behind it; `END` when there are no more."""
+        """The next token, or a later one; `END` at the end."""
         index = self.position + offset
         return self.tokens[index] if index < self.size else END
 
@@ -54,7 +54,7 @@ class TokenStream(ABC):
             raise ParseError("nested too deeply")
 
     def items_to(self, closer: str, kind: str = "op") -> tuple[Node, ...]:
-        """The items up to a closing sign, which is taken."""
+        """The items up to a closing sign, which is consumed."""
         inner = self.items()
         self.expect(kind, closer)
         return tuple(inner[1]) if inner[0] == "list" else (inner,)

@@ -8,7 +8,7 @@ from rlmath.grading.beside_box import is_in_formula
 from rlmath.grading.box import last_command
 
 _MAX_BOXES = 12
-_TAIL_CHARS = 8_000  # where struck boxes are looked for, before the last box
+_TAIL_CHARS = 8_000  # searched for struck boxes, before the last box
 _MAX_CHARS = 400
 STRUCK = re.compile(r"~~(?<!~~~)(?=[^\s~])[^~\n]{1,200}(?<=\S)~~(?!~)")
 _GROUP = r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]{0,99}\}){0,99}\}){0,99}\}"
@@ -19,10 +19,10 @@ _STRUCK_BOX = re.compile(
 
 
 def without_struck_boxes(text: str) -> str | None:
-    """The text without the last boxes that stand directly in `~~`: `~~\\boxed{5}~~`.
+    """The text without its last boxes that are directly inside `~~`: `~~\\boxed{5}~~`.
 
     Only the last box and the 8,000 characters before it are read. None if more than a dozen are
-    struck behind all others: such a text states nothing.
+    struck after all others, because such a text states nothing.
     """
     final = last_command(text, len(text))
     if final is None:

@@ -1,8 +1,8 @@
 """Equality of two expressions with SymPy. Runs in worker processes only.
 
-Trees are turned into SymPy objects node by node; no string is ever evaluated. Equality is refuted
-by evaluation to many digits and otherwise needs agreement to 60 digits at several points, or a
-proof by simplification.
+Trees are converted to SymPy objects node by node; no string is ever evaluated. Equality is refuted
+by evaluation to many digits. It is accepted after agreement to 60 digits at several points, or by
+simplification.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _NARROW = (sp.asin, sp.acos, sp.atanh)  # real between -1 and 1 only
 
 
 class Unsupported(Exception):
-    """The tree has no SymPy counterpart here."""
+    """The tree has no SymPy counterpart."""
 
 
 def build(node: Node) -> Any:
     """The SymPy expression of a tree.
 
     Raises:
-        Unsupported: it holds something that is not an expression.
+        Unsupported: it contains something that is not an expression.
     """
     kind = node[0]
     if kind in ("n", "d", "rep"):
@@ -121,7 +121,7 @@ def _flat(node: Node) -> list[Node]:
 
 
 def equal(first: Node, second: Node) -> bool | None:
-    """Whether two expressions are equal; None if that is too costly or cannot be told."""
+    """Whether two expressions are equal; None if that is too expensive or undecided."""
     for node in (first, second):
         if holds(node, ("k", "oo")) and not any(part[0] == "big" for part in _flat(node)):
             return None  # arithmetic with infinity proves nothing
@@ -172,7 +172,7 @@ def _close(x: Any, y: Any) -> bool:
 
 
 def _rounded(value: Any) -> Any:
-    """A value in which a part without a correct digit is 0."""
+    """A value with parts without a correct digit replaced by 0."""
     real, imaginary = (0 if getattr(p, "_prec", 2) == 1 else p for p in value.as_real_imag())
     return real + sp.I * imaginary
 
@@ -190,7 +190,7 @@ def _zero(difference: Any) -> bool:
 
 
 def warm_up() -> None:
-    """Import what SymPy loads late, so that forked workers have it."""
+    """Import SymPy's lazily loaded modules, so forked workers have them."""
     x: Node = ("s", "x")
     square: Node = ("^", ("f", "sin", (x,)), ("n", 2))
     equal(("+", (square, ("^", ("f", "cos", (x,)), ("n", 2)))), ("n", 1))

@@ -28,7 +28,7 @@ ONE: Node = ("n", 1)
 
 
 class ParseError(Exception):
-    """The tokens are not a formula that we can read."""
+    """The tokens are not a supported formula."""
 
 
 def words(text: str) -> frozenset[str]:
@@ -97,12 +97,12 @@ def symbol(name: str) -> Node:
 
 
 def times(left: Node, right: Node) -> Node:
-    """A product, kept flat on its left."""
+    """A product, with the left operand flattened."""
     return ("*", (*left[1], right)) if left[0] == "*" else ("*", (left, right))
 
 
 def is_numeric(node: Node, quantity: bool = False) -> bool:
-    """Whether a node is built of numbers and named constants alone, or is a `quantity` of them."""
+    """Whether a node has only numbers and named constants, or is a `quantity` of them."""
     kind = node[0]
     if kind in ("n", "d", "rep", "grouped", "k"):
         return True
@@ -121,14 +121,14 @@ def rational(value: Rational) -> Node:
 
 
 def replaced(node: Node, old: Node, new: Node) -> Node:
-    """The tree with every `old` in it written as `new`."""
+    """The tree with every `old` replaced by `new`."""
     if node == old:
         return new
     return tuple(replaced(part, old, new) if isinstance(part, tuple) else part for part in node)
 
 
 def subtrees(node: Node) -> Iterator[Node]:
-    """All nodes of a tree and the tuples that hold them, but those that are empty."""
+    """All nodes of a tree and the nonempty tuples that contain them."""
     stack = [node]
     while stack:
         item = stack.pop()

@@ -1,4 +1,4 @@
-"""Turn typographic characters into the LaTeX they stand for."""
+"""Convert typographic characters to LaTeX."""
 
 from __future__ import annotations
 

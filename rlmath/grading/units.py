@@ -12,7 +12,7 @@ _TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="
 
 
 def _table() -> dict[str, tuple[str, Fraction]]:
-    """(dimension, factor) by name: symbols, and the words of the English table for them."""
+    """(dimension, factor) by name: symbols, and their English words."""
     found: dict[str, tuple[str, Fraction]] = {}
     for dimension, listed in _TABLES["symbols"].items():
         for item in listed.split(","):
@@ -36,7 +36,7 @@ _COMPOUND = {"mph": "mile/hour", "kph": "km/hour", "kmh": "km/hour", "kmph": "km
 
 
 def singular(word: str) -> str:
-    """A plain English singular, good enough to compare `apples` with `apple`."""
+    """A plain English singular, sufficient to compare `apples` with `apple`."""
     if len(word) > 4 and word.endswith("ies"):
         return word[:-3] + "y"
     if len(word) > 4 and word.endswith(("ches", "shes", "xes", "sses")):
@@ -46,7 +46,7 @@ def singular(word: str) -> str:
     return word
 
 
-# Unit names that are products of usual symbols when no space or `\\text` sets them off: m·g, n·m.
+# Unit names that are products of symbols unless a space or `\\text` precedes them: m·g, n·m.
 LETTER_PRODUCTS = (
     frozenset(("mg", "Mg", "mG", "MG", "nm", "ms", "ml", "pc", "atm", "rpm")) | _NEW.keys()
 )
@@ -73,8 +73,8 @@ def is_unit_word(word: str) -> bool:
 def canonical(unit: str) -> tuple[str, Fraction, frozenset[str]]:
     """(dimension, factor, words) of a unit phrase such as `cm^2`, `km / h`, `square inches`.
 
-    `dimension` is empty for a phrase with no unit that we know (`red apples`): then only the
-    words can be compared.
+    `dimension` is empty for a phrase without a known unit (`red apples`); then only the words can
+    be compared.
     """
     text = unit.strip().strip(".()").replace("²", "^2").replace("³", "^3").replace(" per ", "/")
     text = _COMPOUND.get(text, text)
@@ -100,7 +100,7 @@ def canonical(unit: str) -> tuple[str, Fraction, frozenset[str]]:
 
 
 def same(first: str, second: str) -> Fraction | None:
-    """Factor that turns a number of `first` units into `second` units; None if they differ."""
+    """Factor that converts `first` units to `second` units; None if they differ."""
     if first == second:
         return Fraction(1)
     if {first, second} in ({"£", "pound"}, {"£", "pounds"}):

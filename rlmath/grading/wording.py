@@ -1,8 +1,8 @@
-"""Words around a value: which of them leave it as it is, and which change, negate or hedge it.
+"""Words around a value: those that keep it, and those that change, negate or hedge it.
 
-What may stand after a number is a unit or a counted noun. English has too many nouns for a list,
-so the lists hold what must *not* stand there, and a noun must look like one: a plural or a unit.
-What may stand in front of a value is listed word by word: anything else makes the answer text.
+A number may be followed by a unit or a counted noun. English has too many nouns for a list, so the
+lists contain what must *not* follow, and a noun must look like one: a plural or a unit. The words
+allowed before a value are listed one by one; any other makes the answer text.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from rlmath.grading.syntax import SMALL_UNITS, Node, words
 NEGATIONS = ENGLISH.negations
 HEDGES = ENGLISH.hedges | ENGLISH.bounds
 MULTIPLIED = frozenset(ENGLISH.multipliers)
-STOPS = NEGATIONS | HEDGES  # after a number they make the answer text
-# Of these, what counts things in one problem changes the number in another: "4 quarters" are coins.
+STOPS = NEGATIONS | HEDGES  # after a number these make the answer text
+# Words that count things in one problem and change the number in another: "4 quarters" are coins.
 CHANGING = NEGATIONS | HEDGES | MULTIPLIED
 _SUFFIX = re.compile(
     r"(?:[a-z]{2,}ly|[a-z]+ish|[a-z]+fold|[a-z]{3,}(?:ieth|ths)|[a-z]*n't"
@@ -31,10 +31,10 @@ _TAIL = ENGLISH.words["tail"]
 _LONE_WORD = re.compile(r"[^\W\d_\u2e80-\ud7ff]+\.?")
 _CJK = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]+")
 _POWER = re.compile(r"\^\{?-?\d*\}?")
-# No noun: signs of two scripts in one word, or a capital after a small letter.
+# Not a noun: two scripts in one word, or a capital after a small letter.
 _GLUED = re.compile(r"[a-z][A-Z]|[A-Za-z][\u3040-\u9fff]|[\u3040-\u9fff][A-Za-z]")
 _JOINING = words("of per in for on at a an the with by")
-_SINGLE_ANSWER = words("answer result solution value")  # nobody counts them
+_SINGLE_ANSWER = words("answer result solution value")  # never counted
 _PART_OF_ANSWER = re.compile(
     r"of (?:(?:the|this|that|our|my|its|their|final|correct|right|true|real|actual|above"
     r"|previous) )*"
@@ -50,7 +50,7 @@ def words_of(phrase: str) -> list[str]:
 
 
 def changes_value(word: str) -> bool:
-    """Whether a word negates, hedges or changes the number it stands next to."""
+    """Whether a word negates, hedges or changes the number beside it."""
     word = word.lower()
     if word in CHANGING:
         return True
@@ -58,7 +58,7 @@ def changes_value(word: str) -> bool:
 
 
 def alters(phrase: str, of: str = "") -> bool:
-    """Whether a phrase has a word that changes a number, other than those of the phrase `of`."""
+    """Whether a phrase has a word that changes a number, other than the words of `of`."""
     allowed = {"off", *words_of(of)}
     if _has_strange_word(phrase) or words_in_other_languages.changes_value(phrase):
         return True
@@ -66,7 +66,7 @@ def alters(phrase: str, of: str = "") -> bool:
 
 
 def _has_strange_word(phrase: str) -> bool:
-    """Whether one is put together from words, `billionBuntil`, or no counter: `不 apples`."""
+    """Whether a word is composed of several, `billionBuntil`, or is no counter: `不 apples`."""
     return any(
         (_GLUED.search(word) and units.lookup(word) is None)
         or (_CJK.fullmatch(word) and not is_counted(word))
@@ -92,9 +92,9 @@ def leaves_value(phrase: str, *, counted: bool = True) -> bool:
     """Whether `5 PHRASE` is still five: a unit, or a counted noun with nothing that changes it.
 
     Args:
-        phrase: what stands after a number.
-        counted: whether the number counts things, so that a noun is in the plural; a fraction or
-            a decimal (`2/3 of the pizza`) may have anything that is on no list.
+        phrase: the text after a number.
+        counted: whether the number counts things, so nouns are plural; a fraction or a decimal
+            (`2/3 of the pizza`) allows any unlisted word.
     """
     text = phrase.strip(".() ")
     if units.canonical(phrase)[0] or text in SMALL_UNITS or is_counted(text):
@@ -138,14 +138,14 @@ _FUNCTION_OF_ANSWER = re.compile(
 )
 
 
-# Whatever the event is, the probability is what follows.
+# The probability follows, whatever the event is.
 _OF_EVENT = re.compile(
     r"(?:(?:so|thus|therefore|hence|then) )?(?:the )?(?:required |desired )?(?:probability|chance)"
     r" that (?!.*\b(?:answer|result|value|solution|probability)\b)[a-z' -]+ (?:is|equals)"
 )
 
 
-# Nor does it matter whose volume it is.
+# The same for the volume of any thing.
 _OF_THING = re.compile(
     r"(?:(?:so|thus|therefore|hence|then) )?(?:the )?(?:(?:total|surface|average|final) )?"
     r"(?:area|volume|perimeter|circumference|length|width|height|distance|speed|velocity|radius"
@@ -157,9 +157,9 @@ _OF_THING = re.compile(
 
 
 def lead_length(words: list[str]) -> int:
-    """How many of these words announce the value that follows: `the area of the circle is`.
+    """Number of words that introduce the following value: `the area of the circle is`.
 
-    0 unless all of them are known and the last one is a verb, an article or `exactly`.
+    0 unless all words are known and the last one is a verb, an article or `exactly`.
     """
     if not words or len(words) > _MAX_LEAD_WORDS:
         return 0
@@ -184,7 +184,7 @@ def lead_length(words: list[str]) -> int:
 
 
 def is_trail(words: list[str]) -> bool:
-    """Whether these words only say what the value before them is: `is the largest value`."""
+    """Whether these words only describe the value before them: `is the largest value`."""
     lowered = [word.lower() for word in words]
     if not lowered or len(lowered) > 12 or any(word not in _TRAILS for word in lowered):
         return False
@@ -211,7 +211,7 @@ _NONE_ELSEWHERE = words("无解 無解 解なし 解无 无实数解 无实根 �
 
 
 def absence(text: str, words: str, node: Node) -> str:
-    """`none` if the answer says that there is no solution, in words or as the empty set, or ""."""
+    """`none` if the answer says, in words or as the empty set, that nothing solves it; else ""."""
     stated = node
     if node[0] == "rel" and node[1] in (("in",), ("=",)) and node[2][0][0] == "s":
         stated = node[2][1]

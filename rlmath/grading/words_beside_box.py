@@ -1,9 +1,9 @@
-"""Whether the English words beside a box take its value back: bounds, negations, multiples.
+"""Whether the English words beside a box retract its value: bounds, negations, multiples.
 
-`half of`, `a multiple of`, `or more` and `is too small` do not leave a 5 what it is. Only a few
-words on each side are read, so the time does not depend on the text. `wording` has the words that
-change a value anywhere; here are the phrases that do beside a box, as patterns of words that are
-separated by one space, in lower case.
+`half of`, `a multiple of`, `or more` and `is too small` change a 5. Only a few words on each side
+are read, so the time does not depend on the text. `wording` has the words that change a value
+anywhere; this file has the phrases that change it beside a box, as patterns of lower-case words
+separated by one space.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OPENERS = words(r"""$ ( [ { * _ ` " “ ' \ ~ € £ ¥ \( \[ \text \textbf \ma
 
 
 def _any(*sets: Iterable[str]) -> str:
-    """A pattern of any of these words, the longest first."""
+    """A pattern that matches any of these words, longest first."""
     found = {word for one in sets for word in one}
     return "(?:" + "|".join(map(re.escape, sorted(found, key=len, reverse=True))) + ")"
 
@@ -36,15 +36,15 @@ def _any(*sets: Iterable[str]) -> str:
 # -- before a box
 
 _WORDS = ENGLISH.words
-# Words of `wording` that may stand directly before a box: `so 5`, `is actually 5`, `another 5`; and
-# a limit, a base, a sequence's first value or a bound that the box states.
+# Words of `wording` that are allowed directly before a box: `so 5`, `is actually 5`, `another 5`;
+# and a limit, a base, a sequence's first value or a bound that the box states.
 _HARMLESS = _WORDS["harmless"] | _WORDS["harmless_before_box"]
 _DENYING = (wording.NEGATIONS | wording.HEDGES | _WORDS["denying"]) - _HARMLESS - {"worst"}
 _SHARES = _any(_WORDS["shares"] & _WORDS["of"])
 _OF = _any(_WORDS["of"] - {"maximum", "minimum"})
 _BY = _any(_WORDS["by"] - words("limited bounded less smaller bigger larger greater capped"))
 _OPENED = rf"(?: {_any(_OPENERS)})*"
-# At the end of the words before a box, perhaps with words such as `exactly` behind them.
+# At the end of the words before a box, optionally followed by words such as `exactly`.
 _CHANGED_BEFORE = re.compile(
     r"(?:^| )(?:(?:anything|nothing|everything|all|none) but|(?:some|many|people|others) say"
     rf"|either (?:\S+ )*or|(?<![=+\-*/$] )(?<!\bx )\d+{_OPENED} or"
@@ -57,7 +57,7 @@ _CHANGED_BEFORE = re.compile(
     r"|same as|(?:rule|rules|ruled|ruling) out"
     rf")(?: {_any(_WORDS['bridges'])}){{0,4}}\Z"
 )
-# A negation a few words before, in the same statement: `it never reaches`, `does not have`.
+# A negation a few words earlier in the same statement: `it never reaches`, `does not have`.
 _REFUSED_BEFORE = re.compile(
     r"(?:^| )(?:not|never|cannot|undefined|impossible|incorrect|wrong|invalid|nope|\S*n't)"
     rf"(?: (?!{_any(_WORDS['stating'])}(?: |\Z))\S+){{0,5}}\Z"
@@ -107,7 +107,7 @@ _DOUBTED = re.compile(
     r"|uncertain|i guess|a guess)\b"
 )
 _CERTAIN = words("sure guess certain")
-# What is said of a number: `or more`, `and above`, `at most`, `is too small`, `cannot be`.
+# Statements about a number: `or more`, `and above`, `at most`, `is too small`, `cannot be`.
 _SAID = re.compile(
     rf"(?P<or>or(?= {_any(_WORDS['after_or'])}(?: |\Z)))"
     r"|(?P<and>and(?= (?:above|up|over|below|under|counting|change|beyond|upwards|higher|lower"
@@ -123,10 +123,10 @@ _DENIED_VERB = re.compile(
 
 
 def changes_box(before: str, after: str) -> bool:
-    """Whether the words beside a box change its value or take it back: `half of`, `or more`.
+    """Whether the words beside a box change its value or retract it: `half of`, `or more`.
 
-    A bound that the box states (`at least`), `rounds up to`, a condition and an ordinal number
-    leave it.
+    A bound that the box states (`at least`), `rounds up to`, a condition and an ordinal number do
+    not change it.
     """
     before = " ".join(_ENDED_LINE.split(before)[-1].split())
     found = _tokens_before(before)
@@ -156,7 +156,7 @@ def _tokens_before(before: str) -> list[str]:
 
 
 def _changes_before(after: str, joined: bool) -> bool:
-    """Whether the sentence after a box changes it; `joined`: a number and `and` stand before it."""
+    """Whether the sentence after a box changes it; `joined`: a number and `and` precede it."""
     found = [word for word in _TOKEN.findall(after) if word not in _AFTER_MARKUP]
     if found[:1] == ["-"] and found[1:2] != ["-"]:
         del found[0]  # 5-fold
@@ -177,7 +177,7 @@ def _changes_before(after: str, joined: bool) -> bool:
 
 
 def _is_taken_back(found: list[str]) -> bool:
-    """Whether what is said of a number takes it back: `or more`, `at most`, `is too small`."""
+    """Whether a statement about a number retracts it: `or more`, `at most`, `is too small`."""
     if _DENIED_VERB.match(" ".join(found[:4])):
         return True
     for index, word in enumerate(found[:6]):

@@ -1,8 +1,8 @@
-"""Whether words beside a box, in another language than English, change its value or take it back.
+"""Whether words of other languages beside a box change its value or retract it.
 
-`不到\\boxed{12}`, `no es \\boxed{12}` and `\\boxed{12} Millionen` do not state 12. The words are
-those of `language_tables`. A word counts if nothing but fillers ("is", "the") or, behind the box, a
-unit stands between it and the box.
+`不到\\boxed{12}`, `no es \\boxed{12}` and `\\boxed{12} Millionen` do not state 12. The words are in
+`language_tables`. A word counts if there are only fillers ("is", "the") or, after the box, a unit
+between it and the box.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SPACED = tuple(one for one in OTHERS if one.spaced)
 
 
 def _all(attribute: str, *, spaced: bool) -> frozenset[str]:
-    """The words of all languages that set spaces between words, or of the others."""
+    """The words of all languages with (or without) spaces between words."""
     words = {word for one in OTHERS if one.spaced == spaced for word in getattr(one, attribute)}
     return frozenset(" ".join(_WORD.findall(word)) if spaced else word for word in words)
 
@@ -35,7 +35,7 @@ _CHANGING = _BEFORE | _AFTER
 _FILLERS, _UNITS = _all("fillers", spaced=True), _all("units", spaced=True)
 _LAST = _FILLERS | {phrase.rpartition(" ")[2] for phrase in _BEFORE}
 _DENYING = tuple(start for one in _SPACED for start in one.denying)
-# The longest word decides, so that `千克` is a unit and `千元` is a multiple.
+# The longest word decides, so `千克` is a unit and `千元` is a multiple.
 _PASSED_BEFORE = dict.fromkeys(_all("fillers", spaced=False), False)
 _DENSE_BEFORE = _PASSED_BEFORE | dict.fromkeys(_all("before", spaced=False), True)
 _PASSED_AFTER = dict.fromkeys(_all("units", spaced=False) | _all("fillers", spaced=False), False)
@@ -50,7 +50,7 @@ _KNOWN = re.compile(
 
 
 def changes_box(before: str, after: str) -> bool:
-    """Whether the words before or after a box change its value, deny, hedge or bound it."""
+    """Whether the words beside a box change its value, deny, hedge or bound it."""
     if _is_changed_before(before.rstrip(_MARKUP_BEFORE)[-_WINDOW:]):
         return True
     return _is_changed_after(after.lstrip(_MARKUP_AFTER)[:_WINDOW])
@@ -67,7 +67,7 @@ def changes_value(phrase: str) -> bool:
 
 
 def is_untabled(text: str) -> bool:
-    """Whether a text has a letter of a script or an alphabet that no table has."""
+    """Whether a text has a letter of a script or alphabet without a table."""
     return any(sign.isalpha() and not _KNOWN.match(sign) for sign in text if sign > "\x7f")
 
 
@@ -111,12 +111,12 @@ def _is_changed_after(text: str) -> bool:
 
 
 def _denies(word: str) -> bool:
-    """Whether a word begins as one that denies: `неверен`, but not the unit `недели`."""
+    """Whether a word starts with a denying prefix: `неверен`, but not the unit `недели`."""
     return word.startswith(_DENYING) and word not in _UNITS
 
 
 def _decides(text: str, words: dict[str, bool], *, backwards: bool) -> bool:
-    """Whether a word that changes a value stands at one end of a text, or behind passed ones."""
+    """Whether a word that changes a value is at one end of a text, or after skipped ones."""
     while word := longest_word(text, words, _LONGEST, last=backwards):
         if words[word]:
             return True
