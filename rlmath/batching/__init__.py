@@ -1,8 +1,8 @@
-"""Cut a step's sequences into optimizer minibatches, and those into ranks and micro-batches.
+"""Split a step's sequences into optimizer minibatches, ranks and micro-batches.
 
     step --minibatches()--> minibatch --assign()--> rank --> micro-batch
 
-``shards()`` lays out what each rank gets. The split follows from lengths, masks and ids alone.
+``shards()`` gives each rank's sequences. The split depends only on lengths, masks and ids.
 """
 
 from rlmath.batching.minibatches import minibatches

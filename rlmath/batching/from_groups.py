@@ -1,4 +1,4 @@
-"""From graded groups to the sequences that the actor trains on."""
+"""Convert graded groups to the sequences that the actor trains on."""
 
 from __future__ import annotations
 
@@ -21,22 +21,21 @@ from rlmath.types import GradedSample, Group, Sample, TrainingBatch
 
 @dataclass(frozen=True)
 class SampledSequences:
-    """The sequences of a step, as the samples that they are made of.
+    """The sequences of a step, as samples.
 
-    Only lengths and what else is one number a sequence is laid out. Tokens and log-probs are
-    copied once, into the batch of those who train on them.
+    Only lengths and other per-sequence numbers are arrays. Tokens and log-probs are copied once,
+    into the batches of the ranks that train on them.
 
     Attributes:
         samples: ``[N]``.
-        prompts: ``[N]`` int32 arrays.
+        prompts: ``[N]`` int32 arrays of token ids.
         prompt_lengths: ``[N]`` int64, in tokens.
         response_lengths: ``[N]`` int64, in tokens.
-        group_ids: ``[N]`` int64; sequences of one problem share one.
-        weights_versions: ``[N]`` int64, that sampled the last token of each sequence.
-        rewards: ``[N]`` float32; 0 where nothing could score a sample.
+        group_ids: ``[N]`` int64; the same for sequences of one problem.
+        weights_versions: ``[N]`` int64, version that sampled the last token of each sequence.
+        rewards: ``[N]`` float32; 0 for unscored samples.
         takes_part: ``[N]`` bool, whether the sequence is in the loss.
-        teacher_log_probs: ``[N]`` float32 arrays, of the tokens of each response; ``None``: there
-            is no teacher.
+        teacher_log_probs: ``[N]`` float32 arrays, for each response's tokens; ``None``: no teacher.
     """
 
     samples: tuple[GradedSample, ...]
@@ -54,16 +53,16 @@ class SampledSequences:
 
     @property
     def sequence_lengths(self) -> Tensor:
-        """``[N]`` int64, prompt and response together, in tokens."""
+        """``[N]`` int64, prompt plus response, in tokens."""
         return self.prompt_lengths + self.response_lengths
 
     @property
     def loss_token_counts(self) -> Tensor:
-        """``[N]`` int64, response tokens of each sequence that take part in the loss."""
+        """``[N]`` int64, number of response tokens in the loss."""
         return torch.where(self.takes_part, self.response_lengths, 0)
 
     def select(self, indices: Sequence[int]) -> TrainingBatch:
-        """The batch of these sequences, without advantages and log-probs of the actor."""
+        """The batch of these sequences, without advantages and the actor's log-probs."""
         rows = torch.as_tensor(list(indices), dtype=torch.int64)
         chosen = [(self.prompts[i], self.samples[i].sample) for i in rows.tolist()]
         tokens = [piece for prompt, sample in chosen for piece in (prompt, sample.token_ids)]
@@ -95,20 +94,20 @@ def sampled_sequences(
     reads_rewards: bool = True,
     teacher_log_probs: Sequence[NDArray[np.float32]] | None = None,
 ) -> SampledSequences:
-    """The samples of all groups, in their order.
+    """The samples of all groups, in order.
 
-    A sample without a reward is kept, so that the batch keeps its size, but its tokens are masked
-    if the advantages come from rewards.
+    An unscored sample is kept, to preserve the batch size, but its tokens are masked if advantages
+    come from rewards.
 
     Args:
         groups: At least one, each with at least one sample.
-        truncated: With ``mask``, truncated responses are masked as well. Their rewards still count
-            in their group's statistics. (``penalize`` and ``scale`` are applied by
+        truncated: ``mask`` also masks truncated responses. Their rewards still count in their
+            group's statistics. (``penalize`` and ``scale`` are applied by
             ``apply_truncation_penalty``.)
-        mask_duplicates: Mask later copies of the same response in a group, of those that are not
-            masked for another reason.
-        reads_rewards: Whether the advantages come from rewards.
-        teacher_log_probs: Of the tokens of each sample.
+        mask_duplicates: Mask later copies of a response in a group, among those not masked for
+            another reason.
+        reads_rewards: Whether advantages come from rewards.
+        teacher_log_probs: Teacher's log-probs of each sample's tokens.
     """
     samples = tuple(sample for group in groups for sample in group.samples)
     rewards = torch.tensor([_number(s.reward) for s in samples], dtype=torch.float32)
@@ -118,7 +117,7 @@ def sampled_sequences(
     if mask_duplicates:
         sizes = [len(group.samples) for group in groups]
         for own, group in zip(takes_part.split(sizes), groups, strict=True):
-            # Of those that take part: else a copy would be left out for one that does not.
+            # Only unmasked ones count: a copy of a masked response must stay.
             places = own.nonzero()[:, 0].tolist()
             copies = duplicates([group.samples[i].sample.token_ids.tobytes() for i in places])
             own[places] = ~torch.tensor(copies, dtype=torch.bool)
@@ -154,16 +153,16 @@ def _routes(samples: Sequence[Sample]) -> tuple[Tensor | None, Tensor | None]:
 
 
 def _concatenated(arrays: Sequence[NDArray[Any]], dtype: Any) -> Tensor:
-    # Of few sequences a rank may have none.
+    # With few sequences, a rank may have none.
     return torch.from_numpy(np.concatenate([np.empty(0, dtype), *arrays], dtype=dtype))
 
 
 def apply_truncation_penalty(
     group: Group, rule: TruncatedRule, penalty: float, factor: float
 ) -> Group:
-    """The group with the rewards of truncated responses changed by ``penalize`` or ``scale``.
+    """Apply ``penalize`` or ``scale`` to the rewards of truncated responses.
 
-    Apply it before the group is filtered: with a penalty, equal rewards may become unequal.
+    Call it before the group is filtered: a penalty may make equal rewards unequal.
     """
     samples = group.samples
     if rule not in (TruncatedRule.penalize, TruncatedRule.scale):
@@ -186,12 +185,12 @@ def _truncated(samples: Sequence[GradedSample]) -> Tensor:
 
 @dataclass(frozen=True)
 class SampleRewards:
-    """Rewards of a step's samples; NaN where nothing could score one.
+    """Rewards of a step's samples; NaN where unscored.
 
     Attributes:
         totals: ``[N]`` float32.
-        separate: ``[N, K]`` float32, each reward alone, before weighting.
-        weights: Of each of the ``K`` rewards, by name and in their order.
+        separate: ``[N, K]`` float32, each reward before weighting.
+        weights: Weights of the ``K`` rewards by name, in order.
     """
 
     totals: Tensor
@@ -200,7 +199,7 @@ class SampleRewards:
 
     @classmethod
     def of(cls, groups: Sequence[Group], weights: Mapping[str, float]) -> SampleRewards:
-        """Of all samples of the groups, in their order."""
+        """Collect the rewards of all samples of the groups, in order."""
         samples = [sample for group in groups for sample in group.samples]
         rows = [
             [_number(None if s.reward is None else s.rewards.get(name)) for name in weights]
@@ -214,8 +213,8 @@ class SampleRewards:
 
 
 def estimator_rewards(rewards: SampleRewards, advantage: AdvantageSettings) -> Tensor:
-    """What the estimator reads: totals ``[N]``, or each reward separately ``[N, K]``,
-    without those that are only watched."""
+    """Rewards for the estimator: totals ``[N]``, or separate rewards ``[N, K]`` without those
+    that are only logged."""
     if not ADVANTAGES.traits(advantage.name).each_reward or not advantage.reward_weights:
         return rewards.totals
     names = list(rewards.weights)

@@ -1,4 +1,4 @@
-"""Prompts and responses that were not sampled, as a batch for the actor."""
+"""A batch for the actor from prompts and responses that were not sampled."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rlmath.types import TrainingBatch
 def batch_of_sequences(
     sequences: Sequence[tuple[Sequence[int], Sequence[int]]], advantage: float = 0.0
 ) -> TrainingBatch:
-    """Lay (prompt, response) token ids end to end, each its own group.
+    """Concatenate (prompt, response) token ids, each in its own group.
 
     Args:
-        sequences: Each with a response of at least one token.
-        advantage: Of every response token.
+        sequences: Pairs with a response of at least one token.
+        advantage: Advantage of every response token.
     """
     count, total = len(sequences), sum(len(response) for _, response in sequences)
     return TrainingBatch(

@@ -12,21 +12,21 @@ def minibatches(group_ids: Sequence[Hashable], k: int, seed: int) -> list[list[i
     """Split ``N`` sequences into ``k`` minibatches whose sizes differ by at most one.
 
     Groups are shuffled by ``seed``, concatenated and split at equal distances. If all groups have
-    one size and ``k`` divides their number, no group is split. Otherwise at most ``k - 1`` groups
-    are: equal sizes matter more, because the optimizer takes one step of the same weight per
-    minibatch. Advantages are computed before, from whole groups, so a split changes no advantage.
+    the same size and ``k`` divides their number, no group is split. Otherwise at most ``k - 1``
+    are: equal sizes matter more, because every minibatch is one optimizer step of the same weight.
+    Advantages are computed earlier, from whole groups, so a split does not change them.
 
-    Which groups share a minibatch depends on the ids and the seed alone, not on the order of the
+    The groups of a minibatch depend only on the ids and the seed, not on the order of the
     sequences.
 
     Args:
         group_ids: The group of each of the ``N`` sequences, of one sortable type; ``range(n)``
-            when there are no groups.
-        k: Minibatches, that is, optimizer steps.
+            without groups.
+        k: Number of minibatches, that is, optimizer steps.
         seed: The same seed gives the same split on every machine.
 
     Returns:
-        ``k`` lists of indices into ``group_ids``; each index is in exactly one.
+        ``k`` lists of indices into ``group_ids``; each index is in exactly one list.
 
     Raises:
         ValueError: ``k`` is below 1, or there are fewer sequences than minibatches.

@@ -1,10 +1,10 @@
-"""Splits the sequences of a minibatch over data-parallel ranks and packs them into micro-batches.
+"""Shard the sequences of a minibatch over data-parallel ranks and pack them into micro-batches.
 
 Invariants of ``assign``:
 
 - each sequence is in exactly one micro-batch;
-- every rank has the same number of micro-batches (pipeline schedules and gradient reduction wait
-  for each other);
+- every rank has the same number of micro-batches, because pipeline schedules and gradient reduction
+  wait for each other;
 - a micro-batch has at most ``max_tokens_per_microbatch`` tokens, or one sequence alone;
 - no micro-batch is empty, unless there are fewer sequences than micro-batches;
 - the same lengths give the same result, on every rank and machine.
@@ -18,13 +18,13 @@ from collections.abc import Sequence
 
 from rlmath.types import MicroBatch
 
-# A layer's matrices cost about 24 h^2 operations a token, causal attention about 2 h l: they are
-# equal at l = 12 h, about 18 thousand tokens at the hidden size 1536 of a 1.5B model.
+# A layer's matrices cost about 24 h^2 operations per token, causal attention about 2 h l: equal at
+# l = 12 h, about 18 thousand tokens at the hidden size 1536 of a 1.5B model.
 ATTENTION_BREAK_EVEN_TOKENS = 18432
 
 
 def cost(length: int, attention_break_even_tokens: float = ATTENTION_BREAK_EVEN_TOKENS) -> float:
-    """Relative cost of a sequence: its tokens, and attention's square of them.
+    """Relative cost of a sequence: linear in its tokens, plus quadratic for attention.
 
     ``length + length^2 / attention_break_even_tokens``: at the break-even length attention costs
     as much as all matrices together.
@@ -41,29 +41,29 @@ def assign(
     attention_break_even_tokens: float = ATTENTION_BREAK_EVEN_TOKENS,
     costs: Sequence[float] | None = None,
 ) -> list[list[MicroBatch]]:
-    """Split sequences over ranks by cost and pack each rank's share under a token budget.
+    """Shard sequences over ranks by cost, and pack each rank's share within a token budget.
 
     Ranks are balanced first (the most expensive sequence goes to the rank with the lowest cost so
-    far), because they wait for each other once per minibatch. Then each share is packed into as
-    many micro-batches as the rank that needs most, of about equal tokens. A sequence over the
+    far), because they wait for each other once per minibatch. Each share is then packed into as
+    many micro-batches as the neediest rank requires, of about equal tokens. A sequence over the
     budget forms its own micro-batch. A rank's most expensive micro-batch runs first, so an
     out-of-memory error appears immediately.
 
-    When there are fewer sequences than ``ranks x micro-batches`` (a few sequences near or over the
-    budget), some micro-batches at the end of a rank's list have no sequences: the caller runs a
-    padding token through the model for them, with weight 0.
+    With fewer sequences than ``ranks x micro-batches`` (a few sequences near or over the budget),
+    some micro-batches at the end of a rank's list are empty: for them the caller runs a padding
+    token through the model, with weight 0.
 
     Args:
-        lengths: Tokens of each of ``N`` sequences, prompt and response together.
+        lengths: Length of each of the ``N`` sequences, prompt plus response, in tokens.
         data_parallel: Number of ranks.
         max_tokens_per_microbatch: Token budget.
-        multiple_of: The number of micro-batches per rank is a multiple of this (an interleaved
-            pipeline schedule asks for the number of stages).
-        attention_break_even_tokens: See ``cost``.
-        costs: Of each sequence; ``None``: as ``cost`` has them.
+        multiple_of: The number of micro-batches per rank is a multiple of this (the number of
+            stages, for an interleaved pipeline schedule).
+        attention_break_even_tokens: As in ``cost``.
+        costs: Cost of each sequence; ``None``: computed by ``cost``.
 
     Returns:
-        For each rank its micro-batches; their ``sequences`` are indices into ``lengths``.
+        Micro-batches of each rank; their ``sequences`` are indices into ``lengths``.
 
     Raises:
         ValueError: Fewer sequences than ranks, a length below 1, or a number below 1.
@@ -73,7 +73,7 @@ def assign(
         costs = [cost(length, attention_break_even_tokens) for length in lengths]
     shares = _balance(costs, data_parallel)
     count = 0
-    # Moving sequences between shares can, rarely, make a share need one micro-batch more.
+    # Moving sequences between shares can, in rare cases, require one more micro-batch.
     while True:
         needed = max(len(_best_fit(share, lengths, max_tokens_per_microbatch)) for share in shares)
         needed = -(-needed // multiple_of) * multiple_of
@@ -144,7 +144,7 @@ def _level_counts(shares: list[list[int]], costs: Sequence[float], count: int) -
 
 
 def _best_fit(share: Sequence[int], lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Best fit decreasing: each sequence, longest first, to the fullest bin with room for it."""
+    """Best fit decreasing: each sequence, longest first, into the fullest bin with room for it."""
     bins: list[list[int]] = []
     room: list[tuple[int, int]] = []  # (tokens left, bin), sorted
     for index in sorted(share, key=lambda i: (-lengths[i], i)):
@@ -162,7 +162,7 @@ def _best_fit(share: Sequence[int], lengths: Sequence[int], budget: int) -> list
 
 
 def _pack(share: Sequence[int], lengths: Sequence[int], budget: int, count: int) -> list[list[int]]:
-    """Exactly ``count`` bins within the budget, of about equal tokens where that works out."""
+    """Exactly ``count`` bins within the budget, of about equal tokens if possible."""
     bins = _even(share, lengths, budget, count)
     if bins is None:
         bins = _best_fit(share, lengths, budget)
@@ -175,12 +175,12 @@ def _pack(share: Sequence[int], lengths: Sequence[int], budget: int, count: int)
 def _even(
     share: Sequence[int], lengths: Sequence[int], budget: int, count: int
 ) -> list[list[int]] | None:
-    """Each sequence, longest first, to the bin with the fewest tokens; ``None`` if one is over."""
+    """Each sequence, longest first, into the bin with fewest tokens; ``None`` if over budget."""
     bins: list[list[int]] = [[] for _ in range(count)]
     load = [(0, b) for b in range(count)]
     for index in sorted(share, key=lambda i: (-lengths[i], i)):
         tokens, chosen = load[0]
-        # The emptiest bin has no room, so none has.
+        # The emptiest bin has no room, so no other has.
         if tokens and tokens + lengths[index] > budget:
             return None
         bins[chosen].append(index)
@@ -189,14 +189,14 @@ def _even(
 
 
 def _split_to(bins: list[list[int]], lengths: Sequence[int], count: int) -> None:
-    """Halve the fullest bins that hold several sequences until there are ``count`` bins."""
+    """Halve the fullest bins with several sequences until there are ``count`` bins."""
     while len(bins) < count:
         several = [b for b in bins if len(b) > 1]
         if not several:
             bins.extend([] for _ in range(count - len(bins)))
             return
         fullest = max(several, key=lambda b: sum(lengths[i] for i in b))
-        # Every other one by length, so that both halves have about the same tokens.
+        # Alternate by length, so both halves have about the same tokens.
         fullest.sort(key=lambda i: (-lengths[i], i))
         bins.append(fullest[1::2])
         fullest[:] = fullest[0::2]

@@ -1,9 +1,9 @@
-"""Which sequences each data-parallel rank gets for a step, and in which order.
+"""Shard a step's sequences over data-parallel ranks, in packing order.
 
-The split follows from lengths, masks and groups alone: minibatches first, then the ranks' shares of
-each, then their micro-batches. A rank's shard lies in memory in the order in which the rank packs
-it, so a micro-batch is a slice of it. The rank has the same sequences from the log-probs to the
-update, and what it computes of them need not travel.
+The split depends only on lengths, masks and groups: first minibatches, then the ranks' shares of
+each, then their micro-batches. A rank's shard is stored in the order in which the rank packs it, so
+a micro-batch is a slice. A rank has the same sequences from the log-probs to the update, so
+per-token results stay on the rank.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from rlmath.types import MicroBatch, TrainingBatch
 
 
 class Sequences(Protocol):
-    """Sequences to deal: a batch, or the samples that one can be made of."""
+    """Sequences to shard: a batch, or the samples from which one can be made."""
 
     @property
     def sequence_lengths(self) -> Tensor:
-        """``[N]`` int64, prompt and response together, in tokens."""
+        """``[N]`` int64, prompt plus response, in tokens."""
 
     @property
     def prompt_lengths(self) -> Tensor:
@@ -41,7 +41,7 @@ class Sequences(Protocol):
 
     @property
     def loss_token_counts(self) -> Tensor:
-        """``[N]`` int64, response tokens that take part in the loss."""
+        """``[N]`` int64, number of response tokens in the loss."""
 
     @property
     def group_ids(self) -> Tensor:
@@ -49,26 +49,26 @@ class Sequences(Protocol):
 
     @property
     def weights_versions(self) -> Tensor:
-        """``[N]`` int64, of the engines that sampled."""
+        """``[N]`` int64, weights versions of the engines that sampled."""
 
     def select(self, indices: Sequence[int]) -> TrainingBatch:
-        """The batch of these sequences alone, in this order."""
+        """The batch of only these sequences, in this order."""
 
 
 @dataclass(frozen=True)
 class ShardSettings:
-    """What the split depends on, besides the sequences.
+    """Parameters of the split.
 
     Attributes:
-        data_parallel: Ranks to deal to.
+        data_parallel: Number of ranks.
         max_tokens_per_microbatch: Token budget of a micro-batch.
-        minibatches: Optimizer steps.
-        seed: Of the split into minibatches.
-        multiple_of: Of which a rank's micro-batches of a minibatch are a multiple.
-        aggregation: See ``sequence_weights``.
-        constant_length: See ``sequence_weights``.
-        share_prompts: The actor computes the prompt of a group once per micro-batch, so its
-            sequences are kept together; see ``assign_sharing``.
+        minibatches: Number of optimizer steps.
+        seed: Seed of the split into minibatches.
+        multiple_of: Divisor of a rank's number of micro-batches per minibatch.
+        aggregation: As in ``sequence_weights``.
+        constant_length: As in ``sequence_weights``.
+        share_prompts: The actor computes a group's prompt once per micro-batch, so its sequences
+            are kept together (see ``assign_sharing``).
     """
 
     data_parallel: int
@@ -86,11 +86,11 @@ class Share:
     """A rank's sequences of one minibatch.
 
     Attributes:
-        batch: Of these sequences; shares the shard's memory.
-        micro_batches: As many on every rank; indices into ``batch``.
-        weights: ``[R]`` float32, of the response tokens in the minibatch's loss. Their denominators
-            are those of the whole minibatch.
-        places: ``[N]`` int64, of the sequences in the step.
+        batch: The batch of these sequences; shares the shard's memory.
+        micro_batches: Micro-batches, as many on every rank; indices into ``batch``.
+        weights: ``[R]`` float32, weights of the response tokens in the minibatch's loss, with the
+            denominators of the whole minibatch.
+        places: ``[N]`` int64, indices of the sequences in the step.
     """
 
     batch: TrainingBatch
@@ -101,17 +101,16 @@ class Share:
 
 @dataclass(frozen=True)
 class Shard:
-    """A rank's sequences of a step, minibatch after minibatch, micro-batch after micro-batch.
+    """A rank's sequences of a step, ordered by minibatch and micro-batch.
 
-    Pickled, it is 8 bytes a token and a bit for the mask, and the routes if samples have any, in
-    buffers that Ray leaves in shared memory: the ranks of a node that have the same shard read one
-    copy.
+    Pickled, it has 8 bytes per token, one bit for the mask, and the routes if samples have any, in
+    buffers that Ray keeps in shared memory: ranks of a node with the same shard read one copy.
 
     Attributes:
         batch: The sequences.
-        places: ``[N]`` int64, of the sequences in the step.
-        weights: ``[N]`` float32, of a token of each sequence in its minibatch's loss.
-        counts: For each minibatch the number of sequences in each micro-batch.
+        places: ``[N]`` int64, indices of the sequences in the step.
+        weights: ``[N]`` float32, weight of a token of each sequence in its minibatch's loss.
+        counts: For each minibatch, the number of sequences in each micro-batch.
     """
 
     batch: TrainingBatch
@@ -120,18 +119,18 @@ class Shard:
     counts: tuple[tuple[int, ...], ...]
 
     def with_values(self, **values: Tensor | None) -> Shard:
-        """The shard with other values of its tokens, by the names of ``TrainingBatch``."""
+        """The shard with other token values, by field names of ``TrainingBatch``."""
         return replace(self, batch=replace(self.batch, **values))
 
     def shares(self) -> Iterator[Share]:
-        """The minibatches, in order."""
+        """Iterate over the minibatches."""
         first = 0
         for counts in self.counts:
             yield self._share(first, counts)
             first += sum(counts)
 
     def whole(self) -> Share:
-        """All minibatches in one, with the same micro-batches."""
+        """All minibatches as one, with the same micro-batches."""
         return self._share(0, [count for counts in self.counts for count in counts])
 
     def _share(self, first: int, counts: Sequence[int]) -> Share:
@@ -176,15 +175,15 @@ class Shard:
 def shards(
     sequences: Sequences, settings: ShardSettings, only: int | None = None
 ) -> Iterator[Shard]:
-    """The shard of each data-parallel rank, each made when it is needed.
+    """The shard of each data-parallel rank, created lazily.
 
     Args:
-        sequences: Of a step.
-        settings: What the split depends on.
-        only: Make the shard of this rank alone.
+        sequences: Sequences of a step.
+        settings: Parameters of the split.
+        only: Create only the shard of this rank.
 
     Raises:
-        ValueError: See :func:`dealt`.
+        ValueError: As in :func:`dealt`.
     """
     for rows, weights, counts in dealt(sequences, settings, only):
         places = torch.tensor(rows, dtype=torch.int64)
@@ -194,16 +193,16 @@ def shards(
 def dealt(
     sequences: Sequences, settings: ShardSettings, only: int | None = None
 ) -> Iterator[tuple[list[int], Tensor, tuple[tuple[int, ...], ...]]]:
-    """Of each data-parallel rank the sequences that it gets, in order, what a token of each weighs,
-    and ``Shard.counts``.
+    """For each data-parallel rank: its sequences in order, the token weight of each, and
+    ``Shard.counts``.
 
     Args:
-        sequences: Of a step.
-        settings: What the split depends on.
-        only: Of this rank alone.
+        sequences: Sequences of a step.
+        settings: Parameters of the split.
+        only: Yield only this rank's.
 
     Raises:
-        ValueError: Fewer sequences in a minibatch than ranks, or than minibatches.
+        ValueError: A minibatch has fewer sequences than ranks, or there are fewer than minibatches.
     """
     lengths = sequences.sequence_lengths.tolist()
     group_ids, token_counts = sequences.group_ids, sequences.loss_token_counts
@@ -231,7 +230,7 @@ def dealt(
 
 
 def response_rows(places: Tensor, response_lengths: Tensor) -> Tensor:
-    """``[r]`` int64, where the response tokens of some sequences are among a batch's ``R``."""
+    """``[r]`` int64, indices of these sequences' response tokens among a batch's ``R``."""
     ends = torch.cumsum(response_lengths, 0).tolist()
     starts = [0, *ends]
     pieces = [torch.arange(starts[i], ends[i]) for i in places.tolist()]
@@ -239,7 +238,7 @@ def response_rows(places: Tensor, response_lengths: Tensor) -> Tensor:
 
 
 def _packed(mask: Tensor) -> Any:
-    """Eight tokens in a byte."""
+    """Pack eight tokens into a byte."""
     import numpy as np
 
     return np.packbits(mask.numpy())
@@ -253,7 +252,7 @@ def _unpacked(packed: Tensor | None, count: int) -> Tensor:
 
 
 def _tensor(array: Any) -> Tensor | None:
-    """A tensor on memory that nobody writes to."""
+    """A tensor on read-only memory."""
     if array is None:
         return None
     with warnings.catch_warnings():

@@ -1,8 +1,8 @@
-"""Keeps the sequences of a group together, where the actor computes their prompt once.
+"""Keep the sequences of a group together, so the actor computes their prompt once.
 
-Sequences of a micro-batch with one prompt share its tokens, but for the last one, which each keeps.
-``assign_sharing`` has the invariants of ``assign`` (``packing.py``), with the tokens of a
-micro-batch as ``GroupedSequences.tokens`` counts them.
+Sequences of a micro-batch with the same prompt share its tokens, except the last one, which each
+keeps. ``assign_sharing`` has the invariants of ``assign`` (``packing.py``), with the tokens of a
+micro-batch counted by ``GroupedSequences.tokens``.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from dataclasses import dataclass
 from rlmath.batching.packing import assign, cost
 from rlmath.types import MicroBatch
 
-# Of a token's memory and time, what it takes of a sequence that does not compute it: attention
-# copies its key and value, and the query beside them.
+# Cost of a shared token, relative to a computed one, for a sequence that does not compute it:
+# attention copies its key and value, and the query beside them.
 _COPY_SHARE = 0.25
-# What a micro-batch costs besides its tokens, in tokens.
+# Fixed cost of a micro-batch, in tokens.
 _MICRO_BATCH_TOKENS = 64
 
 
 @dataclass(frozen=True)
 class GroupedSequences:
-    """Sequences of which some have one prompt.
+    """Sequences, some with the same prompt.
 
     Attributes:
-        lengths: ``[N]``, prompt and response together, in tokens.
-        group_ids: ``[N]``; sequences of a group have one prompt, if their prompts have one length.
-            (Where they differ all the same, nothing is shared, and a micro-batch may be above the
+        lengths: ``[N]``, prompt plus response, in tokens.
+        group_ids: ``[N]``; sequences of a group with prompts of equal length have the same prompt.
+            (If they differ nevertheless, nothing is shared, and a micro-batch may exceed the
             budget.)
         prompt_lengths: ``[N]``, in tokens.
     """
@@ -38,15 +38,15 @@ class GroupedSequences:
     prompt_lengths: Sequence[int]
 
     def tokens(self, sequences: Sequence[int]) -> int:
-        """Of a micro-batch of these sequences; a copy of a token counts as a quarter."""
+        """Tokens of a micro-batch of these sequences; a copied token counts as a quarter."""
         return sum(self.lengths[i] for i in sequences) - math.floor(self._saved(sequences))
 
     def cost(self, sequences: Sequence[int]) -> float:
-        """Relative cost of a micro-batch of these sequences; see ``packing.cost``."""
+        """Relative cost of a micro-batch of these sequences (see ``packing.cost``)."""
         return sum(cost(self.lengths[i]) for i in sequences) - self._saved(sequences)
 
     def by_prompt(self) -> list[list[int]]:
-        """The sequences of each prompt, in the order of its first one."""
+        """The sequences of each prompt, ordered by first sequence."""
         found: dict[tuple[int, int], list[int]] = {}
         for i, prompt in enumerate(zip(self.group_ids, self.prompt_lengths, strict=True)):
             found.setdefault(prompt, []).append(i)
@@ -66,21 +66,21 @@ def assign_sharing(
     *,
     multiple_of: int = 1,
 ) -> list[list[MicroBatch]]:
-    """As ``assign``, with the sequences of a group in as few micro-batches as pays off.
+    """Like ``assign``, with the sequences of a group in as few micro-batches as is efficient.
 
-    Whole groups are dealt, then halves of them, quarters, and so on, at last each sequence alone,
-    as without sharing. The split is taken whose most expensive rank has the least to do: large
-    units share more, small ones make ranks more equal.
+    Tries whole groups as units, then halves, quarters, and so on, down to single sequences, as
+    without sharing. Chooses the split whose most expensive rank has the lowest cost: large units
+    share more, small ones balance ranks better.
 
     Args:
-        sequences: Of a minibatch.
-        data_parallel: See ``assign``, for this and the others.
+        sequences: Sequences of a minibatch.
+        data_parallel: As in ``assign``, like the others.
 
     Returns:
-        As ``assign``. In a micro-batch sequences with one prompt are next to each other.
+        As ``assign``. Within a micro-batch, sequences with the same prompt are adjacent.
 
     Raises:
-        ValueError: See ``assign``.
+        ValueError: As ``assign``.
     """
     count = len(sequences.lengths)
     best: list[list[list[int]]] = []
@@ -115,7 +115,7 @@ def assign_sharing(
 
 
 def _units(sequences: GroupedSequences, budget: int) -> Iterator[list[list[int]]]:
-    """The sequences in larger and smaller units within the budget, at last each alone."""
+    """The sequences in ever smaller units within the budget, finally one each."""
     prompts = sequences.by_prompt()
     largest, pieces = max(map(len, prompts), default=0), 1
     while True:
@@ -131,7 +131,7 @@ def _units(sequences: GroupedSequences, budget: int) -> Iterator[list[list[int]]
 
 
 def _split(sequences: GroupedSequences, prompt: Sequence[int], pieces: int) -> list[list[int]]:
-    # Dealt by length, so that the pieces have about the same tokens.
+    # Alternate by length, so the pieces have about the same tokens.
     order = sorted(prompt, key=lambda i: (-sequences.lengths[i], i))
     return [order[piece::pieces] for piece in range(pieces)]
 

@@ -1,1 +1,1 @@
-"""The only description of a model: sizes, families, parallel layout and precision."""
+"""Model descriptions: sizes, families, parallel layout and precision."""

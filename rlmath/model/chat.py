@@ -1,4 +1,4 @@
-"""A model's chat template without transformers, which takes seconds to import."""
+"""A model's chat template, without importing transformers, which takes seconds."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ from typing import Any
 
 from rlmath.model.folder import TINY
 
-# What a template calls for today's date, such as Llama 3's.
+# The function that a template calls for today's date, such as Llama 3's.
 CLOCK = "strftime_now"
 _SAID = "twenty three"
 
 
 def clock(date: str | None) -> Callable[[str], str]:
-    """``strftime_now`` of chat templates.
+    """``strftime_now`` for chat templates.
 
     Args:
-        date: Today, as YYYY-MM-DD; ``None``: as the machine says.
+        date: Today as YYYY-MM-DD; ``None``: the machine's date.
     """
     now = datetime.datetime.now() if date is None else datetime.datetime.fromisoformat(date)
     return now.strftime
 
 
 def read_chat_template(folder: Path) -> str | None:
-    """Jinja text; ``None``: there is none."""
+    """The Jinja template; ``None`` without one."""
     for name in ("chat_template.jinja", "chat_template.json"):
         file = folder / name
         if file.is_file():
             text = file.read_text(encoding="utf-8")
             return text if file.suffix == ".jinja" else _json(file).get("chat_template")
     found = _json(folder / "tokenizer_config.json").get("chat_template")
-    if isinstance(found, list):  # Several by name.
+    if isinstance(found, list):  # Several named templates.
         found = {one["name"]: one["template"] for one in found}.get("default")
     return found
 
 
 def has_chat_template(path: str) -> bool:
-    """Whether the tokenizer in this folder, or of ``tiny``, brings a chat template."""
+    """Whether the tokenizer in this folder, or that of ``tiny``, has a chat template."""
     try:
         return path == TINY or bool(read_chat_template(Path(path)))
-    except ValueError:  # Not text: there is one, and the check of the folder says so.
+    except ValueError:  # Not text; the check of the folder reports it.
         return True
 
 
@@ -55,10 +55,10 @@ def render_chat(
     add_generation_prompt: bool,
     strftime_now: Callable[[str], str],
 ) -> str:
-    """The text of a chat, rendered as transformers does.
+    """Render a chat like transformers.
 
     Raises:
-        Exception: The template's own, such as ``jinja2.TemplateError``.
+        Exception: Raised by the template, such as ``jinja2.TemplateError``.
     """
     import jinja2.ext
     from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -87,7 +87,7 @@ def render_chat(
 
 
 def special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
-    """Texts of the special tokens that a tokenizer_config.json names."""
+    """Special tokens in a tokenizer_config.json, by name."""
     return {
         name: value["content"] if isinstance(value, dict) else value
         for name, value in settings.items()
@@ -97,10 +97,10 @@ def special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
 
 @functools.lru_cache(maxsize=64)
 def is_instruct(path: str) -> bool:
-    """Whether a model has learned to end its turn as its chat template does.
+    """Whether a model ends its turn as its chat template does.
 
-    Base models often come with the template of their instruct version: Qwen2.5-7B ends texts with
-    ``<|endoftext|>``, and its template ends turns with ``<|im_end|>``.
+    Base models often have the template of their instruct version: Qwen2.5-7B ends texts with
+    ``<|endoftext|>``, but its template ends turns with ``<|im_end|>``.
 
     Args:
         path: A Hugging Face folder, or ``tiny``.
@@ -118,16 +118,16 @@ def is_instruct(path: str) -> bool:
         text = render_chat(
             template, chat, special, add_generation_prompt=False, strftime_now=clock(None)
         )
-    except Exception:  # Whatever a template does is told where prompts are rendered.
+    except Exception:  # Errors of a template are reported when prompts are rendered.
         return False
     ends = [special.get("eos_token", ""), *_end_tokens(folder, settings)]
     after = text.rpartition(_SAID)[2].lstrip()
-    # A template that ends no turn does not tell them apart; it was made for a chat model.
+    # A template that ends no turn cannot distinguish them; it was made for a chat model.
     return not after or any(end and after.startswith(end) for end in ends)
 
 
 def _end_tokens(folder: Path, settings: Mapping[str, Any]) -> list[str]:
-    """Texts of the tokens at which generation_config.json ends a response."""
+    """Tokens at which generation_config.json ends a response."""
     ids = _json(folder / "generation_config.json").get("eos_token_id", [])
     added = settings.get("added_tokens_decoder") or {
         str(one["id"]): one for one in _json(folder / "tokenizer.json").get("added_tokens", [])
@@ -148,7 +148,7 @@ def _json(file: Path) -> dict[str, Any]:
 
 
 def _generation_tag() -> Any:
-    """``{% generation %}``, with which templates mark what the model says: it changes no text."""
+    """``{% generation %}``, which marks the assistant's part in templates and changes no text."""
     import jinja2.ext
 
     class Generation(jinja2.ext.Extension):

@@ -1,4 +1,4 @@
-"""Typed access to the fields of a config.json, for those who make a model's spec of them."""
+"""Typed access to the fields of a config.json."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from rlmath.errors import ModelError
 
-# Entries of layer_types, and keys of rope_parameters where the two differ.
+# Entries of layer_types, and keys of rope_parameters if they differ.
 FULL, WINDOWED = "full_attention", "sliding_attention"
 
 
@@ -19,10 +19,10 @@ class Fields:
     given: Mapping[str, Any]
 
     def whole(self, key: str, default: int | None = None) -> int:
-        """A positive whole number.
+        """A positive integer.
 
         Raises:
-            ModelError: It is missing and has no default, or is another value; so of ``number``.
+            ModelError: It is missing without a default, or invalid; the same for ``number``.
         """
         value = self._value(key, default)
         if not isinstance(value, int) or value < 1:
@@ -30,14 +30,13 @@ class Fields:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A number."""
         value = self._value(key, default)
         if not isinstance(value, int | float):
             raise ModelError(f"{key} is {value!r}, and has to be a number")
         return float(value)
 
     def flag(self, key: str) -> bool:
-        """Whether it is there and true."""
+        """Whether the field is present and true."""
         return bool(self.given.get(key, False))
 
     def _value(self, key: str, default: float | None) -> Any:

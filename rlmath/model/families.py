@@ -1,8 +1,8 @@
-"""One table per model family: which Megatron parameter holds which Hugging Face tensors, and how.
+"""One table per model family: mapping between Megatron parameters and Hugging Face tensors.
 
-Adding a family is adding a ``Family`` to ``FAMILIES``. ``{layer}`` and ``{expert}`` stand for
-numbers that count over the whole model on the Hugging Face side. Sizes are names that
-``ModelSpec.size`` knows; ``ModelSpec.has`` says which layers have an entry.
+To add a family, add a ``Family`` to ``FAMILIES``. ``{layer}`` and ``{expert}`` are numbers in the
+whole model on the Hugging Face side. Dimensions are names that ``ModelSpec.size`` knows;
+``ModelSpec.has`` tells which layers have an entry.
 """
 
 from __future__ import annotations
@@ -18,34 +18,34 @@ from rlmath.errors import ModelError
 class Rule(Enum):
     """How tensor-parallel ranks share a parameter."""
 
-    # Every rank holds all of it.
+    # Every rank has all of it.
     replicated = "replicated"
-    # Rows (output features) are cut into equal runs.
+    # Rows (output features) are split into equal slices.
     column = "column"
-    # Columns (input features) are cut into equal runs.
+    # Columns (input features) are split into equal slices.
     row = "row"
-    # Query, key and value in one matrix, interleaved: for each key-value group its query heads,
-    # its key head, its value head. The rows of that matrix are cut into equal runs, so with more
-    # ranks than groups a run holds part of a group.
+    # Query, key and value in one matrix, interleaved: for each key-value group its query heads, its
+    # key head, its value head. The rows are split into equal slices, so with more ranks than groups
+    # a slice is part of a group.
     qkv = "qkv"
-    # Gate and up in one matrix: each rank holds its run of gate, then its run of up.
+    # Gate and up in one matrix: each rank has its slice of gate, then its slice of up.
     gate_up = "gate_up"
-    # Rows are tokens: padded at the end to a multiple of the ranks, then cut into equal runs.
+    # Rows are tokens: padded at the end to a multiple of the ranks, then split into equal slices.
     vocabulary = "vocabulary"
 
 
 class QkNorm(Enum):
-    """How queries and keys are normalized after their projections."""
+    """Normalization of queries and keys after their projections."""
 
     none = "none"
-    # Each head separately, all with the same weights.
+    # Each head separately, with shared weights.
     per_head = "per_head"
-    # All heads together, with a weight for each feature of the projection.
+    # All heads together, with a weight per feature of the projection.
     all_heads = "all_heads"
 
 
 class When(Enum):
-    """Which models and layers have an entry."""
+    """Condition for an entry to exist in a model or layer."""
 
     always = "always"
     qkv_bias = "qkv_bias"
@@ -55,7 +55,7 @@ class When(Enum):
     # Megatron keeps a second copy of a tied embedding where first and last stage differ.
     tied = "tied"
     dense_layer = "dense_layer"
-    # Experts that every token goes to, beside those that it is sent to.
+    # Experts that every token uses, in addition to the routed ones.
     shared_experts = "shared_experts"
     moe_layer = "moe_layer"
 
@@ -75,9 +75,9 @@ class Entry:
     Attributes:
         megatron: Its names, one per layer implementation (local, Transformer Engine, ...); a model
             has one of them.
-        hf: The Hugging Face tensors that it holds.
+        hf: The Hugging Face tensors in it.
         rule: How ranks share it.
-        when: Which models and layers have it.
+        when: Models and layers that have it.
     """
 
     megatron: tuple[str, ...]
@@ -96,11 +96,11 @@ class Entry:
 
 @dataclass(frozen=True)
 class Fused:
-    """A matrix of the files that the tables know as several, whose rows lie one below another.
+    """A matrix in the files that the tables list as several, stacked by rows.
 
     Attributes:
-        file: Ending of the file tensor's name.
-        parts: Endings of the table tensors' names in its place, in the order of its rows.
+        file: Suffix of the file tensor's name.
+        parts: Suffixes of the table tensors' names, in row order.
     """
 
     file: str
@@ -109,39 +109,38 @@ class Fused:
 
 @dataclass(frozen=True)
 class Family:
-    """Models that differ in their sizes only.
+    """Models that differ only in their sizes.
 
-    All have RMS norms, rotary positions, grouped-query attention and a gated SiLU feed-forward.
+    All have RMS norms, rotary positions, grouped-query or latent attention, and a gated SiLU MLP.
 
     Attributes:
-        name: For messages and ``rlmath plan weights``.
+        name: Name in messages and ``rlmath plan weights``.
         architectures: Values of ``architectures`` in config.json.
         entries: The table of tensors, in the order in which they are written and sent.
-        ignored_suffixes: Endings of tensor names that files may hold and nobody reads.
-        ignored_prefixes: Beginnings of such names: layers for multi-token prediction (MTP), which
-            may have the next number, ``{layers}``.
-        fused: Matrices that are one in the files. Everything else, vLLM among it, takes the table's
-            names: only reading and writing of folders knows these.
+        ignored_suffixes: Suffixes of tensor names in files that are ignored.
+        ignored_prefixes: Prefixes of ignored names: layers for multi-token prediction (MTP), which
+            may have the next layer number, ``{layers}``.
+        fused: Matrices that are fused in the files. Everything else, including vLLM, uses the
+            table's names; only reading and writing of folders uses these.
         qkv_bias: Query, key and value have biases.
         qk_norm: How queries and keys are normalized.
-        norms_after: A layer's norms stand behind attention and feed-forward, not before them.
-        sliding_window: In layers with a window a token attends to config.json's
-            ``sliding_window`` last tokens, or to all if that is null.
-        full_every: Where config.json does not list ``layer_types``, every N-th layer has no
-            window; those with one have another rotary embedding. 0: all layers have it.
+        norms_after: A layer's norms follow attention and feed-forward instead of preceding them.
+        sliding_window: In windowed layers a token attends to the last ``sliding_window`` tokens of
+            config.json, or to all if that is null.
+        full_every: If config.json has no ``layer_types``, every N-th layer has no window; windowed
+            layers have a different rotary embedding. 0: all layers are windowed.
         moe: Layers can have experts (MoE).
-        sigmoid_router: A token's experts are those of highest sigmoid plus a bias, and are weighted
-            by the sigmoids without it; otherwise a softmax chooses and weighs.
-        optional: Of ``qkv_bias`` and ``qk_norm``, those that a model has only if a field of
-            config.json, which stands here, is true.
+        sigmoid_router: A token uses the experts with the highest sigmoid plus bias, weighted by the
+            sigmoids without bias; otherwise a softmax selects and weighs.
+        optional: Features among ``qkv_bias`` and ``qk_norm`` that a model has only if the given
+            field of config.json is true.
         latent: Attention is multi-head latent attention.
-        expert_groups: Experts may be in groups, of which a token goes to the best alone.
+        expert_groups: Experts may be in groups, and a token uses only the best groups.
         ropes: Kinds of rotary embedding that the actor computes.
-        partial_rotary: Share of a head that is rotated, where config.json does not say; ``None``:
-            the family rotates whole heads.
-        refused_options: Fields of config.json that ask, when they are true, for what the table does
-            not list or the actor does not compute.
-        defaults: Fields that config.json may leave out, and what transformers takes for them.
+        partial_rotary: Default share of a head that is rotated; ``None``: whole heads.
+        refused_options: Fields of config.json that, if true, need something that the table lacks or
+            the actor does not compute.
+        defaults: Optional fields of config.json, with transformers' defaults.
     """
 
     name: str
@@ -281,7 +280,7 @@ _QWEN_MOE_MLP = (
     ),
 )
 
-# The names of experts in Megatron and in the files are those of Qwen3-MoE.
+# Megatron and the files name experts as in Qwen3-MoE.
 _GLM_MOE_MLP = (
     *_QWEN_MOE_MLP,
     Entry(
@@ -307,9 +306,9 @@ _GLM_MOE_MLP = (
     ),
 )
 
-# DeepSeek's multi-head latent attention. Of each head in the files and in Megatron alike, the part
-# that is not rotated comes before the rotated one, and that before the value. What every head
-# needs, the latent vectors, is shared between tensor ranks by columns and gathered.
+# DeepSeek's multi-head latent attention. In each head, in the files and in Megatron, the unrotated
+# part precedes the rotated part, which precedes the value. The latent vectors, which every head
+# needs, are sharded over tensor ranks by columns and all-gathered.
 _LATENT_ATTENTION = (
     Entry(
         (_M + "input_layernorm.weight",),
@@ -380,8 +379,8 @@ _HEAD = (
 
 _DENSE = _EMBEDDING + _ATTENTION + _DENSE_MLP + _HEAD
 
-# OLMo-2: the whole projections of queries and keys are normalized, and each layer's norms stand
-# behind attention and feed-forward, in Megatron inside of the matrix that comes last.
+# OLMo-2: the whole projections of queries and keys are normalized, and each layer's norms follow
+# attention and feed-forward; in Megatron they are inside the last matrix.
 _OLMO2_ATTENTION = (
     *_QKV,
     Entry(
@@ -411,7 +410,7 @@ _OLMO2_MLP = (
 )
 
 FAMILIES = (
-    # Qwen2, Qwen2.5, DeepSeek-R1-Distill-Qwen. They always have the biases, and no option for them.
+    # Qwen2, Qwen2.5, DeepSeek-R1-Distill-Qwen. They always have the biases, without an option.
     # MiMo-7B is a Qwen2 with layers for multi-token prediction.
     Family(
         "qwen2",
@@ -512,7 +511,7 @@ FAMILIES = (
         norms_after=True,
         defaults={"rms_norm_eps": 1e-5},
     ),
-    # An OLMo-2 with windows in three of four layers, where yarn stretches only the fourth.
+    # An OLMo-2 with windows in three of four layers; yarn applies only to the fourth.
     Family(
         "olmo3",
         ("Olmo3ForCausalLM",),
@@ -525,7 +524,7 @@ FAMILIES = (
     ),
 )
 
-# What people train elsewhere, and why it is not taken here.
+# Popular architectures that are not supported, with the reason.
 REFUSED = {
     "MiMoForCausalLM": "transformers has it only as remote code, which is never run here. MiMo-7B "
     "is a Qwen2 with layers for multi-token prediction, which training ignores: set architectures "
@@ -541,7 +540,7 @@ ARCHITECTURES = tuple(name for family in FAMILIES for name in family.architectur
 
 
 def family_of(architecture: str) -> Family:
-    """The family of an architecture; raises ``ModelError`` naming those that there are."""
+    """The family of an architecture; ``ModelError`` lists the supported ones."""
     for family in FAMILIES:
         if architecture in family.architectures:
             return family

@@ -1,17 +1,17 @@
-"""Which files a model's folder holds."""
+"""Files in a model's folder."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-# The model.path of the tiny model, which a run makes for itself.
+# The model.path of the tiny model, which a run creates.
 TINY = "tiny"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
 def missing_model_files(path: str) -> list[str]:
-    """Files that a model's folder should have and has not."""
+    """Required files that are missing in a model's folder."""
     if path == TINY:
         return []
     folder = Path(path)

@@ -1,8 +1,8 @@
-"""FP8 (e4m3) as engines with ``rollout.quantization=fp8`` compute, and as they keep keys and values
-with ``rollout.kv_cache_dtype=fp8``: one rule for both sides.
+"""FP8 (e4m3) as computed by engines with ``rollout.quantization=fp8``, and as stored in their KV
+cache with ``rollout.kv_cache_dtype=fp8``: one rule for both sides.
 
-A matrix has a scale for each of its rows (output channels), and the input of a product one for each
-token; each is the largest absolute value over 448, the largest number of e4m3. This is vLLM's
+A matrix has a scale per row (output channel), and the input of a product has one per token; a scale
+is the largest absolute value divided by 448, the largest e4m3 number. This is vLLM's
 ``fp8_per_channel`` (``model_executor/layers/quantization/online/fp8.py``), which the tests compare
 bit by bit.
 """
@@ -16,13 +16,13 @@ from torch import Tensor
 
 DTYPE = torch.float8_e4m3fn
 LARGEST = 448.0
-# The least scale is that over 512, so that rows of zeros divide.
+# The smallest scale is 1 / (448 * 512), so rows of zeros can be divided.
 _STEPS = 512
 
 
 @dataclass(frozen=True)
 class InFp8:
-    """What engines have in FP8.
+    """Parts of the engines that use FP8.
 
     Attributes:
         matrices: Products of layers (``rollout.quantization``).
@@ -40,13 +40,13 @@ NOTHING = InFp8()
 
 
 def quantized(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows in FP8 and their scales.
+    """Quantize rows to FP8.
 
     Args:
         rows: ``[..., n]``, float32 or bfloat16.
 
     Returns:
-        ``[..., n]`` e4m3, and float32 ``[..., 1]`` by which to multiply it.
+        ``[..., n]`` e4m3, and their float32 scales ``[..., 1]``.
     """
     largest = rows.abs().amax(-1, keepdim=True).float()
     divisor = torch.tensor(LARGEST, device=rows.device)
@@ -55,16 +55,17 @@ def quantized(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def rounded(rows: Tensor) -> Tensor:
-    """The same values after FP8, in their own type."""
+    """Round values to FP8 and back, in their own type."""
     values, scale = quantized(rows)
     return (values.float() * scale).to(rows.dtype)
 
 
 def cached(values: Tensor) -> Tensor:
-    """Keys or values after a KV cache in FP8 without a scale (``rollout.kv_cache_dtype=fp8``), in
-    their type; beyond the largest number they are that.
+    """Round keys or values like an FP8 KV cache without a scale (``rollout.kv_cache_dtype=fp8``).
 
-    A GPU rounds to the nearest number; vLLM's kernels for CPUs cut the lower bits off.
+    The type is kept; values beyond the largest number are clamped to it.
+
+    A GPU rounds to the nearest number; vLLM's CPU kernels truncate the lower bits.
     """
     held = values.clamp(-LARGEST, LARGEST).to(DTYPE)
     if values.device.type == "cpu":

@@ -1,7 +1,8 @@
-"""FP8 in the actor (``actor.fp8``): which matrices multiply in it, and which sizes it takes.
+"""FP8 in the actor (``actor.fp8``): the matrices multiplied in FP8, and their size requirements.
 
-Transformer Engine computes it. Weights stay in the model's type; each pass multiplies copies of
-them. Its rules, held to the installed version by ``tests/cuda_wheels/test_fp8_contracts.py``:
+Computed by Transformer Engine. Weights stay in the model's type; each pass multiplies quantized
+copies. The rules, checked against the installed version by
+``tests/cuda_wheels/test_fp8_contracts.py``:
 
 - both sides of a matrix are multiples of :attr:`Fp8Training.size_multiple` on each rank
   (``assert_dim_for_fp8_exec``, and for MXFP8 ``MXFP8Quantizer.make_empty``);
@@ -18,27 +19,27 @@ from dataclasses import dataclass
 from rlmath.model.parallel import Layout
 from rlmath.model.spec import ModelSpec
 
-# Numbers that share a scale, along a row of what is multiplied. Per tensor: what a product takes.
+# Numbers that share a scale, along a row of an operand. Tensorwise: alignment of a product.
 BLOCKS = {"blockwise": 128, "tensorwise": 16, "mxfp8": 32}
-# Of a side of a matrix.
+# Alignment of a matrix dimension.
 SIZE_MULTIPLES = {"blockwise": 16, "tensorwise": 16, "mxfp8": 32}
-# The first GPUs that have a recipe, by CUDA's compute capability, and the first that have not.
+# The first GPUs that support a recipe, by CUDA compute capability, and the first that do not.
 CAPABILITIES = {
     "blockwise": ((9, 0), None),
     "tensorwise": ((9, 0), None),
     "mxfp8": ((10, 0), (12, 0)),
 }
-# CUDA from which cuBLAS multiplies 128-blocks.
+# First CUDA version in which cuBLAS multiplies 128-blocks.
 BLOCKWISE_CUDA = (12, 9)
 
 
 @dataclass(frozen=True)
 class Fp8Training:
-    """How the actor computes in FP8.
+    """FP8 settings of the actor.
 
     Attributes:
         format: ``hybrid`` (e4m3, and e5m2 for the gradients of activations) or ``e4m3``.
-        recipe: What shares a scale: ``blockwise``, ``tensorwise`` or ``mxfp8``.
+        recipe: Unit of a scale: ``blockwise``, ``tensorwise`` or ``mxfp8``.
     """
 
     format: str
@@ -46,30 +47,30 @@ class Fp8Training:
 
     @property
     def block(self) -> int:
-        """Tokens of each tensor rank are padded to a multiple of it."""
+        """Multiple to which the tokens of each tensor rank are padded."""
         return BLOCKS[self.recipe]
 
     @property
     def size_multiple(self) -> int:
-        """Of which the sides of each rank's matrices are multiples."""
+        """Required alignment of a rank's matrix dimensions, in elements."""
         return SIZE_MULTIPLES[self.recipe]
 
     def row_multiple(self, layout: Layout) -> int:
-        """Of which the tokens of a micro-batch on one context rank are a multiple."""
+        """Multiple to which a micro-batch's tokens on one context rank are padded."""
         return layout.tensor_parallel * self.block
 
 
 @dataclass(frozen=True)
 class RankMatrix:
-    """A matrix of a layer as one rank has it.
+    """A matrix of a layer on one rank.
 
     Attributes:
-        name: Megatron's, and for experts those of each.
-        rows: Width of what it gives, before it is split.
-        columns: Width of what it takes, before it is split.
-        row_ranks: Ranks that split the rows.
-        column_ranks: Ranks that split the columns.
-        count: How many a layer of a rank has.
+        name: Megatron's name.
+        rows: Output width, before sharding.
+        columns: Input width, before sharding.
+        row_ranks: Number of ranks that shard the rows.
+        column_ranks: Number of ranks that shard the columns.
+        count: Number of such matrices in a layer of a rank.
     """
 
     name: str
@@ -81,23 +82,23 @@ class RankMatrix:
 
     @property
     def sides(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Of rows and of columns: the width and the ranks that split it."""
+        """Width of rows and columns, each with the number of ranks that shard it."""
         return (self.rows, self.row_ranks), (self.columns, self.column_ranks)
 
     @property
     def shape(self) -> tuple[int, int]:
-        """On the rank, in whole numbers."""
+        """Shape on the rank, rounded down."""
         return self.rows // self.row_ranks, self.columns // self.column_ranks
 
 
 def rank_matrices(spec: ModelSpec, layout: Layout, moe: bool | None = None) -> list[RankMatrix]:
-    """The matrices of a layer that multiply in FP8.
+    """The matrices of a layer that are multiplied in FP8.
 
-    Not among them: the router, the gate of shared experts, embedding and output layer, which
+    Excluded are the router, the gate of shared experts, and the embedding and output layers, which
     Megatron multiplies itself.
 
     Args:
-        moe: Of an MoE layer, or of a dense one; ``None``: of both, as far as the model has them.
+        moe: Matrices of an MoE layer, or of a dense one; ``None``: of both, if the model has them.
     """
     tp, etp = layout.tensor_parallel, layout.expert_tensor_parallel
     hidden, query = spec.hidden, spec.heads * spec.head_dim
@@ -123,7 +124,7 @@ def rank_matrices(spec: ModelSpec, layout: Layout, moe: bool | None = None) -> l
 
 
 def size_problems(spec: ModelSpec, layout: Layout, fp8: Fp8Training) -> Iterator[str]:
-    """A clause for each matrix that does not divide, with the arithmetic."""
+    """A clause for each matrix with unsuitable dimensions, with the arithmetic."""
     multiple = fp8.size_multiple
     for one in rank_matrices(spec, layout):
         for side, (width, ranks) in zip(("rows", "columns"), one.sides, strict=True):
@@ -138,7 +139,7 @@ def size_problems(spec: ModelSpec, layout: Layout, fp8: Fp8Training) -> Iterator
 
 
 def capability_problem(fp8: Fp8Training, capability: tuple[int, int]) -> str | None:
-    """Why GPUs of a compute capability have no such products; ``None``: they have."""
+    """Why GPUs of a compute capability cannot use the recipe; ``None`` if they can."""
     first, beyond = CAPABILITIES[fp8.recipe]
     if capability >= first and (beyond is None or capability < beyond):
         return None
@@ -155,7 +156,7 @@ def capability_problem(fp8: Fp8Training, capability: tuple[int, int]) -> str | N
 
 
 def padded_tokens(tokens: int, fp8: Fp8Training | None, layout: Layout) -> int:
-    """Tokens of a micro-batch on a context rank with the padding that FP8 needs."""
+    """Tokens of a micro-batch on a context rank, padded for FP8."""
     if fp8 is None:
         return tokens
     multiple = fp8.row_multiple(layout)

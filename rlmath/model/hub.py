@@ -1,7 +1,7 @@
 """Models of the Hugging Face hub by name: ``model.path=Qwen/Qwen3-8B``.
 
 A name is looked up in the hub's cache first (``HF_HOME``), which needs no network. On a cluster the
-cache has to be on a file system that all nodes see under the same path.
+cache must be on a file system that all nodes see under the same path.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from rlmath.errors import UserError
 from rlmath.model.folder import missing_model_files
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
-# As a folder of the cache is named.
+# Name of a model's folder in the cache.
 _CACHED = re.compile(r"models--(.+?)--(.+)")
-# Folders that people keep models in. No organization of the hub has models under these names.
+# Common names of local folders. No organization of the hub has models under these names.
 _FOLDERS = ("models", "model", "checkpoints", "runs", "outputs", "data")
 ASK_TIMEOUT_S = 3.0
-# What training, vLLM and an export need; some repositories hold the same weights several times.
+# Files needed by training, vLLM and export (some repositories have several copies of the weights).
 _FILES = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 _OTHER_FILES = ["original/*", "onnx/*", "openvino/*"]
 
 
 def is_hub_model(path: str) -> bool:
-    """Whether a ``model.path`` names a model of the hub: ``ORGANIZATION/NAME``, where neither that
-    folder nor a folder ``ORGANIZATION`` exists, and which is no usual folder (``models/NAME``)."""
-    # What else the hub refuses in a name (huggingface_hub's validate_repo_id).
+    """Whether a ``model.path`` names a model of the hub: ``ORGANIZATION/NAME``, if neither that
+    folder nor a folder ``ORGANIZATION`` exists, and it is not a common folder (``models/NAME``)."""
+    # Other rules of the hub for names (huggingface_hub's validate_repo_id).
     refused = any(part in path for part in ("--", "..")) or path.endswith((".git", ".", "-"))
     is_name = _NAME.fullmatch(path) is not None and not refused
     first = path.split("/")[0]
@@ -35,7 +35,7 @@ def is_hub_model(path: str) -> bool:
 
 
 def cached_model(name: str) -> Path | None:
-    """The folder of a model that is complete in the cache; ``None``: it has to be downloaded."""
+    """Folder of a model that is complete in the cache; ``None``: it must be downloaded."""
     from huggingface_hub import snapshot_download
 
     try:
@@ -47,14 +47,14 @@ def cached_model(name: str) -> Path | None:
 
 
 class HubUnreachable(Exception):
-    """The hub does not answer from here."""
+    """The hub cannot be reached from here."""
 
 
 def refusal(name: str, kind: Literal["model", "dataset"] = "model") -> str | None:
-    """Why the hub would not give a model or a data set; ``None``: it would.
+    """Why the hub would refuse a model or data set; ``None`` if it would not.
 
     Raises:
-        HubUnreachable: It cannot be asked here.
+        HubUnreachable: The hub cannot be asked.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
@@ -68,7 +68,7 @@ def refusal(name: str, kind: Literal["model", "dataset"] = "model") -> str | Non
         return "it is gated: accept its terms on its page, then run hf auth login"
     except RepositoryNotFoundError:
         return f"the hub has no such {kind}, or it is private: hf auth login"
-    except Exception as error:  # Each HTTP client has its own for a network that is not there.
+    except Exception as error:  # Each HTTP client has its own error for a missing network.
         raise HubUnreachable(
             (str(error).strip() or type(error).__name__).splitlines()[0]
         ) from error
@@ -76,10 +76,10 @@ def refusal(name: str, kind: Literal["model", "dataset"] = "model") -> str | Non
 
 
 def download_model(name: str) -> Path:
-    """Download a model into the cache, with the hub's own progress bars and token.
+    """Download a model into the cache, with the hub's progress bars and token.
 
     Raises:
-        UserError: The hub cannot be reached, has no such model, or asks for a token.
+        UserError: The hub is unreachable, has no such model, or requires a token.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
@@ -98,7 +98,7 @@ def download_model(name: str) -> Path:
 
 
 def local_model(path: str) -> Path:
-    """The folder of a model: ``path`` itself, or that of a name of the hub, downloaded if missing.
+    """Folder of a model: ``path`` itself, or a model of the hub, downloaded if missing.
 
     Raises:
         UserError: It cannot be downloaded.

@@ -1,8 +1,8 @@
-"""Low-rank adapters (LoRA, arXiv:2106.09685): which matrices have one, and of what shape.
+"""Low-rank adapters (LoRA, arXiv:2106.09685): adapted matrices and the shapes of adapters.
 
-A matrix ``W [out, in]`` of the model's files, frozen, is used as ``W + alpha / rank * B A`` with
-``A [rank, in]`` and ``B [out, rank]``, which are trained. Names are those of the files
-(``model.layers.0.self_attn.q_proj``), in which PEFT counts as well.
+A frozen matrix ``W [out, in]`` of the model's files is used as ``W + alpha / rank * B A`` with the
+trained ``A [rank, in]`` and ``B [out, rank]``. Names are those of the files
+(``model.layers.0.self_attn.q_proj``), which PEFT uses too.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Any
 from rlmath.model.families import Entry, Rule
 from rlmath.model.spec import ModelSpec
 
-# Of a layer, in the order of the files; those of the feed-forward are of each expert as well.
-# Routers, embeddings and the output layer have no adapters.
+# Matrices of a layer, in file order; each expert has those of the feed-forward. Routers, embeddings
+# and the output layer have no adapters.
 ATTENTION_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP_TARGETS = ("gate_proj", "up_proj", "down_proj")
 TARGETS = ATTENTION_TARGETS + MLP_TARGETS
-# Multi-head latent attention has these in place of the first three, and o_proj as well.
+# Replace the first three in multi-head latent attention; o_proj stays.
 LATENT_TARGETS = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
 ALL_TARGETS = TARGETS + LATENT_TARGETS
-# Of a matrix that is merged with its adapter, in float32 at once.
+# Maximum elements of a matrix merged with its adapter, in float32, at once.
 MERGED_ELEMENTS = 1 << 24
-# Ranks that vLLM 0.32 has memory and kernels for; an adapter of a lower one is padded with zeros.
+# Ranks for which vLLM 0.32 has memory and kernels; adapters of lower rank are padded with zeros.
 VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _WEIGHT = ".weight"
 
@@ -37,10 +37,9 @@ class Lora:
         rank: Columns of ``B`` and rows of ``A``, at least 1.
         alpha: The product is scaled by ``alpha / rank``.
         targets: Some of ``model_targets``, in that order.
-        layers: Global numbers from 0, ascending; ``None``: all.
-        init_from: PEFT folder of the adapters to begin with; ``None``: ``A`` is drawn at random and
-            ``B`` is 0.
-        seed: Of the draw.
+        layers: Layer numbers from 0, ascending; ``None``: all.
+        init_from: PEFT folder of the initial adapters; ``None``: ``A`` is random and ``B`` is 0.
+        seed: Seed of the random ``A``.
     """
 
     rank: int
@@ -55,22 +54,22 @@ class Lora:
         return self.alpha / self.rank
 
     def adapts(self, tensor: str) -> bool:
-        """Whether a tensor of the files, by its name, has an adapter."""
+        """Whether a tensor of the files, given by name, has an adapter."""
         module = tensor.removesuffix(_WEIGHT)
         if module == tensor or module.rpartition(".")[2] not in self.targets:
             return False
         return self.layers is None or int(module.split(".")[2]) in self.layers
 
     def layers_of(self, spec: ModelSpec) -> tuple[int, ...]:
-        """Numbers of the layers that have adapters."""
+        """Layers with adapters."""
         return tuple(range(spec.layers)) if self.layers is None else self.layers
 
 
 def rank_in_vllm(rank: int) -> int:
-    """The rank that an engine's adapters of this rank are padded to.
+    """The rank to which an engine pads adapters of this rank.
 
     Raises:
-        ValueError: vLLM has none.
+        ValueError: vLLM does not support this rank.
     """
     for possible in VLLM_RANKS:
         if rank <= possible:
@@ -79,7 +78,7 @@ def rank_in_vllm(rank: int) -> int:
 
 
 def model_targets(spec: ModelSpec) -> tuple[str, ...]:
-    """The matrices that can have adapters in a model of this family, in the order of its table."""
+    """Matrices that can have adapters in this model's family, in the order of its table."""
     found: dict[str, None] = {}
     for entry in spec.family.entries:
         if entry.per_layer and entry.rule is not Rule.replicated:
@@ -89,25 +88,25 @@ def model_targets(spec: ModelSpec) -> tuple[str, ...]:
 
 
 def default_targets(spec: ModelSpec) -> tuple[str, ...]:
-    """The targets of a model where none are given: all; of an MoE, those of attention. Adapters of
-    experts must be asked for, because each expert has its own."""
+    """Default targets of a model: all; in an MoE, only those of attention. Adapters of experts must
+    be requested, because each expert has its own."""
     possible = model_targets(spec)
     return tuple(t for t in possible if t not in MLP_TARGETS) if spec.experts else possible
 
 
 def lora_a(tensor: str) -> str:
-    """Name of a tensor's ``A``, within the model."""
+    """Name of a tensor's ``A`` in the model."""
     return tensor.removesuffix(_WEIGHT) + ".lora_A.weight"
 
 
 def lora_b(tensor: str) -> str:
-    """Name of a tensor's ``B``, within the model."""
+    """Name of a tensor's ``B`` in the model."""
     return tensor.removesuffix(_WEIGHT) + ".lora_B.weight"
 
 
 def adapted_entries(spec: ModelSpec, lora: Lora) -> Iterator[tuple[Entry, int]]:
-    """Entries of the family's table, with the layer, that hold a matrix with an adapter; those of
-    experts once for all of a layer."""
+    """Entries of the family's table, with the layer, that have a matrix with an adapter; those of
+    experts once per layer."""
     for layer in lora.layers_of(spec):
         for entry in spec.family.entries:
             if not entry.per_layer or entry.rule is Rule.replicated:
@@ -118,7 +117,7 @@ def adapted_entries(spec: ModelSpec, lora: Lora) -> Iterator[tuple[Entry, int]]:
 
 
 def adapter_shapes(spec: ModelSpec, lora: Lora) -> dict[str, tuple[int, int]]:
-    """Name and shape of every ``A`` and ``B``, in the order of the model."""
+    """Name and shape of every ``A`` and ``B``, in model order."""
     result: dict[str, tuple[int, int]] = {}
     for entry, layer in adapted_entries(spec, lora):
         for expert in range(spec.experts if entry.per_expert else 1):
@@ -137,12 +136,12 @@ def adapts_experts(spec: ModelSpec, lora: Lora) -> bool:
 
 
 def adapter_parameters(spec: ModelSpec, lora: Lora) -> int:
-    """Parameters that are trained, in the whole model."""
+    """Number of trained parameters in the whole model."""
     return sum(rows * columns for rows, columns in adapter_shapes(spec, lora).values())
 
 
 def described(lora: Lora) -> dict[str, Any]:
-    """What has to be equal for adapters to be loaded into others, for a checkpoint."""
+    """Properties that must match for adapters to be loaded, for a checkpoint."""
     layers = None if lora.layers is None else list(lora.layers)
     return {
         "rank": lora.rank,

@@ -1,4 +1,4 @@
-"""How ranks share a model and its data: the one description of a parallel layout."""
+"""The parallel layout: how ranks share a model and its data."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from rlmath.errors import UserError
 
 
 def even_stages(layers: int, stages: int) -> tuple[int, ...]:
-    """Layers of each pipeline stage, as equal as they can be: ``(23, 24, 24, 23)`` of 94.
+    """Layers of each pipeline stage, as equal as possible: ``(23, 24, 24, 23)`` of 94.
 
-    What is left over goes to the stages in between, then to the first: the last one has the output
-    layer and its logits, the first one the embedding.
+    Remaining layers go to the stages in between, then to the first: the last stage has the output
+    layer and its logits, the first the embedding.
     """
     each, left = divmod(layers, stages)
     longer = [*range(1, stages - 1), 0, stages - 1][:left]
@@ -20,7 +20,7 @@ def even_stages(layers: int, stages: int) -> tuple[int, ...]:
 
 
 def stage_problem(sizes: Sequence[int], layers: int, stages: int) -> str | None:
-    """Why stages of these sizes cannot share a model's layers; ``None``: they can."""
+    """Why stages of these sizes cannot share a model's layers; ``None`` if they can."""
     if stages > layers:
         return (
             f"actor.pipeline_parallel={stages}: the model has {layers} layers, and every stage "
@@ -37,7 +37,7 @@ def stage_problem(sizes: Sequence[int], layers: int, stages: int) -> str | None:
 
 
 def chunk_problem(sizes: Sequence[int], virtual_stages: int) -> str | None:
-    """Why stages of these sizes cannot be cut into chunks; ``None``: they can."""
+    """Why stages of these sizes cannot be split into chunks; ``None`` if they can."""
     if all(size >= virtual_stages for size in sizes):
         return None
     return (
@@ -49,20 +49,20 @@ def chunk_problem(sizes: Sequence[int], virtual_stages: int) -> str | None:
 
 @dataclass(frozen=True)
 class Layout:
-    """Sizes of the process groups of a model. Ranks = tensor x pipeline x context x data.
+    """Sizes of a model's process groups. Ranks = tensor x pipeline x context x data.
 
     Attributes:
         tensor_parallel: Ranks that share each layer's matrices.
-        pipeline_parallel: Stages, which share the layers.
+        pipeline_parallel: Pipeline stages, which share the layers.
         data_parallel: Ranks that share the sequences of a minibatch.
         context_parallel: Ranks that share the tokens of each sequence.
-        expert_parallel: Ranks of a stage that share the experts of a MoE, each of which is whole
-            on its rank; a divisor of ``tensor_parallel * data_parallel``. With 1 each copy of the
-            model has all experts, sliced over its tensor-parallel ranks as other matrices are.
-        pipeline_layers: Layers of each stage; empty: as ``even_stages`` shares them.
-        virtual_stages: Chunks of the model that each stage has, of equal numbers of layers or, at
-            its first chunks, one more: the first chunk of every stage comes first, then the second
-            of every stage, and so on.
+        expert_parallel: Ranks of a stage that share the experts of an MoE, each expert complete on
+            its rank; a divisor of ``tensor_parallel * data_parallel``. With 1, each copy of the
+            model has all experts, sharded over its tensor-parallel ranks like other matrices.
+        pipeline_layers: Layers of each stage; empty: as in ``even_stages``.
+        virtual_stages: Chunks of the model per stage. All have the same number of layers, or the
+            first ones have one more. The first chunk of every stage precedes the second of every
+            stage, and so on.
     """
 
     tensor_parallel: int = 1
@@ -80,27 +80,27 @@ class Layout:
 
     @property
     def copies(self) -> int:
-        """Ranks that hold the same weights, experts apart."""
+        """Ranks with the same weights, except for experts."""
         return self.context_parallel * self.data_parallel
 
     @property
     def expert_copies(self) -> int:
-        """Ranks that hold the same weights of the same experts."""
+        """Ranks with the same weights of the same experts."""
         if self.expert_parallel == 1:
             return self.copies
         return self.tensor_parallel * self.copies // self.expert_parallel
 
     @property
     def world_size(self) -> int:
-        """All ranks."""
+        """Number of ranks."""
         return self.tensor_parallel * self.pipeline_parallel * self.copies
 
     def stage_sizes(self, layers: int) -> tuple[int, ...]:
-        """Layers of each pipeline stage of a model of ``layers`` layers.
+        """Layers of each pipeline stage of a model with ``layers`` layers.
 
         Raises:
-            UserError: ``pipeline_layers`` are not those of this model, or a stage or a chunk would
-                have none.
+            UserError: ``pipeline_layers`` do not fit this model, or a stage or chunk would be
+                empty.
         """
         sizes = self.pipeline_layers or even_stages(layers, self.pipeline_parallel)
         problem = stage_problem(sizes, layers, self.pipeline_parallel)
@@ -110,10 +110,10 @@ class Layout:
         return sizes
 
     def stage_chunks(self, layers: int) -> tuple[tuple[range, ...], ...]:
-        """The layers of each chunk of each pipeline stage, from 0.
+        """Layers of each chunk of each pipeline stage, from 0.
 
         Raises:
-            UserError: See :meth:`stage_sizes`.
+            UserError: As :meth:`stage_sizes`.
         """
         sizes, begin = self.stage_sizes(layers), 0
         found: list[list[range]] = [[] for _ in sizes]
@@ -126,12 +126,12 @@ class Layout:
         return tuple(map(tuple, found))
 
     def stage_layers(self, layers: int, stage: int) -> tuple[int, ...]:
-        """The layers of a pipeline stage, from 0, of a model of ``layers`` layers."""
+        """Layers of a pipeline stage, from 0, of a model with ``layers`` layers."""
         return tuple(n for chunk in self.stage_chunks(layers)[stage] for n in chunk)
 
     def __str__(self) -> str:
-        """``TP 2 x PP 2 (1+3) x CP 2 x DP 4, EP 8``; what is 1 or not given is left out but for TP,
-        PP and DP."""
+        """``TP 2 x PP 2 (1+3) x CP 2 x DP 4, EP 8``; parts that are 1 or not given are omitted,
+        except TP, PP and DP."""
         context = f" x CP {self.context_parallel}" if self.context_parallel > 1 else ""
         experts = f", EP {self.expert_parallel}" if self.expert_parallel > 1 else ""
         sizes = f" ({'+'.join(map(str, self.pipeline_layers))})" if self.pipeline_layers else ""

@@ -1,16 +1,15 @@
-"""The precision contract: what decides log-probs most, said once and kept by actor and engines.
+"""The precision contract: choices that affect log-probs most, shared by actor and engines.
 
-Two sides that compute the same model in other types do not sample and train the same policy. What
-both keep, besides ``model.dtype``:
+Two sides that compute a model in different types do not have the same policy. In addition to
+``model.dtype``, both follow these rules:
 
-- the product with the output matrix is taken in ``precision.lm_head_dtype``;
-- an MoE router's product is taken in ``precision.router_dtype``, its softmax
-  in float32;
+- the product with the output matrix is computed in ``precision.lm_head_dtype``;
+- an MoE router's product is computed in ``precision.router_dtype``, its softmax in float32;
 - logits are divided by the temperature in float32, and the softmax is in float32;
-- log-probs are those of the distribution that was sampled from, after temperature.
+- log-probs are those of the sampled distribution, after temperature.
 
-The actor does the last two in ``rlmath/actor/logprobs.py``, vLLM in its sampler, with
-``LOGPROBS_MODE``. An engine that does not keep the contract does not start
+The actor implements the last two in ``rlmath/actor/logprobs.py``, vLLM in its sampler, with
+``LOGPROBS_MODE``. An engine that violates the contract does not start
 (``rlmath/vllm_plugin/engine_precision.py``).
 """
 
@@ -18,16 +17,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# vLLM's word for log-probs after temperature, rather than of the model's own logits.
+# vLLM's mode for log-probs after temperature instead of the model's raw logits.
 LOGPROBS_MODE = "processed_logprobs"
 
 
 def log_prob_limit(in_float32: bool, moe: bool) -> float:
-    """Largest mean of exp|difference| of log-probs between two right implementations.
+    """Maximum mean of exp|difference| of log-probs between two correct implementations.
 
     Args:
-        in_float32: Both compute in float32, not in bfloat16.
-        moe: Whether the model is one: a rounding in bfloat16 can send a token to another expert.
+        in_float32: Both compute in float32 instead of bfloat16.
+        moe: The model is an MoE, where bfloat16 rounding can route a token to another expert.
     """
     if in_float32:
         return 1.0001
@@ -36,12 +35,12 @@ def log_prob_limit(in_float32: bool, moe: bool) -> float:
 
 @dataclass(frozen=True)
 class Precision:
-    """Types of the products that decide log-probs; ``model`` stands for the model's own type.
+    """Types of the products that decide log-probs; ``model`` is the model's own type.
 
     Attributes:
         lm_head_dtype: ``model`` or ``float32``.
-        router_dtype: ``model`` or ``float32``; says nothing for a dense model.
-        batch_invariant: Kernels whose result for a sequence does not depend on what shares its
+        router_dtype: ``model`` or ``float32``; no effect for a dense model.
+        batch_invariant: Kernels whose result for a sequence does not depend on the rest of its
             batch, and a deterministic backward pass in the actor. CUDA only.
     """
 

@@ -1,4 +1,4 @@
-"""Sizes of published models by name, so that a plan or a check needs no download."""
+"""Sizes of published models by name, so plans and checks need no download."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from rlmath.errors import ModelError, UserError
 from rlmath.model.families import family_of
 from rlmath.model.spec import ModelSpec, model_spec
 
-# Layers, hidden, feed-forward, heads, key-value heads, vocabulary, tied, positions: as the
-# config.json of each says. The tests hold the parameter counts that they are published with.
+# Layers, hidden, feed-forward, heads, key-value heads, vocabulary, tied, positions, from each
+# config.json. Tests check the published parameter counts.
 _QWEN2 = {
     "Qwen2.5-0.5B": (24, 896, 4864, 14, 2, 151936, True, 32768),
     "Qwen2.5-1.5B": (28, 1536, 8960, 12, 2, 151936, True, 131072),
@@ -23,7 +23,7 @@ _QWEN2 = {
     "DeepSeek-R1-Distill-Qwen-14B": (48, 5120, 13824, 40, 8, 152064, False, 131072),
     "DeepSeek-R1-Distill-Qwen-32B": (64, 5120, 27648, 40, 8, 152064, False, 131072),
 }
-# Qwen3's heads are 128 wide whatever the hidden size.
+# Qwen3's heads are 128 wide at any hidden size.
 _QWEN3 = {
     "Qwen3-0.6B": (28, 1024, 3072, 16, 8, 151936, True, 40960),
     "Qwen3-1.7B": (28, 2048, 6144, 16, 8, 151936, True, 40960),
@@ -37,7 +37,7 @@ _LLAMA = {
     "Llama-3.1-8B": (32, 4096, 14336, 32, 8, 128256, False, 131072),
     "Llama-3.1-70B": (80, 8192, 28672, 64, 8, 128256, False, 131072),
 }
-# With a token's experts, all experts, and the width of one.
+# With experts per token, all experts, and the width of one.
 _QWEN3_MOE = {
     "Qwen3-30B-A3B": ((48, 2048, 6144, 32, 4, 151936, False, 40960), (8, 128, 768)),
     "Qwen3-235B-A22B": ((94, 4096, 12288, 64, 4, 151936, False, 40960), (8, 128, 1536)),
@@ -70,7 +70,7 @@ _GLM = {
         (3, True, 2.5),
     ),
 }
-# With a token's experts, all experts, and the width of one.
+# With experts per token, all experts, and the width of one.
 _DEEPSEEK = {"DeepSeek-V3": ((61, 7168, 18432, 128, 128, 129280, False, 163840), (8, 256, 2048))}
 _DEEPSEEK_ROPE = {
     "type": "yarn",
@@ -81,7 +81,7 @@ _DEEPSEEK_ROPE = {
     "mscale": 1.0,
     "mscale_all_dim": 1.0,
 }
-# Of names that begin so.
+# By prefix of the name.
 _ORGANIZATIONS = {
     "qwen": "Qwen",
     "deepseek": "deepseek-ai",
@@ -169,7 +169,7 @@ KNOWN: dict[str, dict[str, Any]] = {
     **{name: _deepseek(*sizes) for name, sizes in _DEEPSEEK.items()},
 }
 
-# Further versions of a known model: by their names, which one, and their positions.
+# Other versions of a known model: the model, and their positions.
 _INSTRUCT_2507 = ("Qwen3-4B", "Qwen3-30B-A3B", "Qwen3-235B-A22B")
 VERSIONS: dict[str, tuple[str, int]] = {
     **{f"{name}-Instruct": (name, 32768) for name in _QWEN2 if name.startswith("Qwen2.5")},
@@ -218,7 +218,7 @@ VERSIONS: dict[str, tuple[str, int]] = {
         for name in ("V3-Base", "V3-0324", "V3.1-Base", "V3.1", "R1", "R1-Zero", "R1-0528")
     },
 }
-# Beginnings of names whose architecture is refused (``families.REFUSED``).
+# Prefixes of names whose architecture is refused (``families.REFUSED``).
 _REFUSED = {
     "mimo-7b": "MiMoForCausalLM",
     "gpt-oss": "GptOssForCausalLM",
@@ -227,14 +227,13 @@ _REFUSED = {
 
 
 def published_name(name: str) -> str | None:
-    """The key of ``KNOWN`` or ``VERSIONS`` that a name stands for; ``None``: none.
+    """The key of ``KNOWN`` or ``VERSIONS`` that a name means; ``None`` if there is none.
 
-    An organization and upper and lower case do not matter, and the beginning of one name of
-    ``KNOWN`` is enough. No other name stands for a model: a version that is not listed may have
-    other sizes or positions.
+    The organization and the case are ignored, and an unambiguous prefix of a name in ``KNOWN`` is
+    enough. No other name is accepted: an unlisted version may have other sizes or positions.
 
     Raises:
-        UserError: It is the beginning of several, or a model that the actor does not compute.
+        UserError: The prefix is ambiguous, or the model is not supported by the actor.
     """
     short = name.rsplit("/", 1)[-1].lower()
     exact = {key.lower(): key for key in (*KNOWN, *VERSIONS)}
@@ -253,7 +252,7 @@ def published_name(name: str) -> str | None:
 
 
 def published_config(key: str) -> dict[str, Any]:
-    """config.json of a key of ``KNOWN`` or ``VERSIONS``, as far as sizes go."""
+    """Fields of config.json with sizes, for a key of ``KNOWN`` or ``VERSIONS``."""
     if key in KNOWN:
         return KNOWN[key]
     base, positions = VERSIONS[key]
@@ -261,14 +260,14 @@ def published_config(key: str) -> dict[str, Any]:
 
 
 def published_spec(name: str) -> ModelSpec | None:
-    """Sizes of a published model by its whole name; ``None``: it is not known."""
+    """Sizes of a published model by its full name; ``None`` if unknown."""
     short = name.rsplit("/", 1)[-1].lower()
     key = {key.lower(): key for key in (*KNOWN, *VERSIONS)}.get(short)
     return None if key is None else model_spec(published_config(key), name)
 
 
 def hub_address(name: str) -> str | None:
-    """``ORGANIZATION/NAME`` of a published model on the hub; ``None``: it is not known."""
+    """``ORGANIZATION/NAME`` of a published model on the hub; ``None`` if unknown."""
     short = name.rsplit("/", 1)[-1].lower()
     key = {key.lower(): key for key in (*KNOWN, *VERSIONS)}.get(short)
     by = next((one for start, one in _ORGANIZATIONS.items() if short.startswith(start)), None)

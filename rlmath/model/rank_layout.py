@@ -1,4 +1,4 @@
-"""This process's place among the ranks that hold one copy of the model."""
+"""This process's position among the ranks that share one copy of the model."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import torch.distributed as dist
 
 @dataclass(frozen=True)
 class ParallelRank:
-    """Ranks that share the model, and which of them this process is.
+    """Ranks that share the model, and the position of this process.
 
     Attributes:
         tp_rank, tp_size: Tensor parallel.
         pp_rank, pp_size: Pipeline parallel.
         ep_rank, ep_size: Expert parallel.
         expert_tp_rank, expert_tp_size: Tensor parallel within experts.
-        group: Ranks that together hold at least one whole model; ``None`` for a single process
+        group: Ranks that together have at least one whole model; ``None`` for a single process
             without ``torch.distributed``.
     """
 
@@ -32,13 +32,13 @@ class ParallelRank:
 
     @classmethod
     def from_megatron(cls) -> ParallelRank:
-        """Read Megatron's parallel state, which has to be initialized."""
+        """Read Megatron's parallel state, which must be initialized."""
         from megatron.core import parallel_state as state
 
         ep_size = state.get_expert_model_parallel_world_size()
         expert_tp_size = state.get_expert_tensor_parallel_world_size()
         tp_size = state.get_tensor_model_parallel_world_size()
-        # Experts spread over data-parallel ranks; only all ranks together surely hold them all.
+        # Experts are spread over data-parallel ranks, and only all ranks together have them all.
         spread = ep_size > 1 or expert_tp_size != tp_size
         return cls(
             tp_rank=state.get_tensor_model_parallel_rank(),
@@ -54,7 +54,7 @@ class ParallelRank:
 
     @property
     def global_ranks(self) -> list[int]:
-        """Global ranks of ``group``, in its order."""
+        """Global ranks of ``group``, in order."""
         return [0] if self.group is None else dist.get_process_group_ranks(self.group)
 
     @property

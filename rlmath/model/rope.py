@@ -1,4 +1,4 @@
-"""Rotary position embeddings, as config.json has them for transformers 5 and older ones."""
+"""Rotary position embeddings in config.json, for transformers 5 and older versions."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ class Rope:
     Attributes:
         theta: Base of the frequencies.
         kind: One of the family's ``ropes``, such as ``default`` or ``llama3``.
-        parameters: The other fields of the scaling, such as ``factor``; empty for ``default``.
+        parameters: Other fields of the scaling, such as ``factor``; empty for ``default``.
     """
 
     theta: float
     kind: str
-    # A mapping has no hash; specs that differ in it alone are told apart by comparison.
+    # A mapping is not hashable; equality still compares it.
     parameters: Mapping[str, float] = field(hash=False)
 
     @property
     def reach(self) -> int | None:
-        """Tokens that yarn stretches the positions to; ``None``: another kind."""
+        """Maximum positions with yarn, in tokens; ``None`` for another kind."""
         if self.kind != "yarn":
             return None
         return int(self.parameters["factor"] * self.parameters[ORIGINAL_POSITIONS])
 
 
 def read_ropes(fields: Fields, family: Family) -> tuple[Rope, Rope | None]:
-    """Of layers without a window and of those with one; ``None``: the same.
+    """Rotary embeddings of layers without and with a window; ``None``: the same.
 
     Raises:
-        ModelError: A kind or a parameter that the family does not have; so of the other two.
+        ModelError: Unsupported kind or parameter; the same for the other two functions.
     """
     if not family.full_every:
         return _rope(fields, family), None
@@ -49,7 +49,7 @@ def read_ropes(fields: Fields, family: Family) -> tuple[Rope, Rope | None]:
     by_kind = given.get("rope_parameters")
     if by_kind is None:
         if given["rope_theta"] != theta:
-            # transformers takes it for the layers without a window alone.
+            # transformers would use it only for layers without a window.
             raise ModelError(
                 f"rope_theta is {given['rope_theta']} without rope_parameters, which say it of "
                 f"{FULL} and of {WINDOWED}; save the folder with transformers 5 or newer"
@@ -69,7 +69,7 @@ def read_ropes(fields: Fields, family: Family) -> tuple[Rope, Rope | None]:
 
 
 def _rope(fields: Fields, family: Family) -> Rope:
-    """transformers 5 keeps one dict; before it there were a number and an optional dict."""
+    """transformers 5 has one dict; older versions have a number and an optional dict."""
     key = "rope_parameters" if fields.given.get("rope_parameters") else "rope_scaling"
     scaling = fields.given.get(key) or {}
     if not isinstance(scaling, Mapping):
@@ -87,7 +87,7 @@ def _rope(fields: Fields, family: Family) -> Rope:
     if kind in ("linear", "yarn"):
         _positive(scaling, "factor", key)
     if kind in ("llama3", "yarn"):
-        # As transformers: its own field counts first, and without any it is the longest.
+        # As in transformers: its own field counts first; without any, the longest.
         original = fields.given.get("original_max_position_embeddings")
         scaling.setdefault(ORIGINAL_POSITIONS, fields.whole("max_position_embeddings"))
         if original is not None:
@@ -99,8 +99,8 @@ def _rope(fields: Fields, family: Family) -> Rope:
 
 
 def read_partial_rotary(fields: Fields, family: Family) -> float:
-    """Share of a head's width that is rotated, from 0 to 1; transformers 5 keeps it with the rotary
-    embedding's parameters."""
+    """Share of a head's width that is rotated, from 0 to 1; in transformers 5 it is a parameter of
+    the rotary embedding."""
     parameters = fields.given.get("rope_parameters")
     given = parameters.get(PARTIAL_ROTARY) if isinstance(parameters, Mapping) else None
     if given is None:
@@ -124,7 +124,7 @@ def _positive(scaling: Mapping[str, Any], name: str, key: str) -> None:
 
 
 def read_positions(fields: Fields, rope: Rope) -> int:
-    """Longest sequence in tokens, as vLLM counts it."""
+    """Maximum sequence length in tokens, as in vLLM."""
     most = fields.whole("max_position_embeddings")
     if rope.kind == "linear":
         return int(most * rope.parameters["factor"])

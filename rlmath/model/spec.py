@@ -1,5 +1,5 @@
-"""What a model is: sizes and family, from config.json. Nothing else reads that file; of its rotary
-embeddings :mod:`rlmath.model.rope` makes sense.
+"""The model spec: sizes and family, from config.json. Nothing else reads that file;
+:mod:`rlmath.model.rope` parses its rotary embeddings.
 
 Needs neither torch nor transformers.
 """
@@ -20,7 +20,7 @@ from rlmath.model.families import Entry, Family, QkNorm, When, family_of
 from rlmath.model.folder import TINY
 from rlmath.model.rope import Rope, read_partial_rotary, read_positions, read_ropes
 
-# What config.json may say of the weights' type.
+# Possible types of the weights in config.json.
 WEIGHT_DTYPES = ("float32", "bfloat16", "float16", "float64")
 CONFIG_FILE = "config.json"
 ADAPTER_FILE = "adapter_config.json"
@@ -30,14 +30,14 @@ ADAPTER_FILE = "adapter_config.json"
 class Latent:
     """Multi-head latent attention (MLA; DeepSeek-V2, arXiv:2405.04434, section 2.1).
 
-    Keys and values of all heads come from one narrow vector, and a part of each key, which is
-    rotated, from a second that all heads share.
+    Keys and values of all heads come from one narrow vector, and the rotated part of each key from
+    a second one that all heads share.
 
     Attributes:
         query_rank: Width of the vector that queries come from.
         kv_rank: Width of the vector that keys and values come from.
         content_dim: Width of the part of a query or key head that is not rotated.
-        rotary_dim: Width of the part that is.
+        rotary_dim: Width of the rotated part.
         value_dim: Width of a value head.
     """
 
@@ -53,34 +53,34 @@ class ModelSpec:
     """One decoder-only model.
 
     Attributes:
-        architecture: As config.json names it, such as ``Qwen2ForCausalLM``.
+        architecture: Name in config.json, such as ``Qwen2ForCausalLM``.
         layers: Decoder layers.
         hidden: Width of the residual stream.
         heads: Query heads.
         kv_heads: Key-value heads (groups of query heads).
         head_dim: Width of one query head; ``heads * head_dim`` need not be ``hidden``.
         ffn: Width of a dense layer's feed-forward.
-        vocab: Rows of the embedding in the Hugging Face files, before any padding of ours.
+        vocab: Rows of the embedding in the Hugging Face files, without padding.
         tied: The output layer is the embedding.
         norm_eps: Epsilon of all RMS norms.
         rope: Rotary position embedding.
-        max_positions: Longest sequence that the model was made for, in tokens.
+        max_positions: Maximum sequence length, in tokens.
         partial_rotary: Share of a head that is rotated, from its first element on.
-        sliding_window: Tokens that a token of a windowed layer attends to, itself the last of them;
-            ``None``: no layer has a window.
-        full_layers: Of a model with windows, the layers without one.
-        window_rope: Rotary position embedding of the windowed layers; ``None``: it is ``rope``.
+        sliding_window: Number of tokens that a token of a windowed layer attends to, including
+            itself; ``None``: no layer has a window.
+        full_layers: Layers without a window, in a model with windows.
+        window_rope: Rotary position embedding of the windowed layers; ``None``: ``rope``.
         experts: Experts of an MoE layer; 0 for a dense model.
-        experts_per_token: Experts that a token goes to.
+        experts_per_token: Experts per token.
         moe_ffn: Width of one expert.
-        dense_layers: Layers of an MoE model that have an ordinary feed-forward.
-        norm_topk_prob: The chosen experts' weights are normalized to 1.
-        shared_ffn: Width of the experts that every token goes to, together; 0: none.
-        routed_scaling: What the chosen experts' weights are multiplied by.
-        latent: Of a model with multi-head latent attention, its widths.
-        expert_groups: Groups of experts, of which a token goes to the best alone.
-        groups_per_token: As many.
-        without: Of the family's optional features, those that this model lacks.
+        dense_layers: Layers of an MoE model with an ordinary feed-forward.
+        norm_topk_prob: The selected experts' weights are normalized to 1.
+        shared_ffn: Total width of the experts that every token uses; 0: none.
+        routed_scaling: Factor of the selected experts' weights.
+        latent: Widths of multi-head latent attention, if the model has it.
+        expert_groups: Number of groups of experts; a token uses only the best groups.
+        groups_per_token: Groups that a token uses.
+        without: Optional features of the family that this model lacks.
     """
 
     architecture: str
@@ -120,7 +120,7 @@ class ModelSpec:
 
     @property
     def family(self) -> Family:
-        """What the model has in common with others of its architecture."""
+        """The model family."""
         return family_of(self.architecture)
 
     @property
@@ -147,7 +147,7 @@ class ModelSpec:
         return self.heads * width
 
     def is_windowed(self, layer: int) -> bool:
-        """Whether decoder layer ``layer`` (from 0) attends to its last tokens alone."""
+        """Whether decoder layer ``layer`` (from 0) attends only to its last tokens."""
         return self.sliding_window is not None and layer not in self.full_layers
 
     def is_moe_layer(self, layer: int) -> bool:
@@ -156,11 +156,11 @@ class ModelSpec:
 
     @property
     def moe_layers(self) -> int:
-        """MoE layers."""
+        """Number of MoE layers."""
         return self.layers - len(self.dense_layers) if self.experts else 0
 
     def has(self, entry: Entry, layer: int | None = None) -> bool:
-        """Whether the model has a table entry, and for entries of a layer, that layer."""
+        """Whether the model has a table entry; for a layer's entry, in that layer."""
         if entry.when is When.dense_layer:
             return layer is not None and not self.is_moe_layer(layer)
         if entry.when is When.moe_layer:
@@ -176,7 +176,7 @@ class ModelSpec:
         }[entry.when]
 
     def size(self, dimension: str) -> int:
-        """Length of a named dimension of the tables in ``families.py``."""
+        """Size of a named dimension of the tables in ``families.py``."""
         sizes = {
             "hidden": self.hidden,
             "query": self.heads * self.head_dim,
@@ -199,19 +199,19 @@ class ModelSpec:
             }
         return sizes[dimension]
 
-    # Counted once: the planner asks for each of thousands of layouts.
+    # Cached: the planner asks for each of thousands of layouts.
     @functools.cached_property
     def num_parameters(self) -> int:
-        """All weights of the model, a tied embedding once."""
+        """Number of weights of the model, counting a tied embedding once."""
         return sum(self._count(entry) for entry in self.family.entries)
 
     @functools.cached_property
     def num_expert_parameters(self) -> int:
-        """Weights of all experts, which expert-parallel ranks share between them."""
+        """Number of weights of all experts, which expert-parallel ranks share."""
         return sum(self._count(entry) for entry in self.family.entries if entry.per_expert)
 
     def _count(self, entry: Entry) -> int:
-        """Weights of an entry, over all layers and experts; a copy of another entry's has none."""
+        """Weights of an entry, over all layers and experts; 0 for a copy of another entry."""
         if entry.when is When.tied:
             return 0
         if entry.per_layer:
@@ -223,22 +223,22 @@ class ModelSpec:
 
 
 def padded_vocab_size(vocab: int, tp_size: int, multiple: int = 1) -> int:
-    """Rows of the embedding in Megatron: the next number that TP ranks share evenly.
+    """Rows of the embedding in Megatron: the next number that TP ranks share equally.
 
     Args:
         vocab: Rows in the Hugging Face files.
         tp_size: Tensor-parallel ranks.
-        multiple: Each rank's share is a multiple of it as well.
+        multiple: Additional divisor of each rank's share.
     """
     step = tp_size * multiple
     return -(-vocab // step) * step
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
-    """config.json of a model folder, to be written elsewhere; ``read_model_spec`` understands it.
+    """config.json of a model folder, to be copied; ``read_model_spec`` interprets it.
 
     Raises:
-        ModelError: The folder or the file is missing, or it is not a JSON object.
+        ModelError: The folder or the file is missing, or is not a JSON object.
     """
     path = Path(folder) / CONFIG_FILE
     try:
@@ -260,7 +260,7 @@ def read_config(folder: str | Path) -> dict[str, Any]:
 
 
 def adapter_instead(folder: Path) -> str:
-    """What is wrong with a LoRA adapter's folder in the place of a model's, in words."""
+    """The error for the folder of a LoRA adapter in place of a model's."""
     try:
         base = json.loads((folder / ADAPTER_FILE).read_text(encoding="utf-8"))
         name = base["base_model_name_or_path"]
@@ -274,7 +274,7 @@ def adapter_instead(folder: Path) -> str:
 
 
 def read_model_spec(folder: str | Path) -> ModelSpec:
-    """The model in a Hugging Face folder, or the tiny model, which a run makes for itself.
+    """The model in a Hugging Face folder, or the tiny model, which a run creates.
 
     Raises:
         ModelError: As ``read_config`` and ``model_spec`` do.
@@ -292,11 +292,11 @@ def model_spec(config: Mapping[str, Any], source: str = CONFIG_FILE) -> ModelSpe
     Args:
         config: Contents of config.json, in the form of transformers 5 (``rope_parameters``) or
             older (``rope_theta`` and ``rope_scaling``).
-        source: Where they are from, for messages.
+        source: Where the contents are from, for messages.
 
     Raises:
-        ModelError: A field is missing or of another type, the architecture is not supported, or a
-            feature is on that is not; the message names the file, the field and what works.
+        ModelError: A field is missing or invalid, or the architecture or a feature is unsupported;
+            the message names the file, the field and what works.
     """
     try:
         return _spec(config)
@@ -311,7 +311,7 @@ def _spec(config: Mapping[str, Any]) -> ModelSpec:
     _refuse_unsupported(fields, family)
     heads, hidden = fields.whole("num_attention_heads"), fields.whole("hidden_size")
     layers = fields.whole("num_hidden_layers")
-    # Qwen's published files say num_experts, transformers 5 saves num_local_experts, GLM's have
+    # Qwen's published files have num_experts, transformers 5 saves num_local_experts, GLM's have
     # n_routed_experts.
     keys = ("num_experts", "n_routed_experts", "num_local_experts")
     key = next((key for key in keys if fields.given.get(key) is not None), keys[0])
@@ -332,7 +332,7 @@ def _spec(config: Mapping[str, Any]) -> ModelSpec:
         hidden=hidden,
         heads=heads,
         kv_heads=fields.whole("num_key_value_heads", heads) if latent is None else heads,
-        # DeepSeek's config.json means the rotated part alone by it.
+        # In DeepSeek's config.json head_dim is only the rotated part.
         head_dim=fields.whole("head_dim", hidden // heads)
         if latent is None
         else latent.content_dim + latent.rotary_dim,
@@ -361,7 +361,7 @@ def _spec(config: Mapping[str, Any]) -> ModelSpec:
 
 
 def _architecture(fields: Fields) -> str:
-    """The class of the model."""
+    """The model's class."""
     names = fields.given.get("architectures")
     if not isinstance(names, list | tuple) or not names:
         raise ModelError("no field architectures, which names the class of the model")
@@ -369,7 +369,7 @@ def _architecture(fields: Fields) -> str:
 
 
 def _refuse_unsupported(fields: Fields, family: Family) -> None:
-    """Features that would load without complaint and then compute something else."""
+    """Refuse features that would load silently and then compute something else."""
     given = fields.given
     if given.get("hidden_act", "silu") != "silu":
         raise ModelError(f"hidden_act is {given['hidden_act']!r}; only silu is supported")
@@ -392,14 +392,14 @@ def _refuse_unsupported(fields: Fields, family: Family) -> None:
         raise ModelError(f"layer_types has {len(types)} entries for {layers} layers")
     if given.get("quantization_config"):
         raise ModelError("quantization_config is set; train from unquantized weights")
-    # transformers takes it for an attribute of torch.
+    # transformers looks it up as an attribute of torch.
     dtype = given.get("dtype") or given.get("torch_dtype") or WEIGHT_DTYPES[0]
     if dtype not in WEIGHT_DTYPES:
         raise ModelError(f"dtype is {dtype!r} and none of {', '.join(WEIGHT_DTYPES)}")
 
 
 def _full_layers(fields: Fields, family: Family, layers: int) -> tuple[int, ...]:
-    """Layers without a window: none, or those that config.json lists, or every N-th."""
+    """Layers without a window: none, those listed in config.json, or every N-th."""
     every, types = family.full_every, fields.given.get("layer_types")
     if not every:
         if types:
@@ -416,8 +416,8 @@ def _full_layers(fields: Fields, family: Family, layers: int) -> tuple[int, ...]
 
 
 def _refuse_other_routers(fields: Fields, family: Family) -> None:
-    """Megatron's sigmoid router normalizes the chosen weights, and scores a group of experts by as
-    many of them as a token has of each of its groups."""
+    """Refuse other routers: Megatron's sigmoid router normalizes the selected weights, and scores a
+    group by as many of its experts as a token uses per group."""
     if not fields.flag("norm_topk_prob"):
         raise ModelError(
             "norm_topk_prob is false; experts of sigmoid routers are supported with it"
@@ -429,7 +429,7 @@ def _refuse_other_routers(fields: Fields, family: Family) -> None:
                     f"{key} is {fields.given[key]}; experts are supported in one group"
                 )
         return
-    # vLLM makes the bias that chooses only for this name.
+    # vLLM creates the selection bias only for this name.
     for key, value in (("topk_method", "noaux_tc"), ("scoring_func", "sigmoid")):
         if fields.given.get(key) != value:
             raise ModelError(
@@ -472,15 +472,15 @@ def _latent(fields: Fields) -> Latent:
 
 
 def _shared_ffn(fields: Fields) -> int:
-    """Width of the shared experts; 0: there are none."""
+    """Width of the shared experts; 0 if there are none."""
     if not fields.given.get("n_shared_experts"):
         return 0
     return fields.whole("n_shared_experts") * fields.whole("moe_intermediate_size")
 
 
 def _dense_layers(fields: Fields, layers: int) -> tuple[int, ...]:
-    """GLM's rule: the first ones have no experts. Qwen's: every ``decoder_sparse_step``-th layer is
-    an MoE unless listed otherwise."""
+    """GLM's first layers are dense. Qwen: every ``decoder_sparse_step``-th layer is an MoE, unless
+    listed otherwise."""
     first = fields.given.get("first_k_dense_replace")
     if first is not None:
         return tuple(range(min(int(first), layers)))

@@ -18,10 +18,10 @@ def tiny_config(
     max_position_embeddings: int = 2048,
     tie_word_embeddings: bool = False,
 ) -> dict[str, Any]:
-    """Fields of the tiny model's config.json, without those that the tokenizer decides.
+    """Fields of the tiny model's config.json, without those that depend on the tokenizer.
 
-    With the defaults it has 0.66 million parameters and a vocabulary of 261, which is odd: any
-    tensor parallelism pads it. Heads, key-value heads and layers divide by TP 2 and PP 2 or 4.
+    By default it has 0.66 million parameters and an odd vocabulary of 261, so tensor parallelism
+    pads it. Heads, key-value heads and layers are divisible by TP 2 and PP 2 or 4.
 
     Args:
         num_layers: Transformer layers.
@@ -29,11 +29,11 @@ def tiny_config(
         intermediate_size: Width of the feed-forward layers.
         num_heads: Query heads; a multiple of ``num_kv_heads``.
         num_kv_heads: Key-value heads.
-        max_position_embeddings: Longest sequence, in tokens.
-        tie_word_embeddings: Use the input embedding as the output matrix as well.
+        max_position_embeddings: Maximum sequence length, in tokens.
+        tie_word_embeddings: Use the input embedding as the output matrix too.
 
     Raises:
-        ValueError: A size that does not divide as said above.
+        ValueError: Sizes are not divisible as required above.
     """
     if hidden_size % num_heads or num_heads % num_kv_heads:
         raise ValueError(
@@ -65,8 +65,8 @@ def make_tiny_model(folder: str | Path, seed: int = 0, **sizes: Any) -> Path:
     The same seed gives the same bytes.
 
     Args:
-        folder: Made if missing; files of the same names in it are replaced.
-        seed: Of the initial weights.
+        folder: Created if missing; existing files of the same names are replaced.
+        seed: Seed of the initial weights.
         sizes: As for :func:`tiny_config`.
 
     Returns:

@@ -1,7 +1,7 @@
-"""The tiny model's tokenizer: one token per byte of UTF-8, and the markers of a chat.
+"""The tiny model's tokenizer: one token per UTF-8 byte, and chat markers.
 
 Byte-level BPE without merges, so an ASCII character is one token, any other character is as many
-tokens as it has bytes, and text survives encoding and decoding.
+tokens as it has bytes, and encoding is lossless.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CHAT_TEMPLATE = (
 
 
 def vocabulary() -> dict[str, int]:
-    """Each symbol and its id."""
+    """Symbols and their ids."""
     from tokenizers import pre_tokenizers
 
     symbols = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *SPECIAL_TOKENS]
@@ -39,7 +39,7 @@ def vocabulary() -> dict[str, int]:
 
 
 def fast_tokenizer() -> Tokenizer:
-    """What :func:`build_tokenizer` encodes with, without transformers."""
+    """The encoder of :func:`build_tokenizer`, without transformers."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
     made = Tokenizer(models.BPE(vocab=vocabulary(), merges=[]))
@@ -50,13 +50,13 @@ def fast_tokenizer() -> Tokenizer:
 
 
 def build_tokenizer(max_length_tokens: int) -> Qwen2Tokenizer:
-    """A tokenizer of 256 bytes and ``SPECIAL_TOKENS``; nothing is added to a text that it encodes.
+    """A tokenizer of 256 bytes and ``SPECIAL_TOKENS`` that adds no tokens to a text.
 
-    It is of the class that a Qwen2 folder is read back as, so that what is written here and what
-    vLLM and transformers load are the same. Like Qwen2's it composes accents first (NFC).
+    It has the class of a loaded Qwen2 folder, so what is written here is what vLLM and transformers
+    load. Like Qwen2's it composes accents first (NFC).
 
     Args:
-        max_length_tokens: Longest sequence of the model that it belongs to.
+        max_length_tokens: Maximum sequence length of its model.
     """
     from transformers import Qwen2Tokenizer
 

@@ -1,1 +1,1 @@
-"""Small helpers about processes, files and installed packages; they know nothing of training."""
+"""General helpers for processes, files and installed packages."""

@@ -1,5 +1,5 @@
-"""A file of named arrays with a header of JSON: a zip of ``.npy`` files, as ``numpy.savez`` makes
-them, whose checksums are verified when it is read. Without torch."""
+"""A file of named arrays with a JSON header: a zip of ``.npy`` files, like ``numpy.savez``, with
+checksums verified on reading. Without torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COMPRESSION = 1
 
 
 class BrokenFile(ValueError):
-    """A file is not what was written. The message says how."""
+    """A file is damaged. The message says how."""
 
 
 def write_arrays(
@@ -29,7 +29,7 @@ def write_arrays(
 
     Args:
         header: JSON values.
-        arrays: Floats are stored as they are, which hardly compress; all others compressed.
+        arrays: Floats, which hardly compress, are stored uncompressed; all others compressed.
     """
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=_COMPRESSION) as archive:
         archive.writestr(_HEADER, json.dumps({**header, "arrays": list(arrays)}))
@@ -41,10 +41,10 @@ def write_arrays(
 
 
 def read_header(path: Path) -> dict[str, Any]:
-    """The header alone.
+    """Read only the header.
 
     Raises:
-        BrokenFile: It is damaged.
+        BrokenFile: The header is damaged.
         OSError: The file cannot be read.
     """
     return _read(path, arrays=False)[0]
@@ -54,7 +54,7 @@ def read_arrays(path: Path) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """Header and arrays, in this machine's byte order.
 
     Raises:
-        BrokenFile: A bit of them is not what was written.
+        BrokenFile: The file is damaged.
         OSError: The file cannot be read.
     """
     return _read(path, arrays=True)
@@ -69,6 +69,6 @@ def _read(path: Path, *, arrays: bool) -> tuple[dict[str, Any], dict[str, NDArra
             for name in names if arrays else ():
                 one = np.load(io.BytesIO(archive.read(f"{name}{_ARRAY}")), allow_pickle=False)
                 found[name] = one.astype(one.dtype.newbyteorder("="), copy=False)
-        except Exception as error:  # What zipfile, zlib, json and NumPy make of damaged bytes.
+        except Exception as error:  # From zipfile, zlib, json and NumPy on damaged bytes.
             raise BrokenFile(f"{path}: damaged: {type(error).__name__}: {error}") from error
     return header, found

@@ -1,4 +1,4 @@
-"""Processes that must not outlive the one that started them, however that one ends."""
+"""Processes that end with their parent, however it ends."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import sys
 
 # linux/prctl.h
 _PR_SET_PDEATHSIG = 1
-# Opened here, as a process that was just forked may not be able to.
+# Loaded here, because a process that was just forked may not be able to.
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def end_with_parent(parent_pid: int) -> None:
-    """Have the kernel kill this process when its parent ends; also one that is stopped or busy.
+    """Let the kernel kill this process when its parent ends, even if stopped or busy.
 
     Args:
-        parent_pid: The parent's process id. If it has ended already, so does this process. The
-            kernel takes the thread that started this process for its parent.
+        parent_pid: The parent's process id. If it has already ended, so does this process. For the
+            kernel, the parent is the thread that started this process.
 
-    Nothing happens where the system is not Linux.
+    No-op on systems other than Linux.
     """
     if not sys.platform.startswith("linux"):
         return

@@ -1,4 +1,4 @@
-"""How a console command ends: errors that the user can fix become one line and an exit code."""
+"""Exit of a console command: errors that the user can fix become one line and an exit code."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from rlmath.utils.ending_signals import ending_by_exit
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130
-# What a disk says of a file that it names, or while one is written. Any other error of the system
-# is a bug, and has a traceback.
+# Errors of a file system while a named file is read or written. Any other system error is a bug and
+# has a traceback.
 _OF_A_FILE = (errno.EROFS, errno.EACCES, errno.ENOTDIR, errno.EISDIR)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -28,8 +28,7 @@ _UNWRITABLE = (OSError, ValueError, RuntimeError)
 
 
 class _Lasting:
-    """A stream whose failures to write are dropped with what was written: output is never worth a
-    run."""
+    """A stream that ignores write errors: output is never worth a run."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -53,7 +52,7 @@ class _Lasting:
 
 @contextlib.contextmanager
 def outliving_readers() -> Iterator[None]:
-    """Meanwhile the run outlives whoever reads its output (``| tee log``, a terminal)."""
+    """Let the run outlive whoever reads its output (``| tee log``, a terminal)."""
     before = sys.stdout, sys.stderr
     # A stream that was closed before Python started is None, and printing to it does nothing.
     sys.stdout, sys.stderr = (one and _Lasting(one) for one in before)  # type: ignore[assignment]
@@ -67,7 +66,7 @@ def outliving_readers() -> Iterator[None]:
 
 
 def _flush_or_drop(stream: TextIO) -> None:
-    """Drop what cannot be written, or Python would fail at exit with code 120."""
+    """Drop unwritable output, or Python would fail at exit with code 120."""
     try:
         stream.flush()
     except _UNWRITABLE:
@@ -79,7 +78,7 @@ def _flush_or_drop(stream: TextIO) -> None:
 
 
 def escape_unencodable() -> None:
-    """Let output show a character that its encoding lacks as an escape, instead of failing."""
+    """Print characters that the output's encoding lacks as escapes instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             with contextlib.suppress(*_UNWRITABLE):  # It flushes.
@@ -88,7 +87,7 @@ def escape_unencodable() -> None:
 
 @contextlib.contextmanager
 def without_warnings() -> Iterator[None]:
-    """Meanwhile Python's warnings of other packages are not shown, here and in new processes."""
+    """Hide Python warnings of other packages in the block, here and in new processes."""
     before = os.environ.get("PYTHONWARNINGS")
     os.environ.setdefault("PYTHONWARNINGS", "ignore")
     try:
@@ -108,8 +107,8 @@ def run_command(
 
     Args:
         command: Takes the arguments and returns the exit code.
-        arguments: Of the command line.
-        is_run: It may take days: neither its terminal nor a signal may cost what it has done.
+        arguments: Arguments of the command line.
+        is_run: A run that may take days: neither its terminal nor a signal may lose its progress.
     """
     escape_unencodable()
     with contextlib.ExitStack() as stack:
@@ -129,7 +128,7 @@ def _run(command: Callable[[list[str]], int], arguments: list[str]) -> int:
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader of our output has gone (`rlmath ... | head`); Python would complain at exit.
+        # The reader of our output is gone (`rlmath ... | head`); Python would complain at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:

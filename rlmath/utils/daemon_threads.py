@@ -1,7 +1,7 @@
-"""Threads for work that may never return: a reward of the user, a call of a rank that hangs.
+"""Threads for calls that may never return: a user's reward, or a call of a hanging rank.
 
-Python waits at its exit for every thread of a ``ThreadPoolExecutor``, so that one stuck call would
-keep a run that has ended, and its job's machines, for good.
+At exit Python waits for every thread of a ``ThreadPoolExecutor``, so one stuck call would keep a
+finished run, and its job's machines, forever.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ T = TypeVar("T")
 
 
 class DaemonThreads:
-    """Runs calls in daemon threads, in the order in which they come.
+    """Runs calls in daemon threads, in order of submission.
 
     Args:
-        count: Calls at once.
-        name: Of the threads, with a number behind it.
+        count: Number of concurrent calls.
+        name: Prefix of the threads' names.
     """
 
     def __init__(self, count: int, name: str) -> None:
@@ -33,7 +33,7 @@ class DaemonThreads:
         self._lock = threading.Lock()
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
-        """The result of ``function(*arguments)``, called by a thread.
+        """Call ``function(*arguments)`` in a thread and return its future result.
 
         Raises:
             RuntimeError: After :meth:`close`.
@@ -62,13 +62,13 @@ class DaemonThreads:
         return future
 
     def close(self, wait_s: float = 0.0) -> bool:
-        """Take no more calls, and cancel those that have not begun.
+        """Accept no more calls, and cancel those not yet started.
 
         Args:
-            wait_s: How long to wait for those that have, in seconds.
+            wait_s: How long to wait for running calls, in seconds.
 
         Returns:
-            Whether no call is under way.
+            Whether no call is running.
         """
         with self._lock:
             self._closed = True
@@ -85,4 +85,4 @@ class DaemonThreads:
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:
             call()
-            del call  # It holds what it returned.
+            del call  # It references its result.

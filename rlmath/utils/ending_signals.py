@@ -1,4 +1,4 @@
-"""Signals that end a run. Each takes the way of SIGTERM: the run saves what it can and ends."""
+"""Signals that end a run. All are handled like SIGTERM: the run saves its state and ends."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from typing import Any
 
 Handler = Callable[[int, FrameType | None], Any]
 
-# A terminal that closes sends SIGHUP; batch systems announce the end of a job with any of the
-# others. An unhandled one would end the process at once.
+# A closed terminal sends SIGHUP; batch systems announce the end of a job with any of the others. An
+# unhandled one would end the process immediately.
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-# A second SIGTERM or Ctrl-C ends the saving. The others come twice without anybody's intent: of a
-# terminal that closes, the kernel and the shell both tell the run.
+# A second SIGTERM or Ctrl-C aborts the saving. The others may come twice unintentionally: when a
+# terminal closes, both the kernel and the shell send SIGHUP.
 _REPEATED = ENDING_SIGNALS[1:]
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def on_ending_signals(handler: Handler) -> dict[signal.Signals, Any]:
-    """Install a handler for the signals; only in the main thread, which alone may do so.
+    """Install a handler for the signals; only the main thread can.
 
-    A SIGHUP that is ignored stays ignored, as do SIGUSR1 and SIGUSR2: that is how ``nohup`` asks a
-    run to outlive its terminal.
+    An ignored SIGHUP stays ignored, and so do SIGUSR1 and SIGUSR2: that is how ``nohup`` lets a run
+    outlive its terminal.
 
     Returns:
-        The handlers that it replaces.
+        The previous handlers.
     """
     if threading.current_thread() is not threading.main_thread():
         return {}
@@ -50,8 +50,8 @@ def on_ending_signals(handler: Handler) -> dict[signal.Signals, Any]:
 
 
 def is_signal(error: BaseException) -> bool:
-    """Whether a ``SystemExit`` is that of a signal, which rlmath's own handler raises wherever the
-    main thread is; ``sys.exit`` in a user's code is an error of that code."""
+    """Whether a ``SystemExit`` is from a signal, raised by rlmath's handler wherever the main
+    thread is; ``sys.exit`` in a user's code is an error of that code."""
     frames = traceback.extract_tb(error.__traceback__)
     if not isinstance(error, SystemExit) or not frames:
         return False
@@ -59,14 +59,14 @@ def is_signal(error: BaseException) -> bool:
 
 
 def put_back(handlers: dict[signal.Signals, Any]) -> None:
-    """Install the handlers that :func:`on_ending_signals` replaced."""
+    """Restore the handlers that :func:`on_ending_signals` replaced."""
     for number, handler in handlers.items():
         signal.signal(number, handler)
 
 
 @contextlib.contextmanager
 def ending_by_exit() -> Iterator[None]:
-    """Let the signals unwind the block with ``SystemExit(128 + number)``."""
+    """Let the signals leave the block with ``SystemExit(128 + number)``."""
 
     def end(number: int, frame: FrameType | None) -> None:
         sys.exit(128 + number)
@@ -80,11 +80,11 @@ def ending_by_exit() -> Iterator[None]:
 
 @contextlib.contextmanager
 def signals_wait(meanwhile: str) -> Iterator[None]:
-    """Let the first signal that ends a run, or Ctrl-C, take effect at the end of this block; a
-    second one does so at once.
+    """Delay the first ending signal, or Ctrl-C, to the end of the block; a second one takes effect
+    immediately.
 
     Args:
-        meanwhile: What the block does, for the line that is printed.
+        meanwhile: Description of the block, for the printed line.
     """
     noted: list[int] = []
     before: dict[int, Handler] = {}

@@ -1,4 +1,4 @@
-"""Waiting for several futures without holding a thread."""
+"""Wait for several futures without blocking a thread."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ T = TypeVar("T")
 def when_all(futures: Sequence[Future[Any]], callback: Callable[[], None]) -> None:
     """Call ``callback`` once, when the last of ``futures`` is done.
 
-    It runs in the thread that completes the last one, or here if all are done already. It must not
-    raise: nobody would see it. The futures do not keep it, and what it holds, once it was called.
+    It runs in the thread that completes the last one, or here if all are already done. It must not
+    raise, because nobody would see it. The futures drop their reference to it after the call.
     """
     left = len(futures)
     lock = threading.Lock()
-    # A future keeps its callbacks for good: one that held the futures would make a cycle.
+    # A future keeps its callbacks forever: one that references the futures would be a cycle.
     to_call = [callback]
 
     def one_done(_: Future[Any]) -> None:
@@ -36,7 +36,7 @@ def when_all(futures: Sequence[Future[Any]], callback: Callable[[], None]) -> No
 
 
 def gather(futures: Sequence[Future[T]]) -> Future[list[T]]:
-    """The results of all, in order; or the first failure in that order, once all are done."""
+    """All results, in order; or the first failure in that order, once all are done."""
     result: Future[list[T]] = Future()
 
     def finish() -> None:
@@ -47,7 +47,7 @@ def gather(futures: Sequence[Future[T]]) -> Future[list[T]]:
 
 
 def resolve(future: Future[T], value: Callable[[], T]) -> None:
-    """Complete ``future`` with what ``value`` returns or raises; a cancelled one is left alone."""
+    """Complete ``future`` with the result or exception of ``value``; a cancelled one is skipped."""
     if not future.set_running_or_notify_cancel():
         return
     try:

@@ -1,4 +1,4 @@
-"""InfiniBand and RoCE as NCCL sees them; NCCL uses TCP without an error if something is missing."""
+"""InfiniBand and RoCE for NCCL, which silently falls back to TCP if something is missing."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 LIBRARY = "libibverbs.so.1"
-# linux/capability.h; a process that has it locks memory without a limit.
+# linux/capability.h; a process with this capability can lock memory without a limit.
 _CAP_IPC_LOCK = 14
 
 
 def adapters(sys_root: Path = Path("/sys")) -> list[str]:
-    """Names of the adapters that have a port in use, such as ``mlx5_0``. Containers see the host's.
+    """Names of adapters with an active port, such as ``mlx5_0``. Containers see the host's.
 
     Args:
-        sys_root: Where sysfs is.
+        sys_root: Mount point of sysfs.
     """
     folder = sys_root / "class" / "infiniband"
     return sorted(
@@ -27,11 +27,11 @@ def adapters(sys_root: Path = Path("/sys")) -> list[str]:
 
 
 def problems(dev_root: Path = Path("/dev"), library: str = LIBRARY) -> Iterator[str]:
-    """What keeps this process from using the adapters, each with how to fix it.
+    """Reasons why this process cannot use the adapters, each with how to fix it.
 
     Args:
-        dev_root: Where device files are.
-        library: That NCCL opens.
+        dev_root: Folder of device files.
+        library: The library that NCCL loads.
     """
     try:
         ctypes.CDLL(library)

@@ -2,9 +2,9 @@
 
     from rlmath.utils.lazy_torch import Tensor, torch
 
-Importing torch takes seconds. A mistake in the settings has to be reported sooner, and what the
-settings may be is declared beside the losses and estimators. Such a module uses ``torch`` inside
-functions only, and ``Tensor`` in annotations only.
+Importing torch takes seconds, and a mistake in the settings should be reported sooner; the possible
+settings are declared beside the losses and estimators. Such a module uses ``torch`` only inside
+functions, and ``Tensor`` only in annotations.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 else:
 
     class _Torch:
-        """Imports torch when one of its attributes is asked for."""
+        """Imports torch when an attribute is accessed."""
 
         def __getattr__(self, name: str) -> Any:
             import torch
 
             value = getattr(torch, name)
-            setattr(self, name, value)  # The next time it is found without this function.
+            setattr(self, name, value)  # Later accesses bypass this function.
             return value
 
     torch = _Torch()

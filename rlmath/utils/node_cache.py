@@ -1,5 +1,5 @@
-"""Folders for compiled code on a node's own disk. ``~/.cache`` often is on one that all nodes
-share, where hundreds of processes would write thousands of small files."""
+"""Folders for compiled code on a node's own disk. ``~/.cache`` is often on a shared file system,
+where hundreds of processes would write thousands of small files."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-# In a folder, held by the process that writes there.
+# Lock file of a folder, held by the process that writes there.
 LOCK = ".lock"
 
 
 def node_cache() -> Path:
-    """The node's folder for compiled code, in that for temporary files (``TMPDIR``).
+    """The node's folder for compiled code, below that for temporary files (``TMPDIR``).
 
     Raises:
-        PermissionError: Others can write there, whose code this process would run.
+        PermissionError: Others can write there, so this process would run their code.
     """
     root = Path(tempfile.gettempdir()) / f"rlmath_compiled_{os.getuid()}"
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -29,16 +29,16 @@ def node_cache() -> Path:
 
 
 def seed(folder: Path, archive: Path) -> None:
-    """Fill a folder that has nothing but its lock from an archive, if there is one.
+    """Fill a folder that only contains its lock from an archive, if there is one.
 
     Args:
-        folder: Of this process alone.
-        archive: What another process has compiled; see :func:`save`.
+        folder: A folder of this process alone.
+        archive: Code compiled by another process, see :func:`save`.
     """
     if {one.name for one in folder.iterdir()} - {LOCK} or not archive.is_file():
         return
     made = Path(tempfile.mkdtemp(dir=folder.parent))
-    # What cannot be read is compiled again; a process that is killed leaves no half of it.
+    # Unreadable parts are compiled again; a killed process leaves nothing incomplete.
     with contextlib.suppress(OSError, tarfile.TarError):
         with tarfile.open(archive) as tar:
             tar.extractall(made, filter="data")
@@ -48,13 +48,13 @@ def seed(folder: Path, archive: Path) -> None:
 
 
 def save(folder: Path, archive: Path) -> None:
-    """Write what a folder has to an archive, unless that is newer than all of it; atomic."""
+    """Write a folder's files to an archive, unless that is newer than all of them; atomic."""
     files = [file for file in folder.rglob("*") if file.is_file() and file.name != LOCK]
     newest = max((file.stat().st_mtime for file in files), default=0.0)
     if not files or (archive.is_file() and archive.stat().st_mtime >= newest):
         return
     made = archive.with_name(f"{archive.name}.{os.getpid()}")
-    with contextlib.suppress(OSError):  # A full disk costs a compilation.
+    with contextlib.suppress(OSError):  # A full disk costs only a compilation.
         with tarfile.open(made, "w") as tar:
             for one in sorted(folder.iterdir()):
                 if one.name != LOCK:

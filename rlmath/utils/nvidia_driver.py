@@ -1,32 +1,32 @@
-"""The NVIDIA driver of this machine, as ``nvidia-smi`` knows it. Imports no torch."""
+"""The machine's NVIDIA driver, from ``nvidia-smi``. Does not import torch."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
 
-# Of the CUDA 13 that requirements/cuda.lock holds; older drivers load it and find no device.
+# Minimum driver for the CUDA 13 of requirements/cuda.lock; older ones load it and find no device.
 LEAST_DRIVER = 580
 TIMEOUT_S = 30
 
 
 def driver_version() -> str | None:
-    """Such as ``580.65.06``; ``None`` without ``nvidia-smi``, or when it finds no driver."""
+    """Such as ``580.65.06``; ``None`` without ``nvidia-smi``, or if it finds no driver."""
     found = _query("driver_version")
     return found[0] if found else None
 
 
 def compute_capability() -> tuple[int, int] | None:
-    """The least of this machine's GPUs, such as ``(9, 0)``; ``None``: it is not known.
+    """The lowest of this machine's GPUs, such as ``(9, 0)``; ``None`` if unknown.
 
-    Of all GPUs, also of those that ``CUDA_VISIBLE_DEVICES`` hides: they are mostly alike.
+    Includes GPUs that ``CUDA_VISIBLE_DEVICES`` hides: they are mostly alike.
     """
     pairs = [one.split(".") for one in _query("compute_cap")]
     return min(((int(major), int(minor)) for major, minor in pairs), default=None)
 
 
 def _query(field: str) -> list[str]:
-    """What ``nvidia-smi`` says of each GPU; nothing without it, or when it finds no driver."""
+    """Output of ``nvidia-smi`` for each GPU; empty without it, or if it finds no driver."""
     if shutil.which("nvidia-smi") is None:
         return []
     command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader"]
@@ -48,7 +48,7 @@ def is_too_old(version: str) -> bool:
 
 
 def why_no_device(cuda: str | None) -> str:
-    """Why torch sees no CUDA device, as far as the driver tells, and how to fix it.
+    """Why torch sees no CUDA device, as far as the driver shows, and how to fix it.
 
     Args:
         cuda: ``torch.version.cuda``; ``None``: a build without CUDA.

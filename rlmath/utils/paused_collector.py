@@ -9,11 +9,11 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def paused_collector() -> Iterator[None]:
-    """Import and build in this block without garbage collections.
+    """Import and build in this block without garbage collection.
 
-    Thousands of modules keep everything that they make, so collections find nothing and take a
-    fifth of the time. What exists at the end of the block stays: the collector need not walk
-    through it again and again.
+    Thousands of modules keep everything that they create, so collections find nothing and take a
+    fifth of the time. Objects that exist at the end of the block are frozen, so the collector does
+    not scan them again.
     """
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""Numbers in words."""
+"""Format numbers as ranges."""
 
 from __future__ import annotations
 

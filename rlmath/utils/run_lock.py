@@ -1,4 +1,4 @@
-"""One run at a time in a folder."""
+"""A lock that allows one run at a time in a folder."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ LOCK_FILE = "run.lock"
 
 @contextlib.contextmanager
 def only_run_in(folder: str | Path) -> Iterator[None]:
-    """Hold a folder for the length of a run; the kernel lets go of it when the process ends.
+    """Lock a folder for the duration of a run; the kernel releases it when the process ends.
 
-    On a file system without locks the run goes ahead, with a warning that says so: such file
-    systems are common on clusters, and refusing would forbid every run there.
+    On a file system without locks the run continues with a warning: such file systems are common on
+    clusters, and refusing would forbid every run there.
 
     Raises:
         UserError: Another run holds it.

@@ -1,7 +1,7 @@
-"""A sequence of seeds from one, which can be entered at any place.
+"""A sequence of seeds derived from one seed, with random access.
 
-SplitMix64 (doi:10.1145/2660193.2660195): a counter with a fixed stride, and a mixing function that
-has an inverse. The counter starts at the mixed seed.
+SplitMix64 (doi:10.1145/2660193.2660195): a counter with a fixed stride and an invertible mixing
+function. The counter starts at the mixed seed.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class SeedStream:
 
 
 class SeedStreams:
-    """Several streams side by side, which give a number each at a time.
+    """Several streams in parallel, each giving one number at a time.
 
     Args:
-        streams: Not to be used until :meth:`put_back`.
+        streams: Must not be used until :meth:`put_back`.
     """
 
     def __init__(self, streams: Sequence[SeedStream]) -> None:
@@ -45,7 +45,7 @@ class SeedStreams:
         self._states = np.array([one._state for one in streams], np.uint64)
 
     def next(self) -> NDArray[np.int64]:
-        """``[n]``, the next number of each."""
+        """``[n]``, the next number of each stream."""
         self._states += np.uint64(_STRIDE)
         x = self._states
         x = (x ^ (x >> np.uint64(30))) * np.uint64(_FACTORS[0])
@@ -54,16 +54,16 @@ class SeedStreams:
         return (x >> np.uint64(1)).view(np.int64)
 
     def put_back(self) -> None:
-        """Give the streams the states that they have come to."""
+        """Write the current states back to the streams."""
         for stream, state in zip(self._streams, self._states.tolist(), strict=True):
             stream._state = state
 
 
 def skip(seed: int, count: int) -> int:
-    """The seed of the stream that begins after the first ``count`` numbers of another.
+    """The seed of the stream that starts after the first ``count`` numbers of another.
 
     Args:
-        seed: Of the other stream.
+        seed: Seed of the other stream.
         count: At least 0.
 
     Returns:
@@ -79,7 +79,7 @@ def _mixed(x: int) -> int:
 
 
 def _unmixed(x: int) -> int:
-    """The number that :func:`_mixed` makes ``x`` of."""
+    """Inverse of :func:`_mixed`."""
     x = x ^ (x >> 31) ^ (x >> 62)
     x = (x * _INVERSE_FACTORS[1]) & _MASK
     x = x ^ (x >> 27) ^ (x >> 54)

@@ -1,6 +1,6 @@
-"""A field of a section of the settings: its default, meaning, range and when it is used.
+"""A field of a settings section: its default, meaning, range and condition of use.
 
-A section is a dataclass. It stands with the component that takes it, or in ``rlmath/config/``:
+A section is a dataclass, next to the component that uses it or in ``rlmath/config/``:
 
     @dataclass
     class RunnerConfig:
@@ -54,7 +54,7 @@ class Range:
 
 @dataclass(frozen=True)
 class OnlyWith:
-    """The condition under which a setting is used; otherwise it has to keep its default.
+    """The condition under which a setting is used; otherwise it must keep its default.
 
     Attributes:
         setting: A setting of the same section, or a full key such as ``algorithm.kl_coef``.
@@ -73,11 +73,11 @@ class NotWith:
     """A value of a setting that does not work with a value of another one.
 
     Attributes:
-        other: ``model.dtype=float32``, as in YAML. ``cluster.device`` is what it stands for on the
-            machine: ``cpu`` or ``cuda``.
+        other: ``model.dtype=float32``, as in YAML. ``cluster.device`` is the resolved device:
+            ``cpu`` or ``cuda``.
         why: The reason.
         fix: ``use bfloat16``.
-        value: The value of this setting, as in YAML; empty: any but its default.
+        value: The value of this setting, as in YAML; empty: any value but its default.
     """
 
     other: str
@@ -88,14 +88,14 @@ class NotWith:
 
 @dataclass(frozen=True)
 class About:
-    """What :func:`setting` says about a field.
+    """Metadata of a field made by :func:`setting`.
 
     Attributes:
-        doc: What the setting does, then what special values mean.
+        doc: Effect of the setting, then the meaning of special values.
         limits: The range of a number.
-        only_with: When it is used; ``None``: always.
+        only_with: Condition of use; ``None``: always used.
         not_with: Values of other settings that it does not work with.
-        common: One of the settings that most users change.
+        common: Whether most users change it.
     """
 
     doc: str
@@ -121,7 +121,7 @@ def setting(
 
     Args:
         default: The default, or a function that makes it (``list``).
-        doc: What the setting does, then what special values mean.
+        doc: Effect of the setting, then the meaning of special values.
         least: The range of a number; see :class:`Range` for this and the next three.
         above: See ``least``.
         most: See ``least``.
@@ -138,14 +138,14 @@ def setting(
 
 
 def about(field: dataclasses.Field[Any]) -> About | None:
-    """What was said about a field; ``None`` for a subsection."""
+    """Metadata of a field; ``None`` for a subsection."""
     found: About | None = field.metadata.get(_KEY)
     return found
 
 
 @dataclass(frozen=True)
 class Options:
-    """Options of one loss or estimator: a frozen dataclass beside it, of fields by ``setting``.
+    """Options of a loss or estimator: a frozen dataclass next to it, with fields by ``setting``.
 
     Raises:
         ValueError: A number is outside its range.
@@ -153,7 +153,7 @@ class Options:
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> Self:
-        """From values as they stand in YAML: members of an enumeration by their names."""
+        """Create from YAML values; enumeration members are given by name."""
         hints = typing.get_type_hints(cls)
 
         def value(name: str, given: Any) -> Any:

@@ -1,7 +1,7 @@
 """Whether Transformer Engine is installed, completely or in part. Does not import torch.
 
-``find_spec`` finds a Transformer Engine whose extension for torch was never built. The cheap check
-looks for the extension as Transformer Engine's own loader does; the real one imports it.
+``find_spec`` also finds a Transformer Engine whose torch extension was never built. The fast check
+searches for the extension like Transformer Engine's loader; the thorough one imports it.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from pathlib import Path
 
 CORE_DISTRIBUTIONS = ("transformer-engine-cu13", "transformer-engine-cu12")
 EXTENSION = "transformer_engine_torch"
-# Libraries that it loads by name, each with the packages' folder that has it.
+# Libraries that it loads by name, each with its folder in the packages.
 PACKAGED_LIBRARIES = {"CUDNN": "cudnn", "NVRTC": "cu13", "CURAND": "cu13"}
-# Its flash attention is that of one of these; the second is for Hopper alone.
+# Packages that its flash attention can use; the second is only for Hopper.
 FLASH_ATTENTION_DISTRIBUTIONS = ("flash-attn", "flash-attn-3")
 
 
 def missing_part() -> str | None:
-    """What Transformer Engine lacks here, from files and metadata alone; ``None``: nothing.
+    """The missing part of Transformer Engine, from files and metadata; ``None``: it is complete.
 
     Takes milliseconds. An installation that passes can still fail to import.
     """
@@ -36,7 +36,7 @@ def missing_part() -> str | None:
         return f"its extension for torch, {EXTENSION}*.so, was not built"
     extension, core = _version(EXTENSION), [_version(name) for name in CORE_DISTRIBUTIONS]
     main = _version("transformer-engine")
-    # Without a distribution of the extension it was built from source, in one piece.
+    # Without a distribution of the extension, it was built from source as a whole.
     if extension is not None and {extension} != {v for v in (main, *core) if v is not None}:
         return (
             f"its parts are of different versions: transformer-engine {main}, {EXTENSION} "
@@ -46,24 +46,24 @@ def missing_part() -> str | None:
 
 
 def has_flash_attention() -> bool:
-    """Whether one of the packages is installed that Transformer Engine's flash attention calls."""
+    """Whether a package that Transformer Engine's flash attention uses is installed."""
     return any(_version(name) is not None for name in FLASH_ATTENTION_DISTRIBUTIONS)
 
 
 def use_packaged_libraries() -> None:
-    """Have Transformer Engine load the CUDA libraries that are installed as packages beside it.
+    """Let Transformer Engine load the CUDA libraries that are installed as packages.
 
-    Its loader looks below ``CUDNN_HOME`` (and so on), ``CUDA_HOME`` and ``/usr/local/cuda`` before
-    it looks at packages, and takes the first file of that name, of whatever version. Torch has
-    loaded the packages' by then. On a machine with cuDNN 9.14 in its CUDA toolkit, torch 2.13 then
-    refused to continue, or fused attention failed with ``CUDNN_STATUS_SUBLIBRARY_LOADING_FAILED``.
-    A variable that the user has set stays. Call before the first import of Transformer Engine.
+    Its loader searches below ``CUDNN_HOME`` (and so on), ``CUDA_HOME`` and ``/usr/local/cuda``
+    before packages, and loads the first file of that name, of any version. Torch has already loaded
+    the packages'. On a machine with cuDNN 9.14 in its CUDA toolkit, torch 2.13 then refused to
+    continue, or fused attention failed with ``CUDNN_STATUS_SUBLIBRARY_LOADING_FAILED``. A variable
+    set by the user is kept. Call before the first import of Transformer Engine.
     """
     packages = _site_packages() / "nvidia"
     for library, folder in PACKAGED_LIBRARIES.items():
         if (packages / folder).is_dir():
             os.environ.setdefault(f"{library}_HOME", str(packages / folder))
-    # Of cuDNN its core is linked to all parts, and the loader opens the first alone.
+    # cuDNN's core is linked to all its parts, but the loader opens only the first.
     cudnn = Path(os.environ.get("CUDNN_HOME", ""))
     if cudnn == packages / PACKAGED_LIBRARIES["CUDNN"]:
         for part in sorted(cudnn.glob("lib/lib*.so.*[0-9]")):
@@ -71,31 +71,31 @@ def use_packaged_libraries() -> None:
 
 
 def import_error() -> str | None:
-    """What importing Transformer Engine raises in this process; ``None``: it works."""
+    """The error of importing Transformer Engine in this process; ``None`` if it works."""
     use_packaged_libraries()
     try:
-        # Before it: its core is linked to cuBLAS, which torch knows where to find.
+        # First torch: Transformer Engine's core is linked to cuBLAS, which torch can find.
         importlib.import_module("torch")
         importlib.import_module("transformer_engine.pytorch")
     except Exception as error:
-        # A missing symbol is an OSError, a wrong pair of versions an AssertionError.
+        # A missing symbol is an OSError, a version mismatch an AssertionError.
         return f"importing it fails: {type(error).__name__}: {error}"
     return None
 
 
 def hide() -> None:
-    """Let this process see no Transformer Engine.
+    """Hide Transformer Engine from this process.
 
-    Megatron looks for the top-level package alone, which imports although its extension does not.
+    Megatron checks only the top-level package, which imports even without its extension.
     """
     for name in [n for n in sys.modules if n.partition(".")[0] == "transformer_engine"]:
         del sys.modules[name]
-    # What Python takes for a module that cannot be imported.
+    # Python's marker of a module that cannot be imported.
     sys.modules["transformer_engine"] = None  # type: ignore[assignment]
 
 
 def refusal(problem: str) -> str:
-    """The message for a run on CUDA that Transformer Engine's layers were meant for.
+    """The error for a run on CUDA with Transformer Engine's layers.
 
     Args:
         problem: From :func:`missing_part` or :func:`import_error`.
@@ -110,7 +110,7 @@ def refusal(problem: str) -> str:
 
 
 def _extension_in(package: Path) -> bool:
-    """In the places where Transformer Engine's loader looks: beside, in, and below its package."""
+    """Whether the extension is where Transformer Engine's loader searches for it."""
     places = (package.parent, package, package / "wheel_lib")
     return any(path.suffix == ".so" for place in places for path in place.glob(f"{EXTENSION}*"))
 
