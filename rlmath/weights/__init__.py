@@ -1,1 +1,1 @@
-"""Weights on their way: Megatron, Hugging Face files and vLLM engines hold the same model."""
+"""Model weights in Megatron, Hugging Face files and vLLM engines, and the transfer between them."""

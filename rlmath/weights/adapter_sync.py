@@ -1,4 +1,4 @@
-"""What a weight sync sends where engines compute adapters (LoRA) beside the base model."""
+"""Weight sync of adapters (LoRA), for engines that compute them beside the base model."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from rlmath.weights.slices import WeightSlice
 
 
 class AdapterSource:
-    """The adapters as they are sent, and what engines should hold after a weight sync.
+    """The adapters to send, and the expected fingerprints of engines after a weight sync.
 
     Construction is collective over ``parallel.group``.
 
     Args:
         model_chunks: As for ``BucketGatherer``, with their adapters.
-        spec: The model.
+        spec: The model spec.
         parallel: This rank.
         lora: The adapters.
         read: As for ``BucketGatherer``.
@@ -58,13 +58,13 @@ class AdapterSource:
             merge=scaled,
             adapters=lora,
         )
-        # Nothing of the base model is sent, and engines have to have it all the same.
+        # The base model is not sent, but engines must still have it.
         self._base = BucketGatherer(model_chunks, spec, parallel, read=read)
 
     def fingerprints(self, part: WeightSlice | None = None) -> dict[str, int]:
-        """Of the adapters as they are sent and of the base model. Collective over the group.
+        """Fingerprints of the base model and of the adapters as sent. Collective over the group.
 
         Args:
-            part: Only this slice of the base model, beside the adapters; ``None``: all of it.
+            part: Only this slice of the base model, in addition to the adapters; ``None``: all.
         """
         return self._base.fingerprints(part) | self.gatherer.fingerprints()

@@ -1,16 +1,15 @@
-"""Where the low-rank adapters of the files lie in a rank's parameters: pure arithmetic.
+"""Positions of the files' low-rank adapters in a rank's parameters: pure arithmetic.
 
-A Megatron matrix may hold several matrices of the files (query, key and value; gate and up). Each
-of those that has an adapter has its own ``A`` and ``B``. Megatron's matrix has one adapter of two
-parameters:
+A Megatron matrix may contain several matrices of the files (query, key and value; gate and up).
+Each adapted one has its own ``A`` and ``B``. Megatron's matrix has one adapter with two parameters:
 
-- ``a``: the ``A`` of the files' matrices one below another, ``[matrices * rank, in]``;
-- ``b``: a row for each row of Megatron's matrix, ``[out, rank]``, from the ``B`` that it belongs
-  to. Rows of a matrix without an adapter are there, unused and 0.
+- ``a``: the ``A`` of the files' matrices, stacked, ``[matrices * rank, in]``;
+- ``b``: a row for each row of Megatron's matrix, ``[out, rank]``, from the corresponding ``B``.
+  Rows of matrices without an adapter exist, unused and 0.
 
-Tensor ranks share them as they share the matrix: where the rows are split, ``b`` is and ``a`` is
-on every rank; where the columns are, ``a`` is and ``b`` is on every rank. An expert's
-matrix is shared by the expert's tensor ranks.
+Tensor ranks shard them like the matrix: if the rows are sharded, so is ``b``, and every rank has
+``a``; if the columns are, so is ``a``, and every rank has ``b``. An expert's matrix is sharded over
+the expert's tensor ranks.
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ class AdapterLayout:
     """The adapter of one Megatron matrix of a rank.
 
     Attributes:
-        parts: The files' matrices that have one, in the order of the rows of ``a``.
-        rows: The rank's rows that belong to each of those, as runs of first row and length; none
-            where only other ranks have any.
+        parts: The adapted matrices of the files, in the order of the rows of ``a``.
+        rows: The rank's rows of each of those, as runs of first row and length; empty if only
+            other ranks have any.
         rule: How tensor ranks share the matrix.
-        a: What ``a`` holds.
-        b: What ``b`` holds.
+        a: Layout of ``a``.
+        b: Layout of ``b``.
     """
 
     parts: tuple[str, ...]
@@ -53,7 +52,7 @@ class AdapterLayout:
 
 
 def adapter_layout(matrix: LocalParameter, lora: Lora) -> AdapterLayout | None:
-    """The adapter of a rank's matrix; ``None``: it has none."""
+    """The adapter of a rank's matrix; ``None`` without one."""
     entry, rank = matrix.entry, lora.rank
     if not entry.per_layer or entry.rule is Rule.replicated:
         return None
@@ -93,7 +92,7 @@ def local_adapters(
 
     Args:
         model_chunks: As for ``local_parameters``, with their adapters.
-        spec: The model.
+        spec: The model spec.
         parallel: This rank.
         lora: The adapters.
     """

@@ -1,4 +1,4 @@
-"""Buckets of whole tensors and their places in a flat buffer: the same cut on every side."""
+"""Buckets of whole tensors, with offsets in a flat buffer; identical on every side."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from rlmath.utils.lazy_torch import Tensor, torch
 
-# Each tensor begins at a multiple of this in its bucket's buffer, for any reader's alignment; it is
-# also a line of a CPU's caches.
+# Alignment of tensors in a bucket's buffer: enough for any reader, and one cache line of a CPU.
 ALIGNMENT_BYTES = 64
 
 
@@ -27,11 +26,11 @@ class TensorMeta:
 
     @property
     def row_stride_bytes(self) -> int:
-        """From one row of a matrix to the next in a bucket's buffer, for other tensors 0.
+        """Distance between rows of a matrix in a bucket's buffer; 0 for other tensors.
 
-        An even number of cache lines becomes an odd one. A matrix is packed for a CPU's kernels
-        from many rows at a time, and a line that stands at the same multiple of a power of two in
-        each of them has few places in a cache: with the gap oneDNN packs 1.6 times as fast.
+        An even number of cache lines is made odd. A matrix is packed for a CPU's kernels from many
+        rows at a time, and lines at the same multiple of a power of two compete for the same cache
+        sets: with the gap oneDNN packs 1.6 times as fast.
         """
         if len(self.shape) != 2:
             return 0
@@ -40,7 +39,7 @@ class TensorMeta:
 
     @property
     def placed_bytes(self) -> int:
-        """What it takes in a bucket's buffer."""
+        """Size in a bucket's buffer."""
         if len(self.shape) != 2:
             return self.num_bytes
         return self.shape[0] * self.row_stride_bytes
@@ -48,7 +47,7 @@ class TensorMeta:
 
 @dataclass(frozen=True)
 class BucketTensor:
-    """A tensor and its place in its bucket's flat buffer."""
+    """A tensor and its offset in its bucket's flat buffer."""
 
     meta: TensorMeta
     offset_bytes: int
@@ -56,11 +55,11 @@ class BucketTensor:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Tensors that travel together, in model order.
+    """Tensors sent together, in model order.
 
     Attributes:
-        tensors: What it holds.
-        num_bytes: Length of its flat buffer, with the gaps between tensors and between rows.
+        tensors: Its tensors.
+        num_bytes: Size of its flat buffer, including gaps between tensors and between rows.
     """
 
     tensors: tuple[BucketTensor, ...]
@@ -73,10 +72,10 @@ def align(num_bytes: int) -> int:
 
 
 def cut_into_buckets(tensors: Sequence[TensorMeta], bucket_size_mib: float) -> list[Bucket]:
-    """Cut a list of tensors, in order, into buckets of at most ``bucket_size_mib`` MiB.
+    """Split a list of tensors, in order, into buckets of at most ``bucket_size_mib`` MiB.
 
-    A tensor that is larger is its own bucket. The first bucket has an eighth of the size, so
-    that whoever takes them need not wait long for the first.
+    A larger tensor is its own bucket. The first bucket has an eighth of the size, so receivers
+    start early.
     """
     limit_bytes = int(bucket_size_mib * 2**20)
     buckets: list[Bucket] = []
@@ -95,11 +94,11 @@ def cut_into_buckets(tensors: Sequence[TensorMeta], bucket_size_mib: float) -> l
 
 
 def view_in_buffer(buffer: Tensor, tensor: BucketTensor) -> Tensor:
-    """A tensor of a bucket as a view of the bucket's flat buffer.
+    """View a tensor in its bucket's flat buffer.
 
     Args:
         buffer: uint8, contiguous, at least the bucket's ``num_bytes`` long.
-        tensor: Of that bucket.
+        tensor: A tensor of that bucket.
     """
     begin, meta = tensor.offset_bytes, tensor.meta
     flat = buffer[begin : begin + meta.placed_bytes].view(meta.dtype)

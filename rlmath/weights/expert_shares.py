@@ -1,14 +1,14 @@
-"""Experts from rank to rank where each rank needs only a share of them.
+"""Transfer of experts between ranks that each need only a share of them.
 
-A worker of an engine keeps a slice of each expert, or some experts. So the rank that serves it
-(over ``ipc`` the one on its GPU, over ``nccl`` one that serves a worker of every engine) needs this
-share and no more: it gets it from ranks that hold it, one message from each, and nothing is sent to
-all.
+A worker of an engine keeps a slice of each expert, or some experts. The rank that serves it (over
+``ipc`` the one on its GPU, over ``nccl`` one that serves a worker of every engine) needs only this
+share. It receives it from the ranks that have it, in one message from each, instead of by
+broadcast.
 
 A layer's experts are on the ranks of one pipeline stage, which send them to every engine. With
-``n`` ranks in ``p`` stages and ``w`` workers in an engine, ``n / p`` ranks send ``n / w`` copies of
-the layer: ``p / w`` of it each, whatever the number of ranks. A broadcast brings each rank all of
-it once. So shares are for engines with more workers than the actor has stages.
+``n`` ranks in ``p`` stages and ``w`` workers per engine, ``n / p`` ranks send ``n / w`` copies of
+the layer: ``p / w`` of a copy each, whatever the number of ranks. A broadcast brings one full copy
+to each rank. Shares therefore pay off if an engine has more workers than the actor has stages.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from rlmath.weights.runs import Run
 
 @dataclass(frozen=True)
 class ExpertShare:
-    """What an engine's worker keeps of the experts of each layer.
+    """An engine worker's share of the experts of each layer.
 
     Attributes:
-        experts: Their global numbers; ``None``: of all of them.
-        part: Which part of each, by the rows of gate and up and the columns of down.
-        parts: Into how many equal parts each is cut.
+        experts: Global numbers of the experts; ``None``: all of them.
+        part: Index of the part of each, along the rows of gate and up and the columns of down.
+        parts: Number of equal parts of each expert.
     """
 
     experts: frozenset[int] | None = None
@@ -34,16 +34,16 @@ class ExpertShare:
     parts: int = 1
 
     def fraction(self, num_experts: int) -> float:
-        """How much of all experts it is."""
+        """Fraction of all experts."""
         held = num_experts if self.experts is None else len(self.experts)
         return held / num_experts / self.parts
 
     def of(self, run: Run, expert: int, size: int) -> Run | None:
-        """What of a run of an expert's tensor is in the share.
+        """The part of a run of an expert's tensor that is in the share.
 
         Args:
             run: Rows of gate or up, or columns of down.
-            expert: Whose tensor it is.
+            expert: Number of the expert.
             size: Rows or columns of the whole tensor.
         """
         if self.experts is not None and expert not in self.experts:
@@ -52,13 +52,13 @@ class ExpertShare:
         return run.between(self.part * each, (self.part + 1) * each)
 
     def of_whole(self, name: str, dim: int, shape: Sequence[int], expert: int) -> Run | None:
-        """What of an expert's tensor is in the share.
+        """The part of an expert's tensor that is in the share.
 
         Args:
             name: The tensor.
-            dim: Along which experts are cut: 0 for gate and up, 1 for down.
-            shape: Of the whole.
-            expert: Whose tensor it is.
+            dim: Dimension along which experts are split: 0 for gate and up, 1 for down.
+            shape: Shape of the whole tensor.
+            expert: Number of the expert.
         """
         return self.of(Run(name, dim, 0, tuple(shape)), expert, shape[dim])
 
@@ -68,31 +68,31 @@ NOTHING = ExpertShare(frozenset())
 
 @dataclass(frozen=True)
 class Need:
-    """What a rank needs, and the machine that it is on."""
+    """The share that a rank needs, and its machine."""
 
     share: ExpertShare
     node: str
 
 
 def are_worth_it(needs: Iterable[Need], num_experts: int, layer_holders: int) -> bool:
-    """Whether ranks send less by shares than a broadcast brings to each.
+    """Whether sharing sends less per rank than a broadcast.
 
     Args:
-        needs: Of all ranks.
-        num_experts: Of a layer.
-        layer_holders: Ranks that hold experts of one layer.
+        needs: Needs of all ranks.
+        num_experts: Experts per layer.
+        layer_holders: Ranks with experts of one layer.
     """
     return sum(need.share.fraction(num_experts) for need in needs) < layer_holders
 
 
 @dataclass
 class Exchange:
-    """A rank's part in moving some tensors.
+    """One rank's part of a transfer.
 
     Attributes:
-        own: Parts that it needs and holds, each with the run of which it is one.
-        sends: Messages, each to the ranks that get the same; what is in it as in ``own``.
-        receives: By the rank that sends it, the parts in a message, in their order.
+        own: Parts that it needs and has, each with the run that contains it.
+        sends: Messages, each with the destination ranks and its content, as in ``own``.
+        receives: The parts in each message, in order, by source rank.
     """
 
     own: list[tuple[Run, Run]] = field(default_factory=list)
@@ -101,19 +101,19 @@ class Exchange:
 
 
 class ExpertRoutes:
-    """Who sends which part of which expert to whom, as each rank knows it for itself.
+    """Routes of expert parts between ranks; each rank computes the same routes.
 
     Args:
-        rank: This one's global number.
-        needs: By global rank, in the order of the group.
-        experts: By name of each expert's tensor, the expert.
-        sizes: By name, the whole tensor's shape.
-        runs: By name, the runs that tile it.
-        holders: Of each run, the ranks that hold it.
-        alone: Ranks are given their parts alone, and not whole tensors with NaN elsewhere.
+        rank: Global rank of this process.
+        needs: Need of each global rank, in the order of the group.
+        experts: Expert of each expert tensor, by name.
+        sizes: Shape of each whole tensor, by name.
+        runs: The runs that tile each tensor, by name.
+        holders: Ranks that have each run.
+        alone: Ranks receive only their parts, instead of whole tensors with NaN elsewhere.
 
     Attributes:
-        alone: The same.
+        alone: The argument.
     """
 
     def __init__(
@@ -141,34 +141,34 @@ class ExpertRoutes:
             self._sharing.setdefault(need.share, []).append(one)
 
     def __contains__(self, name: str) -> bool:
-        """Whether a tensor is an expert's."""
+        """Whether a tensor belongs to an expert."""
         return name in self._experts
 
     def exchange(self, names: Iterable[str]) -> Exchange:
-        """This rank's part in moving the experts' tensors among these; the same at each call."""
+        """This rank's part in the transfer of the expert tensors among ``names``; cached."""
         key = tuple(names)
         if key not in self._found:
             self._found[key] = self._planned(key)
         return self._found[key]
 
     def is_all_needed(self, name: str) -> bool:
-        """Whether this rank needs all of a tensor."""
+        """Whether this rank needs the whole tensor."""
         share = self._needs[self._rank].share
         return all(self._part(run, share) == run for run in self._runs[name])
 
     @property
     def places(self) -> dict[str, tuple[int, int]]:
-        """Of each expert's tensor: the expert, and along which dimension experts are cut."""
+        """Expert and split dimension of each expert tensor."""
         return {name: (expert, self._runs[name][0].dim) for name, expert in self._experts.items()}
 
     def own_part(self, name: str) -> Run | None:
-        """What this rank needs of an expert's tensor; ``None``: nothing."""
+        """The part of an expert's tensor that this rank needs; ``None``: nothing."""
         share, dim = self._needs[self._rank].share, self._runs[name][0].dim
         return share.of_whole(name, dim, self._sizes[name], self._experts[name])
 
     def source(self, run: Run, destination: int) -> int:
-        """The rank that a rank gets a run's part from: itself, one of those on its machine, or one
-        of all that hold it, which take turns."""
+        """The source of a run's part for a rank: itself, else a rank on its machine, else any that
+        has it, in turn."""
         key = tuple(self._holders[run]), destination
         if key not in self._sources:
             self._sources[key] = self._chosen(*key)

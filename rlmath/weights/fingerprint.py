@@ -1,13 +1,13 @@
-"""A checksum per tensor that shards can compute: the parts' fingerprints add up to the whole's.
+"""A checksum per tensor for shards: the fingerprints of parts add up to that of the whole.
 
 The fingerprint of a tensor is ``sum(bits(x_ij) * r(i) * c(j)) mod 2**64`` over its elements, where
-``i`` is the row and ``j`` the place in the row, both in the whole tensor, and ``r`` and ``c`` mix
-these to odd numbers. An odd factor is invertible modulo ``2**64``, so a change of any single
-element changes the fingerprint for certain; values that change places and several changes go unseen
-by accident alone. Integer arithmetic wraps alike on CPU and CUDA.
+``i`` is the row and ``j`` the index within the row, both in the whole tensor, and ``r`` and ``c``
+map them to odd numbers. An odd factor is invertible modulo ``2**64``, so a change of any single
+element always changes the fingerprint; swapped values or several changes go unnoticed only by
+coincidence. Integer arithmetic wraps identically on CPU and CUDA.
 
-Negative zeros and subnormal numbers count as zero. A CPU's matrix units take them for zero, so what
-is read back from a packed matrix (``rlmath.weights.transports.packed``) has lost them.
+Negative zeros and subnormal numbers count as zero: a CPU's matrix units treat them as zero, so they
+are lost when a packed matrix is read back (``rlmath.weights.transports.packed``).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from torch import Tensor
 
 from rlmath.errors import WeightsError
 
-# Elements worked on at once, at 8 bytes of each: as many as stay in a core's cache; on a GPU so
-# many, 32 MiB, that computing a chunk takes longer than launching its dozen kernels.
+# Elements processed at once, at 8 bytes each: on a CPU as many as fit into a core's cache; on a GPU
+# enough (32 MiB) that computing a chunk takes longer than launching its dozen kernels.
 _CHUNK_ELEMENTS = {"cpu": 1 << 17, "cuda": 1 << 22}
-# Rows and columns have different numbers, or a transposed matrix would look the same.
+# Rows and columns use different numbers, or a transposed matrix would look the same.
 _ROWS_FROM = 1 << 40
 _MIX_1 = -7046029254386353131
 _MIX_2 = -4658895280553007687
@@ -32,23 +32,23 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def fingerprint(part: Tensor, first_row: int = 0, first_column: int = 0) -> int:
-    """What a part of a tensor adds to the tensor's fingerprint.
+    """The contribution of a part of a tensor to the tensor's fingerprint.
 
     Args:
-        part: All of the tensor, or a rectangle of it: some consecutive rows (dimension 0) and
-            columns (dimension 1).
-        first_row: Place of the part's first row in the tensor.
-        first_column: Place of its first column.
+        part: The whole tensor, or a rectangle of it: consecutive rows (dimension 0) and columns
+            (dimension 1).
+        first_row: Index of the part's first row in the tensor.
+        first_column: Index of its first column.
 
     Returns:
-        A signed 64-bit number; add parts with ``add``.
+        A signed 64-bit number; combine parts with ``add``.
     """
     return int(fingerprint_on_device(part, first_row, first_column))
 
 
 @torch.no_grad()
 def fingerprint_on_device(part: Tensor, first_row: int = 0, first_column: int = 0) -> Tensor:
-    """The same as an int64 scalar where the part is: the host does not wait for a GPU."""
+    """:func:`fingerprint` as an int64 scalar on the part's device, without waiting for a GPU."""
     if part.ndim == 0 or part.numel() == 0:
         part = part.reshape(-1)
     columns = math.prod(part.shape[1:])
@@ -68,7 +68,7 @@ def fingerprint_on_device(part: Tensor, first_row: int = 0, first_column: int = 
 
 
 def odd_factors(first: int, count: int, device: torch.device) -> Tensor:
-    """``[count]`` int64: an odd number for each place from ``first`` on. Not to be written to."""
+    """``[count]`` int64: an odd number for each index from ``first`` on. Must not be modified."""
     return (_kept_factors if count <= _KEPT_PLACES else _made_factors)(first, count, device)
 
 
@@ -80,18 +80,18 @@ def _made_factors(first: int, count: int, device: torch.device) -> Tensor:
     return mixed | 1
 
 
-# Making them takes most of a small tensor's time, and a model has few sizes: 16 MiB at most.
+# Computing them dominates for small tensors, and a model has few sizes: 16 MiB at most.
 _KEPT_PLACES = 1 << 16
 _kept_factors = functools.lru_cache(maxsize=32)(_made_factors)
 
 
 def add(first: int, second: int) -> int:
-    """Sum of two fingerprints, wrapped to a signed 64-bit number as tensors do."""
+    """Sum of two fingerprints, wrapped to a signed 64-bit number like tensor arithmetic."""
     return (first + second + 2**63) % 2**64 - 2**63
 
 
 def fingerprints(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, int]:
-    """The fingerprint of each whole tensor, by name."""
+    """Fingerprints of whole tensors, by name."""
     return {name: fingerprint(tensor) for name, tensor in tensors}
 
 
@@ -101,12 +101,12 @@ def compare_fingerprints(
     """Check that two sides have the same tensors.
 
     Args:
-        sent: What left the trainer.
-        held: What the other side has; ``None``: a tensor that it cannot read.
-        where: The other side, for the message.
+        sent: Fingerprints on the trainer.
+        held: Fingerprints on the other side; ``None``: an unreadable tensor.
+        where: Name of the other side, for the message.
 
     Raises:
-        WeightsError: Naming up to five tensors that differ or that one side lacks.
+        WeightsError: Names up to five tensors that differ or are missing on one side.
     """
     problems = [f"{name} is missing" for name in sent if name not in held]
     problems += [f"{name} was never sent" for name in held if name not in sent]

@@ -1,9 +1,9 @@
-"""Gathers Megatron shards to whole Hugging Face tensors, bucket by bucket.
+"""Gather Megatron shards to whole Hugging Face tensors, bucket by bucket.
 
-The ranks tell each other once which runs of which tensors they hold. From that every rank derives
-the same list of buckets and, for each bucket, who sends which bytes. A byte travels once, from a
-rank that holds it to the rank that wants it; layouts (tensor, pipeline with virtual or uneven
-stages, expert) need no special cases.
+The ranks exchange once which runs of which tensors they have. From that every rank derives the same
+list of buckets and, for each bucket, who sends which bytes. A byte is sent once, from a rank that
+has it to the rank that wants it; layouts (tensor, pipeline with virtual or uneven stages, expert)
+need no special cases.
 """
 
 from __future__ import annotations
@@ -36,21 +36,20 @@ from rlmath.weights.pieces import expert_tensors, hf_shapes
 from rlmath.weights.runs import Run
 from rlmath.weights.slices import WeightSlice, fingerprint_in
 
-# Of a parameter, some of its rows or columns, along which dimension these are, and the first: the
-# values to send in their place.
+# (parameter, some of its rows or columns, their dimension, the first index) -> values to send
 Merge = Callable[[Tensor, Tensor, int, int], Tensor]
 
 
 @dataclass(frozen=True)
 class WeightChanges:
-    """What a rank says of its weights after an update.
+    """A rank's report on its weights after an update.
 
     Attributes:
-        fingerprints: Of each whole tensor; alike on all ranks of a copy of the model.
-        unchanged: This rank's own parts that are as they were at the last call; ``None``: it was
-            the first call.
-        drifted: Where ranks of one copy of the model differ in what they should hold alike; empty:
-            nowhere.
+        fingerprints: Fingerprints of whole tensors; the same on all ranks of a copy of the model.
+        unchanged: This rank's parts that have not changed since the last call; ``None`` at the
+            first call.
+        drifted: Description of a difference between ranks that should have the same values; empty
+            if there is none.
     """
 
     fingerprints: dict[str, int]
@@ -60,10 +59,10 @@ class WeightChanges:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a run lies on this rank.
+    """Location of a run on this rank.
 
-    It refers to the parameter and not to its memory: Megatron's distributed optimizer moves
-    parameters to its own buffers, and memory saving may move them elsewhere for a while.
+    It references the parameter instead of its memory: Megatron's distributed optimizer moves
+    parameters to its own buffers, and memory saving may move them temporarily.
     """
 
     parameter: Tensor
@@ -85,28 +84,28 @@ class _Place:
 
 
 class BucketGatherer:
-    """The ranks' agreement on who holds what, and the gathering by it.
+    """Gathers tensors by the ranks' agreement on who has what.
 
-    Construction is collective over ``parallel.group``. It keeps references to the parameters and
+    Construction is collective over ``parallel.group``. The object references the parameters and
     reads their values at each ``gather``, so one object serves a whole run.
 
     Args:
         model_chunks: ``GPTModel``s of this stage, one per virtual stage, bare or wrapped.
-        spec: The model.
+        spec: The model spec.
         parallel: This rank.
-        bucket_size_mib: See ``cut_into_buckets``.
+        bucket_size_mib: As in ``cut_into_buckets``.
         dtype: Type to send; ``None``: each parameter's own.
-        read: Gives the values of a parameter that is not on the device, from host memory;
-            ``None``: all are there.
-        merge: What is sent of a parameter that has an adapter; ``None``: the parameter.
+        read: Returns the values of a parameter that is not on the device, from host memory;
+            ``None``: all are on the device.
+        merge: Computes the values sent for an adapted parameter; ``None``: the parameter itself.
         adapters: Gather these instead of the model's tensors.
 
     Attributes:
         tensors: Name, shape and type of each Hugging Face tensor, in the order of sending.
-        buckets: The same, cut into buckets; equal on all ranks.
+        buckets: The same tensors in buckets; equal on all ranks.
 
     Raises:
-        WeightsError: A parameter is unknown, or no rank holds some part of a tensor.
+        WeightsError: A parameter is unknown, or no rank has some part of a tensor.
     """
 
     def __init__(
@@ -125,7 +124,7 @@ class BucketGatherer:
         self._experts = {} if adapters is not None else expert_tensors(spec)
         self._before: dict[Run, int] | None = None
         self._local: dict[Run, _Place] = {}
-        # Of a tied embedding, on the last stage; the first stage sends the original.
+        # A tied embedding's copy on the last stage; the first stage sends the original.
         self._copies: dict[Run, _Place] = {}
         if adapters is None:
             shapes, parameters = hf_shapes(spec), local_parameters(model_chunks, spec, parallel)
@@ -153,9 +152,9 @@ class BucketGatherer:
         self.buckets = cut_into_buckets(self.tensors, bucket_size_mib)
 
     def _exchange(self, dtype: torch.dtype | None) -> dict[Run, tuple[list[int], torch.dtype]]:
-        """Global ranks that hold each run, ascending, and the type in which it travels.
+        """Global ranks that have each run, ascending, and the type in which it is sent.
 
-        Also notes which runs several ranks should hold alike.
+        Also records the runs that several ranks should have in common.
         """
         offered = {run: dtype or place.parameter.dtype for run, place in self._local.items()}
         everyone = [offered]
@@ -174,15 +173,15 @@ class BucketGatherer:
         return holders
 
     def expert_routes(self, share: ExpertShare, alone: bool = False) -> ExpertRoutes | None:
-        """How each rank can get a share of the experts instead of all of them. Collective.
+        """Routes by which each rank gets a share of the experts instead of all. Collective.
 
         Args:
-            share: What this rank needs.
-            alone: Ranks get their parts alone, and not whole tensors with NaN elsewhere.
+            share: The share that this rank needs.
+            alone: Ranks receive only their parts, instead of whole tensors with NaN elsewhere.
 
         Returns:
-            For :meth:`gather`; ``None`` where the model has no experts, or ranks read whole tensors
-            and sending all to all of them at once takes no longer.
+            For :meth:`gather`. ``None`` if the model has no experts, or if ranks read whole tensors
+            and a broadcast takes no longer.
         """
         if self.parallel.group is None:
             return None
@@ -192,7 +191,7 @@ class BucketGatherer:
         needs = {rank: one for rank, one in zip(self.ranks, everyone, strict=True) if one}
         if not self._experts:
             return None
-        # All layers are held alike.
+        # All layers are distributed alike.
         layer = next(iter(self._experts)).partition(".experts.")[0]
         names = [name for name in self._experts if name.startswith(f"{layer}.experts.")]
         holders = {one for name in names for run in self._runs[name] for one in self._holders[run]}
@@ -215,17 +214,17 @@ class BucketGatherer:
         routes: ExpertRoutes | None = None,
         names: Collection[str] | None = None,
     ) -> Iterator[list[tuple[str, Tensor]]]:
-        """Gather all buckets in order; see ``rlmath.weights.megatron.hf_tensors``.
+        """Gather all buckets in order (see ``rlmath.weights.megatron.hf_tensors``).
 
         Args:
             destination: Global rank that gets the tensors; ``None``: all ranks of the group.
-            routes: With no ``destination``: of experts each rank gets its share. Their tensors have
-                their whole shape, and are NaN where this rank needs nothing; or, with
-                ``routes.alone``, the shape of this rank's part, and none where it has none.
-            names: Only these tensors, alike on all ranks; ``None``: all.
+            routes: Without ``destination``: each rank gets its share of the experts. Their tensors
+                have their whole shape, with NaN where this rank needs nothing; or, with
+                ``routes.alone``, the shape of this rank's part, and are left out if it has none.
+            names: Only these tensors, the same on all ranks; ``None``: all.
         """
         if destination is not None and destination not in self.ranks:
-            # That rank belongs to another copy of the model (data parallel), which serves it.
+            # That rank is in another copy of the model (data parallel), which serves it.
             return
         buckets = self.buckets
         if names is not None:
@@ -234,8 +233,8 @@ class BucketGatherer:
         following = iter(buckets)
         pending = self._begin(next(following), destination, routes)
         while pending is not None:
-            # Messages are freed before the next ones are begun, and a bucket when the caller drops
-            # it: ``rlmath.weights.transport`` counts on both.
+            # Messages are freed before the next ones start, and a bucket when the caller drops it:
+            # ``rlmath.weights.transport`` relies on both.
             finished = [pending.finish()]
             bucket = next(following, None)
             pending = None if bucket is None else self._begin(bucket, destination, routes)
@@ -243,11 +242,11 @@ class BucketGatherer:
 
     @torch.no_grad()
     def write_local(self, bucket: Bucket, buffer: Tensor) -> None:
-        """Write this rank's part of a bucket to its place in a flat buffer that ranks share.
+        """Write this rank's part of a bucket into a flat buffer that ranks share.
 
         Every byte of the tensors is written by exactly one rank of the group, so after a barrier
-        the buffer holds whole tensors. For ranks on one machine with ``buffer`` in shared memory
-        this is the shortest way: one copy per byte and no messages.
+        the buffer contains whole tensors. For ranks on one machine with ``buffer`` in shared memory
+        this is the fastest way: one copy per byte and no messages.
 
         Args:
             bucket: One of ``buckets``.
@@ -261,20 +260,20 @@ class BucketGatherer:
 
     @torch.no_grad()
     def fingerprints(self, part: WeightSlice | None = None) -> dict[str, int]:
-        """The fingerprint of each tensor as it would be sent, from the ranks' own shards.
+        """Fingerprints of all tensors as they would be sent, from the ranks' own shards.
 
-        Collective over the group; all ranks get the same. See ``rlmath.weights.fingerprint``.
+        Collective over the group; all ranks get the same (see ``rlmath.weights.fingerprint``).
 
         Args:
-            part: Only of this slice, the same on all ranks; ``None``: of everything.
+            part: Only this slice, the same on all ranks; ``None``: everything.
         """
         found = self._add_up(self._own_fingerprints(self._is_sender, part))
         return found if part is None else {name: found[name] for name in found if name in part}
 
     @torch.no_grad()
     def changes(self) -> WeightChanges:
-        """The same fingerprints, and which of this rank's own parts are as they were at the last
-        call. Collective over the group.
+        """Fingerprints, and this rank's parts that have not changed since the last call. Collective
+        over the group.
         """
         own = self._own_fingerprints(lambda run: run in self._local)
         before, self._before = self._before, own
@@ -285,13 +284,13 @@ class BucketGatherer:
         return WeightChanges(self._add_up(senders), unchanged, self.drifted(own))
 
     def _is_sender(self, run: Run) -> bool:
-        """Whether this rank is the first of those that hold a run."""
+        """Whether this rank is the first that has a run."""
         return self._holders[run][0] == self.parallel.global_rank
 
     def _own_fingerprints(
         self, wanted: Callable[[Run], bool], part: WeightSlice | None = None
     ) -> dict[Run, int]:
-        """What each of this rank's runs adds to the fingerprint of its tensor."""
+        """Contributions of this rank's runs to the fingerprints of their tensors."""
         return {
             run: fingerprint_in(
                 part, run.name, self._local[run].values(), *run.corner, dtype=meta.dtype
@@ -303,7 +302,7 @@ class BucketGatherer:
         }
 
     def _add_up(self, own: Mapping[Run, int]) -> dict[str, int]:
-        """The fingerprints of whole tensors, over all ranks of the group."""
+        """Fingerprints of whole tensors, summed over all ranks of the group."""
         sums = torch.zeros(len(self.tensors), dtype=torch.int64, device=self.device)
         places = {meta.name: place for place, meta in enumerate(self.tensors)}
         for run, value in own.items():
@@ -314,25 +313,25 @@ class BucketGatherer:
 
     @torch.no_grad()
     def check_replicas(self) -> None:
-        """Check that ranks that hold the same part of the model hold the same values. Collective
-        over the group.
+        """Check that ranks with the same part of the model have the same values. Collective over
+        the group.
 
         Raises:
-            WeightsError: On all ranks, naming a tensor and two ranks that differ.
+            WeightsError: On all ranks; names a tensor and two ranks that differ.
         """
         if drifted := self.drifted():
             raise WeightsError(drifted)
 
     @torch.no_grad()
     def drifted(self, known: Mapping[Run, int] | None = None) -> str:
-        """Where ranks that hold the same part of the model hold different values; alike on all
-        ranks, empty: nowhere. Collective over the group.
+        """The first difference between ranks that should have the same values, or an empty string;
+        the same on all ranks. Collective over the group.
 
         Tensor ranks share norms and routers, and the last stage has a copy of a tied embedding;
-        they stay equal only while their gradients are reduced rightly.
+        these stay equal only if their gradients are reduced correctly.
 
         Args:
-            known: Fingerprints of this rank's own parts as they are; ``None``: not known.
+            known: Current fingerprints of this rank's own parts; ``None``: unknown.
         """
         if self.parallel.group is None or not self._replicated:
             return ""
@@ -348,7 +347,7 @@ class BucketGatherer:
         return ""
 
     def _fingerprint(self, run: Run, place: _Place) -> int:
-        """What a part of this rank adds to its tensor's fingerprint."""
+        """Contribution of a part of this rank to its tensor's fingerprint."""
         dtype = next(meta.dtype for meta in self.tensors if meta.name == run.name)
         return fingerprint_in(None, run.name, place.values(), *run.corner, dtype=dtype)
 
@@ -384,7 +383,7 @@ class BucketGatherer:
     def _begin(
         self, bucket: Bucket, destination: int | None, routes: ExpertRoutes | None
     ) -> _Pending:
-        """Start a bucket's messages; the result waits for them."""
+        """Start a bucket's messages; returns the pending transfer."""
         me = self.parallel.global_rank
         wanted = destination is None or destination == me
         types = {t.meta.name: t.meta.dtype for t in bucket.tensors}
@@ -423,7 +422,7 @@ class BucketGatherer:
         return pending
 
     def _make_room(self, bucket: Bucket, routes: ExpertRoutes | None, pending: _Pending) -> None:
-        """Memory for what this rank gets of a bucket."""
+        """Allocate memory for this rank's tensors of a bucket."""
         for meta in (tensor.meta for tensor in bucket.tensors):
             shape = meta.shape
             if routes is not None and routes.alone and meta.name in routes:
@@ -434,14 +433,14 @@ class BucketGatherer:
             pending.whole[meta.name] = torch.empty(shape, dtype=meta.dtype, device=self.device)
 
     def _exchange_experts(self, bucket: Bucket, routes: ExpertRoutes, pending: _Pending) -> None:
-        """Start the messages of a bucket's experts, after those to all ranks."""
+        """Start the messages of a bucket's experts, after the broadcasts."""
         names = [t.meta.name for t in bucket.tensors if t.meta.name in routes]
         types = {t.meta.name: t.meta.dtype for t in bucket.tensors}
         exchange = routes.exchange(names)
         for name in names:
             if not routes.alone and not routes.is_all_needed(name):
                 pending.whole[name].fill_(math.nan)
-        # Of each run, where its parts go: a parameter is read once, perhaps from host memory.
+        # Targets of each run's parts: a parameter is read once, perhaps from host memory.
         targets: dict[Run, list[tuple[Run, Tensor]]] = {}
         operations: list[dist.P2POp] = []
         group = self.parallel.group
@@ -463,7 +462,7 @@ class BucketGatherer:
         pending.start(operations)
 
     def _by_source(self, names: Iterable[str], destination: int | None) -> dict[int, list[Run]]:
-        """Who sends which runs of tensors: what the destination holds itself, it takes there."""
+        """Source rank of each run; the destination takes its own runs from itself."""
         result: dict[int, list[Run]] = {}
         for name in names:
             for run in self._runs[name]:
@@ -476,14 +475,14 @@ class BucketGatherer:
 
 @dataclass
 class _Pending:
-    """A bucket on its way.
+    """A bucket in transfer.
 
     Attributes:
-        whole: The bucket's tensors, as yet without what others send; empty where not wanted. Of an
-            expert's perhaps a part.
-        starts: Of such a part, its first row or column.
-        received: Runs that others send, with their places in the packed messages.
-        messages: Work in progress with what it reads or writes, which has to live until it is done.
+        whole: The bucket's tensors, still without other ranks' parts; empty if not wanted here. May
+            be a part of an expert's tensor.
+        starts: First row or column of such parts.
+        received: Runs from other ranks, with their positions in the packed messages.
+        messages: Operations in progress with their buffers, which must live until completion.
     """
 
     whole: dict[str, Tensor]
@@ -492,7 +491,7 @@ class _Pending:
     messages: list[tuple[dist.Work, list[Tensor]]]
 
     def start(self, operations: list[dist.P2POp]) -> None:
-        """Send and receive messages all at once: one by one, NCCL would open a communicator, with
+        """Send and receive all messages at once: one by one, NCCL would open a communicator, with
         its own memory, for every pair of ranks, and wait for both."""
         if operations:
             buffers = [one.tensor for one in operations]
@@ -500,13 +499,13 @@ class _Pending:
             self.messages += [(work, buffers) for work in works]
 
     def place(self, run: Run) -> Tensor:
-        """Where a run goes."""
+        """The destination view of a run."""
         start = run.start - self.starts.get(run.name, 0)
         return self.whole[run.name].narrow(run.dim, start, run.length)
 
     @torch.no_grad()
     def finish(self) -> list[tuple[str, Tensor]]:
-        """The whole tensors, when what others sent is there; lets go of the messages."""
+        """The whole tensors, once all messages have arrived; releases the messages."""
         for work, _ in self.messages:
             work.wait()
         for run, part in self.received:
@@ -519,7 +518,7 @@ class _Pending:
 def _packed(
     runs: Iterable[Run], types: dict[str, torch.dtype], device: torch.device
 ) -> tuple[Tensor, list[tuple[Run, Tensor]]]:
-    """A flat buffer for these runs, and each run's place in it as a view of its shape."""
+    """A flat buffer for these runs, and a view of each run's shape in it."""
     places = []
     at = 0
     for run in runs:
@@ -537,7 +536,7 @@ def _packed(
 def _runs_by_tensor(
     shapes: dict[str, tuple[int, ...]], holders: dict[Run, tuple[list[int], torch.dtype]]
 ) -> dict[str, list[Run]]:
-    """The runs of each tensor, in order, which have to tile it without gap or overlap."""
+    """The runs of each tensor, in order; they must tile it without gap or overlap."""
     found: dict[str, list[Run]] = {}
     for run in holders:
         found.setdefault(run.name, []).append(run)

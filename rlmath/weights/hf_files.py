@@ -1,4 +1,4 @@
-"""Hugging Face model folders: read slices of tensors, write whole folders or nothing."""
+"""Hugging Face model folders: read slices of tensors, write whole folders atomically."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ _DTYPE_CODES = {dtype: code for code, dtype in _DTYPES.items()}
 class HfFolderReader:
     """Reads tensors, or runs of them, from a folder's safetensors.
 
-    Files are memory-mapped, so only the bytes asked for are read.
+    Files are memory-mapped, so only the requested bytes are read.
 
     Args:
-        folder: Holds ``model.safetensors``, or ``model.safetensors.index.json`` and its shards.
-        spec: Of the model: tensors have the names of ``hf_shapes``, whatever the files fuse;
-            ``None``: those of the files.
+        folder: Has ``model.safetensors``, or ``model.safetensors.index.json`` and its shards.
+        spec: The model spec; tensors then have the names of ``hf_shapes``, even if the files fuse
+            them. ``None``: the files' names.
 
     Raises:
-        WeightsError: As :func:`listed_files`; or a shard is missing or cut off, or the index names
-            a tensor that its shard does not have.
+        WeightsError: As :func:`listed_files`; or a shard is missing or truncated, or lacks a tensor
+            of the index.
     """
 
     def __init__(self, folder: str | Path, spec: ModelSpec | None = None) -> None:
         self.folder = Path(folder)
-        # The file tensor, first row and number of rows of each part of a fused one.
+        # File tensor, first row and number of rows of each part of a fused tensor.
         self._parts: dict[str, tuple[str, int, int]] = {}
         self._files: dict[str, Any] = {}
         self._file_of: dict[str, str] = {}
@@ -103,16 +103,16 @@ class HfFolderReader:
         return self._open(self._file_of[name]).get_slice(name)
 
     def file_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape of each tensor of the files, from their headers."""
+        """Shape of each tensor in the files, from their headers."""
         return {name: tuple(self._slice(name).get_shape()) for name in self._file_of}
 
     def names(self) -> list[str]:
-        """All tensors of the folder, parts of fused ones in their place."""
+        """All tensors of the folder, with parts in place of fused tensors."""
         fused = {file for file, _, _ in self._parts.values()}
         return [*self._parts, *(name for name in self._file_of if name not in fused)]
 
     def dtype(self, name: str) -> torch.dtype:
-        """Type of a tensor, from the file's header; raises ``WeightsError`` for other types."""
+        """Type of a tensor, from the file's header; ``WeightsError`` for unsupported types."""
         file, _, _ = self._parts.get(name, (name, 0, 0))
         code = self._slice(file).get_dtype()
         if code not in _DTYPES:
@@ -135,7 +135,7 @@ class HfFolderReader:
         return source[run] if dim == 0 else source[:, run]
 
     def close(self) -> None:
-        """Unmap the files; tensors that were read stay valid."""
+        """Unmap the files; tensors already read stay valid."""
         self._files.clear()
 
     def __enter__(self) -> HfFolderReader:
@@ -151,23 +151,23 @@ class HfFolderReader:
 
 
 class HfFolderWriter:
-    """Writes a Hugging Face folder tensor by tensor; it appears under its name when it is complete.
+    """Writes a Hugging Face folder tensor by tensor; it appears when it is complete.
 
-    Until then it is a hidden folder beside it. One that a killed process left is removed. Use it as
-    a context manager: leaving it without an error finishes the folder, leaving it with one removes
-    what was written.
+    Until then it is a hidden folder next to the target. Leftovers of killed processes are removed.
+    Use it as a context manager: leaving it normally finishes the folder, leaving it with an error
+    removes it.
 
     Args:
-        folder: Where the folder should appear. An older model there is replaced; files in it that
-            are not a model's are kept (:mod:`rlmath.weights.model_folder`).
+        folder: Target folder. An older model there is replaced; files in it that do not belong to a
+            model are kept (:mod:`rlmath.weights.model_folder`).
         tensors: Shape and type of each tensor, in the order in which they will be added.
-        source: Folder whose config.json and tokenizer the model has.
-        shard_size_mib: A new file begins when the current one would grow over this.
-        card: Text of README.md; ``None`` writes a short one.
-        overwrite: Replace whatever the folder holds.
+        source: Folder with the model's config.json and tokenizer.
+        shard_size_mib: Maximum size of a file.
+        card: Text of README.md; ``None``: a short default.
+        overwrite: Replace everything in the folder.
 
     Raises:
-        UserError: There is a file under the folder's name.
+        UserError: A file with the folder's name exists.
     """
 
     def __init__(
@@ -197,7 +197,7 @@ class HfFolderWriter:
         """Write the next tensor.
 
         Raises:
-            WeightsError: It is not the tensor that was announced at this place.
+            WeightsError: It is not the next announced tensor.
         """
         expected, shard = next(self._order, (None, -1))
         if name != expected:
@@ -217,7 +217,7 @@ class HfFolderWriter:
         self._added += 1
 
     def finish(self) -> None:
-        """Write the index, the configs and the tokenizer, then give the folder its name.
+        """Write the index, the configs and the tokenizer, then move the folder into place.
 
         Raises:
             WeightsError: Announced tensors are missing.
@@ -239,7 +239,7 @@ class HfFolderWriter:
         put_in_place(self._partial, self.folder, overwrite=self._overwrite)
 
     def abort(self) -> None:
-        """Remove what was written."""
+        """Remove the unfinished folder."""
         if self._open_file is not None:
             self._open_file.close()
             self._open_file = None
@@ -269,7 +269,7 @@ class HfFolderWriter:
         return f"model-{shard + 1:05d}-of-{len(self._shards):05d}.safetensors"
 
     def _begin_shard(self, shard: int) -> IO[bytes]:
-        """A safetensors file is the header's length (8 bytes), the header, then the bytes."""
+        """Start a safetensors file: the header's length (8 bytes), the header, then the bytes."""
         header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
         at = 0
         for name in self._shards[shard]:
@@ -282,7 +282,7 @@ class HfFolderWriter:
             }
             at = end
         text = json.dumps(header).encode()
-        # Readers map the file and want the data aligned.
+        # Readers map the file and expect aligned data.
         text += b" " * (-len(text) % 8)
         file = open(self._partial / self._shard_name(shard), "wb")  # noqa: SIM115
         file.write(len(text).to_bytes(8, "little") + text)
@@ -307,14 +307,14 @@ class HfFolderWriter:
 def fused_for_files(
     spec: ModelSpec, tensors: Iterable[tuple[str, Tensor]]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Tensors in the order of ``hf_shapes`` as those of the files, in the order of
+    """Convert tensors in the order of ``hf_shapes`` to those of the files, in the order of
     ``file_shapes``."""
     file_of = {name: file for file, names in file_tensors(spec).items() for name in names}
     parts = file_tensors(spec)
     waiting: list[Tensor] = []
     for name, tensor in tensors:
         file = file_of[name]
-        # What is not yet complete may not stay where it lies.
+        # Parts of an incomplete tensor are copied, because the caller reuses their memory.
         waiting.append(tensor if len(parts[file]) == 1 else tensor.clone())
         if name == parts[file][-1]:
             yield file, waiting[0] if len(waiting) == 1 else torch.cat(waiting)
@@ -328,14 +328,14 @@ def write_model_files(
     card: str | None = None,
     name: str | None = None,
 ) -> None:
-    """Write everything but the tensors: configs, tokenizer and model card.
+    """Write everything except the tensors: configs, tokenizer and model card.
 
     Args:
-        folder: Gets the files.
+        folder: Target folder.
         source: Folder of the model that training started from.
-        dtype: Of the weights; config.json names it.
-        card: Text of README.md; ``None`` writes a short one.
-        name: Of the model, for that; ``None``: the folder's.
+        dtype: Type of the weights, written to config.json.
+        card: Text of README.md; ``None``: a short default.
+        name: Name of the model in the default text; ``None``: the folder's.
     """
     config = read_config(source)
     key = "torch_dtype" if "torch_dtype" in config else "dtype"
@@ -356,11 +356,11 @@ def write_model_files(
 
 
 def generation_config(source: Path) -> dict[str, Any]:
-    """generation_config.json of a folder, with the tokenizer's end-of-sequence among its own.
+    """generation_config.json of a folder, with the tokenizer's end-of-sequence token added.
 
-    Without that an engine that reads this file and a trainer that reads the tokenizer disagree
-    about where a response ends. A folder without the file ends where its config.json says, as in
-    transformers and vLLM, and its copy too.
+    Otherwise an engine that reads this file and a trainer that reads the tokenizer would disagree
+    about where a response ends. Without the file, config.json decides, as in transformers and vLLM,
+    and so for the copy.
     """
     path = source / "generation_config.json"
     result: dict[str, Any]
@@ -381,7 +381,7 @@ def generation_config(source: Path) -> dict[str, Any]:
 
 
 def tokenizer_eos(source: Path) -> int | None:
-    """Id of the tokenizer's end-of-sequence token; ``None`` when the folder has no tokenizer."""
+    """Id of the tokenizer's end-of-sequence token; ``None`` if the folder has no tokenizer."""
     settings, vocabulary = source / "tokenizer_config.json", source / "tokenizer.json"
     if not (settings.is_file() and vocabulary.is_file()):
         return None
@@ -391,7 +391,7 @@ def tokenizer_eos(source: Path) -> int | None:
         token = token.get("content")
     if token is None:
         return None
-    # Tokens that transformers adds to those of tokenizer.json.
+    # Tokens that transformers adds to those in tokenizer.json.
     for number, added in (content.get("added_tokens_decoder") or {}).items():
         if added["content"] == token:
             return int(number)

@@ -1,8 +1,8 @@
-"""Hugging Face folder to Megatron shards and back.
+"""Convert a Hugging Face folder to Megatron shards and back.
 
-Loading reads on each rank the runs of rows or columns that the rank holds and nothing else.
-Exporting is collective: tensors are gathered in buckets, the next bucket on its way while the
-caller works on this one, so that a rank holds two buckets of whole tensors and never the model.
+When loading, each rank reads only the runs of rows or columns that it needs. Export is collective:
+tensors are gathered in buckets, and the next bucket is in transfer while the caller uses the
+current one, so a rank has two buckets of whole tensors and never the whole model.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ def load_from_hf(
 ) -> None:
     """Fill this rank's Megatron parameters from a Hugging Face folder.
 
-    Needs no communication. Values are converted to each parameter's type; rows that pad the
-    vocabulary become zero, and whoever samples or takes a softmax has to leave them out.
+    Needs no communication. Values are converted to each parameter's type. Rows that pad the
+    vocabulary are set to zero and must be excluded from sampling and softmax.
 
     Args:
-        model_chunks: ``GPTModel``s of this stage, one per virtual stage, bare or wrapped. Under a
-            distributed optimizer call this before the optimizer copies its main parameters, or
-            have it reload them (``reload_model_params``).
-        folder: With safetensors.
+        model_chunks: ``GPTModel``s of this stage, one per virtual stage, bare or wrapped. With a
+            distributed optimizer, call this before the optimizer copies its main parameters, or let
+            it reload them (``reload_model_params``).
+        folder: Folder with safetensors.
         spec: ``read_model_spec`` of that folder.
         parallel: This rank.
 
     Raises:
-        WeightsError: A tensor is missing, unknown, or of another shape, in the files or in the
-            model, or holds NaN or infinity; the message names it.
+        WeightsError: A tensor is missing, unknown, of another shape in the files or the model, or
+            has NaN or infinity; the message names it.
     """
     with HfFolderReader(folder, spec) as reader:
         check_folder(reader, spec)
@@ -68,26 +68,26 @@ def load_from_hf(
                 rows = reader.read(piece.hf_name, *run)
                 own = parameter.tensor.narrow(piece.dim, piece.local_start, piece.length)
                 own.copy_(rows)
-                # On the device: the one CPU thread of a GPU's rank takes about 8 s for 3.3 GiB.
+                # On the device: a GPU rank's single CPU thread takes about 8 s for 3.3 GiB.
                 if not own.isfinite().all():
                     raise WeightsError(f"{piece.hf_name} in {folder} {NOT_FINITE}")
                 if head and piece.hf_name == EMBEDDING and not rows.equal(reader.read(HEAD, *run)):
                     raise WeightsError(f"{folder}: {UNTIED_HEAD}")
                 filled += piece.length
             dim = parameter.layout.pieces[0].dim if parameter.layout.pieces else 0
-            # Pieces lie end to end, so what is left is the padding of the vocabulary.
+            # Pieces are contiguous, so the rest is vocabulary padding.
             parameter.tensor.narrow(dim, filled, parameter.tensor.shape[dim] - filled).zero_()
 
 
 def check_folder(reader: HfFolderReader, spec: ModelSpec) -> None:
-    """Compare the names and shapes in the files with what the model's table expects.
+    """Compare names and shapes in the files with the model's table.
 
     Raises:
-        WeightsError: Naming up to five tensors that are missing, unknown, or of another shape, or
-            one of a type that no weights have.
+            WeightsError: Names up to five tensors that are missing, unknown or of another shape, or
+            one of an unsupported type.
     """
     for name in reader.file_shapes():
-        reader.dtype(name)  # Whole numbers would be taken for weights, without a word.
+        reader.dtype(name)  # Integers would silently be loaded as weights.
     problems = misfits(spec, reader.file_shapes())
     if problems:
         raise WeightsError(
@@ -105,20 +105,20 @@ def hf_tensors(
 ) -> Iterator[list[tuple[str, Tensor]]]:
     """Gather the model as Hugging Face tensors, bucket by bucket.
 
-    Collective over ``parallel.group``: every rank of it iterates to the end.
+    Collective over ``parallel.group``: every rank must iterate to the end.
 
     Args:
         model_chunks: As for ``load_from_hf``.
-        spec: The model.
+        spec: The model spec.
         parallel: This rank.
-        bucket_size_mib: A bucket holds whole tensors of about this size together; a larger tensor
-            is its own bucket.
+        bucket_size_mib: Approximate total size of a bucket's whole tensors; a larger tensor is its
+            own bucket.
         destination: Global rank that gets the tensors; ``None``: all ranks of the group.
         dtype: Type to send; ``None``: each parameter's own.
 
     Yields:
-        Name and tensor in model order, the same on each run; an empty list per bucket on ranks
-        that get none. The tensors are the caller's: no view of a parameter.
+        Name and tensor in model order, the same on each run; an empty list per bucket on other
+        ranks. The caller owns the tensors: they are not views of parameters.
     """
     gatherer = BucketGatherer(model_chunks, spec, parallel, bucket_size_mib, dtype)
     yield from gatherer.gather(destination)
@@ -139,23 +139,24 @@ def save_to_hf(
 ) -> None:
     """Write the model as a Hugging Face folder; it appears when it is complete.
 
-    Collective over all ranks; global rank 0 writes. Returns on every rank once the folder is there.
+    Collective over all ranks; global rank 0 writes. Returns on every rank when the folder is
+    complete.
 
     Args:
         model_chunks: As for ``load_from_hf``.
-        folder: To write; an older model there is replaced, other files in it are kept.
-        source: Folder that gives config.json, generation_config.json and the tokenizer.
-        spec: The model.
+        folder: Target; an older model there is replaced, other files in it are kept.
+        source: Folder with config.json, generation_config.json and the tokenizer.
+        spec: The model spec.
         parallel: This rank.
         bucket_size_mib: As for ``hf_tensors``.
-        shard_size_mib: Largest safetensors file.
+        shard_size_mib: Maximum size of a safetensors file.
         dtype: Type to write; ``None``: each parameter's own.
-        card: Text of README.md; ``None`` writes a short one.
-        overwrite: Replace whatever the folder holds.
-        merge: See ``BucketGatherer``.
+        card: Text of README.md; ``None``: a short default.
+        overwrite: Replace everything in the folder.
+        merge: As for ``BucketGatherer``.
 
     Raises:
-        WeightsError: As ``hf_tensors``, or on the writing rank when the folder cannot be written.
+        WeightsError: As ``hf_tensors``, or on the writing rank if the folder cannot be written.
     """
     gatherer = BucketGatherer(model_chunks, spec, parallel, bucket_size_mib, dtype, merge=merge)
     writes = parallel.global_rank == 0
@@ -165,7 +166,7 @@ def save_to_hf(
     else:
         _write(gatherer, spec, Path(folder), Path(source), shard_size_mib, card, overwrite)
     if parallel.group is not None:
-        # All ranks, not this copy of the model alone: any of them may read the folder next.
+        # All ranks, not only this copy of the model: any of them may read the folder next.
         dist.barrier()
 
 

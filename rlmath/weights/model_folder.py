@@ -1,6 +1,6 @@
-"""What may be replaced when a Hugging Face folder is written: a model, and nothing of anyone else.
+"""Rules for replacing a Hugging Face folder: a model may be replaced, nothing else.
 
-A folder is a *model folder* when it has a ``config.json``. Entries in it that no writer of models
+A folder is a *model folder* if it has a ``config.json``. Entries in it that no writer of models
 makes (notes, results, other models) are *foreign*, and so is everything in a folder without a
 ``config.json``. Foreign entries are never deleted unless the user insists.
 """
@@ -44,22 +44,22 @@ _MODEL_FILES = (
     *TOKENIZER_FILES,
 )
 LFS_POINTER = "is a Git LFS pointer, not the weights; fetch them with git lfs pull"
-# renameat2(2): swap two names in one step. Not in Python's standard library.
+# renameat2(2) swaps two names in one step. Not in Python's standard library.
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
 class Foreign(UserError):
-    """A folder holds what replacing it would delete."""
+    """Replacing a folder would delete something foreign."""
 
 
 def listed_files(folder: Path) -> dict[str, str]:
-    """The file of each tensor that the index lists; without an index ``model.safetensors`` alone,
-    under an empty name.
+    """The file of each tensor in the index; without an index only ``model.safetensors``, under an
+    empty name.
 
     Raises:
-        WeightsError: There are no safetensors; the index is not one; or there is an index of other
-            files beside ``model.safetensors``, where transformers would read the one and vLLM the
-            others.
+        WeightsError: There are no safetensors; the index is invalid; or the index lists files other
+            than an existing ``model.safetensors``, so that transformers and vLLM would read
+            different ones.
     """
     index, single = folder / INDEX_FILE, folder / SINGLE_FILE
     if not index.is_file():
@@ -86,13 +86,13 @@ def listed_files(folder: Path) -> dict[str, str]:
 
 
 def is_lfs_pointer(start: bytes) -> bool:
-    """Whether a file that begins so is what Git leaves in the place of a large file."""
+    """Whether a file starts like a Git LFS pointer, which replaces a large file."""
     return start.startswith(b"version ")
 
 
 def foreign_entries(folder: Path) -> list[str]:
-    """Names in an existing folder that a writer of models did not make; all of them where there is
-    no ``config.json``."""
+    """Names in an existing folder that no writer of models made; all of them without a
+    ``config.json``."""
     names = sorted(os.listdir(folder))
     if _CONFIG not in names:
         return names
@@ -108,12 +108,12 @@ def check_target(folder: str | Path, *, sources: tuple[Path, ...] = ()) -> None:
     """Refuse to write a model where something else would be lost.
 
     Args:
-        folder: Where the model is to be written. Not there, empty, or a model folder without
-            foreign entries: fine.
-        sources: Folders that are read to write it, which it must not replace.
+        folder: Target of the model. It may be missing, empty, or a model folder without foreign
+            entries.
+        sources: Folders that are read while writing, which the target must not replace.
 
     Raises:
-        UserError: It is a file, or is or holds a source.
+        UserError: The target is a file, or is or contains a source.
         Foreign: It has foreign entries; the message names up to five.
     """
     folder = Path(folder)
@@ -138,7 +138,7 @@ def check_target(folder: str | Path, *, sources: tuple[Path, ...] = ()) -> None:
 
 
 def replaced_source(folder: Path, sources: Iterable[Path]) -> Path | None:
-    """The first source that is the folder or lies in it, so that writing the folder replaces it."""
+    """The first source that is the folder or is inside it, and would be replaced."""
     target = folder.resolve()
     for source in sources:
         if target in (source.resolve(), *source.resolve().parents):
@@ -147,8 +147,8 @@ def replaced_source(folder: Path, sources: Iterable[Path]) -> Path | None:
 
 
 def new_partial(folder: Path) -> Path:
-    """An empty folder beside ``folder`` to write into, after removing what processes of this host
-    that are gone left of the same folder."""
+    """A new empty folder next to ``folder`` to write into; leftovers of this host's dead processes
+    for the same folder are removed."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     prefix = f".{folder.name}.rlmath-partial-"
     own = f"{prefix}{socket.gethostname()}-"
@@ -163,15 +163,15 @@ def new_partial(folder: Path) -> Path:
 
 
 def put_in_place(partial: Path, folder: Path, *, overwrite: bool) -> None:
-    """Give a complete folder its name; a reader sees the old one or the new one, never a half.
+    """Move a complete folder into place; readers see the old or the new one, never a mixture.
 
     Args:
         partial: From :func:`new_partial`, on the same file system.
-        folder: Its name. Foreign entries of an older folder there move into the new one.
+        folder: Target. Foreign entries of an older folder there are moved into the new one.
         overwrite: Delete them instead.
     """
     if folder.is_symlink():
-        # The link is the user's; what it points to is what is replaced.
+        # Keep the user's link and replace its target.
         folder = folder.resolve()
     if not folder.exists():
         partial.rename(folder)
@@ -188,7 +188,7 @@ def put_in_place(partial: Path, folder: Path, *, overwrite: bool) -> None:
 
 
 def sync(path: Path) -> None:
-    """Have the disk hold a file or a folder's names before anything relies on it."""
+    """Flush a file or a folder's names to disk before anything relies on them."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -197,7 +197,7 @@ def sync(path: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> None:
-    """Swap two names, in one step where kernel and file system can."""
+    """Swap two names, in one step if kernel and file system can."""
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if renameat2 is not None:
         names = os.fsencode(one), os.fsencode(other)

@@ -1,4 +1,4 @@
-"""Which table entry each Megatron parameter of this rank is, checked against the model's shape."""
+"""Map this rank's Megatron parameters to table entries, checked against the model spec."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ ADAPTER = ".adapter."
 
 @dataclass(frozen=True)
 class LocalParameter:
-    """A Megatron parameter of this rank and what it holds.
+    """A Megatron parameter of this rank and its content.
 
     Attributes:
         name: Megatron's name within its model chunk, with the chunk's own layer number.
         tensor: The parameter itself.
         layout: The Hugging Face tensors in it.
-        entry: Of the family's table.
-        layer: Global number from 0; ``None``: it is of no layer.
-        expert: The same of an expert.
+        entry: Entry of the family's table.
+        layer: Global layer number from 0; ``None``: not in a layer.
+        expert: Global expert number from 0; ``None``: not in an expert.
     """
 
     name: str
@@ -42,7 +42,7 @@ class LocalParameter:
 
     @property
     def is_copy(self) -> bool:
-        """It is the last stage's copy of a tied embedding."""
+        """Whether it is the last stage's copy of a tied embedding."""
         return self.entry.when is When.tied
 
 
@@ -52,18 +52,17 @@ def local_parameters(
     parallel: ParallelRank,
     skipped: Container[int] = (),
 ) -> list[LocalParameter]:
-    """All parameters of this rank's model chunks but adapters, in the order of the modules.
+    """All parameters of this rank's model chunks except adapters, in module order.
 
     Args:
         model_chunks: Megatron ``GPTModel``s of this pipeline stage, one per virtual stage, bare or
             wrapped (DDP, Float16Module).
-        spec: The model.
+        spec: The model spec.
         parallel: This rank.
-        skipped: ``id`` of parameters to leave out, which are in no table.
+        skipped: ``id`` of parameters that are in no table, to leave out.
 
     Raises:
-        WeightsError: A parameter is in no table, has another shape than the table says, or a layer
-            lacks one.
+        WeightsError: A parameter is in no table or has a different shape, or a layer lacks one.
     """
     result: list[LocalParameter] = []
     for wrapped in model_chunks:
@@ -97,13 +96,13 @@ def local_parameters(
 
 
 def _tensors(chunk: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters of the files, and what routers choose experts by, which is never trained."""
+    """Parameters of the files, and the routers' expert bias, which is never trained."""
     yield from (item for item in chunk.named_parameters() if ADAPTER not in item[0])
     yield from ((name, one) for name, one in chunk.named_buffers() if name.endswith("expert_bias"))
 
 
 def unwrap(module: nn.Module) -> nn.Module:
-    """The model inside Megatron's wrappers, which all call it ``module``."""
+    """The model inside Megatron's wrappers, whose attribute is always ``module``."""
     while isinstance(inner := getattr(module, "module", None), nn.Module):
         module = inner
     return module
@@ -112,7 +111,7 @@ def unwrap(module: nn.Module) -> nn.Module:
 def _global_layers(chunk: nn.Module) -> list[int]:
     """Global number, from 0, of each decoder layer of the chunk.
 
-    Megatron's layers know theirs (from 1), whatever the pipeline layout.
+    Megatron's layers know their number (from 1) in any pipeline layout.
     """
     layers = chunk.get_submodule("decoder.layers").children()
     return [cast(int, layer.layer_number) - 1 for layer in layers]
@@ -154,7 +153,7 @@ def _find(
 
 
 def _check_layers_whole(seen: dict[int | None, set[Entry]], spec: ModelSpec) -> None:
-    """A layer that lacks a parameter would train without it and nobody would notice."""
+    """Raise if a layer lacks a parameter: it would silently train without it."""
     entries = spec.family.entries
     for layer, found in seen.items():
         if layer is None:

@@ -1,7 +1,7 @@
 """Adapters in PEFT's format: ``adapter_config.json`` and ``adapter_model.safetensors``.
 
-PEFT keeps the model as ``base_model.model`` and each matrix's adapter as ``lora_A`` and ``lora_B``
-beside it, so a tensor is ``base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight``.
+PEFT names the model ``base_model.model`` and each matrix's adapter ``lora_A`` and ``lora_B``, so a
+tensor is ``base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight``.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from rlmath.weights.pieces import NOT_FINITE, first_of
 CONFIG_FILE = "adapter_config.json"
 TENSORS_FILE = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
-# Fields that change what an adapter computes, with the values at which they change nothing.
+# Fields that change an adapter's computation, with their neutral values.
 _PLAIN: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none", None),
@@ -57,7 +57,7 @@ def adapter_config(lora: Lora, base_model: str) -> dict[str, Any]:
 
     Args:
         lora: The adapters.
-        base_model: The model that they belong to, as a folder or a name on the Hub.
+        base_model: The base model, as a folder or a name on the Hub.
     """
     alpha = int(lora.alpha) if lora.alpha == int(lora.alpha) else lora.alpha
     return {
@@ -86,10 +86,10 @@ def write_adapters(
     """Write a PEFT folder; it appears when it is complete, and replaces an older one.
 
     Args:
-        folder: To write; other files in it are kept.
+        folder: Target; other files in it are kept.
         lora: The adapters.
-        base_model: See :func:`adapter_config`.
-        tensors: By the names of ``adapter_shapes``.
+        base_model: As in :func:`adapter_config`.
+        tensors: Tensors by the names of ``adapter_shapes``.
     """
     folder = Path(folder)
     partial = new_partial(folder)
@@ -117,7 +117,8 @@ def save_adapters(
 ) -> None:
     """Gather the adapters and write them as a PEFT folder.
 
-    Collective over all ranks; global rank 0 writes. Returns on every rank once the folder is there.
+    Collective over all ranks; global rank 0 writes. Returns on every rank when the folder is
+    complete.
     """
     gatherer = BucketGatherer(model_chunks, spec, parallel, adapters=lora)
     tensors = {name: one.cpu() for bucket in gatherer.gather(destination=0) for name, one in bucket}
@@ -128,10 +129,10 @@ def save_adapters(
 
 
 def config_problems(folder: str | Path, lora: Lora) -> list[str]:
-    """What of a PEFT folder's ``adapter_config.json`` differs from the adapters of a run, in words.
+    """Differences between a PEFT folder's ``adapter_config.json`` and a run's adapters, as text.
 
     Raises:
-        WeightsError: It cannot be read.
+        WeightsError: The file cannot be read.
     """
     path = Path(folder) / CONFIG_FILE
     try:
@@ -157,10 +158,10 @@ def config_problems(folder: str | Path, lora: Lora) -> list[str]:
 
 
 def tensor_problems(folder: str | Path, lora: Lora, spec: ModelSpec) -> list[str]:
-    """What of a PEFT folder's tensors is missing, unknown or of another shape, in words.
+    """Tensors of a PEFT folder that are missing, unknown or of another shape, as text.
 
     Raises:
-        WeightsError: They cannot be read.
+        WeightsError: The tensors cannot be read.
     """
     wanted = adapter_shapes(spec, lora)
     with _open(folder) as file:
@@ -178,10 +179,10 @@ def tensor_problems(folder: str | Path, lora: Lora, spec: ModelSpec) -> list[str
 
 
 def check_adapters(folder: str | Path, lora: Lora, spec: ModelSpec) -> None:
-    """Compare a PEFT folder with the adapters of a run, and look at its values.
+    """Compare a PEFT folder with a run's adapters, and check its values.
 
     Raises:
-        WeightsError: Naming what differs, or what holds NaN or infinity.
+        WeightsError: Names the differences, or a tensor with NaN or infinity.
     """
     problems = config_problems(folder, lora) or tensor_problems(folder, lora, spec)
     if problems:
@@ -203,12 +204,12 @@ def load_adapters(
 
     Args:
         parameters: From ``local_adapters``.
-        folder: Written by PEFT or by :func:`write_adapters`.
+        folder: Folder written by PEFT or by :func:`write_adapters`.
         lora: The adapters.
-        spec: The model.
+        spec: The model spec.
 
     Raises:
-        WeightsError: It does not fit, cannot be read, or holds NaN or infinity.
+        WeightsError: It does not fit, cannot be read, or has NaN or infinity.
     """
     check_adapters(folder, lora, spec)
     with _open(folder) as file:

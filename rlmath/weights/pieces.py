@@ -1,8 +1,8 @@
-"""Where each part of a Hugging Face tensor lies in the Megatron shards: pure arithmetic.
+"""Positions of the parts of Hugging Face tensors in Megatron shards: pure arithmetic.
 
-Every rule of ``families.py`` comes down to rectangles: a run of rows (or columns) of a Hugging
-Face tensor is a run of rows (or columns) of one rank's Megatron parameter, at full extent in the
-other dimension. Loading, exporting and planning all walk over these.
+Every rule of ``families.py`` reduces to rectangles: a run of rows (or columns) of a Hugging Face
+tensor is a run of rows (or columns) of one rank's Megatron parameter, complete in the other
+dimension. Loading, exporting and planning all iterate over these.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ NOT_FINITE = "holds NaN or infinity; use the files that were published, or an ea
 
 @dataclass(frozen=True)
 class Piece:
-    """A run of a Hugging Face tensor that lies in one Megatron parameter of one rank.
+    """A run of a Hugging Face tensor in one Megatron parameter of one rank.
 
     Attributes:
         hf_name: The Hugging Face tensor.
-        dim: The dimension along which it is a run: 0 for rows, 1 for columns.
-        hf_start: Where the run begins in the Hugging Face tensor.
-        local_start: Where it begins in the rank's parameter.
-        length: Rows or columns.
+        dim: Dimension of the run: 0 for rows, 1 for columns.
+        hf_start: Start of the run in the Hugging Face tensor.
+        local_start: Start of the run in the rank's parameter.
+        length: Number of rows or columns.
     """
 
     hf_name: str
@@ -45,11 +45,11 @@ class Piece:
 
 @dataclass(frozen=True)
 class LocalTensor:
-    """What one rank holds of one table entry, for one layer and expert.
+    """One rank's part of a table entry, for one layer and expert.
 
     Attributes:
         shape: Shape of the rank's Megatron parameter.
-        pieces: What its rows or columns are; padding of the vocabulary belongs to no piece.
+        pieces: The pieces of its rows or columns; vocabulary padding belongs to no piece.
     """
 
     shape: tuple[int, ...]
@@ -59,7 +59,7 @@ class LocalTensor:
 def hf_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Name and shape of every Hugging Face tensor of the model, in the order of sending.
 
-    The files may have several as one (``file_tensors``).
+    The files may fuse several of them (``file_tensors``).
 
     The order is that of the model: embedding, layers, final norm, output layer.
     """
@@ -72,7 +72,7 @@ def hf_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 
 
 def expert_tensors(spec: ModelSpec) -> dict[str, int]:
-    """Of each tensor of an expert, by its name, the expert's number."""
+    """The expert number of each expert tensor, by name."""
     return {
         tensor.name.format(layer=layer, expert=expert): expert
         for entry, layer, expert in walk(spec)
@@ -82,9 +82,9 @@ def expert_tensors(spec: ModelSpec) -> dict[str, int]:
 
 
 def file_tensors(spec: ModelSpec) -> dict[str, tuple[str, ...]]:
-    """The tensors of ``hf_shapes`` that lie in each tensor of the model's files, by rows.
+    """The tensors of ``hf_shapes`` in each tensor of the model's files, in row order.
 
-    One, which has the file's name, but where a family's matrices are fused in the files.
+    There is one, with the file's name, unless the family's files fuse matrices.
     """
     result: dict[str, list[str]] = {}
     for name in hf_shapes(spec):
@@ -109,17 +109,17 @@ def file_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 
 
 def misfits(spec: ModelSpec, found: Mapping[str, tuple[int, ...]]) -> list[str]:
-    """Tensors of a Hugging Face folder that are missing, unknown or of another shape, in words.
+    """Tensors of a Hugging Face folder that are missing, unknown or of another shape, as text.
 
     Args:
-        spec: What config.json says.
+        spec: The model spec from config.json.
         found: Shape of each tensor in the files.
     """
     expected = file_shapes(spec)
     ignored = spec.family.ignored_suffixes
     prefixes = tuple(p.format(layers=spec.layers) for p in spec.family.ignored_prefixes)
     if spec.tied:
-        # Some files hold the tied output layer a second time. That it is the same is checked.
+        # Some files contain the tied output layer too. That it is equal is checked.
         ignored = (*ignored, HEAD)
     present = {
         name for name in found if not name.endswith(ignored) and not name.startswith(prefixes)
@@ -136,13 +136,13 @@ def misfits(spec: ModelSpec, found: Mapping[str, tuple[int, ...]]) -> list[str]:
 
 
 def first_of(problems: list[str]) -> str:
-    """Up to five of them, and how many more there are."""
+    """Up to five problems, and the number of the others."""
     more = f"; and {len(problems) - 5} more" if len(problems) > 5 else ""
     return "; ".join(problems[:5]) + more
 
 
 def walk(spec: ModelSpec) -> Iterator[tuple[Entry, int | None, int | None]]:
-    """Every (entry, layer, expert) of the model, in model order; ``None`` where it has none."""
+    """Every (entry, layer, expert) of the model, in model order; ``None`` if not applicable."""
     entries = spec.family.entries
     first = next(i for i, entry in enumerate(entries) if entry.per_layer)
     in_layers = [entry for entry in entries if entry.per_layer]
@@ -172,20 +172,20 @@ def local_tensor(
     layer: int | None = None,
     expert: int | None = None,
 ) -> LocalTensor:
-    """What tensor rank ``tp_rank`` of ``tp_size`` holds of an entry.
+    """The part of an entry on tensor rank ``tp_rank`` of ``tp_size``.
 
     Args:
-        entry: Of the family's table.
-        spec: The model.
+        entry: Entry of the family's table.
+        spec: The model spec.
         tp_rank: For an expert's entry, the rank in the expert tensor-parallel group.
-        tp_size: Likewise.
-        padded_vocab: Rows of the embedding over all ranks, with padding; only the vocabulary rule
-            reads it.
+        tp_size: Size of that group.
+        padded_vocab: Rows of the embedding over all ranks, with padding; used only by the
+            vocabulary rule.
         layer: Global number from 0, for entries of a layer.
         expert: Global number from 0, for entries of an expert.
 
     Raises:
-        WeightsError: The ranks cannot share the tensor evenly.
+        WeightsError: The tensor is not divisible by the ranks.
     """
     tensors = tuple(HfTensor(t.name.format(layer=layer, expert=expert), t.dims) for t in entry.hf)
     sizes = [tuple(spec.size(dim) for dim in t.dims) for t in tensors]
@@ -223,7 +223,7 @@ def _vocabulary(
 def _qkv(
     names: list[str], query_size: tuple[int, ...], spec: ModelSpec, tp_rank: int, tp_size: int
 ) -> LocalTensor:
-    """The rank's run of rows, cut where query, key and value heads meet."""
+    """The rank's run of rows, split at the boundaries of query, key and value heads."""
     groups, head = spec.kv_heads, spec.head_dim
     if groups % tp_size and tp_size % groups:
         raise WeightsError(
@@ -246,7 +246,7 @@ def _qkv(
 
 
 def share(what: str, size: int, ranks: int) -> int:
-    """``size / ranks``; raises ``WeightsError`` with the arithmetic if that leaves a rest."""
+    """``size / ranks``; ``WeightsError`` with the arithmetic if not divisible."""
     if size % ranks:
         works = ", ".join(str(n) for n in range(1, size + 1) if size % n == 0 and n <= 64)
         raise WeightsError(

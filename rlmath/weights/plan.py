@@ -1,8 +1,8 @@
-"""Which bytes move from which trainer rank to which engine rank, without starting any.
+"""Plan which bytes are sent from which trainer rank to which engine rank.
 
-A pure function of the model's shape and the two layouts. Weights are gathered in buckets of whole
-Hugging Face tensors: a *gather* takes a run of a tensor from the trainer rank that holds it, a
-*load* is what an engine rank keeps of the tensor. ``rlmath.weights.gather`` moves exactly these.
+A pure function of the model spec and the two layouts. Weights are gathered in buckets of whole
+Hugging Face tensors: a *gather* takes a run of a tensor from the trainer rank that has it, a *load*
+is the part that an engine rank keeps. ``rlmath.weights.gather`` sends exactly these.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from rlmath.utils.lazy_torch import torch
 from rlmath.weights.buckets import Bucket, TensorMeta, cut_into_buckets
 from rlmath.weights.pieces import hf_shapes, local_tensor, share, walk
 
-# vLLM pads the vocabulary to a multiple of this before it shares it out.
+# vLLM pads the vocabulary to a multiple of this before sharding it.
 ENGINE_VOCAB_MULTIPLE = 64
-# Rows of matrices that engine ranks share by query heads.
+# Rows of matrices that engine ranks shard by query heads.
 _OF_HEADS = ("query", "content_and_value")
 
 
@@ -37,15 +37,15 @@ class SourceRank:
 
 @dataclass(frozen=True)
 class Operation:
-    """A run of a tensor that one rank gives or takes.
+    """A run of a tensor that one rank sends or keeps.
 
     Attributes:
         tensor: Hugging Face name.
-        rank: The trainer rank that gives it, or the engine's tensor rank that takes it.
-        dim: The dimension along which it is a run: 0 rows, 1 columns.
+        rank: The trainer rank that sends it, or the engine's tensor rank that keeps it.
+        dim: Dimension of the run: 0 rows, 1 columns.
         start: First row or column.
-        length: Rows or columns.
-        num_bytes: Of the run.
+        length: Number of rows or columns.
+        num_bytes: Size of the run.
     """
 
     tensor: str
@@ -67,14 +67,14 @@ class PlannedBucket:
 
 @dataclass(frozen=True)
 class WeightsPlan:
-    """What an update of one engine moves.
+    """Plan of one engine's weight sync.
 
     Attributes:
-        spec, actor, engine: What was asked.
-        dtype: In which tensors travel.
+        spec, actor, engine: The request.
+        dtype: Type of the tensors sent.
         stages: Global layers of each chunk of each pipeline stage.
         padded_vocab: Rows of the embedding in the trainer.
-        buckets: In the order of sending.
+        buckets: Buckets in the order of sending.
     """
 
     spec: ModelSpec
@@ -87,12 +87,13 @@ class WeightsPlan:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the model."""
+        """Size of the model."""
         return sum(t.meta.num_bytes for b in self.buckets for t in b.bucket.tensors)
 
     @property
     def largest_bucket_bytes(self) -> int:
-        """A receiving rank holds two buckets: one in use, the next on its way."""
+        """Size of the largest bucket. A receiving rank has two: one in use, the next in
+        transfer."""
         return max(b.bucket.num_bytes for b in self.buckets)
 
 
@@ -103,19 +104,19 @@ def plan_weights(
     bucket_size_mib: float = BUCKET_MIB,
     dtype: torch.dtype | None = None,
 ) -> WeightsPlan:
-    """Plan an update.
+    """Plan a weight sync.
 
     Args:
-        spec: The model.
+        spec: The model spec.
         actor: Layout of the trainer's ranks; copies of the model do not matter.
-        engine: Layout of the engine's ranks. With expert-parallel ranks each has whole experts,
+        engine: Layout of the engine's ranks. With expert parallelism each has whole experts,
             otherwise a slice of each.
-        bucket_size_mib: See ``cut_into_buckets``.
-        dtype: In which tensors travel; ``None``: bfloat16.
+        bucket_size_mib: As in ``cut_into_buckets``.
+        dtype: Type of the tensors sent; ``None``: bfloat16.
 
     Raises:
-        WeightsError: The model cannot be laid out so; the message shows the arithmetic.
-        UserError: Its layers cannot.
+        WeightsError: The layout does not fit the model; the message shows the arithmetic.
+        UserError: The layout does not fit the model's layers.
     """
     if dtype is None:
         dtype = torch.bfloat16
@@ -137,7 +138,7 @@ def plan_weights(
     sizes = hf_shapes(spec)
     for entry, layer, expert in walk(spec):
         if entry.when is When.tied:
-            # The last stage's copy of the embedding; the first stage sends it.
+            # The last stage's copy of the embedding; the first stage sends the original.
             continue
         stage = _stage(entry, layer, stage_of, actor.pipeline_parallel)
         for op in _gathers(entry, spec, actor, stage, padded, layer, expert, sizes, dtype):
@@ -173,7 +174,7 @@ def _gathers(
     sizes: dict[str, tuple[int, ...]],
     dtype: torch.dtype,
 ) -> Iterator[Operation]:
-    """What each trainer rank gives; what all of them hold, the first gives."""
+    """Runs that each trainer rank sends; the first rank sends what all of them have."""
     ep, ranks = 0, actor.tensor_parallel
     if expert is not None:
         ep = expert // (spec.experts // actor.expert_parallel)
@@ -199,7 +200,7 @@ def _loads(
     sizes: dict[str, tuple[int, ...]],
     dtype: torch.dtype,
 ) -> Iterator[Operation]:
-    """What each engine rank keeps of each tensor of an entry."""
+    """Runs that each engine rank keeps of an entry's tensors."""
     for tensor in entry.hf:
         name = tensor.name.format(layer=layer, expert=expert)
         for rank in range(engine.tensor_parallel):
@@ -217,7 +218,7 @@ def _engine_run(
     engine: Layout,
     expert: int | None,
 ) -> tuple[int, int, int] | None:
-    """(dim, start, length) of what an engine rank keeps; ``None`` for nothing."""
+    """(dim, start, length) that an engine rank keeps; ``None``: nothing."""
     rows, tp = spec.size(dims[0]), engine.tensor_parallel
     if expert is not None and engine.expert_parallel > 1:
         held = share("experts", spec.experts, engine.expert_parallel)
@@ -230,7 +231,7 @@ def _engine_run(
         length = min(run, rows - rank * run)
         return (0, rank * run, length) if length > 0 else None
     if entry.rule is Rule.column and (len(dims) == 1 or dims[0] not in _OF_HEADS):
-        # A norm over all heads, or what gives latent vectors: every engine rank has it whole.
+        # A norm over all heads, or a latent projection: complete on every engine rank.
         return (0, 0, rows)
     if dims[0] == "key_value":
         return _engine_key_value(name, rank, spec, tp)
@@ -242,7 +243,7 @@ def _engine_run(
 
 
 def _engine_key_value(name: str, rank: int, spec: ModelSpec, tp: int) -> tuple[int, int, int]:
-    """With more ranks than key-value heads, several ranks hold the same head."""
+    """With more ranks than key-value heads, several ranks have the same head."""
     groups = spec.kv_heads
     if groups % tp and tp % groups:
         raise WeightsError(

@@ -1,7 +1,7 @@
-"""Fingerprints of what engines hold that quantize the weights they are sent.
+"""Fingerprints of engines that quantize the weights they receive.
 
-A matrix of a layer is held as FP8 values and a scale for each row (``rlmath.model.fp8``), and its
-fingerprints are of these; everything else is held as it was sent.
+A layer's matrix is stored as FP8 values and a scale per row (``rlmath.model.fp8``), and has
+fingerprints of both; everything else is stored as sent.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ SCALE = "_scale"
 
 
 def is_quantized(name: str) -> bool:
-    """Whether engines quantize a tensor, by its name in the files: the matrices of layers."""
+    """Whether engines quantize a tensor, by its name in the files: matrices of layers."""
     module = name.removesuffix(".weight")
     return module != name and module.rpartition(".")[2] in TARGETS
 
 
 def quantized_fingerprints(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, int]:
-    """Of whole tensors as they were sent, the fingerprints of what engines make of them."""
+    """Fingerprints that engines should have for these whole tensors."""
     found = {}
     for name, tensor in tensors:
         if is_quantized(name):
@@ -41,12 +41,13 @@ def quantized_fingerprints(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, i
 
 @torch.no_grad()
 def sent_fingerprints(gatherer: BucketGatherer, part: WeightSlice | None = None) -> dict[str, int]:
-    """The same of a rank's copy of the model. Collective; rank 0 has them, the others none.
+    """:func:`quantized_fingerprints` of a rank's copy of the model. Collective; only rank 0 gets
+    them.
 
-    The scale of a row needs all of it, which tensor ranks may share, so tensors are gathered.
+    A row's scale needs the whole row, which tensor ranks may share, so tensors are gathered.
 
     Args:
-        gatherer: Of the model.
+        gatherer: Gatherer of the model.
         part: Only these tensors; ``None``: all.
     """
     names = None if part is None else part.keys()

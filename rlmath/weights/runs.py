@@ -1,4 +1,4 @@
-"""A part of a Hugging Face tensor that lies on one rank, or that one needs."""
+"""A part of a Hugging Face tensor on one rank."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Run:
-    """Rows (``dim`` 0) or columns (``dim`` 1) of a Hugging Face tensor that lie on one rank.
+    """Rows (``dim`` 0) or columns (``dim`` 1) of a Hugging Face tensor on one rank.
 
     Attributes:
         name: The Hugging Face tensor.
-        dim: Along which it is a run.
+        dim: Dimension of the run.
         start: First row or column.
-        shape: Of the run.
+        shape: Shape of the run.
     """
 
     name: str
@@ -29,16 +29,16 @@ class Run:
 
     @property
     def corner(self) -> tuple[int, int]:
-        """Its first row and column in the whole tensor."""
+        """First row and column in the whole tensor."""
         return (self.start, 0) if self.dim == 0 else (0, self.start)
 
     def of(self, whole: Tensor) -> Tensor:
-        """This run of the whole tensor, as a view."""
+        """View this run of the whole tensor."""
         return whole.narrow(self.dim, self.start, self.length)
 
     def between(self, begin: int, end: int) -> Run | None:
-        """What of it is from row or column ``begin`` of the tensor to before ``end``; ``None``:
-        nothing."""
+        """The part between ``begin`` and ``end`` (exclusive) of the tensor's rows or columns;
+        ``None`` if empty."""
         begin, end = max(begin, self.start), min(end, self.start + self.length)
         if begin >= end:
             return None

@@ -1,4 +1,4 @@
-"""A checksum of each sequence of a ragged array, whatever rank and order the sequences are in."""
+"""A checksum of each sequence of a ragged array, independent of rank and order."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rlmath.weights.fingerprint import odd_factors
 
 @dataclass(frozen=True)
 class SequenceFingerprints:
-    """What a rank reports of its sequences, so that two runs can be compared sequence by sequence.
+    """A rank's report on its sequences, to compare two runs sequence by sequence.
 
     Attributes:
-        places: ``[N]`` int64, of the sequences in the step.
-        bits: By quantity ``[N]`` int64: equal for two runs if every value is equal bit by bit.
-        sums: By quantity ``[N]`` float64, the sum of the values: how far they are apart.
+        places: ``[N]`` int64, indices of the sequences in the step.
+        bits: ``[N]`` int64 by quantity: equal for two runs if every value is equal bit by bit.
+        sums: ``[N]`` float64 by quantity, sums of the values: the size of a difference.
     """
 
     places: Tensor
@@ -30,12 +30,12 @@ class SequenceFingerprints:
     def of(
         cls, places: Tensor, lengths: Tensor, values: Mapping[str, Tensor | None]
     ) -> SequenceFingerprints:
-        """Fingerprints of some sequences.
+        """Fingerprints of sequences.
 
         Args:
-            places: ``[N]`` int64, of the sequences in the step.
+            places: ``[N]`` int64, indices of the sequences in the step.
             lengths: ``[N]`` int64, their tokens; the sum is ``R``.
-            values: By quantity ``[R]`` float32; what is ``None`` is left out.
+            values: ``[R]`` float32 by quantity; ``None`` values are left out.
         """
         there = {name: value for name, value in values.items() if value is not None}
         factors = _factors(lengths) if there else lengths
@@ -47,7 +47,7 @@ class SequenceFingerprints:
 
     @classmethod
     def joined(cls, parts: Sequence[SequenceFingerprints]) -> SequenceFingerprints:
-        """Those of all ranks together, in the order of the step."""
+        """Combine the fingerprints of all ranks, in the order of the step."""
         places = torch.cat([one.places for one in parts])
         order = torch.argsort(places)
 
@@ -62,12 +62,12 @@ class SequenceFingerprints:
 
 
 def token_digests(tokens: Tensor, prompt_lengths: Tensor, lengths: Tensor) -> Tensor:
-    """``[N]`` int64, a checksum of each sequence's tokens and of where its prompt ends.
+    """``[N]`` int64, a checksum of each sequence's tokens and the position where its prompt ends.
 
     Args:
-        tokens: ``[T]`` integers, sequence after sequence.
+        tokens: ``[T]`` integers, sequences concatenated.
         prompt_lengths: ``[N]`` int64.
-        lengths: ``[N]`` int64, of prompt and response.
+        lengths: ``[N]`` int64, prompt plus response.
     """
     longest = int(lengths.max()) if lengths.numel() else 0
     factors = odd_factors(0, longest, torch.device("cpu"))
@@ -79,7 +79,7 @@ def token_digests(tokens: Tensor, prompt_lengths: Tensor, lengths: Tensor) -> Te
 
 
 def _factors(lengths: Tensor) -> Tensor:
-    """``[R]`` an odd number for each place in its sequence."""
+    """``[R]`` an odd number for each position in its sequence."""
     starts = torch.cumsum(lengths, 0) - lengths
     within = torch.arange(int(lengths.sum())) - repeat(starts, lengths)
     longest = int(lengths.max()) if lengths.numel() else 0
@@ -87,9 +87,9 @@ def _factors(lengths: Tensor) -> Tensor:
 
 
 def _bits(values: Tensor, lengths: Tensor, factors: Tensor) -> Tensor:
-    """``[N]``: the sum of bits times factor, modulo ``2**64``. An odd factor is invertible, so a
-    change of any single value changes it for certain."""
-    # 0 and -0 are one number, and of bits that are all 0 nothing would be left.
+    """``[N]``: sum of bits times factor, modulo ``2**64``. An odd factor is invertible, so a change
+    of any single value always changes it."""
+    # 0 and -0 are the same number; adding 1 makes zero bits count.
     bits = (values + 0.0).contiguous().view(torch.int32).to(torch.int64) + 1
     return _sums(bits * factors, lengths)
 

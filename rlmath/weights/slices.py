@@ -1,8 +1,8 @@
-"""Slices of the weights: what one comparison covers where comparing all of them takes too long.
+"""Slices of the weights, for comparisons when comparing all of them takes too long.
 
-A rotation splits the weights into units that cost little each, and goes through all of them in
-rounds. Every unit is in exactly one slice of a round, in an order that differs from round to round,
-so that a fault of any layer or kind of tensor is met early in a round.
+A rotation splits the weights into cheap units and iterates over all of them in rounds. Every unit
+is in exactly one slice of a round, in an order that differs between rounds, so a fault in any layer
+or kind of tensor is found early in a round.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from torch import Tensor
 
 from rlmath.weights.fingerprint import add, fingerprint
 
-# From a column of a whole tensor to before another.
+# First column in a whole tensor, and the column after the last.
 Columns = tuple[int, int]
-# By a tensor's name, its columns in the slice; ``None``: all of it.
+# Columns in the slice by tensor name; ``None``: the whole tensor.
 WeightSlice = Mapping[str, tuple[Columns, ...] | None]
 
-# Of a matrix that a CPU engine packed, read back by one product: as many rows of the other factor
-# as oneDNN needs to be as fast as with more.
+# Columns of a packed matrix of a CPU engine that one product reads back: as many as oneDNN needs
+# for full speed.
 COLUMNS = 16
-# What an element costs to digest, in multiply-adds of that product.
+# Cost of fingerprinting an element, in multiply-adds of that product.
 _DIGEST = 200
-# Matrices that vLLM keeps as one, so that one product reads the same columns of all.
+# Matrices that vLLM fuses, so that one product reads the same columns of all.
 _FUSED = {
     "q_proj": "qkv",
     "k_proj": "qkv",
@@ -39,16 +39,16 @@ _FUSED = {
 
 
 def columns_in(part: WeightSlice | None, name: str, start: int, count: int) -> list[Columns]:
-    """Which columns of a run of a matrix are in a slice.
+    """The columns of a run of a matrix that are in a slice.
 
     Args:
         part: The slice; ``None``: everything.
         name: The tensor.
         start: The run's first column in the whole tensor.
-        count: Its columns.
+        count: Number of its columns.
 
     Returns:
-        Columns of the run, from its own first.
+        Columns relative to the run.
     """
     chosen = () if part is not None and name not in part else None if part is None else part[name]
     if chosen is None:
@@ -66,15 +66,15 @@ def fingerprint_in(
     *,
     dtype: torch.dtype | None = None,
 ) -> int:
-    """What the columns of a run that are in a slice add to the fingerprint of the tensor's.
+    """Contribution of a run's columns in a slice to its tensor's fingerprint.
 
     Args:
         part: The slice; ``None``: everything.
         name: The tensor.
         values: The run.
-        row: Place of its first row in the whole tensor.
-        column: Place of its first column.
-        dtype: That the values are converted to first; ``None``: their own.
+        row: Index of its first row in the whole tensor.
+        column: Index of its first column.
+        dtype: Type to which the values are first converted; ``None``: none.
     """
     dtype = dtype or values.dtype
     if part is None or (name in part and part[name] is None):
@@ -86,16 +86,16 @@ def fingerprint_in(
 
 
 class Rotation:
-    """Takes the weights slice by slice, in rounds.
+    """Iterates over the weights slice by slice, in rounds.
 
     Args:
-        shapes: Of every tensor that engines hold, by name.
-        packed: Whether engines packed matrices so that they are read back by a product; their units
-            are ``COLUMNS`` columns, and others are whole tensors.
-        whole: Names of the matrices of an MoE's experts, of which each is a unit.
+        shapes: Shape of every tensor of the engines, by name.
+        packed: Whether engines packed matrices, which are then read back by a product. Units of
+            matrices are then ``COLUMNS`` columns; others are whole tensors.
+        whole: Names of the matrices of an MoE's experts, each of which is a unit.
 
     Attributes:
-        work: Of all units together, about the multiply-adds that read them back.
+        work: Total cost of all units, in multiply-adds for reading them back.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Rotation:
         self.restart()
 
     def restart(self) -> None:
-        """Begin a round."""
+        """Start a new round."""
         self._round += 1
         self._order = list(range(len(self._units)))
         random.Random(self._round).shuffle(self._order)
@@ -144,14 +144,14 @@ class Rotation:
 
     @property
     def is_at_start(self) -> bool:
-        """Whether nothing of the present round was taken."""
+        """Whether nothing of the current round was popped."""
         return self._at == 0
 
     def pop(self, work: float) -> tuple[dict[str, tuple[Columns, ...] | None], float]:
-        """The next slice of the round; after the last one a round begins.
+        """The next slice of the round; after the last one a new round starts.
 
         Args:
-            work: How much it may be; at least one unit is taken.
+            work: Maximum work of the slice; it has at least one unit.
 
         Returns:
             The slice, and its work.
@@ -166,7 +166,7 @@ class Rotation:
             taken += cost
             for name in names:
                 found[name] = None if columns is None else (*(found.get(name) or ()), columns)
-        # Vectors go along with matrices: norms alone may be equal in bfloat16 after an update.
+        # Vectors accompany matrices: norms alone may not change in bfloat16 by an update.
         begin, end = (at * len(self._small) // len(self._order) for at in (first, self._at))
         found |= dict.fromkeys(self._small[begin:end])
         if self._at == len(self._order):

@@ -1,8 +1,8 @@
 """Fingerprints by tensor of gradients, and of a model that no engine gets.
 
-Named and placed as the files' tensors are, each element counted once, so that equal numbers have
-equal fingerprints on any number of ranks: ranks that hold the same part count it on the first of
-them, and of what a distributed optimizer shares each counts the elements that it reduces.
+Named and positioned like the files' tensors, with each element counted once, so equal numbers have
+equal fingerprints on any number of ranks: a part that several ranks have is counted on the first of
+them, and each rank of a distributed optimizer counts the elements that it reduces.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from rlmath.weights.runs import Run
 
 @dataclass(frozen=True)
 class _Part:
-    """Of a parameter of this rank, what belongs to one tensor of the files.
+    """The part of this rank's parameter that belongs to one tensor of the files.
 
     Attributes:
-        first: Of the ranks that reduce this gradient together, the first.
+        first: The first of the ranks that reduce this gradient together.
     """
 
     run: Run
@@ -40,14 +40,14 @@ class _Part:
     first: int
 
     def fingerprint(self, row: int, block: Tensor) -> Tensor | None:
-        """What rows of values that are shaped like the parameter add to the tensor's fingerprint.
+        """Contribution of rows of a tensor shaped like the parameter to the fingerprint.
 
         Args:
-            row: The first of them.
-            block: The rows, whole.
+            row: Index of the first row.
+            block: The complete rows.
 
         Returns:
-            An int64 scalar on the device; ``None``: none of them is in the part.
+            An int64 scalar on the device; ``None`` if no row is in the part.
         """
         if self.dim == 1:
             columns = block.narrow(1, self.start, self.run.length)
@@ -61,15 +61,15 @@ class _Part:
 
 
 class TensorPrints:
-    """Fingerprints of one model on all ranks. Collective over all of them, construction included.
+    """Fingerprints of one model on all ranks. Collective over all of them, including construction.
 
     Args:
-        chunks: Of this rank's stage.
-        spec: The model.
+        chunks: Model chunks of this rank's stage.
+        spec: The model spec.
         parallel: This rank.
-        optimizer: Megatron's, of the chunks.
-        adapters: They alone are trained; ``None``: the model is.
-        head: By name, parameters that are in no table, of which no rank has a part alone.
+        optimizer: Megatron's optimizer of the chunks.
+        adapters: The trained adapters; ``None``: the model is trained.
+        head: Parameters that are in no table, by name; no rank has only a part of one.
     """
 
     def __init__(
@@ -102,10 +102,10 @@ class TensorPrints:
 
     @torch.no_grad()
     def add_gradient(self, minibatch: int) -> None:
-        """Count the gradient of a minibatch, which is reduced and not yet applied.
+        """Add the reduced but not yet applied gradient of a minibatch.
 
         Args:
-            minibatch: From 0; the same gradients in another order have another fingerprint.
+            minibatch: Index from 0; the same gradients in another order have another fingerprint.
         """
         for part in self._own:
             for row, block in self._reduced(part):
@@ -113,13 +113,13 @@ class TensorPrints:
 
     @torch.no_grad()
     def add_weights(self) -> None:
-        """Count the parameters themselves."""
+        """Add the parameters themselves."""
         for part in self._own:
             if self._rank == part.first:
                 self._count(part, 0, part.parameter.detach())
 
     def take(self) -> dict[str, int]:
-        """What was counted since the last call, over all ranks."""
+        """The fingerprints accumulated since the last call, over all ranks."""
         sums, self._sums = self._sums, torch.zeros_like(self._sums)
         dist.all_reduce(sums)
         return dict(zip(self.names, sums.tolist(), strict=True))
@@ -127,11 +127,11 @@ class TensorPrints:
     def _count(self, part: _Part, row: int, block: Tensor, factor: int = 1) -> None:
         found = part.fingerprint(row, block)
         if found is not None:
-            # Wraps, as a fingerprint does. The host waits for no GPU until all are taken.
+            # Wraps like a fingerprint. The host does not wait for the GPU before `take`.
             self._sums[self._places[part.run.name]] += found.to(self._sums.device) * factor
 
     def _reduced(self, part: _Part) -> Iterator[tuple[int, Tensor]]:
-        """The rows of a parameter's gradient that this rank counts: the first one, and all."""
+        """The rows of a parameter's gradient that this rank counts, with their first index."""
         gradient: Tensor | None = getattr(part.parameter, "main_grad", None)
         if gradient is None:
             return
@@ -147,12 +147,12 @@ class TensorPrints:
 
 
 def rows_of(values: Tensor, start: int, end: int) -> Iterator[tuple[int, Tensor]]:
-    """Some elements of a tensor that follow each other, as rows with 0 in place of others: of the
-    rows between, which are whole, without a copy.
+    """Consecutive elements of a tensor as rows, with 0 for other elements; complete rows are not
+    copied.
 
     Args:
-        start: The first element, in the order of memory.
-        end: The one after the last.
+        start: Index of the first element, in memory order.
+        end: Index after the last one.
     """
     columns = math.prod(values.shape[1:])
     flat = values.reshape(-1)
@@ -183,7 +183,7 @@ def _parts(
         found = local_adapters(chunks, spec, parallel, adapters)
     for one in found:
         if one.is_copy:
-            continue  # Its gradient is added to the original's.
+            continue  # Its gradient is added to that of the original.
         for piece in one.layout.pieces:
             size = list(one.tensor.shape)
             size[piece.dim] = piece.length
@@ -192,10 +192,10 @@ def _parts(
 
 
 def _first_of(parameter: Tensor) -> int:
-    """The first rank of those that reduce a parameter's gradient together."""
+    """The first of the ranks that reduce a parameter's gradient together."""
     from megatron.core import parallel_state as state
 
-    # Megatron marks experts so, whose gradients are reduced by fewer ranks.
+    # Megatron's mark of experts, whose gradients are reduced by fewer ranks.
     if getattr(parameter, "allreduce", True):
         group = state.get_data_parallel_group(with_context_parallel=True)
     else:

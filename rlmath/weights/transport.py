@@ -1,12 +1,12 @@
-"""The ways on which weights travel from the trainer's ranks to the engines, by their name in
+"""Transports of weights from the trainer's ranks to the engines, by name in
 ``weights.transport``.
 
-A new one is a subclass of :class:`Transport` and an entry of ``TRANSPORTS``. Without torch, so that
-the plan can ask how many bytes of buffers a weight sync holds at once, on each end, at its worst
-moment. A *piece* is what travels as one: a bucket, or a tensor that is larger than a bucket.
+To add one, subclass :class:`Transport` and add it to ``TRANSPORTS``. Does not import torch, so the
+plan can ask for the peak size of a weight sync's buffers on each end. A *piece* is sent as one: a
+bucket, or a tensor that is larger than a bucket.
 
-On the engine vLLM's reload adds, for the module that it is loading: the whole tensors that have
-come, until all of them are there, and the module's new parameters before they are copied in place.
+On the engine vLLM's reload adds, for the module being loaded, the whole tensors received so far,
+and the module's new parameters before they are copied in place.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
     from rlmath.weights.transports import TrainerConnection, TransportPlan
 
 MIB = 2**20
-# Messages of ``nccl`` in flight. vLLM gives each its own stream, and an engine's worker loads
-# a module when its last tensor is there: with two, the tensors of a module that spans more than two
-# messages (a layer's experts) would be read on one stream while the other receives into the memory
-# that they just gave back. The ranks gather the next bucket meanwhile in any case.
+# Messages of ``nccl`` in flight. vLLM gives each its own stream, and an engine's worker loads a
+# module when its last tensor arrives: with two, the tensors of a module that spans more than two
+# messages (a layer's experts) would be read on one stream while the other receives into their freed
+# memory. The ranks gather the next bucket meanwhile in any case.
 NCCL_MESSAGES = 1
 
 
 @dataclass(frozen=True)
 class SyncBuffers:
-    """Bytes beside the weights themselves, at the worst moment of a weight sync.
+    """Size of the buffers, besides the weights themselves, at the peak of a weight sync.
 
     Attributes:
         trainer_bytes: On the trainer rank that has most; GPU memory except on CPU transports.
@@ -45,14 +45,14 @@ class SyncBuffers:
 
 @dataclass(frozen=True)
 class SyncSizes:
-    """What the buffers of a weight sync depend on.
+    """Sizes that determine the buffers of a weight sync.
 
     Attributes:
         bucket_bytes: ``weights.bucket_size_mib`` in bytes.
-        largest_tensor_bytes: Of the Hugging Face tensors, as they are sent.
+        largest_tensor_bytes: Size of the largest Hugging Face tensor as sent.
         model_ranks: Trainer ranks that share one copy of the model.
-        largest_module_bytes: Whole tensors of the largest vLLM module (experts of a layer, say);
-            ``None``: the largest tensor.
+        largest_module_bytes: Size of the whole tensors of the largest vLLM module (such as the
+            experts of a layer); ``None``: of the largest tensor.
         engine_tensor_parallel: Ranks of an engine, which share that module.
     """
 
@@ -64,55 +64,55 @@ class SyncSizes:
 
     @property
     def piece(self) -> int:
-        """Bytes of what travels as one."""
+        """Maximum size of a piece."""
         return shared_buffer_bytes(self.bucket_bytes, self.largest_tensor_bytes)
 
     @property
     def gathered(self) -> int:
-        """On each trainer rank: the bucket that is read; the next one, which the ranks gather
-        meanwhile, with its packed messages (none where one rank holds the whole model)."""
+        """Size on each trainer rank: the bucket being read; the next one, in gathering, with its
+        packed messages (none if one rank has the whole model)."""
         return (3 if self.model_ranks > 1 else 2) * self.piece
 
     @property
     def reload(self) -> int:
-        """What vLLM's reload adds on each worker."""
+        """Size that vLLM's reload adds on each worker."""
         module = self.largest_module_bytes or self.largest_tensor_bytes
         return module + -(-module // self.engine_tensor_parallel)
 
 
 def shared_buffer_bytes(bucket_bytes: int, largest_tensor_bytes: int) -> int:
-    """Size of ``ipc``'s buffer, into which vLLM's producer has to fit each tensor whole."""
+    """Size of ``ipc``'s buffer, which must fit each tensor whole for vLLM's producer."""
     return max(bucket_bytes, largest_tensor_bytes)
 
 
 class Transport:
-    """A way for weights from the trainer's ranks to the engines.
+    """A transport of weights from the trainer's ranks to the engines.
 
     Attributes:
-        name: In ``weights.transport``.
-        backend: vLLM's name for what its workers do.
+        name: Name in ``weights.transport``.
+        backend: vLLM's name of its workers' side.
     """
 
     name: str
     backend: str
 
     def fits(self, device: str, colocated: bool) -> bool:
-        """Whether ``auto`` takes it: with trainer and engines on ``cpu`` or ``cuda``, on the same
+        """Whether ``auto`` selects it, for trainer and engines on ``cpu`` or ``cuda``, on the same
         GPUs or not."""
         raise NotImplementedError
 
     def plan_bytes(self, sizes: SyncSizes) -> SyncBuffers:
-        """Upper bound of what a weight sync holds at once."""
+        """Upper bound of the buffers of a weight sync."""
         raise NotImplementedError
 
     def of_ranks(
         self, plan: TransportPlan, world_size: int, gpus: Callable[[], Sequence[str]]
     ) -> list[TransportPlan]:
-        """What each trainer rank has to know. Called by the driver.
+        """The plan of each trainer rank. Called by the driver.
 
         Args:
-            plan: With all engines.
-            world_size: Trainer ranks.
+            plan: Plan with all engines.
+            world_size: Number of trainer ranks.
             gpus: Asks each rank for the UUID of its GPU.
         """
         return plan.of_ranks(world_size)
@@ -120,12 +120,12 @@ class Transport:
     def connect(
         self, plan: TransportPlan, gatherer: BucketGatherer, platform: Platform
     ) -> TrainerConnection:
-        """Meet the engines; see :func:`rlmath.weights.transports.connect`."""
+        """Connect to the engines; see :func:`rlmath.weights.transports.connect`."""
         raise NotImplementedError
 
 
 class SharedMemory(Transport):
-    """rlmath's own, for a machine without CUDA: two segments of host memory."""
+    """rlmath's own transport for a machine without CUDA: two segments of host memory."""
 
     name = backend = "shared_memory"
 
@@ -148,10 +148,10 @@ class SharedMemory(Transport):
 
 
 class Ipc(Transport):
-    """vLLM's, where trainer and engine share a GPU, with rlmath's trainer.
+    """vLLM's transport for trainer and engine on the same GPU, with rlmath's trainer.
 
-    Beside what is gathered, a trainer rank holds the tensor that vLLM took last, and vLLM's shared
-    buffer; an engine's worker holds copies of the piece, taken out of the shared buffer.
+    In addition to the gathered tensors, a trainer rank has the last tensor that vLLM took and
+    vLLM's shared buffer; an engine's worker has copies of the piece from the shared buffer.
     """
 
     name = backend = "ipc"
@@ -181,12 +181,12 @@ class Ipc(Transport):
 
         client, side_stream = transports.client_of(plan), platform.side_stream()
         largest = max(tensor.num_bytes for tensor in gatherer.tensors)
-        # Each worker reads from the rank on its own GPU: all ranks gather the whole bucket, but of
-        # experts what that worker keeps.
+        # Each worker reads from the rank on its own GPU: all ranks gather the whole bucket, except
+        # experts that their workers do not keep.
         routes = None if plan.experts is None else gatherer.expert_routes(plan.experts)
         source = GatheredSource(gatherer, None, side_stream, routes)
         if plan.serving is not None and plan.serving.isdisjoint(gatherer.ranks):
-            # Nobody needs anything of this rank's copy of the model.
+            # No engine needs this rank's copy of the model.
             source = SharedSource(gatherer, None, side_stream)
         buffer_bytes = shared_buffer_bytes(plan.bucket_size_mib * MIB, largest)
         trainer = IpcTrainer(client, source, plan.serves, buffer_bytes)
@@ -194,14 +194,14 @@ class Ipc(Transport):
 
 
 class Nccl(Transport):
-    """vLLM's, where trainer and engines share no GPU, with rlmath's trainers; each worker gets its
-    share of an MoE's experts.
+    """vLLM's transport for trainer and engines on different GPUs, with rlmath's trainers; each
+    worker gets its share of an MoE's experts.
 
-    A rank that sends to engines (rank 0, or of an MoE one for each worker of an engine) holds what
-    it gathers, and vLLM's own: it collects tensors until they exceed the bucket, so a message is up
-    to a bucket and the largest tensor long, and it copies them together while it still holds them.
-    Other ranks have the same pieces, or two packed messages. An engine's worker holds two messages,
-    because the next one's buffer is made before the last one's is dropped.
+    A rank that sends to engines (rank 0, or for an MoE one per worker of an engine) has its
+    gathered tensors and vLLM's buffers: vLLM collects tensors until they exceed the bucket size, so
+    a message has up to a bucket plus the largest tensor, and is copied while the tensors still
+    exist. Other ranks have the same pieces, or two packed messages. An engine's worker has two
+    messages, because the next buffer is allocated before the last one is freed.
     """
 
     name, backend = "nccl", NCCL_SHARES
@@ -265,11 +265,11 @@ TRANSPORTS: Mapping[str, Transport] = {one.name: one for one in (SharedMemory(),
 
 
 def choose_transport(setting: str, *, device: str, colocated: bool) -> str:
-    """The transport for ``weights.transport``.
+    """Resolve ``weights.transport``.
 
     Args:
         setting: ``auto`` or a transport's name.
-        device: Where trainer and engines run, ``cpu`` or ``cuda``.
+        device: Device of trainer and engines, ``cpu`` or ``cuda``.
         colocated: Engines share the trainer's GPUs.
 
     Raises:

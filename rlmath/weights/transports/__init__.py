@@ -1,4 +1,4 @@
-"""How weights travel from the trainer's ranks to the engines. In every trainer rank:
+"""Weight sync from the trainer's ranks to the engines. In every trainer rank:
 
     connection = connect(plan, gatherer)     # once; collective
     connection.send_weights(version)         # after each update; collective
@@ -25,27 +25,27 @@ from rlmath.weights.transports.client import EngineClient
 
 @dataclass(frozen=True)
 class TransportPlan:
-    """What a trainer rank has to know to connect to the engines.
+    """A trainer rank's parameters for connecting to the engines.
 
     Attributes:
-        transport: The same that the engines were made with (``EngineSpec.transport``).
-        engines: Handles of the engines that the rank calls. The driver makes a plan with all of
-            them; :meth:`of_ranks` leaves them to rank 0, and
+        transport: Name of the transport, as in ``EngineSpec.transport``.
+        engines: Handles of the engines that the rank calls. The driver's plan has all of them;
+            :meth:`of_ranks` leaves them to rank 0, and
             :func:`rlmath.weights.transports.shared_gpus.plans_of_ranks` gives each rank its own.
         ranks_per_engine: Tensor-parallel ranks of each engine.
-        bucket_size_mib: Size of ``ipc``'s and ``nccl``'s buffers; ``shared_memory`` takes the
+        bucket_size_mib: Size of ``ipc``'s and ``nccl``'s buffers; ``shared_memory`` uses the
             gatherer's buckets.
-        run_id: Tells this run's shared memory from others'.
-        adapters: What is sent are adapters alone (``EngineSpec.adapters``).
-        quantized: Engines hold the matrices of layers in FP8 (``EngineSpec.quantization``).
-        others: Engines that other ranks call.
-        serves: With ``ipc``, the ranks on the GPUs of the same engine as this rank's, the one that
-            calls it first; none where no engine shares this rank's GPU.
+        run_id: Distinguishes this run's shared memory from others'.
+        adapters: Only adapters are sent (``EngineSpec.adapters``).
+        quantized: Engines store the matrices of layers in FP8 (``EngineSpec.quantization``).
+        others: Number of engines that other ranks call.
+        serves: With ``ipc``, the ranks on the GPUs of this rank's engine, the one that calls it
+            first; empty if no engine shares this rank's GPU.
         serving: With ``ipc``, all ranks that serve an engine; ``None``: every rank does.
-        experts: With ``ipc``, what the worker on this rank's GPU keeps of the experts; ``None`` on
-            all ranks: all of them go to all.
-        worker_shares: With ``nccl``, what each worker of an engine keeps of the experts, in all
-            engines alike; none: the model has no experts, or engines do not say.
+        experts: With ``ipc``, the share of the experts of the worker on this rank's GPU; ``None``
+            on all ranks: all ranks get all experts.
+        worker_shares: With ``nccl``, the share of the experts of each worker, the same in all
+            engines; empty if the model has no experts, or the engines do not report it.
     """
 
     transport: str
@@ -63,21 +63,21 @@ class TransportPlan:
 
     @property
     def num_engines(self) -> int:
-        """All that weights are sent to."""
+        """Number of all engines."""
         return len(self.engines) + self.others
 
     def of_ranks(self, world_size: int) -> list[TransportPlan]:
-        """Of each rank, where rank 0 calls all engines.
+        """The plans of all ranks, where rank 0 calls all engines.
 
-        The others get no handles: with one of every engine for every rank, what the driver sends
-        and what Ray's head keeps would grow with the square of the GPUs.
+        The others get no handles: with one of every engine for every rank, the driver's messages
+        and Ray's head would grow with the square of the number of GPUs.
         """
         nobody = replace(self, engines=(), others=self.num_engines)
         return [self, *[nobody] * (world_size - 1)]
 
 
 class TrainerConnection:
-    """One trainer rank's end. Made by ``connect``."""
+    """One trainer rank's end of the connection. Made by ``connect``."""
 
     def __init__(self, trainer: Any, client: EngineClient, side_stream: SideStream) -> None:
         self._trainer = trainer
@@ -85,18 +85,18 @@ class TrainerConnection:
         self._side_stream = side_stream
 
     def send_weights(self, version: int) -> None:
-        """Send the present weights to all engines as this version. Collective over all ranks.
+        """Send the current weights to all engines as this version. Collective over all ranks.
 
-        Returns when all engines have them, with their prefix caches reset.
+        Returns when all engines have them and have reset their prefix caches.
 
         Args:
-            version: Of the weights.
+            version: Version of the weights.
 
         Raises:
-            Exception: What an engine answered, on the rank that called it.
+            Exception: An engine's error, on the rank that called it.
         """
         self._client.version = version
-        # The optimizer's last step comes before the first gathering.
+        # The optimizer's last step must precede the first gathering.
         self._side_stream.start()
         self._trainer.send_weights()
 
@@ -108,12 +108,12 @@ class TrainerConnection:
 def connect(
     plan: TransportPlan, gatherer: BucketGatherer, platform: Platform = CPU
 ) -> TrainerConnection:
-    """Meet the engines. Collective over all trainer ranks; the engines must be ready and idle.
+    """Connect to the engines. Collective over all trainer ranks; engines must be ready and idle.
 
     Args:
-        plan: This rank's.
-        gatherer: This rank's.
-        platform: This process's.
+        plan: Plan of this rank.
+        gatherer: Gatherer of this rank.
+        platform: Platform of this process.
 
     Raises:
         UserError: There is not enough shared memory.
@@ -127,18 +127,18 @@ def client_of(plan: TransportPlan) -> EngineClient:
 
 
 def own_rank() -> int:
-    """This process's rank among the trainer's."""
+    """This process's rank in the trainer."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def can_send_shares(gatherer: BucketGatherer, shares: Sequence[ExpertShare]) -> bool:
-    """Whether the ranks that share rank 0's copy of the model are enough for one to serve each
-    worker of an engine; all ranks say the same."""
+    """Whether rank 0's copy of the model has enough ranks for one to serve each worker of an
+    engine; the same on all ranks."""
     return len(gatherer.ranks) >= len(shares) > 1
 
 
 def own_address() -> str:
-    """Of this process's host, for others to find it at."""
+    """Address of this process's host for other nodes."""
     import ray
 
     return str(ray.util.get_node_ip_address())

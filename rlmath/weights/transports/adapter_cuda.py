@@ -1,4 +1,4 @@
-"""vLLM's own CUDA transports, bringing adapters instead of weights."""
+"""vLLM's own CUDA transports, for adapters instead of weights."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from rlmath.weights.transports.adapter_engine import ReceivesAdapters
 
 
 class IpcAdapters(ReceivesAdapters, IPCWeightTransferEngine):  # type: ignore[misc]
-    """From the GPU that the engine shares with the actor."""
+    """Receives from the GPU that the engine shares with the actor."""
 
     def finish_weight_update(self) -> None:
-        """Let go of the trainer's buffer."""
+        """Release the trainer's buffer."""
         self._packed_importer.close()
 
 
 class NcclAdapters(ReceivesAdapters, NCCLWeightTransferEngine):  # type: ignore[misc]
-    """From other GPUs."""
+    """Receives from other GPUs."""

@@ -1,9 +1,9 @@
-"""Adapters (LoRA) in a vLLM worker: what a weight sync brings where engines compute them unmerged.
+"""Adapters (LoRA) in a vLLM worker that computes them unmerged.
 
-vLLM keeps the base model as it read it at its start. The tensors of a sync are collected until all
-of them are there, and then put in vLLM's slot for adapters at once, in memory: an engine whose sync
-ends early computes with none. ``B`` comes with ``alpha / rank`` in it, so what is held is what was
-sent.
+vLLM keeps the base model from its start. The tensors of a sync are collected until all have
+arrived, and then put into vLLM's adapter slot at once, in memory: an engine whose sync is
+interrupted computes without adapters. ``B`` already includes ``alpha / rank``, so an engine has
+exactly the tensors that were sent.
 """
 
 from __future__ import annotations
@@ -18,46 +18,46 @@ from rlmath.model.lora import lora_a, lora_b
 from rlmath.weights.fingerprint import fingerprint
 from rlmath.weights.transports.engine_parts import UNSENT
 
-# Of vLLM's requests and of its slot.
+# Id in vLLM's requests and in its slot.
 ADAPTER_ID = 1
 _PREFIX = "base_model.model."
 
 
 class Inbox:
-    """What stands in for the model while adapters arrive: it keeps a copy of each tensor.
+    """Replaces the model while adapters arrive: it keeps a copy of each tensor.
 
     Attributes:
-        tensors: By the names of ``rlmath.model.lora.adapter_shapes``.
+        tensors: Tensors by the names of ``rlmath.model.lora.adapter_shapes``.
     """
 
     def __init__(self) -> None:
         self.tensors: dict[str, Tensor] = {}
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        """As vLLM's models have it. The memory that tensors come in is overwritten later."""
+        """Same interface as vLLM's models. Copies, because the tensors' memory is reused."""
         given = {name: tensor.clone() for name, tensor in weights}
         self.tensors |= given
         return set(given)
 
 
 class ReceivesAdapters:
-    """Mixed into a weight transfer engine of vLLM: nothing is loaded into the model."""
+    """Mixin for a weight transfer engine of vLLM: nothing is loaded into the model."""
 
     model: Any
     inbox: Inbox | None = None
 
     def start_weight_update(self) -> None:
-        """Collect from here on."""
+        """Start collecting."""
         self.inbox = self.model = Inbox()
 
     def finish_weight_update(self) -> None:
-        """All has come; :func:`put_in_force` takes it."""
+        """No-op; :func:`put_in_force` uses the collected tensors."""
 
 
 def finish_with_adapters(worker: Any) -> None:
     """Runs in a vLLM worker: end an update, and replace the adapters.
 
-    vLLM drops all adapters when an update of weights ends, so they come afterwards, and no step in
+    vLLM drops all adapters when a weight update ends, so they follow afterwards, without a step in
     between.
     """
     worker.finish_weight_update()
@@ -65,7 +65,7 @@ def finish_with_adapters(worker: Any) -> None:
 
 
 def put_in_force(worker: Any) -> None:
-    """Put what has come in the place of the adapters that there were.
+    """Replace the current adapters by the collected ones.
 
     Raises:
         WeightsError: The trainer sent none, or a matrix here has no adapter or half of one.
@@ -80,7 +80,7 @@ def put_in_force(worker: Any) -> None:
     if inbox is None or not inbox.tensors:
         raise WeightsError(f"{UNSENT} the engine without adapters: the actor sent none")
     rank = _check_pairs(inbox.tensors)
-    # alpha / rank is in B already.
+    # B already includes alpha / rank.
     config = PEFTHelper(r=rank, lora_alpha=rank, target_modules=[])
     adapters = LoRAModel.from_lora_tensors(
         ADAPTER_ID,
@@ -99,8 +99,8 @@ def put_in_force(worker: Any) -> None:
 
 
 def adapter_fingerprints(worker: Any) -> dict[str, int | None]:
-    """Runs in a vLLM worker: this worker's shares of the adapters that it computes with, by the
-    names of ``rlmath.model.lora.adapter_shapes``; none where none are in force."""
+    """Runs in a vLLM worker: this worker's shares of the active adapters, by the names of
+    ``rlmath.model.lora.adapter_shapes``; empty if none are active."""
     manager = worker.model_runner.lora_manager._adapter_manager
     return {
         name: fingerprint(values, *corner) if counts else 0
@@ -109,7 +109,7 @@ def adapter_fingerprints(worker: Any) -> dict[str, int | None]:
 
 
 def _check_pairs(tensors: Mapping[str, Tensor]) -> int:
-    """The rank of adapters that each have an ``A`` and a ``B``."""
+    """The rank of adapters, after checking that each has an ``A`` and a ``B``."""
     of_a = {name for name in tensors if ".lora_A." in name}
     half = sorted(of_a ^ {name.replace(".lora_B.", ".lora_A.") for name in set(tensors) - of_a})
     if half:
@@ -124,8 +124,8 @@ def _renamed(model: Any) -> Any:
 
 
 def _held(manager: Any) -> list[tuple[str, Tensor, tuple[int, int], bool]]:
-    """Of each ``A`` and ``B`` in force in a worker: name, this worker's part, the place of its
-    first row and column in the whole, and whether no worker before it holds the same."""
+    """For each active ``A`` and ``B`` of a worker: name, this worker's part, first row and column
+    in the whole, and whether no earlier worker has the same part."""
     if manager.lora_index_to_id != [ADAPTER_ID]:
         return []
     adapters = manager._registered_adapters.get(ADAPTER_ID)
@@ -153,7 +153,7 @@ def _of_module(
     base, first = module.base_layer, module.tp_rank == 0
     for place, name in enumerate(names):
         if of_a[place] is None:
-            continue  # A matrix without an adapter, beside others that have one.
+            continue  # A matrix without an adapter, fused with others that have one.
         a = module.lora_a_stacked[place][0, 0, :rank]
         b = module.lora_b_stacked[place][0, 0, :, :rank]
         full = f"{stem}.{name}.weight"
@@ -161,7 +161,7 @@ def _of_module(
             yield lora_a(full), a, (0, module.tp_rank * a.shape[1]), True
             yield lora_b(full), b, (0, 0), first
             continue
-        # With more ranks than key-value heads, several ranks hold the same head.
+        # With more ranks than key-value heads, several ranks have the same head.
         copies = base.num_kv_head_replicas if name in ("k_proj", "v_proj") else 1
         row = module.tp_rank // copies * b.shape[0]
         yield lora_a(full), a, (0, 0), first

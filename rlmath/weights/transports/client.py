@@ -1,4 +1,4 @@
-"""The engines, as a trainer rank calls them: rank 0 all of them, or with ``ipc`` each its own."""
+"""Calls from a trainer rank to the engines: rank 0 calls all, or with ``ipc`` each rank its own."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from rlmath.weights.expert_shares import ExpertShare
 
 
 class EngineClient:
-    """vLLM's ``VLLMWeightSyncClient`` over some of the pool's engines; every call goes to all of
-    these.
+    """vLLM's ``VLLMWeightSyncClient`` for some of the pool's engines; each call goes to all of
+    them.
 
     Args:
         engines: Handles of ``RolloutEngine`` actors.
         ranks_per_engine: Tensor-parallel ranks of each.
 
     Attributes:
-        version: Of the weights that are about to be sent; set before each update, because the
-            protocol's own calls do not carry it.
+        version: Version of the weights about to be sent; set before each update, because the
+            protocol's calls do not carry it.
     """
 
     def __init__(self, engines: Sequence[Any], ranks_per_engine: int) -> None:
@@ -28,10 +28,10 @@ class EngineClient:
         self.version = 0
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        """Let each engine meet the trainer.
+        """Connect each engine to the trainer.
 
-        ``nccl`` numbers the workers of one engine from ``rank_offset``; each next engine's follow
-        those of the one before.
+        ``nccl`` numbers the workers of one engine from ``rank_offset``; those of the next engine
+        follow.
         """
         infos = [dict(init_info) for _ in self._engines]
         if "rank_offset" in init_info:
@@ -40,22 +40,22 @@ class EngineClient:
         self._all("init_weight_transfer_engine", infos)
 
     def start_weight_update(self) -> None:
-        """Make the engines ready for new weights."""
+        """Prepare the engines for new weights."""
         self._all("start_weight_update")
 
     def update_weights(self, update_info: Any) -> None:
-        """Let the engines load one bucket; returns when all have."""
+        """Load one bucket in all engines; returns when all have it."""
         self._all("update_weights", [update_info] * len(self._engines))
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
-        """Put the new weights in force, as ``version``, with their caches reset."""
+        """Activate the new weights as ``version`` and reset the caches."""
         self._all("finish_weight_update", [self.version] * len(self._engines))
 
     def refused_shares(self, shares: Sequence[ExpertShare]) -> list[str]:
-        """Of each worker that keeps other experts than it would be sent, why it takes none.
+        """Errors of workers whose experts differ from those they would be sent.
 
         Args:
-            shares: What each worker of an engine would be sent.
+            shares: The share that each worker of an engine would be sent.
         """
         found = self._all("call_workers", [worker_experts] * len(self._engines))
         return [
@@ -67,7 +67,7 @@ class EngineClient:
         ]
 
     def _all(self, method: str, arguments: Sequence[Any] | None = None) -> list[Any]:
-        """What each engine answers."""
+        """The engines' return values."""
         import ray
 
         if arguments is None:
@@ -80,7 +80,7 @@ class EngineClient:
         try:
             found: list[Any] = ray.get(calls)
         except ray.exceptions.RayTaskError as error:
-            # Its own message, which a user can act on, without the way that it came.
+            # Raise the user's error itself, without Ray's wrapping.
             if isinstance(error.cause, UserError):
                 raise error.cause from None
             raise
@@ -88,7 +88,7 @@ class EngineClient:
 
 
 def worker_experts(worker: Any) -> ExpertShare | None:
-    """What a vLLM worker keeps of the experts now; runs there."""
+    """The current share of the experts of a vLLM worker; runs there."""
     from rlmath.weights.transports.engine_parts import expert_share
 
     return expert_share(worker.model_runner.get_model())

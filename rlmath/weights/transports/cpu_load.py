@@ -1,8 +1,8 @@
-"""New weights straight into a vLLM worker on a CPU: one pass from the segment to where it computes.
+"""Load new weights into a vLLM worker on a CPU: one pass from the segment to their destination.
 
-vLLM's own reload copies a layer's tensors, packs the copy for the CPU's kernels, and copies once
-more. Here each packed matrix is packed from the segment itself, several at once, and everything
-else is copied in place.
+vLLM's own reload copies a layer's tensors, packs the copy for the CPU's kernels, and copies again.
+Here each packed matrix is packed from the segment itself, several at once, and everything else is
+copied in place.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ MAX_THREADS = 4
 
 @dataclass
 class _Layer:
-    """A layer's parts, and what an update has brought of them.
+    """A layer's parts, and their state during an update.
 
     Attributes:
-        module: vLLM's.
-        parts: Of its packed matrix in the order of its rows; empty where none is packed.
-        in_place: All of its other parts.
-        output: The output layer that computes with a packed copy of this one's matrix, if one does.
-        waiting: Parts of the matrix that came before the others, by name.
+        module: vLLM's module.
+        parts: Parts of its packed matrix in row order; empty if none is packed.
+        in_place: All its other parts.
+        output: The output layer that computes with a packed copy of this matrix, if any.
+        waiting: Parts of the matrix that arrived before the others, by name.
     """
 
     module: Any
@@ -44,10 +44,10 @@ class CpuLoader:
     """Loads whole tensors into a worker's model.
 
     Args:
-        model: vLLM's, started.
+        model: vLLM's model, already started.
 
     Attributes:
-        missing: Names of the tensors that did not come since ``begin``.
+        missing: Names of the tensors that have not arrived since ``begin``.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
@@ -64,7 +64,7 @@ class CpuLoader:
         self._complete = (
             known == everything
             and all(len({part.key for part in layer.parts}) < 2 for layer in self._layers.values())
-            # vLLM's reload also makes the products of this matrix that latent attention takes.
+            # vLLM's reload also makes the products of this matrix that latent attention uses.
             and not any("kv_b_proj" in name for name in self._by_name)
         )
         for layer in self._layers.values():
@@ -73,33 +73,33 @@ class CpuLoader:
 
     @property
     def takes_all(self) -> bool:
-        """Whether this can load every parameter; experts and latent attention it cannot."""
+        """Whether it can load every parameter; it cannot load experts and latent attention."""
         return self._complete
 
     def begin(self) -> None:
-        """Expect every tensor once."""
+        """Start an update, which has every tensor once."""
         self.missing = set(self._by_name)
         for layer in self._layers.values():
             layer.waiting.clear()
 
     def load(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Load some tensors; nothing refers to them afterwards.
+        """Load tensors; they are not referenced afterwards.
 
         Raises:
-            KeyError: A tensor that the model does not have.
+            KeyError: The model has no such tensor.
         """
         given = dict(tensors)
         unknown = sorted(given.keys() - self._by_name)
         if unknown:
             raise KeyError(f"the model has no place for {', '.join(unknown[:5])}")
         self.missing -= given.keys()
-        # The largest first, so that the threads end together.
+        # Largest first, so the threads end at about the same time.
         bytes_of: dict[int, int] = {}
         for name, tensor in given.items():
             layer = id(self._by_name[name].module)
             bytes_of[layer] = bytes_of.get(layer, 0) + tensor.nbytes
         order = [self._layers[layer] for layer in sorted(bytes_of, key=bytes_of.__getitem__)[::-1]]
-        # The kernels that pack use one thread each and let go of Python's lock.
+        # The packing kernels use one thread each and release the GIL.
         threads = min(MAX_THREADS, len(os.sched_getaffinity(0)))
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(lambda layer: _load(layer, given), order))
@@ -114,7 +114,7 @@ def _load(layer: _Layer, given: Mapping[str, Tensor]) -> None:
         here = {part.name: given[part.name] for part in layer.parts if part.name in given}
         have = layer.waiting | here
         if len(have) < len(layer.parts):
-            # The segment will be overwritten by the time that the others come.
+            # The segment is overwritten before the others arrive.
             layer.waiting |= {name: tensor.clone() for name, tensor in here.items()}
             return
         layer.waiting.clear()
@@ -125,8 +125,8 @@ def _load(layer: _Layer, given: Mapping[str, Tensor]) -> None:
 
 
 def _pack(module: Any, key: str, runs: list[Tensor]) -> None:
-    """Let vLLM pack again a matrix that consists of these runs of rows."""
-    # The old one gives its memory back before the new one takes it.
+    """Let vLLM pack a matrix again from these runs of rows."""
+    # Free the old one before the new one is allocated.
     module.cpu_linear = None
     setattr(module, key, torch.nn.Parameter(_joined(runs), requires_grad=False))
     module.quant_method.process_weights_after_loading(module)
@@ -135,7 +135,7 @@ def _pack(module: Any, key: str, runs: list[Tensor]) -> None:
 
 
 def _joined(runs: list[Tensor]) -> Tensor:
-    """The runs below each other; a view where they lie so in memory and vLLM can pack it."""
+    """Concatenate the runs; a view if they are contiguous in memory and vLLM can pack it."""
     first = runs[0]
     rows = sum(run.shape[0] for run in runs)
     if not first.is_contiguous() and not _packs_with_gaps(rows, first):
@@ -149,9 +149,9 @@ def _joined(runs: list[Tensor]) -> Tensor:
 
 
 def _packs_with_gaps(rows: int, part: Tensor) -> bool:
-    """Whether vLLM packs a matrix of this many rows by oneDNN, which reads rows with gaps between.
+    """Whether vLLM packs a matrix of this many rows with oneDNN, which supports gaps between rows.
 
-    Its other ways (small matrices in bfloat16, AMD's library) take none.
+    Its other ways (small matrices in bfloat16, AMD's library) do not.
     """
     from vllm import _custom_ops as ops
     from vllm.model_executor.layers.utils import check_cpu_sgl_kernel
@@ -165,9 +165,9 @@ def _packs_with_gaps(rows: int, part: Tensor) -> bool:
 
 
 def _output_layer(model: torch.nn.Module, layer: _Layer) -> Any:
-    """The output layer whose matrix is this layer's: its own, or one that shares the embedding's.
+    """The output layer with this layer's matrix: its own, or shared with the embedding.
 
-    vLLM packs it and keeps the matrix besides.
+    vLLM packs it and also keeps the matrix.
     """
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 

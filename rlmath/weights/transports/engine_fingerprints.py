@@ -1,10 +1,9 @@
-"""Fingerprints of what a vLLM worker computes with, by the names of the Hugging Face folder.
+"""Fingerprints of a vLLM worker's weights, by the names of the Hugging Face folder.
 
 The fingerprint of a tensor is the sum of its parts' (``rlmath.weights.fingerprint``), so each
-worker counts what it holds, at its place in the whole, and the workers' sums add up. What a CPU
-worker packed for its kernels is read back (``packed.py``). An MoE's experts are read where their
-kernels keep them as they were loaded, or in an order that is known; elsewhere their fingerprint is
-``None``.
+worker counts its parts at their position in the whole, and the workers' sums add up. Matrices that
+a CPU worker packed for its kernels are read back (``packed.py``). An MoE's experts are read if
+their kernels keep them as loaded or in a known order; otherwise their fingerprint is ``None``.
 """
 
 from __future__ import annotations
@@ -22,20 +21,20 @@ from rlmath.weights.slices import Columns, WeightSlice, columns_in, fingerprint_
 from rlmath.weights.transports.engine_parts import Part, parts_of
 from rlmath.weights.transports.packed import columns_of, is_packed, unpacked
 
-# vLLM's kernels for experts that keep gate and up, in this order, as they were loaded.
+# vLLM's kernels for experts that keep gate and up, in this order, as loaded.
 AS_LOADED = ("TRITON", "BATCHED_TRITON")
 SWAPPED = "FLASHINFER_CUTLASS"
 
 
 def worker_fingerprints(worker: Any, part: WeightSlice | None = None) -> dict[str, int | None]:
-    """Runs in a vLLM worker: this worker's shares of what the engine holds.
+    """Runs in a vLLM worker: this worker's contributions to the engine's fingerprints.
 
     Args:
-        worker: vLLM's.
+        worker: vLLM's worker.
         part: Only this slice; ``None``: everything.
 
     Returns:
-        By name; ``None``: a tensor that cannot be read.
+        Fingerprints by name; ``None``: the tensor cannot be read.
     """
     model, dtype = worker.model_runner.get_model(), worker.model_config.dtype
     held: dict[str, int | None] = {}
@@ -51,7 +50,7 @@ def worker_fingerprints(worker: Any, part: WeightSlice | None = None) -> dict[st
             continue
         values = one.held()
         if one.key == "bias" or values.ndim == 2:
-            # vLLM widens biases to float32 where a CPU has matrix units, and a router's matrix for
+            # vLLM widens biases to float32 on a CPU with matrix units, and a router's matrix for
             # precision.router_dtype=float32.
             values = values.to(dtype)
         _count(held, one.name, fingerprint_in(part, one.name, values, *one.corner))
@@ -66,7 +65,7 @@ def worker_fingerprints(worker: Any, part: WeightSlice | None = None) -> dict[st
 
 
 def engine_fingerprints(workers: list[dict[str, int | None]]) -> dict[str, int | None]:
-    """One engine's fingerprints from its workers'."""
+    """Combine the workers' fingerprints of one engine."""
     total: dict[str, int | None] = {}
     for held in workers:
         for name, value in held.items():
@@ -80,10 +79,10 @@ def _count(total: dict[str, int | None], name: str, value: int | None) -> None:
 
 
 def _of_quantized(part: Part) -> int | None:
-    """Of a run of a matrix in FP8, or of its scales (``rlmath.weights.quantized_prints``).
+    """Fingerprint of a run of an FP8 matrix or of its scales (``rlmath.weights.quantized_prints``).
 
-    ``None``: kernels keep them in an order that is not known. vLLM's own, torch's and CUTLASS, keep
-    ``[columns, rows]`` and a scale for each row.
+    ``None``: kernels keep them in an unknown order. vLLM's own, torch's and CUTLASS keep
+    ``[columns, rows]`` and a scale per row.
     """
     module = part.module
     weight, scale = module.weight.data, module.weight_scale.data
@@ -100,11 +99,11 @@ def _of_quantized(part: Part) -> int | None:
 def _of_packed(
     parts: list[Part], dtype: torch.dtype, wanted: WeightSlice | None = None
 ) -> list[int]:
-    """Fingerprints of the parts of one packed matrix, of which they are rows or all of it.
+    """Fingerprints of the parts of one packed matrix, which are rows or all of it.
 
     Args:
-        parts: Of one module.
-        dtype: Of the model, which a router's packed matrix may be wider than.
+        parts: Parts of one module.
+        dtype: The model's type; a router's packed matrix may be wider.
         wanted: Only this slice; ``None``: everything.
     """
     module = parts[0].module
@@ -127,7 +126,7 @@ def _of_packed(
 
 
 def _inputs(module: Any) -> int:
-    """Columns of a layer's matrix: the size of its input."""
+    """Number of columns of a layer's matrix, its input size."""
     for name in ("embedding_dim", "input_size_per_partition", "input_size"):
         if hasattr(module, name):
             return int(getattr(module, name))
@@ -137,8 +136,8 @@ def _inputs(module: Any) -> int:
 def _prefer_packed_copies(
     model: Any, held: dict[str, int | None], wanted: WeightSlice | None = None
 ) -> None:
-    """Where vLLM multiplies with a packed copy of a matrix that it also keeps, and the two differ,
-    report the copy.
+    """Report the packed copy of a matrix that vLLM multiplies with, if it differs from the matrix
+    that vLLM keeps too.
 
     That is the output layer on CPU: its own matrix, or the embedding's.
     """
@@ -168,8 +167,8 @@ def _prefer_packed_copies(
 def _prefer_absorbed(
     model: Any, held: dict[str, int | None], wanted: WeightSlice | None = None
 ) -> None:
-    """Where the halves of a matrix that latent attention decodes with are others than the matrix
-    that it reads prompts with, report the halves."""
+    """Report the halves of a matrix that latent attention uses for decoding, if they differ from
+    the matrix that it uses for prefill."""
     for name, module in model.named_modules():
         full = f"{name.partition('.self_attn.')[0]}.self_attn.kv_b_proj.weight"
         if not hasattr(module, "W_UK_T") or (wanted is not None and full not in wanted):
@@ -193,7 +192,7 @@ def _prefer_absorbed(
 
 
 def _experts(model: Any, wanted: WeightSlice | None = None) -> Iterator[tuple[str, int | None]]:
-    """Of every expert's matrices, this worker's share; of a slice they are whole."""
+    """This worker's contributions for every expert's matrices; in a slice they are complete."""
     for name, module in model.named_modules():
         if not hasattr(module, "w13_weight"):
             continue
@@ -201,7 +200,7 @@ def _experts(model: Any, wanted: WeightSlice | None = None) -> Iterator[tuple[st
         places = {
             expert: expert if module.expert_map is None else int(module.expert_map[expert])
             for expert in range(module.global_num_experts)
-            # Of one expert a slice has all matrices.
+            # A slice contains all matrices of an expert.
             if wanted is None or f"{stem}.experts.{expert}.gate_proj.weight" in wanted
         }
         if not places:
@@ -229,8 +228,8 @@ def _experts(model: Any, wanted: WeightSlice | None = None) -> Iterator[tuple[st
 
 
 def _expert_matrices(module: Any, chosen: list[int] | None = None) -> dict[str, Tensor] | None:
-    """``gate``, ``up`` and ``down`` ``[experts, rows, columns]`` of a layer, perhaps padded at the
-    end; ``None`` where the order of their elements is not known.
+    """``gate``, ``up`` and ``down`` ``[experts, rows, columns]`` of a layer, possibly padded at the
+    end; ``None`` if the order of their elements is unknown.
 
     Args:
         module: The layer.

@@ -1,6 +1,6 @@
-"""Where a vLLM worker keeps the tensors of a Hugging Face folder.
+"""Location of a Hugging Face folder's tensors in a vLLM worker.
 
-vLLM fuses query, key and value, and gate and up, and shares each between its tensor ranks, so a
+vLLM fuses query, key and value, and gate and up, and shards them over its tensor ranks, so a
 worker's parameter consists of runs of rows or columns of whole tensors.
 """
 
@@ -14,26 +14,26 @@ from torch import Tensor
 
 from rlmath.weights.expert_shares import ExpertShare
 
-# How an engine begins to say that tensors did not come; a worker process passes text alone.
+# Start of an engine's message that tensors are missing; a worker process passes only text.
 UNSENT = "the weight update left"
 
-# Parameters that vLLM makes of a matrix of latent attention; nobody sends them.
+# Parameters that vLLM computes from a matrix of latent attention; they are not sent.
 PRODUCTS = ("W_UK_T", "W_UV")
 
 
 @dataclass(frozen=True)
 class Part:
-    """A run of a whole tensor that a worker holds.
+    """A run of a whole tensor in a worker.
 
     Attributes:
         name: The whole tensor's Hugging Face name.
-        module: The layer that holds it.
+        module: The layer that has it.
         key: Name of the layer's parameter.
         row: First row of the run in that parameter.
-        dim: Dimension along which it is a run of the whole tensor.
-        start: Its first row or column there.
-        length: Rows or columns.
-        replica: Whether another worker of the engine holds the same.
+        dim: Dimension of the run in the whole tensor.
+        start: First row or column in the whole tensor.
+        length: Number of rows or columns.
+        replica: Whether another worker of the engine has the same run.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Part:
     replica: bool = False
 
     def held(self) -> Tensor:
-        """The run where the worker keeps it; empty where it was packed for a CPU's kernels."""
+        """The run in the worker's memory; empty if it was packed for a CPU's kernels."""
         parameter: Tensor = getattr(self.module, self.key).data
         if not parameter.numel() or self.dim == 1:
             return parameter
@@ -54,24 +54,24 @@ class Part:
 
     @property
     def corner(self) -> tuple[int, int]:
-        """Its first row and column in the whole tensor."""
+        """First row and column in the whole tensor."""
         return (self.start, 0) if self.dim == 0 else (0, self.start)
 
     def of(self, whole: Tensor) -> Tensor:
-        """The run as a view of the whole tensor."""
+        """View the run of the whole tensor."""
         return whole.narrow(self.dim, self.start, self.length)
 
 
 def parts_of(model: Any) -> Iterator[Part]:
-    """All parts of a worker's model but for an MoE's experts (``experts.py``).
+    """All parts of a worker's model except an MoE's experts (``experts.py``).
 
-    An output layer that shares the embedding's matrix has no matrix.
+    An output layer that shares the embedding's matrix has no part.
     """
     seen: set[int] = set()
     for name, module in model.named_modules():
         own = {id(p) for p in module.parameters(recurse=False)}
         if not own & seen:
-            # Where vLLM computes adapters, it has wrapped the layer.
+            # With adapters, vLLM has wrapped the layer.
             yield from _of_module(name.removesuffix(".base_layer"), module)
         seen |= own
 
@@ -98,7 +98,7 @@ def _of_module(name: str, module: Any) -> Iterator[Part]:
                 yield Part(f"{stem}.{which}_proj.{key}", module, key, row, 0, start, size)
                 row += size
     elif last == "fused_qkv_a_proj":
-        # Of latent attention, whole on every worker.
+        # Latent attention: complete on every worker.
         row, replica = 0, _tensor_rank() > 0
         for which, size in zip(
             ("q_a_proj", "kv_a_proj_with_mqa"), module.output_sizes, strict=True
@@ -130,8 +130,8 @@ def _of_module(name: str, module: Any) -> Iterator[Part]:
 
 
 def expert_share(model: Any) -> ExpertShare | None:
-    """What vLLM's loader reads of the experts' tensors for this worker; ``None``: the model has no
-    experts, or its layers read different shares or slices with a gap."""
+    """The share of the experts that vLLM's loader reads for this worker; ``None`` if the model has
+    no experts, or its layers read different shares or slices with a gap."""
     found = {_share_of(module) for module in model.modules() if hasattr(module, "w13_weight")}
     return found.pop() if len(found) == 1 else None
 
@@ -148,7 +148,7 @@ def _share_of(module: Any) -> ExpertShare | None:
 
 def _qkv(stem: str, module: Any, own: dict[str, Tensor]) -> Iterator[Part]:
     heads = {"q": module.num_heads, "k": module.num_kv_heads, "v": module.num_kv_heads}
-    # With more ranks than key-value heads, several ranks hold the same head.
+    # With more ranks than key-value heads, several ranks have the same head.
     replicas = module.num_kv_head_replicas
     for key in own:
         row = 0

@@ -1,9 +1,9 @@
 """vLLM's ``ipc`` trainer, with each engine served by the ranks on its GPUs.
 
-vLLM's own lets rank 0 send the handles of all GPUs to every engine, and has two barriers of the
-whole world for each bucket: at 1,000 GPUs with 512 MiB a bucket, 166 MB of handles a bucket.
-Here the ranks of an engine wait for each other and for that engine only. What joins the ranks
-beyond that is the gathering of the next bucket.
+In vLLM's trainer rank 0 sends the handles of all GPUs to every engine, with two global barriers for
+each bucket: at 1,000 GPUs and 512 MiB per bucket, 166 MB of handles per bucket. Here the ranks of
+an engine wait only for each other and for that engine. Beyond that, ranks are only coupled by the
+gathering of the next bucket.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from rlmath.weights.transports.vllm_source import GatheredSource
 
 @functools.cache
 def rank_group(ranks: tuple[int, ...]) -> Any:
-    """The process group of some ranks, through host memory; only they call this. Kept: torch gives
-    a group that is made again the name of the old one, and with it the old one's addresses."""
+    """The process group of some ranks, through host memory; only they call this. Cached, because
+    torch gives a recreated group the old one's name, and with it the old addresses."""
     return dist.new_group(list(ranks), backend="gloo", use_local_synchronization=True)
 
 
 class IpcTrainer(IPCTrainerWeightTransferEngine):  # type: ignore[misc]
-    """A trainer rank's end.
+    """A trainer rank's end of the connection.
 
     Args:
         client: This rank's engine, if it is the one that calls it; otherwise no engine.
         source: The gathered tensors.
-        ranks: Those that serve the same engine as this one, the caller first; none where no engine
-            shares this rank's GPU. Such a rank takes part in the gathering only.
+        ranks: Ranks that serve the same engine, the caller first; empty if no engine shares this
+            rank's GPU. Such a rank only takes part in the gathering.
         buffer_bytes: Size of the buffer that the worker reads from.
     """
 
@@ -59,10 +59,10 @@ class IpcTrainer(IPCTrainerWeightTransferEngine):  # type: ignore[misc]
             client.init_weight_transfer_engine({"packed": True})
 
     def _send_packed(self, source: WeightSource) -> None:
-        """Send in messages; where no engine shares this rank's GPU, take part in the gathering.
+        """Send in messages; without an engine on this rank's GPU, only take part in the gathering.
 
-        There is nobody to open that rank's buffer, and torch frees an exported buffer only after a
-        reader has opened it and let go of it.
+        Nobody opens that rank's buffer, and torch frees an exported buffer only after a reader has
+        opened and released it.
         """
         if self._group_size:
             super()._send_packed(source)
@@ -73,8 +73,8 @@ class IpcTrainer(IPCTrainerWeightTransferEngine):  # type: ignore[misc]
     def _all_gather_and_merge_handles(
         self, handles: list[dict[str, tuple[Any, ...]]]
     ) -> list[dict[str, tuple[Any, ...]]]:
-        """The handles of the engine's GPUs. Each rank has filled its buffer before it comes here,
-        so that the engine may read when this returns."""
+        """The handles of the engine's GPUs. Each rank has filled its buffer before this call, so
+        the engine may read when it returns."""
         if self._group is None:
             return handles
         everyone: list[list[dict[str, tuple[Any, ...]]]] = [[] for _ in range(self._group_size)]
@@ -85,7 +85,7 @@ class IpcTrainer(IPCTrainerWeightTransferEngine):  # type: ignore[misc]
         ]
 
     def _post_send_sync(self) -> None:
-        """Wait until the engine has read: the rank that calls it comes here only then."""
+        """Wait until the engine has read: the calling rank arrives here only then."""
         if self._group is not None:
             dist.barrier(group=self._group)
         torch.cuda.ipc_collect()

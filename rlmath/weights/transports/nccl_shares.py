@@ -1,18 +1,19 @@
 """``nccl`` with an MoE: one rank of the trainer for each worker of an engine.
 
-vLLM's trainer sends every tensor whole from rank 0 to all workers of all engines, so that each
-worker's network brings it experts of which it keeps one part in as many as the engine has workers.
-Here rank ``w`` gets what worker ``w`` of an engine keeps, from the ranks that hold it
-(``rlmath.weights.expert_shares``), and sends it to worker ``w`` of every engine, with all tensors
-that are no expert's. Each of these ranks has its own communicator, of which it alone is the
-root, and a worker is in one of them. So the order of messages within a communicator is one rank's
-order, no communicator waits for another, and all send at once. Packing and sending are vLLM's.
+vLLM's trainer sends every whole tensor from rank 0 to all workers of all engines, so each worker
+receives all experts, although it keeps only one part in as many as the engine has workers. Here
+rank ``w`` gets the share of worker ``w`` from the ranks that have it
+(``rlmath.weights.expert_shares``), and sends it to worker ``w`` of every engine, with all other
+tensors. Each of these ranks is the only root of a separate communicator, and each worker is in one
+of them. Within a communicator the order of messages is therefore one rank's order, no communicator
+waits for another, and all send at once. Packing and sending are vLLM's.
 
-The trainer's ranks gather the next bucket meanwhile. A worker waits for its sender alone, so that a
-message goes through whatever the senders' gathering waits for.
+The trainer's ranks gather the next bucket meanwhile. A worker waits only for its sender, so a
+message gets through whatever the senders' gathering waits for.
 
-A worker that does not keep what it would be sent is found before any rank or worker waits for
-another: rank 0 asks all of them before they meet and before each update, and tells the ranks.
+A worker whose experts differ from those it would be sent is found before any rank or worker waits
+for another: rank 0 asks all of them before they connect and before each update, and tells the
+ranks.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ Address = tuple[str, int]
 
 @dataclass(frozen=True)
 class Message:
-    """How messages are cut, on both sides.
+    """Splitting of messages, on both sides.
 
     Attributes:
         buffer_bytes: A message ends with the tensor that exceeds this.
-        in_flight: Messages at once.
+        in_flight: Number of concurrent messages.
     """
 
     buffer_bytes: int
@@ -53,16 +54,16 @@ class Message:
 
 
 class SharesTrainer(NcclTrainer):
-    """A trainer rank's end. Construction is collective over all trainer ranks.
+    """A trainer rank's end of the connection. Construction is collective over all trainer ranks.
 
     Args:
-        client: All engines on rank 0; on the others none.
-        gatherer: This rank's.
-        side_stream: See ``GatheredSource``.
-        shares: What each worker of an engine keeps of the experts.
-        engines: How many there are.
-        message: How messages are cut.
-        own_address: Gives a free address of this process.
+        client: All engines on rank 0; none on the others.
+        gatherer: Gatherer of this rank.
+        side_stream: As in ``GatheredSource``.
+        shares: Share of the experts of each worker of an engine.
+        engines: Number of engines.
+        message: Splitting of messages.
+        own_address: Returns a free address of this process.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class SharesTrainer(NcclTrainer):
         info = self._worker_info(senders, shares, engines) | {
             "experts": {name: list(place) for name, place in routes.places.items()}
         }
-        # Workers wait for the trainer within this call.
+        # Workers wait for the trainer during this call.
         with ThreadPoolExecutor(max_workers=1) as executor:
             joined = executor.submit(client.init_weight_transfer_engine, info)
             self.model_update_group = open_trainer_endpoint(endpoint)
@@ -119,16 +120,16 @@ class SharesTrainer(NcclTrainer):
         self.client.start_weight_update()
 
     def _told_by_rank_0(self, calls: bool, ask: Callable[[], None]) -> None:
-        """What rank 0 asks the engines, of which all ranks hear before they wait for anything else.
+        """Let rank 0 ask the engines, and tell all ranks before they wait for anything else.
         Collective over all ranks.
 
         Args:
-            calls: This is rank 0.
-            ask: What it does.
+            calls: Whether this is rank 0.
+            ask: The call of rank 0.
 
         Raises:
-            WeightsError: The engines' answer, on all ranks.
-            Exception: Of rank 0; a ``RuntimeError`` with its text on the others.
+            WeightsError: The engines' error, on all ranks.
+            Exception: Rank 0's error; on the others a ``RuntimeError`` with its text.
         """
         said: list[tuple[str, bool] | None] = [None]
         failed = None
@@ -149,7 +150,7 @@ class SharesTrainer(NcclTrainer):
     def _worker_info(
         self, senders: Sequence[Address], shares: Sequence[ExpertShare], engines: int
     ) -> dict[str, Any]:
-        """What workers start from; each takes what is its own."""
+        """The workers' initial parameters, from which each takes its own."""
         address, port = senders[0]
         info = NCCLWeightTransferInitInfo(
             master_address=address,
@@ -165,16 +166,17 @@ class SharesTrainer(NcclTrainer):
             [None if one.experts is None else sorted(one.experts), one.part, one.parts]
             for one in shares
         ]
-        # In types that any way of calling the engines carries.
+        # Types that any way of calling the engines supports.
         return given | {"senders": [list(one) for one in senders], "shares": kept}
 
     def send_weights(self) -> None:
-        """Send the source's present weights to all engines. Collective over all ranks.
+        """Send the source's current weights to all engines. Collective over all ranks.
 
         Raises:
-            WeightsError: A worker keeps other experts than it would be sent. No engine has begun.
+            WeightsError: A worker's experts differ from those it would be sent. No engine has
+                started.
             TimeoutError: The engines did not receive in time.
-            Exception: What an engine answered, on rank 0.
+            Exception: An engine's error, on rank 0.
         """
         metadata = self.source.metadata()
         self._told_by_rank_0(self._calls, self._begin)
@@ -183,6 +185,6 @@ class SharesTrainer(NcclTrainer):
 
 
 def _check_shares(client: EngineClient, shares: Sequence[ExpertShare]) -> None:
-    """Raises WeightsError if a worker keeps other experts than these."""
+    """Raise WeightsError if a worker's experts differ from these shares."""
     if refused := client.refused_shares(shares):
         raise WeightsError("weights.transport=nccl: " + "; ".join(refused))

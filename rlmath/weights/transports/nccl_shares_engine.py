@@ -1,9 +1,9 @@
 """Engine's side of ``nccl``: runs in each vLLM worker.
 
-Where one trainer rank serves worker ``w`` of every engine (``nccl_shares.py``), a worker joins its
-sender, and what comes of an expert is its own part. vLLM's loader reads whole tensors, so each part
-is put in one that is NaN elsewhere, as the loader takes it. An expert that this worker does not
-keep does not come. Otherwise, all is vLLM's.
+If one trainer rank serves worker ``w`` of every engine (``nccl_shares.py``), a worker connects to
+its sender and receives only its part of each expert. vLLM's loader reads whole tensors, so each
+part is put into a tensor that is NaN elsewhere, which the loader ignores. Experts that this worker
+does not keep are not sent. The rest is vLLM's.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from rlmath.weights.transports.engine_parts import expert_share
 
 @dataclass(kw_only=True)
 class SharesInitInfo(NCCLWeightTransferInitInfo):  # type: ignore[misc]
-    """vLLM's, and where each worker of an engine has its own sender:
+    """vLLM's init info, plus a sender for each worker of an engine.
 
     Attributes:
-        senders: Address and port of each worker's; ``None``: rank 0 sends to all.
-        shares: What each worker keeps of the experts, as the fields of ``ExpertShare``.
-        experts: Of each expert's tensor, the expert and the dimension along which it is cut.
+        senders: Address and port of each worker's sender; ``None``: rank 0 sends to all.
+        shares: Share of the experts of each worker, as fields of ``ExpertShare``.
+        experts: Expert and split dimension of each expert tensor.
     """
 
     senders: list[list[Any]] | None = None
@@ -43,7 +43,7 @@ class SharesInitInfo(NCCLWeightTransferInitInfo):  # type: ignore[misc]
 
 
 class SharesEngine(NCCLWeightTransferEngine):  # type: ignore[misc]
-    """vLLM's receiver, of this worker's share of the experts where it has its own sender."""
+    """vLLM's receiver; with its own sender, it receives this worker's share of the experts."""
 
     init_info_cls = SharesInitInfo
 
@@ -53,10 +53,10 @@ class SharesEngine(NCCLWeightTransferEngine):  # type: ignore[misc]
         self._experts: Mapping[str, list[int]] = {}
 
     def init_transfer_engine(self, init_info: SharesInitInfo) -> None:
-        """Join the sender.
+        """Connect to the sender.
 
         Raises:
-            WeightsError: The trainer takes this worker to keep other experts than it does.
+            WeightsError: The trainer assumes a different share than this worker's.
         """
         self._share, self._experts = None, {}
         own = {one.name: getattr(init_info, one.name) for one in fields(NCCLWeightTransferInitInfo)}
@@ -73,15 +73,15 @@ class SharesEngine(NCCLWeightTransferEngine):  # type: ignore[misc]
                 )
             self._share, self._experts = share, init_info.experts
             own["master_address"], own["master_port"] = init_info.senders[worker]
-            # vLLM adds the worker's number, and of each engine one worker joins this sender.
+            # vLLM adds the worker's number; one worker of each engine connects to this sender.
             own["rank_offset"] = 1 + (own["rank_offset"] - 1) // workers - worker
         super().init_transfer_engine(NCCLWeightTransferInitInfo(**own))
 
     def receive_weights(self, update_info: NCCLWeightTransferUpdateInfo) -> None:
-        """Receive all tensors, and load them as they come.
+        """Receive all tensors, and load them as they arrive.
 
         Args:
-            update_info: Of whole tensors.
+            update_info: Metadata of whole tensors.
         """
         if self._share is None:
             super().receive_weights(update_info)
@@ -108,7 +108,7 @@ class SharesEngine(NCCLWeightTransferEngine):  # type: ignore[misc]
             self.model = model
 
     def _part(self, name: str, shape: list[int]) -> Run | None:
-        """What comes of an expert's tensor; ``None``: nothing, or it is no expert's."""
+        """The received part of an expert's tensor; ``None``: nothing, or not an expert's."""
         if name not in self._experts:
             return None
         assert self._share is not None
@@ -117,12 +117,12 @@ class SharesEngine(NCCLWeightTransferEngine):  # type: ignore[misc]
 
 
 class _Widened:
-    """What stands in for the model while parts arrive.
+    """Replaces the model while parts arrive.
 
     Args:
-        model: That loads whole tensors.
-        shapes: Of these.
-        parts: Of an expert's tensors, what comes.
+        model: Model that loads whole tensors.
+        shapes: Shapes of whole tensors.
+        parts: Received parts of experts' tensors.
     """
 
     def __init__(
@@ -131,11 +131,11 @@ class _Widened:
         self._model, self._shapes, self._parts = model, shapes, parts
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Any:
-        """As vLLM's models have it."""
+        """Same interface as vLLM's models."""
         return self._model.load_weights(self._whole(weights))
 
     def _whole(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """One at a time: an engine's workers hold few whole tensors at once."""
+        """One at a time: an engine's workers have room for few whole tensors."""
         for name, tensor in weights:
             part = self._parts[name]
             if part is not None and list(part.shape) != list(self._shapes[name]):

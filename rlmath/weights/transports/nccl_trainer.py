@@ -1,10 +1,10 @@
-"""vLLM's ``nccl`` trainer, with an end to waiting for an engine that does not receive.
+"""vLLM's ``nccl`` trainer, with a bound on waiting for an engine that does not receive.
 
 A broadcast of NCCL waits for every worker. If an engine dies in it, the kernel on the sender's GPU
-spins for good, and vLLM's trainer looks at the engines' answer only after the last message. Here
-the answer itself aborts the communicator if it is an error, which ends the kernel; so does a
-deadline, for an engine that neither receives nor answers. The error then ends this rank's call, and
-the run restarts as after the death of a rank.
+spins forever, and vLLM's trainer checks the engines' answer only after the last message. Here an
+error in the answer immediately aborts the communicator, which ends the kernel; so does a deadline,
+for an engine that neither receives nor answers. The error then ends this rank's call, and the run
+restarts as after the death of a rank.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from vllm.distributed.weight_transfer.nccl_engine import (
     NCCLWeightTransferUpdateInfo,
 )
 
-# A weight sync may take this long, and a second for each GB.
+# Maximum duration of a weight sync: this, plus a second per GB.
 DEADLINE_S, LEAST_BYTES_PER_S = 60.0, 1e9
 
 
 class NcclTrainer(NCCLTrainerWeightTransferEngine):  # type: ignore[misc]
-    """A trainer rank's end; see vLLM's."""
+    """A trainer rank's end of the connection; extends vLLM's."""
 
     def send_weights(self) -> None:
-        """Send the source's present weights to all engines. Collective over all ranks.
+        """Send the source's current weights to all engines. Collective over all ranks.
 
         Raises:
             TimeoutError: The engines did not receive in time.
-            Exception: What an engine answered, on rank 0.
+            Exception: An engine's error, on rank 0.
         """
         metadata = self.source.metadata()
         if self.is_sender:
@@ -46,12 +46,12 @@ class NcclTrainer(NCCLTrainerWeightTransferEngine):  # type: ignore[misc]
     def _send(
         self, metadata: list[ParamMeta], announced: Sequence[ParamMeta], *, calls: bool
     ) -> None:
-        """Send once the engines are ready, and put the weights in force.
+        """Send once the engines are ready, then activate the weights.
 
         Args:
-            metadata: Of what this rank sends or helps to gather.
-            announced: Of what engines are told; bounds the time.
-            calls: This rank calls the engines.
+            metadata: Tensors that this rank sends or helps to gather.
+            announced: Tensors announced to engines; their size bounds the time.
+            calls: Whether this rank calls the engines.
         """
         num_bytes = sum(math.prod(meta.shape) * meta.dtype.itemsize for meta in announced)
         watch = _Watch(self.model_update_group, num_bytes)
@@ -75,7 +75,7 @@ class NcclTrainer(NCCLTrainerWeightTransferEngine):  # type: ignore[misc]
                     watch.check()
                     received.result()
         finally:
-            # Where sending failed, the engines may never answer: to join the thread would hide it.
+            # If sending failed, the engines may never answer: joining the thread would hide it.
             executor.shutdown(wait=False)
         if calls:
             self.client.finish_weight_update()
@@ -84,11 +84,11 @@ class NcclTrainer(NCCLTrainerWeightTransferEngine):  # type: ignore[misc]
 
 class _Watch:
     """Aborts a communicator on an error of the engines, or after the deadline. Entered once, around
-    the sending; on exit its error replaces that of the communicator that it aborted.
+    the sending; on exit its error replaces that of the aborted communicator.
 
     Args:
-        group: vLLM's communicator; ``None``: this rank has none, and nothing waits.
-        num_bytes: To send.
+        group: vLLM's communicator; ``None`` if this rank has none, and nothing waits.
+        num_bytes: Size of the weights to send.
     """
 
     def __init__(self, group: Any, num_bytes: int) -> None:
@@ -114,17 +114,17 @@ class _Watch:
         return max(0.0, self._ends_s - time.monotonic())
 
     def answered(self, answer: Future[Any]) -> None:
-        """Look at the engines' answer, as soon as it is there."""
+        """Handle the engines' answer as soon as it arrives."""
         if (error := answer.exception()) is not None:
             self._abort(error)
 
     def check(self) -> None:
-        """Raise the error for which the communicator was aborted, if it was."""
+        """Raise the error for which the communicator was aborted, if any."""
         if self._error is not None:
             raise self._error
 
     def expire(self) -> None:
-        """The deadline has passed."""
+        """Abort because the deadline has passed."""
         self._abort(
             TimeoutError(
                 f"weights.transport=nccl: the engines did not receive {self._num_bytes / 1e9:.3g} "
@@ -136,21 +136,20 @@ class _Watch:
         if self._error is None:
             self._error = error
             if self._group is not None:
-                self._group.destroy()  # vLLM's way to call ncclCommAbort, also from other threads.
+                self._group.destroy()  # Calls ncclCommAbort, also from other threads.
 
 
 class _Watched(WeightSource):
-    """A source that ends with the error for which the communicator was aborted."""
+    """A source that raises the error for which the communicator was aborted."""
 
     def __init__(self, source: WeightSource, watch: _Watch) -> None:
         self._source, self._watch = source, watch
 
     def metadata(self) -> list[ParamMeta]:
-        """See the source."""
         return self._source.metadata()
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        # Keeps no tensor: its memory goes when the one who asks for the next drops it.
+        # References no tensor: its memory is freed when the consumer drops it.
         return map(self._checked, self._source)
 
     def _checked(self, pair: tuple[str, Tensor]) -> tuple[str, Tensor]:

@@ -1,9 +1,8 @@
-"""Reads back what vLLM's CPU kernels packed, exactly.
+"""Read back, exactly, the matrices that vLLM's CPU kernels packed.
 
-A dense matrix is packed inside oneDNN, where no tensor of it can be seen. Its product with the
-identity gives every element back: one factor is 1, the others are 0, so nothing is rounded.
-Experts are packed by moving elements. Packing their positions in the same way shows where each
-element went.
+A dense matrix is packed inside oneDNN, which exposes no tensor. Its product with the identity
+returns every element: one factor is 1, the others are 0, so nothing is rounded. Experts are packed
+by moving elements. Packing their indices in the same way shows where each element went.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _COLUMNS = 256
 
 
 def is_packed(module: Any, key: str) -> bool:
-    """Whether vLLM left an empty tensor in the place of a parameter that it packed."""
+    """Whether vLLM left an empty tensor in place of a packed parameter."""
     return key == "weight" and not getattr(module, key).numel() and hasattr(module, "cpu_linear")
 
 
@@ -29,16 +28,16 @@ def is_packed(module: Any, key: str) -> bool:
 def columns_of(
     module: Any, count: int, dtype: torch.dtype, chosen: Columns | None = None
 ) -> Iterator[tuple[int, Tensor]]:
-    """The matrix that a layer multiplies with, some columns at a time.
+    """The matrix that a layer multiplies with, a few columns at a time.
 
     Args:
-        module: A linear or output layer of vLLM on CPU, after it was packed.
-        count: Columns of its matrix, the size of its input.
-        dtype: Of its input.
+        module: A packed linear or output layer of vLLM on CPU.
+        count: Number of columns of its matrix, the input size.
+        dtype: Type of its input.
         chosen: Only these columns; ``None``: all.
 
     Yields:
-        The first column, and the columns ``[rows, up to 256]``. A negative zero comes as zero.
+        First column, and the columns ``[rows, up to 256]``. A negative zero is returned as zero.
     """
     low, high = chosen or (0, count)
     for first in range(low, high, _COLUMNS):
@@ -50,11 +49,11 @@ def columns_of(
 
 @torch.inference_mode()
 def unpacked(packed: Tensor, isa: str) -> Tensor | None:
-    """Experts' matrices in the order in which they were before vLLM packed them.
+    """Experts' matrices in the order before vLLM packed them.
 
     Args:
         packed: ``[experts, rows, columns]`` from ``cpu_prepack_moe_weight``.
-        isa: As that was told.
+        isa: As passed to that function.
 
     Returns:
         The same shape; ``None`` if packing does more than move elements.
@@ -65,7 +64,7 @@ def unpacked(packed: Tensor, isa: str) -> Tensor | None:
     words = {2: torch.int16, 4: torch.int32}.get(packed.element_size())
     if words is None:
         return None
-    # A position may need more bits than an element has, so its halves travel one after the other.
+    # An index may need more bits than an element has, so its halves are sent one after the other.
     place = torch.arange(one.numel()).reshape(one.shape)
     halves = [
         ops.cpu_prepack_moe_weight((half - 2**15).to(words).view(packed.dtype), isa)

@@ -1,9 +1,8 @@
 """Shared memory between the trainer's ranks and the engines' workers on one machine.
 
-A segment has a name only from its making until everyone has opened it, a fraction of a second.
-After that the kernel frees it with the last process that uses it, so that nothing stays in
-``/dev/shm`` however the processes end. Should they die before, the standard library's resource
-tracker removes the name.
+A segment has a name only until everyone has opened it, a fraction of a second. After that the
+kernel frees it with the last process that uses it, so nothing remains in ``/dev/shm`` however the
+processes end. If they die before, the standard library's resource tracker removes the name.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ MIB = 2**20
 
 
 class NamedSegments:
-    """Segments that still have names. The maker's side; ``unlink`` once everyone has opened them.
+    """Segments that still have names. The creator's side; ``unlink`` once everyone has opened them.
 
     Args:
-        run_id: Part of the names, to tell runs apart.
-        sizes_bytes: Size of each.
+        run_id: Part of the names, to distinguish runs.
+        sizes_bytes: Size of each segment.
 
     Raises:
         UserError: There is not enough shared memory.
@@ -45,13 +44,13 @@ class NamedSegments:
                 name = f"{prefix}_{uuid.uuid4().hex[:12]}"
                 segment = SharedMemory(name=name, create=True, size=size_bytes)
                 self._segments.append(segment)
-                # Take the memory now: a page that is missing later is a SIGBUS.
+                # Allocate the memory now: a page missing later is a SIGBUS.
                 with open(FOLDER / name, "r+b") as file:
                     os.posix_fallocate(file.fileno(), 0, size_bytes)
         except BaseException as error:
             self.unlink()
             if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-                # Another process was faster.
+                # Another process took the memory first.
                 raise _too_little(sizes_bytes) from None
             raise
 
@@ -60,7 +59,7 @@ class NamedSegments:
         return [segment.name for segment in self._segments]
 
     def unlink(self) -> None:
-        """Take the names away; who has opened a segment keeps it. Safe to call twice."""
+        """Remove the names; open segments stay valid. May be called twice."""
         segments, self._segments = self._segments, []
         for segment in segments:
             segment.close()
@@ -83,12 +82,12 @@ def open_segment(name: str) -> int:
 
 
 def map_writable(descriptor: int) -> Tensor:
-    """The segment as a uint8 tensor; writing to it is seen by everyone."""
+    """The segment as a uint8 tensor; everyone sees what is written to it."""
     return torch.frombuffer(mmap.mmap(descriptor, 0), dtype=torch.uint8)
 
 
 def map_copy_on_write(descriptor: int) -> mmap.mmap:
-    """The segment for reading. (Torch wants memory that could be written; such pages stay ours.)"""
+    """The segment for reading. (Torch needs writable memory; written pages are private copies.)"""
     return mmap.mmap(descriptor, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
 
 

@@ -1,10 +1,9 @@
-"""What the driver asks the engines' workers before ranks meet them: which trainer ranks serve which
-engine where both share GPUs (``ipc``), and what workers keep of an MoE's experts.
+"""Questions of the driver to the engines' workers before ranks connect: which trainer ranks serve
+which engine if they share GPUs (``ipc``), and the workers' shares of an MoE's experts.
 
-A CUDA IPC handle is of use on its own GPU alone. So the ranks on an engine's GPUs serve that
-engine and no other: the first of them calls it, with the handles of these GPUs. A rank sends and
-waits for as much at 1,000 GPUs as at 8. Of an MoE's experts it needs what its engine's worker
-keeps.
+A CUDA IPC handle is valid only on its own GPU. Therefore the ranks on an engine's GPUs serve only
+that engine: the first of them calls it, with the handles of these GPUs. A rank sends and waits for
+as much at 1,000 GPUs as at 8. It needs only the experts that its engine's worker keeps.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WorkerPlace:
-    """What an engine's worker says of itself.
+    """An engine worker's description of itself.
 
     Attributes:
-        gpu: Its GPU's UUID, under which it looks for a handle.
-        experts: What it keeps of them; ``None``: there are none, or it cannot say.
+        gpu: Its GPU's UUID, by which it finds a handle.
+        experts: Its share of the experts; ``None`` if there are none, or it is unknown.
     """
 
     gpu: str
@@ -46,11 +45,11 @@ def worker_place(worker: Any) -> WorkerPlace:
 def serving_ranks(
     rank_gpus: Sequence[str], engine_gpus: Sequence[Sequence[str]]
 ) -> list[tuple[int, ...]]:
-    """Of each engine, the trainer ranks on its GPUs; the first of them calls it.
+    """The trainer ranks on each engine's GPUs; the first of them calls it.
 
     Args:
         rank_gpus: UUID of each trainer rank's GPU.
-        engine_gpus: Of each engine, the UUIDs of its workers' GPUs.
+        engine_gpus: UUIDs of the GPUs of each engine's workers.
 
     Raises:
         WeightsError: A worker's GPU has no trainer rank, or several.
@@ -82,7 +81,7 @@ def rank_gpu() -> str:
 
 
 def worker_places(engines: Sequence[Any]) -> list[list[WorkerPlace]]:
-    """What the workers of each engine say of themselves, in the order of their ranks.
+    """Descriptions of the workers of each engine, in rank order.
 
     Raises:
         ComponentError: An engine did not answer.
@@ -101,11 +100,11 @@ def worker_places(engines: Sequence[Any]) -> list[list[WorkerPlace]]:
 
 
 def with_worker_shares(plan: TransportPlan) -> TransportPlan:
-    """For ``nccl``: with what the workers of an engine keep of the experts, if all engines' keep
-    the same. Called by the driver.
+    """Plan for ``nccl`` with the workers' shares of the experts, if they are the same in all
+    engines. Called by the driver.
 
     Raises:
-        ComponentError: See :func:`worker_places`.
+        ComponentError: As :func:`worker_places`.
     """
     if plan.adapters or plan.ranks_per_engine == 1:
         return plan
@@ -117,15 +116,16 @@ def with_worker_shares(plan: TransportPlan) -> TransportPlan:
 
 
 def plans_of_ranks(plan: TransportPlan, rank_gpus: Sequence[str]) -> list[TransportPlan]:
-    """Of each trainer rank, with the engine on its GPU and who serves it. Called by the driver.
+    """Plans of all trainer ranks, with the engine on each rank's GPU and the ranks that serve it.
+    Called by the driver.
 
     Args:
-        plan: With all engines.
-        rank_gpus: See :func:`serving_ranks`.
+        plan: Plan with all engines.
+        rank_gpus: As in :func:`serving_ranks`.
 
     Raises:
-        ComponentError: See :func:`worker_places`.
-        WeightsError: See :func:`serving_ranks`.
+        ComponentError: As :func:`worker_places`.
+        WeightsError: As :func:`serving_ranks`.
     """
     places = worker_places(plan.engines)
     served = serving_ranks(rank_gpus, [[place.gpu for place in engine] for engine in places])
@@ -134,7 +134,7 @@ def plans_of_ranks(plan: TransportPlan, rank_gpus: Sequence[str]) -> list[Transp
         plan,
         engines=(),
         others=plan.num_engines,
-        # Of every rank, told to every rank: where that says something.
+        # Sent to every rank, so only if not all of them serve an engine.
         serving=serving if len(serving) < len(rank_gpus) else None,
         experts=NOTHING,
     )

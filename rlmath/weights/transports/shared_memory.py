@@ -1,11 +1,11 @@
 """Trainer's side of the ``shared_memory`` transport, for machines without CUDA.
 
-It speaks vLLM's native weight transfer protocol but imports nothing of vLLM: a rank that trains on
-CPU would pay seconds and hundreds of MiB for it, and cannot have both it and Megatron's CPU shim.
-vLLM's trainer factory asks of a backend no more than ``trainer_init`` and ``send_weights``.
+Implements vLLM's native weight transfer protocol without importing vLLM: a rank that trains on CPU
+would need seconds and hundreds of MiB for it, and cannot have both it and Megatron's CPU shim.
+vLLM's trainer factory only requires ``trainer_init`` and ``send_weights`` of a backend.
 
-The ranks of one copy of the model write their parts of a bucket straight into a segment that all
-of them and the engines map: one copy per byte, no messages. While engines load a bucket from one
+The ranks of one copy of the model write their parts of a bucket directly into a segment that all of
+them and the engines map: one copy per byte, no messages. While engines load a bucket from one
 segment, the next is written to the other.
 """
 
@@ -26,11 +26,11 @@ from rlmath.weights.transports.segments import NamedSegments, map_writable, open
 
 
 class BucketSource(Protocol):
-    """What is sent; ``rlmath.weights.gather.BucketGatherer`` is one.
+    """The source of weights, such as ``rlmath.weights.gather.BucketGatherer``.
 
     Attributes:
         parallel: This rank, and the group that writes together.
-        buckets: Equal on all ranks.
+        buckets: Buckets, equal on all ranks.
     """
 
     parallel: ParallelRank
@@ -44,7 +44,7 @@ class BucketSource(Protocol):
 
 
 class WeightSyncClient(Protocol):
-    """The engines, as vLLM's ``VLLMWeightSyncClient`` has them."""
+    """The engines, with the interface of vLLM's ``VLLMWeightSyncClient``."""
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None: ...
     def start_weight_update(self) -> None: ...
@@ -54,10 +54,10 @@ class WeightSyncClient(Protocol):
 
 @dataclass(kw_only=True)
 class SharedMemoryTrainerInitInfo:
-    """What the trainer's ranks start from.
+    """Initial parameters of the trainer's ranks.
 
     Attributes:
-        rank: This trainer rank; rank 0 talks to the engines.
+        rank: This trainer rank; rank 0 calls the engines.
         run_id: Part of the segments' names.
     """
 
@@ -103,7 +103,7 @@ class SharedMemoryTrainer:
         if source is None:
             raise ValueError("the shared_memory transport needs a source of buckets")
         if 0 not in source.parallel.global_ranks:
-            # Another copy of the model (data parallel): rank 0's copy is the one that is sent.
+            # Another copy of the model (data parallel): only rank 0's copy is sent.
             return cls(source, client, False, [])
         named: NamedSegments | None = None
         told: list[Any] = [None]
@@ -112,7 +112,7 @@ class SharedMemoryTrainer:
                 named = NamedSegments(init_info.run_id, segment_sizes(source.buckets))
                 told = [named.names]
             except Exception as error:
-                # The others have to hear of it, or they wait forever.
+                # Tell the others, or they wait forever.
                 told = [error]
         group = source.parallel.group
         if group is not None:
@@ -131,24 +131,24 @@ class SharedMemoryTrainer:
         return cls(source, client, init_info.is_sender, segments)
 
     def send_weights(self) -> None:
-        """Send the source's present weights to all engines. Collective; see ``trainer_init``.
+        """Send the source's current weights to all engines. Collective; see ``trainer_init``.
 
         Raises:
-            Exception: What an engine answered, on rank 0. The other ranks may then still wait for
-                rank 0, and the group is of no more use.
+            Exception: An engine's error, on rank 0. The other ranks may then still wait for rank 0,
+                and the group is unusable.
         """
         if not self._segments:
             return
         if self.is_sender:
             self.client.start_weight_update()
         loads: list[Future[None]] = []
-        # The next bucket's message is at the engines before they are done with the one before.
+        # The next bucket's message reaches the engines before they finish the previous one.
         with ThreadPoolExecutor(max_workers=2) as sending:
             for number, bucket in enumerate(self.source.buckets):
                 which = number % len(self._segments)
                 if self.is_sender and number >= len(self._segments):
                     loads[number - len(self._segments)].result()
-                # The segment is free once rank 0 says so; it is whole once all have written.
+                # The segment is free once rank 0 says so; it is complete once all have written.
                 self._barrier()
                 self.source.write_local(bucket, self._segments[which])
                 self._barrier()
@@ -161,7 +161,7 @@ class SharedMemoryTrainer:
             self.client.finish_weight_update()
 
     def shutdown(self) -> None:
-        """Let go of the segments."""
+        """Release the segments."""
         self._segments = []
 
     def _barrier(self) -> None:
@@ -170,13 +170,13 @@ class SharedMemoryTrainer:
 
 
 def segment_sizes(buckets: Sequence[Bucket]) -> list[int]:
-    """Two segments take turns, each as large as the largest bucket; for one bucket, one."""
+    """Sizes of two alternating segments, each for the largest bucket; one for a single bucket."""
     largest = max(bucket.num_bytes for bucket in buckets)
     return [largest] * min(2, len(buckets))
 
 
 def bucket_contents(bucket: Bucket, segment: int) -> dict[str, Any]:
-    """One bucket's place and contents, in types that any way of calling the engines carries."""
+    """A bucket's segment and contents, in types that any way of calling the engines supports."""
     return {
         "segment": segment,
         "names": [tensor.meta.name for tensor in bucket.tensors],

@@ -30,14 +30,14 @@ from rlmath.weights.transports.segments import map_copy_on_write, map_writable, 
 
 @dataclass
 class SharedMemoryInitInfo(WeightTransferInitInfo):
-    """Names of the segments that the trainer writes to."""
+    """Names of the segments that the trainer writes."""
 
     segments: list[str]
 
 
 @dataclass
 class SharedMemoryUpdateInfo(WeightTransferUpdateInfo):
-    """One bucket: the number of its segment, and what lies where in it."""
+    """One bucket: the number of its segment, and the layout of its tensors."""
 
     segment: int
     names: list[str]
@@ -47,11 +47,11 @@ class SharedMemoryUpdateInfo(WeightTransferUpdateInfo):
 
 
 class SharedMemoryEngine(WeightTransferEngine[SharedMemoryInitInfo, SharedMemoryUpdateInfo]):
-    """Loads buckets from shared memory: straight, where every parameter's place is known.
+    """Loads buckets from shared memory: directly, if every parameter's location is known.
 
-    An MoE uses vLLM's layerwise reload: its packed experts cannot be loaded in place, so that
-    gives each layer its original parameters back until all of them are there, loads, packs again,
-    and copies to where the engine reads.
+    An MoE uses vLLM's layerwise reload, because its packed experts cannot be loaded in place: each
+    layer temporarily gets its original parameters, which are loaded, packed again, and copied to
+    where the engine reads.
     """
 
     init_info_cls = SharedMemoryInitInfo
@@ -63,8 +63,8 @@ class SharedMemoryEngine(WeightTransferEngine[SharedMemoryInitInfo, SharedMemory
         self._expected: set[str] = set()
         self._loaded: set[str] = set()
         self._straight: CpuLoader | None = None
-        # Segments as the straight way reads them: mapping one again for each bucket would cost as
-        # much as a tenth of the copy.
+        # Segments mapped for direct loading: mapping one for each bucket would take a tenth of the
+        # time of the copy.
         self._mapped: dict[int, torch.Tensor] = {}
 
     def init_transfer_engine(self, init_info: SharedMemoryInitInfo) -> None:
@@ -73,7 +73,7 @@ class SharedMemoryEngine(WeightTransferEngine[SharedMemoryInitInfo, SharedMemory
         self._descriptors = [open_segment(name) for name in init_info.segments]
 
     def start_weight_update(self) -> None:
-        """Make ready to load every parameter."""
+        """Prepare to load every parameter."""
         quantizes = self.model_config.quantization is not None
         straight = self._straight or (None if quantizes else CpuLoader(self.model))
         if straight is not None and straight.takes_all:
@@ -86,14 +86,14 @@ class SharedMemoryEngine(WeightTransferEngine[SharedMemoryInitInfo, SharedMemory
             self._expected = {name for name, _ in self.model.named_parameters()}
         initialize_layerwise_reload(self.model)
         if quantizes:
-            # As they were before the first quantization, which added scales.
+            # From before the first quantization, which added scales.
             self._expected = {name for name, _ in self.model.named_parameters()}
 
     def receive_weights(self, update_info: SharedMemoryUpdateInfo) -> None:
-        """Load one bucket. Afterwards nothing that the engine holds refers to its segment.
+        """Load one bucket. Afterwards the engine does not reference its segment.
 
         Raises:
-            RuntimeError: Something still does; the next bucket would overwrite what it reads.
+            RuntimeError: Something still references it; the next bucket would overwrite it.
         """
         segment = update_info.segment
         if self._straight is not None:
@@ -112,7 +112,7 @@ class SharedMemoryEngine(WeightTransferEngine[SharedMemoryInitInfo, SharedMemory
                 )
 
     def finish_weight_update(self) -> None:
-        """Put the new weights in place.
+        """Activate the new weights.
 
         Raises:
             WeightsError: The trainer did not send all parameters.
@@ -163,10 +163,10 @@ class SharedMemoryEngine(WeightTransferEngine[SharedMemoryInitInfo, SharedMemory
         ]
 
     def _keep_pending(self, base: torch.Tensor) -> None:
-        """Copy what vLLM holds back for a layer whose other tensors come with a later bucket.
+        """Copy tensors that vLLM holds back for a layer whose others are in a later bucket.
 
-        The reload keeps references to a layer's tensors until it has all of them (query without
-        key and value, say), and the segment will be overwritten meanwhile.
+        The reload references a layer's tensors until it has all of them (such as query without key
+        and value), but the segment is overwritten meanwhile.
         """
         begin = base.data_ptr()
         end = begin + base.numel()
@@ -178,7 +178,7 @@ class SharedMemoryEngine(WeightTransferEngine[SharedMemoryInitInfo, SharedMemory
 
 
 class SharedMemoryAdapters(ReceivesAdapters, SharedMemoryEngine):
-    """Receives adapters, of which it keeps copies, instead of weights."""
+    """Receives adapters instead of weights, and keeps copies of them."""
 
     def receive_weights(self, update_info: SharedMemoryUpdateInfo) -> None:
         """Copy one bucket."""
@@ -187,9 +187,9 @@ class SharedMemoryAdapters(ReceivesAdapters, SharedMemoryEngine):
 
 
 def _pack_experts_again(model: torch.nn.Module) -> None:
-    """Have vLLM pack the experts' matrices after they are loaded, as at its start.
+    """Let vLLM pack the experts' matrices again after loading, as at its start.
 
-    Where a layer has its kernel already, vLLM 0.32 takes what was loaded for packed, and a CPU
+    If a layer already has its kernel, vLLM 0.32 treats the loaded matrices as packed, and a CPU
     engine would compute with rows in the wrong places.
     """
     for module in model.modules():
@@ -199,6 +199,6 @@ def _pack_experts_again(model: torch.nn.Module) -> None:
 
 
 def _view(base: torch.Tensor, dtype_name: str, shape: list[int], offset_bytes: int) -> torch.Tensor:
-    # The name makes no difference to the place.
+    # The name is not used here.
     meta = TensorMeta("", tuple(shape), getattr(torch, dtype_name))
     return view_in_buffer(base, BucketTensor(meta, offset_bytes))

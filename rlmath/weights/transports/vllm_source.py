@@ -13,14 +13,14 @@ from rlmath.weights.gather import BucketGatherer
 
 
 class GatheredSource(WeightSource):
-    """Whole Hugging Face tensors, gathered bucket by bucket as they are asked for.
+    """Whole Hugging Face tensors, gathered bucket by bucket on demand.
 
     Args:
-        gatherer: This rank's.
+        gatherer: Gatherer of this rank.
         destination: Global rank that gets the tensors; ``None``: every rank.
-        side_stream: Where buckets are gathered. vLLM reads them on its own streams, and may use
-            another for the next bucket.
-        routes: See ``BucketGatherer.gather``.
+        side_stream: Stream on which buckets are gathered. vLLM reads them on its own streams, and
+            may use another for the next bucket.
+        routes: As in ``BucketGatherer.gather``.
     """
 
     def __init__(
@@ -42,9 +42,9 @@ class GatheredSource(WeightSource):
         ]
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        """A fresh pass. Collective; ranks that get no tensors take part and see none.
+        """A new pass. Collective; ranks that get no tensors take part and yield none.
 
-        Of a tensor that was given nothing is kept, so that its memory goes when vLLM drops it.
+        Yielded tensors are not referenced, so their memory is freed when vLLM drops them.
         """
         buckets = self._gatherer.gather(self._destination, self._routes)
         while True:
@@ -56,17 +56,17 @@ class GatheredSource(WeightSource):
             while bucket:
                 self._side_stream.hand_over()
                 yield bucket.pop()
-        # A rank that only sends reads nothing, and still must not change its weights earlier.
+        # A rank that only sends reads nothing, but must not change its weights earlier either.
         self._side_stream.hand_over()
 
 
 class SharedSource(GatheredSource):
-    """All tensors but the experts', and of these what this rank needs.
+    """All tensors except experts, and the experts' parts that this rank needs.
 
     Args:
-        gatherer: This rank's.
-        routes: With the ranks' parts alone; ``None``: this rank's copy of the model is not sent.
-        side_stream: See ``GatheredSource``.
+        gatherer: Gatherer of this rank.
+        routes: Routes with the ranks' parts; ``None``: this rank's copy of the model is not sent.
+        side_stream: As in ``GatheredSource``.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class SharedSource(GatheredSource):
         super().__init__(gatherer, None, side_stream, routes)
 
     def metadata(self) -> list[ParamMeta]:
-        """Of what this rank gets, in the order of iteration."""
+        """Metadata of this rank's tensors, in the order of iteration."""
         if self._routes is None:
             return []
         found = []
@@ -87,5 +87,4 @@ class SharedSource(GatheredSource):
         return found
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        """See ``GatheredSource``."""
         return iter(()) if self._routes is None else super().__iter__()
