@@ -1,1 +1,1 @@
-"""The Megatron side: the model, its parallel state, log-probs and updates."""
+"""The Megatron trainer: model, parallel state, log-probs and updates."""

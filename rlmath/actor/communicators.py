@@ -1,8 +1,8 @@
-"""Communicators of a rank's groups, opened before the model is built, and how fast they are.
+"""Open the communicators of a rank's groups before the model is built, and measure their speed.
 
-torch makes a NCCL communicator at a group's first collective, and NCCL takes 1 to 3 GiB for all of
-them. Engines on the same GPU have sized their KV cache by then, and the memory is missing in the
-first step. So each group has its collectives when the ranks meet.
+torch creates a NCCL communicator at a group's first collective, and NCCL needs 1 to 3 GiB for all
+of them. Engines on the same GPU have sized their KV cache by then, so the memory would be missing
+in the first step. Therefore each group runs its collectives when the ranks connect.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from rlmath.utils.sizes import in_words
 
 @dataclass(frozen=True)
 class Link:
-    """What an all-reduce reached.
+    """Measured bandwidth of an all-reduce.
 
     Attributes:
-        between_nodes: Over all ranks, of several nodes; else over those of one node.
-        ranks: How many took part.
-        gb_per_s: Bytes that each rank sent and received, in 10^9 a second: ``2 (n - 1) / n`` times
-            the size over the time, as NCCL's own tests count it.
-        host: Of the rank that measured.
-        probe: How it was measured.
+        between_nodes: Over all ranks on several nodes; otherwise over those of one node.
+        ranks: Number of ranks.
+        gb_per_s: Bytes that each rank sent and received, in 10^9 per second: ``2 (n - 1) / n``
+            times the size divided by the time, as in NCCL's tests.
+        host: Host that measured.
+        probe: Parameters of the measurement.
     """
 
     between_nodes: bool
@@ -43,11 +43,11 @@ class Link:
 
 @dataclass(frozen=True)
 class Communicators:
-    """What a rank found when it met the others.
+    """A rank's report after it connected to the others.
 
     Attributes:
-        device_bytes: That its communicators took of the GPU; ``None`` on CPU.
-        links: Measured ones; none where a rank is alone.
+        device_bytes: GPU memory of its communicators; ``None`` on CPU.
+        links: Measured links; empty if the rank is alone.
     """
 
     device_bytes: int | None = None
@@ -56,15 +56,15 @@ class Communicators:
 
 def open_communicators(layout: Layout, platform: Platform) -> Communicators:
     """Run a collective on each group, exchange with neighbors, and measure. Collective over all
-    ranks, once the groups are there."""
+    ranks, once the groups exist."""
     before = platform.bytes_of_others()
     device = platform.torch_device
     for group in groups():
         _use(group, device)
     from megatron.core import parallel_state
 
-    # In the two ways in which messages are sent (Megatron's schedules, Transformer Engine's ring of
-    # context ranks): one by one, NCCL has a communicator for each pair of ranks.
+    # Both ways of sending messages are used (Megatron's schedules, Transformer Engine's ring of
+    # context ranks): for single messages NCCL has a communicator per pair of ranks.
     stages = parallel_state.get_pipeline_model_parallel_group()
     _exchange(stages, device, batched=layout.virtual_stages == 1)
     context = parallel_state.get_context_parallel_group()
@@ -78,8 +78,8 @@ def open_communicators(layout: Layout, platform: Platform) -> Communicators:
 
 
 def groups() -> list[Any]:
-    """All groups of which this rank is a member, in an order in which no two ranks wait for each
-    other: that of Megatron's names, after the group of all ranks."""
+    """All groups of this rank, in an order in which no two ranks wait for each other: the group of
+    all ranks, then the order of Megatron's names."""
     from megatron.core import parallel_state
 
     found = [dist.group.WORLD]
@@ -91,7 +91,7 @@ def groups() -> list[Any]:
 
 
 def _use(group: Any, device: torch.device) -> None:
-    """The collectives of training, of one element: NCCL opens rings, trees and the switch's
+    """Run the collectives of training with one element: NCCL opens rings, trees and the switch's
     multicast when an algorithm is first used."""
     size = dist.get_world_size(group)
     one, each = torch.zeros(1, device=device), torch.zeros(size, device=device)
@@ -116,8 +116,8 @@ def _exchange(group: Any, device: torch.device, batched: bool) -> None:
         if batched:
             pending = dist.batch_isend_irecv(operations)
         else:
-            # Both ends of a pair meet in its first message: in a ring of ranks that all send
-            # first, nobody would be at the other end.
+            # Both ends of a pair must take part in its first message: in a ring where all ranks
+            # send first, they would deadlock.
             ordered = operations if rank % 2 == 0 else operations[::-1]
             pending = [
                 one.op(one.tensor, group=group, group_dst=to)
@@ -130,7 +130,7 @@ def _exchange(group: Any, device: torch.device, batched: bool) -> None:
 
 
 def _measure(platform: Platform) -> Iterator[Link]:
-    """The speed within this rank's node, and over all ranks where there are several nodes."""
+    """Speed within this rank's node, and over all ranks if there are several nodes."""
     host = socket.gethostname()
     hosts: list[str] = [""] * dist.get_world_size()
     dist.all_gather_object(hosts, host)
@@ -138,8 +138,8 @@ def _measure(platform: Platform) -> Iterator[Link]:
     if len(own) < len(hosts):
         speed = _gb_per_s(dist.group.WORLD, platform)
         yield Link(True, len(hosts), speed, host, platform.link_probe)
-    # Every rank makes the groups of all nodes: torch names a group that only its members make after
-    # these, and another of the same ranks, which ``ipc`` makes, would find its old addresses.
+    # Every rank creates the groups of all nodes. torch would name a group that only its members
+    # create, and ``ipc``'s group of the same ranks would find its old addresses.
     groups = {
         one: dist.new_group([rank for rank, other in enumerate(hosts) if other == one])
         for one in dict.fromkeys(hosts)
@@ -150,14 +150,14 @@ def _measure(platform: Platform) -> Iterator[Link]:
     speed = _gb_per_s(groups.get(host, dist.group.WORLD), platform)
     for group in groups.values():
         if group is not dist.GroupMember.NON_GROUP_MEMBER:
-            dist.destroy_process_group(group)  # Its buffers go with it.
+            dist.destroy_process_group(group)  # Also frees its buffers.
     yield Link(False, len(own), speed, host, platform.link_probe)
 
 
 def _gb_per_s(group: Any, platform: Platform) -> float:
     size = dist.get_world_size(group)
     data = torch.zeros(platform.link_probe.num_bytes // 4, device=platform.torch_device)
-    # The first finds its way, and brings the ranks together.
+    # The first all-reduce sets up the connection and synchronizes the ranks.
     dist.all_reduce(data, group=group)
     platform.synchronize()
     began = time.perf_counter()
@@ -168,11 +168,11 @@ def _gb_per_s(group: Any, platform: Platform) -> float:
 
 
 def describe(found: Sequence[Communicators]) -> list[str]:
-    """Lines for the user: the slowest link of each kind, with a warning if it is slow, and what
-    communicators take.
+    """Lines for the user: the slowest link of each kind, with a warning if it is slow, and the
+    memory of communicators.
 
     Args:
-        found: Of each rank.
+        found: Reports of all ranks.
     """
     lines = []
     for between in (False, True):

@@ -1,11 +1,11 @@
 """Context parallelism: the ranks that share the tokens of each sequence.
 
-A sequence, padded to a multiple of ``2 C`` tokens for ``C`` context ranks, is cut into ``2 C``
-pieces; rank ``c`` has the pieces ``c`` and ``2 C - 1 - c``, so that all ranks have the same part of
-the triangle of causal attention. Megatron's rotary embedding and Transformer Engine's attention cut
-in this way too. What the loss reads (log-probs, entropies, values) is all-gathered again on
-every context rank: losses over whole sequences then see whole sequences, and each rank sends the
-gradient back through its own tokens only, so that the sum over ranks is the gradient.
+A sequence, padded to a multiple of ``2 C`` tokens for ``C`` context ranks, is split into ``2 C``
+pieces; rank ``c`` has the pieces ``c`` and ``2 C - 1 - c``, so all ranks have equal parts of causal
+attention's triangle. Megatron's rotary embedding and Transformer Engine's attention split the same
+way. The loss's inputs (log-probs, entropies, values) are all-gathered on every context rank: losses
+see whole sequences, and each rank propagates the gradient only through its own tokens, so the sum
+over ranks is the gradient.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class ContextShare:
-    """How values of the pack's ``r`` response tokens are shared out to context ranks.
+    """Distribution of the values of a pack's ``r`` response tokens over context ranks.
 
     Attributes:
-        largest: The most values that one rank has; all send as many.
-        order: ``[r]`` int64, where each value stands in the ranks' ``[C * largest]``.
-        first: Where this rank's begin there.
+        largest: Maximum number of values on a rank; all ranks send as many.
+        order: ``[r]`` int64, index of each value in the ranks' ``[C * largest]``.
+        first: Index of this rank's first value there.
     """
 
     largest: int
@@ -35,7 +35,6 @@ class ContextShare:
     first: int
 
     def to(self, device: torch.device) -> ContextShare:
-        """The same on another device."""
         return dataclasses.replace(self, order=self.order.to(device))
 
 
@@ -44,10 +43,10 @@ class ContextClass:
     """Sequences of one padded length ``l`` in the attention of one context rank.
 
     Attributes:
-        queries: ``[n, l / C]`` int64, where this rank's tokens stand in its own row.
-        keys: ``[n, l]`` int64, where all of the sequences' tokens stand in the ranks' rows laid end
-            to end, in the order of the text.
-        mask: ``[l / C, l]`` bool, which keys a query sees.
+        queries: ``[n, l / C]`` int64, indices of this rank's tokens in its own row.
+        keys: ``[n, l]`` int64, indices of all tokens of the sequences in the ranks' concatenated
+            rows, in text order.
+        mask: ``[l / C, l]`` bool, keys visible to a query.
     """
 
     queries: Tensor
@@ -55,12 +54,12 @@ class ContextClass:
     mask: Tensor
 
     def to(self, device: torch.device) -> ContextClass:
-        """The same on another device."""
         return ContextClass(self.queries.to(device), self.keys.to(device), self.mask.to(device))
 
 
 def _owners(sizes: Sequence[int], contexts: int) -> tuple[Tensor, Tensor]:
-    """``[t]`` each: the rank that has a position of the whole row, and where in its own row."""
+    """``[t]`` each: the rank of each position of the whole row, and the index in that rank's
+    row."""
     ranks, places = [], []
     start = 0
     for size in sizes:

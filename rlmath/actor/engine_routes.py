@@ -1,4 +1,4 @@
-"""The engine's routes of a micro-batch, laid out as the tokens that a rank's routers see."""
+"""The engine's routes of a micro-batch, arranged like the tokens that a rank's routers see."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rlmath.types import MicroBatch, TrainingBatch
 
 @dataclass(frozen=True)
 class EngineRoutes:
-    """Of the tokens of one micro-batch on one tensor rank.
+    """Routes of the tokens of one micro-batch on one tensor rank.
 
     Attributes:
-        routes: ``[tokens, MoE layers, experts of a token]``, as samples have them.
-        is_known: ``[tokens]`` bool: the engine gave this token's; not padding's.
+        routes: ``[tokens, MoE layers, experts per token]``, as in samples.
+        is_known: ``[tokens]`` bool: whether the engine returned this token's; false for padding.
     """
 
     routes: Tensor
@@ -26,12 +26,12 @@ class EngineRoutes:
 
 
 class UploadedRoutes:
-    """The engine's routes of a pass, of which those of the micro-batch at hand are on the device:
-    one copy for the routers of all layers, from page-locked memory, so that the host does not wait.
+    """The engine's routes of a pass, with those of the current micro-batch on the device: one copy
+    for the routers of all layers, from page-locked memory, so the host does not wait.
 
     Args:
-        engine: Of each micro-batch, in host memory.
-        platform: This process's.
+        engine: Routes of each micro-batch, in host memory.
+        platform: Platform of this process.
     """
 
     def __init__(self, engine: Sequence[EngineRoutes], platform: Platform) -> None:
@@ -43,7 +43,7 @@ class UploadedRoutes:
         self._at_hand: tuple[int, EngineRoutes] | None = None
 
     def of(self, index: int) -> EngineRoutes:
-        """Of a micro-batch, on the device."""
+        """The routes of a micro-batch, on the device."""
         if self._at_hand is None or self._at_hand[0] != index:
             one = self._engine[index]
             uploaded = EngineRoutes(
@@ -57,17 +57,17 @@ class UploadedRoutes:
 def engine_routes(
     batch: TrainingBatch, micro_batch: MicroBatch, places: range, layers: int, topk: int
 ) -> EngineRoutes:
-    """Lay out what the samples of a micro-batch have.
+    """Arrange the routes of a micro-batch's samples.
 
     Args:
-        batch: That ``micro_batch.sequences`` point into.
+        batch: The batch that ``micro_batch.sequences`` index.
         micro_batch: Packed without padding between its sequences.
-        places: Of the packed row, those of this rank's tokens.
-        layers: With experts, of the model.
-        topk: Experts of a token.
+        places: Positions of this rank's tokens in the packed row.
+        layers: Number of MoE layers of the model.
+        topk: Experts per token.
 
     Raises:
-        ValueError: The samples' routes are another model's, or other sequences'.
+        ValueError: The routes belong to a different model or different sequences.
     """
     lengths = batch.sequence_lengths.tolist()
     known = [0] * len(lengths) if batch.route_lengths is None else batch.route_lengths.tolist()
@@ -81,7 +81,7 @@ def engine_routes(
         )
     if any(own > length for own, length in zip(known, lengths, strict=True)):
         raise ValueError("a sequence has routes for more tokens than it has")
-    # Only what this rank has of the row is copied.
+    # Only this rank's part of the row is copied.
     routes = torch.zeros(len(places), layers, topk, dtype=found.dtype)
     is_known = torch.zeros(len(places), dtype=torch.bool)
     starts = [0]

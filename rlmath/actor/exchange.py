@@ -1,4 +1,4 @@
-"""Other weights in a model's parameters for a while, with no second copy of the model."""
+"""Temporarily use other weights in a model's parameters, without a second copy of the model."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from torch import Tensor
 @contextlib.contextmanager
 @torch.no_grad()
 def swap_parameters(parameters: Sequence[Tensor], values: list[Tensor]) -> Iterator[None]:
-    """Put ``values`` into the parameters, and back what was in them at the end, bit by bit.
+    """Swap ``values`` into the parameters, and swap back at the end, bit for bit.
 
-    One parameter at a time goes to host memory, into the room of the value that takes its place, so
-    that the device holds no copy and the host one tensor more. Only values of another type than
-    their parameter stay where they are, as a parameter cannot give them back.
+    One parameter at a time is moved to host memory, into the space of the value that replaces it,
+    so the device has no copy and the host one tensor more. Only values of a type other than their
+    parameter's stay where they are, because a parameter cannot give them back.
 
     Args:
         parameters: On any device.
-        values: In host memory, one for each parameter. Meanwhile it holds the parameters' own
-            values; at the end what it held before, in other tensors.
+        values: Values in host memory, one per parameter. Inside the block it has the parameters'
+            own values; afterwards its original values, in other tensors.
     """
-    # Of each parameter that was begun with: its own value, and the other one unless the parameter
-    # holds that by now.
+    # For each swapped parameter: its own value, and the other one unless the parameter already has
+    # it.
     own: list[Tensor] = []
     other: list[Tensor | None] = []
     try:

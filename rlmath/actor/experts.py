@@ -1,4 +1,4 @@
-"""MoE layers in Megatron's terms: routers of Qwen3-MoE and GLM-4.5, experts, their ranks."""
+"""MoE layers in Megatron: routers of Qwen3-MoE and GLM-4.5, experts, their ranks."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from rlmath.model.spec import ModelSpec
 def moe_settings(
     spec: ModelSpec, layout: Layout, router_dtype: str, grouped: bool
 ) -> dict[str, Any]:
-    """Fields of Megatron's ``TransformerConfig`` for the experts; none for a dense model.
+    """Fields of Megatron's ``TransformerConfig`` for the experts; empty for a dense model.
 
-    A token goes to the experts of highest probability, weighted by the softmax over those alone
-    (``norm_topk_prob``) or over all. There is no auxiliary loss: what balances the experts in
-    pre-training would be a second objective here. So would moving the bias that a sigmoid router
-    chooses by: it stays as it came.
+    A token uses the experts of highest probability, weighted by the softmax over only those
+    (``norm_topk_prob``) or over all. There is no auxiliary loss: the load balancing of pre-training
+    would be a second objective here. For the same reason the selection bias of a sigmoid router is
+    not updated.
 
     Args:
-        router_dtype: ``model`` or ``float32``, of the product that gives the router's logits.
-        grouped: All experts of a rank multiply at once, as Transformer Engine's do.
+        router_dtype: ``model`` or ``float32``, type of the router's logits.
+        grouped: All experts of a rank are multiplied at once, as in Transformer Engine.
     """
     if not spec.experts:
         return {}
@@ -56,8 +56,8 @@ def moe_settings(
 def release_routing(model: Any) -> None:
     """Free what the layers' token dispatchers keep of the last micro-batch until the next one.
 
-    Each keeps the router's probabilities, and their graph a recomputed layer's input and its
-    gradient: 128 MiB a layer for 16,384 tokens of a 30B MoE, beside weight sync and checkpoint.
+    Each keeps the router's probabilities, whose graph keeps a recomputed layer's input and its
+    gradient: 128 MiB per layer for 16,384 tokens of a 30B MoE, during weight sync and checkpoint.
     """
     for module in model.modules():
         dispatcher = getattr(module, "token_dispatcher", None)
@@ -66,11 +66,10 @@ def release_routing(model: Any) -> None:
 
 
 def decoder_spec(specs: Any, config: Any, on_te: bool, vp_stage: int | None) -> Any:
-    """Megatron's layers of a model of which some are MoE layers, for this rank's stage."""
+    """Megatron's layer specs of a model with MoE layers, for this rank's stage."""
     from megatron.core.transformer.moe import moe_utils
 
-    # Megatron 0.16 reads this name in the router although it defines it with Transformer Engine
-    # alone.
+    # Megatron 0.16 uses this name in the router although only Transformer Engine defines it.
     if not hasattr(moe_utils, "te_general_gemm"):
         moe_utils.te_general_gemm = None
     return specs.get_gpt_decoder_block_spec(

@@ -1,4 +1,4 @@
-"""The token of a minibatch whose probability moved most, for the warning about clamped ratios."""
+"""The token of a minibatch whose probability changed most, for the warning on clamped ratios."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rlmath.batching.shards import Share
 
 @dataclass(frozen=True)
 class Farthest:
-    """A response token; ``abs`` says how far it moved. All floats, as it travels between ranks.
+    """A response token; ``abs`` is the size of its change. All floats, as exchanged by ranks.
 
     Attributes:
-        sequence: Its sequence's place in the step.
-        token: Its place in the response.
-        token_id: In the vocabulary.
-        log_ratio: Of current over old policy, in nats, before the clamp.
+        sequence: Index of its sequence in the step.
+        token: Index in the response.
+        token_id: Id in the vocabulary.
+        log_ratio: Log-ratio of the current to the old policy, in nats, before the clamp.
     """
 
     sequence: float = 0.0
@@ -31,7 +31,7 @@ class Farthest:
 
     @classmethod
     def of(cls, output: LossOutput, rows: Tensor, share: Share) -> Farthest:
-        """That of a micro-batch; ``rows`` says where its tokens are among the share's ``R``."""
+        """The farthest token of a micro-batch; ``rows`` are its tokens' indices in the share."""
         if output.farthest is None or not rows.numel():
             return cls()
         place, log_ratio = output.farthest.tolist()
@@ -48,7 +48,7 @@ class Farthest:
 
 
 def say_clamped(metrics: Mapping[str, float], farthest: Farthest) -> str:
-    """How many tokens of a minibatch were clamped, and which one moved most."""
+    """The number of a minibatch's clamped tokens, and the one that changed most."""
     return (
         f"{metrics['log_ratio_clamped_count']:.0f} of {metrics['token_count']:.0f} tokens have a "
         f"log-ratio beyond ±{LOG_RATIO_LIMIT:g}, which was clamped; farthest: response token "

@@ -1,13 +1,13 @@
-"""Matrix products in FP8 (``actor.fp8``), which Transformer Engine computes within Megatron.
+"""Matrix products in FP8 (``actor.fp8``), computed by Transformer Engine within Megatron.
 
-Weights are parameters in the model's type. Transformer Engine quantizes them when a layer first
-multiplies and keeps the copy on the layer (``_fp8_workspaces``). Here a copy lives for one run of
-the schedule, in which no weight changes: the next run makes its own, of whatever weights there are
-then (after an optimizer step, of a reference model, merged with adapters). A copy that a pass
-without gradients leaves behind would also lack what a backward pass needs: Transformer Engine 2.11
-makes blockwise ones again only when it is told that the micro-batch is a first one.
+Weights are parameters in the model's type. Transformer Engine quantizes them at a layer's first
+product and keeps the copy on the layer (``_fp8_workspaces``). Here a copy lives for one run of the
+schedule, in which weights do not change: the next run makes new copies of the weights at that time
+(after an optimizer step, of a reference model, merged with adapters). A copy left by a pass without
+gradients would also lack data for the backward pass: Transformer Engine 2.11 remakes blockwise
+copies only for a first micro-batch.
 
-Nobody tells it that. A first micro-batch would also overwrite the gradient that there is
+No micro-batch is marked as first here, because that would also overwrite the existing gradient
 (``ctx.fuse_wgrad_accumulation and not ctx.is_first_microbatch``).
 """
 
@@ -27,13 +27,13 @@ _FLAG = "is_first_microbatch"
 
 
 def fp8_settings(fp8: Fp8Training | None, on_te: bool) -> dict[str, Any]:
-    """Fields of Megatron's ``TransformerConfig``; none without FP8.
+    """Fields of Megatron's ``TransformerConfig``; empty without FP8.
 
     Args:
-        on_te: The layers are Transformer Engine's.
+        on_te: Whether the layers are Transformer Engine's.
 
     Raises:
-        UserError: They are not: Megatron would compute in the model's type and say nothing.
+        UserError: They are not: Megatron would silently compute in the model's type.
     """
     if fp8 is None:
         return {}
@@ -42,16 +42,16 @@ def fp8_settings(fp8: Fp8Training | None, on_te: bool) -> dict[str, Any]:
             f"actor.fp8={fp8.format}: needs Transformer Engine, but the layers here are "
             "Megatron's own; set actor.fp8=none"
         )
-    # Attention (fp8_dot_product_attention), parameters (fp8_param) and all layers, also the first
-    # and the last, are as Megatron has them by default.
+    # Attention (fp8_dot_product_attention), parameters (fp8_param) and all layers, including the
+    # first and the last, keep Megatron's defaults.
     return {"fp8": fp8.format, "fp8_recipe": fp8.recipe}
 
 
 def prepare_for_fp8(models: Iterable[Any]) -> None:
-    """Let no micro-batch be a first one; see above.
+    """Mark no micro-batch as first; see the module docstring.
 
     Args:
-        models: What Megatron's schedule is given, and the chunks in it.
+        models: The argument of Megatron's schedule, and the chunks in it.
     """
     for one in models:
         # Megatron's ``set_is_first_microbatch`` collects the layers once, in this list.
@@ -63,7 +63,7 @@ def prepare_for_fp8(models: Iterable[Any]) -> None:
 
 @contextlib.contextmanager
 def copies_of_weights(chunks: Sequence[nn.Module]) -> Iterator[None]:
-    """What is quantized of weights in this block is let go with it, and nothing older is used."""
+    """Release copies of weights quantized in this block at its end, and use no older ones."""
     _release(chunks)
     try:
         yield
@@ -81,7 +81,7 @@ def _release(chunks: Sequence[nn.Module]) -> None:
 
 @contextlib.contextmanager
 def without_fp8(module: nn.Module) -> Iterator[None]:
-    """Meanwhile a rank's stage multiplies in the model's type, as an engine does.
+    """Multiply in the model's type in this block, like an engine.
 
     Args:
         module: A rank's stage. Its parts share Megatron's configuration, or have copies of it.

@@ -1,4 +1,4 @@
-"""Checksums of what a rank holds and training must not change: a frozen reference, and the base
+"""Checksums of a rank's tensors that training must not change: a frozen reference, and the base
 model under LoRA."""
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from torch import Tensor
 
 from rlmath.checkpoint.optimizer_prints import checksum
 
-# Of the weights of each step: 20 ms of a host's memory bandwidth.
+# Size of the weights checked per step: 20 ms of a host's memory bandwidth.
 MIB_PER_STEP = 64
 
 
 class FrozenWeights:
-    """Checksums of tensors, of which each call compares some, in turn.
+    """Checksums of tensors; each call compares some of them, in turn.
 
     Args:
-        tensors: Names, and what gives the values wherever they are: those of a reference are
-            other tensors after each pass (``exchange.py``).
-        mib_per_step: Size of what a call compares, in MiB; at least one tensor.
+        tensors: Names, and functions that return the current values: a reference's tensors are
+            replaced in each pass (``exchange.py``).
+        mib_per_step: Size compared per call, in MiB; at least one tensor.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class FrozenWeights:
         self._sums = [checksum(values()) for _, values in self._tensors]
 
     def changed(self) -> list[str]:
-        """Names of the next tensors whose values are not what they were at first."""
+        """Names of the next tensors whose values have changed since construction."""
         found, left = [], self._budget
         for _ in range(len(self._tensors)):
             name, read = self._tensors[self._next]

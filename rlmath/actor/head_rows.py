@@ -1,39 +1,39 @@
-"""How many rows the output layer takes at once when logits are never whole.
+"""Number of rows that the output layer processes at once with chunked logits.
 
-Imports no torch, so that the planner counts with the same numbers as ``rlmath/actor/head.py``.
+Does not import torch, so the planner can use the same numbers as ``rlmath/actor/head.py``.
 """
 
 from __future__ import annotations
 
 MIB = 2**20
-# Logits of a chunk of rows. More rows make the products larger, and the weight's gradient, as large
-# as the weight itself, is read and written once for each chunk.
+# Size of a chunk's logits. More rows make the products larger, and the weight's gradient, as large
+# as the weight, is read and written once per chunk.
 LOGITS_BYTES = 384 * MIB
-# One float32 table of the softmax, of which there are a few; it takes a chunk in parts.
+# Size of one float32 table of the softmax, of which there are a few; a chunk is processed in parts.
 TABLE_BYTES = 64 * MIB
-# A block of the weight in float32, of its gradient or as the operand of a float32 product.
+# Size of a block of the weight in float32, for its gradient or as an operand of a float32 product.
 BLOCK_BYTES = 128 * MIB
-# Kernels of matrix products work on tiles of 64 rows or a multiple.
+# Kernels of matrix products use tiles of 64 rows or a multiple.
 _TILE = 64
 
 
 def rows_per_chunk(width: int, element_bytes: int) -> int:
-    """Rows whose logits are there at once.
+    """Rows whose logits exist at the same time.
 
     Args:
-        width: Of the rank's slice of the vocabulary.
-        element_bytes: Of the type of the product.
+        width: Size of the rank's slice of the vocabulary.
+        element_bytes: Size of an element of the product.
     """
     return _whole_tiles(LOGITS_BYTES // (width * element_bytes))
 
 
 def rows_per_table(width: int) -> int:
-    """Rows whose softmax is in float32 at once."""
+    """Rows whose softmax is in float32 at the same time."""
     return max(1, TABLE_BYTES // (4 * width))
 
 
 def weight_rows_per_block(hidden: int) -> int:
-    """Rows of the weight, which are entries of the vocabulary, in one block."""
+    """Rows of the weight (entries of the vocabulary) in one block."""
     return _whole_tiles(BLOCK_BYTES // (4 * hidden))
 
 

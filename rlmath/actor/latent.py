@@ -1,4 +1,4 @@
-"""Multi-head latent attention (MLA) in Megatron's terms."""
+"""Multi-head latent attention (MLA) in Megatron."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from rlmath.model.spec import ModelSpec
 
-# Of yarn, in Megatron's words and in those of config.json, with what transformers takes for it.
+# Yarn's parameters: Megatron's name, the name in config.json, and transformers' default.
 _YARN = {
     "rotary_scaling_factor": ("factor", None),
     "original_max_position_embeddings": ("original_max_position_embeddings", None),
@@ -18,16 +18,16 @@ _YARN = {
 
 
 def config_class(spec: ModelSpec) -> Any:
-    """Megatron's configuration of such a model, or of another."""
+    """Megatron's configuration class for a model with or without MLA."""
     from megatron.core.transformer import transformer_config as configs
 
     return configs.TransformerConfig if spec.latent is None else configs.MLATransformerConfig
 
 
 def latent_settings(spec: ModelSpec) -> dict[str, Any]:
-    """Fields of ``MLATransformerConfig``; none for other attention.
+    """Fields of ``MLATransformerConfig``; empty for other attention.
 
-    Megatron's layers have their own rotary embeddings, and scale their scores by yarn's ``mscale``
+    Megatron's layers have their own rotary embeddings, and apply yarn's ``mscale`` to their scores
     themselves.
     """
     if spec.latent is None:
@@ -46,9 +46,9 @@ def latent_settings(spec: ModelSpec) -> dict[str, Any]:
 
 
 def prepare_without_te() -> None:
-    """Let Megatron build such attention where Transformer Engine is not installed.
+    """Let Megatron build MLA without Transformer Engine.
 
-    Megatron 0.16 takes it for installed because the names can be imported, of stand-ins.
+    Megatron 0.16 assumes that it is installed, because stand-ins for its names can be imported.
     """
     from megatron.core.transformer import multi_latent_attention
 
@@ -57,7 +57,7 @@ def prepare_without_te() -> None:
 
 
 def share_rotary_table(model: Any) -> None:
-    """Let all layers of a chunk use one rotary embedding, which keeps the angles of one length.
+    """Let all layers of a chunk share one rotary embedding, which caches the angles of one length.
 
     Args:
         model: Megatron's ``GPTModel``.
@@ -74,14 +74,14 @@ def share_rotary_table(model: Any) -> None:
 def sum_rotary_key_gradients(model: Any) -> None:
     """Sum the gradient of the rotated part of keys over tensor ranks.
 
-    All heads share that part, and each rank has its own heads' gradient. Megatron 0.16
-    gathers the columns of a ``ColumnParallelLinear`` without summing it, so the gradients of
+    All heads share that part, and each rank has only its own heads' gradient. Megatron 0.16 gathers
+    the columns of a ``ColumnParallelLinear`` without summing it, so the gradients of
     ``kv_a_proj_with_mqa`` and of everything before it would be wrong. If the product has its whole
     width, Megatron gathers the rotated part along the sequence instead, and sums its gradient.
 
     Args:
-        model: Megatron's ``GPTModel``. Without sequence parallelism, tensor ranks that share an MoE
-            do not train, and nothing is changed.
+        model: Megatron's ``GPTModel``. Nothing is changed without sequence parallelism, because
+            then tensor ranks that share an MoE do not train.
     """
     from megatron.core import tensor_parallel as tp
 

@@ -1,4 +1,4 @@
-"""Which modules Megatron builds layers of: Transformer Engine's, or its own with ours in them."""
+"""Modules of Megatron's layers: Transformer Engine's, or Megatron's own with ours inside."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def layer_spec(
     separate_norms: bool = False,
     vp_stage: int | None = None,
 ) -> Any:
-    """For ``GPTModel``: the layers of this rank's stage.
+    """The layer specs of this rank's stage, for ``GPTModel``.
 
     Args:
         config: Megatron's ``TransformerConfig``.
-        family: The model's.
-        platform: Decides between Transformer Engine's layers and Megatron's own.
-        separate_norms: See ``ModelSettings``.
-        vp_stage: Of the chunk; ``None``: there are no virtual stages.
+        family: The model's family.
+        platform: Selects Transformer Engine's layers or Megatron's own.
+        separate_norms: As in ``ModelSettings``.
+        vp_stage: Virtual stage of the chunk; ``None`` without virtual stages.
     """
     from megatron.core.models.gpt import gpt_layer_specs as specs
 
@@ -46,7 +46,7 @@ def layer_spec(
 
 
 def submodules_of_layers(spec: Any) -> list[Any]:
-    """Those of each layer, which a spec has for each layer or once for all."""
+    """Submodules of each layer; a spec has them per layer or once for all."""
     layers = spec.layer_specs if hasattr(spec, "layer_specs") else [spec]
     return [layer.submodules for layer in layers]
 
@@ -65,7 +65,7 @@ def _normalize_all_heads(spec: Any, config: Any) -> None:
 
 
 def _put_norms_after(spec: Any, platform: Platform) -> None:
-    """Norms of what attention and feed-forward give instead of what they take."""
+    """Normalize the output of attention and feed-forward instead of their input."""
     from megatron.core.transformer.identity_op import IdentityOp
 
     from rlmath.actor.norms import with_output_norm
@@ -90,7 +90,7 @@ def _put_norms_after(spec: Any, platform: Platform) -> None:
 
 
 def _norm(platform: Platform) -> Any:
-    """The norm of Megatron's own layers."""
+    """The norm class of Megatron's own layers."""
     from rlmath.actor.attention import CpuRMSNorm, ParallelRMSNorm
 
     return CpuRMSNorm if platform.name == "cpu" else ParallelRMSNorm
@@ -109,10 +109,10 @@ def _local_spec(specs: Any, config: Any, vp_stage: int | None) -> Any:
 
 
 def _part_norms_from_products(spec: Any) -> None:
-    """Norms as separate modules, which Transformer Engine's LayerNormLinear would have within.
+    """Make norms separate modules, which Transformer Engine's LayerNormLinear would contain.
 
-    For the separate ones Megatron has a batch-invariant kernel; those within pick their kernel by
-    the number of rows. And an adapter takes what the matrix takes, after the norm.
+    Megatron has a batch-invariant kernel for separate norms; the fused ones choose a kernel by the
+    number of rows. And an adapter has the same input as its matrix, after the norm.
     """
     from megatron.core.extensions.transformer_engine import (
         TEColumnParallelLinear,
@@ -121,7 +121,7 @@ def _part_norms_from_products(spec: Any) -> None:
     )
 
     for layer in submodules_of_layers(spec):
-        # In a checkpoint they have the names that they have inside the products.
+        # In a checkpoint they keep the names that they have inside the products.
         names = {}
         attention, mlp = layer.self_attention.submodules, layer.mlp.submodules
         if attention.linear_qkv is TELayerNormColumnParallelLinear:
@@ -130,12 +130,12 @@ def _part_norms_from_products(spec: Any) -> None:
         if getattr(mlp, "linear_fc1", None) is TELayerNormColumnParallelLinear:
             layer.pre_mlp_layernorm, mlp.linear_fc1 = TENorm, TEColumnParallelLinear
             names["pre_mlp_layernorm."] = "mlp.linear_fc1.layer_norm_"
-        if names:  # Layers may share what describes them.
+        if names:  # Layers may share their spec.
             layer.sharded_state_dict_keys_map = names
 
 
 def _take_packs(spec: Any, config: Any, platform: Platform) -> None:
-    """Give Megatron's own layers norms and attention that take our packs."""
+    """Give Megatron's own layers norms and attention that support packed sequences."""
     from rlmath.actor.attention import PackedAttention
 
     norm = _norm(platform)
@@ -144,8 +144,8 @@ def _take_packs(spec: Any, config: Any, platform: Platform) -> None:
         layer = one.submodules
         layer.input_layernorm = layer.pre_mlp_layernorm = norm
         if not hasattr(layer.mlp.submodules, "linear_fc1"):
-            # In a checkpoint norms have the names that they have inside Transformer Engine's
-            # products. The one before experts is a separate module there too.
+            # In a checkpoint norms keep the names that they have inside Transformer Engine's
+            # products. The norm before experts is a separate module there too.
             renamed = dict(layer.sharded_state_dict_keys_map)
             renamed.pop("pre_mlp_layernorm.", None)
             layer.sharded_state_dict_keys_map = renamed

@@ -1,10 +1,10 @@
 """Log-probabilities and entropy from vocabulary-parallel logits.
 
-Each tensor rank holds the logits of a slice of the vocabulary. What crosses ranks is three
-numbers per token, never the logits. Nothing here makes the host wait for the GPU.
+Each tensor rank has the logits of a slice of the vocabulary. Ranks exchange three numbers per
+token, never logits. Nothing here makes the host wait for the GPU.
 
-:class:`VocabSlice` has the arithmetic of some rows; here it goes over logits that are there as a
-whole, in ``head.py`` over a chunk of them at a time.
+:class:`VocabSlice` has the arithmetic for some rows; this module applies it to whole logits,
+``head.py`` to one chunk at a time.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from torch import Tensor
 
 RowSum = Callable[[Tensor], Tensor]
 
-# Rows whose softmax is held in float32 at once; bounds the extra memory to rows x slice x 4 bytes.
+# Rows whose softmax is in float32 at once; bounds the extra memory to rows x slice x 4 bytes.
 ROWS_PER_CHUNK = 2048
 
 
 @dataclass(frozen=True)
 class Distribution:
-    """``softmax(logits / temperature)`` over the real vocabulary, of which ranks hold slices.
+    """``softmax(logits / temperature)`` over the real vocabulary, sharded over tensor ranks.
 
-    Rows that pad the vocabulary to a multiple of the tensor ranks take no part.
+    Rows that pad the vocabulary to a multiple of the tensor ranks are excluded.
 
     Attributes:
-        temperature: Of sampling, above 0.
+        temperature: Sampling temperature, above 0.
         vocab_size: Real size of the whole vocabulary.
-        rank: This rank's place in ``group``.
-        group: Tensor-parallel ranks; ``None`` when one rank has the whole vocabulary.
-        batch_invariant: Add up a row in an order that other rows do not change; on CUDA, under
+        rank: This process's rank in ``group``.
+        group: Tensor-parallel ranks; ``None`` if one rank has the whole vocabulary.
+        batch_invariant: Sum a row in an order that does not depend on other rows; on CUDA, with
             Megatron's batch-invariant mode.
     """
 
@@ -45,7 +45,7 @@ class Distribution:
     batch_invariant: bool = False
 
     def slice(self, size: int) -> VocabSlice:
-        """This rank's; ``size`` counts padding."""
+        """This rank's slice; ``size`` includes padding."""
         start = self.rank * size
         return VocabSlice(
             start=start,
@@ -58,14 +58,14 @@ class Distribution:
 
 @dataclass(frozen=True)
 class VocabSlice:
-    """A rank's slice of the vocabulary, see :class:`Distribution`, and its arithmetic.
+    """A rank's slice of the vocabulary (see :class:`Distribution`), and its arithmetic.
 
     Attributes:
         start: First entry of the slice.
-        num_valid: Entries of the slice that are no padding; the first ones.
-        temperature: Of sampling.
-        group: Tensor-parallel ranks; ``None`` when one rank has the whole vocabulary.
-        row_sum: Adds up rows ``[n, v]`` to ``[n]``.
+        num_valid: Number of entries that are not padding; the first ones.
+        temperature: Sampling temperature.
+        group: Tensor-parallel ranks; ``None`` if one rank has the whole vocabulary.
+        row_sum: Sums rows ``[n, v]`` to ``[n]``.
     """
 
     start: int
@@ -75,7 +75,7 @@ class VocabSlice:
     row_sum: RowSum
 
     def places(self, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """``[r]`` each: where targets stand in the slice, and whether they do."""
+        """``[r]`` each: indices of targets in the slice, and whether they are in it."""
         local = targets - self.start
         return local, (local >= 0) & (local < self.num_valid)
 
@@ -87,7 +87,7 @@ class VocabSlice:
         return logits.to(dtype).div_(self.temperature)
 
     def statistics(self, x: Tensor, local: Tensor, mine: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of rows over all slices: log Z, the target's log-prob and the entropy, ``[n]`` each.
+        """log Z, the target's log-prob and the entropy of rows over all slices, ``[n]`` each.
 
         Args:
             x: ``[n, num_valid]`` from :meth:`tempered`; overwritten.
@@ -108,10 +108,10 @@ class VocabSlice:
     def over_slices(
         self, top: Tensor, total: Tensor, weighted: Tensor, target: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Of sums over this slice, log Z, the target's log-prob and the entropy, ``[n]`` each.
+        """log Z, the target's log-prob and the entropy from sums over this slice, ``[n]`` each.
 
         Args:
-            top: ``[n]``, the highest ``x`` of all slices.
+            top: ``[n]``, the maximum ``x`` of all slices.
             total: ``[n]``, sum of ``exp(x - top)`` over this slice.
             weighted: ``[n]``, sum of ``(x - top) exp(x - top)``.
             target: ``[n]``, the target's ``x - top``; 0 where another slice has it.
@@ -136,7 +136,7 @@ class VocabSlice:
 
         Args:
             x: ``[n, num_valid]`` from :meth:`tempered`; overwritten.
-            log_z: ``[n]`` as :meth:`statistics` gave it, like ``entropy``.
+            log_z: ``[n]`` from :meth:`statistics`, like ``entropy``.
             entropy: ``[n]``.
             local: ``[n]`` from :meth:`places`, like ``mine``.
             mine: ``[n]``.
@@ -152,9 +152,9 @@ class VocabSlice:
             of_entropy = (grad_entropy[:, None] * p).mul_(log_p.add_(entropy[:, None]))
             g = p.mul_(-grad_log_probs[:, None]).sub_(of_entropy)
         if self.num_valid:
-            # Every row has one target at most, so each place is written once. Rows whose
-            # target is another rank's add 0 to some place: to leave them out, the host would
-            # have to know how many there are, and wait for the GPU.
+            # Every row has at most one target, so each entry is written once. Rows whose target is
+            # on another rank add 0 somewhere: to exclude them, the host would have to know their
+            # number, and wait for the GPU.
             place = local.clamp(0, self.num_valid - 1)[:, None]
             grad = torch.where(mine, grad_log_probs, 0.0)
             g.scatter_(1, place, g.gather(1, place) + grad[:, None])
@@ -209,9 +209,9 @@ def _sum(x: Tensor) -> Tensor:
 
 
 def _batch_invariant_sum(x: Tensor) -> Tensor:
-    """By way of the mean, for which Megatron's batch-invariant mode has a kernel.
+    """Sum as mean times size, because Megatron's batch-invariant mode has a kernel for the mean.
 
-    torch's sum adds a row up in an order that depends on how many rows there are.
+    torch's sum adds a row in an order that depends on the number of rows.
     """
     return x.mean(1) * x.size(1) if x.size(1) else x.sum(1)
 
@@ -219,13 +219,13 @@ def _batch_invariant_sum(x: Tensor) -> Tensor:
 def vocab_parallel_log_probs(
     logits: Tensor, rows: Tensor, targets: Tensor, distribution: Distribution
 ) -> tuple[Tensor, Tensor]:
-    """Log-probability of given tokens, and the entropy. Differentiable in both results.
+    """Log-probs of given tokens, and the entropy. Both results are differentiable.
 
     Args:
         logits: ``[t, v]``, this rank's slice of the vocabulary.
-        rows: ``[r]`` int64, which positions are wanted; no position twice.
-        targets: ``[r]`` int64, the token whose log-probability is wanted at each.
-        distribution: That the logits stand for.
+        rows: ``[r]`` int64, positions to compute; no duplicates.
+        targets: ``[r]`` int64, the token at each position.
+        distribution: The distribution that the logits represent.
 
     Returns:
         Log-probabilities ``[r]`` and entropies ``[r]`` in nats, float32, equal on all ranks.

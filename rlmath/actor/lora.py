@@ -1,19 +1,19 @@
 """Low-rank adapters (LoRA, arXiv:2106.09685) in Megatron's linear layers.
 
-``y = W x + alpha / rank * B A x``, with ``W`` frozen. Under tensor parallelism what crosses ranks
-is ``A x``, a few numbers a token:
+``y = W x + alpha / rank * B A x``, with ``W`` frozen. Under tensor parallelism ranks exchange only
+``A x``, a few numbers per token:
 
-- ``W`` split by rows: ``A`` is on every rank, which computes ``A x`` of its tokens; ``B`` is split
-  as ``W`` is, and the gradient of ``A x`` is summed over ranks.
-- ``W`` split by columns: ``A`` is split as ``W`` is, and the ranks' ``A x`` are summed; ``B`` is on
-  every rank.
+- ``W`` sharded by rows: every rank has ``A`` and computes ``A x`` of its tokens; ``B`` is sharded
+  like ``W``, and the gradient of ``A x`` is summed over ranks.
+- ``W`` sharded by columns: ``A`` is sharded like ``W``, and the ranks' ``A x`` are summed; every
+  rank has ``B``.
 
-An expert's layer gets the tokens of all of its tensor ranks, and what they put out is summed
-afterwards, by Megatron's dispatcher: nothing of the adapter crosses ranks. Of the parameter that
-every one of them has, each computes a part of the gradient.
+An expert's layer gets the tokens of all of its tensor ranks, and Megatron's dispatcher sums their
+outputs afterwards, so ranks exchange nothing for the adapter. Each rank computes a part of the
+gradient of the parameter that all of them have.
 
-Under sequence parallelism the parameter that every rank has works on the rank's own tokens, so its
-gradient is partial; Megatron sums it, by the mark ``sequence_parallel``.
+Under sequence parallelism that parameter is applied to the rank's own tokens, so its gradient is
+partial; Megatron sums it because of the mark ``sequence_parallel``.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from rlmath.weights.peft_folder import load_adapters
 
 
 class Adapter(nn.Module):
-    """The adapter of one linear layer, see ``rlmath/weights/adapters.py`` for its parameters.
+    """The adapter of one linear layer (see ``rlmath/weights/adapters.py`` for its parameters).
 
     Args:
-        layout: Of the rank's matrix.
+        layout: Layout of the rank's adapter.
         lora: The adapters.
         like: The matrix.
-        sequence_parallel: Tensor ranks have parts of the tokens where matrices are not split.
-        expert_ranks: Of an expert's matrix, the ranks that share it; 0: it is of no expert.
+        sequence_parallel: Tensor ranks have parts of the tokens outside of matrices.
+        expert_ranks: Number of ranks that share an expert's matrix; 0: not in an expert.
 
     Attributes:
-        enabled: Whether it takes part; without, the layer is the base model's.
+        enabled: Whether it is applied; otherwise the layer is the base model's.
     """
 
     mask: Tensor | None
@@ -72,24 +72,24 @@ class Adapter(nn.Module):
         split, on_all = (self.a, self.b) if self.by_columns else (self.b, self.a)
         mark(split, is_parallel=True, dim=1 if self.by_columns else 0, stride=1)
         if expert_ranks == 1:
-            # No other rank has it, so that the gradient's norm counts it where it is.
+            # No other rank has it, so this rank counts it in the gradient norm.
             mark(on_all, is_parallel=True, dim=0, stride=1)
         # Megatron then sums its gradient over tensor ranks, which are those that share an expert.
         partial = expert_ranks > 1 if self.is_expert else sequence_parallel
         on_all.sequence_parallel = partial  # type: ignore[attr-defined]
         for one in (self.a, self.b):
-            # Whether all data-parallel ranks have it, or those with the same experts.
+            # Whether all data-parallel ranks have it, or only those with the same experts.
             one.allreduce = getattr(like, "allreduce", True)  # type: ignore[attr-defined]
         mask = _owners(layout)
         mask = None if bool(mask.all()) else mask.to(like.device, like.dtype)
         self.register_buffer("mask", mask, persistent=False)
 
     def forward(self, x: Tensor, output: Tensor) -> Tensor:
-        """The layer's output with the adapter's, in one new tensor.
+        """Add the adapter's output to the layer's, in one new tensor.
 
         Args:
-            x: ``[s, b, in]``, the layer's input; of an expert ``[tokens, in]``.
-            output: The same with ``out``, of the layer alone.
+            x: ``[s, b, in]``, the layer's input; for an expert ``[tokens, in]``.
+            output: The layer's own output, with ``out`` instead of ``in``.
         """
         from megatron.core import tensor_parallel as tp
 
@@ -110,23 +110,23 @@ class Adapter(nn.Module):
         return torch.addmm(flat, low, wide.t()).view_as(output)
 
     def _wide(self, b: Tensor, rows: slice = slice(None)) -> Tensor:
-        """``[out, matrices * rank]``: each row of ``b`` under the ``A`` that it belongs to."""
+        """``[out, matrices * rank]``: each row of ``b`` at the columns of its ``A``."""
         if self.mask is None:
             return b
         return (self.mask[rows, :, None] * b[:, None, :]).flatten(1)
 
     @torch.no_grad()
     def merged(self, values: Tensor, a: Tensor, b: Tensor, dim: int, start: int) -> Tensor:
-        """Some rows or columns of the rank's matrix with the adapter in it.
+        """Rows or columns of the rank's matrix with the adapter merged.
 
         Computed in float32 and rounded once, to the type of ``values``.
 
         Args:
             values: Consecutive rows (``dim`` 0) or columns (``dim`` 1) of the matrix.
-            a: The values of ``a``, on the same device as the next and ``values``.
+            a: The values of ``a``, on the same device as ``b`` and ``values``.
             b: The values of ``b``.
-            dim: See ``values``.
-            start: The first row or column.
+            dim: As for ``values``.
+            start: Index of the first row or column.
         """
         first = start if dim == 0 else 0
         a = a.float() if dim == 0 else a.narrow(1, start, values.size(1)).float()
@@ -162,14 +162,14 @@ class Adapter(nn.Module):
             dp_cp_group=copies,
         )
         if self.layout.rule is Rule.gate_up:
-            # Each rank has its run of gate, then its run of up.
+            # Each rank has its slice of gate, then its slice of up.
             key = f"{prefix}b"
             found[key] = apply_swiglu_sharded_factory(found[key], sharded_offsets)
         return found
 
 
 def _owners(layout: AdapterLayout) -> Tensor:
-    """``[out, matrices]`` bool: to which ``A`` each row of ``b`` belongs."""
+    """``[out, matrices]`` bool: the ``A`` of each row of ``b``."""
     owners = torch.zeros(layout.b.shape[0], len(layout.parts), dtype=torch.bool)
     for place, runs in enumerate(layout.rows):
         for first, length in runs:
@@ -180,16 +180,16 @@ def _owners(layout: AdapterLayout) -> Tensor:
 def attach_adapters(
     module: nn.Module, spec: ModelSpec, parallel: ParallelRank, lora: Lora
 ) -> list[Adapter]:
-    """Freeze a rank's stage and give its linear layers adapters, which alone are trained.
+    """Freeze a rank's stage and add trainable adapters to its linear layers.
 
     Args:
         module: Megatron's ``GPTModel``, bare, with its weights.
-        spec: The model.
+        spec: The model spec.
         parallel: This rank.
         lora: The adapters.
 
     Returns:
-        The rank's.
+        The rank's adapters.
     """
     module.requires_grad_(False)
     config: Any = module.config
@@ -208,7 +208,7 @@ def attach_adapters(
         own = local_adapters([module], spec, parallel, lora)
         load_adapters(own, lora.init_from, lora, spec)
     if config.recompute_granularity is not None and getattr(module, "embedding", None) is not None:
-        # What is recomputed, and whose input needs no gradient, would have none for its parameters.
+        # Recomputed modules whose input needs no gradient would not train their parameters.
         module.embedding.register_forward_hook(_need_gradient)
     return found
 
@@ -216,7 +216,7 @@ def attach_adapters(
 def attach_adapter(linear: Any, adapter: Adapter) -> None:
     """Let a linear layer add its adapter's output, and save it by the adapter's own rules."""
     linear.adapter = adapter
-    # What is normalized afterwards has the adapter in it.
+    # A norm after the product must include the adapter.
     name = "product" if hasattr(linear, "product") else "forward"
     multiply: Callable[..., Any] = getattr(linear, name)
     describe: Callable[..., Any] = linear.sharded_state_dict
@@ -246,13 +246,13 @@ def initialize(adapter: Adapter, columns: int, lora: Lora) -> None:
     """``B = 0`` and ``A`` uniform in ``+-1/sqrt(in)``, as in PEFT; the same on every layout.
 
     Args:
-        adapter: Of a rank.
-        columns: Of the whole matrix.
+        adapter: Adapter of a rank.
+        columns: Columns of the whole matrix.
         lora: The adapters.
     """
     adapter.b.zero_()
     for piece in adapter.layout.a.pieces:
-        # All of it is drawn, of which this rank may have some columns.
+        # The whole matrix is drawn; this rank may have some of its columns.
         seed = zlib.crc32(f"{lora.seed} {piece.hf_name}".encode())
         generator = torch.Generator().manual_seed(seed)
         drawn = torch.empty(lora.rank, columns).uniform_(-1, 1, generator=generator)
@@ -262,13 +262,13 @@ def initialize(adapter: Adapter, columns: int, lora: Lora) -> None:
 
 
 def has_adapters(module: nn.Module) -> bool:
-    """Whether ``attach_adapters`` gave a rank's stage any."""
+    """Whether a rank's stage has adapters."""
     return any(isinstance(one, Adapter) for one in module.modules())
 
 
 @contextlib.contextmanager
 def base_model(adapters: list[Adapter]) -> Iterator[None]:
-    """Meanwhile the model is the one without its adapters."""
+    """Disable the adapters in this block."""
     for adapter in adapters:
         adapter.enabled = False
     try:
@@ -279,12 +279,12 @@ def base_model(adapters: list[Adapter]) -> Iterator[None]:
 
 
 class Merger:
-    """Matrices with their adapters in them, for :class:`rlmath.weights.gather.BucketGatherer`.
+    """Merges adapters into matrices, for :class:`rlmath.weights.gather.BucketGatherer`.
 
     Args:
-        module: Of ``attach_adapters``.
-        read: Gives the values of a parameter that is not on the device, from host memory.
-        device: Where to compute.
+        module: A stage after ``attach_adapters``.
+        read: Returns the values of a parameter that is not on the device, from host memory.
+        device: Device for the computation.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What a loss reads of each response token of a micro-batch, on the device before it is needed."""
+"""The loss's inputs for each response token of a micro-batch, copied to the device in advance."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class LossFields:
     """Fields of all micro-batches of a minibatch, copied to the device before the schedule.
 
     A copy from pageable memory makes the host wait for the GPU: within the schedule it would leave
-    the GPU idle until the host has queued more.
+    the GPU idle until the host has queued more work.
 
     Args:
-        micro_batches: Of this rank.
-        device: Where the model runs.
-        values: ``[R]`` each, on the CPU; those that are ``None`` are left out.
+        micro_batches: Micro-batches of this rank.
+        device: Device of the model.
+        values: ``[R]`` each, on the CPU; ``None`` values are left out.
     """
 
     def __init__(
@@ -35,9 +35,9 @@ class LossFields:
             id(one): {name: value[one.response_rows].to(device) for name, value in present.items()}
             for one in micro_batches
         }
-        # Of a skipped micro-batch, which has one response token: any will do.
+        # For a skipped micro-batch, which has one response token with any value.
         self._any = {name: value[:1].to(device) for name, value in present.items()}
 
     def of(self, micro_batch: PackedMicroBatch) -> Fields:
-        """``[r]`` each, of the micro-batch's response tokens."""
+        """``[r]`` each, fields of the micro-batch's response tokens."""
         return self._fields.get(id(micro_batch), self._any)

@@ -1,4 +1,4 @@
-"""A Megatron ``GPTModel`` of a model spec."""
+"""Build Megatron's ``GPTModel`` from a model spec."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ from rlmath.model.spec import ModelSpec, padded_vocab_size
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """How to build the model, beyond its architecture.
+    """Settings for building the model, in addition to its spec.
 
     Attributes:
-        dtype: Of parameters and activations; gradients and the optimizer's state are float32.
-        sequence_parallel: Split activations between tensor ranks outside the matrices.
+        dtype: Type of parameters and activations; gradients and the optimizer state are float32.
+        sequence_parallel: Shard activations between tensor ranks outside of matrices.
         recompute: ``none``, ``selective`` (modules of every layer) or ``full`` (whole layers).
-        recompute_num_layers: With ``full``: how many layers of each stage, from the first;
-            ``None``: all of them.
-        recompute_modules: With ``selective``: which, in Megatron's words.
-        precision: Of what decides log-probs most.
+        recompute_num_layers: With ``full``: number of layers per stage, from the first; ``None``:
+            all.
+        recompute_modules: With ``selective``: the modules, by Megatron's names.
+        precision: Types of the products that affect log-probs most.
         layers: ``auto``, ``transformer_engine`` or ``local``, see ``choose_platform``.
-        separate_norms: No norms within Transformer Engine's matrices.
-        separate_experts: Each of its experts multiplies alone.
-        logits: ``whole``; ``chunked``: never, see ``rlmath/actor/head.py``; ``triton``: chunked,
-            with Triton's kernels; ``auto``: that on CUDA.
-        fp8: How the matrices of layers multiply in FP8; ``None``: they do not.
+        separate_norms: Do not fuse norms into Transformer Engine's matrices.
+        separate_experts: Multiply each of its experts separately.
+        logits: ``whole``; ``chunked``: never whole, see ``rlmath/actor/head.py``; ``triton``:
+            chunked, with Triton's kernels; ``auto``: ``triton`` on CUDA.
+        fp8: FP8 settings for the matrices of layers; ``None``: no FP8.
     """
 
     dtype: torch.dtype
@@ -78,7 +78,7 @@ def transformer_config(
     settings: ModelSettings,
     max_sequence_length: int,
 ) -> Any:
-    """Megatron's ``TransformerConfig`` for a model; see :func:`build_model`."""
+    """Megatron's ``TransformerConfig`` for a model (see :func:`build_model`)."""
     on_te = platform.layer_spec == "transformer_engine"
     recompute: dict[str, Any] = {}
     if settings.recompute == "full":
@@ -111,14 +111,14 @@ def transformer_config(
         gated_linear_unit=True,
         add_bias_linear=False,
         add_qkv_bias=spec.qkv_bias,
-        # Megatron sums the gradients of these norms over tensor ranks, which have shares of the
-        # norms over all heads.
+        # Megatron sums the gradients of these norms over tensor ranks, but norms over all heads are
+        # sharded.
         qk_layernorm=spec.qk_norm is QkNorm.per_head or spec.latent is not None,
         hidden_dropout=0.0,
         attention_dropout=0.0,
-        # Weights always come from a folder, so nothing need be drawn at random. Initialization is
-        # not turned off, though: it is also what marks a parameter as split over tensor ranks, and
-        # without the mark the norm of the gradient would count one rank's part only.
+        # Weights are always loaded from a folder, so random initialization is unnecessary. It is
+        # not disabled, though, because it also marks parameters as sharded over tensor ranks, and
+        # without the mark the gradient norm would count only one rank's part.
         init_method=_leave_as_is,
         output_layer_init_method=_leave_as_is,
         embedding_init_method=_leave_as_is,
@@ -136,11 +136,11 @@ def transformer_config(
         softmax_scale=softmax_scale(spec) if spec.latent is None else None,
         **latent_settings(spec),
         **window_settings(spec, max_sequence_length),
-        # Micro-batches are packs of differing size, also on the ranks that share experts; Megatron
-        # checks the dispatcher against that even without experts.
+        # Micro-batches vary in size, also between ranks that share experts; Megatron checks the
+        # dispatcher for that even without experts.
         variable_seq_lengths=True,
         moe_token_dispatcher_type="alltoall",
-        # The loss arrives divided by its global denominator; gradients are summed, never averaged.
+        # The loss is already divided by its global denominator; gradients are summed, not averaged.
         calculate_per_token_loss=True,
         **fusion_settings(on_te),
         **invariance_settings(settings.precision, on_te),
@@ -156,7 +156,7 @@ def transformer_config(
 
 
 def _stages(spec: ModelSpec, layout: Layout) -> list[list[str]] | None:
-    """What each chunk of the model has, in Megatron's words, from the embedding to the loss."""
+    """Content of each chunk of the model, by Megatron's names, from the embedding to the loss."""
     by_stage = layout.stage_chunks(spec.layers)
     if len(by_stage) == 1:
         return None
@@ -167,16 +167,16 @@ def _stages(spec: ModelSpec, layout: Layout) -> list[list[str]] | None:
 
 
 def _interleaving(layout: Layout) -> dict[str, Any]:
-    """Fields of Megatron's interleaved schedule; none without virtual stages."""
+    """Fields of Megatron's interleaved schedule; empty without virtual stages."""
     if layout.virtual_stages == 1:
         return {}
-    # Sent and received one by one: in a batch two stages, each of which is before and after the
-    # other, take an activation for a gradient.
+    # Send and receive separately: in a batch, two stages that are each before and after the other
+    # would mistake an activation for a gradient.
     return {"overlap_p2p_comm": True, "batch_p2p_comm": False}
 
 
 def invariance_settings(precision: Precision, on_te: bool) -> dict[str, Any]:
-    """Fields of batch-invariant and deterministic kernels; none unless they are asked for.
+    """Fields for batch-invariant and deterministic kernels; empty unless requested.
 
     Raises:
         UserError: The layers are not Transformer Engine's.
@@ -192,9 +192,9 @@ def invariance_settings(precision: Precision, on_te: bool) -> dict[str, Any]:
 
     return {
         "batch_invariant_mode": True,
-        # The one backend that Megatron allows with it.
+        # The only backend that Megatron allows with it.
         "attention_backend": AttnBackend.flash,
-        # What is not batch-invariant, the backward pass, is at least the same in every run.
+        # The backward pass is not batch-invariant, but at least deterministic.
         "deterministic_mode": True,
     }
 
@@ -210,7 +210,7 @@ def build_chunks(
     settings: ModelSettings,
     max_sequence_length: int,
 ) -> list[torch.nn.Module]:
-    """This rank's stage of the model, a chunk for each virtual stage; see :func:`build_model`."""
+    """This rank's stage of the model, one chunk per virtual stage (see :func:`build_model`)."""
     return [
         build_model(spec, layout, platform, settings, max_sequence_length, chunk)
         for chunk in range(layout.virtual_stages)
@@ -225,16 +225,16 @@ def build_model(
     max_sequence_length: int,
     chunk: int = 0,
 ) -> torch.nn.Module:
-    """A chunk of this rank's stage of the model, its parameters uninitialized.
+    """Build a chunk of this rank's stage of the model, with uninitialized parameters.
 
     The parallel state must be initialized (:func:`rlmath.actor.parallel.initialize`).
 
     Args:
-        max_sequence_length: Longest sequence that will come, in tokens.
+        max_sequence_length: Maximum sequence length, in tokens.
         chunk: Virtual stage.
 
     Raises:
-        UserError: Batch invariance or FP8 is asked for where there is none.
+        UserError: Batch invariance or FP8 is not available here.
     """
     from megatron.core import parallel_state
     from megatron.core.models.gpt import GPTModel
@@ -284,7 +284,7 @@ def build_model(
 
 
 def _multiply_in_float32(output_layer: Any) -> None:
-    """Let the output layer take its product in float32; the parameter keeps its type."""
+    """Let the output layer multiply in float32; the parameter keeps its type."""
     multiply = output_layer._forward_impl
 
     def in_float32(input: torch.Tensor, weight: torch.Tensor, *args: Any, **kwargs: Any) -> Any:

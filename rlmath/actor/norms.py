@@ -1,4 +1,4 @@
-"""Norms in other places than Megatron's: of all heads together, and behind a matrix."""
+"""Norms that Megatron lacks: over all heads together, and after a matrix."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from torch import Tensor
 
 
 class AllHeadsNorm(torch.nn.Module):
-    """RMSNorm of queries or keys over all their heads, of which a tensor rank has some.
+    """RMSNorm of queries or keys over all their heads, which are sharded over tensor ranks.
 
-    Takes the place of Megatron's norm of each head.
+    Replaces Megatron's norm per head.
 
     Args:
         hidden_size: Width of a head.
-        heads: Heads of all tensor ranks.
+        heads: Number of heads of all tensor ranks.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class AllHeadsNorm(torch.nn.Module):
         values = x.float()
         squares = values.square().sum((-2, -1), keepdim=True)
         if self.ranks > 1:
-            # Summed over ranks, and so is the gradient: every rank's output depends on the sum.
+            # Summed over ranks in forward and backward: every rank's output depends on the sum.
             squares = reduce_from_tensor_model_parallel_region(squares)
             squares = copy_to_tensor_model_parallel_region(squares)
         normal = values * torch.rsqrt(squares / self.width + self.eps)
@@ -51,7 +51,7 @@ class AllHeadsNorm(torch.nn.Module):
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None
     ) -> Any:
-        """For Megatron's checkpoints: tensor ranks hold runs of the weights."""
+        """For Megatron's checkpoints: weights are sharded over tensor ranks."""
         return make_sharded_tensors_for_checkpoint(
             self.state_dict(prefix="", keep_vars=True),
             prefix,
@@ -63,7 +63,7 @@ class AllHeadsNorm(torch.nn.Module):
 
 
 def with_output_norm(linear: Any, norm: Any) -> Any:
-    """A row-parallel matrix whose output is normalized, as ``output_norm``.
+    """A class of row-parallel matrices whose output is normalized by ``output_norm``.
 
     Args:
         linear: Megatron's or Transformer Engine's class of such a matrix.

@@ -1,13 +1,13 @@
-"""What an update does, seen on a rank: its gradients, its change of the weights, and how hard it
-pulls at each token. ``rlmath replay`` compares two updates of one batch with it.
+"""Observation of an update on a rank: its gradients, its change of the weights, and its pull on
+each token. ``rlmath replay`` uses it to compare two updates of one batch.
 
-The pull of a token is minus the derivative of the minibatch's loss by the token's log-prob: above
-0, the update makes the token likelier. The policy term and the KL term are in it; the entropy term,
-which is no function of this log-prob alone, is not.
+The pull of a token is minus the derivative of the minibatch's loss with respect to the token's
+log-prob: above 0, the update makes the token likelier. It includes the policy term and the KL term,
+but not the entropy term, which is not a function of this log-prob alone.
 
-Gradients and weights are compared where they lie, as Megatron takes the gradient's norm: each rank
-counts what it has without copies of tensor ranks, shared embeddings and, under a distributed
-optimizer, the shards of others; a sum over ranks follows.
+Gradients and weights are compared where they are, like Megatron's gradient norm: each rank counts
+its own values without copies of tensor ranks, shared embeddings and, with a distributed optimizer,
+the shards of others; then they are summed over ranks.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from rlmath.actor.worker import ActorWorker
 
 T = TypeVar("T")
-# This rank's part of a gradient or of the weights: of each part of the optimizer, its tensors.
+# This rank's part of a gradient or of the weights: for each part of the optimizer, its tensors.
 Vector = list[list[Tensor]]
 
 
 @dataclass(frozen=True)
 class Products:
-    """Of two vectors that are spread over ranks.
+    """Products of two vectors that are sharded over ranks.
 
     Attributes:
         own: Squared norm of one.
@@ -48,17 +48,17 @@ class Products:
 
     @property
     def cosine(self) -> float | None:
-        """``None``: one of them is 0."""
+        """Cosine of the angle; ``None`` if one of them is 0."""
         norms = self.own**0.5 * self.earlier**0.5
         return self.both / norms if norms else None
 
 
 @dataclass(frozen=True)
 class Pulls:
-    """Of the tokens of a rank's share of a minibatch.
+    """Pulls on the tokens of a rank's share of a minibatch.
 
     Attributes:
-        places: ``[N]`` int64, of the sequences in the step.
+        places: ``[N]`` int64, indices of the sequences in the step.
         response_lengths: ``[N]`` int64, in tokens.
         values: ``[R]`` float32.
     """
@@ -70,12 +70,12 @@ class Pulls:
 
 @dataclass(frozen=True)
 class ObservedUpdate:
-    """What a rank has observed of an update.
+    """A rank's observation of an update.
 
     Attributes:
-        gradients: Of each minibatch, before clipping, against that of the earlier update.
-        change: Of the weights, likewise; ``None``: no minibatch was looked at.
-        pulls: Of each minibatch, on ranks that report; else empty.
+        gradients: For each minibatch, the gradient before clipping and that of the earlier update.
+        change: The same for the change of the weights; ``None`` without a minibatch.
+        pulls: Pulls of each minibatch, on ranks that report; else empty.
     """
 
     gradients: tuple[Products, ...]
@@ -86,11 +86,11 @@ class ObservedUpdate:
 class UpdateObserver:
     """Observes one update of a rank's policy.
 
-    It keeps a copy of each minibatch's gradient in host memory, for the update that is compared
-    with this one; of an update that is compared itself, none.
+    Keeps a copy of each minibatch's gradient in host memory for the update that will be compared
+    with this one, unless this update is itself compared.
 
     Args:
-        earlier: Of an update to compare this one with; ``None``: there is none.
+        earlier: Observer of an update to compare this one with; ``None``: none.
     """
 
     def __init__(self, earlier: UpdateObserver | None = None) -> None:
@@ -104,7 +104,7 @@ class UpdateObserver:
         self._pulls: list[Pulls] = []
 
     def watching(self, objective: OnLogProbs[T], share: Share) -> OnLogProbs[T]:
-        """The objective of a minibatch, which now also notes the pull at each token."""
+        """Wrap the objective of a minibatch so that it also records the pull on each token."""
         values = torch.zeros(share.batch.loss_mask.numel())
         self._pulls.append(Pulls(share.places, share.batch.response_lengths, values))
 
@@ -117,7 +117,7 @@ class UpdateObserver:
         return watched
 
     def see_gradient(self, optimizer: Any) -> None:
-        """A minibatch's gradient is summed, and not yet clipped nor applied. Collective."""
+        """Record a minibatch's summed gradient, before clipping and applying it. Collective."""
         if not self._before:
             self._before = [[_copy(one) for one in part] for part in _own(optimizer)]
         own = gradient_of(optimizer)
@@ -132,7 +132,7 @@ class UpdateObserver:
         """Compare with the earlier update. Collective.
 
         Args:
-            reports: Whether this rank is one of those whose pulls count.
+            reports: Whether this rank's pulls are used.
         """
         earlier, self._earlier = self._earlier, None
         change = None
@@ -150,12 +150,12 @@ class UpdateObserver:
 
 
 def _parts(optimizer: Any) -> list[Any]:
-    """Megatron has one optimizer for each kind of parameters, such as experts."""
+    """Megatron's optimizers, one per kind of parameters, such as experts."""
     return list(getattr(optimizer, "chained_optimizers", [optimizer]))
 
 
 def _own(optimizer: Any) -> Iterator[list[Any]]:
-    """Of each part the main parameters whose gradients this rank counts in the norm."""
+    """For each optimizer the main parameters whose gradients this rank counts in the norm."""
     from megatron.core import tensor_parallel
     from megatron.core.transformer.module import param_is_not_shared
 
@@ -184,10 +184,10 @@ def gradient_of(optimizer: Any) -> Vector:
 
 
 def products_of(optimizer: Any, own: Vector, earlier: Vector | None) -> Products:
-    """In float64, over all ranks. Collective.
+    """Products in float64, over all ranks. Collective.
 
     Args:
-        earlier: ``None``: there is none, and its products are 0.
+        earlier: ``None``: none, with products 0.
     """
     total = torch.zeros(3, dtype=torch.float64)
     for place, part in enumerate(_parts(optimizer)):
@@ -206,13 +206,12 @@ def products_of(optimizer: Any, own: Vector, earlier: Vector | None) -> Products
 
 
 def watch_update(worker: ActorWorker) -> None:
-    """Let an observer see a rank's next updates, and compare them with those that were watched
-    before."""
+    """Observe a rank's next updates, and compare them with those observed before."""
     worker.actor.observer = UpdateObserver(worker.actor.observer)
 
 
 def watched_update(worker: ActorWorker) -> ObservedUpdate:
-    """What a rank has observed since :func:`watch_update`. Collective."""
+    """A rank's observation since :func:`watch_update`. Collective."""
     actor = worker.actor
     assert actor.observer is not None
     return actor.observer.finish(actor.optimizer, actor.reports)

@@ -1,10 +1,10 @@
-"""A model's state in host memory while others need the device, and back.
+"""Move a model's state to host memory while others need the device, and back.
 
-What is released is the *storage* of a tensor: ``untyped_storage().resize_(0)``. The tensors stay
-the objects that they are, so every view of a storage (``param.data`` in Megatron's bucket,
-``main_grad``, the optimizer's shards) is right again once the storage has its bytes back. Until
-then nobody may read it: torch refuses to slice a tensor without storage, but to copy or add one up
-ends the process (SIGSEGV, torch 2.13).
+The *storage* of a tensor is released: ``untyped_storage().resize_(0)``. The tensors stay the same
+objects, so every view of a storage (``param.data`` in Megatron's bucket, ``main_grad``, the
+optimizer's shards) is valid again once the storage has its bytes back. Until then it must not be
+read: torch refuses to slice a tensor without storage, but copying it or adding to it crashes the
+process (SIGSEGV, torch 2.13).
 
 State has three parts:
 
@@ -18,13 +18,14 @@ part             tensors                                            in host memo
 ``optimizer``    float32 main parameters, Adam's moments             a copy
 ===============  =================================================  ==================
 
-The copies can be begun ahead (:meth:`DeviceState.begin_copy`), beside the caller, other processes
-and the weight sync: :meth:`DeviceState.release` then waits for them and frees the storages.
-Nobody may change a part meanwhile without :meth:`DeviceState.load`, after which it is copied again.
+Copies can be started in advance (:meth:`DeviceState.begin_copy`), in parallel with the caller,
+other processes and the weight sync: :meth:`DeviceState.release` then waits for them and frees the
+storages. A part must not be changed meanwhile without :meth:`DeviceState.load`, after which it is
+copied again.
 
-A tensor that lies in a parameter's storage (a float32 model has no other main parameters) belongs
-to the parameters. On CPU the "device" is host memory too, so that the sum of both does not shrink
-there: :meth:`DeviceState.device_bytes` counts the storages of the model, not those of the process.
+A tensor in a parameter's storage (a float32 model has no other main parameters) belongs to the
+parameters. On CPU the "device" is host memory too, so the total does not shrink there:
+:meth:`DeviceState.device_bytes` counts the storages of the model, not those of the process.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from rlmath.device.streams import SideStream
 
 Part = Literal["parameters", "gradients", "optimizer"]
 PARTS: tuple[Part, ...] = ("parameters", "gradients", "optimizer")
-# Of a storage in the host's buffer: what any type of tensor is aligned to, and more.
+# Alignment of storages in the host's buffer: sufficient for any type of tensor.
 _ALIGNMENT_BYTES = 256
 
 
@@ -54,9 +55,9 @@ class _Released:
     """A storage without its bytes.
 
     Attributes:
-        storage: Of the device.
-        num_bytes: That it has to have again.
-        place: First byte in the host's buffer.
+        storage: Storage on the device.
+        num_bytes: Size to restore.
+        place: Offset in the host's buffer.
     """
 
     storage: torch.UntypedStorage
@@ -65,18 +66,18 @@ class _Released:
 
 
 class DeviceState:
-    """Which parts of a model are on the device, and how they go and come back.
+    """Moves parts of a model between device and host memory.
 
-    Also the one place where parameters are known to be complete: an optimizer step may have left
-    some to come from other ranks (``parameter_gather.py``), and what reads or moves them here waits
-    for these first.
+    Also the only place that ensures parameters are complete: after an optimizer step some may still
+    have to arrive from other ranks (``parameter_gather.py``), and reading or moving them here first
+    waits for these.
 
     Args:
         module: This rank's stage.
-        models: Its chunks in Megatron's data-parallel wrapper; empty: it is not trained.
-        optimizer: Megatron's; ``None``: it is not trained.
-        platform: Whose device it is.
-        gather: Of updated parameters; ``None``: they are always complete.
+        models: Its chunks in Megatron's data-parallel wrapper; empty: not trained.
+        optimizer: Megatron's optimizer; ``None``: not trained.
+        platform: Platform of the device.
+        gather: Gather of updated parameters; ``None``: they are always complete.
     """
 
     def __init__(
@@ -91,15 +92,15 @@ class DeviceState:
         self._module, self._models, self._optimizer = module, models, optimizer
         self._platform = platform
         self._released: dict[Part, list[_Released]] = {}
-        # Of those with a copy, by storage.
+        # Released storages with a copy, by storage.
         self._out: dict[int, tuple[Part, _Released]] = {}
-        # On the device, with a copy that is made or being made.
+        # Parts on the device with a finished or running copy.
         self._copied: dict[Part, list[_Released]] = {}
-        # Kept from one release to the next: page-locking memory takes longer than the copy.
+        # Reused between releases: page-locking memory takes longer than the copy.
         self._host: dict[Part, Tensor] = {}
 
     def is_out(self, part: Part) -> bool:
-        """Whether a part has been released and not loaded since."""
+        """Whether a part is released."""
         return part in self._released
 
     @functools.cached_property
@@ -108,7 +109,7 @@ class DeviceState:
 
     @torch.no_grad()
     def begin_copy(self, *parts: Part) -> None:
-        """Begin to copy parts to host memory, which stay on the device until :meth:`release`."""
+        """Start copying parts to host memory; they stay on the device until :meth:`release`."""
         for part in parts:
             if part not in self._released and part not in self._copied:
                 if part == "parameters":
@@ -117,11 +118,11 @@ class DeviceState:
 
     @torch.no_grad()
     def release(self, *parts: Part) -> None:
-        """Take parts off the device; those that are out stay so."""
+        """Move parts off the device; no-op for released ones."""
         self.begin_copy(*parts)
         for part in parts:
             if part in self._copied:
-                # The copies have to be done before the bytes are someone else's.
+                # The copies must be complete before the memory is reused.
                 self._stream.wait()
                 self._released[part] = self._copied.pop(part)
                 for one in self._released[part]:
@@ -131,12 +132,12 @@ class DeviceState:
 
     @torch.no_grad()
     def load(self, *parts: Part, complete: bool = True) -> None:
-        """Bring parts back, bit by bit as they were; those that are there stay, and are copied
-        again before they leave.
+        """Restore parts, bit for bit. Parts on the device stay there, and are copied again before
+        the next release.
 
         Args:
-            parts: Which.
-            complete: Parameters are to be read; without, a forward pass waits for each itself.
+            parts: The parts.
+            complete: Whether parameters will be read; if not, a forward pass waits for each itself.
         """
         if complete and "parameters" in parts:
             self._gather.finish()
@@ -148,16 +149,16 @@ class DeviceState:
 
     @contextlib.contextmanager
     def optimizer_readable(self) -> Iterator[None]:
-        """Meanwhile the optimizer's tensors can be read and written where they are: on the device,
-        or in host memory, without bringing them back. The parameters have to be there. An optimizer
-        of which a copy was begun leaves the device first: what is written here is in no copy."""
+        """Make the optimizer's tensors readable and writable where they are: on the device, or in
+        host memory, without moving them. The parameters must be on the device. An optimizer with a
+        started copy is released first, because the copy would miss what is written here."""
         if "optimizer" in self._copied:
             self.release("optimizer")
         changed: list[tuple[Tensor, Tensor]] = []
         own = {id(parameter) for parameter in self._module.parameters()}
         try:
             for tensor in self._optimizer_tensors():
-                # A parameter's hooks hang on its device.
+                # A parameter's hooks depend on its device.
                 if id(tensor) not in own and (values := self.values(tensor)) is not None:
                     changed.append((tensor, tensor.data))
                     tensor.data = values
@@ -167,13 +168,13 @@ class DeviceState:
                 tensor.data = data
 
     def read(self, tensor: Tensor) -> Tensor:
-        """The tensor, complete, or its values in host memory while it is out."""
+        """The complete tensor, or its values in host memory while it is released."""
         self._gather.finish()
         values = self.values(tensor)
         return tensor if values is None else values
 
     def values(self, tensor: Tensor) -> Tensor | None:
-        """A view of the tensor's values in host memory; ``None``: it is on the device."""
+        """A view of the tensor's values in host memory; ``None`` if it is on the device."""
         found = self._out.get(tensor.untyped_storage()._cdata)
         if found is None:
             return None
@@ -184,14 +185,14 @@ class DeviceState:
         )
 
     def device_bytes(self) -> int:
-        """Bytes of the device in the storages of the model, its buffers and its optimizer."""
+        """Device memory of the model's, buffers' and optimizer's storages."""
         found = _storages(
             [t for part in PARTS for t in self._tensors(part)] + list(self._module.buffers())
         )
         return sum(storage.nbytes() for storage in found)
 
     def host_bytes(self) -> int:
-        """Bytes of host memory that are kept for copies."""
+        """Host memory kept for copies."""
         return sum(buffer.numel() for buffer in self._host.values())
 
     def _copy(self, part: Part) -> list[_Released]:
@@ -225,7 +226,7 @@ class DeviceState:
         return self._host[part][one.place : one.place + one.num_bytes]
 
     def _own_storages(self, part: Part) -> list[torch.UntypedStorage]:
-        """A part's storages, less those that another part has."""
+        """A part's storages, except those that another part has."""
         others: set[int] = set()
         if part == "optimizer":
             taken = [*self._tensors("parameters"), *self._tensors("gradients")]
@@ -242,7 +243,7 @@ class DeviceState:
         return [buffer.grad_data for of_chunk in buffers for buffer in of_chunk]
 
     def _optimizer_tensors(self) -> list[Tensor]:
-        """Main parameters and Adam's moments; its step, a number, stays."""
+        """Main parameters and Adam's moments; the step count stays."""
         if self._optimizer is None:
             return []
         found: list[Tensor] = []
@@ -255,17 +256,17 @@ class DeviceState:
 
 
 def _storages(tensors: Iterable[Tensor]) -> list[torch.UntypedStorage]:
-    """Of the tensors, each once, in order."""
+    """Storages of the tensors, without duplicates, in order."""
     found = {one._cdata: one for one in (tensor.untyped_storage() for tensor in tensors)}
     return list(found.values())
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
-    """All of a storage as uint8."""
+    """A storage as uint8."""
     empty = torch.empty(0, dtype=torch.uint8, device=storage.device)
     return empty.set_(storage)  # type: ignore[call-overload,no-any-return]
 
 
 def resize(storage: torch.UntypedStorage, num_bytes: int) -> None:
-    """Give a storage other memory, or none. The dry run replaces it to count."""
+    """Resize a storage. The dry run replaces this function to count."""
     storage.resize_(num_bytes)

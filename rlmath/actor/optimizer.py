@@ -17,13 +17,13 @@ def wrap_chunks(
     overlap: bool,
     overlap_param_gather: bool = False,
 ) -> list[Any]:
-    """Megatron's DDP around each chunk of this rank's stage; see :func:`wrap_data_parallel`."""
+    """Megatron's DDP around each chunk of this rank's stage (see :func:`wrap_data_parallel`)."""
     wrapped = [
         wrap_data_parallel(chunk, distributed_optimizer, overlap, overlap_param_gather)
         for chunk in chunks
     ]
     if len(wrapped) > 1:
-        # The schedule reads the first chunk's.
+        # The schedule reads the first chunk's function.
         chunks[0].config.no_sync_func = [one.no_sync for one in wrapped]
     return wrapped
 
@@ -37,7 +37,7 @@ def wrap_data_parallel(
     """Megatron's DDP around a chunk. Gradients are float32 and summed, not averaged.
 
     Args:
-        overlap: Sum a bucket once all of its gradients are there, in the backward pass of a
+        overlap: Sum a bucket once all its gradients are computed, in the backward pass of a
             minibatch's last micro-batch.
         overlap_param_gather: Leave the gather of updated parameters to
             :class:`rlmath.actor.parameter_gather.ParameterGather`; forward passes wait for it.
@@ -55,19 +55,19 @@ def wrap_data_parallel(
             use_distributed_optimizer=distributed_optimizer,
             overlap_grad_reduce=overlap,
             overlap_param_gather=overlap_param_gather,
-            # Modules wait for their own bucket, and begin no other's.
+            # Modules wait for their own bucket and do not start others.
             align_param_gather=overlap_param_gather,
         ),
         module=model,
     )
     if overlap:
         for parameter in model.parameters():
-            # Megatron's hook starts from what autograd gives; the head (head.py) gives nothing.
+            # Megatron's hook needs a gradient from autograd; the head (head.py) returns none.
             parameter.wants_gradient = True
     accumulate_into_main_grads(model)
 
     def finalize(chunks: list[Any], num_tokens: Any = None, **kwargs: Any) -> None:
-        # Megatron would divide by a token count here; the loss has been divided already.
+        # Megatron would divide by a token count here, but the loss is already divided.
         finalize_model_grads(chunks, None, **kwargs)
 
     model.config.finalize_model_grads_func = finalize
@@ -81,7 +81,7 @@ def build_optimizer(
     """Megatron's Adam over the parameters of wrapped chunks, weight decay on matrices only.
 
     Args:
-        distributed: Data-parallel ranks share the optimizer's state.
+        distributed: Data-parallel ranks share the optimizer state.
     """
     from megatron.core import optimizer as megatron
     from megatron.core.optimizer import get_megatron_optimizer
@@ -103,8 +103,8 @@ def build_optimizer(
     optimizer = get_megatron_optimizer(
         config, list(chunks), config_overrides=overrides(config), use_gloo_process_groups=False
     )
-    # Where adapters of experts alone are trained, Megatron has an empty part for dense parameters,
-    # on all ranks, which its chain cannot save.
+    # If only adapters of experts are trained, Megatron has an empty part for dense parameters on
+    # all ranks, which its chain cannot save.
     parts = optimizer.chained_optimizers
     if real := [one for one in parts if not getattr(one, "is_stub_optimizer", False)]:
         optimizer.chained_optimizers = real

@@ -1,8 +1,8 @@
-"""From the sequences of a micro-batch to what the model takes: one packed row of tokens.
+"""Pack the sequences of a micro-batch into one row of tokens for the model.
 
-Sequences next to each other with the same prompt can share it: the row has the prompt once, without
-its last token, and then of each sequence the prompt's last token and the response. The last token
-is not shared because each sequence predicts another first token of the response from it.
+Adjacent sequences with the same prompt can share it: the row has the prompt once, without its last
+token, and then for each sequence the prompt's last token and the response. The last token is not
+shared because each sequence predicts a different first response token from it.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from rlmath.types import MicroBatch, TrainingBatch
 
 @dataclass(frozen=True)
 class SequenceRows:
-    """Which rows of a pack a sequence's tokens are in.
+    """Rows of a pack with a sequence's tokens.
 
     Attributes:
-        own: Rows of this sequence, behind those of the sequence before it.
-        shared: Tokens before them, which are in rows of an earlier sequence.
-        shared_start: The first of those rows.
+        own: Number of rows of this sequence, after those of the previous sequence.
+        shared: Number of preceding tokens, which are in rows of an earlier sequence.
+        shared_start: First of those rows.
     """
 
     own: int
@@ -41,32 +41,32 @@ class SequenceRows:
 
     @property
     def length(self) -> int:
-        """Tokens of the sequence."""
+        """Length of the sequence in tokens."""
         return self.shared + self.own
 
 
 @dataclass(frozen=True)
 class PackedMicroBatch:
-    """A micro-batch as one row of ``t`` tokens, of which ``r`` are response tokens.
+    """A micro-batch as one row of ``t`` tokens, ``r`` of which are response tokens.
 
-    Under context parallelism each rank reads its share of the tokens, and ``context`` says how to
-    all-gather the values of the shares.
+    Under context parallelism each rank has its share of the tokens, and ``context`` describes how
+    to all-gather the values of the shares.
 
     Attributes:
-        tokens: ``[1, t]`` int64, padded to a multiple of the tensor ranks, under FP8 of their
-            blocks of tokens, by one more sequence.
-        position_ids: ``[1, t]`` int64, from 0 in each sequence; its own rows continue from those
+        tokens: ``[1, t]`` int64, padded by one more sequence to a multiple of the tensor ranks,
+            with FP8 of their blocks of tokens.
+        position_ids: ``[1, t]`` int64, from 0 in each sequence; its own rows continue after those
             that it shares.
-        packed_seq_params: Where sequences begin and end, and what they share.
-        rows: ``[r]`` int64, the positions whose logits predict response tokens.
+        packed_seq_params: Boundaries of sequences, and the rows that they share.
+        rows: ``[r]`` int64, positions whose logits predict response tokens.
         targets: ``[r]`` int64, those response tokens.
-        sequence_ids: ``[r]`` int64, which of the micro-batch's sequences each belongs to.
-        response_rows: ``[r]`` int64 on the CPU, where they stand among the batch's ``R``.
-        context: ``None`` without context parallelism. With it ``rows`` and ``targets`` are this
-            rank's alone, the others are of all ranks.
-        num_sequences: In this micro-batch; ``None``: as many as ``sequence_ids`` names.
-        text_tokens: Of its sequences on all context ranks, without padding, shared ones once;
-            without context parallelism the row begins with them.
+        sequence_ids: ``[r]`` int64, index of each token's sequence in the micro-batch.
+        response_rows: ``[r]`` int64 on the CPU, indices among the batch's ``R``.
+        context: ``None`` without context parallelism. Otherwise ``rows`` and ``targets`` are this
+            rank's, the other fields are of all ranks.
+        num_sequences: Number of sequences; ``None``: as many as in ``sequence_ids``.
+        text_tokens: Number of tokens on all context ranks, without padding, shared ones once;
+            without context parallelism the row starts with them.
     """
 
     tokens: Tensor
@@ -93,17 +93,16 @@ def pack(
     """Concatenate the sequences of a micro-batch.
 
     Args:
-        batch: The batch that ``micro_batch.sequences`` point into.
-        layout: Its tensor ranks have the row's length padded to a multiple of theirs, its context
-            ranks each sequence's.
+        batch: The batch that ``micro_batch.sequences`` index.
+        layout: The row's length is padded to a multiple of its tensor ranks, each sequence's for
+            its context ranks.
         cp_rank: This process's context rank.
-        rows_per_rank: Of which the tokens of each tensor rank are a multiple
-            (``Fp8Training.block``).
-        share_prompts: A sequence whose prompt is that of the sequence before it shares its rows;
-            see :func:`rlmath.config.shared_prompts.sharing_problem` for where this is possible.
+        rows_per_rank: Divisor of the tokens of each tensor rank (``Fp8Training.block``).
+        share_prompts: A sequence with the same prompt as the previous one shares its rows;
+            :func:`rlmath.config.shared_prompts.sharing_problem` tells where this is possible.
     """
     device, contexts = platform.torch_device, layout.context_parallel
-    # Context ranks split each sequence into two pieces each; tensor ranks share what one has.
+    # Context ranks split each sequence into two pieces each; tensor ranks share a rank's part.
     piece = 2 * contexts if contexts > 1 else 1
     shared = layout.tensor_parallel * rows_per_rank
     multiple_of = contexts * math.lcm(piece // contexts, shared)
@@ -134,13 +133,13 @@ def pack(
         response_rows.append(torch.arange(first, first + response))
         padding = -own % piece
         if padding:
-            # Behind the sequence's end, where causal attention never looks.
+            # After the sequence's end, which causal attention never sees.
             tokens.append(torch.zeros(padding, dtype=torch.int64))
         sequences.append(SequenceRows(own + padding, shared, shared_start))
         offset += own + padding
         text_tokens += own
-    # A micro-batch without sequences still has to go through the model, so that all ranks take part
-    # in the same collectives.
+    # An empty micro-batch must also go through the model, so all ranks take part in the same
+    # collectives.
     padding = -offset % multiple_of if offset else multiple_of
     if padding:
         tokens.append(torch.zeros(padding, dtype=torch.int64))
@@ -182,7 +181,7 @@ def _packed_seq_params(
     device, sizes = platform.torch_device, [one.own for one in sequences]
     ends = torch.tensor([0, *sizes]).cumsum(0).to(device, torch.int32)
     if any(one.shared for one in sequences):
-        # Megatron hands nothing else of a pack to the rotary embedding (PackedRotary).
+        # Megatron passes no other field of a pack to the rotary embedding (PackedRotary).
         ends = torch.stack([ends, ends.new_tensor([*(one.shared for one in sequences), 0])])
     longest = max(one.length for one in sequences)
     common: dict[str, Any] = {

@@ -30,11 +30,11 @@ def initialize(
 
     Args:
         rank: This process's rank, ``0 <= rank < layout.world_size``.
-        address: Host where rank 0 listens; port: where.
-        seed: Of Megatron's random streams, Python's and NumPy's.
-        timeout_s: How long a collective may wait for the others; ``None``: the platform's.
-        node_address: Address by which other nodes reach this one; empty: gloo resolves the name of
-            the host, which on Debian is often 127.0.1.1.
+        address: Host where rank 0 listens; ``port``: its port.
+        seed: Seed of Megatron's, Python's and NumPy's random streams.
+        timeout_s: Timeout of a collective; ``None``: the platform's.
+        node_address: Address by which other nodes reach this one; empty: gloo resolves the host's
+            name, which on Debian is often 127.0.1.1.
     """
     from megatron.core import parallel_state, tensor_parallel
 
@@ -43,7 +43,7 @@ def initialize(
     timeout = timedelta(seconds=timeout_s)
     listening = None
     if rank == 0:
-        # torch's own listens on all interfaces, and anybody may write to it.
+        # torch's own server listens on all interfaces, and anybody could write to it.
         listening = socket.create_server((address, port), backlog=4096).detach()
     store = dist.TCPStore(
         address,
@@ -73,7 +73,7 @@ def initialize(
         create_gloo_process_groups=False,
         distributed_timeout_minutes=max(1, int(timeout_s // 60)),
     )
-    # Nodes that cannot reach each other over gloo fail here, and not at the first checkpoint.
+    # Nodes that cannot reach each other over gloo fail here instead of at the first checkpoint.
     background_group()
     tensor_parallel.model_parallel_cuda_manual_seed(seed)
     random.seed(seed)
@@ -81,11 +81,11 @@ def initialize(
 
 
 def destroy() -> None:
-    """Leave the groups; quiet when there are none."""
+    """Leave the groups; no-op without any."""
     from megatron.core import parallel_state
 
     parallel_state.destroy_model_parallel()
-    # Models refer to their groups, in cycles, and a gloo group's threads end with its last
+    # Models reference their groups in cycles, and a gloo group's threads end with its last
     # reference.
     gc.collect()
     if dist.is_initialized():

@@ -1,13 +1,13 @@
-"""Updated parameters that are gathered in the next forward pass (``actor.overlap_param_gather``).
+"""Gather updated parameters during the next forward pass (``actor.overlap_param_gather``).
 
-After an optimizer step each data-parallel rank has new values for its share of the parameters;
-the others come from the other ranks, a bucket at a time. Megatron's DDP begins a bucket's gather in
-the forward pass, behind a module that waits for the one before it. Here all are begun at once, at
-the end of the optimizer step and in the order in which a forward pass takes them. So a later
-pipeline stage has its weights before its first micro-batch arrives; and to complete them is to wait
-for what this rank has begun, which any reader can do alone, when it comes to it.
+After an optimizer step each data-parallel rank has new values for its share of the parameters; the
+others come from the other ranks, one bucket at a time. Megatron's DDP starts a bucket's gather in
+the forward pass, after a module that waits for the previous one. Here all are started at once, at
+the end of the optimizer step, in the order in which a forward pass uses them. A later pipeline
+stage therefore has its weights before its first micro-batch arrives, and any reader can complete
+them alone, by waiting for what this rank has started.
 
-Modules wait in Megatron's forward pre-hooks. Everyone else reads through
+Modules wait in Megatron's forward pre-hooks. All other code reads through
 :class:`rlmath.actor.offload.DeviceState`, which calls :meth:`ParameterGather.finish`.
 """
 
@@ -22,36 +22,36 @@ class ParameterGather:
 
     Args:
         models: Its chunks in Megatron's data-parallel wrapper, built with ``overlap_param_gather``
-            and ``align_param_gather``; empty: the optimizer gathers, and there is nothing to do.
+            and ``align_param_gather``; empty: the optimizer gathers, so this is a no-op.
     """
 
     def __init__(self, models: Sequence[Any]) -> None:
         self._groups = [group for one in models for group in _in_order_of_use(one)]
 
     def begin(self) -> None:
-        """Begin to gather all parameters, which the optimizer has changed. Collective."""
+        """Start gathering all parameters after the optimizer has changed them. Collective."""
         for group in self._groups:
             group.start_param_sync()
 
     def finish(self) -> None:
-        """Wait for what is under way, on this rank alone; after it, parameters may be read."""
+        """Wait for running gathers, on this rank alone; afterwards parameters may be read."""
         for group in self._groups:
             if group.param_gather_handle is not None:
                 group.start_param_sync(force_sync=True)
 
     def before_pass(self) -> None:
-        """Have a forward pass wait for what is under way, and gather nothing else.
+        """Let a forward pass wait for running gathers, and start no others.
 
-        Megatron takes parameters for old once their gradients are summed, also if no optimizer step
-        followed (a discarded minibatch, the gradient of a single sequence).
+        Megatron considers parameters outdated once their gradients are summed, even if no optimizer
+        step followed (a discarded minibatch, the gradient of a single sequence).
         """
         for group in self._groups:
             group.param_gather_dispatched = True
 
 
 def _in_order_of_use(model: Any) -> Iterator[Any]:
-    """A chunk's groups of buckets, of dense parameters and of experts, as a forward pass meets
-    them."""
+    """A chunk's bucket groups, of dense parameters and of experts, in the order of use in a forward
+    pass."""
     places = {parameter: place for place, parameter in enumerate(model.module.parameters())}
     groups = [*model.bucket_groups, *model.expert_parallel_bucket_groups]
     yield from sorted(groups, key=lambda group: min(places[one] for one in group.params))

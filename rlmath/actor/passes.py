@@ -1,7 +1,7 @@
-"""The forward passes of a rank's policy: what surrounds each of them.
+"""The forward passes of a rank's policy, and the context managers around each.
 
-A pass is its name and a list of context managers, made when the rank starts. A setting that changes
-how a pass is computed is one entry of that list.
+A pass is a name and a list of context managers, made when the rank starts. A setting that changes
+the computation of a pass is one entry of that list.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from rlmath.batching.shards import Shard
 if TYPE_CHECKING:
     from rlmath.actor.policy import MegatronActor
 
-# A context manager around a pass, from its shard, the packed micro-batches, and a seed.
+# A context manager around a pass, given its shard, the packed micro-batches, and a seed.
 Around = Callable[[Shard, Sequence[PackedMicroBatch], int], contextlib.AbstractContextManager[Any]]
 
 
 def forward_passes(actor: MegatronActor) -> Mapping[str, Sequence[Around]]:
-    """What surrounds each pass.
+    """The context managers of each pass.
 
-    ``policy`` gives the log-probs of any shard, and ``old`` those of the step's before its update:
-    under routing replay it records the routes. ``reference`` has the reference model's weights.
-    ``noise`` is ``policy`` with every activation rounded otherwise, by the seed, and in the model's
-    type although the actor trains in FP8; ``quantized_noise`` also has in FP8 what the engines
-    have.
+    ``policy`` computes the log-probs of any shard, and ``old`` those of the step's shard before its
+    update: with routing replay it records the routes. ``reference`` uses the reference model's
+    weights. ``noise`` is ``policy`` with every activation rounded differently, depending on the
+    seed, and in the model's type even if the actor trains in FP8; ``quantized_noise`` also uses FP8
+    where the engines do.
     """
     module, settings, routing = actor.module, actor.settings, actor.routing
     recorded: list[Around] = []

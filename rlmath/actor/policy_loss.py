@@ -1,4 +1,4 @@
-"""The policy's loss of a micro-batch, and what a minibatch's micro-batches give together."""
+"""The policy's loss of a micro-batch, and the combination of a minibatch's micro-batches."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from rlmath.weights.sequence_fingerprints import token_digests
 
 @dataclass(frozen=True)
 class MetricNames:
-    """What a policy loss counts; a rank without the last stage has to know it as well."""
+    """Names of a policy loss's metrics, which a rank without the last stage needs too."""
 
     sums: tuple[str, ...]
     maxima: tuple[str, ...]
 
     @classmethod
     def of(cls, objective: ObjectiveSettings, with_reference: bool) -> MetricNames:
-        """The names, found by running the objective on one token: they depend on settings alone."""
+        """The names, from running the objective on one token: they depend only on settings."""
         one = torch.zeros(1)
         inputs = LossInputs(
             log_probs=one,
@@ -75,7 +75,7 @@ def policy_loss(
         count = one.num_sequences or 0
         sums = sums_of_sequences(inputs, count)
         kept = TokenValues(one.response_rows, log_probs.detach(), entropy.detach(), sums)
-        # output.loss holds the graph; what is kept must not.
+        # output.loss references the graph; what is kept must not.
         return output.loss, (_detached(output), kept)
 
     return objective
@@ -84,13 +84,13 @@ def policy_loss(
 def sequence_report(
     index: int, share: Share, outcomes: Sequence[tuple[LossOutput, TokenValues]]
 ) -> SequenceReport:
-    """What the sequences of a rank's share brought into the loss and got; on ranks of the last
+    """Contributions of a rank's sequences to the loss and their gradients; on ranks of the last
     stage, after the backward pass.
 
     Args:
-        index: Of the minibatch.
-        share: Of the rank.
-        outcomes: Of its micro-batches.
+        index: Index of the minibatch.
+        share: Share of the rank.
+        outcomes: Outcomes of its micro-batches.
     """
     batch, order = share.batch, [i for one in share.micro_batches for i in one.sequences]
     digests = token_digests(batch.tokens, batch.prompt_lengths, batch.sequence_lengths)
@@ -118,19 +118,19 @@ def _detached(output: LossOutput) -> LossOutput:
 def off_policy(
     outcomes: Sequence[tuple[LossOutput, TokenValues]], batch: TrainingBatch
 ) -> dict[int, OffPolicyTotals]:
-    """What ``off_policy_mask_kl`` left out of a minibatch's tokens; nothing without it."""
+    """Effect of ``off_policy_mask_kl`` on a minibatch's tokens; empty without it."""
     rows = [values.response_rows for _, values in outcomes]
     masks = [one.off_policy_masked for one, _ in outcomes if one.off_policy_masked is not None]
     if not masks:
         return {}
     left_out = torch.zeros(batch.loss_mask.numel(), dtype=torch.bool)
     left_out[torch.cat(rows)] = torch.cat(masks).cpu()
-    # Versions count from 0, and what is n older than that is of version -n.
+    # Versions count from 0, and tokens n versions older have version -n.
     return OffPolicyTotals.by_version(-token_lags(batch, 0), batch.loss_mask, left_out)
 
 
 def concatenate(values: Sequence[TokenValues]) -> TokenValues:
-    """Of all micro-batches, on the CPU."""
+    """Values of all micro-batches, on the CPU."""
     return TokenValues(
         torch.cat([v.response_rows for v in values]),
         torch.cat([v.log_probs for v in values]).cpu(),

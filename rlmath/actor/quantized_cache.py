@@ -1,8 +1,8 @@
-"""The actor's attention with keys and values as engines with ``rollout.kv_cache_dtype=fp8`` keep
-them.
+"""The actor's attention with keys and values stored as in engines with
+``rollout.kv_cache_dtype=fp8``.
 
-Only to learn how far apart such an engine may be, like ``quantized_products.py``. Kernels for GPUs
-may have the queries in FP8 as well, which is not repeated here.
+Used only to measure how far such an engine may differ, like ``quantized_products.py``. Kernels for
+GPUs may have the queries in FP8 too, which is not reproduced here.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from torch import nn
 
 from rlmath.model.fp8 import cached
 
-# Megatron's name of what takes a layer's queries, keys and values, rotated and normalized.
+# Megatron's name of the module with a layer's rotated and normalized queries, keys and values.
 ATTENTION = "core_attention"
 
 
 @contextlib.contextmanager
 def quantized_cache(module: nn.Module) -> Iterator[None]:
-    """Meanwhile a rank's stage attends to keys and values after FP8.
+    """Let a rank's stage attend to keys and values rounded to FP8.
 
     Args:
         module: A rank's stage.

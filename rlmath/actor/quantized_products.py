@@ -1,8 +1,8 @@
-"""The actor's matrix products as engines with ``rollout.quantization=fp8`` compute them.
+"""The actor's matrix products as computed by engines with ``rollout.quantization=fp8``.
 
-Only to learn how far apart an engine in FP8 may be: the gate takes some of a step's log-probs again
-with matrices and their inputs in FP8. Where a layer's norm and matrix are one kernel (Transformer
-Engine's), the input cannot be seen, and its matrix alone is in FP8.
+Used only to measure how far an engine in FP8 may differ: the gate recomputes some of a step's
+log-probs with matrices and their inputs in FP8. If a layer's norm and matrix are one kernel
+(Transformer Engine's), the input is not accessible, and only its matrix is in FP8.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from torch import nn
 
 from rlmath.model.fp8 import rounded
 
-# Megatron's names of the matrices of a layer; the output layer of an engine stays as it is.
+# Megatron's names of the matrices of a layer; an engine's output layer is not quantized.
 MATRICES = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
 
 
 @contextlib.contextmanager
 def quantized_products(module: nn.Module) -> Iterator[None]:
-    """Meanwhile a rank's stage multiplies in FP8.
+    """Let a rank's stage multiply in FP8.
 
-    The weight of one matrix at a time is replaced, so that this takes memory for one matrix.
+    The weight of one matrix at a time is replaced, so this needs memory for only one matrix.
 
     Args:
         module: A rank's stage.
@@ -37,7 +37,7 @@ def quantized_products(module: nn.Module) -> Iterator[None]:
         weight = kept[id(matrix)] = matrix.weight.data
         adapter = getattr(matrix, "adapter", None)
         if adapter is not None and adapter.enabled:
-            # Engines get the sum, and round that.
+            # Engines get the sum, and quantize that.
             weight = adapter.merged(weight, adapter.a.data, adapter.b.data, 0, 0)
             adapter.enabled = False
             merged.add(id(matrix))

@@ -1,4 +1,4 @@
-"""Calls to Megatron ranks that the driver waits for: the results in order of rank, and which rank
+"""Calls of the driver to Megatron ranks: waits for results in rank order, and finds the rank that
 failed."""
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from rlmath.cluster.logs import end_of
 from rlmath.device.flight_recorder import explain_records
 from rlmath.errors import ComponentError, UpdateStopped, UserError
 
-# A rank whose neighbor died raises a moment before the neighbor's death is known.
+# A rank whose neighbor died raises shortly before the neighbor's death is known.
 DEATH_REPORT_S = 2.0
-# Of up to 31 ranks each is seen as it answers; of more, the share of those that are waited for
-# which a look asks for, unless it has taken so long.
+# With up to 31 ranks each answer is handled as it arrives; with more, `ray.wait` waits for a share
+# of the remaining ranks, for a limited time.
 RANKS_PER_LOOK, LOOK_S = 16, 0.2
 
 
@@ -31,7 +31,7 @@ class RankCalls:
         log_dir: Folder with each rank's output.
 
     Attributes:
-        waiting_on: The call that is waited for now, and the ranks that have not answered.
+        waiting_on: The current call, and the ranks that have not answered.
     """
 
     def __init__(self, log_dir: str) -> None:
@@ -41,15 +41,15 @@ class RankCalls:
         self.waiting_on: tuple[str, list[int]] = ("", [])
 
     def progress(self) -> tuple[int, int]:
-        """Sets of calls so far, and ranks of the last one that have not answered."""
+        """Number of sets of calls so far, and of ranks that have not answered the last one."""
         return self._count, len(self.waiting_on[1])
 
     def log_path(self, rank: int) -> str:
-        """Where a rank writes its output."""
+        """File of a rank's output."""
         return f"{self.log_dir}/actor_{rank}.log"
 
     def await_later(self, refs: Sequence[Any], method: str) -> None:
-        """Calls whose errors the next :meth:`results` raises."""
+        """Register calls whose errors the next :meth:`results` raises."""
         self._unawaited = (method, list(refs))
 
     def results(
@@ -58,17 +58,17 @@ class RankCalls:
         method: str,
         then: Callable[[int, Any], None] | None = None,
     ) -> list[Any]:
-        """Results in order of rank. If several ranks fail, the error is that of the first, since
-        the others only wait for it; but a rank whose process ended comes before those that lost it
-        in a collective.
+        """Results in rank order. If several ranks fail, the error is that of the first, because the
+        others only wait for it; but a rank whose process ended comes before those that lost it in a
+        collective.
 
         Args:
             refs: Ray's reference to the call of each rank.
-            method: What is called, for the watchdog.
-            then: Called with each rank and its result as they come.
+            method: Name of the call, for the watchdog.
+            then: Called with each rank and its result as it arrives.
 
         Raises:
-            UserError: As a rank raised it; so with UpdateStopped.
+            UserError: Raised by a rank; the same for UpdateStopped.
             ActorError: A rank failed in another way.
         """
         earlier, unawaited = self._unawaited
@@ -81,7 +81,8 @@ class RankCalls:
         self._count += 1
         while left:
             self.waiting_on = (method, [rank_of[ref] for ref in left])
-            # Of many ranks several at once: a look takes as long as there are ranks.
+            # With many ranks, several at once: each `ray.wait` takes time proportional to the
+            # ranks.
             several = max(1, len(left) // RANKS_PER_LOOK)
             done, left = ray.wait(left, num_returns=several, timeout=LOOK_S)
             for at, ref in enumerate(done):
@@ -113,7 +114,7 @@ class RankCalls:
 
 
 def _first_dead(refs: list[Any]) -> tuple[Any, RayActorError] | None:
-    """Of calls that are still waited for, the first whose process turns out to have ended."""
+    """The first of the pending calls whose process has ended."""
     done, _ = ray.wait(refs, num_returns=len(refs), timeout=DEATH_REPORT_S) if refs else ([], [])
     for ref in done:
         try:

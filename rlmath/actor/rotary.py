@@ -14,11 +14,10 @@ from rlmath.model.spec import ModelSpec
 def rope_inverse_frequencies(
     spec: ModelSpec, rope: Rope | None = None
 ) -> tuple[torch.Tensor, float]:
-    """Frequencies of a rotary embedding, and what scales its cosines and sines.
+    """Frequencies of a rotary embedding, and the scale of its cosines and sines.
 
-    Megatron's own scaling knows Llama 3.1's constants only, and its yarn takes no
-    ``attention_factor``; transformers' formulas know every published variant, and are what the
-    reference uses.
+    Megatron's scaling only knows Llama 3.1's constants, and its yarn has no ``attention_factor``;
+    transformers' formulas cover every published variant, and the reference uses them.
 
     Args:
         rope: ``None``: the model's own.
@@ -31,11 +30,11 @@ def rope_inverse_frequencies(
     if rope.kind == "default":
         exponent = torch.arange(0, width, 2, dtype=torch.int64).float() / width
         return 1.0 / (rope.theta**exponent), 1.0
-    # Half of a rank's start, and only what is published as a variant needs it.
+    # Half of a rank's start time, and only needed for published variants.
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    # The formulas take their figures from a config of any model.
+    # The formulas read their parameters from any model's config.
     config = LlamaConfig(
         head_dim=width,
         max_position_embeddings=spec.max_positions,
@@ -46,22 +45,22 @@ def rope_inverse_frequencies(
 
 
 def softmax_scale(spec: ModelSpec, rope: Rope | None = None) -> float | None:
-    """What attention multiplies its scores by; ``None``: Megatron's own ``1 / sqrt(head_dim)``.
+    """The scale of attention scores; ``None``: Megatron's ``1 / sqrt(head_dim)``.
 
-    Cosines and sines of queries and of keys are scaled alike, so that their product is scaled by
-    the square. In the cosines it would be lost: Transformer Engine's rope of packed sequences
-    takes no such factor.
+    Cosines and sines of queries and of keys are scaled alike, so their product is scaled by the
+    square. It cannot be applied to the cosines: Transformer Engine's rope for packed sequences has
+    no such factor.
     """
     _, factor = rope_inverse_frequencies(spec, rope)
     return None if factor == 1.0 else factor**2 * float(spec.head_dim) ** -0.5
 
 
 def keep_one_rotary_table(rotary: Any) -> None:
-    """Keep the angles of the latest longest sequence alone.
+    """Cache the angles of only the latest longest sequence.
 
-    Megatron keeps those of 32 lengths for every model together, and every micro-batch has another:
-    at 32,768 positions of 128 float32 angles half a GiB of GPU memory. Within a micro-batch all
-    layers are given the same table.
+    Megatron caches those of 32 lengths, shared by all models, and every micro-batch has a different
+    length: at 32,768 positions of 128 float32 angles half a GiB of GPU memory. Within a micro-batch
+    all layers get the same table.
 
     Args:
         rotary: Megatron's ``RotaryEmbedding``.

@@ -1,10 +1,9 @@
-"""How far apart two correct programs may be: the model's own log-probs under another rounding.
+"""Size of the difference between two correct programs: the model's log-probs with other rounding.
 
-Engine and actor compute the same function with other kernels, so each activation is rounded
-otherwise. How much of that reaches a log-prob depends on the model: on its depth, on how wide its
-logits are, on how often a router's choice is close. Here the same model runs again with every
-activation moved by up to half a unit in the last place, at random, which is what another kernel
-does to it.
+Engine and actor compute the same function with different kernels, so each activation is rounded
+differently. The effect on a log-prob depends on the model: on its depth, on how wide its logits
+are, on how often a router's choice is close. Here the same model runs again with every activation
+changed randomly by up to half a unit in the last place, as a different kernel would.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# Parts of the class names of modules whose output is rounded: products with matrices, norms and the
+# Parts of the class names of modules whose output is rounded: matrix products, norms and the
 # embedding, Megatron's own and Transformer Engine's.
 _ROUNDED = ("Linear", "Norm", "Embedding", "GroupedMLP", "Router")
 _ELEMENTS_AT_ONCE = 1 << 24
@@ -25,7 +24,7 @@ _EXACT = "Rotary"
 
 
 def rounded_modules(module: nn.Module) -> list[nn.Module]:
-    """The modules that round; of nested ones the innermost, so that none counts twice."""
+    """The modules that round; the innermost of nested ones, so none counts twice."""
     found = [part for part in module.modules() if _rounds(part)]
     return [part for part in found if not any(_rounds(p) for p in part.modules() if p is not part)]
 
@@ -37,11 +36,11 @@ def _rounds(part: nn.Module) -> bool:
 
 @contextlib.contextmanager
 def rounding_noise(module: nn.Module, seed: int) -> Iterator[None]:
-    """Move every activation by up to half a unit in the last place.
+    """Change every activation by up to half a unit in the last place.
 
     Args:
         module: A rank's stage.
-        seed: Equal on tensor ranks, so that what they hold in common stays equal.
+        seed: Equal on tensor ranks, so their common values stay equal.
     """
     generators: dict[torch.device, torch.Generator] = {}
 
@@ -53,7 +52,7 @@ def rounding_noise(module: nn.Module, seed: int) -> Iterator[None]:
         if generator is None:
             generator = torch.Generator(value.device).manual_seed(seed)
             generators[value.device] = generator
-        # In place, a part at a time: the output layer's logits may fill much of the memory.
+        # In place, one part at a time: the output layer's logits may fill much of the memory.
         flat = value.contiguous().view(-1)
         for part in flat.split(_ELEMENTS_AT_ONCE):
             factor = torch.empty(part.shape, dtype=torch.float32, device=part.device)

@@ -1,21 +1,22 @@
-"""Routing replay: an update sends each token to the experts that the old-log-prob pass chose, or
-that the engine chose when it sampled.
+"""Routing replay: an update routes each token to the experts chosen by the old-log-prob pass, or by
+the engine when it sampled.
 
-A router's choice is a step function: where two experts are close, the smallest change of a weight
-or of a sum's order moves a token, and its log-prob jumps. The ratio of new to old log-probs then
+A router's choice is a step function: if two experts are close, the smallest change of a weight or
+of a sum's order reroutes a token, and its log-prob jumps. The ratio of new to old log-probs then
 measures the jump instead of the policy. With the routes of the old pass replayed, in the forward
-and in the backward pass, it measures the same experts before and after (R2 in Zheng et al. 2025,
+and the backward pass, it measures the same experts before and after (R2 in Zheng et al. 2025,
 "Stabilizing Reinforcement Learning with LLMs"). The weights of the chosen experts are the router's
-present ones and have their gradient.
+current ones, with their gradient.
 
-With the engine's routes (R3 there) that pass itself, and any other of the policy over the same
-sequences, sends each token where the engine sent it. A token without such routes goes where its
-router chooses, and is counted. The update replays what the pass recorded of both; where no pass
-went before it, its first forward pass is the one that records.
+With the engine's routes (R3 there) that pass, and any other pass of the policy over the same
+sequences, routes each token as the engine did. A token without such routes is routed by its router,
+and counted. The update replays the recorded routes; without an earlier pass, its first forward pass
+records them.
 
 Each router has Megatron's recorder. Routes stay on the rank that recorded them: the update's
-micro-batches are those of the old pass, so a micro-batch has the same tokens in the same places on
-the same rank, under any layout. They lie in host memory, a byte a choice for up to 256 experts.
+micro-batches are those of the old pass, so a micro-batch has the same tokens in the same positions
+on the same rank, under any layout. They are kept in host memory, one byte per choice for up to 256
+experts.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ from rlmath.types import TrainingBatch
 
 
 class RoutingReplay:
-    """Records and replays the routes of a rank's part of a model. All ranks call alike.
+    """Records and replays the routes of a rank's part of a model. All ranks make the same calls.
 
     Args:
         chunks: The rank's part of the model.
-        spec: Of the model, a MoE.
-        from_engine: Tokens go where the engine sent them.
+        spec: Spec of the MoE model.
+        from_engine: Route tokens as the engine did.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class RoutingReplay:
         self._spec, self._platform, self._from_engine = spec, platform, from_engine
         moe_layers = [n for n in range(spec.layers) if spec.is_moe_layer(n)]
         self._columns = {layer: column for column, layer in enumerate(moe_layers)}
-        # Tensor ranks have a share of each micro-batch's tokens (sequence parallelism).
+        # Tensor ranks share each micro-batch's tokens (sequence parallelism).
         self._ranks, self._rank = layout.tensor_parallel, parallel.tp_rank
         self._routers = [
             RouterRecorder(router, spec.experts)
@@ -75,7 +76,7 @@ class RoutingReplay:
 
     @contextlib.contextmanager
     def recording(self, shard: Shard, micro_batches: Sequence[PackedMicroBatch]) -> Iterator[None]:
-        """Keep the routes of a pass over a whole shard, in place of those kept before."""
+        """Record the routes of a pass over a whole shard, replacing earlier ones."""
         self.clear()
         engine = self._engine_routes(shard.whole(), micro_batches)
         with self._running(RouterReplayAction.RECORD, micro_batches, 0, engine):
@@ -84,7 +85,7 @@ class RoutingReplay:
 
     @contextlib.contextmanager
     def following(self, shard: Shard, micro_batches: Sequence[PackedMicroBatch]) -> Iterator[None]:
-        """Route a pass over a whole shard as the engine did, and keep nothing of it."""
+        """Route a pass over a whole shard as the engine did, without recording."""
         engine = self._engine_routes(shard.whole(), micro_batches)
         if engine is None:
             yield
@@ -96,12 +97,12 @@ class RoutingReplay:
     def replaying(
         self, first: int, share: Share, micro_batches: Sequence[PackedMicroBatch]
     ) -> Iterator[None]:
-        """Route a minibatch as recorded; as the engine did where no pass has recorded it.
+        """Route a minibatch as recorded; as the engine did if no pass has recorded it.
 
         Args:
-            first: Where its micro-batches begin in the shard.
+            first: Index of its first micro-batch in the shard.
             share: The minibatch.
-            micro_batches: Its, packed.
+            micro_batches: Its packed micro-batches.
         """
         action, engine = RouterReplayAction.REPLAY_FORWARD, None
         if self._shard is None:
@@ -111,13 +112,13 @@ class RoutingReplay:
             yield
 
     def check(self, shard: Shard) -> None:
-        """Raise unless the routes are those of the shard's own pass for the old log-probs, or its
-        samples have the engine's.
+        """Raise unless the routes were recorded by the shard's own old-log-prob pass, or its
+        samples have the engine's routes.
 
         Raises:
-            ValueError: There are none, or they are another shard's.
+            ValueError: There are none, or they belong to another shard.
         """
-        # Values are added to a shard, and its sequences stay the same object.
+        # Values may be added to a shard, but its `places` stay the same object.
         is_recorded = self._shard is not None and self._shard.places is shard.places
         if self._from_engine and not is_recorded:
             self.clear()
@@ -128,28 +129,28 @@ class RoutingReplay:
             )
 
     def measured_minibatch(self, minibatches: int) -> int:
-        """Of an update's minibatches, the one whose mismatch with and without replay is measured.
+        """The minibatch of an update whose mismatch with and without replay is measured.
 
-        With the engine's routes the first, under the weights that sampled; with those of the old
+        With the engine's routes the first, with the weights that sampled; with those of the old
         pass the last, after the others' updates.
         """
         return 0 if self._from_engine else minibatches - 1
 
     def add_mismatch(self, batch: TrainingBatch, replayed: Tensor, free: Tensor) -> None:
-        """Count how far log-probs of the update are from the rollout log-probs, or from those of
-        the old pass where its routes are replayed.
+        """Count the difference of the update's log-probs from the rollout log-probs, or from those
+        of the old pass if its routes are replayed.
 
         Args:
             batch: The minibatch.
             replayed: ``[R]`` log-probs with the replayed routes.
-            free: With those that the routers choose, under the same weights.
+            free: ``[R]`` log-probs with freely chosen routes, with the same weights.
         """
         before = batch.engine_log_probs if self._from_engine else batch.old_log_probs
         assert before is not None
         self._totals.add_mismatch(before, replayed, free, batch.loss_mask)
 
     def finish(self) -> dict[str, float]:
-        """Forget the routes. Collective.
+        """Clear the routes. Collective.
 
         Returns:
             ``routing/...`` over all ranks.
@@ -160,7 +161,7 @@ class RoutingReplay:
         return totals.metrics([self._spec.is_moe_layer(n) for n in range(self._spec.layers)])
 
     def clear(self) -> None:
-        """Forget routes and totals."""
+        """Clear routes and totals."""
         self._shard = None
         spec, device = self._spec, self._platform.torch_device
         self._totals = RoutingTotals.zeros(spec.layers, spec.experts, device)
@@ -190,20 +191,20 @@ class RoutingReplay:
                 router.end()
 
     def _is_text(self, one: PackedMicroBatch) -> Tensor:
-        """Of the tokens that this rank's routers see."""
+        """Whether each token that this rank's routers see is text rather than padding."""
         places = self._places(one)
         own = torch.arange(places.start, places.stop, device=one.tokens.device)
         return own < one.text_tokens
 
     def _places(self, one: PackedMicroBatch) -> range:
-        """Of the packed row, what this rank's routers see; a MoE has no context ranks."""
+        """Positions in the packed row that this rank's routers see; an MoE has no context ranks."""
         tokens = one.tokens.numel() // self._ranks
         return range(self._rank * tokens, (self._rank + 1) * tokens)
 
     def _engine_routes(
         self, share: Share, micro_batches: Sequence[PackedMicroBatch]
     ) -> list[EngineRoutes] | None:
-        """Of each micro-batch; ``None``: they are not asked for."""
+        """The engine's routes of each micro-batch; ``None`` if not used."""
         if not self._from_engine:
             return None
         layers, topk = len(self._columns), self._spec.experts_per_token
@@ -214,25 +215,25 @@ class RoutingReplay:
 
 
 class RouterRecorder(RouterReplay):
-    """Megatron's recorder of one router, which knows the micro-batch at hand.
+    """Megatron's recorder of one router, extended to track the current micro-batch.
 
-    Megatron's own keeps one micro-batch, and has the caller say before each call which one comes;
-    a pipeline schedule does not. But it takes micro-batches in their order through a router, in
-    the forward passes and in the backward passes, which run a recomputed layer again. A layer that
-    will be recomputed runs without gradients first. So a router's n-th call without gradients is
-    the n-th micro-batch, and so is its n-th call with them.
+    Megatron's recorder keeps one micro-batch, and the caller must announce each call's micro-batch,
+    which a pipeline schedule does not. But it sends micro-batches through a router in order, in the
+    forward passes and in the backward passes, which rerun recomputed layers. A layer that will be
+    recomputed first runs without gradients. A router's n-th call without gradients is therefore the
+    n-th micro-batch, and so is its n-th call with gradients.
 
     Args:
-        router: Takes this recorder.
-        experts: Of the model.
+        router: The router that uses this recorder.
+        experts: Number of experts of the model.
 
     Attributes:
-        routes: Of each micro-batch ``[tokens, experts per token]`` in host memory.
+        routes: ``[tokens, experts per token]`` of each micro-batch, in host memory.
     """
 
     def __init__(self, router: Any, experts: int) -> None:
         super().__init__()
-        # Megatron's list is of the process, for all models in it and for good.
+        # Megatron's list is global to the process, for all models.
         RouterReplay.global_router_replay_instances.remove(self)
         router.router_replay = self
         self.routes: list[Tensor] = []
@@ -255,20 +256,20 @@ class RouterRecorder(RouterReplay):
 
         Args:
             action: Record or replay.
-            first: Where the pass's micro-batches begin among those recorded.
+            first: Index of the pass's first micro-batch among those recorded.
             is_text: ``[tokens]`` bool of each micro-batch: not padding.
-            totals: To add to; ``None``: nothing is counted, nor kept.
+            totals: Totals to add to; ``None``: neither count nor record.
         """
         self.set_router_replay_action(action)
         self._first, self._is_text, self._totals = first, is_text, totals
         self._calls = {False: 0, True: 0}
 
     def follow(self, engine: UploadedRoutes | None, column: int) -> None:
-        """Of the pass that begins: record the engine's routes where they are known.
+        """For the pass that begins, record the engine's routes where known.
 
         Args:
-            engine: Shared by all routers; ``None``: the router's own.
-            column: Of this router's layer in them.
+            engine: Shared by all routers; ``None``: the router's own routes.
+            column: Index of this router's layer in them.
         """
         self._engine, self._column = engine, column
 
@@ -279,8 +280,7 @@ class RouterRecorder(RouterReplay):
         self._totals, self._engine, self._is_text = None, None, []
 
     def check_calls(self) -> None:
-        """Raise unless every micro-batch went through the router, in each kind of call at most
-        once."""
+        """Raise unless every micro-batch went through the router, at most once per kind of call."""
         count = len(self._is_text)
         calls = set(self._calls.values())
         if not calls <= {0, count} or (count and calls == {0}):
@@ -292,7 +292,7 @@ class RouterRecorder(RouterReplay):
 
     @property
     def layer(self) -> int:
-        """From 0, in the model."""
+        """Index of the layer in the model, from 0."""
         return int(self._router.layer_number) - 1
 
     def get_replay_topk(
@@ -303,7 +303,7 @@ class RouterRecorder(RouterReplay):
         group_topk: int | None = None,
         default_compute_topk: Any = None,
     ) -> tuple[Tensor, Tensor]:
-        """Megatron's function: the scores ``[tokens, topk]`` of the chosen experts, and which."""
+        """Megatron's function: scores ``[tokens, topk]`` and indices of the chosen experts."""
         given = (scores, topk, num_groups, group_topk, default_compute_topk)
         if self.router_replay_action is None:
             found: tuple[Tensor, Tensor] = super().get_replay_topk(*given)
@@ -334,13 +334,13 @@ class RouterRecorder(RouterReplay):
     def _record(
         self, index: int, scores: Tensor, topk: int, groups: Any, group_topk: Any, choose: Any
     ) -> tuple[Tensor, Tensor]:
-        """Take the engine's routes where they are known, else the router's own, and keep them."""
+        """Record and use the engine's routes where known, else the router's own."""
         values, chosen = choose(scores, topk, num_groups=groups, group_topk=group_topk)
         if self._engine is not None:
             chosen = self._as_the_engine(index, chosen)
             values = scores.gather(1, chosen)
         if self._totals is not None:
-            # Page-locked memory on CUDA, written behind the kernels that are queued: nobody waits.
+            # To page-locked memory on CUDA, after the queued kernels: nobody waits.
             self.routes.append(chosen.to(self._dtype).to("cpu", non_blocking=True))
             self._totals.add_load(self.layer, chosen, self._is_text[index])
         return values, chosen

@@ -1,4 +1,4 @@
-"""What routers did in a step: how many tokens each expert got, and whose experts changed."""
+"""Totals of routers in a step: tokens per expert, and tokens whose experts changed."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-# Most of ``routing/engine_missing_share`` beyond one token for each sequence.
+# Maximum of ``routing/engine_missing_share`` beyond one token per sequence.
 MAX_MISSING_SHARE = 0.1
 
 
 @dataclass(frozen=True)
 class RoutingTotals:
-    """Sums over tokens; those of several ranks add up.
+    """Sums over tokens. Totals of several ranks add up.
 
     Attributes:
-        counts: ``[layers, 2 + experts]`` float64: tokens whose routes were compared, those whose
+        counts: ``[layers, 2 + experts]`` float64: tokens whose routes were compared, tokens whose
             experts differ, and the recorded tokens of each expert.
-        engine: ``[layers, 3]`` float64: tokens, those of them with routes of the engine, and those
-            of these that the actor's router would send to other experts.
-        mismatch: ``[3]`` float64: tokens of the loss, and the sums over them of the |difference| of
-            log-probs with the replayed routes and without.
+        engine: ``[layers, 3]`` float64: tokens, tokens with routes of the engine, and those of them
+            that the actor's router would route differently.
+        mismatch: ``[3]`` float64: tokens in the loss, and their sums of |difference| of log-probs
+            with and without the replayed routes.
     """
 
     counts: Tensor
@@ -32,7 +32,7 @@ class RoutingTotals:
 
     @classmethod
     def zeros(cls, layers: int, experts: int, device: torch.device) -> RoutingTotals:
-        """Of no tokens."""
+        """Totals of no tokens."""
         zeros = functools.partial(torch.zeros, dtype=torch.float64, device=device)
         return cls(zeros(layers, 2 + experts), zeros(layers, 3), zeros(3))
 
@@ -40,21 +40,21 @@ class RoutingTotals:
         """Count the tokens of each expert.
 
         Args:
-            layer: From 0.
+            layer: Layer from 0.
             chosen: ``[tokens, k]`` int64, experts.
-            is_text: ``[tokens]`` bool: not padding, which does not count.
+            is_text: ``[tokens]`` bool: not padding, which is not counted.
         """
         of_tokens = is_text.to(self.counts.dtype)[:, None].expand(chosen.shape)
         self.counts[layer, 2:].scatter_add_(0, chosen.flatten(), of_tokens.flatten())
 
     def add_compared(self, layer: int, before: Tensor, now: Tensor, is_text: Tensor) -> None:
-        """Count the tokens that go to other experts, in any order.
+        """Count the tokens that are routed to different experts, in any order.
 
         Args:
-            layer: From 0.
+            layer: Layer from 0.
             before: ``[tokens, k]`` int64.
-            now: The same.
-            is_text: See :meth:`add_load`.
+            now: ``[tokens, k]`` int64.
+            is_text: As in :meth:`add_load`.
         """
         self.counts[layer, 0] += is_text.sum()
         self.counts[layer, 1] += (_differs(before, now) & is_text).sum()
@@ -62,14 +62,14 @@ class RoutingTotals:
     def add_engine(
         self, layer: int, routes: Tensor, own: Tensor, is_known: Tensor, is_text: Tensor
     ) -> None:
-        """Count the tokens with routes of the engine, and those that go elsewhere for them.
+        """Count the tokens with routes of the engine, and those that are rerouted by them.
 
         Args:
-            layer: From 0.
-            routes: ``[tokens, k]`` int64, the engine's where they are known.
+            layer: Layer from 0.
+            routes: ``[tokens, k]`` int64, the engine's where known.
             own: ``[tokens, k]`` int64, the router's choice.
             is_known: ``[tokens]`` bool.
-            is_text: See :meth:`add_load`.
+            is_text: As in :meth:`add_load`.
         """
         known = is_known & is_text
         self.engine[layer, 0] += is_text.sum()
@@ -80,9 +80,9 @@ class RoutingTotals:
         """Count |differences| of log-probs.
 
         Args:
-            before: ``[R]``, from which they differ.
-            replayed: ``[R]`` with the replayed routes.
-            free: ``[R]`` without.
+            before: ``[R]`` log-probs to compare with.
+            replayed: ``[R]`` log-probs with the replayed routes.
+            free: ``[R]`` log-probs without.
             mask: ``[R]`` bool, tokens of the loss.
         """
         self.mismatch[0] += mask.sum()
@@ -91,10 +91,10 @@ class RoutingTotals:
             self.mismatch[place] += apart[mask.cpu()].sum()
 
     def metrics(self, is_moe: list[bool]) -> dict[str, float]:
-        """``routing/...``, by the names that ``docs/metrics.md`` explains.
+        """``routing/...``, by the names in ``docs/metrics.md``.
 
         Args:
-            is_moe: Of each layer.
+            is_moe: Whether each layer is MoE.
         """
         return self._of_recorded(is_moe) | self._of_engine(is_moe) | self._of_mismatch()
 
@@ -108,7 +108,7 @@ class RoutingTotals:
         }
 
     def _of_engine(self, is_moe: list[bool]) -> dict[str, float]:
-        """Where tokens were routed as the engine did."""
+        """Metrics of tokens routed as the engine did."""
         tokens, known, changed = self.engine.sum(dim=0).tolist()
         if not tokens:
             return {}
@@ -124,7 +124,7 @@ class RoutingTotals:
 
     def _of_recorded(self, is_moe: list[bool]) -> dict[str, float]:
         rows = self.counts.tolist()
-        # Nothing is compared where the update is the pass that records.
+        # Nothing is compared if the update is the pass that records.
         total, found = sum(row[0] for row in rows), {}
         if total:
             found["routing/changed_share"] = sum(row[1] for row in rows) / total
@@ -151,5 +151,5 @@ class RoutingTotals:
 
 
 def _differs(one: Tensor, other: Tensor) -> Tensor:
-    """``[tokens]`` bool, of experts ``[tokens, k]`` in any order."""
+    """``[tokens]`` bool, whether experts ``[tokens, k]`` differ as sets."""
     return (one.sort(dim=1).values != other.sort(dim=1).values).any(dim=1)

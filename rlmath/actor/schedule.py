@@ -1,11 +1,10 @@
-"""Runs micro-batches through Megatron's pipeline schedule and collects the last stage's results.
+"""Run micro-batches through Megatron's pipeline schedule and collect the last stage's results.
 
 Between the first micro-batch and the last the host only queues work: what a callback keeps stays on
-the device until the schedule is done, and what it needs was copied there before. The host does wait
-for the GPU where it cannot do without: under pipeline parallelism for the size of a neighbor's
-micro-batch, in MoE layers for how many tokens each expert gets (Megatron needs both to allocate);
-and after the schedule for a minibatch's sums and for the norm of its gradient, which decide whether
-the optimizer steps.
+the device until the schedule is done, and its inputs were copied there before. The host waits for
+the GPU only where it must: under pipeline parallelism for the size of a neighbor's micro-batch, in
+MoE layers for the number of tokens per expert (Megatron needs both to allocate), and after the
+schedule for a minibatch's sums and its gradient norm, which decide whether the optimizer steps.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from rlmath.actor.stops import stops
 
 T = TypeVar("T")
 
-# Takes the micro-batch and the model's output [t, ...]; gives the loss and something to keep.
+# (micro-batch, the model's output [t, ...]) -> (loss, value to keep)
 OnOutput = Callable[[PackedMicroBatch, Tensor], tuple[Tensor, T]]
-# Takes the micro-batch, the log-probs [r] and the entropies [r]; gives the same.
+# (micro-batch, log-probs [r], entropies [r]) -> (loss, value to keep)
 OnLogProbs = Callable[[PackedMicroBatch, Tensor, Tensor], tuple[Tensor, T]]
 
 
@@ -40,22 +39,22 @@ def run_schedule(
     backward: bool,
     shortest: PackedMicroBatch,
 ) -> list[T]:
-    """Forward, and if asked backward, of each micro-batch.
+    """Run forward, and optionally backward, of each micro-batch.
 
-    With ``backward`` the gradients end up summed over micro-batches and data-parallel ranks in
-    Megatron's gradient buffers, divided by nothing.
+    With ``backward`` the gradients are summed over micro-batches and data-parallel ranks in
+    Megatron's gradient buffers, without any division.
 
     Args:
         chunks: This rank's stage; with several, Megatron interleaves them.
-        micro_batches: Of this rank's data-parallel share; as many on each rank.
+        micro_batches: Micro-batches of this rank's data-parallel share; as many on each rank.
         on_output: Called once per micro-batch, on ranks of the last stage.
-        shortest: In place of those that are skipped when the ranks are asked to stop.
+        shortest: Replaces micro-batches that are skipped when the ranks are asked to stop.
 
     Returns:
-        What ``on_output`` gave per micro-batch, in order; empty on other stages.
+        Values kept by ``on_output`` per micro-batch, in order; empty on other stages.
 
     Raises:
-        UpdateStopped: Micro-batches were skipped; the gradients are to be dropped.
+        UpdateStopped: Micro-batches were skipped; the gradients must be dropped.
     """
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
@@ -68,7 +67,7 @@ def run_schedule(
         def loss_of(result: Tensor) -> Any:
             loss, kept = on_output(one, result.squeeze(0))
             # The third form of Megatron's loss functions: with calculate_per_token_loss it leaves
-            # the loss as it is. The loss carries its denominator already, so the count is unused.
+            # the loss unchanged. The loss includes its denominator, so the count is unused.
             return loss, torch.zeros([], dtype=torch.int, device=loss.device), kept
 
         return output, loss_of
@@ -98,14 +97,14 @@ def of_log_probs(
     batch_invariant: bool = False,
     head: Head | None = None,
 ) -> OnOutput[T]:
-    """From a function of log-probs to one of the model's output, for ``run_schedule``.
+    """Convert a function of log-probs to one of the model's output, for ``run_schedule``.
 
     Args:
         function: Takes the log-probs and entropies of the micro-batch's response tokens.
-        temperature: Of sampling.
-        vocab_size: Of the model, without padding.
-        batch_invariant: See :class:`rlmath.actor.logprobs.Distribution`.
-        head: The model's, where its output is hidden states; ``None``: it is logits.
+        temperature: Sampling temperature.
+        vocab_size: Vocabulary size of the model, without padding.
+        batch_invariant: As in :class:`rlmath.actor.logprobs.Distribution`.
+        head: The model's head, if its output is hidden states; ``None``: it is logits.
     """
     from megatron.core import parallel_state
 

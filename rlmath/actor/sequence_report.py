@@ -1,5 +1,5 @@
-"""What each sequence brought into the loss and got back from it, as the ranks that trained on it
-saw it. The driver compares it with what the sequence should have."""
+"""Contribution of each sequence to the loss, and its gradient, as seen by the ranks that trained on
+it. The driver compares it with the expected values."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class SequenceReport:
     advantages, ``l`` log-probs.
 
     Attributes:
-        minibatches: ``[n]`` int64, in which each was.
-        places: ``[n]`` int64, in the step.
+        minibatches: ``[n]`` int64, minibatch of each sequence.
+        places: ``[n]`` int64, index in the step.
         tokens: ``[n]`` int64, see ``token_digests``.
-        sums: ``[n, 4]`` float64, over the tokens in the loss: of ``A``, of ``w f A``, of
+        sums: ``[n, 4]`` float64, sums over the tokens in the loss of ``A``, of ``w f A``, of
             ``w f |A|``, and over all tokens of the gradient ``d loss / d l``. The last is NaN if no
             backward pass reached the log-probs.
     """
@@ -36,7 +36,7 @@ class SequenceReport:
 
     @classmethod
     def joined(cls, parts: Sequence[SequenceReport]) -> SequenceReport:
-        """Those of several ranks or minibatches."""
+        """Combine several ranks' or minibatches' reports."""
         return cls(
             torch.cat([one.minibatches for one in parts]),
             torch.cat([one.places for one in parts]),
@@ -46,12 +46,12 @@ class SequenceReport:
 
 
 def sums_of_sequences(inputs: LossInputs, count: int) -> Tensor:
-    """``[count, 4]`` float64 on the inputs' device, see :class:`SequenceReport`; the backward pass
+    """``[count, 4]`` float64 on the inputs' device (see :class:`SequenceReport`); the backward pass
     fills in the gradient.
 
     Args:
-        inputs: Of a micro-batch.
-        count: Its sequences.
+        inputs: Inputs of a micro-batch.
+        count: Number of its sequences.
     """
     advantages = inputs.masked(inputs.advantages).double()
     weights = inputs.masked(inputs.weights).double()

@@ -1,6 +1,6 @@
-"""The softmax of a chunk of logits by way of float32 tables, a part of the rows at a time.
+"""The softmax of a chunk of logits with float32 tables, a few rows at a time.
 
-On any device. ``softmax_triton.py`` has the same two functions for CUDA without tables.
+For any device. ``softmax_triton.py`` has the same two functions for CUDA without tables.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rlmath.actor.logprobs import VocabSlice
 def statistics(
     vocab: VocabSlice, logits: Tensor, local: Tensor, mine: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of rows over all slices: log Z, the target's log-prob and the entropy, ``[n]`` each.
+    """log Z, the target's log-prob and the entropy of rows over all slices, ``[n]`` each.
 
     Args:
         vocab: The rank's slice.
@@ -43,9 +43,9 @@ def write_gradient(
     grad_log_probs: Tensor,
     grad_entropy: Tensor | None,
 ) -> None:
-    """Write the gradient of logits ``[n, v]`` over them, zeros over padding.
+    """Overwrite logits ``[n, v]`` with their gradient, and padding with zeros.
 
-    The rest is ``[n]`` each, as in :meth:`VocabSlice.gradient`.
+    The other arguments are ``[n]`` each, as in :meth:`VocabSlice.gradient`.
     """
     for part in _parts(logits):
         valid = logits[part, : vocab.num_valid]
@@ -64,7 +64,7 @@ def write_gradient(
 
 
 def _parts(logits: Tensor) -> Iterator[slice]:
-    """Of the rows."""
+    """Slices of rows."""
     step = rows_per_table(logits.size(1))
     for start in range(0, len(logits), step):
         yield slice(start, start + step)

@@ -2,8 +2,8 @@
 
 ``softmax_tables.py`` does the same with a dozen passes over float32 tables. Here forward reads the
 logits once, with a running maximum (Milakov and Gimelshein, 2018, arXiv:1805.02867, extended by the
-sum that the entropy takes), and backward reads and writes them once. A row's result depends on no
-other row. Imports Triton, so only where it is installed.
+entropy's sum), and backward reads and writes them once. A row's result does not depend on other
+rows. Imports Triton, so only where it is installed.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from torch import Tensor
 
 from rlmath.actor.logprobs import VocabSlice
 
-# Entries of the vocabulary that a program has in registers at once: 32 for each of 128 threads.
+# Vocabulary entries that a program has in registers at once: 32 for each of 128 threads.
 BLOCK = 4096
 
 
 def statistics(
     vocab: VocabSlice, logits: Tensor, local: Tensor, mine: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See :func:`rlmath.actor.softmax_tables.statistics`."""
+    """As :func:`rlmath.actor.softmax_tables.statistics`."""
     dtype = torch.promote_types(logits.dtype, torch.float32)
     top, total, weighted, target = logits.new_empty(4, len(logits), dtype=dtype)
     if len(logits):
@@ -44,7 +44,7 @@ def statistics(
     if vocab.group is not None:
         own = top.clone()
         dist.all_reduce(top, dist.ReduceOp.MAX, group=vocab.group)
-        # The sums were taken about this slice's maximum. A slice that is all padding has none.
+        # The sums are relative to this slice's maximum. A slice of only padding has none.
         lower = torch.where(total > 0, own - top, 0.0)
         weighted = lower.exp() * (weighted + lower * total)
         total = lower.exp() * total
@@ -61,7 +61,7 @@ def write_gradient(
     grad_log_probs: Tensor,
     grad_entropy: Tensor | None,
 ) -> None:
-    """See :func:`rlmath.actor.softmax_tables.write_gradient`."""
+    """As :func:`rlmath.actor.softmax_tables.write_gradient`."""
     if not logits.numel():
         return
     _gradient[(len(logits), triton.cdiv(logits.size(1), BLOCK))](
@@ -100,7 +100,7 @@ def _statistics(  # type: ignore[no-untyped-def]
     BLOCK: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """A program per row: maximum, both sums about it, and the target's logit."""
+    """One program per row: maximum, both sums relative to it, and the target's logit."""
     row = tl.program_id(0)
     start_of_row = logits + row.to(tl.int64) * stride
     top = tl.full((), float("-inf"), DTYPE)
@@ -147,7 +147,7 @@ def _gradient(  # type: ignore[no-untyped-def]
     BLOCK: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """A program per row and block of the vocabulary."""
+    """One program per row and block of the vocabulary."""
     row = tl.program_id(0)
     start_of_row = logits + row.to(tl.int64) * stride
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -1,12 +1,12 @@
-"""How ranks stop within a pass, all at the same micro-batch, while nothing has changed yet.
+"""Stop ranks within a pass, all at the same micro-batch, while nothing has changed yet.
 
-A rank cannot leave a pass alone: others wait for it in collectives. So the ranks agree on a
-micro-batch that none of them has begun, and run the pass to its end with the shortest possible
-micro-batches from there on, which takes milliseconds each. The gradient is dropped.
+A rank cannot leave a pass alone, because others wait for it in collectives. So the ranks agree on a
+micro-batch that none of them has begun, and run the rest of the pass with the shortest possible
+micro-batches, which take milliseconds each. The gradient is dropped.
 
-The driver asks through the ranks' store. A thread of each rank waits there, holds the rank before
-its next micro-batch, says how many it has begun, and reads what the others say. A rank whose
-optimizer has begun a step says that it cannot stop; then none does.
+The driver asks through the ranks' store. A thread of each rank waits there, pauses the rank before
+its next micro-batch, publishes how many it has begun, and reads the others' numbers. A rank whose
+optimizer has begun a step reports that it cannot stop; then none stops.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _ANSWER_S = 5.0
 
 
 class Stops:
-    """A rank's part in it. Micro-batches are numbered through all passes of the process, which are
-    the same on all ranks."""
+    """A rank's side of the protocol. Micro-batches are numbered through all passes of the process,
+    which are the same on all ranks."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -36,33 +36,33 @@ class Stops:
 
     def _reset(self) -> None:
         self._first = self._begun = 0
-        # From here on micro-batches are skipped.
+        # Micro-batches from this one on are skipped.
         self._limit = math.inf
         self._is_held = self._has_stepped = False
 
     def connect(self, address: str, port: int, rank: int, world_size: int) -> None:
-        """Wait for a request from now on, in a thread.
+        """Start waiting for requests, in a thread.
 
         Args:
             address: Host of the ranks' store.
-            port: Where it listens.
-            rank: This one.
-            world_size: Of all ranks.
+            port: Port of the store.
+            rank: This rank.
+            world_size: Number of ranks.
         """
         self._reset()
         given = (_open(address, port), rank, world_size)
         threading.Thread(target=self._watch, args=given, name="stops", daemon=True).start()
 
     def begin_step(self) -> None:
-        """A step begins, in which nothing has changed."""
+        """Start a step, in which nothing has changed yet."""
         self._has_stepped = False
 
     @contextlib.contextmanager
     def running(self, micro_batches: int) -> Iterator[None]:
-        """A pass over this number of micro-batches.
+        """Run a pass over this number of micro-batches.
 
         Raises:
-            UpdateStopped: After the pass, when any was skipped.
+            UpdateStopped: After the pass, if any was skipped.
         """
         try:
             yield
@@ -72,7 +72,7 @@ class Stops:
             self._first += micro_batches
 
     def skips(self, number: int) -> bool:
-        """Whether the ranks skip a micro-batch of the pass, which begins now."""
+        """Whether the ranks skip a micro-batch of the pass that is about to begin."""
         with self._changed:
             self._changed.wait_for(lambda: not self._is_held)
             if self.is_skipped(number):
@@ -81,14 +81,14 @@ class Stops:
             return False
 
     def is_skipped(self, number: int) -> bool:
-        """Whether a micro-batch of the pass is skipped that has begun already."""
+        """Whether a micro-batch of the pass that has already begun is skipped."""
         return self._first + number >= self._limit
 
     def before_optimizer_step(self) -> None:
-        """From here on the step changes weights.
+        """Mark that the step changes weights from here on.
 
         Raises:
-            UpdateStopped: The ranks have agreed to stop before.
+            UpdateStopped: The ranks have agreed to stop first.
         """
         with self._changed:
             self._changed.wait_for(lambda: not self._is_held)
@@ -97,10 +97,10 @@ class Stops:
             self._has_stepped = True
 
     def _watch(self, store: TCPStore, rank: int, world_size: int) -> None:
-        # The store ends with rank 0, and an error with it.
+        # The store ends with rank 0, which raises an error.
         with contextlib.suppress(Exception):
             while not store.check([_ASKED]):
-                with contextlib.suppress(DistStoreError):  # Nobody has asked in this time.
+                with contextlib.suppress(DistStoreError):  # Nobody has asked during the timeout.
                     store.wait([_ASKED], _LONG)
             with self._changed:
                 self._is_held = True
@@ -114,20 +114,20 @@ class Stops:
                 self._changed.notify_all()
 
 
-# Of the process: a rank has several models, whose passes follow each other.
+# Global to the process: a rank has several models, whose passes follow each other.
 stops = Stops()
 
 
 def ask_to_stop(address: str, port: int) -> None:
-    """Ask the ranks whose store is there.
+    """Ask the ranks with this store to stop.
 
     Raises:
-        torch.distributed.DistError: It does not answer.
+        torch.distributed.DistError: The store does not answer.
     """
     _open(address, port).set(_ASKED, "yes")
 
 
 def _open(address: str, port: int) -> TCPStore:
-    """A connection of its user alone, which may wait on it."""
+    """A separate connection, which may block."""
     timeout = timedelta(seconds=_ANSWER_S)
     return TCPStore(address, port, is_master=False, timeout=timeout, wait_for_workers=False)

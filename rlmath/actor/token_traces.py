@@ -1,8 +1,8 @@
-"""What an update read of each token of a few sequences, and which way it pulled at it.
+"""Inputs of an update for each token of a few sequences, and its pull on them.
 
-The pull of a token is minus the derivative of the minibatch's loss by the token's log-prob: above
-0, the update makes the token likelier. It is computed again for these sequences alone, on the CPU:
-the loss is a sum over sequences whose weights are in it already, so nothing else is needed.
+The pull of a token is minus the derivative of the minibatch's loss with respect to the token's
+log-prob: above 0, the update makes the token likelier. It is recomputed for these sequences alone,
+on the CPU: the loss is a sum over sequences that includes their weights, so nothing else is needed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rlmath.algorithms.objective import policy_objective
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.batching.shards import Share
 
-# Of a TrainingBatch, by response token.
+# Fields of a TrainingBatch by response token.
 _OF_BATCH = (
     *("engine_log_probs", "old_log_probs", "ref_log_probs", "teacher_log_probs"),
     *("values", "returns", "advantages", "policy_factors", "loss_mask"),
@@ -32,14 +32,14 @@ class TokenTrace:
     """One sequence in its minibatch.
 
     Attributes:
-        place: In the step.
-        minibatch: From 0.
-        discarded: The minibatch changed no weight.
-        weight: Of each of its tokens in the minibatch's loss.
-        values: ``[n]`` each, by name: ``token_ids``; those of a ``TrainingBatch`` that there are;
+        place: Index in the step.
+        minibatch: Index from 0.
+        discarded: Whether the minibatch changed no weight.
+        weight: Weight of each of its tokens in the minibatch's loss.
+        values: ``[n]`` each, by name: ``token_ids``; the fields of ``TrainingBatch`` that exist;
             ``log_probs`` and ``entropy`` of the policy in the update; ``pulls``, with the KL term
-            and without the entropy's; ``clipped``: the policy term has no derivative by this
-            token's log-prob, though its advantage, weight and factor are not 0.
+            and without the entropy's; ``clipped``: the policy term's derivative with respect to
+            this token's log-prob is 0, though its advantage, weight and factor are not.
     """
 
     place: int
@@ -57,13 +57,13 @@ def traces_of(
     minibatch: int,
     discarded: bool,
 ) -> Iterator[TokenTrace]:
-    """Traces of those sequences of a share that are wanted.
+    """Traces of the wanted sequences of a share.
 
     Args:
-        found: Of the share's tokens, in the update.
-        wanted: Places in the step.
-        minibatch: From 0.
-        discarded: It changed no weight.
+        found: Values of the share's tokens in the update.
+        wanted: Indices in the step.
+        minibatch: Index from 0.
+        discarded: Whether it changed no weight.
     """
     batch = share.batch
     here = [index for index, place in enumerate(share.places.tolist()) if place in wanted]
@@ -90,7 +90,7 @@ def traces_of(
 def _pulls(
     own: Mapping[str, Tensor], weights: Tensor, settings: ObjectiveSettings
 ) -> tuple[Tensor, Tensor]:
-    """``[n]`` pulls, and which tokens the policy term leaves alone."""
+    """``[n]`` pulls, and whether the policy term ignores each token."""
     log_probs = own["log_probs"].detach().clone().requires_grad_()
     # Without a pass before the update the policy is its own old policy.
     inputs = LossInputs(

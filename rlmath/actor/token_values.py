@@ -1,4 +1,4 @@
-"""What a pass of the policy gives for each response token."""
+"""Values of each response token from a pass of the policy."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class TokenValues:
-    """Values of the response tokens of a micro-batch, or of all that a rank has.
+    """Values of the response tokens of a micro-batch, or of all on a rank.
 
     Attributes:
-        response_rows: ``[r]`` int64, which of the ``R`` response tokens they are.
+        response_rows: ``[r]`` int64, their indices among the ``R`` response tokens.
         log_probs: ``[r]`` float32.
         entropy: ``[r]`` float32, in nats.
-        sequence_sums: Of an update's micro-batch, see ``sums_of_sequences``.
+        sequence_sums: Sums of an update's micro-batch, see ``sums_of_sequences``.
     """
 
     response_rows: Tensor

@@ -1,4 +1,4 @@
-"""Layers whose tokens attend to the last ones alone, and what else differs in such layers."""
+"""Layers with sliding-window attention, and the other differences of such layers."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from rlmath.model.spec import ModelSpec
 
 
 def window_settings(spec: ModelSpec, max_sequence_length: int) -> dict[str, Any]:
-    """Fields of Megatron's config; none where no sequence is longer than the window."""
+    """Fields of Megatron's config; empty if no sequence is longer than the window."""
     if spec.sliding_window is None or max_sequence_length <= spec.sliding_window:
         return {}
     return {
-        # Keys before a query's own, and behind it.
+        # Keys before a query's own, and after it.
         "window_size": (spec.sliding_window - 1, 0),
         "window_attn_skip_freq": [int(spec.is_windowed(layer)) for layer in range(spec.layers)],
     }
 
 
 def scale_by_layer(layers: Any, spec: ModelSpec) -> None:
-    """Give each layer's attention the scale of its rotary embedding, which Megatron has once
+    """Give each layer's attention the scale of its rotary embedding, of which Megatron has only one
     for all layers (see :func:`softmax_scale`).
 
     Args:
-        layers: What ``GPTModel`` builds layers of.
+        layers: The layer specs of ``GPTModel``.
     """
     if spec.window_rope is None or softmax_scale(spec) == softmax_scale(spec, spec.window_rope):
         return
@@ -47,7 +47,7 @@ def scale_by_layer(layers: Any, spec: ModelSpec) -> None:
 
 def _scaled(attention: type[Any], scales: list[float | None]) -> type[Any]:
     class ScaledAttention(attention):  # type: ignore[misc]
-        """With the scale of its layer, counted from 1."""
+        """Attention with the scale of its layer, counted from 1."""
 
         def __init__(self, *, layer_number: int, **arguments: Any) -> None:
             arguments["softmax_scale"] = scales[layer_number - 1]
@@ -57,10 +57,10 @@ def _scaled(attention: type[Any], scales: list[float | None]) -> type[Any]:
 
 
 def rotate_windowed_layers(model: Any, spec: ModelSpec) -> None:
-    """Give layers with a window the angles of their rotary embedding.
+    """Give windowed layers the angles of their separate rotary embedding.
 
-    Megatron computes one table for all layers; these layers' attention is called with another of
-    as many positions.
+    Megatron computes one table for all layers; these layers' attention is called with another table
+    of the same number of positions.
 
     Args:
         model: Megatron's ``GPTModel``.
@@ -71,7 +71,7 @@ def rotate_windowed_layers(model: Any, spec: ModelSpec) -> None:
 
     @functools.lru_cache(maxsize=1)
     def angles(positions: int, device: torch.device) -> torch.Tensor:
-        """``[positions, 1, 1, rotary_dim]`` float32, in both halves of a head the same."""
+        """``[positions, 1, 1, rotary_dim]`` float32, equal in both halves of a head."""
         table = torch.outer(torch.arange(positions).float(), frequencies).to(device)
         return torch.cat([table, table], dim=-1)[:, None, None, :]
 
