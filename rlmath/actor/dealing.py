@@ -1,4 +1,4 @@
-"""Token values on their way from the data-parallel ranks to the driver."""
+"""Token values from the data-parallel ranks, combined on the driver."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rlmath.batching.shards import response_rows
 def assembled(
     shares: Sequence[TokenValues], places: Sequence[Tensor], response_lengths: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Put the data-parallel shares in the batch's order; each token has to come exactly once."""
+    """Put data-parallel shares in the batch's order; each token must occur exactly once."""
     rows = torch.cat([response_rows(one, response_lengths) for one in places])
     total = int(response_lengths.sum())
     log_probs = _scatter(rows, torch.cat([share.log_probs for share in shares]), total)

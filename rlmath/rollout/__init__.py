@@ -1,1 +1,1 @@
-"""vLLM engines on Ray, the queue that they draw from, and the random streams of requests."""
+"""vLLM engines on Ray, the request queue, and the random streams of requests."""

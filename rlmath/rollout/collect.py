@@ -1,4 +1,4 @@
-"""Grades samples while others are still generated, and puts them together in groups."""
+"""Grade samples while others are still generated, and collect them into groups."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from rlmath.types import Group, Problem, Repetition, Sample
 from rlmath.utils.daemon_threads import DaemonThreads
 from rlmath.utils.futures import gather, resolve, when_all
 
-# How soon a wait for grades ends that is cancelled.
+# Maximum delay until a cancelled wait for grades ends.
 LOOK_EVERY_S = 0.5
 
 
 class GradingCancelled(Exception):
-    """Grades are not waited for any more: the run ends."""
+    """Waiting for grades was cancelled because the run ends."""
 
 
 class Grading:
     """Groups that become complete and graded while others are still sampled.
 
-    What compares the samples of a problem is graded when its last sample is there. No thread waits
-    for asynchronous rewards: what they leave pending is picked up when it is there.
+    Rewards that compare a problem's samples run when its last sample arrives. No thread is blocked
+    by asynchronous rewards: their pending results are collected when they arrive.
 
     Args:
-        rewards: What to grade with.
-        threads: Where.
-        group_size: Samples of a problem of which nothing else is said.
+        rewards: Rewards for grading.
+        threads: Threads for grading.
+        group_size: Default number of samples per problem.
     """
 
     def __init__(self, rewards: RewardMix, threads: DaemonThreads, group_size: int) -> None:
@@ -47,12 +47,12 @@ class Grading:
         self._repetition: dict[tuple[str, int], Repetition] = {}
 
     def expect(self, problems: Sequence[Problem], group_size: int | None = None) -> None:
-        """Problems whose samples will come; with their own ids.
+        """Announce problems whose samples will arrive, with their own ids.
 
         Args:
-            problems: These.
-            group_size: Samples of each; ``None``: as usual. A group that a resumed run continues
-                may have another size than the settings say now.
+            problems: The problems.
+            group_size: Samples of each; ``None``: the default. A group continued by a resumed run
+                may have a different size than the current settings.
         """
         for problem in problems:
             self._sizes[problem.id] = self._group_size if group_size is None else group_size
@@ -60,10 +60,10 @@ class Grading:
             self._arrived[problem.id] = []
 
     def adopt(self, other: Grading) -> set[str]:
-        """Take over the complete groups that another one has not given.
+        """Take over the complete groups that another grading has not returned.
 
         Returns:
-            Their problems.
+            Their problem ids.
         """
         left = other._graded.keys() - other._given
         for id_ in left:
@@ -74,7 +74,7 @@ class Grading:
         return set(left)
 
     def add(self, sample: Sample) -> None:
-        """Begin to grade a sample; it answers a problem that was announced."""
+        """Start grading a sample of an announced problem."""
         problem = self._problems[sample.problem_id]
         own = self._arrived[problem.id]
 
@@ -90,14 +90,14 @@ class Grading:
             self._graded[problem.id] = self._finish(problem, own)
 
     def finished(self, block: bool = False) -> list[Group]:
-        """Groups that have been graded since the last call.
+        """Groups graded since the last call.
 
         Args:
             block: Wait until there is one, if any is complete.
 
         Raises:
             RewardError: A reward failed.
-            GradingCancelled: ``block``, and it was cancelled meanwhile.
+            GradingCancelled: Cancelled while blocked.
         """
         left = {id_: group for id_, group in self._graded.items() if id_ not in self._given}
         while block and left:
@@ -110,7 +110,7 @@ class Grading:
         return [left[id_].result() for id_ in new]
 
     def cancel(self) -> None:
-        """Have the thread that waits in :meth:`finished` give up, within a second."""
+        """Let the thread that waits in :meth:`finished` give up, within a second."""
         self._cancelled.set()
 
     def wait(self) -> tuple[Group, ...]:
@@ -124,7 +124,7 @@ class Grading:
     def ungraded(self) -> list[tuple[str, int]]:
         """Problem and index of the samples that are being graded or wait for it.
 
-        All of a group's, while what compares its samples is at work.
+        All samples of a group while rewards that compare them run.
         """
         found = [key for key, piece in list(self._pieces.items()) if not piece.done()]
         for id_, group in list(self._graded.items()):
@@ -135,14 +135,14 @@ class Grading:
     def _finish(
         self, problem: Problem, arrived: list[tuple[Sample, Future[list[Partial]]]]
     ) -> Future[Group]:
-        """The group of a problem, once its pieces and what compares its samples are there."""
+        """The group of a problem, once all its rewards have finished."""
         arrived = sorted(arrived, key=lambda item: item[0].index)
         samples = [sample for sample, _ in arrived]
         pieces = gather([piece for _, piece in arrived])
         group: Future[Group] = Future()
 
-        # A callback that held the future which keeps it would make a cycle, and samples, with the
-        # blocks of their arrays, would stay until Python looks for cycles.
+        # A callback that referenced its own future would be a cycle, and samples with the memory of
+        # their arrays would stay until garbage collection.
         def compare(done: Future[list[list[Partial]]]) -> None:
             whole = self._run(
                 lambda: self._rewards.begin_group(
@@ -168,7 +168,7 @@ class Grading:
         return group
 
     def _run(self, work: Callable[[], list[Partial]]) -> Future[list[Partial]]:
-        """What ``work`` returns, called by a thread, once nothing of it is pending."""
+        """The result of ``work``, run in a thread, once nothing of it is pending."""
         result: Future[list[Partial]] = Future()
 
         def started(call: Future[list[Partial]]) -> None:
@@ -178,17 +178,17 @@ class Grading:
 
         try:
             self._threads.submit(work).add_done_callback(started)
-        except RuntimeError as error:  # The threads have ended.
+        except RuntimeError as error:  # The threads have stopped.
             result.set_exception(error)
         return result
 
 
 class Collector:
-    """Threads that grade. They wait for the grader's processes, so they cost no core.
+    """Grading threads. They mostly wait for the grader's processes, so they need no core.
 
     Args:
-        rewards: What to grade with.
-        num_threads: Samples graded at once.
+        rewards: Rewards for grading.
+        num_threads: Number of samples graded concurrently.
     """
 
     def __init__(self, rewards: RewardMix, num_threads: int = 4) -> None:
@@ -197,11 +197,11 @@ class Collector:
         self._threads = DaemonThreads(num_threads, "grade")
 
     def begin(self, group_size: int, rewards: RewardMix | None = None) -> Grading:
-        """For samples that come one by one, of problems that become known on the way.
+        """Start grading samples that arrive one by one, for problems announced later.
 
         Args:
             group_size: Samples of each problem.
-            rewards: To grade with; ``None``: training's.
+            rewards: Rewards for grading; ``None``: training's.
         """
         self._last = Grading(rewards or self._rewards, self._threads, group_size)
         return self._last
@@ -213,13 +213,13 @@ class Collector:
         group_size: int,
         rewards: RewardMix | None = None,
     ) -> Grading:
-        """Take samples as they come and grade each at once; returns when the last is there.
+        """Grade samples as they arrive; returns after the last one arrived.
 
         Args:
-            problems: With their own ids; every sample answers one of them.
-            samples: In any order.
-            group_size: Samples of each problem.
-            rewards: See :meth:`begin`.
+            problems: Problems with their own ids; every sample answers one of them.
+            samples: Samples in any order.
+            group_size: Samples per problem.
+            rewards: As in :meth:`begin`.
         """
         grading = self.begin(group_size, rewards)
         grading.expect(problems)
@@ -228,15 +228,15 @@ class Collector:
         return grading
 
     def ungraded(self) -> list[tuple[str, int]]:
-        """Of the last samples: see :meth:`Grading.ungraded`."""
+        """:meth:`Grading.ungraded` of the last samples."""
         return [] if self._last is None else self._last.ungraded()
 
     def cancel(self) -> None:
-        """Have the thread that waits for the last samples' grades give up, within a second."""
+        """Let the thread that waits for the last samples' grades give up, within a second."""
         if self._last is not None:
             self._last.cancel()
 
     def close(self) -> None:
-        """Begin no more grading. What hangs is left behind."""
+        """Start no more grading. Hanging calls are abandoned."""
         self.cancel()
         self._threads.close()

@@ -1,4 +1,4 @@
-"""What is asked of an engine's vLLM workers once they have started, and what is made of it."""
+"""Queries to an engine's vLLM workers after their start, and their evaluation."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any
 
 
 def unlink_worker_segments(worker: Any) -> None:
-    """Runs in a vLLM worker: take away the names of the shared memory through which a CPU engine's
-    workers talk.
+    """Runs in a vLLM worker: remove the names of the shared memory through which a CPU engine's
+    workers communicate.
 
-    vLLM leaves the names behind when it ends. All workers have opened the segments by now, so the
-    names serve nobody, and the memory is freed with the last worker, however it ends.
+    vLLM leaves the names behind at its end. All workers have opened the segments by now, so the
+    names are not needed, and the memory is freed with the last worker, however it ends.
     """
     with open("/proc/self/maps") as maps:
         paths = {line.split()[-1] for line in maps if "/dev/shm/vllm_dist_" in line}
     for path in paths:
-        # The other worker may be faster.
+        # Another worker may have removed it first.
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
 
 
 def cached_blocks(engine: Any) -> int:
-    """Blocks of prompts' keys and values that vLLM's ``LLMEngine`` keeps for other requests."""
+    """Number of blocks of keys and values that vLLM's ``LLMEngine`` keeps for other requests."""
     scheduler = engine.engine_core.engine_core.scheduler
     return len(scheduler.kv_cache_manager.block_pool.cached_block_hash_to_block)
 
@@ -32,8 +32,8 @@ def cached_blocks(engine: Any) -> int:
 def inverse_frequencies(module: Any) -> list[tuple[str, Any]]:
     """Name and tensor of the inverse frequencies of a rotary embedding of transformers.
 
-    vLLM has such modules in models that it takes from transformers, such as OLMo-2; its own keep
-    cosines and sines (``cos_sin_cache``).
+    vLLM has such modules in models with transformers' implementation, such as OLMo-2; its own
+    modules keep cosines and sines (``cos_sin_cache``).
     """
     buffers = getattr(module, "_buffers", {})
     names = (name for name in buffers if name.endswith("inv_freq") and "original" not in name)
@@ -41,7 +41,7 @@ def inverse_frequencies(module: Any) -> list[tuple[str, Any]]:
 
 
 def worker_gpu(worker: Any) -> int:
-    """Runs in a vLLM worker: the number that its GPU has on the node."""
+    """Runs in a vLLM worker: the number of its GPU on the node."""
     from vllm.platforms import current_platform
 
     number: int = current_platform.visible_device_id_to_physical_device_id(worker.device.index)
@@ -49,20 +49,20 @@ def worker_gpu(worker: Any) -> int:
 
 
 def bind_worker_to_gpu(worker: Any) -> None:
-    """Runs in a vLLM worker: it continues beside its GPU."""
+    """Runs in a vLLM worker: bind it to the cores near its GPU."""
     from rlmath.device.numa import bind_to_gpu
 
     bind_to_gpu(worker.device.index)
 
 
 def worker_kv_cache_bytes(worker: Any) -> int | None:
-    """Runs in a vLLM worker: what memory profiling left for the KV cache; ``None`` on CPU."""
+    """Runs in a vLLM worker: memory left for the KV cache by profiling; ``None`` on CPU."""
     found: int | None = getattr(worker, "available_kv_cache_memory_bytes", None)
     return found
 
 
 def smallest(sizes: Sequence[int | None]) -> int | None:
-    """The size that all ranks can have, as vLLM takes it; ``None`` if one was not measured."""
+    """The size that fits all ranks, as in vLLM; ``None`` if one was not measured."""
     known = [size for size in sizes if size is not None]
     return int(min(known)) if known and len(known) == len(sizes) else None
 
@@ -71,12 +71,12 @@ def check_gpus(found: Sequence[int], assigned: Sequence[int] | None, names: Sequ
     """Compare the GPUs that an engine's workers use with those that were reserved for it.
 
     Args:
-        found: Of each worker, its GPU's number on the node.
-        assigned: The numbers of the reserved GPUs, as vLLM understood ``names``.
-        names: As Ray named them.
+        found: Number of each worker's GPU on the node.
+        assigned: Numbers of the reserved GPUs, as vLLM interpreted ``names``.
+        names: Ray's names of the GPUs.
 
     Raises:
-        RuntimeError: A worker uses another GPU, where another engine or a Megatron rank sits.
+        RuntimeError: A worker uses a different GPU, which another engine or Megatron rank may use.
     """
     if assigned is None or list(found) != list(assigned)[: len(found)]:
         raise RuntimeError(

@@ -16,7 +16,7 @@ _ARRAYS: dict[str, Any] = {"token_ids": np.dtype("<i4"), "log_probs": np.dtype("
 
 
 def sample_to_state(sample: Sample) -> dict[str, Any]:
-    """A sample, with its arrays in base 64."""
+    """A sample, with its arrays in base64."""
     state = {f.name: getattr(sample, f.name) for f in dataclasses.fields(Sample)}
     for name, dtype in _ARRAYS.items():
         state[name] = _text(np.asarray(state[name], dtype))
@@ -26,7 +26,7 @@ def sample_to_state(sample: Sample) -> dict[str, Any]:
 
 
 def sample_from_state(state: Mapping[str, Any]) -> Sample:
-    """What :func:`sample_to_state` was given."""
+    """Inverse of :func:`sample_to_state`."""
     given = dict(state) | {name: _array(state[name], dtype) for name, dtype in _ARRAYS.items()}
     if given["routes"] is not None:
         saved, dtype, shape = given["routes"]
@@ -35,19 +35,19 @@ def sample_from_state(state: Mapping[str, Any]) -> Sample:
 
 
 def response_tokens(state: Mapping[str, Any]) -> int:
-    """Response tokens of the sample that :func:`sample_to_state` was given."""
+    """Number of response tokens in the result of :func:`sample_to_state`."""
     return len(_array(state["token_ids"], _ARRAYS["token_ids"]))
 
 
 def prompt_to_state(problem: Problem) -> dict[str, Any]:
-    """The prompt that a group's responses continue; the rest of its problem is in the data."""
+    """The prompt that a group's responses continue; the rest of the problem is in the data."""
     ids = np.asarray(problem.prompt_token_ids, _ARRAYS["token_ids"])
     return {"prompt": problem.prompt, "prompt_token_ids": _text(ids)}
 
 
 def with_saved_prompt(problem: Problem, state: Mapping[str, Any]) -> Problem:
-    """The problem with the prompt of a group's state, so that responses stay those to the prompt
-    that was sampled from when a run resumes with another template or tokenizer."""
+    """The problem with the prompt of a group's state, so responses keep their prompt when a run
+    resumes with another template or tokenizer."""
     ids = _array(state["prompt_token_ids"], _ARRAYS["token_ids"]).tolist()
     if tuple(ids) == problem.prompt_token_ids and state["prompt"] == problem.prompt:
         return problem
@@ -55,7 +55,7 @@ def with_saved_prompt(problem: Problem, state: Mapping[str, Any]) -> Problem:
 
 
 def group_to_state(group: Group) -> dict[str, Any]:
-    """A group without its problem's other fields, which the data has."""
+    """A group without its problem's other fields, which are in the data."""
     samples = [
         {
             "sample": sample_to_state(graded.sample),
@@ -77,11 +77,11 @@ def group_to_state(group: Group) -> dict[str, Any]:
 
 
 def group_from_state(state: Mapping[str, Any], problem: Problem) -> Group:
-    """What :func:`group_to_state` was given.
+    """Inverse of :func:`group_to_state`.
 
     Args:
         state: Its result.
-        problem: Of the group, with the group's id, as the data has it now.
+        problem: Problem of the group, with the group's id, from the current data.
     """
     samples = tuple(
         GradedSample(
@@ -104,5 +104,5 @@ def _text(array: NDArray[Any]) -> str:
 
 
 def _array(saved: str, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """An array in its own memory."""
+    """An array with its own memory."""
     return np.frombuffer(base64.b64decode(saved), dtype).copy()

@@ -1,4 +1,4 @@
-"""How old the weights were that sampled what a step trains on, and whether age picks by length."""
+"""Age of the weights that sampled a step's tokens, and the bias of ages on lengths."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from rlmath.types import Group, Sample
 
 
 def lag_metrics(groups: Sequence[Group], now: int) -> dict[str, float]:
-    """``rollout/lag_...`` over the response tokens, and how many samples have several versions.
+    """``rollout/lag_...`` over the response tokens, and the share of samples with several versions.
 
     Args:
-        groups: Of the step.
+        groups: Groups of the step.
         now: The actor's weights version before the update.
 
     Returns:
-        Nothing without tokens. The lag of a token is in steps: ``now`` less the version that
-        sampled it.
+        Empty without tokens. The lag of a token is in steps: ``now`` minus the version that sampled
+        it.
     """
     samples = [graded.sample for group in groups for graded in group.samples]
     lags: Counter[int] = Counter()
@@ -45,33 +45,33 @@ def lag_metrics(groups: Sequence[Group], now: int) -> dict[str, float]:
 
 @dataclass
 class LengthTotals:
-    """Lengths of responses over a run, from which :meth:`bias` follows.
+    """Lengths of responses over a run, the input of :meth:`bias`.
 
     Attributes:
-        finished: Responses of the groups that were finished so far, and their tokens.
-        trained: Those that were trained on.
+        finished: Number of responses in the groups finished so far, and of their tokens.
+        trained: The same for those that were trained on.
     """
 
     finished: tuple[int, int] = (0, 0)
     trained: tuple[int, int] = (0, 0)
 
     def add(self, finished: Iterable[Group], trained: Iterable[Group]) -> None:
-        """Take a step's groups in."""
+        """Add a step's groups."""
         self.finished = _plus(self.finished, _samples(finished))
         self.trained = _plus(self.trained, _samples(trained))
 
     def bias(self, live: Iterable[Sample]) -> dict[str, float]:
-        """``rollout/length_bias``: mean length of what was trained on, over that of all that was
-        admitted, minus 1.
+        """``rollout/length_bias``: mean length of trained responses divided by that of all admitted
+        ones, minus 1.
 
-        Of unfinished responses the length is only known to be larger than what is there. All tokens
-        over finished responses estimates the mean then (exponential lifetimes with censoring).
+        For unfinished responses only a lower bound of the length is known. The mean is then
+        estimated as all tokens over finished responses (exponential lifetimes with censoring).
 
         Args:
-            live: Samples of the groups that are not finished, cut ones with the tokens so far.
+            live: Samples of unfinished groups, cut ones with the tokens so far.
 
         Returns:
-            Nothing before anything was trained on, or while no response is known to be finished.
+            Empty before anything was trained on, or while no response is known to be finished.
         """
         live = list(live)
         tokens = _plus(self.finished, live)[1]

@@ -1,4 +1,4 @@
-"""What became of every group of a run: ``ledger.jsonl``, one line per event, only ever appended to.
+"""The ledger of all groups of a run: ``ledger.jsonl``, one line per event, append-only.
 
     {"step": 3, "event": "admitted", "group": 17, "problem": "train.jsonl:5", "version": 2,
      "seed": 81}
@@ -6,13 +6,13 @@
     {"step": 3, "event": "filtered", "group": 17, "reason": "equal_rewards"}
 
 A group is admitted once and ends once: ``trained`` (given to the update of that step), ``filtered``
-(dropped by ``algorithm.filter``) or ``failed`` (nothing could score it). Until then it is live,
-and each step that leaves it live says ``carried_over``. A run that continues after an earlier step
-says ``resumed``, which makes the events of later steps void, and after step 0 all events. What a
-run holds is a fold over these lines.
+(dropped by ``algorithm.filter``) or ``failed`` (nothing could score it). Until then it is live, and
+each step that leaves it live adds ``carried_over``. A run that continues from an earlier step adds
+``resumed``, which voids the events of later steps, and after step 0 all events. A run's state is a
+fold over these lines.
 
-The lines are on the disk before a checkpoint counts on them. A file that ends earlier all the same
-costs no run: ``lost`` ends the groups of which only lines that are gone said how they ended.
+Lines are flushed to disk before a checkpoint relies on them. If the file nevertheless ends earlier,
+the run continues: ``lost`` ends the groups whose end was only in the missing lines.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ class LedgerError(UserError):
 
 @dataclass
 class Balance:
-    """What the events of a run add up to.
+    """State from the events of a run.
 
     Attributes:
-        events: How many.
-        admitted: Groups that were admitted.
-        ended: Groups by how they ended.
-        live: Ordinals of those that were admitted and have not ended.
-        next_ordinal: Larger than that of any group that was admitted.
-        step: Of the last event.
+        events: Number of events.
+        admitted: Number of admitted groups.
+        ended: Number of groups by how they ended.
+        live: Ordinals of admitted groups that have not ended.
+        next_ordinal: Larger than the ordinal of any admitted group.
+        step: Step of the last event.
     """
 
     events: int = 0
@@ -74,7 +74,7 @@ class Balance:
     step: int = 0
 
     def add(self, event: dict[str, Any]) -> None:
-        """Take one event in.
+        """Add an event.
 
         Raises:
             LedgerError: A group is admitted twice, or ends without being live.
@@ -99,11 +99,11 @@ class Balance:
 
 
 class Ledger:
-    """The ledger of a run, and what it adds up to.
+    """The ledger of a run, with its balance.
 
     Args:
-        path: Of the file; ``None``: kept in memory alone.
-        after_step: What is there of later steps is void; 0 before a new run, where all is.
+        path: The file; ``None``: only in memory.
+        after_step: Existing events of later steps are void; 0 for a new run voids all.
     """
 
     def __init__(self, path: Path | None = None, after_step: int = 0) -> None:
@@ -113,7 +113,7 @@ class Ledger:
             return
         found, end = _in_short(path)
         with path.open("r+b") as file:
-            file.truncate(end)  # What a process left that was ended while it wrote.
+            file.truncate(end)  # Remove the incomplete line of a killed process.
         void = 0
         for kind, step, group in found:
             if after_step and step <= after_step:
@@ -128,10 +128,10 @@ class Ledger:
 
         Args:
             step: Optimization step, from 1.
-            lines: Each with ``event``, ``group`` and what more it has.
+            lines: Lines with ``event``, ``group`` and further fields.
 
         Raises:
-            LedgerError: See :meth:`Balance.add`.
+            LedgerError: As in :meth:`Balance.add`.
         """
         events = [{"step": step, **line} for line in lines]
         for event in events:
@@ -139,18 +139,18 @@ class Ledger:
         self._append(events)
 
     def adopt(self, groups: Mapping[int, str], events: int) -> None:
-        """Take over the live groups of a checkpoint that counts on more lines than there are:
-        another run made it, or the end of the file was lost.
+        """Take over the live groups of a checkpoint that relies on more lines than exist, because
+        another run made it or the end of the file was lost.
 
         Args:
             groups: Problem ids by ordinal.
-            events: Those that the checkpoint counts on.
+            events: Number of events that the checkpoint relies on.
         """
         known = self.balance.events
         if known >= events:
             return
         if any(one < self.balance.next_ordinal for one in groups.keys() - self.balance.live):
-            # What is there is of other groups.
+            # The existing lines belong to other groups.
             self._append([{"step": 0, "event": Event.resumed}])
             self.balance = Balance()
         lost = sorted(self.balance.live - groups.keys())
@@ -172,20 +172,20 @@ class Ledger:
         self.write(self._after_step, lines)
 
     def sync(self) -> None:
-        """Have the disk hold what is written: before a checkpoint that counts on it."""
+        """Flush to disk, before a checkpoint that relies on it."""
         if self._path is not None and self._path.is_file():
             sync(self._path)
             sync(self._path.parent)
 
     def check(self, step: int, live: Collection[int]) -> None:
-        """Conservation: every group that was admitted has ended or is live.
+        """Check conservation: every admitted group has ended or is live.
 
         Args:
-            step: That ends.
-            live: Ordinals of the groups that are held for later steps.
+            step: Step that ends.
+            live: Ordinals of the groups kept for later steps.
 
         Raises:
-            LedgerError: It does not hold.
+            LedgerError: A group was lost or counted twice.
         """
         balance = self.balance
         lost, unknown = balance.live - set(live), set(live) - balance.live
@@ -207,7 +207,7 @@ class Ledger:
 
 
 def events(path: Path) -> list[dict[str, Any]]:
-    """The events of a ledger that are in force, in their order."""
+    """The valid events of a ledger, in order."""
     found: list[dict[str, Any]] = []
     for event, _ in _lines(path):
         if event["event"] == Event.resumed:
@@ -218,14 +218,14 @@ def events(path: Path) -> list[dict[str, Any]]:
 
 
 def _in_force(events: Iterable[dict[str, Any]], after_step: int) -> list[dict[str, Any]]:
-    """What counts of a ledger for a run that continues after a step; a new one counts on none."""
+    """Events that stay valid for a run that continues after a step; none for a new run."""
     return [event for event in events if after_step and event["step"] <= after_step]
 
 
 def _lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
-    """The lines up to the first that is damaged, each with the place where it ends.
+    """The lines up to the first damaged one, each with the offset of its end.
 
-    A process that was ended while it wrote leaves half a line, and a machine that crashes zeros.
+    A killed process leaves an incomplete line, a crashed machine zeros.
     """
     end = 0
     with path.open("rb") as lines:
@@ -241,9 +241,9 @@ def _lines(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
 
 
 def _in_short(path: Path) -> tuple[Iterator[tuple[Event, int, int]], int]:
-    """Kind, step and group of the events that are in force, and where the last whole line ends.
+    """Kind, step and group of the valid events, and the offset of the last complete line's end.
 
-    A run of 10,000 steps has millions of them: 17 bytes each, where a dict takes 700.
+    A run of 10,000 steps has millions of them: 17 bytes each, instead of 700 as a dict.
     """
     names, end = list(Event), 0
     number = {str(name): place for place, name in enumerate(names)}

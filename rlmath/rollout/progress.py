@@ -1,4 +1,4 @@
-"""How far a pool's engines are, as the terminal and Prometheus show it."""
+"""Progress of a pool's engines, for the terminal and Prometheus."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from rlmath.rollout.pool import RolloutPool
 
 
 def sampling_progress(pool: RolloutPool) -> SamplingProgress | None:
-    """Of the round that is being sampled, or of the last one; ``None`` before the first. From any
-    thread."""
+    """Progress of the current or last round; ``None`` before the first. Thread-safe."""
     generation = pool.generation
     if generation is None:
         return None

@@ -1,4 +1,4 @@
-"""Whether the groups that a checkpoint holds fit the settings that a run is resumed with."""
+"""Check that a checkpoint's groups fit the settings of the resumed run."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from rlmath.rollout.group_state import response_tokens
 
 
 def check_resumed_groups(config: Config, path: Path, sampler: Mapping[str, Any]) -> None:
-    """Look at the groups of a checkpoint that are still to be sampled or trained on, before
-    anything is started.
+    """Check the groups of a checkpoint that are still to be sampled or trained on, before anything
+    is started.
 
     Args:
         config: Checked settings.
-        path: Of the checkpoint, for the message.
+        path: Path of the checkpoint, for the message.
         sampler: The sampler's state in it.
 
     Raises:
-        UserError: Engines or ranks would be set up for shorter responses than theirs.
+        UserError: Engines or ranks would be set up for shorter responses than the groups have.
     """
     limit = config.rollout.max_response_tokens
     live = [group["max_tokens"] for group in sampler.get("live", ())]

@@ -1,4 +1,4 @@
-"""What was sampled for a step, until the step takes it."""
+"""The result of a step's sampling, until the step takes it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ class Round:
     """A step's sampling.
 
     Attributes:
-        step: The optimization step that it is for, from 1.
-        finished: Groups that were graded, by ordinal, those that the filter dropped included.
-        dropped: By problem, why the filter dropped its group.
-        metrics: Known when the sampling ends.
-        engines: What each engine did for it; see ``Generation.summary``.
-        is_open: These are groups that came early, while the step before trained; the step's own
-            sampling is still to come.
+        step: The optimization step, from 1.
+        finished: Graded groups by ordinal, including dropped ones.
+        dropped: Reason of the drop by problem.
+        metrics: Set when the sampling ends.
+        engines: Each engine's work, see ``Generation.summary``.
+        is_open: Whether these groups were sampled early, while the previous step trained, and the
+            step's own sampling is still to come.
     """
 
     step: int
@@ -35,7 +35,7 @@ class Round:
         """Plain JSON values.
 
         Args:
-            kept: Groups that the checkpoint has elsewhere, by ordinal.
+            kept: Groups stored elsewhere in the checkpoint, by ordinal.
         """
         return {
             "step": self.step,
@@ -56,12 +56,12 @@ class Round:
         kept: Mapping[int, Group],
         problem: Callable[[str], Problem],
     ) -> Round:
-        """What :meth:`to_state` was called on.
+        """Inverse of :meth:`to_state`.
 
         Args:
             state: Its result.
-            kept: As it was given.
-            problem: Gives a group's problem by its id.
+            kept: As in :meth:`to_state`.
+            problem: Returns a problem by its id.
         """
         finished = {
             ordinal: kept[ordinal]

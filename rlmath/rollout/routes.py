@@ -1,9 +1,9 @@
-"""The experts that an engine sent a sample's tokens to, out of what vLLM returns.
+"""The experts to which an engine routed a sample's tokens, from vLLM's output.
 
-vLLM gives, with each step's tokens, a row for every token that went through the model since the
-last answer: ``[rows, layers, experts of a token]``, of all layers, in which those without experts
-are 0. Rows follow each other without gaps from ``SamplingParams.routed_experts_prompt_start`` on,
-those of a cached prefix included. The last token that was sampled has none.
+With each step's tokens vLLM returns a row for every token that went through the model since the
+last output: ``[rows, layers, experts per token]``, for all layers, with 0 for those without
+experts. Rows are contiguous from ``SamplingParams.routed_experts_prompt_start`` on, including those
+of a cached prefix. The last sampled token has none.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
     from rlmath.model.spec import ModelSpec
 
 
-# Where a token has one expert, a layer without routes has expert 0 everywhere. No router sends as
-# many tokens as this to one expert alone.
+# If a token has one expert, a layer without routes has expert 0 everywhere. No router sends this
+# many tokens to a single expert.
 _MANY_ROWS = 256
 
 
 @dataclass(frozen=True)
 class RouteSpec:
-    """What of a model's routes comes with a sample.
+    """The part of a model's routes that is returned with a sample.
 
     Attributes:
-        layers: Those with experts, from 0.
-        experts: Of a layer.
-        experts_per_token: That a token goes to.
+        layers: Layers with experts, from 0.
+        experts: Experts per layer.
+        experts_per_token: Experts per token.
     """
 
     layers: tuple[int, ...]
@@ -41,36 +41,36 @@ class RouteSpec:
 
     @classmethod
     def of(cls, model: ModelSpec) -> RouteSpec:
-        """Of a MoE."""
+        """The spec of an MoE."""
         layers = tuple(filter(model.is_moe_layer, range(model.layers)))
         return cls(layers, model.experts, model.experts_per_token)
 
     @property
     def dtype(self) -> Any:
-        """Of ``Sample.routes``."""
+        """Type of ``Sample.routes``."""
         return np.uint8 if self.experts <= 256 else np.int16
 
     def taken(
         self, begun: NDArray[Any] | None, rows: Sequence[NDArray[Any]], tokens: int
     ) -> NDArray[Any] | None:
-        """``Sample.routes``.
+        """Compute ``Sample.routes``.
 
         Args:
-            begun: What earlier parts of the sample have.
-            rows: From vLLM, of the tokens behind those; none: it computed none.
-            tokens: Of prompt and response.
+            begun: Routes of earlier parts of the sample.
+            rows: vLLM's rows for the following tokens; empty if it computed none.
+            tokens: Length of prompt plus response.
 
         Returns:
-            Of all tokens but the last; ``begun`` if those that came are of another number of
+            Routes of all tokens except the last; ``begun`` if the number of rows does not match the
             tokens.
 
         Raises:
-            RuntimeError: They are not what this module knows of vLLM.
+            RuntimeError: The rows are not in the expected format.
         """
         new = [self._of_layers(np.concatenate(rows))] if rows else []
         pieces = new if begun is None else [begun, *new]
         if not rows or sum(map(len, pieces)) != tokens - 1:
-            # Whose the others are is not known: they count as missing.
+            # The tokens of the other rows are unknown: they count as missing.
             return begun
         return np.concatenate(pieces)
 
@@ -82,8 +82,8 @@ class RouteSpec:
                 "(layers, experts per token)"
             )
         found = rows[:, self.layers]
-        # A layer that nothing was captured of has the same expert in every place. Not of what is
-        # cast, where any number would be an expert's.
+        # A layer without captured routes has the same expert everywhere. Checked before the cast,
+        # after which any number would be a valid expert.
         ends = np.sort(found[[0, -1]], axis=-1)
         is_range = ends.min() >= 0 and ends.max() < self.experts
         if not is_range or (np.diff(ends, axis=-1) == 0).any():

@@ -1,4 +1,4 @@
-"""Engines and rewards together: what a step and an evaluation sample with."""
+"""The components with which a step or an evaluation samples: engines and rewards."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from rlmath.rollout.pool import RolloutPool
 
 @dataclass(frozen=True)
 class Sampling:
-    """What samples and grades.
+    """Components that sample and grade.
 
     Attributes:
         pool: The engines, ready, and connected to the actor if there is one.
-        rewards: The mix.
-        collector: Grades what the pool samples, while it samples.
+        rewards: The reward mix.
+        collector: Grades the pool's samples while others are sampled.
     """
 
     pool: RolloutPool

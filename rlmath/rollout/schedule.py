@@ -1,10 +1,10 @@
-"""When groups are admitted and trained: bounds on how old a trained token may be.
+"""Admission and training of groups: bounds on the age of trained tokens.
 
-A step trains ``G`` groups. At most ``(K + 1) G`` groups are live, finished ones that wait included,
-and a group that was admitted in step ``a`` trains in step ``a + K`` at the latest. Both hold
-together: before a step, of the groups that are due within ``j`` more steps at most ``j G`` may be
-left after it, since that is what those steps can train. :func:`must_train` says how many that
-leaves, and there are never more than ``G`` as long as each step trains ``G``.
+A step trains ``G`` groups. At most ``(K + 1) G`` groups are live, including finished ones that
+wait, and a group admitted in step ``a`` trains in step ``a + K`` at the latest. Both hold if,
+before each step, at most ``j G`` of the groups due within ``j`` more steps remain after it, since
+those steps can train no more. :func:`must_train` computes how many must train now; there are never
+more than ``G`` as long as each step trains ``G``.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from collections.abc import Sequence
 
 
 def must_train(last_steps: Sequence[int], step: int, groups_per_step: int) -> int:
-    """How many of the oldest live groups a step has to finish, however long they take.
+    """Number of the oldest live groups that a step must finish, however long they take.
 
     Args:
-        last_steps: Of each live group, oldest first, the last step that may train it.
-        step: The step, before it admits any.
+        last_steps: For each live group, oldest first, the last step that may train it.
+        step: The step, before it admits any groups.
         groups_per_step: ``G``.
     """
     counts = [
@@ -29,10 +29,10 @@ def must_train(last_steps: Sequence[int], step: int, groups_per_step: int) -> in
 
 
 def steps_that_train(groups: Sequence[int], step: int, groups_per_step: int) -> dict[int, int]:
-    """The steps that train live groups, oldest first, when nothing is admitted meanwhile.
+    """The steps that train live groups, oldest first, if nothing else is admitted.
 
-    Under settings that these groups were not admitted with, such as a smaller ``K`` or ``G``, none
-    can be trained earlier.
+    With settings under which these groups were not admitted, such as a smaller ``K`` or ``G``, they
+    cannot be trained earlier.
 
     Args:
         groups: Their ordinals, in order.
@@ -43,10 +43,10 @@ def steps_that_train(groups: Sequence[int], step: int, groups_per_step: int) -> 
 
 
 def live_target(cut_groups: int, groups_per_step: int, max_lag: int) -> int:
-    """How many groups a step has under way or waiting, so that ``G`` of them finish.
+    """Number of groups that a step runs or keeps waiting, so that ``G`` of them finish.
 
-    As many are expected to be cut as in the step before, give or take two standard deviations of a
-    count. With a budget that no response reaches it is ``G``.
+    Expects as many to be cut as in the previous step, plus two standard deviations of a count. With
+    a budget that no response reaches it is ``G``.
 
     Args:
         cut_groups: Groups that the last step cut.
@@ -58,7 +58,7 @@ def live_target(cut_groups: int, groups_per_step: int, max_lag: int) -> int:
 
 
 def may_admit(live: int, groups_per_step: int, max_lag: int) -> int:
-    """How many more groups may be live.
+    """Number of groups that may be admitted.
 
     Args:
         live: Groups that were admitted and are neither trained nor dropped.

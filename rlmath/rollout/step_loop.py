@@ -1,8 +1,8 @@
 """One vLLM engine and the thread that steps it.
 
-vLLM's engine is not safe to call from several threads, so everything that touches it, its making
-included, happens in one thread: it steps while there is work, and between two steps it runs what
-other threads asked for. This module imports vLLM when an engine is made, not before.
+vLLM's engine is not thread-safe, so everything that touches it, including its creation, runs in one
+thread: it steps while there is work, and between steps it runs other threads' calls. This module
+imports vLLM only when an engine is created.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from rlmath.vllm_plugin.engine_precision import check_workers, worker_precision
 
 T = TypeVar("T")
 
-# After the first finished sample, how long to gather more before answering. Answers cost the
-# engine's process time that it would spend on tokens.
+# Time to gather more samples after the first finished one before answering. Answers cost the
+# engine's process time that it could spend on tokens.
 GATHER_S = 0.1
 
 
 def import_vllm(device: str) -> None:
-    """Import what making an engine imports, most of which takes seconds.
+    """Import the modules for creating an engine, which takes seconds.
 
     Args:
         device: ``cuda`` or ``cpu``.
     """
-    # Found by name when a worker is made, which is in this process for an engine of one rank.
+    # Loaded by name when a worker is created, in this process for an engine of one rank.
     worker = "gpu_worker" if device == "cuda" else "cpu_worker"
     with paused_collector(), _quickly(device):
         importlib.import_module("vllm.v1.engine.llm_engine")
@@ -63,31 +63,31 @@ def _quickly(device: str) -> contextlib.AbstractContextManager[None]:
 
 @dataclass
 class _Running:
-    """A request in the engine and what it has produced so far."""
+    """A request in the engine and its output so far."""
 
     request: Request
     spans: list[tuple[int, int]] = field(default_factory=list)
     token_ids: array.array[int] = field(default_factory=lambda: array.array("i"))
     log_probs: array.array[float] = field(default_factory=lambda: array.array("f"))
-    # Of a request that scores, once they are there: of each token of the prompt but the first.
+    # For a request that scores: log-probs of each token of the prompt except the first.
     prompt_log_probs: np.ndarray[Any, np.dtype[np.float32]] | None = None
-    # Of a request that wants routes: vLLM's, of the tokens behind those that it has already.
+    # For a request that wants routes: vLLM's rows of the tokens after those that it already has.
     routes: list[np.ndarray[Any, Any]] = field(default_factory=list)
     prompt_digest: int = 0
 
 
 class StepLoop:
-    """Owns the engine. ``submit``, ``progress`` and ``call`` may be used from any thread.
+    """Owns the engine. ``submit``, ``progress`` and ``call`` are thread-safe.
 
-    With asynchronous scheduling vLLM hands the GPU a step before it has read the one before, so
-    that a step may still be running when its last request has finished or was aborted. The loop
-    waits for such steps before it says that the engine is idle: nothing computes with the weights
-    while they change, or while the engine sleeps.
+    With asynchronous scheduling vLLM starts a step on the GPU before it has read the previous one,
+    so a step may still be running when its last request has finished or was aborted. The loop waits
+    for such steps before the engine counts as idle: nothing computes with the weights while they
+    change, or while the engine sleeps.
 
     Attributes:
-        weights_version: Of the weights in force.
-        kv_cache_bytes: Of each rank; ``None`` where vLLM does not measure it (CPU), or before
-            ``start``.
+        weights_version: Version of the active weights.
+        kv_cache_bytes: Size of each rank's KV cache; ``None`` if vLLM does not measure it (CPU), or
+            before ``start``.
     """
 
     def __init__(self, spec: EngineSpec, engine_index: int) -> None:
@@ -100,31 +100,31 @@ class StepLoop:
         self._finished: list[Sample] = []
         self._unfinished = 0
         self._generation = 0
-        # The generation whose requests are cut, those that are still to come too; 0: none.
+        # The generation whose current and later requests are cut; 0: none.
         self._cut_generation = 0
         self._tokens_generated = 0
         self._tokens_held = 0
         self._tokens_reused = 0
         self._last_token_s = time.monotonic()
         self._failure: BaseException | None = None
-        # Only the thread touches these.
+        # Used only by the thread.
         self._engine: Any = None
         self._tokenizer: Any = None
         self._running: dict[str, _Running] = {}
         self._num_submitted = 0
-        # Rows of routes of another number of tokens than a sample has were reported.
+        # Whether a wrong number of rows of routes was reported.
         self._told_of_rows = False
         self._thread = threading.Thread(target=self._run, name="vllm-steps", daemon=True)
-        # What requests name as their adapters; none before the first weight sync.
+        # The adapters of requests; none before the first weight sync.
         self._adapters: Any = None
         self.weights_version = 0
         self.kv_cache_bytes: int | None = None
 
     def start(self) -> None:
-        """Make the engine; returns when it can sample.
+        """Create the engine; returns when it can sample.
 
         Raises:
-            Exception: Whatever vLLM says about settings, model or memory.
+            Exception: vLLM's error about settings, model or memory.
         """
         ready: Future[None] = Future()
         self._calls.put((self._make_engine, ready))
@@ -132,30 +132,30 @@ class StepLoop:
         ready.result()
 
     def submit(self, generation: int, requests: Sequence[Request]) -> None:
-        """Hand requests to the engine.
+        """Add requests to the engine.
 
-        What an older generation left is dropped, and what comes late from one is not taken: a call
-        that its caller gave up on may still arrive.
+        Requests of an older generation are dropped, and late ones are ignored: a call that its
+        caller has abandoned may still arrive.
 
         Raises:
-            ValueError: A request does not fit in the engine's longest sequence.
+            ValueError: A request exceeds the engine's maximum sequence length.
         """
         self.call(lambda: self._add(generation, requests))
 
     def cut(self, generation: int) -> None:
-        """End all requests of a generation where they are, those too that come late.
+        """End all requests of a generation where they are, including late ones.
 
-        ``progress`` gives each with its tokens so far, as a sample that is ``cut``.
+        ``progress`` returns each with its tokens so far, as a ``cut`` sample.
         """
         self.call(lambda: self._cut(generation))
 
     def progress(self, generation: int, timeout_s: float) -> Progress:
-        """Samples of this generation finished since the last call.
+        """Samples of this generation that finished since the last call.
 
         Waits until there is one, the engine has no work, or ``timeout_s`` has passed.
 
         Raises:
-            BaseException: What stopped the thread, if it has stopped.
+            BaseException: The error that stopped the thread, if any.
         """
         deadline = time.monotonic() + timeout_s
 
@@ -184,7 +184,7 @@ class StepLoop:
             )
 
     def counts(self) -> tuple[int, int]:
-        """Requests in the engine, and response tokens since its start."""
+        """Number of requests in the engine, and of response tokens since its start."""
         with self._changed:
             return self._unfinished, self._tokens_generated
 
@@ -206,7 +206,7 @@ class StepLoop:
                     raise RuntimeError("the engine's thread has stopped") from self._failure
 
     def rpc(self, method: str | Callable[..., Any], **arguments: Any) -> list[Any]:
-        """Call a method of every vLLM worker of this engine; one answer per worker."""
+        """Call a method of every vLLM worker of this engine; one result per worker."""
         return self.call(lambda: self._engine.collective_rpc(method, kwargs=arguments))
 
     def engine_call(self, function: Callable[[Any], T]) -> T:
@@ -214,21 +214,21 @@ class StepLoop:
         return self.call(lambda: function(self._engine))
 
     def renew(self, version: int) -> None:
-        """Requests from now on are of these weights. In the engine's thread."""
+        """Set the weights version of requests from now on. Runs in the engine's thread."""
         self.weights_version = version
         if self._spec.adapters is not None:
             from vllm.lora.request import LoRARequest
 
             from rlmath.weights.transports.adapter_engine import ADAPTER_ID
 
-            # vLLM counts the name in the hash of a prefix, so keys and values of another version
-            # are never taken for this one's; where some may be, the salt tells them apart. It
-            # reads the path when it has lost the adapters, and finds nothing there.
+            # vLLM includes the name in a prefix's hash, so keys and values of another version are
+            # never reused; with keeps_kv, the salt separates them. vLLM reads the path if it has
+            # lost the adapters, and finds nothing there.
             name = "adapters" if self._spec.keeps_kv else f"weights version {version}"
             self._adapters = LoRARequest(name, ADAPTER_ID, f"/dev/null/{name}")
 
     def drain(self) -> None:
-        """Wait for what the engine computes; afterwards it has no requests and runs nothing.
+        """Wait for running steps; afterwards the engine has no requests and runs nothing.
 
         Raises:
             RuntimeError: It has unfinished requests, or the thread has stopped.
@@ -242,12 +242,12 @@ class StepLoop:
         self.call(idle)
 
     def stop(self) -> None:
-        """End the thread and the engine with its workers. Safe to call twice."""
+        """Stop the thread and the engine with its workers. May be called twice."""
         if self._thread.is_alive():
             self._calls.put(None)
             self._thread.join()
 
-    # From here on: in the thread.
+    # The following methods run in the thread.
 
     def _run(self) -> None:
         try:
@@ -264,7 +264,7 @@ class StepLoop:
                 self._engine.engine_core.shutdown()
 
     def _serve_calls(self, block: bool) -> bool:
-        """Run what was asked for; with ``block`` wait for something. False when it is the end."""
+        """Run requested calls; with ``block`` wait for one. Returns False at the end."""
         while True:
             try:
                 item = self._calls.get(block)
@@ -294,7 +294,7 @@ class StepLoop:
             self._engine.set_weight_version(str(self.weights_version))
 
     def _ask_workers(self, spec: EngineSpec) -> None:
-        """Check what they made of the settings; take the size of their KV cache."""
+        """Check how the workers applied the settings, and get the size of their KV cache."""
         check_workers(self._engine.collective_rpc(worker_precision), spec.precision, spec.dtype)
         if spec.device_ids:
             assigned = self._engine.vllm_config.parallel_config.assigned_physical_gpu_ids
@@ -337,8 +337,8 @@ class StepLoop:
                 detokenize=False,
                 output_kind=RequestOutputKind.FINAL_ONLY,
                 routed_experts_prompt_start=request.begun_routes,
-                # These are of one request. vLLM would copy them in depth, which takes as long as
-                # all else of adding it.
+                # Not shared with other requests. vLLM's deep copy takes as long as the rest of
+                # adding a request.
                 skip_clone=True,
             )
             core_request = self._engine.input_processor.process_inputs(
@@ -352,7 +352,7 @@ class StepLoop:
                 supported_tasks=tasks,
                 lora_request=self._adapters,
             )
-            # What vLLM was given, and not what it should have been given.
+            # The prompt that vLLM received, which may differ from the one sent.
             read = core_request.prompt_token_ids or ()
             running.prompt_digest = prompt_digest(read[: len(read) - request.begun_tokens])
             self._engine.engine_core.add_request(core_request)
@@ -376,7 +376,7 @@ class StepLoop:
         self._cut_running()
 
     def _cut_running(self) -> None:
-        """A token that a step in flight is sampling is lost; whoever continues samples it again."""
+        """Cut all running requests. A token being sampled is lost, and sampled again later."""
         self._engine.engine_core.abort_requests(list(self._running))
         cut = [self._sample(running, "length") for running in self._running.values()]
         self._running.clear()
@@ -388,10 +388,10 @@ class StepLoop:
             self._changed.notify_all()
 
     def _salt(self, running: _Running) -> dict[str, str]:
-        """What tells its KV blocks from those of equal tokens, where blocks outlive weights.
+        """Salt of the KV blocks, which separates equal tokens where blocks outlive weights.
 
-        It is the version that sampled its first token. So a response may find its own blocks
-        again, and one that begins finds only blocks of the weights in force.
+        It is the version that sampled the first token. A response can therefore reuse its own
+        blocks, and a new one only blocks of the active weights.
         """
         if not self._spec.keeps_kv:
             return {}
@@ -401,8 +401,8 @@ class StepLoop:
     def _seed(self, request: Request) -> int:
         """A seed that continues a sample's random stream after the tokens that it has.
 
-        On CUDA the noise of a token comes from the seed and the token's place in the sequence, in
-        vLLM's second model runner; in its first one a generator would start again.
+        On CUDA a token's noise depends on the seed and the token's position, in vLLM's second model
+        runner; in the first one a generator would start again.
         """
         if not request.begun_tokens:
             return request.seed
@@ -417,7 +417,7 @@ class StepLoop:
         return request.seed
 
     def _drop_all(self, generation: int) -> None:
-        """Begin a generation with an empty engine."""
+        """Start a generation with an empty engine."""
         self._engine.engine_core.abort_requests(list(self._running))
         self._running.clear()
         self._drain()
@@ -429,22 +429,21 @@ class StepLoop:
             self._changed.notify_all()
 
     def _drain(self) -> None:
-        """Wait for steps in flight; the engine has no requests. What they give is of requests that
-        have ended."""
+        """Wait for steps in flight; the engine has no requests, so their output is discarded."""
         client = self._engine.engine_core
         while client.engine_core.batch_queue:
             client.get_output()
 
     def _step(self) -> None:
-        """One step of all running sequences.
+        """Run one step of all running sequences.
 
-        Tokens and log-probs are taken from the engine's core as arrays. vLLM's own front end
-        would make a text and an object for every token, a tenth of the time of a small model.
+        Tokens and log-probs are read from the engine's core as arrays. vLLM's own front end would
+        create a text and an object for every token, a tenth of a small model's time.
         """
         finished = []
         tokens = dropped = reused = 0
         outputs = self._engine.engine_core.get_output()
-        # vLLM's own label of the weights that this very step ran with, not what is in force now.
+        # vLLM's label of the weights in this step, which may differ from the active ones.
         version = int(outputs.weight_version or 0)
         for output in outputs.outputs:
             running = self._running[output.request_id]
@@ -508,7 +507,7 @@ class StepLoop:
             index=request.index,
             token_ids=np.array(running.token_ids, np.int32),
             log_probs=np.array(running.log_probs, np.float32),
-            # Nobody reads an unfinished text.
+            # The text of an unfinished sample is not used.
             text=""
             if reason == "cut"
             else self._tokenizer.decode(running.token_ids.tolist(), skip_special_tokens=True),
@@ -521,7 +520,7 @@ class StepLoop:
         )
 
     def _routes(self, running: _Running, *, is_cut: bool) -> Any:
-        """See ``Sample.routes``."""
+        """``Sample.routes``."""
         request, spec = running.request, self._spec.routes
         begun = None if request.begun is None else request.begun.routes
         if spec is None or not request.wants_routes:
@@ -552,14 +551,14 @@ def _running(request: Request) -> _Running:
 
 
 def scored(request: Request, prompt_log_probs: Any, weights_version: int, engine: int) -> Sample:
-    """The sample of a request that scores, with the engine's log-probs.
+    """The sample of a scoring request, with the engine's log-probs.
 
     Args:
-        prompt_log_probs: Float32 of each token that was read but the first; ``None``: vLLM gave
-            none.
+        prompt_log_probs: Float32 log-probs of each read token except the first; ``None``: vLLM
+            returned none.
 
     Raises:
-        RuntimeError: Not each token has one.
+            RuntimeError: A token has no log-prob.
     """
     begun = request.begun
     assert begun is not None
@@ -575,7 +574,7 @@ def scored(request: Request, prompt_log_probs: Any, weights_version: int, engine
         problem_id=request.problem_id,
         index=request.index,
         token_ids=begun.token_ids,
-        # Of the token at place i is the one at place i - 1. Not the prompt's, whose memory it is.
+        # Token i is at index i - 1. A copy, to release the prompt's memory.
         log_probs=prompt_log_probs[prompt - 1 :].copy(),
         text="",
         finish_reason="stop",
@@ -586,7 +585,7 @@ def scored(request: Request, prompt_log_probs: Any, weights_version: int, engine
 
 
 def _plain(error: BaseException) -> BaseException:
-    """The error as one of Python's own types: a process that gets it must not import vLLM for it.
+    """Convert an error to a built-in type: its receiver must not need to import vLLM.
 
     The traceback is in the engine's log.
     """

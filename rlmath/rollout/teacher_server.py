@@ -1,8 +1,8 @@
-"""A teacher on a vLLM server: its completions of token ids, with the log-probs of the prompt.
+"""A teacher on a vLLM server, through completions with the prompt's log-probs.
 
-``POST {url}/completions`` with ``prompt_logprobs=0`` gives of each token of the prompt the log-prob
-of that token alone, at temperature 1, whatever the server samples with. The tokens go as ids, and
-the answer is read by these ids, so a server that would tokenize differently is found out.
+``POST {url}/completions`` with ``prompt_logprobs=0`` returns the log-prob of each token of the
+prompt, at temperature 1, whatever the server's sampling parameters. Tokens are sent as ids, and the
+reply is read by these ids, so a server with a different tokenizer is detected.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rlmath.errors import UserError
 from rlmath.rewards.http_json import CallFailed, Endpoint, post_json
 from rlmath.rollout.teacher import LogProbs, TeacherError, ToScore
 
-# Of the server's key, if it asks for one; as OpenAI's clients have it.
+# The server's key, if it requires one, as for OpenAI's clients.
 KEY_VARIABLE = "OPENAI_API_KEY"
 PROBE_TIMEOUT_S = 20.0
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 60.0
@@ -35,11 +35,11 @@ class ServerTeacher:
 
     Args:
         url: Base address, such as ``http://host:8000/v1``.
-        model: Name on the server; ``None``: the only one that it has.
-        sequence_tokens: Longest sequence, with the token that the server samples after it.
-        connections: Sequences that it scores at once.
-        timeout_s: Of an attempt.
-        attempts: Per sequence.
+        model: Name on the server; ``None``: its only model.
+        sequence_tokens: Maximum sequence length, including the token that the server samples.
+        connections: Number of sequences scored concurrently.
+        timeout_s: Timeout of an attempt.
+        attempts: Attempts per sequence.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class ServerTeacher:
         self._threads = ThreadPoolExecutor(connections, thread_name_prefix="teacher")
 
     def probe(self) -> None:
-        """Ask the server for its models; see ``Teacher.probe``."""
+        """Ask the server for its models (see ``Teacher.probe``)."""
         models = self._models()
         names = [str(one.get("id")) for one in models]
         if self._model is None and len(names) == 1:
@@ -83,16 +83,14 @@ class ServerTeacher:
             )
 
     def submit(self, sequence: ToScore) -> Future[LogProbs]:
-        """See ``Teacher.submit``."""
         return self._threads.submit(self._score, sequence)
 
     def close(self) -> None:
-        """See ``Teacher.close``. What a server is computing is not waited for."""
+        """Stop without waiting for the server's computation."""
         self._closed.set()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def watchdog_probe(self) -> WatchedComponent:
-        """See ``Teacher.watchdog_probe``."""
 
         def waiting_on() -> list[str]:
             with self._lock:
@@ -164,16 +162,16 @@ class ServerTeacher:
 
 
 def read_log_probs(reply: Any, token_ids: Sequence[int], prompt_tokens: int) -> LogProbs:
-    """Float32 log-probs of all tokens but the prompt's, from a server's reply.
+    """Float32 log-probs of all tokens except the prompt's, from a server's reply.
 
     Args:
-        reply: Of ``/v1/completions``; its ``prompt_logprobs`` has an entry for each token, the
+        reply: Reply of ``/v1/completions``; its ``prompt_logprobs`` has an entry per token, the
             first of them null, the others with the log-prob by token id.
-        token_ids: That were sent.
-        prompt_tokens: Of these, the problem's.
+        token_ids: The ids that were sent.
+        prompt_tokens: Number of them in the problem's prompt.
 
     Raises:
-        KeyError, IndexError, TypeError, ValueError: The reply is another one.
+        KeyError, IndexError, TypeError, ValueError: The reply has a different form.
     """
     (choice,) = reply["choices"]
     entries = choice["prompt_logprobs"]

@@ -1,4 +1,4 @@
-"""Whether engines may take memory for weights before the ranks have made all of their room."""
+"""Decides whether engines may allocate weights before the ranks have freed all their memory."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from rlmath.device.residue import Residue
 
 
 class WakeRoom:
-    """Lets engines wake beside ranks that still copy their optimizer to the host, if no GPU then
-    holds more than it did in the step's update.
+    """Lets engines wake while ranks still copy their optimizer to the host, if no GPU then uses
+    more memory than in the step's update.
 
-    What an engine takes is what it took of each rank's GPU in the last weight sync, its buffers
-    among it: the first sync is in the strict order, first the copies and then the engines.
+    The engines' need is measured as the memory that they took of each rank's GPU in the last weight
+    sync, including buffers. The first sync is therefore sequential: first the copies, then the
+    engines.
 
     Attributes:
-        used: Whether the last weight sync overlapped them.
+        used: Whether they overlapped in the last weight sync.
     """
 
     def __init__(self) -> None:
@@ -23,20 +24,20 @@ class WakeRoom:
         self._taken_bytes: list[int] | None = None
 
     def decide(self, asleep: Sequence[Residue]) -> bool:
-        """Whether to overlap them, which ``used`` keeps.
+        """Decide whether to overlap; the result is kept in ``used``.
 
         Args:
-            asleep: Of each rank, with its optimizer, while the engines sleep.
+            asleep: Memory of each rank, with its optimizer, while the engines sleep.
         """
         self.used = bool(asleep) and self._fits(asleep)
         return self.used
 
     def see(self, asleep: Sequence[Residue], awake: Sequence[Residue]) -> None:
-        """Measure what the engines took.
+        """Measure the memory that the engines took.
 
         Args:
             asleep: As for :meth:`decide`.
-            awake: Of each rank, when the engines have their weights.
+            awake: Memory of each rank when the engines have their weights.
         """
         self._taken_bytes = [
             max(0, (after.others_bytes or 0) - (before.others_bytes or 0))
@@ -45,7 +46,7 @@ class WakeRoom:
 
     def _fits(self, asleep: Sequence[Residue]) -> bool:
         if all(one.others_bytes is None for one in asleep):
-            return True  # On CPU engines do not sleep, and take nothing.
+            return True  # On CPU engines do not sleep and need no memory.
         taken = self._taken_bytes
         return taken is not None and all(
             needed <= one.spare_bytes for one, needed in zip(asleep, taken, strict=True)

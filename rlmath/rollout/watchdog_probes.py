@@ -1,4 +1,4 @@
-"""What the watchdog has to know of the engines and of grading."""
+"""Watchdog probes of the engines and of grading."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rlmath.rollout.pool import RolloutPool
 
 
 def engines(pool: RolloutPool) -> WatchedComponent:
-    """Which samples of which engines are waited for."""
+    """A probe of pending samples, by engine."""
 
     def waiting_on() -> list[str]:
         role = pool.spec.role
@@ -39,7 +39,7 @@ def engines(pool: RolloutPool) -> WatchedComponent:
 
 
 def grades(collector: Collector) -> WatchedComponent:
-    """Which samples are being graded."""
+    """A probe of samples being graded."""
 
     def waiting_on() -> list[str]:
         left = collector.ungraded()
