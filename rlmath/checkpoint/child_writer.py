@@ -95,7 +95,6 @@ class SharedMemory:
         return _Place(offset, tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
     def tensor(self, place: _Place) -> Tensor:
-        """The tensor at a place."""
         if 0 in place.shape:
             return torch.empty(place.shape, dtype=place.dtype)
         span = 1 + sum((n - 1) * step for n, step in zip(place.shape, place.stride, strict=True))
@@ -143,8 +142,6 @@ class ChildWriter:
         """Write what a rank's plan of torch's distributed format says, and end the process.
 
         Args:
-            folder: As given to the writer.
-            plan: The rank's ``SavePlan``.
             planner: Whose tensors are all in ``memory``, and do not change meanwhile.
 
         Returns:
@@ -179,9 +176,6 @@ def main(connection: int, descriptor: int, num_bytes: int, parent_pid: int) -> N
     """Write one file for the rank at the other end of an inherited connection.
 
     Args:
-        connection: File descriptor.
-        descriptor: Of the shared memory.
-        num_bytes: Its size.
         parent_pid: Process id of the rank, with which this process ends.
     """
     end_with_parent(parent_pid)

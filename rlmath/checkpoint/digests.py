@@ -53,7 +53,6 @@ class HashedStream:
         self._sync: Future[None] | None = None
 
     def write(self, data: Any) -> int:
-        """Write bytes and hash them at the same time; both let go of the interpreter lock."""
         num_bytes = memoryview(data).nbytes
         self._num_bytes += num_bytes
         if num_bytes < _LEAST_BYTES_FOR_THREAD:
@@ -80,7 +79,6 @@ class HashedStream:
             sync.result()
 
     def tell(self) -> int:
-        """Bytes so far."""
         return self._file.tell()
 
     def flush(self) -> None:
@@ -141,7 +139,6 @@ def file_digest(path: Path, algorithm: str = ALGORITHM) -> str:
     hashed it is not read again.
 
     Args:
-        path: The file.
         algorithm: ``ALGORITHM``, or a name of ``hashlib``.
 
     Raises:

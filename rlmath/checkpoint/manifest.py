@@ -48,7 +48,6 @@ class Manifest:
 
     @property
     def num_bytes(self) -> int:
-        """Size of the files together."""
         return sum(size for size, _ in self.files.values())
 
 
@@ -119,7 +118,6 @@ def verify(folder: Path, share: tuple[int, int] = (0, 1), under: str = "") -> Ma
     """Compare files of a checkpoint with the manifest; each is read once by a process.
 
     Args:
-        folder: Of the checkpoint.
         share: Number of this process, and of those that share the files' contents out among them.
         under: Only files below this folder.
 

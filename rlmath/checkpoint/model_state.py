@@ -21,10 +21,6 @@ def sharded_weights(module: Any, prefix: str = "") -> dict[str, Any]:
 
     Without Transformer Engine's extra state: it holds scales of delayed FP8 scaling, which is not
     offered, and loading it executes pickled code.
-
-    Args:
-        module: One chunk of this rank's model.
-        prefix: Of the names.
     """
     described = module.sharded_state_dict(prefix=prefix, metadata=sharding())
     return {name: entry for name, entry in described.items() if not is_extra_state(name)}

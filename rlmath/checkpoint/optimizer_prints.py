@@ -51,9 +51,6 @@ def check_prints(folder: Path, rank: int, now: dict[str, float], *, same_layout:
     """Compare what was loaded with what was saved.
 
     Args:
-        folder: Of the model in the checkpoint.
-        rank: Of this process.
-        now: Checksums after loading.
         same_layout: Ranks have the parts that they had; else the schedule's step is compared
             alone.
 

@@ -156,7 +156,6 @@ def save_model(model: Saveable, folder: str | Path, name: str = "actor") -> None
     Args:
         model: Saved without optimizer and schedule if it has none.
         folder: Of the checkpoint, from :meth:`CheckpointStore.begin`; the same on all nodes.
-        name: Folder in there.
 
     Raises:
         UserError: On every rank: the disk is full, or the folder cannot be written.
@@ -270,7 +269,6 @@ def load_model(model: Saveable, folder: str | Path, name: str = "actor") -> None
     Args:
         model: Built from the same model, with the same type and the same kind of optimizer.
         folder: A complete checkpoint, see :meth:`CheckpointStore.resume`.
-        name: As given to :func:`save_model`.
 
     Raises:
         UserError: On every rank: it is of another model, or cannot be read. The model may be

@@ -123,7 +123,6 @@ class CheckpointStore:
         An older checkpoint of the same step is replaced.
 
         Args:
-            step: As given to :meth:`begin`.
             driver_state: Of dict, list, str, int, float, bool and None.
             metrics: Values by which the best are found; ones that are not finite never are.
 
@@ -317,7 +316,6 @@ def open_checkpoint(path: Path, verified: bool = False) -> Checkpoint:
     """A checkpoint's driver state and metrics.
 
     Args:
-        path: Its folder.
         verified: Its files have just been compared with the manifest.
 
     Raises:

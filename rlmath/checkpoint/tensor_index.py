@@ -46,9 +46,6 @@ class _IndexUnpickler(pickle.Unpickler):
 def check_index(folder: Path) -> None:
     """Refuse an index that names anything but tensors and what describes them.
 
-    Args:
-        folder: Of one model in a checkpoint.
-
     Raises:
         BrokenCheckpoint: With the name that was refused, or why the index cannot be read.
     """

@@ -54,7 +54,6 @@ def _value_estimators() -> str:
 
 
 def _schedule(config: Config) -> Iterator[str]:
-    """Tokens of older weights need a correction and a loss that bounds their ratio."""
     rollout, algorithm = config.rollout, config.algorithm
     name, lag = rollout.schedule.name, max_lag(rollout)
     if rollout.schedule is RolloutSchedule.synchronous:

@@ -66,7 +66,6 @@ class Continuation:
 
     Attributes:
         checkpoint: The newest; the run continues after it.
-        step: Of it.
         steps: That the run is to have, by ``setting``.
         changes: Settings that differ from those that the checkpoint's steps were trained with, and
             files that have other contents than then.
@@ -104,7 +103,6 @@ def continuation(config: Config, command: str = "train") -> Continuation | None:
     The newest checkpoint is found by name; whether it is complete is checked when it is read.
 
     Args:
-        config: The settings.
         command: ``train`` or ``sft``; others continue nothing.
     """
     runner, loop = config.runner, _LOOPS.get(command)
@@ -260,7 +258,6 @@ def _exported_step(file: Path) -> int | None:
 
 
 def flat_settings(config: Config) -> dict[str, Any]:
-    """Every setting by its full key, values as in YAML."""
     return flat(to_plain(config))
 
 

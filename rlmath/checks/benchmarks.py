@@ -15,7 +15,6 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\-]*")
 
 
 def benchmark_problems(config: Config, command: str) -> Iterator[str]:
-    """Contradictions in ``eval``."""
     if command == "sft":
         return
     names: set[str] = {HELD_OUT}

@@ -14,7 +14,6 @@ from rlmath.model.spec import ModelSpec
 
 
 def fp8_problems(config: Config, machine: Machine, device: Device, command: str) -> Iterator[str]:
-    """Errors that do not depend on the model."""
     fp8 = fp8_of(config.actor)
     if fp8 is None or command == "evaluate" or device is Device.cpu:
         return

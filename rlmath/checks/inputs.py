@@ -56,7 +56,6 @@ def input_files(config: Config) -> Iterator[tuple[str, Path]]:
 
 
 def reward_files(config: Config) -> Iterator[tuple[str, Path]]:
-    """Files that rewards are functions of."""
     for item in config.reward.items:
         place = item.name if item.name.endswith(".py") else item.name.rpartition(":")[0]
         if place.endswith(".py"):

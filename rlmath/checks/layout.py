@@ -71,7 +71,6 @@ def batch_divides(config: Config, layout: RunLayout, command: str) -> Iterator[s
 
 
 def tensor_groups_have_nodes(config: Config, layout: RunLayout, command: str) -> Iterator[str]:
-    """The ranks of a tensor-parallel group are on one node, of nodes that are all free."""
     if layout.device is Device.cpu:
         return
     if command != "train":  # As a run places it, which asks the teacher in training only.
@@ -84,7 +83,6 @@ def tensor_groups_have_nodes(config: Config, layout: RunLayout, command: str) ->
 
 
 def gradient_copies(config: Config, layout: RunLayout) -> Iterator[str]:
-    """Overlapped sums of gradients have something to add up."""
     if config.actor.overlap_gradients and layout.actor.copies == 1:
         yield (
             "actor.overlap_gradients=true: one data-parallel x one context-parallel rank have no "
@@ -145,8 +143,6 @@ def tensor_parallel_problems(part: str, ranks: int, model: ModelSpec, sliced: in
 
     Args:
         part: ``actor``, ``rollout`` or ``teacher``.
-        ranks: That share a matrix.
-        model: Of the part.
         sliced: Width of an expert that the ranks share; 0: they share none.
     """
 
@@ -316,11 +312,7 @@ def cpu_cache_problem(
     """See :func:`kv_cache`.
 
     Args:
-        key: The cache's setting.
-        given_gib: Its value.
-        model: Of the engine.
         longest: Tokens of the longest sequence.
-        tensor_parallel: Ranks of the engine.
         value_bytes: Of a key's or value's number.
     """
     blocks = -(-longest // CPU_BLOCK_TOKENS)
@@ -353,5 +345,4 @@ def engine_steps(config: Config, device: Device) -> Iterator[str]:
 
 
 def _round_up(gib: float) -> float:
-    """The next quarter."""
     return -(-gib * 4 // 1) / 4

@@ -24,7 +24,6 @@ UNMERGED_FAMILIES = ("llama3", "qwen2", "qwen3", "mistral")
 
 
 def lora_problems(config: Config, command: str) -> Iterator[str]:
-    """Errors that do not depend on the model."""
     lora, algorithm = config.actor.lora, config.algorithm
     if not lora.rank:
         return
@@ -96,7 +95,6 @@ def _applied_twice(model: Path, adapters: Path) -> Iterator[str]:
 
 
 def _stages(config: Config, model: ModelSpec) -> Iterator[str]:
-    """Each pipeline stage has something to train."""
     lora, actor = config.actor.lora, config.actor
     if lora.layers is None:
         return

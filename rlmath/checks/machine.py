@@ -47,17 +47,14 @@ class Machine:
 
     @property
     def has_cuda(self) -> bool:
-        """Whether torch can use a GPU here."""
         return self.gpus > 0 and self.torch_build is not None and "+cpu" not in self.torch_build
 
     def device(self, wanted: Device) -> Device:
-        """The device that ``cluster.device`` stands for on this machine."""
         if wanted is Device.auto:
             return Device.cuda if self.has_cuda else Device.cpu
         return wanted
 
     def free_bytes(self, path: str | Path) -> int:
-        """Free space on the disk on which ``path`` is, or will be."""
         if self.disk_bytes is not None:
             return self.disk_bytes
         return shutil.disk_usage(existing_parent(path)).free

@@ -33,8 +33,6 @@ def ask(config: Config, command: str, *, elsewhere: bool, ask_hub: bool) -> Answ
     """Connect to the servers of checked settings, and ask the hub for what is named there.
 
     Args:
-        config: Checked settings.
-        command: ``train``, ``sft`` or ``evaluate``.
         elsewhere: The run is for another machine, which may reach other servers.
         ask_hub: Ask for models and data as well, which a run that starts now fetches itself.
     """

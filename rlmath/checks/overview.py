@@ -36,7 +36,6 @@ def describe_training(config: Config, origin: Origin | None = None) -> str:
     """Loss, optimizer, rewards and evaluation of a training run.
 
     Args:
-        config: The settings.
         origin: Where a setting's value comes from, in words.
     """
     algorithm = config.algorithm
@@ -63,7 +62,6 @@ def describe_training(config: Config, origin: Origin | None = None) -> str:
 
 
 def describe_model(config: Config, model: ModelSpec) -> str:
-    """Name and size of the model, and the data that it is trained on or evaluated with."""
     name = hub_name(config.model.path)
     where = f"{name} (in the hub's cache)" if name else config.model.path
     value = 4 if config.model.dtype.name == "float32" else 2
@@ -133,7 +131,6 @@ def describe_recipe(composed: Composed) -> str:
 
 
 def _plugins(config: Config) -> list[str]:
-    """The source files of the user's code, with their hashes."""
     lines = [f"{name} ({value})" for name, value in config.plugin_hashes.items()]
     return _block("plugins", lines) if lines else []
 

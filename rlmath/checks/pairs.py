@@ -22,7 +22,6 @@ def pair_problems(config: Config, device: Device, command: str) -> Iterator[str]
 
     Args:
         device: What ``cluster.device`` stands for.
-        command: ``train``, ``sft`` or ``evaluate``.
     """
     for key, setting in by_key().items():
         for rule in setting.not_with:
@@ -49,7 +48,6 @@ def unused(config: Config) -> Iterator[str]:
 
 
 def unused_problems(config: Config) -> Iterator[str]:
-    """A message for each of :func:`unused`."""
     for key in unused(config):
         setting = by_key()[key]
         rule = setting.only_with

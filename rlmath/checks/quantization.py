@@ -19,7 +19,6 @@ QUANTIZED_FAMILIES = ("llama3", "qwen2", "qwen3", "mistral")
 
 
 def quantization_problems(config: Config, command: str) -> Iterator[str]:
-    """Errors that do not depend on the model."""
     if config.rollout.kv_cache_dtype is KvCacheDtype.fp8:
         yield from correction_problems(config, command, KV_CACHE)
     if config.rollout.quantization is Quantization.none:

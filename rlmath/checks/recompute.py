@@ -22,7 +22,6 @@ _REFUSED = {
 
 
 def recompute_problems(config: Config) -> Iterator[str]:
-    """Errors that do not depend on the model."""
     chosen = config.actor.recompute_modules
     if config.actor.recompute is not Recompute.selective or chosen is None:
         return
@@ -39,7 +38,6 @@ def recompute_problems(config: Config) -> Iterator[str]:
 
 
 def recompute_model(config: Config, model: ModelSpec) -> Iterator[str]:
-    """Modules that the model does not have."""
     chosen = config.actor.recompute_modules
     if config.actor.recompute is not Recompute.selective or chosen is None:
         return

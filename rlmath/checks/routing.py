@@ -25,7 +25,6 @@ def routing_problems(config: Config) -> Iterator[str]:
 
 
 def routing_model(config: Config, model: ModelSpec) -> Iterator[str]:
-    """A message where the model has no routes."""
     replay = config.actor.routing_replay
     if replay is not RoutingReplay.none and not model.experts:
         yield (

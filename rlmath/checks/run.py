@@ -73,7 +73,6 @@ def check(config: Config, command: Command = "train", machine: Machine | None = 
     """Refuse settings that cannot work.
 
     Args:
-        config: The settings.
         command: Which loop they are for; each asks for other files.
         machine: The machine that the run starts on; ``None``: this one.
 

@@ -13,7 +13,6 @@ from rlmath.utils.close_names import did_you_mean
 
 
 def tracker_problems(config: Config) -> Iterator[str]:
-    """Errors in ``runner.trackers`` and ``runner.metrics_port``."""
     chosen = config.runner.trackers
     for name in chosen:
         if not TRACKERS.has(name):

@@ -51,7 +51,6 @@ def trial(config: Config, command: str) -> list[str]:
 
     Args:
         config: Checked settings; the model may still be on the hub.
-        command: ``train``, ``sft`` or ``evaluate``.
 
     Raises:
         UserError: A row is malformed or a prompt too long where the settings say stop, or a
@@ -271,7 +270,6 @@ def _rewards(
     """Make all rewards, and call those that the user wrote, as training would.
 
     Args:
-        config: The settings.
         problems: The first is what they are called with; none: they are made and not called.
         tokenizer: Of the model, or in its place.
         not_the_models: It is in its place.

@@ -61,13 +61,11 @@ def adapter_beside(folder: Path) -> str:
 
 
 def broken_weight_files(folder: Path) -> list[str]:
-    """Errors of a folder's safetensors files, one line for each file that is not complete."""
     files = sorted(folder.glob("*.safetensors"))
     return [f"{file.name} {problem}" for file in files if (problem := _problem(file))]
 
 
 def broken_json_files(folder: Path) -> list[str]:
-    """Errors of a model's other files, one line for each that cannot be read."""
     problems = []
     for name, look in _CONTENTS.items():
         file = folder / name

@@ -32,11 +32,7 @@ def is_small(tensors: Iterable[FileTensor]) -> bool:
 
 
 def not_finite(tensors: Iterable[tuple[str, FileTensor]]) -> str | None:
-    """The first tensor that holds NaN or infinity, in words; ``None``: none does.
-
-    Args:
-        tensors: By name.
-    """
+    """The first tensor that holds NaN or infinity, in words; ``None``: none does."""
     for name, tensor in tensors:
         with tensor.file.open("rb") as stream:
             stream.seek(tensor.begin)

@@ -32,7 +32,6 @@ class GradingNode:
     """A node's workers, in their own Ray actor.
 
     Args:
-        settings: Of the grader.
         num_workers: ``None``: a quarter of the node's cores.
     """
 
@@ -42,11 +41,9 @@ class GradingNode:
         self._pool = WorkerPool(dataclasses.replace(settings, num_workers=self._count))
 
     def workers(self) -> int:
-        """How many there are."""
         return self._count
 
     def do(self, job: dict[str, Any]) -> Result:
-        """Do one job."""
         return self._pool.submit(job).result()
 
 
@@ -82,7 +79,6 @@ class NodeWorkers:
     """Does what a ``WorkerPool`` does, on other nodes.
 
     Args:
-        settings: Of the grader.
         node_ids: Ray's names of the nodes.
         num_workers: On each; ``None``: a quarter of its cores.
 
@@ -310,9 +306,7 @@ def node_workers(
     """Workers on the nodes of these engines.
 
     Args:
-        settings: Of the grader.
         engines: Handles of ``RolloutEngine`` actors.
-        num_workers: On each node; ``None``: a quarter of its cores.
     """
     import ray
 

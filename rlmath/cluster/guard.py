@@ -42,7 +42,6 @@ class Guard:
         self._process.stdin.flush()
 
     def close(self) -> None:
-        """Kill the groups now."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         with contextlib.suppress(subprocess.TimeoutExpired):

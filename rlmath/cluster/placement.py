@@ -264,10 +264,6 @@ def assign(
     the GPUs of the ranks that come at the same place. Of those that share no GPUs, the wider
     tensor-parallel groups choose first.
 
-    Args:
-        layout: Ranks and engines.
-        nodes: Bundles of each node, in order.
-
     Raises:
         UserError: A tensor-parallel group would be on two nodes.
     """

@@ -29,7 +29,6 @@ class ProcessPlace:
 
     Attributes:
         node_id: Ray's id of the node.
-        pid: Its process id there.
         started_s: When it began, in seconds since the node booted: a process id alone may have gone
             to another since, and Unix time moves when the clock is set.
     """
@@ -66,7 +65,6 @@ def end_actors(
     """End Ray actors at once, whatever state they and Ray are in.
 
     Args:
-        actors: Their handles.
         places: Of each, if it is known; on this node they are ended without Ray, which cannot do
             it when they are stopped, or when it has been told to end itself.
         have_children: Their processes have others, which are ended before them: once an actor's

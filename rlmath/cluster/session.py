@@ -211,7 +211,6 @@ def _end_with(head: subprocess.Popen[bytes], over: threading.Event, code: int) -
     Args:
         head: Ends on its own in time, told by the run's own shutdown.
         over: Set when that is through.
-        code: The exit code.
     """
     while head.poll() is None:
         time.sleep(HEAD_POLL_S)

@@ -79,7 +79,6 @@ def present(nodes: Iterable[Mapping[str, Any]]) -> Present:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the command line. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="check_ray.sh")
     parser.add_argument("slots", type=int)
     parser.add_argument("timeout_s", type=float, nargs="?", default=600.0)

@@ -52,8 +52,6 @@ class Finding:
     """The result of a check.
 
     Attributes:
-        level: How bad it is.
-        subject: What was looked at.
         text: What is there; for ``note`` and ``bad`` what would help.
     """
 
@@ -113,7 +111,6 @@ def python_version() -> Iterator[Finding]:
 
 
 def packages() -> Iterator[Finding]:
-    """Installed versions against those that rlmath asks for."""
     extra = "cuda" if Machine.here().gpus else "cpu"
     try:
         wanted = importlib.metadata.requires("rlmath") or []
@@ -227,7 +224,6 @@ def _cudnn(number: int | None) -> str:
 
 
 def memory() -> Iterator[Finding]:
-    """Host memory."""
     yield Finding("ok", "memory", f"{Machine.here().memory_bytes / GIB:.1f} GiB")
 
 
@@ -271,7 +267,6 @@ def temporary_files() -> Iterator[Finding]:
 
 
 def open_files() -> Iterator[Finding]:
-    """The limit of open files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < LEAST_OPEN_FILES:
         yield Finding("note", "open files", f"at most {soft}; raise it with ulimit -n {hard}")

@@ -39,7 +39,6 @@ REASONS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of the command."""
     parser.add_argument("file", metavar="FILE", type=Path, help="rows of .jsonl or .csv")
     parser.add_argument("--response-key", default="response", help="column of the response")
     parser.add_argument("--gold-key", default="gold", help="column of the accepted answer")

@@ -19,7 +19,6 @@ _FOLDER = ("/", "./", "../", "~")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``rlmath publish``."""
     parser.add_argument("run_dir", type=Path, help="a training run's folder")
     parser.add_argument(
         "repo",

@@ -23,7 +23,6 @@ _STEPS_IN_ESTIMATE = 10
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``rlmath watch``."""
     parser.add_argument("run_dir", type=Path, metavar="RUN", help="a run's folder, runner.run_dir")
 
 

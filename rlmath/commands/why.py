@@ -56,7 +56,6 @@ class Recorded:
     """Everything that a run has recorded of a sample.
 
     Attributes:
-        row: The sample's.
         group: All samples of its problem, the sample among them, by index.
         settings: In force when it was sampled, nested as in YAML.
         sampled: Digests and numbers of the step that sampled it; ``None``: they are gone.
@@ -78,7 +77,6 @@ class Recorded:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``rlmath why``."""
     parser.add_argument("run_dir", type=Path, metavar="RUN", help="a run's folder, runner.run_dir")
     parser.add_argument(
         "sample",
@@ -134,7 +132,6 @@ def trained_in(
     """The step that trained on a sample, by the ledger; ``None``: none has.
 
     Args:
-        row: The sample.
         group: Its group. The ledger has the seed of its first sample.
         details: Digests of the step that sampled it: what is known without a ledger.
     """
@@ -199,7 +196,6 @@ def generation_lines(found: Recorded, whole: bool) -> Iterator[str]:
 
 
 def grading_lines(found: Recorded) -> Iterator[str]:
-    """The grader's verdict."""
     row = found.row
     if row.get("status") == "ungraded":
         yield "no reward asked the grader about this sample"

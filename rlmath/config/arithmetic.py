@@ -23,13 +23,9 @@ class RunLayout:
 
     Attributes:
         device: ``Device.cpu`` or ``Device.cuda``.
-        actor: Layout of the Megatron ranks.
-        engines: vLLM engines.
-        engine_tensor_parallel: Ranks of each engine.
         accelerators: GPUs of the cluster; 0 on CPU.
         placement: Whether engines and actor share GPUs; says nothing on CPU.
         teacher_engines: vLLM engines that have the teacher, on separate GPUs.
-        teacher_tensor_parallel: Ranks of each of these.
     """
 
     device: Device
@@ -43,12 +39,10 @@ class RunLayout:
 
     @property
     def teacher_ranks(self) -> int:
-        """vLLM workers of all engines of the teacher."""
         return self.teacher_engines * self.teacher_tensor_parallel
 
     @property
     def engine_ranks(self) -> int:
-        """vLLM workers of all engines."""
         return self.engines * self.engine_tensor_parallel
 
 
@@ -57,13 +51,9 @@ class Batch:
     """Sizes of one step.
 
     Attributes:
-        prompts: Problems of a step.
         samples: Samples of each.
         minibatches: Optimizer steps of a step.
         data_parallel: Ranks that share a minibatch.
-        max_prompt_tokens: Longest prompt.
-        max_response_tokens: Longest response.
-        max_tokens_per_microbatch: Token budget.
     """
 
     prompts: int
@@ -76,7 +66,6 @@ class Batch:
 
     @property
     def sequences(self) -> int:
-        """Sequences of a step."""
         return self.prompts * self.samples
 
     @property
@@ -215,7 +204,6 @@ def _share_accelerators(
 
 
 def batch_of(config: Config, layout: RunLayout) -> Batch:
-    """The sizes of one step of reinforcement learning."""
     return Batch(
         prompts=config.algorithm.prompts_per_step,
         samples=config.algorithm.group_size,
@@ -234,7 +222,6 @@ def teacher_sequence_tokens(config: Config) -> int:
 
 
 def value_updates(config: Config) -> int:
-    """Optimizer steps of a whole run's value model."""
     return config.runner.steps * config.algorithm.minibatches_per_step
 
 

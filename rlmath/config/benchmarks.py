@@ -26,12 +26,7 @@ class Published:
 
     Attributes:
         file: Its name in ``eval.data_dir``.
-        prompt_key: Field with the problem.
-        answer_key: Field with the answer.
         samples: Samples per problem.
-        temperature: Of sampling.
-        top_p: Of sampling.
-        max_response_tokens: Longest response.
     """
 
     file: str
@@ -68,10 +63,7 @@ class Benchmark:
         key: The setting that it comes from, for messages.
         paths: Files with its problems.
         data: How they are read and become prompts.
-        samples: Samples per problem.
         temperature: Of sampling; 0: greedy.
-        top_p: Of sampling.
-        max_response_tokens: Longest response.
         max_problems: Maximum number, the first ones; ``None``: all.
     """
 

@@ -58,7 +58,6 @@ def take_settings(
     """Split a command line into settings and the rest.
 
     Args:
-        arguments: After the command.
         known: Settings and groups that the command uses.
         base: Settings of the command where none are given.
         any_with: Options with which the command takes any setting.
@@ -84,7 +83,6 @@ def take_settings(
 
 
 def count(text: str) -> int:
-    """A whole number from 1."""
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text}: has to be at least 1")

@@ -41,7 +41,6 @@ the files that they name, prints the batch arithmetic, and stops.
 
 
 def settings_page() -> str:
-    """The page's text."""
     sections: dict[str, list[Setting]] = {}
     for setting in settings():
         sections.setdefault(_section(setting), []).append(setting)

@@ -46,7 +46,6 @@ class Composed:
     """Settings, and where they come from.
 
     Attributes:
-        config: The settings.
         choices: The option of each group, such as ``{"recipe": "dapo"}``; ``None``: none.
         given: Keys on the command line: settings, sections and groups.
         folders: With the groups, the project's own first.

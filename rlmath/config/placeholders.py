@@ -18,12 +18,7 @@ def unfilled_part(path: str) -> str | None:
 
 
 def unknown_reference(value: str, known: Collection[str]) -> str | None:
-    """The first ``${name}`` of a value that refers to no setting; ``None``: it has none.
-
-    Args:
-        value: As it was given.
-        known: Keys of settings and sections.
-    """
+    """The first ``${name}`` of a value that refers to no setting; ``None``: it has none."""
     # ${.name} is of the same section, and ${resolver:...} calls a function of OmegaConf.
     names = (match[1].strip() for match in _REFERENCE.finditer(value))
     wrong = (name for name in names if not (name in known or name[:1] == "." or ":" in name))

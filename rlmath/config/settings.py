@@ -31,8 +31,6 @@ class Setting:
         type: The annotation, without ``None``.
         optional: Whether ``null`` is allowed.
         default: ``MISSING`` when it has to be given.
-        doc: What it does.
-        limits: The range of a number.
         only_with: When it is used; its ``setting`` is a full key.
         not_with: Values of other settings that it does not work with.
         common: One of the settings that most users change.
@@ -57,7 +55,6 @@ class Setting:
 
     @property
     def type_text(self) -> str:
-        """The type in words."""
         text = "one of " + ", ".join(self.choices) if self.choices else _type_in_words(self.type)
         return text + (" or null" if self.optional else "")
 
@@ -68,7 +65,6 @@ class Setting:
 
 
 def value_text(value: Any) -> str:
-    """A setting's value as it would stand in a YAML file."""
     if value is MISSING:
         return "has to be given"
     if value is None:
@@ -95,7 +91,6 @@ def settings() -> tuple[Setting, ...]:
 
 @cache
 def by_key() -> dict[str, Setting]:
-    """The settings by their keys."""
     return {setting.key: setting for setting in settings()}
 
 
@@ -153,7 +148,6 @@ def _values(config: Config, key: str) -> Iterator[tuple[str, float | None]]:
 
 
 def settings_of(cls: type, prefix: str) -> Iterator[Setting]:
-    """The settings of a section, whose keys begin with ``prefix``."""
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
         key = prefix + field.name

@@ -11,8 +11,6 @@ def sharing_problem(spec: ModelSpec | None, device: str, context_parallel: int) 
 
     Args:
         spec: Of the model; ``None``: not known.
-        device: ``cpu`` or ``cuda``.
-        context_parallel: Ranks that share the tokens of each sequence.
     """
     if device != "cpu":
         return "attention on CUDA takes each sequence with its prompt, and cluster.device is cuda"

@@ -94,5 +94,4 @@ ENGINE_SETTINGS = (
 
 
 def starts_teacher(teacher: TeacherConfig, distill_coef: float) -> bool:
-    """Whether a run starts engines for a teacher."""
     return distill_coef > 0 and teacher.url is None

@@ -63,7 +63,6 @@ def refuse_images(fields: Mapping[str, Any]) -> None:
 
 
 def _parent(fields: Mapping[str, Any], key: str) -> Mapping[str, Any] | None:
-    """The nested fields that hold the last part of a dotted name."""
     place: Any = fields
     *parts, last = key.split(".")
     for part in parts:

@@ -39,7 +39,6 @@ class GoldKinds:
         counts: Problems of each kind, in words; ``unusable`` have none that can be matched.
         examples: The first answer of each kind.
         bad: Places with an answer that no response can match, and why; the first ten.
-        num_bad: Number of those.
     """
 
     counts: dict[str, int] = field(default_factory=dict)

@@ -40,12 +40,7 @@ class AnswerShares:
 
 
 def shares(prompts: Sequence[str], answers: Sequence[Sequence[str]]) -> AnswerShares:
-    """How many prompts hold answers, as separate words or numbers; of at most ``MOST_PROBLEMS``.
-
-    Args:
-        prompts: Of each problem.
-        answers: Its accepted answers.
-    """
+    """How many prompts hold answers, as separate words or numbers; of at most ``MOST_PROBLEMS``."""
     from rlmath.grading import check_gold  # Not for --check, which loads no problems.
 
     # Evenly over the data.
@@ -69,10 +64,7 @@ def check(found: AnswerShares, count: int, most: float, paths: Sequence[str | Pa
     """Refuse data whose prompts hold their answers.
 
     Args:
-        found: Of the data.
-        count: Its problems.
         most: ``data.max_leaked_answers``.
-        paths: Its files.
 
     Raises:
         UserError: More do than chance explains.

@@ -52,7 +52,6 @@ class LightTokenizer:
         self.chat_template = read_chat_template(Path(folder))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of these tokens, special ones included."""
         text: str = self._fast.decode(list(ids), skip_special_tokens=False)
         return text
 

@@ -46,7 +46,6 @@ class Example:
     response_token_ids: tuple[int, ...]
 
     def __len__(self) -> int:
-        """Tokens of both."""
         return len(self.prompt_token_ids) + len(self.response_token_ids)
 
 
@@ -63,7 +62,6 @@ def load_problems(
     Args:
         paths: Files, see :func:`rlmath.data.files.read_rows`.
         settings: Which fields, how they become text, and what to do with rows that do not fit.
-        tokenizer: The model's.
         limit: Keep the first N; ``None``: all.
         graded: Responses are compared with the accepted answers.
         needs_box: An answer counts in a box alone.
@@ -106,8 +104,6 @@ def load_examples(
     Args:
         paths: Files, see :func:`rlmath.data.files.read_rows`.
         settings: Which field holds the prompt, and the rest as for :func:`load_problems`.
-        response_key: Field that holds the response.
-        tokenizer: The model's.
         max_tokens: Positions of the model; longer examples are treated as longer prompts are
             (``settings.overlong_prompts``). ``None``: no limit.
 

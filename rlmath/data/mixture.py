@@ -20,8 +20,6 @@ class MixedStream(ProblemStream[Item]):
     Args:
         sources: The problems of each, at least one.
         weights: Of each; shares are in their proportion.
-        seed: Of the orders.
-        shuffle: As for ``ProblemStream``.
     """
 
     def __init__(
@@ -38,7 +36,6 @@ class MixedStream(ProblemStream[Item]):
         self._weights = [float(weight) for weight in weights]
 
     def next(self, k: int) -> list[Item]:
-        """The next ``k`` problems."""
         batch: list[Item] = []
         total = sum(self._weights)
         for _ in range(k):
@@ -82,8 +79,6 @@ def stream_of(
     Args:
         items: In the files' order; their ids are the file's name and the row.
         weights: One for each file, or none.
-        seed: Of the orders.
-        shuffle: As for ``ProblemStream``.
 
     Raises:
         UserError: A file gave no problem, so that its weight has nothing to draw from.

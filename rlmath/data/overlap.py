@@ -69,7 +69,6 @@ class KnownTexts:
                 self._runs.setdefault(run, name)
 
     def find(self, text: str) -> Overlap | None:
-        """The first run that a known text shares, or ``None``."""
         words = words_of(text)
         if words in self._whole:
             return Overlap(self._whole[words], " ".join(words))

@@ -36,8 +36,6 @@ def prompt_warnings(
 
     Args:
         drafts: At least one row.
-        data: How rows become prompts.
-        tokenizer: The model's.
         needs_box: An answer counts in a box alone.
     """
     raw = [prompt_texts(field_of(draft.fields, data.prompt_key)) for draft in drafts]

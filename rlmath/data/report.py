@@ -12,7 +12,6 @@ class LoadReport:
     """Counts of rows; ``rows == kept + filtered + overlong + skipped + beyond_limit``.
 
     Attributes:
-        rows: Rows read.
         kept: Rows that became problems (or worked examples).
         filtered: Left out because the prompt has more tokens than ``data.max_prompt_tokens``.
         overlong: Worked examples left out because the model has fewer positions.

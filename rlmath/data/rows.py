@@ -55,7 +55,6 @@ def answers_in(key: str, setting: str = "data.answer_key") -> Target:
 
 
 def responses_in(key: str, setting: str = "sft.response_key") -> Target:
-    """Responses to imitate."""
     return Target(setting, key, _response)
 
 
@@ -94,7 +93,6 @@ def usable_rows(
 def problem_of(
     draft: Draft, token_ids: tuple[int, ...], settings: DataConfig, renderer: PromptRenderer
 ) -> Problem:
-    """The problem of a row with answers."""
     messages = None
     if settings.apply_chat_template:
         value = mended(field_of(draft.fields, settings.prompt_key))

@@ -26,9 +26,6 @@ class Source:
     """A data set of the hub.
 
     Attributes:
-        hub: Its name there.
-        config: Its configuration; ``None``: the only one.
-        split: Its split.
         convert: A row of it to a row of ours.
         is_benchmark: To evaluate on, not to train on.
         data_file: A file of it to read; ``None``: as the hub has it.

@@ -35,7 +35,6 @@ class ProblemStream(Generic[Item]):
         """
         Args:
             items: At least one.
-            seed: Of the orders.
             shuffle: Shuffle each epoch again; otherwise every epoch has the order of ``items``.
         """
         if not items:

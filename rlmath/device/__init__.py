@@ -70,8 +70,6 @@ class Platform:
     """What a process computes on.
 
     Attributes:
-        name: ``cpu`` or ``cuda``.
-        collective_backend: Backend of ``torch.distributed``.
         layer_spec: Megatron layers: Transformer Engine's, or Megatron's own (``local``).
     """
 
@@ -219,7 +217,6 @@ def choose_platform(device: str, layers: str = "auto", *, elsewhere: bool = Fals
     driver; ``Platform.prepare_megatron_process`` imports it, in the ranks' processes.
 
     Args:
-        device: ``auto``, ``cpu`` or ``cuda``.
         layers: ``actor.layers``, or ``any``: Transformer Engine's where there is one, for tools to
             which it does not matter, and for processes without an actor.
         elsewhere: For the driver of a run whose ranks and engines are on a Ray cluster, whose head

@@ -51,10 +51,7 @@ def rank_environment(
     """Environment variables of a rank's process. CUDA's own are read when its context is created.
 
     Args:
-        device: ``cpu`` or ``cuda``.
         num_threads: Threads of one CPU operator (CPU only).
-        layout: Of all ranks.
-        batch_invariant: ``precision.batch_invariant``.
         shares_gpus: Engines are on the ranks' GPUs, and read weights out of the ranks' memory.
         log_dir: Folder of the ranks' output, where they write which collectives they entered.
     """

@@ -43,7 +43,6 @@ def probe(gpu: str, timeout_s: float = PROBE_TIMEOUT_S) -> GpuReport:
     """Probe the GPU that this process sees first, in a child, as a GPU that hangs hangs its caller.
 
     Args:
-        gpu: Its name on the node.
         timeout_s: After which it counts as hung.
     """
     host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()

@@ -35,7 +35,6 @@ def cores_beside(bus_id: str, allowed: frozenset[int], sys_root: Path = Path("/s
     Args:
         bus_id: Of the GPU, as sysfs names it: ``0000:1b:00.0``.
         allowed: Cores that the process may use now.
-        sys_root: Where sysfs is.
     """
     devices = sys_root / "bus" / "pci" / "devices"
     own = _read(devices / bus_id / "local_cpulist")

@@ -18,11 +18,8 @@ class GpuState:
     """One GPU.
 
     Attributes:
-        index: The driver's number of it.
         uuid: ``GPU-...``.
         name: Such as ``NVIDIA H100 80GB HBM3``.
-        driver: Version of the driver.
-        total_mib: Its memory.
         used_mib: Of that, in use by anyone.
     """
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """A benchmark with its problems."""
-
     benchmark: Benchmark
     problems: tuple[Problem, ...]
 

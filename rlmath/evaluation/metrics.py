@@ -18,9 +18,6 @@ def benchmark_metrics(groups: Sequence[Group]) -> dict[str, float]:
     """Figures of one benchmark, by the names that ``docs/metrics.md`` explains.
 
     A sample that no grader could judge is not right; how many there are of each kind is told.
-
-    Args:
-        groups: The problems, each with as many samples.
     """
     votes = [count_votes(group.samples) for group in groups]
     sizes = [len(group.samples) for group in groups]

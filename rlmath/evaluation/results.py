@@ -25,8 +25,6 @@ def write_results(folder: Path, model: str, entries: Mapping[str, Mapping[str, A
     """Rewrite the three files.
 
     Args:
-        folder: The evaluation's.
-        model: What was evaluated, for the titles.
         entries: By benchmark: ``metrics``, ``settings``, ``problems``, ``about``.
     """
     with replacing(folder / RESULTS_FILE) as file:

@@ -47,9 +47,6 @@ def sample_and_grade(
     """The graded samples of a benchmark.
 
     Args:
-        sampling: Engines and rewards.
-        run_seed: ``runner.seed``.
-        held_out: The benchmark and its problems.
         step: Of training; each has its own random streams.
         journal: Has samples that need not be made again, and takes those that are made.
 

@@ -36,7 +36,6 @@ class RollBack(Exception):
     Attributes:
         onset: First step that showed the collapse.
         step: The step at which it was certain.
-        reason: For a person.
     """
 
     def __init__(self, onset: int, step: int, reason: str) -> None:
@@ -46,8 +45,6 @@ class RollBack(Exception):
 
 @dataclass(frozen=True)
 class Alarm:
-    """A detector fired."""
-
     detector: str
     onset: int
     step: int
@@ -68,7 +65,6 @@ class _Detector:
     length: int = 0
 
     def see(self, step: int, metrics: Mapping[str, Any]) -> Alarm | None:
-        """Take a step's metrics; without its metric the step is skipped."""
         if self.metric not in metrics:
             return None
         found = metrics[self.metric]
@@ -108,7 +104,6 @@ class _Sharpening:
         self._fired = False
 
     def see(self, step: int, metrics: Mapping[str, Any]) -> Alarm | None:
-        """Take a step's metrics."""
         entropy = metrics.get("train/entropy_loss")
         if entropy is not None:
             self._entropies.append(entropy)
@@ -146,7 +141,6 @@ class CollapseDetectors:
     """All detectors of a run.
 
     Args:
-        settings: Thresholds and actions.
         history: The run's steps so far, as in ``metrics.jsonl``; nothing fires for them.
     """
 

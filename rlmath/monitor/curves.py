@@ -20,7 +20,6 @@ class Panel:
     """One pair of axes.
 
     Attributes:
-        title: What it shows.
         unit: Label of the vertical axis.
         series: Tag and its name in the legend; those that a run lacks are left out.
         limits: Least and largest value of the vertical axis; ``None``: as the values have it.
@@ -124,7 +123,6 @@ def plot_curves(run_dir: str | Path, title: str | None = None) -> Path:
     and the split of a step's seconds.
 
     Args:
-        run_dir: The run's folder.
         title: Above the panels; ``None``: the folder's name.
 
     Raises:

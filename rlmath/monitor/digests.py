@@ -32,11 +32,9 @@ class Phase:
     """A part of a step with its own digest.
 
     Attributes:
-        name: Key of its digest.
         of: What has a digest each: ``problems``, ``samples`` (all that were sampled),
             ``sequences`` (those trained on), ``minibatches``, ``tensors``, ``gradients`` (tensors
             that are trained), ``value_minibatches`` or ``value_tensors`` (of the value model).
-        words: What it is.
     """
 
     name: str
@@ -147,7 +145,6 @@ class StepDigests:
         self.numbers = {**earlier.numbers, **self.numbers}
 
     def line(self) -> dict[str, str]:
-        """One digest for each phase."""
         return {
             phase: digest(*items, *(map(str, self.odd_ranks) if phase == "weights" else ()))
             for phase, items in self.items.items()
@@ -219,7 +216,6 @@ class DigestLog:
     """Writes the digests of a run.
 
     Args:
-        run_dir: The run's folder.
         last_step: The step of the checkpoint that the run continues from: later lines are dropped.
             ``None``: the run starts over.
     """
@@ -279,7 +275,6 @@ class DigestLog:
 
 
 def details_path(run_dir: Path, step: int) -> Path:
-    """The file with the digests of a step's items."""
     return run_dir / "samples" / f"step_{step:06d}.digests.json"
 
 

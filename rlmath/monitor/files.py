@@ -34,8 +34,6 @@ def refuse_existing(option: str, paths: Iterable[Path], *, overwrite: bool) -> N
 
     Args:
         option: Of the command line that names them.
-        paths: To be written.
-        overwrite: They may be replaced.
 
     Raises:
         UserError: One is there.

@@ -79,7 +79,6 @@ class LinesProcess:
             raise failure
 
     def close(self) -> None:
-        """End the process."""
         process, self._process = self._process, None
         if process is None:
             return

@@ -38,12 +38,7 @@ _LOOK_AT_SIZES_EVERY = 100
 
 @dataclass(frozen=True)
 class Listeners:
-    """Who else is told.
-
-    Attributes:
-        phase: Called whenever a phase begins.
-        warning: Called with each warning.
-    """
+    """Who else is told."""
 
     phase: Callable[[], object] = lambda: None
     warning: Callable[[str], object] = lambda _: None
@@ -115,7 +110,6 @@ class Monitor:
         Args:
             kind: ``step`` for training's samples, ``eval`` or ``eval_<benchmark>`` for
                 evaluation's, which are all kept.
-            dropped: See :func:`write_samples`.
             engines: What each engine did for them, for ``samples/step_000012.engines.json``.
         """
         if kind == "step":
@@ -266,13 +260,10 @@ def open_monitor(
     """A monitor for the length of a run.
 
     Args:
-        run_dir: Where everything goes.
-        runner: How much is shown.
         total_steps: Number of the run's last step.
         last_step: The step that the run continues from; ``None``: it starts over.
         line_every: Outside a terminal, a line every N steps.
         sampling: How far the sampling is; ``None``: nothing is sampled.
-        listeners: Who else is told.
     """
     folder = Path(run_dir)
     name = _name(folder, runner)

@@ -37,12 +37,7 @@ PHASE_OBSERVERS: Registry[Callable[[Path], PhaseObserver], NoTraits] = Registry(
 
 
 class PhaseObservers:
-    """All of a run's; one that fails is called no more, and never stops the run.
-
-    Args:
-        run_dir: The run's folder.
-        warn: Called with a message when one fails.
-    """
+    """All of a run's; one that fails is called no more, and never stops the run."""
 
     def __init__(self, run_dir: Path, warn: Callable[[str], None]) -> None:
         self._warn = warn
@@ -51,17 +46,14 @@ class PhaseObservers:
             self._guarded(name, functools.partial(self._make, name, run_dir))
 
     def begin(self, phase: str, step: int) -> None:
-        """See :class:`PhaseObserver`."""
         for name, one in list(self._observers.items()):
             self._guarded(name, functools.partial(one.begin, phase, step))
 
     def end(self, phase: str, step: int, seconds: float) -> None:
-        """See :class:`PhaseObserver`."""
         for name, one in list(self._observers.items()):
             self._guarded(name, functools.partial(one.end, phase, step, seconds))
 
     def close(self) -> None:
-        """See :class:`PhaseObserver`."""
         for name, one in list(self._observers.items()):
             self._guarded(name, one.close)
 

@@ -130,7 +130,6 @@ class ProgressDisplay:
         """A step is over.
 
         Args:
-            step: Its number.
             metrics: Those of the step; what is not there is not shown.
         """
         self._done = step

@@ -43,9 +43,6 @@ class MetricsServer:
         address: To listen at; the default is reached from this machine alone.
         sampling: How far the engines are, asked whenever the metrics are.
 
-    Attributes:
-        port: That it listens at.
-
     Raises:
         OSError: The port is taken.
     """
@@ -73,7 +70,6 @@ class MetricsServer:
         self.port = self._server.server_port
 
     def phase(self, name: str) -> None:
-        """The run enters this phase."""
         with self._lock:
             self._phase, self._phase_began_s = name, time.time()
 
@@ -85,7 +81,6 @@ class MetricsServer:
             self._metrics.update(metrics)
 
     def warning(self) -> None:
-        """The run warned."""
         with self._lock:
             self._values["rlmath_warnings_total"] += 1
 
@@ -114,7 +109,6 @@ class MetricsServer:
                 yield family
 
     def close(self) -> None:
-        """Stop serving."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

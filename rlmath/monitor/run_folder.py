@@ -79,12 +79,10 @@ class RunFolder:
 
     @property
     def name(self) -> str:
-        """The folder's name."""
         return self.folder.resolve().name
 
     @functools.cached_property
     def attempts(self) -> list[Attempt]:
-        """See :func:`rlmath.monitor.run_settings.attempts`."""
         return attempts(self.folder)
 
     def settings_of(self, step: int) -> Mapping[str, Any]:
@@ -109,12 +107,10 @@ class RunFolder:
 
     @functools.cached_property
     def resumed_after(self) -> list[int]:
-        """Steps after which the run was resumed."""
         return resumed_after(self.folder)
 
     @functools.cached_property
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of ``metrics.jsonl``."""
         return read_metrics(self.folder)
 
     @functools.cached_property
@@ -173,7 +169,6 @@ class RunFolder:
 
     @property
     def training_steps(self) -> dict[int, SamplesFile]:
-        """Files of training samples, by step."""
         return {file.step: file for file in self.samples if file.kind == TRAINING}
 
     def rows(self, file: SamplesFile) -> Iterator[dict[str, Any]]:

@@ -108,7 +108,6 @@ def differing(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]
 
 
 def _of_this_run(run_dir: Path) -> list[dict[str, Any]]:
-    """The starts of the run that the folder has now, in order."""
     found: list[dict[str, Any]] = []
     for line in json_objects(run_dir / ATTEMPTS_FILE):
         found = [line] if line.get("begins") else [*found, line]
@@ -116,7 +115,6 @@ def _of_this_run(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def settings_in(file: Path) -> dict[str, Any]:
-    """The settings of a file, nested as in YAML."""
     content = OmegaConf.to_container(OmegaConf.load(file), resolve=False)
     assert isinstance(content, dict)
     return {str(key): value for key, value in content.items()}

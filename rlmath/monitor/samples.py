@@ -36,9 +36,6 @@ def write_samples(
     """Write ``samples/step_000012.jsonl``, one line per sample; it appears atomically.
 
     Args:
-        run_dir: The run's folder.
-        step: Optimization step, from 1.
-        groups: The step's samples.
         compress_above_characters: With more characters of prompts and responses than this the
             file is ``.jsonl.gz``.
         kind: First part of the file's name: ``step``, or ``eval`` for held-out problems.
@@ -88,8 +85,6 @@ def write_engines(run_dir: str | Path, step: int, engines: Mapping[str, object])
     """Write ``samples/step_000012.engines.json``: what each engine did for the step's samples.
 
     Args:
-        run_dir: The run's folder.
-        step: Optimization step, from 1.
         engines: See ``Generation.summary``.
     """
     path = Path(run_dir, FOLDER, f"step_{step:06d}.engines.json")
@@ -122,7 +117,6 @@ def limit_samples(run_dir: str | Path, keep_gib: float) -> None:
 
 
 def read_samples(path: str | Path) -> Iterator[dict[str, Any]]:
-    """The rows of a file of :func:`write_samples`."""
     path = Path(path)
     with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as lines:
         for line in lines:

@@ -8,8 +8,6 @@ from typing import Protocol
 
 
 class Say(Protocol):
-    """A receiver of lines."""
-
     def __call__(self, what: str, *, logs: bool = False) -> None:
         """``what`` begins now."""
 

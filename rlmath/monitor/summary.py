@@ -16,7 +16,6 @@ def update_summary(run_dir: str | Path, values: Mapping[str, Any]) -> Path:
     """Set these keys of ``<run_dir>/summary.json`` and keep the others.
 
     Args:
-        run_dir: The run's folder; made if missing.
         values: What JSON can hold; floats that are not finite become ``null``.
 
     Returns:

@@ -42,7 +42,6 @@ class TracedSample:
 
 
 def token_file(run_dir: str | Path, step: int) -> Path:
-    """The file of a step."""
     return Path(run_dir, "samples", f"step_{step:06d}.tokens.bin")
 
 

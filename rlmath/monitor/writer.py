@@ -43,13 +43,11 @@ class MetricsWriter:
     ) -> None:
         """
         Args:
-            run_dir: The run's folder; made if missing.
             last_step: The step of the checkpoint that the run continues from: what an interrupted
                 run wrote of later steps is dropped. ``None``: the run starts over, and what an
                 earlier one wrote here is moved to ``set_aside_<n>/``.
             trackers: Where metrics are shown besides the file; see ``runner.trackers``.
             name: Of the run for trackers; ``None``: its folder's.
-            project: Of the run for trackers.
             warn: Called with a message when a tracker fails, from any thread.
         """
         self._run_dir = Path(run_dir)
@@ -72,7 +70,6 @@ class MetricsWriter:
         """Show the settings in the trackers.
 
         Args:
-            text: All settings, as YAML.
             values: By full key.
             metrics: Tags that runs with other settings are to be compared by.
         """
@@ -85,7 +82,6 @@ class MetricsWriter:
 
         Args:
             step: Optimization step; 0 is what is known before the first.
-            metrics: Tag to value.
             texts: Tag to text, such as sampled responses. TensorBoard shows them exactly as they
                 are, markup in them included.
 
@@ -107,7 +103,6 @@ class MetricsWriter:
         self._last_step = step
 
     def close(self) -> None:
-        """Close the files; writing after that is an error."""
         self._file.close()
         self._trackers.close()
 

@@ -22,7 +22,6 @@ _MOST_ITEMS = 100
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``rlmath bisect``."""
     help_ = "a run's folder, runner.run_dir"
     parser.add_argument("run_a", type=Path, metavar="RUN_A", help=help_)
     parser.add_argument("run_b", type=Path, metavar="RUN_B", help=help_)
@@ -47,7 +46,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def as_json(found: Comparison, lines: list[str]) -> dict[str, Any]:
-    """A comparison as JSON values."""
     parting = None
     if found.parting is not None:
         parting = {

@@ -47,11 +47,8 @@ class Parting:
     """Where two runs part.
 
     Attributes:
-        step: The first step that is not the same.
-        phase: The first phase of it.
         equal: The phases before it, by name.
         items: Those that differ; empty when the step's file with them is gone.
-        total: Items of the phase.
         odd_ranks: Of the weights: by run, the ranks that hold others than rank 0.
     """
 

@@ -85,7 +85,6 @@ def _texts(a: str, b: str) -> Iterator[str]:
 
 
 def _first(a: Sequence[Any], b: Sequence[Any]) -> int | None:
-    """The first place where two sequences differ."""
     if a == b:
         return None
     pairs = zip(a, b, strict=False)
@@ -102,7 +101,6 @@ def _numbers(item: Item) -> Iterator[str]:
 
 
 def _gradients(run_a: RunFolder, run_b: RunFolder, step: int) -> Iterator[str]:
-    """The tensors whose gradients differ."""
     known = []
     for run in (run_a, run_b):
         details = run.details(step)

@@ -16,7 +16,6 @@ from rlmath.monitor.run_folder import RunFolder
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``rlmath explain``."""
     parser.add_argument("run_dir", type=Path, metavar="RUN", help="a run's folder, runner.run_dir")
     parser.add_argument(
         "--steps", type=steps, required=True, metavar="A:B", help="from step A up to B, B excluded"

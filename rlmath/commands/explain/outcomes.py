@@ -21,15 +21,11 @@ class Outcome:
 
     Attributes:
         address: ``STEP/PROBLEM/INDEX``.
-        problem: The id in the data.
         group: Step and problem: what is drawn at once.
         source: Of the problem: its data file.
         dropped: Whether the filter dropped its group.
-        truncated: Whether it was cut off at the limit.
-        no_answer: Whether the grader found no answer.
         status: ``verdict`` (right or wrong), or the grader's other statuses.
         correct: ``None`` where there is no verdict.
-        tokens: Of the response.
         reward: ``None`` where nothing could score it.
         parts: The reward's weighted components by name; they add up to it.
     """

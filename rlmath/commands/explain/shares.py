@@ -88,7 +88,6 @@ class Moved:
     Attributes:
         addresses: ``STEP/PROBLEM/INDEX`` of its samples.
         before: Mean of the earlier window on the same stratum, or of all if it had none.
-        now: Mean of the group.
         part: Of the change.
     """
 
@@ -105,9 +104,7 @@ class Explanation:
     Attributes:
         before: Mean of the earlier window.
         after: Mean of the later one.
-        standard_error: Of the change.
         samples: Of the windows, those that count.
-        shared_problems: Problems that both windows sampled.
         shared_samples: Share of all samples that are of those.
         causes: Largest first; the shares add up to ``after - before``.
         moved: Groups that moved the mean most in the direction of the change.
@@ -128,7 +125,6 @@ class Explanation:
 
     @property
     def change(self) -> float:
-        """From the earlier to the later window."""
         return self.after - self.before
 
 
@@ -143,11 +139,7 @@ def explain(
     """Split the change of a mean; see the module's docstring.
 
     Args:
-        before: Samples of the earlier window.
-        after: Samples of the later one.
-        metric: What the mean is of.
         trained_only: Groups that the filter dropped do not count, and the filter is a cause.
-        replicates: Of the bootstrap.
 
     Raises:
         UserError: No sample of a window counts.
@@ -392,7 +384,6 @@ def _shapley(found: NDArray[np.float64], n: int) -> NDArray[np.float64]:
     Args:
         found: ``[2**n, 2, K]``, a component's part of the mean with the causes of a mask and its
             own values from the later window.
-        n: Causes of the chain.
     """
     players = n + 1  # Of a component's game: the chain and its own values.
     masks = np.arange(1 << n)

@@ -12,7 +12,6 @@ _UNITS = {"reward": "", "accuracy": "", "length": " tokens"}
 
 
 def as_json(found: Explanation, earlier: range, later: range) -> dict[str, Any]:
-    """An explanation as JSON values."""
     return {
         "steps": [later.start, later.stop],
         "against": [earlier.start, earlier.stop],
@@ -22,7 +21,6 @@ def as_json(found: Explanation, earlier: range, later: range) -> dict[str, Any]:
 
 
 def lines(found: Explanation, earlier: range, later: range) -> Iterator[str]:
-    """An explanation for the terminal."""
     unit = _UNITS[found.metric]
     yield (
         f"mean {found.metric}: {found.before:.4g}{unit} in steps {steps_text(earlier)} "

@@ -25,7 +25,6 @@ class ActorShape:
         overlap_gradients: They are summed over copies while the last micro-batch is computed.
         overlap_param_gather: Updated weights are gathered during the next forward pass.
         unmerged: Engines get the adapters alone.
-        fp8: ``actor.fp8``, ``actor.fp8_recipe``.
     """
 
     layout: Layout

@@ -71,7 +71,6 @@ SETTINGS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command besides its settings."""
     add = parser.add_argument
     add("model", nargs="?", help=argparse.SUPPRESS)
     for flag, field in SHAPE_FLAGS.items():

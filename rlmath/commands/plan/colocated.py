@@ -54,7 +54,6 @@ def with_awake_engine(
 
     Args:
         phases: Of :func:`beside_sleeping_engine`.
-        engine_tp: Ranks of an engine.
         engine_bytes: All that an engine may take of a GPU.
         adapters: What the engine computes itself (``ActorShape.engine_adapters``).
     """

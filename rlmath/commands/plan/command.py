@@ -24,5 +24,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, given: Given) -> int:
-    """Print the plan."""
     return (layout if options.what == "layout" else weights).run(options, given)

@@ -21,7 +21,6 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 
 
 def train_command(request: PlanRequest, settings: Sequence[str]) -> str:
-    """``rlmath train`` with a plan's settings, for a shell."""
     name = request.path.rstrip("/").rpartition("/")[2].lower()
     words = _for_a_run(request, settings, f"runs/{name}")
     return shlex.join(["rlmath", "train", *words])
@@ -33,7 +32,6 @@ def write_experiment(
     """Write ``experiment/<name>.yaml`` with a plan's settings.
 
     Args:
-        name: The experiment's, and that of its folder of runs.
         config_dir: A folder of groups, made if missing; ``None``: the clone's ``conf``.
 
     Returns:

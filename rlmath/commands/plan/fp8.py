@@ -55,9 +55,6 @@ def rank_elements(spec: ModelSpec, actor: ActorShape, moe: bool) -> int:
 def gradient_copy_bytes(actor: ActorShape, width: int) -> float:
     """Per token, the gradient of gate and up in FP8: as it is, and for the weight's gradient along
     the tokens.
-
-    Args:
-        width: Of one of the two.
     """
     if actor.fp8 is None:
         return 0.0

@@ -14,8 +14,6 @@ class Gpu:
     """One card.
 
     Attributes:
-        name: As ``--gpu`` takes it.
-        memory_gib: Its memory.
         peak_tflops: bfloat16 matrix products without sparsity, in 10^12 operations a second.
         memory_gb_per_s: Of its memory, in 10^9 bytes a second.
         link_gb_per_s: To the other cards of its node, in one direction.

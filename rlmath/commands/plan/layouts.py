@@ -67,16 +67,11 @@ class Plan:
     """A layout that fits: actor and engines take turns on all GPUs.
 
     Attributes:
-        actor: Layout of the actor.
-        step: What a step asks of it.
         engine_tp: Tensor-parallel ranks of an engine.
-        engines: How many.
         engine_share: ``rollout.gpu_memory_utilization``.
-        cache_tokens: That an engine's KV cache holds.
         max_running: ``rollout.max_running_sequences``.
         running: Sequences that an engine runs at once, on average.
         phases: What a GPU holds in each, the fullest one.
-        seconds: Of each phase.
         host_bytes: Host memory that the ranks of a node take at most for tensors.
     """
 
@@ -101,7 +96,6 @@ class Plan:
         return max(self.phases, key=lambda phase: phase.num_bytes)
 
     def settings(self, config: Config) -> dict[str, Any]:
-        """Values of the settings that it chooses, and of those that its figures depend on."""
         actor, layout = self.actor, self.actor.layout
         values: dict[str, Any] = {key: value_of(config, key) for key in PINNED}
         values["actor.tensor_parallel"] = layout.tensor_parallel

@@ -23,10 +23,6 @@ def read_table(path: Path = TABLE) -> dict[str, dict[str, float | str]]:
 def correct(found: Mapping[str, float], run: str, path: Path = TABLE) -> None:
     """Replace values by measured ones.
 
-    Args:
-        found: By name.
-        run: In which they were measured.
-
     Raises:
         KeyError: The table has no such name.
     """

@@ -56,8 +56,6 @@ class Step:
 
     Attributes:
         microbatches: Of an optimizer step on a data-parallel rank; no more are in flight.
-        longest_tokens: Longest sequence.
-        bucket_bytes: Of a weight sync.
         reference: A reference model, which the host keeps, changes places with the model's weights.
         value_model: A value model is trained in the same processes.
         lm_head_float32: The output layer multiplies in float32.
@@ -65,7 +63,6 @@ class Step:
         triton_logits: Kernels take their softmax (``actor.logits=triton``).
         offload: ``none``, ``optimizer`` or ``all``: what goes to host memory while engines sample.
         offload_in_backward: The optimizer's state is on the GPU for its steps alone.
-        minibatches: Optimizer steps of a step.
         quantized: Engines have the matrices of layers in FP8.
         replayed_tokens: Of a data-parallel rank's share of the step, whose routes the host keeps
             (``actor.routing_replay``); 0: none.
@@ -138,8 +135,6 @@ class StateBytes:
 
 @dataclass(frozen=True)
 class Phase:
-    """One phase: its terms in bytes, by name."""
-
     name: str
     terms: Mapping[str, float]
 
@@ -148,7 +143,6 @@ class Phase:
         return sum(self.terms.values())
 
     def describe(self) -> str:
-        """The sum, for a message."""
         parts = " + ".join(f"{size / GIB:.1f} {name}" for name, size in self.terms.items())
         return f"{self.name} {self.num_bytes / GIB:.1f} GiB = {parts}"
 

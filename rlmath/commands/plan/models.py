@@ -33,10 +33,6 @@ SHAPE_FLAGS = {
 def read_plan_model(arguments: argparse.Namespace, model: str | None) -> tuple[str, ModelSpec]:
     """Name or path, and spec, of the model that the command line asks for.
 
-    Args:
-        arguments: With the sizes.
-        model: ``model.path``, where it is given.
-
     Raises:
         UserError: There is no such model, a size is missing, or the actor has no such architecture.
     """
@@ -118,17 +114,14 @@ def decoding_matrices(spec: ModelSpec) -> int:
 
 
 def feed_forward_matrices(spec: ModelSpec) -> int:
-    """Weights of a dense layer's feed-forward."""
     return 3 * spec.hidden * spec.ffn
 
 
 def shared_expert_matrices(spec: ModelSpec) -> int:
-    """Weights of one layer's shared experts."""
     return 3 * spec.hidden * spec.shared_ffn
 
 
 def expert_matrices(spec: ModelSpec) -> int:
-    """Weights of one expert."""
     return 3 * spec.hidden * spec.moe_ffn
 
 
@@ -160,7 +153,6 @@ def active_matrices(spec: ModelSpec) -> int:
 
 
 def is_last_stage(layout: Layout, stage: int) -> bool:
-    """Whether a stage has the output layer."""
     return stage == layout.pipeline_parallel - 1
 
 

@@ -100,7 +100,6 @@ def as_text(request: PlanRequest, plans: Sequence[Plan], most: int, batch: str) 
 
 
 def warnings(request: PlanRequest, best: Plan) -> list[str]:
-    """Warnings before the first layout is started."""
     found, work = [], request.work
     if best.step_s > LONG_STEP_S:
         fewer = max(1, 2 ** int(math.log2(work.prompts * LONG_STEP_S / 4 / best.step_s)))

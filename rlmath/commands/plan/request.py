@@ -47,12 +47,7 @@ class PlanRequest:
     """A model, GPUs, and settings, of which those that are given are not chosen.
 
     Attributes:
-        path: The model's, for ``model.path``.
-        spec: The model's.
-        gpu: The card; its memory is ``gpu.memory_gib``.
-        given: The settings.
         mean_response_tokens: Mean response; half of the longest unless it is asked for.
-        efficiency: Assumptions about time.
     """
 
     path: str
@@ -76,7 +71,6 @@ class PlanRequest:
 
     @property
     def work(self) -> Work:
-        """A step."""
         algorithm = self.config.algorithm
         return Work(
             prompts=algorithm.prompts_per_step,
@@ -94,7 +88,6 @@ class PlanRequest:
 
     @property
     def quantized(self) -> bool:
-        """Whether engines have the matrices of layers in FP8."""
         return self.config.rollout.quantization is not Quantization.none
 
     @property

@@ -31,12 +31,8 @@ class Work:
     """The work of a step.
 
     Attributes:
-        prompts: Problems.
-        group_size: Samples of each.
-        minibatches: Optimizer steps.
         prompt_tokens: Longest prompt, which all are taken to have.
         response_tokens: Longest response.
-        mean_response_tokens: Mean response.
     """
 
     prompts: int
@@ -123,7 +119,6 @@ def _decoding_flops(spec: ModelSpec, sequence_tokens: float) -> float:
 
 
 def _output_flops(spec: ModelSpec) -> int:
-    """Operations of the output layer, per token."""
     return 2 * spec.vocab * spec.hidden
 
 
@@ -249,7 +244,6 @@ class Decoding:
     """How an engine samples its share.
 
     Attributes:
-        seconds: All of it.
         running: Sequences at once.
         step_s: Of one token of each of them.
         tail_s: Of ``seconds``, after the mean response.
@@ -328,11 +322,6 @@ def weight_sync_time_s(
     """Every rank of a copy gathers what it lacks; a copy on one node does so over its links.
 
     Args:
-        spec: The model.
-        layout: The actor's.
-        gpu: Of all nodes.
-        efficiency: Of links and networks.
-        gpus_per_node: GPUs of a node.
         expert_part: Of all experts' bytes, what the rank that moves most of them moves, if each
             gets a share (``rlmath.weights.expert_shares``); 1: all get all.
     """

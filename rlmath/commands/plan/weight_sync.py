@@ -28,7 +28,6 @@ class SyncTime:
     """The prediction for one transport.
 
     Attributes:
-        transport: Its name.
         gather_s: Until the ranks that send have what they send.
         send_s: To the engines' workers, copies on the GPU included.
         calls_s: For the calls of all buckets.
@@ -65,15 +64,9 @@ def sync_times(
     """Predictions for each transport that can carry the weights; ``auto`` takes the first.
 
     Args:
-        spec: The model.
-        actor: The actor's layout.
         weights_bytes: Of all tensors as they are sent.
-        buckets: Into which they are cut.
         engine_tp: Workers of an engine.
         colocated: Engines share the actor's GPUs.
-        gpu: Of all nodes.
-        efficiency: Of links and networks.
-        gpus_per_node: GPUs of a node.
     """
     # Over ipc each rank gets its worker's share, one stage's ranks sending at a time.
     part = actor.pipeline_parallel / engine_tp if colocated else 1.0

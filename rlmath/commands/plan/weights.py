@@ -46,7 +46,6 @@ SETTINGS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command besides its settings."""
     add = parser.add_argument
     add("model", nargs="?", help=argparse.SUPPRESS)
     add("--engine-expert-parallel", action="store_true", help="engine: whole experts per rank")
@@ -114,7 +113,6 @@ def run(arguments: argparse.Namespace, given: Given) -> int:
 
 
 def as_json(plan: WeightsPlan) -> dict[str, Any]:
-    """The whole plan in JSON's types."""
     return {
         "architecture": plan.spec.architecture,
         "dtype": str(plan.dtype).removeprefix("torch."),

@@ -31,11 +31,9 @@ class Band:
     """Between which rewards a recipe has to end.
 
     Attributes:
-        steps: Of the run.
         lr_factor: What the recipe's learning rate is multiplied by.
         start: Mean reward of step 1, before any update, over the seeds.
         low: Least mean reward of the last ``LAST_STEPS`` steps.
-        high: The largest.
         measured: That mean for each seed.
     """
 
@@ -57,8 +55,6 @@ def band_of(steps: int, factor: float, starts: Sequence[float], measured: Sequen
     from the start to their mean on either side.
 
     Args:
-        steps: Of the runs.
-        factor: Of the learning rate.
         starts: Reward of step 1 for each seed.
         measured: Mean reward of the last steps for each seed.
 
@@ -86,13 +82,11 @@ def band_of(steps: int, factor: float, starts: Sequence[float], measured: Sequen
 
 
 def rewards_of(run_dir: Path) -> list[float]:
-    """Mean reward of each step of a run."""
     lines = read_metrics(run_dir)
     return [line[REWARD] for line in lines if line.get(REWARD) is not None]
 
 
 def reward_of(run_dir: Path) -> float:
-    """Mean reward of the last steps of a run."""
     last = rewards_of(run_dir)[-LAST_STEPS:]
     return sum(last) / len(last) if last else float("nan")
 
@@ -102,7 +96,6 @@ def band_file(folders: Sequence[Path], words: Sequence[str]) -> Path | None:
 
     Args:
         folders: With groups, the project's own first.
-        words: Of the command line.
     """
     if len(words) != 1:
         return None  # With other settings, other rewards.
@@ -115,7 +108,6 @@ def band_file(folders: Sequence[Path], words: Sequence[str]) -> Path | None:
 
 
 def read_band(path: Path | None) -> Band | None:
-    """The band of a file; ``None``: there is none."""
     if path is None or not path.is_file():
         return None
     try:
@@ -126,7 +118,6 @@ def read_band(path: Path | None) -> Band | None:
 
 
 def write_band(path: Path, band: Band) -> None:
-    """Write the file that :func:`read_band` reads."""
     path.write_text(json.dumps(dataclasses.asdict(band)) + "\n", encoding="utf-8")
 
 

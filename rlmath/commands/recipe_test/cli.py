@@ -12,7 +12,6 @@ STEPS = 30
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
     add = parser.add_argument
     add(
         "settings",
@@ -59,7 +58,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _folders(arguments: argparse.Namespace) -> list[Path]:
-    """Folders with groups."""
     from rlmath.config.groups import CONF_DIR
 
     return [CONF_DIR, *([Path(arguments.config_dir)] if arguments.config_dir else [])]

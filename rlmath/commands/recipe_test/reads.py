@@ -44,7 +44,6 @@ def unread(config: Config, reads: set[str], changed: set[str]) -> list[str]:
     """Settings with another value than the default that nobody has read.
 
     Args:
-        reads: See :func:`watch_reads`.
         changed: Keys whose values are not the user's.
     """
     return [

@@ -22,9 +22,7 @@ class Finding:
     """One thing that was asked.
 
     Attributes:
-        name: What.
         ok: Whether it holds; ``None``: it cannot be said.
-        text: With the numbers.
     """
 
     name: str
@@ -36,8 +34,6 @@ def run_test(shrunk: Shrunk, folder: Path, band: Band | None) -> Iterator[Findin
     """Run a recipe straight, then its second half again from the checkpoint in the middle.
 
     Args:
-        shrunk: The settings, with the steps of the run.
-        folder: For model, problems and runs.
         band: Of the mean reward of the last steps; ``None``: none is stored.
     """
     config = shrunk.config

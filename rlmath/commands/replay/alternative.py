@@ -33,9 +33,6 @@ class TokenChange:
         position: In the response, from 0.
         own: Pull of the run's update: above 0, it makes the token likelier.
         other: Of the other one.
-        before: Text before it.
-        text: The token's.
-        after: Text after it.
     """
 
     sample: str
@@ -91,7 +88,6 @@ def alternative(redone: Redone, both: Both, model_path: str, tokens: int) -> Alt
     """Compare the two.
 
     Args:
-        model_path: With the tokenizer.
         tokens: How many of those that gain most to name, and of those that lose most.
     """
     own = redone.digests.numbers["gradient"]
@@ -171,7 +167,6 @@ def _token(both: Both, row: int, own: Tensor, other: Tensor, tokenizer: Any) -> 
 
 
 def lines(found: Alternative, step: int) -> Iterator[str]:
-    """For the terminal."""
     yield f"step {step}, the run's update and the other one, on the same batch and weights"
     if found.gradients:
         for number, one in enumerate(found.gradients, start=1):
@@ -212,7 +207,6 @@ def _number(value: float | None) -> str:
 
 
 def as_json(found: Alternative) -> dict[str, Any]:
-    """As JSON values."""
     return {
         "minibatches": {"own": list(found.minibatches), "other": list(found.other_minibatches)},
         "gradients": [dict(vars(one)) for one in found.gradients],

@@ -67,12 +67,10 @@ class Choices:
 
     @property
     def layout_keys(self) -> frozenset[str]:
-        """Settings among ``layout``."""
         return frozenset(one.partition("=")[0] for one in self.layout)
 
     @property
     def update_keys(self) -> frozenset[str]:
-        """Settings among ``update``."""
         return frozenset(one.partition("=")[0] for one in self.update)
 
 
@@ -109,9 +107,6 @@ def read_choices(overrides: Sequence[str]) -> Choices:
 def run_config(source: Source, step: int, choices: Choices, folder: Path) -> Config:
     """The settings of a step, to be redone here.
 
-    Args:
-        folder: For what the replay writes.
-
     Raises:
         ConfigError: An override that does not fit.
     """
@@ -145,9 +140,6 @@ def run_config(source: Source, step: int, choices: Choices, folder: Path) -> Con
 def other_config(source: Source, config: Config, choices: Choices) -> Config:
     """The settings of the update to compare with.
 
-    Args:
-        config: Of :func:`run_config`.
-
     Raises:
         ConfigError: They do not fit together, or need what the run did not have.
     """
@@ -177,7 +169,6 @@ def check_ranks(
     """Refuse a layout that cannot do the step. Returns it.
 
     Args:
-        sequences: Of the step.
         other: Of :func:`other_config`.
 
     Raises:

@@ -25,7 +25,6 @@ EXIT_DIFFERENT = 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``rlmath replay``."""
     parser.add_argument("run_dir", type=Path, metavar="RUN", help="a run's folder, runner.run_dir")
     parser.add_argument("step", type=count, metavar="STEP", help="the step to redo, from 1")
     parser.add_argument(
@@ -108,7 +107,6 @@ def _begin(source: Source, layout: RunLayout) -> Iterator[str]:
 
 
 def _why(source: Source) -> Iterator[str]:
-    """Possible causes of a difference."""
     then, now = attempt_of(source.run.attempts, source.step).made_with, made_with()
     for key in sorted(then.keys() & now.keys()):
         if then[key] != now[key]:

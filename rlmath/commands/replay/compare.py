@@ -22,8 +22,6 @@ _FIRST = "groups"
 
 @dataclass(frozen=True)
 class Minibatch:
-    """Loss and gradient norm of a minibatch, recorded and redone."""
-
     recorded_loss: float
     loss: float
     recorded_grad_norm: float
@@ -44,8 +42,6 @@ class StepVerdict:
     """How a step that was done again compares.
 
     Attributes:
-        equal: Phases that are equal to the last bit.
-        differing: Phases that are not.
         minibatches: Where the step's file in ``samples/`` is gone, one of their means; ``None``:
             those of the run are not known.
         tensors: Weights, of how many; ``None``: not known.
@@ -150,7 +146,6 @@ def _number(value: Any) -> float:
 
 
 def lines(verdicts: Sequence[StepVerdict]) -> Iterator[str]:
-    """For the terminal."""
     words = {phase.name: phase.words for phase in PHASES}
     for one in verdicts:
         said = "equal to the last bit" if one.is_exact else "not equal to the last bit"
@@ -174,7 +169,6 @@ def lines(verdicts: Sequence[StepVerdict]) -> Iterator[str]:
 
 
 def as_json(verdicts: Sequence[StepVerdict]) -> list[dict[str, Any]]:
-    """As JSON values."""
     return [
         {**dataclasses.asdict(one), "bit_equal": one.is_exact, "close": one.is_close}
         for one in verdicts

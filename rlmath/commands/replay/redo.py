@@ -35,7 +35,6 @@ class Redone:
 
     Attributes:
         digests: As the run's own are made.
-        metrics: Likewise.
         layout: It was done in; see ``described_layout``.
         made_on: The layout that the run did it in.
     """
@@ -56,7 +55,6 @@ class Both:
         own: What the ranks observed of the run's update.
         other: Of the other choice.
         minibatches: Metrics of the other choice's.
-        metrics: Of the other choice.
         same_split: Both have the same sequences in each minibatch.
     """
 
@@ -95,11 +93,7 @@ def redo(
 
 @dataclass(frozen=True)
 class _Step:
-    """One that is about to be redone.
-
-    Attributes:
-        begin: Where its ranks began.
-    """
+    """One that is about to be redone."""
 
     step: int
     session: Session

@@ -55,11 +55,9 @@ class Source:
 
     @property
     def step(self) -> int:
-        """The one in question."""
         return self.steps[-1]
 
     def batch_file(self, step: int) -> Path:
-        """The file with what the step trained on."""
         return kept_file(self.run.folder / FOLDER, step)
 
 

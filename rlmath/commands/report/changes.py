@@ -19,7 +19,6 @@ def changes_of(
     """Explanations of reward, accuracy and length, as JSON values; those that have values.
 
     Args:
-        run: The run.
         later: The later window; ``None``: the last steps with samples, at most half of them.
         earlier: The window to compare with; ``None``: what comes before.
 

@@ -27,7 +27,6 @@ FILE_OF_TWO = "report_against_NAME2.html"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``rlmath report``."""
     parser.add_argument("run_dir", type=Path, metavar="RUN", help="a run's folder, runner.run_dir")
     parser.add_argument(
         "other", type=Path, metavar="RUN2", nargs="?", help="another run, to compare with the first"

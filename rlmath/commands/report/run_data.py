@@ -41,8 +41,6 @@ def run_data(run: RunFolder, samples: Samples, share: float = 1.0) -> dict[str, 
     """All that the page shows of a run, as JSON values.
 
     Args:
-        run: The run.
-        samples: Of the run.
         share: Of the page's limits that this run may take.
     """
     events = events_of(run)

@@ -47,7 +47,6 @@ class StepFigures:
     truncated: int = 0
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Count a sample."""
         self.lengths.append(row["response_tokens"])
         if isinstance(row.get("reward"), int | float):
             self.rewards.append(row["reward"])
@@ -82,7 +81,6 @@ def read_samples_of(run: RunFolder, budget_bytes: int, token_bytes: int = 10**9)
     """Read every samples file of a run.
 
     Args:
-        run: The run.
         budget_bytes: Of the chosen samples' texts in the page.
         token_bytes: Of their values by token. Where they are too many, samples of some steps have
             none; those that have are spread over the run.

@@ -27,11 +27,7 @@ Trace = tuple[TracedSample, Mapping[str, NDArray[Any]]]
 
 
 class Traces:
-    """The traces that ranks left of a run's samples.
-
-    Args:
-        run_dir: The run's folder.
-    """
+    """The traces that ranks left of a run's samples."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir

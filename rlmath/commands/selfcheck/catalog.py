@@ -15,7 +15,6 @@ class Check:
     """One check.
 
     Attributes:
-        name: As ``--only`` takes it.
         title: What it looks at, in a line.
         advice: What to do when it fails and nothing more exact is known.
         limit_s: Seconds after which it is ended.
@@ -108,9 +107,6 @@ CHECKS = (
 
 def select(names: str | None) -> Sequence[Check]:
     """The checks of ``--only``, in the usual order; all of them for ``None``.
-
-    Args:
-        names: Names with commas between them.
 
     Raises:
         UserError: There is no check of a name.

@@ -13,7 +13,6 @@ SETTINGS = ("model.path",)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
     add = parser.add_argument
     parser.epilog = "model.path=FOLDER: a Hugging Face folder (default: a random model)"
     add("what", choices=["gpu"], help="gpu: this node's GPUs; without any, its CPU")

@@ -20,7 +20,6 @@ class Node:
         device: What ranks and engines compute on.
         gpus: GPUs that may be used; 0 on CPU.
         gpu_name: As the driver calls them; "" on CPU.
-        gpu_gib: Memory of one.
         model: Hugging Face folder of the model that is checked with.
         folder: For the files of this check alone.
     """

@@ -39,7 +39,6 @@ def settings(node: Node, folder: str, gpus: int, overrides: Sequence[str] = ()) 
     Args:
         folder: Name of the run's folder in that of the check.
         gpus: That the run has; says nothing on CPU.
-        overrides: Further settings.
     """
     problems = Path(node.folder) / "problems.jsonl"
     problems.write_text('{"prompt": "1 + 1?", "solutions": ["2"]}\n', encoding="utf-8")
@@ -80,11 +79,7 @@ def settings(node: Node, folder: str, gpus: int, overrides: Sequence[str] = ()) 
 def started(
     config: Config, record: Record, name: str = "ranks and engines", *, trains: bool = True
 ) -> Iterator[tuple[Session, RolloutPool]]:
-    """Ranks (if it trains) and engines of these settings, connected.
-
-    Args:
-        name: In the names of the record's phases.
-    """
+    """Ranks (if it trains) and engines of these settings, connected."""
     optimizer = config.actor.optimizer if trains else None
     with contextlib.ExitStack() as stack:
         with record.phase(f"start of {name}"):
@@ -109,7 +104,6 @@ def requests(
 
     Args:
         count: Of them, shared out over the prompts.
-        prompts: Different ones.
         step: Gives other prompts and random streams.
     """
     lengths = [PROMPT_TOKENS - 3 * number for number in range(prompts)]
@@ -130,7 +124,6 @@ def requests(
 
 
 def sample(pool: RolloutPool, wanted: Sequence[Request]) -> list[Sample]:
-    """The samples, in the order of the requests."""
     found = {(one.problem_id, one.index): one for one in pool.generate(wanted)}
     return [found[request.key] for request in wanted]
 

@@ -39,7 +39,6 @@ class Record:
         """Report a number or a word.
 
         Args:
-            name: What was measured.
             unit: Of the value, such as ``GiB``; none for a ratio or a word.
             limit: What is allowed, such as ``<= 1.02``, if there is a limit.
             key: Show it in the line of the terminal as well.
@@ -50,7 +49,6 @@ class Record:
         """Report that something is wrong; the check continues, and counts as failed.
 
         Args:
-            problem: What is wrong, with its numbers.
             advice: What to do; none: the check's general advice.
         """
         self._write("problem", problem=problem, advice=advice)

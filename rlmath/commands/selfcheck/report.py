@@ -40,13 +40,11 @@ def not_applicable_lines(outcome: Outcome) -> list[str]:
 
 
 def figure_text(figure: Mapping[str, Any]) -> str:
-    """Name, value and unit."""
     unit = f" {figure['unit']}" if figure["unit"] else ""
     return f"{figure['name']} {_number(figure['value'])}{unit}"
 
 
 def summary(results: Sequence[Result]) -> str:
-    """How many passed, failed and were not applicable."""
     counts = dict.fromkeys(("passed", "failed", "not applicable"), 0)
     for result in results:
         counts[result.outcome.status] += 1
@@ -54,11 +52,7 @@ def summary(results: Sequence[Result]) -> str:
 
 
 def as_markdown(about: Mapping[str, Any], results: Sequence[Result]) -> str:
-    """Everything, to be read by people, and at the end the same as JSON.
-
-    Args:
-        about: Date, commit, machine; printed as they are.
-    """
+    """Everything, to be read by people, and at the end the same as JSON."""
     lines = ["# rlmath selfcheck", "", *(f"- {key}: {value}" for key, value in about.items()), ""]
     lines += _table(
         (result, [figure_text(one) for one in result.outcome.figures if one["key"]])

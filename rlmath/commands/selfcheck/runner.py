@@ -40,9 +40,7 @@ class Result:
     """A check that has run.
 
     Attributes:
-        check: Which one.
         outcome: What it reported, with what became of its process.
-        seconds: It took.
         log_tail: End of its output when it failed, else "".
     """
 

@@ -81,7 +81,6 @@ def run_checks(checks: Sequence[Check], out: Path, model: str | None) -> list[Re
 
     Args:
         out: Folder; the file to send in it is written after every check.
-        model: Hugging Face folder; ``None``: one with random weights is made.
     """
     out.mkdir(parents=True, exist_ok=True)
     node = this_node(out, model)
@@ -141,7 +140,6 @@ def _refuse_too_large(model: str, gpu_gib: float) -> None:
 
 
 def about() -> dict[str, Any]:
-    """Date, commit, versions and GPUs."""
     states = gpu_states()
     names = sorted({state.name for state in states})
     gpus = f"{len(states)} x {', '.join(names)}" if states else "none"

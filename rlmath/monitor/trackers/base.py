@@ -18,8 +18,6 @@ class TrackedRun:
     """A run, or a part of it with its own metrics, such as its SFT.
 
     Attributes:
-        folder: With its metrics.
-        name: For people.
         project: ``runner.tracker_project``.
         last_step: The step of the checkpoint that it continues from; ``None``: it starts over.
     """

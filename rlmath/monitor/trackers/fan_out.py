@@ -21,8 +21,6 @@ class Trackers:
     """Tells each tracker what it has to show.
 
     Args:
-        names: Of ``runner.trackers``.
-        run: The run.
         warn: Called with a message, from any thread, once for each tracker that fails.
     """
 
@@ -33,14 +31,12 @@ class Trackers:
         ]
 
     def settings(self, text: str, values: Mapping[str, Any], compared_by: Sequence[str]) -> None:
-        """See :class:`Tracker`."""
         values = dict(values)
         self._tell(lambda one: one.settings(text, values, compared_by))
 
     def step(
         self, step: int, time_s: float, values: Mapping[str, float], texts: Mapping[str, str]
     ) -> None:
-        """See :class:`Tracker`."""
         values, texts = dict(values), dict(texts)
         self._tell(lambda one: one.step(step, time_s, values, texts))
 

@@ -53,13 +53,11 @@ def run(node: Node, record: Record) -> None:
 
 
 def cache_tokens(engine: Any) -> int:
-    """Tokens that the KV cache of vLLM's ``LLMEngine`` holds."""
     cache = engine.vllm_config.cache_config
     return int(cache.num_gpu_blocks) * int(cache.block_size)
 
 
 def gpu_of(worker: Any) -> str:
-    """The GPU that a process computes on."""
     return current_gpu_uuid()
 
 

@@ -69,7 +69,6 @@ def run(node: Node, record: Record) -> None:
 
 
 def settings_of(node: Node, folder: Path) -> list[str]:
-    """Settings of ``rlmath train``, with model and problems in the folder."""
     settings = [
         "experiment=quickstart",
         *for_machine(Machine.here(), []),

@@ -70,7 +70,6 @@ class Measured:
         tokens: Of a sequence.
         seconds: Of the fastest update.
         peak_gib: Highest memory of the rank in it.
-        grad_norm: Of its gradient.
     """
 
     tokens: int
@@ -80,7 +79,6 @@ class Measured:
 
 
 def update_on_rank(platform: Platform, node: Node) -> None:
-    """Runs in the rank's process."""
     record = Record(Path(node.folder) / RECORD_FILE)
     spec = read_model_spec(node.model)
     for tokens in LENGTHS[node.device]:
@@ -120,7 +118,6 @@ def least_recompute(
 
 
 def planned_gib(spec: ModelSpec, actor: ActorShape) -> float:
-    """Peak of the rank's tensors in an update."""
     step = Step(MICROBATCHES, longest_tokens=actor.max_tokens)
     update = ("logits", "training", "optimizer step")
     phases = actor_phases(spec, actor, step)
