@@ -3,61 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 
 from rlmath.config.lora import LoraConfig
 from rlmath.config.optimizer import OptimizerConfig
 from rlmath.utils.setting import NotWith, OnlyWith, setting
 
-
-class Layers(Enum):
-    auto = "auto"
-    transformer_engine = "transformer_engine"
-    local = "local"
-
-
-class Recompute(Enum):
-    none = "none"
-    selective = "selective"
-    full = "full"
-
-
-class Offload(Enum):
-    none = "none"
-    optimizer = "optimizer"
-    all = "all"
-
-
-class RoutingReplay(Enum):
-    none = "none"
-    old_log_probs = "old_log_probs"
-    engine = "engine"
-
-
-class Fp8(Enum):
-    none = "none"
-    hybrid = "hybrid"
-    e4m3 = "e4m3"
-
-
-class Fp8Recipe(Enum):
-    blockwise = "blockwise"
-    tensorwise = "tensorwise"
-    mxfp8 = "mxfp8"
-
-
-class Logits(Enum):
-    auto = "auto"
-    whole = "whole"
-    chunked = "chunked"
-    triton = "triton"
-
-
-class SharePrompts(Enum):
-    auto = "auto"
-    # YAML reads on and off as booleans.
-    always = "always"
-    never = "never"
+Layers = StrEnum("Layers", ["auto", "transformer_engine", "local"])
+Recompute = StrEnum("Recompute", ["none", "selective", "full"])
+Offload = StrEnum("Offload", ["none", "optimizer", "all"])
+RoutingReplay = StrEnum("RoutingReplay", ["none", "old_log_probs", "engine"])
+Fp8 = StrEnum("Fp8", ["none", "hybrid", "e4m3"])
+Fp8Recipe = StrEnum("Fp8Recipe", ["blockwise", "tensorwise", "mxfp8"])
+Logits = StrEnum("Logits", ["auto", "whole", "chunked", "triton"])
+# YAML reads on and off as booleans.
+SharePrompts = StrEnum("SharePrompts", ["auto", "always", "never"])
 
 
 @dataclass

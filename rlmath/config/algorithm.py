@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 from omegaconf import MISSING
@@ -15,18 +15,11 @@ from rlmath.algorithms.filters import FilterConfig, TruncatedRule
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.utils.setting import OnlyWith, setting
 
-
-class OldLogProbs(Enum):
-    recompute = "recompute"
-    engine = "engine"
+OldLogProbs = StrEnum("OldLogProbs", ["recompute", "engine"])
+KlPlace = StrEnum("KlPlace", ["loss", "reward"])
 
 
-class KlPlace(Enum):
-    loss = "loss"
-    reward = "reward"
-
-
-class ReferenceKind(Enum):
+class ReferenceKind(StrEnum):
     frozen = "frozen"
     averaged = "averaged"
     reset = "reset"

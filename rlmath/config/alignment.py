@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 from rlmath.utils.setting import setting
 
-
-class OnMisalignment(Enum):
-    stop = "stop"
-    warn = "warn"
+OnMisalignment = StrEnum("OnMisalignment", ["stop", "warn"])
 
 
 @dataclass

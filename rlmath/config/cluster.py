@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 from rlmath.utils.setting import setting
 
-
-class Device(Enum):
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
-
-
-class Placement(Enum):
-    colocated = "colocated"
-    separate = "separate"
+Device = StrEnum("Device", ["auto", "cpu", "cuda"])
+Placement = StrEnum("Placement", ["colocated", "separate"])
 
 
 @dataclass

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from enum import Enum
+from enum import StrEnum
 
 from rlmath.utils.setting import setting
 
-
-class CollapseAction(Enum):
-    """What a collapse detector does when it fires; each does what the ones before it do."""
-
-    log = "log"
-    warn = "warn"
-    stop = "stop"
-    rollback = "rollback"
+# Each does what the ones before it do.
+CollapseAction = StrEnum("CollapseAction", ["log", "warn", "stop", "rollback"])
 
 
 @dataclass

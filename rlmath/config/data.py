@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 from rlmath.utils.setting import setting
 
-
-class MalformedRow(Enum):
-    stop = "stop"
-    skip = "skip"
-
-
-class OverlongPrompt(Enum):
-    stop = "stop"
-    filter = "filter"
+MalformedRow = StrEnum("MalformedRow", ["stop", "skip"])
+OverlongPrompt = StrEnum("OverlongPrompt", ["stop", "filter"])
 
 
 @dataclass

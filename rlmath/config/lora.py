@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 
 from rlmath.model.lora import Lora, default_targets, model_targets
@@ -13,9 +13,7 @@ from rlmath.utils.setting import OnlyWith, setting
 _ON = OnlyWith("rank", words="1 or more")
 
 
-class LoraRollout(Enum):
-    merged = "merged"
-    unmerged = "unmerged"
+LoraRollout = StrEnum("LoraRollout", ["merged", "unmerged"])
 
 
 @dataclass

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 from omegaconf import MISSING
 
 from rlmath.utils.setting import setting
 
 
-class DType(Enum):
+class DType(StrEnum):
     float32 = "float32"
     bfloat16 = "bfloat16"
 

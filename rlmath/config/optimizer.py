@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 from rlmath.utils.setting import setting
 
-
-class Schedule(Enum):
-    constant = "constant"
-    linear = "linear"
-    cosine = "cosine"
+Schedule = StrEnum("Schedule", ["constant", "linear", "cosine"])
 
 
 @dataclass

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 from rlmath.model.precision import Precision
 from rlmath.utils.setting import NotWith, setting
 
-
-class ProductDType(Enum):
-    model = "model"
-    float32 = "float32"
+ProductDType = StrEnum("ProductDType", ["model", "float32"])
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 from omegaconf import MISSING
@@ -19,20 +19,9 @@ from rlmath.grading.settings import (
 )
 from rlmath.utils.setting import setting
 
-
-class CompletionFormat(Enum):
-    text = "text"
-    chat = "chat"
-
-
-class OnRewardError(Enum):
-    stop = "stop"
-    skip = "skip"
-
-
-class WorkersOn(Enum):
-    driver = "driver"
-    engines = "engines"
+CompletionFormat = StrEnum("CompletionFormat", ["text", "chat"])
+OnRewardError = StrEnum("OnRewardError", ["stop", "skip"])
+WorkersOn = StrEnum("WorkersOn", ["driver", "engines"])
 
 
 @dataclass

@@ -3,35 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 from rlmath.utils.setting import NotWith, OnlyWith, setting
 
-
-class RolloutSchedule(Enum):
-    synchronous = "synchronous"
-    carry_over = "carry_over"
-    pipelined = "pipelined"
-    continuous = "continuous"
-
-
-class KvAtSync(Enum):
-    recompute = "recompute"
-    keep = "keep"
+RolloutSchedule = StrEnum(
+    "RolloutSchedule", ["synchronous", "carry_over", "pipelined", "continuous"]
+)
+KvAtSync = StrEnum("KvAtSync", ["recompute", "keep"])
 
 
 # Those that train on tokens of older weights.
 OVERLAPPING = tuple(one for one in RolloutSchedule if one is not RolloutSchedule.synchronous)
 
 
-class Quantization(Enum):
-    none = "none"
-    fp8 = "fp8"
-
-
-class KvCacheDtype(Enum):
-    auto = "auto"
-    fp8 = "fp8"
+Quantization = StrEnum("Quantization", ["none", "fp8"])
+KvCacheDtype = StrEnum("KvCacheDtype", ["auto", "fp8"])
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 
 from rlmath.utils.setting import setting
 
@@ -29,11 +29,7 @@ def bucket_mib(given: int | None, weights_bytes: int, *, cuda: bool = True) -> i
     return min(max(int(weights_bytes * BUCKET_SHARE / 2**20), BUCKET_MIB), MOST_BUCKET_MIB)
 
 
-class Transport(Enum):
-    auto = "auto"
-    shared_memory = "shared_memory"
-    ipc = "ipc"
-    nccl = "nccl"
+Transport = StrEnum("Transport", ["auto", "shared_memory", "ipc", "nccl"])
 
 
 @dataclass
