@@ -18,15 +18,3 @@ Megatron.
 from rlmath.checkpoint.manifest import BrokenCheckpoint
 from rlmath.checkpoint.space import DiskFull, checkpoint_bytes, held_bytes, naming_full_disk
 from rlmath.checkpoint.store import Checkpoint, CheckpointStore, Newest, Skipped
-
-__all__ = [
-    "BrokenCheckpoint",
-    "Checkpoint",
-    "CheckpointStore",
-    "DiskFull",
-    "Newest",
-    "Skipped",
-    "checkpoint_bytes",
-    "held_bytes",
-    "naming_full_disk",
-]

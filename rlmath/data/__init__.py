@@ -4,12 +4,3 @@ from rlmath.data.load import Example, load_examples, load_problems
 from rlmath.data.prompts import load_tokenizer
 from rlmath.data.report import LoadReport
 from rlmath.data.stream import ProblemStream
-
-__all__ = [
-    "Example",
-    "LoadReport",
-    "ProblemStream",
-    "load_examples",
-    "load_problems",
-    "load_tokenizer",
-]

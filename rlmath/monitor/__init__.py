@@ -7,22 +7,3 @@ from rlmath.monitor.samples import read_samples, sample_as_text, write_samples
 from rlmath.monitor.summary import read_summary, update_summary
 from rlmath.monitor.timing import PhaseTimer
 from rlmath.monitor.writer import DECISIONS_FILE, MetricsWriter, read_metrics, set_aside
-
-__all__ = [
-    "DECISIONS_FILE",
-    "WARNINGS_FILE",
-    "Listeners",
-    "MetricsWriter",
-    "Monitor",
-    "PhaseTimer",
-    "ProgressDisplay",
-    "open_monitor",
-    "plot_curves",
-    "read_metrics",
-    "read_samples",
-    "read_summary",
-    "sample_as_text",
-    "set_aside",
-    "update_summary",
-    "write_samples",
-]

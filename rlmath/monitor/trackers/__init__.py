@@ -10,15 +10,3 @@ from rlmath.monitor.trackers.mlflow_tracker import MlFlow
 from rlmath.monitor.trackers.tensorboard import TensorBoard
 from rlmath.monitor.trackers.trackio_tracker import Trackio
 from rlmath.monitor.trackers.weights_and_biases import WeightsAndBiases
-
-__all__ = [
-    "TRACKERS",
-    "MlFlow",
-    "TensorBoard",
-    "TrackedRun",
-    "Tracker",
-    "TrackerTraits",
-    "Trackers",
-    "Trackio",
-    "WeightsAndBiases",
-]
