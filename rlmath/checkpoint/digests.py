@@ -11,7 +11,6 @@ stop somebody who forges a checkpoint, and neither did SHA-256 beside the file t
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import os
 import time
@@ -22,14 +21,13 @@ from typing import Any
 
 import xxhash
 
-# Of new checkpoints; older ones have SHA-256.
 ALGORITHM = "xxh3_128"
 # Of the note's name. It is there only until the manifest is written.
 SUFFIX = ".xxh3"
 _CHUNK_BYTES = 1 << 20
 # A file that changes twice within a tick of the kernel's clock looks the same after both.
 _SETTLED_NS = 2 * 10**9
-# Checksums that this process has computed, by algorithm and by what changes with a file.
+# Checksums that this process has computed, by what changes with a file.
 _computed: dict[tuple[Any, ...], str] = {}
 # Below it handing bytes to another thread costs more than hashing them.
 _LEAST_BYTES_FOR_THREAD = 1 << 16
@@ -134,12 +132,9 @@ def take_note(path: Path) -> tuple[int, str] | None:
     return found, digest
 
 
-def file_digest(path: Path, algorithm: str = ALGORITHM) -> str:
+def file_digest(path: Path) -> str:
     """Checksum of a file, as hexadecimal digits. A file that has not changed since this process
     hashed it is not read again.
-
-    Args:
-        algorithm: ``ALGORITHM``, or a name of ``hashlib``.
 
     Raises:
         OSError: The file cannot be read.
@@ -147,7 +142,6 @@ def file_digest(path: Path, algorithm: str = ALGORITHM) -> str:
     with open(path, "rb", buffering=0) as file:
         found = os.fstat(file.fileno())
         key = (
-            algorithm,
             found.st_dev,
             found.st_ino,
             found.st_size,
@@ -157,7 +151,7 @@ def file_digest(path: Path, algorithm: str = ALGORITHM) -> str:
         if key in _computed:
             return _computed[key]
         is_settled = time.time_ns() - found.st_ctime_ns > _SETTLED_NS
-        digest = xxhash.xxh3_128() if algorithm == ALGORITHM else hashlib.new(algorithm)
+        digest = xxhash.xxh3_128()
         chunk = memoryview(bytearray(_CHUNK_BYTES))
         while size := file.readinto(chunk):
             digest.update(chunk[:size])

@@ -17,8 +17,6 @@ from rlmath.errors import UserError
 
 MANIFEST = "manifest.json"
 _FORMAT = 2
-# Formats that are read, and the checksum of each.
-_ALGORITHM_OF = {1: "sha256", 2: ALGORITHM}
 # Hashing lets go of the interpreter lock, so threads hash at the same time: a resume waits for it,
 # and a checkpoint of many ranks has many files.
 _NUM_THREADS = min(32, 2 * len(os.sched_getaffinity(0)))
@@ -37,14 +35,12 @@ class Manifest:
         metrics: Values by which the best checkpoints are found.
         created_unix_s: When it was made, in seconds since 1970.
         files: Size in bytes and checksum of each file, by its path relative to the checkpoint.
-        algorithm: Of the checksums; see ``rlmath.checkpoint.digests``.
     """
 
     step: int
     metrics: Mapping[str, float]
     created_unix_s: float
     files: Mapping[str, tuple[int, str]]
-    algorithm: str = ALGORITHM
 
     @property
     def num_bytes(self) -> int:
@@ -94,20 +90,18 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         claimed = content.pop("sha256")
-        if content["format"] not in _ALGORITHM_OF:
+        if content["format"] != _FORMAT:
             raise BrokenCheckpoint(
-                f"{path} has format {content['format']}; this version reads formats "
-                f"{' and '.join(map(str, _ALGORITHM_OF))}"
+                f"{path} has format {content['format']}; this version reads format {_FORMAT}"
             )
         if claimed != _digest_of(content):
             raise BrokenCheckpoint(f"{path} does not match its own checksum")
-        algorithm = _ALGORITHM_OF[content["format"]]
         files = {
-            name: (int(entry["size_bytes"]), str(entry[algorithm]))
+            name: (int(entry["size_bytes"]), str(entry[ALGORITHM]))
             for name, entry in content["files"].items()
         }
         created_unix_s = float(content["created_unix_s"])
-        return Manifest(int(content["step"]), content["metrics"], created_unix_s, files, algorithm)
+        return Manifest(int(content["step"]), content["metrics"], created_unix_s, files)
     except FileNotFoundError:
         raise BrokenCheckpoint(f"{path} is missing") from None
     except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
@@ -135,21 +129,18 @@ def verify(folder: Path, share: tuple[int, int] = (0, 1), under: str = "") -> Ma
 
     def compare(name: str) -> str | None:
         try:
-            digest = file_digest(folder / name, manifest.algorithm)
+            digest = file_digest(folder / name)
             return None if digest == files[name][1] else f"{name}: its checksum differs"
         except OSError as error:
             return f"{name} cannot be read: {error.strerror}"
 
     number, processes = share
+    largest_first = sorted(files, key=lambda name: (-files[name][0], name))
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
-        for problem in pool.map(compare, _largest_first(files)[number::processes]):
+        for problem in pool.map(compare, largest_first[number::processes]):
             if problem:
                 raise BrokenCheckpoint(problem)
     return manifest
-
-
-def _largest_first(files: Mapping[str, tuple[int, str]]) -> list[str]:
-    return sorted(files, key=lambda name: (-files[name][0], name))
 
 
 def write_json(path: Path, content: Any) -> None:

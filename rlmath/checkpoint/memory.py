@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 # Float32 main parameters and Adam's two moments.
 STATE_BYTES_PER_PARAMETER = 12
+_WEIGHT_BYTES = 2
 # What the ranks gather at a time, all of it together.
 GATHER_BUFFER_BYTES = 256 * 2**20
 
@@ -33,7 +34,6 @@ def checkpoint_bytes_of_rank(
     copies: int,
     largest_parameter: int,
     *,
-    weight_bytes: int = 2,
     background: bool = False,
 ) -> CheckpointBytes:
     """Upper bound for a save with the distributed optimizer. Loading takes no more where there are
@@ -47,15 +47,14 @@ def checkpoint_bytes_of_rank(
         parameters: Of the rank's stage. Experts, which have other copies, are a separate sum.
         copies: Ranks that hold the same.
         largest_parameter: Elements of the largest Megatron parameter of the rank.
-        weight_bytes: Of one weight.
         background: The weights are copied as well (``runner.background_checkpoints``).
     """
     if copies == 1:
         # Written from the tensors themselves.
-        copied = STATE_BYTES_PER_PARAMETER + weight_bytes if background else 0
+        copied = STATE_BYTES_PER_PARAMETER + _WEIGHT_BYTES if background else 0
         return CheckpointBytes(0, copied * parameters)
     share = min(parameters, -(-parameters // copies) + 2 * largest_parameter)
-    per_parameter = STATE_BYTES_PER_PARAMETER + (weight_bytes if background else 0)
+    per_parameter = STATE_BYTES_PER_PARAMETER + (_WEIGHT_BYTES if background else 0)
     # Every rank's piece, and its own.
     gathered = min(GATHER_BUFFER_BYTES, 4 * parameters)
     return CheckpointBytes(gathered + -(-gathered // copies), per_parameter * share)

@@ -58,8 +58,6 @@ def check_prints(folder: Path, rank: int, now: dict[str, float], *, same_layout:
         BrokenCheckpoint: Something was not restored.
     """
     path = _path(folder, rank if same_layout else 0)
-    if not path.is_file():
-        return  # Of a checkpoint from before there were any.
     saved = json.loads(path.read_text(encoding="utf-8"))
     if not same_layout:
         saved = {name: saved[name] for name in list(saved)[:1]}

@@ -61,7 +61,11 @@ def load_optimizer_state(optimizer: Any, state: Any) -> None:
     """
     step = _saved_step(state)
     for part, own in zip(optimizer_parts(optimizer), _states(optimizer, state), strict=True):
-        hyperparameters = [_hyperparameters(group) for group in part.param_groups]
+        # Fused Adams keep the step in the group: that one is state.
+        hyperparameters = [
+            {key: value for key, value in group.items() if key not in ("params", "step")}
+            for group in part.param_groups
+        ]
         if "param_state" in own:
             # Perhaps saved with experts in a separate part, and now without, or the other way:
             # tensors find their places by name, and of the rest only the step is taken over.
@@ -132,11 +136,6 @@ def load_schedule_state(scheduler: Any, state: dict[str, Any]) -> None:
     """Resume at the saved step of the schedule that the settings of this run describe."""
     scheduler.num_steps = int(state["num_steps"])
     scheduler.step(0)
-
-
-def _hyperparameters(group: dict[str, Any]) -> dict[str, Any]:
-    # Fused Adams keep the step in the group: that one is state.
-    return {key: value for key, value in group.items() if key not in ("params", "step")}
 
 
 def optimizer_parts(optimizer: Any) -> list[Any]:

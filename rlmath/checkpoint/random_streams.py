@@ -21,7 +21,7 @@ def capture() -> dict[str, Tensor]:
     assert version == 3 and name == "MT19937", (version, name)
     states = {
         "python": torch.tensor(words, dtype=torch.int64),
-        "python.gauss": _optional(gauss),
+        "python.gauss": torch.tensor([] if gauss is None else [gauss], dtype=torch.float64),
         "numpy": torch.from_numpy(np.asarray(keys).astype(np.int64)),
         "numpy.position": torch.tensor([position, has_gauss], dtype=torch.int64),
         "numpy.gauss": torch.tensor([cached], dtype=torch.float64),
@@ -68,7 +68,3 @@ def load_streams(folder: Path, rank: int) -> None:
 
 def _path(folder: Path, rank: int) -> Path:
     return folder / f"random_{rank:05d}.safetensors"
-
-
-def _optional(value: float | None) -> Tensor:
-    return torch.tensor([] if value is None else [value], dtype=torch.float64)

@@ -47,12 +47,11 @@ def held_bytes(folder: str | Path) -> int:
     return sum(p.stat().st_size for p in files)
 
 
-def disk_full(folder: Path, needed_bytes: int | None = None) -> DiskFull:
+def disk_full(folder: Path) -> DiskFull:
     """The error of a disk that ran full while ``folder`` was written."""
-    need = "" if needed_bytes is None else f" The checkpoint takes about {in_words(needed_bytes)}."
     return DiskFull(
         f"The disk ran full while {folder} was written; free are {in_words(_free_bytes(folder))}."
-        f"{need} Earlier checkpoints are untouched. Free some space or set "
+        " Earlier checkpoints are untouched. Free some space or set "
         "runner.keep_checkpoints lower, then start again."
     )
 

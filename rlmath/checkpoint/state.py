@@ -237,11 +237,9 @@ def _prepare_save(state: ModelState, target: Path, group: Any, copy: bool) -> Ca
         if state.optimizer is not None:
             save_prints(target, rank, optimizer_prints(state.optimizer, state.scheduler))
 
-    _on_all_ranks(make_folder, target, group)
-    _on_all_ranks(see_folder, target, group)
     # Rank 0 alone checks that the shards cover all tensors.
-    _on_all_ranks(gather_state, target, group)
-    _on_all_ranks(write_small_files, target, group)
+    for action in (make_folder, see_folder, gather_state, write_small_files):
+        _on_all_ranks(action, target, group)
     child = _copy_to_host(sharded) if copy else None
     return lambda: _on_all_ranks(
         lambda: write_tensors(target, sharded, group, child), target, group
@@ -301,14 +299,7 @@ def load_model(model: Saveable, folder: str | Path, name: str = "actor") -> None
         if state.reference is not None:
             for name, chunk, reference in _references(state):
                 load_reference(chunk, reference, loaded[name])
-        # Older checkpoints do not name these.
-        unnamed = {
-            "context_parallel": 1,
-            "expert_parallel": 1,
-            "pipeline_layers": [],
-            "virtual_stages": 1,
-        }
-        same_layout = unnamed | saved["layout"] == _as_json(state.layout)
+        same_layout = saved["layout"] == _as_json(state.layout)
         if state.optimizer is not None:
             prints = optimizer_prints(state.optimizer, state.scheduler)
             check_prints(target, dist.get_rank(), prints, same_layout=same_layout)
@@ -440,13 +431,11 @@ def _check_same(state: ModelState, saved: dict[str, Any], target: Path) -> None:
         ("lora", "actor.lora"),
         ("base", "model.path"),
     ):
-        # Older checkpoints are of all weights, and do not say so.
-        was: Any = saved.get(key)
+        was: Any = saved[key]
         now = own[key]
         if key == "shape":
-            # Fields that came or went since it was saved say nothing.
-            differing = sorted(k for k in now if k in was and was[k] != now[k])
-            was = ", ".join(f"{k}={was[k]}" for k in differing)
+            differing = sorted(k for k in now if was.get(k) != now[k])
+            was = ", ".join(f"{k}={was.get(k)}" for k in differing)
             now = ", ".join(f"{k}={now[k]}" for k in differing)
         if was == now:
             continue

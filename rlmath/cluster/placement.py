@@ -252,7 +252,11 @@ def whole_nodes(gpus: int, gpus_per_node: int) -> list[list[Bundle]]:
 def in_order(bundles: Sequence[Bundle], nodes: Sequence[str]) -> list[list[Bundle]]:
     """The bundles of each node that has some, by GPU; nodes in the order given."""
     by_node = [[bundle for bundle in bundles if bundle.node == node] for node in nodes]
-    return [sorted(of_node, key=_gpu_order) for of_node in by_node if of_node]
+
+    def numbers_first(bundle: Bundle) -> tuple[int, str]:
+        return (int(bundle.gpu), "") if bundle.gpu.isdecimal() else (1 << 30, bundle.gpu)
+
+    return [sorted(of_node, key=numbers_first) for of_node in by_node if of_node]
 
 
 def assign(
@@ -285,7 +289,7 @@ def assign(
     for ones in order:
         for one in ones:
             width, count = wanted[one]
-            taken[one], _ = _blocks(free, width, count)
+            taken[one] = _blocks(free, width, count)
             if len(taken[one]) < count:
                 raise UserError(_straddles(one, width, count, [len(of_node) for of_node in free]))
         gone = {bundle for one in ones for block in taken[one] for bundle in block}
@@ -294,17 +298,13 @@ def assign(
     return actor, taken["rollout"], taken["teacher"]
 
 
-def _blocks(
-    nodes: Sequence[Sequence[Bundle]], width: int, count: int
-) -> tuple[list[list[Bundle]], list[list[Bundle]]]:
-    """At most ``count`` blocks of ``width`` bundles, each on one node; and what is left."""
+def _blocks(nodes: Sequence[Sequence[Bundle]], width: int, count: int) -> list[list[Bundle]]:
+    """At most ``count`` blocks of ``width`` bundles, each on one node."""
     blocks: list[list[Bundle]] = []
-    left = []
     for of_node in nodes:
         number = min(len(of_node) // width, count - len(blocks))
         blocks += [list(of_node[i * width : (i + 1) * width]) for i in range(number)]
-        left.append(list(of_node[number * width :]))
-    return blocks, left
+    return blocks
 
 
 def _straddles(section: str, width: int, count: int, gpus: Sequence[int]) -> str:
@@ -319,11 +319,6 @@ def _straddles(section: str, width: int, count: int, gpus: Sequence[int]) -> str
 
 def _sum(numbers: Sequence[int]) -> str:
     return " + ".join(map(str, numbers))
-
-
-def _gpu_order(bundle: Bundle) -> tuple[int, str]:
-    """Numbers in their order, then other names."""
-    return (int(bundle.gpu), "") if bundle.gpu.isdecimal() else (1 << 30, bundle.gpu)
 
 
 def _strategy(group: Any, bundle: int) -> dict[str, Any]:

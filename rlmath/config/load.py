@@ -151,24 +151,14 @@ def compose_settings(
     return Composed(config, choices, given, tuple(folders))
 
 
-def from_plain(saved: Mapping[str, Any]) -> Config:
-    """Settings that :func:`save` wrote, as the schema's dataclasses; keys that the schema does not
-    have any more are left out.
-
-    Raises:
-        ConfigError: A value is none that its setting can have now.
-    """
-    return with_values(saved, ())
-
-
-def with_values(saved: Mapping[str, Any], overrides: Sequence[str]) -> Config:
-    """:func:`from_plain`, with other values of some settings.
+def with_values(saved: Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
+    """Settings that :func:`save` wrote, as the schema's dataclasses, with other values of some.
 
     Args:
         overrides: ``key=value`` of settings; of groups there is nothing left in saved settings.
 
     Raises:
-        ConfigError: Also of an override that cannot be applied.
+        ConfigError: An override cannot be applied, or the settings are of another version.
     """
     overrides = [_readable(text) for text in overrides]
     problems = _problems_of_overrides(overrides, [CONF_DIR])
@@ -182,7 +172,7 @@ def with_values(saved: Mapping[str, Any], overrides: Sequence[str]) -> Config:
         raise ConfigError.of(problems)
     schema = _schema()
     try:
-        merged = OmegaConf.merge(schema, _known(saved, schema))
+        merged = OmegaConf.merge(schema, saved)
         for section in SECTIONS:
             # Options of another loss are not those of the one that is chosen now.
             chosen = [one.value() for one in parsed if one.key_or_group == section.chooser]
@@ -201,20 +191,6 @@ def with_values(saved: Mapping[str, Any], overrides: Sequence[str]) -> Config:
     import_plugins(config)
     complete(config)
     return config
-
-
-def _known(saved: Mapping[str, Any], schema: DictConfig) -> dict[str, Any]:
-    """What the schema has too; a section that declares no fields takes any key."""
-    found: dict[str, Any] = {}
-    names = set(schema.keys())  # `in` is false for a setting without a default
-    for key, value in saved.items():
-        if key not in names:
-            continue
-        inner = schema._get_node(key)
-        if isinstance(inner, DictConfig) and isinstance(value, Mapping) and len(inner):
-            value = _known(value, inner)
-        found[key] = value
-    return found
 
 
 def to_plain(config: Config) -> Any:
