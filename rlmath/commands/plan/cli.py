@@ -13,14 +13,13 @@ from rlmath.checks.quantization import quantization_model, quantization_problems
 from rlmath.checks.recompute import recompute_model, recompute_problems
 from rlmath.checks.routing import routing_model, routing_problems
 from rlmath.commands.plan.advice import plans_or_advice
-from rlmath.commands.plan.arguments import no_model_argument, positive, share
 from rlmath.commands.plan.experiment import train_command, write_experiment
 from rlmath.commands.plan.gpus import GPUS, Efficiency, Gpu, gpu_named
 from rlmath.commands.plan.models import SHAPE_FLAGS, read_plan_model
 from rlmath.commands.plan.report import as_json, as_text
 from rlmath.commands.plan.request import PlanRequest, checked, overrides
 from rlmath.config.arithmetic import describe
-from rlmath.config.command_line import Given, count
+from rlmath.config.command_line import Given, count, positive, share
 from rlmath.config.fp8_training import fp8_of
 from rlmath.config.schema import Config, Device, Layers
 from rlmath.errors import ConfigError, UserError
@@ -72,7 +71,6 @@ SETTINGS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("model", nargs="?", help=argparse.SUPPRESS)
     for flag, field in SHAPE_FLAGS.items():
         add(flag, type=count, metavar="N", help=f"instead of a model: {field}")
     add("--head-dim", type=count, metavar="N", help="width of a head (default: hidden / heads)")
@@ -131,7 +129,6 @@ def request_of(arguments: argparse.Namespace, given: Given) -> PlanRequest:
             fit each other, the model or the card.
     """
     config = given.config
-    no_model_argument(arguments.model)
     path, spec = read_plan_model(arguments, given.get("model.path"))
     gpu = gpu_named(arguments.gpu)
     if arguments.gpu_gib is not None:

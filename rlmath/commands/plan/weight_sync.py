@@ -1,4 +1,4 @@
-"""How long a weight sync takes over each transport, on paper, and which one ``auto`` takes.
+"""How long a weight sync takes on paper, over the transport that ``auto`` takes.
 
 From bytes, the figures of ``gpus.py``, and two assumptions of this module. The gathering of a
 bucket and the sending of the one before overlap, so that the slower of both counts; calls wait for
@@ -7,7 +7,7 @@ each other, and so do the ends of all buckets.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rlmath.commands.plan.gpus import Efficiency, Gpu
 from rlmath.commands.plan.time import ranks_of_copy, weight_sync_time_s
@@ -42,14 +42,8 @@ class SyncTime:
     def seconds(self) -> float:
         return max(self.gather_s, self.send_s) + self.calls_s
 
-    def as_line(self) -> str:
-        return (
-            f"{self.transport:<9} {self.seconds:6.2f} s = the larger of gather {self.gather_s:.2f} "
-            f"and send {self.send_s:.2f} + calls {self.calls_s:.2f}"
-        )
 
-
-def sync_times(
+def sync_time(
     spec: ModelSpec,
     actor: Layout,
     *,
@@ -60,76 +54,59 @@ def sync_times(
     gpu: Gpu,
     efficiency: Efficiency,
     gpus_per_node: int,
-) -> list[SyncTime]:
-    """Predictions for each transport that can carry the weights; ``auto`` takes the first.
+) -> SyncTime:
+    """The prediction for the transport that ``auto`` takes.
+
+    An MoE over ``nccl``: a rank for each worker of an engine sends that worker's share
+    (``rlmath.weights.transports.nccl_shares``). With ``w`` workers, ``p`` stages, ``h`` ranks that
+    hold a layer, ``e`` bytes of experts and ``d`` of all else, a sender gets ``d`` but for what it
+    has, and ``e / w`` of the experts, of which the holders of a layer give ``e / h`` each, one
+    stage after the other: the larger of both counts. It sends ``d + e / w``, which workers pass on
+    while they receive, so that the number of engines does not count. The same network carries what
+    it passes on of ``d`` between the ranks and, of its stage's experts, ``e / (p h)``.
 
     Args:
         weights_bytes: Of all tensors as they are sent.
         engine_tp: Workers of an engine.
         colocated: Engines share the actor's GPUs.
     """
-    # Over ipc each rank gets its worker's share, one stage's ranks sending at a time.
-    part = actor.pipeline_parallel / engine_tp if colocated else 1.0
-    gather_s = weight_sync_time_s(spec, actor, gpu, efficiency, gpus_per_node, part)
-    copies_s = COPIES * weights_bytes / (gpu.memory_gb_per_s * 1e9)
-    calls_s = buckets * CALL_S
+
+    def gather_s(expert_part: float) -> float:
+        return weight_sync_time_s(spec, actor, gpu, efficiency, gpus_per_node, expert_part)
+
+    calls_s, memory = buckets * CALL_S, gpu.memory_gb_per_s * 1e9
+    copies_s = COPIES * weights_bytes / memory
     if colocated:
-        return [SyncTime("ipc", gather_s, copies_s, calls_s)]
-    network = efficiency.network_gb_per_s * 1e9 * efficiency.link
-    if spec.experts and 1 < engine_tp <= ranks_of_copy(actor):
-        one = _nccl_shares(spec, actor, weights_bytes, engine_tp, gpu, efficiency, gpus_per_node)
-        return [replace(one, calls_s=calls_s)]
-    # Rank 0 sends to the first worker, which passes on while it receives: each has all bytes once.
-    return [SyncTime("nccl", gather_s, weights_bytes / network + copies_s, calls_s)]
-
-
-def _nccl_shares(
-    spec: ModelSpec,
-    actor: Layout,
-    weights_bytes: int,
-    workers: int,
-    gpu: Gpu,
-    efficiency: Efficiency,
-    gpus_per_node: int,
-) -> SyncTime:
-    """An MoE over ``nccl``: a rank for each worker of an engine sends that worker's share
-    (``rlmath.weights.transports.nccl_shares``).
-
-    With ``w`` workers, ``p`` stages, ``h`` ranks that hold a layer, ``e`` bytes of experts and
-    ``d`` of all else, a sender gets ``d`` but for what it has, and ``e / w`` of the experts, of
-    which the holders of a layer give ``e / h`` each, one stage after the other: the larger of both
-    counts. It sends ``d + e / w``, which workers pass on while they receive, so that the number of
-    engines does not count. The same network carries what it passes on of ``d`` between the ranks
-    and, of its stage's experts, ``e / (p h)``.
-    """
-    network = efficiency.network_gb_per_s * 1e9 * efficiency.link
+        # Each rank gets its worker's share, one stage's ranks sending at a time.
+        return SyncTime("ipc", gather_s(actor.pipeline_parallel / engine_tp), copies_s, calls_s)
+    network, ranks = efficiency.network_gb_per_s * 1e9 * efficiency.link, ranks_of_copy(actor)
+    if not spec.experts or not 1 < engine_tp <= ranks:
+        # Rank 0 sends to the first worker, which passes on while it receives: each has all bytes
+        # once.
+        return SyncTime("nccl", gather_s(1.0), weights_bytes / network + copies_s, calls_s)
     expert_bytes = weights_bytes * spec.num_expert_parameters / spec.num_parameters
     dense_bytes = weights_bytes - expert_bytes
-    holders = ranks_of_copy(actor) // actor.pipeline_parallel
-    gathered = max(1 / workers, 1 / holders)
-    gather_s = weight_sync_time_s(spec, actor, gpu, efficiency, gpus_per_node, gathered)
-    received = dense_bytes + expert_bytes / workers
+    holders = ranks // actor.pipeline_parallel
+    received = dense_bytes + expert_bytes / engine_tp
     passed_on = 0.0
-    if ranks_of_copy(actor) > gpus_per_node:
-        lacks = 1 - 1 / ranks_of_copy(actor)
-        passed_on = lacks * dense_bytes + expert_bytes / ranks_of_copy(actor)
+    if ranks > gpus_per_node:
+        passed_on = (1 - 1 / ranks) * dense_bytes + expert_bytes / ranks
     copied = COPIES * received + FILLS * expert_bytes
-    send_s = (received + passed_on) / network + copied / (gpu.memory_gb_per_s * 1e9)
-    return SyncTime("nccl", gather_s, send_s, 0.0)
+    send_s = (received + passed_on) / network + copied / memory
+    return SyncTime("nccl", gather_s(max(1 / engine_tp, 1 / holders)), send_s, calls_s)
 
 
-def as_text(times: list[SyncTime], gpu: Gpu, efficiency: Efficiency, gpus_per_node: int) -> str:
-    """A line for each transport, and why ``weights.transport=auto`` takes the first."""
-    if times[0].transport == "ipc":
+def as_text(time: SyncTime, gpu: Gpu, efficiency: Efficiency, gpus_per_node: int) -> str:
+    """The prediction, and why ``weights.transport=auto`` takes this transport."""
+    if time.transport == "ipc":
         reason = "engines share the actor's GPUs, and weights leave a GPU only to be gathered"
     else:
         reason = "engines have separate GPUs"
-    return "\n".join(
-        [
-            f"on paper, nodes of {gpus_per_node} {gpu.name}, {gpu.link_gb_per_s:g} GB/s on a node "
-            f"and {efficiency.network_gb_per_s:g} between, of which a collective gets "
-            f"{efficiency.link:g}:",
-            *(f"  {one.as_line()}" for one in times),
-            f"weights.transport=auto takes {times[0].transport}: {reason}",
-        ]
+    return (
+        f"on paper, nodes of {gpus_per_node} {gpu.name}, {gpu.link_gb_per_s:g} GB/s on a node "
+        f"and {efficiency.network_gb_per_s:g} between, of which a collective gets "
+        f"{efficiency.link:g}:\n"
+        f"  {time.transport:<9} {time.seconds:6.2f} s = the larger of gather {time.gather_s:.2f} "
+        f"and send {time.send_s:.2f} + calls {time.calls_s:.2f}\n"
+        f"weights.transport=auto takes {time.transport}: {reason}"
     )

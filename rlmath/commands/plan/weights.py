@@ -7,12 +7,11 @@ import json
 from collections import Counter
 from typing import Any
 
-from rlmath.commands.plan.arguments import no_model_argument, positive
 from rlmath.commands.plan.gpus import GPUS, Efficiency, gpu_named
 from rlmath.commands.plan.models import read_named_model
 from rlmath.commands.plan.report import not_trained
-from rlmath.commands.plan.weight_sync import as_text, sync_times
-from rlmath.config.command_line import Given
+from rlmath.commands.plan.weight_sync import as_text, sync_time
+from rlmath.config.command_line import Given, positive
 from rlmath.config.schema import Placement
 from rlmath.config.weights import bucket_mib
 from rlmath.errors import UserError
@@ -47,7 +46,6 @@ SETTINGS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("model", nargs="?", help=argparse.SUPPRESS)
     add("--engine-expert-parallel", action="store_true", help="engine: whole experts per rank")
     add("--gpu", default="h100", metavar="NAME", help=f"{', '.join(GPUS)} (default: h100)")
     add("--network-gb-per-s", type=positive, help="of a GPU to other nodes, one way (default: 50)")
@@ -62,7 +60,6 @@ def run(arguments: argparse.Namespace, given: Given) -> int:
         WeightsError: It cannot be laid out so.
     """
     config = given.config
-    no_model_argument(arguments.model)
     if given.get("model.path") is None:
         raise UserError("rlmath plan weights: give model.path, a name, a folder or its config.json")
     _, spec = read_named_model(config.model.path)
@@ -88,7 +85,7 @@ def run(arguments: argparse.Namespace, given: Given) -> int:
     )
     gpu, network = gpu_named(arguments.gpu), arguments.network_gb_per_s
     efficiency = Efficiency() if network is None else Efficiency(network_gb_per_s=network)
-    times = sync_times(
+    time = sync_time(
         spec,
         plan.actor,
         weights_bytes=plan.num_bytes,
@@ -101,11 +98,11 @@ def run(arguments: argparse.Namespace, given: Given) -> int:
     )
     warnings = not_trained(spec, gpu)
     if arguments.json:
-        seconds = {one.transport: vars(one) | {"seconds": one.seconds} for one in times}
+        seconds = {time.transport: vars(time) | {"seconds": time.seconds}}
         # On one line: json indents in Python, which takes ten times as long for a large MoE.
         print(json.dumps(as_json(plan) | {"times": seconds, "warnings": warnings}))
     else:
-        on_paper = as_text(times, gpu, efficiency, config.cluster.gpus_per_node)
+        on_paper = as_text(time, gpu, efficiency, config.cluster.gpus_per_node)
         print(as_table(plan), on_paper, sep="\n\n")
         for text in warnings:
             print(f"warning: {text}")

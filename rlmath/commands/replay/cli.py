@@ -81,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
         result = {
             "start": source.start.step,
             "steps": compare.as_json(verdicts),
-            "alternative": None if found is None else comparing.as_json(found),
+            "alternative": found,
         }
         print(json.dumps(json.loads(to_json(result)), indent=2))
     else:

@@ -9,52 +9,57 @@ import pytest
 from rlmath.cli import main
 from rlmath.commands.plan.gpus import GPUS, Efficiency
 from rlmath.commands.plan.models import KNOWN, model_spec
-from rlmath.commands.plan.weight_sync import CALL_S, SyncTime, sync_times
+from rlmath.commands.plan.weight_sync import CALL_S, SyncTime, sync_time
 from rlmath.config.weights import WeightsConfig, bucket_mib
 from rlmath.model.parallel import Layout
+from rlmath.model.spec import ModelSpec
 from rlmath.weights.transport import choose_transport
 
 SPEC = model_spec(KNOWN["DeepSeek-R1-Distill-Qwen-7B"])
 BYTES = 2 * SPEC.num_parameters
 
 
-def times(actor: Layout, *, colocated: bool, gpus_per_node: int = 8) -> dict[str, SyncTime]:
-    found = sync_times(
-        SPEC,
+def predicted(
+    actor: Layout,
+    *,
+    colocated: bool,
+    spec: ModelSpec = SPEC,
+    buckets: int = 30,
+    engine_tp: int = 2,
+    gpus_per_node: int = 8,
+) -> SyncTime:
+    found = sync_time(
+        spec,
         actor,
-        weights_bytes=BYTES,
-        buckets=30,
-        engine_tp=2,
+        weights_bytes=2 * spec.num_parameters,
+        buckets=buckets,
+        engine_tp=engine_tp,
         colocated=colocated,
         gpu=GPUS["h100"],
         efficiency=Efficiency(),
         gpus_per_node=gpus_per_node,
     )
-    # What auto takes stands first.
-    assert found[0].transport == choose_transport("auto", device="cuda", colocated=colocated)
-    return {one.transport: one for one in found}
+    assert found.transport == choose_transport("auto", device="cuda", colocated=colocated)
+    return found
 
 
 def test_gathering_is_over_links_within_a_node_and_over_the_network_between() -> None:
-    on_node = times(Layout(4, 2), colocated=True)["ipc"]
+    on_node = predicted(Layout(4, 2), colocated=True)
     assert on_node.gather_s == pytest.approx(7 / 8 * BYTES / (450e9 * 0.7))
-    apart = times(Layout(4, 2), colocated=True, gpus_per_node=4)["ipc"]
+    apart = predicted(Layout(4, 2), colocated=True, gpus_per_node=4)
     assert apart.gather_s == pytest.approx(on_node.gather_s * 450 / 50)
     assert apart.calls_s == on_node.calls_s == 30 * CALL_S
     # A rank that has the whole model gathers nothing.
-    assert times(Layout(), colocated=True)["ipc"].gather_s == 0
+    assert predicted(Layout(), colocated=True).gather_s == 0
 
 
 def test_engines_apart_get_all_bytes() -> None:
-    found = times(Layout(4), colocated=False)
-    assert set(found) == {"nccl"}
-    assert found["nccl"].send_s > BYTES / (50e9 * 0.7)
+    assert predicted(Layout(4), colocated=False).send_s > BYTES / (50e9 * 0.7)
 
 
 def test_a_7b_on_128_gpus_takes_a_second_and_a_half_at_most_on_paper() -> None:
     for colocated in (True, False):
-        for one in times(Layout(4, 2), colocated=colocated).values():
-            assert one.seconds <= 1.5
+        assert predicted(Layout(4, 2), colocated=colocated).seconds <= 1.5
 
 
 @pytest.mark.parametrize("workers", [4, 8])
@@ -65,17 +70,8 @@ def test_experts_go_from_shard_to_shard_where_engines_have_more_workers_than_sta
     spec = model_spec(KNOWN["Qwen3-235B-A22B"])
 
     def of(colocated: bool) -> SyncTime:
-        return sync_times(
-            spec,
-            Layout(4, 4, 8, expert_parallel=8),
-            weights_bytes=2 * spec.num_parameters,
-            buckets=890,
-            engine_tp=workers,
-            colocated=colocated,
-            gpu=GPUS["h100"],
-            efficiency=Efficiency(),
-            gpus_per_node=8,
-        )[0]
+        layout = Layout(4, 4, 8, expert_parallel=8)
+        return predicted(layout, colocated=colocated, spec=spec, buckets=890, engine_tp=workers)
 
     network, experts = 50e9 * 0.7, 2 * spec.num_expert_parameters
     dense = 2 * spec.num_parameters - experts
@@ -99,17 +95,7 @@ def test_an_engine_of_one_worker_and_one_with_more_workers_than_ranks_get_all_ov
     weights_bytes = 2 * spec.num_parameters
 
     def of(actor: Layout, workers: int) -> SyncTime:
-        return sync_times(
-            spec,
-            actor,
-            weights_bytes=weights_bytes,
-            buckets=64,
-            engine_tp=workers,
-            colocated=False,
-            gpu=GPUS["h100"],
-            efficiency=Efficiency(),
-            gpus_per_node=8,
-        )[0]
+        return predicted(actor, colocated=False, spec=spec, buckets=64, engine_tp=workers)
 
     whole_s = weights_bytes / (50e9 * 0.7) + 8 * weights_bytes / 3350e9
     assert of(Layout(expert_parallel=8), 1).send_s == pytest.approx(whole_s)

@@ -15,7 +15,6 @@ from rlmath.actor.observer import ObservedUpdate, Products, Pulls
 from rlmath.algorithms.filters import TruncatedRule
 from rlmath.batching.from_groups import SampleRewards, sampled_sequences
 from rlmath.commands.replay import alternative, compare
-from rlmath.commands.replay.alternative import Gradients
 from rlmath.commands.replay.redo import Both, Redone
 from rlmath.config.schema import DType
 from rlmath.monitor.digests import StepDigests, details_path
@@ -168,34 +167,35 @@ def compared(changes: dict[int, float], monkeypatch: pytest.MonkeyPatch) -> Any:
     metrics = {"train/loss": 0.1, "train/lr": 1.0, "train/grad_norm": 2.0}
     redone = Redone(3, digests, metrics, LAYOUT, LAYOUT)
     found = alternative.alternative(redone, both(changes), "model", tokens=2)
-    assert json.dumps(alternative.as_json(found))
+    assert json.dumps(found)
     return found, "\n".join(alternative.lines(found, 3))
 
 
 def test_tokens_that_change_most_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     found, text = compared({0: 1.0, 6: 3.0, 9: -2.0, 17: 2.0}, monkeypatch)
-    places = [(one.sample, one.position) for one in found.gain]
-    assert places == [("p0/1", 2), ("p1/1", 4)]
-    assert [(one.sample, one.position) for one in found.lose] == [("p1/0", 0)]
-    assert found.gain[0].own == pytest.approx(0.6) and found.gain[0].other == pytest.approx(3.6)
+    gain, lose = found["gain"], found["lose"]
+    assert [(one["sample"], one["position"]) for one in gain] == [("p0/1", 2), ("p1/1", 4)]
+    assert [(one["sample"], one["position"]) for one in lose] == [("p1/0", 0)]
+    assert gain[0]["own"] == pytest.approx(0.6) and gain[0]["other"] == pytest.approx(3.6)
     # Responses are 0, 1, 2, ...: a token's text is its position.
-    assert (found.gain[0].before, found.gain[0].text, found.gain[0].after) == ("0 1", "2", "3 4")
-    assert (found.lose[0].before, found.lose[0].text) == ("", "0")
-    assert found.equal_pulls == pytest.approx(14 / 18)
+    assert [gain[0][key] for key in ("before", "text", "after")] == ["0 1", "2", "3 4"]
+    assert [lose[0][key] for key in ("before", "text")] == ["", "0"]
+    assert found["equal_pulls"] == pytest.approx(14 / 18)
     assert "3/p0/1 token 2" in text
 
 
 def test_the_same_update_has_no_such_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     found, _ = compared({}, monkeypatch)
-    assert found.gain == found.lose == () and found.equal_pulls == 1.0
+    assert found["gain"] == found["lose"] == [] and found["equal_pulls"] == 1.0
 
 
 def test_what_is_shown_of_metrics_and_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     found, text = compared({0: 1.0}, monkeypatch)
-    assert found.gradients == (Gradients(2.0, 2.0, pytest.approx(1.5)),)
-    assert found.metrics == {
-        "train/loss": (0.1, 0.2),
-        "train/grad_norm": (2.0, None),
-        "correction/rejected_share": (None, 0.5),
+    norms = {"own_norm": 2.0, "other_norm": 2.0, "cosine": pytest.approx(1.5)}
+    assert found["gradients"] == [norms]
+    assert found["metrics"] == {
+        "train/loss": {"own": 0.1, "other": 0.2},
+        "train/grad_norm": {"own": 2.0, "other": None},
+        "correction/rejected_share": {"own": None, "other": 0.5},
     }
     assert "none" in text
