@@ -7,7 +7,6 @@ mistake costs a second.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import importlib
 import sys
 from collections.abc import Iterator, Sequence
@@ -289,6 +288,7 @@ def _with_hub_model(
     """The settings with the folder of a model of the hub, which is downloaded if it is missing and
     everything else is in order."""
     from rlmath.checks import run as checks
+    from rlmath.config.settings import replaced
     from rlmath.model import hub
 
     name = config.model.path
@@ -302,8 +302,8 @@ def _with_hub_model(
         checks.check(config, command, machine)  # type: ignore[arg-type]
         print(f"model    {name}: downloading from the hub", flush=True)
         folder = hub.download_model(name)
-    model = dataclasses.replace(config.model, path=str(folder))
-    return dataclasses.replace(config, model=model)
+    found: Config = replaced(config, {"model.path": str(folder)})
+    return found
 
 
 def _overview(composed: Composed, config: Config, command: str, machine: Machine) -> Iterator[str]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 
 from rlmath.algorithms.advantages import ADVANTAGES, AdvantageTraits, needs_value_model
-from rlmath.algorithms.correction import CORRECTIONS, NONE, CorrectionTraits
+from rlmath.algorithms.correction import CORRECTIONS, NONE
 from rlmath.algorithms.filters import GROUP_FILTERS, FilterTraits, TruncatedRule
 from rlmath.algorithms.kl import KL_ESTIMATORS, KlTraits
 from rlmath.algorithms.losses import LOSSES, LossTraits
@@ -47,10 +46,6 @@ def _advantage(algorithm: AlgorithmConfig) -> AdvantageTraits:
 def _filter_traits(algorithm: AlgorithmConfig) -> FilterTraits:
     name = algorithm.filter.keep
     return GROUP_FILTERS.traits(name) if GROUP_FILTERS.has(name) else FilterTraits()
-
-
-def _value_estimators() -> str:
-    return " or ".join(ADVANTAGES.having(lambda one: one.needs_values))
 
 
 def _schedule(config: Config) -> Iterator[str]:
@@ -120,6 +115,7 @@ def _value_model(config: Config) -> Iterator[str]:
     """The value model's settings stay as they are where there is none."""
     if needs_value_model(config.algorithm.advantage):
         return
+    estimators = " or ".join(ADVANTAGES.having(lambda one: one.needs_values))
     for key, setting in by_key().items():
         if not key.startswith("value."):
             continue
@@ -127,7 +123,7 @@ def _value_model(config: Config) -> Iterator[str]:
         if found != setting.default:
             yield (
                 f"{key}={value_text(found)}: there is a value model with "
-                f"algorithm.advantage={_value_estimators()} only, not "
+                f"algorithm.advantage={estimators} only, not "
                 f"{config.algorithm.advantage}; leave it at {value_text(setting.default)}"
             )
 
@@ -183,7 +179,7 @@ def _correction(algorithm: AlgorithmConfig) -> Iterator[str]:
     for name in ("low", "high"):
         value = getattr(correction, name)
         if value is not None and getattr(traits, name) is None:
-            kinds = CORRECTIONS.having(functools.partial(_has_bound, name))
+            kinds = CORRECTIONS.having(lambda one: getattr(one, name) is not None)  # noqa: B023
             yield (
                 f"algorithm.correction.{name}={value:g}: correction.kind={kind} has no such "
                 f"bound; set it to null, or use one of {', '.join(kinds)}"
@@ -200,10 +196,6 @@ def _correction(algorithm: AlgorithmConfig) -> Iterator[str]:
             "actor's log-probs before the update are not known; use old_log_probs=recompute, or "
             "correction.kind=none and veto_below=null"
         )
-
-
-def _has_bound(name: str, traits: CorrectionTraits) -> bool:
-    return getattr(traits, name) is not None
 
 
 def _kl_and_entropy(algorithm: AlgorithmConfig) -> Iterator[str]:

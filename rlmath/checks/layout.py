@@ -328,7 +328,7 @@ def cpu_cache_problem(
             f"{longest} tokens needs {blocks} blocks x {CPU_BLOCK_TOKENS} tokens x {token_bytes:,} "
             f"bytes (keys and values of {model.layers} layers x {heads} heads x "
             f"{width} x {value_bytes} bytes) = {needed_gib:.3g} GiB; use at least "
-            f"{_round_up(needed_gib):g}"
+            f"{-(-needed_gib * 4 // 1) / 4:g}"
         )
 
 
@@ -342,7 +342,3 @@ def engine_steps(config: Config, device: Device) -> Iterator[str]:
             f"{rollout.max_running_sequences} running sequences (rollout.max_running_sequences) "
             f"decode {rollout.max_running_sequences} tokens in a step; use at least as many"
         )
-
-
-def _round_up(gib: float) -> float:
-    return -(-gib * 4 // 1) / 4

@@ -94,23 +94,9 @@ class Machine:
 def existing_parent(path: str | Path) -> Path:
     """``path`` itself, or the nearest folder above it that is there."""
     path = Path(path).absolute()
-    while not _is_there(path):
+    while not os.path.exists(path):  # False, and no error, without permission to look.
         path = path.parent
     return path
-
-
-def _is_there(path: Path) -> bool:
-    try:
-        return path.exists()
-    except PermissionError:
-        return False
-
-
-def _is_broken(path: Path) -> bool:
-    try:
-        return path.is_symlink() and not path.exists()
-    except PermissionError:
-        return False
 
 
 def unwritable(path: str | Path) -> str | None:
@@ -119,8 +105,9 @@ def unwritable(path: str | Path) -> str | None:
     A file is written and removed, as permissions say nothing of read-only and full file systems.
     """
     above = existing_parent(path)
-    if link := next((one for one in (Path(path), *Path(path).parents) if _is_broken(one)), None):
-        return f"{link} is a link to nothing"
+    for one in (Path(path), *Path(path).parents):
+        if os.path.islink(one) and not os.path.exists(one):
+            return f"{one} is a link to nothing"
     if not above.is_dir():
         return f"{above} is a file"
     try:

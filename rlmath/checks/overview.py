@@ -49,8 +49,10 @@ def describe_training(config: Config, origin: Origin | None = None) -> str:
         ),
         *_lora(config.actor.lora),
         *_schedule(config),
-        *_plugins(config),
     ]
+    if config.plugin_hashes:
+        sources = [f"{name} ({value})" for name, value in config.plugin_hashes.items()]
+        lines += _block("plugins", sources)
     if needs_value_model(algorithm.advantage):
         updates = value_updates(config)
         value = _learning_rate(config.value.optimizer, updates, "value.optimizer.lr", origin)
@@ -128,11 +130,6 @@ def describe_recipe(composed: Composed) -> str:
             by = "another file of settings"
         lines.append(f"  {key}: {_text(wanted[key])} -> {_text(now[key])} ({by})")
     return "\n".join(_block("recipe", lines))
-
-
-def _plugins(config: Config) -> list[str]:
-    lines = [f"{name} ({value})" for name, value in config.plugin_hashes.items()]
-    return _block("plugins", lines) if lines else []
 
 
 def _block(label: str, lines: list[str]) -> list[str]:

@@ -40,16 +40,12 @@ def correction_problems(config: Config, command: str, key: str) -> Iterator[str]
         key: The setting by which they do, with its value.
     """
     if command == "train" and not config.algorithm.correction.is_on:
+        recomputed = config.algorithm.old_log_probs is OldLogProbs.recompute
         yield (
             "algorithm.correction.kind=none: engines sample from another policy than is trained, "
-            f"with {key}; use token_truncate{_with_recomputed(config)}"
+            f"with {key}; use token_truncate"
+            + ("" if recomputed else " with algorithm.old_log_probs=recompute")
         )
-
-
-def _with_recomputed(config: Config) -> str:
-    if config.algorithm.old_log_probs is OldLogProbs.recompute:
-        return ""
-    return " with algorithm.old_log_probs=recompute"
 
 
 def cpu_kv_cache_in_fp8(config: Config, model: ModelSpec) -> Iterator[str]:

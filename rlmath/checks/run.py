@@ -89,7 +89,11 @@ def find_problems(config: Config, command: Command, machine: Machine) -> Iterato
     wrong_numbers = list(out_of_range(config))
     yield from wrong_numbers
     yield from names(config)
-    yield from _reliability(config)
+    for setting in ("stop_on", "rollback_on"):
+        for name in getattr(config.collapse, setting):
+            if name not in DETECTORS:
+                known = ", ".join(DETECTORS)
+                yield f"collapse.{setting}: no detector is called {name!r}; there are {known}"
     yield from tracker_problems(config)
     yield from _contradictions(config, command)
     device = machine.device(config.cluster.device)
@@ -253,15 +257,6 @@ def _reward_path(key: str, name: str) -> Iterator[str]:
 
 def _among(name: str, known: Sequence[str]) -> str:
     return f"there are {', '.join(known)}{did_you_mean(name, known)}"
-
-
-def _reliability(config: Config) -> Iterator[str]:
-    collapse = config.collapse
-    for setting, names in (("stop_on", collapse.stop_on), ("rollback_on", collapse.rollback_on)):
-        for name in names:
-            if name not in DETECTORS:
-                known = ", ".join(DETECTORS)
-                yield f"collapse.{setting}: no detector is called {name!r}; there are {known}"
 
 
 def _contradictions(config: Config, command: Command) -> Iterator[str]:

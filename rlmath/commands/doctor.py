@@ -336,7 +336,10 @@ def settings(config: Config) -> Iterator[Finding]:
     config = with_prompt_style(config, command)
     try:
         checks.check(config, command)
-        _refuse_memory(config, command)
+        model = checks.known_model(config)
+        on_gpus = Machine.here().device(config.cluster.device) is Device.cuda
+        if command == "train" and on_gpus and model is not None:
+            describe_memory(config, model)
         answers = check_network.ask(config, command, elsewhere=False, ask_hub=True)
         if problems := answers.problems or list(_hub_data(config)):
             raise ConfigError.of(problems)
@@ -346,14 +349,6 @@ def settings(config: Config) -> Iterator[Finding]:
     for text in answers.warnings:
         yield Finding("note", "network", text)
     yield Finding("ok", f"{command} settings", "model, data, layout and sizes fit")
-
-
-def _refuse_memory(config: Config, command: str) -> None:
-    """Raises ConfigError when no known GPU holds what a training run computes."""
-    model = checks.known_model(config)
-    on_gpus = Machine.here().device(config.cluster.device) is Device.cuda
-    if command == "train" and on_gpus and model is not None:
-        describe_memory(config, model)
 
 
 def _hub_data(config: Config) -> Iterator[str]:

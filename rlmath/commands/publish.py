@@ -80,7 +80,8 @@ def _upload(options: argparse.Namespace, checkpoint: Path | None, card: str) -> 
             shutil.copytree(run_dir / HF_ADAPTER, upload / HF_ADAPTER, copy_function=_link)
         (upload / CARD).unlink(missing_ok=True)
         (upload / CARD).write_text(card, encoding="utf-8")
-        revision = options.revision or _revision_of(checkpoint)
+        step = _step_of(checkpoint)
+        revision = options.revision or ("main" if step is None else f"step-{step}")
         if options.repo.startswith(_FOLDER):
             target = Path(options.repo).expanduser()
             return _copy(upload, target if revision == "main" else target / revision)
@@ -147,10 +148,6 @@ def _step_of(checkpoint: Path | None) -> int | None:
     if not number.isdigit():
         raise UserError(f"{checkpoint}: give a folder such as checkpoints/step_000050")
     return int(number)
-
-
-def _revision_of(checkpoint: Path | None) -> str:
-    return "main" if checkpoint is None else f"step-{_step_of(checkpoint)}"
 
 
 def _link(source: str, target: str) -> None:

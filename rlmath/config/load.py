@@ -514,17 +514,17 @@ def _type_problem(text: str, key: str, value: Any, schema: DictConfig) -> str | 
         expected = f"; expected {setting.type_text}" if setting else ""
         if setting and setting.type_text.startswith("list of text") and not isinstance(value, dict):
             expected += ": " + shlex.quote(f"{key}=[{quoted_path(value)}]")
-        detail = "" if setting and not isinstance(value, list | dict) else f" {_first_line(error)}"
+        detail = (
+            ""
+            if setting and not isinstance(value, list | dict)
+            else f" ({str(error.msg or error).splitlines()[0]})"
+        )
         return f"{text}: wrong type{expected}{detail}"
     return None
 
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
-
-
-def _first_line(error: OmegaConfBaseException) -> str:
-    return f"({str(error.msg or error).splitlines()[0]})"
 
 
 def _missing_messages(

@@ -9,7 +9,7 @@ from typing import Any
 from rlmath.errors import UserError
 from rlmath.monitor.digests import PHASES, Phase, comparable
 from rlmath.monitor.run_folder import RunFolder
-from rlmath.monitor.run_settings import Attempt, attempt_of, flat
+from rlmath.monitor.run_settings import attempt_of, flat
 
 _START = PHASES[0].name
 _AFTER = PHASES[-1].name
@@ -102,7 +102,10 @@ def compare(run_a: RunFolder, run_b: RunFolder) -> Comparison:
             parting = _parting(run_a, run_b, step, *found)
             break
     at = steps[-1] if parting is None else parting.step
-    made = [_attempt(run, at) for run in (run_a, run_b)]
+    # Step 0 is what was there before the first one.
+    made = [
+        attempt_of(run.attempts, max(at, 1)) if run.attempts else None for run in (run_a, run_b)
+    ]
     settings = [{} if one is None else comparable(flat(one.settings)) for one in made]
     # What only one has comes from another version of rlmath, or is an option of another loss.
     shared = settings[0].keys() & settings[1].keys()
@@ -177,9 +180,3 @@ def _differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[Setting, ...
         for key in sorted(a.keys() | b.keys())
         if a.get(key) != b.get(key)
     )
-
-
-def _attempt(run: RunFolder, step: int) -> Attempt | None:
-    """The one that made a step; ``None`` when the run has not noted any."""
-    # Step 0 is what was there before the first one.
-    return attempt_of(run.attempts, max(step, 1)) if run.attempts else None

@@ -69,18 +69,18 @@ def with_awake_engine(
     else:
         awake["engine's adapters"] = slot_bytes(spec, engine_tp, adapters)
         awake["engine's buffers"] = inbox_bytes(spec, step.bucket_bytes, adapters)
+    update_bytes = max(
+        phase.num_bytes
+        for phase in phases
+        if phase.name in ("logits", "training", "optimizer step")
+    )
     wake_up = {"actor": resident_bytes(phases), "engine": engine_bytes}
     return [
         *(phase for phase in phases if phase.name not in ("state", "weight sync", COPYING)),
-        *(one for one in copying if one.num_bytes <= _update_bytes(phases)),
+        *(one for one in copying if one.num_bytes <= update_bytes),
         Phase("weight sync", {**sync.terms, **awake}),
         Phase("wake-up", wake_up),
     ]
-
-
-def _update_bytes(phases: Sequence[Phase]) -> float:
-    names = ("logits", "training", "optimizer step")
-    return max(phase.num_bytes for phase in phases if phase.name in names)
 
 
 def engine_fixed_terms(

@@ -205,10 +205,6 @@ def _splits(spec: ModelSpec, tp: int) -> bool:
     return spec.heads % tp == 0 and spec.ffn % tp == 0 and heads
 
 
-def _engine_splits(spec: ModelSpec, tp: int) -> bool:
-    return _splits(spec, tp) and spec.moe_ffn % tp == 0
-
-
 def _actor_splits(request: PlanRequest) -> Iterator[tuple[ActorShape, Step]]:
     """Tensor ranks of one node, stages of one layer or more, copies that use every GPU."""
     node, spec, gpus = request.gpus_per_node, request.spec, request.gpus
@@ -443,7 +439,7 @@ def _best_engine(
     best: tuple[int, int, float, Decoding] | None = None
     misses = []
     for tp, most in itertools.product(ranks, counts):
-        if node % tp or not _engine_splits(spec, tp):
+        if node % tp or not _splits(spec, tp) or spec.moe_ffn % tp:
             continue
         fixed = engine_fixed_terms(spec, tp, most, adapters, request.quantized)
         room = share * request.gpu.memory_gib * GIB - sum(fixed.values())

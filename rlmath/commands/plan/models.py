@@ -138,18 +138,13 @@ def layer_norms(spec: ModelSpec) -> int:
     return sum(one)
 
 
-def shared_matrices(spec: ModelSpec) -> int:
-    """Matrices of all layers that tensor ranks share; experts that tokens are sent to apart."""
-    dense = spec.layers - spec.moe_layers
-    feed_forward = dense * feed_forward_matrices(spec)
-    feed_forward += spec.moe_layers * shared_expert_matrices(spec)
-    return spec.layers * attention_matrices(spec) + feed_forward
-
-
 def active_matrices(spec: ModelSpec) -> int:
     """Matrices of all layers that one token meets: of experts those that it is sent to."""
+    dense, moe = spec.layers - spec.moe_layers, spec.moe_layers
     experts = spec.experts_per_token * expert_matrices(spec) + spec.experts * spec.hidden
-    return shared_matrices(spec) + spec.moe_layers * experts
+    feed_forward = dense * feed_forward_matrices(spec)
+    feed_forward += moe * (shared_expert_matrices(spec) + experts)
+    return spec.layers * attention_matrices(spec) + feed_forward
 
 
 def is_last_stage(layout: Layout, stage: int) -> bool:

@@ -77,7 +77,11 @@ def as_text(request: PlanRequest, plans: Sequence[Plan], most: int, batch: str) 
         ),
         "",
         "the first one, GiB on the fullest GPU:",
-        *(f"  {phase.name:<14} {_terms(phase.terms)}" for phase in best.phases),
+        *(
+            f"  {phase.name:<14} {phase.num_bytes / GIB:5.1f} = "
+            + " + ".join(f"{name} {size / GIB:.1f}" for name, size in phase.terms.items())
+            for phase in best.phases
+        ),
         f"  host memory of a node: {best.host_bytes / GIB:.0f} GiB for checkpoints"
         + (", the reference model" if best.step.reference else "")
         + (", routes of a step" if best.step.replayed_tokens else "")
@@ -142,11 +146,6 @@ def _row(request: PlanRequest, plan: Plan) -> list[str]:
         *([f"{seconds['offload']:,.0f}"] if request.offloads else []),
         f"{plan.step_s:,.0f}",
     ]
-
-
-def _terms(terms: Any) -> str:
-    parts = " + ".join(f"{name} {size / GIB:.1f}" for name, size in terms.items())
-    return f"{sum(terms.values()) / GIB:5.1f} = {parts}"
 
 
 def _assumptions(request: PlanRequest, best: Plan) -> list[str]:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rlmath.commands.drill.material import make_model, rows, write_rows
 from rlmath.commands.drill.shrink import Shrunk
 from rlmath.commands.recipe_test.band import LAST_STEPS, Band, reward_of
 from rlmath.commands.recipe_test.reads import unread, watch_reads
 from rlmath.config.schema import Config
+from rlmath.config.settings import replaced
 from rlmath.errors import UserError
 from rlmath.monitor.digests import read_digests
 
@@ -51,7 +50,7 @@ def run_test(shrunk: Shrunk, folder: Path, band: Band | None) -> Iterator[Findin
     yield Finding("settings read", not left, said)
     resumed = _run_settings(config, folder / "resumed", save_every=0)
     checkpoint = folder / "straight" / "checkpoints" / f"step_{half:06d}"
-    resumed = _with_runner(resumed, resume=str(checkpoint))
+    resumed = replaced(resumed, {"runner.resume": str(checkpoint)})
     failed = _train(resumed)
     yield Finding("resume is equal", *_compare(folder, half, steps, failed))
     yield _in_band(reward_of(folder / "straight"), band)
@@ -69,11 +68,9 @@ def _train(config: Config) -> str:
 
 
 def _run_settings(config: Config, run_dir: Path, *, save_every: int) -> Config:
-    return _with_runner(config, run_dir=str(run_dir), save_every=save_every, keep_checkpoints=3)
-
-
-def _with_runner(config: Config, **changes: Any) -> Config:
-    return dataclasses.replace(config, runner=dataclasses.replace(config.runner, **changes))
+    values = {"run_dir": str(run_dir), "save_every": save_every, "keep_checkpoints": 3}
+    made: Config = replaced(config, {f"runner.{key}": value for key, value in values.items()})
+    return made
 
 
 def _compare(folder: Path, half: int, steps: int, failed: str) -> tuple[bool, str]:
@@ -106,10 +103,9 @@ def another_seed(shrunk: Shrunk, folder: Path, seed: int) -> Path:
     Raises:
         UserError: The run fails.
     """
-    config, run_dir = shrunk.config, folder / f"seed_{seed}"
-    config = dataclasses.replace(config, data=dataclasses.replace(config.data, seed=seed))
-    config = _with_runner(_run_settings(config, run_dir, save_every=0), seed=seed)
-    failed = _train(config)
+    run_dir = folder / f"seed_{seed}"
+    config = _run_settings(shrunk.config, run_dir, save_every=0)
+    failed = _train(replaced(config, {"data.seed": seed, "runner.seed": seed}))
     if failed:
         raise UserError(f"runner.seed={seed}: {failed}")
     return run_dir

@@ -133,8 +133,8 @@ def lines(found: Mapping[str, Any], step: int) -> Iterator[str]:
         later = "" if number == 1 else " (after each one's own earlier minibatches)"
         yield f"  gradient of minibatch {number}: {_said(one)}{later}"
     if not found["gradients"]:
-        own, other = (len(found["minibatches"][key]) for key in ("own", "other"))
-        yield f"  {own} and {other} minibatches: their gradients are of other sequences"
+        counts = " and ".join(str(len(one)) for one in found["minibatches"].values())
+        yield f"  {counts} minibatches: their gradients are of other sequences"
     if found["weights_change"] is not None:
         yield f"  change of the weights: {_said(found['weights_change'])}"
     for name, values in found["metrics"].items():

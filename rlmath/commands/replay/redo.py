@@ -14,6 +14,7 @@ from rlmath.actor.observer import ObservedUpdate, watch_update, watched_update
 from rlmath.commands.replay.choices import Choices, run_config
 from rlmath.commands.replay.source import Source, Start
 from rlmath.config.schema import Config
+from rlmath.config.settings import replaced
 from rlmath.errors import UserError
 from rlmath.monitor import Monitor, open_monitor
 from rlmath.monitor.digests import StepDigests, digest, of_number
@@ -110,7 +111,10 @@ def _steps(
     parts = list(_parts(source, choices, folder))
     for number, (config, steps) in enumerate(parts):
         is_last = number == len(parts) - 1
-        ranks = _for_both(config, other) if is_last and other is not None else config
+        ranks = config
+        if is_last and other is not None and not config.algorithm.kl_coef:
+            # A reference model if either has a KL term.
+            ranks = replaced(config, {"algorithm.kl_coef": other.algorithm.kl_coef})
         with _opened(ranks, folder / f"part_{number}") as (opened, monitor):
             session = Session(config, opened.layout, opened.actor, None)
             _begin(session, monitor, source, begin)
@@ -143,21 +147,12 @@ def _of_ranks(source: Source, step: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _opened(config: Config, folder: Path) -> Iterator[tuple[Session, Monitor]]:
-    runner = dataclasses.replace(config.runner, run_dir=str(folder))
-    config = dataclasses.replace(config, runner=runner)
+    config = replaced(config, {"runner.run_dir": str(folder)})
     with (
         open_training(config, samples=False) as session,
-        open_monitor(folder, runner, runner.steps) as monitor,
+        open_monitor(folder, config.runner, config.runner.steps) as monitor,
     ):
         yield session, monitor
-
-
-def _for_both(config: Config, other: Config) -> Config:
-    """Settings of ranks for both updates: a reference model if either has a KL term."""
-    kl_coef = config.algorithm.kl_coef or other.algorithm.kl_coef
-    return dataclasses.replace(
-        config, algorithm=dataclasses.replace(config.algorithm, kl_coef=kl_coef)
-    )
 
 
 def _begin(session: Session, monitor: Monitor, source: Source, begin: Start) -> None:

@@ -55,7 +55,10 @@ def run(options: argparse.Namespace) -> int:
     if (options.steps is None) != (options.against is None):
         raise UserError("give both --steps and --against, or neither")
     folders = [options.run_dir, *([options.other] if options.other else [])]
-    out = options.out or options.run_dir / _file_name(options.other)
+    name = FILE if options.other is None else FILE_OF_TWO
+    if options.other is not None:
+        name = name.replace("NAME2", options.other.resolve().name)
+    out = options.out or options.run_dir / name
     while True:
         runs = [RunFolder(folder) for folder in folders]
         lasts = options.every is not None and any(one.is_running() for one in runs)
@@ -63,10 +66,6 @@ def run(options: argparse.Namespace) -> int:
         if not lasts:
             return 0
         time.sleep(options.every)
-
-
-def _file_name(other: Path | None) -> str:
-    return FILE if other is None else FILE_OF_TWO.replace("NAME2", other.resolve().name)
 
 
 def _write(

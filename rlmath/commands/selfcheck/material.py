@@ -9,6 +9,10 @@ from typing import Any
 
 import torch
 
+from rlmath.actor.model import ModelSettings
+from rlmath.actor.settings import ActorSettings
+from rlmath.commands.selfcheck.node import Node
+from rlmath.config.optimizer import OptimizerConfig
 from rlmath.model.published import KNOWN
 from rlmath.model.spec import model_spec, read_model_spec
 from rlmath.model.tiny_tokenizer import build_tokenizer
@@ -79,6 +83,30 @@ def _scale(tensor: str, layers: int) -> float:
         # Residual branches add up over layers (Radford et al. 2019, section 2.3).
         return float((2 * layers) ** -0.5)
     return 0.5 if tensor.startswith("lm_head") else 1.0
+
+
+def actor_settings(
+    node: Node, tokens: int, longest: int, *, trains: bool = True, recompute: int = 0
+) -> ActorSettings:
+    """Ranks of the node's model.
+
+    Args:
+        tokens: Of a micro-batch.
+        longest: Tokens of a sequence.
+        recompute: Layers.
+    """
+    return ActorSettings(
+        model_path=node.model,
+        model=ModelSettings(
+            getattr(torch, node.dtype),
+            recompute="full" if recompute else "none",
+            recompute_num_layers=recompute or None,
+        ),
+        optimizer=OptimizerConfig(lr=1e-6) if trains else None,
+        temperature=1.0,
+        max_tokens_per_microbatch=tokens,
+        max_sequence_length=longest,
+    )
 
 
 def random_tokens(model: str, lengths: list[int], seed: int = 0) -> list[list[int]]:

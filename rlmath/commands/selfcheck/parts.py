@@ -23,6 +23,7 @@ from rlmath.config.schema import Config
 from rlmath.rollout.pool import RolloutPool
 from rlmath.rollout.requests import Request
 from rlmath.rollout.seeds import request_seed
+from rlmath.training.gate import limits, measure_noise
 from rlmath.training.session import Session, open_session
 from rlmath.types import Sample, TrainingBatch
 from rlmath.validation.probe import batch_of
@@ -147,6 +148,20 @@ def mismatch(actor: ActorGroup, batch: TrainingBatch) -> dict[str, float]:
     """How far the engines' log-probs are from the actor's; see ``Mismatch.metrics``."""
     log_probs, _ = actor.log_probs(batch)
     return measure(log_probs, batch.engine_log_probs).metrics()
+
+
+def hold_to_gate(
+    record: Record, name: str, config: Config, actor: ActorGroup, batch: TrainingBatch, seed: int
+) -> None:
+    """Report rollout log-probs that are further from the actor's than rounding explains."""
+    mean = mismatch(actor, batch)["mean_exp_abs_diff"]
+    limit = limits(config, measure_noise(actor, batch, seed)).mean_exp_abs
+    record.figure(f"{name} mean exp|Δ|", mean, limit=f"<= {limit:g}", key=True)
+    record.require(
+        mean <= limit,
+        f"{name}: mean exp|Δ| of rollout and actor log-probs is {mean:.6f}, above {limit:g}: the "
+        "engine computes with other weights, though their fingerprints agree",
+    )
 
 
 def update(actor: ActorGroup, batch: TrainingBatch, seed: int = 0) -> dict[str, float]:

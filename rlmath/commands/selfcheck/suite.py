@@ -94,7 +94,9 @@ def run_checks(checks: Sequence[Check], out: Path, model: str | None) -> list[Re
         for check in checks:
             if sys.stdout.isatty():
                 print(f"{check.name} ...", end="\r", flush=True)
-            results.append(run_check(check, _with_folder(node, out / check.name)))
+            results.append(
+                run_check(check, dataclasses.replace(node, folder=str(out / check.name)))
+            )
             print(report.as_line(results[-1], width), flush=True)
             text = report.as_markdown(described, results)
             (out / FILE).write_text(text, encoding="utf-8")
@@ -151,10 +153,6 @@ def about() -> dict[str, Any]:
         "GPUs": gpus,
         "CPU cores": len(os.sched_getaffinity(0)),
     }
-
-
-def _with_folder(node: Node, folder: Path) -> Node:
-    return dataclasses.replace(node, folder=str(folder))
 
 
 def _version(package: str) -> str:

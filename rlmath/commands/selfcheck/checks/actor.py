@@ -5,18 +5,16 @@ from __future__ import annotations
 import gc
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlmath.actor.model import ModelSettings
 from rlmath.actor.parallel import destroy, initialize
 from rlmath.actor.policy import MegatronActor
-from rlmath.actor.settings import ActorSettings
-from rlmath.commands.selfcheck.material import random_batch
+from rlmath.commands.selfcheck.material import actor_settings, random_batch
 from rlmath.commands.selfcheck.node import Node
 from rlmath.commands.selfcheck.record import Record
 from rlmath.commands.selfcheck.worker import RECORD_FILE
@@ -76,12 +74,11 @@ def compare_on_rank(
     """
     record = Record(Path(node.folder) / RECORD_FILE)
     rank, worst_mean, worst = dist.get_rank(), 0.0, 0.0
-    for number, (name, layout) in enumerate(layouts.items()):
-        if number:
-            change_layout(layout, platform, rank)
+    settings = actor_settings(node, TOKENS_PER_PACK, max(LENGTHS), trains=False)
+    for name, layout in in_turn(layouts, platform):
         if rank == 0:
             record.phase_begins(name)
-        actor = MegatronActor(_settings(node), layout, platform)
+        actor = MegatronActor(settings, layout, platform)
         found, backend = gathered_log_probs(actor, batch), attention_backend(platform)
         if rank == 0:
             compared = comparison(("megatron", "transformers"), found, expected, batch)
@@ -90,8 +87,6 @@ def compare_on_rank(
             worst_mean = max(worst_mean, values["mean_exp_abs_diff"])
             worst = max(worst, values["max_abs_diff"])
         del actor
-        gc.collect()
-        platform.release_cached_memory()
     return worst_mean, worst
 
 
@@ -133,25 +128,25 @@ def attention_backend(platform: Platform) -> str:
     return "Transformer Engine's, which does not say which"
 
 
-def _settings(node: Node) -> ActorSettings:
-    return ActorSettings(
-        model_path=node.model,
-        model=ModelSettings(getattr(torch, node.dtype)),
-        optimizer=None,
-        temperature=1.0,
-        max_tokens_per_microbatch=TOKENS_PER_PACK,
-        max_sequence_length=max(LENGTHS),
-    )
-
-
 def _limit(node: Node) -> float:
     spec = read_model_spec(node.model)
     return log_prob_limit(node.dtype == "float32", moe=spec.experts > 0)
 
 
-def change_layout(layout: Layout, platform: Platform, rank: int) -> None:
+def in_turn(layouts: dict[str, Layout], platform: Platform) -> Iterator[tuple[str, Layout]]:
+    """On each rank: the layouts, in whose groups the ranks have met, with the memory free again
+    that the one before took."""
+    for number, (name, layout) in enumerate(layouts.items()):
+        if number:
+            gc.collect()
+            platform.release_cached_memory()
+            _change_layout(layout, platform)
+        yield name, layout
+
+
+def _change_layout(layout: Layout, platform: Platform) -> None:
     """Leave the groups and meet again in another layout of as many ranks."""
-    place = [0]
+    place, rank = [0], dist.get_rank()
     if rank == 0:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))

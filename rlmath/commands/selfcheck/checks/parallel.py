@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import gc
 import math
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 
 from rlmath.actor.communicators import describe, open_communicators
-from rlmath.actor.model import ModelSettings
 from rlmath.actor.plan import StepPlan
 from rlmath.actor.policy import MegatronActor
-from rlmath.actor.settings import ActorSettings
 from rlmath.commands.plan.measured import FIGURE
-from rlmath.commands.selfcheck.checks.actor import LENGTHS, TOKENS_PER_PACK, change_layout
-from rlmath.commands.selfcheck.material import random_batch
+from rlmath.commands.selfcheck.checks.actor import LENGTHS, TOKENS_PER_PACK, in_turn
+from rlmath.commands.selfcheck.material import actor_settings, random_batch
 from rlmath.commands.selfcheck.node import Node
 from rlmath.commands.selfcheck.record import Record
 from rlmath.commands.selfcheck.worker import RECORD_FILE
-from rlmath.config.optimizer import OptimizerConfig
 from rlmath.device import Platform
 from rlmath.model.parallel import Layout
 from rlmath.model.spec import read_model_spec
@@ -56,13 +51,12 @@ def update_on_rank(platform: Platform, node: Node, layouts: dict[str, Layout]) -
     """Gradient norm of an update in each layout; rank 0 reports the links between the ranks."""
     record = Record(Path(node.folder) / RECORD_FILE)
     batch, norms, process_bytes = random_batch(node.model, LENGTHS), {}, 0
-    for number, (name, layout) in enumerate(layouts.items()):
-        if number:
-            change_layout(layout, platform, dist.get_rank())
+    settings = actor_settings(node, TOKENS_PER_PACK, max(LENGTHS))
+    for name, layout in in_turn(layouts, platform):
         opened = open_communicators(layout, platform)
         if dist.get_rank() == 0:
             record.phase_begins(name)
-            for link in opened.links[: number == 0]:
+            for link in opened.links[: not norms]:
                 record.figure("all-reduce", link.gb_per_s, "GB/s", key=True)
                 for line in describe([opened]):
                     record.require(not (node.on_cuda and line.startswith("warning")), line)
@@ -72,12 +66,10 @@ def update_on_rank(platform: Platform, node: Node, layouts: dict[str, Layout]) -
                 record.figure(f"{name} communicators", opened.device_bytes / 2**30, "GiB")
             # Nothing else is on this GPU now: CUDA's context, libraries, and NCCL.
             process_bytes = max(process_bytes, platform.bytes_of_others() or 0)
-        actor = MegatronActor(_settings(node), layout, platform)
+        actor = MegatronActor(settings, layout, platform)
         result = actor.update(batch, StepPlan(), seed=0)
         norms[name] = float(result.minibatches[0]["grad_norm"])
         del actor
-        gc.collect()
-        platform.release_cached_memory()
     if process_bytes and dist.get_rank() == 0 and len(layouts) > 1:
         record.figure(FIGURE + "actor_process_gib", process_bytes / 2**30)
     return norms
@@ -104,14 +96,3 @@ def compare_norms(record: Record, norms: dict[str, float], limit: float) -> None
             record.figure(f"{name} gradient norm", norm)
         worst = max(worst, difference)
     record.figure("worst difference of gradient norms", worst, limit=f"<= {limit:g}", key=True)
-
-
-def _settings(node: Node) -> ActorSettings:
-    return ActorSettings(
-        model_path=node.model,
-        model=ModelSettings(getattr(torch, node.dtype)),
-        optimizer=OptimizerConfig(lr=1e-6),
-        temperature=1.0,
-        max_tokens_per_microbatch=TOKENS_PER_PACK,
-        max_sequence_length=max(LENGTHS),
-    )

@@ -11,10 +11,8 @@ from pathlib import Path
 import torch
 
 from rlmath.actor.head_rows import rows_per_chunk
-from rlmath.actor.model import ModelSettings
 from rlmath.actor.plan import StepPlan
 from rlmath.actor.policy import MegatronActor
-from rlmath.actor.settings import ActorSettings
 from rlmath.commands.plan.gpus import Efficiency, Gpu
 from rlmath.commands.plan.measured import FIGURE
 from rlmath.commands.plan.memory import (
@@ -26,12 +24,11 @@ from rlmath.commands.plan.memory import (
     usable_bytes,
 )
 from rlmath.commands.plan.time import Work, actor_time_s, forward_flops
-from rlmath.commands.selfcheck.material import random_batch
+from rlmath.commands.selfcheck.material import actor_settings, random_batch
 from rlmath.commands.selfcheck.node import Node
 from rlmath.commands.selfcheck.record import Record
 from rlmath.commands.selfcheck.softmax import compare_softmax
 from rlmath.commands.selfcheck.worker import RECORD_FILE
-from rlmath.config.optimizer import OptimizerConfig
 from rlmath.device import Platform
 from rlmath.errors import UserError
 from rlmath.model.parallel import Layout
@@ -149,18 +146,7 @@ def plan_constant(
 
 def measure_update(platform: Platform, node: Node, tokens: int, recompute: int) -> Measured:
     """An update of ``MICROBATCHES`` sequences, after one that warms everything up."""
-    settings = ActorSettings(
-        model_path=node.model,
-        model=ModelSettings(
-            getattr(torch, node.dtype),
-            recompute="full" if recompute else "none",
-            recompute_num_layers=recompute or None,
-        ),
-        optimizer=OptimizerConfig(lr=1e-6),
-        temperature=1.0,
-        max_tokens_per_microbatch=tokens,
-        max_sequence_length=tokens,
-    )
+    settings = actor_settings(node, tokens, tokens, recompute=recompute)
     actor = MegatronActor(settings, ONE_RANK, platform)
     batch = random_batch(node.model, [tokens] * MICROBATCHES, PROMPT_TOKENS)
     actor.update(batch, StepPlan(), seed=0)
