@@ -50,7 +50,8 @@ def run(node: Node, record: Record) -> None:
 def update_on_rank(platform: Platform, node: Node, layouts: dict[str, Layout]) -> dict[str, float]:
     """Gradient norm of an update in each layout; rank 0 reports the links between the ranks."""
     record = Record(Path(node.folder) / RECORD_FILE)
-    batch, norms, process_bytes = random_batch(node.model, LENGTHS), {}, 0
+    batch, process_bytes = random_batch(node.model, LENGTHS), 0
+    norms: dict[str, float] = {}
     settings = actor_settings(node, TOKENS_PER_PACK, max(LENGTHS))
     for name, layout in in_turn(layouts, platform):
         opened = open_communicators(layout, platform)

@@ -73,6 +73,7 @@ def test_a_preset_recomputes_what_the_plan_says_and_reserves_no_more(
         # What ``rollout=long_context`` is made for: the largest dense models on one node.
         ["model=qwen3_8b", *LONG, "cluster=gpu8"],
         ["model=r1_distill_qwen_7b", *LONG, "cluster=gpu8"],
+        ["model=r1_distill_qwen_1.5b", LONG[0], "rollout=long_context_1.5b", "cluster=gpu8"],
         ["model=qwen3_30b_a3b", *LONG, "cluster=gpu16x8", "cluster.nodes=2"],
     ],
     ids=lambda overrides: overrides[0],
