@@ -235,14 +235,18 @@ def memory(
     actor = config.actor
     copies = 1.0 if actor.expert_parallel == 1 else actor.tensor_parallel / actor.expert_parallel
     of_a_copy = int(parameters + model.num_expert_parameters * (copies - 1))
-    parts = []
+    parts: list[tuple[str, int]] = []
+
+    def add(count: int, what: str, each: int, size: int = of_a_copy) -> None:
+        parts.append((f"{count} {what} x {each} bytes a parameter", count * size * each))
+
     if command != "evaluate":
         # Gradients and Adam's two moments are float32; bfloat16 weights keep a float32 copy.
         optimizer_bytes = 8 + (4 if value_bytes == 2 else 0)
-        optimizers = 1 if config.actor.distributed_optimizer else layout.actor.copies
+        optimizers = 1 if actor.distributed_optimizer else layout.actor.copies
         actors, what = layout.actor.copies, "actor(s)"
         value_model = command == "train" and needs_value_model(config.algorithm.advantage)
-        lora = adapters_of(config.actor.lora, model, seed=0)
+        lora = adapters_of(actor.lora, model, seed=0)
         if lora is not None:
             # Every tensor rank has the half of an adapter that is not shared.
             trained = actors * adapter_parameters(model, lora) * actor.tensor_parallel
@@ -255,43 +259,18 @@ def memory(
         elif value_model:
             optimizers, actors, what = 2 * optimizers, 2 * actors, "actor(s) and value model(s)"
         if actors:
-            parts.append(
-                (
-                    f"{actors} {what} x {value_bytes + 4} bytes a parameter",
-                    actors * of_a_copy * (value_bytes + 4),
-                )
-            )
-            parts.append(
-                (
-                    f"{optimizers} optimizer state(s) x {optimizer_bytes} bytes a parameter",
-                    optimizers * parameters * optimizer_bytes,
-                )
-            )
+            add(actors, what, value_bytes + 4)
+            add(optimizers, "optimizer state(s)", optimizer_bytes, parameters)
     # Under LoRA the reference is the policy without its adapters.
-    if command == "train" and config.algorithm.kl_coef > 0 and not config.actor.lora.rank:
+    if command == "train" and config.algorithm.kl_coef > 0 and not actor.lora.rank:
         # Beside the reference itself, the policy's weights while the reference is in their place.
-        bytes_each = _reference_bytes(config) + value_bytes
-        parts.append(
-            (
-                f"{layout.actor.copies} reference model(s) of algorithm.kl_coef="
-                f"{config.algorithm.kl_coef:g} x {bytes_each} bytes a parameter",
-                layout.actor.copies * of_a_copy * bytes_each,
-            )
-        )
+        what = f"reference model(s) of algorithm.kl_coef={config.algorithm.kl_coef:g}"
+        add(layout.actor.copies, what, _reference_bytes(config) + value_bytes)
     if command != "sft":
-        parts.append(
-            (
-                f"{layout.engines} engine(s) x {value_bytes} bytes a parameter",
-                layout.engines * parameters * value_bytes,
-            )
-        )
-        cache_gib = config.rollout.cpu_kv_cache_gib
-        parts.append(
-            (
-                f"{layout.engine_ranks} x rollout.cpu_kv_cache_gib {cache_gib:g}",
-                int(layout.engine_ranks * cache_gib * GIB),
-            )
-        )
+        add(layout.engines, "engine(s)", value_bytes, parameters)
+        cache_gib, ranks = config.rollout.cpu_kv_cache_gib, layout.engine_ranks
+        what = f"{ranks} x rollout.cpu_kv_cache_gib {cache_gib:g}"
+        parts.append((what, int(ranks * cache_gib * GIB)))
     if command == "train":
         parts += _teacher_memory(config, layout)
     total = sum(size for _, size in parts)

@@ -146,38 +146,30 @@ def tensor_parallel_problems(part: str, ranks: int, model: ModelSpec, sliced: in
         sliced: Width of an expert that the ranks share; 0: they share none.
     """
 
+    sizes = [
+        (f"{model.heads} attention heads", model.heads),
+        (f"feed-forward width {model.ffn}", model.ffn),
+        (f"width of the shared experts {model.shared_ffn}", model.shared_ffn),
+    ]
+    if part != "actor":
+        sizes.append((f"width of an expert {model.moe_ffn}", model.moe_ffn))
+    elif model.qk_norm is QkNorm.all_heads:
+        together = f"{model.kv_heads} key-value heads, which are normalized together,"
+        sizes.append((together, model.kv_heads))
+    if part == "actor" and model.latent is not None:
+        rank, both = model.latent.query_rank, model.latent.kv_rank + model.latent.rotary_dim
+        sizes += [
+            (f"q_lora_rank {rank}", rank),
+            (f"kv_lora_rank + qk_rope_head_dim {both}", both),
+        ]
+
     def obstacles(n: int) -> list[str]:
-        found = []
-        if model.heads % n:
-            found.append(f"{model.heads} attention heads / {n} leaves {model.heads % n}")
+        found = [f"{text} / {n} leaves {size % n}" for text, size in sizes if size % n]
         # With more ranks than key-value heads, ranks share copies of a head.
-        all_heads = part == "actor" and model.qk_norm is QkNorm.all_heads
-        if all_heads and model.kv_heads % n:
-            found.append(
-                f"{model.kv_heads} key-value heads, which are normalized together, / {n} leaves "
-                f"{model.kv_heads % n}"
-            )
         if model.kv_heads % n and n % model.kv_heads:
             found.append(
                 f"{model.kv_heads} key-value heads are neither a multiple nor a divisor of {n}"
             )
-        if model.ffn % n:
-            found.append(f"feed-forward width {model.ffn} / {n} leaves {model.ffn % n}")
-        if model.shared_ffn % n:
-            found.append(
-                f"width of the shared experts {model.shared_ffn} / {n} leaves "
-                f"{model.shared_ffn % n}"
-            )
-        if part == "actor" and model.latent is not None:
-            one = model.latent
-            for name, size in (
-                ("q_lora_rank", one.query_rank),
-                ("kv_lora_rank + qk_rope_head_dim", one.kv_rank + one.rotary_dim),
-            ):
-                if size % n:
-                    found.append(f"{name} {size} / {n} leaves {size % n}")
-        if part != "actor" and model.moe_ffn % n:
-            found.append(f"width of an expert {model.moe_ffn} / {n} leaves {model.moe_ffn % n}")
         return found
 
     if obstacles(ranks):
