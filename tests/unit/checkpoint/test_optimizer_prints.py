@@ -35,7 +35,3 @@ def test_optimizer_state_that_was_not_restored_is_named(tmp_path: Path) -> None:
     scheduler.num_steps = 0
     with pytest.raises(BrokenCheckpoint, match="step of the learning-rate schedule of 1 differ"):
         check_prints(tmp_path, 1, optimizer_prints(optimizer, scheduler), same_layout=False)
-
-
-def test_checkpoint_without_checksums_is_accepted(tmp_path: Path) -> None:
-    check_prints(tmp_path, 0, optimizer_prints(*trained()[1:]), same_layout=True)
