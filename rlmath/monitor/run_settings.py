@@ -37,8 +37,8 @@ class Attempt:
     Attributes:
         after_step: It began after this step; 0: from the start.
         settings: In force, nested as in YAML.
-        made_with: See :func:`rlmath.checks.made_with.made_with`; empty for an older run.
-        files: See :func:`rlmath.checks.inputs.contents`; empty for an older run.
+        made_with: See :func:`rlmath.checks.made_with.made_with`; empty outside a run.
+        files: See :func:`rlmath.checks.inputs.contents`; empty outside a run.
     """
 
     after_step: int
@@ -66,11 +66,6 @@ def attempt_of(found: Sequence[Attempt], step: int | None) -> Attempt:
     """The attempt that trained a step; ``None``: the last one."""
     fitting = [one for one in found if step is None or one.after_step < step]
     return (fitting or list(found))[-1]
-
-
-def in_force(found: Sequence[Attempt], step: int | None) -> Mapping[str, Any]:
-    """Settings under which a step was trained; ``None``: the last one."""
-    return attempt_of(found, step).settings
 
 
 def history(found: Sequence[Attempt], until: int | None = None) -> list[tuple[int, list[Change]]]:

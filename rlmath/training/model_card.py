@@ -72,7 +72,7 @@ def model_card(run_dir: Path, step: int | None = None) -> str:
     summary = read_summary(run_dir)
     # A start after the last step may have other settings, with which nothing was trained.
     steps = step if step is not None else summary.get("steps")
-    config = OmegaConf.create(dict(run_settings.in_force(found, steps)))
+    config = OmegaConf.create(dict(run_settings.attempt_of(found, steps).settings))
 
     def setting(key: str) -> str:
         return str(OmegaConf.select(config, key))

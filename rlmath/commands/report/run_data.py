@@ -192,7 +192,6 @@ def _samples(
                 "index": row.get("index"),
                 "prompt": prompt,
                 "response": formulas.pieces(row["response"]),
-                # Versions before this one did not write all of them.
                 **{key: row[key] for key in _ROW if key in row},
                 "of_group": row["of_group"],
                 "finish": row.get("finish_reason"),

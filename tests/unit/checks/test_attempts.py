@@ -206,7 +206,7 @@ def test_each_attempt_keeps_its_settings_and_the_card_says_what_held_when(run_di
     found = run_settings.attempts(run_dir)
     assert [one.after_step for one in found] == [0, 8]
     loss = {
-        step: run_settings.in_force(found, step)["algorithm"]["loss"]
+        step: run_settings.attempt_of(found, step).settings["algorithm"]["loss"]
         for step in (1, 8, 9, 20, None)
     }
     assert loss == {1: "ppo_clip", 8: "ppo_clip", 9: "sapo", 20: "sapo", None: "sapo"}
