@@ -1,6 +1,7 @@
 import pytest
 
 from tests.distributed.rank_pool import RankPool
+from tests.support.models import make_model
 
 
 # Of each module its own, which costs a fork: what a module leaves of gloo's threads ends with the
@@ -10,3 +11,13 @@ def ranks():
     pool = RankPool()
     yield pool
     pool.close()
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("qwen2"), tied=False)
+
+
+@pytest.fixture(scope="session")
+def tied_model(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("tied"), tied=True)

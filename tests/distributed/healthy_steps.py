@@ -47,7 +47,7 @@ from rlmath.training.checks.unchanged import unchanged_parts
 from rlmath.weights.gather import BucketGatherer
 from rlmath.weights.sequence_fingerprints import token_digests
 from tests.distributed.rank_pool import _free_port
-from tests.distributed.test_actor import build, make_batch
+from tests.support.actors import build, make_batch
 
 SEQUENCES, MINIBATCHES = 12, 2
 # The smallest published model of each architecture.

@@ -9,7 +9,8 @@ from rlmath.actor.model import ModelSettings
 from rlmath.device import Platform
 from rlmath.model.parallel import Layout
 from rlmath.types import TrainingBatch
-from tests.distributed.test_actor import VOCAB, build
+from tests.support.actors import build
+from tests.support.models import VOCAB
 
 
 def equal_sequences(count: int, prompt: int, response: int) -> TrainingBatch:

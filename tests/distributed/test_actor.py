@@ -2,126 +2,27 @@
 
 import contextlib
 import dataclasses
-import math
 from unittest import mock
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.plan import StepPlan
-from rlmath.actor.policy import MegatronActor
-from rlmath.actor.settings import ActorSettings
-from rlmath.actor.token_values import TokenValues
 from rlmath.algorithms.correction import CorrectionConfig, correct
-from rlmath.algorithms.kl import K3_LIMIT
-from rlmath.algorithms.off_policy import add_by_version
-from rlmath.algorithms.settings import ObjectiveSettings
-from rlmath.config.optimizer import OptimizerConfig
 from rlmath.model.parallel import Layout
-from rlmath.types import TrainingBatch
-
-# Every kind of parallelism beside another one; a fault of one alone shows in these too.
-LAYOUTS = [
-    Layout(1, 1, 1),
-    Layout(2, 1, 2),
-    Layout(1, 2, 1, context_parallel=2, pipeline_layers=(1, 3)),
-]
-MORE_LAYOUTS = [
-    Layout(2, 1, 1),
-    Layout(1, 2, 1),
-    Layout(1, 1, 2),
-    Layout(2, 2, 1),
-    Layout(2, 1, 1, context_parallel=2),
-]
-
-
-def on_layouts(first=0):
-    """Parametrizes over the layouts from the ``first`` on; ``MORE_LAYOUTS`` are long."""
-    more = [pytest.param(layout, marks=pytest.mark.long) for layout in MORE_LAYOUTS]
-    return pytest.mark.parametrize("layout", [*LAYOUTS[first:], *more], ids=str)
-
-
-VOCAB = 101  # Not divisible by 2: the vocabulary is padded under tensor parallelism.
-TINY_SIZES = {
-    "vocab_size": VOCAB,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.1,
-}
-
-
-@pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory):
-    return make_model(tmp_path_factory.mktemp("qwen2"), tied=False)
-
-
-@pytest.fixture(scope="session")
-def tied_model(tmp_path_factory):
-    return make_model(tmp_path_factory.mktemp("tied"), tied=True)
-
-
-def make_model(folder, tied, **sizes):
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    torch.manual_seed(0)
-    config = Qwen2Config(**TINY_SIZES | sizes, tie_word_embeddings=tied)
-    model = Qwen2ForCausalLM(config)
-    for name, parameter in model.named_parameters():
-        if name.endswith("bias"):
-            torch.nn.init.normal_(parameter, std=0.1)
-    model.save_pretrained(folder)
-    return str(folder)
-
-
-def make_batch(num_sequences=12, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-
-    def integers(low, high, size):
-        return torch.randint(low, high, (size,), generator=generator)
-
-    prompts, responses = integers(3, 9, num_sequences), integers(1, 30, num_sequences)
-    tokens, r = int((prompts + responses).sum()), int(responses.sum())
-    mask = torch.rand(r, generator=generator) > 0.1
-    return TrainingBatch(
-        tokens=integers(0, VOCAB, tokens),
-        prompt_lengths=prompts,
-        response_lengths=responses,
-        group_ids=torch.arange(num_sequences) // 3,
-        weights_versions=torch.zeros(num_sequences, dtype=torch.int64),
-        rewards=torch.zeros(num_sequences),
-        engine_log_probs=torch.full((r,), -math.log(VOCAB)),
-        advantages=torch.randn(r, generator=generator),
-        loss_mask=mask,
-    )
-
-
-def build(layout, platform, model_path, **changes):
-    optimizer = {
-        "lr": 1e-3,
-        "adam_eps": 1e-5,
-        "clip_grad_norm": 1.0,
-        **changes.pop("optimizer", {}),
-    }
-    settings = {
-        "model": ModelSettings(torch.float32, sequence_parallel=True),
-        "distributed_optimizer": optimizer.pop("distributed", True),
-        "optimizer": OptimizerConfig(**optimizer),
-        "temperature": 0.7,
-        "max_tokens_per_microbatch": 64,
-        "max_sequence_length": 64,
-        **changes,
-    }
-    return MegatronActor(ActorSettings(model_path=model_path, **settings), layout, platform)
-
-
-def run_log_probs(layout, platform, model, batch):
-    return build(layout, platform, model).log_probs(batch)
+from tests.support.actors import (
+    UPDATE,
+    build,
+    check_gradient,
+    gather,
+    hugging_face,
+    make_batch,
+    on_layouts,
+    run_log_probs,
+    run_updates,
+    with_log_probs,
+)
 
 
 def run_noise(layout, platform, model, batch, logits):
@@ -132,58 +33,6 @@ def run_noise(layout, platform, model, batch, logits):
     return [actor.log_probs(batch, name, seed) for name, seed in passes]
 
 
-def run_updates(layout, platform, model, batch, update, steps, changes):
-    """Metrics of each minibatch of ``steps`` updates, and the log-probs after them."""
-    actor = build(layout, platform, model, **changes)
-    metrics = []
-    discarded = {}
-    for step in range(steps):
-        result = actor.update(batch, update, seed=step)
-        metrics += result.minibatches
-        for version, left_out in of_all_ranks(actor, result).items():
-            metrics[-1][f"masked_of_{version}"] = left_out.masked
-            metrics[-1][f"tokens_of_{version}"] = left_out.tokens
-        discarded |= result.early_stopped
-    return metrics, discarded, actor.log_probs(batch)
-
-
-def of_all_ranks(actor, result):
-    """What the mask left out, as the driver adds it up."""
-    of_ranks = [None] * dist.get_world_size()
-    dist.all_gather_object(of_ranks, result.off_policy if actor.reports else {})
-    return add_by_version(of_ranks)
-
-
-def gather(batch, values):
-    """Put the shares of the ranks that report together; each token must come exactly once."""
-    shares = [v for v in values if v is not None]
-    rows = torch.cat([v.response_rows for v in shares])
-    assert sorted(rows.tolist()) == list(range(batch.loss_mask.numel()))
-    order = rows.argsort()
-    return TokenValues(
-        rows[order],
-        torch.cat([v.log_probs for v in shares])[order],
-        torch.cat([v.entropy for v in shares])[order],
-    )
-
-
-def hugging_face(model, batch, temperature):
-    """The same values from ``transformers``, sequence by sequence, in float64 after the logits."""
-    from transformers import AutoModelForCausalLM
-
-    hf = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    log_probs, entropy, start = [], [], 0
-    for prompt, size in zip(batch.prompt_lengths, batch.sequence_lengths, strict=True):
-        tokens = batch.tokens[start : start + int(size)]
-        start += int(size)
-        with torch.no_grad():
-            logits = hf(tokens[None]).logits[0, int(prompt) - 1 : -1].double() / temperature
-        log_p = logits.log_softmax(-1)
-        log_probs.append(log_p.gather(1, tokens[int(prompt) :, None]).squeeze(1))
-        entropy.append(-(log_p.exp() * log_p).sum(-1))
-    return TokenValues(torch.arange(0), torch.cat(log_probs), torch.cat(entropy))
-
-
 @on_layouts()
 def test_log_probs_and_entropy_are_those_of_hugging_face(ranks, tiny_model, layout):
     batch = make_batch()
@@ -191,19 +40,6 @@ def test_log_probs_and_entropy_are_those_of_hugging_face(ranks, tiny_model, layo
     theirs = hugging_face(tiny_model, batch, temperature=0.7)
     torch.testing.assert_close(ours.log_probs.double(), theirs.log_probs, atol=2e-5, rtol=0)
     torch.testing.assert_close(ours.entropy.double(), theirs.entropy, atol=2e-5, rtol=0)
-
-
-UPDATE = StepPlan(
-    objective=ObjectiveSettings(kl_coef=0.1, entropy_coef=0.01), minibatches=2, early_stop_ratio=5.0
-)
-
-
-def with_log_probs(batch):
-    """Old log-probs near the policy's own, and a reference a little further off."""
-    generator = torch.Generator().manual_seed(1)
-    noise = 0.1 * torch.randn(batch.loss_mask.numel(), generator=generator)
-    old = batch.engine_log_probs
-    return dataclasses.replace(batch, old_log_probs=old + noise, ref_log_probs=old - noise)
 
 
 # What looks at whole sequences: the mask against old mistakes, and weights against the mismatch.
@@ -330,46 +166,6 @@ def test_the_update_of_a_tied_model_is_that_of_whole_logits(
 
 def test_gradient_is_that_of_autograd_on_hugging_face(ranks, tiny_model):
     check_gradient(ranks, tiny_model, Layout(2, 1, 1))
-
-
-def check_gradient(ranks, tiny_model, layout):
-    """Clipped loss, KL and entropy terms, by hand on the HF model: the norm of the gradient."""
-    batch = with_log_probs(make_batch())
-    one_minibatch = StepPlan(objective=UPDATE.objective, minibatches=1)
-    metrics, _, _ = ranks.run(layout, run_updates, tiny_model, batch, one_minibatch, 1, {})[0]
-
-    hf, log_p, entropy = in_float64(tiny_model, batch)
-    assert batch.old_log_probs is not None and batch.ref_log_probs is not None
-    ratio = (log_p - batch.old_log_probs.double()).exp()
-    a = batch.advantages.double()
-    policy = -torch.minimum(ratio * a, ratio.clamp(0.8, 1.2) * a)
-    difference = batch.ref_log_probs.double() - log_p
-    # Some tokens are beyond k3's bound, and have no gradient of it.
-    kl = (difference.exp() - difference - 1).clamp(max=K3_LIMIT)
-    mask = batch.loss_mask
-    loss = ((policy + 0.1 * kl - 0.01 * entropy) * mask).sum() / mask.sum()
-    loss.backward()
-    norm = math.sqrt(sum(float((p.grad**2).sum()) for p in hf.parameters() if p.grad is not None))
-    assert metrics[0]["loss"] == pytest.approx(loss.item(), rel=1e-5)
-    assert metrics[0]["grad_norm"] == pytest.approx(norm, rel=1e-5)
-
-
-def in_float64(model, batch):
-    """Hugging Face's model, and its log-probs and entropies ``[R]``, with their graph."""
-    from transformers import AutoModelForCausalLM
-
-    # Grouped products of experts, which transformers takes otherwise, know no float64.
-    hf = AutoModelForCausalLM.from_pretrained(
-        model, dtype=torch.float64, experts_implementation="eager"
-    )
-    log_probs, entropies, start = [], [], 0
-    for prompt, size in zip(batch.prompt_lengths, batch.sequence_lengths, strict=True):
-        tokens = batch.tokens[start : start + int(size)].long()
-        start += int(size)
-        log_p = (hf(tokens[None]).logits[0, int(prompt) - 1 : -1] / 0.7).log_softmax(-1)
-        log_probs.append(log_p.gather(1, tokens[int(prompt) :, None]).squeeze(1))
-        entropies.append(-(log_p.exp() * log_p).sum(-1))
-    return hf, torch.cat(log_probs), torch.cat(entropies)
 
 
 def test_without_old_log_probs_the_ratio_is_one(ranks, tiny_model):

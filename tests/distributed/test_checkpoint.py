@@ -2,12 +2,10 @@
 
 import dataclasses
 import pickle
-import random
 import shutil
 from pathlib import Path
 from unittest import mock
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -17,102 +15,22 @@ from rlmath.actor.model import ModelSettings
 from rlmath.actor.policy import MegatronActor
 from rlmath.actor.settings import ActorSettings, ReferenceSettings
 from rlmath.actor.stops import Stops
-from rlmath.actor.token_values import TokenValues
 from rlmath.actor.value import ValueHead
 from rlmath.actor.worker import ActorWorker
 from rlmath.checkpoint import CheckpointStore, memory
-from rlmath.checkpoint.child_writer import ChildWriter
 from rlmath.checkpoint.manifest import read_manifest
 from rlmath.checkpoint.model_state import sharded_weights
 from rlmath.checkpoint.optimizer_state import sharded_optimizer_state
-from rlmath.checkpoint.state import begin_save, load_model, save_model
-from rlmath.config.optimizer import OptimizerConfig, Schedule
+from rlmath.checkpoint.state import load_model, save_model
+from rlmath.config.optimizer import OptimizerConfig
 from rlmath.errors import UserError
 from rlmath.model.parallel import Layout
-from tests.distributed.test_actor import (
-    UPDATE,
-    build,
-    gather,
-    make_batch,
-    tiny_model,  # noqa: F401  (a fixture)
-    with_log_probs,
-)
+from tests.support.actors import UPDATE, build, gather, make_batch, with_log_probs
+from tests.support.resumed_runs import assert_equal, changes_of, commit, go_on, run_load, run_save
 from tests.unit.checkpoint.small_disk import small_disk
 
 TP2, PP2, DP2 = Layout(2, 1, 1), Layout(1, 2, 1), Layout(1, 1, 2)
-# A schedule whose learning rate differs at every step, so that its place shows.
-SCHEDULE = {"schedule": Schedule.linear, "warmup_steps": 2, "decay_steps": 12}
 BF16 = ModelSettings(torch.bfloat16, sequence_parallel=True)
-
-
-def changes_of(distributed, **others):
-    return {"optimizer": {"distributed": distributed, **SCHEDULE}, **others}
-
-
-@dataclasses.dataclass
-class After:
-    """What a rank has after its updates."""
-
-    metrics: list[dict[str, float]]
-    weights: dict[str, torch.Tensor]
-    adam: list[tuple[torch.Tensor, dict[str, torch.Tensor]]]
-    draws: list[float]
-    values: TokenValues | None
-
-
-def go_on(actor, batch, steps):
-    """Draw from each random stream, update, and look at everything that training leaves."""
-    from megatron.core.tensor_parallel import get_cuda_rng_tracker
-
-    draws = [random.random(), random.gauss(0, 1), *np.random.standard_normal(3)]
-    draws += torch.rand(2).tolist()
-    with get_cuda_rng_tracker().fork():
-        draws += torch.rand(2).tolist()
-    metrics = [m for i in range(steps) for m in actor.update(batch, UPDATE, seed=i).minibatches]
-    parts = getattr(actor.optimizer, "chained_optimizers", [actor.optimizer])
-    adam = [
-        (p.detach().clone(), {k: v.clone() for k, v in part.optimizer.state[p].items()})
-        for part in parts
-        for group in part.optimizer.param_groups
-        for p in group["params"]
-    ]
-    actor.load_parameters()
-    weights = {n: p.detach().clone() for n, p in actor.module.named_parameters()}
-    return After(metrics, weights, adam, draws, actor.log_probs(batch))
-
-
-def run_save(layout, platform, model, changes, folder, before, after, in_background=False):
-    # Far below the size of the tiny model, so that it is gathered in many steps.
-    memory.GATHER_BUFFER_BYTES = 2**14
-    batch = with_log_probs(make_batch())
-    actor = build(layout, platform, model, **changes)
-    for step in range(before):
-        actor.update(batch, UPDATE, seed=100 + step)
-    random.gauss(0, 1)  # Leaves half a pair of normal numbers behind, in Python's stream
-    np.random.standard_normal()  # and in NumPy's.
-    if not in_background:
-        save_model(actor, folder)
-        return go_on(actor, batch, after)
-    write = ChildWriter.write
-    with mock.patch.object(ChildWriter, "write", autospec=True, side_effect=write) as child:
-        pending = begin_save(actor, folder)
-        result = go_on(actor, batch, after)
-        pending.wait()
-    assert child.call_count == 1
-    return result
-
-
-def run_load(layout, platform, model, changes, folder, after):
-    actor = build(layout, platform, model, **changes)
-    load_model(actor, folder)
-    return go_on(actor, with_log_probs(make_batch()), after)
-
-
-def commit(folder, run):
-    """A checkpoint of step 2 that ``run(partial)`` saves; returns its folder."""
-    store = CheckpointStore(folder, keep=2)
-    run(str(store.begin(2)))
-    return str(store.commit(2, {}, {}))
 
 
 @pytest.mark.parametrize(
@@ -134,12 +52,7 @@ def commit(folder, run):
     ],
 )
 def test_resuming_in_the_same_layout_is_bit_equal(
-    ranks,
-    tiny_model,  # noqa: F811
-    tmp_path,
-    layout,
-    changes,
-    in_background,
+    ranks, tiny_model, tmp_path, layout, changes, in_background
 ):
     straight = []
 
@@ -154,19 +67,6 @@ def test_resuming_in_the_same_layout_is_bit_equal(
     resumed = ranks.run(layout, run_load, tiny_model, changes, folder, 2)
     for one, other in zip(straight, resumed, strict=True):
         assert_equal(one, other)
-
-
-def assert_equal(one, other):
-    assert one.draws == other.draws
-    assert one.metrics == other.metrics
-    assert one.weights.keys() == other.weights.keys()
-    for name, weight in one.weights.items():
-        assert torch.equal(weight, other.weights[name]), name
-    for (main, state), (other_main, other_state) in zip(one.adam, other.adam, strict=True):
-        assert torch.equal(main, other_main)
-        assert state.keys() == other_state.keys()
-        for name, value in state.items():
-            assert torch.equal(value, other_state[name]), name
 
 
 # Sums over other ranks round differently, and Adam makes of a rounding of a tiny gradient a step of
@@ -185,12 +85,7 @@ TOLERANCE = 1e-5
     ids=lambda value: str(value),
 )
 def test_resuming_in_another_layout_is_equal_up_to_rounding(
-    ranks,
-    tiny_model,  # noqa: F811
-    tmp_path,
-    before,
-    after,
-    distributed,
+    ranks, tiny_model, tmp_path, before, after, distributed
 ):
     changes = changes_of(distributed)
     straight = []
@@ -246,11 +141,7 @@ def run_shares(layout, platform, model, loading):
 
 
 @pytest.mark.parametrize("loading", [False, True], ids=["saving", "loading"])
-def test_ranks_share_out_the_optimizers_tensors_in_bounded_memory(
-    ranks,
-    tiny_model,  # noqa: F811
-    loading,
-):
+def test_ranks_share_out_the_optimizers_tensors_in_bounded_memory(ranks, tiny_model, loading):
     """Megatron's own way has every rank hold all of them, and gathers them in one piece."""
     found = ranks.run(Layout(1, 1, 4), run_shares, tiny_model, loading)
     total = memory.STATE_BYTES_PER_PARAMETER * found[0]["parameters"]
@@ -271,12 +162,7 @@ def run_first_save(layout, platform, model, changes, folder):
 
 
 @pytest.mark.parametrize("distributed", [True, pytest.param(False, marks=pytest.mark.long)])
-def test_a_save_before_the_first_update_changes_nothing(
-    ranks,
-    tiny_model,  # noqa: F811
-    tmp_path,
-    distributed,
-):
+def test_a_save_before_the_first_update_changes_nothing(ranks, tiny_model, tmp_path, distributed):
     layout, changes = Layout(1, 1, 1), changes_of(distributed)
     straight = []
 
@@ -309,11 +195,7 @@ def run_reference(layout, platform, model, folder, save):
     return {n: p.clone() for n, p in reference.module.named_parameters()}
 
 
-def test_a_model_without_optimizer_is_saved_beside_the_actor(
-    ranks,
-    tiny_model,  # noqa: F811
-    tmp_path,
-):
+def test_a_model_without_optimizer_is_saved_beside_the_actor(ranks, tiny_model, tmp_path):
     saved = []
 
     def run(partial):
@@ -349,11 +231,7 @@ def run_renewed_reference(layout, platform, model, kind, folder, save):
 
 @pytest.mark.parametrize(("kind", "other"), [("averaged", PP2), ("reset", TP2)])
 def test_a_reference_that_has_changed_is_in_the_checkpoint(
-    ranks,
-    tiny_model,  # noqa: F811
-    tmp_path,
-    kind,
-    other,
+    ranks, tiny_model, tmp_path, kind, other
 ):
     saved = []
 
@@ -391,11 +269,7 @@ def run_save_into(layout, platform, model, folder):
     return ""
 
 
-def test_what_a_load_refuses_and_what_it_takes_from_the_settings(
-    ranks,
-    tiny_model,  # noqa: F811
-    tmp_path,
-):
+def test_what_a_load_refuses_and_what_it_takes_from_the_settings(ranks, tiny_model, tmp_path):
     def save(partial):
         assert ranks.run(TP2, run_save_into, tiny_model, partial) == ["", ""]
 
@@ -423,11 +297,7 @@ def test_what_a_load_refuses_and_what_it_takes_from_the_settings(
     assert ".metadata is missing" in said
 
 
-def test_a_disk_that_runs_full_fails_on_all_ranks_and_spares_the_rest(
-    ranks,
-    tiny_model,  # noqa: F811
-    tmp_path,
-):
+def test_a_disk_that_runs_full_fails_on_all_ranks_and_spares_the_rest(ranks, tiny_model, tmp_path):
     with small_disk(tmp_path / "small", size_kib=16 * 1024) as where:
         store = CheckpointStore(where, keep=2)
         assert ranks.run(TP2, run_save_into, tiny_model, str(store.begin(1))) == ["", ""]
@@ -507,11 +377,6 @@ def run_unsaveable(layout, platform, model, which):
         ("none", "started"),
     ],
 )
-def test_what_could_not_be_saved_is_found_when_ranks_start(
-    ranks,
-    tiny_model,  # noqa: F811
-    which,
-    says,
-):
+def test_what_could_not_be_saved_is_found_when_ranks_start(ranks, tiny_model, which, says):
     (said,) = ranks.run(Layout(1, 1, 1), run_unsaveable, tiny_model, which)
     assert says in said

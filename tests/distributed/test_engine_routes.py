@@ -15,8 +15,8 @@ from rlmath.actor.plan import StepPlan
 from rlmath.actor.token_values import TokenValues
 from rlmath.batching.shards import response_rows
 from rlmath.model.parallel import Layout
-from tests.distributed.test_actor import build, gather, make_batch
-from tests.distributed.test_mixture import make_mixture
+from tests.support.actors import build, gather, make_batch
+from tests.support.models import make_mixture
 
 # Tensor ranks have a share of the tokens, stages of the layers.
 LAYOUT = Layout(2, 2, 1, expert_parallel=2)

@@ -16,14 +16,7 @@ from rlmath.algorithms.losses.clip import ClipOptions
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.batching import minibatches
 from rlmath.model.parallel import Layout
-from tests.distributed.test_actor import (
-    LAYOUTS,
-    build,
-    make_batch,
-    on_layouts,
-    tiny_model,  # noqa: F401
-    with_log_probs,
-)
+from tests.support.actors import LAYOUTS, build, make_batch, on_layouts, with_log_probs
 
 Combination = tuple[str, str]
 ALL = [(loss, kind) for loss in LOSSES.names() for kind in AGGREGATIONS.names()]
@@ -64,7 +57,7 @@ def run(layout, platform, model, batch, minibatches, max_tokens_per_microbatch, 
 
 
 @pytest.fixture(scope="module")
-def alone(ranks, tiny_model):  # noqa: F811
+def alone(ranks, tiny_model):
     batch = with_log_probs(make_batch())
     (found,) = ranks.run(Layout(1, 1, 1), run, tiny_model, batch, 2, 64, FEW)
     return batch, found
@@ -78,19 +71,14 @@ def check(found, expected):
 
 
 @on_layouts(first=1)
-def test_over_layouts(
-    ranks,
-    tiny_model,  # noqa: F811
-    alone,
-    layout,
-):
+def test_over_layouts(ranks, tiny_model, alone, layout):
     batch, expected = alone
     for found in ranks.run(layout, run, tiny_model, batch, 2, 64, FEW):
         check(found, expected)
 
 
 @pytest.mark.long
-def test_all_pairs_over_layouts(ranks, tiny_model):  # noqa: F811
+def test_all_pairs_over_layouts(ranks, tiny_model):
     batch = with_log_probs(make_batch())
     (expected,) = ranks.run(Layout(1, 1, 1), run, tiny_model, batch, 2, 64, ALL)
     for layout in LAYOUTS[1:]:
@@ -126,11 +114,7 @@ def counted(kind, share):
     }.get(kind, len(sequences))
 
 
-def test_over_minibatches_micro_batches_and_the_order_of_samples(
-    ranks,
-    tiny_model,  # noqa: F811
-    alone,
-):
+def test_over_minibatches_micro_batches_and_the_order_of_samples(ranks, tiny_model, alone):
     batch, in_two = alone
     (expected,) = ranks.run(Layout(1, 1, 1), run, tiny_model, batch, 1, 64, FEW)
     check_minibatches(batch, in_two, expected)

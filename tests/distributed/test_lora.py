@@ -35,16 +35,14 @@ from rlmath.weights.adapters import local_adapters
 from rlmath.weights.fingerprint import fingerprints
 from rlmath.weights.gather import BucketGatherer
 from rlmath.weights.slices import fingerprint_in
-from tests.distributed.test_actor import (
-    LAYOUTS,
-    TINY_SIZES,
-    build,
-    gather,
-    make_batch,
+from tests.support.actors import LAYOUTS, build, gather, make_batch
+from tests.support.models import (
+    make_glm,
+    make_latent,
+    make_mixture,
     make_model,
-    tiny_model,  # noqa: F401
+    make_olmo2,
 )
-from tests.distributed.test_mixture import make_glm, make_latent, make_mixture
 
 TEMPERATURE = 0.7
 ALL = Lora(rank=4, alpha=6.0, targets=TARGETS)
@@ -204,10 +202,7 @@ CASES = [
 
 
 @pytest.fixture(scope="module")
-def adapters(
-    tmp_path_factory,
-    tiny_model,  # noqa: F811
-):
+def adapters(tmp_path_factory, tiny_model):
     folder = tmp_path_factory.mktemp("peft")
     return {
         "all": write_peft(folder / "all", tiny_model, ALL),
@@ -233,19 +228,13 @@ def expectation(model, lora):
 
 
 @pytest.fixture(scope="module")
-def expected(tiny_model, adapters):  # noqa: F811
+def expected(tiny_model, adapters):
     return {which: expectation(tiny_model, lora) for which, lora in adapters.items()}
 
 
 @pytest.mark.parametrize(("which", "layout", "changes"), CASES, ids=str)
 def test_log_probs_and_gradients_are_those_of_a_dense_model(
-    ranks,
-    tiny_model,  # noqa: F811
-    adapters,
-    expected,
-    which,
-    layout,
-    changes,
+    ranks, tiny_model, adapters, expected, which, layout, changes
 ):
     check(ranks, tiny_model, adapters[which], expected[which], layout, changes)
 
@@ -266,15 +255,6 @@ def check(ranks, model, lora, expected, layout, changes):
             torch.testing.assert_close(value.double(), whole, atol=2e-6, rtol=2e-4)
             seen.add(name)
     assert seen == set(grads)
-
-
-def make_olmo2(folder):
-    from transformers import Olmo2Config, Olmo2ForCausalLM
-
-    torch.manual_seed(0)
-    config = Olmo2Config(**TINY_SIZES, eos_token_id=None, pad_token_id=None)
-    Olmo2ForCausalLM(config).save_pretrained(folder)
-    return str(folder)
 
 
 def make_experts(folder):
@@ -332,17 +312,13 @@ def run_new(layout, platform, model, batch, steps):
 
 
 @pytest.fixture(scope="module")
-def alone(ranks, tiny_model):  # noqa: F811
+def alone(ranks, tiny_model):
     batch = make_batch()
     (found,) = ranks.run(Layout(1, 1, 1), run_new, tiny_model, batch, 3)
     return batch, found
 
 
-def test_new_adapters_change_nothing_and_the_reference_is_the_base_model(
-    ranks,
-    tiny_model,  # noqa: F811
-    alone,
-):
+def test_new_adapters_change_nothing_and_the_reference_is_the_base_model(ranks, tiny_model, alone):
     _, (before, metrics, after, kept) = alone
     assert kept is None
     assert torch.equal(before[0].log_probs, before[1].log_probs)
@@ -352,12 +328,7 @@ def test_new_adapters_change_nothing_and_the_reference_is_the_base_model(
 
 
 @pytest.mark.parametrize("layout", LAYOUTS[1:], ids=str)
-def test_new_adapters_train_alike_on_every_layout(
-    ranks,
-    tiny_model,  # noqa: F811
-    alone,
-    layout,
-):
+def test_new_adapters_train_alike_on_every_layout(ranks, tiny_model, alone, layout):
     batch, (_, expected, after, _) = alone
     results = ranks.run(layout, run_new, tiny_model, batch, 3)
     for _, metrics, _, _ in results:
@@ -418,14 +389,7 @@ def run_merged(layout, platform, model, folder, lora):
     [("all", Layout(2, 2, 1)), ("some", Layout(4, 1, 1))],
     ids=str,
 )
-def test_what_is_sent_is_the_merged_model(
-    ranks,
-    tiny_model,  # noqa: F811
-    adapters,
-    tmp_path,
-    which,
-    layout,
-):
+def test_what_is_sent_is_the_merged_model(ranks, tiny_model, adapters, tmp_path, which, layout):
     check_sent(ranks, tiny_model, adapters[which], layout, tmp_path)
 
 
@@ -517,13 +481,7 @@ def run_resumed(layout, platform, model, batch, folder, lora, steps, changes):
     ids=str,
 )
 def test_a_run_resumes_bit_by_bit_and_in_other_layouts(
-    ranks,
-    tiny_model,  # noqa: F811
-    tmp_path,
-    layout,
-    changes,
-    make,
-    lora,
+    ranks, tiny_model, tmp_path, layout, changes, make, lora
 ):
     batch = make_batch()
     model = tiny_model if make is None else make(tmp_path / "model")
@@ -559,11 +517,7 @@ def run_save(layout, platform, model, folder, lora):
     save_model(build(layout, platform, model, lora=lora), folder)
 
 
-def test_other_adapters_and_another_base_model_are_refused(
-    ranks,
-    tiny_model,  # noqa: F811
-    tmp_path,
-):
+def test_other_adapters_and_another_base_model_are_refused(ranks, tiny_model, tmp_path):
     layout, folder = Layout(1, 1, 1), str(tmp_path / "saved")
     ranks.run(layout, run_save, tiny_model, folder, ALL)
     (said,) = ranks.run(layout, run_refused, tiny_model, folder, ALL)
@@ -601,11 +555,7 @@ def run_reset(layout, platform, model, batch, folder, lora):
 
 
 def test_a_reset_reference_and_one_to_begin_with_are_adapters(
-    ranks,
-    tiny_model,  # noqa: F811
-    adapters,
-    expected,
-    tmp_path,
+    ranks, tiny_model, adapters, expected, tmp_path
 ):
     batch, log_probs, _, _ = expected["all"]
     given = (tiny_model, batch, str(tmp_path), adapters["all"])
@@ -635,11 +585,7 @@ def run_export(layout, platform, model, batch, folder, other):
     return ""
 
 
-def test_a_checkpoint_is_exported_merged(
-    ranks,
-    tiny_model,  # noqa: F811
-    tmp_path,
-):
+def test_a_checkpoint_is_exported_merged(ranks, tiny_model, tmp_path):
     other = tmp_path / "other"
     shutil.copytree(tiny_model, other)
     tensors = load_file(other / "model.safetensors")

@@ -12,10 +12,8 @@ from rlmath.actor.model import ModelSettings
 from rlmath.actor.plan import StepPlan
 from rlmath.model.parallel import Layout
 from rlmath.model.precision import Precision
-from tests.distributed.test_actor import (
-    TINY_SIZES,
+from tests.support.actors import (
     UPDATE,
-    VOCAB,
     build,
     check_gradient,
     gather,
@@ -25,7 +23,8 @@ from tests.distributed.test_actor import (
     run_updates,
     with_log_probs,
 )
-from tests.distributed.test_checkpoint import assert_equal, changes_of, commit, run_load, run_save
+from tests.support.models import make_glm, make_latent, make_mixture
+from tests.support.resumed_runs import assert_equal, changes_of, commit, run_load, run_save
 
 ONE = Layout(1, 1, 1)
 EP2 = Layout(1, 1, 2, expert_parallel=2)
@@ -41,32 +40,6 @@ LAYOUTS = [
         for layout in (Layout(1, 1, 2), EP2, Layout(2, 1, 1, expert_parallel=2))
     ],
 ]
-
-
-def make_mixture(folder, **changes):
-    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
-
-    torch.manual_seed(0)
-    sizes = {
-        "vocab_size": VOCAB,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "max_position_embeddings": 256,
-        "num_experts": 4,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 32,
-        "norm_topk_prob": True,
-        # One layer without experts.
-        "mlp_only_layers": [1],
-        "tie_word_embeddings": False,
-        "initializer_range": 0.1,
-    }
-    Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes | changes)).save_pretrained(folder)
-    return str(folder)
 
 
 @pytest.fixture(scope="module")
@@ -112,71 +85,6 @@ def test_the_update_does_not_depend_on_who_has_which_expert(ranks, mixture, on_o
 
 def test_gradient_is_that_of_autograd_on_hugging_face(ranks, mixture):
     check_gradient(ranks, mixture, EP2)
-
-
-def make_glm(folder):
-    from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
-
-    torch.manual_seed(0)
-    config = Glm4MoeConfig(
-        **TINY_SIZES,
-        head_dim=16,
-        attention_bias=True,
-        use_qk_norm=True,
-        n_routed_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=32,
-        routed_scaling_factor=2.5,
-        num_mtp_layers=0,
-        eos_token_id=None,
-        pad_token_id=None,
-    )
-    return save_with_router_biases(Glm4MoeForCausalLM(config), folder)
-
-
-def make_latent(folder):
-    """A DeepSeek-V3: latent attention, a dense layer, and experts in groups."""
-    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
-
-    torch.manual_seed(0)
-    config = DeepseekV3Config(
-        **TINY_SIZES | {"num_key_value_heads": TINY_SIZES["num_attention_heads"]},
-        q_lora_rank=24,
-        kv_lora_rank=16,
-        qk_rope_head_dim=8,
-        qk_nope_head_dim=12,
-        v_head_dim=10,
-        rope_parameters={
-            "rope_type": "yarn",
-            "rope_theta": 1e4,
-            "factor": 4.0,
-            "original_max_position_embeddings": 16,
-            "mscale": 1.0,
-            "mscale_all_dim": 0.7,
-        },
-        n_routed_experts=8,
-        num_experts_per_tok=4,
-        n_group=4,
-        topk_group=2,
-        moe_intermediate_size=16,
-        n_shared_experts=2,
-        routed_scaling_factor=2.5,
-        first_k_dense_replace=1,
-        topk_method="noaux_tc",
-        scoring_func="sigmoid",
-        eos_token_id=None,
-        pad_token_id=None,
-    )
-    return save_with_router_biases(DeepseekV3ForCausalLM(config), folder)
-
-
-def save_with_router_biases(model, folder):
-    """Save a model of transformers; biases of its routers, which are 0 at first, change routes."""
-    for name, buffer in model.named_buffers():
-        if name.endswith("e_score_correction_bias"):
-            buffer.normal_(std=0.3)
-    model.save_pretrained(folder)
-    return str(folder)
 
 
 def test_gradient_of_a_sigmoid_router_and_shared_experts(ranks, tmp_path):

@@ -10,12 +10,7 @@ from rlmath.actor.plan import StepPlan
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.batching.shards import response_rows
 from rlmath.model.parallel import Layout
-from tests.distributed.test_actor import (
-    build,
-    make_batch,
-    on_layouts,
-    tied_model,  # noqa: F401
-)
+from tests.support.actors import build, make_batch, on_layouts
 
 UPDATE = StepPlan(objective=ObjectiveSettings(loss="reinforce"), minibatches=2)
 
@@ -65,7 +60,7 @@ def batch():
 
 
 @pytest.fixture(scope="module")
-def alone(ranks, tied_model, batch):  # noqa: F811
+def alone(ranks, tied_model, batch):
     return ranks.run(Layout(1, 1, 1), run, tied_model, batch, False)[0]
 
 
@@ -101,14 +96,7 @@ def test_the_pull_of_a_token_is_what_the_loss_says(alone, batch):
 @pytest.mark.parametrize(
     "distributed", [True, pytest.param(False, marks=pytest.mark.long)], ids=["distributed", "plain"]
 )
-def test_layouts(
-    layout,
-    distributed,
-    ranks,
-    tied_model,  # noqa: F811
-    batch,
-    alone,
-):
+def test_layouts(layout, distributed, ranks, tied_model, batch, alone):
     results = [found for found, _ in ranks.run(layout, run, tied_model, batch, distributed)]
     for place, wanted in enumerate(alone[0]):
         for rank in results:

@@ -18,12 +18,7 @@ from rlmath.config.optimizer import OptimizerConfig
 from rlmath.device.residue import Residue
 from rlmath.model.parallel import Layout
 from rlmath.weights.gather import BucketGatherer
-from tests.distributed.test_actor import (
-    UPDATE,
-    make_batch,
-    tiny_model,  # noqa: F401
-    with_log_probs,
-)
+from tests.support.actors import UPDATE, make_batch, with_log_probs
 
 TP2_DP2 = Layout(2, 1, 2)
 
@@ -203,13 +198,7 @@ def batch():
     ids=["distributed gae", "plain"],
 )
 def test_training_is_the_same_to_the_last_bit(
-    ranks,
-    tiny_model,  # noqa: F811
-    batch,
-    tmp_path,
-    layout,
-    distributed,
-    value,
+    ranks, tiny_model, batch, tmp_path, layout, distributed, value
 ):
     """Metrics, weights, main parameters and Adam's state, and a resume from a checkpoint that was
     written while all was in host memory; and that memory is given back."""
@@ -236,9 +225,5 @@ def run_float32(layout, platform, model, batch):
     return steps == same_steps and all(torch.equal(state[k], same_state[k]) for k in state)
 
 
-def test_a_float32_model_too(
-    ranks,
-    tiny_model,  # noqa: F811
-    batch,
-):
+def test_a_float32_model_too(ranks, tiny_model, batch):
     assert ranks.run(Layout(1, 1, 2), run_float32, tiny_model, batch) == [True, True]

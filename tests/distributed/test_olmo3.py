@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from rlmath.model.parallel import Layout
-from tests.distributed.test_actor import TINY_SIZES, check_gradient
-from tests.distributed.test_checkpoint import changes_of, commit, run_load, run_save
+from tests.support.actors import check_gradient
+from tests.support.models import TINY_SIZES
+from tests.support.resumed_runs import changes_of, commit, run_load, run_save
 
 ONE, TP2 = Layout(1, 1, 1), Layout(2, 1, 1)
 # Sequences have 4 to 37 tokens.

@@ -12,9 +12,9 @@ import torch
 from rlmath.actor.model import ModelSettings
 from rlmath.model.lora import Lora
 from rlmath.model.parallel import Layout
-from tests.distributed.test_actor import UPDATE, build, make_batch, make_model, with_log_probs
-from tests.distributed.test_checkpoint import assert_equal, changes_of, commit, run_load, run_save
-from tests.distributed.test_mixture import make_mixture
+from tests.support.actors import UPDATE, build, make_batch, with_log_probs
+from tests.support.models import make_mixture, make_model
+from tests.support.resumed_runs import assert_equal, changes_of, commit, run_load, run_save
 
 BUCKET_ELEMENTS = 4000
 

@@ -29,10 +29,10 @@ from rlmath.checkpoint.optimizer_state import optimizer_parts
 from rlmath.model.lora import Lora
 from rlmath.model.parallel import Layout
 from tests.distributed.late_gathers import late_gathers, set_under_way
-from tests.distributed.test_actor import UPDATE, build, make_batch, make_model, with_log_probs
-from tests.distributed.test_checkpoint import assert_equal, changes_of, commit, run_load, run_save
-from tests.distributed.test_mixture import make_mixture
 from tests.distributed.test_overlap import in_small_buckets
+from tests.support.actors import UPDATE, build, make_batch, with_log_probs
+from tests.support.models import make_mixture, make_model
+from tests.support.resumed_runs import assert_equal, changes_of, commit, run_load, run_save
 
 SETTINGS = ModelSettings(torch.bfloat16, sequence_parallel=True, logits="chunked")
 OVERLAPPED = {"overlap_gradients": True, "overlap_param_gather": True}

@@ -18,12 +18,7 @@ from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.batching.shards import response_rows
 from rlmath.model.parallel import Layout
 from rlmath.weights.sequence_fingerprints import token_digests
-from tests.distributed.test_actor import (
-    build,
-    make_batch,
-    on_layouts,
-    tiny_model,  # noqa: F401
-)
+from tests.support.actors import build, make_batch, on_layouts
 
 TRACED = (2, 7, 11)
 DISTILL = {"coef": 0.5, "clip": 0.75}
@@ -78,7 +73,7 @@ def batch():
 
 
 @pytest.fixture(scope="module")
-def alone(ranks, tiny_model, batch):  # noqa: F811
+def alone(ranks, tiny_model, batch):
     return joined(ranks.run(Layout(1, 1, 1), run, tiny_model, batch))
 
 
@@ -110,13 +105,7 @@ def joined(results):
 
 
 @on_layouts(first=1)
-def test_layouts(
-    layout,
-    ranks,
-    tiny_model,  # noqa: F811
-    batch,
-    alone,
-):
+def test_layouts(layout, ranks, tiny_model, batch, alone):
     found = joined(ranks.run(layout, run, tiny_model, batch))
     close = {"rtol": 1e-4, "atol": 1e-5}
     for name in ("advantages", "factors"):

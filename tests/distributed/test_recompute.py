@@ -12,10 +12,8 @@ from rlmath.model.lora import Lora
 from rlmath.model.parallel import Layout
 from tests.distributed import test_routing_replay
 from tests.distributed.kept_activations import equal_sequences, kept_bytes
-from tests.distributed.test_actor import UPDATE, build, make_batch, tiny_model, with_log_probs
-from tests.distributed.test_mixture import make_glm, make_mixture
-
-__all__ = ["tiny_model"]
+from tests.support.actors import UPDATE, build, make_batch, with_log_probs
+from tests.support.models import make_glm, make_mixture
 
 ONE = Layout(1, 1, 1)
 

@@ -21,9 +21,9 @@ from rlmath.actor.token_values import TokenValues
 from rlmath.batching.shards import response_rows
 from rlmath.checkpoint.state import load_model, save_model
 from rlmath.model.parallel import Layout
-from tests.distributed.test_actor import build, gather, make_batch
-from tests.distributed.test_checkpoint import assert_equal, commit, go_on
-from tests.distributed.test_mixture import make_mixture
+from tests.support.actors import build, gather, make_batch
+from tests.support.models import make_mixture
+from tests.support.resumed_runs import assert_equal, commit, go_on
 
 ONE = Layout(1, 1, 1)
 EP2 = Layout(1, 1, 2, expert_parallel=2)

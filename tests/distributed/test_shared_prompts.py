@@ -11,12 +11,8 @@ from rlmath.actor.plan import StepPlan
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.batching.shards import response_rows
 from rlmath.model.parallel import Layout
-from tests.distributed.test_actor import (
-    build,
-    make_batch,
-    tiny_model,  # noqa: F401
-)
 from tests.distributed.test_value_model import build as build_value_model
+from tests.support.actors import build, make_batch
 
 
 def grouped_batch():

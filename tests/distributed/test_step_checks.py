@@ -34,7 +34,7 @@ from rlmath.training.checks.sequences import (
 )
 from rlmath.training.checks.still_weights import begin, look_again, moved
 from rlmath.weights.sequence_fingerprints import token_digests
-from tests.distributed.test_actor import build, make_batch, tiny_model  # noqa: F401
+from tests.support.actors import build, make_batch
 
 KL, ENTROPY = 0.1, 0.01
 UPDATE = StepPlan(
@@ -140,12 +140,7 @@ def sentences(of_ranks, batch):
     ],
     ids=str,
 )
-def test_each_fault_is_named_in_its_step_and_no_healthy_step_is(
-    layout,
-    lora,
-    ranks,
-    tiny_model,  # noqa: F811
-):
+def test_each_fault_is_named_in_its_step_and_no_healthy_step_is(layout, lora, ranks, tiny_model):
     batch = make_batch()
     of_ranks = ranks.run(layout, run, tiny_model, batch, lora)
     for name in of_ranks[0]:

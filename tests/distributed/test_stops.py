@@ -11,9 +11,9 @@ from rlmath.actor.plan import StepPlan
 from rlmath.actor.stops import Stops, ask_to_stop, stops
 from rlmath.errors import UpdateStopped
 from rlmath.model.parallel import Layout
-from tests.distributed.test_actor import build, make_batch
-from tests.distributed.test_mixture import make_mixture
 from tests.distributed.test_offload import state_of
+from tests.support.actors import build, make_batch
+from tests.support.models import make_mixture
 
 UPDATE = StepPlan(minibatches=2)
 SETTINGS = {

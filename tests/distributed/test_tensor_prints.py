@@ -9,10 +9,9 @@ from rlmath.weights.fingerprint import add
 from rlmath.weights.gather import BucketGatherer
 from rlmath.weights.quantized_prints import sent_fingerprints
 from rlmath.weights.slices import Rotation
-from tests.distributed.test_actor import UPDATE as UPDATE_SETTINGS
-from tests.distributed.test_actor import build, make_batch, tiny_model, with_log_probs  # noqa: F401
 from tests.distributed.test_lora import ALL
-from tests.distributed.test_mixture import make_mixture
+from tests.support.actors import UPDATE, build, make_batch, with_log_probs
+from tests.support.models import make_mixture
 
 
 def run(layout, platform, model, distributed):
@@ -69,12 +68,7 @@ def _put_weights_as_gradients(actor):
 
 @pytest.mark.parametrize("distributed", [True, False], ids=["shared_optimizer", "plain"])
 @pytest.mark.parametrize("layout", [Layout(2, 1, 2), Layout(1, 2, 2)], ids=str)
-def test_a_dense_model(
-    layout,
-    distributed,
-    ranks,
-    tiny_model,  # noqa: F811
-):
+def test_a_dense_model(layout, distributed, ranks, tiny_model):
     check(ranks, layout, tiny_model, distributed)
 
 
@@ -95,10 +89,9 @@ def updated(layout, platform, model):
     """Prints of an update, twice from the same weights; with adapters; and of a value model."""
     batch = with_log_probs(make_batch())
     found = [
-        build(layout, platform, model).update(batch, UPDATE_SETTINGS, seed).gradients
-        for seed in (0, 0, 1)
+        build(layout, platform, model).update(batch, UPDATE, seed).gradients for seed in (0, 0, 1)
     ]
-    adapted = build(layout, platform, model, lora=ALL).update(batch, UPDATE_SETTINGS, 0)
+    adapted = build(layout, platform, model, lora=ALL).update(batch, UPDATE, 0)
     actor = build(layout, platform, model)
     value_model = ValueModel(actor.settings, layout, platform)
     values = [value_model.weight_prints()]
@@ -110,7 +103,7 @@ def updated(layout, platform, model):
     return found, adapted.gradients, values
 
 
-def test_an_update_has_them(ranks, tiny_model):  # noqa: F811
+def test_an_update_has_them(ranks, tiny_model):
     for (first, again, other), adapted, (before, after) in ranks.run(
         Layout(2, 1, 1), updated, tiny_model
     ):

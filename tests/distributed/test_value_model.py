@@ -13,12 +13,8 @@ from rlmath.actor.worker import ActorWorker
 from rlmath.batching.shards import response_rows
 from rlmath.config.optimizer import OptimizerConfig
 from rlmath.model.parallel import Layout
-from tests.distributed.test_actor import build as build_policy
-from tests.distributed.test_actor import (
-    make_batch,
-    on_layouts,
-    tiny_model,  # noqa: F401
-)
+from tests.support.actors import build as build_policy
+from tests.support.actors import make_batch, on_layouts
 
 HIDDEN = 64
 UPDATE = StepPlan(value_clip=0.5, minibatches=2)
@@ -78,7 +74,7 @@ def batch():
 
 
 @pytest.fixture(scope="module")
-def expected(tiny_model, batch):  # noqa: F811
+def expected(tiny_model, batch):
     """``[R]`` values from transformers' hidden states, one sequence at a time."""
     from transformers import AutoModel
 
@@ -101,19 +97,13 @@ def together(results, total):
 
 
 @pytest.fixture(scope="module")
-def alone(ranks, tiny_model, batch):  # noqa: F811
+def alone(ranks, tiny_model, batch):
     return ranks.run(Layout(1, 1, 1), run, tiny_model, batch, None)[0]
 
 
 @on_layouts()
 def test_values_and_updates_are_the_same_on_every_layout(
-    layout,
-    ranks,
-    tiny_model,  # noqa: F811
-    batch,
-    expected,
-    alone,
-    tmp_path,
+    layout, ranks, tiny_model, batch, expected, alone, tmp_path
 ):
     """The second update, on all layouts but the first, is made by a model from a checkpoint."""
     folder = None if layout.world_size == 1 else str(tmp_path)
@@ -153,10 +143,7 @@ def step(worker, batch, seed):
 
 
 def test_a_background_checkpoint_has_the_value_model_and_resumes(
-    ranks,
-    tiny_model,  # noqa: F811
-    batch,
-    tmp_path,
+    ranks, tiny_model, batch, tmp_path
 ):
     """The update after the resume has the same numbers as the one that followed the save."""
     for layout, folder in ((Layout(2, 1, 1), tmp_path / "tp"), (Layout(1, 1, 2), tmp_path / "dp")):
@@ -178,11 +165,7 @@ def learn(layout, platform, model, batch):
     return losses
 
 
-def test_the_value_model_learns_its_returns(
-    ranks,
-    tiny_model,  # noqa: F811
-    batch,
-):
+def test_the_value_model_learns_its_returns(ranks, tiny_model, batch):
     """From 0, where the loss is half the mean square of the returns."""
     (losses,) = ranks.run(Layout(1, 1, 1), learn, tiny_model, batch)
     assert batch.returns is not None

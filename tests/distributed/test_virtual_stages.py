@@ -15,8 +15,9 @@ from tests.distributed import (
     test_routing_replay,
 )
 from tests.distributed import test_value_model as values
-from tests.distributed.test_actor import check_updates, make_batch
-from tests.distributed.test_checkpoint import assert_equal, changes_of, commit, run_load, run_save
+from tests.distributed.test_actor import check_updates
+from tests.support.actors import make_batch
+from tests.support.resumed_runs import assert_equal, changes_of, commit, run_load, run_save
 
 # Fixtures.
 tiny_model, on_one_rank = test_actor.tiny_model, test_actor.on_one_rank
