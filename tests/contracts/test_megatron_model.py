@@ -1,198 +1,25 @@
-"""What the actor relies on in the installed Megatron-core, and what breaks when it changes."""
+"""Megatron's model, checkpoints and learning rates, as far as a table of rows does not say it."""
 
 import ast
 import importlib.util
 import inspect
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from rlmath.actor.fusions import fusion_settings
+from rlmath.actor import parallel
+from rlmath.actor.optimizer import build_scheduler
 from rlmath.actor.rotary import keep_one_rotary_table
-from tests.contracts.contract import Row, check, parametrized
+from rlmath.config.optimizer import OptimizerConfig, Schedule
+from rlmath.device import Platform
+from rlmath.model.parallel import Layout
+from rlmath.training.checks.optimizer_steps import scheduled_rate
 
 CORE = "megatron.core"
-CONFIG = f"{CORE}.transformer.transformer_config:TransformerConfig"
 KERNELS = f"{CORE}.transformer.custom_layers.batch_invariant_kernels"
-
-ROWS = [
-    Row(
-        "megatron.core.distributed.distributed_data_parallel:DistributedDataParallel",
-        "the head need not give zeros (rlmath/actor/head.py, actor.overlap_gradients)",
-        says=("param.grad is not None", "when overlap_grad_reduce is True"),
-    ),
-    Row(
-        CONFIG,
-        fields=("pipeline_model_parallel_layout", "softmax_scale"),
-        breaks="stages share layers otherwise than the weight tables say, or yarn's scale of "
-        "attention is lost (rlmath/actor/model.py)",
-    ),
-    Row(
-        f"{CORE}.models.common.embeddings.rope_utils:apply_rotary_pos_emb",
-        # The call without mscale.
-        says=("t, cu_seqlens, freqs, cp_size=cp_group.size(), cp_rank=cp_group.rank()",),
-        breaks="packed rope may take yarn's scale, and softmax_scale need not "
-        "(rlmath/actor/rotary.py)",
-    ),
-    Row(
-        f"{CORE}.transformer.moe.moe_utils:topk_routing_with_score_function",
-        says=(
-            "scores_for_routing = scores + expert_bias",
-            "probs = scores / (scores.sum(dim=-1, keepdim=True) + 1e-20) if topk > 1 else scores",
-        ),
-        breaks="GLM's router is another one (rlmath/actor/experts.py)",
-    ),
-    Row(
-        f"{CORE}.transformer.moe.moe_utils:topk_routing_with_score_function",
-        takes=("logits", "topk", "router_replay"),
-        says=(
-            "router_replay.get_replay_topk(\n                scores, topk, num_groups, group_topk, "
-            "_compute_topk",
-            "if fused:",
-        ),
-        breaks="routes are not replayed (rlmath/actor/routing_replay.py); a fused choice never "
-        "asks the recorder (moe_router_fusion stays off)",
-    ),
-    Row(
-        f"{CORE}.transformer.pipeline_parallel_layer_layout:PipelineParallelLayerLayout.__init__",
-        says=(
-            "virtual_pipeline_model_parallel_size = len(layout) // pipeline_model_parallel_size",
-            "layout[vpp_rank * pipeline_model_parallel_size + pp_rank]",
-        ),
-        breaks="virtual stages have other layers than Layout.stage_chunks says",
-    ),
-    Row(
-        f"{CORE}.pipeline_parallel.schedules:forward_backward_pipelining_with_interleaving",
-        says=(
-            "expected each model chunk to have a data iterator",
-            "if isinstance(no_sync_func, list):",
-            "num_microbatches % config.microbatch_group_size_per_vp_stage",
-        ),
-        breaks="actor.virtual_stages (rlmath/actor/schedule.py, rlmath/actor/optimizer.py)",
-    ),
-    Row(
-        f"{CORE}.pipeline_parallel.schedules:get_pp_rank_microbatches",
-        says=(
-            "(pipeline_parallel_size - pipeline_parallel_rank - 1) * 2",
-            "(num_model_chunks - 1) * microbatch_group_size_per_vp_stage",
-        ),
-        breaks="the plan counts other micro-batches in flight (rlmath/commands/plan/memory.py)",
-    ),
-    Row(
-        f"{CORE}.pipeline_parallel.p2p_communication:_p2p_ops",
-        says=("if group.size() == 2", "group.rank() % 2 == 0"),
-        breaks="two stages take an activation for a gradient (rlmath/actor/model.py)",
-    ),
-    Row(
-        f"{CORE}.transformer.moe.router:TopKRouter",
-        has=("router_replay", "layer_number"),
-        breaks="a router does not take the recorder (rlmath/actor/routing_replay.py)",
-    ),
-    Row(
-        f"{CORE}.transformer.moe.router:TopKRouter.routing",
-        says=("router_replay=self.router_replay",),
-        breaks="a router does not ask the recorder (rlmath/actor/routing_replay.py)",
-    ),
-    Row(
-        f"{CORE}.transformer.moe.router_replay:RouterReplay",
-        has=("target_topk_idx", "router_replay_action", "global_router_replay_instances"),
-        breaks="rlmath/actor/routing_replay.py",
-    ),
-    Row(
-        f"{CORE}.transformer.moe.router_replay:RouterReplay.get_replay_topk",
-        passes=("scores", "topk", "num_groups", "group_topk", "default_compute_topk"),
-        says=(
-            "top_indices = self.target_topk_idx",
-            "probs = scores.gather(1, top_indices)",
-            "scores, topk, num_groups=num_groups, group_topk=group_topk",
-        ),
-        breaks="what is replayed is not what was recorded (rlmath/actor/routing_replay.py)",
-    ),
-    Row(
-        f"{CORE}.distributed.finalize_model_grads:_update_router_expert_bias",
-        says=("config.moe_router_bias_update_rate",),
-        breaks="the bias that chooses experts may move (rlmath/actor/experts.py)",
-    ),
-    Row(
-        CONFIG,
-        fields=(
-            *fusion_settings(True),
-            "batch_invariant_mode",
-            "deterministic_mode",
-            "attention_backend",
-            "calculate_per_token_loss",
-            "variable_seq_lengths",
-        ),
-        breaks="the model cannot be built as rlmath/actor/model.py describes it",
-    ),
-    Row(
-        f"{CONFIG}.__post_init__",
-        says=(
-            "fused_apply_rotary_pos_emb_thd is None",
-            "self.attention_backend == AttnBackend.flash",
-        ),
-        breaks="rope fusion or batch invariance is accepted where it cannot work",
-    ),
-    Row(
-        f"{CORE}.tensor_parallel.layers:ColumnParallelLinear.__init__",
-        says=(
-            "if config.gradient_accumulation_fusion and not _grad_accum_fusion_available",
-            "raise RuntimeError",
-        ),
-        breaks="the output layer may take gradient_accumulation_fusion without APEX; then the flag "
-        "could be set for all layers (rlmath/actor/fusions.py)",
-    ),
-    Row(
-        f"{CORE}.tensor_parallel.layers:ColumnParallelLinear",
-        has=("_forward_impl", "gradient_accumulation_fusion"),
-        breaks="precision.lm_head_dtype=float32 has nothing to wrap (rlmath/actor/model.py)",
-    ),
-    Row(
-        f"{CORE}.tensor_parallel.layers:linear_with_grad_accumulation_and_async_allreduce",
-        says=('os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") != "1"',),
-        breaks="tensor-parallel overlap may want another number of hardware queues "
-        "(rlmath/device/environment.py)",
-    ),
-    Row(
-        f"{CORE}.distributed.distributed_data_parallel:"
-        "DistributedDataParallel._make_backward_post_hook",
-        says=("not param.grad_added_to_main_grad", "param.main_grad.add_(param.grad.data)"),
-        breaks="gradients that Transformer Engine has added to main_grad are added again",
-    ),
-    Row(
-        f"{CORE}.distributed.distributed_data_parallel:DistributedDataParallel.zero_grad_buffer",
-        says=("grad_added_to_main_grad = False",),
-        breaks="after the first optimizer step no gradient of a Transformer Engine layer counts",
-    ),
-    Row(
-        f"{CORE}.pipeline_parallel.schedules:forward_step",
-        says=("model.set_is_first_microbatch()",),
-        breaks="Transformer Engine adds a step's first gradient to what is left of the last",
-    ),
-    Row(
-        f"{CORE}.models.common.language_module.language_module:"
-        "LanguageModule._set_attention_backend",
-        says=('check_and_set_env_variable("NVTE_FUSED_ATTN", 0, AttnBackend.flash)',),
-        breaks="under batch invariance Transformer Engine may take an attention that is not",
-    ),
-    Row(
-        f"{CORE}.models.gpt.gpt_layer_specs:get_gpt_layer_with_transformer_engine_spec",
-        takes=("qk_layernorm",),
-        says=("linear_qkv=backend.column_parallel_layer_norm_linear()",),
-        breaks="Transformer Engine's layers are built otherwise (rlmath/actor/layers.py)",
-    ),
-    Row(
-        f"{CORE}.models.gpt.gpt_layer_specs:get_gpt_decoder_block_spec",
-        takes=("config", "use_transformer_engine", "normalization"),
-        breaks="MoE layers cannot be built (rlmath/actor/experts.py)",
-    ),
-]
-
-
-@parametrized(ROWS)
-def test_megatron(row):
-    check(row)
 
 
 def source(module):
@@ -296,3 +123,54 @@ def test_names_of_transformer_engines_layers_in_a_checkpoint():
     layers = source(f"{CORE}.models.gpt.gpt_layer_specs")
     assert "pre_mlp_layernorm=backend.layer_norm() if num_experts else IdentityOp" in layers
     assert '"pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_"' in layers
+
+
+@pytest.mark.parametrize("backend", ["nccl", "gloo"])
+def test_no_gloo_group_is_made_beside_megatrons_own(monkeypatch, backend):
+    """Each of them costs every process a thread and a rendezvous, and nothing uses them: optimizer
+    and checkpoints are built without (``use_gloo_process_groups=False``, a separate group)."""
+    from megatron.core import parallel_state, tensor_parallel
+
+    given = {}
+    monkeypatch.setattr(parallel_state, "initialize_model_parallel", lambda **k: given.update(k))
+    monkeypatch.setattr(tensor_parallel, "model_parallel_cuda_manual_seed", lambda _: None)
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: None)
+    monkeypatch.setattr(dist, "TCPStore", lambda *_, **__: None)
+    monkeypatch.setattr(parallel, "background_group", lambda: None)
+    platform = Platform("cuda", backend, "local")
+    parallel.initialize(Layout(2, 1, 4), platform, 1, "127.0.0.1", 1, seed=0)
+    assert given["create_gloo_process_groups"] is False
+
+
+@pytest.mark.parametrize("schedule", list(Schedule))
+@pytest.mark.parametrize(("warmup", "decay"), [(0, 7), (3, 7), (5, 2)])
+def test_scheduled_rate_is_megatrons(schedule, warmup, decay):
+    settings = OptimizerConfig(
+        lr=3e-4, min_lr=1e-5, schedule=schedule, warmup_steps=warmup, decay_steps=decay
+    )
+    group = {"lr": 0.0, "weight_decay": 0.0}
+    scheduler = build_scheduler(SimpleNamespace(param_groups=[group]), settings)
+    for taken in range(12):
+        assert group["lr"] == pytest.approx(scheduled_rate(settings, taken), rel=1e-12, abs=1e-18)
+        scheduler.step(1)
+
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def test_without_transformer_engine_fp8_is_no_error_and_nothing():
+    """Why actor.fp8 refuses Megatron's own layers itself (rlmath/actor/fp8.py)."""
+    from megatron.core import fp8_utils
+
+    assert not fp8_utils.HAVE_TE
+    wanted = SimpleNamespace(fp8="e4m3", fp8_recipe="blockwise")
+    assert fp8_utils.get_fp8_recipe(wanted) is None, "actor.fp8 may be had with local layers"
+    with fp8_utils.get_fp8_context(wanted) as context:
+        assert context is None
+
+
+def test_recomputed_norms_ask_for_fp8_whatever_they_are_told():
+    from megatron.core.tensor_parallel.random import HAVE_TE, CheckpointWithoutOutput
+
+    assert not HAVE_TE
+    assert CheckpointWithoutOutput(fp8=False).fp8, "layernorm may be recomputed without TE"

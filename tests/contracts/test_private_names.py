@@ -2,19 +2,18 @@
 
 import ast
 import re
-from pathlib import Path
 
 import pytest
 
-from tests.contracts.contract import Row, check, parametrized
 from tests.contracts.imports import FOLDERS, ROOT
+from tests.contracts.rows import FOLDER
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 # Python's own, and documented.
 OF_PYTHON = {"_exit", "_current_frames", "_getframe"}
 TABLES = "\n".join(
     path.read_text(encoding="utf-8")
-    for path in Path(__file__).parent.glob("test_*.py")
+    for path in (*FOLDER.glob("*.rows"), *FOLDER.parent.glob("test_*.py"))
     if path.name != "test_contract.py"
 )
 
@@ -57,35 +56,6 @@ def test_each_has_a_row():
         if not re.search(rf"(?<![A-Za-z0-9_]){name}(?![A-Za-z0-9_])", TABLES)
     }
     assert without == {}, "add rows that say what breaks when these change"
-
-
-ROWS = [
-    Row(
-        "vllm.distributed.weight_transfer:WeightTransferEngineFactory",
-        "the shared_memory transport is registered once (rlmath/vllm_plugin/register.py)",
-        has=("_registry", "register_engine"),
-    ),
-    Row(
-        "vllm._custom_ops",
-        "which matrices a CPU engine packs (rlmath/weights/transports/cpu_load.py)",
-        has=("_supports_onednn",),
-    ),
-    Row(
-        "torch.distributed:ProcessGroupGloo._Options",
-        "gloo groups share a device (rlmath/device/gloo.py)",
-        has=("_timeout", "_devices", "_threads"),
-    ),
-    Row(
-        "omegaconf:DictConfig",
-        "settings of a run that lack a field are read (rlmath/config/load.py)",
-        has=("_get_node",),
-    ),
-]
-
-
-@parametrized(ROWS)
-def test_private_names_of_transports(row):
-    check(row)
 
 
 def test_kernels_of_vllms_cpu_build():

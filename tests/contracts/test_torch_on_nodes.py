@@ -6,26 +6,6 @@ from pathlib import Path
 import torch
 
 from rlmath.device.flight_recorder import recorder_environment
-from tests.contracts.contract import Row, check, parametrized
-
-ROWS = [
-    # The attributes are those of a GPU, which is not here.
-    Row(
-        "torch.numa.binding:_get_numa_node_index_for_gpu_index",
-        says=("properties.pci_domain_id", "properties.pci_bus_id", "properties.pci_device_id"),
-        breaks="ranks and engines on GPUs do not start (rlmath/device/numa.py)",
-    ),
-    Row(
-        "torch.distributed.flight_recorder.components.config_manager:JobConfig",
-        says=('"--allow-incomplete-ranks"', '"--prefix"', '"trace_dir"'),
-        breaks="a NCCL hang names no rank (rlmath/device/flight_recorder.py)",
-    ),
-]
-
-
-@parametrized(ROWS)
-def test_torch_is_as_nodes_need_it(row):
-    check(row)
 
 
 def test_torch_reads_the_variables_of_its_flight_recorder():

@@ -9,108 +9,11 @@ from rlmath.device import Platform
 from rlmath.model.lora import VLLM_RANKS
 from rlmath.vllm_plugin.register import ADAPTER_ENGINES, adapter_backend
 from rlmath.weights.transports import connect
-from tests.contracts.contract import Row, check, parametrized
 from tests.contracts.fake_cuda import FakeCuda
 from tests.contracts.test_vllm_weight_transfer import Tensors, awkward_tensors
 from tests.contracts.vllm_worker import Handle, join, plan_for
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-MANAGER = "vllm.lora.model_manager:LoRAModelManager"
-IN_FORCE = "putting adapters in force (rlmath/weights/transports/adapter_engine.py)"
-SLEEP = "the base model of an engine that slept (rlmath/rollout/engine.py)"
-CPU_PRODUCTS = "adapters on CPU (rlmath/vllm_plugin/cpu_adapters.py)"
-
-ROWS = [
-    Row(
-        MANAGER,
-        has=(
-            "add_adapter",
-            "activate_adapter",
-            "remove_all_adapters",
-            "lora_index_to_id",
-            "_registered_adapters",
-            "lora_config",
-            "modules",
-            "model",
-        ),
-        breaks=IN_FORCE,
-    ),
-    Row("vllm.lora.worker_manager:WorkerLoRAManager", has=("_adapter_manager",), breaks=IN_FORCE),
-    Row(
-        "vllm.lora.lora_model:LoRAModel.from_lora_tensors",
-        takes=("lora_model_id", "tensors", "peft_helper", "device", "dtype", "weights_mapper"),
-        breaks=IN_FORCE,
-    ),
-    Row(
-        "vllm.lora.peft_helper:PEFTHelper",
-        fields=("r", "lora_alpha", "target_modules"),
-        breaks=IN_FORCE,
-    ),
-    Row(
-        "vllm.lora.request:LoRARequest",
-        has=("lora_name", "lora_int_id", "lora_path"),
-        breaks="requests name their adapters (rlmath/rollout/step_loop.py)",
-    ),
-    Row(
-        "vllm.v1.core.kv_cache_utils:_gen_lora_extra_hash_keys",
-        says=("lora_request.lora_name",),
-        breaks="keys and values of two versions differ in hash (rlmath/rollout/step_loop.py)",
-    ),
-    Row(
-        "vllm.lora.utils:get_adapter_absolute_path",
-        says=("if os.path.isabs(lora_path):\n        return lora_path",),
-        breaks="adapters that vLLM lost are looked for on the Hub (rlmath/rollout/step_loop.py)",
-    ),
-    Row(
-        "vllm.v1.worker.gpu_worker:Worker.finish_weight_update",
-        says=("self.model_runner.reset_lora_state()",),
-        breaks=f"{IN_FORCE}: they come after vLLM has dropped the old ones",
-    ),
-    Row(
-        "vllm.v1.worker.gpu_worker:Worker.load_model",
-        says=(
-            'self._maybe_get_memory_pool_context(tag="weights")',
-            "self.model_runner.load_model(",
-        ),
-        breaks=f"{SLEEP}: what is made there is kept in host memory at level 1, vLLM's slot too",
-    ),
-    Row(
-        "vllm.v1.worker.gpu_model_runner:GPUModelRunner.load_model",
-        says=("self.load_lora_model(",),
-        breaks=f"{SLEEP}: the slot for adapters is made with the weights",
-    ),
-    Row(
-        "vllm.distributed.weight_transfer.ipc_engine:IPCWeightTransferEngine",
-        has=("_packed_importer", "model", "start_weight_update", "finish_weight_update"),
-        breaks="adapters over ipc (rlmath/weights/transports/adapter_cuda.py)",
-    ),
-    Row(
-        "vllm.distributed.weight_transfer.nccl_engine:NCCLWeightTransferEngine",
-        has=("model", "start_weight_update", "finish_weight_update"),
-        breaks="adapters over nccl (rlmath/weights/transports/adapter_cuda.py)",
-    ),
-    Row(
-        "vllm.lora.punica_wrapper.punica_cpu:PunicaWrapperCPU",
-        has=("no_lora", "batch_size", "_lora_indices_per_batch", "add_lora_linear"),
-        breaks=CPU_PRODUCTS,
-    ),
-    Row(
-        "vllm.lora.punica_wrapper.punica_cpu:PunicaWrapperCPU.add_lora_linear",
-        takes=("y", "x", "lora_a_stacked", "lora_b_stacked", "scale", "output_slices"),
-        breaks=CPU_PRODUCTS,
-    ),
-    Row("vllm.platforms.cpu:CpuPlatform.get_punica_wrapper", CPU_PRODUCTS),
-    Row(
-        "vllm.lora.ops.triton_ops.lora_shrink_op:_lora_shrink",
-        says=("assert inputs.dtype in [torch.float16, torch.bfloat16]",),
-        breaks="the check that refuses float32 on CUDA (rlmath/checks/lora.py) can go",
-    ),
-]
-
-
-@parametrized(ROWS)
-def test_vllm_has_what_is_relied_on(row):
-    check(row)
 
 
 def test_the_ranks_are_those_of_vllm():
