@@ -5,8 +5,6 @@ usage: python -m tests.cuda_wheels.engine_program JSON
 JSON: a list of fields of ``EngineSpec``, one object for each engine.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Makes this process believe that it has H100s. For a separate process: nothing is undone."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any
@@ -24,7 +22,7 @@ class H100:
 
 def forge_gpus() -> None:
     """Let ``torch.cuda`` answer for eight H100s."""
-    cuda: Any = torch.cuda
+    cuda = torch.cuda
     cuda.is_available = lambda: True
     cuda.is_initialized = lambda: False
     cuda.device_count = lambda: GPUS
@@ -81,7 +79,7 @@ def forge_meta_device() -> None:
             return func(*args, **kwargs)
 
     CudaIsMeta().__enter__()
-    cuda: Any = torch.cuda
+    cuda = torch.cuda
     state = torch.get_rng_state()
     cuda.is_initialized = lambda: True
     cuda.Stream = cuda.Event = _Nothing
@@ -92,7 +90,7 @@ def forge_meta_device() -> None:
     cuda.get_rng_state, cuda.set_rng_state = lambda *_, **__: state, lambda *_, **__: None
     import megatron.core.tensor_parallel.random as random
 
-    replaced: Any = random
+    replaced = random
     replaced._get_cuda_rng_state = lambda *_, **__: state
     replaced._set_cuda_rng_state = lambda *_, **__: None
     replaced.CudaRNGStatesTracker.fork = lambda self, *_, **__: _nothing()

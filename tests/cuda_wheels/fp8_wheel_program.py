@@ -7,8 +7,6 @@ usage: python -m tests.cuda_wheels.fp8_wheel_program context RECIPE RECOMPUTE
 JSON: shapes by name.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -30,7 +28,7 @@ def quantizers(recipe: str) -> dict[str, Any]:
     from transformer_engine.pytorch.tensor.float8_tensor import Float8CurrentScalingQuantizer
     from transformer_engine.pytorch.tensor.mxfp8_tensor import MXFP8Quantizer
 
-    e4m3: Any = tex.DType.kFloat8E4M3
+    e4m3 = tex.DType.kFloat8E4M3
     both: dict[str, Any] = {"rowwise": True, "columnwise": True}
     if recipe == "blockwise":
         return {
@@ -78,7 +76,7 @@ def context(recipe: str, recompute: str) -> dict[str, Any]:
     # SwiGLU is compiled on a GPU.
     os.environ["TORCHDYNAMO_DISABLE"] = "1"
     torch._dynamo.config.disable = True
-    torch.nn.Module.cuda = lambda self, *_, **__: self  # type: ignore[method-assign, assignment]
+    torch.nn.Module.cuda = lambda self, *_, **__: self
     dist.init_process_group("fake", rank=0, world_size=4, store=FakeStore())
     layout = Layout(2, 1, 2)
     from megatron.core import parallel_state, tensor_parallel
@@ -98,7 +96,7 @@ def _passes(layout: Any, recipe: str, recompute: str) -> dict[str, Any]:
     from rlmath.model.published import KNOWN
     from rlmath.model.spec import model_spec
 
-    Platform.torch_device = property(lambda _: META)  # type: ignore[assignment]
+    Platform.torch_device = property(lambda _: META)
     config = dict(KNOWN["Qwen2.5-1.5B"], num_hidden_layers=2)
     settings = ModelSettings(
         torch.bfloat16,
@@ -107,7 +105,7 @@ def _passes(layout: Any, recipe: str, recompute: str) -> dict[str, Any]:
         fp8=Fp8Training("hybrid", recipe),
     )
     platform = Platform("cuda", "nccl", "transformer_engine")
-    model: Any = build_model(model_spec(config), layout, platform, settings, TOKENS)
+    model = build_model(model_spec(config), layout, platform, settings, TOKENS)
     seen = _watch()
     prepare_for_fp8([model])
     ends = torch.zeros(3, dtype=torch.int32, device=META)
@@ -163,7 +161,7 @@ def _watch() -> list[tuple[Any, ...]]:
     recomputation._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
     te.DotProductAttention.forward = lambda self, q, *_, **__: q.flatten(-2)
     te.RMSNorm.forward = lambda self, x: x
-    attention.apply_rotary_pos_emb = lambda t, *_, **__: t  # type: ignore[assignment]
+    attention.apply_rotary_pos_emb = lambda t, *_, **__: t
     return seen
 
 

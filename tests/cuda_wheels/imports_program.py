@@ -3,8 +3,6 @@
 usage: python -m tests.cuda_wheels.imports_program project|vllm|training
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import pkgutil

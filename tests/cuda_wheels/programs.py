@@ -1,7 +1,5 @@
 """Runs a program of this folder in a separate process and reads the JSON that it prints last."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

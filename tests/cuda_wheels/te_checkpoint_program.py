@@ -9,8 +9,6 @@ CASE: JSON with ``lora`` and ``layout``.
 ``export`` reads the checkpoint with Megatron's own layers, as a machine without a GPU does.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 import sys
@@ -70,7 +68,7 @@ def train_rank(
     initialize(layout, platform, rank=rank, address="127.0.0.1", port=port, seed=0)
     forge_gpus()
     # Where Megatron tells Transformer Engine to put parameters.
-    device: Any = torch.device("cpu")
+    device = torch.device("cpu")
     torch.cuda.current_device = lambda: device
     settings = ActorSettings(
         model_path=model,

@@ -6,8 +6,6 @@ usage: python -m tests.cuda_wheels.te_program layers
 JSON: a list of jobs, see ``test_te_models.py``.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from typing import Any
@@ -74,7 +72,7 @@ def _built(job: dict[str, Any]) -> dict[str, Any]:
         create_gloo_process_groups=False,
     )
     tensor_parallel.model_parallel_cuda_manual_seed(1)
-    Platform.torch_device = property(lambda self: META)  # type: ignore[assignment]
+    Platform.torch_device = property(lambda self: META)
     settings = ModelSettings(
         torch.bfloat16,
         sequence_parallel=job["sequence_parallel"],

@@ -1,11 +1,8 @@
 """Every module that a run on GPUs loads can be imported with the CUDA wheels."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -13,13 +10,13 @@ from tests.cuda_wheels.programs import answer_of
 
 
 @pytest.mark.parametrize(("which", "at_least"), [("project", 280), ("vllm", 40), ("training", 40)])
-def test_modules_import(which: str, at_least: int) -> None:
+def test_modules_import(which, at_least):
     answer = answer_of("imports_program", which)
     assert answer["failed"] == {}
     assert answer["modules"] >= at_least
 
 
-def test_transformer_engine_takes_cudnn_from_the_packages(tmp_path: Path) -> None:
+def test_transformer_engine_takes_cudnn_from_the_packages(tmp_path):
     """Its loader would take the toolkit's, which here is no library at all."""
     toolkit = tmp_path / "lib64"
     toolkit.mkdir()
@@ -44,7 +41,7 @@ def test_transformer_engine_takes_cudnn_from_the_packages(tmp_path: Path) -> Non
     assert len(libraries.split()) == 1 and "/nvidia/cudnn/" in libraries
 
 
-def test_an_engine_that_prepares_leaves_the_gpu_alone() -> None:
+def test_an_engine_that_prepares_leaves_the_gpu_alone():
     """It does so while the ranks settle on that GPU, whose memory vLLM then measures."""
     program = (
         "from tests.cuda_wheels.forged import forge_gpus, forge_vllm\n"

@@ -4,10 +4,7 @@ Kernels of Transformer Engine take no meta tensors, so what its layers keep in a
 counted here; ``tests/dryrun`` counts whole steps with Megatron's own layers.
 """
 
-from __future__ import annotations
-
 import json
-from typing import Any
 
 import pytest
 
@@ -20,7 +17,7 @@ from tests.cuda_wheels.test_te_models import PRESETS, jobs_of
 
 
 @pytest.fixture(scope="module")
-def built() -> list[tuple[str, dict[str, Any], int]]:
+def built():
     """Preset, job and parameters of each rank."""
     jobs = [(name, job) for name, overrides in PRESETS.items() for job in jobs_of(overrides)]
     answers = answer_of("te_program", "models", json.dumps([job for _, job in jobs]))
@@ -30,7 +27,7 @@ def built() -> list[tuple[str, dict[str, Any], int]]:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_rank_holds_the_parameters_of_the_plan(built: Any, name: str) -> None:
+def test_a_rank_holds_the_parameters_of_the_plan(built, name):
     found = [(job, parameters) for preset, job, parameters in built if preset == name]
     assert found
     for job, parameters in found:

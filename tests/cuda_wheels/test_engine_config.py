@@ -1,9 +1,6 @@
 """What the project's engine set-up becomes in vLLM on H100s."""
 
-from __future__ import annotations
-
 import json
-from typing import Any
 
 import pytest
 
@@ -23,7 +20,7 @@ SAMPLING = {
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int, str], Any]:
+def answers(tmp_path_factory):
     """By model, tensor-parallel size and transport; from one process."""
     specs = {}
     for model in MODELS:
@@ -48,9 +45,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int, st
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize(("width", "executor"), [(1, "UniProcExecutor"), (2, "MultiprocExecutor")])
-def test_engine_configuration(
-    answers: dict[Any, Any], model: str, width: int, executor: str
-) -> None:
+def test_engine_configuration(answers, model, width, executor):
     found = answers[model, width, "ipc"]
     assert found["executor"] == executor
     assert found["tensor_parallel"] == width
@@ -66,7 +61,7 @@ def test_engine_configuration(
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_transport_between_gpus(answers: dict[Any, Any], model: str) -> None:
+def test_transport_between_gpus(answers, model):
     found = answers[model, 1, "nccl"]
     assert found["transfer"] == "nccl_shares"
     assert found["sleeps"] is False

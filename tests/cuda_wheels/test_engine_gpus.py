@@ -1,11 +1,7 @@
 """Which GPUs, step sizes and schedules vLLM makes of the engines of a node, and with batch
 invariance."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -23,8 +19,8 @@ ENGINES = {
 
 
 @pytest.fixture(scope="module")
-def specs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    folder: Path = tmp_path_factory.mktemp("model")
+def specs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
     sizes = {"rms_norm_eps": 1e-6, "rope_theta": 1e6, "hidden_act": "silu", "dtype": "bfloat16"}
     config = {**sizes, **KNOWN[MODEL], "model_type": "qwen2"}
     (folder / "config.json").write_text(json.dumps(config))
@@ -42,7 +38,7 @@ def specs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def found(specs: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def found(specs):
     """On a node that leaves its last four GPUs to the run."""
     answers = answer_of(
         "engine_program", json.dumps(list(specs.values())), CUDA_VISIBLE_DEVICES="4,5,6,7"
@@ -50,13 +46,13 @@ def found(specs: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return dict(zip(specs, answers, strict=True))
 
 
-def test_engines_take_the_gpus_that_they_were_given(found: dict[str, dict[str, Any]]) -> None:
+def test_engines_take_the_gpus_that_they_were_given(found):
     assert (found["narrow"]["executor"], found["narrow"]["device_ids"]) == ("UniProcExecutor", [5])
     assert (found["wide"]["executor"], found["wide"]["device_ids"]) == ("MultiprocExecutor", [7, 4])
 
 
 @pytest.mark.parametrize("name", ["narrow", "wide"])
-def test_steps_are_large_and_scheduled_ahead(found: dict[str, dict[str, Any]], name: str) -> None:
+def test_steps_are_large_and_scheduled_ahead(found, name):
     assert found[name]["batched_tokens"] == EngineSpec.max_batched_tokens == 16384
     assert found[name]["async_scheduling"] is True
     assert found[name]["scheduler"] == "AsyncScheduler"
@@ -67,15 +63,13 @@ def test_steps_are_large_and_scheduled_ahead(found: dict[str, dict[str, Any]], n
     assert found[name]["second_model_runner"] is True
 
 
-def test_an_engine_that_starts_again_gets_the_cache_that_was_measured(
-    found: dict[str, dict[str, Any]],
-) -> None:
+def test_an_engine_that_starts_again_gets_the_cache_that_was_measured(found):
     assert found["again"]["kv_cache_bytes"] == 7 * 2**30
     assert found["again"]["async_scheduling"] is False
     assert found["again"]["scheduler"] == "Scheduler"
 
 
-def test_vllm_configures_batch_invariant_engines(specs: dict[str, dict[str, Any]]) -> None:
+def test_vllm_configures_batch_invariant_engines(specs):
     answers = answer_of(
         "engine_program", json.dumps([specs["narrow"], specs["wide"]]), VLLM_BATCH_INVARIANT="1"
     )

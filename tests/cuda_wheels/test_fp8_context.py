@@ -4,10 +4,7 @@ stage, parameters that stay, and the bytes of its tensors beside the plan's.
 Products and quantization take a GPU, and nothing here runs them.
 """
 
-from __future__ import annotations
-
 import json
-from typing import Any
 
 import pytest
 
@@ -16,7 +13,7 @@ from rlmath.commands.plan.fp8 import ACTIVATION_BYTES, WEIGHT_BYTES, weight_copy
 from rlmath.model.fp8_training import Fp8Training, rank_matrices
 from rlmath.model.parallel import Layout
 from rlmath.model.published import KNOWN
-from rlmath.model.spec import ModelSpec, model_spec
+from rlmath.model.spec import model_spec
 from tests.cuda_wheels.fp8_wheel_program import TOKENS
 from tests.cuda_wheels.programs import answer_of
 
@@ -31,7 +28,7 @@ MOST_ERROR = 0.01
 RECIPES = {"blockwise": "Float8BlockScaling", "tensorwise": "Float8CurrentScaling"}
 
 
-def _matrices(name: str) -> tuple[ModelSpec, list[tuple[str, list[int], int]]]:
+def _matrices(name):
     """A model, and each matrix of a layer of a rank with how many there are."""
     spec = model_spec(KNOWN[name])
     found = rank_matrices(spec, MODELS[name], bool(spec.moe_layers))
@@ -39,14 +36,14 @@ def _matrices(name: str) -> tuple[ModelSpec, list[tuple[str, list[int], int]]]:
 
 
 @pytest.fixture(scope="module")
-def made() -> Any:
+def made():
     shapes = {key: shape for name in MODELS for key, shape, _ in _matrices(name)[1]}
     return answer_of("fp8_wheel_program", "bytes", json.dumps(shapes | INPUTS))
 
 
 @pytest.mark.parametrize("recipe", WEIGHT_BYTES)
 @pytest.mark.parametrize("name", MODELS)
-def test_copies_of_weights_take_what_the_plan_says(made: Any, name: str, recipe: str) -> None:
+def test_copies_of_weights_take_what_the_plan_says(made, name, recipe):
     spec, matrices = _matrices(name)
     layer = {
         part: sum(count * made[recipe][key][part] for key, _, count in matrices)
@@ -60,7 +57,7 @@ def test_copies_of_weights_take_what_the_plan_says(made: Any, name: str, recipe:
 
 @pytest.mark.parametrize("recipe", ACTIVATION_BYTES)
 @pytest.mark.parametrize("name", INPUTS)
-def test_a_kept_input_takes_what_the_plan_says(made: Any, name: str, recipe: str) -> None:
+def test_a_kept_input_takes_what_the_plan_says(made, name, recipe):
     tokens, width = INPUTS[name]
     planned = ACTIVATION_BYTES[recipe] * tokens * width
     assert made[recipe][name]["columns"] == pytest.approx(planned, rel=MOST_ERROR)
@@ -68,7 +65,7 @@ def test_a_kept_input_takes_what_the_plan_says(made: Any, name: str, recipe: str
 
 @pytest.mark.parametrize("recompute", ["none", "full"])
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_layers_are_in_transformer_engines_context(recipe: str, recompute: str) -> None:
+def test_layers_are_in_transformer_engines_context(recipe, recompute):
     found = answer_of("fp8_wheel_program", "context", recipe, recompute)
     assert found["dtypes"] == ["torch.bfloat16"]
     for passed in ("training", "log-probs"):

@@ -3,8 +3,6 @@
 ``tests/contracts/te_stand_in_fp8.py`` copies these rules for the plain suite.
 """
 
-from __future__ import annotations
-
 import ast
 
 import pytest
@@ -79,12 +77,12 @@ ROWS = [
 
 
 @parametrized(ROWS)
-def test_transformer_engine(row: Row) -> None:
+def test_transformer_engine(row):
     check(row)
 
 
 @pytest.mark.parametrize("module", ["linear", "layernorm_linear", "grouped_linear"])
-def test_a_first_micro_batch_overwrites_and_others_use_the_copy_that_there_is(module: str) -> None:
+def test_a_first_micro_batch_overwrites_and_others_use_the_copy_that_there_is(module):
     """Why nobody says that a micro-batch is a first one."""
     text = source(f"module/{module}")
     assert "ctx.fuse_wgrad_accumulation and not ctx.is_first_microbatch" in text
@@ -92,7 +90,7 @@ def test_a_first_micro_batch_overwrites_and_others_use_the_copy_that_there_is(mo
     assert "None if is_first_microbatch is None else" in text
 
 
-def test_a_blockwise_copy_without_its_transpose_would_be_kept() -> None:
+def test_a_blockwise_copy_without_its_transpose_would_be_kept():
     """A pass without gradients leaves one; per tensor and MXFP8 it is made again."""
     found = function("module/base", "TransformerEngineBaseModule", "get_weight_workspace")
     text = ast.unparse(found)
@@ -107,12 +105,12 @@ def test_a_blockwise_copy_without_its_transpose_would_be_kept() -> None:
     assert "self._create_columnwise()" in ast.unparse(usage)
 
 
-def test_recomputation_is_in_the_context_of_the_forward_pass() -> None:
+def test_recomputation_is_in_the_context_of_the_forward_pass():
     text = ast.unparse(function("distributed", "_CheckpointFunction", "backward"))
     assert "autocast(enabled=ctx.fp8, recipe=ctx.fp8_recipe)" in text
 
 
-def test_a_frozen_matrix_keeps_no_input() -> None:
+def test_a_frozen_matrix_keeps_no_input():
     text = ast.unparse(function("module/linear", "_Linear", "forward"))
     assert "backward_needs_input = is_grad_enabled and weight.requires_grad" in text
     assert "saved_inputmat = inputmat" in text and "inputmat = inp" in text

@@ -1,7 +1,5 @@
 """The environment is the lock, and the lock is complete."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import sys
 
@@ -11,19 +9,19 @@ import torch
 from tests.unit.locks import PYTHONS, installed, needed, read_lock, unmet
 
 
-def test_it_is_the_cuda_build() -> None:
+def test_it_is_the_cuda_build():
     assert torch.version.cuda is not None
     assert importlib.metadata.version("vllm").count("cpu") == 0
 
 
-def test_every_locked_package_is_installed_in_its_version() -> None:
+def test_every_locked_package_is_installed_in_its_version():
     here = f"{sys.version_info.major}.{sys.version_info.minor}"
     lock = read_lock("cuda", here)
     assert {n: p.version for n, p in installed(lock).items()} == lock.versions
 
 
 @pytest.mark.parametrize("python", PYTHONS)
-def test_what_packages_ask_for_is_locked_or_left_out(python: str) -> None:
+def test_what_packages_ask_for_is_locked_or_left_out(python):
     lock = read_lock("cuda", python)
     packages = installed(lock)
     asked = list(needed(packages, python))

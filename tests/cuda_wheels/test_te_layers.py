@@ -4,8 +4,6 @@ What the extension of Megatron builds of its stand-in is asserted in the plain s
 (``tests/contracts/test_transformer_engine.py``); here the same is asserted of the real one.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import json
@@ -13,7 +11,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,7 +18,7 @@ from rlmath.utils import transformer_engine as te_install
 from tests.contracts.te_expected import MODULES, check
 
 
-def run(*arguments: str) -> str:
+def run(*arguments):
     """The last line that Python prints."""
     done = subprocess.run(
         [sys.executable, "-W", "ignore", *arguments],
@@ -36,23 +33,23 @@ def run(*arguments: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def built() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(run("-m", "tests.contracts.te_layers_program", "installed"))
+def built():
+    found = json.loads(run("-m", "tests.contracts.te_layers_program", "installed"))
     return found
 
 
-def test_it_is_installed_completely() -> None:
+def test_it_is_installed_completely():
     assert te_install.missing_part() is None
     program = "from rlmath.utils import transformer_engine as t; print(t.import_error())"
     assert run("-c", program) == "None"
 
 
 @pytest.mark.parametrize("case", MODULES)
-def test_megatron_builds_its_layers(built: dict[str, Any], case: str) -> None:
+def test_megatron_builds_its_layers(built, case):
     check(case, built[case], marks=False)
 
 
-def test_batch_invariance_without_flash_attention_is_refused() -> None:
+def test_batch_invariance_without_flash_attention_is_refused():
     """The lock has no flash-attn: compiling it takes hours, and nothing else would use it."""
     program = (
         "from rlmath.device.batch_invariant import enable_batch_invariance\n"
@@ -65,16 +62,16 @@ def test_batch_invariance_without_flash_attention_is_refused() -> None:
     assert "precision.batch_invariant=true" in said and said.endswith("False")
 
 
-def source(module: str) -> str:
+def source(module):
     """Without importing it."""
     spec = importlib.util.find_spec("transformer_engine")
     assert spec is not None and spec.origin is not None
     return (Path(spec.origin).parent / "pytorch" / f"{module}.py").read_text()
 
 
-def function(module: str, owner: str, name: str) -> ast.FunctionDef:
+def function(module, owner, name):
     """A function of a module (``owner`` empty) or a method of one of its classes."""
-    tree: ast.AST = ast.parse(source(module))
+    tree = ast.parse(source(module))
     if owner:
         tree = next(n for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and n.name == owner)
     return next(n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name == name)
@@ -88,7 +85,7 @@ def function(module: str, owner: str, name: str) -> ast.FunctionDef:
         ("module/grouped_linear", "GroupedLinear"),
     ],
 )
-def test_the_forward_pass_reads_whether_gradients_are_fused(module: str, layer: str) -> None:
+def test_the_forward_pass_reads_whether_gradients_are_fused(module, layer):
     """``accumulate_into_main_grads`` sets the attribute after the layer was made."""
     forward = ast.unparse(function(module, layer, "forward"))
     assert "self.fuse_wgrad_accumulation" in forward
@@ -98,13 +95,13 @@ def test_the_forward_pass_reads_whether_gradients_are_fused(module: str, layer: 
     assert "ctx.fuse_wgrad_accumulation and not ctx.is_first_microbatch" in text
 
 
-def test_norms_tell_megatron_that_their_gradients_are_partial() -> None:
+def test_norms_tell_megatron_that_their_gradients_are_partial():
     """Under sequence parallelism; lost on meta tensors, so read here."""
     text = ast.unparse(function("module/rmsnorm", "RMSNorm", "reset_parameters"))
     assert "self.weight.sequence_parallel = self.sequence_parallel" in text
 
 
-def test_attention_does_not_wait_for_the_gpu() -> None:
+def test_attention_does_not_wait_for_the_gpu():
     """Lengths that only stand in tensors would be fetched from the GPU in every layer."""
     text = ast.unparse(
         function(
@@ -117,7 +114,7 @@ def test_attention_does_not_wait_for_the_gpu() -> None:
     assert "if max_seqlen_q is None" in text
 
 
-def test_what_batch_invariance_relies_on() -> None:
+def test_what_batch_invariance_relies_on():
     arguments = [a.arg for a in function("cpp_extensions/gemm", "", "general_gemm").args.args]
     assert arguments[:3] == ["A", "B", "out_dtype"]
     assert {"accumulate", "layout", "out", "bias", "grad", "ub", "ub_type"} <= set(arguments)
@@ -138,11 +135,11 @@ def test_what_batch_invariance_relies_on() -> None:
     assert "def rmsnorm" not in source("module/layernorm")
 
 
-def test_adam_is_fused() -> None:
+def test_adam_is_fused():
     assert "class FusedAdam" in source("optimizers/fused_adam")
 
 
-def test_attention_says_which_backend_it_took() -> None:
+def test_attention_says_which_backend_it_took():
     """``rlmath selfcheck gpu`` reports it."""
     text = source("attention/dot_product_attention/dot_product_attention")
     assert "\n_attention_backends = {" in text

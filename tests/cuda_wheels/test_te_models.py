@@ -1,10 +1,7 @@
 """The models of every GPU preset, with Transformer Engine's layers, as the actor builds them."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
-from typing import Any
 
 import pytest
 
@@ -31,7 +28,7 @@ PRESETS = {
 }
 
 
-def jobs_of(overrides: tuple[str, ...]) -> list[dict[str, Any]]:
+def jobs_of(overrides):
     """The first rank of the first and of the last stage."""
     config = load([*overrides, "runner.run_dir=runs/none", "data.train_paths=[x]"])
     layout = resolve_layout(config, Device.cuda).actor
@@ -55,18 +52,18 @@ def jobs_of(overrides: tuple[str, ...]) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def built() -> dict[str, list[tuple[dict[str, Any], dict[str, Any]]]]:
+def built():
     """What each preset's ranks build, beside the job; from one process."""
     jobs = [(name, job) for name, overrides in PRESETS.items() for job in jobs_of(overrides)]
     answers = answer_of("te_program", "models", json.dumps([job for _, job in jobs]))
-    found: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {name: [] for name in PRESETS}
+    found = {name: [] for name in PRESETS}
     for (name, job), answer in zip(jobs, answers, strict=True):
         found[name].append((job, answer))
     return found
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_the_actor_builds_transformer_engines_layers(built: Any, name: str) -> None:
+def test_the_actor_builds_transformer_engines_layers(built, name):
     for job, answer in built[name]:
         layers = job["config"]["num_hidden_layers"] // job["layout"]["pipeline_parallel"]
         moe = "num_experts" in job["config"]
@@ -90,7 +87,7 @@ def test_the_actor_builds_transformer_engines_layers(built: Any, name: str) -> N
         assert answer["softmax"] == ("rlmath.actor.softmax_triton" if last else None)
 
 
-def test_the_ranks_hold_the_whole_model(built: Any) -> None:
+def test_the_ranks_hold_the_whole_model(built):
     """Parameters of one rank of each stage, times the ranks that share them."""
     ((job, rank),) = built["qwen2.5-7b-grpo-megatron"]
     whole = rank["parameters"] * job["layout"]["tensor_parallel"]
@@ -100,7 +97,7 @@ def test_the_ranks_hold_the_whole_model(built: Any) -> None:
     assert (first + last) * staged["tensor_parallel"] == pytest.approx(whole, rel=0.001)
 
 
-def test_layers_on_their_own() -> None:
+def test_layers_on_their_own():
     assert answer_of("te_program", "layers") == {
         "Linear": 64 * 64,
         "LayerNormLinear": 64 * 128 + 64,

@@ -1,7 +1,5 @@
 """What Megatron and the project use of Transformer Engine is in the installed version."""
 
-from __future__ import annotations
-
 import ast
 
 import pytest
@@ -38,7 +36,7 @@ OPTIONAL = {
 }
 
 
-def _names() -> list[tuple[str, str, str]]:
+def _names():
     found = []
     for user in USERS:
         tree = contract.tree_of(user)
@@ -56,18 +54,18 @@ NAMES = _names()
 
 
 @pytest.mark.parametrize(("user", "module", "name"), NAMES)
-def test_what_megatron_imports_is_there(user: str, module: str, name: str) -> None:
+def test_what_megatron_imports_is_there(user, module, name):
     assert contract.reachable(module, name) == ((module, name) not in OPTIONAL)
 
 
-def test_what_the_project_imports_is_there() -> None:
+def test_what_the_project_imports_is_there():
     names = imported_names(("transformer_engine",))
     assert names
     for module, name in names:
         assert contract.reachable(module, name), (module, name, names[module, name])
 
 
-def test_megatron_takes_transformer_engines_kernels() -> None:
+def test_megatron_takes_transformer_engines_kernels():
     """Not its own, slower ones, which it falls back to without a word."""
     from megatron.core.models.common.embeddings import rope_utils
     from megatron.core.optimizer import clip_grads
@@ -126,5 +124,5 @@ ROWS = [
 
 
 @parametrized(ROWS)
-def test_transformer_engine(row: Row) -> None:
+def test_transformer_engine(row):
     check(row)

@@ -246,7 +246,6 @@ def test_a_token_far_from_the_old_policy_is_named_on_all_ranks_and_the_rest_trai
     ranks, tiny_model
 ):
     batch = with_log_probs(make_batch())
-    assert batch.old_log_probs is not None
     old, rows = batch.old_log_probs.clone(), batch.loss_mask.nonzero().flatten()
     near, far = int(rows[3]), int(rows[-2])
     old[near] -= 25.0

@@ -43,7 +43,6 @@ class Node:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         )
-        assert self.process.stdout is not None
         self.is_up = self.process.stdout.readline() == b"up\n"
 
     def enter(self, *command):

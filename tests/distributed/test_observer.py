@@ -17,7 +17,6 @@ UPDATE = StepPlan(objective=ObjectiveSettings(loss="reinforce"), minibatches=2)
 
 def other_batch(batch):
     """The same sequences with other advantages, which alone differ."""
-    assert batch.advantages is not None
     return dataclasses.replace(batch, advantages=batch.advantages.flip(0))
 
 

@@ -145,7 +145,6 @@ class Run:
 
 def far(step):
     """Mean |difference| of log-probs between the old pass and the update's first pass."""
-    assert step.old is not None and step.first is not None
     count = len(step.first.log_probs)
     return float((step.old.log_probs[:count] - step.first.log_probs).abs().mean())
 

@@ -1,9 +1,7 @@
 """Ranks of GPU layouts, counted once for all tests, in separate processes."""
 
-from __future__ import annotations
-
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -14,16 +12,16 @@ Count = Callable[[list[Job]], list[RankCount]]
 
 
 @pytest.fixture(scope="session")
-def count_ranks() -> Iterator[Count]:
+def count_ranks():
     """Counts jobs, each of which once: presets that are alike differ in their names alone."""
-    known: dict[str, RankCount] = {}
+    known = {}
 
-    def key(job: Job) -> str:
+    def key(job):
         return repr(dataclasses.replace(job, name=""))
 
     with Pool(2) as pool:
 
-        def count(jobs: list[Job]) -> list[RankCount]:
+        def count(jobs):
             new = list({key(job): job for job in jobs if key(job) not in known}.values())
             known.update({key(one.job): one for one in pool.count(new)})
             return [dataclasses.replace(known[key(job)], job=job) for job in jobs]

@@ -4,12 +4,9 @@ What is counted has Megatron's own layers; ``benchmarks/dry_run`` says what
 a count proves.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from types import SimpleNamespace
-from typing import Any
 from unittest import mock
 
 import pytest
@@ -17,16 +14,15 @@ import torch
 
 from benchmarks.dry_run.compare import rows
 from benchmarks.dry_run.jobs import PHASES
-from benchmarks.dry_run.presets import Case, gpu_models, layout_cases, preset_cases
+from benchmarks.dry_run.presets import gpu_models, layout_cases, preset_cases
 from benchmarks.dry_run.rank import rank_of_largest_piece
-from tests.dryrun.conftest import Count
 
 # Of a model whose presets the plain command counts with some of their layers.
 FEW_LAYERS = 8
 COUNTED_WHOLE = ("qwen2.5-1.5b-grpo-megatron (128 GPUs)",)
 
 
-def with_few_layers(case: Case) -> Case:
+def with_few_layers(case):
     """Memory is linear in layers, as the one that is counted whole shows."""
     if case.layers is not None or case.name in COUNTED_WHOLE:
         return case
@@ -63,16 +59,16 @@ LONG = {
 }
 
 
-def marked(case: Case) -> object:
+def marked(case):
     return pytest.param(case, marks=[pytest.mark.long] * (case.name in LONG), id=case.name)
 
 
-def test_what_is_long_exists() -> None:
+def test_what_is_long_exists():
     assert {case.name for case in CASES} >= LONG
 
 
 @pytest.mark.parametrize("case", map(marked, CASES))
-def test_the_plan_is_within_a_tenth_of_the_count(case: Case, count_ranks: Count) -> None:
+def test_the_plan_is_within_a_tenth_of_the_count(case, count_ranks):
     """Each phase of a rank of each stage; a failure shows both sides term by term."""
     counts = count_ranks(case.jobs())
     found = [row for count in counts for row in rows(count)]
@@ -81,7 +77,7 @@ def test_the_plan_is_within_a_tenth_of_the_count(case: Case, count_ranks: Count)
     assert not wrong, "\n\n".join(wrong)
 
 
-def test_every_layer_of_an_moe_adds_the_same(count_ranks: Count) -> None:
+def test_every_layer_of_an_moe_adds_the_same(count_ranks):
     """Presets of an MoE are counted with a few of their layers, which holds only if all are alike.
 
     The plan is linear too, so that both agree for any number of layers if they agree for these.
@@ -102,7 +98,7 @@ def test_every_layer_of_an_moe_adds_the_same(count_ranks: Count) -> None:
         assert planned[1] - planned[0] == pytest.approx(layer, rel=MOST_ERROR), phase
 
 
-def test_routes_take_no_memory_of_the_gpu(count_ranks: Count) -> None:
+def test_routes_take_no_memory_of_the_gpu(count_ranks):
     """They are in host memory, whose bytes tests/distributed/test_routing_replay.py counts."""
     (case,) = (case for case in layout_cases() if case.name == "30B EP 4")
     (plain,) = dataclasses.replace(case, layers=2, phases=("update",)).jobs()
@@ -111,10 +107,10 @@ def test_routes_take_no_memory_of_the_gpu(count_ranks: Count) -> None:
     assert held.gpu_bytes == pytest.approx(without.gpu_bytes, rel=0.01)
 
 
-def test_the_copy_with_the_largest_piece_is_counted() -> None:
+def test_the_copy_with_the_largest_piece_is_counted():
     """Of ten elements in two shares of a bucket: 3 + 7 gives the second five, 7 + 3 the first."""
 
-    def buffer(*sizes: int) -> Any:
+    def buffer(*sizes):
         ends = list(itertools.accumulate(sizes))
         places = {
             n: (end - size, end, 0) for n, (size, end) in enumerate(zip(sizes, ends, strict=True))
@@ -131,7 +127,7 @@ def test_the_copy_with_the_largest_piece_is_counted() -> None:
     assert rank_of_largest_piece([], 6) == 6
 
 
-def test_every_gpu_preset_is_counted_whole() -> None:
+def test_every_gpu_preset_is_counted_whole():
     """All phases of every model, and the layouts from 8 to 1,024 GPUs."""
     whole = {case.overrides[0] for case in preset_cases() if case.phases == PHASES}
     assert whole >= {f"model={name}" for name in gpu_models()}
@@ -145,7 +141,7 @@ def test_every_gpu_preset_is_counted_whole() -> None:
     assert {job.layout.expert_parallel for job in layouts} >= {1, 4, 8}
 
 
-def test_micro_batches_in_flight_are_those_of_1f1b(count_ranks: Count) -> None:
+def test_micro_batches_in_flight_are_those_of_1f1b(count_ranks):
     """A stage holds as many as there are stages from it to the last, and no more than there are."""
     (case,) = (case for case in layout_cases() if case.name == "7B PP 4")
     jobs = case.jobs()
@@ -155,7 +151,7 @@ def test_micro_batches_in_flight_are_those_of_1f1b(count_ranks: Count) -> None:
     assert {c.job.stage: c.in_flight for c in count_ranks(few)} == {0: 2, 1: 2, 3: 1}
 
 
-def test_a_micro_batch_leaves_nothing_behind(count_ranks: Count) -> None:
+def test_a_micro_batch_leaves_nothing_behind(count_ranks):
     """Three micro-batches peak as high as one, without pipeline stages."""
     (case,) = (case for case in layout_cases() if case.name == "1.5B TP 1")
     (job,) = case.jobs()
@@ -164,7 +160,7 @@ def test_a_micro_batch_leaves_nothing_behind(count_ranks: Count) -> None:
     assert three.phases["update"].gpu_bytes == pytest.approx(one.phases["update"].gpu_bytes, 0.01)
 
 
-def test_an_moe_keeps_nothing_of_an_update(count_ranks: Count) -> None:
+def test_an_moe_keeps_nothing_of_an_update(count_ranks):
     """Megatron's dispatchers would keep each recomputed layer's input and its gradient."""
     (case,) = (case for case in preset_cases() if case.name == "qwen3_30b_a3b (16 GPUs)")
     (count,) = count_ranks(case.jobs())
@@ -173,7 +169,7 @@ def test_an_moe_keeps_nothing_of_an_update(count_ranks: Count) -> None:
     assert abs(found["checkpoint"].error) < 0.01, found["checkpoint"].describe()
 
 
-def test_tied_embeddings_are_held_once_on_one_stage(count_ranks: Count) -> None:
+def test_tied_embeddings_are_held_once_on_one_stage(count_ranks):
     """And twice where first and last stage differ; a rank's parameters are those of the plan."""
     cases = {case.name: case for case in CASES}
     untied, tied = (

@@ -1,7 +1,3 @@
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from tests.e2e import golden_curve
@@ -9,7 +5,7 @@ from tests.e2e.runs import python, rlmath
 
 
 @pytest.fixture(scope="session")
-def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def material(tmp_path_factory):
     """A random tiny model (``model/``) and arithmetic problems (``data/``)."""
     folder = tmp_path_factory.mktemp("material")
     made = python("-m", "rlmath.quickstart.make", str(folder))
@@ -18,7 +14,7 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def learned(material: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def learned(material, tmp_path_factory):
     """The folder of the golden curve's run, which learns: its model and last checkpoint."""
     run_dir = tmp_path_factory.mktemp("learned")
     run = rlmath("train", *golden_curve.settings(material, run_dir))

@@ -1,7 +1,5 @@
 """A reward that a random model learns within thirty steps."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

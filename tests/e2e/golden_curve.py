@@ -4,8 +4,6 @@ A change of numerics shows as a difference of that file. After an intended one, 
 commit it with the reason: ``python -m tests.e2e.golden_curve``.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import math

@@ -1,7 +1,5 @@
 """Nodes on one machine: network namespaces on one bridge, each with its own address."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

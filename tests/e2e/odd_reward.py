@@ -1,7 +1,5 @@
 """A reward that a random model gets right now and then, for runs of a few steps."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

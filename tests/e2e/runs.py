@@ -1,7 +1,5 @@
 """Running the console command as a user does: in a separate process."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -4,8 +4,6 @@ Runs as a check itself, in its own process; each check that it calls has its own
 one's.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -41,7 +39,7 @@ def run(node: Node, record: Record) -> None:
     """All of ``CHECKS``, and those with a fault planted, on the same ranks and engines."""
     config = parts.settings(node, "run", 0, ["weights.bucket_size_mib=1"])
     with parts.started(config, record) as pair:
-        parts.started = _shared(pair)  # type: ignore[assignment]
+        parts.started = _shared(pair)
         for name, check in CHECKS.items():
             _run(node, name, check)
         with _stale_at_the_second_sync(*pair):
@@ -81,11 +79,11 @@ def _stale_at_the_second_sync(session: Session, pool: RolloutPool) -> Iterator[N
 
         ray.get([engine.__ray_call__.remote(pretend) for engine in pool.engines])
 
-    ActorGroup.send_weights = send_or_not  # type: ignore[method-assign]
+    ActorGroup.send_weights = send_or_not
     try:
         yield
     finally:
-        ActorGroup.send_weights = send  # type: ignore[method-assign]
+        ActorGroup.send_weights = send
 
 
 @contextlib.contextmanager
@@ -105,8 +103,8 @@ def _a_bit_lost_in_the_checkpoint() -> Iterator[None]:
         load(self, folder)
         self.call(flip)
 
-    ActorGroup.load_checkpoint = load_and_flip  # type: ignore[method-assign]
+    ActorGroup.load_checkpoint = load_and_flip
     try:
         yield
     finally:
-        ActorGroup.load_checkpoint = load  # type: ignore[method-assign]
+        ActorGroup.load_checkpoint = load

@@ -1,9 +1,6 @@
 """Dynamic sampling, mismatch correction, curriculum, KL and entropy together, and a resume."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -48,7 +45,7 @@ SETTINGS = [
 ]
 
 
-def train(material: Path, folder: Path, *more: str) -> None:
+def train(material, folder, *more):
     # So few problems that they come again within the run, and rest.
     few = folder.parent / "few.jsonl"
     rows = (material / "data" / "train.jsonl").read_text().splitlines()[:30]
@@ -59,16 +56,14 @@ def train(material: Path, folder: Path, *more: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def straight(material: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def straight(material, tmp_path_factory):
     """A run of four steps, with checkpoints after 2 and 4."""
     folder = tmp_path_factory.mktemp("algorithms") / "straight"
     train(material, folder)
     return folder
 
 
-def test_everything_resumes_exactly_from_a_checkpoint(
-    material: Path, straight: Path, tmp_path: Path
-) -> None:
+def test_everything_resumes_exactly_from_a_checkpoint(material, straight, tmp_path):
     resumed = tmp_path / "resumed"
     lines = metrics(straight)
     sampling = [line["sampling/requested_groups"] for line in lines]
@@ -95,7 +90,7 @@ def test_everything_resumes_exactly_from_a_checkpoint(
     checkpoint = straight / "checkpoints" / "step_000002"
     train(material, resumed, f"runner.resume={checkpoint}", "rollout.engines=1")
 
-    def comparable(folder: Path) -> list[dict[str, float]]:
+    def comparable(folder):
         return [
             {k: v for k, v in line.items() if not k.startswith(VARIES) and "seconds" not in k}
             for line in metrics(folder)
@@ -112,7 +107,7 @@ def test_everything_resumes_exactly_from_a_checkpoint(
         torch.testing.assert_close(weight, again[name], rtol=0, atol=1e-5, msg=name)
 
 
-def test_steps_are_done_again_from_what_the_run_kept(straight: Path) -> None:
+def test_steps_are_done_again_from_what_the_run_kept(straight):
     """Two minibatches, KL to a moving reference, a correction and dynamic sampling: in another
     process every bit is the same."""
     before = {p: p.stat().st_mtime_ns for p in straight.rglob("*") if p.is_file()}
@@ -137,7 +132,7 @@ def test_steps_are_done_again_from_what_the_run_kept(straight: Path) -> None:
 
 
 @pytest.mark.long
-def test_another_layout_agrees_and_another_choice_is_compared(straight: Path) -> None:
+def test_another_layout_agrees_and_another_choice_is_compared(straight):
     """From the checkpoint of step 2, on four ranks."""
     found = replayed(
         straight,

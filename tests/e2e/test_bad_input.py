@@ -1,11 +1,8 @@
 """Input that only shows once parts start: one message, exit code 2, nothing left running."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import uuid
-from pathlib import Path
 
 import pytest
 from safetensors import safe_open
@@ -20,7 +17,7 @@ LARGE = (
 )
 
 
-def test_a_part_that_cannot_start(material: Path, tmp_path: Path) -> None:
+def test_a_part_that_cannot_start(material, tmp_path):
     """An index that names the wrong file: found by a rank or an engine, reported as one error."""
     model = tmp_path / "model"
     shutil.copytree(material / "model", model)
@@ -40,7 +37,7 @@ def test_a_part_that_cannot_start(material: Path, tmp_path: Path) -> None:
     assert not marked_processes(mark)
 
 
-def test_a_malformed_row_is_named_by_file_line_and_field(material: Path, tmp_path: Path) -> None:
+def test_a_malformed_row_is_named_by_file_line_and_field(material, tmp_path):
     file = tmp_path / "bad.jsonl"
     good = json.dumps({"prompt": "<|user|>What is 1 + 1?<|assistant|>", "solutions": ["2"]})
     file.write_text("\n".join([good] * 5 + ['{"prompt": "no answer"}', good]) + "\n")
@@ -53,7 +50,7 @@ def test_a_malformed_row_is_named_by_file_line_and_field(material: Path, tmp_pat
 
 @pytest.mark.long
 @pytest.mark.parametrize("command", ["train", "sft", "evaluate"])
-def test_nan_in_a_weight_of_a_large_model(command: str, material: Path, tmp_path: Path) -> None:
+def test_nan_in_a_weight_of_a_large_model(command, material, tmp_path):
     """The rank that reads it, or without ranks the first response, ends the run with one message;
     nothing is started again."""
     model = tmp_path / "model"

@@ -1,9 +1,6 @@
 """Real runs are compared to the last bit, and a sample of one is explained."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
@@ -14,9 +11,7 @@ from tests.e2e.runs import rlmath
 
 
 @pytest.mark.long
-def test_a_token_of_the_data_is_found_in_a_real_run(
-    material: Path, learned: Path, tmp_path: Path
-) -> None:
+def test_a_token_of_the_data_is_found_in_a_real_run(material, learned, tmp_path):
     """The first step of both is equal to the last bit, its update included. The second draws a
     problem of which one digit is another."""
     problem = json.loads((learned / "samples" / "step_000002.jsonl").read_text().splitlines()[0])
@@ -45,7 +40,7 @@ def test_a_token_of_the_data_is_found_in_a_real_run(
     assert parting["items"][0]["a"] == parting["items"][0]["b"] == problem["problem_id"]
 
 
-def test_why_shows_what_a_real_run_recorded(learned: Path) -> None:
+def test_why_shows_what_a_real_run_recorded(learned):
     rows = (learned / "samples" / "step_000002.jsonl").read_text().splitlines()
     row = json.loads(rows[5])
     address = f"2/{row['problem_id']}/{row['index']}"

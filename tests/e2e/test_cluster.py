@@ -1,25 +1,22 @@
 """Several nodes on one machine, each in a network namespace, with the scripts that users run."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
-from tests.e2e.nodes import Node, nodes, why_not
+from tests.e2e.nodes import nodes, why_not
 from tests.e2e.runs import ROOT, metrics, quickstart_settings
 
 pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "-")
 INTERFACE = "--interface eth0 --num-cpus 4 --object-store-mib 100"
 
 
-def environment(folder: Path, rank: int, world: int, **more: str) -> dict[str, str]:
+def environment(folder, rank, world, **more):
     return {
         **os.environ,
         "RANK": str(rank),
@@ -33,9 +30,7 @@ def environment(folder: Path, rank: int, world: int, **more: str) -> dict[str, s
     }
 
 
-def script(
-    node: Node, name: str, folder: Path, rank: int, world: int, *arguments: str, **more: str
-) -> subprocess.CompletedProcess[str]:
+def script(node, name, folder, rank, world, *arguments, **more):
     return subprocess.run(
         node.command("bash", name, *arguments),
         cwd=ROOT,
@@ -47,7 +42,7 @@ def script(
     )
 
 
-def across_nodes(material: Path, run_dir: Path) -> list[str]:
+def across_nodes(material, run_dir):
     """Two small steps of the quickstart, the engine on the first node, the actor on the others."""
     return [
         *quickstart_settings(material, run_dir)[1:],
@@ -59,7 +54,7 @@ def across_nodes(material: Path, run_dir: Path) -> list[str]:
 
 
 @pytest.mark.long
-def test_engine_on_one_node_and_megatron_on_the_others(material: Path, tmp_path: Path) -> None:
+def test_engine_on_one_node_and_megatron_on_the_others(material, tmp_path):
     """Two tensor-parallel ranks on two nodes, the engine on a third; the last node comes late."""
     world = 3
     run_dir = tmp_path / "run"
@@ -100,7 +95,7 @@ def test_engine_on_one_node_and_megatron_on_the_others(material: Path, tmp_path:
     assert not list((tmp_path / "state" / "test").glob("*.pid"))
 
 
-def test_what_is_missing_is_said(tmp_path: Path) -> None:
+def test_what_is_missing_is_said(tmp_path):
     """No head, a stale address, no such interface, a missing node."""
     with nodes(2) as (first, second):
         none = script(second, "ray_utils/start_ray.sh", tmp_path, 1, 2, "--timeout-s", "1")
@@ -141,7 +136,7 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
         assert "nothing to stop" in again.stdout
 
 
-def test_two_nodes_train_until_the_head_is_lost(material: Path, tmp_path: Path) -> None:
+def test_two_nodes_train_until_the_head_is_lost(material, tmp_path):
     """The engine on one node, Megatron on the other; then the first node dies in the middle of a
     step, and the other, left without an exit code of RANK 0, exits with 1 and leaves nothing."""
     run_dir = tmp_path / "run"
@@ -187,7 +182,7 @@ def test_two_nodes_train_until_the_head_is_lost(material: Path, tmp_path: Path) 
     assert all(line["alignment/mean_exp_abs_diff"] < 1.0001 for line in lines)
 
 
-def test_a_node_that_never_comes_ends_all_with_the_same_code(tmp_path: Path) -> None:
+def test_a_node_that_never_comes_ends_all_with_the_same_code(tmp_path):
     with nodes(2) as members:
         processes = [
             subprocess.Popen(
@@ -206,7 +201,7 @@ def test_a_node_that_never_comes_ends_all_with_the_same_code(tmp_path: Path) -> 
     assert "RANK 0 has ended with exit code 2" in outputs[1]
 
 
-def test_namespaces_are_apart() -> None:
+def test_namespaces_are_apart():
     """Or the tests above would show nothing: a node does not reach this machine's loopback."""
     with nodes(1) as (node,), socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

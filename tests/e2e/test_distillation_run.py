@@ -1,10 +1,6 @@
 """Two steps of on-policy distillation from the command line, resumed and replayed."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -28,25 +24,25 @@ SETTINGS = [
 
 
 @pytest.fixture(scope="module")
-def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def teacher(tmp_path_factory):
     return make_tiny_model(tmp_path_factory.mktemp("teacher"), seed=7)
 
 
 @pytest.fixture(scope="module")
-def straight(material: Path, teacher: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def straight(material, teacher, tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("distilled")
     train(material, run_dir, teacher)
     return run_dir
 
 
-def train(material: Path, run_dir: Path, teacher: Path, *more: str) -> None:
+def train(material, run_dir, teacher, *more):
     settings = [*quickstart_settings(material, run_dir), *SETTINGS, f"teacher.path={teacher}"]
     run = rlmath("train", *settings, *more)
     assert run.returncode == 0, run.stderr
     assert f"teacher  {teacher}: 1 engine(s) x tensor 1" in run.stdout
 
 
-def test_a_batch_has_the_log_probs_that_transformers_gives(straight: Path, teacher: Path) -> None:
+def test_a_batch_has_the_log_probs_that_transformers_gives(straight, teacher):
     model = AutoModelForCausalLM.from_pretrained(teacher, dtype=torch.float32)
     for step, line in enumerate((x for x in metrics(straight) if x["step"]), 1):
         kept = read_step(kept_file(straight / FOLDER, step)).batch
@@ -59,14 +55,12 @@ def test_a_batch_has_the_log_probs_that_transformers_gives(straight: Path, teach
             with torch.no_grad():
                 logits = model(tokens[None]).logits[0, prompt - 1 : -1]
             wanted = logits.log_softmax(-1).gather(1, tokens[prompt:, None])[:, 0]
-            found: Any = one.teacher_log_probs
+            found = one.teacher_log_probs
             torch.testing.assert_close(found, wanted, atol=1e-4, rtol=0)
 
 
 @pytest.mark.long
-def test_it_resumes_to_the_same_bits_and_is_replayed(
-    material: Path, teacher: Path, straight: Path, tmp_path: Path
-) -> None:
+def test_it_resumes_to_the_same_bits_and_is_replayed(material, teacher, straight, tmp_path):
     checkpoint = straight / "checkpoints" / "step_000001"
     # Without a lag it is what it was.
     schedule = ("rollout.schedule=pipelined", "rollout.max_lag=0")

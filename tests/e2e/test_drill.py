@@ -1,10 +1,7 @@
 """Silent faults planted in ranks, engine and driver of a real run, and the alarms that they set
 off."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +11,7 @@ from tests.e2e.runs import rlmath
 DRILL_TIMEOUT_S = 3600
 
 
-def drill(folder: Path, *words: str) -> tuple[int, list[dict[str, object]], str]:
+def drill(folder, *words):
     found = folder / "outcomes.json"
     # Up to twenty runs, of which a quiet machine does two in a minute.
     done = rlmath("drill", *words, "--json", str(found), timeout_s=DRILL_TIMEOUT_S)
@@ -44,7 +41,7 @@ SAID = {
         pytest.param(tuple(SAID), id="each place", marks=pytest.mark.long),
     ],
 )
-def test_each_place_of_a_run(names: tuple[str, ...], tmp_path: Path) -> None:
+def test_each_place_of_a_run(names, tmp_path):
     """Weights sent, shards, engine and prefix cache; a healthy run between none of them."""
     code, outcomes, said = drill(tmp_path, "quickstart", "--only", ",".join(names))
     assert code == 0, said
@@ -73,7 +70,7 @@ def test_each_place_of_a_run(names: tuple[str, ...], tmp_path: Path) -> None:
     ],
     ids=lambda words: words[-1],
 )
-def test_every_alarm(words: list[str], tmp_path: Path) -> None:
+def test_every_alarm(words, tmp_path):
     code, outcomes, said = drill(tmp_path, *words)
     assert code == 0, said
     assert len(outcomes) == 1 + len(FAULTS)

@@ -1,9 +1,6 @@
 """``rlmath evaluate`` on benchmarks: a Hugging Face folder and a checkpoint, and resuming."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 from tests.e2e.runs import rlmath
 
@@ -27,7 +24,7 @@ FILES = {
 }
 
 
-def write_benchmarks(folder: Path) -> str:
+def write_benchmarks(folder):
     """Both files; returns the setting that names their folder."""
     folder.mkdir()
     for name, rows in FILES.items():
@@ -35,9 +32,7 @@ def write_benchmarks(folder: Path) -> str:
     return f"eval.data_dir={folder}"
 
 
-def test_both_formats_give_the_same_and_a_second_call_goes_on(
-    material: Path, learned: Path, tmp_path: Path
-) -> None:
+def test_both_formats_give_the_same_and_a_second_call_goes_on(material, learned, tmp_path):
     """Model and checkpoint of one run; the checkpoint's weights take the place of the folder's."""
     common = [*COMMON, write_benchmarks(tmp_path / "data")]
     model = f"model.path={learned / 'hf'}"
@@ -71,7 +66,7 @@ def test_both_formats_give_the_same_and_a_second_call_goes_on(
     assert run.returncode == 0, run.stderr
     of_checkpoint = tmp_path / "megatron" / "evaluation" / "samples" / "eval_amc23_000000.jsonl"
 
-    def responses(lines: list[str]) -> list[str]:
+    def responses(lines):
         return [json.loads(line)["response"] for line in lines]
 
     assert responses(of_checkpoint.read_text().splitlines()) == responses(samples)

@@ -1,16 +1,13 @@
 """A run of thirty steps gives the loss, reward and gradient norm that are in the repository."""
 
-from __future__ import annotations
-
 import copy
 import math
 import warnings
-from pathlib import Path
 
 from tests.e2e import golden_curve
 
 
-def test_thirty_steps_are_those_in_the_repository(learned: Path) -> None:
+def test_thirty_steps_are_those_in_the_repository(learned):
     golden, found = golden_curve.golden(), golden_curve.curve(learned)
     here, there = golden_curve.made_on(), golden["made_on"]
     if here == there:
@@ -30,7 +27,7 @@ def test_thirty_steps_are_those_in_the_repository(learned: Path) -> None:
     assert sum(rewards[-5:]) > 1.5 * sum(rewards[:5])
 
 
-def test_a_last_bit_is_a_difference_and_elsewhere_a_wrong_gradient_is() -> None:
+def test_a_last_bit_is_a_difference_and_elsewhere_a_wrong_gradient_is():
     curve = golden_curve.golden()["curve"]
     for name in golden_curve.KEYS:
         changed = copy.deepcopy(curve)

@@ -1,9 +1,6 @@
 """LoRA from the command line: engines get merged weights, and the folders belong together."""
 
-from __future__ import annotations
-
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +9,7 @@ from safetensors.torch import load_file
 from tests.e2e.runs import metrics, quickstart_settings, replayed, rlmath
 
 
-def test_adapters_train_and_engines_have_them(material: Path, tmp_path: Path) -> None:
+def test_adapters_train_and_engines_have_them(material, tmp_path):
     run = rlmath(
         "train",
         *quickstart_settings(material, tmp_path),
@@ -67,7 +64,7 @@ def test_adapters_train_and_engines_have_them(material: Path, tmp_path: Path) ->
 
 
 @pytest.mark.long
-def test_a_run_begins_with_the_adapters_of_another(material: Path, tmp_path: Path) -> None:
+def test_a_run_begins_with_the_adapters_of_another(material, tmp_path):
     lora = ["actor.lora.rank=4", "actor.lora.targets=[q_proj,v_proj]", "eval.every=0"]
     lora.append("algorithm.entropy_coef=0.1")
     given = [*quickstart_settings(material, tmp_path / "one"), *lora, "actor.optimizer.lr=1e-2"]
@@ -88,7 +85,7 @@ def test_a_run_begins_with_the_adapters_of_another(material: Path, tmp_path: Pat
 
 
 @pytest.mark.long
-def test_engines_compute_adapters_and_a_resumed_run_too(material: Path, tmp_path: Path) -> None:
+def test_engines_compute_adapters_and_a_resumed_run_too(material, tmp_path):
     """With responses that a later step continues, under the weights of that step."""
     settings = [
         *quickstart_settings(material, tmp_path),

@@ -1,11 +1,8 @@
 """A run whose loss, estimator, aggregation and KL come from files of the user's: real ranks and
 engines, a resume, a replay."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
@@ -20,14 +17,14 @@ EXAMPLES = ROOT / "examples" / "plugins"
 
 
 @pytest.fixture(scope="module")
-def mine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def mine(tmp_path_factory):
     folder = tmp_path_factory.mktemp("plugins") / "mine"
     shutil.copytree(EXAMPLES, folder)
     return folder
 
 
 @pytest.fixture(scope="module")
-def settings(material: Path, mine: Path) -> list[str]:
+def settings(material, mine):
     watched = f"{{name: '{mine / 'reward.py'}', weight: 0}}"
     return [
         *quickstart_settings(material, mine.parent / "run"),
@@ -57,13 +54,13 @@ def settings(material: Path, mine: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def run_dir(settings: list[str], mine: Path) -> Path:
+def run_dir(settings, mine):
     done = rlmath("train", *settings)
     assert done.returncode == 0, done.stderr
     return mine.parent / "run"
 
 
-def test_ranks_train_with_what_the_files_register(run_dir: Path, mine: Path) -> None:
+def test_ranks_train_with_what_the_files_register(run_dir, mine):
     lines = metrics(run_dir)
     assert len(lines) == 2
     # Only this loss counts it.
@@ -82,15 +79,13 @@ def test_ranks_train_with_what_the_files_register(run_dir: Path, mine: Path) -> 
     assert kept["plugin_hashes"] == state["plugins"] == dict(saved.plugin_hashes)
 
 
-def test_a_replay_repeats_it_to_the_last_bit(run_dir: Path) -> None:
+def test_a_replay_repeats_it_to_the_last_bit(run_dir):
     done = rlmath("replay", str(run_dir), "2", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(done.stdout)["steps"]
 
 
-def test_a_changed_file_is_named_by_resume_and_replay(
-    run_dir: Path, settings: list[str], mine: Path
-) -> None:
+def test_a_changed_file_is_named_by_resume_and_replay(run_dir, settings, mine):
     file = mine / "loss.py"
     before = file.read_text()
     then = OmegaConf.load(run_dir / "config.yaml").plugin_hashes[str(file)]

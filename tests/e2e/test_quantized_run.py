@@ -1,9 +1,5 @@
 """A run whose engines sample in FP8, from the command line."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from tests.e2e.runs import metrics, quickstart_settings, rlmath
@@ -12,9 +8,7 @@ pytestmark = pytest.mark.long
 
 
 @pytest.mark.parametrize("what", ["rollout.quantization", "rollout.kv_cache_dtype"])
-def test_engines_sample_in_fp8_and_the_gate_judges_them_by_it(
-    material: Path, tmp_path: Path, what: str
-) -> None:
+def test_engines_sample_in_fp8_and_the_gate_judges_them_by_it(material, tmp_path, what):
     settings = [
         *quickstart_settings(material, tmp_path),
         "model.dtype=bfloat16",

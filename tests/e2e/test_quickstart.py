@@ -1,12 +1,9 @@
 """The README's first command: the model learns."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import threading
 import uuid
-from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
@@ -30,14 +27,12 @@ SAMPLE_EVERY_S = 2.0
         pytest.param([], 0.8, 0.25, id="as written", marks=pytest.mark.long),
     ],
 )
-def test_quickstart_learns(
-    tmp_path: Path, overrides: list[str], accuracy: float, gain: float
-) -> None:
+def test_quickstart_learns(tmp_path, overrides, accuracy, gain):
     mark = uuid.uuid4().hex
     peak_gib = 0.0
     ended = threading.Event()
 
-    def watch() -> None:
+    def watch():
         nonlocal peak_gib
         while not ended.wait(SAMPLE_EVERY_S):
             peak_gib = max(peak_gib, marked_memory_gib(mark))
@@ -83,7 +78,7 @@ def test_quickstart_learns(
     check_report(run_dir)
 
 
-def check_report(run_dir: Path) -> None:
+def check_report(run_dir):
     """Its page has what the run wrote: every metric, every step, and what the grader decided."""
     assert main(["report", str(run_dir)]) == 0
     (data,) = page_data((run_dir / "report.html").read_text(encoding="utf-8"))["runs"]

@@ -1,7 +1,5 @@
 """GSM8K's problems through the whole path."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -16,7 +14,7 @@ DATA = Path(os.environ.get("RLMATH_DATA_DIR", ROOT.parent / "shared" / "data"))
     not (DATA / "gsm8k_train.jsonl").exists(),
     reason="needs gsm8k_train.jsonl in RLMATH_DATA_DIR; the project ships no one else's data",
 )
-def test_gsm8k_smoke(tmp_path: Path) -> None:
+def test_gsm8k_smoke(tmp_path):
     run = rlmath(
         "train",
         "experiment=gsm8k_smoke",

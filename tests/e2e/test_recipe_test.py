@@ -1,9 +1,5 @@
 """``rlmath test``: two short runs of a recipe, straight and resumed."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import pytest
 
 from tests.e2e.runs import rlmath
@@ -15,7 +11,7 @@ TIMEOUT_S = 3600
 
 
 @pytest.mark.parametrize("name", ["quickstart", "dapo", "open_r1"])
-def test_a_recipe(name: str, tmp_path: Path) -> None:
+def test_a_recipe(name, tmp_path):
     arguments = ("--steps", "4", "--out", str(tmp_path))
     done = rlmath("test", name, *arguments, timeout_s=TIMEOUT_S)
     assert done.returncode == 0, done.stdout + done.stderr

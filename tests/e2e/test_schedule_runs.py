@@ -1,12 +1,7 @@
 """Runs of other schedules, killed while they sample: nothing of them is lost, or different."""
 
-from __future__ import annotations
-
 import json
 import signal
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -41,7 +36,7 @@ CARRY_OVER = [
 PIPELINED = ["rollout.schedule=pipelined"]
 
 
-def carried_over(lines: list[dict[str, float]]) -> None:
+def carried_over(lines):
     assert lines[-1]["rollout/lag_max"] == 2 and lines[-1]["rollout/mixed_sample_share"] > 0
     # Tokens of older weights differ, those of the present ones do not.
     assert lines[-1]["mismatch/lag_1/k3"] > 100 * lines[-1]["mismatch/lag_0/k3"] > 0
@@ -49,7 +44,7 @@ def carried_over(lines: list[dict[str, float]]) -> None:
     assert truncated[0] <= truncated[1] < 1
 
 
-def pipelined(lines: list[dict[str, float]]) -> None:
+def pipelined(lines):
     assert [line["rollout/lag_mean"] for line in lines] == [0, 1, 1, 1]
     assert not any(line["rollout/mixed_sample_share"] for line in lines)
     # The gate has tokens of the present weights all the same.
@@ -69,15 +64,11 @@ def pipelined(lines: list[dict[str, float]]) -> None:
     ],
 )
 def test_a_killed_run_continues_with_what_was_sampled(
-    schedule: list[str],
-    look: Callable[[Any], None],
-    killed_at: int,
-    material: Path,
-    tmp_path: Path,
-) -> None:
+    schedule, look, killed_at, material, tmp_path
+):
     straight, killed = tmp_path / "straight", tmp_path / "killed"
 
-    def settings(folder: Path, *more: str) -> list[str]:
+    def settings(folder, *more):
         return ["train", *quickstart_settings(material, folder), *SETTINGS, *schedule, *more]
 
     run = rlmath(*settings(straight, "rollout.engines=2"))
@@ -105,7 +96,7 @@ def test_a_killed_run_continues_with_what_was_sampled(
     _check_same(killed, straight)
 
 
-def _check_same(killed: Path, straight: Path) -> None:
+def _check_same(killed, straight):
     """Two runs, with any number of engines."""
     assert _ledger(killed) == _ledger(straight)
     for step in range(1, 5):
@@ -126,13 +117,11 @@ def _check_same(killed: Path, straight: Path) -> None:
 
 
 @pytest.mark.long
-def test_without_a_lag_each_schedule_is_synchronous_to_the_last_bit(
-    material: Path, tmp_path: Path
-) -> None:
+def test_without_a_lag_each_schedule_is_synchronous_to_the_last_bit(material, tmp_path):
     """Samples, log-probs, gradients and weights of each step, by their digests, and what became of
     each group; and with a budget that cuts nothing."""
 
-    def run(name: str, *schedule: str) -> tuple[Any, Any, set[str]]:
+    def run(name, *schedule):
         folder = tmp_path / name
         settings = [*quickstart_settings(material, folder), *SETTINGS, "runner.steps=3"]
         done = rlmath("train", *settings, *schedule)
@@ -156,9 +145,7 @@ def test_without_a_lag_each_schedule_is_synchronous_to_the_last_bit(
 
 
 @pytest.mark.parametrize("kv", ["recompute", pytest.param("keep", marks=pytest.mark.long)])
-def test_a_continuous_run_is_killed_and_every_update_can_be_done_again(
-    material: Path, tmp_path: Path, kv: str
-) -> None:
+def test_a_continuous_run_is_killed_and_every_update_can_be_done_again(material, tmp_path, kv):
     """It does not repeat itself; its bounds hold over the restart, and each update is in its
     batch, with what was sampled from old keys and values too."""
     folder = tmp_path / "run"
@@ -193,20 +180,20 @@ def test_a_continuous_run_is_killed_and_every_update_can_be_done_again(
     assert "step 6: equal to the last bit" in again.stdout, again.stdout
 
 
-def _kill_while_sampling(run: Run, step: int) -> None:
+def _kill_while_sampling(run, step):
     """Kill all of a run once samples of a step are in the journal."""
     journal = run.run_dir / "journal"
 
-    def has_some() -> bool:
+    def has_some():
         return any(path.stat().st_size for path in journal.glob(f"step_{step:06d}.*"))
 
     run.until(has_some, f"samples of step {step}")
     assert run.end(signal.SIGKILL) == -signal.SIGKILL
 
 
-def _ledger(folder: Path) -> list[dict[str, Any]]:
+def _ledger(folder):
     """The events in force, of the groups in their order."""
-    found: list[dict[str, Any]] = []
+    found = []
     for line in (folder / "ledger.jsonl").read_text().splitlines():
         event = json.loads(line)
         if event["event"] == "resumed":
@@ -216,7 +203,7 @@ def _ledger(folder: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _samples(folder: Path, step: int) -> list[dict[str, Any]]:
+def _samples(folder, step):
     # Bytes: a random model's text has characters that end a line of text.
     rows = (folder / "samples" / f"step_{step:06d}.jsonl").read_bytes().splitlines()
     varies = ("engine", "log_probs")

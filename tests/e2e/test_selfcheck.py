@@ -1,16 +1,11 @@
 """``rlmath selfcheck gpu`` on CPU: every check runs once, and finds faults that were planted."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from rlmath.commands.selfcheck import report
 from rlmath.commands.selfcheck.catalog import CHECKS, Check
 from rlmath.commands.selfcheck.checks.training import FIGURES
-from rlmath.commands.selfcheck.record import Outcome, read_outcome
+from rlmath.commands.selfcheck.record import read_outcome
 from rlmath.commands.selfcheck.suite import run_checks
 from rlmath.commands.selfcheck.worker import RECORD_FILE
 from tests.e2e import selfcheck_shared
@@ -20,12 +15,12 @@ from tests.e2e.runs import marked_processes, rlmath
 ALONE = ("environment", "actor", "update", "parallel", "engines", "sleep", "training")
 
 
-def values(outcome: Outcome) -> dict[str, Any]:
+def values(outcome):
     return {one["name"]: one["value"] for one in outcome.figures}
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
+def shared(tmp_path_factory):
     """What the checks found on one set of ranks and engines, by name."""
     out = tmp_path_factory.mktemp("shared")
     target = f"{selfcheck_shared.__name__}:run"
@@ -36,11 +31,11 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     return {name: read_outcome(out / "shared" / name / RECORD_FILE) for name in names}
 
 
-def test_every_check_is_run_here() -> None:
+def test_every_check_is_run_here():
     assert {*ALONE, *selfcheck_shared.CHECKS} == {check.name for check in CHECKS}
 
 
-def test_the_command(tmp_path: Path) -> None:
+def test_the_command(tmp_path):
     done = rlmath(
         *("selfcheck", "gpu", "--only", ",".join(ALONE), "--out", str(tmp_path)),
         mark="selfcheck",
@@ -82,7 +77,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert parts == ["memory against the plan, MFU", "softmax in Triton"]
 
 
-def test_engines_and_ranks(shared: dict[str, Outcome]) -> None:
+def test_engines_and_ranks(shared):
     statuses = {name: shared[name].status for name in selfcheck_shared.CHECKS}
     assert set(statuses.values()) == {"passed"}, shared
     sync = values(shared["weight_sync"])
@@ -95,7 +90,7 @@ def test_engines_and_ranks(shared: dict[str, Outcome]) -> None:
     assert values(shared["throughput"])["engine / vLLM alone"] > 0
 
 
-def test_a_stale_engine_after_the_first_sync_is_found(shared: dict[str, Outcome]) -> None:
+def test_a_stale_engine_after_the_first_sync_is_found(shared):
     outcome = shared["stale"]
     assert outcome.status == "failed"
     (problem,) = [one["problem"] for one in outcome.problems]
@@ -105,7 +100,7 @@ def test_a_stale_engine_after_the_first_sync_is_found(shared: dict[str, Outcome]
     assert len(checked) == 1
 
 
-def test_a_checkpoint_that_loses_a_bit_is_found(shared: dict[str, Outcome]) -> None:
+def test_a_checkpoint_that_loses_a_bit_is_found(shared):
     outcome = shared["lost_bit"]
     assert outcome.status == "failed"
     (problem,) = [one["problem"] for one in outcome.problems]

@@ -1,27 +1,23 @@
 """Supervised fine-tuning resumes from a checkpoint as if it had not stopped."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.e2e.runs import rlmath
 
 
-def losses(run_dir: Path) -> list[dict[str, Any]]:
+def losses(run_dir):
     lines = (run_dir / "sft_log" / "metrics.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
 
 
 @pytest.mark.long
-def test_a_run_in_two_parts_is_the_run_in_one(material: Path, tmp_path: Path) -> None:
+def test_a_run_in_two_parts_is_the_run_in_one(material, tmp_path):
     """The second part repeats steps that the first one did, whose checkpoints are lost."""
 
-    def sft() -> list[dict[str, Any]]:
+    def sft():
         run = rlmath(
             "sft",
             "experiment=quickstart",

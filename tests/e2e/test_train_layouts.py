@@ -1,11 +1,7 @@
 """The whole path, for real, on each layout by override alone."""
 
-from __future__ import annotations
-
 import json
 import shutil
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -53,12 +49,12 @@ LAYOUTS: dict[str, tuple[str | None, list[str]]] = {
 }
 
 
-def make_model(family: str, tiny: Path, folder: Path) -> Path:
+def make_model(family, tiny, folder):
     """A random model with the tokenizer of the one in ``tiny``."""
     import transformers as t
 
     shutil.copytree(tiny, folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
-    sizes: dict[str, Any] = {
+    sizes = {
         "vocab_size": json.loads((tiny / "config.json").read_text())["vocab_size"],
         "hidden_size": 64,
         "intermediate_size": 96,
@@ -171,7 +167,7 @@ def make_model(family: str, tiny: Path, folder: Path) -> Path:
 LONG = {"tp2_pp2", "dp2", "fused_files", "mixture_ep2", "latent"}
 
 
-def check_routing(line: dict[str, float]) -> None:
+def check_routing(line):
     """Of equal weights, nearly all routes are equal; only a sequence's last token has none."""
     assert line["routing/engine_changed_share"] < 0.005
     without = line["routing/engine_missing_share"] * line["rollout/tokens"]
@@ -188,7 +184,7 @@ def check_routing(line: dict[str, float]) -> None:
     "name",
     [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in LAYOUTS],
 )
-def test_two_steps_on(name: str, material: Path, tmp_path: Path) -> None:
+def test_two_steps_on(name, material, tmp_path):
     family, layout = LAYOUTS[name]
     settings = [*quickstart_settings(material, tmp_path), *layout]
     if family is not None:
@@ -225,7 +221,7 @@ def test_two_steps_on(name: str, material: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_kl_and_entropy_terms_and_engine_log_probs(material: Path, tmp_path: Path) -> None:
+def test_kl_and_entropy_terms_and_engine_log_probs(material, tmp_path):
     """At the first step the reference is the policy, so the KL is 0; on two context ranks."""
     run = rlmath(
         "train",

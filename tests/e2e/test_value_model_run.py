@@ -1,10 +1,7 @@
 """PPO with a value model, from the command line, with a resume in the middle."""
 
-from __future__ import annotations
-
 import json
 import math
-from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
@@ -32,7 +29,7 @@ SETTINGS = [
 ]
 
 
-def test_ppo_trains_a_value_model_and_resumes(material: Path, tmp_path: Path) -> None:
+def test_ppo_trains_a_value_model_and_resumes(material, tmp_path):
     settings = [*quickstart_settings(material, tmp_path), *SETTINGS]
     run = rlmath("train", *settings, "runner.steps=1")
     assert run.returncode == 0, run.stderr
@@ -60,7 +57,7 @@ def test_ppo_trains_a_value_model_and_resumes(material: Path, tmp_path: Path) ->
     sample_is_explained(tmp_path)
 
 
-def sample_is_explained(run_dir: Path) -> None:
+def sample_is_explained(run_dir):
     """What is kept of a sample is shown, and of the others that nothing is."""
     traced = {sample.key for sample, _ in read_tokens(run_dir, 2)}
     assert len(traced) == 4

@@ -1,7 +1,5 @@
 """The benchmark of weight updates, on the tiny model: Megatron ranks to one engine and to two."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -10,7 +8,7 @@ from tests.e2e.runs import python
 
 
 @pytest.mark.long
-def test_it_sends_verifies_and_prints_one_line() -> None:
+def test_it_sends_verifies_and_prints_one_line():
     run = python("benchmarks/weight_sync.py", "--tiny", "--rounds", "1", "--bucket-size-mib", "1")
     assert run.returncode == 0, run.stderr
     (line,) = run.stdout.splitlines()

@@ -66,7 +66,6 @@ def test_workers_of_an_engine_need_their_own_slices(ray_session, engine_spec, fo
 
         model, tensors = worker.model_runner.get_model(), load_file(file)
         share = expert_share(model)
-        assert share is not None
         for name, expert in experts.items():
             whole, dim = tensors[name], 1 if "down_proj" in name else 0
             tensors[name] = torch.full_like(whole, torch.nan)

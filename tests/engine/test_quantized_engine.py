@@ -123,7 +123,6 @@ def test_a_stopped_worker_ends_with_its_engine(wide):
     # Ray may end an actor's children as well, but not when its node's process is gone.
     assert wide.call_workers(signal_at_the_parents_death) == [[signal.SIGKILL] * 2]
     place = wide.processes[0].place()
-    assert place is not None
     workers = psutil.Process(place.pid).children(recursive=True)
     ranks = [one for one in workers if "resource_tracker" not in " ".join(one.cmdline())]
     assert len(ranks) >= 2

@@ -1,8 +1,4 @@
-from __future__ import annotations
-
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +7,7 @@ from tests.faults.broken import LAST_STEP, Run, assert_says_what_it_saved, setti
 
 
 @pytest.fixture(autouse=True)
-def nothing_runs_on() -> Iterator[None]:
+def nothing_runs_on():
     """After a test that failed in the middle of a run."""
     yield
     while Run.started:
@@ -19,7 +15,7 @@ def nothing_runs_on() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def straight(material: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:  # noqa: F811
+def straight(material, tmp_path_factory):  # noqa: F811
     """A run with one engine to which nothing happens for eight steps; then Ctrl-C ends it."""
     run_dir = tmp_path_factory.mktemp("straight")
     run = Run(run_dir, settings_of(material, run_dir), run_dir / "output.log")

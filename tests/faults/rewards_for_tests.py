@@ -1,7 +1,5 @@
 """Rewards that a model with random weights can get, so that its runs have gradients."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Sequence
 from typing import Any

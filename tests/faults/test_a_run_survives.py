@@ -1,13 +1,10 @@
 """Parts of a real run are killed or stopped; it ends as one that nothing happened to."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
 import signal
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -30,7 +27,7 @@ VARIES = (
 # Its faults aim at calls of the ranks that were renamed; it comes back to the plain suite once it
 # has passed with the new names.
 @pytest.mark.long
-def test_faults_change_nothing(material: Path, straight: Path, tmp_path: Path) -> None:
+def test_faults_change_nothing(material, straight, tmp_path):
     """One engine and no fault, against two engines and: grading processes killed at work, an engine
     killed in mid-generation, a rank stopped in mid-update until the watchdog acts, a rank killed in
     mid-update, the driver killed with -9 in mid-checkpoint, and the two newest checkpoints damaged.
@@ -98,7 +95,7 @@ def test_faults_change_nothing(material: Path, straight: Path, tmp_path: Path) -
     assert set(range(LAST_STEP + 1)) <= set(found.steps)
 
 
-def comparable(run_dir: Path) -> list[dict[str, Any]]:
+def comparable(run_dir):
     return [
         {k: v for k, v in line.items() if not k.startswith(VARIES) and "seconds" not in k}
         for line in metrics(run_dir)
@@ -106,7 +103,7 @@ def comparable(run_dir: Path) -> list[dict[str, Any]]:
     ]
 
 
-def samples(run_dir: Path, step: int) -> dict[tuple[str, int], str]:
+def samples(run_dir, step):
     """Text of each sample of a step; each once."""
     path = run_dir / "samples" / f"step_{step:06d}.jsonl"
     found = [json.loads(line) for line in path.read_bytes().splitlines()]
@@ -115,7 +112,7 @@ def samples(run_dir: Path, step: int) -> dict[tuple[str, int], str]:
     return by_key
 
 
-def tensors_of(run_dir: Path) -> dict[str, tuple[int, str]]:
+def tensors_of(run_dir):
     """Size and SHA-256 of the files with weights and Adam's moments."""
     folder = run_dir / "checkpoints" / f"step_{LAST_STEP:06d}"
     verify(folder)
@@ -130,7 +127,7 @@ def tensors_of(run_dir: Path) -> dict[str, tuple[int, str]]:
 TOLERANCE = 1e-5
 
 
-def test_a_run_resumes_in_another_layout(material: Path, straight: Path, tmp_path: Path) -> None:
+def test_a_run_resumes_in_another_layout(material, straight, tmp_path):
     """From TP 2 to PP 2 after step 2: two steps of two updates each give the same samples, and the
     same metrics but for rounding. Its disk runs full in the second save: it ends with one message,
     and the first is whole."""
@@ -163,9 +160,7 @@ def test_a_run_resumes_in_another_layout(material: Path, straight: Path, tmp_pat
         assert {k: line[k] for k in same} == pytest.approx(same, rel=TOLERANCE, abs=1e-5)
 
 
-def test_a_run_that_collapses_is_rolled_back_and_then_stopped(
-    material: Path, tmp_path: Path
-) -> None:
+def test_a_run_that_collapses_is_rolled_back_and_then_stopped(material, tmp_path):
     """A reward for brevity alone: responses shrink. The detector takes the run back to before,
     with half the learning rate; when they shrink again it ends, and says why."""
     reward = Path(__file__).parent / "rewards_for_tests.py"

@@ -75,7 +75,6 @@ def test_untrained_rows_have_no_gradient_and_change_nothing():
     made = adapter(Rule.qkv, torch.float64)
     wide = made._wide(made.b)
     wide.square().sum().backward()
-    assert made.b.grad is not None
     unused = torch.ones(ROWS, dtype=torch.bool)
     for runs in RUNS:
         for first, length in runs:

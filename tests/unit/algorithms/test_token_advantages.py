@@ -19,6 +19,7 @@ from rlmath.algorithms.filters import TruncatedRule
 from rlmath.algorithms.kl_control import kl_in_reward
 from rlmath.batching.from_groups import SampleRewards, estimator_rewards, sampled_sequences
 from rlmath.types import GradedSample, Group, Problem, Sample
+from tests.support.samples import make_sample
 
 REWARDS = torch.tensor([5.0, -5.0, -5.0, 5.0, 5.0], dtype=torch.float64)
 GROUPS = torch.tensor([0, 0, 0, 1, 1])
@@ -43,8 +44,7 @@ def group(*rewards, cut_off=()):
     for index, given in enumerate(rewards):
         total = None if given is None else sum(given.values())
         reason = "length" if index in cut_off else "stop"
-        tokens, log_probs = np.full(index + 1, 7, np.int32), np.full(index + 1, -0.5, np.float32)
-        sample = Sample("p", index, tokens, log_probs, "", reason, ((0, 0),), 0, 0)
+        sample = make_sample("p", index, [7] * (index + 1), log_probs=-0.5, finish_reason=reason)
         samples.append(GradedSample(sample, total, None, "ungraded", rewards=given or {}))
     return Group(problem, tuple(samples))
 

@@ -93,7 +93,6 @@ def test_routes_stay_with_their_sequences(ranks):
         again = pickle.loads(pickle.dumps(shard))
         for share in again.shares():
             routes, lengths = share.batch.routes, share.batch.route_lengths
-            assert routes is not None and lengths is not None
             sizes = share.batch.sequence_lengths
             pieces = routes.split(lengths.tolist())
             for place, size, own in zip(share.places.tolist(), sizes, pieces, strict=True):

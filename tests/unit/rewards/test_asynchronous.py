@@ -7,7 +7,6 @@ import threading
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
 
-import numpy as np
 import pytest
 from servers import serve
 
@@ -15,7 +14,8 @@ from rlmath.rewards import RewardMix, RewardSettingError, get_reward
 from rlmath.rewards.batcher import Batcher
 from rlmath.rewards.circuit_breaker import CircuitBreaker
 from rlmath.rollout.collect import Collector
-from rlmath.types import Problem, Sample
+from rlmath.types import Problem
+from tests.support.samples import make_sample
 
 
 def lengths(exchange):
@@ -27,18 +27,7 @@ def problem(number):
 
 
 def sample(number, index):
-    text = "x" * (10 * number + index)
-    return Sample(
-        problem_id=f"p{number}",
-        index=index,
-        token_ids=np.array([1], np.int32),
-        log_probs=np.zeros(1, np.float32),
-        text=text,
-        finish_reason="stop",
-        spans=((0, 0),),
-        seed=0,
-        engine=0,
-    )
+    return make_sample(f"p{number}", index, text="x" * (10 * number + index))
 
 
 @contextmanager

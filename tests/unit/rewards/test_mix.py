@@ -10,7 +10,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from rlmath.config.load import load
@@ -24,7 +23,8 @@ from rlmath.rewards.columns import group_columns
 from rlmath.rollout.group_state import group_from_state, group_to_state
 from rlmath.training.grace import Grace
 from rlmath.training.metrics import rollout_metrics
-from rlmath.types import Group, Problem, Sample
+from rlmath.types import Group, Problem
+from tests.support.samples import make_sample
 
 FUNCTIONS = """
     import threading, time
@@ -83,17 +83,7 @@ def globals_of(mix, index=0):
 
 def sample(index, text, finish_reason="stop", tokens=None):
     count = len(text) if tokens is None else tokens
-    return Sample(
-        problem_id="p",
-        index=index,
-        token_ids=np.arange(count, dtype=np.int32),
-        log_probs=np.zeros(count, np.float32),
-        text=text,
-        finish_reason=finish_reason,
-        spans=((0, 0),),
-        seed=0,
-        engine=0,
-    )
+    return make_sample("p", index, count, text=text, finish_reason=finish_reason)
 
 
 PROBLEM = Problem(

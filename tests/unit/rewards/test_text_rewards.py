@@ -4,7 +4,6 @@ import json
 import math
 import textwrap
 
-import numpy as np
 import pytest
 
 from rlmath.config.load import load
@@ -12,7 +11,7 @@ from rlmath.data import load_problems
 from rlmath.data.light_tokenizer import LightTokenizer
 from rlmath.rewards import RewardSettingError, get_reward
 from rlmath.rewards.mix import RewardMix
-from rlmath.types import Sample
+from tests.support.samples import make_sample
 
 GOOD = "<think>\n7 times 8 is 56\n</think>\n<answer>\n56\n</answer>"
 
@@ -351,11 +350,7 @@ def problem(tmp_path, prompt, *overrides):
 
 
 def samples(*texts):
-    ids, log_probs = np.zeros(1, np.int32), np.zeros(1, np.float32)
-    return [
-        Sample("p", index, ids, log_probs, text, "stop", ((0, 1),), index, 0)
-        for index, text in enumerate(texts)
-    ]
+    return [make_sample("p", index, text=text) for index, text in enumerate(texts)]
 
 
 def values(mix, one, label):

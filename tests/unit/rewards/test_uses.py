@@ -5,7 +5,6 @@ import textwrap
 import threading
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from servers import serve
 
@@ -15,7 +14,8 @@ from rlmath.rewards.loading import FunctionReward
 from rlmath.rewards.mix_items import MixItem
 from rlmath.rewards.openrlhf import OpenRLHFReward
 from rlmath.rollout.collect import Collector
-from rlmath.types import Problem, Sample
+from rlmath.types import Problem
+from tests.support.samples import make_sample
 
 
 def problem(id_):
@@ -23,8 +23,7 @@ def problem(id_):
 
 
 def sample(id_, text, index=0):
-    tokens = np.array([1], np.int32)
-    return Sample(id_, index, tokens, np.zeros(1, np.float32), text, "stop", ((0, 0),), 0, 0)
+    return make_sample(id_, index, text=text)
 
 
 class Pool:

@@ -7,7 +7,7 @@ from rlmath.rewards.mix import RewardMix
 from rlmath.rewards.mix_items import MixItem
 from rlmath.rollout.collect import Collector
 from rlmath.rollout.requests import EngineSpec
-from tests.unit.rollout.stand_ins import score
+from tests.support.fake_engines import score
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from rlmath.rollout.ledger import LEDGER_FILE, Event, Ledger, LedgerError, events
 from rlmath.rollout.schedule import must_train, steps_that_train
-from tests.unit.rollout.stand_ins import (
+from tests.support.fake_engines import (
     Engines,
     anywhere,
+    sample,
     sampler_of,
     through_a_checkpoint,
     without_engines,
@@ -27,12 +28,6 @@ FILTERED = (
     "algorithm.filter.max_rounds=12",
     "algorithm.filter.oversample=2",
 )
-
-
-def sample(sampler, step, collector, order_seed=0, spread=0.5):
-    engines = Engines(order_seed, step - 1, spread)
-    found = sampler.sample(step, engines, collector, contextlib.nullcontext)
-    return found, engines
 
 
 @pytest.mark.parametrize("extra", [(), FILTERED, ("rollout.max_lag=1",), ("rollout.max_lag=5",)])

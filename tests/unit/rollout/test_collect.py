@@ -5,7 +5,6 @@ import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
 
 from rlmath.cluster.watchdog import Stalled, watch_progress
@@ -13,12 +12,8 @@ from rlmath.rewards.loading import FunctionReward
 from rlmath.rewards.mix import MixItem, RewardMix
 from rlmath.rollout import watchdog_probes as waiting
 from rlmath.rollout.collect import Collector
-from rlmath.types import Problem, Sample
-
-
-def made(problem, index):
-    arrays = np.arange(4, dtype=np.int32), np.zeros(4, np.float32)
-    return Sample(problem, index, *arrays, "x", "stop", ((0, 0),), index, 0)
+from rlmath.types import Problem
+from tests.support.samples import make_sample
 
 
 def score(**columns):
@@ -47,7 +42,7 @@ def test_graded_samples_go_with_their_groups(asynchronous):
             gc.collect()
             gc.disable()
             try:
-                samples = [made(one.id, i) for one in problems for i in range(4)]
+                samples = [make_sample(one.id, i, text="x") for one in problems for i in range(4)]
                 seen = [weakref.ref(one) for one in samples]
                 groups = collector.collect(problems, samples, 4).wait()
                 assert [one.sample for g in groups for one in g.samples] == samples
@@ -81,19 +76,7 @@ def test_a_grade_that_does_not_come_is_named(tmp_path):
         grading = collector.begin(group_size=2)
         grading.expect([problem])
         for index, text in enumerate(("two", "hang")):
-            grading.add(
-                Sample(
-                    problem.id,
-                    index,
-                    np.array([5]),
-                    np.array([-1.0]),
-                    text,
-                    "stop",
-                    ((0, 0),),
-                    0,
-                    0,
-                )
-            )
+            grading.add(make_sample(problem.id, index, text=text))
         try:
             with pytest.raises(Stalled) as said, watch_progress(0.5, [waiting.grades(collector)]):
                 grading.wait()

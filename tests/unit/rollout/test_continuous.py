@@ -1,10 +1,8 @@
 """Groups that are sampled while the actor trains: the real sampler, grading, ledger and threads."""
 
-import contextlib
 import threading
 import time
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,39 +15,32 @@ from rlmath.rollout.continuous import ContinuousSampler
 from rlmath.rollout.ledger import LEDGER_FILE, Event, Ledger, events
 from rlmath.rollout.requests import EngineError, cut_sample
 from rlmath.training import group_source
-from rlmath.training.group_source import GroupSource
-from tests.unit.rollout import stand_ins
-from tests.unit.rollout.stand_ins import Engines, through_a_checkpoint
+from tests.support import fake_engines
+from tests.support.fake_engines import FakePool, FakeRun, through_a_checkpoint
 
 STEPS = 12
 FILTERED = ("algorithm.filter.keep=variance", "algorithm.filter.max_rounds=12")
 
 
 def sampler_of(*more, ledger=None):
-    made = stand_ins.sampler_of(
+    made = fake_engines.sampler_of(
         "rollout.schedule=continuous", f"runner.steps={STEPS}", *more, ledger=ledger
     )
     return ContinuousSampler(made._config, made._stream, ledger=ledger)
 
 
-class Pool(Engines):
+class Pool(FakePool):
     """Engines that finish a sample every ``sample_s`` seconds, until another thread cuts them."""
 
     def __init__(self, sample_s=0.0):
-        super().__init__(1, 0)
+        super().__init__()
         self.sample_s = sample_s
-        self.spec = SimpleNamespace(sleeps=False)
-        self.generation = None
-        self.has_weights_at_hand = True
-        self.fails = False
         self.is_cut = threading.Event()
         self.generating = False
-        self.rounds = 0
 
     def generate(self, requests, more, journal, outlasts_engines=False):
         assert not self.generating
         self.generating, queue = True, list(requests)
-        self.rounds += 1
         self.is_cut.clear()
         try:
             while True:
@@ -81,33 +72,12 @@ class Pool(Engines):
     def cut(self):
         self.is_cut.set()
 
-    def take_weights_away(self):
-        self.has_weights_at_hand = False
-
     def sync(self, version):
         assert not self.generating, "an engine would sample while its weights change"
-        self._version, self.has_weights_at_hand = version, True
-
-    def sleep(self): ...
-
-    def metrics(self):
-        return {}
+        super().sync(version)
 
 
-class Parts:
-    """A session, a monitor and a feed."""
-
-    def __init__(self, collector, pool, sampler, monkeypatch):
-        self.sampler, self.pool = sampler, pool
-        rewards = SimpleNamespace(set_step=lambda step, steps: None, metrics=dict)
-        session = SimpleNamespace(
-            config=sampler._config,
-            sampling=SimpleNamespace(pool=pool, rewards=rewards, collector=collector),
-        )
-        monitor = SimpleNamespace(phase=lambda _: contextlib.nullcontext())
-        monkeypatch.setattr(group_source, "weights_digest", lambda *_: None)
-        self.source = GroupSource(session, sampler, monitor)
-
+class Parts(FakeRun):
     def step(self, step, train_s=0.0):
         sampled = self.source.take(step)
         assert not self.pool.has_weights_at_hand
@@ -246,17 +216,3 @@ def test_grades_that_come_late_are_not_asked_for_again(monkeypatch):
         parts.source.close()
         collector.close()
     assert len(graded) == 2 * 4 * STEPS
-
-
-def test_without_a_lag_it_is_synchronous(collector, monkeypatch):
-    from rlmath.rollout.continuous import sampler_of as chosen
-
-    made = stand_ins.sampler_of("rollout.schedule=continuous", "rollout.max_lag=0")
-    assert type(chosen(made._config, made._stream)) is type(made)
-    usual = stand_ins.sampler_of()
-    for step in range(1, 4):
-        one, two = (
-            sampler.sample(step, Engines(step, step - 1), collector, contextlib.nullcontext)
-            for sampler in (usual, made)
-        )
-        assert stand_ins.anywhere(one) == stand_ins.anywhere(two)

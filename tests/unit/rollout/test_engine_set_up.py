@@ -193,7 +193,6 @@ def test_no_two_engines_or_runs_write_to_one_folder_of_compiled_code(
     # On the node's own disk.
     assert all(Path(folder).is_relative_to(node_cache()) for folder in used)
     # The next run finds what this one compiled, on the GPU where it did.
-    assert engines[1][0] is not None
     engines[1][0].close()
     assert engine(1)[1] == engines[1][1]
     monkeypatch.delenv("VLLM_CACHE_ROOT")

@@ -1,6 +1,5 @@
 """Ledgers that are not as the checkpoint left them, and how old trained tokens are."""
 
-import contextlib
 import json
 import os
 import tracemalloc
@@ -18,8 +17,8 @@ from rlmath.rollout.live_group import LiveGroup
 from rlmath.rollout.requests import Request
 from rlmath.training.checkpointing import Saver
 from rlmath.types import GradedSample, Group, Problem, Sample
-from tests.unit.rollout.stand_ins import (
-    Engines,
+from tests.support import fake_engines
+from tests.support.fake_engines import (
     anywhere,
     sampler_of,
     through_a_checkpoint,
@@ -29,8 +28,7 @@ SETTINGS = ("rollout.schedule=carry_over", "rollout.carry_over_tokens=8", "rollo
 
 
 def sample(sampler, step, collector):
-    engines = Engines(step, step - 1, 0.9)
-    return sampler.sample(step, engines, collector, contextlib.nullcontext)
+    return fake_engines.sample(sampler, step, collector, step, 0.9)[0]
 
 
 def two_steps(folder, collector):

@@ -13,14 +13,15 @@ from rlmath.rollout.ledger import LEDGER_FILE, Ledger, LedgerError
 from rlmath.rollout.requests import cut_sample
 from rlmath.rollout.resumed_groups import check_resumed_groups
 from rlmath.types import Group
-from tests.unit.rollout import test_continuous as continuous
-from tests.unit.rollout.stand_ins import (
+from tests.support import fake_engines
+from tests.support.fake_engines import (
     LONGEST,
     PROBLEMS,
     Engines,
     sampler_of,
     through_a_checkpoint,
 )
+from tests.unit.rollout import test_continuous as continuous
 
 CARRY_OVER = ("rollout.schedule=carry_over", "rollout.carry_over_tokens=4")
 
@@ -34,8 +35,7 @@ def carried_over(steps, collector, folder, *settings):
 
 
 def sample(sampler, step, collector):
-    engines = Engines(step, step - 1, spread=1.0)
-    return sampler.sample(step, engines, collector, contextlib.nullcontext)
+    return fake_engines.sample(sampler, step, collector, step, spread=1.0)[0]
 
 
 def resumed(state, step, folder, *settings):

@@ -3,7 +3,6 @@
 import contextlib
 import threading
 import time
-from types import SimpleNamespace
 
 import pytest
 
@@ -15,9 +14,10 @@ from rlmath.rollout.journal import SampleJournal
 from rlmath.rollout.ledger import LEDGER_FILE, Event, Ledger, LedgerError, events
 from rlmath.rollout.requests import EngineError
 from rlmath.training import group_source
-from rlmath.training.group_source import GroupSource
-from tests.unit.rollout.stand_ins import (
+from tests.support.fake_engines import (
     Engines,
+    FakePool,
+    FakeRun,
     anywhere,
     sampler_of,
     through_a_checkpoint,
@@ -61,16 +61,6 @@ def test_steps_do_not_depend_on_order_nor_on_a_restart(collector, extra, tmp_pat
     assert straight.ledger.balance == other.ledger.balance
 
 
-def test_without_a_lag_its_samples_are_those_of_synchronous(collector):
-    usual, other = sampler_of(), sampler_of(PIPELINED, "rollout.max_lag=0")
-    for step in range(1, 5):
-        one, two = (
-            sampler.sample(step, Engines(step, step - 1), collector, contextlib.nullcontext)
-            for sampler in (usual, other)
-        )
-        assert anywhere(one) == anywhere(two)
-
-
 def test_the_ledger_has_groups_as_admitted_in_the_step_before(collector, tmp_path):
     path = tmp_path / LEDGER_FILE
     sampler = sampler_of(PIPELINED, ledger=Ledger(path))
@@ -108,21 +98,13 @@ def test_a_state_is_that_of_its_moment(collector):
     assert encode() == expected != sampler.state_dict()
 
 
-class Pool(Engines):
-    """Engines whose weights are those of the last sync.
-
-    Args:
-        gate: Sampling ahead waits for it, when it is given.
-    """
+class Pool(FakePool):
+    """Engines that sample ahead once their gate is open, where they have one."""
 
     def __init__(self, gate=None):
-        super().__init__(1, 0)
+        super().__init__()
         self.gate = gate
-        self.spec = SimpleNamespace(sleeps=False)
-        self.generation = None
-        self.has_weights_at_hand = True
-        self.fails = False
-        self.sampled_with: list[int] = []
+        self.sampled_with = []
 
     def generate(self, requests, more, journal):
         self.sampled_with.append(self._version)
@@ -132,36 +114,12 @@ class Pool(Engines):
             raise EngineError("engine 0 failed")
         yield from super().generate(requests, more, journal)
 
-    def take_weights_away(self):
-        self.has_weights_at_hand = False
 
-    def sync(self, version):
-        self._version, self.has_weights_at_hand = version, True
-
-    def sleep(self): ...
-
-    def metrics(self):
-        return {}
-
-
-class Parts:
-    """A session, a monitor and a feed."""
-
+class Parts(FakeRun):
     def __init__(self, collector, pool, monkeypatch, *more):
-        self.set_step: list[int] = []
-        self.sampler = sampler_of(PIPELINED, f"runner.steps={STEPS}", *more)
-        self.pool, self.in_step = pool, "rollout.max_lag=0" in more
-        rewards = SimpleNamespace(
-            set_step=lambda step, steps: self.set_step.append(step), metrics=dict
-        )
-        session = SimpleNamespace(
-            config=self.sampler._config,
-            sampling=SimpleNamespace(pool=pool, rewards=rewards, collector=collector),
-            actor=SimpleNamespace(begin_load=lambda: None),
-        )
-        monitor = SimpleNamespace(phase=lambda _: contextlib.nullcontext())
-        monkeypatch.setattr(group_source, "weights_digest", lambda *_: None)
-        self.source = GroupSource(session, self.sampler, monitor)
+        sampler = sampler_of(PIPELINED, f"runner.steps={STEPS}", *more)
+        super().__init__(collector, pool, sampler, monkeypatch)
+        self.in_step = "rollout.max_lag=0" in more
 
     def step(self, step):
         sampled = self.source.take(step)
@@ -199,7 +157,6 @@ def test_a_failed_step_ends_what_is_sampled_ahead(collector, monkeypatch):
     pool = Pool(threading.Event())
     parts = Parts(collector, pool, monkeypatch)
     parts.source.take(1)
-    assert pool.gate is not None
     pool.gate.set()
     parts.source.close()
     assert parts.sampler.round is None, "it was not sampled to the end"

@@ -3,63 +3,37 @@ engines: in any order, they come out the same, and the same after a checkpoint."
 
 import contextlib
 import json
-import random
+from dataclasses import replace
 
 import numpy as np
+import pytest
 
-from rlmath.config.load import load
 from rlmath.data import ProblemStream
+from rlmath.rollout.continuous import sampler_of as chosen_sampler
 from rlmath.rollout.group_state import group_from_state, group_to_state
-from rlmath.rollout.requests import Request
 from rlmath.rollout.sampler import Sampler
 from rlmath.types import GradedSample, Group, Problem, Sample
-from tests.unit.rollout.stand_ins import PROBLEMS, score
+from tests.support import fake_engines
+from tests.support.fake_engines import PROBLEMS, Engines, anywhere, score
 
 
-class Engines:
-    """Answers requests in an order drawn from a seed, as ``RolloutPool.generate`` would."""
+class Truncating(Engines):
+    """Of 1 to 3 tokens, of which those of 3 are cut off."""
 
-    def __init__(self, order_seed):
-        self._draw = random.Random(order_seed)
-        self.requests: list[Request] = []
+    def length(self, seed):
+        return 1 + seed % 3
 
-    def generate(self, requests, more, journal):
-        queue = list(requests)
-        while True:
-            queue += more(not queue)
-            if not queue:
-                return
-            request = queue.pop(self._draw.randrange(len(queue)))
-            self.requests.append(request)
-            length = 1 + request.seed % 3
-            yield Sample(
-                request.problem_id,
-                request.index,
-                np.full(length, 5, np.int32),
-                np.full(length, -0.1, np.float32),
-                str(request.seed % 5),
-                "length" if length == 3 else "stop",
-                ((0, 0),),
-                request.seed,
-                0,
-            )
+    def _answer(self, request):
+        one = replace(super()._answer(request), engine=0)
+        return replace(one, finish_reason="length") if len(one.token_ids) == 3 else one
 
 
-def sampler_of(*overrides, at_least=1, **more):
-    given = ["model.path=m", "runner.run_dir=r", "algorithm.prompts_per_step=4"]
-    config = load(
-        [
-            *given,
-            "algorithm.group_size=2",
-            *(f"algorithm.{o}" for o in overrides),
-        ]
-    )
-    return Sampler(config, ProblemStream(PROBLEMS), at_least, **more)
+def sampler_of(*overrides, **more):
+    return fake_engines.sampler_of(*(f"algorithm.{one}" for one in overrides), **more)
 
 
 def sample(sampler, step, collector, order_seed=0):
-    engines = Engines(order_seed)
-    return sampler.sample(step, engines, collector, contextlib.nullcontext)
+    return sampler.sample(step, Truncating(order_seed, 0), collector, contextlib.nullcontext)
 
 
 FILTERED = ("filter.keep=variance", "filter.oversample=3", "filter.max_rounds=9")
@@ -145,7 +119,7 @@ def test_lengths_come_in_stages(collector):
     stages = "[{first_step: 1, max_response_tokens: 8}, {first_step: 3, max_response_tokens: 16}]"
     sampler = sampler_of(f"curriculum.length_stages={stages}")
     assert [sampler.max_response_tokens(step) for step in (1, 2, 3, 9)] == [8, 8, 16, 16]
-    engines = Engines(0)
+    engines = Truncating(0, 0)
     sampler.sample(2, engines, collector, contextlib.nullcontext)
     assert {request.max_tokens for request in engines.requests} == {8}
 
@@ -171,3 +145,13 @@ def test_carried_over_arrays_are_compact_in_a_checkpoint_and_exact():
     state = json.loads(json.dumps(group_to_state(group)))
     assert isinstance(state["samples"][0]["sample"]["token_ids"], str)
     assert group_from_state(state, problem) == group
+
+
+@pytest.mark.parametrize("schedule", ["pipelined", "continuous"])
+def test_schedule_without_lag_samples_what_synchronous_samples(collector, schedule):
+    usual = fake_engines.sampler_of()
+    other = fake_engines.sampler_of(f"rollout.schedule={schedule}", "rollout.max_lag=0")
+    assert type(chosen_sampler(other._config, other._stream)) is Sampler
+    for step in range(1, 5):
+        one, two = (fake_engines.sample(each, step, collector, step)[0] for each in (usual, other))
+        assert anywhere(one) == anywhere(two)

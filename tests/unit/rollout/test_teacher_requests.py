@@ -20,7 +20,7 @@ from rlmath.rollout import teacher_server
 from rlmath.rollout.teacher import EngineTeacher, TeacherError, TeacherScores, ToScore
 from rlmath.rollout.teacher_server import ServerTeacher
 from rlmath.training.session import server_teacher
-from rlmath.types import GradedSample, Group, Problem, Sample
+from tests.support.samples import make_group, make_sample
 
 
 def log_prob(place, token):
@@ -106,23 +106,14 @@ def teacher(server, **options):
 def sequences(count=3):
     made = []
     for i in range(count):
-        tokens = np.arange(10 * i, 10 * i + 2 + i, dtype=np.int32)
-        sample = Sample(
-            f"p{i}", 0, tokens, np.zeros(2 + i, np.float32), "", "stop", ((0, 0),), 0, 0
-        )
+        sample = make_sample(f"p{i}", tokens=range(10 * i, 10 * i + 2 + i))
         made.append(ToScore(f"p{i}/0", (7, 8, 9)[: 1 + i], sample))
     return made
 
 
 def group(count):
     """One of each sequence."""
-    return [
-        Group(
-            Problem(one.sample.problem_id, "?", one.prompt_token_ids, ()),
-            (GradedSample(one.sample, None, None, "ungraded"),),
-        )
-        for one in sequences(count)
-    ]
+    return [make_group([one.sample], [None], one.prompt_token_ids) for one in sequences(count)]
 
 
 def score(teacher, count):
@@ -161,11 +152,9 @@ def test_a_run_asks_the_server_of_its_settings(server):
     # 64 prompt + 64 response + 1 token.
     with pytest.raises(UserError, match=r"takes 64 tokens there.* make 129"):
         found = server_teacher(config)
-        assert found is not None
         found.probe()
     server.models = [{"id": "other"}, {"id": "teacher", "max_model_len": 129}]
     found = server_teacher(config)
-    assert found is not None
     found.probe()
     assert found.submit(sequences(1)[0]).result(5).tolist() == pytest.approx(
         wanted(sequences(1)[0])

@@ -4,7 +4,6 @@ import contextlib
 from dataclasses import replace
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from rlmath.algorithms.alignment import Alignment
@@ -13,7 +12,8 @@ from rlmath.batching.from_groups import sampled_sequences
 from rlmath.rollout.requests import Request
 from rlmath.training.checks.base import AfterSync, BeforeUpdate
 from rlmath.training.gate import AlignmentError
-from rlmath.types import GradedSample, Group, Problem, Sample
+from rlmath.types import GradedSample, Group, Problem
+from tests.support.samples import make_sample
 from tests.unit.training.test_log_prob_gate import session_of
 
 NOW = 4
@@ -26,17 +26,8 @@ def group(version, problem="p"):
 
 
 def sample_of(request, version, difference):
-    return Sample(
-        request.problem_id,
-        request.index,
-        np.arange(3, dtype=np.int32),
-        np.full(3, -1.0 - difference, np.float32),
-        "",
-        "stop",
-        ((version, 0),),
-        request.seed,
-        0,
-    )
+    values = {"log_probs": -1.0 - difference, "version": version, "seed": request.seed}
+    return make_sample(request.problem_id, request.index, 3, **values)
 
 
 def session(difference, *, sleeps=False, engines=2, keeps_kv=False):

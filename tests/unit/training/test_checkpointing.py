@@ -139,7 +139,6 @@ def test_a_run_that_began_from_another_ones_checkpoint_is_saved_in_its_own_folde
     other.save()
     store = CheckpointStore(tmp_path / "own", keep=1)
     theirs = store.resume(str(tmp_path / "other" / "step_000050"))
-    assert theirs is not None
 
     def cut_short():
         saver = Saver(store, ranks, {})

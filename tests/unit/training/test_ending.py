@@ -9,7 +9,6 @@ import sys
 import time
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from rlmath.checks.attempts import ATTEMPTS_FILE
@@ -23,8 +22,8 @@ from rlmath.training.grace import Grace
 from rlmath.training.loop import curves_if_interrupted
 from rlmath.training.metrics import rollout_metrics
 from rlmath.training.summary import ending, summarize
-from rlmath.types import GradedSample, Group, Problem, Sample
 from rlmath.utils.ending_signals import ENDING_SIGNALS, ending_by_exit, signals_wait
+from tests.support.samples import make_group, make_sample
 
 
 def steps(run_dir, count=3):
@@ -132,28 +131,7 @@ def test_the_standard_error_of_a_reward_is_over_problems():
     """Equal samples of one problem are no evidence."""
 
     def group(number, rewards):
-        problem = Problem(f"p{number}", "?", (1,), ("2",))
-        samples = [
-            Sample(
-                problem.id,
-                index,
-                np.array([1], np.int32),
-                np.zeros(1, np.float32),
-                "x",
-                "stop",
-                ((0, 0),),
-                0,
-                0,
-            )
-            for index in range(len(rewards))
-        ]
-        return Group(
-            problem,
-            tuple(
-                GradedSample(sample, reward, None, "ungraded")
-                for sample, reward in zip(samples, rewards, strict=True)
-            ),
-        )
+        return make_group([make_sample(f"p{number}", i) for i in range(len(rewards))], rewards)
 
     metrics = rollout_metrics([group(0, [1.0] * 8), group(1, [0.0] * 8), group(2, [None])])
     # Means 1 and 0: deviation sqrt(1/2), over sqrt(2) problems.

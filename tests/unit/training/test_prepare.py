@@ -5,7 +5,6 @@ import pickle
 from types import SimpleNamespace
 from unittest import mock
 
-import numpy as np
 import pytest
 import torch
 
@@ -22,7 +21,8 @@ from rlmath.training.mismatch import mismatch_metrics
 from rlmath.training.plan import complete, plan_step
 from rlmath.training.step import log_update
 from rlmath.training.step_batch import StepBatch
-from rlmath.types import GradedSample, Group, Problem, Sample
+from rlmath.types import Group
+from tests.support.samples import make_group, make_sample
 
 GIVEN = ["model.path=tiny", "runner.run_dir=r", "alignment.max_mean_exp_abs_diff=9"]
 # Rewards and response lengths of two groups of two.
@@ -84,22 +84,10 @@ def rows_of(shard):
 
 def groups():
     samples = [
-        GradedSample(
-            Sample(
-                f"p{i // 2}",
-                i % 2,
-                np.arange(10 * i, 10 * i + n, dtype=np.int32),
-                np.full(n, -1.0, np.float32),
-                *("", "stop", ((4, 0),), 0, 0),
-            ),
-            reward,
-            None,
-            "ungraded",
-        )
-        for i, (reward, n) in enumerate(zip(REWARDS, LENGTHS, strict=True))
+        make_sample(f"p{i // 2}", i % 2, range(10 * i, 10 * i + n), log_probs=-1.0, version=4)
+        for i, n in enumerate(LENGTHS)
     ]
-    problems = [Problem(f"p{i}", "?", (1, 2), ("2",)) for i in range(2)]
-    return [Group(problem, tuple(samples[2 * i : 2 * i + 2])) for i, problem in enumerate(problems)]
+    return [make_group(samples[i : i + 2], REWARDS[i : i + 2]) for i in (0, 2)]
 
 
 def prepared(*overrides, kl_coef=0.0, given=None, teacher=None):

@@ -103,7 +103,6 @@ def test_the_engines_values_are_whole():
     models = [Model(0), Model(1)]
     pool = pool_of(models)
     values = engine_values(pool, list(range(TOKENS)), 1)
-    assert values is not None
     x = 2 * torch.arange(float(TOKENS))[:, None].expand(-1, WIDTH)
     assert torch.equal(values[-1, EMBEDDING], x)
     assert torch.equal(values[0, "input_norm"], 2 * x)

@@ -1,11 +1,16 @@
-"""What tests of schedules share: problems, rewards, and samples of made-up lengths for engines."""
+"""Fakes of engines and of a run around them, for tests of schedules: samples have made-up lengths.
 
+The sampler, stream, grading, filters, ledger and group source around them are the real ones.
+"""
+
+import contextlib
 import json
 import random
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,9 +18,10 @@ import numpy as np
 from rlmath.checkpoint.driver_state import read_driver_state, write_driver_state
 from rlmath.config.load import load
 from rlmath.data import ProblemStream
-from rlmath.rollout.ledger import Ledger
 from rlmath.rollout.requests import Request
 from rlmath.rollout.sampler import Sampled, Sampler
+from rlmath.training import group_source
+from rlmath.training.group_source import GroupSource
 from rlmath.types import Problem, Sample
 
 PROBLEMS = [Problem(f"d:{i}", f"p{i}", (1, i), ("0",)) for i in range(10)]
@@ -73,7 +79,7 @@ def score(completions: Sequence[str], **_: Any) -> list[float | None]:
     return [None if text == "4" else float(text in "01") for text in completions]
 
 
-def sampler_of(*overrides: str, ledger: Ledger | None = None, problems: int = 10) -> Sampler:
+def sampler_of(*overrides: str, problems: int = 10, **more: Any) -> Sampler:
     given = [
         "model.path=m",
         "runner.run_dir=r",
@@ -82,7 +88,7 @@ def sampler_of(*overrides: str, ledger: Ledger | None = None, problems: int = 10
         f"rollout.max_response_tokens={LONGEST}",
     ]
     config = load([*given, *overrides])
-    return Sampler(config, ProblemStream(PROBLEMS[:problems]), ledger=ledger)
+    return Sampler(config, ProblemStream(PROBLEMS[:problems]), **more)
 
 
 def through_a_checkpoint(sampler: Sampler, folder: Path) -> dict[str, Any]:
@@ -100,3 +106,52 @@ def anywhere(sampled: Sampled) -> Any:
         [(replace(one.sample, engine=0), one.reward) for one in group.samples]
         for group in sampled.groups
     ], sampled.metrics
+
+
+def sample(
+    sampler: Sampler, step: int, collector: Any, order_seed: int = 0, spread: float = 0.5
+) -> tuple[Sampled, Engines]:
+    """A step's groups from fake engines that have the weights of the step before."""
+    engines = Engines(order_seed, step - 1, spread)
+    return sampler.sample(step, engines, collector, contextlib.nullcontext), engines  # type: ignore
+
+
+class FakePool(Engines):
+    """A pool of engines whose weights are those of the last sync."""
+
+    def __init__(self) -> None:
+        super().__init__(1, 0)
+        self.spec = SimpleNamespace(sleeps=False)
+        self.generation = None
+        self.has_weights_at_hand = True
+        self.fails = False
+
+    def take_weights_away(self) -> None:
+        self.has_weights_at_hand = False
+
+    def sync(self, version: int) -> None:
+        self._version, self.has_weights_at_hand = version, True
+
+    def sleep(self) -> None: ...
+
+    def metrics(self) -> dict[str, float]:
+        return {}
+
+
+class FakeRun:
+    """The real group source of a sampler, with fakes of session, monitor and actor around it."""
+
+    def __init__(self, collector: Any, pool: FakePool, sampler: Sampler, monkeypatch: Any) -> None:
+        self.sampler, self.pool = sampler, pool
+        self.set_step: list[int] = []
+        rewards = SimpleNamespace(
+            set_step=lambda step, steps: self.set_step.append(step), metrics=dict
+        )
+        session: Any = SimpleNamespace(
+            config=sampler._config,
+            sampling=SimpleNamespace(pool=pool, rewards=rewards, collector=collector),
+            actor=SimpleNamespace(begin_load=lambda: None),
+        )
+        monitor: Any = SimpleNamespace(phase=lambda _: contextlib.nullcontext())
+        monkeypatch.setattr(group_source, "weights_digest", lambda *_: None)
+        self.source = GroupSource(session, sampler, monitor)

@@ -1,0 +1,48 @@
+"""Samples and groups that no engine made."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from rlmath.types import GradedSample, Group, Problem, Sample
+
+
+def make_sample(
+    problem: str = "p",
+    index: int = 0,
+    tokens: int | Sequence[int] = 1,
+    *,
+    log_probs: Any = 0.0,
+    version: int = 0,
+    **changes: Any,
+) -> Sample:
+    """A finished sample of one version of the weights.
+
+    Args:
+        tokens: Their ids, or how many; they count from 0 then.
+        log_probs: Of each token, or of all.
+        changes: Other fields.
+    """
+    ids = np.array(range(tokens) if isinstance(tokens, int) else tokens, np.int32)
+    fields = {
+        "text": "",
+        "finish_reason": "stop",
+        "spans": ((version, 0),),
+        "seed": index,
+        "engine": 0,
+        **changes,
+    }
+    values = np.broadcast_to(np.asarray(log_probs, np.float32), ids.shape).copy()
+    return Sample(problem, index, ids, values, **fields)
+
+
+def make_group(
+    samples: Sequence[Sample], rewards: Sequence[float | None], prompt: Sequence[int] = (1, 2)
+) -> Group:
+    """The ungraded samples of one problem, with the reward of each."""
+    graded = (
+        GradedSample(one, reward, None, "ungraded")
+        for one, reward in zip(samples, rewards, strict=True)
+    )
+    return Group(Problem(samples[0].problem_id, "?", tuple(prompt), ("2",)), tuple(graded))
