@@ -245,9 +245,12 @@ def _attribute(owner: Any, name: str) -> Any:
 
 
 def attributes(found: Any) -> frozenset[str]:
-    """Attributes of an object, module or class; of a class also what is assigned to ``self``."""
+    """Attributes of an object, module or class, with what a class assigns to ``self``; a mapping's
+    keys."""
     if isinstance(found, Source):
         return _of_class_source(found)
+    if isinstance(found, Mapping):
+        return frozenset(found)
     if inspect.isclass(found):
         names = set(dir(found))
         for base in found.__mro__:

@@ -2,6 +2,8 @@
 
 import pytest
 
+from rlmath.actor.fusions import fusion_settings
+from rlmath.rollout.requests import FLASHINFER_VARIABLES
 from tests.contracts.contract import check
 from tests.contracts.rows import FOLDER, read_rows
 
@@ -21,3 +23,11 @@ def test_contract_row_holds_for_installed_package(row):
 def test_contract_tables_have_rows_and_each_says_what_breaks():
     assert len(ROWS) > 250 and all(TABLES.values())
     assert all(row.breaks for rows in TABLES.values() for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("table", "names"),
+    [("megatron_model", set(fusion_settings(True))), ("vllm_engine", set(FLASHINFER_VARIABLES))],
+)
+def test_contract_rows_name_every_setting_that_the_code_sets(table, names):
+    assert names <= {name for row in TABLES[table] for name in (*row.fields, *row.has)}

@@ -322,8 +322,8 @@ def test_package_has_one_model_only(tmp_path):
 
 def test_unreachable_hub_falls_back_to_package_for_smollm2_only(tmp_path, monkeypatch):
     made = []
-    monkeypatch.setattr(toolkit, "fetch_from_hub", lambda name, target: "no network")
-    monkeypatch.setattr(toolkit, "convert_package", made.append)
+    monkeypatch.setattr(small_model, "fetch_from_hub", lambda name, target: "no network")
+    monkeypatch.setattr(small_model, "convert_package", made.append)
     assert small_model.main([str(tmp_path / "a")]) == 0
     assert made == [tmp_path / "a"]
     for arguments in (["--name", "qwen3-0.6b"], ["--from", "hub"]):
