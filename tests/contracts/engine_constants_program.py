@@ -8,7 +8,6 @@ import json
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 
@@ -42,7 +41,7 @@ SIZES = {
 HEALTHY, EPSILON, THETA = "healthy", "epsilon", "theta"
 
 
-def main(work: Path) -> None:
+def main(work):
     found = {}
     for number, family in enumerate(FAMILIES):
         folder = work / family
@@ -54,7 +53,7 @@ def main(work: Path) -> None:
     print(json.dumps(found))
 
 
-def modules_of(folder: Path, store: Path | None) -> Any:
+def modules_of(folder, store):
     """vLLM's model in bfloat16, the type in which the gate is blind to an epsilon.
 
     Args:
@@ -83,11 +82,11 @@ def modules_of(folder: Path, store: Path | None) -> Any:
             torch.set_default_dtype(torch.float32)
 
 
-def said_of(folder: Path, model: Any) -> dict[str, str | None]:
+def said_of(folder, model):
     spec = read_model_spec(folder)
     worker = SimpleNamespace(model_runner=SimpleNamespace(get_model=lambda: model))
 
-    def said() -> str | None:
+    def said():
         return wrong_constant(worker_constants(worker), spec)
 
     found = {HEALTHY: said()}

@@ -9,16 +9,11 @@ allocator does, which is where a missing wait for a reader shows.
 Only the thread that made it is looked at: others stand for other processes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
 import weakref
-from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -30,21 +25,21 @@ Clock = dict[str, int]
 class Stream:
     """A stream by its label."""
 
-    def __init__(self, cuda: FakeCuda, label: str) -> None:
+    def __init__(self, cuda, label):
         self._cuda, self.label = cuda, label
         self.clock: Clock = {}
 
-    def wait_stream(self, other: Stream) -> None:
+    def wait_stream(self, other):
         self.wait_event(other.record_event())
 
-    def wait_event(self, event: Clock) -> None:
+    def wait_event(self, event):
         if self._cuda.is_here:
             _merge(self.clock, event)
 
-    def record_event(self, event: Any = None) -> Clock:
+    def record_event(self, event=None):
         return dict(self.clock)
 
-    def synchronize(self) -> None:
+    def synchronize(self):
         if self._cuda.is_here:
             _merge(self._cuda.host, self.clock)
 
@@ -57,7 +52,7 @@ class FakeCuda:
         host: What the host has waited for.
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.default = Stream(self, "default")
         self.streams = [self.default]
         self.host: Clock = {}
@@ -67,20 +62,20 @@ class FakeCuda:
         self._comm = Stream(self, "nccl")
 
     @property
-    def is_here(self) -> bool:
+    def is_here(self):
         return threading.get_ident() == self._thread
 
     @property
-    def current(self) -> Stream:
-        found: Stream = getattr(self._here, "stream", self.default)
+    def current(self):
+        found = getattr(self._here, "stream", self.default)
         return found
 
-    def new_stream(self, *_: Any, **__: Any) -> Stream:
+    def new_stream(self, *_, **__):
         self.streams.append(Stream(self, f"stream {len(self.streams)}"))
         return self.streams[-1]
 
     @contextlib.contextmanager
-    def stream(self, stream: Stream) -> Iterator[None]:
+    def stream(self, stream):
         before = self.current
         self._here.stream = stream
         try:
@@ -88,25 +83,25 @@ class FakeCuda:
         finally:
             self._here.stream = before
 
-    def synchronize(self, *_: Any) -> None:
+    def synchronize(self, *_):
         for stream in (*self.streams, self._comm):
             stream.synchronize()
 
-    def tick(self) -> Clock:
+    def tick(self):
         """An operation is queued on the current stream: its clock."""
         stream = self.current
         _merge(stream.clock, self.host)
         stream.clock[stream.label] = stream.clock.get(stream.label, 0) + 1
         return dict(stream.clock)
 
-    def collective(self, *_: Any, **__: Any) -> Work:
+    def collective(self, *_, **__):
         """As NCCL does one: on its own stream, after the current one."""
         self._comm.wait_stream(self.current)
         with self.stream(self._comm):
             self.tick()
         return Work(self, self._comm.record_event())
 
-    def install(self, patch: pytest.MonkeyPatch, device: str) -> None:
+    def install(self, patch, device):
         """Answer torch's CUDA calls; ``device`` takes the place of ``cuda``."""
         cuda = torch.cuda
         patch.setattr(cuda, "Stream", self.new_stream)
@@ -120,18 +115,18 @@ class FakeCuda:
         patch.setattr(torch.accelerator, "synchronize", self.synchronize)
         empty = torch.empty
 
-        def on_device(*size: Any, **options: Any) -> torch.Tensor:
+        def on_device(*size, **options):
             if str(options.get("device", "")).startswith("cuda"):
                 options["device"] = device
             return empty(*size, **options)
 
         patch.setattr(torch, "empty", on_device)
 
-    def install_messages(self, patch: pytest.MonkeyPatch) -> None:
+    def install_messages(self, patch):
         """Play broadcasts, and messages in batches. One by one NCCL opens a communicator for each
         pair of ranks, so there are none of those."""
 
-        def batch(operations: list[Any]) -> list[Work]:
+        def batch(operations):
             assert operations, "NCCL refuses a batch of nothing"
             return [self.collective()]
 
@@ -147,17 +142,17 @@ class _Properties:
 class Work:
     """A message on its way; the current stream waits for it."""
 
-    def __init__(self, cuda: FakeCuda, done: Clock) -> None:
+    def __init__(self, cuda, done):
         self._cuda, self._done = cuda, done
 
-    def wait(self) -> None:
+    def wait(self):
         self._cuda.current.wait_event(self._done)
 
 
 class Races(TorchDispatchMode):
     """Notes every operation of the block, and what it reads and writes."""
 
-    def __init__(self, cuda: FakeCuda) -> None:
+    def __init__(self, cuda):
         super().__init__()
         self._cuda = cuda
         self._slots: dict[int, int] = {}
@@ -166,9 +161,7 @@ class Races(TorchDispatchMode):
         self._read: dict[int, list[Clock]] = {}
         self._count = 0
 
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         out = function(*args, **kwargs)
         schema, name = function._schema, str(function)
@@ -176,7 +169,7 @@ class Races(TorchDispatchMode):
             self._note(name, schema, args, kwargs, out)
         return out
 
-    def _note(self, name: str, schema: Any, args: Any, kwargs: Any, out: Any) -> None:
+    def _note(self, name, schema, args, kwargs, out):
         given = dict(zip((a.name for a in schema.arguments), args, strict=False)) | kwargs
         mutable = {a.name for a in schema.arguments if a.alias_info and a.alias_info.is_write}
         reads = {self._slot(t) for k in given.keys() - mutable for t in _tensors(given[k])}
@@ -196,11 +189,11 @@ class Races(TorchDispatchMode):
                 self._ordered(name, slot, clock, before)
             self._written[slot], self._read[slot] = clock, []
 
-    def _ordered(self, name: str, slot: int, clock: Clock, before: Clock | None) -> None:
+    def _ordered(self, name, slot, clock, before):
         if before is not None and any(clock.get(k, 0) < v for k, v in before.items()):
             self._cuda.races.append(f"{name} on {self._cuda.current.label}, memory {slot}")
 
-    def _slot(self, tensor: torch.Tensor) -> int:
+    def _slot(self, tensor):
         storage = tensor.untyped_storage()
         key = storage._cdata
         if key not in self._slots:
@@ -212,7 +205,7 @@ class Races(TorchDispatchMode):
             weakref.finalize(storage, self._give_back, key, pool)
         return self._slots[key]
 
-    def _give_back(self, key: int, pool: list[int]) -> None:
+    def _give_back(self, key, pool):
         pool.append(self._slots.pop(key))
 
 
@@ -223,15 +216,13 @@ class LiveBytes(TorchDispatchMode):
         device: ``cpu`` or ``meta``.
     """
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device):
         super().__init__()
         self._device = device
         self._sizes: dict[int, int] = {}
         self.live = self.peak = 0
 
-    def __torch_dispatch__(
-        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         out = function(*args, **(kwargs or {}))
         # A view's storage was there before, perhaps from before this block.
         if not any(a.alias_info for a in function._schema.arguments):
@@ -239,7 +230,7 @@ class LiveBytes(TorchDispatchMode):
                 self._add(tensor)
         return out
 
-    def _add(self, tensor: torch.Tensor) -> None:
+    def _add(self, tensor):
         storage = tensor.untyped_storage()
         key = storage._cdata
         if tensor.device.type == self._device and key not in self._sizes:
@@ -248,14 +239,14 @@ class LiveBytes(TorchDispatchMode):
             self.peak = max(self.peak, self.live)
             weakref.finalize(storage, self._drop, key)
 
-    def _drop(self, key: int) -> None:
+    def _drop(self, key):
         self.live -= self._sizes.pop(key)
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
+def _tensors(value):
     return (t for t in tree_iter(value) if isinstance(t, torch.Tensor))
 
 
-def _merge(into: Clock, other: Clock) -> None:
+def _merge(into, other):
     for label, count in other.items():
         into[label] = max(into.get(label, 0), count)

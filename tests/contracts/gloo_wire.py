@@ -3,17 +3,13 @@
 What opens, numbers and cuts stays vLLM's: only the communicator and CUDA's streams are played.
 """
 
-from __future__ import annotations
-
 import contextlib
-from collections.abc import Iterator
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 TIMEOUT = timedelta(seconds=60)
 
@@ -27,9 +23,9 @@ class GlooCommunicator:
         num_bytes: Of all messages.
     """
 
-    opened: ClassVar[list[GlooCommunicator]] = []
+    opened: ClassVar[list] = []
 
-    def __init__(self, address: str, port: int, rank: int, world_size: int, device: Any) -> None:
+    def __init__(self, address, port, rank, world_size, device):
         store = dist.TCPStore(address, port, world_size, is_master=rank == 0, timeout=TIMEOUT)
         self._group: Any = dist.ProcessGroupGloo(store, rank, world_size, TIMEOUT)
         self.rank, self.world_size = rank, world_size
@@ -37,7 +33,7 @@ class GlooCommunicator:
         self.num_bytes = 0
         self.opened.append(self)
 
-    def broadcast(self, tensor: Tensor, src: int) -> None:
+    def broadcast(self, tensor, src):
         assert tensor.is_contiguous()
         options = dist.BroadcastOptions()
         options.rootRank = src
@@ -45,21 +41,21 @@ class GlooCommunicator:
         self.roots.add(src)
         self.num_bytes += tensor.nbytes
 
-    def destroy(self) -> None:
+    def destroy(self):
         self._group = None
 
 
 class _Stream:
-    def synchronize(self) -> None:
+    def synchronize(self):
         pass
 
 
 @contextlib.contextmanager
-def _stream(stream: Any) -> Iterator[None]:
+def _stream(stream):
     yield
 
 
-def install() -> None:
+def install():
     """In this process, for good. Imports what loads much, which must not happen later."""
     from vllm.distributed.weight_transfer import nccl_common
     from vllm.model_executor.model_loader import mtp_validation, reload  # noqa: F401
@@ -71,7 +67,7 @@ def install() -> None:
     nccl_common.stateless_init_process_group = GlooCommunicator
 
 
-def worker_of(worker: int, workers: int) -> Any:
+def worker_of(worker, workers):
     """What vLLM tells a weight transfer engine of its worker."""
     parallel = SimpleNamespace(data_parallel_index=0, world_size=workers, rank=worker)
     return SimpleNamespace(parallel_config=parallel, model_config=None)

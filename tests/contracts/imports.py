@@ -2,7 +2,6 @@
 
 import ast
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -10,14 +9,14 @@ FOLDERS = ("rlmath", "toolkits")
 LIBRARIES = ("vllm", "megatron", "ray", "transformers")
 
 
-def imported_names(libraries: tuple[str, ...] = LIBRARIES) -> dict[tuple[str, str], list[str]]:
+def imported_names(libraries=LIBRARIES):
     """Where each name of a library is imported or reached, inside functions as well.
 
     Returns:
         Files by module and name; the name is empty where the module itself is imported. Names that
         are reached through an imported module (``ray.util.get_node_ip_address``) count too.
     """
-    found: dict[tuple[str, str], set[str]] = {}
+    found = {}
     for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):
             text = path.read_text(encoding="utf-8")
@@ -30,8 +29,8 @@ def imported_names(libraries: tuple[str, ...] = LIBRARIES) -> dict[tuple[str, st
     return {key: sorted(files) for key, files in sorted(found.items())}
 
 
-def _of_tree(tree: ast.Module, libraries: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    aliases: dict[str, str] = {}
+def _of_tree(tree, libraries):
+    aliases = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.level == 0:
             module = node.module or ""
@@ -51,8 +50,8 @@ def _of_tree(tree: ast.Module, libraries: tuple[str, ...]) -> Iterator[tuple[str
     for node in ast.walk(tree):
         if not isinstance(node, ast.Attribute) or id(node) in outer:
             continue
-        names: list[str] = []
-        inner: ast.expr = node
+        names = []
+        inner = node
         while isinstance(inner, ast.Attribute):
             names.append(inner.attr)
             inner = inner.value

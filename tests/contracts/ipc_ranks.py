@@ -11,7 +11,6 @@ import os
 import sys
 import time
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import ray
@@ -35,13 +34,13 @@ READ_S = 0.1
 class Engine:
     """A handle that notes what it is called with; its workers are on two GPUs."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number):
         self.gpus = [f"GPU-{WIDTH * number + i}" for i in range(WIDTH)]
         self.calls: list[tuple[str, list[str]]] = []
         self.read_s: list[float] = []
 
-    def __getattr__(self, method: str) -> Any:
-        def remote(*arguments: Any) -> Any:
+    def __getattr__(self, method):
+        def remote(*arguments):
             if method == "call_workers":
                 return [WorkerPlace(gpu, None) for gpu in self.gpus]
             handles = arguments[0].get("ipc_handles", {}) if arguments and method[0] == "u" else {}
@@ -56,17 +55,17 @@ class Engine:
 class Source:
     """Six tensors of three buckets, on every rank."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.tensors = [TensorMeta(f"t{i}", (256, 1024), torch.bfloat16) for i in range(6)]
         self.buckets = cut_into_buckets(self.tensors, 1)
 
-    def gather(self, destination: int | None, routes: None) -> Any:
+    def gather(self, destination, routes):
         assert destination is None
         for bucket in self.buckets:
             yield [(t.meta.name, torch.zeros(t.meta.shape).bfloat16()) for t in bucket.tensors]
 
 
-def rank_program(rank: int, store: str, answers: Any) -> None:
+def rank_program(rank, store, answers):
     """One rank, from ``connect`` to the end of two updates."""
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
     patch = pytest.MonkeyPatch()
@@ -76,10 +75,10 @@ def rank_program(rank: int, store: str, answers: Any) -> None:
     patch.setattr(packed_tensor, "reduce_tensor", lambda _: (None, (*range(6), 0, rank)))
     patch.setattr(ray, "get", lambda refs: refs)
     engines = tuple(Engine(number) for number in range(RANKS // WIDTH))
-    full_s: list[float] = []
+    full_s = []
     gather_handles = ipc.IpcTrainer._all_gather_and_merge_handles
 
-    def noted_handles(trainer: Any, handles: Any) -> Any:
+    def noted_handles(trainer, handles):
         full_s.append(time.monotonic())
         return gather_handles(trainer, handles)
 
@@ -88,11 +87,11 @@ def rank_program(rank: int, store: str, answers: Any) -> None:
     plan = plans_of_ranks(whole, [f"GPU-{number}" for number in range(RANKS)])[rank]
     source = Source()
     connection = connect(plan, source, Platform("cuda", "gloo", "local"))
-    of_world: list[str] = []
+    of_world = []
     for name in ("barrier", "all_gather_object", "broadcast_object_list"):
         original = getattr(dist, name)
 
-        def noted(*arguments: Any, name: str = name, original: Any = original, **named: Any) -> Any:
+        def noted(*arguments, name=name, original=original, **named):
             if named.get("group") is None:
                 of_world.append(name)
             return original(*arguments, **named)
@@ -107,7 +106,7 @@ def rank_program(rank: int, store: str, answers: Any) -> None:
     dist.destroy_process_group()
 
 
-def main() -> None:
+def main():
     context = multiprocessing.get_context("fork")
     answers = context.Queue()
     store = f"{sys.argv[1]}/store"

@@ -1,7 +1,5 @@
 """What ``te_layers_program`` has to find, whether Transformer Engine is its stand-in or itself."""
 
-from typing import Any
-
 _DENSE = {
     "input_layernorm": "IdentityOp",
     "self_attention.linear_qkv": "TELayerNormColumnParallelLinear",
@@ -51,7 +49,7 @@ FLAGS = {
 }
 
 
-def check(case: str, found: dict[str, Any], *, marks: bool) -> None:
+def check(case, found, *, marks):
     """Asserts what one case's description has to say.
 
     Args:
@@ -73,7 +71,7 @@ def check(case: str, found: dict[str, Any], *, marks: bool) -> None:
     _names(case, found, marks)
 
 
-def _names(case: str, found: dict[str, Any], marks: bool) -> None:
+def _names(case, found, marks):
     """Parameters have the names that weights are loaded and sent by."""
     from rlmath.model.families import When
     from rlmath.model.spec import model_spec
@@ -82,7 +80,7 @@ def _names(case: str, found: dict[str, Any], marks: bool) -> None:
 
     of = CASES[case]
     spec = model_spec(hf_config(of["kind"], of.get("tied", False)).to_dict())
-    known: set[str] = set()
+    known = set()
     here = spec.experts // of.get("ep", 1)
     for entry, layer, expert in walk(spec):
         if entry.when is When.tied or (expert is not None and expert >= here):

@@ -5,13 +5,11 @@ stand-in, and prints what its products saw, as JSON. For a separate process.
 """
 
 import json
-from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from tests.contracts.te_layers_program import hf_config, with_stand_in
 
@@ -25,7 +23,7 @@ _COPIES = "_fp8_workspaces"
 
 
 @contextmanager
-def one_rank() -> Iterator[None]:
+def one_rank():
     from megatron.core import parallel_state, tensor_parallel
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -39,7 +37,7 @@ def one_rank() -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def describe(platform: Any, recompute: dict[str, Any]) -> dict[str, Any]:
+def describe(platform, recompute):
     """A minibatch in two runs of the schedule, with passes without gradients around them."""
     from rlmath.actor.fp8 import prepare_for_fp8, without_fp8
     from rlmath.actor.head import head_of
@@ -80,37 +78,37 @@ def describe(platform: Any, recompute: dict[str, Any]) -> dict[str, Any]:
         for i in range(len(lengths))
     ]
 
-    def log_probs_of(_: Any, log_probs: Tensor, __: Tensor) -> tuple[Tensor, Tensor]:
+    def log_probs_of(_, log_probs, __):
         return -log_probs.sum(), log_probs.detach().clone()
 
     on_output = of_log_probs(
         log_probs_of, temperature=1.0, vocab_size=spec.vocab, head=head_of(model)
     )
 
-    def products() -> list[list[Any]]:
+    def products():
         """Distinct, with how often."""
         seen = [(one.recipe, one.is_first, one.rows) for one in stand_in.PRODUCTS]
         stand_in.PRODUCTS.clear()
         return [[*one, seen.count(one)] for one in dict.fromkeys(seen)]
 
-    def forward() -> Tensor:
+    def forward():
         model.eval()
         with torch.no_grad():
             found = run_schedule(models, packed, on_output, backward=False, shortest=packed[0])
             return torch.cat(found)
 
-    def backward() -> Tensor:
+    def backward():
         """The gradient of a layer."""
         model.train()
         models[0].zero_grad_buffer()
         run_schedule(models, packed, on_output, backward=True, shortest=packed[0])
         return model.decoder.layers[0].mlp.linear_fc2.weight.main_grad.clone()
 
-    def copies() -> int:
+    def copies():
         return sum(len(getattr(m, _COPIES, ())) for m in model.modules())
 
     stand_in.PRODUCTS.clear()
-    found: dict[str, Any] = {"dtypes": sorted({str(p.dtype) for p in model.parameters()})}
+    found = {"dtypes": sorted({str(p.dtype) for p in model.parameters()})}
     found["config"] = {key: getattr(model.config, key) for key in ("fp8", "fp8_recipe")}
     found["fp8_param"] = model.config.fp8_param
     before = forward()
@@ -133,7 +131,7 @@ def describe(platform: Any, recompute: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def main() -> None:
+def main():
     """One answer for each kind of recomputation."""
     platform, _ = with_stand_in()
     import megatron.core.transformer.attention as attention

@@ -39,7 +39,7 @@ SIZES = {
 }
 
 
-def hf_config(kind: str, tied: bool) -> Any:
+def hf_config(kind, tied):
     """A ``transformers`` config of two small layers."""
     from transformers import Qwen2Config, Qwen3Config, Qwen3MoeConfig
 
@@ -60,7 +60,7 @@ def hf_config(kind: str, tied: bool) -> Any:
     )
 
 
-def describe(case: dict[str, Any], platform: Any, dtype: torch.dtype) -> dict[str, Any]:
+def describe(case, platform, dtype):
     """Classes by path, parameters' names and shapes, flags, and the fused gradients' layers."""
     from megatron.core import parallel_state, tensor_parallel
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -137,7 +137,7 @@ def describe(case: dict[str, Any], platform: Any, dtype: torch.dtype) -> dict[st
         dist.destroy_process_group()
 
 
-def with_stand_in() -> tuple[Any, torch.dtype]:
+def with_stand_in():
     """A CPU that Megatron takes for one with Transformer Engine."""
     from tests.contracts.te_stand_in import install
 
@@ -152,7 +152,7 @@ def with_stand_in() -> tuple[Any, torch.dtype]:
     return Platform("cpu", "gloo", "transformer_engine"), torch.float32
 
 
-def with_installed() -> tuple[Any, torch.dtype]:
+def with_installed():
     """Forged GPUs, whose tensors are meta tensors."""
     from tests.cuda_wheels import forged
 
@@ -170,7 +170,7 @@ def with_installed() -> tuple[Any, torch.dtype]:
     return Platform("cuda", "nccl", "transformer_engine"), torch.bfloat16
 
 
-def main(which: str) -> None:
+def main(which):
     """Describes every case, or says what went wrong with it."""
     platform, dtype = with_stand_in() if which == "stand_in" else with_installed()
     nn.Module.cuda = lambda self, *_, **__: self

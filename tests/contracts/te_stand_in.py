@@ -10,7 +10,6 @@ import importlib.abc
 import importlib.machinery
 import sys
 import types
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,23 +26,23 @@ class _Products(nn.Module):
 
     def __init__(
         self,
-        in_features: int,
-        out_features: int,
+        in_features,
+        out_features,
         *,
-        bias: bool,
-        params_dtype: torch.dtype,
-        device: Any = "cpu",
-        tp_size: int = 1,
-        tp_group: Any = None,
-        sequence_parallel: bool = False,
-        parallel_mode: str | None = None,
-        fuse_wgrad_accumulation: bool = False,
-        init_method: Any = None,
-        return_bias: bool = False,
-        get_rng_state_tracker: Any = None,
-        rng_tracker_name: str | None = None,
-        **_: Any,
-    ) -> None:
+        bias,
+        params_dtype,
+        device="cpu",
+        tp_size=1,
+        tp_group=None,
+        sequence_parallel=False,
+        parallel_mode=None,
+        fuse_wgrad_accumulation=False,
+        init_method=None,
+        return_bias=False,
+        get_rng_state_tracker=None,
+        rng_tracker_name=None,
+        **_,
+    ):
         super().__init__()
         self._fp8_workspaces: dict[str, Tensor] = {}
         self.save_original_input = False
@@ -57,16 +56,16 @@ class _Products(nn.Module):
         if bias:
             self.bias = self._parameter(out)
 
-    def _parameter(self, *shape: int) -> nn.Parameter:
+    def _parameter(self, *shape):
         made = nn.Parameter(torch.empty(*shape, **self._parts))
         if self.parallel_mode in ("column", "row"):
             made.tensor_model_parallel = True
         return made
 
-    def _make(self, out: int, into: int) -> None:
+    def _make(self, out, into):
         self.weight = self._parameter(out, into)
 
-    def forward(self, x: Tensor, is_first_microbatch: bool | None = None) -> Tensor:
+    def forward(self, x, is_first_microbatch=None):
         rows = x.numel() // x.size(-1)
         weight = product_weight(self, self.weight, rows, is_first_microbatch)
         if FP8GlobalStateManager.is_fp8_enabled():
@@ -78,30 +77,30 @@ class Linear(_Products): ...
 
 
 class LayerNormLinear(_Products):
-    def __init__(self, *args: Any, normalization: str, eps: float, **kwargs: Any) -> None:
+    def __init__(self, *args, normalization, eps, **kwargs):
         super().__init__(*args, **kwargs)
         assert normalization == "RMSNorm"
         norm = nn.Parameter(torch.empty(self.weight.size(1), **self._parts))
         norm.sequence_parallel = self.sequence_parallel
         self.layer_norm_weight, self.eps = norm, eps
 
-    def forward(self, x: Tensor, is_first_microbatch: bool | None = None) -> Tensor:
+    def forward(self, x, is_first_microbatch=None):
         normed = F.rms_norm(x, x.shape[-1:], self.layer_norm_weight, self.eps)
         return super().forward(normed, is_first_microbatch)
 
 
 class GroupedLinear(_Products):
-    def __init__(self, num_gemms: int, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, num_gemms, *args, **kwargs):
         self._num_gemms = num_gemms
         super().__init__(*args, **kwargs)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name, value):
         # Set before nn.Module's own attributes are there.
         object.__setattr__(self, name, value) if name == "_num_gemms" else super().__setattr__(
             name, value
         )
 
-    def _make(self, out: int, into: int) -> None:
+    def _make(self, out, into):
         for index in range(self._num_gemms):
             self.register_parameter(f"weight{index}", self._parameter(out, into))
 
@@ -109,37 +108,37 @@ class GroupedLinear(_Products):
 class RMSNorm(nn.Module):
     def __init__(
         self,
-        hidden_size: int,
-        eps: float,
-        sequence_parallel: bool,
-        params_dtype: torch.dtype,
-        zero_centered_gamma: bool = False,
-        device: Any = "cpu",
-    ) -> None:
+        hidden_size,
+        eps,
+        sequence_parallel,
+        params_dtype,
+        zero_centered_gamma=False,
+        device="cpu",
+    ):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(hidden_size, dtype=params_dtype, device=device))
         self.weight.sequence_parallel = sequence_parallel
         self.eps = eps
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x):
         return F.rms_norm(x, x.shape[-1:], self.weight, self.eps)
 
 
 class DotProductAttention(nn.Module):
     def __init__(
         self,
-        num_attention_heads: int,
-        kv_channels: int,
-        num_gqa_groups: int,
-        attn_mask_type: str,
-        cp_group: Any = None,
-        cp_comm_type: str = "p2p",
-        **_: Any,
-    ) -> None:
+        num_attention_heads,
+        kv_channels,
+        num_gqa_groups,
+        attn_mask_type,
+        cp_group=None,
+        cp_comm_type="p2p",
+        **_,
+    ):
         super().__init__()
         self.cp_group, self.cp_comm_type = cp_group, cp_comm_type
 
-    def forward(self, query: Tensor, *_: Any, **__: Any) -> Tensor:
+    def forward(self, query, *_, **__):
         return query.flatten(-2)
 
 
@@ -159,7 +158,7 @@ class _Module(types.ModuleType):
     __path__: list[str] = []  # noqa: RUF012
     __version__ = VERSION
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         if name.startswith("__") or name in ABSENT:
             raise AttributeError(name)
         if name in LAYERS:
@@ -170,26 +169,26 @@ class _Module(types.ModuleType):
             return type(name, (torch.optim.AdamW,) if name.startswith("Fused") else (), {})
         return _Module(f"{self.__name__}.{name}")
 
-    def __call__(self, *_: Any, **__: Any) -> tuple[None, None]:
+    def __call__(self, *_, **__):
         """A function; a pair is what Megatron's callers unpack where they use the result."""
         return None, None
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+    def find_spec(self, name, path=None, target=None):
         top, last = name.partition(".")[0], name.rpartition(".")[2]
         if top not in (NAME, f"{NAME}_torch") or last in ABSENT:
             return None
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
-    def create_module(self, spec: Any) -> types.ModuleType:
+    def create_module(self, spec):
         return _Module(spec.name)
 
-    def exec_module(self, module: types.ModuleType) -> None:
+    def exec_module(self, module):
         """There is nothing to run; a submodule is an attribute of its parent."""
 
 
-def install() -> None:
+def install():
     """Let this process import the stand-in. Before Megatron is imported."""
     assert not any(name.startswith("megatron") for name in sys.modules)
     sys.meta_path.insert(0, _Finder())

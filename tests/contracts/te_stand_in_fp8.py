@@ -7,12 +7,9 @@ of Transformer Engine's rules is held to its source by ``tests/cuda_wheels/test_
 
 import contextlib
 import enum
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 
@@ -42,14 +39,12 @@ class FP8GlobalStateManager:
     recipe: _Recipe | None = None
 
     @classmethod
-    def is_fp8_enabled(cls) -> bool:
+    def is_fp8_enabled(cls):
         return cls.recipe is not None
 
 
 @contextlib.contextmanager
-def fp8_autocast(
-    enabled: bool = True, fp8_recipe: Any = None, fp8_group: Any = None
-) -> Iterator[None]:
+def fp8_autocast(enabled=True, fp8_recipe=None, fp8_group=None):
     before = FP8GlobalStateManager.recipe
     FP8GlobalStateManager.recipe = fp8_recipe if enabled else None
     try:
@@ -59,24 +54,24 @@ def fp8_autocast(
 
 
 def checkpoint(
-    function: Callable[..., Any],
-    *args: Any,
-    distribute_saved_activations: bool = False,
-    get_rng_state_tracker: Any = None,
-    tp_group: Any = None,
-    **kwargs: Any,
-) -> Any:
+    function,
+    *args,
+    distribute_saved_activations=False,
+    get_rng_state_tracker=None,
+    tp_group=None,
+    **kwargs,
+):
     """Runs again in the context that it ran in."""
     recipe = FP8GlobalStateManager.recipe
 
-    def again(*given: Any) -> Any:
+    def again(*given):
         with fp8_autocast(recipe is not None, recipe):
             return function(*given, **kwargs)
 
     return torch_checkpoint(again, *args, use_reentrant=True)
 
 
-def get_cpu_offload_context(*_: Any, **__: Any) -> tuple[Any, None]:
+def get_cpu_offload_context(*_, **__):
     """Nothing is offloaded."""
     return contextlib.nullcontext(), None
 
@@ -100,21 +95,21 @@ class Product:
 PRODUCTS: list[Product] = []
 
 
-def rounded(values: Tensor) -> Tensor:
+def rounded(values):
     """To four bits of the mantissa; gradients pass as they are."""
     mantissa, exponent = torch.frexp(values.detach().float())
     found = torch.ldexp((mantissa * 16).round() / 16, exponent).to(values.dtype)
     return values + (found - values.detach())
 
 
-def product_weight(layer: nn.Module, weight: Tensor, rows: int, is_first: bool | None) -> Tensor:
+def product_weight(layer, weight, rows, is_first):
     """What a layer multiplies by: ``TransformerEngineBaseModule.get_weight_workspace``."""
     recipe = FP8GlobalStateManager.recipe
     name = None if recipe is None else type(recipe).__name__
     PRODUCTS.append(Product(type(layer).__name__, name, is_first, rows))
     if recipe is None:
         return weight
-    copies: dict[str, Tensor] = layer._fp8_workspaces
+    copies = layer._fp8_workspaces
     if is_first is None:
         return rounded(weight)
     if is_first or "weight" not in copies:

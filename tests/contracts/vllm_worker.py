@@ -6,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import ray
 import torch
 from torch import Tensor, nn
@@ -14,7 +13,6 @@ from torch.multiprocessing import reductions
 
 from rlmath.weights import transports
 from rlmath.weights.transports import TransportPlan
-from tests.contracts.fake_cuda import FakeCuda
 
 TIMEOUT_S = 60
 
@@ -29,7 +27,7 @@ class Worker:
         engine: vLLM's.
     """
 
-    def __init__(self, backend: str, device: str) -> None:
+    def __init__(self, backend, device):
         self.updates: list[dict[str, Tensor]] = []
         self._loaded: dict[str, Tensor] = {}
         self.keeps = True
@@ -44,25 +42,25 @@ class Worker:
             config, vllm_config, torch.device(device, 0), model
         )
 
-    def _load(self, weights: Any) -> None:
+    def _load(self, weights):
         # vLLM copies what it loads; a view of the buffer would change with the next bucket.
         if self.keeps:
             self._loaded |= {name: tensor.clone() for name, tensor in weights}
 
-    def call_workers(self, function: Any) -> list[Any]:
+    def call_workers(self, function):
         return [function(SimpleNamespace(device=torch.device("cuda", 0)))]
 
-    def init_weight_transfer_engine(self, info: dict[str, Any]) -> None:
+    def init_weight_transfer_engine(self, info):
         self.engine.init_transfer_engine(self.engine.parse_init_info(info))
 
-    def start_weight_update(self) -> None:
+    def start_weight_update(self):
         self._loaded = {}
         self.engine.start_weight_update()
 
-    def update_weights(self, info: dict[str, Any]) -> None:
+    def update_weights(self, info):
         self.engine.update_weights(info)
 
-    def finish_weight_update(self, version: int) -> None:
+    def finish_weight_update(self, version):
         self.engine.finish_weight_update()
         self.updates.append(self._loaded)
 
@@ -70,11 +68,11 @@ class Worker:
 class Handle:
     """A worker as a Ray actor's handle: it works in its own thread, one call at a time."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker):
         self._worker = worker
         self._thread = ThreadPoolExecutor(1)
 
-    def __getattr__(self, method: str) -> Any:
+    def __getattr__(self, method):
         function = getattr(self._worker, method)
         return SimpleNamespace(
             remote=lambda *arguments: self._thread.submit(function, *arguments).result(TIMEOUT_S)
@@ -88,26 +86,26 @@ class Channel:
         destroyed: How often.
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.destroyed = 0
         self._sent: queue.Queue[Tensor] = queue.Queue()
         # Of the wire: what it holds is no memory of the trainer, in whose thread bytes are counted.
         self._wire = ThreadPoolExecutor(1)
         self.end = SimpleNamespace(broadcast=self._receive, destroy=lambda: None)
 
-    def broadcast(self, tensor: Tensor, src: int) -> None:
+    def broadcast(self, tensor, src):
         self._sent.put(self._wire.submit(tensor.clone).result(TIMEOUT_S))
 
-    def _receive(self, tensor: Tensor, src: int) -> None:
+    def _receive(self, tensor, src):
         sent = self._sent.get(timeout=TIMEOUT_S)
         assert sent.shape == tensor.shape, "both ends cut the same messages"
         tensor.copy_(sent)
 
-    def destroy(self) -> None:
+    def destroy(self):
         self.destroyed += 1
 
 
-def join(patch: pytest.MonkeyPatch, backend: str, cuda: FakeCuda, device: str) -> Worker:
+def join(patch, backend, cuda, device):
     """A worker for the trainer's ``connect``, with CUDA, NCCL and Ray played.
 
     Its ``channels`` are the communicators that the trainer has opened, in order.
@@ -120,32 +118,32 @@ def join(patch: pytest.MonkeyPatch, backend: str, cuda: FakeCuda, device: str) -
     cuda.install(patch, device)
     packed_tensor._get_streams.cache_clear()
     # A trainer's buffer goes when it and the worker have let go of it.
-    buffers: list[weakref.ref[Tensor]] = []
+    buffers = []
 
-    def export(buffer: Tensor) -> tuple[None, tuple[Any, ...]]:
+    def export(buffer):
         buffers.append(weakref.ref(buffer))
         return None, (*range(6), 0, len(buffers) - 1)
 
-    def rebuild(*arguments: Any) -> Tensor:
+    def rebuild(*arguments):
         buffer = buffers[arguments[7]]()
         assert buffer is not None, "the trainer has dropped what it sent"
         return buffer
 
     patch.setattr(packed_tensor, "reduce_tensor", export)
     patch.setattr(reductions, "rebuild_cuda_tensor", rebuild)
-    channels: list[Channel] = []
+    channels = []
 
-    def open_trainer(_: Any) -> Channel:
+    def open_trainer(_):
         channels.append(Channel())
         return channels[-1]
 
     class Late:
         """The worker joins before the trainer has opened its end."""
 
-        def broadcast(self, tensor: Tensor, src: int) -> None:
+        def broadcast(self, tensor, src):
             channels[-1].end.broadcast(tensor, src)
 
-        def destroy(self) -> None:
+        def destroy(self):
             channels[-1].end.destroy()
 
     patch.setattr(nccl_engine, "open_trainer_endpoint", open_trainer)
@@ -157,7 +155,7 @@ def join(patch: pytest.MonkeyPatch, backend: str, cuda: FakeCuda, device: str) -
     return worker
 
 
-def plan_for(worker: Worker, backend: str, bucket_size_mib: int) -> TransportPlan:
+def plan_for(worker, backend, bucket_size_mib):
     return TransportPlan(
         backend,
         (Handle(worker),),

@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import sys
-from typing import Any
 from unittest import mock
 
 from tests.cuda_wheels.forged import forge_gpus, forge_vllm
@@ -19,7 +18,7 @@ class Stop(Exception):
     """The configuration is there; what follows needs the GPU."""
 
 
-def main() -> None:
+def main():
     forge_gpus()
     forge_vllm()
     from vllm.plugins import load_general_plugins
@@ -33,7 +32,7 @@ def main() -> None:
     print(json.dumps([finished(EngineSpec(**fields)) for fields in json.loads(sys.argv[1])]))
 
 
-def finished(spec: Any) -> dict[str, Any]:
+def finished(spec):
     """What vLLM makes of an engine's settings."""
     from vllm.usage.usage_lib import UsageContext
     from vllm.v1.engine.llm_engine import LLMEngine
@@ -41,9 +40,9 @@ def finished(spec: Any) -> dict[str, Any]:
 
     from rlmath.rollout.step_loop import StepLoop
 
-    found: dict[str, Any] = {}
+    found = {}
 
-    def stop(_: type, arguments: Any, usage_context: Any = UsageContext.ENGINE_CONTEXT, **__: Any):
+    def stop(_, arguments, usage_context=UsageContext.ENGINE_CONTEXT, **__):
         found["config"] = arguments.create_engine_config(usage_context)
         raise Stop
 

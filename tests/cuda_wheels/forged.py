@@ -1,8 +1,6 @@
 """Makes this process believe that it has H100s. For a separate process: nothing is undone."""
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any
 
 import torch
 
@@ -20,7 +18,7 @@ class H100:
     shared_memory_per_block_optin = 227 * 1024
 
 
-def forge_gpus() -> None:
+def forge_gpus():
     """Let ``torch.cuda`` answer for eight H100s."""
     cuda = torch.cuda
     cuda.is_available = lambda: True
@@ -33,7 +31,7 @@ def forge_gpus() -> None:
     cuda.get_device_properties = lambda *_: H100
 
 
-def forge_vllm() -> None:
+def forge_vllm():
     """Let vLLM take its CUDA platform; after :func:`forge_gpus`."""
     import vllm.platforms as platforms
     from vllm.platforms.cuda import NonNvmlCudaPlatform
@@ -44,26 +42,24 @@ def forge_vllm() -> None:
 class _Nothing:
     """A stream or an event."""
 
-    def __init__(self, *_: Any, **__: Any) -> None:
+    def __init__(self, *_, **__):
         self.device = META
 
-    def __getattr__(self, _: str) -> Any:
+    def __getattr__(self, _):
         return lambda *_, **__: None
 
 
 @contextlib.contextmanager
-def _nothing(*_: Any, **__: Any) -> Iterator[None]:
+def _nothing(*_, **__):
     yield
 
 
-def forge_meta_device() -> None:
+def forge_meta_device():
     """Let tensors that are made on ``cuda`` be meta tensors; after :func:`forge_gpus`."""
     from torch.overrides import TorchFunctionMode
 
     class CudaIsMeta(TorchFunctionMode):
-        def __torch_function__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
+        def __torch_function__(self, func, types, args=(), kwargs=None):
             kwargs = dict(kwargs or {})
             if func is torch.device:
                 named = func(*args, **kwargs)
@@ -96,6 +92,6 @@ def forge_meta_device() -> None:
     replaced.CudaRNGStatesTracker.fork = lambda self, *_, **__: _nothing()
 
 
-def _is_cuda(value: Any) -> bool:
+def _is_cuda(value):
     named = isinstance(value, str) and value.startswith("cuda")
     return named or (isinstance(value, torch.device) and value.type == "cuda")

@@ -10,7 +10,6 @@ JSON: shapes by name.
 import json
 import os
 import sys
-from typing import Any
 
 import torch
 import torch._dynamo
@@ -20,7 +19,7 @@ from tests.cuda_wheels.forged import META, forge_gpus, forge_meta_device
 TOKENS = 256
 
 
-def quantizers(recipe: str) -> dict[str, Any]:
+def quantizers(recipe):
     """Of weights and of activations, for both directions."""
     import transformer_engine.pytorch  # noqa: F401  It loads the extension, which is on no path.
     import transformer_engine_torch as tex
@@ -29,7 +28,7 @@ def quantizers(recipe: str) -> dict[str, Any]:
     from transformer_engine.pytorch.tensor.mxfp8_tensor import MXFP8Quantizer
 
     e4m3 = tex.DType.kFloat8E4M3
-    both: dict[str, Any] = {"rowwise": True, "columnwise": True}
+    both = {"rowwise": True, "columnwise": True}
     if recipe == "blockwise":
         return {
             name: Float8BlockQuantizer(e4m3, block_scaling_dim=dims, **both)
@@ -41,13 +40,13 @@ def quantizers(recipe: str) -> dict[str, Any]:
     return dict.fromkeys(("weight", "activation"), made)
 
 
-def num_bytes(shapes: dict[str, list[int]]) -> dict[str, dict[str, dict[str, int]]]:
+def num_bytes(shapes):
     """By recipe and name: of a tensor as it is, and of its transpose."""
     parts = {
         "rows": ("_rowwise_data", "_rowwise_scale_inv", "_data"),
         "columns": ("_columnwise_data", "_columnwise_scale_inv", "_transpose"),
     }
-    found: dict[str, dict[str, dict[str, int]]] = {}
+    found = {}
     for recipe in ("blockwise", "mxfp8", "tensorwise"):
         made = quantizers(recipe)
         found[recipe] = {}
@@ -65,7 +64,7 @@ def num_bytes(shapes: dict[str, list[int]]) -> dict[str, dict[str, dict[str, int
     return found
 
 
-def context(recipe: str, recompute: str) -> dict[str, Any]:
+def context(recipe, recompute):
     """What each product of a stage sees in a pass, with and without gradients."""
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -86,7 +85,7 @@ def context(recipe: str, recompute: str) -> dict[str, Any]:
     return _passes(layout, recipe, recompute)
 
 
-def _passes(layout: Any, recipe: str, recompute: str) -> dict[str, Any]:
+def _passes(layout, recipe, recompute):
     from megatron.core.packed_seq_params import PackedSeqParams
 
     from rlmath.actor.fp8 import prepare_for_fp8, without_fp8
@@ -114,7 +113,7 @@ def _passes(layout: Any, recipe: str, recompute: str) -> dict[str, Any]:
     )
     row = torch.zeros(1, TOKENS, dtype=torch.int64, device=META)
 
-    def one_pass(training: bool) -> list[Any]:
+    def one_pass(training):
         model.train(training)
         model.set_is_first_microbatch()  # As the schedule does.
         seen.clear()
@@ -132,16 +131,16 @@ def _passes(layout: Any, recipe: str, recompute: str) -> dict[str, Any]:
     return found
 
 
-def _watch() -> list[tuple[Any, ...]]:
+def _watch():
     """Let Transformer Engine's layers say what they see, and compute nothing."""
     import megatron.core.transformer.attention as attention
     import transformer_engine.pytorch as te
     import transformer_engine.pytorch.distributed as recomputation
     from transformer_engine.pytorch.quantization import FP8GlobalStateManager as State
 
-    seen: list[tuple[Any, ...]] = []
+    seen = []
 
-    def multiply(self: Any, x: torch.Tensor, is_first_microbatch: Any = None, **_: Any) -> Any:
+    def multiply(self, x, is_first_microbatch=None, **_):
         recipe = type(State.get_fp8_recipe()).__name__ if State.is_fp8_enabled() else None
         dpa = State.get_fp8_recipe().fp8_dpa if recipe else None
         split = self.tp_size if self.sequence_parallel else 1
@@ -165,7 +164,7 @@ def _watch() -> list[tuple[Any, ...]]:
     return seen
 
 
-def main() -> None:
+def main():
     forge_gpus()
     if sys.argv[1] == "bytes":
         print(json.dumps(num_bytes(json.loads(sys.argv[2]))))

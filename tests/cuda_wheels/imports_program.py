@@ -32,7 +32,7 @@ OF_RANKS = ("megatron.core.extensions.transformer_engine", "transformer_engine.p
 CPU_ALONE = ("rlmath.vllm_plugin.cpu_norms",)
 
 
-def modules(which: str) -> list[str]:
+def modules(which):
     if which == "project":
         import rlmath
 
@@ -45,7 +45,7 @@ def modules(which: str) -> list[str]:
     return sorted({*(m for m, _ in imported_names(("megatron", "transformers"))), *OF_RANKS})
 
 
-def main() -> None:
+def main():
     forge_gpus()
     if sys.argv[1] == "vllm":
         forge_vllm()

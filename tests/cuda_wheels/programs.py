@@ -4,12 +4,11 @@ import json
 import os
 import subprocess
 import sys
-from typing import Any
 
 TIMEOUT_S = 900
 
 
-def answer_of(program: str, *arguments: str, **environment: str) -> Any:
+def answer_of(program, *arguments, **environment):
     """The last line of ``python -m tests.cuda_wheels.PROGRAM ARGUMENTS``, parsed.
 
     Raises:

@@ -13,7 +13,6 @@ import json
 import socket
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -37,18 +36,18 @@ TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 class Worker:
     """What the fingerprints ask for."""
 
-    def __init__(self, actor: MegatronActor) -> None:
+    def __init__(self, actor):
         self.actor = actor
 
 
-def train(model: str, checkpoint: str, case: str) -> dict[str, Any]:
+def train(model, checkpoint, case):
     """On each rank of a layout, in its own process."""
     given = json.loads(case)
     layout = Layout(**given["layout"])
     arguments = (layout, free_port(), model, checkpoint, given["lora"])
     torch.multiprocessing.spawn(train_rank, arguments, nprocs=layout.world_size)
     ranks = [json.loads(answer_file(checkpoint, n).read_text()) for n in range(layout.world_size)]
-    together: dict[str, Any] = {
+    together = {
         key: sorted({one for rank in ranks for one in rank[key]}) for key in ("kinds", "optimizers")
     }
     for key in ("saved", "changed", "loaded"):
@@ -60,9 +59,7 @@ def train(model: str, checkpoint: str, case: str) -> dict[str, Any]:
     return together
 
 
-def train_rank(
-    rank: int, layout: Layout, port: int, model: str, checkpoint: str, lora: bool
-) -> None:
+def train_rank(rank, layout, port, model, checkpoint, lora):
     platform = Platform("cpu", "gloo", "transformer_engine")
     platform.prepare_megatron_process(local_rank=0, num_threads=1)
     initialize(layout, platform, rank=rank, address="127.0.0.1", port=port, seed=0)
@@ -110,29 +107,29 @@ def train_rank(
     destroy()
 
 
-def answer_file(checkpoint: str, rank: int) -> Path:
+def answer_file(checkpoint, rank):
     return Path(checkpoint) / f"answer_{rank}.json"
 
 
-def export(model: str, checkpoint: str, folder: str) -> int:
+def export(model, checkpoint, folder):
     CPU.prepare_megatron_process(local_rank=0, num_threads=2)
     initialize(ONE_RANK, CPU, rank=0, address="127.0.0.1", port=free_port(), seed=0)
     return to_hf(checkpoint, folder, model, CPU)
 
 
-def free_port() -> int:
+def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
-def everything(worker: Worker) -> dict[str, str]:
+def everything(worker):
     reference = worker.actor.reference or []
     sums = {f"reference {n}": str(float(one.double().sum())) for n, one in enumerate(reference)}
     return sums | {name: str(value) for name, value in state_fingerprints(worker).items()}
 
 
-def parts(actor: Any) -> Any:
+def parts(actor):
     return getattr(actor.optimizer, "chained_optimizers", [actor.optimizer])
 
 

@@ -8,14 +8,13 @@ JSON: a list of jobs, see ``test_te_models.py``.
 
 import json
 import sys
-from typing import Any
 
 import torch
 
 from tests.cuda_wheels.forged import META, forge_gpus, forge_meta_device
 
 
-def layers() -> dict[str, Any]:
+def layers():
     """Transformer Engine's own layers, each alone."""
     import transformer_engine.pytorch as te
 
@@ -31,7 +30,7 @@ def layers() -> dict[str, Any]:
     return {name: sum(p.numel() for p in one.parameters()) for name, one in made.items()}
 
 
-def models(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def models(jobs):
     """What the actor builds for each job, from one process."""
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -50,7 +49,7 @@ def models(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return answers
 
 
-def _built(job: dict[str, Any]) -> dict[str, Any]:
+def _built(job):
     from megatron.core import parallel_state, tensor_parallel
 
     from rlmath.actor.head import head_of
@@ -87,7 +86,7 @@ def _built(job: dict[str, Any]) -> dict[str, Any]:
     # Every parameter is in the weight tables, in the shape that they say: what loads, weight sync
     # and export go by.
     parameters = local_parameters([model], spec, ParallelRank.from_megatron())
-    kinds: dict[str, int] = {}
+    kinds = {}
     for module in model.modules():
         kind = f"{type(module).__module__.partition('.')[0]}.{type(module).__name__}"
         kinds[kind] = kinds.get(kind, 0) + 1
@@ -104,14 +103,14 @@ def _built(job: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _transformers_config(raw: dict[str, Any]) -> Any:
+def _transformers_config(raw):
     import transformers
 
     name = raw["architectures"][0].removesuffix("ForCausalLM") + "Config"
     return getattr(transformers, name)(**raw)
 
 
-def main() -> None:
+def main():
     forge_gpus()
     if sys.argv[1] == "layers":
         print(json.dumps(layers()))

@@ -30,10 +30,10 @@ from tests.distributed.healthy_steps import run, write_model
 from tests.distributed.rank_pool import _free_port
 
 
-def clip_ten_times_as_wide(worker: Any) -> None:
+def clip_ten_times_as_wide(worker):
     original = policy_loss.policy_objective
 
-    def wide(inputs: Any, settings: Any) -> Any:
+    def wide(inputs, settings):
         options = LOSSES.options(settings.loss)()
         names = [f.name for f in dataclasses.fields(options) if f.name.startswith("clip")]
         own = {n: min(1.0, 10 * (getattr(options, n) or 0.0)) for n in names[:2]}
@@ -43,11 +43,11 @@ def clip_ten_times_as_wide(worker: Any) -> None:
     policy_loss.policy_objective = wide
 
 
-def current_policy_as_old(worker: Any) -> None:
+def current_policy_as_old(worker):
     """From the second minibatch on, the ratio is 1 by construction."""
     backward, calls = worker.actor._backward, iter(range(10**6))
 
-    def without(share: Any, *rest: Any, **options: Any) -> Any:
+    def without(share, *rest, **options):
         if next(calls) % 2:
             share = dataclasses.replace(
                 share, batch=dataclasses.replace(share.batch, old_log_probs=None)
@@ -57,36 +57,36 @@ def current_policy_as_old(worker: Any) -> None:
     worker.actor._backward = without
 
 
-def reference_is_the_policy(worker: Any) -> None:
+def reference_is_the_policy(worker):
     worker.actor.reference_weights = contextlib.nullcontext
 
 
-def correction_upside_down(worker: Any) -> None:
+def correction_upside_down(worker):
     original = rank_step.correct
     rank_step.correct = lambda old, engine, *rest: original(engine, old, *rest)
 
 
-def decay_on_norms(worker: Any) -> None:
+def decay_on_norms(worker):
     for group in worker.actor.optimizer.param_groups:
         group["wd_mult"] = 1.0
 
 
-def no_clipping(worker: Any) -> None:
+def no_clipping(worker):
     for part in optimizer_parts(worker.actor.optimizer):
         part.config.clip_grad = 0.0
 
 
-def positions_go_on(worker: Any) -> None:
+def positions_go_on(worker):
     """In the update alone, positions do not begin again with each packed sequence."""
     backward, pack = worker.actor._backward, worker.actor.micro_batches
 
-    def packed(share: Any) -> Any:
+    def packed(share):
         return [
             dataclasses.replace(one, position_ids=torch.arange(one.tokens.size(1))[None])
             for one in pack(share)
         ]
 
-    def going_on(*given: Any, **options: Any) -> Any:
+    def going_on(*given, **options):
         worker.actor.micro_batches = packed
         try:
             return backward(*given, **options)
@@ -96,15 +96,15 @@ def positions_go_on(worker: Any) -> None:
     worker.actor._backward = going_on
 
 
-def loss_over_micro_batches(worker: Any) -> None:
+def loss_over_micro_batches(worker):
     """The loss that goes back is divided by the number of micro-batches, and what is reported is
     not."""
     original = policy.policy_loss
 
-    def divided(*given: Any) -> Any:
+    def divided(*given):
         objective = original(*given)
 
-        def of(*inputs: Any) -> Any:
+        def of(*inputs):
             loss, kept = objective(*inputs)
             return loss / 4, kept
 
@@ -125,7 +125,7 @@ FAULTS: tuple[Callable[[Any], None], ...] = (
 )
 
 
-def main() -> int:
+def main():
     (name,) = sys.argv[1:]
     fault = next(one for one in FAULTS if one.__name__ == name)
     CPU.prepare_megatron_process(0, num_threads=1)

@@ -9,7 +9,6 @@ import os
 import resource
 import signal
 import threading
-from typing import Any
 
 os.environ["RAY_AUTH_MODE"] = "disabled"
 
@@ -19,7 +18,7 @@ from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlmath.cluster.grading_nodes import node_workers
-from rlmath.cluster.processes import ProcessPlace, own_place
+from rlmath.cluster.processes import own_place
 from rlmath.cluster.session import without_services
 from rlmath.grading import MathGrader
 
@@ -31,11 +30,11 @@ SOON = {"health_check_period_ms": 300, "health_check_failure_threshold": 3}
 class Engine:
     """Takes the place of an engine's actor."""
 
-    def place(self) -> ProcessPlace:
+    def place(self):
         return own_place()
 
 
-def main() -> None:
+def main():
     cluster = Cluster()
     small = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "include_dashboard": False}
     with without_services():
@@ -49,7 +48,7 @@ def main() -> None:
         cluster.shutdown()
 
 
-def grade_and_lose_nodes(cluster: Cluster, others: list[Any]) -> dict[str, Any]:
+def grade_and_lose_nodes(cluster, others):
     """The grades of each part, and what was seen of the workers."""
     # Without an engine on the head.
     engines = [
@@ -61,8 +60,8 @@ def grade_and_lose_nodes(cluster: Cluster, others: list[Any]) -> dict[str, Any]:
         .remote()
         for node in [*others, others[0]]
     ]
-    found: dict[str, Any] = {}
-    settings: dict[str, Any] = {"cache_size": 0, "audit_fraction": 0.0}
+    found = {}
+    settings = {"cache_size": 0, "audit_fraction": 0.0}
     with MathGrader(2, 1.0, **settings) as grader:
         found["expected"] = grades(grader, "one", ENDLESS)
     with MathGrader(2, 1.0, **settings) as grader:
@@ -80,7 +79,7 @@ def grade_and_lose_nodes(cluster: Cluster, others: list[Any]) -> dict[str, Any]:
         for which, node in enumerate(others):
             part = ("a node is lost", "both nodes are lost")[which]
 
-            def lose(node: Any = node) -> None:
+            def lose(node=node):
                 cluster.remove_node(node, allow_graceful=False)
 
             found[part] = grades(grader, part, None, lose)
@@ -94,7 +93,7 @@ def grade_and_lose_nodes(cluster: Cluster, others: list[Any]) -> dict[str, Any]:
     return found
 
 
-def grades(grader: MathGrader, part: str, first: str | None, meanwhile: Any = None) -> list[Any]:
+def grades(grader, part, first, meanwhile=None):
     """Of many answers that only workers can compare, every third of them wrong.
 
     Args:
@@ -121,7 +120,7 @@ def grades(grader: MathGrader, part: str, first: str | None, meanwhile: Any = No
     return [[one.correct, one.status, one.gold, one.method] for one in found]
 
 
-def processes() -> list[psutil.Process]:
+def processes():
     """The worker processes of graders on this machine."""
     servers = [
         one

@@ -10,10 +10,8 @@ import dataclasses
 import math
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 
@@ -54,7 +52,7 @@ SEQUENCES, MINIBATCHES = 12, 2
 FAMILIES = {config["architectures"][0]: name for name, config in reversed(KNOWN.items())}
 
 
-def write_model(folder: Path, name: str) -> None:
+def write_model(folder, name):
     """A model of a family with random weights."""
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
@@ -68,16 +66,7 @@ def write_model(folder: Path, name: str) -> None:
     model.save_pretrained(folder)
 
 
-def run(
-    model: str,
-    dtype: DType,
-    steps: int,
-    *,
-    lora: bool,
-    terms: bool,
-    plant: Callable[[Any], None] | None = None,
-    more_plan: Mapping[str, Any] | None = None,
-) -> list[str]:
+def run(model, dtype, steps, *, lora, terms, plant=None, more_plan=None):
     """What the checks said, with the steps.
 
     Args:
@@ -86,7 +75,7 @@ def run(
     """
     torch_dtype = {DType.float32: torch.float32, DType.bfloat16: torch.bfloat16}[dtype]
     schedule = {"schedule": Schedule.cosine, "decay_steps": 2 * steps + 10}
-    more: dict[str, Any] = {"lora": Lora(rank=4, alpha=8.0, targets=TARGETS)} if lora else {}
+    more = {"lora": Lora(rank=4, alpha=8.0, targets=TARGETS)} if lora else {}
     actor = build(
         Layout(1, 1, 1),
         CPU,
@@ -115,7 +104,7 @@ def run(
             f"model.dtype={dtype.value}",
         ]
     )
-    said: list[str] = []
+    said = []
     taken = 0
     for step in range(steps):
         batch = make_batch(SEQUENCES, seed=step)
@@ -161,7 +150,7 @@ def run(
     return said
 
 
-def main() -> int:
+def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("architecture", choices=FAMILIES)
     parser.add_argument("dtype", choices=[one.value for one in DType])

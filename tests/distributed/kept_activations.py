@@ -3,17 +3,14 @@
 import math
 
 import torch
-from torch import Tensor
 
 from rlmath.actor.model import ModelSettings
-from rlmath.device import Platform
-from rlmath.model.parallel import Layout
 from rlmath.types import TrainingBatch
 from tests.support.actors import build
 from tests.support.models import VOCAB
 
 
-def equal_sequences(count: int, prompt: int, response: int) -> TrainingBatch:
+def equal_sequences(count, prompt, response):
     """A batch whose packs are rectangles, so that attention on a CPU pads nothing."""
     tokens = count * response
     return TrainingBatch(
@@ -29,14 +26,7 @@ def equal_sequences(count: int, prompt: int, response: int) -> TrainingBatch:
     )
 
 
-def kept_bytes(
-    layout: Layout,
-    platform: Platform,
-    model: str,
-    batch: TrainingBatch,
-    recomputed: int,
-    modules: tuple[str, ...] = (),
-) -> int:
+def kept_bytes(layout, platform, model, batch, recomputed, modules=()):
     """Storages that autograd holds after a forward pass of one micro-batch; parameters left out."""
     settings = ModelSettings(
         torch.float32,
@@ -48,9 +38,9 @@ def kept_bytes(
     actor = build(layout, platform, model, model=settings, max_tokens_per_microbatch=10**6)
     (packed,) = actor.micro_batches(actor.shard_of(batch).whole())
     parameters = {p.untyped_storage().data_ptr() for p in actor.module.parameters()}
-    held: dict[int, int] = {}
+    held = {}
 
-    def keep(tensor: Tensor) -> Tensor:
+    def keep(tensor):
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in parameters:
             held[storage.data_ptr()] = storage.nbytes()

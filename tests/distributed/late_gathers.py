@@ -1,24 +1,22 @@
 """All-gathers of parameters that no one sees before they wait for them."""
 
-from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor
 
 
 class _Late:
     """What a gather has brought, until someone waits for it; takes no other rank to do so."""
 
-    def __init__(self, places: list[Tensor], values: list[Tensor]) -> None:
+    def __init__(self, places, values):
         self._places, self._values = places, values
 
-    def wait(self) -> None:
+    def wait(self):
         for place, value in zip(self._places, self._values, strict=True):
             place.copy_(value)
 
 
-def late_gathers() -> Any:
+def late_gathers():
     """Gathers of ``actor.overlap_param_gather`` are done at once, and what they bring is put into
     the parameters when they are waited for. gloo's may be done before anyone looks."""
     from megatron.core.distributed.param_and_grad_buffer import _ParamAndGradBucketGroup as Group
@@ -26,7 +24,7 @@ def late_gathers() -> Any:
     plainly = Group.start_param_sync
 
     @torch.no_grad()
-    def start(group: Any, force_sync: bool = False) -> None:
+    def start(group, force_sync=False):
         if group.param_gather_handle is not None or not group.ddp_config.overlap_param_gather:
             return plainly(group, force_sync)
         before = [bucket.param_data.clone() for bucket in group.buckets]
@@ -43,7 +41,7 @@ def late_gathers() -> Any:
 
 
 @torch.no_grad()
-def set_under_way(gather: Any) -> None:
+def set_under_way(gather):
     """Have complete parameters be under way again: what other ranks have is 0 until it is waited
     for."""
     for group in gather._groups:

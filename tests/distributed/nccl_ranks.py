@@ -10,7 +10,7 @@ import math
 import multiprocessing
 import socket
 import sys
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,7 +34,7 @@ class Worker:
         updates: Tensors by name, of each finished update.
     """
 
-    def __init__(self, number: int, shares: list[ExpertShare]) -> None:
+    def __init__(self, number, shares):
         from rlmath.weights.transports.nccl_shares_engine import SharesEngine
 
         self.updates: list[dict[str, Tensor]] = []
@@ -48,30 +48,30 @@ class Worker:
             SimpleNamespace(), worker_of(number, len(shares)), torch.device("cpu", 0), model
         )
 
-    def _load(self, weights: Any) -> None:
+    def _load(self, weights):
         for name, tensor in weights:
             assert name not in self._loaded, name
             self._loaded[name] = tensor.clone()
 
-    def call_workers(self, function: Any) -> Any:
+    def call_workers(self, function):
         return function(self)
 
-    def init_weight_transfer_engine(self, info: dict[str, Any]) -> None:
+    def init_weight_transfer_engine(self, info):
         self.engine.shutdown()
         # Any way of calling an engine carries it.
         self.engine.init_transfer_engine(self.engine.parse_init_info(json.loads(json.dumps(info))))
 
-    def start_weight_update(self) -> None:
+    def start_weight_update(self):
         self._loaded = {}
 
-    def update_weights(self, info: dict[str, Any]) -> None:
+    def update_weights(self, info):
         self.engine.receive_weights(self.engine.parse_update_info(info))
 
-    def finish_weight_update(self, version: int) -> None:
+    def finish_weight_update(self, version):
         self.updates.append(self._loaded)
 
 
-def _experts(share: ExpertShare) -> nn.Module:
+def _experts(share):
     """A layer that keeps these, as vLLM says it."""
     found = nn.Module()
     found.w13_weight = nn.Parameter(torch.zeros(1))
@@ -87,19 +87,19 @@ def _experts(share: ExpertShare) -> nn.Module:
 class Engine:
     """A Ray actor's handle: what it is called with goes to all its workers at once."""
 
-    def __init__(self, shares: list[ExpertShare]) -> None:
+    def __init__(self, shares):
         self.workers = [Worker(number, shares) for number in range(len(shares))]
         self._threads = ThreadPoolExecutor(len(shares))
 
-    def __getattr__(self, method: str) -> Any:
-        def remote(*arguments: Any) -> list[Future[Any]]:
+    def __getattr__(self, method):
+        def remote(*arguments):
             calls = [getattr(worker, method) for worker in self.workers]
             return [self._threads.submit(call, *arguments) for call in calls]
 
         return SimpleNamespace(remote=remote)
 
 
-def sync(folder: str, case: Case, shares: list[ExpertShare], num_engines: int) -> dict[str, Any]:
+def sync(folder, case, shares, num_engines):
     """Two updates with other weights each, and one after all have met again. On all ranks."""
     import ray
 
@@ -122,7 +122,7 @@ def sync(folder: str, case: Case, shares: list[ExpertShare], num_engines: int) -
     plan = transports.replace(plan, worker_shares=tuple(shares), others=num_engines - len(engines))
     connection, wrong, sent, refused = None, [], [], []
 
-    def refusal(what: Any, *arguments: Any) -> None:
+    def refusal(what, *arguments):
         """What this rank is told when the last worker of the last engine keeps other experts; and
         that neither it nor a worker has begun to wait for another."""
         before = [one.num_bytes for one in GlooCommunicator.opened]
@@ -178,14 +178,12 @@ def sync(folder: str, case: Case, shares: list[ExpertShare], num_engines: int) -
     }
 
 
-def connection_has_shares(connection: Any) -> bool:
+def connection_has_shares(connection):
     """Whether each worker has its own sender."""
     return type(connection._trainer).__name__ == "SharesTrainer"
 
 
-def _expected(
-    whole: dict[str, Tensor], share: ExpertShare, experts: dict[str, int]
-) -> dict[str, Tensor]:
+def _expected(whole, share, experts):
     """What a worker's model is given: experts as far as it keeps them."""
     found = {}
     for name, tensor in whole.items():
@@ -202,7 +200,7 @@ def _expected(
     return found
 
 
-def _differ(worker: Worker, update: int, expected: dict[str, Tensor]) -> list[str]:
+def _differ(worker, update, expected):
     got = worker.updates[update]
     if list(got) != list(expected):
         return ["names, or their order"]
@@ -213,7 +211,7 @@ def _differ(worker: Worker, update: int, expected: dict[str, Tensor]) -> list[st
     ]
 
 
-def main() -> None:
+def main():
     # Megatron's shim for a CPU comes first: it does not want to find vLLM.
     import tests.distributed.rank_imports  # noqa: F401
 

@@ -1,12 +1,10 @@
 """A process that asks for a loss, importable where Ray starts it."""
 
-from typing import Any
-
 
 class Process:
     """In place of a rank or an engine."""
 
-    def loss(self, objective: Any) -> tuple[str, float, Any]:
+    def loss(self, objective):
         from rlmath.algorithms.losses import LOSSES
         from rlmath.plugins.loading import imported
 

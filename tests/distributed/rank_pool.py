@@ -9,33 +9,29 @@ import contextlib
 import multiprocessing as mp
 import socket
 import traceback
-from collections.abc import Callable
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerContext
-from typing import Any
 
 from rlmath.actor.parallel import destroy, initialize
 from rlmath.device import CPU
-from rlmath.model.parallel import Layout
 
 MAX_RANKS = 4
 RUN_TIMEOUT_S = 300.0
 
 
-def rank_context() -> ForkServerContext:
+def rank_context():
     """Starts ranks. Imports take most of a rank's start: the fork server does them once for all."""
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(["tests.distributed.rank_imports"])
     return context
 
 
-def _free_port() -> int:
+def _free_port():
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return int(s.getsockname()[1])
 
 
-def _serve(rank: int, pipe: Connection) -> None:
+def _serve(rank, pipe):
     CPU.prepare_megatron_process(rank, num_threads=1)
     while (job := pipe.recv()) is not None:
         layout, port, function, args = job
@@ -52,7 +48,7 @@ def _serve(rank: int, pipe: Connection) -> None:
 class RankPool:
     """Processes that act as ranks of any layout of up to ``MAX_RANKS``."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         context = rank_context()
         self._pipes: list[Connection] = []
         self._processes = []
@@ -63,7 +59,7 @@ class RankPool:
             self._pipes.append(ours)
             self._processes.append(process)
 
-    def run(self, layout: Layout, function: Callable[..., Any], *args: Any) -> list[Any]:
+    def run(self, layout, function, *args):
         """Run on each rank of ``layout``; raises with the traceback of the first rank to fail."""
         port = _free_port()
         ranks = self._pipes[: layout.world_size]
@@ -80,7 +76,7 @@ class RankPool:
             raise RuntimeError(f"{layout}:\n" + "\n".join(failures))
         return results
 
-    def close(self) -> None:
+    def close(self):
         for pipe in self._pipes:
             with contextlib.suppress(BrokenPipeError):  # That rank has died before.
                 pipe.send(None)

@@ -14,7 +14,6 @@ import importlib
 import json
 import os
 import sys
-from typing import Any
 
 # The other setting of Ray's, under which an actor without a GPU of Ray's sees none.
 os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "1"
@@ -39,7 +38,7 @@ placement_groups = importlib.import_module("ray.util.placement_group")
 given_placement_group = placement_groups.placement_group
 
 
-def main() -> None:
+def main():
     # Idle workers wait for the next case.
     keep = {
         "idle_worker_killing_time_threshold_ms": 600_000,
@@ -59,7 +58,7 @@ def main() -> None:
         cluster.shutdown()
 
 
-def add_nodes(cluster: Cluster, keep: dict[str, int]) -> None:
+def add_nodes(cluster, keep):
     """Start the virtual nodes; ``keep``: Ray's settings."""
     for node in range(-1, NODES):
         # The head's settings are the cluster's.
@@ -75,9 +74,9 @@ def add_nodes(cluster: Cluster, keep: dict[str, int]) -> None:
         )
 
 
-def place(case: dict[str, Any], names: dict[str, int]) -> dict[str, Any]:
+def place(case, names):
     """Who got what in one case, or the message of the refusal."""
-    bundles_of_nodes: list[int] = case["bundles_of_nodes"]
+    bundles_of_nodes = case["bundles_of_nodes"]
     force_alternation(bundles_of_nodes)
     placement.probe_own_gpu = forged_probe(names, case.get("broken", []))
     layout = RunLayout(
@@ -113,16 +112,16 @@ def place(case: dict[str, Any], names: dict[str, int]) -> dict[str, Any]:
     return {"bundles": bundles, "ranks": ranks, "engines": of_engines, "visible": visible}
 
 
-def here() -> dict[str, Any]:
+def here():
     """Node and GPUs of this process."""
     context = ray.get_runtime_context()
     return {"node": context.get_node_id(), "gpus": [str(gpu) for gpu in ray.get_gpu_ids()]}
 
 
-def forged_probe(names: dict[str, int], broken: list[str]) -> Any:
+def forged_probe(names, broken):
     """In the place of the probe, which needs a GPU: a GPU is broken if it is in the list."""
 
-    def probe() -> GpuReport:
+    def probe():
         found = here()
         (gpu,) = found["gpus"]
         host = f"host-{names[found['node']]}"
@@ -135,11 +134,11 @@ def forged_probe(names: dict[str, int], broken: list[str]) -> Any:
 class Environment:
     """Takes the place of an engine's actor."""
 
-    def visible(self) -> str | None:
+    def visible(self):
         return os.environ.get("CUDA_VISIBLE_DEVICES")
 
 
-def what_an_engine_sees(place: placement.EnginePlace) -> dict[str, str | None]:
+def what_an_engine_sees(place):
     """CUDA_VISIBLE_DEVICES of an actor, with and without an engine's environment."""
     spec = EngineSpec("m", "bfloat16", "cuda", 2, 8, 8, "ipc", "logs")
     found = {}
@@ -151,7 +150,7 @@ def what_an_engine_sees(place: placement.EnginePlace) -> dict[str, str | None]:
     return found
 
 
-def force_alternation(bundles_of_nodes: list[int]) -> None:
+def force_alternation(bundles_of_nodes):
     """Have Ray number the bundles across the nodes: 0 on the first, 1 on the second, and so on."""
     left, order = list(bundles_of_nodes), []
     while any(left):
@@ -160,7 +159,7 @@ def force_alternation(bundles_of_nodes: list[int]) -> None:
                 order.append(str(node))
                 left[node] -= 1
 
-    def alternating(bundles: list[dict[str, float]], **options: Any) -> Any:
+    def alternating(bundles, **options):
         assert len(bundles) == len(order), (bundles, order)
         if "bundle_label_selector" in options:  # A second try, which leaves nodes out.
             return given_placement_group(bundles, **options)

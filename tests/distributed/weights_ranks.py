@@ -5,18 +5,14 @@ other. ``Ranks`` is the side of the test, ``_serve`` the side of a rank; every f
 ``round_trip`` on runs on all ranks at once.
 """
 
-from __future__ import annotations
-
 import gc
 import os
 import traceback
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
 
 from tests.distributed.rank_pool import rank_context
 
@@ -37,16 +33,16 @@ class Case:
     etp: int | None = None
     stages: tuple[int, ...] = ()
 
-    def expert_tp(self) -> int | None:
+    def expert_tp(self):
         """As the actor has it, unless given."""
         return 1 if self.etp is None and self.ep > 1 else self.etp
 
-    def is_plain(self) -> bool:
+    def is_plain(self):
         """Whether the actor has no such layout."""
         cut_alone = self.etp is not None and self.ep == 1
         return self.vp is not None or cut_alone
 
-    def name(self) -> str:
+    def name(self):
         """What differs from a single rank, as in ``tp2-pp2``; for the names of tests."""
         given = {k: v for k, v in vars(self).items() if v not in (None, 1, ())}
         return "-".join(f"{k}{v}" for k, v in given.items()) or "single"
@@ -55,7 +51,7 @@ class Case:
 class Ranks:
     """Four rank processes; ``call`` runs a function of this module on all of them."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port):
         context = rank_context()
         self._pipes: list[Connection] = []
         self._processes = []
@@ -67,7 +63,7 @@ class Ranks:
             self._pipes.append(ours)
             self._processes.append(process)
 
-    def call(self, function: str, *args: Any, timeout_s: float = 120.0) -> list[Any]:
+    def call(self, function, *args, timeout_s=120.0):
         """Results of all ranks; raises ``AssertionError`` with the first rank's traceback."""
         assert not self._broken, f"the ranks were left out of step by {self._broken}"
         for pipe in self._pipes:
@@ -86,7 +82,7 @@ class Ranks:
             raise AssertionError("\n".join(errors))
         return results
 
-    def close(self) -> None:
+    def close(self):
         for pipe, process in zip(self._pipes, self._processes, strict=True):
             if process.is_alive():
                 pipe.send(None)
@@ -97,7 +93,7 @@ class Ranks:
                 process.join()
 
 
-def _serve(rank: int, port: int, pipe: Connection) -> None:
+def _serve(rank, port, pipe):
     from rlmath.device import CPU
 
     CPU.prepare_megatron_process(local_rank=rank, num_threads=1)
@@ -119,13 +115,13 @@ class _Layouts:
     layout before have to go: all of torch's groups are left and made again.
     """
 
-    def __init__(self, rank: int, store: dist.Store) -> None:
+    def __init__(self, rank, store):
         self._rank = rank
         self._store = store
         self._case: Case | None = None
         self._changes = 0
 
-    def enter(self, case: Case) -> None:
+    def enter(self, case):
         from megatron.core import parallel_state, tensor_parallel
 
         if case == self._case:
@@ -145,7 +141,7 @@ class _Layouts:
         tensor_parallel.model_parallel_cuda_manual_seed(1)
         self._case = case
 
-    def leave(self) -> None:
+    def leave(self):
         from megatron.core import parallel_state
 
         if self._case is not None:
@@ -160,12 +156,12 @@ class _Layouts:
 _layouts: list[_Layouts] = []
 
 
-def num_threads() -> int:
+def num_threads():
     """Threads of this rank, which must not grow from layout to layout."""
     return len(os.listdir("/proc/self/task"))
 
 
-def _build(folder: str, case: Case) -> list[nn.Module]:
+def _build(folder, case):
     """This rank's model chunks in a layout, filled with numbers that no file has."""
     _layouts[0].enter(case)
     chunks = _chunks(folder, case)
@@ -175,7 +171,7 @@ def _build(folder: str, case: Case) -> list[nn.Module]:
     return chunks
 
 
-def _chunks(folder: str, case: Case) -> list[nn.Module]:
+def _chunks(folder, case):
     """The actor's own model where it covers the case, else Megatron's with plain local layers."""
     from rlmath.model.spec import read_model_spec
 
@@ -196,7 +192,7 @@ def _chunks(folder: str, case: Case) -> list[nn.Module]:
     return [_plain_chunk(spec, case, stage) for stage in range(case.vp or 1)]
 
 
-def _plain_chunk(spec: Any, case: Case, vp_stage: int) -> nn.Module:
+def _plain_chunk(spec, case, vp_stage):
     import torch.nn.functional as F
     from megatron.core import parallel_state
     from megatron.core.models.gpt import GPTModel
@@ -206,7 +202,7 @@ def _plain_chunk(spec: Any, case: Case, vp_stage: int) -> nn.Module:
     from rlmath.model.families import QkNorm
     from rlmath.model.spec import padded_vocab_size
 
-    moe: dict[str, Any] = {}
+    moe = {}
     if spec.experts:
         moe = {
             "num_moe_experts": spec.experts,
@@ -256,7 +252,7 @@ def _plain_chunk(spec: Any, case: Case, vp_stage: int) -> nn.Module:
             qk_layernorm=spec.qk_norm is QkNorm.per_head, normalization="RMSNorm"
         )
     stage = {} if case.vp is None else {"ignore_virtual": False, "vp_stage": vp_stage}
-    model: nn.Module = GPTModel(
+    model = GPTModel(
         config=config,
         transformer_layer_spec=layers,
         vocab_size=padded_vocab_size(spec.vocab, case.tp),
@@ -271,7 +267,7 @@ def _plain_chunk(spec: Any, case: Case, vp_stage: int) -> nn.Module:
     return model
 
 
-def _expert_spec(specs: Any, config: Any, vp_stage: int | None) -> Any:
+def _expert_spec(specs, config, vp_stage):
     """Megatron's own layers of an MoE, with norms that allow sequence parallel."""
     from rlmath.actor.attention import ParallelRMSNorm
     from rlmath.actor.experts import decoder_spec
@@ -286,7 +282,7 @@ def _expert_spec(specs: Any, config: Any, vp_stage: int | None) -> Any:
     return spec
 
 
-def round_trip(folder: str, case: Case, bucket_size_mib: float) -> dict[str, Any]:
+def round_trip(folder, case, bucket_size_mib):
     """Load a folder and gather it again in all three ways; what each rank saw.
 
     Returns:
@@ -335,31 +331,31 @@ def round_trip(folder: str, case: Case, bucket_size_mib: float) -> dict[str, Any
     }
 
 
-def _names(bucket: Any) -> list[str]:
+def _names(bucket):
     return [tensor.meta.name for tensor in bucket.tensors]
 
 
 class _Traffic:
     """Bytes that this rank gets by broadcasts, and what it gets from and gives to single ranks."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.broadcast = self.received = self.given = 0
 
-    def __enter__(self) -> _Traffic:
+    def __enter__(self):
         self._originals = {name: getattr(dist, name) for name in ("broadcast", "batch_isend_irecv")}
         dist.broadcast, dist.batch_isend_irecv = self._broadcast, self._batch
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_):
         for name, original in self._originals.items():
             setattr(dist, name, original)
 
-    def _broadcast(self, tensor: Tensor, source: int, **named: Any) -> Any:
+    def _broadcast(self, tensor, source, **named):
         if source != dist.get_rank():
             self.broadcast += tensor.nbytes
         return self._originals["broadcast"](tensor, source, **named)
 
-    def _batch(self, operations: list[dist.P2POp]) -> Any:
+    def _batch(self, operations):
         for one in operations:
             if one.op is dist.isend:
                 self.given += one.tensor.nbytes
@@ -368,9 +364,7 @@ class _Traffic:
         return self._originals["batch_isend_irecv"](operations)
 
 
-def expert_exchange(
-    folder: str, case: Case, bucket_size_mib: float, shares: list[Any]
-) -> list[dict[str, Any]]:
+def expert_exchange(folder, case, bucket_size_mib, shares):
     """Two updates with other weights each, and one after the ranks have met again.
 
     Args:
@@ -416,7 +410,7 @@ def expert_exchange(
     return found
 
 
-def _changes(gatherer: Any) -> bool:
+def _changes(gatherer):
     """Of this rank's parts, all are new at first, and then all but the one that is changed stay."""
     first = gatherer.changes()
     if first.unchanged is not None or first.fingerprints != gatherer.fingerprints():
@@ -432,11 +426,11 @@ def _changes(gatherer: Any) -> bool:
     return set(changed.unchanged) == others == set(again.unchanged)
 
 
-def _written(gatherer: Any) -> dict[str, Tensor]:
+def _written(gatherer):
     """Each rank writes its part of a zeroed buffer; their sum is the whole if none overlap."""
     from rlmath.weights.buckets import view_in_buffer
 
-    result: dict[str, Tensor] = {}
+    result = {}
     for bucket in gatherer.buckets:
         buffer = torch.zeros(bucket.num_bytes, dtype=torch.uint8)
         gatherer.write_local(bucket, buffer)
@@ -446,7 +440,7 @@ def _written(gatherer: Any) -> dict[str, Tensor]:
     return result
 
 
-def refused(folder: str, case: Case) -> str | None:
+def refused(folder, case):
     """Why a rank does not take the folder's weights; ``None``: it does."""
     from rlmath.errors import WeightsError
     from rlmath.model.rank_layout import ParallelRank
@@ -461,7 +455,7 @@ def refused(folder: str, case: Case) -> str | None:
     return None
 
 
-def planted_difference(folder: str, case: Case, name: str) -> str:
+def planted_difference(folder, case, name):
     """Change a parameter on the last rank alone; what the check of replicas says to it."""
     from rlmath.errors import UserError
     from rlmath.model.rank_layout import ParallelRank
@@ -483,14 +477,14 @@ def planted_difference(folder: str, case: Case, name: str) -> str:
     return "nothing"
 
 
-def save_checkpoint(folder: str, case: Case, target: str) -> None:
+def save_checkpoint(folder, case, target):
     """Load a folder into an actor of this layout and save it as a run does."""
     from rlmath.checkpoint.state import save_model
 
     save_model(_actor(folder, case, torch.float32), target)
 
 
-def _actor(folder: str, case: Case, dtype: torch.dtype) -> Any:
+def _actor(folder, case, dtype):
     from rlmath.actor.model import ModelSettings
     from rlmath.actor.policy import MegatronActor
     from rlmath.actor.settings import ActorSettings
@@ -504,7 +498,7 @@ def _actor(folder: str, case: Case, dtype: torch.dtype) -> Any:
     return MegatronActor(ActorSettings(folder, model, None, 1.0, 4096, 128), layout, CPU)
 
 
-def convert(function: str, *arguments: Any) -> int | str:
+def convert(function, *arguments):
     """Call a function of ``rlmath.validation.convert``; its result, or the error's message."""
     from rlmath.device import CPU
     from rlmath.errors import UserError
@@ -512,15 +506,13 @@ def convert(function: str, *arguments: Any) -> int | str:
 
     _layouts[0].enter(Case())
     try:
-        result: int = getattr(convert, function)(*arguments, CPU)
+        result = getattr(convert, function)(*arguments, CPU)
         return result
     except UserError as error:
         return str(error)
 
 
-def alignment_with_fault(
-    folder: str, case: Case, fault: str | None, dtype: torch.dtype = torch.float32
-) -> tuple[float, str | None, str] | None:
+def alignment_with_fault(folder, case, fault, dtype=torch.float32):
     """Load a folder, damage the model, compare it with the folder.
 
     Returns:
@@ -545,7 +537,7 @@ def alignment_with_fault(
     return report.comparisons[0].metrics()["mean_exp_abs_diff"], report.difference, message
 
 
-def _damage(actor: Any, fault: str | None) -> None:
+def _damage(actor, fault):
     model, spec = actor.module, actor.spec
     layers = {layer.layer_number - 1: layer for layer in model.decoder.layers}
     if fault == "k and v swapped" and 2 in layers:
@@ -570,7 +562,7 @@ def _damage(actor: Any, fault: str | None) -> None:
         weight.view(torch.int32)[5, 7] ^= 1 << 30
 
 
-def logits(folder: str, case: Case, sequences: list[list[int]]) -> Tensor | None:
+def logits(folder, case, sequences):
     """``[tokens, vocab]`` float32 of the sequences end to end, on ranks of the last stage."""
     from megatron.core import parallel_state as state
 
@@ -599,7 +591,7 @@ def logits(folder: str, case: Case, sequences: list[list[int]]) -> Tensor | None
     return torch.cat(parts, -1)[0, :num_tokens, : spec.vocab].clone()
 
 
-def _one_sequence(tokens: list[int], tp: int) -> tuple[Tensor, Tensor, Tensor]:
+def _one_sequence(tokens, tp):
     """Padded at the end, which a causal model does not see, to what tensor ranks share evenly."""
     padded = tokens + [0] * (-len(tokens) % tp)
     n = len(padded)
@@ -607,7 +599,7 @@ def _one_sequence(tokens: list[int], tp: int) -> tuple[Tensor, Tensor, Tensor]:
     return torch.tensor([padded]), torch.arange(n)[None], mask
 
 
-def _packed(sequences: list[list[int]], tp: int) -> tuple[Tensor, Tensor, None, Any]:
+def _packed(sequences, tp):
     from rlmath.actor.packing import pack
     from rlmath.device import CPU
     from rlmath.model.parallel import Layout
@@ -631,9 +623,7 @@ def _packed(sequences: list[list[int]], tp: int) -> tuple[Tensor, Tensor, None, 
     return packed.tokens, packed.position_ids, None, packed.packed_seq_params
 
 
-def _forward(
-    model: nn.Module, tokens: Tensor, positions: Tensor, mask: Tensor | None, packed: Any
-) -> Tensor | None:
+def _forward(model, tokens, positions, mask, packed):
     """Through all pipeline stages by hand; ``[1, t, vocab / tp]`` on the last, else ``None``."""
     from megatron.core import parallel_state as state
 
@@ -643,14 +633,14 @@ def _forward(
         hidden = torch.empty(tokens.shape[1], 1, model.config.hidden_size)
         dist.recv(hidden, state.get_pipeline_model_parallel_prev_rank(), group=group)
         model.set_input_tensor(hidden)
-    out: Tensor = model(tokens, positions, mask, packed_seq_params=packed)
+    out = model(tokens, positions, mask, packed_seq_params=packed)
     if not state.is_pipeline_last_stage():
         dist.send(out.contiguous(), state.get_pipeline_model_parallel_next_rank(), group=group)
         return None
     return out
 
 
-def save(folder: str, case: Case, target: str) -> None:
+def save(folder, case, target):
     """Load a folder and save it as another."""
     from rlmath.model.rank_layout import ParallelRank
     from rlmath.model.spec import read_model_spec

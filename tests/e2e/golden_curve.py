@@ -11,7 +11,6 @@ import platform
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from tests.e2e.runs import ROOT, metrics, python, quickstart_settings, rlmath
 
@@ -29,7 +28,7 @@ INSTRUCTIONS = ("avx", "fma", "amx", "sse4")
 Curve = dict[str, list[float]]
 
 
-def settings(material: Path, run_dir: Path) -> list[str]:
+def settings(material, run_dir):
     """One rank, one engine, two updates a step, and a reward that the model learns."""
     return [
         *quickstart_settings(material, run_dir),
@@ -42,14 +41,14 @@ def settings(material: Path, run_dir: Path) -> list[str]:
     ]
 
 
-def curve(run_dir: Path) -> Curve:
+def curve(run_dir):
     """The values of each step, in full precision."""
     lines = metrics(run_dir)
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
     return {name: [line[key] for line in lines] for name, key in KEYS.items()}
 
 
-def made_on() -> dict[str, str]:
+def made_on():
     """What a bit of the curve may depend on: package versions and the CPU."""
     import torch
 
@@ -70,7 +69,7 @@ def made_on() -> dict[str, str]:
     return versions | {f"cpu {name}": value for name, value in cpu.items()}
 
 
-def differences(found: Curve, expected: Curve) -> list[str]:
+def differences(found, expected):
     """Every value that is not exactly the expected one."""
     return [
         f"step {step} {name}: {value!r}, expected {wanted!r}"
@@ -82,7 +81,7 @@ def differences(found: Curve, expected: Curve) -> list[str]:
     ]
 
 
-def differences_elsewhere(found: Curve, expected: Curve) -> list[str]:
+def differences_elsewhere(found, expected):
     """What is too far off for another CPU or other versions.
 
     The first step samples and computes the same but for rounding: relative 1e-3 of reward and
@@ -104,11 +103,11 @@ def differences_elsewhere(found: Curve, expected: Curve) -> list[str]:
     return problems
 
 
-def _mean(values: list[float]) -> float:
+def _mean(values):
     return sum(values) / len(values)
 
 
-def _cpu_info(field: str) -> str:
+def _cpu_info(field):
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         name, _, value = line.partition(":")
         if name.strip() == field:
@@ -116,11 +115,11 @@ def _cpu_info(field: str) -> str:
     return ""
 
 
-def golden() -> dict[str, Any]:
+def golden():
     return json.loads(FILE.read_text())
 
 
-def main() -> int:
+def main():
     """Write the file again from a new run."""
     with tempfile.TemporaryDirectory() as folder:
         material = Path(folder) / "material"

@@ -6,7 +6,6 @@ import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,17 +17,17 @@ class Node:
     namespace: str
     address: str
 
-    def command(self, *arguments: str) -> list[str]:
+    def command(self, *arguments):
         return ["ip", "netns", "exec", self.namespace, *arguments]
 
-    def pids(self) -> list[int]:
+    def pids(self):
         """Processes on this node."""
         listed = subprocess.run(
             ["ip", "netns", "pids", self.namespace], capture_output=True, text=True, timeout=20
         )
         return [int(line) for line in listed.stdout.split()]
 
-    def commands(self) -> list[str]:
+    def commands(self):
         """Their numbers and command lines."""
         found = []
         for pid in self.pids():
@@ -37,19 +36,19 @@ class Node:
                 found.append(f"{pid} {' '.join(words)}")
         return found
 
-    def kill_all(self) -> None:
+    def kill_all(self):
         """The machine dies."""
         for pid in self.pids():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
 
-def _ip(*arguments: str) -> None:
+def _ip(*arguments):
     subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True, timeout=20)
 
 
 @functools.cache
-def why_not() -> str:
+def why_not():
     """Why there can be no namespaces here; empty when there can."""
     if shutil.which("ip") is None:
         return "network namespaces need the command ip (iproute2)"
@@ -61,13 +60,13 @@ def why_not() -> str:
 
 
 @contextlib.contextmanager
-def nodes(count: int) -> Iterator[list[Node]]:
+def nodes(count):
     """``count`` nodes that reach each other and nothing else; removed at the end with their
     processes."""
     prefix = f"rlmath{os.getpid()}"
     switch = f"{prefix}sw"
-    made: list[str] = []
-    found: list[Node] = []
+    made = []
+    found = []
     try:
         _ip("netns", "add", switch)
         made.append(switch)

@@ -5,9 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN_TIMEOUT_S = 600
@@ -15,13 +13,11 @@ RUN_TIMEOUT_S = 600
 MARK = "RLMATH_TEST_RUN"
 
 
-def environment(mark: str = "") -> dict[str, str]:
+def environment(mark=""):
     return {**os.environ, "PYTHONWARNINGS": "ignore", MARK: mark}
 
 
-def python(
-    *arguments: str, mark: str = "", timeout_s: float = RUN_TIMEOUT_S
-) -> subprocess.CompletedProcess[str]:
+def python(*arguments, mark="", timeout_s=RUN_TIMEOUT_S):
     return subprocess.run(
         [sys.executable, *arguments],
         cwd=ROOT,
@@ -33,13 +29,11 @@ def python(
     )
 
 
-def rlmath(
-    *arguments: str, mark: str = "", timeout_s: float = RUN_TIMEOUT_S
-) -> subprocess.CompletedProcess[str]:
+def rlmath(*arguments, mark="", timeout_s=RUN_TIMEOUT_S):
     return python("-m", "rlmath", *arguments, mark=mark, timeout_s=timeout_s)
 
 
-def quickstart_settings(material: Path, run_dir: Path) -> list[str]:
+def quickstart_settings(material, run_dir):
     """The quickstart's training without its SFT, on material that tests share, and small."""
     return [
         "experiment=quickstart",
@@ -57,16 +51,16 @@ def quickstart_settings(material: Path, run_dir: Path) -> list[str]:
     ]
 
 
-def metrics(run_dir: Path) -> list[dict[str, Any]]:
+def metrics(run_dir):
     return [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
 
 
-def marked_processes(mark: str) -> list[str]:
+def marked_processes(mark):
     """Command lines of the processes that carry a mark in their environment."""
     return [(p / "cmdline").read_text().replace("\0", " ") for p in _marked(mark)]
 
 
-def marked_memory_gib(mark: str) -> float:
+def marked_memory_gib(mark):
     """Memory of those processes; what several share counts once (proportional set size)."""
     kib = 0
     for process in _marked(mark):
@@ -76,7 +70,7 @@ def marked_memory_gib(mark: str) -> float:
     return kib / 2**20
 
 
-def _marked(mark: str) -> Iterator[Path]:
+def _marked(mark):
     for process in Path("/proc").iterdir():
         if not process.name.isdigit() or int(process.name) == os.getpid():
             continue
@@ -89,9 +83,9 @@ def _marked(mark: str) -> Iterator[Path]:
             yield process
 
 
-def replayed(run_dir: Path, *arguments: str) -> dict[str, Any]:
+def replayed(run_dir, *arguments):
     """What ``rlmath replay`` found, which is what the run did."""
     found = rlmath("replay", str(run_dir), *arguments, "--json")
     assert found.returncode == 0, found.stdout + found.stderr
-    result: dict[str, Any] = json.loads(found.stdout)
+    result = json.loads(found.stdout)
     return result

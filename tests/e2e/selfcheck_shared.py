@@ -6,9 +6,8 @@ one's.
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import ray
 
@@ -23,8 +22,6 @@ from rlmath.commands.selfcheck.checks import (
 from rlmath.commands.selfcheck.node import Node
 from rlmath.commands.selfcheck.record import Record
 from rlmath.commands.selfcheck.worker import RECORD_FILE
-from rlmath.rollout.pool import RolloutPool
-from rlmath.training.session import Session
 
 Run = Callable[[Node, Record], None]
 CHECKS: dict[str, Run] = {
@@ -35,7 +32,7 @@ CHECKS: dict[str, Run] = {
 }
 
 
-def run(node: Node, record: Record) -> None:
+def run(node, record):
     """All of ``CHECKS``, and those with a fault planted, on the same ranks and engines."""
     config = parts.settings(node, "run", 0, ["weights.bucket_size_mib=1"])
     with parts.started(config, record) as pair:
@@ -48,7 +45,7 @@ def run(node: Node, record: Record) -> None:
             _run(node, "lost_bit", checkpoint.run)
 
 
-def _run(node: Node, name: str, check: Run) -> None:
+def _run(node, name, check):
     folder = Path(node.folder) / name
     folder.mkdir()
     record = Record(folder / RECORD_FILE)
@@ -56,25 +53,25 @@ def _run(node: Node, name: str, check: Run) -> None:
     record.end()
 
 
-def _shared(pair: tuple[Session, RolloutPool]) -> Any:
+def _shared(pair):
     @contextlib.contextmanager
-    def started(*arguments: Any, **options: Any) -> Iterator[tuple[Session, RolloutPool]]:
+    def started(*arguments, **options):
         yield pair
 
     return started
 
 
 @contextlib.contextmanager
-def _stale_at_the_second_sync(session: Session, pool: RolloutPool) -> Iterator[None]:
+def _stale_at_the_second_sync(session, pool):
     """The engines say that they have the second of the next versions, and keep the first."""
     send, stale = ActorGroup.send_weights, pool.weights_version + 2
 
-    def send_or_not(self: ActorGroup, version: int) -> None:
+    def send_or_not(self, version):
         if version != stale:
             send(self, version)
             return
 
-        def pretend(engine: Any) -> None:
+        def pretend(engine):
             engine._loop.weights_version = version
 
         ray.get([engine.__ray_call__.remote(pretend) for engine in pool.engines])
@@ -87,11 +84,11 @@ def _stale_at_the_second_sync(session: Session, pool: RolloutPool) -> Iterator[N
 
 
 @contextlib.contextmanager
-def _a_bit_lost_in_the_checkpoint() -> Iterator[None]:
+def _a_bit_lost_in_the_checkpoint():
     """One bit of one moment of Adam differs after a load."""
     load = ActorGroup.load_checkpoint
 
-    def flip(worker: Any) -> None:
+    def flip(worker):
         import torch
 
         optimizer = worker.actor.optimizer
@@ -99,7 +96,7 @@ def _a_bit_lost_in_the_checkpoint() -> Iterator[None]:
         state = next(iter(part.optimizer.state.values()))
         state["exp_avg"].view(torch.int32).view(-1)[0] ^= 1
 
-    def load_and_flip(self: ActorGroup, folder: Any) -> None:
+    def load_and_flip(self, folder):
         load(self, folder)
         self.call(flip)
 

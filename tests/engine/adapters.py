@@ -1,23 +1,20 @@
 """A trainer's end that sends adapters, and the model that they are merged into."""
 
 import dataclasses
-from pathlib import Path
 from typing import Any
 
 import ray
 import sender as sender_module
 import torch
 from reference import Reference, send
-from torch import Tensor
 from trainers import BUCKET_SIZE_MIB, plan_for
 
-from rlmath.model.lora import Lora, adapter_shapes, lora_a, lora_b
+from rlmath.model.lora import adapter_shapes, lora_a, lora_b
 from rlmath.model.spec import read_model_spec
-from rlmath.rollout.pool import RolloutPool
 from rlmath.weights.fingerprint import fingerprints
 
 
-def adapters(folder: Path, lora: Lora, seed: int) -> dict[str, Tensor]:
+def adapters(folder, lora, seed):
     """As they are sent: ``B`` has ``alpha / rank`` in it."""
     generator = torch.Generator().manual_seed(seed)
     return {
@@ -26,7 +23,7 @@ def adapters(folder: Path, lora: Lora, seed: int) -> dict[str, Tensor]:
     }
 
 
-def merged(base: dict[str, Tensor], sent: dict[str, Tensor]) -> dict[str, Tensor]:
+def merged(base, sent):
     whole = dict(base)
     for name, weight in base.items():
         if lora_a(name) in sent:
@@ -38,7 +35,7 @@ def merged(base: dict[str, Tensor], sent: dict[str, Tensor]) -> dict[str, Tensor
 class Trainer:
     """A sender of adapters with a model that they are merged into."""
 
-    def __init__(self, pool: RolloutPool, folder: Path, lora: Lora) -> None:
+    def __init__(self, pool, folder, lora):
         self.pool, self.folder, self.lora = pool, folder, lora
         self.reference = Reference(folder)
         self.base = {name: one.clone() for name, one in self.reference.tensors().items()}
@@ -48,7 +45,7 @@ class Trainer:
         self.sent = adapters(folder, lora, 0)
         self.sender: Any = actor.remote(plan, self.sent, BUCKET_SIZE_MIB / 8, 0, 1, "")
 
-    def sync(self, seed: int) -> dict[str, int]:
+    def sync(self, seed):
         """Send other adapters; the fingerprints of what engines should hold then."""
         self.sent = adapters(self.folder, self.lora, seed)
         ray.get(self.sender.set_tensors.remote(self.sent))

@@ -12,9 +12,8 @@ folder for logs.
 import json
 import os
 import sys
-from typing import Any
 
-from rlmath.rollout.requests import EngineSpec, Request, requests_for
+from rlmath.rollout.requests import EngineSpec, requests_for
 from rlmath.rollout.step_loop import StepLoop
 from rlmath.types import Problem
 
@@ -32,7 +31,7 @@ SPEC = EngineSpec(
 )
 
 
-def let_vllm_schedule_ahead() -> None:
+def let_vllm_schedule_ahead():
     """See the module."""
     from vllm.platforms.cpu import CpuPlatform
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner
@@ -41,7 +40,7 @@ def let_vllm_schedule_ahead() -> None:
 
     check = CpuPlatform.check_and_update_config.__func__
 
-    def check_and_schedule_ahead(cls: type, config: Any) -> None:
+    def check_and_schedule_ahead(cls, config):
         check(cls, config)
         config.scheduler_config.async_scheduling = True
 
@@ -50,14 +49,14 @@ def let_vllm_schedule_ahead() -> None:
     engine_arguments.CPU_SCHEDULER = "vllm.v1.core.sched.async_scheduler.AsyncScheduler"
 
 
-def requests(step: int, *, max_tokens: int) -> list[Request]:
+def requests(step, *, max_tokens):
     problems = [Problem(f"p{i}", "", (5 + i, 9, 17 + i), ("1",)) for i in range(6)]
     return requests_for(
         problems, samples=3, max_tokens=max_tokens, temperature=1.0, run_seed=7, step=step
     )
 
 
-def finish(loop: StepLoop, generation: int) -> dict[str, Any]:
+def finish(loop, generation):
     """Take all samples of a generation."""
     samples = {}
     while True:
@@ -73,7 +72,7 @@ def finish(loop: StepLoop, generation: int) -> dict[str, Any]:
             return samples
 
 
-def run() -> dict[str, Any]:
+def run():
     """Samples of a started engine, and how many batches were in flight when."""
     loop = StepLoop(SPEC, 0)
     loop.start()
@@ -81,14 +80,14 @@ def run() -> dict[str, Any]:
     core = client.engine_core
     step, in_flight, at_once = client.get_output, [], [0]
 
-    def get_output() -> Any:
+    def get_output():
         output = step()
         in_flight.append(len(core.batch_queue or ()))
         at_once.extend(len(one.new_token_ids) for one in output.outputs)
         return output
 
     client.get_output = get_output
-    found: dict[str, Any] = {"scheduler": type(core.scheduler).__name__}
+    found = {"scheduler": type(core.scheduler).__name__}
     loop.submit(2, requests(1, max_tokens=100))
     found["samples"] = finish(loop, 2)
     found["most_in_flight"], found["most_at_once"] = max(in_flight), max(at_once)
@@ -108,7 +107,7 @@ def run() -> dict[str, Any]:
     return found
 
 
-def main() -> None:
+def main():
     os.environ.update(SPEC.environment())
     found = {"sync": run()}
     let_vllm_schedule_ahead()

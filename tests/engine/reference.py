@@ -1,25 +1,16 @@
 """The same model in transformers, in float32: what the engines have to agree with."""
 
 import random
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
-import numpy as np
 import ray
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from rlmath.device.residue import Residue
-from rlmath.rollout.pool import RolloutPool
 from rlmath.rollout.requests import Request
 from rlmath.rollout.seeds import request_seed
 from rlmath.rollout.weight_sync import Verification, sync_weights
-from rlmath.types import Sample
 from rlmath.weights.fingerprint import add
-from rlmath.weights.slices import Rotation, WeightSlice
+from rlmath.weights.slices import Rotation
 
 VOCABULARY = 261
 END_OF_TEXT_ID = 256
@@ -28,14 +19,14 @@ END_OF_TEXT_ID = 256
 class Reference:
     """A model whose weights can be moved away from the folder's."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
-    def tensors(self) -> dict[str, Tensor]:
+    def tensors(self):
         return {name: t.detach().clone() for name, t in self._model.state_dict().items()}
 
     @torch.no_grad()
-    def perturb(self, seed: int) -> dict[str, Tensor]:
+    def perturb(self, seed):
         """Move every weight; gives the new tensors."""
         generator = torch.Generator().manual_seed(seed)
         for parameter in self._model.parameters():
@@ -43,32 +34,30 @@ class Reference:
             parameter.add_(0.1 * parameter.std() * noise + 0.01 * noise)
         return self.tensors()
 
-    def load(self, tensors: dict[str, Tensor]) -> None:
+    def load(self, tensors):
         """Take these weights."""
         self._model.load_state_dict(tensors)
 
-    def use(self, kind: type[torch.nn.Linear]) -> None:
+    def use(self, kind):
         """Let the matrices of the layers multiply as this class does."""
         for name, module in self._model.named_modules():
             if isinstance(module, torch.nn.Linear) and name.endswith("_proj"):
                 module.__class__ = kind
 
     @torch.no_grad()
-    def logits(self, prompt: Sequence[int], sample: Sample) -> Tensor:
+    def logits(self, prompt, sample):
         """Float32 [response tokens, vocabulary], at temperature 1."""
         tokens = torch.tensor([[*prompt, *sample.token_ids.tolist()]])
         return self._model(tokens).logits[0, len(prompt) - 1 : -1].float()
 
-    def log_probs(self, prompt: Sequence[int], sample: Sample, temperature: float) -> Tensor:
+    def log_probs(self, prompt, sample, temperature):
         """Log-probability of each response token. Float32 of its length."""
         log_probs = torch.log_softmax(self.logits(prompt, sample) / temperature, dim=-1)
         chosen = torch.tensor(tokens(sample)).unsqueeze(1)
         return log_probs.gather(1, chosen).squeeze(1)
 
     @torch.no_grad()
-    def with_cache(
-        self, prompt: Sequence[int], sample: Sample, past: Any, kept: int, end: int
-    ) -> tuple[NDArray[np.float32], Any]:
+    def with_cache(self, prompt, sample, past, kept, end):
         """Log-probs of the first ``end`` response tokens where the first ``kept`` tokens, prompt
         included, are in a cache; not a number where they are not computed. And the cache then."""
         whole = torch.tensor([*prompt, *tokens(sample)])[: len(prompt) + end]
@@ -79,9 +68,7 @@ class Reference:
         found[kept:] = chosen
         return found[len(prompt) - 1 :].numpy(), given.past_key_values
 
-    def largest_difference(
-        self, prompts: dict[str, tuple[int, ...]], samples: Sequence[Sample], temperature: float
-    ) -> float:
+    def largest_difference(self, prompts, samples, temperature):
         """Between the engines' log-probabilities and this model's, over all response tokens."""
         return max(
             float(
@@ -96,30 +83,28 @@ class Reference:
 class Actor:
     """What ``sync_weights`` takes for the actor: the senders, waited for."""
 
-    def __init__(self, senders: Sequence[Any]) -> None:
+    def __init__(self, senders):
         self._senders = senders
 
-    def begin_room(self) -> list[Residue]:
+    def begin_room(self):
         return []
 
-    def make_room(self, part: str, meanwhile: Callable[[], None] | None = None) -> list[Residue]:
+    def make_room(self, part, meanwhile=None):
         return []
 
-    def send_weights(self, version: int) -> None:
+    def send_weights(self, version):
         ray.get([sender.send_weights.remote(version) for sender in self._senders])
 
-    def weights_fingerprints(self, part: WeightSlice | None = None) -> dict[str, int]:
-        found: dict[str, int] = ray.get(self._senders[0].weights_fingerprints.remote(part))
+    def weights_fingerprints(self, part=None):
+        found = ray.get(self._senders[0].weights_fingerprints.remote(part))
         return found
 
 
-def check_slices(
-    pool: RolloutPool, shapes: Mapping[str, tuple[int, ...]], *, packed: bool = True
-) -> None:
+def check_slices(pool, shapes, *, packed=True):
     """The fingerprints of a round's slices have to add up to those of all weights."""
     whole = frozenset(name for name in shapes if ".experts." in name)
     rotation = Rotation(shapes, packed=packed, whole=whole)
-    total: list[dict[str, int]] = [{} for _ in pool.engines]
+    total = [{} for _ in pool.engines]
     while not total[0] or not rotation.is_at_start:
         part, _ = rotation.pop(rotation.work / 6)
         for sums, held in zip(total, pool.weights_fingerprints(part), strict=True):
@@ -130,7 +115,7 @@ def check_slices(
     assert total == pool.weights_fingerprints()
 
 
-def send(senders: Any, pool: RolloutPool, verify_every: int | None = 0) -> int:
+def send(senders, pool, verify_every=0):
     """Give the engines the senders' weights as the next version."""
     version = pool.weights_version + 1
     actor = Actor(senders if isinstance(senders, list) else [senders])
@@ -138,7 +123,7 @@ def send(senders: Any, pool: RolloutPool, verify_every: int | None = 0) -> int:
     return version
 
 
-def random_prompts(count: int, length: int, seed: int = 0) -> dict[str, tuple[int, ...]]:
+def random_prompts(count, length, seed=0):
     """Prompts of ordinary characters."""
     rng = random.Random(seed)
     return {
@@ -146,15 +131,7 @@ def random_prompts(count: int, length: int, seed: int = 0) -> dict[str, tuple[in
     }
 
 
-def make_requests(
-    prompts: dict[str, tuple[int, ...]],
-    samples: int,
-    *,
-    max_tokens: int = 24,
-    temperature: float = 1.0,
-    top_p: float = 1.0,
-    step: int = 0,
-) -> list[Request]:
+def make_requests(prompts, samples, *, max_tokens=24, temperature=1.0, top_p=1.0, step=0):
     return [
         Request(
             problem_id,
@@ -170,10 +147,10 @@ def make_requests(
     ]
 
 
-def tokens(sample: Sample) -> tuple[int, ...]:
+def tokens(sample):
     """Of the response, to compare and to count."""
     return tuple(sample.token_ids.tolist())
 
 
-def by_key(samples: Sequence[Sample]) -> dict[tuple[str, int], Sample]:
+def by_key(samples):
     return {(sample.problem_id, sample.index): sample for sample in samples}

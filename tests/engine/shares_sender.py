@@ -18,7 +18,7 @@ from tests.unit.weights.model_ranks import modules_like
 class ShareSender:
     """A Ray actor that stands where one of Megatron's expert-parallel ranks does."""
 
-    def __init__(self, folder: str, rank: int, world_size: int, rendezvous: str) -> None:
+    def __init__(self, folder, rank, world_size, rendezvous):
         dist.init_process_group("gloo", rendezvous, rank=rank, world_size=world_size)
         install()
         self._spec = read_model_spec(folder)
@@ -28,13 +28,13 @@ class ShareSender:
         self._gatherer = BucketGatherer([self._model], self._spec, parallel, 0.05)
         self._connection: Any = None
 
-    def set_factor(self, factor: float) -> None:
+    def set_factor(self, factor):
         """The folder's tensors, times this."""
         with torch.no_grad():
             for run, place in self._gatherer._local.items():
                 place.values().copy_(factor * run.of(self._tensors[run.name]))
 
-    def connect(self, plan: transports.TransportPlan) -> str:
+    def connect(self, plan):
         """Meet the engines; which trainer it is."""
         transports.own_address = lambda: "127.0.0.1"
         if self._connection is not None:
@@ -42,8 +42,8 @@ class ShareSender:
         self._connection = transports.connect(plan, self._gatherer, CPU)
         return type(self._connection._trainer).__name__
 
-    def send_weights(self, version: int) -> None:
+    def send_weights(self, version):
         self._connection.send_weights(version)
 
-    def weights_fingerprints(self) -> dict[str, int]:
+    def weights_fingerprints(self):
         return self._gatherer.fingerprints()

@@ -1,13 +1,11 @@
 """A trainer's ranks that send weights to the engines of a pool."""
 
 import uuid
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import ray
 import sender as sender_module
-from reference import Reference
 
 from rlmath.rollout.pool import RolloutPool
 from rlmath.weights.transports import TransportPlan
@@ -16,14 +14,12 @@ from rlmath.weights.transports import TransportPlan
 BUCKET_SIZE_MIB = 0.3
 
 
-def start_sender(pool: RolloutPool, reference: Reference) -> Any:
+def start_sender(pool, reference):
     """A trainer of one rank, connected to the pool."""
     return start_senders(pool, reference, 1, "")[0]
 
 
-def start_senders(
-    pool: RolloutPool, reference: Reference, world_size: int, rendezvous: str
-) -> list[Any]:
+def start_senders(pool, reference, world_size, rendezvous):
     """The ranks of a trainer; they connect to the pool together."""
     plan = plan_for(pool, pool.engines)
     actor = ray.remote(sender_module.Sender).options(num_cpus=0)
@@ -34,7 +30,7 @@ def start_senders(
     ]
 
 
-def plan_for(pool: RolloutPool, engines: Sequence[Any]) -> TransportPlan:
+def plan_for(pool, engines):
     """How the senders reach these engines of a pool."""
     return TransportPlan(
         "shared_memory",
@@ -55,14 +51,14 @@ class SenderTrainer:
     pool: RolloutPool
     sender: Any
 
-    def __init__(self, adapters: bool = False) -> None:
+    def __init__(self, adapters=False):
         self._adapters = adapters
 
-    def release_cached_memory(self) -> None: ...
+    def release_cached_memory(self): ...
 
-    def connect(self, engines: Sequence[Any]) -> None:
+    def connect(self, engines):
         plan = replace(plan_for(self.pool, engines), adapters=self._adapters)
         ray.get(self.sender.connect.remote(plan))
 
-    def send_weights(self, version: int) -> None:
+    def send_weights(self, version):
         ray.get(self.sender.send_weights.remote(version))

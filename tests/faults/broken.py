@@ -11,9 +11,8 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import psutil
 import pytest
@@ -27,7 +26,7 @@ REWARD = f"reward.items=[{{name:'{Path(__file__).parent / 'rewards_for_tests.py'
 LAST_STEP = 8
 
 
-def settings_of(material: Path, run_dir: Path) -> list[str]:
+def settings_of(material, run_dir):
     """Of runs that have gradients, and that somebody ends after step 8: no other step's rate
     depends on where a run was to end."""
     return [
@@ -52,7 +51,7 @@ class Run:
 
     started: ClassVar[list[Run]] = []
 
-    def __init__(self, run_dir: Path, settings: Sequence[str], log: Path) -> None:
+    def __init__(self, run_dir, settings, log):
         self.mark = uuid.uuid4().hex
         self.run_dir, self.log = run_dir, log
         # What all that it started had mapped when it was told to end.
@@ -70,10 +69,10 @@ class Run:
                 start_new_session=True,
             )
 
-    def output(self) -> str:
+    def output(self):
         return self.log.read_text(errors="replace")
 
-    def until(self, happens: Callable[[], bool], what: str) -> None:
+    def until(self, happens, what):
         """Wait for something while the run continues."""
         deadline = time.monotonic() + FIND_TIMEOUT_S
         while not happens():
@@ -84,23 +83,23 @@ class Run:
                 pytest.fail(f"{why} before {what}:\n{self.output()[-4000:]}")
             time.sleep(0.01)
 
-    def until_step(self, step: int) -> None:
+    def until_step(self, step):
         """Wait until a step is written down."""
         file = self.run_dir / "metrics.jsonl"
         self.until(lambda: file.exists() and f'"step": {step},' in file.read_text(), f"step {step}")
 
-    def until_saved(self, step: int) -> None:
+    def until_saved(self, step):
         """Wait until there is a checkpoint of a step."""
         folder = self.run_dir / "checkpoints" / f"step_{step:06d}"
         self.until(folder.exists, f"checkpoint of step {step}")
 
-    def find(self, call: str) -> int:
+    def find(self, call):
         """The process that does ``Class.method`` now; Ray names its processes so."""
-        found: list[int] = []
-        candidates: list[psutil.Process] = []
+        found = []
+        candidates = []
         looked_s = -math.inf
 
-        def there() -> bool:
+        def there():
             nonlocal candidates, looked_s
             # Calls are short: those few processes are looked at often, all of them seldom.
             if time.monotonic() - looked_s > 1.0:
@@ -114,18 +113,18 @@ class Run:
         self.until(there, call)
         return found[0]
 
-    def send(self, number: signal.Signals, call: str) -> int:
+    def send(self, number, call):
         """Send a signal to the process that does ``call``, as soon as one does."""
         pid = self.find(call)
         os.kill(pid, number)
         return pid
 
-    def kill_graders(self) -> None:
+    def kill_graders(self):
         """Kill the grading processes, of which there are none until an answer needs one; they are
         stopped first, so that they have work in their hands."""
         family = psutil.Process(self.process.pid).children(recursive=True)
         servers = [one for one in family if "rlmath.grading.forkserver" in " ".join(words(one))]
-        graders: list[psutil.Process] = []
+        graders = []
         with contextlib.suppress(psutil.Error):
             graders = [child for one in servers for child in one.children()]
         for one in graders:
@@ -134,9 +133,9 @@ class Run:
         for one in graders:
             one.kill()
 
-    def listening(self) -> set[str]:
+    def listening(self):
         """Addresses on which its processes listen."""
-        found: set[str] = set()
+        found = set()
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
                 if process.environ().get("RLMATH_TEST_RUN") == self.mark:
@@ -144,7 +143,7 @@ class Run:
                     found |= {s.laddr.ip for s in sockets if s.status == psutil.CONN_LISTEN}
         return found
 
-    def end(self, number: signal.Signals, to: Literal["driver", "group"] = "driver") -> int:
+    def end(self, number, to="driver"):
         """End it by a signal, and see that it leaves nothing within seconds.
 
         Args:
@@ -165,7 +164,7 @@ class Run:
         self.assert_nothing_left(began)
         return code
 
-    def ended(self) -> int:
+    def ended(self):
         """Wait until it has ended on its own, and see that it leaves nothing.
 
         Returns:
@@ -176,7 +175,7 @@ class Run:
         self.assert_nothing_left()
         return code
 
-    def assert_nothing_left(self, since_s: float | None = None) -> None:
+    def assert_nothing_left(self, since_s=None):
         """No process and no shared memory, ``END_TIMEOUT_S`` after a time (now)."""
         since_s = time.monotonic() if since_s is None else since_s
         while (left := self._left()) and time.monotonic() - since_s < END_TIMEOUT_S:
@@ -184,7 +183,7 @@ class Run:
         assert not left, f"left after {time.monotonic() - since_s:.1f} s: {left}"
         assert not [path for path in sorted(self.shared_memory) if os.path.exists(path)]
 
-    def _look_at_family(self) -> None:
+    def _look_at_family(self):
         self.family = psutil.Process(self.process.pid).children(recursive=True)
         for one in [self.process.pid, *(process.pid for process in self.family)]:
             with contextlib.suppress(OSError):
@@ -192,7 +191,7 @@ class Run:
                 # Most are "(deleted)": whoever needs them has opened them.
                 self.shared_memory |= set(re.findall(r"/dev/shm/[^ \n]+", maps))
 
-    def _left(self) -> list[str]:
+    def _left(self):
         left = marked_processes(self.mark)
         for one in self.family:
             with contextlib.suppress(psutil.Error):
@@ -201,17 +200,17 @@ class Run:
         return left
 
 
-def words(process: psutil.Process) -> list[str]:
+def words(process):
     with contextlib.suppress(psutil.Error):
         return process.cmdline() or [""]
     return [""]
 
 
-def title(process: psutil.Process) -> str:
+def title(process):
     return words(process)[0]
 
 
-def damage(checkpoint: Path, how: Literal["flip a bit", "truncate"]) -> str:
+def damage(checkpoint, how):
     """Break the file of a rank's tensors. Returns what a resume says of it."""
     shard = next(checkpoint.glob("actor/__*.distcp"))
     size = shard.stat().st_size
@@ -226,7 +225,7 @@ def damage(checkpoint: Path, how: Literal["flip a bit", "truncate"]) -> str:
     return f"actor/{shard.name}: its checksum differs"
 
 
-def assert_says_what_it_saved(run: Run) -> None:
+def assert_says_what_it_saved(run):
     """After a signal: the last step is saved, or the run says why it is not."""
     last = metrics(run.run_dir)[-1]["step"]
     assert (run.run_dir / "curves.png").is_file(), "an interrupted run has its curves"

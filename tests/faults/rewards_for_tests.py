@@ -1,8 +1,6 @@
 """Rewards that a model with random weights can get, so that its runs have gradients."""
 
 import zlib
-from collections.abc import Sequence
-from typing import Any
 
 from rlmath.grading import MathGrader
 
@@ -10,17 +8,17 @@ from rlmath.grading import MathGrader
 GRADER = MathGrader(num_workers=2, timeout_s=60.0, cache_size=0)
 
 
-def letters(completions: Sequence[str], **columns: Any) -> list[float]:
+def letters(completions, **columns):
     """Share of ASCII letters; -1 where a grading process does not say that sin² + cos² is 1, of
     which every fourth response asks one."""
     return [_letters(text) if _is_graded(text) else -1.0 for text in completions]
 
 
-def _letters(text: str) -> float:
+def _letters(text):
     return sum(c.isascii() and c.isalpha() for c in text) / max(len(text), 1)
 
 
-def _is_graded(text: str) -> bool:
+def _is_graded(text):
     number = zlib.crc32(text.encode(errors="surrogatepass"))
     if number % 4:
         return True
@@ -28,6 +26,6 @@ def _is_graded(text: str) -> bool:
     return GRADER.grade_one(answer, "1").status == "correct"
 
 
-def brevity(completions: Sequence[str], **columns: Any) -> list[float]:
+def brevity(completions, **columns):
     """Shorter is better, whatever it says: what a policy collapses under."""
     return [-len(text.encode(errors="surrogatepass")) / 64 for text in completions]

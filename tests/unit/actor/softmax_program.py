@@ -8,13 +8,11 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from rlmath.actor import softmax_tables, softmax_triton
 from rlmath.actor.head import Head, HeadLinear
@@ -27,7 +25,7 @@ from tests.contracts.fake_cuda import LiveBytes
 TEMPERATURE = 0.5
 
 
-def main() -> None:
+def main():
     softmax_triton.BLOCK = 16  # Several blocks of a small vocabulary.
     found = {
         "exact": {name: exact(*case) for name, case in CASES.items()},
@@ -43,7 +41,7 @@ def main() -> None:
     json.dump(found, sys.stdout)
 
 
-def row_bytes(rows: int = 64) -> list[float]:
+def row_bytes(rows=64):
     """What forward and backward allocate, over the rows, without a group of tensor ranks."""
     vocab = VocabSlice(0, 40, TEMPERATURE, None, lambda x: x.sum(1))
     logits = torch.randn(rows, 50)
@@ -72,7 +70,7 @@ CASES: dict[str, tuple[torch.dtype, int, int, int, float]] = {
 }
 
 
-def exact(dtype: torch.dtype, rows: int, width: int, valid: int, scale: float) -> dict[str, float]:
+def exact(dtype, rows, width, valid, scale):
     """Largest differences from torch's softmax and autograd in float64, over the largest value."""
     random = torch.Generator().manual_seed(rows + width)
     logits = (scale * torch.randn(rows, width, generator=random)).to(dtype)
@@ -118,14 +116,14 @@ def exact(dtype: torch.dtype, rows: int, width: int, valid: int, scale: float) -
     return result
 
 
-def difference(one: Tensor, other: Tensor) -> float:
+def difference(one, other):
     if not other.numel():
         return 0.0
     other = other.detach()
     return float((one.double() - other).detach().abs().max() / other.abs().max().clamp_min(1.0))
 
 
-def run_head(triton: bool, distribution: Distribution, given: dict[str, Tensor]) -> list[Tensor]:
+def run_head(triton, distribution, given):
     """Log-probs, entropies, and gradients of hidden states and weight."""
     hidden, weight = (given[name].clone().requires_grad_() for name in ("hidden", "weight"))
     found = Head(weight, HeadLinear(triton=triton), False).log_probs(
@@ -136,7 +134,7 @@ def run_head(triton: bool, distribution: Distribution, given: dict[str, Tensor])
     return [*found, hidden.grad, weight.grad]
 
 
-def material(vocab: int, padded: int, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+def material(vocab, padded, dtype=torch.float32):
     random = torch.Generator().manual_seed(3)
     return {
         "hidden": torch.randn(40, 12, generator=random, dtype=dtype),
@@ -147,14 +145,14 @@ def material(vocab: int, padded: int, dtype: torch.dtype = torch.float32) -> dic
     }
 
 
-def head() -> float:
+def head():
     """The whole function, against that of tables."""
     distribution = Distribution(TEMPERATURE, 50)
     one, other = (run_head(triton, distribution, material(50, 56)) for triton in (True, False))
     return max(difference(a, b.double()) for a, b in zip(one, other, strict=True))
 
 
-def gradcheck() -> bool:
+def gradcheck():
     """Of two rows and a vocabulary of 20 entries: the interpreter takes a millisecond a row."""
     random = torch.Generator().manual_seed(4)
     hidden = torch.randn(2, 3, generator=random, dtype=torch.float64, requires_grad=True)
@@ -162,13 +160,13 @@ def gradcheck() -> bool:
     product, distribution = HeadLinear(triton=True), Distribution(TEMPERATURE, 20)
     rows, targets = torch.arange(2), torch.tensor([3, 19])
 
-    def function(hidden: Tensor, weight: Tensor) -> Any:
+    def function(hidden, weight):
         return Head(weight, product, False).log_probs(hidden, rows, targets, distribution)
 
     return bool(torch.autograd.gradcheck(function, (hidden, weight)))
 
 
-def selfcheck() -> list[dict[str, Any]]:
+def selfcheck():
     """What ``rlmath selfcheck gpu`` would record."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "record.jsonl")
@@ -176,7 +174,7 @@ def selfcheck() -> list[dict[str, Any]]:
         return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def rank(number: int, folder: str) -> None:
+def rank(number, folder):
     """One of two tensor ranks, for a vocabulary in both slices and in the first alone."""
     softmax_triton.BLOCK = 16
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=number, world_size=2)

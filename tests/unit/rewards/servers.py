@@ -2,10 +2,9 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 Answer = Callable[["Exchange"], None]
 
@@ -15,7 +14,7 @@ class Exchange(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.0"
 
-    def do_POST(self) -> None:
+    def do_POST(self):
         self.body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.requests.append(self.body)
         self.server.seen_headers.append(dict(self.headers))
@@ -23,10 +22,10 @@ class Exchange(BaseHTTPRequestHandler):
         with suppress(BrokenPipeError, ConnectionResetError):
             self.server.answer(self)
 
-    def reply(self, value: Any, status: int = 200, headers: dict[str, str] | None = None) -> None:
+    def reply(self, value, status=200, headers=None):
         self.raw(json.dumps(value).encode(), status, headers)
 
-    def raw(self, data: bytes, status: int = 200, headers: dict[str, str] | None = None) -> None:
+    def raw(self, data, status=200, headers=None):
         self.send_response(status)
         for name, value in (headers or {}).items():
             self.send_header(name, value)
@@ -34,7 +33,7 @@ class Exchange(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, *_):
         pass
 
 
@@ -48,7 +47,7 @@ class Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def serve(answer: Answer) -> Iterator[Any]:
+def serve(answer):
     """The server, with ``url``, and ``requests`` that it has got."""
     server = Server(("127.0.0.1", 0), Exchange)
     server.answer = answer

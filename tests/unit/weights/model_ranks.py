@@ -1,25 +1,16 @@
 """Gatherers of one rank among several, without the others: what they offer is computed."""
 
-from typing import Any
-
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from rlmath.model.rank_layout import ParallelRank
-from rlmath.model.spec import ModelSpec
 from rlmath.weights.gather import BucketGatherer
 from rlmath.weights.pieces import local_tensor, walk
 
 
-def modules_like(
-    spec: ModelSpec,
-    implementation: int,
-    parallel: ParallelRank,
-    device: str = "cpu",
-    dtype: torch.dtype = torch.float32,
-) -> nn.Module:
+def modules_like(spec, implementation, parallel, device="cpu", dtype=torch.float32):
     """A module tree with Megatron's parameter names: 0 local, 1 Transformer Engine."""
     root = nn.Module()
     layers = [nn.Module() for _ in range(spec.layers)]
@@ -47,18 +38,11 @@ def modules_like(
     return root
 
 
-def gatherer_of(
-    patch: pytest.MonkeyPatch,
-    spec: ModelSpec,
-    ranks: int,
-    bucket_size_mib: float,
-    device: str = "cpu",
-    dtype: torch.dtype = torch.bfloat16,
-) -> tuple[BucketGatherer, nn.Module]:
+def gatherer_of(patch, spec, ranks, bucket_size_mib, device="cpu", dtype=torch.bfloat16):
     """Rank 0 of ``ranks`` tensor-parallel ranks (an expert is whole on one), and its model."""
     group = object() if ranks > 1 else None
 
-    def parallel(rank: int) -> ParallelRank:
+    def parallel(rank):
         expert_ranks = ranks if spec.experts else 1
         return ParallelRank(
             tp_rank=rank,
@@ -72,11 +56,11 @@ def gatherer_of(
         model = modules_like(spec, 0, parallel(0), device, dtype)
         return BucketGatherer([model], spec, parallel(0), bucket_size_mib), model
     here = [0]
-    offered: list[list[Any]] = []
+    offered = []
     patch.setattr(dist, "get_process_group_ranks", lambda _: list(range(ranks)))
     patch.setattr(dist, "get_rank", lambda *_: here[0])
 
-    def note(out: list[Any], mine: Any, group: Any = None) -> None:
+    def note(out, mine, group=None):
         offered[-1].append(mine)
         out[:] = [mine if rank == here[0] else type(mine)() for rank in range(ranks)]
 
@@ -90,7 +74,7 @@ def gatherer_of(
             BucketGatherer([model], spec, parallel(rank), bucket_size_mib)
     here[0], calls = 0, iter(range(2))
 
-    def others(out: list[Any], mine: Any, group: Any = None) -> None:
+    def others(out, mine, group=None):
         number = next(calls)
         out[:] = [mine, *(of_rank[number] for of_rank in offered)]
 

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from rlmath.model.rope import Rope
 from rlmath.model.spec import ModelSpec
@@ -39,7 +38,7 @@ OLMO2 = replace(QWEN2, architecture="Olmo2ForCausalLM", kv_heads=4)
 ALL = {s.architecture: s for s in (QWEN2, QWEN3, LLAMA, QWEN3_MOE, MISTRAL, OLMO2)}
 
 
-def random_weights(spec: ModelSpec, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+def random_weights(spec, dtype=torch.float32):
     """A random tensor for each name of the model's Hugging Face files."""
     generator = torch.Generator().manual_seed(1)
     return {

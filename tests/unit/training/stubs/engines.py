@@ -1,16 +1,12 @@
 """Engines without vLLM: an engine's own code around a loop that draws samples."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 
 from rlmath.model.tiny_tokenizer import END_OF_TEXT, fast_tokenizer
 from rlmath.rollout.engine import RolloutEngine
-from rlmath.rollout.requests import EngineSpec, Progress, Request
+from rlmath.rollout.requests import Progress, Request
 from rlmath.types import Sample
 from tests.unit.training.stubs.ranks import PRINTS
 
@@ -28,18 +24,16 @@ class StubEngine(RolloutEngine):
 
     world = SimpleNamespace
 
-    def __init__(
-        self, world: Any, spec: EngineSpec, index: int, environment: dict[str, str]
-    ) -> None:
+    def __init__(self, world, spec, index, environment):
         self._spec, self._index = spec, index
-        self._loop = StubLoop(index)  # type: ignore[assignment]
+        self._loop = StubLoop(index)
         self._weights_valid = True
 
-    def prepare(self) -> None: ...
+    def prepare(self): ...
 
-    def start(self) -> None: ...
+    def start(self): ...
 
-    def weights_fingerprints(self, part: Any = None) -> dict[str, int | None]:
+    def weights_fingerprints(self, part=None):
         """See ``RolloutEngine``."""
         return dict(PRINTS)
 
@@ -47,40 +41,40 @@ class StubEngine(RolloutEngine):
 class StubLoop:
     """Stands where an engine has its ``StepLoop``. A sample follows from its seed."""
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index):
         self._index = index
         self._waiting: list[Request] = []
         self._tokens = 0
         self.weights_version = 0
 
-    def submit(self, generation: int, requests: Sequence[Request]) -> None:
+    def submit(self, generation, requests):
         self._waiting += requests
 
-    def progress(self, generation: int, timeout_s: float) -> Progress:
+    def progress(self, generation, timeout_s):
         now, self._waiting = self._waiting[:AT_ONCE], self._waiting[AT_ONCE:]
         samples = tuple(self._sample(request) for request in now)
         self._tokens += sum(len(one.token_ids) for one in samples)
         held = sum(len(one.prompt_token_ids) for one in self._waiting)
         return Progress(samples, len(self._waiting), self._tokens, held, 0.0)
 
-    def counts(self) -> tuple[int, int]:
+    def counts(self):
         return len(self._waiting), self._tokens
 
-    def drain(self) -> None: ...
+    def drain(self): ...
 
-    def rpc(self, method: str | Callable[..., Any], **arguments: Any) -> list[Any]:
+    def rpc(self, method, **arguments):
         # Of the functions that run in a worker, one asks for constants.
         return [{"norm_eps": [], "ropes": []}] if callable(method) else [None]
 
-    def engine_call(self, function: Callable[[Any], Any]) -> Any:
+    def engine_call(self, function):
         return function(
             SimpleNamespace(reset_prefix_cache=lambda: True, set_weight_version=lambda _: None)
         )
 
-    def renew(self, version: int) -> None:
+    def renew(self, version):
         self.weights_version = version
 
-    def _sample(self, request: Request) -> Sample:
+    def _sample(self, request):
         draw = np.random.default_rng(request.seed)
         count = int(draw.integers(24, 40))
         tokens = draw.integers(*LETTERS, size=count, dtype=np.int32)

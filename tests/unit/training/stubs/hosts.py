@@ -5,8 +5,6 @@ the process is shared: a process for each would take more memory than a machine 
 given and answers is counted where it arrives, so that counting costs the driver nothing.
 """
 
-from __future__ import annotations
-
 import pickle
 from collections import Counter
 from collections.abc import Iterator
@@ -34,21 +32,21 @@ class Traffic:
 class Host:
     """Holds stubs. A Ray actor that does one call after the other."""
 
-    def __init__(self, kind: Any) -> None:
+    def __init__(self, kind):
         self._kind = kind
         self.clear()
 
-    def clear(self) -> None:
+    def clear(self):
         """Forget all stubs."""
         self._stubs: dict[int, Any] = {}
         self._world = self._kind.world()
         self._traffic = Traffic()
 
-    def make(self, index: int, *arguments: Any) -> None:
+    def make(self, index, *arguments):
         """A stub, as an actor would be made."""
         self._stubs[index] = self._kind(self._world, *arguments)
 
-    def call(self, index: int, method: str, *arguments: Any) -> Any:
+    def call(self, index, method, *arguments):
         """A call of a stub's method."""
         self._traffic.calls[method] += 1
         self._traffic.given[method] += len(pickle.dumps(arguments, 5))
@@ -58,13 +56,13 @@ class Host:
         self._traffic.answered[method] += len(pickle.dumps(found, 5))
         return found
 
-    def _counted(self, method: str, values: Iterator[Any]) -> Iterator[Any]:
+    def _counted(self, method, values):
         """Values that Ray takes one by one."""
         for value in values:
             self._traffic.answered[method] += len(pickle.dumps(value, 5))
             yield value
 
-    def take_traffic(self) -> Traffic:
+    def take_traffic(self):
         """Since the last call."""
         found, self._traffic = self._traffic, Traffic()
         return found
@@ -77,7 +75,7 @@ class Handle:
     host: Any
     index: int
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
         return Method(self, name)
@@ -91,11 +89,11 @@ class Method:
     name: str
     num_returns: int = 1
 
-    def options(self, num_returns: int) -> Method:
+    def options(self, num_returns):
         """The method with several results."""
         return replace(self, num_returns=num_returns)
 
-    def remote(self, *arguments: Any) -> Any:
+    def remote(self, *arguments):
         """Call it; the results' references."""
         call = self.handle.host.call
         if self.num_returns > 1:
@@ -113,38 +111,38 @@ class StubRay:
         waited: References that the driver gave to ``wait``.
     """
 
-    def __init__(self, kind: type) -> None:
+    def __init__(self, kind):
         self.host = ray.remote(Host).options(num_cpus=0).remote(kind)
         self._made = self.waited = 0
 
-    def clear(self) -> None:
+    def clear(self):
         """Forget all stubs: another run begins."""
         ray.get(self.host.clear.remote())
         self._made = self.waited = 0
 
-    def remote(self, actor: type) -> Any:
+    def remote(self, actor):
         """In place of ``ray.remote``."""
         return _Maker(self)
 
-    def make(self, *arguments: Any) -> Handle:
+    def make(self, *arguments):
         # A copy: several handles in one message take as much as those of several actors.
         handle = Handle(pickle.loads(ray.cloudpickle.dumps(self.host)), self._made)
         self._made += 1
         self.host.make.remote(handle.index, *arguments)
         return handle
 
-    def wait(self, refs: list[Any], **options: Any) -> tuple[list[Any], list[Any]]:
+    def wait(self, refs, **options):
         """``ray.wait``, counted."""
         self.waited += len(refs)
         done, left = ray.wait(refs, **options)
         return done, left
 
-    def take_traffic(self) -> Traffic:
+    def take_traffic(self):
         """Of its stubs since the last call."""
-        found: Traffic = ray.get(self.host.take_traffic.remote())
+        found = ray.get(self.host.take_traffic.remote())
         return found
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         return getattr(ray, name)
 
 
@@ -152,8 +150,8 @@ class StubRay:
 class _Maker:
     ray: StubRay
 
-    def options(self, **_: Any) -> _Maker:
+    def options(self, **_):
         return self
 
-    def remote(self, *arguments: Any) -> Handle:
+    def remote(self, *arguments):
         return self.ray.make(*arguments)

@@ -1,19 +1,14 @@
 """Megatron ranks without Megatron: a rank's own code around a model that draws numbers."""
 
-from __future__ import annotations
-
 import zlib
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 
-from rlmath.actor.plan import StepPlan
 from rlmath.actor.settings import StartedRank, UpdateResult
 from rlmath.actor.token_values import TokenValues
 from rlmath.actor.worker import ActorWorker
 from rlmath.algorithms.peers import Alone
-from rlmath.batching.shards import Shard
 from rlmath.device import CPU
 from rlmath.weights import transports
 from rlmath.weights.buckets import TensorMeta, cut_into_buckets
@@ -28,25 +23,23 @@ PRINTS = {one.name: zlib.crc32(one.name.encode()) for one in TENSORS}
 class World:
     """The ranks of a host: what stands in for collectives."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.ranks: list[StubRank] = []
         self.caller = 0
         self._sums: list[dict[str, float]] | None = None
-        transports.dist = SimpleNamespace(  # type: ignore[assignment]
-            is_initialized=lambda: True, get_rank=lambda: self.caller
-        )
+        transports.dist = SimpleNamespace(is_initialized=lambda: True, get_rank=lambda: self.caller)
 
-    def forget(self) -> None:
+    def forget(self):
         """A step begins."""
         self._sums = None
 
-    def sums(self) -> list[dict[str, float]]:
+    def sums(self):
         """Of each minibatch, what all ranks report after their all-reduce."""
         if self._sums is None:
             self._sums = self._add_up()
         return self._sums
 
-    def _add_up(self) -> list[dict[str, float]]:
+    def _add_up(self):
         shards = [rank.step.shard for rank in self.ranks if rank.actor.reports]
         found = []
         for shares in zip(*(shard.shares() for shard in shards), strict=True):
@@ -73,22 +66,22 @@ class StubModel(Alone):
     is_last_stage = True
     settings = SimpleNamespace(lora=None)
 
-    def __init__(self, world: World, reports: bool) -> None:
+    def __init__(self, world, reports):
         self._world, self.reports = world, reports
 
-    def shard_log_probs(self, shard: Shard, name: str = "policy", seed: int = 0) -> TokenValues:
+    def shard_log_probs(self, shard, name="policy", seed=0):
         values = shard.batch.engine_log_probs.clone()
         if name == "noise":
             values += 1e-5 * (torch.arange(values.numel()) % 2)
         return TokenValues(torch.arange(values.numel()), values, -values)
 
-    def update_shard(self, shard: Shard, plan: StepPlan) -> UpdateResult:
+    def update_shard(self, shard, plan):
         assert shard.batch.advantages is not None and shard.batch.old_log_probs is not None
         sums = self._world.sums()
         assert len(sums) == plan.minibatches
         return UpdateResult([dict(one) for one in sums], {}, None)
 
-    def begin_release(self, empty_cache: Any) -> None: ...
+    def begin_release(self, empty_cache): ...
 
 
 class StubRank(ActorWorker):
@@ -96,53 +89,45 @@ class StubRank(ActorWorker):
 
     world = World
 
-    def __init__(self, world: World, rank: int, log_path: str, environment: Any) -> None:
+    def __init__(self, world, rank, log_path, environment):
         self.rank, self._world = rank, world
         world.ranks.append(self)
 
-    def start(
-        self,
-        settings: Any,
-        layout: Any,
-        device: str,
-        meeting_place: tuple[str, int],
-        seed: int,
-        num_threads: int,
-    ) -> StartedRank:
+    def start(self, settings, layout, device, meeting_place, seed, num_threads):
         """In the place of a model, a stub."""
         tensor_rank = self.rank % layout.tensor_parallel
-        self.actor = StubModel(self._world, tensor_rank == 0)  # type: ignore[assignment]
+        self.actor = StubModel(self._world, tensor_rank == 0)
         self.platform, self.value_model, self._peaks = CPU, None, {}
         self.connection = self.gatherer = None
         return StartedRank(self.rank // layout.tensor_parallel, 0, 0.0)
 
-    def run_part(self, shard: Any, plan: StepPlan) -> Any:
+    def run_part(self, shard, plan):
         """See ``ActorWorker``."""
         self._world.forget()
         return super().run_part(shard, plan)
 
-    def connect_engines(self, plan: Any) -> None:
+    def connect_engines(self, plan):
         """See ``ActorWorker``."""
         self._world.caller = self.rank
         super().connect_engines(plan)
 
-    def _gatherer(self, **sizes: Any) -> Any:
+    def _gatherer(self, **sizes):
         return StubWeights(self.rank)
 
 
 class StubWeights:
     """Stands where a rank has its gatherer: a few buckets of weights."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank):
         # Rank 0 has the copy of the model that is sent.
         self.parallel = SimpleNamespace(global_ranks=[rank], group=None)
         self.buckets = cut_into_buckets(TENSORS, 0.125)
 
-    def write_local(self, bucket: Any, buffer: torch.Tensor) -> None:
+    def write_local(self, bucket, buffer):
         buffer[: bucket.num_bytes] = 1
 
-    def fingerprints(self, part: Any = None) -> dict[str, int]:
+    def fingerprints(self, part=None):
         return dict(PRINTS)
 
-    def changes(self) -> WeightChanges:
+    def changes(self):
         return WeightChanges(dict(PRINTS), ())
