@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from tests.contracts.te_layers_program import hf_config, with_stand_in
+from tests.support.batches import batch_of_lengths
 
 RECOMPUTE: dict[str, dict[str, Any]] = {
     "none": {},
@@ -48,7 +49,7 @@ def describe(platform, recompute):
     from rlmath.model.fp8_training import Fp8Training
     from rlmath.model.parallel import Layout
     from rlmath.model.spec import model_spec
-    from rlmath.types import MicroBatch, TrainingBatch
+    from rlmath.types import MicroBatch
     from tests.contracts import te_stand_in_fp8 as stand_in
 
     fp8 = Fp8Training("hybrid", "blockwise")
@@ -63,16 +64,8 @@ def describe(platform, recompute):
     prepare_for_fp8([model, *models])
     lengths = torch.tensor([7, 30, 12][:MICRO_BATCHES])
     responses = lengths // 2
-    batch = TrainingBatch(
-        tokens=torch.randint(0, spec.vocab, (int(lengths.sum()),)),
-        prompt_lengths=lengths - responses,
-        response_lengths=responses,
-        group_ids=torch.arange(len(lengths)),
-        weights_versions=torch.zeros(len(lengths), dtype=torch.int64),
-        rewards=torch.zeros(len(lengths)),
-        engine_log_probs=torch.zeros(int(responses.sum())),
-        loss_mask=torch.ones(int(responses.sum()), dtype=torch.bool),
-    )
+    tokens = torch.randint(0, spec.vocab, (int(lengths.sum()),))
+    batch = batch_of_lengths(lengths - responses, responses, tokens=tokens)
     packed = [
         pack(batch, MicroBatch((i,), int(lengths[i])), platform, Layout(1, 1, 1), 0, fp8.block)
         for i in range(len(lengths))

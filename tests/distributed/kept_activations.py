@@ -5,24 +5,20 @@ import math
 import torch
 
 from rlmath.actor.model import ModelSettings
-from rlmath.types import TrainingBatch
 from tests.support.actors import build
+from tests.support.batches import batch_of_lengths
 from tests.support.models import VOCAB
 
 
 def equal_sequences(count, prompt, response):
     """A batch whose packs are rectangles, so that attention on a CPU pads nothing."""
-    tokens = count * response
-    return TrainingBatch(
+    return batch_of_lengths(
+        [prompt] * count,
+        [response] * count,
         tokens=torch.randint(0, VOCAB, (count * (prompt + response),)),
-        prompt_lengths=torch.full((count,), prompt),
-        response_lengths=torch.full((count,), response),
         group_ids=torch.zeros(count, dtype=torch.int64),
-        weights_versions=torch.zeros(count, dtype=torch.int64),
-        rewards=torch.zeros(count),
-        engine_log_probs=torch.full((tokens,), -math.log(VOCAB)),
-        advantages=torch.ones(tokens),
-        loss_mask=torch.ones(tokens, dtype=torch.bool),
+        engine_log_probs=torch.full((count * response,), -math.log(VOCAB)),
+        advantages=torch.ones(count * response),
     )
 
 

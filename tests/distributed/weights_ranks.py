@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from tests.distributed.rank_pool import rank_context
+from tests.support.batches import batch_of_lengths
 
 WORLD_SIZE = 4
 
@@ -603,22 +604,12 @@ def _packed(sequences, tp):
     from rlmath.actor.packing import pack
     from rlmath.device import CPU
     from rlmath.model.parallel import Layout
-    from rlmath.types import MicroBatch, TrainingBatch
+    from rlmath.types import MicroBatch
 
     n = len(sequences)
     lengths = torch.tensor([len(s) for s in sequences])
-    nothing = torch.zeros(int(lengths.sum()) - n)
-    batch = TrainingBatch(
-        tokens=torch.tensor([token for s in sequences for token in s]),
-        prompt_lengths=torch.ones(n, dtype=torch.int64),
-        response_lengths=lengths - 1,
-        group_ids=torch.arange(n),
-        weights_versions=torch.zeros(n, dtype=torch.int64),
-        rewards=torch.zeros(n),
-        engine_log_probs=nothing,
-        advantages=nothing,
-        loss_mask=nothing.bool(),
-    )
+    tokens = torch.tensor([token for s in sequences for token in s])
+    batch = batch_of_lengths(torch.ones_like(lengths), lengths - 1, tokens=tokens)
     packed = pack(batch, MicroBatch(tuple(range(n)), int(lengths.sum())), CPU, Layout(tp, 1, 1))
     return packed.tokens, packed.position_ids, None, packed.packed_seq_params
 

@@ -1,5 +1,7 @@
 """How sequences become rows: shares of context ranks, whole FP8 blocks, prompts that are shared."""
 
+import dataclasses
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,10 +9,12 @@ from hypothesis import strategies as st
 
 from rlmath.actor.context import context_classes, context_share, own_positions
 from rlmath.actor.packing import pack
+from rlmath.batching.from_sequences import batch_of_sequences
 from rlmath.device import CPU
 from rlmath.model.fp8_training import Fp8Training, padded_tokens
 from rlmath.model.parallel import Layout
-from rlmath.types import MicroBatch, TrainingBatch
+from rlmath.types import MicroBatch
+from tests.support.batches import batch_of_lengths
 
 
 def test_a_rank_has_a_piece_of_the_beginning_and_one_of_the_end():
@@ -78,18 +82,7 @@ LENGTHS = torch.tensor([37, 90, 6])
 
 
 def batch():
-    responses = LENGTHS // 2
-    per_token = torch.zeros(int(responses.sum()))
-    return TrainingBatch(
-        tokens=torch.arange(int(LENGTHS.sum())),
-        prompt_lengths=LENGTHS - responses,
-        response_lengths=responses,
-        group_ids=torch.arange(3),
-        weights_versions=torch.zeros(3, dtype=torch.int64),
-        rewards=torch.zeros(3),
-        engine_log_probs=per_token,
-        loss_mask=torch.ones(len(per_token), dtype=torch.bool),
-    )
+    return batch_of_lengths(LENGTHS - LENGTHS // 2, LENGTHS // 2)
 
 
 @pytest.mark.parametrize("recipe", ["blockwise", "tensorwise", "mxfp8"])
@@ -121,17 +114,8 @@ Texts = list[tuple[list[int], list[int]]]
 
 def batch_of(texts):
     """Prompts and responses; all of one group, which alone proves nothing."""
-    count, total = len(texts), sum(len(response) for _, response in texts)
-    return TrainingBatch(
-        tokens=torch.tensor([t for text in texts for part in text for t in part]),
-        prompt_lengths=torch.tensor([len(prompt) for prompt, _ in texts]),
-        response_lengths=torch.tensor([len(response) for _, response in texts]),
-        group_ids=torch.zeros(count, dtype=torch.int64),
-        weights_versions=torch.zeros(count, dtype=torch.int64),
-        rewards=torch.zeros(count),
-        engine_log_probs=torch.zeros(total),
-        loss_mask=torch.ones(total, dtype=torch.bool),
-    )
+    batch = batch_of_sequences(texts)
+    return dataclasses.replace(batch, group_ids=torch.zeros_like(batch.group_ids))
 
 
 def packed(texts, tensor_parallel=1, share=True):

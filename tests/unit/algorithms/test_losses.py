@@ -17,7 +17,7 @@ from rlmath.algorithms.losses.dppo import Divergence
 from rlmath.algorithms.objective import policy_objective
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.batching.shards import Share
-from rlmath.types import TrainingBatch
+from tests.support.batches import batch_of_lengths
 
 NAMES = LOSSES.names()
 LENGTHS = [5, 1, 4, 7]
@@ -351,19 +351,7 @@ def test_k3_is_at_most_10_and_has_no_gradient_beyond(name):
 
 
 def test_the_farthest_token_of_all_micro_batches_is_named():
-    responses, prompts = torch.tensor([6, 4, 2]), torch.tensor([2, 3, 1])
-    total = int((responses + prompts).sum())
-    batch = TrainingBatch(
-        tokens=torch.arange(100, 100 + total),
-        prompt_lengths=prompts,
-        response_lengths=responses,
-        group_ids=torch.zeros(3, dtype=torch.int64),
-        weights_versions=torch.zeros(3, dtype=torch.int64),
-        rewards=torch.zeros(3),
-        engine_log_probs=torch.zeros(12),
-        advantages=torch.zeros(12),
-        loss_mask=torch.ones(12, dtype=torch.bool),
-    )
+    batch = batch_of_lengths([2, 3, 1], [6, 4, 2], advantages=torch.zeros(12))
     # A rank has these three of a step's sequences.
     share = Share(batch, [], torch.zeros(12), places=torch.tensor([5, 9, 2]))
     output = policy_objective(far_inputs(-30.0, 1.0), ObjectiveSettings())

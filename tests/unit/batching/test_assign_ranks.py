@@ -12,7 +12,7 @@ from rlmath.batching import minibatches
 from rlmath.batching.packing import assign, cost
 from rlmath.batching.shards import ShardSettings, shards
 from rlmath.batching.shared_prompts import GroupedSequences, assign_sharing
-from rlmath.types import TrainingBatch
+from tests.support.batches import batch_of_lengths
 
 
 def check_invariants(lengths, data_parallel, budget, multiple_of=1):
@@ -212,17 +212,7 @@ def test_ranks_are_about_equal_and_have_less_to_do(ranks, imbalance, share):
 
 
 def test_shards_keep_groups_together_where_prompts_are_shared():
-    responses = torch.full((64,), 64)
-    batch = TrainingBatch(
-        tokens=torch.zeros(64 * 82, dtype=torch.int64),
-        prompt_lengths=torch.full((64,), 18),
-        response_lengths=responses,
-        group_ids=torch.arange(64) % 8,
-        weights_versions=torch.zeros(64, dtype=torch.int64),
-        rewards=torch.zeros(64),
-        engine_log_probs=torch.zeros(64 * 64),
-        loss_mask=torch.ones(64 * 64, dtype=torch.bool),
-    )
+    batch = batch_of_lengths([18] * 64, [64] * 64, group_ids=torch.arange(64) % 8)
     for one in shards(batch, ShardSettings(2, 2048, minibatches=2, share_prompts=True)):
         assert len(one.counts) == 2 and len(one.batch) == 32
         for half in one.batch.group_ids.split(16):

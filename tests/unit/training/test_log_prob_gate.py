@@ -23,7 +23,7 @@ from rlmath.training.checks.log_probs import LogProbAgreement
 from rlmath.training.gate import TAIL_SEEDS, AlignmentError
 from rlmath.training.mismatch import choose_correction, correction_metrics, mismatch_metrics
 from rlmath.training.plan import plan_step
-from rlmath.types import TrainingBatch
+from tests.support.batches import batch_of_lengths
 
 GIVEN = ["model.path=tiny", "runner.run_dir=r"]
 
@@ -40,20 +40,14 @@ def experts(monkeypatch):
 
 def batch_of(differences, versions):
     """Sequences whose actor's log-probs are -1 and whose engine's are lower by ``differences``."""
-    lengths = torch.tensor([len(row) for row in differences])
     flat = torch.tensor([d for row in differences for d in row])
-    n, r = len(differences), flat.numel()
-    return TrainingBatch(
-        tokens=torch.zeros(2 * n + r, dtype=torch.int64),
-        prompt_lengths=torch.full((n,), 2),
-        response_lengths=lengths,
-        group_ids=torch.arange(n),
+    return batch_of_lengths(
+        [2] * len(differences),
+        [len(row) for row in differences],
         weights_versions=torch.tensor(versions),
-        rewards=torch.zeros(n),
         engine_log_probs=-1.0 - flat,
-        advantages=torch.ones(r),
-        loss_mask=torch.ones(r, dtype=torch.bool),
-        old_log_probs=torch.full((r,), -1.0),
+        advantages=torch.ones_like(flat),
+        old_log_probs=torch.full_like(flat, -1.0),
     )
 
 

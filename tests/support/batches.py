@@ -1,0 +1,33 @@
+"""Batches of sequences that were not sampled, by their lengths."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from rlmath.types import TrainingBatch
+
+
+def batch_of_lengths(
+    prompts: Tensor | Sequence[int], responses: Tensor | Sequence[int], **fields: Tensor
+) -> TrainingBatch:
+    """A batch whose token ids count from 0; each sequence is its own group, and all are trained on.
+
+    Args:
+        prompts: Tokens of each prompt.
+        responses: Tokens of each response.
+        fields: Others than these.
+    """
+    prompts, responses = torch.as_tensor(prompts), torch.as_tensor(responses)
+    count, total = len(prompts), int(responses.sum())
+    given = {
+        "tokens": torch.arange(total + int(prompts.sum())),
+        "prompt_lengths": prompts,
+        "response_lengths": responses,
+        "group_ids": torch.arange(count),
+        "weights_versions": torch.zeros(count, dtype=torch.int64),
+        "rewards": torch.zeros(count),
+        "engine_log_probs": torch.zeros(total),
+        "loss_mask": torch.ones(total, dtype=torch.bool),
+    }
+    return TrainingBatch(**given | fields)
