@@ -1,1 +1,1 @@
-"""Ray: start or join it, and say where each rank and engine goes."""
+"""Ray: starting or joining it, and placing each rank and engine."""

@@ -1,8 +1,8 @@
-"""Grading workers on nodes of the Ray cluster, where the engines are, instead of the driver's.
+"""Grading workers on the engines' nodes of the Ray cluster instead of the driver's.
 
-A node has one actor, which owns a ``WorkerPool`` there: the same processes under the same limits of
-memory, time, files and further processes as on the driver. A node that is lost costs no grade: its
-jobs go to the others, and from the last one to a pool on the driver.
+Each node has one actor, which owns a ``WorkerPool`` there: the same processes under the same limits
+of memory, time, files and further processes as on the driver. Losing a node costs no grade: its
+jobs go to the other nodes, and from the last one to a pool on the driver.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from rlmath.grading.pool import CLOSED, MAX_ATTEMPTS, NO_WORKER, Result, WorkerP
 from rlmath.grading.settings import MOST_WORKERS, GradingSettings, workers_for
 from rlmath.utils.child_processes import end_with_parent
 
-# How often the actor of a node is made again.
+# How often the actor of a node is restarted.
 MAX_RESTARTS = 3
 
 log = logging.getLogger(__name__)
 
 
 class GradingNode:
-    """A node's workers, in their own Ray actor.
+    """One node's workers, in a Ray actor of their own.
 
     Args:
         num_workers: ``None``: a quarter of the node's cores.
@@ -49,14 +49,14 @@ class GradingNode:
 
 @dataclasses.dataclass
 class _Node:
-    """What the driver knows of a node.
+    """The driver's state of a node.
 
     Attributes:
-        node_id: Ray's.
-        actor: Its handle; ``None``: it is lost.
-        restarts: How often it was made again.
-        refused: Jobs in a row for which it had no worker.
-        lock: Held while it is made again.
+        node_id: Ray's id.
+        actor: Its handle; ``None``: the node is lost.
+        restarts: Number of restarts of the actor.
+        refused: Consecutive jobs for which the node had no worker.
+        lock: Held while the actor is restarted.
     """
 
     node_id: str
@@ -68,7 +68,7 @@ class _Node:
 
 @dataclasses.dataclass
 class _Job:
-    """A job, what waits for it, and how often a node did not do it."""
+    """A job, its future, and how many nodes failed to do it."""
 
     job: dict[str, Any]
     future: Future[Result]
@@ -76,11 +76,11 @@ class _Job:
 
 
 class NodeWorkers:
-    """Does what a ``WorkerPool`` does, on other nodes.
+    """A ``WorkerPool`` whose workers are on other nodes.
 
     Args:
         node_ids: Ray's names of the nodes.
-        num_workers: On each; ``None``: a quarter of its cores.
+        num_workers: Workers per node; ``None``: a quarter of its cores.
 
     Attributes:
         done: Jobs done so far, by node.
@@ -162,7 +162,7 @@ class NodeWorkers:
         )
 
     def _wait(self, node: _Node) -> int:
-        """Its number of workers once they are there; 0: the node is lost."""
+        """Wait for the node's workers and return their number; 0: the node is lost."""
         import ray
 
         timeout_s = self._settings.startup_timeout_s
@@ -180,7 +180,8 @@ class NodeWorkers:
         _kill(actor)
 
     def _revived(self, node: _Node) -> bool:
-        """Make a node's actor again; whether it is there. One thread does it, the others wait."""
+        """Restart a node's actor and return whether it is alive. One thread restarts it while the
+        others wait."""
         with node.lock:
             if node.actor is not None:
                 return True
@@ -205,7 +206,7 @@ class NodeWorkers:
         thread.start()
 
     def _serve(self, node: _Node) -> None:
-        """One worker's share of the queue, as long as its node is there."""
+        """Do jobs of the queue as one worker while its node is alive."""
         while not self._closed.is_set():
             entry = self._queue.get()
             if entry is None:
@@ -223,7 +224,7 @@ class NodeWorkers:
                 return
 
     def _done_by(self, node: _Node, job: dict[str, Any]) -> Result | None:
-        """What came of a job; ``None``: nothing, and the actor is lost."""
+        """The result of a job; ``None``: there is none, as the actor is lost."""
         import ray
 
         with node.lock:
@@ -243,9 +244,9 @@ class NodeWorkers:
         return result
 
     def _refused(self, node: _Node, entry: _Job) -> None:
-        """A node has no worker for a job: of one that is going, its processes may be gone before
-        the actor. It is asked no more once it has said so a few times in a row; else it would take
-        the jobs faster than nodes that do them.
+        """Give back a job for which a node has no worker: the processes of a node that is ending
+        may be gone before its actor. After a few refusals in a row the node gets no more jobs;
+        otherwise it would take them faster than the nodes that do them.
         """
         with node.lock:
             node.refused += 1
@@ -257,7 +258,7 @@ class NodeWorkers:
             self._queue.put(entry)
 
     def _again(self, entry: _Job) -> None:
-        """Let another node do a job, and in the end the driver."""
+        """Let another node do a job, or the driver after too many failures."""
         entry.failed += 1
         if entry.failed < MAX_ATTEMPTS and not self._closed.is_set():
             self._queue.put(entry)
@@ -265,7 +266,7 @@ class NodeWorkers:
             self._do_here(entry)
 
     def _leave(self) -> None:
-        """A node's last word; after the last node's the jobs are the driver's."""
+        """End one thread of a node; the last node's last thread leaves the jobs to the driver."""
         with self._lock:
             ends = self._serves_here or any(node.actor is not None for node in self._nodes)
             self._serves_here = True if not ends else self._serves_here
@@ -292,7 +293,7 @@ class NodeWorkers:
 
 
 def _kill(actor: Any) -> None:
-    """End an actor. Ray would be started for that where it has ended, and with it the actor."""
+    """End an actor, unless Ray has ended: ``ray.kill`` would start it again."""
     import ray
 
     if actor is not None and ray.is_initialized():

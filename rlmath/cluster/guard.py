@@ -1,9 +1,9 @@
-"""Ends what Ray leaves behind when its driver has ended, however that was.
+"""Ends what Ray leaves behind after its driver has ended for whatever reason.
 
-Ray's head and its node end with the driver by the kernel's hand, ranks and engines with those.
-Ray's agents do not: they try for a minute to tell the dead head of their node's death. So a run
-that starts its own Ray starts this beside it: a small process that waits for the driver's end
-and then kills the process groups that it was told of.
+The kernel ends Ray's head and node with the driver, and ranks and engines with those. Ray's agents
+outlive them: they try for a minute to report their node's death to the dead head. So a run that
+starts its own Ray also starts this small process, which waits for the driver's end and then kills
+the process groups that it was given.
 
 It runs as a script that needs the standard library alone: ``guard.py DRIVER_PID``.
 """
@@ -23,7 +23,7 @@ END_TIMEOUT_S = 5.0
 
 
 class Guard:
-    """The driver's handle on the process."""
+    """The driver's handle on the guarding process."""
 
     def __init__(self) -> None:
         # In its own session: what ends the run must not end it first.
@@ -36,7 +36,7 @@ class Guard:
         )
 
     def watch(self, groups: Iterable[int]) -> None:
-        """Tell it which process groups end with the driver."""
+        """Add process groups that end with the driver."""
         assert self._process.stdin is not None
         self._process.stdin.write("".join(f"{group}\n" for group in groups).encode())
         self._process.stdin.flush()
@@ -50,7 +50,7 @@ class Guard:
 
 def main(driver_pid: int) -> None:
     """Take groups from standard input until it closes or the driver ends, and kill them."""
-    # A signal to every process of the run is not for this one, which sees to the others' end.
+    # A signal to every process of the run is not for this one, which ends the others.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     told, closed = b"", False

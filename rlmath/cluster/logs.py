@@ -1,4 +1,4 @@
-"""Output of ranks and engines: each has its own file, whose end is shown when it fails."""
+"""Output of ranks and engines: a file for each, whose end is shown when the process fails."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LINE_LENGTH = 400
 
 
 def send_output_to(path: str) -> None:
-    """Let this process's output, and that of its future children, go to a file."""
+    """Redirect the output of this process and its future children to a file."""
     os.makedirs(os.path.dirname(path), exist_ok=True)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -25,7 +25,7 @@ def send_output_to(path: str) -> None:
 
 
 def end_of(path: str) -> str:
-    """The last lines of a log, framed, to be put at the end of an error message."""
+    """The last lines of a log, framed for the end of an error message."""
     log = Path(path)
     if not log.exists():
         return f"\n(its output is in {log} on the machine where it ran)"

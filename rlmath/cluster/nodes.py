@@ -1,4 +1,4 @@
-"""Which node each CPU rank and engine goes to, in a cluster of several."""
+"""Placement of CPU ranks and engines on the nodes of a cluster."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ HEAD = "node:__internal_head__"
 def shares(layout: RunLayout, nodes: int) -> tuple[list[int], list[int]]:
     """The node of each actor rank and of each engine, as numbers from 0.
 
-    Colocated: both are spread over all nodes. Separate: the first nodes have the engines, as many
-    as their share of all ranks, at least one; the others have the actor. Neighboring ranks, which
-    share a layer, stay together as far as it goes.
+    Colocated: both are spread over all nodes. Separate: the first nodes have the engines, in
+    proportion to their share of all ranks but at least one node; the others have the actor.
+    Neighboring ranks, which share a layer, stay together where possible.
     """
     actor_nodes = engine_nodes = list(range(nodes))
     if layout.placement is Placement.separate:
@@ -35,8 +35,8 @@ def sorted_nodes() -> list[dict[str, Any]]:
 
 
 def _address(node: dict[str, Any]) -> tuple[list[tuple[int, str]], int, str]:
-    """The parts of an address in their numeric order; the port and the id of nodes that share one
-    (several nodes of Ray on one machine)."""
+    """A sort key: the parts of the address in numeric order, then port and id, as several nodes
+    of Ray on one machine share an address."""
     parts = [
         (int(part), "") if part.isdecimal() else (1 << 30, part)
         for part in node["NodeManagerAddress"].split(".")
@@ -45,7 +45,7 @@ def _address(node: dict[str, Any]) -> tuple[list[tuple[int, str]], int, str]:
 
 
 def refuse_idle_gpus() -> None:
-    """Refuse to train on the CPUs of a cluster that has GPUs, because its head has none.
+    """Refuse to train on CPUs in a cluster that has GPUs but whose head has none.
 
     Raises:
         UserError: The cluster has GPUs.

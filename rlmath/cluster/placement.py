@@ -1,4 +1,4 @@
-"""Which accelerator each actor rank and each engine gets."""
+"""The accelerators of actor ranks and engines."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ BAD_NODES_VARIABLE = "RLMATH_BAD_NODES"
 
 @dataclass(frozen=True)
 class EnginePlace:
-    """Where an engine goes.
+    """An engine's place in the cluster.
 
     Attributes:
         options: Ray options of its actor.
-        device_ids: Its GPUs, one for each tensor-parallel rank, as Ray names them on the node; none
-            on CPU.
+        device_ids: Its GPUs, one per tensor-parallel rank, as Ray names them on the node; empty on
+            CPU.
     """
 
     options: dict[str, Any] = field(default_factory=dict)
@@ -43,8 +43,8 @@ class EnginePlace:
 
 @dataclass(frozen=True)
 class Places:
-    """Ray options of each actor rank, and the place of each engine, in their order; of the
-    teacher's engines too."""
+    """Ray options of each actor rank, and places of engines and of the teacher's engines, each in
+    order."""
 
     actor_ranks: list[dict[str, Any]] = field(default_factory=list)
     engines: list[EnginePlace] = field(default_factory=list)
@@ -56,10 +56,10 @@ class Bundle:
     """One reserved GPU.
 
     Attributes:
-        index: Of the bundle in its placement group.
+        index: Index of the bundle in its placement group.
         node: Ray's id of the node.
-        gpu: The GPU's name on the node: a number, or a UUID if the node's CUDA_VISIBLE_DEVICES
-            has such.
+        gpu: The GPU's name on the node: a number, or a UUID if CUDA_VISIBLE_DEVICES holds UUIDs
+            there.
     """
 
     index: int
@@ -69,18 +69,17 @@ class Bundle:
 
 @contextlib.contextmanager
 def placed(layout: RunLayout, nodes: int = 1) -> Iterator[Places]:
-    """Reserve the cluster's accelerators for a layout; given back at the end.
+    """Reserve the cluster's accelerators for a layout, until the block ends.
 
     On CPU nothing is reserved: all processes share the machine, or go to the nodes that
-    ``nodes.py`` gives them. On CUDA there is a bundle of one GPU for each actor rank and, unless
-    they are colocated, for each engine rank, and one for each rank of the teacher. Ray numbers the
-    bundles of a group in any order over nodes and GPUs (ray-project/ray#51117, #59547), so they are
-    sorted by node and GPU before ranks and engines take them, and every tensor-parallel group is on
-    one node.
+    ``nodes.py`` assigns. On CUDA there is a bundle of one GPU per actor rank, per engine rank
+    unless colocated, and per rank of the teacher. Ray numbers the bundles of a group in arbitrary
+    order over nodes and GPUs (ray-project/ray#51117, #59547), so they are sorted by node and GPU
+    before ranks and engines take them, and every tensor-parallel group is on one node.
 
     Raises:
-        GpuFailure: GPUs are broken, and there are too few others.
-        UserError: The cluster has too few free GPUs, or not enough of them on one node.
+        GpuFailure: GPUs are broken, and the working ones are too few.
+        UserError: The cluster has too few free GPUs, or too few on one node.
     """
     if layout.device is Device.cpu:
         if nodes > 1:
@@ -111,9 +110,9 @@ def placed(layout: RunLayout, nodes: int = 1) -> Iterator[Places]:
 
 @contextlib.contextmanager
 def _reserved(layout: RunLayout) -> Iterator[tuple[Any, list[list[Bundle]]]]:
-    """A placement group of GPUs that work, and its bundles; see :func:`bundles_by_node`.
+    """A placement group of working GPUs, and its bundles; see :func:`bundles_by_node`.
 
-    A node with a GPU that fails its probe is left out of the next try.
+    The next try leaves out nodes with a GPU that fails its probe.
 
     Raises:
         GpuFailure: The other nodes have too few GPUs.
@@ -158,7 +157,7 @@ def _gpus_without(nodes: Collection[str]) -> int:
 
 
 def _gpu_failure(bundles: int, failed: Mapping[str, Sequence[GpuReport]]) -> GpuFailure:
-    """The error, once the nodes are written down for whoever can exclude them."""
+    """The error, after the bad nodes were written down for whoever can exclude them."""
     reports = [report for of_node in failed.values() for report in of_node]
     hosts = list(dict.fromkeys(report.host for report in reports))
     if path := os.environ.get(BAD_NODES_VARIABLE):
@@ -187,11 +186,11 @@ def _too_few(layout: RunLayout, bundles: int) -> str:
 def bundles_by_node(
     group: Any, count: int
 ) -> tuple[list[list[Bundle]], dict[str, list[GpuReport]]]:
-    """The bundles of a placement group that is ready, in order of their GPUs, node by node; and the
-    GPUs that do not work, by Ray's id of their node.
+    """The bundles of a ready placement group, node by node in order of their GPUs; and the broken
+    GPUs, by Ray's id of their node.
 
-    Ray tells a bundle's node, but its GPU only to what runs in it, so a small task in each bundle
-    reports it, and probes it. The bundle keeps that GPU.
+    Ray tells a bundle's node, but its GPU only to tasks that run in the bundle, so a small task in
+    each bundle reports and probes it. The bundle keeps that GPU.
 
     Raises:
         UserError: Tasks do not start on some node.
@@ -222,7 +221,7 @@ def bundles_by_node(
 
 
 def probe_own_gpu() -> GpuReport:
-    """Runs as a Ray task with a GPU."""
+    """Probe the GPU of this Ray task."""
     import ray
 
     from rlmath.device.gpu_probe import probe
@@ -239,7 +238,7 @@ def reserved_gpus(layout: RunLayout) -> int:
 
 
 def whole_nodes(gpus: int, gpus_per_node: int) -> list[list[Bundle]]:
-    """The bundles that Ray's PACK reserves of nodes that are free: node by node."""
+    """The bundles that Ray's PACK strategy reserves on free nodes, node by node."""
     return [
         [
             Bundle(index, f"node {first // gpus_per_node}", str(index - first))
@@ -250,7 +249,7 @@ def whole_nodes(gpus: int, gpus_per_node: int) -> list[list[Bundle]]:
 
 
 def in_order(bundles: Sequence[Bundle], nodes: Sequence[str]) -> list[list[Bundle]]:
-    """The bundles of each node that has some, by GPU; nodes in the order given."""
+    """Bundles grouped by node in the order given, each group by GPU; empty groups left out."""
     by_node = [[bundle for bundle in bundles if bundle.node == node] for node in nodes]
 
     def numbers_first(bundle: Bundle) -> tuple[int, str]:
@@ -262,11 +261,11 @@ def in_order(bundles: Sequence[Bundle], nodes: Sequence[str]) -> list[list[Bundl
 def assign(
     layout: RunLayout, nodes: Sequence[Sequence[Bundle]]
 ) -> tuple[list[Bundle], list[list[Bundle]], list[list[Bundle]]]:
-    """The bundle of each actor rank, and the bundles of each engine, and of each of the teacher's.
+    """The bundle of each actor rank, and the bundles of each engine and of each teacher engine.
 
-    Colocated, ranks and engines both take the bundles from the first on, so that an engine sits on
-    the GPUs of the ranks that come at the same place. Of those that share no GPUs, the wider
-    tensor-parallel groups choose first.
+    Colocated, ranks and engines both take the bundles from the first on, so that an engine shares
+    the GPUs of the ranks with the same indices. Among groups that share no GPUs, the wider
+    tensor-parallel ones choose first.
 
     Raises:
         UserError: A tensor-parallel group would be on two nodes.
@@ -336,7 +335,8 @@ def _in_bundle(group: Any, bundle: Bundle, gpus: float) -> dict[str, Any]:
 
 
 def _engine(group: Any, bundles: Sequence[Bundle], share: float) -> EnginePlace:
-    """An engine of one rank has its GPU from Ray. A wider one runs beside its first GPU and takes
-    none from Ray, which gives an actor GPUs of one bundle only; its workers find theirs by name."""
+    """Place an engine. With one rank it gets its GPU from Ray. A wider one runs beside its first
+    GPU and takes none from Ray, which gives an actor GPUs of one bundle only; its workers find
+    theirs by name."""
     gpus = share if len(bundles) == 1 else 0
     return EnginePlace(_in_bundle(group, bundles[0], gpus), tuple(bundle.gpu for bundle in bundles))

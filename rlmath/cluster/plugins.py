@@ -1,4 +1,4 @@
-"""Whether each node of the cluster can import the plug-ins, asked before anything starts there."""
+"""Checks that each node of the cluster can import the plug-ins, before ranks start there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rlmath.plugins.loading import Imported, imported, setup_hook
 
 
 def check_plugins() -> None:
-    """Let a process on each node import what this one has, as ranks and engines will.
+    """Import this process's plug-ins in a process on each node, as ranks and engines will.
 
     Raises:
         ConfigError: A node lacks a package or has another source of it; the message names both.

@@ -25,12 +25,12 @@ SAME_START_S = 1.5
 
 @dataclass(frozen=True)
 class ProcessPlace:
-    """Where a process of the run is.
+    """The node and id of a process of the run.
 
     Attributes:
         node_id: Ray's id of the node.
-        started_s: When it began, in seconds since the node booted: a process id alone may have gone
-            to another since, and Unix time moves when the clock is set.
+        started_s: Its start, in seconds since the node booted: the process id may have been reused
+            since, and Unix time moves when the clock is set.
     """
 
     node_id: str
@@ -39,7 +39,7 @@ class ProcessPlace:
 
 
 def own_place() -> ProcessPlace:
-    """Of the calling process, a Ray worker."""
+    """The place of the calling process, a Ray worker."""
     import ray
 
     pid = os.getpid()
@@ -52,7 +52,7 @@ def _started_s(pid: int) -> float:
     Raises:
         psutil.NoSuchProcess: There is none.
     """
-    # What psutil adds to it, of which a clock that is set changes both alike.
+    # psutil adds the time of boot; setting the clock changes both alike.
     return psutil.Process(pid).create_time() - psutil.boot_time()
 
 
@@ -65,9 +65,9 @@ def end_actors(
     """End Ray actors at once, whatever state they and Ray are in.
 
     Args:
-        places: Of each, if it is known; on this node they are ended without Ray, which cannot do
-            it when they are stopped, or when it has been told to end itself.
-        have_children: Their processes have others, which are ended before them: once an actor's
+        places: Their places where known; those on this node are ended without Ray, which cannot
+            end stopped actors, nor any once it was told to end itself.
+        have_children: Their processes have children, which are ended first: once an actor's
             process is gone, nothing leads to a child that is stopped or waits in a kernel.
     """
     import ray

@@ -26,27 +26,27 @@ from rlmath.errors import UserError
 from rlmath.plugins.loading import setup_hook
 from rlmath.utils.ending_signals import on_ending_signals, signals_wait
 
-# Ray's processes look so long for a head that has died, the driver among them, and then end.
+# Time for which Ray's processes, the driver included, look for a dead head before they end.
 RECONNECT_TIMEOUT_S = "5"
 # Ranks and engines import from disks that may be shared and slow; Ray's own limit is a minute.
 REGISTER_TIMEOUT_S = "300"
 HEAD_POLL_S = 0.05
-# Ray's shutdown ends its head last but for little.
+# Ray's shutdown ends its head among the last.
 SHUTDOWN_TIMEOUT_S = 2.0
 
 
 @contextlib.contextmanager
 def ray_session(config: ClusterConfig) -> Iterator[None]:
-    """Ray for the length of a run: the cluster at ``ray_address``, or one of this machine alone.
+    """Ray for the length of a run: the cluster at ``ray_address``, or a new one on this machine.
 
-    A cluster that rlmath starts listens on the loopback interface only and ends with the run, also
-    when the driver is killed. One that was started apart listens where whoever started it said.
+    A cluster that rlmath starts listens on the loopback interface only and ends with the run, even
+    if the driver is killed. One that was started apart listens where its starter chose.
 
     Raises:
         UserError: There is no cluster at the address, or a node lacks a plug-in.
     """
     # Ray turns authentication on automatically where it finds a token; nodes that differ in that
-    # cannot talk to each other, so it is said outright unless the user has said it.
+    # cannot talk to each other, so it is set explicitly unless the user has set it.
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     with contextlib.ExitStack() as stack:
@@ -114,17 +114,17 @@ def _join(address: str) -> None:
 
 
 def _imports_plugins() -> dict[str, Any] | None:
-    """Ray's environment of a process that first imports what this one has."""
+    """Ray's runtime environment for processes that first import this one's plug-ins."""
     hook = setup_hook()
     return None if hook is None else {"worker_process_setup_hook": hook}
 
 
 @contextlib.contextmanager
 def _log_ray_errors() -> Iterator[None]:
-    """Let what Ray says of workers that died go to its logger at level INFO, not to stdout.
+    """Send Ray's reports of dead workers to its logger at level INFO instead of stdout.
 
-    Whoever owned the worker says so with the end of its log; and ranks and engines that we end
-    ourselves at the end of a run are no news.
+    The owner of a worker reports its death with the end of its log, and ranks and engines ended on
+    purpose at the end of a run are no news.
     """
     printed = ray_worker.print_to_stdstream
 
@@ -140,11 +140,11 @@ def _log_ray_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _out_of_our_process_group() -> Iterator[None]:
-    """Let Ray's processes, and so ranks and engines, begin in their own process groups.
+    """Start Ray's processes, and thus ranks and engines, in their own process groups.
 
     A terminal's Ctrl-C, ``timeout`` and batch systems signal the whole group, and the run cannot
-    save when its ranks and Ray's head are hit beside the driver. They end with the driver all the
-    same: by its word, or by the kernel's when it is killed.
+    save when its ranks and Ray's head are hit along with the driver. They still end with the
+    driver: it ends them, or the kernel does when it is killed.
     """
     popen = services.ConsolePopen
     services.ConsolePopen = functools.partial(popen, process_group=0)  # type: ignore[misc]
@@ -156,9 +156,9 @@ def _out_of_our_process_group() -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_services() -> Iterator[None]:
-    """Let Ray start no process that a run does not use: autoscaler, dashboard, and what passes
-    workers' output to the driver, which ranks and engines write to files instead. Each imports
-    Ray for seconds while the run waits.
+    """Keep Ray from starting processes that a run does not use: autoscaler, dashboard, and the
+    one that forwards workers' output to the driver, as ranks and engines write to files. Each
+    imports Ray for seconds while the run waits.
     """
     names = ("start_monitor", "start_log_monitor", "start_api_server")
     started = {name: getattr(ray_node.Node, name) for name in names}
@@ -177,11 +177,11 @@ def without_services() -> Iterator[None]:
 
 
 def _end_on_signals(over: threading.Event) -> list[int]:
-    """Let the signals that end a run unwind it as Ctrl-C does; Ray's own handler of SIGTERM would
+    """Unwind the run on signals that end it, as Ctrl-C does; Ray's own handler of SIGTERM would
     end it at once.
 
     Returns:
-        The exit code, once a signal has come.
+        A list that holds the exit code once a signal has come.
     """
     asked: list[int] = []
     head = next(iter(_own_processes().get(ray_constants.PROCESS_TYPE_GCS_SERVER, [])), None)
@@ -198,19 +198,19 @@ def _end_on_signals(over: threading.Event) -> list[int]:
 
 
 def _own_processes() -> dict[str, list[subprocess.Popen[bytes]]]:
-    """The processes of a Ray that this one started, by what they are; each leads a group."""
+    """The processes of a Ray cluster that this process started, by kind; each leads a group."""
     node = ray._private.worker._global_node
     kinds = {} if node is None else node.all_processes
     return {kind: [info.process for info in infos] for kind, infos in kinds.items()}
 
 
 def _end_with(head: subprocess.Popen[bytes], over: threading.Event, code: int) -> None:
-    """End this process when Ray's head was told to end as well: no call of a rank returns any more,
+    """End this process after a signal also ended Ray's head: no call of a rank returns any more,
     and Ray would end this process with its own code.
 
     Args:
-        head: Ends on its own in time, told by the run's own shutdown.
-        over: Set when that is through.
+        head: Ends on its own in time when the run's own shutdown told it to.
+        over: Set when that shutdown is complete.
     """
     while head.poll() is None:
         time.sleep(HEAD_POLL_S)

@@ -1,7 +1,7 @@
-"""Waits until a Ray cluster is whole: ``ray_utils/check_ray.sh`` calls this.
+"""Waits until a Ray cluster is complete, for ``ray_utils/check_ray.sh``.
 
-A node that ``ray_utils/start_ray.sh`` has started has a resource with its rank's name, by which
-those that are missing are told.
+A node started by ``ray_utils/start_ray.sh`` has a resource with its rank's name, by which missing
+nodes are identified.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ CORES_PER_GPU = 2
 
 @dataclass(frozen=True)
 class Present:
-    """What a cluster has.
+    """Nodes, slots and ranks of a cluster.
 
     Attributes:
-        ranks: Of the nodes that are alive and have one.
-        nodes: Alive.
-        slots: GPUs of all of them, or CPUs where there is no GPU.
+        ranks: Ranks of the live nodes that have one.
+        nodes: Number of live nodes.
+        slots: GPUs of all nodes, or CPUs where there is no GPU.
         unit: ``GPUs`` or ``CPU slots``.
-        starved: Nodes with too few cores for their GPUs, each in words.
+        starved: Descriptions of nodes with too few cores for their GPUs.
     """
 
     ranks: frozenset[int]
@@ -45,7 +45,7 @@ class Present:
         return f"{self.nodes} nodes, {self.slots} {self.unit}"
 
     def missing(self, slots: int, nodes: int) -> str:
-        """What is not there, in words; empty when all is. More than asked for is fine."""
+        """A description of what is missing; empty when there is enough or more."""
         lacking = []
         absent = [rank for rank in range(nodes) if rank not in self.ranks]
         if self.nodes < nodes:
@@ -57,7 +57,7 @@ class Present:
 
 
 def present(nodes: Iterable[Mapping[str, Any]]) -> Present:
-    """What ``ray.nodes()`` says."""
+    """A summary of ``ray.nodes()``."""
     there = [node for node in nodes if node["Alive"]]
     alive = [node["Resources"] for node in there]
     ranks = {

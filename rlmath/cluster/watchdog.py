@@ -1,8 +1,7 @@
-"""Ends a run without progress, with what it waits for and the stacks of each process.
+"""Ends a run without progress, and reports what it waits for and the stacks of each process.
 
-Everything that a run can wait for is a :class:`WatchedComponent`: its ``progress`` changes as long
-as it makes any, and ``waiting_on`` says what it waits for. A run in which one of them changes is
-alive.
+Everything that a run can wait for is a :class:`WatchedComponent`: its ``progress`` changes while
+it makes any, and ``waiting_on`` tells what it waits for. A run is alive while any of them changes.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ from rlmath.cluster.processes import ProcessPlace, send_signal
 
 # Makes a rank or an engine write the stacks of its threads to its log.
 STACKS_SIGNAL = signal.SIGUSR2
-# Ends what the driver's main thread waits for; none that others send to end a run.
+# Ends what the driver's main thread waits for; not a signal that others send to end a run.
 END_SIGNAL = signal.SIGRTMIN
 DUMP_WAIT_S = 2.0
-# If the main thread does not end by then, it hangs where no signal reaches it.
+# A main thread that has not ended by then hangs where no signal reaches it.
 END_WAIT_S = 120.0
 EXIT_STALLED = 70
 
@@ -39,12 +38,12 @@ _CALLER = re.compile(r'File "([^"]*rlmath[^"]*)", line (\d+) in (\w+)')
 
 
 class Stalled(RuntimeError):
-    """No progress for ``watchdog.stall_s``. The message says what the run was waiting on."""
+    """No progress for ``watchdog.stall_s``. The message tells what the run was waiting for."""
 
 
 @dataclass(frozen=True)
 class Process:
-    """A process whose stacks are wanted: its name, its log, and where it is."""
+    """A process to take stacks of: its name, log and place."""
 
     name: str
     log_path: str
@@ -53,12 +52,12 @@ class Process:
 
 @dataclass(frozen=True)
 class WatchedComponent:
-    """Something that a run waits for.
+    """A component that a run waits for.
 
     Attributes:
-        progress: A value that changes whenever it makes progress.
-        waiting_on: One line for each thing that it waits for; none when it is idle.
-        processes: Whose stacks are written when the run stalls.
+        progress: A value that changes whenever the component makes progress.
+        waiting_on: One line for each thing that it waits for; none when idle.
+        processes: The processes to write stacks of when the run stalls.
     """
 
     progress: Callable[[], Hashable]
@@ -67,7 +66,7 @@ class WatchedComponent:
 
 
 def write_stacks_on_signal() -> None:
-    """Let this process write its threads' stacks to its output when ``STACKS_SIGNAL`` comes."""
+    """Have this process write its threads' stacks to its output on ``STACKS_SIGNAL``."""
     faulthandler.register(STACKS_SIGNAL, all_threads=True, chain=False)
 
 
@@ -77,11 +76,11 @@ def watch_progress(stall_s: float | None, components: Sequence[WatchedComponent]
 
     Args:
         stall_s: Seconds without progress of any component after which the run counts as stalled;
-            ``None``: it is not watched.
-        components: What it can wait for.
+            ``None``: no limit.
+        components: Components that the run can wait for.
 
     Raises:
-        Stalled: In the block, wherever it is.
+        Stalled: Raised in the block, wherever it is.
     """
     if stall_s is None or threading.current_thread() is not threading.main_thread():
         yield
@@ -141,7 +140,7 @@ def _watch(
 
 
 def _progress(components: Sequence[WatchedComponent]) -> list[Hashable]:
-    """A component that cannot say, as with an error of a shared disk, has made none."""
+    """The progress of each component; the error's name where it fails, as on a shared disk."""
     found: list[Hashable] = []
     for component in components:
         try:
