@@ -1,4 +1,4 @@
-"""The accepted answers in a field of a data row."""
+"""Accepted answers of data rows."""
 
 from __future__ import annotations
 
@@ -22,20 +22,19 @@ _BETWEEN_BOXES = re.compile(r"(?:\s|[$,;.]|and\b|or\b|\\\(|\\\)|\\\[|\\\])*")
 
 
 def accepted_answers(value: Any) -> tuple[str, ...]:
-    r"""The accepted answers that a field holds, without what is around them.
+    r"""The accepted answers in a field, without surrounding text.
 
-    A text is cut down to its answer: the content of its ``\boxed{}``; else what follows ``####``
-    (GSM8K), thousands commas taken out; else all of it. Boxes with nothing else around them
-    (``\boxed{2}, \boxed{3}``) are one answer with several parts, and so are different boxes of one
-    paragraph; of others the last one counts (:func:`rlmath.grading.gold.accepted_text`). ``27.0``
+    A text is reduced to its answer: the content of its ``\boxed{}``; else the text after ``####``
+    (GSM8K), thousands commas removed; else all of it. Boxes with nothing else around them
+    (``\boxed{2}, \boxed{3}``) are one answer with several parts, and so are different boxes in one
+    paragraph; otherwise the last box counts (:func:`rlmath.grading.gold.accepted_text`). ``27.0``
     becomes ``27``, and ``6.02e23`` its 24 digits.
 
     Args:
-        value: A text, a number, or a list of them, any of which is right; also a JSON list of
-            texts in a text.
+        value: A text, a number, or a list of alternatives; also a JSON list of texts in a text.
 
     Raises:
-        MalformedRowError: It holds something else, or nothing.
+        MalformedRowError: It is empty or of another type.
     """
     values = _listed(value)
     if not values:
@@ -56,7 +55,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a value is none: null, NaN, empty, or a text that stands for one of these."""
+    """Whether a value is missing: null, NaN, empty, or a text that stands for one of these."""
     if isinstance(value, float):
         return math.isnan(value)
     return value is None or (isinstance(value, str) and value.strip().lower() in _MISSING)
@@ -87,12 +86,12 @@ def _one_answer(value: Any) -> str:
 
 
 def _shortest_decimal(value: float) -> str:
-    """A whole float as the digits that its file says: 6.02e23, not the binary number beside it."""
+    """The decimal digits of a whole float as written: 6.02e23, not the binary number nearby."""
     return format(Decimal(repr(value or 0.0)).to_integral_value(), "f")
 
 
 def _only_boxes(text: str) -> list[str]:
-    """The contents of the boxes when the text is nothing but boxes, else nothing."""
+    """The contents of the boxes if the text is nothing but boxes, else an empty list."""
     from rlmath.grading.box import match_brace
 
     parts, position = [], _skip(text, 0)

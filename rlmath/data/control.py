@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-# Where a control character can only be the head of a command, and where text may have one.
+# Control characters that can only begin a command, and where text may have one.
 _LOST = re.compile(
     "[\a\b\v\f](?=[A-Za-z])"
     r"|\t(?=ext[a-z]*\{|(?:imes|heta|frac|riangle|au)(?![a-z]))"
@@ -18,7 +18,7 @@ UNPRINTABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
 def mended(value: Any) -> Any:
-    """A field's value with such commands restored in all of its texts; others as they are."""
+    """A copy of a field's value with these commands restored in all texts; other values as is."""
     if isinstance(value, str):
         return _LOST.sub(lambda match: "\\" + _LETTERS[match[0]], value)
     if isinstance(value, list):

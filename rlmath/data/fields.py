@@ -23,7 +23,7 @@ def has_field(fields: Mapping[str, Any], key: str) -> bool:
 
 
 def field_of(fields: Mapping[str, Any], key: str) -> Any:
-    """The value of a field that :func:`has_field`; a field of the full name comes first."""
+    """The value of a field for which :func:`has_field` is true; the full name takes precedence."""
     if key in fields:
         return fields[key]
     parent = _parent(fields, key)
@@ -32,7 +32,7 @@ def field_of(fields: Mapping[str, Any], key: str) -> Any:
 
 
 def no_such_field(fields: Mapping[str, Any], setting: str, key: str) -> str:
-    """The fields that there are, nested ones included, and the one that may have been meant."""
+    """A message with the row's fields, nested ones included, and the one probably meant."""
     names = list(_names(fields))
     last = setting.rpartition(".")[2]
     aliases = (key, *_ALIASES.get(last, ()))

@@ -1,4 +1,4 @@
-"""Rows of data files, each with the place where it stands."""
+"""Rows of data files, each with its place."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Row:
     """One row of a data file.
 
     Attributes:
-        place: File and row, such as ``train.jsonl:17``: the line of a jsonl file, the row of
-            others, the file of a folder, from 1. Different for each row of one list of files.
-        fields: The row, or what is wrong with it.
+        place: File and row, such as ``train.jsonl:17``, from 1: the line of a jsonl file, the row
+            of others, the file of a folder. Unique within one list of files.
+        fields: The row, or the error that makes it unusable.
     """
 
     place: str
@@ -30,7 +30,7 @@ class Row:
 
 
 def read_rows(paths: Sequence[str | Path]) -> Iterator[Row]:
-    """All rows of all files, in order. Empty lines of a jsonl file are no rows.
+    """All rows of all files, in order, without empty lines of jsonl files.
 
     Args:
         paths: ``.jsonl`` (an object per line), ``.json`` (a list of objects, or an object with
@@ -61,7 +61,7 @@ def read_rows(paths: Sequence[str | Path]) -> Iterator[Row]:
 
 
 def _readable(path: Path, rows: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
-    """Errors of the libraries (Arrow's are OSError and ValueError) as one message."""
+    """Turn errors of the libraries (Arrow's are OSError and ValueError) into one message."""
     try:
         yield from rows
     except (OSError, ValueError, EOFError, NotImplementedError) as error:
@@ -70,7 +70,7 @@ def _readable(path: Path, rows: Iterator[tuple[int, Any]]) -> Iterator[tuple[int
 
 
 def _no_file(path: Path) -> str:
-    """Why a path is no file, with the one that was probably meant."""
+    """A message that a path does not exist, with the one that was probably meant."""
     if not path.parent.is_dir():
         return f"there is no such file, nor the folder {path.parent}"
     close = difflib.get_close_matches(path.name, [one.name for one in path.parent.iterdir()], n=1)
@@ -78,7 +78,7 @@ def _no_file(path: Path) -> str:
 
 
 def _distinct_names(files: Sequence[Path]) -> list[str]:
-    """As much of the end of each path as tells the files apart, so that places are distinct."""
+    """The shortest ends of the paths, of equal length, that tell the files apart."""
     parts = [path.resolve().parts for path in files]
     if len(set(parts)) < len(parts):
         twice = next(path for path, own in zip(files, parts, strict=True) if parts.count(own) > 1)

@@ -14,19 +14,20 @@ from rlmath.errors import UserError
 Rows = Iterator[tuple[int, Any]]
 
 COMPRESSED = (".gz", ".zst", ".bz2")
-# What `Dataset.save_to_disk` and `DatasetDict.save_to_disk` write.
+# Files that `Dataset.save_to_disk` and `DatasetDict.save_to_disk` write.
 _SAVED, _SPLITS = "state.json", "dataset_dict.json"
 
 
 class MalformedRowError(ValueError):
-    """A row that cannot be used; the message says why and how to fix it."""
+    """A row that cannot be used; the message gives the reason and the fix."""
 
 
 def reader_of(path: Path) -> Callable[[Path], Rows]:
     """The reader for a file or a folder.
 
     Raises:
-        UserError: It is a folder or a format that cannot be read; with the command that helps.
+        UserError: It is a folder or a format that cannot be read; the message has a command that
+            converts it.
     """
     if path.is_dir():
         return _reader_of_folder(path)
@@ -42,7 +43,7 @@ def reader_of(path: Path) -> Callable[[Path], Rows]:
 
 
 def is_data_file(path: Path) -> bool:
-    """Whether a file's name is that of a format with many rows."""
+    """Whether a file's suffix is that of a format with many rows."""
     return path.is_file() and path.suffix in {".parquet", ".jsonl", ".csv", ".arrow"}
 
 
@@ -74,7 +75,7 @@ def _conversion(path: Path) -> str:
 
 
 def _open(path: Path) -> BinaryIO:
-    """A file's bytes, decompressed."""
+    """Open a file, decompressing its content."""
     if path.suffix not in COMPRESSED:
         return path.open("rb")
     import pyarrow
@@ -90,7 +91,7 @@ def _jsonl(path: Path) -> Rows:
             try:
                 yield number, json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
             except json.JSONDecodeError as error:
-                # Its own text has a line number, which is that of the row within itself.
+                # The library counts lines within the row's text.
                 what = f"{error.msg} at character {error.pos + 1} of the line"
                 yield number, MalformedRowError(f"not a JSON object: {what}")
             except ValueError as error:  # Broken UTF-8.
@@ -120,7 +121,7 @@ def _json(path: Path) -> Rows:
 
 
 def _csv(path: Path) -> Rows:
-    """Rows below a line of names; every field is a string."""
+    """Rows below a header of names; every field is a string."""
     with _open(path) as file, io.TextIOWrapper(file, encoding="utf-8-sig", newline="") as text:
         csv.field_size_limit(2**31 - 1)
         try:
@@ -145,7 +146,7 @@ def _parquet(path: Path) -> Rows:
 
 
 def _arrow(path: Path) -> Rows:
-    """Of datasets' cache (a stream), or Feather (a file)."""
+    """Rows of the datasets library's cache (a stream), or of Feather (a file)."""
     import pyarrow
 
     with pyarrow.memory_map(str(path)) as source:
@@ -168,7 +169,7 @@ def _saved(folder: Path) -> Rows:
 
 
 def _file_per_problem(folder: Path) -> Rows:
-    """MATH as published: each file of the folder and its subfolders is an object."""
+    """MATH as published: each file of the folder and its subfolders is a row."""
     for number, file in enumerate(sorted(folder.rglob("*.json")), start=1):
         try:
             content = json.loads(file.read_bytes())

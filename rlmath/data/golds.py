@@ -1,4 +1,4 @@
-"""Kinds of accepted answers, and those that no response can match."""
+"""Kinds of accepted answers, and detection of those that no response can match."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _SHOWN = 10
 
 @dataclass
 class GoldKinds:
-    """Counts of problems by the kind of their accepted answer.
+    """Counts of problems by the kind of their accepted answers.
 
     Attributes:
-        counts: Problems of each kind, in words; ``unusable`` have none that can be matched.
+        counts: Problems of each kind; ``unusable`` ones have no answer that can be matched.
         examples: The first answer of each kind.
-        bad: Places with an answer that no response can match, and why; the first ten.
+        bad: Places of the first ten answers that no response can match, with the reason.
     """
 
     counts: dict[str, int] = field(default_factory=dict)

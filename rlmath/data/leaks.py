@@ -1,9 +1,9 @@
 """Answers in prompts: a prompt that holds its own answer teaches a model to copy.
 
-Prompts hold numbers, and some by chance the right one. So the share of prompts with their own
-answer is compared with the share that hold the answer of the next problem. In GSM8K, AIME 24,
-AMC 23, MinervaMath, OlympiadBench and the quickstart's problems the two differ by at most 0.02;
-where the letters of a multiple-choice problem are in its prompt, both are 1.
+Some prompts hold the right number by chance, so the share of prompts with their own answer is
+compared with the share that hold the answer of the next problem. In GSM8K, AIME 24, AMC 23,
+MinervaMath, OlympiadBench and the quickstart's problems the two differ by at most 0.02; if prompts
+hold the letters of multiple-choice problems, both are 1.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rlmath.errors import UserError
 
-# Below it, chance decides.
+# Below this number chance decides.
 LEAST_PROBLEMS = 32
 # Enough to tell a share to 0.01; each costs 0.2 ms when a run starts.
 MOST_PROBLEMS = 4096
@@ -24,13 +24,13 @@ MOST_PROBLEMS = 4096
 
 @dataclass(frozen=True)
 class AnswerShares:
-    """Fractions of prompts.
+    """Fractions of prompts that hold answers.
 
     Attributes:
         own: Prompts that hold an answer accepted for them.
-        others: That hold one of the next problem's.
-        first: Place of the first prompt with its own answer; ``None``: there is none.
-        answer: That answer.
+        others: Prompts that hold an answer of the next problem.
+        first: Place of the first prompt with its own answer, if any.
+        answer: The answer in that prompt.
     """
 
     own: float
@@ -40,7 +40,7 @@ class AnswerShares:
 
 
 def shares(prompts: Sequence[str], answers: Sequence[Sequence[str]]) -> AnswerShares:
-    """How many prompts hold answers, as separate words or numbers; of at most ``MOST_PROBLEMS``."""
+    """Fractions of prompts with answers as whole words or numbers; of ``MOST_PROBLEMS`` at most."""
     from rlmath.grading import check_gold  # Not for --check, which loads no problems.
 
     # Evenly over the data.
@@ -82,7 +82,7 @@ def check(found: AnswerShares, count: int, most: float, paths: Sequence[str | Pa
 
 
 def _holds(prompt: str, answers: Sequence[str]) -> bool:
-    """Whether an answer is in a prompt, not as a part of a longer word or number."""
+    """Whether a prompt holds an answer, not as a part of a longer word or number."""
     for answer in answers:
         at = prompt.find(answer) if answer else -1
         while at >= 0:

@@ -1,4 +1,4 @@
-"""A model's tokenizer without transformers, which takes seconds to import: for checks alone."""
+"""A model's tokenizer for checks, without transformers, which takes seconds to import."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from rlmath.model.folder import TINY
 
 
 class LightTokenizer:
-    """What :class:`rlmath.data.prompts.PromptRenderer` and ``Encoder`` need of a tokenizer.
+    """The interface that :class:`rlmath.data.prompts.PromptRenderer` and ``Encoder`` need.
 
     Attributes:
-        chat_template: Jinja text; ``None``: there is none.
+        chat_template: Jinja text, if any.
         name_or_path: The folder, for messages.
     """
 

@@ -1,4 +1,4 @@
-"""Problems and worked examples out of data files."""
+"""Loading of problems and worked examples from data files."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class Example:
 
     Attributes:
         id: The data file's name and the row in it.
-        prompt_token_ids: What the model is given.
-        response_token_ids: What it shall say, the end-of-sequence token included.
+        prompt_token_ids: The model's input.
+        response_token_ids: The response to learn, the end-of-sequence token included.
     """
 
     id: str
@@ -61,10 +61,10 @@ def load_problems(
 
     Args:
         paths: Files, see :func:`rlmath.data.files.read_rows`.
-        settings: Which fields, how they become text, and what to do with rows that do not fit.
+        settings: The fields, how they become text, and how to treat rows that do not fit.
         limit: Keep the first N; ``None``: all.
-        graded: Responses are compared with the accepted answers.
-        needs_box: An answer counts in a box alone.
+        graded: Whether responses are compared with the accepted answers.
+        needs_box: Whether answers count only in a box.
 
     Returns:
         The problems, and what became of the rows. ``Problem.columns`` has every field of the row
@@ -103,7 +103,7 @@ def load_examples(
 
     Args:
         paths: Files, see :func:`rlmath.data.files.read_rows`.
-        settings: Which field holds the prompt, and the rest as for :func:`load_problems`.
+        settings: The prompt's field, and the rest as for :func:`load_problems`.
         max_tokens: Positions of the model; longer examples are treated as longer prompts are
             (``settings.overlong_prompts``). ``None``: no limit.
 
@@ -130,7 +130,7 @@ def load_examples(
 def _fitting_examples(
     examples: list[Example], settings: DataConfig, report: LoadReport, max_tokens: int | None
 ) -> tuple[list[Example], LoadReport]:
-    """Leave out examples that are longer than the model, and note the longest."""
+    """Leave out examples longer than the model's positions, and report the longest."""
     longest = max(examples, key=len)
     report = replace(report, longest_tokens=len(longest))
     if max_tokens is None or len(longest) <= max_tokens:
@@ -148,7 +148,7 @@ def _fitting_examples(
 
 
 def overlong_example(place: str, prompt: int, response: int, most: int) -> str:
-    """The arithmetic of a worked example that does not fit, and how to fix it."""
+    """A message with the lengths of a worked example that does not fit, and the fix."""
     return (
         f"{place} has {prompt:,} prompt + {response:,} response = {prompt + response:,} tokens, "
         f"but the model has {most:,} positions; shorten the examples, or use another model"

@@ -1,4 +1,4 @@
-"""Several files in fixed shares."""
+"""Streams that mix several files in fixed shares."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from rlmath.errors import UserError
 
 
 class MixedStream(ProblemStream[Item]):
-    """Problems of several sources, each in its own seeded order, in the shares that are asked for.
+    """Problems of several sources, each in its own seeded order, in given shares.
 
-    The next problem is of the source that is furthest behind its share, the first of equals: after
+    The next problem is from the source furthest behind its share, the first among equals: after
     ``n`` problems each source has given ``n`` times its share, to within one for two sources, and
-    never more than the number of sources. A source that is short starts over, in another order,
-    while the others are still in their first epoch.
+    always to within the number of sources. A short source starts over, in another order, while
+    the others are still in their first epoch.
 
     Args:
-        sources: The problems of each, at least one.
-        weights: Of each; shares are in their proportion.
+        sources: The problems of each source, at least one.
+        weights: A weight for each source, to which its share is proportional.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class MixedStream(ProblemStream[Item]):
         return batch
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, and that in each source."""
+        """The position, overall and in each source."""
         parts = [part.state_dict() for part in self._parts]
         return super().state_dict() | {"weights": self._weights, "parts": parts}
 
@@ -67,14 +67,14 @@ class MixedStream(ProblemStream[Item]):
             )
         super().load_state_dict(state)
         for part, saved in zip(self._parts, state["parts"], strict=True):
-            # The prompts of all have been compared.
+            # The prompts of all sources have been compared.
             part.load_state_dict({key: saved[key] for key in saved if key != "prompts"})
 
 
 def stream_of(
     items: Sequence[Item], weights: Sequence[float], seed: int, shuffle: bool
 ) -> ProblemStream[Item]:
-    """A stream of the items of one list of files; with weights, one for each file, in shares.
+    """A stream of the items of one list of files, in shares if there are weights.
 
     Args:
         items: In the files' order; their ids are the file's name and the row.

@@ -1,4 +1,4 @@
-"""Texts compared by their words: duplicates, and training problems that a benchmark has too."""
+"""Comparison of texts by their words: duplicates, and training problems also in a benchmark."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 NGRAM_WORDS = 8
 # LaTeX commands, numbers and words each count as a word; signs are separate words, or formulas
-# that differ in a sign would be equal. Dollar signs, braces and punctuation say nothing.
+# that differ in a sign would be equal. Dollar signs, braces and punctuation are ignored.
 _WORD = re.compile(r"\\[a-zA-Z]+|[^\W\d_]+|\d+|[+\-*/=<>^|]")
 _LAYOUT = frozenset(
     ("\\left", "\\right", "\\displaystyle", "\\text", "\\mathrm", "\\quad", "\\qquad")
@@ -16,18 +16,18 @@ _LAYOUT = frozenset(
 
 
 def words_of(text: str) -> tuple[str, ...]:
-    """The words that two writings of the same problem share: lower case, without layout."""
+    """The words that two spellings of the same problem share: lower case, without layout."""
     text = text.replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
     return tuple(word.lower() for word in _WORD.findall(text) if word not in _LAYOUT)
 
 
 @dataclass(frozen=True)
 class Overlap:
-    """Why a text counts as known.
+    """The evidence that a text is known.
 
     Attributes:
         source: The known text's name, as given to :class:`KnownTexts`.
-        words: What they share.
+        words: The shared words.
     """
 
     source: str
@@ -35,16 +35,16 @@ class Overlap:
 
 
 class KnownTexts:
-    """Texts that others are looked up in, by runs of ``n`` words.
+    """Known texts, looked up by runs of ``n`` words.
 
-    A text overlaps a known one when they share a run of ``n`` words. A text or a known one with
-    fewer words overlaps when all its words stand side by side in the other, if it has at least
-    ``least`` words: below that ("What is 2 + 2") they would meet by chance.
+    A text overlaps a known one when they share a run of ``n`` words. If either has fewer words,
+    they overlap when all its words stand side by side in the other and are at least ``least``:
+    shorter ones ("What is 2 + 2") would match by chance.
 
     Args:
         n: Words of a run.
-        least: Words from which a short text is looked up whole. A shorter one overlaps only a
-            text that is equal to it.
+        least: Words from which a short text is looked up whole. A shorter one overlaps only an
+            equal text.
     """
 
     def __init__(self, n: int = NGRAM_WORDS, least: int = 5) -> None:
@@ -57,7 +57,7 @@ class KnownTexts:
         self._whole: dict[tuple[str, ...], str] = {}
 
     def add(self, name: str, text: str) -> None:
-        """Let a text be known under a name; the first of equal ones gives its name."""
+        """Add a text under a name; the first of equal texts gives the name."""
         words = words_of(text)
         if not words:
             return

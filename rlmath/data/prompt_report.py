@@ -1,4 +1,4 @@
-"""What a model is given, for a person: one rendered prompt, and signs that it is the wrong one."""
+"""Prompts shown to the user: one rendered prompt, and signs that it is wrong."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SPECIAL = re.compile(r"<[^<> ]+>|\[[A-Z]+\]")
 
 
 def shown_prompt(prompt: str) -> str:
-    """A prompt on one line: the first and the last 200 characters, escaped."""
+    """A prompt on one line, escaped: the first and the last 200 characters if it is long."""
     if len(prompt) <= 2 * _END_CHARS:
         return repr(prompt)
     left_out = len(prompt) - 2 * _END_CHARS
@@ -32,11 +32,11 @@ def shown_prompt(prompt: str) -> str:
 def prompt_warnings(
     drafts: Sequence[Draft], data: DataConfig, tokenizer: Tokenizer, *, needs_box: bool
 ) -> Iterator[str]:
-    """Signs that prompts are not what the model was made for.
+    """Warnings about prompts unlike those that the model was trained on.
 
     Args:
         drafts: At least one row.
-        needs_box: An answer counts in a box alone.
+        needs_box: Whether answers count only in a box.
     """
     raw = [prompt_texts(field_of(draft.fields, data.prompt_key)) for draft in drafts]
     found = [match[0] for texts in raw for text in texts if (match := MARKERS.search(text))]
@@ -72,7 +72,7 @@ def prompt_warnings(
 
 
 def too_few(what: str, count: int, setting: str, per_step: int) -> list[str]:
-    """A warning where a step has more prompts than there are different ones."""
+    """A warning if a step has more prompts than there are different ones."""
     if count >= per_step:
         return []
     least, rest = divmod(per_step, count)
@@ -84,7 +84,7 @@ def too_few(what: str, count: int, setting: str, per_step: int) -> list[str]:
 
 
 def _unknown_marker(markers: Sequence[str], tokenizer: Tokenizer) -> str:
-    """The first marker that the tokenizer cuts into pieces; empty: there is none."""
+    """The first marker that the tokenizer cuts into pieces; empty if there is none."""
     for marker in markers:
         ids = tokenizer(marker, add_special_tokens=False)["input_ids"]
         if len(ids) > 1 and marker.startswith("<"):

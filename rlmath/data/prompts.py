@@ -1,4 +1,4 @@
-"""From the prompt field of a row to text, and from texts to tokens."""
+"""Rendering of prompt fields to text, and encoding of texts to tokens."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
     """The tokenizer of a Hugging Face folder.
 
     Raises:
-        UserError: There is none in it that transformers can load.
+        UserError: The folder has none that transformers can load.
     """
     from transformers import AutoTokenizer
 
@@ -42,7 +42,7 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
 
 
 class PromptRenderer:
-    """Turns the prompt field into the text that the model continues.
+    """Renders a prompt field as the text that the model continues.
 
     ``prompt_template`` is filled first (for a list of chat messages: with the last one's content),
     then the chat template is applied.
@@ -51,7 +51,7 @@ class PromptRenderer:
     def __init__(self, settings: DataConfig, tokenizer: Tokenizer) -> None:
         """
         Raises:
-            UserError: The settings ask for what the tokenizer has not, or contradict each other.
+            UserError: The settings contradict each other or ask for what the tokenizer lacks.
         """
         self._settings = settings
         self._tokenizer = tokenizer
@@ -72,7 +72,7 @@ class PromptRenderer:
             )
 
     def render(self, value: Any) -> str:
-        """The text for one prompt field.
+        """The text of a prompt field.
 
         Raises:
             MalformedRowError: As :func:`chat_messages`, or the chat template refuses it.
@@ -83,7 +83,7 @@ class PromptRenderer:
         return self._apply_chat_template(messages)
 
     def messages(self, value: Any) -> list[dict[str, str]]:
-        """The chat messages for one prompt field: template filled, system prompt first.
+        """The chat messages of a prompt field: template filled, system prompt first.
 
         Raises:
             MalformedRowError: As :func:`chat_messages`.
@@ -130,7 +130,7 @@ class PromptRenderer:
         return f"the chat template in {self._tokenizer.name_or_path}"
 
     def _check_renders(self, messages: list[dict[str, str]], error: Exception) -> None:
-        """Raises ``UserError`` where a template that failed would fail for other rows as well."""
+        """Raise ``UserError`` if the failed template would fail for other rows as well."""
         try:
             self._rendered([{"role": "user", "content": "1 + 1?"}])
         except Exception as plain:
@@ -147,8 +147,8 @@ class PromptRenderer:
         ) from error
 
     def _check_keeps(self, messages: list[dict[str, str]], text: str) -> None:
-        """Raises ``UserError`` for a template that leaves out what the user says, or the system
-        prompt: transformers would not say so."""
+        """Raise ``UserError`` for a template that drops the user's message or the system prompt,
+        which transformers does silently."""
         last = messages[-1]
         other = [*messages[:-1], last | {"content": last["content"] + " x"}]
         if self._rendered(other) == text:
@@ -164,7 +164,7 @@ class PromptRenderer:
         )
 
     def _without_system(self, messages: list[dict[str, str]]) -> str | None:
-        """The text of all but the first message; ``None``: the template refuses them."""
+        """The text of all but the first message; ``None`` if the template refuses them."""
         try:
             return self._rendered(messages[1:])
         except Exception:
@@ -172,12 +172,12 @@ class PromptRenderer:
 
 
 class Encoder:
-    """Texts to token ids, in batches; special tokens that a text already has are not doubled.
+    """Encodes texts to token ids, in batches, without doubling special tokens.
 
-    A tokenizer may put its own tokens first (Llama's and DeepSeek's begin-of-sequence). They
-    are put before a plain text, once: not when the text begins with them already, and not after
-    a chat template, which writes its own. What a tokenizer would put last is never added, because
-    a model does not continue after its end-of-sequence token.
+    A tokenizer may put its own tokens first (Llama's and DeepSeek's begin-of-sequence). They are
+    added before a plain text unless it begins with them already, and not after a chat template,
+    which writes its own. Tokens that a tokenizer would put last are never added, because a model
+    does not continue after its end-of-sequence token.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -194,8 +194,8 @@ class Encoder:
         """Token ids of each text.
 
         Args:
-            texts: What to encode; markers of special tokens in them become those tokens.
-            add_first_tokens: Begin with what this tokenizer begins with, unless it is there.
+            texts: Texts; markers of special tokens in them become those tokens.
+            add_first_tokens: Begin with the tokenizer's first tokens unless they are there.
         """
         first = self.first_tokens if add_first_tokens else ()
         result: list[tuple[int, ...]] = []
@@ -213,11 +213,11 @@ class Encoder:
 
 
 def chat_messages(value: Any, apply_chat_template: bool) -> list[dict[str, str]]:
-    """A prompt field as chat messages; a text is one of the user's.
+    """A prompt field as chat messages; a text is one user message.
 
     Raises:
-        MalformedRowError: The field is neither a text nor a list of chat messages whose last is
-            the user's, or it is empty, or it is a list of several without ``apply_chat_template``.
+        MalformedRowError: The field is empty, is neither a text nor a list of chat messages whose
+            last is the user's, or is a list of several without ``apply_chat_template``.
     """
     if isinstance(value, str):
         messages = [{"role": "user", "content": value}]

@@ -1,4 +1,4 @@
-"""What became of the rows of the data files."""
+"""Counts of what loading did with the rows of data files."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ class LoadReport:
 
     Attributes:
         kept: Rows that became problems (or worked examples).
-        filtered: Left out because the prompt has more tokens than ``data.max_prompt_tokens``.
-        overlong: Worked examples left out because the model has fewer positions.
-        skipped: Left out because they could not be read (``data.malformed_rows=skip``).
-        beyond_limit: Left out beyond the maximum number of problems.
+        filtered: Rows whose prompt has more tokens than ``data.max_prompt_tokens``.
+        overlong: Worked examples longer than the model's positions.
+        skipped: Rows that could not be read (``data.malformed_rows=skip``).
+        beyond_limit: Rows beyond the maximum number of problems.
         duplicates: Kept rows whose prompt an earlier kept row has.
-        contradictions: Those of the duplicates whose accepted answers differ from the earlier's.
-        longest_prompt_tokens: Over all readable rows, the filtered ones included.
-        skipped_rows: Why rows were skipped, with their place; the first ten.
+        contradictions: Duplicates whose accepted answers differ from the earlier row's.
+        longest_prompt_tokens: Longest prompt of all readable rows, filtered ones included.
+        skipped_rows: Places and reasons of the first ten skipped rows.
         mended: Kept rows in which LaTeX commands were restored, see :mod:`rlmath.data.control`.
-        prompt: The first kept one as the model gets it, shortened.
-        warnings: Signs that prompts are not what the model was made for.
-        longest_tokens: Of worked examples, prompt and response together; 0 for problems.
+        prompt: The first kept prompt as the model gets it, shortened.
+        warnings: Signs that prompts are unlike those that the model was trained on.
+        longest_tokens: Longest worked example, prompt and response together; 0 for problems.
         golds: Kinds of the kept rows' accepted answers; ``None`` for worked examples.
     """
 
@@ -49,7 +49,7 @@ class LoadReport:
         return [f"prompt   {self.prompt}", *(f"warning  {text}" for text in self.warnings)]
 
     def describe(self, max_prompt_tokens: int) -> str:
-        """One line for the log; the parts that are zero are left out.
+        """One line for the log, without the counts that are zero.
 
         Args:
             max_prompt_tokens: The limit that ``filtered`` counts against.

@@ -1,7 +1,6 @@
-"""What a run reads of each row: the prompt as text, and the answers or the response.
+"""Reading of rows: the prompt as text, and the answers or the response.
 
-The loader and ``--check`` read rows here, so that a row that one of them takes is no error of the
-other.
+The loader and ``--check`` both read rows here, so that they accept the same ones.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from rlmath.types import Problem
 
 @dataclass(frozen=True)
 class Target:
-    """The field beside the prompt.
+    """The field read besides the prompt.
 
     Attributes:
-        setting: That names the field, for messages.
+        setting: The setting that names the field, for messages.
         key: The field's name.
-        read: Makes the answers or the response of what is in it.
+        read: Converts the field's value to answers or a response.
     """
 
     setting: str
@@ -61,7 +60,7 @@ def responses_in(key: str, setting: str = "sft.response_key") -> Target:
 def usable_rows(
     rows: Iterable[Row], settings: DataConfig, renderer: PromptRenderer, target: Target
 ) -> tuple[list[Draft], list[str]]:
-    """The rows that can be read, and why each of the others was skipped.
+    """The readable rows, and why each of the others was skipped.
 
     Raises:
         UserError: A malformed row, unless ``malformed_rows`` is ``skip``.
@@ -101,10 +100,10 @@ def problem_of(
 
 
 def read_value(value: Any, read: Callable[[Any], Any]) -> Any:
-    """What ``read`` makes of a field's value, LaTeX commands restored.
+    """The result of ``read`` for a field's value with LaTeX commands restored.
 
     Raises:
-        MalformedRowError: That of ``read``, or a text in it has half of a surrogate pair.
+        MalformedRowError: From ``read``, or because a text has half of a surrogate pair.
     """
     result = read(mended(value))
     try:

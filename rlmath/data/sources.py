@@ -1,4 +1,4 @@
-"""Public data sets of problems, and how a row of each becomes one of the project's.
+"""Public data sets of problems, and the conversion of their rows to rlmath's.
 
 A training row is ``{"prompt": problem, "solutions": [answer], ...}``, which the default settings
 read. A benchmark keeps the fields that ``rlmath/config/benchmarks.py`` names.
@@ -18,7 +18,7 @@ Row = Mapping[str, Any]
 
 
 class UnusableRowError(ValueError):
-    """A row that is left out and counted; the message is the reason, the same for all alike."""
+    """A row that is left out and counted; rows with the same reason have the same message."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Source:
     """A data set of the hub.
 
     Attributes:
-        convert: A row of it to a row of ours.
-        is_benchmark: To evaluate on, not to train on.
-        data_file: A file of it to read; ``None``: as the hub has it.
+        convert: Converts one of its rows to one of ours.
+        is_benchmark: For evaluation, not training.
+        data_file: The file to read; ``None``: all that the hub's data set has.
     """
 
     hub: str
@@ -40,7 +40,7 @@ class Source:
 
 
 def fields(prompt: str, answer: str) -> Callable[[Row], dict[str, Any]]:
-    """Problem and answer are separate fields."""
+    """A converter for rows with problem and answer in separate fields."""
 
     def convert(row: Row) -> dict[str, Any]:
         return training_row(row[prompt], row[answer])
@@ -49,7 +49,7 @@ def fields(prompt: str, answer: str) -> Callable[[Row], dict[str, Any]]:
 
 
 def kept(**names: str) -> Callable[[Row], dict[str, Any]]:
-    """A benchmark's row with these fields: our name to theirs."""
+    """A converter that keeps these fields of a benchmark: our name to theirs."""
 
     def convert(row: Row) -> dict[str, Any]:
         found = {ours: row[theirs] for ours, theirs in names.items()}
@@ -61,7 +61,7 @@ def kept(**names: str) -> Callable[[Row], dict[str, Any]]:
 
 
 def training_row(prompt: Any, answer: Any) -> dict[str, Any]:
-    """Raises: UnusableRowError: The problem or the answer is empty or no text."""
+    """A training row; ``UnusableRowError`` if the problem or the answer is empty or no text."""
     if not isinstance(prompt, str) or not prompt.strip():
         raise UnusableRowError("no problem")
     if is_missing(answer):
@@ -83,7 +83,7 @@ def _dapo(row: Row) -> dict[str, Any]:
 
 
 def _boba(row: Row) -> dict[str, Any]:
-    """Its prompts have their chat markers in them, which stay."""
+    """Convert a row; chat markers in its prompt stay."""
     if not row["solutions"]:
         raise UnusableRowError("no answer")
     return {"prompt": row["prompt"], "solutions": list(row["solutions"])}
@@ -100,13 +100,13 @@ def _numina(row: Row) -> dict[str, Any]:
 
 
 def _orz(row: Row) -> dict[str, Any]:
-    """A row is a conversation; as JSON a bare list of its turns."""
+    """Convert a conversation; as JSON a row is a bare list of its turns."""
     turns = row["conversations"] if "conversations" in row else [row["0"], row["1"]]
     return training_row(turns[0]["value"], turns[1]["ground_truth"]["value"])
 
 
 def _gpqa(row: Row) -> dict[str, Any]:
-    """The options in an order that the question's text decides, so always the same."""
+    """Convert a row; the question's text determines the order of the options."""
     options = [row["Correct Answer"], *(row[f"Incorrect Answer {i}"] for i in (1, 2, 3))]
     options = [str(option).strip() for option in options]
     order = list(range(4))

@@ -24,7 +24,7 @@ Item = TypeVar("Item", bound=_HasId)
 
 
 class ProblemStream(Generic[Item]):
-    """Problems (or worked examples) one epoch after the other, each epoch in its own order.
+    """Problems (or worked examples) epoch after epoch, each epoch in its own order.
 
     What comes after n problems depends on the seed, the problems and n alone, not on how many
     were asked for at a time: ``next(2)`` twice is ``next(4)``. A batch that goes over the end of
@@ -58,11 +58,11 @@ class ProblemStream(Generic[Item]):
 
     @property
     def epoch(self) -> float:
-        """Epochs gone by, with the fraction of the present one."""
+        """Epochs completed, with the fraction of the present one."""
         return self._taken / len(self._items)
 
     def __len__(self) -> int:
-        """Problems of one epoch."""
+        """Number of problems in one epoch."""
         return len(self._items)
 
     def __contains__(self, id_: str) -> bool:
@@ -85,7 +85,7 @@ class ProblemStream(Generic[Item]):
         return batch
 
     def state_dict(self) -> dict[str, Any]:
-        """The position, as JSON-able values, and what it is a position in."""
+        """The position as JSON-able values, with a digest of the data and settings."""
         return {
             "taken": self._taken,
             "seed": self._seed,
@@ -101,7 +101,7 @@ class ProblemStream(Generic[Item]):
         return lambda: state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to a saved position.
+        """Restore a saved position.
 
         Raises:
             UserError: It is a position in other data or in another order.

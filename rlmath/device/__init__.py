@@ -1,7 +1,7 @@
-"""The one place that knows that there may be no CUDA.
+"""Devices: the only place that knows whether there is CUDA.
 
-Everything else asks a :class:`Platform` for its collective backend, its torch device and the kind
-of layers that Megatron should build.
+Other code asks a :class:`Platform` for its collective backend, its torch device and the kind of
+layers that Megatron builds.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from rlmath.utils.node_cache import node_cache
 
 @dataclass(frozen=True)
 class LinkProbe:
-    """How the links between ranks are measured at the start, and what is expected of them.
+    """Measurement of the links between ranks at the start, and the rates expected.
 
     Attributes:
         num_bytes: Size of the all-reduce.
         least_within_node: GB/s below which the user is warned; likewise ``least_between_nodes``.
-        cause_within_node: Why it is usually less; likewise ``cause_between_nodes``.
+        cause_within_node: The usual cause of a low rate; likewise ``cause_between_nodes``.
     """
 
     num_bytes: int
@@ -67,7 +67,7 @@ _GLOO_LINKS = LinkProbe(
 
 @dataclass(frozen=True)
 class Platform:
-    """What a process computes on.
+    """The kind of device that a process computes on.
 
     Attributes:
         layer_spec: Megatron layers: Transformer Engine's, or Megatron's own (``local``).
@@ -86,12 +86,12 @@ class Platform:
 
     @property
     def link_probe(self) -> LinkProbe:
-        """How links between this platform's ranks are measured."""
+        """The probe for links between this platform's ranks."""
         return _GLOO_LINKS if self.collective_backend == "gloo" else _NCCL_LINKS
 
     @property
     def collective_timeout_s(self) -> float:
-        """How long a rank waits for the others in a collective. On a CPU, one may still compute."""
+        """Time that a rank waits for the others in a collective; on CPU they may be computing."""
         return 1800.0 if self.collective_backend == "gloo" else 600.0
 
     @property
@@ -100,18 +100,18 @@ class Platform:
         return self.collective_backend == "nccl" and find_spec("triton") is not None
 
     def prepare_megatron_process(self, local_rank: int, num_threads: int | None) -> None:
-        """Make this process fit to host Megatron; call before importing ``megatron``.
+        """Prepare this process to host Megatron; call before importing ``megatron``.
 
-        What CUDA and NCCL read from the environment has to be there before torch starts them, so
-        it is not set here: see :func:`rlmath.device.environment.rank_environment`.
+        Variables that CUDA and NCCL read must be set before torch starts them, so they are not set
+        here: see :func:`rlmath.device.environment.rank_environment`.
 
         Args:
-            local_rank: Which of the process's visible accelerators it takes (CUDA only).
+            local_rank: Index of the rank's accelerator among the process's visible ones (CUDA).
             num_threads: Threads of one CPU operator; ``None``: on CUDA the process's share of the
                 cores beside its GPU, to which it is bound.
 
         Raises:
-            UserError: Transformer Engine's layers are wanted, and importing it fails.
+            UserError: Transformer Engine's layers are requested, and importing it fails.
         """
         if self.name == "cuda":
             os.environ.setdefault("TRITON_CACHE_DIR", str(node_cache() / "ranks_triton"))
@@ -133,9 +133,9 @@ class Platform:
             torch.set_num_threads(num_threads)
 
     def prepare_driver(self) -> None:
-        """Make this process fit to drive a run beside its ranks and engines."""
+        """Prepare this process to drive a run beside its ranks and engines."""
         if self.name == "cpu":
-            # They have the cores, and a second thread would spin on one between its shares.
+            # The ranks use the cores, and a second thread would spin on one between its shares.
             torch.set_num_threads(1)
 
     def synchronize(self) -> None:
@@ -148,9 +148,9 @@ class Platform:
         return CudaSideStream() if self.name == "cuda" else SideStream()
 
     def release_cached_memory(self) -> None:
-        """Give what the allocator keeps for later back, for other processes on the same GPU.
+        """Return memory that the allocator caches, for other processes on the same GPU.
 
-        An engine that shares it wakes up in what the actor's process does not hold.
+        An engine that shares the GPU wakes up in memory that the actor's process does not hold.
         """
         if self.name == "cuda":
             torch.cuda.empty_cache()
@@ -162,16 +162,17 @@ class Platform:
         return torch.empty(num_bytes, dtype=torch.uint8)
 
     def page_locked(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A host tensor as a GPU reads it without making the host wait; itself on CPU."""
+        """A host tensor in page-locked memory, so that copies to a GPU do not block the host; the
+        same tensor on CPU."""
         return tensor.pin_memory() if self.name == "cuda" else tensor
 
     def reserved_bytes(self) -> int | None:
-        """What this process's allocator has of the GPU; ``None`` on CPU, where nobody counts."""
+        """GPU memory reserved by this process's allocator; ``None`` on CPU, which has no count."""
         return torch.cuda.memory_reserved() if self.name == "cuda" else None
 
     def bytes_of_others(self) -> int | None:
-        """What of the GPU is neither free nor this process's allocator's: other processes, such as
-        an engine that sleeps, and CUDA's own; ``None`` on CPU."""
+        """GPU memory that is neither free nor this process's allocator's: other processes, such as
+        a sleeping engine, and CUDA's own; ``None`` on CPU."""
         if self.name == "cpu":
             return None
         free, total = torch.cuda.mem_get_info()
@@ -182,7 +183,7 @@ class Platform:
         return None if self.name == "cpu" else torch.cuda.mem_get_info()[1]
 
     def reset_peak_memory(self) -> None:
-        """Count ``peak_memory_gib`` from now on (CUDA; a CPU process's peak stays)."""
+        """Restart the count of ``peak_memory_gib`` (CUDA; a CPU process's peak stays)."""
         if self.name == "cuda":
             torch.cuda.reset_peak_memory_stats()
 

@@ -8,14 +8,14 @@ from rlmath.errors import UserError
 
 
 def enable_batch_invariance() -> None:
-    """Have this process multiply, normalize and attend the same for a token whatever is beside it.
+    """Make matrix products, norms and attention of a token independent of the rest of its batch.
 
-    Megatron's Triton kernels take the place of torch's matrix products and means, and of
-    Transformer Engine's products and norms, for the life of the process. The ranks' environment
-    has to be :data:`rlmath.device.environment.DETERMINISTIC`. Idempotent.
+    For the life of the process Megatron's Triton kernels replace torch's matrix products and means,
+    and Transformer Engine's products and norms. The ranks' environment must include
+    :data:`rlmath.device.environment.DETERMINISTIC`. Idempotent.
 
     Raises:
-        UserError: Transformer Engine cannot use the flash-attn that is installed, or there is none.
+        UserError: flash-attn is missing, or Transformer Engine cannot use the installed one.
     """
     from megatron.core.transformer.custom_layers.batch_invariant_kernels import (
         enable_batch_invariant_mode,

@@ -1,8 +1,8 @@
-"""Operators of a transformer layer with fewer passes over memory than autograd makes of them.
+"""Operators of a transformer layer with fewer passes over memory than autograd's.
 
 On a CPU the layers of small models are bound by memory: torch computes RMSNorm, the gated
-activation and rotary embeddings, forward and backward, in some thirty passes, these do in about
-half of that.
+activation and rotary embeddings, forward and backward, in some thirty passes, these operators in
+about half as many.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     Args:
         x: ``[t, heads, dim]``.
         cos: ``[t, 1, 2 * half]``, of each token's angles, twice; dimensions of ``x`` from
-            ``2 * half`` on stay as they are.
+            ``2 * half`` on are unchanged.
         sin: The same, negative in the first half.
     """
     result: Tensor = _Rotate.apply(x, cos, sin)  # type: ignore[assignment]
@@ -160,20 +160,19 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class PackedRotary:
-    """Takes the place of Megatron's ``apply_rotary_pos_emb`` for packed sequences.
+    """A replacement for Megatron's ``apply_rotary_pos_emb`` on packed sequences.
 
-    Megatron splits the row by sequence and takes cosines and sines again for the queries and the
-    keys of each layer. All of them share the same angles, so these are computed once per
-    micro-batch here.
+    Megatron splits the row by sequence and recomputes cosines and sines for the queries and keys of
+    each layer. All layers share the same angles, so they are computed once per micro-batch here.
 
     Args:
-        otherwise: Megatron's own, for whatever is not the plain packed case.
+        otherwise: Megatron's own function, for anything but the plain packed case.
     """
 
     def __init__(self, otherwise: Any) -> None:
         self._otherwise = otherwise
-        # Of the latest micro-batch: what the values belong to, and the values. The tensors are
-        # held, so that no other one can take their identity.
+        # For the latest micro-batch: the inputs of the cached values, and the values. The tensors
+        # are kept so that no other one can take their identity.
         self._freqs: Tensor | None = None
         self._ends: Tensor | None = None
         self._rest: tuple[float, torch.dtype] = (1.0, torch.float32)
@@ -188,13 +187,13 @@ class PackedRotary:
         mscale: float = 1.0,
         cp_group: Any = None,
     ) -> Tensor:
-        """See Megatron.
+        """Rotate packed tokens, as Megatron's function does.
 
         Args:
             t: ``[t, heads, dim]``.
             freqs: ``[longest, 1, 1, 2 * half]``.
-            cu_seqlens: ``[n + 1]``, or ``[2, n + 1]`` where sequences begin in rows of another:
-                below each row at which a sequence's own begin, the position of that token.
+            cu_seqlens: ``[n + 1]``, or ``[2, n + 1]`` where sequences begin within rows of others:
+                the second row has the position of each sequence's first own token.
         """
         plain = not (config.rotary_interleaved or config.multi_latent_attention)
         if cu_seqlens is None or not plain or config.context_parallel_size > 1:
@@ -209,9 +208,9 @@ class PackedRotary:
 def _cos_sin(
     freqs: Tensor, cu_seqlens: Tensor, mscale: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """For ``rotate``: position ``p`` of a sequence has the angles ``freqs[p]``."""
+    """Cosines and sines for ``rotate``; position ``p`` of a sequence has angles ``freqs[p]``."""
     ends, *firsts = cu_seqlens.long().unbind() if cu_seqlens.dim() == 2 else [cu_seqlens.long()]
-    # What a row's place is above its position.
+    # Difference between a token's place in the row and its position.
     before = ends[:-1] - (firsts[0][:-1] if firsts else 0)
     positions = torch.arange(int(ends[-1])) - torch.repeat_interleave(before, ends.diff())
     # Both halves of the last dimension hold the same angles.

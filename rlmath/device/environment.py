@@ -1,4 +1,4 @@
-"""What a Megatron rank's process needs in its environment before torch, CUDA and NCCL start."""
+"""Environment variables that a Megatron rank needs before torch, CUDA and NCCL start."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ MEMORY_IN_HUGE_PAGES = (
     f"glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold={256 * 2**20}"
 )
 
-# For bit-identical runs. cuBLAS picks algorithms by workspace and may add partial products in any
-# order without a fixed one; Transformer Engine's attention adds gradients atomically unless it is
-# told not to, and Megatron's deterministic mode refuses to start without that; NVLink SHARP sums in
-# the switch, in the order of arrival.
+# For bit-identical runs. cuBLAS picks algorithms by workspace and without a fixed one may add
+# partial products in any order; Transformer Engine's attention adds gradients atomically unless
+# told not to, and Megatron's deterministic mode requires that setting; NVLink SHARP sums in the
+# switch, in the order of arrival.
 DETERMINISTIC = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
     "NCCL_ALGO": "^NVLS",
 }
 
-# torch's allocator is set up by these, the first before the second.
+# Variables of torch's allocator; the first takes precedence.
 ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _EXPANDABLE = "expandable_segments"
 
-# Warnings of libraries that nobody who reads a rank's log can act on; each is there once a rank.
+# Warnings of libraries that no reader of a rank's log can act on, and that each rank repeats.
 QUIET = ",".join(
     (
         "ignore::FutureWarning",
         "ignore::DeprecationWarning",
-        # Megatron's fallbacks; whether Transformer Engine has to be there is checked before.
+        # Megatron's fallbacks; whether Transformer Engine is required is checked earlier.
         "ignore:Transformer Engine and Apex are not installed:UserWarning",
         "ignore:Apex is not installed:UserWarning",
     )
@@ -48,12 +48,12 @@ def rank_environment(
     shares_gpus: bool = False,
     log_dir: str = "logs",
 ) -> dict[str, str]:
-    """Environment variables of a rank's process. CUDA's own are read when its context is created.
+    """Environment variables of a rank's process, which CUDA reads when its context is created.
 
     Args:
         num_threads: Threads of one CPU operator (CPU only).
-        shares_gpus: Engines are on the ranks' GPUs, and read weights out of the ranks' memory.
-        log_dir: Folder of the ranks' output, where they write which collectives they entered.
+        shares_gpus: Whether engines are on the ranks' GPUs and read weights from ranks' memory.
+        log_dir: Folder of the ranks' output, to which they write the collectives they entered.
     """
     environment = {
         "TOKENIZERS_PARALLELISM": "false",
@@ -79,10 +79,10 @@ def rank_environment(
 
 
 def _without_expandable_segments() -> dict[str, str]:
-    """The user's settings of torch's allocator, where they ask for expandable segments, without.
+    """The user's settings of torch's allocator with expandable segments removed.
 
-    CUDA gives such memory to another process as a file descriptor, which that fetches with
-    ``pidfd_getfd``: most containers forbid it, and so do kernels that restrict ptrace.
+    CUDA passes such memory to another process as a file descriptor, fetched with ``pidfd_getfd``:
+    most containers forbid it, and so do kernels that restrict ptrace.
     """
     found = {}
     for name in ALLOCATOR:

@@ -1,7 +1,7 @@
-"""Which rank did not enter which collective, when NCCL's have waited too long.
+"""Records of NCCL collectives, which show the ranks that did not enter one that timed out.
 
-Each rank records its collectives. When one times out, all ranks write their records to the run's
-logs (torch does that) and end; torch's own analyzer then compares the records.
+Each rank records its collectives. When one times out, torch writes all ranks' records to the run's
+logs and the ranks end; torch's own analyzer then compares the records.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-# A rank's number follows.
+# Followed by a rank's number.
 PREFIX = "nccl_trace_rank_"
 RECORDS = 2000
 TIMEOUT_S = 120.0
@@ -18,7 +18,7 @@ MOST_LINES = 40
 
 
 def recorder_environment(log_dir: str) -> dict[str, str]:
-    """Variables of a rank that records, and writes its records to a folder."""
+    """Environment variables that make a rank record and write its records to a folder."""
     return {
         "TORCH_FR_BUFFER_SIZE": str(RECORDS),
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
@@ -27,14 +27,14 @@ def recorder_environment(log_dir: str) -> dict[str, str]:
 
 
 def remove_records(log_dir: str) -> None:
-    """Remove those of earlier attempts."""
+    """Remove the records of earlier attempts."""
     for file in Path(log_dir).glob(f"{PREFIX}*"):
         file.unlink(missing_ok=True)
 
 
 def explain_records(log_dir: str) -> str:
-    """What torch's analyzer says of the ranks' records, to be put at the end of an error message;
-    empty when there are none."""
+    """The report of torch's analyzer on the ranks' records, for the end of an error message; empty
+    when there are none."""
     if not list(Path(log_dir).glob(f"{PREFIX}*")):
         return ""
     command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.flight_recorder.fr_trace"]

@@ -1,4 +1,4 @@
-"""Whether this process's GPU multiplies in FP8 (``actor.fp8``)."""
+"""Support of FP8 products by this process's GPU (``actor.fp8``)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rlmath.model.fp8_training import (
 
 
 def require_fp8(fp8: Fp8Training) -> None:
-    """Refuse a GPU, or a CUDA, that Transformer Engine has no FP8 products for.
+    """Refuse a GPU or a CUDA version for which Transformer Engine has no FP8 products.
 
     Transformer Engine would fail with an assertion in the first forward pass.
 
     Raises:
-        UserError: With what is there and what is needed.
+        UserError: They do not suffice; the message names what is there and what is needed.
     """
     problem = capability_problem(fp8, torch.cuda.get_device_capability())
     if problem is not None:

@@ -1,9 +1,9 @@
 """Gloo groups that share one device per process.
 
-torch gives every group its own device, and a device is a thread that wakes up every 10 ms
-whether something has arrived or not. Megatron and vLLM make a dozen groups in each process; on a
-machine of few cores their hundreds of threads interrupt those that compute thousands of times a
-second, which took a fifth of a small model's step.
+torch gives every group its own device, and a device is a thread that wakes up every 10 ms whether
+or not anything has arrived. Megatron and vLLM make a dozen groups in each process; on a machine
+with few cores their hundreds of threads interrupt the computing ones thousands of times a second,
+which took a fifth of a small model's step.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from typing import Any
 from torch.distributed import ProcessGroupGloo
 
 INTERFACE = "GLOO_SOCKET_IFNAME"
-# By process, because a fork does not take the threads along, and by the interfaces asked for.
+# Keyed by process, because a fork does not copy the threads, and by the interfaces requested.
 _devices: dict[tuple[int, str], list[Any]] = {}
 _own_init = ProcessGroupGloo.__init__
 
 
 def share_device() -> None:
-    """Have gloo groups that this process makes from now on share a device. Idempotent."""
+    """Make all later gloo groups of this process share a device. Idempotent."""
     ProcessGroupGloo.__init__ = _init  # type: ignore[method-assign,assignment]
 
 
 def use_interface_of(address: str) -> None:
-    """Have gloo use the interface with this address, unless the environment names one.
+    """Make gloo use the interface with this address, unless the environment names one.
 
     Without a name gloo takes the address to which the host's name resolves, and tells the others to
     connect there. On Debian and Ubuntu that is 127.0.1.1, which other nodes cannot reach.
 
     Args:
-        address: Of this node; an empty one, or one that no interface has, changes nothing.
+        address: Address of this node; nothing changes if it is empty or no interface has it.
     """
     import psutil
 
@@ -58,13 +58,13 @@ def _init(
         options._devices = _shared_devices()
         options._threads = 2 * len(options._devices)
     else:
-        # Its second form takes options in this place.
+        # The second form of the constructor takes options in this place.
         options = timeout
     _own_init(self, store, rank, size, options)
 
 
 def _shared_devices() -> list[Any]:
-    """As torch chooses them: of each interface in ``INTERFACE``, or of the host's name."""
+    """Devices as torch chooses them: for each interface in ``INTERFACE``, or for the host name."""
     interfaces = os.environ.get(INTERFACE, "")
     key = (os.getpid(), interfaces)
     if key not in _devices:

@@ -1,6 +1,6 @@
-"""Whether a GPU works: asked of each reserved GPU before ranks and engines are placed.
+"""Probe of a GPU, run on each reserved GPU before ranks and engines are placed.
 
-A GPU that has failed is free, so that Ray offers it again to the next attempt.
+A failed GPU is free, so Ray offers it again to the next attempt.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ SIDE, LARGEST = 512, 8
 
 @dataclass(frozen=True)
 class GpuReport:
-    """What became of a GPU's probe.
+    """The result of a GPU's probe.
 
     Attributes:
         host: Name of its node, Slurm's if there is one.
         gpu: Its name on the node.
-        fault: What is wrong with it; empty: nothing.
+        fault: Description of the fault; empty if it works.
     """
 
     host: str
@@ -40,10 +40,10 @@ class GpuReport:
 
 
 def probe(gpu: str, timeout_s: float = PROBE_TIMEOUT_S) -> GpuReport:
-    """Probe the GPU that this process sees first, in a child, as a GPU that hangs hangs its caller.
+    """Probe the first visible GPU in a child process, since a hung GPU hangs its caller.
 
     Args:
-        timeout_s: After which it counts as hung.
+        timeout_s: Time after which it counts as hung.
     """
     host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     fault = nvidia.ecc_fault(gpu) or _fault_of(
@@ -55,7 +55,7 @@ def probe(gpu: str, timeout_s: float = PROBE_TIMEOUT_S) -> GpuReport:
 
 
 def _fault_of(command: list[str], timeout_s: float) -> str:
-    """The last line of what a program says that fails; empty when it does not."""
+    """Run a program; the last line of its output if it fails, else an empty text."""
     child = subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace"
     )
@@ -91,5 +91,5 @@ if __name__ == "__main__":
     try:
         check(torch.device("cuda"))
     except RuntimeError as error:
-        # The first line is the error, others are advice.
+        # The first line is the error; the others are advice.
         sys.exit(f"{type(error).__name__}: {str(error).splitlines()[0]}")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Of a copy from a GPU at a time.
+# Size of one copy from a GPU.
 STAGING_BYTES = 64 * 2**20
 
 
@@ -19,11 +19,11 @@ def host_copies(
 ) -> Iterator[Tensor]:
     """Copies in pageable host memory, one after another.
 
-    A GPU copies to pageable memory through a small buffer of the driver's, at a few GB/s; here it
-    copies to a page-locked one at the link's rate, and the host copies on.
+    A GPU copies to pageable memory through a small buffer of the driver's, at a few GB/s. This
+    copies to a page-locked buffer at the link's rate, and from there on the host.
 
     Args:
-        tensors: On any device; those of the host are copied as well.
+        tensors: On any device; host tensors are copied as well.
         empty: Makes an uninitialized tensor of a shape and type in host memory.
     """
     staging: Tensor | None = None
@@ -54,11 +54,11 @@ def pinned_buffer(num_bytes: int) -> Tensor:
     """``[num_bytes]`` uint8 of page-locked host memory, on pages that no other buffer shares.
 
     torch's own pinned allocator rounds up to a power of two, which would take up to twice the
-    memory of an optimizer's state. What is locked are whole pages, and CUDA refuses to lock one
-    twice: no other buffer may begin or end on them.
+    memory of an optimizer's state. Whole pages are locked, and CUDA refuses to lock one twice, so
+    no other buffer may begin or end on them.
 
     Raises:
-        RuntimeError: The memory cannot be locked; the message says how much was asked for.
+        RuntimeError: The memory cannot be locked; the message gives the size requested.
     """
     if not num_bytes:
         return torch.empty(0, dtype=torch.uint8, device="cpu")

@@ -1,6 +1,6 @@
-"""Cores beside a GPU: a process that launches its kernels and fills its pinned buffers runs there.
+"""Cores beside a GPU, where a process launches its kernels and fills its pinned buffers.
 
-Memory is taken on the socket of the thread that writes it first, so buffers follow their thread.
+Memory is on the socket of the thread that writes it first, so buffers follow their thread.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-# Of PCI: NVIDIA, and the class of display and 3D controllers.
+# PCI codes: NVIDIA, and the class of display and 3D controllers.
 _VENDOR, _DISPLAY = "0x10de", "0x03"
 # A rank and an engine share a GPU, and each has helpers that run beside its main thread.
 PROCESSES_PER_GPU = 2
@@ -21,8 +21,8 @@ class Cores:
     """A process's share of a node.
 
     Attributes:
-        ids: Cores that it may use: those of the GPU's socket, or all where that is not known.
-        threads: That one of its operators may have.
+        ids: Cores that it may use: those of the GPU's socket, or all if that is unknown.
+        threads: Threads for one of its operators.
     """
 
     ids: frozenset[int]
@@ -33,7 +33,7 @@ def cores_beside(bus_id: str, allowed: frozenset[int], sys_root: Path = Path("/s
     """Cores for a process that uses a GPU.
 
     Args:
-        bus_id: Of the GPU, as sysfs names it: ``0000:1b:00.0``.
+        bus_id: PCI address of the GPU, as sysfs names it: ``0000:1b:00.0``.
         allowed: Cores that the process may use now.
     """
     devices = sys_root / "bus" / "pci" / "devices"
@@ -52,13 +52,13 @@ def cores_beside(bus_id: str, allowed: frozenset[int], sys_root: Path = Path("/s
 
 
 def bind_to_gpu(index: int) -> int:
-    """Have this thread, and those that it starts, run beside a GPU.
+    """Bind this thread and those that it starts to the cores beside a GPU.
 
     Args:
-        index: Of the GPU in this process.
+        index: Index of the GPU in this process.
 
     Returns:
-        Threads that one operator may have.
+        Threads for one operator.
     """
     import torch
 
@@ -74,7 +74,7 @@ def _read(file: Path) -> str:
 
 
 def _parse(text: str) -> frozenset[int]:
-    """Of ``0-3,8``, the numbers 0, 1, 2, 3 and 8."""
+    """Parse a list of cores: ``0-3,8`` is 0, 1, 2, 3 and 8."""
     found: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")

@@ -1,6 +1,6 @@
-"""What the NVIDIA driver says of this machine's GPUs, by ``nvidia-smi``; nothing starts CUDA here.
+"""State of this machine's GPUs from ``nvidia-smi``, without starting CUDA.
 
-Without a driver every function gives nothing.
+Without a driver every function returns an empty value.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class GpuState:
     Attributes:
         uuid: ``GPU-...``.
         name: Such as ``NVIDIA H100 80GB HBM3``.
-        used_mib: Of that, in use by anyone.
+        used_mib: Memory in use by any process.
     """
 
     index: int
@@ -46,8 +46,8 @@ def gpu_states() -> list[GpuState]:
 
 
 def process_counts() -> dict[str, int]:
-    """Processes that compute on each GPU, by its uuid. Containers hide other ones' ids, so they are
-    counted and not named."""
+    """Number of processes that compute on each GPU, by its uuid. They are counted, not named, as
+    containers hide the process ids of others."""
     counts: dict[str, int] = {}
     for uuid, _ in _query("--query-compute-apps=gpu_uuid,pid"):
         counts[uuid] = counts.get(uuid, 0) + 1
@@ -55,7 +55,7 @@ def process_counts() -> dict[str, int]:
 
 
 def ecc_fault(gpu: str) -> str:
-    """Why a GPU needs a reset or a replacement, by its ECC state; empty where it needs neither, or
+    """Why a GPU needs a reset or a replacement, by its ECC state; empty if it needs neither or
     keeps no count.
 
     Args:
@@ -74,14 +74,14 @@ def ecc_fault(gpu: str) -> str:
 
 
 def xids(gpu: str) -> list[int]:
-    """The driver's error codes (XID) for a GPU in the kernel's log, if this process may read it; of
-    every GPU where the driver does not know this one any more.
+    """The driver's error codes (XID) for a GPU in the kernel's log, if this process may read it;
+    for every GPU if the driver no longer knows this one.
 
     Args:
         gpu: Its number or uuid.
     """
     rows = _query("--query-gpu=pci.bus_id", f"--id={gpu}")
-    # 00000000:1B:00.0 there, 0000:1b:00 in the log.
+    # nvidia-smi prints 00000000:1B:00.0, the log 0000:1b:00.
     bus = rows[0][0].lower()[4:].partition(".")[0] if rows else ""
     found = re.findall(r"NVRM: Xid \(PCI:([0-9a-f:]+)[^)]*\): (\d+)", _run("dmesg"))
     return list(dict.fromkeys(int(code) for at, code in found if bus in ("", at)))
@@ -93,7 +93,7 @@ def topology() -> str:
 
 
 def current_gpu_uuid() -> str:
-    """Of the GPU that this process computes on, which starts CUDA; "" on a CPU."""
+    """UUID of the GPU that this process computes on, which starts CUDA; "" on a CPU."""
     import torch
 
     if not torch.cuda.is_available():
@@ -108,7 +108,7 @@ def _query(*what: str) -> list[list[str]]:
 
 
 def _mib(text: str) -> int:
-    """0 where the driver keeps a number to itself, as it may for parts of a GPU."""
+    """A number of MiB; 0 where the driver gives none, as it may for parts of a GPU."""
     return int(text) if text.isdigit() else 0
 
 

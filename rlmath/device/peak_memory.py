@@ -1,4 +1,4 @@
-"""The highest resident memory of this process since it was last asked for."""
+"""The highest resident memory of this process since the last query."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _highest = 0
 
 
 def take_peak_bytes() -> int:
-    """The peak since the last call; where the kernel does not reset it, since the start."""
+    """The peak since the last call; since the start if the kernel cannot reset it."""
     global _highest
     found = re.search(r"VmHWM:\s+(\d+) kB", _STATUS.read_text(encoding="ascii"))
     peak = int(found[1]) * 1024 if found else 0
@@ -23,7 +23,7 @@ def take_peak_bytes() -> int:
 
 
 def highest_bytes() -> int:
-    """Since the start."""
+    """The peak since the process started."""
     import resource
 
     return max(_highest, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)

@@ -1,4 +1,4 @@
-"""What processes that take turns on a GPU keep of it."""
+"""GPU memory that processes keep while others take their turn."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ _GIB = 2**30
 
 @dataclass(frozen=True)
 class Residue:
-    """What is left of a Megatron rank after it has made room for engines.
+    """Memory of a Megatron rank after it has made room for engines.
 
     Attributes:
-        device_bytes: That the rank keeps on its device: on CUDA what its allocator has and its
-            communicators take, on CPU the storages of its models.
-        host_bytes: Of copies in host memory.
-        others_bytes: What else is taken of the GPU; ``None`` on CPU.
-        spare_bytes: By which the rank had more in the step's update, beside the same others.
-        communicator_bytes: Of ``device_bytes``: NCCL's, which no offloading gives back.
+        device_bytes: Bytes that the rank keeps on its device: on CUDA its allocator's and its
+            communicators', on CPU its models' storages.
+        host_bytes: Bytes of copies in host memory.
+        others_bytes: Bytes of the GPU that others use; ``None`` on CPU.
+        spare_bytes: Bytes that the rank held in addition during the step's update, beside the
+            same others.
+        communicator_bytes: NCCL's part of ``device_bytes``, which offloading cannot free.
         gpu_bytes: Memory of the GPU; ``None`` on CPU.
     """
 
@@ -34,14 +35,15 @@ class Residue:
 
 
 def check_engine_room(ranks: Sequence[Residue], share: float) -> None:
-    """Compare what ranks have left of their GPUs with what engines are to take, before they start.
+    """Compare the GPU memory that ranks leave with the engines' share, before engines start.
 
     Args:
         ranks: In order of rank.
         share: ``rollout.gpu_memory_utilization``.
 
     Raises:
-        UserError: A GPU has less; with the sizes of the fullest one and the share that fits.
+        UserError: A GPU has too little; the message gives sizes on the fullest and a share that
+            fits.
     """
     counted = [
         (one.device_bytes + one.others_bytes, number, one, one.gpu_bytes)

@@ -1,9 +1,9 @@
-"""A queue of device work beside the one that a caller uses.
+"""A queue of device work beside the caller's.
 
-A CPU does things in the order in which they are called. A GPU does so within a stream only: what
-one stream writes and another reads needs an event between them, in both directions. The second one
-is easily forgotten. Memory that the reader drops goes back to the stream that allocated it, which
-writes there again while the reader may still be at it.
+A CPU does work in the order of calls, a GPU within a stream only: memory that one stream writes and
+another reads needs an event between them, in both directions. The second is easily forgotten:
+memory that the reader drops returns to the stream that allocated it, which may overwrite it while
+the reader still reads.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ import torch
 
 
 class SideStream:
-    """Where there is one queue: nothing is to be waited for."""
+    """A side stream where there is only one queue, so nothing to wait for."""
 
     def start(self) -> None:
-        """Let what the caller has queued so far come before all that is queued here."""
+        """Order everything queued here after what the caller has queued so far."""
 
     @contextlib.contextmanager
     def queue(self) -> Iterator[None]:
-        """Queue here what the block does, after everything that readers have queued so far."""
+        """Queue the block's work here, after everything that readers have queued so far."""
         yield
 
     def hand_over(self) -> None:
-        """Make the present stream a reader: it waits for the last ``queue``. Not within one."""
+        """Make the present stream a reader, which waits for the last ``queue``. Not within one."""
 
     def wait(self) -> None:
-        """Return when all that was queued here is done."""
+        """Wait until all work queued here is done."""
 
 
 class CudaSideStream(SideStream):
     """A separate CUDA stream.
 
-    What is allocated within ``queue`` may be dropped by a reader as soon as its reads are queued.
+    A reader may drop memory allocated within ``queue`` as soon as its reads are queued.
     """
 
     def __init__(self) -> None:
