@@ -1,14 +1,10 @@
 """The shell commands of README and docs, and a folder in which they find what they name."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rlmath.model.published import KNOWN
 from rlmath.model.spec import model_spec
@@ -44,7 +40,7 @@ class Command:
     text: str
 
     @property
-    def words(self) -> list[str]:
+    def words(self):
         """As a shell splits it, without variables before it and without ``...``; a value that is
         left open (``model.path=...``) is the 1.5 B model."""
         words = shlex.split(self.text)
@@ -52,17 +48,17 @@ class Command:
             words = words[1:]
         return [_filled(word) for word in words if word != "..."]
 
-    def __str__(self) -> str:
+    def __str__(self):
         return f"{self.page}: {self.text[:70]}"
 
 
-def _filled(word: str) -> str:
+def _filled(word):
     return word.replace("=...", "=models/DeepSeek-R1-Distill-Qwen-1.5B")
 
 
-def documented_commands() -> list[Command]:
+def documented_commands():
     """Those of code blocks, and those in the text that have arguments."""
-    found: dict[Command, None] = {}
+    found = {}
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         joined = re.sub(r"\\\n\s*", "", text)
@@ -77,7 +73,7 @@ def documented_commands() -> list[Command]:
     return list(found)
 
 
-def write_model(folder: Path, config: Mapping[str, Any]) -> None:
+def write_model(folder, config):
     """What the checks look at: sizes, the other files' names, weights that are shapes alone."""
     folder.mkdir(parents=True)
     # As transformers names it, which an export is read by.
@@ -92,12 +88,12 @@ def write_model(folder: Path, config: Mapping[str, Any]) -> None:
     (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header.encode())
 
 
-def write_rows(path: Path, *rows: Mapping[str, Any]) -> None:
+def write_rows(path, *rows):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def make_clone(folder: Path) -> Path:
+def make_clone(folder):
     """A folder with the clone's files and, beside them, models, data sets and runs of the docs."""
     clone = folder / "clone"
     clone.mkdir()

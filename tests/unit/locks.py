@@ -1,10 +1,7 @@
 """The locks of ``requirements/`` and what the packages in them ask for."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import re
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +27,7 @@ class Lock:
     without: frozenset[str]
 
 
-def read_lock(kind: str, python: str) -> Lock:
+def read_lock(kind, python):
     """``requirements/KIND.lock`` as pip takes it on a version of Python."""
     text = (ROOT / "requirements" / f"{kind}.lock").read_text()
     # The CPU build of torch and what is compiled on the machine stand in comments.
@@ -47,12 +44,12 @@ def read_lock(kind: str, python: str) -> Lock:
     return Lock(kind, versions, frozenset(canonicalize_name(name) for name in without))
 
 
-def environment(python: str, extra: str = "") -> dict[str, str]:
+def environment(python, extra=""):
     """What differs for markers."""
     return {"python_version": python, "python_full_version": f"{python}.5", "extra": extra}
 
 
-def installed(lock: Lock) -> dict[str, importlib.metadata.Distribution]:
+def installed(lock):
     """The locked packages that are installed here, by canonical name."""
     found = {}
     for name in lock.versions:
@@ -63,9 +60,7 @@ def installed(lock: Lock) -> dict[str, importlib.metadata.Distribution]:
     return found
 
 
-def needed(
-    packages: dict[str, importlib.metadata.Distribution], python: str
-) -> Iterator[tuple[str, Requirement]]:
+def needed(packages, python):
     """What each package asks for, and who: with the extras that others ask of it."""
     waiting, seen = [(name, "") for name in packages], set()
     while waiting:
@@ -79,7 +74,7 @@ def needed(
                 waiting += [(canonicalize_name(one.name), e) for e in one.extras]
 
 
-def unmet(lock: Lock, asked: Iterable[tuple[str, Requirement]]) -> list[str]:
+def unmet(lock, asked):
     """What is asked for and is neither in the lock nor deliberately left out."""
     wrong = []
     for who, one in asked:

@@ -1,7 +1,5 @@
 """The console command: exit codes, one message on standard error, no traceback, in a second."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -21,13 +19,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def problems(tmp_path: Path) -> Path:
+def problems(tmp_path):
     file = tmp_path / "problems.jsonl"
     file.write_text(json.dumps({"question": "1+1?", "answer": "#### 2"}) + "\n")
     return file
 
 
-def rlmath_process(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+def rlmath_process(*arguments, cwd):
     return subprocess.run(
         [sys.executable, "-m", "rlmath", *arguments],
         cwd=cwd,
@@ -38,7 +36,7 @@ def rlmath_process(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[st
     )
 
 
-def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_and_help(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"rlmath {rlmath.__version__}\n"
     assert main(["--help"]) == 0
@@ -47,7 +45,7 @@ def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
 
 
-def test_every_command_exists(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_exists(capsys):
     for command in ("train", "sft", "evaluate"):
         assert find_spec(COMMANDS[command][0]) is not None
         with pytest.raises(SystemExit) as exit_info:
@@ -58,16 +56,14 @@ def test_every_command_exists(capsys: pytest.CaptureFixture[str]) -> None:
         assert "--cfg" in out
 
 
-def test_cfg_prints_resolved_settings(capsys: pytest.CaptureFixture[str]) -> None:
+def test_cfg_prints_resolved_settings(capsys):
     assert main(["train", "experiment=quickstart", "--cfg", "actor.tensor_parallel=1"]) == 0
     out = capsys.readouterr().out
     assert "tensor_parallel: 1" in out
     assert "run_dir: runs/quickstart" in out
 
 
-def test_check_prints_the_arithmetic(
-    capsys: pytest.CaptureFixture[str], problems: Path, tmp_path: Path
-) -> None:
+def test_check_prints_the_arithmetic(capsys, problems, tmp_path):
     overrides = ["experiment=gsm8k_smoke", f"data.train_paths=[{problems}]", "cluster.device=cpu"]
     assert main(["train", *overrides, f"runner.run_dir={tmp_path}/run", "--check"]) == 0
     out = capsys.readouterr().out
@@ -87,9 +83,7 @@ def test_check_prints_the_arithmetic(
     ],
     ids=" ".join,
 )
-def test_usage_errors_exit_2_with_one_message(
-    arguments: list[str], expected: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_usage_errors_exit_2_with_one_message(arguments, expected, capsys):
     assert main(arguments) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -98,7 +92,7 @@ def test_usage_errors_exit_2_with_one_message(
         assert part in captured.err
 
 
-def test_a_mistake_costs_a_second_and_shows_no_traceback(tmp_path: Path, problems: Path) -> None:
+def test_a_mistake_costs_a_second_and_shows_no_traceback(tmp_path, problems):
     arguments = ["train", "experiment=gsm8k_smoke", f"data.train_paths=[{problems}]"]
     arguments += ["actor.tensor_parallel=3", "data.answer_key=solution"]
     before = os.times()
@@ -116,7 +110,7 @@ def test_a_mistake_costs_a_second_and_shows_no_traceback(tmp_path: Path, problem
     assert used_s < 2, f"took {used_s:.1f} s of CPU"
 
 
-def test_help_imports_nothing_heavy(tmp_path: Path) -> None:
+def test_help_imports_nothing_heavy(tmp_path):
     code = (
         "import sys\n"
         "from rlmath.cli import main\n"
@@ -141,7 +135,7 @@ def test_help_imports_nothing_heavy(tmp_path: Path) -> None:
     assert result.stdout == "[]\n"
 
 
-def test_interrupted_exits_130(tmp_path: Path, problems: Path) -> None:
+def test_interrupted_exits_130(tmp_path, problems):
     """A real SIGINT, sent while the command waits for a file of the model that is a pipe."""
     folder = tmp_path / "model"
     folder.mkdir()
@@ -168,16 +162,14 @@ def test_interrupted_exits_130(tmp_path: Path, problems: Path) -> None:
         process.wait()
 
 
-def test_a_disk_that_cannot_be_written_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_disk_that_cannot_be_written_is_one_line(tmp_path, capsys):
     (tmp_path / "file").write_text("")
 
-    def writes(arguments: list[str]) -> int:
+    def writes(arguments):
         (tmp_path / "file" / "below").write_text("")
         return 0
 
-    def fills(arguments: list[str]) -> int:
+    def fills(arguments):
         with open("/dev/full", "w") as full:
             full.write("more")
         return 0
@@ -196,8 +188,6 @@ def test_a_disk_that_cannot_be_written_is_one_line(
         ("publish runs/mine me/mine actor.layers=local", "this command does not use it"),
     ],
 )
-def test_commands_of_their_own_take_settings(
-    arguments: str, expected: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_of_their_own_take_settings(arguments, expected, capsys):
     assert main(arguments.split()) == 2
     assert expected in capsys.readouterr().err

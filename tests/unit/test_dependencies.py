@@ -1,12 +1,9 @@
 """What pyproject.toml asks for is what the package imports, and a bare install is the verifier."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import sys
 import tomllib
-from collections.abc import Iterable, Iterator
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -24,12 +21,12 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 EXTRAS = PROJECT["optional-dependencies"]
 
 
-def names(requirements: Iterable[str]) -> set[str]:
+def names(requirements):
     """Canonical names of the packages, without rlmath itself."""
     return {canonicalize_name(Requirement(one).name) for one in requirements} - {"rlmath"}
 
 
-def imports(files: Iterable[Path]) -> Iterator[str]:
+def imports(files):
     """Full names of all modules that the files import, in functions too."""
     for file in files:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -40,7 +37,7 @@ def imports(files: Iterable[Path]) -> Iterator[str]:
 
 
 @functools.cache
-def imported_modules() -> frozenset[str]:
+def imported_modules():
     """First names of all modules that files of ``rlmath/`` import.
 
     And the last ones: ``torch.utils.tensorboard`` is of no use without ``tensorboard``.
@@ -49,7 +46,7 @@ def imported_modules() -> frozenset[str]:
     return frozenset(name.split(".")[end] for name in found for end in (0, -1))
 
 
-def test_every_runtime_dependency_is_imported_by_the_package() -> None:
+def test_every_runtime_dependency_is_imported_by_the_package():
     used = {
         canonicalize_name(distribution)
         for module, distributions in packages_distributions().items()
@@ -61,7 +58,7 @@ def test_every_runtime_dependency_is_imported_by_the_package() -> None:
     assert asked <= used, f"only for development, or not used: {sorted(asked - used)}"
 
 
-def test_the_command_knows_what_the_extras_bring() -> None:
+def test_the_command_knows_what_the_extras_bring():
     """A missing package is one message with the extra, not a traceback."""
     asked = names(EXTRAS["common"]) | names(EXTRAS["cpu"])
     brought = {
@@ -73,14 +70,14 @@ def test_the_command_knows_what_the_extras_bring() -> None:
     assert (brought & imported_modules()) | {"transformer_engine"} == set(_PACKAGES)
 
 
-def test_an_extra_that_an_extra_names_is_asked_for() -> None:
+def test_an_extra_that_an_extra_names_is_asked_for():
     lines = ['rlmath[common]; extra == "cpu"', 'ray>=2; extra == "common"', "sympy"]
     lines += ['vllm; extra == "cuda"']
     found = asked_by("cpu", map(Requirement, lines))
     assert [one.name for one in found] == ["ray", "sympy"]
 
 
-def test_verifier_and_rewards_import_little() -> None:
+def test_verifier_and_rewards_import_little():
     """Statically, in functions too; test_wheel.py imports them with nothing else installed."""
     files = [ROOT / "rlmath" / name for name in ("__init__.py", "cli.py", "errors.py", "types.py")]
     for folder in ("grading", "rewards", "utils"):

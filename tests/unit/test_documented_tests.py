@@ -1,7 +1,5 @@
 """Tests that a page names beside what they show are there, and so are files that code names."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -19,7 +17,7 @@ DEFINED = {
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_named_tests_exist(page: Path) -> None:
+def test_named_tests_exist(page):
     for match in NAMED.finditer(page.read_text()):
         file, name = match.groups()
         assert file is None or file in DEFINED, f"{page.name} names {file}"
@@ -27,7 +25,7 @@ def test_named_tests_exist(page: Path) -> None:
         assert name is None or any(f"def {name}(" in text for text in where), match.group()
 
 
-def test_files_that_code_names_exist() -> None:
+def test_files_that_code_names_exist():
     missing = [
         f"{path.relative_to(ROOT)} names {name}"
         for folder in FOLDERS

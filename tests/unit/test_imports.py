@@ -1,7 +1,5 @@
 """What a process imports: seconds of start-up, and Megatron and vLLM must not meet."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
@@ -12,7 +10,7 @@ pytestmark = pytest.mark.process
 MODULES = "rlmath.training.loop, rlmath.training.sft, rlmath.commands.evaluate"
 
 
-def test_the_driver_imports_neither_megatron_nor_vllm() -> None:
+def test_the_driver_imports_neither_megatron_nor_vllm():
     program = f"import sys, {MODULES}; print({{m.partition('.')[0] for m in sys.modules}})"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
@@ -21,7 +19,7 @@ def test_the_driver_imports_neither_megatron_nor_vllm() -> None:
     assert "'megatron'" not in done.stdout and "'vllm'" not in done.stdout
 
 
-def test_help_needs_no_hydra() -> None:
+def test_help_needs_no_hydra():
     program = (
         "import contextlib, sys\n"
         "from rlmath.cli import main\n"

@@ -1,13 +1,10 @@
 """launchers/install.py: pip's settings reach uv, pip installs where uv cannot, what is compiled."""
 
-from __future__ import annotations
-
 import importlib.util
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def install() -> ModuleType:
+def install():
     spec = importlib.util.spec_from_file_location("install", ROOT / "launchers" / "install.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -35,7 +32,7 @@ debug.find-links='/no'
 """
 
 
-def test_settings_of_pip_are_options_of_uv(install: ModuleType) -> None:
+def test_settings_of_pip_are_options_of_uv(install):
     settings = install.pip_settings(LISTED)
     assert settings["cert"] == "/ca.pem"
     options = install.uv_options(settings, ["torch"])
@@ -51,12 +48,10 @@ def test_settings_of_pip_are_options_of_uv(install: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("fails", ["fetching uv", "uv", "nothing", "both"])
-def test_pip_installs_where_uv_cannot(
-    install: ModuleType, fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[list[str]] = []
+def test_pip_installs_where_uv_cannot(install, fails, tmp_path, monkeypatch):
+    calls = []
 
-    def run(command: list[str], **_: Any) -> SimpleNamespace:
+    def run(command, **_):
         calls.append(command)
         is_pip = command[1:4] == ["-m", "pip", "install"]
         failed = {
@@ -67,7 +62,7 @@ def test_pip_installs_where_uv_cannot(
         }[fails]
         return SimpleNamespace(returncode=int(failed), stdout="")
 
-    compiled: list[Any] = []
+    compiled = []
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setattr(install.compileall, "compile_dir", lambda *a, **_: compiled.append(a))
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
@@ -78,7 +73,7 @@ def test_pip_installs_where_uv_cannot(
     assert bool(compiled) == (fails != "both")
 
 
-def test_what_is_imported_is_compiled(install: ModuleType) -> None:
+def test_what_is_imported_is_compiled(install):
     code = (
         "import sys, ray, torch, transformers\n"
         "print(*(getattr(m, '__file__', None) or '' for m in [*sys.modules.values()]), sep='\\n')"

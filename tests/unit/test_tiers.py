@@ -1,7 +1,5 @@
 """The plain command's tiers: both of two at once are shown, exit codes, and Ctrl-C."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -30,8 +28,8 @@ PASSES = "def test_passes(): pass\n"
 
 
 @pytest.fixture
-def start(tmp_path: Path):
-    def started(*arguments: str, **files: str) -> subprocess.Popen[str]:
+def start(tmp_path):
+    def started(*arguments, **files):
         for name in ("first", "second", "third", "fourth"):
             (tmp_path / f"{name}.py").write_text(files.get(name, PASSES))
         return subprocess.Popen(
@@ -47,7 +45,7 @@ def start(tmp_path: Path):
     return started
 
 
-def test_a_failure_in_any_of_them_is_shown_and_the_rest_runs(start) -> None:
+def test_a_failure_in_any_of_them_is_shown_and_the_rest_runs(start):
     run = start(second="def test_fails():\n    assert 1 == 2, 'why it fails'\n")
     output, _ = run.communicate(timeout=120)
     assert run.returncode == 1
@@ -57,7 +55,7 @@ def test_a_failure_in_any_of_them_is_shown_and_the_rest_runs(start) -> None:
     assert summary.count("1 passed") == 3 and summary.count("1 failed") == 1
 
 
-def test_some_without_tests_are_none_the_worse_and_all_without_are(start) -> None:
+def test_some_without_tests_are_none_the_worse_and_all_without_are(start):
     run = start("-k", "test_other", first="def test_other(): pass\n")
     run.communicate(timeout=120)
     assert run.returncode == 0
@@ -67,7 +65,7 @@ def test_some_without_tests_are_none_the_worse_and_all_without_are(start) -> Non
 
 
 @pytest.mark.parametrize("to", ["group", "process"])
-def test_ctrl_c_lets_fixtures_end(start, tmp_path: Path, to: str) -> None:
+def test_ctrl_c_lets_fixtures_end(start, tmp_path, to):
     waits = """
 import pathlib, time, pytest
 
@@ -94,7 +92,7 @@ def test_waits(resource):
     assert "passed" not in output and output.count("no tests ran") >= 2
 
 
-def test_every_run_of_the_plain_command_has_tests_and_none_runs_twice() -> None:
+def test_every_run_of_the_plain_command_has_tests_and_none_runs_twice():
     """A file of ``APART`` that is renamed would end its run; one not ignored would run twice."""
     first, _, apart, _ = tiers.PHASES[1]
     assert [path.removeprefix("--ignore=") for path in first[2:]] == list(apart[2:])
@@ -102,12 +100,12 @@ def test_every_run_of_the_plain_command_has_tests_and_none_runs_twice() -> None:
 
 
 @pytest.mark.parametrize("phases", [tiers.PHASES, tiers.LONG], ids=["plain", "long"])
-def test_every_tier_is_in_a_run(phases: tuple[tuple[tuple[str, ...], ...], ...]) -> None:
+def test_every_tier_is_in_a_run(phases):
     chosen = {word for phase in phases for own in phase for word in re.findall(r"\w+", own[1])}
     assert {*TIER_OF_FOLDER.values()} - chosen == {"cuda_wheels"}
 
 
-def test_any_files_can_be_run_together() -> None:
+def test_any_files_can_be_run_together():
     """Pytest imports a file by its name alone: two of one name cannot be collected at once, and
     what a test takes from ``conftest`` comes from whichever was imported first."""
     files = [path for path in (ROOT / "tests").rglob("*.py") if path.name != "conftest.py"]

@@ -1,8 +1,6 @@
 """A run over several nodes that is told to end saves while Ray is there on all of them: the scripts
 as they are, with a Ray that only listens and a driver that takes its time to save."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal
@@ -11,7 +9,6 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -82,13 +79,13 @@ echo "$*" >>{folder}/scontrol
 """
 
 
-def executable(path: Path, text: str) -> None:
+def executable(path, text):
     path.write_text(text)
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
 
 
 @pytest.fixture
-def environment(tmp_path: Path) -> dict[str, str]:
+def environment(tmp_path):
     """Of a run whose Ray and driver are stand-ins, in a separate clone."""
     for name in ("launchers", "ray_utils"):
         shutil.copytree(ROOT / name, tmp_path / "clone" / name)
@@ -117,7 +114,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
     }
 
 
-def until(there: Path) -> None:
+def until(there):
     """A file is there before what is written to it is."""
     deadline = time.monotonic() + 60
     while not read(there):
@@ -125,7 +122,7 @@ def until(there: Path) -> None:
         time.sleep(0.05)
 
 
-def start(tmp_path: Path, environment: dict[str, str], *command: str) -> subprocess.Popen[bytes]:
+def start(tmp_path, environment, *command):
     return subprocess.Popen(
         ["bash", *command],
         cwd=tmp_path / "clone",
@@ -137,7 +134,7 @@ def start(tmp_path: Path, environment: dict[str, str], *command: str) -> subproc
 
 
 @pytest.fixture
-def tidy(tmp_path: Path) -> Iterator[None]:
+def tidy(tmp_path):
     """No stand-in outlives a test that fails."""
     yield
     pids = tmp_path / "pids"
@@ -147,14 +144,14 @@ def tidy(tmp_path: Path) -> Iterator[None]:
             os.kill(int(pid), signal.SIGKILL)
 
 
-def read(file: Path) -> bytes:
+def read(file):
     try:
         return file.read_bytes()
     except OSError:
         return b""
 
 
-def has_saved(tmp_path: Path) -> None:
+def has_saved(tmp_path):
     log = (tmp_path / "log").read_text()
     assert (tmp_path / "told").read_text() == "yes\n", log
     assert (tmp_path / "saved").read_text() == "with Ray\n", log
@@ -164,9 +161,7 @@ def has_saved(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("tidy")
-def test_the_batch_script_is_told_and_the_run_saves(
-    tmp_path: Path, environment: dict[str, str]
-) -> None:
+def test_the_batch_script_is_told_and_the_run_saves(tmp_path, environment):
     """Twice, as a second signal must not cut the saving short."""
     job = start(tmp_path, environment, "launchers/slurm.sbatch", "quickstart", "seed=3")
     until(tmp_path / "training")
@@ -189,9 +184,7 @@ def test_the_batch_script_is_told_and_the_run_saves(
 
 
 @pytest.mark.usefixtures("tidy")
-def test_a_job_with_a_broken_gpu_is_requeued_once_without_its_node(
-    tmp_path: Path, environment: dict[str, str]
-) -> None:
+def test_a_job_with_a_broken_gpu_is_requeued_once_without_its_node(tmp_path, environment):
     """Slurm changes the nodes of a job that waits alone, so after the requeue, which tells the
     script to end. A node that comes again all the same ends the job."""
     (tmp_path / "gpu_breaks").touch()
@@ -203,7 +196,7 @@ def test_a_job_with_a_broken_gpu_is_requeued_once_without_its_node(
 
 
 @pytest.mark.usefixtures("tidy")
-def test_every_task_is_told_and_the_run_saves(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_every_task_is_told_and_the_run_saves(tmp_path, environment):
     """As scancel and preemption do it: each task with its process group, and more than once."""
     script = ("launchers/launch_cluster.sh", "8", "quickstart")
     tasks = [start(tmp_path, environment | {"RANK": rank}, *script) for rank in ("0", "1")]
@@ -220,9 +213,7 @@ def test_every_task_is_told_and_the_run_saves(tmp_path: Path, environment: dict[
 
 
 @pytest.mark.usefixtures("tidy")
-def test_a_job_that_was_told_and_is_requeued_trains(
-    tmp_path: Path, environment: dict[str, str]
-) -> None:
+def test_a_job_that_was_told_and_is_requeued_trains(tmp_path, environment):
     """What told its first life to end does not tell its second one."""
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared" / "end.7").touch()

@@ -1,7 +1,5 @@
 """The wheel holds conf/; with SymPy alone it is the verifier, and with the extras it trains."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import json
@@ -21,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wheel(tmp_path_factory):
     """A folder with the contents of the wheel, and nothing of the repository near it."""
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
@@ -42,7 +40,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "installed"
 
 
-def test_settings_compose_from_a_built_wheel(wheel: Path, tmp_path: Path) -> None:
+def test_settings_compose_from_a_built_wheel(wheel, tmp_path):
     for file in (ROOT / "conf").rglob("*.yaml"):
         assert (wheel / "rlmath" / file.relative_to(ROOT)).is_file()
     result = subprocess.run(
@@ -56,9 +54,9 @@ def test_settings_compose_from_a_built_wheel(wheel: Path, tmp_path: Path) -> Non
     assert "run_dir: runs/quickstart" in result.stdout
 
 
-def required(distributions: list[importlib.metadata.Distribution]) -> set[str]:
+def required(distributions):
     """What pip installs for a distribution without extras, and for what that brings in turn."""
-    found: set[str] = set()
+    found = set()
     for distribution in distributions:
         for one in map(Requirement, distribution.requires or []):
             if one.name not in found and (one.marker is None or one.marker.evaluate({"extra": ""})):
@@ -68,7 +66,7 @@ def required(distributions: list[importlib.metadata.Distribution]) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def bare(wheel: Path) -> Path:
+def bare(wheel):
     """A folder for ``PYTHONPATH`` with what ``pip install rlmath`` installs, and nothing else."""
     (rlmath,) = importlib.metadata.distributions(name="rlmath", path=[str(wheel)])
     packages = required([rlmath])
@@ -83,7 +81,7 @@ def bare(wheel: Path) -> Path:
     return folder
 
 
-def without_packages(bare: Path, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def without_packages(bare, folder, *arguments):
     """Python that can import the standard library and what is in ``bare``."""
     return subprocess.run(
         [sys.executable, "-S", *arguments],
@@ -124,12 +122,12 @@ print("done")
 """
 
 
-def test_verifier_and_rewards_need_no_package_of_training(bare: Path, tmp_path: Path) -> None:
+def test_verifier_and_rewards_need_no_package_of_training(bare, tmp_path):
     done = without_packages(bare, tmp_path, "-c", PROGRAM)
     assert done.stdout == "done\n", done.stderr
 
 
-def test_grade_runs_and_train_names_the_extra(bare: Path, tmp_path: Path) -> None:
+def test_grade_runs_and_train_names_the_extra(bare, tmp_path):
     (tmp_path / "rows.jsonl").write_text(json.dumps({"response": r"\boxed{7}", "gold": "7"}))
     done = without_packages(bare, tmp_path, "-m", "rlmath", "grade", "rows.jsonl")
     assert json.loads(done.stdout.splitlines()[0])["correct"], done.stderr
