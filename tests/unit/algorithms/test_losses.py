@@ -351,7 +351,8 @@ def test_k3_is_at_most_10_and_has_no_gradient_beyond(name):
 
 
 def test_the_farthest_token_of_all_micro_batches_is_named():
-    batch = batch_of_lengths([2, 3, 1], [6, 4, 2], advantages=torch.zeros(12))
+    tokens = torch.arange(100, 118)
+    batch = batch_of_lengths([2, 3, 1], [6, 4, 2], tokens=tokens, advantages=torch.zeros(12))
     # A rank has these three of a step's sequences.
     share = Share(batch, [], torch.zeros(12), places=torch.tensor([5, 9, 2]))
     output = policy_objective(far_inputs(-30.0, 1.0), ObjectiveSettings())

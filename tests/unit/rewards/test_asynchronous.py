@@ -8,13 +8,13 @@ from concurrent.futures import CancelledError
 from contextlib import contextmanager
 
 import pytest
-from servers import serve
 
 from rlmath.rewards import RewardMix, RewardSettingError, get_reward
 from rlmath.rewards.batcher import Batcher
 from rlmath.rewards.circuit_breaker import CircuitBreaker
 from rlmath.rollout.collect import Collector
 from rlmath.types import Problem
+from tests.support.http_server import serve
 from tests.support.samples import make_sample
 
 

@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 import pytest
-from servers import serve
 
 from rlmath.rewards import RewardMix, RewardSettingError, get_reward
 from rlmath.rewards.ioi_code import with_includes
@@ -19,6 +18,7 @@ from rlmath.rewards.sandbox import (
     get_provider,
 )
 from rlmath.rewards.sandbox.cloud_script import build_script, read_reply
+from tests.support.http_server import serve
 
 pytestmark = pytest.mark.process
 

@@ -5,9 +5,9 @@ import threading
 import time
 
 import pytest
-from servers import serve
 
 from rlmath.rewards import RewardMix, RewardSettingError, get_reward
+from tests.support.http_server import serve
 
 FAST = {"timeout_s": 2.0, "retries": 1, "backoff_s": 0.01}
 

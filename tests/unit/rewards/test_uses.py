@@ -6,7 +6,6 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-from servers import serve
 
 from rlmath.evaluation.run import sample_and_grade
 from rlmath.rewards import RewardError, RewardMix, get_reward
@@ -15,6 +14,7 @@ from rlmath.rewards.mix_items import MixItem
 from rlmath.rewards.openrlhf import OpenRLHFReward
 from rlmath.rollout.collect import Collector
 from rlmath.types import Problem
+from tests.support.http_server import serve
 from tests.support.samples import make_sample
 
 

@@ -3,12 +3,9 @@
 The server is this test's own, with planted numbers in the form of vLLM's
 (``tests/engine/test_teacher_server.py`` asks a real one)."""
 
-import json
 import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +17,7 @@ from rlmath.rollout import teacher_server
 from rlmath.rollout.teacher import EngineTeacher, TeacherError, TeacherScores, ToScore
 from rlmath.rollout.teacher_server import ServerTeacher
 from rlmath.training.session import server_teacher
+from tests.support.http_server import serve
 from tests.support.samples import make_group, make_sample
 
 
@@ -27,73 +25,36 @@ def log_prob(place, token):
     return -0.25 * place - 0.001 * token
 
 
-class Server(ThreadingHTTPServer):
-    """Plants of how each request is answered, in order: a status, seconds to wait, ``ids`` (other
-    tokens) or ``short`` (too few); then all right."""
-
-    daemon_threads = True
-
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.plan: list[Any] = []
-        self.asked: list[dict[str, Any]] = []
-        self.keys: list[str | None] = []
-        self.models = [{"id": "teacher", "max_model_len": 64}]
-        self.lock = threading.Lock()
-
-    @property
-    def url(self):
-        return f"http://127.0.0.1:{self.server_address[1]}/v1"
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Server
-
-    def log_message(self, *_):
-        pass
-
-    def do_GET(self):
-        self.reply(200 if self.path == "/v1/models" else 404, {"data": self.server.models})
-
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        with self.server.lock:
-            self.server.asked.append(body)
-            self.server.keys.append(self.headers.get("Authorization"))
-            what = self.server.plan.pop(0) if self.server.plan else None
-        if isinstance(what, float):
-            time.sleep(what)
-        if isinstance(what, int):
-            self.reply(what, {"error": "planted"})
-            return
-        ids = [token + (what == "ids") for token in body["prompt"]]
-        entries = [None]
-        entries += [{str(t): {"logprob": log_prob(i, t), "rank": 1}} for i, t in enumerate(ids)][1:]
-        if what == "none":
-            entries[-1][str(ids[-1])]["logprob"] = float("nan")
-        self.reply(
-            200, {"choices": [{"prompt_logprobs": entries[: -1 if what == "short" else None]}]}
-        )
-
-    def reply(self, status, body):
-        data = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
+def answer(exchange):
+    """As the server's ``plan`` says, in order: a status, seconds to wait, ``ids`` (other tokens),
+    ``short`` (too few) or ``none`` (not a number); then all right."""
+    server = exchange.server
+    if exchange.command == "GET":
+        exchange.reply({"data": server.models}, 200 if exchange.path == "/v1/models" else 404)
+        return
+    with server.lock:
+        what = server.plan.pop(0) if server.plan else None
+    if isinstance(what, float):
+        time.sleep(what)
+    if isinstance(what, int):
+        exchange.reply({"error": "planted"}, what)
+        return
+    ids = [token + (what == "ids") for token in exchange.body["prompt"]]
+    entries = [None]
+    entries += [{str(t): {"logprob": log_prob(i, t), "rank": 1}} for i, t in enumerate(ids)][1:]
+    if what == "none":
+        entries[-1][str(ids[-1])]["logprob"] = float("nan")
+    exchange.reply({"choices": [{"prompt_logprobs": entries[: -1 if what == "short" else None]}]})
 
 
 @pytest.fixture
 def server(monkeypatch):
     monkeypatch.setattr(teacher_server, "_FIRST_WAIT_S", 0.01)
     monkeypatch.delenv(teacher_server.KEY_VARIABLE, raising=False)
-    made = Server()
-    thread = threading.Thread(target=made.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    yield made
-    made.shutdown()
-    made.server_close()
-    thread.join()
+    with serve(answer, "/v1") as made:
+        made.plan, made.models = [], [{"id": "teacher", "max_model_len": 64}]
+        made.lock = threading.Lock()
+        yield made
 
 
 def teacher(server, **options):
@@ -134,7 +95,7 @@ def test_token_ids_go_and_their_log_probs_come_in_order(server):
     for one, log_probs in zip(given, found, strict=True):
         assert log_probs.dtype == np.float32
         assert log_probs.tolist() == pytest.approx(wanted(one))
-    (first,) = (body for body in server.asked if body["prompt"] == [7, 0, 1])
+    (first,) = (body for body in server.requests if body["prompt"] == [7, 0, 1])
     assert first == {
         "model": "teacher",
         "prompt": [7, 0, 1],
@@ -142,7 +103,7 @@ def test_token_ids_go_and_their_log_probs_come_in_order(server):
         "temperature": 0.0,
         "prompt_logprobs": 0,
     }
-    assert server.keys == [None] * 5
+    assert [one.get("Authorization") for one in server.seen_headers] == [None] * 5
 
 
 def test_a_run_asks_the_server_of_its_settings(server):
@@ -159,7 +120,7 @@ def test_a_run_asks_the_server_of_its_settings(server):
     assert found.submit(sequences(1)[0]).result(5).tolist() == pytest.approx(
         wanted(sequences(1)[0])
     )
-    assert server.asked[0]["model"] == "teacher"
+    assert server.requests[0]["model"] == "teacher"
     found.close()
     assert server_teacher(load([*given, "teacher.path=t"])) is None
 
@@ -167,7 +128,7 @@ def test_a_run_asks_the_server_of_its_settings(server):
 def test_a_key_is_sent_where_there_is_one(server, monkeypatch):
     monkeypatch.setenv(teacher_server.KEY_VARIABLE, "secret")
     score(teacher(server), 1)
-    assert server.keys == ["Bearer secret"]
+    assert [one["Authorization"] for one in server.seen_headers] == ["Bearer secret"]
 
 
 @pytest.mark.parametrize("trouble", [503, 429, 1.0])
@@ -176,7 +137,7 @@ def test_what_may_pass_is_tried_again(server, trouble):
     given = sequences(1)
     (found,) = score(teacher(server, timeout_s=0.3), 1)
     assert found.tolist() == pytest.approx(wanted(given[0]))
-    assert len(server.asked) == 3
+    assert len(server.requests) == 3
 
 
 @pytest.mark.parametrize(
@@ -195,7 +156,7 @@ def test_a_sample_without_a_score_ends_the_attempt(server, plan, attempts, parts
         score(teacher(server), 1)
     for part in ["p0/0", *parts]:
         assert part in str(caught.value)
-    assert len(server.asked) == attempts
+    assert len(server.requests) == attempts
     # What the server will say again is said again by the run's next attempt.
     assert caught.value.raised == (attempts == 1)
 
@@ -246,7 +207,7 @@ def test_a_group_is_scored_once_and_when_it_is_sampled(server):
         pytest.approx(wanted(one)) for one in sequences(3)[:2]
     ]
     assert scores.take([third])[0].tolist() == pytest.approx(wanted(sequences(3)[2]))
-    assert len(server.asked) == 3
+    assert len(server.requests) == 3
     scores.teacher.close()
 
 
@@ -255,7 +216,7 @@ def test_an_end_does_not_wait_for_the_next_attempt(server, monkeypatch):
     server.plan = [503]
     waiting = teacher(server)
     call = waiting.submit(sequences(1)[0])
-    while not server.asked:
+    while not server.requests:
         time.sleep(0.01)
     waiting.close()
     with pytest.raises(TeacherError, match="the run has ended"):

@@ -2,9 +2,10 @@
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 Answer = Callable[["Exchange"], None]
 
@@ -14,26 +15,32 @@ class Exchange(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.0"
 
-    def do_POST(self):
+    def do_POST(self) -> None:
         self.body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.requests.append(self.body)
         self.server.seen_headers.append(dict(self.headers))
+        self.do_GET()
+
+    def do_GET(self) -> None:
         # The caller may have given up, as some tests mean it to.
         with suppress(BrokenPipeError, ConnectionResetError):
             self.server.answer(self)
 
-    def reply(self, value, status=200, headers=None):
+    do_HEAD = do_GET
+
+    def reply(self, value: Any, status: int = 200, headers: Any = None) -> None:
         self.raw(json.dumps(value).encode(), status, headers)
 
-    def raw(self, data, status=200, headers=None):
+    def raw(self, data: bytes, status: int = 200, headers: Any = None) -> None:
         self.send_response(status)
         for name, value in (headers or {}).items():
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
-        self.wfile.write(data)
+        if self.command != "HEAD":
+            self.wfile.write(data)
 
-    def log_message(self, *_):
+    def log_message(self, *_: Any) -> None:
         pass
 
 
@@ -47,13 +54,13 @@ class Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def serve(answer):
-    """The server, with ``url``, and ``requests`` that it has got."""
+def serve(answer: Answer, path: str = "/reward") -> Iterator[Any]:
+    """The server, with ``url``, and the ``requests`` and ``seen_headers`` that were posted."""
     server = Server(("127.0.0.1", 0), Exchange)
     server.answer = answer
     server.requests = []
     server.seen_headers = []
-    server.url = f"http://127.0.0.1:{server.server_port}/reward"
+    server.url = f"http://127.0.0.1:{server.server_port}{path}"
     thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
