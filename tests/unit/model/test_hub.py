@@ -1,10 +1,12 @@
 """Models of the hub by name, with the real client: a server of one model, its cache, no network."""
 
 import hashlib
+import http.server
 import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,6 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
 from rlmath.model.hub import hub_name, is_hub_model
-from tests.support.http_server import serve
 from tests.unit.documented import TINY, write_model
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -36,22 +37,48 @@ def hub(tmp_path):
         for name, content in files.items()
     ]
 
-    def answer(exchange):
-        path = exchange.path.split("?")[0]
-        name = path.rpartition("/")[2]
-        if path.startswith("/api/models/org/tiny/tree/"):
-            exchange.reply(tree)
-        elif path.startswith("/api/models/org/tiny"):
-            exchange.reply({"id": "org/tiny", "sha": COMMIT, "siblings": []})
-        elif path.startswith("/org/tiny/resolve/") and name in files:
-            etag = hashlib.sha1(files[name]).hexdigest()
-            headers = {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT}
-            exchange.raw(files[name], headers=headers)
-        else:
-            exchange.raw(b"", 404, {"X-Error-Code": "RepoNotFound"})
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
 
-    with serve(answer, "") as server:
-        yield server.url
+        def do_HEAD(self):
+            self.answer(body=False)
+
+        def do_GET(self):
+            self.answer(body=True)
+
+        def answer(self, body):
+            path = self.path.split("?")[0]
+            name = path.rpartition("/")[2]
+            if path.startswith("/api/models/org/tiny/tree/"):
+                self.send(json.dumps(tree).encode(), body)
+            elif path.startswith("/api/models/org/tiny"):
+                found = {"id": "org/tiny", "sha": COMMIT, "siblings": []}
+                self.send(json.dumps(found).encode(), body)
+            elif path.startswith("/org/tiny/resolve/") and name in files:
+                etag = hashlib.sha1(files[name]).hexdigest()
+                self.send(files[name], body, {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT})
+            else:
+                self.send_response(404)
+                self.send_header("X-Error-Code", "RepoNotFound")
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+        def send(self, content, body, headers=None):
+            self.send_response(200)
+            for key, value in {**(headers or {}), "Content-Length": str(len(content))}.items():
+                self.send_header(key, value)
+            self.end_headers()
+            if body:
+                self.wfile.write(content)
+
+        def log_message(self, *_):
+            """Nothing on the terminal."""
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
 
 
 def run(code, folder, **environment):
