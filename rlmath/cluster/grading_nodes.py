@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class GradingNode:
-    """One node's workers, in a Ray actor of their own.
+    """One node's workers, in a separate Ray actor.
 
     Args:
         num_workers: ``None``: a quarter of the node's cores.

@@ -1,1 +1,1 @@
-"""Benchmarks, and what their samples are worth: avg@n, pass@k, maj@k, files, tables and plots."""
+"""Benchmarks and the metrics of their samples: avg@n, pass@k, maj@k, files, tables and plots."""

@@ -1,7 +1,7 @@
 """Estimates from ``n`` samples of a problem: pass@k and maj@k, exact over all choices of ``k``.
 
-Both say what ``k`` samples would give, drawn from the ``n`` there are without replacement; nothing
-is drawn at random here, so the same samples give the same figures.
+Both give the expected result of ``k`` samples drawn without replacement from the ``n`` that exist.
+Nothing is actually drawn, so the same samples give the same figures.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
     equation 1.
 
     Args:
-        samples: ``n``, those there are.
-        correct: ``c``, those of them that are right.
-        k: Samples of which one has to be right, from 1 to ``n``.
+        samples: ``n``, all samples.
+        correct: ``c``, the right ones.
+        k: Size of a choice, of which one sample has to be right, from 1 to ``n``.
 
     Raises:
         ValueError: ``k`` or ``correct`` is out of its range.
@@ -33,8 +33,8 @@ def maj_at_k(correct: int, wrong: Sequence[int], silent: int, k: int) -> float:
     """Chance that the most frequent answer of ``k`` samples is the right one.
 
     Samples without an answer cast no vote, and ties are broken by lot: a right answer that is as
-    frequent as ``u`` wrong ones wins with chance ``1 / (u + 1)``. Counted over all ``C(n, k)``
-    choices: with ``t`` votes for the right answer, the others may have at most ``t`` each, so the
+    frequent as ``u`` wrong ones wins with chance ``1 / (u + 1)``. The count is over all ``C(n, k)``
+    choices: with ``t`` votes for the right answer each other answer may have at most ``t``, so the
     choices are the coefficients of a product of polynomials, one factor
     ``sum_a C(votes, a) x^a``, ``a <= t``, for each wrong answer.
 
@@ -62,7 +62,7 @@ def maj_at_k(correct: int, wrong: Sequence[int], silent: int, k: int) -> float:
 
 
 def mean_and_errors(correct: Sequence[int], samples: Sequence[int]) -> tuple[float, float, float]:
-    """Accuracy over problems, and how far it may be off.
+    """Accuracy over problems, and its standard errors.
 
     Args:
         correct: Right samples of each problem.
@@ -89,13 +89,13 @@ def mean_and_errors(correct: Sequence[int], samples: Sequence[int]) -> tuple[flo
 
 
 def ks_for(samples: int) -> list[int]:
-    """The ``k`` that are reported for ``n`` samples: 2, 4, 8, ... and ``n`` itself."""
+    """The values of ``k`` reported for ``n`` samples: 2, 4, 8, ... and ``n`` itself."""
     powers = [2**i for i in range(1, samples.bit_length()) if 2**i <= samples]
     return powers if samples in powers or samples == 1 else [*powers, samples]
 
 
 def _with_answer(ways: list[list[int]], count: int, votes: int, rest: int) -> list[list[int]]:
-    """``ways`` with one more wrong answer, which ``count`` samples have."""
+    """``ways`` with one more wrong answer, given by ``count`` samples."""
     may_tie = count >= votes
     longer = [[0] * (rest + 1) for _ in range(len(ways) + may_tie)]
     for tied, of_size in enumerate(ways):

@@ -1,4 +1,4 @@
-"""The problems that a run evaluates."""
+"""Loading of the problems that a run evaluates."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class HeldOut:
 
 
 def load_held_out(config: Config, tokenizer: PreTrainedTokenizerBase) -> list[HeldOut]:
-    """Read ``data.eval_paths`` and ``eval.benchmarks``; says what became of their rows.
+    """Read ``data.eval_paths`` and ``eval.benchmarks``, and log what became of their rows.
 
     Raises:
         UserError: As :func:`rlmath.data.load_problems`.

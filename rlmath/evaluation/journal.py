@@ -1,4 +1,4 @@
-"""Samples of an evaluation under way, each on disk as soon as it is there."""
+"""Samples of an unfinished evaluation, each written to disk as soon as it is there."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from rlmath.types import Sample
 class Journal:
     """A file with a line per sample, from which an interrupted evaluation resumes.
 
-    A context manager. Log-probs are not kept: evaluation has no use for them.
+    A context manager. Log-probs are not written: evaluation does not use them.
 
     Args:
-        path: Made when it is missing.
-        about: What the samples are of (weights, problems, settings). A file about something else
+        path: Created if missing.
+        about: Identity of the samples: weights, problems, settings. A file with another identity
             is started over.
     """
 
@@ -34,7 +34,7 @@ class Journal:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         end = self._read() if self._path.exists() else 0
         self._file = self._path.open("r+b" if end else "wb")
-        # A line that an interruption cut off is written over.
+        # Overwrite a line that an interruption cut off.
         self._file.truncate(end)
         self._file.seek(end)
         if not end:
@@ -51,7 +51,7 @@ class Journal:
             self._file.close()
 
     def keep(self, samples: Iterable[Sample]) -> Iterator[Sample]:
-        """The samples, each written before it is handed on."""
+        """The samples, each written before it is yielded."""
         for sample in samples:
             tokens = sample.token_ids.tolist()
             self._write({**vars(sample), "token_ids": tokens, "log_probs": [], "routes": None})
@@ -59,12 +59,12 @@ class Journal:
 
     def _write(self, value: Mapping[str, Any]) -> None:
         assert self._file is not None, "a journal is used as a context manager"
-        # JSON's own escapes hold half surrogates, which UTF-8 could not.
+        # JSON's escapes hold half surrogates, which UTF-8 cannot.
         self._file.write(json.dumps(value, separators=(",", ":")).encode("ascii") + b"\n")
         self._file.flush()
 
     def _read(self) -> int:
-        """Take over the samples of an earlier run; returns where whole lines end."""
+        """Load the samples of an earlier run; return where whole lines end."""
         end = 0
         with self._path.open("rb") as lines:
             for number, line in enumerate(lines):

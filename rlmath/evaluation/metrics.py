@@ -1,4 +1,4 @@
-"""What the graded samples of a benchmark come to."""
+"""Metrics of the graded samples of benchmarks."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _ERRORS = ("accuracy_standard_error", "accuracy_sampling_error")
 
 
 def benchmark_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Figures of one benchmark, by the names that ``docs/metrics.md`` explains.
+    """Figures of one benchmark, by their names in ``docs/metrics.md``.
 
-    A sample that no grader could judge is not right; how many there are of each kind is told.
+    A sample that no grader could judge is not right; a figure counts these by kind.
     """
     votes = [count_votes(group.samples) for group in groups]
     sizes = [len(group.samples) for group in groups]
@@ -42,7 +42,7 @@ def benchmark_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def tagged(by_benchmark: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """The metrics of a step: ``eval/<benchmark>/<figure>``, and ``eval/<figure>``, their mean.
+    """The metrics of a step: ``eval/<benchmark>/<figure>``, and their means ``eval/<figure>``.
 
     Every benchmark weighs the same in the mean, and only figures that all have are in it; the
     error of a mean of ``B`` independent figures is ``sqrt(sum of squares) / B``. The held-out

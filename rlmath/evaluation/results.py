@@ -1,4 +1,4 @@
-"""What ``rlmath evaluate`` leaves: ``results.json``, a table and a plot."""
+"""Results of ``rlmath evaluate``: ``results.json``, a table and a plot."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ PLOT_FILE = "results.png"
 
 
 def read_results(folder: Path) -> dict[str, Any]:
-    """Benchmark to its entry, of those that are finished."""
+    """The entries of finished benchmarks, by name."""
     path = folder / RESULTS_FILE
     return json.loads(path.read_bytes())["benchmarks"] if path.is_file() else {}
 
 
 def write_results(folder: Path, model: str, entries: Mapping[str, Mapping[str, Any]]) -> None:
-    """Rewrite the three files.
+    """Rewrite the three files of results.
 
     Args:
         entries: By benchmark: ``metrics``, ``settings``, ``problems``, ``about``.
@@ -36,7 +36,7 @@ def write_results(folder: Path, model: str, entries: Mapping[str, Mapping[str, A
 
 
 def table(entries: Mapping[str, Mapping[str, Any]]) -> str:
-    """A row per benchmark, in Markdown; shares in percent, with one standard error."""
+    """A Markdown table with a row per benchmark; shares in percent, with one standard error."""
     head = (
         "benchmark",
         "problems",
@@ -90,7 +90,7 @@ def _row(name: str, entry: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def plot(path: Path, model: str, entries: Mapping[str, Mapping[str, Any]]) -> None:
-    """Accuracy of each benchmark, and pass@k and maj@k over k where there are several samples."""
+    """Plot each benchmark's accuracy, and pass@k and maj@k over k if it has several samples."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

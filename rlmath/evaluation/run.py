@@ -1,4 +1,4 @@
-"""Sample and grade held-out problems, inside training and for ``rlmath evaluate``."""
+"""Sampling and grading of held-out problems, in training and for ``rlmath evaluate``."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def sample_and_grade(
     """The graded samples of a benchmark.
 
     Args:
-        step: Of training; each has its own random streams.
-        journal: Has samples that need not be made again, and takes those that are made.
+        step: Training step; each has its own random streams.
+        journal: Source of samples that exist already, and storage of new ones.
 
     Raises:
         WeightsError: The engines compute NaN.
@@ -81,11 +81,11 @@ def sample_and_grade(
 
 
 def _refuse_nan(pool: RolloutPool, requests: Sequence[Request]) -> Iterator[Sample]:
-    """The samples, as long as the engines compute numbers: with NaN they repeat one token, which
+    """Yield the samples, and raise when the engines compute NaN: then they repeat one token, which
     would be graded as a wrong answer.
 
-    No rank has read the weights for ``rlmath evaluate``, and those of large models are not looked
-    at before.
+    For ``rlmath evaluate`` no rank has read the weights, and those of large models are not checked
+    before.
     """
     for sample in pool.generate(requests):
         if isinstance(sample.log_probs, np.ndarray) and np.isnan(sample.log_probs).any():

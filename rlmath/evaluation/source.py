@@ -1,4 +1,4 @@
-"""What is evaluated, and how one knows it again."""
+"""The evaluated model and problems, and their identity."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _MARK = "made_from.json"
 
 
 def with_checkpoint(config: Config, folder: Path) -> Config:
-    """The settings with ``model.path`` a Hugging Face folder of ``eval.checkpoint``'s weights.
+    """The settings with ``model.path`` for ``eval.checkpoint``'s weights in Hugging Face format.
 
-    It is written to ``folder``, unless it is there from the same checkpoint, by a process of its
-    own: a process that was a Megatron rank is none that vLLM should share.
+    The folder is written to ``folder``, unless one from the same checkpoint is there, by a separate
+    process: one that was a Megatron rank is not fit to be shared with vLLM.
 
     Raises:
-        UserError: There is no checkpoint, or it is of another model than ``model.path``.
+        UserError: The checkpoint is missing, or is of another model than ``model.path``.
     """
     checkpoint = config.eval.checkpoint
     if checkpoint is None:
@@ -44,7 +44,7 @@ def with_checkpoint(config: Config, folder: Path) -> Config:
 
 
 def export_checkpoint(checkpoint: str, folder: Path, source: str) -> None:
-    """Write a checkpoint as a Hugging Face folder, in its own process.
+    """Write a checkpoint as a Hugging Face folder, in a separate process.
 
     Raises:
         UserError: As :func:`rlmath.validation.convert.to_hf`.
@@ -55,7 +55,7 @@ def export_checkpoint(checkpoint: str, folder: Path, source: str) -> None:
 
 
 def about(config: Config, held_out: HeldOut) -> dict[str, Any]:
-    """What decides the samples of a benchmark and their grades; equal for the same evaluation."""
+    """Everything that determines the samples of a benchmark and their grades."""
     settings = json.loads(json.dumps(dataclasses.asdict(held_out.benchmark), default=str))
     return {
         "weights": _files(Path(config.model.path)),
@@ -69,7 +69,7 @@ def about(config: Config, held_out: HeldOut) -> dict[str, Any]:
 
 
 def _problems_sha256(problems: Sequence[Problem]) -> str:
-    """Of what was read, so that it does not matter whether from a file or a data set of a hub."""
+    """A digest of the problems as read, whether from a file or from a data set of a hub."""
     digest = hashlib.sha256()
     for one in problems:
         digest.update(json.dumps(dataclasses.asdict(one), default=str).encode())
@@ -77,7 +77,7 @@ def _problems_sha256(problems: Sequence[Problem]) -> str:
 
 
 def _files(folder: Path) -> list[Any]:
-    """Names, sizes and times of a folder's files. Reading 15 GB of weights says little more."""
+    """Names, sizes and times of a folder's files; hashing 15 GB of weights adds little."""
     return [
         [str(path.relative_to(folder)), path.stat().st_size, path.stat().st_mtime_ns]
         for path in sorted(folder.rglob("*"))

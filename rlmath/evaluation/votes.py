@@ -1,4 +1,4 @@
-"""Which samples of a problem vote for the same answer."""
+"""Grouping of a problem's samples by equal answers, which vote together."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rlmath.types import GradedSample
 
 @dataclass(frozen=True)
 class Votes:
-    """How the samples of one problem vote.
+    """Votes of the samples of one problem.
 
     Attributes:
-        correct: For the right answer.
-        wrong: For each wrong answer.
-        silent: Without an answer, or with one that the grader could not judge.
+        correct: Votes for the right answer.
+        wrong: Votes for each wrong answer.
+        silent: Samples without an answer, or with one that the grader could not judge.
     """
 
     correct: int
@@ -27,10 +27,10 @@ class Votes:
 
 
 def count_votes(samples: Sequence[GradedSample]) -> Votes:
-    """Put the samples' answers in classes of equal ones.
+    """Count samples by classes of equal answers.
 
-    All right answers are one class. Wrong ones are equal where the grader's fast layers say so
-    (``1/2`` and ``0.5``, ``(1,2)`` and ``( 1, 2 )``). What only SymPy could tell counts as
+    All right answers are one class. Wrong ones are equal if the grader's fast layers say so
+    (``1/2`` and ``0.5``, ``(1,2)`` and ``( 1, 2 )``). Answers that only SymPy could equate count as
     different, which can only split the votes of wrong answers.
     """
     settings = GradingSettings()

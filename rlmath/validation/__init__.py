@@ -1,1 +1,1 @@
-"""Whether Megatron, transformers and vLLM compute the same model, and where they diverge."""
+"""Comparison of Megatron, transformers and vLLM on one model, and search for divergences."""

@@ -1,6 +1,6 @@
-"""Do Megatron, ``transformers`` and vLLM compute the same log-probabilities from the same weights?
+"""Comparison of log-probs that Megatron, ``transformers`` and vLLM compute from the same weights.
 
-Teacher-forced: the sequences are given, each side says how probable each response token is.
+Teacher-forced: the sequences are given, and each side scores every response token.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Comparison:
     Attributes:
         names: The two sides.
         log_probs: ``[R]`` float32 each, in nats.
-        places: Sequence and position in its response of each token.
+        places: Sequence, and position in its response, of each token.
         tokens: ``[R]`` int64.
     """
 
@@ -47,13 +47,13 @@ class Comparison:
     tokens: Tensor
 
     def metrics(self) -> dict[str, float]:
-        """``mean_exp_abs_diff`` and its kin, and ``pearson``, the correlation."""
+        """``mean_exp_abs_diff`` and related metrics, and ``pearson``, the correlation."""
         first, second = (values.double() for values in self.log_probs)
         pearson = torch.corrcoef(torch.stack([first, second]))[0, 1]
         return {**measure(*self.log_probs).metrics(), "pearson": float(pearson)}
 
     def worst(self) -> str:
-        """The token on which they are furthest apart."""
+        """A description of the token on which the two sides differ most."""
         first, second = self.log_probs
         at = int((first - second).abs().argmax())
         sequence, position = self.places[at]
@@ -69,8 +69,8 @@ class AlignmentReport:
 
     Attributes:
         comparisons: Pairs of sides.
-        limit: Largest ``mean_exp_abs_diff``.
-        difference: Where Megatron and transformers part, when they do.
+        limit: Largest allowed ``mean_exp_abs_diff``.
+        difference: Place where Megatron and transformers diverge, if they do.
     """
 
     comparisons: list[Comparison]
@@ -79,11 +79,11 @@ class AlignmentReport:
 
     @property
     def good(self) -> bool:
-        """Whether every comparison is within the limit; not a number is not."""
+        """Whether every comparison is within the limit; NaN is not."""
         return self.good_with("megatron")
 
     def good_with(self, name: str) -> bool:
-        """Whether Megatron is within the limit of this side."""
+        """Whether Megatron's comparisons with this side are within the limit."""
         return all(
             c.metrics()["mean_exp_abs_diff"] <= self.limit
             for c in self.comparisons
@@ -102,7 +102,7 @@ class AlignmentReport:
                 )
 
     def table(self) -> str:
-        """One line per comparison, the worst token below each."""
+        """One line per comparison, with the worst token below each."""
         lines = [
             f"{'':<24} {'mean exp|d|':>12} {'max |d|':>10} {'k3':>11} {'pearson':>9}  "
             f"(limit {self.limit})"
@@ -131,7 +131,7 @@ class AlignmentReport:
         return json.dumps(content, indent=1)
 
     def plot(self, path: str | Path) -> None:
-        """A scatter plot of each comparison, as PNG."""
+        """Write a scatter plot of each comparison as PNG."""
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
@@ -158,16 +158,16 @@ def compare_with_transformers(
     layout: Layout = ONE_RANK,
     sequence_parallel: bool = False,
 ) -> AlignmentReport | None:
-    """Compare Megatron with ``transformers``, and with others; all ranks call this.
+    """Compare Megatron with ``transformers`` and further sides. Collective.
 
     Args:
         folder: Hugging Face folder that all sides read.
         batch: Sequences.
-        platform: Of this process, which has to be a Megatron rank.
-        dtype: Of Megatron's weights and activations; ``transformers`` has float32.
+        platform: This process's, which has to be a Megatron rank.
+        dtype: Type of Megatron's weights and activations; ``transformers`` has float32.
         others: Further sides' log-probs ``[R]`` by name, such as vLLM's.
-        layout: Of the ranks.
-        sequence_parallel: Share tokens between tensor ranks as well.
+        layout: Layout of the ranks.
+        sequence_parallel: Whether to split tokens between tensor ranks as well.
 
     Returns:
         On rank 0; ``None`` on the others.
@@ -175,7 +175,7 @@ def compare_with_transformers(
     spec = read_model_spec(folder)
     settings = ActorSettings(
         model_path=str(folder),
-        # Whole logits, which a hook can look at.
+        # Whole logits, which a hook can read.
         model=ModelSettings(dtype, sequence_parallel=sequence_parallel, logits="whole"),
         optimizer=None,
         temperature=1.0,
@@ -193,10 +193,10 @@ def compare_on_ranks(
     others: dict[str, Tensor] | None = None,
     sequence_parallel: bool = False,
 ) -> AlignmentReport:
-    """As ``compare_with_transformers``, from outside: each rank is its own process.
+    """Run ``compare_with_transformers`` with a process for each rank.
 
     Raises:
-        UserError: A rank cannot have its part of the model, or failed.
+        UserError: A rank failed, or cannot have its part of the model.
     """
     arguments = (str(folder), batch, dtype, others, layout, sequence_parallel)
     report: AlignmentReport = on_ranks(layout, _compare_on_rank, arguments)
@@ -223,7 +223,7 @@ def compare(
     batch: TrainingBatch,
     others: dict[str, Tensor] | None = None,
 ) -> AlignmentReport | None:
-    """As ``compare_with_transformers``, with an actor that is there already."""
+    """Run ``compare_with_transformers`` with an existing actor."""
     found = gathered_log_probs(actor, batch)
     dtype, report = actor.settings.model.dtype, None
     if dist.get_rank() == 0:
@@ -255,7 +255,7 @@ def comparison(
 
 
 def gathered_log_probs(actor: MegatronActor, batch: TrainingBatch) -> Tensor:
-    """``[R]`` log-probs of the batch on every rank, from those that report. Collective."""
+    """Log-probs ``[R]`` of the batch on every rank, from those that report. Collective."""
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, actor.log_probs(batch))
     result = torch.full((int(batch.response_lengths.sum()),), torch.nan)

@@ -1,7 +1,7 @@
-"""Between checkpoints of a run and Hugging Face folders, checked tensor by tensor.
+"""Conversion between checkpoints and Hugging Face folders, checked tensor by tensor.
 
-Checkpoints hold whole tensors in pieces of any layout, so one process converts them, with tensor
-and pipeline parallelism of 1, whatever the run had. It needs memory for the model once.
+Checkpoints hold whole tensors in pieces of any layout, so one process converts them with tensor and
+pipeline parallelism of 1, whatever the run had. It needs memory for the model once.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _ACTOR = "actor"
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointModel:
-    """What a checkpoint says about its model.
+    """A checkpoint's record of its model.
 
     Attributes:
-        folder: With the tensors.
+        folder: Folder of the tensors.
         spec: Sizes, as saved.
-        dtype: Of the weights.
+        dtype: Type of the weights.
         layout: Tensor, pipeline and data parallelism of the run.
-        lora: Adapters, of which alone the checkpoint is; ``None``: it has all weights.
-        base_fingerprint: Of the model that the adapters belong to.
+        lora: Adapters, if the checkpoint has those alone; ``None``: it has all weights.
+        base_fingerprint: Fingerprint of the model that the adapters belong to.
     """
 
     folder: Path
@@ -73,10 +73,10 @@ def read_checkpoint(path: str | Path) -> CheckpointModel:
 
 
 def model_of_run(path: str | Path) -> Path:
-    """The Hugging Face folder that a checkpoint's run started from, by the run's config.yaml.
+    """The Hugging Face folder from which a checkpoint's run started, by the run's config.yaml.
 
     Raises:
-        UserError: There is no config.yaml above the checkpoint, or its model is not there.
+        UserError: There is no config.yaml above the checkpoint, or its model is missing.
     """
     from omegaconf import OmegaConf
 
@@ -106,18 +106,18 @@ def to_hf(
 
     Args:
         checkpoint: See ``read_checkpoint``.
-        folder: To write; see ``check_target`` for what it may hold.
-        source: Hugging Face folder that gives config.json and the tokenizer.
+        folder: Folder to write; see ``check_target`` for what it may hold.
+        source: Hugging Face folder with config.json and the tokenizer.
         platform: From ``processes.open_process``.
         overwrite: Replace whatever the folder holds.
 
     Returns:
-        Number of tensors, all of which are equal bit by bit.
+        Number of tensors, all equal bit by bit.
 
     Raises:
-        UserError: The checkpoint is of another model than ``source``, or ``folder`` holds what is
-            not a model's.
-        WeightsError: What was written differs.
+        UserError: The checkpoint is of another model than ``source``, or ``folder`` holds files
+            that are not a model's.
+        WeightsError: A written tensor differs.
     """
     from rlmath.actor.model import ModelSettings, build_model
 
@@ -150,10 +150,10 @@ def _attach_adapters(
     spec: ModelSpec,
     platform: Platform,
 ) -> Merge:
-    """The base model with adapters for a checkpoint of adapters, and how they are merged.
+    """Load the base model, attach a checkpoint's adapters, and return a function that merges them.
 
     Raises:
-        UserError: ``source`` is not the model that they were trained on.
+        UserError: ``source`` is not the model that the adapters were trained on.
     """
     from rlmath.actor.lora import Merger, attach_adapters
     from rlmath.weights.megatron import load_from_hf
@@ -174,9 +174,9 @@ def _attach_adapters(
 def check_export_target(
     folder: str | Path, checkpoint: str | Path, source: str | Path, overwrite: bool
 ) -> None:
-    """Refuse to export where something would be lost; before anything slow starts.
+    """Refuse to export where files would be lost, before anything slow starts.
 
-    ``overwrite`` allows everything but a file, and the folders that the export reads.
+    ``overwrite`` allows everything but a file and the folders that the export reads.
 
     Raises:
         UserError: See :func:`rlmath.weights.model_folder.check_target`.
@@ -194,20 +194,20 @@ def to_megatron(
 ) -> int:
     """Write a Hugging Face folder's weights as a checkpoint, load it and compare every tensor.
 
-    The checkpoint has weights alone; any layout can load it.
+    The checkpoint has only weights; any layout can load it.
 
     Args:
         source: Hugging Face folder.
         checkpoint: Folder to write; ``actor`` in it must not be there yet.
-        dtype: Of the weights.
+        dtype: Type of the weights.
         platform: From ``processes.open_process``.
 
     Returns:
-        Number of tensors, all of which are equal bit by bit.
+        Number of tensors, all equal bit by bit.
 
     Raises:
-        UserError: There is a checkpoint already.
-        WeightsError: What was written differs.
+        UserError: The folder has a checkpoint already.
+        WeightsError: A written tensor differs.
     """
     from rlmath.actor.model import ModelSettings
     from rlmath.actor.policy import MegatronActor
@@ -237,7 +237,7 @@ def to_megatron(
 
 
 def load_weights(module: torch.nn.Module, folder: Path) -> None:
-    """Fill a Megatron model from the tensors of a checkpoint, and nothing else of it.
+    """Fill a Megatron model from the tensors of a checkpoint, and read nothing else of it.
 
     Raises:
         UserError: The checkpoint lacks a tensor, or cannot be read.
@@ -249,7 +249,7 @@ def load_weights(module: torch.nn.Module, folder: Path) -> None:
     from rlmath.checkpoint.reference_state import trained_names
 
     wanted = sharded_weights(module)
-    # Under LoRA the rest is the base model, which is there.
+    # Under LoRA the rest is the base model, which is already loaded.
     trained = set(trained_names(module)) if has_adapters(module) else set(wanted)
     wanted = {key: value for key, value in wanted.items() if key in trained}
     try:
@@ -272,7 +272,7 @@ def _check_same_model(saved: CheckpointModel, spec: ModelSpec, source: str | Pat
 
 
 def folder_fingerprints(folder: str | Path, dtype: torch.dtype | None = None) -> dict[str, int]:
-    """Fingerprints of a folder's tensors, as they would be in ``dtype``."""
+    """Fingerprints of a folder's tensors, converted to ``dtype``."""
     spec = read_model_spec(folder)
     with HfFolderReader(folder, spec) as reader:
         names = [n for n in reader.names() if n in hf_shapes(spec)]

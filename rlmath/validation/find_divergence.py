@@ -1,7 +1,7 @@
-"""Where a Megatron model and its Hugging Face folder part: the first layer and the parameters.
+"""Search for the layer and parameters where Megatron and a Hugging Face folder diverge.
 
-Both run the same tokens. Within each layer the values are compared in the order in which they are
-computed, so the first that differ come from right inputs, and the step between is at fault.
+Both run the same tokens. Values within each layer are compared in the order of computation, so the
+first that differ come from correct inputs, and the step between is at fault.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import torch
 from rlmath.model.spec import ModelSpec
 from rlmath.validation.hooks import EMBEDDING, HEAD, NORM, Values
 
-# Relative to the largest value: above what rounding leaves, below what a wrong weight does.
+# Relative to the largest value: above rounding errors, below the effect of a wrong weight.
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.1}
-# Of the largest value: kernels of float32 also differ in the order in which they add up.
+# Relative to the largest value: float32 kernels also differ in their order of summation.
 LEAST_NOISE = 1e-5
 
-# What is compared in a layer, in order of computation, and which parameters are at fault there.
+# Values compared in a layer, in order of computation, and the parameters at fault for each.
 _STEPS = {
     "input_norm": "input_layernorm",
     "q": "self_attn.q_proj (rows of query in linear_qkv)",
@@ -37,16 +37,16 @@ _STEPS = {
 def first_difference(
     ours: Values, theirs: Values, spec: ModelSpec, dtype: torch.dtype
 ) -> str | None:
-    """Name the first place where Megatron and ``transformers`` differ.
+    """Find the first place where Megatron and ``transformers`` differ.
 
     Args:
         ours: From ``megatron_values``.
-        theirs: From ``hf_values``, of the same tokens.
+        theirs: From ``hf_values``, for the same tokens.
         spec: The model.
-        dtype: In which Megatron computed.
+        dtype: Type in which Megatron computed.
 
     Returns:
-        Layer and parameters, with the difference; ``None`` when all is alike.
+        Layer and parameters, with the difference; ``None`` if there is none.
     """
     for key in _in_order(spec):
         if key not in ours or key not in theirs:
@@ -61,12 +61,12 @@ def first_difference(
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where an engine and the actor part.
+    """A place where an engine and the actor diverge.
 
     Attributes:
         place: Layer and parameters.
-        ratio: Their largest difference there, as a multiple of what another rounding of the actor
-            makes.
+        ratio: Their largest difference there, as a multiple of the one that the actor's own
+            rounding noise makes.
     """
 
     place: str
@@ -81,12 +81,12 @@ def beyond_rounding(
     Args:
         ours: From ``megatron_values``.
         rounded: From the same with a ``noise_seed``.
-        theirs: From ``engine_values``, of the same tokens.
+        theirs: From ``engine_values``, for the same tokens.
         spec: The model.
-        factor: How many times the difference that rounding makes is too much.
+        factor: Allowed multiple of the difference that rounding makes.
 
     Returns:
-        The first place beyond it, if there is one; and the place with the largest multiple.
+        The first place beyond it, if any, and the place with the largest multiple.
     """
     worst = Divergence("nothing", 0.0)
     for key in _in_order(spec):
@@ -96,7 +96,7 @@ def beyond_rounding(
         mine, other = ours[key][-rows:], rounded[key][-rows:]
         size = float(mine.abs().max())
         noise = max(float((mine - other).abs().max()), LEAST_NOISE * size, 1e-30)
-        # Not a number counts as infinitely far.
+        # NaN counts as infinitely far.
         ratio = float((mine - theirs[key]).abs().max()) / noise
         found = Divergence(_place(key), ratio if ratio == ratio else float("inf"))
         worst = max(worst, found, key=lambda one: one.ratio)

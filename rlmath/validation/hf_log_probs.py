@@ -1,4 +1,4 @@
-"""Log-probs of a batch from a Hugging Face folder: the reference for all others."""
+"""Reference log-probs of a batch from a Hugging Face folder."""
 
 from __future__ import annotations
 

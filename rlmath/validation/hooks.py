@@ -1,4 +1,4 @@
-"""Values inside a model's layers, noted by hooks, whole although ranks hold parts of them."""
+"""Values inside a model's layers, recorded by hooks and joined from the ranks' parts."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ HEAD = "lm_head (output_layer)"
 
 @dataclass(frozen=True)
 class _Part:
-    """What one rank saw of a value ``[tokens, width]``.
+    """One rank's part of a value ``[tokens, width]``.
 
     Attributes:
-        cut: What tensor ranks share: columns, rows (tokens), or nothing, as all have all of it.
+        cut: Dimension split between tensor ranks: columns, rows (tokens), or nothing.
     """
 
     value: Tensor
@@ -44,7 +44,7 @@ _Keep = Callable[[Tensor], _Parts]
 
 
 class _Hooks:
-    """Hooks that note what modules take and give."""
+    """Hooks that record inputs and outputs of modules."""
 
     def __init__(self) -> None:
         self.parts: _Parts = {}
@@ -79,7 +79,7 @@ def _as(key: tuple[int, str], cut: Literal["columns", "rows", "nothing"] = "noth
 
 @torch.no_grad()
 def hf_values(folder: str | Path, tokens: list[int]) -> Values:
-    """What ``transformers`` computes from one sequence, in float32."""
+    """Values that ``transformers`` computes from one sequence, in float32."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(
@@ -104,7 +104,7 @@ def hf_values(folder: str | Path, tokens: list[int]) -> Values:
                 (at, "attention"): _Part(rows.reshape(-1, width))
             },
         )
-        # Norms behind attention and feed-forward are part of Megatron's last matrix of each.
+        # Norms after attention and feed-forward are part of Megatron's last matrix of each.
         attention_out = attention.o_proj if after is None else layer.post_attention_layernorm
         hooks.output(attention_out, _as((number, "attention_out")))
         hooks.output(getattr(layer.mlp, "gate_proj", None), _as((number, "gate")))
@@ -124,16 +124,16 @@ def hf_values(folder: str | Path, tokens: list[int]) -> Values:
 def megatron_values(
     actor: MegatronActor, tokens: list[int], noise_seed: int | None = None
 ) -> Values:
-    """What Megatron computes from one sequence, put together from all ranks, which all call this.
+    """Values that Megatron computes from one sequence, joined from all ranks. Collective.
 
     Args:
         actor: At any tensor, pipeline, data and expert parallelism.
         tokens: The sequence.
-        noise_seed: Round every activation otherwise, by this seed; ``None``: as usual.
+        noise_seed: Seed of a different rounding of every activation; ``None``: as usual.
     """
     chunks: list[Any] = list(map(unwrap, actor.chunks))
     spec = actor.spec
-    # Sequence parallelism shares out the tokens of what the matrices leave whole.
+    # Sequence parallelism splits the tokens of outputs that the matrices leave whole.
     whole: Literal["rows", "nothing"] = (
         "rows" if actor.settings.model.sequence_parallel else "nothing"
     )
@@ -158,8 +158,8 @@ def megatron_values(
         hooks.output(getattr(embedding, "word_embeddings", None), _as((-1, EMBEDDING), whole))
         hooks.output(chunk.decoder.final_layernorm, _as((spec.layers, NORM), whole))
         hooks.output(getattr(chunk, "output_layer", None), _as((spec.layers, HEAD), "columns"))
-    # Each data-parallel share has the sequence once, and so has each of the micro-batches that
-    # interleaved stages take at least: the last one is what the hooks keep.
+    # Each data-parallel share runs the sequence once, and so does each of the micro-batches that
+    # interleaved stages need at least: the hooks keep the last one.
     layout = actor.layout
     times = layout.pipeline_parallel if layout.virtual_stages > 1 else 1
     batch = batch_of([(tokens[:1], tokens[1:])] * layout.data_parallel * times)
@@ -172,7 +172,7 @@ def megatron_values(
 
 
 def _together(actor: MegatronActor, parts: _Parts, num_tokens: int) -> Values:
-    """The first data-parallel share's values: over stages, and in the order of tensor ranks."""
+    """Join the first data-parallel share's values over stages and tensor ranks."""
     mine = (actor.parallel.tp_rank, parts if actor.dp_rank == 0 else {})
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(gathered, mine)
@@ -185,7 +185,7 @@ def _together(actor: MegatronActor, parts: _Parts, num_tokens: int) -> Values:
         tensors, cut = [part.value for part in pieces], pieces[0].cut
         if cut == "nothing":
             tensors = tensors[:1]
-        # Tokens behind the sequence's end pad it for the tensor ranks.
+        # Tokens after the sequence's end are padding for the tensor ranks.
         value = torch.cat(tensors, 0 if cut == "rows" else -1)[:num_tokens]
         if step == "qkv":
             values |= _query_key_value(layer, value, actor.spec)
@@ -211,7 +211,7 @@ def _gate_and_up(layer: int) -> _Keep:
 
 
 def _query_key_value(layer: int, rows: Tensor, spec: ModelSpec) -> Values:
-    """Megatron has each key-value group's query heads, key head and value head together."""
+    """Split Megatron's groups of query heads, key head and value head into three values."""
     queries = spec.heads // spec.kv_heads
     heads = rows.reshape(-1, spec.kv_heads, queries + 2, spec.head_dim)
     parts = heads.split([queries, 1, 1], dim=2)

@@ -14,10 +14,10 @@ from rlmath.types import TrainingBatch
 
 
 def batch_of(sequences: Sequence[tuple[list[int], list[int]]]) -> TrainingBatch:
-    """A batch of (prompt, response) token ids, with nothing but the tokens in it.
+    """A batch of (prompt, response) token ids without further values.
 
     Raises:
-        WeightsError: A prompt or a response without tokens.
+        WeightsError: A prompt or a response has no tokens.
     """
     for number, (prompt, response) in enumerate(sequences):
         if not prompt or not response:
@@ -26,7 +26,7 @@ def batch_of(sequences: Sequence[tuple[list[int], list[int]]]) -> TrainingBatch:
 
 
 def random_batch(folder: str | Path, sequences: int = 4, tokens: int = 64) -> TrainingBatch:
-    """Random tokens of a model's vocabulary, the same each time, of uneven lengths."""
+    """Sequences of uneven lengths, with random tokens of the vocabulary, the same on each call."""
     spec = read_model_spec(folder)
     generator = torch.Generator().manual_seed(0)
     longest = min(tokens, spec.max_positions)

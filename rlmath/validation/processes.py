@@ -1,4 +1,4 @@
-"""Megatron ranks for the tools: this process as the only one, or a process for each."""
+"""Megatron ranks for the tools: this process as the only rank, or a process for each."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ ONE_RANK = Layout(tensor_parallel=1, pipeline_parallel=1, data_parallel=1)
 
 
 def open_process() -> Platform:
-    """Make this process a Megatron rank, the only one; call it once."""
+    """Make this process the only Megatron rank; call it once."""
     return _open_rank(ONE_RANK, 0, _free_port())
 
 
 def on_ranks(layout: Layout, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    """Call ``function(platform, *arguments)`` on each rank, in its own process.
+    """Call ``function(platform, *arguments)`` on each rank, each in a separate process.
 
     Args:
-        layout: Of the ranks.
-        function: Of a module, so that a new process finds it.
-        arguments: What can be pickled.
+        layout: Layout of the ranks.
+        function: A module-level function, so that new processes find it.
+        arguments: Its arguments, which can be pickled.
 
     Returns:
-        What rank 0 returned.
+        The result of rank 0.
 
     Raises:
-        UserError: A rank failed; the message is its own ``UserError``'s, or names the rank
-            and ends with what it raised.
+        UserError: A rank failed; the message is its own ``UserError``'s, or names the rank and ends
+            with its traceback.
     """
     from torch.multiprocessing import ProcessExitedException, ProcessRaisedException, spawn
 
@@ -71,20 +71,20 @@ def _rank(
         (Path(work) / f"error_0_{rank}").write_text(str(error), encoding="utf-8")
         raise
     except Exception as error:
-        # A rank that others left behind fails as well: its words come after a UserError's.
+        # A rank that others abandoned fails as well: its message ranks behind a UserError's.
         text = f"rank {rank} failed: {error}\n{traceback.format_exc()}"
         (Path(work) / f"error_1_{rank}").write_text(text, encoding="utf-8")
         raise
     if rank == 0:
         torch.save(result, Path(work) / "result.pt")
-    # A process that ends with open groups may abort in one of gloo's threads.
+    # A process that exits with open groups may abort in one of gloo's threads.
     destroy()
 
 
 def _open_rank(layout: Layout, rank: int, port: int) -> Platform:
-    # torch lists the functions that `with torch.device(...)` acts on when it first needs them. The
-    # CPU shim replaces some of these, so the list has to be made before: transformers builds
-    # models under such a context, and would leave their rotary frequencies uninitialized.
+    # torch lists the functions that `with torch.device(...)` acts on at its first use. The CPU shim
+    # replaces some of these, so the list has to be made before: transformers builds models under
+    # such a context, and would leave their rotary frequencies uninitialized.
     _device_constructors()
     platform = choose_platform("auto", layers="any")
     threads = max(1, torch.get_num_threads() // layout.world_size)
