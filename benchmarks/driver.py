@@ -50,10 +50,10 @@ from rlmath.algorithms.filters import TruncatedRule
 from rlmath.algorithms.peers import Alone
 from rlmath.batching.from_groups import SampleRewards, estimator_rewards, sampled_sequences
 from rlmath.batching.shards import Shard, ShardSettings, Share, shards
+from rlmath.engines.requests import Progress
 from rlmath.monitor.json_lines import LinesProcess
 from rlmath.monitor.repetition import repetition
 from rlmath.monitor.samples import write_samples
-from rlmath.rollout.requests import Progress
 from rlmath.training.metrics import batch_metrics, rollout_metrics
 from rlmath.types import GradedSample, Group, Problem, Sample
 

@@ -20,7 +20,7 @@ from rlmath.model.spec import read_model_spec
 from rlmath.rollout.weight_sync import compare_weights, sync_weights
 from rlmath.training.checks.engine_constants import check_constants
 from rlmath.training.gate import AlignmentError, Gate
-from rlmath.training.session import Session, open_session
+from rlmath.training.opening import Running, open_training
 from rlmath.types import TrainingBatch
 
 SAMPLES = 32
@@ -40,8 +40,8 @@ def margins_of(name: str, folder: Path, dtype: str, made: str) -> list[dict[str,
     if read_model_spec(folder).experts:
         overrides.append("actor.sequence_parallel=true")
     config = parts.settings(node, f"{name}-{dtype}", 0, overrides)
-    with open_session(config, optimizer=config.actor.optimizer, for_training=True) as session:
-        return list(Margins(name, node, dtype, session).rows())
+    with open_training(config) as run:
+        return list(Margins(name, node, dtype, run).rows())
 
 
 # -- faults: each runs in a vLLM worker --------------------------------------------------------
@@ -72,7 +72,7 @@ def _change_feed_forward(worker: Any, change: Callable[[Any], Any]) -> None:
         return
     from vllm import _custom_ops as ops
 
-    from rlmath.weights.transports.packed import unpacked
+    from rlmath.engines.transports.packed import unpacked
 
     (module,) = (
         one
@@ -88,8 +88,8 @@ def _change_feed_forward(worker: Any, change: Callable[[Any], Any]) -> None:
 
 
 def _change_packed(worker: Any, name: str, change: Callable[[Any], Any]) -> None:
-    from rlmath.weights.transports.cpu_load import _pack
-    from rlmath.weights.transports.packed import columns_of, is_packed
+    from rlmath.engines.transports.cpu_load import _pack
+    from rlmath.engines.transports.packed import columns_of, is_packed
 
     module = dict(worker.model_runner.get_model().named_modules())[name]
     if not is_packed(module, "weight"):
@@ -108,10 +108,10 @@ def _change_packed(worker: Any, name: str, change: Callable[[Any], Any]) -> None
 class Margins:
     """One model in one type, in ranks and an engine."""
 
-    def __init__(self, name: str, node: Node, dtype: str, session: Session) -> None:
-        self.name, self.node, self.dtype, self.session = name, node, dtype, session
-        self.pool, self.actor = session.sampling.pool, session.actor
-        self.spec = read_model_spec(session.config.model.path)
+    def __init__(self, name: str, node: Node, dtype: str, run: Running) -> None:
+        self.name, self.node, self.dtype, self.run = name, node, dtype, run
+        self.pool, self.actor = run.sampling.pool, run.actor
+        self.spec = read_model_spec(run.config.model.path)
         self.step = 0
 
     def row(self, case: str) -> dict[str, Any]:
@@ -154,7 +154,7 @@ class Margins:
         """What the gate of a run says, with its own measurement of the noise."""
         alignment = Alignment.of_batch(batch, log_probs, entropy, self.pool.weights_version)
         try:
-            found = Gate().check(self.session, alignment, batch, step=self.step, updated=False)
+            found = Gate().check(self.run, alignment, batch, step=self.step, updated=False)
         except AlignmentError as error:
             return f"fails: {str(error)[-150:]}"
         rerouted = found.get("alignment/rerouted_tokens", 0.0)

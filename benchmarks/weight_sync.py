@@ -73,9 +73,9 @@ def measure(model: Path, logs: Path, arguments: argparse.Namespace) -> dict[str,
     from rlmath.actor.group import ActorGroup
     from rlmath.actor.model import ModelSettings
     from rlmath.actor.policy import ActorSettings
+    from rlmath.engines.requests import EngineSpec
+    from rlmath.engines.transports import TransportPlan
     from rlmath.rollout.pool import RolloutPool
-    from rlmath.rollout.requests import EngineSpec
-    from rlmath.weights.transports import TransportPlan
 
     dtype: torch.dtype = getattr(torch, arguments.dtype)
     settings = ActorSettings(

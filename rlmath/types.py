@@ -72,7 +72,7 @@ class Sample:
             token that was sampled went through no layer, so ``m`` is one less than the tokens.
             ``None``: the engine returned none.
         prompt_digest: Of the prompt's tokens as the engine read them, see
-            :func:`rlmath.rollout.requests.prompt_digest`; ``None``: not known.
+            :func:`rlmath.engines.requests.prompt_digest`; ``None``: not known.
     """
 
     problem_id: str

@@ -7,8 +7,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from rlmath.engines.requests import Request
 from rlmath.monitor.samples import data_id
-from rlmath.rollout.requests import Request
 
 # Of the logarithm of a length: between problems, and between the samples of a problem. Published
 # step times of RLinf's 1.5B recipe fit these with 3 ms a decode step (docs/performance.md).

@@ -19,8 +19,8 @@ from benchmarks.simulation.lengths import Lengths
 from benchmarks.simulation.virtual_engines import VirtualPool
 from rlmath.config.schema import Config, RolloutSchedule
 from rlmath.data import ProblemStream
+from rlmath.engines.requests import Request
 from rlmath.rollout.continuous import ContinuousSampler, sampler_of
-from rlmath.rollout.requests import Request
 from rlmath.rollout.sampler import Sampled, Sampler
 from rlmath.types import GradedSample, Group, Problem, Sample
 

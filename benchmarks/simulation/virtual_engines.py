@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rlmath.engines.requests import Progress, Request
 from rlmath.rollout.generation import Generation
-from rlmath.rollout.requests import Progress, Request
 from rlmath.types import Sample
 
 # As in the step loop: how long an engine gathers more before it answers.

@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from megatron.core.packed_seq_params import PackedSeqParams
@@ -22,8 +22,10 @@ from megatron.core.transformer.utils import is_layer_window_attention
 from torch import Tensor
 
 from rlmath.actor.context import ContextClass
-from rlmath.actor.packing import SequenceRows
 from rlmath.device.cpu_ops import attend, rms_norm
+
+if TYPE_CHECKING:
+    from rlmath.actor.packing import SequenceRows
 
 # Sequences are padded together while the shortest is at least this share of the longest: few
 # kernel calls against little wasted work.

@@ -36,16 +36,16 @@ from rlmath.cluster.watchdog import Process, WatchedComponent
 from rlmath.device.environment import rank_environment
 from rlmath.device.flight_recorder import remove_records
 from rlmath.device.residue import Residue
+from rlmath.engines.transport import TRANSPORTS
 from rlmath.errors import UpdateStopped, UserError
 from rlmath.model.parallel import Layout
 from rlmath.types import TrainingBatch
 from rlmath.utils.sizes import in_words
-from rlmath.weights.transport import TRANSPORTS
 
 if TYPE_CHECKING:
+    from rlmath.engines.transports import TransportPlan
     from rlmath.weights.gather import WeightChanges
     from rlmath.weights.slices import WeightSlice
-    from rlmath.weights.transports import TransportPlan
 
 
 # Of a start, at most, about ranks that are ready.
@@ -270,20 +270,20 @@ class ActorGroup:
         of_adapters = None if adapters is None else str(adapters)
         self._all("save_hf", str(folder), self.settings.model_path, of_adapters)
 
-    def save_checkpoint(self, folder: str | Path) -> None:
-        """Write model, optimizer, schedule and random states to a folder."""
-        self._all("save_checkpoint", str(folder))
+    def save_checkpoint(self, folder: str | Path, *, in_background: bool = False) -> None:
+        """Write model, optimizer, schedule and random states to a folder.
 
-    def begin_checkpoint(self, folder: str | Path) -> None:
-        """Copy what ``save_checkpoint`` writes, and write it in the background."""
-        self._all("begin_checkpoint", str(folder))
+        Args:
+            in_background: Return when they are copied; :meth:`finish_checkpoint` follows.
+        """
+        self._all("begin_checkpoint" if in_background else "save_checkpoint", str(folder))
 
     def checkpoint_written(self) -> bool:
-        """Whether all ranks have written what ``begin_checkpoint`` began."""
+        """Whether all ranks have written what ``save_checkpoint`` began."""
         return all(self._all("checkpoint_written"))
 
     def finish_checkpoint(self) -> None:
-        """Wait for what ``begin_checkpoint`` began.
+        """Wait for what ``save_checkpoint`` began.
 
         Raises:
             DiskFull: It could not be written.

@@ -33,6 +33,7 @@ from rlmath.batching.from_sequences import batch_of_sequences
 from rlmath.batching.shards import Shard, Share, shards
 from rlmath.checkpoint.optimizer_state import initialize_states
 from rlmath.checkpoint.state import AdapterState, ModelState
+from rlmath.config.optimizer import OptimizerConfig
 from rlmath.config.shared_prompts import sharing_problem
 from rlmath.device import Platform
 from rlmath.model.lora import adapts_experts, described
@@ -96,29 +97,36 @@ class RankModel:
             self.models = self.chunks
             self.device_state = DeviceState(self.module, [], None, platform)
             return
+        self._make_trainable(settings.optimizer)
+
+    def _make_trainable(self, optimizer: OptimizerConfig) -> None:
+        """Gradients, optimizer and schedule."""
+        from megatron.core import parallel_state
+
+        settings = self.settings
         self.models = wrap_chunks(
             self.chunks,
             settings.distributed_optimizer,
             settings.overlap_gradients,
             settings.overlap_param_gather,
         )
-        is_shared = layout.data_parallel * layout.context_parallel > 1
+        is_shared = self.layout.data_parallel * self.layout.context_parallel > 1
         group = parallel_state.get_data_parallel_group(with_context_parallel=True)
         self.gradient_shares = GradientShares(self.models, group if is_shared else None)
         self.parameter_gather = ParameterGather(
             self.models if settings.overlap_param_gather else []
         )
-        if fp8 is not None:
+        if settings.model.fp8 is not None:
             prepare_for_fp8(self.models)
         self.optimizer = build_optimizer(
             self.models,
-            settings.optimizer,
+            optimizer,
             settings.model.dtype,
             distributed=settings.distributed_optimizer,
         )
-        self.scheduler = build_scheduler(self.optimizer, settings.optimizer)
+        self.scheduler = build_scheduler(self.optimizer, optimizer)
         self.device_state = DeviceState(
-            self.module, self.models, self.optimizer, platform, self.parameter_gather
+            self.module, self.models, self.optimizer, self.platform, self.parameter_gather
         )
         if settings.offload != "none":
             # Adam would make them at its first step, beside what fills the device by then.

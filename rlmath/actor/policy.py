@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -54,6 +55,20 @@ T = TypeVar("T")
 GRADIENT_TWICE_EVERY = 16
 # What each micro-batch of a minibatch gave, on ranks of the last stage.
 Outcomes = list[tuple[LossOutput, TokenValues]]
+
+
+@dataclass
+class MinibatchResults:
+    """Results of an update's minibatches so far; see :class:`UpdateResult`."""
+
+    metrics: list[dict[str, float]] = field(default_factory=list)
+    stopped: dict[int, str] = field(default_factory=dict)
+    clamped: dict[int, str] = field(default_factory=dict)
+    first: TokenValues | None = None
+    traces: list[TokenTrace] = field(default_factory=list)
+    left_out: list[dict[int, OffPolicyTotals]] = field(default_factory=list)
+    reports: list[SequenceReport] = field(default_factory=list)
+    findings: list[StepFinding] = field(default_factory=list)
 
 
 class MegatronActor(RankModel):
@@ -213,65 +228,74 @@ class MegatronActor(RankModel):
                 f"{plan.minibatches} minibatches need old_log_probs: after the first one, the "
                 "policy is no longer the one that sampled"
             )
+        measured = None
         if self.routing is not None:
             self.routing.check(shard)
+            if plan.routing_mismatch:
+                measured = self.routing.measured_minibatch(plan.minibatches)
         self._prints = self._prints or self.tensor_prints()
-        metrics: list[dict[str, float]] = []
-        stopped: dict[int, str] = {}
-        clamped: dict[int, str] = {}
-        first: TokenValues | None = None
-        traces: list[TokenTrace] = []
-        left_out: list[dict[int, OffPolicyTotals]] = []
-        reports: list[SequenceReport] = []
-        findings: list[StepFinding] = []
         schedule_steps = int(self.scheduler.num_steps)
-        measured = None
-        if self.routing is not None and plan.routing_mismatch:
-            measured = self.routing.measured_minibatch(plan.minibatches)
+        done = MinibatchResults()
         for index, minibatch in enumerate(shard.shares()):
-            if stopped and plan.early_stop_rest:
-                stopped[index] = f"minibatch {min(stopped)} was (early_stop_rest)"
+            if done.stopped and plan.early_stop_rest:
+                done.stopped[index] = f"minibatch {min(done.stopped)} was (early_stop_rest)"
                 continue
             begin = sum(map(len, shard.counts[:index]))
-            free = self._freely_routed(minibatch) if index == measured else None
-            again = self._computed_again(minibatch, plan) if index == 0 else None
-            outcomes = self._backward(minibatch, plan, begin, self.observer)
-            if again is not None and not self._gradient_finding.kind:
-                assert self.gradient_shares is not None
-                self._gradient_finding = self.gradient_shares.differs_from(*again)
-            one, decision, farthest = self._step(minibatch, outcomes, plan, index)
-            values = concatenate([v for _, v in outcomes]) if self.is_last_stage else None
-            if free is not None and self.routing is not None and values is not None:
-                self.routing.add_mismatch(minibatch.batch, values.log_probs, free.log_probs)
-            first = values if index == 0 else first
-            if self.reports:
-                left_out.append(off_policy(outcomes, minibatch.batch))
-                reports.append(sequence_report(index, minibatch, outcomes))
-            if plan.traced and values is not None:
-                traces += traces_of(
-                    minibatch, values, plan.objective, plan.traced, index, decision.discard
-                )
-            if one["log_ratio_clamped_count"]:
-                clamped[index] = say_clamped(one, farthest)
-            metrics.append(one)
-            findings.append(self.step_finding)
-            if decision.kind == "early_stop":
-                stopped[index] = decision.reason
-        routing = {} if self.routing is None else self.routing.finish()
+            self._update_minibatch(minibatch, plan, begin, index, index == measured, done)
         self.updates += 1
         return UpdateResult(
-            metrics,
-            stopped,
-            first,
-            clamped,
-            routing=routing,
-            traces=tuple(traces),
+            done.metrics,
+            done.stopped,
+            done.first,
+            done.clamped,
+            routing={} if self.routing is None else self.routing.finish(),
+            traces=tuple(done.traces),
             gradients=self._prints.take(),
-            off_policy=add_by_version(left_out),
-            sequences=SequenceReport.joined(reports) if reports else None,
+            off_policy=add_by_version(done.left_out),
+            sequences=SequenceReport.joined(done.reports) if done.reports else None,
             schedule_steps=schedule_steps,
-            step_findings=self._worst_findings(findings),
+            step_findings=self._worst_findings(done.findings),
         )
+
+    def _update_minibatch(
+        self,
+        minibatch: Share,
+        plan: StepPlan,
+        begin: int,
+        index: int,
+        measures_routing: bool,
+        done: MinibatchResults,
+    ) -> None:
+        """The gradient of a minibatch and its optimizer step, added to what is done.
+
+        Args:
+            begin: Where its micro-batches begin in the shard.
+            measures_routing: Compare its log-probs with those of freely routed tokens.
+        """
+        free = self._freely_routed(minibatch) if measures_routing else None
+        again = self._computed_again(minibatch, plan) if index == 0 else None
+        outcomes = self._backward(minibatch, plan, begin, self.observer)
+        if again is not None and not self._gradient_finding.kind:
+            assert self.gradient_shares is not None
+            self._gradient_finding = self.gradient_shares.differs_from(*again)
+        one, decision, farthest = self._step(minibatch, outcomes, plan, index)
+        values = concatenate([v for _, v in outcomes]) if self.is_last_stage else None
+        if free is not None and self.routing is not None and values is not None:
+            self.routing.add_mismatch(minibatch.batch, values.log_probs, free.log_probs)
+        done.first = values if index == 0 else done.first
+        if self.reports:
+            done.left_out.append(off_policy(outcomes, minibatch.batch))
+            done.reports.append(sequence_report(index, minibatch, outcomes))
+        if plan.traced and values is not None:
+            done.traces += traces_of(
+                minibatch, values, plan.objective, plan.traced, index, decision.discard
+            )
+        if one["log_ratio_clamped_count"]:
+            done.clamped[index] = say_clamped(one, farthest)
+        done.metrics.append(one)
+        done.findings.append(self.step_finding)
+        if decision.kind == "early_stop":
+            done.stopped[index] = decision.reason
 
     def _worst_findings(self, mine: Sequence[StepFinding]) -> tuple[tuple[int, StepFinding], ...]:
         """Of each minibatch the first rank with a finding, and that. Collective."""

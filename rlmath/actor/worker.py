@@ -178,13 +178,13 @@ class ActorWorker:
 
     def gpu(self) -> str:
         """UUID of this rank's GPU."""
-        from rlmath.weights.transports.shared_gpus import rank_gpu
+        from rlmath.engines.transports.shared_gpus import rank_gpu
 
         return rank_gpu()
 
     def connect_engines(self, plan: Any) -> None:
         """Meet the engines; a connection that there was is shut down first. Collective."""
-        from rlmath.weights.transports import connect
+        from rlmath.engines.transports.connection import connect
 
         self._disconnect_engines()
         self.gatherer = self._gatherer(bucket_size_mib=plan.bucket_size_mib)

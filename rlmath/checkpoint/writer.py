@@ -10,14 +10,16 @@ an interpreter has started where the model is small, or in a new one beside trai
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from rlmath.checkpoint.child_writer import ChildWriter
 from rlmath.checkpoint.digests import hashed_stream
 from rlmath.checkpoint.space import is_disk_full
+
+if TYPE_CHECKING:
+    from rlmath.checkpoint.child_writer import ChildWriter
 
 COMMON = "common.pt"
 # How the system says it, in small letters: what is left of an error on other ranks is its text.

@@ -51,6 +51,7 @@ from rlmath.config.schema import (
     Schedule,
 )
 from rlmath.config.settings import by_key, out_of_range, value_of
+from rlmath.engines.transport import choose_transport
 from rlmath.errors import ConfigError, ModelError
 from rlmath.model.hub import is_hub_model
 from rlmath.model.published import published_spec
@@ -59,7 +60,6 @@ from rlmath.plugins import Registry
 from rlmath.plugins.source import split
 from rlmath.rewards.registry import available_rewards, reward_class, settings_of
 from rlmath.utils.close_names import did_you_mean
-from rlmath.weights.transport import choose_transport
 
 Command = Literal["train", "sft", "evaluate"]
 _REGISTRIES: dict[str, Registry[Any, Any]] = {

@@ -70,9 +70,9 @@ def _export(options: argparse.Namespace, given: Given) -> int:
     count = on_ranks(ONE_RANK, _to_hf, (options.checkpoint, folder, source, overwrite))
     print(f"{folder}: {count} tensors written, read again and equal", flush=True)
     if not options.no_alignment:
+        from rlmath.engines.vllm_log_probs import vllm_log_probs
         from rlmath.validation.compare import compare_on_ranks
         from rlmath.validation.probe import random_batch
-        from rlmath.validation.vllm_log_probs import vllm_log_probs
 
         # Each in a process that ends before the next begins: they would not share a GPU's memory.
         batch, others = random_batch(source), {}

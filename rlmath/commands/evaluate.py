@@ -28,7 +28,8 @@ from rlmath.evaluation.source import about, with_checkpoint
 from rlmath.monitor import Monitor, open_monitor
 from rlmath.monitor.samples import write_samples
 from rlmath.rollout.progress import sampling_progress
-from rlmath.training.session import Session, open_session, with_model_folder
+from rlmath.rollout.sampling import Sampling
+from rlmath.training.opening import open_engines, with_model_folder
 from rlmath.utils.run_lock import only_run_in
 
 
@@ -60,19 +61,17 @@ def _evaluate_all(config: Config, folder: Path) -> int:
     left = [one for one in held_out if one.benchmark.name not in entries]
     if left:
         with (
-            open_session(
-                config, optimizer=None, problems=[p for one in left for p in one.problems]
-            ) as session,
+            open_engines(config, [p for one in left for p in one.problems]) as sampling,
             # A monitor begins its folder again; the samples of earlier calls are beside it.
             open_monitor(
                 folder / "log",
                 config.runner,
                 total_steps=0,
-                sampling=functools.partial(sampling_progress, session.sampling.pool),
+                sampling=functools.partial(sampling_progress, sampling.pool),
             ) as monitor,
         ):
             for one in left:
-                entries[one.benchmark.name] = _evaluate_one(session, one, monitor, folder)
+                entries[one.benchmark.name] = _evaluate_one(config, sampling, one, monitor, folder)
                 order = [h.benchmark.name for h in held_out if h.benchmark.name in entries]
                 write_results(folder, evaluated, {name: entries[name] for name in order})
                 _journal_path(folder, one.benchmark.name).unlink()
@@ -84,10 +83,10 @@ def _evaluate_all(config: Config, folder: Path) -> int:
 
 
 def _evaluate_one(
-    session: Session, held_out: HeldOut, monitor: Monitor, folder: Path
+    config: Config, sampling: Sampling, held_out: HeldOut, monitor: Monitor, folder: Path
 ) -> dict[str, Any]:
     """Evaluate one benchmark; its entry in the results."""
-    benchmark, config = held_out.benchmark, session.config
+    benchmark = held_out.benchmark
     fingerprint = about(config, held_out)
     with Journal(_journal_path(folder, benchmark.name), fingerprint) as journal:
         if config.runner.resume == "never":
@@ -96,7 +95,7 @@ def _evaluate_one(
             print(f"{benchmark.name}: {len(journal.samples)} samples are there from before")
         started_s, before = time.monotonic(), len(journal.samples)
         with monitor.phase("evaluate"):
-            groups = sample_and_grade(session.sampling, config.runner.seed, held_out, 0, journal)
+            groups = sample_and_grade(sampling, config.runner.seed, held_out, 0, journal)
         seconds = time.monotonic() - started_s
         write_samples(folder, 0, groups, kind=sample_kind(benchmark.name))
     return {

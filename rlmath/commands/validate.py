@@ -64,9 +64,9 @@ def _compare(options: argparse.Namespace, given: Given) -> int:
     refuse_broken_folder(model)
     import torch
 
+    from rlmath.engines.vllm_log_probs import vllm_log_probs
     from rlmath.validation.compare import compare_on_ranks
     from rlmath.validation.probe import batch_of, random_batch
-    from rlmath.validation.vllm_log_probs import vllm_log_probs
 
     dtype = given.get("model.dtype")
     dtype = torch.float32 if dtype is None else getattr(torch, dtype.value)

@@ -10,14 +10,15 @@ import numpy as np
 
 from rlmath.checks.weight_files import not_finite_weight
 from rlmath.config.benchmarks import HELD_OUT
+from rlmath.engines.requests import Request
 from rlmath.errors import WeightsError
 from rlmath.evaluation.held_out import HeldOut
 from rlmath.evaluation.journal import Journal
 from rlmath.evaluation.metrics import benchmark_metrics, tagged
 from rlmath.monitor import Monitor
 from rlmath.rollout.pool import RolloutPool
-from rlmath.rollout.requests import Request, requests_for
 from rlmath.rollout.sampling import Sampling
+from rlmath.rollout.seeds import requests_for
 from rlmath.types import Group, Sample
 
 # Steps of evaluation have their own random streams, apart from training's.

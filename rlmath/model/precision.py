@@ -10,7 +10,7 @@ Two sides that compute a model in different types do not have the same policy. I
 
 The actor implements the last two in ``rlmath/actor/logprobs.py``, vLLM in its sampler, with
 ``LOGPROBS_MODE``. An engine that violates the contract does not start
-(``rlmath/vllm_plugin/engine_precision.py``).
+(``rlmath/engines/patches/engine_precision.py``).
 """
 
 from __future__ import annotations

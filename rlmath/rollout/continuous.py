@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from typing import Any
 
 from rlmath.config.rollout import RolloutSchedule, keeps_kv, max_lag
 from rlmath.config.schema import Config
 from rlmath.rollout.collect import Collector, Grading
-from rlmath.rollout.live_group import LiveGroup
 from rlmath.rollout.open_round import OpenRound
 from rlmath.rollout.round import Round
 from rlmath.rollout.sampler import Sampled, Sampler
@@ -34,29 +32,15 @@ class ContinuousSampler(Sampler):
             collector: Grades.
         """
         self._admit_resumed(step)
-        algorithm, steps = self._config.algorithm, self._config.runner.steps
-        self._skipped, seen = 0, self._ids_in_use()
-
-        def admit(count: int) -> list[LiveGroup]:
-            return self._admit_next(count, step, step, seen)
-
-        before, self._grading = self._grading, collector.begin(algorithm.group_size)
+        parts = self._parts(step, step, collector)
+        before, self._grading = self._grading, parts.grading
         work = OpenRound(
             step,
-            steps_left=max(1, steps - step + 1),
+            parts,
+            self._live.values(),
+            steps_left=max(1, self._config.runner.steps - step + 1),
             before=before,
             keeps_kv=keeps_kv(self._config.rollout),
-            kept=self._groups,
-            kept_since=self._kept_since,
-            unfinished=self._live.values(),
-            groups_per_step=algorithm.prompts_per_step,
-            max_lag=max_lag(self._config.rollout),
-            last_steps=self._last_steps,
-            admit=admit,
-            grading=self._grading,
-            graded=self._with_penalty,
-            while_grading=contextlib.nullcontext,
-            on_kept=self._on_kept,
         )
         self._open, self._live = work, work.unfinished
         return work
@@ -87,13 +71,8 @@ class ContinuousSampler(Sampler):
     def _gather(self, step: int, work: OpenRound) -> Round:
         """Put what was graded since the last time into the round of a step; gives that."""
         finished, dropped, events = work.split()
-        self._see_rates(finished, step)
-        last = self.round
-        if last is not None:
-            finished, dropped = last.finished | finished, last.dropped | dropped
-        self.round = Round(step, finished, dropped, self._work_metrics(work), is_open=True)
         self._events = sorted(events, key=lambda event: event["group"])
-        return self.round
+        return self._add_round(step, work, finished, dropped, is_open=True)
 
 
 def sampler_of(config: Config, *parts: Any) -> Sampler:

@@ -13,8 +13,8 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 from rlmath.cluster.logs import end_of
 from rlmath.cluster.placement import EnginePlace
 from rlmath.cluster.processes import ProcessPlace, end_actors
-from rlmath.rollout.engine import RolloutEngine
-from rlmath.rollout.requests import EngineError, EngineSpec
+from rlmath.engines.engine import RolloutEngine
+from rlmath.engines.requests import EngineError, EngineSpec
 
 
 class EngineProcess:

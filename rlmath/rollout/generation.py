@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 
-from rlmath.rollout.requests import EngineError, Progress, Request, cut_sample
+from rlmath.engines.requests import EngineError, Progress, Request, cut_sample
 from rlmath.types import Sample
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from rlmath.rollout.requests import Request
+from rlmath.engines.requests import Request
 from rlmath.types import Sample
 
 FOLDER = "journal"

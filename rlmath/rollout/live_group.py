@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from rlmath.engines.requests import Request
 from rlmath.rollout.group_state import (
     prompt_to_state,
     sample_from_state,
     sample_to_state,
     with_saved_prompt,
 )
-from rlmath.rollout.requests import Request
 from rlmath.types import Problem, Sample
 
 

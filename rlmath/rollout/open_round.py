@@ -9,14 +9,15 @@ continues it with the new weights.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from rlmath.engines.requests import Request
 from rlmath.rollout.collect import Grading
 from rlmath.rollout.live_group import LiveGroup
-from rlmath.rollout.requests import Request
 from rlmath.rollout.schedule import may_admit
-from rlmath.rollout.step_sampling import StepSampling
+from rlmath.rollout.step_sampling import SamplingParts, StepSampling
 from rlmath.types import Group, Sample
 
 
@@ -25,10 +26,11 @@ class OpenRound(StepSampling):
 
     Args:
         step: The step that takes from it.
+        parts: See :class:`StepSampling`.
+        unfinished: Likewise.
         steps_left: Steps of the run from this one on; no more groups are live than they train.
         before: Grading of the round before; what it has not given is taken over.
         keeps_kv: Responses are continued by the engines that began them (``rollout.kv``).
-        given: See :class:`StepSampling`.
 
     Attributes:
         is_taken: Whether the step has taken its groups; those that are admitted from then on are
@@ -38,13 +40,14 @@ class OpenRound(StepSampling):
     def __init__(
         self,
         step: int,
+        parts: SamplingParts,
+        unfinished: Iterable[LiveGroup],
         *,
         steps_left: int,
         before: Grading | None = None,
         keeps_kv: bool = False,
-        **given: Any,
     ) -> None:
-        super().__init__(step, budget_tokens=None, live_groups=0, **given)
+        super().__init__(step, parts, unfinished)
         self._steps_left, self._before, self._keeps_kv = steps_left, before, keeps_kv
         # To be continued now: the journal has what an earlier start of the run cut.
         self._cut: list[LiveGroup] = []

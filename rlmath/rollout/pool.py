@@ -15,13 +15,14 @@ import ray
 
 from rlmath.cluster.placement import EnginePlace
 from rlmath.cluster.processes import end_actors
+from rlmath.engines.requests import EngineError, EngineSpec, EngineStartError, Request
 from rlmath.rollout.engine_process import EngineProcess
 from rlmath.rollout.generation import ANSWER_EVERY_S, Generation, MoreRequests
 from rlmath.rollout.journal import StepJournal
-from rlmath.rollout.requests import EngineError, EngineSpec, EngineStartError, Request
 from rlmath.types import Sample
 
 if TYPE_CHECKING:
+    from rlmath.engines.layer_values import Noted
     from rlmath.weights.slices import WeightSlice
 
 log = logging.getLogger(__name__)
@@ -283,12 +284,36 @@ class RolloutPool:
         """Of each engine; see ``RolloutEngine.weights_fingerprints``."""
         return self._all("weights_fingerprints", part)
 
+    def constants(self) -> list[list[dict[str, Any]]]:
+        """Of each engine's workers; see ``Engine.constants``."""
+        return self._all("constants")
+
+    def parameter_sums(self) -> list[list[dict[str, int]]]:
+        """Of each engine's workers; see ``Engine.parameter_sums``."""
+        return self._all("parameter_sums")
+
+    def layer_values(self, tokens: list[int]) -> list[list[Noted] | None]:
+        """Of each engine; see ``Engine.layer_values``."""
+        return self._all("layer_values", tokens)
+
+    def cached_blocks(self) -> list[int]:
+        """Of each engine; see ``Engine.cached_blocks``."""
+        return self._all("cached_blocks")
+
+    def kv_cache_tokens(self) -> list[int]:
+        """Of each engine; see ``Engine.kv_cache_tokens``."""
+        return self._all("kv_cache_tokens")
+
+    def gpus(self) -> list[list[str]]:
+        """Of each engine's workers; see ``Engine.gpus``."""
+        return self._all("gpus")
+
     def call_engines(self, function: Callable[[Any], Any]) -> list[Any]:
-        """``function(engine)`` with the ``LLMEngine`` of each engine."""
+        """``function(engine)`` with the ``LLMEngine`` of each engine: for tests and drills."""
         return self._all("call_engine", function)
 
     def call_workers(self, function: Callable[[Any], Any]) -> list[list[Any]]:
-        """``function(worker)`` in each vLLM worker, by engine, for what no method tells."""
+        """``function(worker)`` in each vLLM worker, by engine: for tests and drills."""
         return self._all("call_workers", function)
 
     def shutdown(self) -> None:

@@ -25,10 +25,10 @@ from rlmath.rollout.lag import LengthTotals, lag_metrics
 from rlmath.rollout.ledger import Event, Ledger, LedgerError
 from rlmath.rollout.live_group import LiveGroup
 from rlmath.rollout.pool import RolloutPool
-from rlmath.rollout.requests import requests_for
 from rlmath.rollout.round import Round
 from rlmath.rollout.schedule import live_target, steps_that_train
-from rlmath.rollout.step_sampling import StepSampling
+from rlmath.rollout.seeds import requests_for
+from rlmath.rollout.step_sampling import SamplingParts, StepSampling
 from rlmath.types import Group, Problem
 
 
@@ -158,28 +158,13 @@ class Sampler:
         """
         assert not self.is_sampled, f"step {step} was already sampled"
         self._admit_resumed(step)
-        now = step - ahead
-        rollout, algorithm = self._config.rollout, self._config.algorithm
-        self._skipped, seen = 0, self._ids_in_use()
-
-        def admit(count: int) -> list[LiveGroup]:
-            return self._admit_next(count, step, now, seen)
-
         work = StepSampling(
-            now,
-            kept=self._groups,
-            kept_since=self._kept_since,
-            unfinished=self._live.values(),
-            groups_per_step=algorithm.prompts_per_step,
-            max_lag=self._max_lag if self._carries_over else 0,
-            last_steps=self._last_steps,
-            budget_tokens=rollout.carry_over_tokens,
+            step - ahead,
+            self._parts(step, step - ahead, collector),
+            self._live.values(),
+            budget_tokens=self._config.rollout.carry_over_tokens,
             live_groups=self._live_target,
-            admit=admit,
-            grading=collector.begin(algorithm.group_size),
-            graded=self._with_penalty,
             while_grading=while_grading,
-            on_kept=self._on_kept,
         )
         with self.journal.step(step, weights) as journal:
             for sample in pool.generate(work.begin(), work.more, journal):
@@ -188,23 +173,59 @@ class Sampler:
         self._live = dict(sorted(work.unfinished.items()))
         for one in self._live.values():
             one.graded.clear()
-        self._see_rates(work.finished, step)
-        finished, dropped = work.finished, work.dropped
-        if self.round is not None:
-            finished, dropped = self.round.finished | finished, self.round.dropped | dropped
-        self.round = Round(step, finished, dropped, self._work_metrics(work))
+        done = self._add_round(step, work, work.finished, work.dropped)
         if self._carries_over and self._max_lag:
-            target = algorithm.prompts_per_step
+            target = self._config.algorithm.prompts_per_step
             self._live_target = live_target(len(work.cut_groups), target, self._max_lag)
         # In an order that does not depend on engines: of each group what happened to it first.
         events = sorted(work.events, key=lambda event: event["group"])
         if ahead:
             kept = [ordinal for ordinal, _ in self._groups.carried_over]
             events += [{"event": Event.carried_over, "group": ordinal} for ordinal in sorted(kept)]
-            self.ledger.write(now, events)
-            self.ledger.check(now, kept)
+            self.ledger.write(step - 1, events)
+            self.ledger.check(step - 1, kept)
         else:
             self._events = events
+        return done
+
+    def _parts(self, step: int, now: int, collector: Collector) -> SamplingParts:
+        """What the sampling for a step works with, where ``now`` is the step that admits."""
+        algorithm = self._config.algorithm
+        self._skipped, seen = 0, self._ids_in_use()
+
+        def admit(count: int) -> list[LiveGroup]:
+            return self._admit_next(count, step, now, seen)
+
+        return SamplingParts(
+            kept=self._groups,
+            kept_since=self._kept_since,
+            last_steps=self._last_steps,
+            groups_per_step=algorithm.prompts_per_step,
+            max_lag=self._max_lag if self._cuts else 0,
+            admit=admit,
+            grading=collector.begin(algorithm.group_size),
+            graded=self._with_penalty,
+            on_kept=self._on_kept,
+        )
+
+    def _add_round(
+        self,
+        step: int,
+        work: StepSampling,
+        finished: Mapping[int, Group],
+        dropped: Mapping[str, str],
+        *,
+        is_open: bool = False,
+    ) -> Round:
+        """The round of a step, with what was graded since the last time; gives it."""
+        self._see_rates(finished, step)
+        if self.round is not None:
+            finished, dropped = (
+                {**self.round.finished, **finished},
+                {**self.round.dropped, **dropped},
+            )
+        metrics = self._work_metrics(work)
+        self.round = Round(step, dict(finished), dict(dropped), metrics, is_open=is_open)
         return self.round
 
     def take(self, step: int) -> Sampled:

@@ -7,6 +7,10 @@ any number of engines, in any order, and when a request is run again after an en
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
+
+from rlmath.engines.requests import Request
+from rlmath.types import Problem
 
 
 def request_seed(run_seed: int, step: int, problem_id: str, index: int) -> int:
@@ -28,3 +32,33 @@ def request_seed(run_seed: int, step: int, problem_id: str, index: int) -> int:
     text = f"{run_seed}/{step}/{index}/{problem_id}"
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
+
+
+def requests_for(
+    problems: Iterable[Problem],
+    *,
+    samples: int,
+    max_tokens: int,
+    temperature: float,
+    top_p: float = 1.0,
+    run_seed: int,
+    step: int,
+    ignore_eos: bool = False,
+    wants_routes: bool = False,
+) -> list[Request]:
+    """Requests for ``samples`` completions of each problem, a problem's own side by side."""
+    return [
+        Request(
+            problem_id=problem.id,
+            index=index,
+            prompt_token_ids=problem.prompt_token_ids,
+            max_tokens=max_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            seed=request_seed(run_seed, step, problem.id, index),
+            ignore_eos=ignore_eos,
+            wants_routes=wants_routes,
+        )
+        for problem in problems
+        for index in range(samples)
+    ]

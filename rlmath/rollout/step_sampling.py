@@ -9,17 +9,46 @@ whatever the number of engines.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rlmath.algorithms.dynamic_sampling import GroupPool
 from rlmath.algorithms.filters import UNSCORED
+from rlmath.engines.requests import Request
 from rlmath.rollout.collect import Grading
 from rlmath.rollout.ledger import Event
 from rlmath.rollout.live_group import LiveGroup
-from rlmath.rollout.requests import Request
 from rlmath.rollout.schedule import may_admit, must_train
 from rlmath.types import Group, Sample
+
+
+@dataclass(frozen=True)
+class SamplingParts:
+    """What the sampling of every step works with.
+
+    Attributes:
+        kept: Groups that passed the filter, those of earlier steps included.
+        kept_since: Steps that admitted them, by ordinal; those that a step keeps are added.
+        last_steps: Of groups that may be older than ``max_lag``, the last step that may train them.
+        groups_per_step: Groups that a step trains.
+        max_lag: See ``rollout.max_lag``; 0 where no group is cut.
+        admit: Makes that many new groups.
+        grading: Grades.
+        graded: Called with each group once it is graded; gives it as it is to be filtered.
+        on_kept: Called with each group that passed the filter.
+    """
+
+    kept: GroupPool[Group]
+    kept_since: dict[int, int]
+    last_steps: Mapping[int, int]
+    groups_per_step: int
+    max_lag: int
+    admit: Callable[[int], Sequence[LiveGroup]]
+    grading: Grading
+    graded: Callable[[Group], Group]
+    on_kept: Callable[[Group], None] = lambda _: None
 
 
 class StepSampling:
@@ -27,20 +56,12 @@ class StepSampling:
 
     Args:
         step: The optimization step, from 1.
-        kept: Groups that passed the filter, those of earlier steps included.
-        kept_since: Steps that admitted them, by ordinal; those that this step keeps are added.
+        parts: Shared with the steps before.
         unfinished: Groups that earlier steps left unfinished, by ordinal.
-        groups_per_step: Groups that a step trains.
-        max_lag: See ``rollout.max_lag``; 0 without carry-over.
-        last_steps: Of groups that may be older than that, the last step that may train them.
         budget_tokens: Tokens that the step may add to a sample that it does not have to finish;
             ``None``: as many as it takes.
         live_groups: Groups to have under way or waiting.
-        admit: Makes that many new groups.
-        grading: Grades.
-        graded: Told of each group once it is graded; gives it as it is to be filtered.
         while_grading: A context manager for the time in which grades are waited for.
-        on_kept: Told of each group that passed the filter.
 
     Attributes:
         unfinished: Groups that are not decided, by ordinal; in the end what later steps continue.
@@ -55,30 +76,21 @@ class StepSampling:
     def __init__(
         self,
         step: int,
-        *,
-        kept: GroupPool[Group],
-        kept_since: dict[int, int],
+        parts: SamplingParts,
         unfinished: Iterable[LiveGroup],
-        groups_per_step: int,
-        max_lag: int,
-        last_steps: Mapping[int, int],
-        budget_tokens: int | None,
-        live_groups: int,
-        admit: Callable[[int], Sequence[LiveGroup]],
-        grading: Grading,
-        graded: Callable[[Group], Group],
-        while_grading: Callable[[], Any],
-        on_kept: Callable[[Group], None] = lambda _: None,
+        *,
+        budget_tokens: int | None = None,
+        live_groups: int = 0,
+        while_grading: Callable[[], Any] = contextlib.nullcontext,
     ) -> None:
         self._step = step
-        self._kept, self._kept_since = kept, kept_since
-        self._target, self._max_lag = groups_per_step, max_lag
-        self._last_steps = last_steps
-        self._budget_tokens = budget_tokens if max_lag else None
-        self._live_groups = live_groups
-        self._admit, self._grading = admit, grading
-        self._graded, self._while_grading = graded, while_grading
-        self._on_kept = on_kept
+        self._kept, self._kept_since = parts.kept, parts.kept_since
+        self._target, self._max_lag = parts.groups_per_step, parts.max_lag
+        self._last_steps = parts.last_steps
+        self._admit, self._grading = parts.admit, parts.grading
+        self._graded, self._on_kept = parts.graded, parts.on_kept
+        self._budget_tokens = budget_tokens if parts.max_lag else None
+        self._live_groups, self._while_grading = live_groups, while_grading
         self.unfinished = {group.ordinal: group for group in unfinished}
         self._groups = {group.problem.id: group for group in self.unfinished.values()}
         # Groups of which a sample was cut in this step.

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlmath.cluster.watchdog import WatchedComponent
+from rlmath.engines.requests import Request
 from rlmath.errors import ComponentError
 from rlmath.rollout import watchdog_probes
-from rlmath.rollout.requests import Request
 from rlmath.types import Group, Sample
 
 if TYPE_CHECKING:

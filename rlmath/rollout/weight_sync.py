@@ -182,13 +182,7 @@ def sync_weights(
         raise ValueError(f"weights version {version} is not after {pool.weights_version}")
     due = None if verification is None else verification.due(pool, time.monotonic())
     pool.settle()
-    asleep = sender.begin_room()
-    wake = functools.partial(pool.wake, "weights")
-    if wake_room is not None and wake_room.decide(asleep):
-        sender.make_room("weights", meanwhile=wake)
-    else:
-        sender.make_room("weights")
-        wake()
+    asleep = _wake_for_weights(sender, pool, wake_room)
     sender.send_weights(version)
     began_s = time.monotonic()
     # While the weights are still on the device.
@@ -204,6 +198,19 @@ def sync_weights(
         compare_weights(sender, pool, sent, due.part)
         verification.done(pool, due, cost_s + time.monotonic() - began_s)
     return asleep, offloaded
+
+
+def _wake_for_weights(
+    sender: WeightSender, pool: RolloutPool, wake_room: WakeRoom | None
+) -> Sequence[Residue]:
+    asleep = sender.begin_room()
+    wake = functools.partial(pool.wake, "weights")
+    if wake_room is not None and wake_room.decide(asleep):
+        sender.make_room("weights", meanwhile=wake)
+    else:
+        sender.make_room("weights")
+        wake()
+    return asleep
 
 
 def compare_weights(

@@ -9,7 +9,9 @@ from rlmath.algorithms.advantages import AdvantageSettings
 from rlmath.algorithms.kl_control import reference_weight
 from rlmath.config.arithmetic import RunLayout
 from rlmath.config.options import ADVANTAGE_OPTIONS
+from rlmath.config.rollout import KvCacheDtype, Quantization
 from rlmath.config.schema import AlgorithmConfig, Config
+from rlmath.model.fp8 import InFp8
 
 
 def advantage_settings(config: Config, weights: Mapping[str, float]) -> AdvantageSettings:
@@ -53,4 +55,13 @@ def reference_share(algorithm: AlgorithmConfig, step: int) -> float:
         return 0.0
     return reference_weight(
         reference.kind.value, step, every=reference.every, decay=reference.decay
+    )
+
+
+def engines_in_fp8(config: Config) -> InFp8:
+    """What the engines compute in FP8."""
+    rollout = config.rollout
+    return InFp8(
+        matrices=rollout.quantization is not Quantization.none,
+        kv_cache=rollout.kv_cache_dtype is KvCacheDtype.fp8,
     )

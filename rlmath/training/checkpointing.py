@@ -17,13 +17,13 @@ from rlmath.actor.group import ActorGroup
 from rlmath.checkpoint import Checkpoint, CheckpointStore, naming_full_disk
 from rlmath.cluster.watchdog import Stalled, WatchedComponent
 from rlmath.config.schema import Config, Device
+from rlmath.engines.requests import EngineError
 from rlmath.errors import ComponentError, UserError
 from rlmath.monitor.collapse import RollBack
 from rlmath.rewards.base import RewardError
 from rlmath.rollout.pool import RolloutPool
-from rlmath.rollout.requests import EngineError
 from rlmath.rollout.weight_sync import sync_weights
-from rlmath.training.session import Session
+from rlmath.training.opening import RunningRanks
 from rlmath.utils.close_names import did_you_mean
 
 
@@ -63,13 +63,16 @@ class _Point:
 
 @contextlib.contextmanager
 def open_saver(
-    config: Config, store: CheckpointStore, session: Session, states: Mapping[str, HasState]
+    store: CheckpointStore,
+    run: RunningRanks,
+    states: Mapping[str, HasState],
+    leave_gpus: Callable[[], None] | None = None,
 ) -> Iterator[Saver]:
-    """A saver for the length of a session."""
-    background = config.runner.background_checkpoints
+    """A saver for as long as ranks run; see :class:`Saver`."""
+    background = run.config.runner.background_checkpoints
     if background is None:
-        background = session.layout.device is Device.cuda
-    saver = Saver(store, session.actor, states, background, session.leave_gpus_to_ranks)
+        background = run.layout.device is Device.cuda
+    saver = Saver(store, run.actor, states, background, leave_gpus)
     try:
         yield saver
     finally:
@@ -157,10 +160,7 @@ class Saver:
         self._folder = self._store.begin(step)
         self._written_step = step
         try:
-            if self._in_background:
-                self._actor.begin_checkpoint(self._folder)
-            else:
-                self._actor.save_checkpoint(self._folder)
+            self._actor.save_checkpoint(self._folder, in_background=self._in_background)
         except BaseException:
             self._abandon_written()
             raise

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import torch
 from torch import Tensor
@@ -22,17 +22,16 @@ from rlmath.algorithms.mismatch import HISTOGRAM_STEP, Mismatch, measure
 from rlmath.algorithms.mismatch_causes import likely_cause
 from rlmath.batching.shards import Sequences
 from rlmath.config.actor import Fp8
-from rlmath.config.rollout import KvCacheDtype, Quantization
 from rlmath.config.schema import Config, DType
 from rlmath.errors import UserError, WeightsError
-from rlmath.model.fp8 import InFp8
 from rlmath.model.spec import read_model_spec
 from rlmath.rollout.weight_sync import compare_weights
+from rlmath.training.algorithm_settings import engines_in_fp8
 from rlmath.training.live_divergence import where_they_part
 from rlmath.types import TrainingBatch
 
 if TYPE_CHECKING:
-    from rlmath.training.session import Session
+    from rlmath.training.opening import Running
 
 # How many times the rounding noise a difference may be. Healthy engines were at most 1.2 and 1.8
 # times as far away, on an H100 0.8 and 0.9, but for single tokens of MoEs (REROUTED_SHARE).
@@ -146,6 +145,59 @@ def measure_noise(
     return Noise(found["mean_exp_abs_diff"] - 1, found["max_abs_diff"])
 
 
+@dataclass(frozen=True)
+class _Seen:
+    """What the samples of the present weights show.
+
+    Attributes:
+        places: Sequences of the batch that were compared.
+        farthest: Of each its farthest token; see ``Alignment.farthest``.
+        among: The probe's, as indices of ``places``.
+        worst: Index of the sequence with the farthest token of the present weights.
+        mean: Of exp|difference|.
+        largest: Of the probe's |difference|, in nats.
+    """
+
+    places: Tensor
+    farthest: Tensor
+    among: Sequence[int]
+    worst: int
+    mean: float
+    largest: float
+
+    @classmethod
+    def of(cls, run: Running, alignment: Alignment, sequences: Sequences) -> _Seen | None:
+        """``None``: nothing is of the present weights."""
+        now = run.sampling.pool.weights_version
+        order = alignment.places.argsort()
+        places, farthest = alignment.places[order], alignment.farthest[order]
+        versions = sequences.weights_versions[places]
+        lengths = sequences.sequence_lengths[places]
+        among = probe(versions, lengths, now, run.layout.actor.data_parallel)
+        if not among:
+            return None
+        fresh = versions == now
+        worst = int(torch.where(fresh, farthest[:, 0], -1.0).argmax())
+        mean = alignment.fresh.metrics()["mean_exp_abs_diff"]
+        largest = float(farthest[among, 0][fresh[among]].max())
+        return cls(places, farthest, among, worst, mean, largest)
+
+    @property
+    def chosen(self) -> list[int]:
+        """The probe's sequences, as rows of the batch."""
+        rows: list[int] = self.places[self.among].tolist()
+        return rows
+
+    @property
+    def sequence(self) -> int:
+        """The worst, as a row of the batch."""
+        return int(self.places[self.worst])
+
+    def within(self, allowed: Limits) -> bool:
+        """Whether the differences are within limits; NaN is not."""
+        return self.mean <= allowed.mean_exp_abs and self.largest <= allowed.max_abs
+
+
 class Gate:
     """The gate of one run. It keeps the last measurement of the noise, and what a failure has
     already looked into where the run continues with a warning."""
@@ -157,7 +209,7 @@ class Gate:
 
     def check(
         self,
-        session: Session,
+        run: Running,
         alignment: Alignment,
         sequences: Sequences,
         *,
@@ -180,74 +232,86 @@ class Gate:
             AlignmentError: The difference is above the limits that the noise of this very step
                 gives.
         """
-        config, now = session.config, session.sampling.pool.weights_version
-        order = alignment.places.argsort()
-        places, farthest = alignment.places[order], alignment.farthest[order]
-        versions = sequences.weights_versions[places]
-        lengths = sequences.sequence_lengths[places]
-        among = probe(versions, lengths, now, session.layout.actor.data_parallel)
-        if not among:
+        seen = _Seen.of(run, alignment, sequences)
+        if seen is None:
             return {}
-        chosen, fresh = places[among].tolist(), versions == now
-        worst = int(torch.where(fresh, farthest[:, 0], -1.0).argmax())
-        if not math.isfinite(farthest[worst, 2]):
-            raise AlignmentError(_overflow(step, int(places[worst]), farthest[worst]))
-        mean = alignment.fresh.metrics()["mean_exp_abs_diff"]
-        largest = float(farthest[among, 0][fresh[among]].max())
-        given = config.alignment.max_mean_exp_abs_diff is not None
-        scheduled = (step - 1) % NOISE_EVERY == 0
-        due = scheduled or self._noise is None or step - self._measured_at >= NOISE_EVERY
-        if given:
-            noise = Noise(0.0, 0.0)
-        elif due or self._noise is None:
-            noise = self._measure(session, sequences, chosen, step)
-        else:
-            noise = self._noise
-        allowed = limits(config, noise)
-        last = self._explained_at
-        explained = last is not None and 0 <= step - last < NOISE_EVERY
-        if not given and not due and not explained and not _within(mean, largest, allowed):
-            noise = self._measure(session, sequences, chosen, step)
-            allowed = limits(config, noise)
-        if mean <= allowed.mean_exp_abs and not _within(mean, largest, allowed) and not given:
-            noise = self._tail(session, sequences, among, places, farthest[:, 0], allowed, noise)
-            allowed = limits(config, noise)
-        is_right, rerouted = _within(mean, largest, allowed), 0
-        if not is_right and not given:
-            rerouted = _rerouted(session, alignment.fresh, allowed, updated)
-        if not is_right and not rerouted:
-            if not explained:
-                self._explained_at = step
-            said = _message(config, mean, largest, allowed, noise, alignment.fresh.tokens)
-            said += _worst(int(places[worst]), farthest[worst])
-            if explained:
-                raise AlignmentError(f"{said}See the message of step {last} for the location.")
-            if not updated:
-                rows = sorted({*chosen, int(places[worst])})
-                said += _again(session, sequences, rows, int(places[worst]), farthest[worst], noise)
-            (row,) = places[[worst]].tolist()
-            tokens = sequences.select([row]).tokens.tolist()
-            raise AlignmentError(said + _where(session, updated, tokens))
+        if not math.isfinite(seen.farthest[seen.worst, 2]):
+            raise AlignmentError(_overflow(step, seen.sequence, seen.farthest[seen.worst]))
+        given = run.config.alignment.max_mean_exp_abs_diff is not None
+        noise = Noise(0.0, 0.0) if given else self._noise_for(run, sequences, seen, step)
+        allowed, rerouted = limits(run.config, noise), 0
+        if not seen.within(allowed):
+            if not given:
+                rerouted = _rerouted(run, alignment.fresh, allowed, updated)
+            if not rerouted:
+                said = _message(run.config, seen, allowed, noise, alignment.fresh.tokens)
+                self._fail(run, sequences, seen, noise, said, step=step, updated=updated)
         found = {"alignment/rerouted_tokens": float(rerouted)} if rerouted else {}
-        if given or not scheduled:
+        if given or (step - 1) % NOISE_EVERY:
             return found
         found |= {
             "alignment/noise_excess": noise.excess,
-            "alignment/noise_ratio": (mean - 1) / noise.excess if noise.excess else 0.0,
-            "alignment/max_noise_ratio": largest / noise.max_abs if noise.max_abs else 0.0,
+            "alignment/noise_ratio": (seen.mean - 1) / noise.excess if noise.excess else 0.0,
+            "alignment/max_noise_ratio": seen.largest / noise.max_abs if noise.max_abs else 0.0,
         }
-        if engines_in_fp8(config):
-            plain = measure_noise(session.actor, sequences.select(chosen), seed=step)
+        if engines_in_fp8(run.config):
+            plain = measure_noise(run.actor, sequences.select(seen.chosen), seed=step)
             found["alignment/unquantized_noise_excess"] = plain.excess
         return found
 
+    def _explains(self, step: int) -> bool:
+        """Whether a failure in this step is looked into: none was in the last few."""
+        last = self._explained_at
+        return last is None or not 0 <= step - last < NOISE_EVERY
+
+    def _noise_for(self, run: Running, sequences: Sequences, seen: _Seen, step: int) -> Noise:
+        """The noise to judge with: measured now if it is due, or if the last one is exceeded."""
+        noise = self._noise
+        due = (step - 1) % NOISE_EVERY == 0 or step - self._measured_at >= NOISE_EVERY
+        if (
+            due
+            or noise is None
+            or (self._explains(step) and not seen.within(limits(run.config, noise)))
+        ):
+            noise = self._measure(run, sequences, seen.chosen, step)
+        allowed = limits(run.config, noise)
+        if seen.mean <= allowed.mean_exp_abs and not seen.within(allowed):
+            noise = self._tail(run, sequences, seen, allowed, noise)
+        return noise
+
+    def _fail(
+        self,
+        run: Running,
+        sequences: Sequences,
+        seen: _Seen,
+        noise: Noise,
+        said: str,
+        *,
+        step: int,
+        updated: bool,
+    ) -> NoReturn:
+        """Say where the two differ, unless an earlier step's message did.
+
+        Raises:
+            AlignmentError: Always.
+        """
+        worst = seen.farthest[seen.worst]
+        said += _worst(seen.sequence, worst)
+        if not self._explains(step):
+            last = self._explained_at
+            raise AlignmentError(f"{said}See the message of step {last} for the location.")
+        self._explained_at = step
+        if not updated:
+            rows = sorted({*seen.chosen, seen.sequence})
+            said += _again(run, sequences, rows, seen.sequence, worst, noise)
+        tokens = sequences.select([seen.sequence]).tokens.tolist()
+        raise AlignmentError(said + _where(run, updated, tokens))
+
     def _tail(
         self,
-        session: Session,
+        run: Running,
         sequences: Sequences,
-        among: Sequence[int],
-        places: Tensor,
-        farthest: Tensor,
+        seen: _Seen,
         allowed: Limits,
         noise: Noise,
     ) -> Noise:
@@ -256,20 +320,21 @@ class Gate:
         A single token of a sure policy can be tens of times as sensitive as the others, and one
         rounding shows that by accident alone.
         """
-        order = sorted(among, key=lambda at: -float(farthest[at]))
-        least = session.layout.actor.data_parallel
+        farthest = seen.farthest[:, 0]
+        order = sorted(seen.among, key=lambda at: -float(farthest[at]))
+        least = run.layout.actor.data_parallel
         far = [at for at in order if not float(farthest[at]) <= allowed.max_abs]
-        chosen = sorted(places[order[: max(least, min(len(far), TAIL_SEQUENCES))]].tolist())
+        chosen = sorted(seen.places[order[: max(least, min(len(far), TAIL_SEQUENCES))]].tolist())
         batch = sequences.select(chosen)
-        quantized = bool(engines_in_fp8(session.config))
-        found = [measure_noise(session.actor, batch, seed, quantized) for seed in TAIL_SEEDS]
+        quantized = bool(engines_in_fp8(run.config))
+        found = [measure_noise(run.actor, batch, seed, quantized) for seed in TAIL_SEEDS]
         return Noise(noise.excess, max(noise.max_abs, *(one.max_abs for one in found)))
 
     def _measure(
-        self, session: Session, sequences: Sequences, chosen: Sequence[int], step: int
+        self, run: Running, sequences: Sequences, chosen: Sequence[int], step: int
     ) -> Noise:
-        quantized = bool(engines_in_fp8(session.config))
-        self._noise = measure_noise(session.actor, sequences.select(chosen), step, quantized)
+        quantized = bool(engines_in_fp8(run.config))
+        self._noise = measure_noise(run.actor, sequences.select(chosen), step, quantized)
         self._measured_at = step
         return self._noise
 
@@ -292,53 +357,37 @@ def _fewest_beyond(fresh: Mismatch, allowed: Limits) -> int:
         limit /= HISTOGRAM_STEP
 
 
-def _rerouted(session: Session, fresh: Mismatch, allowed: Limits, updated: bool) -> int:
+def _rerouted(run: Running, fresh: Mismatch, allowed: Limits, updated: bool) -> int:
     """Tokens of an MoE that took other experts in the engine: the few that are farthest away, where
     the rest is within the limits and the weights, if they can be compared, are equal. 0: that is
     not what makes the difference.
     """
-    if not math.isfinite(fresh.abs_max) or not read_model_spec(session.config.model.path).experts:
+    if not math.isfinite(fresh.abs_max) or not read_model_spec(run.config.model.path).experts:
         return 0
     tokens = _fewest_beyond(fresh, allowed)
     if not tokens:
         return 0
-    pool = session.sampling.pool
+    pool = run.sampling.pool
     if not updated and not pool.spec.sleeps:
         try:
-            compare_weights(session.actor, pool)
+            compare_weights(run.actor, pool)
         except WeightsError:
             return 0
     return tokens
 
 
-def engines_in_fp8(config: Config) -> InFp8:
-    """What the engines compute in FP8."""
-    rollout = config.rollout
-    return InFp8(
-        matrices=rollout.quantization is not Quantization.none,
-        kv_cache=rollout.kv_cache_dtype is KvCacheDtype.fp8,
-    )
-
-
-def _within(mean: float, largest: float, allowed: Limits) -> bool:
-    # Written so that NaN is outside.
-    return mean <= allowed.mean_exp_abs and largest <= allowed.max_abs
-
-
-def _message(
-    config: Config, mean: float, largest: float, allowed: Limits, noise: Noise, tokens: int
-) -> str:
+def _message(config: Config, seen: _Seen, allowed: Limits, noise: Noise, tokens: int) -> str:
     of = " in FP8" if engines_in_fp8(config) else ""
     if config.actor.fp8 is not Fp8.none:
         of += " without actor.fp8"
-    found = f"mean exp|logp_actor - logp_engine| is {mean:.7g} over {tokens} tokens"
+    found = f"mean exp|logp_actor - logp_engine| is {seen.mean:.7g} over {tokens} tokens"
     if config.alignment.max_mean_exp_abs_diff is not None:
         return f"{found}, above alignment.max_mean_exp_abs_diff={allowed.mean_exp_abs:g}"
     return (
-        f"{found} (limit {allowed.mean_exp_abs:.7g}), and the largest difference {largest:.3g} "
-        f"nats (limit {allowed.max_abs:.3g}); rounding noise of the same model{of} is "
-        f"{1 + noise.excess:.7g} and {noise.max_abs:.3g}, and the limits are {MEAN_FACTOR:g} and "
-        f"{MAX_FACTOR:g} times that"
+        f"{found} (limit {allowed.mean_exp_abs:.7g}), and the largest difference "
+        f"{seen.largest:.3g} nats (limit {allowed.max_abs:.3g}); rounding noise of the same "
+        f"model{of} is {1 + noise.excess:.7g} and {noise.max_abs:.3g}, and the limits are "
+        f"{MEAN_FACTOR:g} and {MAX_FACTOR:g} times that"
     )
 
 
@@ -367,7 +416,7 @@ def _worst(sequence: int, farthest: Tensor) -> str:
 
 
 def _again(
-    session: Session,
+    run: Running,
     sequences: Sequences,
     rows: list[int],
     sequence: int,
@@ -384,7 +433,7 @@ def _again(
         noise: The actor against itself.
     """
     batch = sequences.select(rows)
-    log_probs, entropy = session.actor.log_probs(batch)
+    log_probs, entropy = run.actor.log_probs(batch)
     first = int(batch.response_lengths[: rows.index(sequence)].sum())
     _, token, before, _ = farthest.tolist()
     now = float(log_probs[first + int(token)])
@@ -398,10 +447,10 @@ def _again(
     )
 
 
-def _where(session: Session, updated: bool, tokens: list[int]) -> str:
+def _where(run: Running, updated: bool, tokens: list[int]) -> str:
     """Whether the weights differ, and which, as far as that can still be seen; if they do not, in
     which layer the values of ``tokens`` do."""
-    pool = session.sampling.pool
+    pool = run.sampling.pool
     end = " alignment.on_fail=warn continues with a warning"
     if updated or pool.spec.sleeps:
         reason = "the actor was updated since" if updated else "sleeping engines drop their weights"
@@ -410,11 +459,11 @@ def _where(session: Session, updated: bool, tokens: list[int]) -> str:
             f"them at every weight sync.{end}"
         )
     try:
-        count = compare_weights(session.actor, pool)
+        count = compare_weights(run.actor, pool)
     except WeightsError as error:
         return f"{error}.{end}"
     return (
         f"The fingerprints of all {count} tensors in the engines are equal to the actor's, so the "
         "difference is in the forward pass: a model setting that the two read differently, or a "
-        f"kernel. {where_they_part(session, tokens)}{end}"
+        f"kernel. {where_they_part(run, tokens)}{end}"
     )

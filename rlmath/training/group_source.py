@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from rlmath.config.rollout import RolloutSchedule, max_lag
+from rlmath.engines.requests import Request
 from rlmath.monitor import Monitor
 from rlmath.monitor.digests import digest
 from rlmath.rollout.continuous import ContinuousSampler
 from rlmath.rollout.open_round import OpenRound
-from rlmath.rollout.requests import Request
 from rlmath.rollout.round import Round
 from rlmath.rollout.sampler import Sampled, Sampler
-from rlmath.training.session import Session
+from rlmath.training.opening import Running
 from rlmath.utils.daemon_threads import DaemonThreads
 
 # Longest wait at a run's end for what samples in the background. A reward, an engine or a rank may
@@ -42,15 +42,15 @@ class GroupSource:
       when: a run does not repeat itself, but each update can be done again (``rlmath replay``).
 
     Args:
-        session: Its engines sample.
+        run: Its engines sample.
         sampler: Decides what; from :func:`rlmath.rollout.continuous.sampler_of`.
         monitor: Times it.
     """
 
-    def __init__(self, session: Session, sampler: Sampler, monitor: Monitor) -> None:
-        self._session, self._sampler, self._monitor = session, sampler, monitor
+    def __init__(self, run: Running, sampler: Sampler, monitor: Monitor) -> None:
+        self._run, self._sampler, self._monitor = run, sampler, monitor
         self._open_sampler = sampler if isinstance(sampler, ContinuousSampler) else None
-        rollout = session.config.rollout
+        rollout = run.config.rollout
         is_pipelined = rollout.schedule is RolloutSchedule.pipelined
         self._samples_ahead = is_pipelined and max_lag(rollout) > 0
         self._thread = DaemonThreads(1, "sample-ahead")
@@ -74,8 +74,8 @@ class GroupSource:
         """
         self._set_step(step)
         sampled = self._take(step) if self._open_sampler is None else self._take_open(step)
-        has_next = step < self._session.config.runner.steps
-        pool = self._session.sampling.pool
+        has_next = step < self._run.config.runner.steps
+        pool = self._run.sampling.pool
         if self._samples_ahead and has_next:
             # What samples now is gone from the actor with its next update.
             pool.take_weights_away()
@@ -135,10 +135,10 @@ class GroupSource:
                 # Grading starts with the first finished sample.
                 self._generate(step, lambda: self._monitor.phase("grade"), self._weights(step - 1))
         sampled = self._sampler.take(step)
-        self._session.sampling.pool.sleep()
+        self._run.sampling.pool.sleep()
         if sampled.groups:
             # The weights come back while the driver makes a batch of them.
-            self._session.actor.begin_load()
+            self._run.actor.begin_load()
         return sampled
 
     def _sample_ahead(self, step: int, weights: str | None) -> None:
@@ -153,7 +153,7 @@ class GroupSource:
         weights: str | None,
         ahead: bool = False,
     ) -> Round:
-        sampling = self._session.sampling
+        sampling = self._run.sampling
         pool: Any = _Cancellable(sampling.pool, self) if ahead else sampling.pool
         done = self._sampler.generate(
             step,
@@ -174,7 +174,7 @@ class GroupSource:
         """Let the engines sample, and wait for the step's groups. The engines continue."""
         assert self._open_sampler is not None
         self._engines_begin()
-        sampling = self._session.sampling
+        sampling = self._run.sampling
         began_s = time.monotonic()
         with self._monitor.phase("generate"):
             self._begin(self._open_sampler, step)
@@ -190,7 +190,7 @@ class GroupSource:
         weights = self._weights(step - 1)
         with self._changed:
             self._stopped = False
-            self._round = sampler.open(step, self._session.sampling.collector)
+            self._round = sampler.open(step, self._run.sampling.collector)
             first = self._round.begin()
         self._running = self._thread.submit(self._sample_openly, step, self._round, first, weights)
 
@@ -203,13 +203,13 @@ class GroupSource:
             self._changed.notify_all()
         # Not before the thread is in ``generate``, which would not hear of it.
         while not running.done():
-            self._session.sampling.pool.cut()
+            self._run.sampling.pool.cut()
             with contextlib.suppress(TimeoutError):
                 running.result(timeout=1.0)
         running.result()
         with self._changed:
             self._open_sampler.close(step)
-        generation = self._session.sampling.pool.generation
+        generation = self._run.sampling.pool.generation
         if generation is not None:
             self._last_round = generation.summary(), generation.metrics()
 
@@ -217,7 +217,7 @@ class GroupSource:
         self, step: int, work: OpenRound, first: Sequence[Request], weights: str | None
     ) -> None:
         """The thread's part."""
-        pool = self._session.sampling.pool
+        pool = self._run.sampling.pool
         with self._sampler.journal.step(step, weights) as journal:
             for sample in pool.generate(first, self._more, journal, outlasts_engines=True):
                 with self._changed:
@@ -262,7 +262,7 @@ class GroupSource:
             self._cancelled = True
             self._changed.notify_all()
         if self._samples_ahead:
-            self._session.sampling.collector.cancel()
+            self._run.sampling.collector.cancel()
 
     def _engines_begin(self) -> None:
         if self._idle_since_s is not None:
@@ -270,11 +270,11 @@ class GroupSource:
 
     def _set_step(self, step: int) -> None:
         """Rewards may change over a run: what is graded from now on is of this step."""
-        rewards = self._session.sampling.rewards
-        rewards.set_step(step, self._session.config.runner.steps)
+        rewards = self._run.sampling.rewards
+        rewards.set_step(step, self._run.config.runner.steps)
 
     def _weights(self, version: int) -> str | None:
-        return weights_digest(self._session, self._monitor, version)
+        return weights_digest(self._run, self._monitor, version)
 
 
 class SamplingCancelled(Exception):
@@ -295,7 +295,7 @@ class _Cancellable:
         yield from self._pool.generate(requests, more_unless_cancelled, journal)
 
 
-def weights_digest(session: Session, monitor: Monitor, version: int) -> str | None:
+def weights_digest(run: Running, monitor: Monitor, version: int) -> str | None:
     """What tells the weights that sample, and how engines compute with them.
 
     Args:
@@ -304,7 +304,7 @@ def weights_digest(session: Session, monitor: Monitor, version: int) -> str | No
     Returns:
         ``None``: it is not known.
     """
-    config = session.config
+    config = run.config
     if version > 0:
         weights = monitor.digest_log.weights_after(version)
     else:
@@ -314,7 +314,7 @@ def weights_digest(session: Session, monitor: Monitor, version: int) -> str | No
         return None
     vllm = importlib.util.find_spec("vllm")
     installed = 0 if vllm is None or not vllm.origin else Path(vllm.origin).stat().st_mtime_ns
-    layout = session.layout
+    layout = run.layout
     quantized = (config.rollout.quantization, config.rollout.kv_cache_dtype)
     engine = (config.model, config.precision, layout.engine_tensor_parallel, installed, quantized)
     return digest(weights, layout.device.value, repr(engine), repr(config.actor.lora))

@@ -21,12 +21,13 @@ from rlmath.batching.from_groups import SampleRewards
 from rlmath.monitor.files import replacing
 from rlmath.training.controllers import Coefficients
 from rlmath.training.kept_files import kept_file, kept_files
+from rlmath.training.rank_settings import threads_per_rank
 from rlmath.training.step_batch import StepBatch
 from rlmath.types import TrainingBatch
 from rlmath.utils.array_file import read_arrays, write_arrays
 
 if TYPE_CHECKING:
-    from rlmath.training.session import Session
+    from rlmath.training.opening import RunningRanks
 
 # Of the arrays that are no field of a TrainingBatch.
 _TOTALS, _SEPARATE, _TAKES_PART = "reward_totals", "separate_rewards", "takes_part"
@@ -69,13 +70,13 @@ class KeptBatches:
             path.unlink(missing_ok=True)
 
     def keep(
-        self, step: int, batch: StepBatch, coefficients: Coefficients, session: Session
+        self, step: int, batch: StepBatch, coefficients: Coefficients, run: RunningRanks
     ) -> None:
         """Write a step's batch in the background; waits for that of the step before.
 
         Args:
             coefficients: Before the step's update.
-            session: Whose ranks do it.
+            run: The ranks that do it.
         """
         if not self._keep_bytes:
             return
@@ -87,8 +88,8 @@ class KeptBatches:
             "weights_version": batch.weights_version,
             "kl_coef": coefficients.kl_coef,
             "entropy_coef": coefficients.entropy_coef,
-            "layout": described_layout(session),
-            "plugin_hashes": dict(session.config.plugin_hashes),
+            "layout": described_layout(run),
+            "plugin_hashes": dict(run.config.plugin_hashes),
         }
         self._writing = self._thread.submit(self._write, step, header, batch)
 
@@ -154,12 +155,15 @@ def read_step(path: Path) -> KeptStep:
     return KeptStep(batch, header["kl_coef"], header["entropy_coef"], header["layout"])
 
 
-def described_layout(session: Session) -> dict[str, Any]:
+def described_layout(run: RunningRanks) -> dict[str, Any]:
     """What the last bits of an update depend on, besides batch, weights and settings."""
-    layout = session.layout
+    layout = run.layout
     described = dataclasses.asdict(layout.actor)
     described["pipeline_layers"] = list(layout.actor.pipeline_layers)
-    return described | {"device": layout.device.value, "threads": session.threads_per_rank}
+    return described | {
+        "device": layout.device.value,
+        "threads": threads_per_rank(run.config, layout),
+    }
 
 
 def _of_sequences(batch: StepBatch) -> dict[str, Any]:

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 from rlmath.config.actor import Fp8
 from rlmath.config.rollout import KvCacheDtype, Quantization
 from rlmath.config.schema import Device
+from rlmath.engines.layer_values import Values
 from rlmath.model.spec import read_model_spec
 from rlmath.validation.engine_values import engine_values
 from rlmath.validation.find_divergence import beyond_rounding
-from rlmath.validation.hooks import Values, megatron_values
+from rlmath.validation.hooks import megatron_values
 
 if TYPE_CHECKING:
-    from rlmath.training.session import Session
+    from rlmath.training.opening import Running
 
 # From a sequence's first on: what a layer gives for each is brought to one process.
 MAX_TOKENS = 128
@@ -27,17 +28,17 @@ FACTOR = 6.0
 NOISE_SEED = 2**21
 
 
-def where_they_part(session: Session, tokens: list[int]) -> str:
+def where_they_part(run: Running, tokens: list[int]) -> str:
     """A sentence that names the layer, or says why none is named.
 
     Args:
-        session: With idle engines that hold the actor's weights.
+        run: With idle engines that hold the actor's weights.
         tokens: A sequence, prompt first.
     """
-    reason = _cannot(session)
+    reason = _cannot(run)
     if reason is None:
         try:
-            return _compare(session, tokens[:MAX_TOKENS])
+            return _compare(run, tokens[:MAX_TOKENS])
         except Exception as error:
             # What is looked for is the reason of another failure, which has to be told.
             reason = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
@@ -47,9 +48,9 @@ def where_they_part(session: Session, tokens: list[int]) -> str:
     )
 
 
-def _cannot(session: Session) -> str | None:
+def _cannot(run: Running) -> str | None:
     """Why values inside of the engines cannot be compared; ``None``: they can."""
-    config, spec = session.config, session.sampling.pool.spec
+    config, spec = run.config, run.sampling.pool.spec
     if spec.device == Device.cuda.value and not spec.enforce_eager:
         return "compiled engines cannot be inspected; rollout.enforce_eager=true makes it possible"
     if spec.adapters is not None:
@@ -59,21 +60,21 @@ def _cannot(session: Session) -> str | None:
         return "the engines compute in FP8"
     if config.actor.fp8 is not Fp8.none:
         return "the actor computes in FP8, and engines do not"
-    if session.layout.actor.context_parallel > 1:
+    if run.layout.actor.context_parallel > 1:
         return "context-parallel ranks have parts of a sequence"
     return None
 
 
-def _compare(session: Session, tokens: list[int]) -> str:
-    spec = read_model_spec(session.config.model.path)
-    theirs = engine_values(session.sampling.pool, tokens, spec.layers)
+def _compare(run: Running, tokens: list[int]) -> str:
+    spec = read_model_spec(run.config.model.path)
+    theirs = engine_values(run.sampling.pool, tokens, spec.layers)
     if theirs is None:
         return (
             "The layer is unknown (the engines are sampling); rlmath validate on the "
             "model's folder names the first one that differs."
         )
-    ours = session.actor.call(_Values(tokens))[0]
-    rounded = session.actor.call(_Values(tokens, NOISE_SEED))[0]
+    ours = run.actor.call(_Values(tokens))[0]
+    rounded = run.actor.call(_Values(tokens, NOISE_SEED))[0]
     first, worst = beyond_rounding(ours, rounded, theirs, spec, FACTOR)
     looked_at = f"on the first {len(tokens)} tokens of that sequence"
     if first is None:

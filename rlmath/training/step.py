@@ -7,18 +7,26 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rlmath.actor.plan import StepPlan
 from rlmath.actor.rank_step import StepResult
+from rlmath.algorithms.alignment import Alignment
 from rlmath.config.schema import Config
 from rlmath.monitor import Monitor
 from rlmath.rollout import weight_sync
 from rlmath.rollout.sampler import Sampled
+from rlmath.rollout.wake_room import WakeRoom
+from rlmath.rollout.weight_sync import Verification
 from rlmath.training.algorithm_settings import reference_share
-from rlmath.training.checks.base import AfterSync, AfterUpdate, BeforeUpdate, InvariantError
+from rlmath.training.checks.base import (
+    AfterSync,
+    AfterUpdate,
+    BeforeUpdate,
+    InvariantError,
+    StepChecks,
+)
 from rlmath.training.controllers import Coefficients
 from rlmath.training.digests import (
     add_fingerprints,
@@ -28,7 +36,6 @@ from rlmath.training.digests import (
     digest_values,
     digest_weights,
 )
-from rlmath.training.distillation import teacher_log_probs
 from rlmath.training.gate import AlignmentError
 from rlmath.training.group_source import GroupSource
 from rlmath.training.kept_batches import KeptBatches
@@ -40,8 +47,8 @@ from rlmath.training.metrics import (
     update_metrics,
 )
 from rlmath.training.mismatch import correction_metrics, mismatch_metrics
+from rlmath.training.opening import Running, RunningRanks
 from rlmath.training.plan import complete, plan_step
-from rlmath.training.session import Session
 from rlmath.training.step_batch import StepBatch
 from rlmath.training.token_traces import traced_places, write_traces
 from rlmath.training.values import value_metrics
@@ -64,76 +71,110 @@ class Trained:
     shortest: TrainingBatch | None
 
 
-def train_step(
-    session: Session,
-    source: GroupSource,
-    coefficients: Coefficients,
-    monitor: Monitor,
-    kept: KeptBatches,
-    step: int,
-    write: Callable[[], None] | None = None,
-) -> Trained:
+@dataclass(frozen=True)
+class UpdateParts:
+    """What an update works with. A run does it once, and ``rlmath replay`` again.
+
+    Attributes:
+        run: The ranks.
+        monitor: Times it, and takes digests and warnings.
+        coefficients: Of the loss, which an update may move.
+        checks: Judge each step.
+    """
+
+    run: RunningRanks
+    monitor: Monitor
+    coefficients: Coefficients
+    checks: StepChecks
+
+
+@dataclass(frozen=True)
+class StepParts(UpdateParts):
+    """What a step works with.
+
+    Attributes:
+        run: Ranks and engines.
+        source: Gives each step its groups.
+        kept: Takes each step's batch.
+        verification: After which weight syncs the engines' weights are compared with the actor's.
+        wake_room: Decides whether engines wake while ranks copy their state to the host.
+    """
+
+    run: Running
+    source: GroupSource
+    kept: KeptBatches
+    verification: Verification
+    wake_room: WakeRoom
+
+
+def train_step(parts: StepParts, step: int, write: Callable[[], None] | None = None) -> Trained:
     """Take the step's groups, update from them, and sync the weights to the engines.
 
     Args:
-        kept: Takes the step's batch.
         write: Writes the ranks' part of this step's checkpoint, before the engines wake.
-
     """
-    plan = plan_step(session.config, step, coefficients.kl_coef)
+    run, monitor, source = parts.run, parts.monitor, parts.source
+    plan = plan_step(run.config, step, parts.coefficients.kl_coef)
     sampled = source.take(step)
-    metrics = sampled.metrics | rollout_metrics(sampled.finished)
     log_samples(sampled, monitor, step)
-    few = None
+    metrics = sampled.metrics | rollout_metrics(sampled.finished)
     with forgetting_misaligned(source, step):
-        now = BeforeUpdate(session, monitor, step, plan, sampled.finished, sampled.groups, None)
+        batch, alignment = None, None
         if sampled.groups:
-            scored = teacher_log_probs(session, sampled.groups, monitor)
-            batch = StepBatch.of(session, sampled.groups, scored)
-            now = dataclasses.replace(now, batch=batch)
-            keep = functools.partial(kept.keep, step, batch, coefficients, session)
-            metrics |= train_on(session, batch, plan, coefficients, monitor, step, now, keep)
-            count = session.config.runner.check_export_sequences
-            shortest = batch.sequences.sequence_lengths.argsort(stable=True)[:count].tolist()
-            few = batch.sequences.select(shortest) if shortest else None
+            batch = batch_of(run, sampled.groups, monitor)
+            alignment = run_passes(parts, batch, plan)
+            parts.kept.keep(step, batch, parts.coefficients, run)
+        metrics |= parts.checks.before_update(
+            BeforeUpdate(
+                run, monitor, step, plan, sampled.finished, sampled.groups, batch, alignment
+            )
+        )
+        if batch is None:
+            renew_reference(parts, step)
         else:
-            metrics |= session.checks.before_update(now)
-            renew_reference(session, monitor, step)
+            metrics |= update(parts, batch, plan, alignment, step)
         source.weights_changed(step)
         # Engines that slept have no weights, also where nothing was trained.
-        metrics |= sync_weights(session, monitor, step, write)
-    metrics |= memory_by_phase(session.actor.take_peaks())
-    return Trained(metrics | source.metrics(), sampled.groups, few)
+        metrics |= sync_weights(parts, step, write)
+    metrics |= memory_by_phase(run.actor.take_peaks()) | source.metrics()
+    few = None if batch is None else shortest_sequences(batch, run.config)
+    return Trained(metrics, sampled.groups, few)
 
 
-def train_on(
-    session: Session,
-    batch: StepBatch,
-    plan: StepPlan,
-    coefficients: Coefficients,
-    monitor: Monitor,
-    step: int,
-    sampled: BeforeUpdate | None = None,
-    keep: Callable[[], object] = lambda: None,
+def batch_of(run: Running, groups: Sequence[Group], monitor: Monitor) -> StepBatch:
+    """All samples of the groups, at least one, with a teacher's log-probs if there is one: most
+    were asked for while other groups were sampled.
+
+    Raises:
+        ComponentError: A sample could not be scored.
+    """
+    scored = None
+    if run.teacher is not None:
+        with monitor.phase("teacher"):
+            scored = run.teacher.take(groups)
+    rewards, version = run.sampling.rewards, run.sampling.pool.weights_version
+    return StepBatch.of(run.config.algorithm, groups, rewards, version, scored)
+
+
+def run_passes(parts: UpdateParts, batch: StepBatch, plan: StepPlan) -> Alignment | None:
+    """The forward passes before the update, over sequences that the ranks then have."""
+    with parts.monitor.phase("log_probs"):
+        return parts.run.actor.run_part(batch.sequences, plan)
+
+
+def update(
+    parts: UpdateParts, batch: StepBatch, plan: StepPlan, alignment: Alignment | None, step: int
 ) -> dict[str, float]:
-    """The part of a step that needs no engines: forward passes, advantages, update. A run does it
-    once, and ``rlmath replay`` again.
+    """Advantages and update of a batch that the ranks have.
 
     Args:
-        sampled: What checks see before the update; ``None`` in a replay.
-        keep: Called once the ranks have the batch.
+        alignment: From :func:`run_passes`.
 
     Returns:
-        The metrics of it.
+        The metrics of it, and of the passes.
     """
-    actor, config = session.actor, session.config
-    with monitor.phase("log_probs"):
-        alignment = actor.run_part(batch.sequences, plan)
-    keep()
-    metrics = batch_metrics(batch.sequences) | mismatch_metrics(alignment)
-    if sampled is not None:
-        now = dataclasses.replace(sampled, alignment=alignment)
-        metrics |= session.checks.before_update(now)
+    run, monitor, coefficients = parts.run, parts.monitor, parts.coefficients
+    actor, config = run.actor, run.config
     plan = complete(plan, alignment, coefficients, monitor, step)
     count = 0 if step % config.runner.samples_every else config.runner.token_samples
     plan = dataclasses.replace(plan, traced=traced_places(batch.keys, count))
@@ -142,16 +183,16 @@ def train_on(
     digest_start(monitor, actor)
     with monitor.phase("update"):
         report = actor.finish_step(plan, advantages)
-    updated = coefficients.metrics(plan.objective.entropy_coef)
-    updated |= log_update(config, batch, plan, report, monitor, step)
-    coefficients.see_kl(updated.get("train/kl"), samples=len(batch))
-    renew_reference(session, monitor, step)
+    metrics = coefficients.metrics(plan.objective.entropy_coef)
+    metrics |= log_update(config, batch, plan, report, monitor, step)
+    coefficients.see_kl(metrics.get("train/kl"), samples=len(batch))
+    renew_reference(parts, step)
     changes = digest_weights(monitor, actor)
-    updated |= session.checks.after_update(
-        AfterUpdate(session, monitor, step, plan, batch, report, changes, updated)
+    metrics |= parts.checks.after_update(
+        AfterUpdate(run, monitor, step, plan, batch, report, changes, metrics)
     )
     monitor.count_tokens(int(batch.sequences.sequence_lengths.sum()))
-    return metrics | updated
+    return batch_metrics(batch.sequences) | mismatch_metrics(alignment) | metrics
 
 
 @contextlib.contextmanager
@@ -209,20 +250,18 @@ def log_update(
     return metrics | off_policy_metrics(result, plan.now)
 
 
-def renew_reference(session: Session, monitor: Monitor, step: int) -> None:
+def renew_reference(parts: UpdateParts, step: int) -> None:
     """Let the reference model go to the policy, if it is due.
 
     At the end of an update; and in a step that was skipped, as those before changed the policy.
     """
-    algorithm = session.config.algorithm
+    algorithm = parts.run.config.algorithm
     if share := reference_share(algorithm, step):
-        with monitor.phase("update"):
-            session.actor.renew_reference(share, algorithm.reference.reset_optimizer)
+        with parts.monitor.phase("update"):
+            parts.run.actor.renew_reference(share, algorithm.reference.reset_optimizer)
 
 
-def sync_weights(
-    session: Session, monitor: Monitor, step: int, write: Callable[[], None] | None
-) -> dict[str, float]:
+def sync_weights(parts: StepParts, step: int, write: Callable[[], None] | None) -> dict[str, float]:
     """Write the ranks' part of a checkpoint if one is due, then sync the weights to the engines,
     which wake for them.
 
@@ -230,23 +269,25 @@ def sync_weights(
         ``memory/...`` of what actor and engines keep while the other has the GPU, and how much of
         the weights was compared.
     """
+    run, monitor, verification, room = parts.run, parts.monitor, parts.verification, parts.wake_room
     if write is not None:
         with monitor.phase("save"):
             write()
-    pool = session.sampling.pool
+    pool = run.sampling.pool
     with monitor.phase("weight_sync"):
         verified = pool.verified_syncs
         asleep, offloaded = weight_sync.sync_weights(
-            session.actor, pool, step, session.verification, wake_room=session.wake_room
+            run.actor, pool, step, verification, wake_room=room
         )
-        now = AfterSync(
-            session,
-            monitor,
-            step,
-            pool.verified_syncs != verified,
-            asleep,
-            offloaded,
-            session.wake_room.used,
+        compared_all = pool.verified_syncs != verified
+        metrics = parts.checks.after_sync(
+            AfterSync(run, monitor, step, compared_all, asleep, offloaded, room.used)
         )
-        metrics = session.checks.after_sync(now)
-    return metrics | {"throughput/compared_weights": session.verification.compared_share}
+    return metrics | {"throughput/compared_weights": verification.compared_share}
+
+
+def shortest_sequences(batch: StepBatch, config: Config) -> TrainingBatch | None:
+    """``runner.check_export_sequences`` of them; ``None``: none is wanted."""
+    count = config.runner.check_export_sequences
+    shortest = batch.sequences.sequence_lengths.argsort(stable=True)[:count].tolist()
+    return batch.sequences.select(shortest) if shortest else None

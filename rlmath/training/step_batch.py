@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,13 +18,11 @@ from rlmath.algorithms.advantages import (
 from rlmath.batching.from_groups import SampleRewards, estimator_rewards, sampled_sequences
 from rlmath.batching.shards import Sequences
 from rlmath.config.algorithm import KlPlace
-from rlmath.config.schema import Config
+from rlmath.config.schema import AlgorithmConfig, Config
 from rlmath.monitor.digests import sample_key
+from rlmath.rewards.mix import RewardMix
 from rlmath.training.algorithm_settings import advantage_settings
 from rlmath.types import Group
-
-if TYPE_CHECKING:
-    from rlmath.training.session import Session
 
 
 class StepSequences(Sequences, Protocol):
@@ -68,16 +66,19 @@ class StepBatch:
     @classmethod
     def of(
         cls,
-        session: Session,
+        algorithm: AlgorithmConfig,
         groups: Sequence[Group],
+        rewards: RewardMix,
+        weights_version: int,
         teacher_log_probs: Sequence[NDArray[np.float32]] | None = None,
     ) -> StepBatch:
         """All samples of the groups, at least one.
 
         Args:
+            rewards: Those that graded the groups.
+            weights_version: Of the actor before the update.
             teacher_log_probs: Of the tokens of each sample; ``None``: there is no teacher.
         """
-        algorithm, sampling = session.config.algorithm, session.sampling
         sequences = sampled_sequences(
             groups,
             truncated=algorithm.truncated,
@@ -85,11 +86,11 @@ class StepBatch:
             reads_rewards=ADVANTAGES.traits(algorithm.advantage).reads_rewards,
             teacher_log_probs=teacher_log_probs,
         )
-        weights = {item.label: item.weight for item in sampling.rewards.items}
+        weights = {item.label: item.weight for item in rewards.items}
         return cls(
             sequences,
             tuple(sample_key(one) for one in sequences.samples),
             sequences.takes_part,
             SampleRewards.of(groups, weights),
-            sampling.pool.weights_version,
+            weights_version,
         )

@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 
 from rlmath.algorithms.mismatch import measure
+from rlmath.config.arithmetic import RunLayout
 from rlmath.config.quoting import override, path_override, quoted_path
 from rlmath.config.schema import Config, DType
 from rlmath.errors import UserError, WeightsError
@@ -20,7 +21,7 @@ from rlmath.model.precision import log_prob_limit
 from rlmath.model.spec import read_model_spec
 from rlmath.monitor import plot_curves, read_metrics, update_summary
 from rlmath.monitor.progress import duration
-from rlmath.training.session import Session
+from rlmath.training.opening import RunningRanks
 from rlmath.types import TrainingBatch
 from rlmath.validation.convert import folder_fingerprints
 from rlmath.validation.hf_log_probs import hf_log_probs
@@ -34,7 +35,7 @@ class ExportError(UserError):
     """The written model is not the one that was trained."""
 
 
-def check_export(session: Session, folder: Path, batch: TrainingBatch | None) -> dict[str, float]:
+def check_export(run: RunningRanks, folder: Path, batch: TrainingBatch | None) -> dict[str, float]:
     """Compare the exported folder with the actor: each tensor bit by bit, and log-probs with those
     of ``transformers``.
 
@@ -51,9 +52,9 @@ def check_export(session: Session, folder: Path, batch: TrainingBatch | None) ->
             ``toolkits/convert``.
     """
     try:
-        held = session.actor.weights_changes()[0].fingerprints
+        held = run.actor.weights_changes()[0].fingerprints
         compare_fingerprints(held, folder_fingerprints(folder), str(folder))
-        return {} if batch is None else _check_log_probs(session, folder, batch)
+        return {} if batch is None else _check_log_probs(run, folder, batch)
     except WeightsError as error:
         rejected = folder.with_name(f"{folder.name}_rejected")
         shutil.rmtree(rejected, ignore_errors=True)
@@ -76,9 +77,9 @@ def no_room_to_compare(folder: Path) -> str:
     )
 
 
-def _check_log_probs(session: Session, folder: Path, batch: TrainingBatch) -> dict[str, float]:
-    config = session.config
-    ours, _ = session.actor.log_probs(batch)
+def _check_log_probs(run: RunningRanks, folder: Path, batch: TrainingBatch) -> dict[str, float]:
+    config = run.config
+    ours, _ = run.actor.log_probs(batch)
     theirs = hf_log_probs(folder, batch, config.rollout.temperature)
     metrics = measure(ours, theirs).metrics()
     moe = read_model_spec(config.model.path).experts > 0
@@ -95,11 +96,10 @@ def _check_log_probs(session: Session, folder: Path, batch: TrainingBatch) -> di
     }
 
 
-def summarize(config: Config, session: Session, extra: dict[str, float]) -> dict[str, Any]:
+def summarize(config: Config, layout: RunLayout, extra: dict[str, float]) -> dict[str, Any]:
     """Write ``curves.png`` and ``summary.json`` from the run's metrics; returns the summary."""
     run_dir = Path(config.runner.run_dir)
     lines = read_metrics(run_dir)
-    layout = session.layout
     held_out = [line for line in lines if "eval/accuracy" in line]
     train_s = sum(line.get("timing/step") or 0.0 for line in lines)
     alignment = [

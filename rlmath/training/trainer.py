@@ -10,9 +10,9 @@ from rlmath.actor.group import ActorGroup
 from rlmath.config.rollout import Quantization
 from rlmath.config.schema import Config, DType
 from rlmath.config.weights import bucket_mib
+from rlmath.engines.requests import EngineSpec
+from rlmath.engines.transports import TransportPlan
 from rlmath.model.spec import read_model_spec
-from rlmath.rollout.requests import EngineSpec
-from rlmath.weights.transports import TransportPlan
 
 
 class ActorTrainer:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
+from rlmath.engines.layer_values import EMBEDDING, HEAD, NORM, Values
 from rlmath.model.spec import ModelSpec
-from rlmath.validation.hooks import EMBEDDING, HEAD, NORM, Values
 
 # Relative to the largest value: above rounding errors, below the effect of a wrong weight.
 TOLERANCES = {torch.float32: 1e-4, torch.bfloat16: 0.1}

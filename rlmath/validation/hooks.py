@@ -12,19 +12,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from rlmath.engines.layer_values import EMBEDDING, HEAD, NORM, Values
 from rlmath.model.spec import ModelSpec, read_model_spec
 from rlmath.validation.probe import batch_of
 from rlmath.weights.parameters import unwrap
 
 if TYPE_CHECKING:
     from rlmath.actor.policy import MegatronActor
-
-# By layer (-1: before the first) and step.
-Values = dict[tuple[int, str], Tensor]
-
-EMBEDDING = "embed_tokens (word_embeddings)"
-NORM = "norm (final_layernorm)"
-HEAD = "lm_head (output_layer)"
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,1 @@
-"""Every change that rlmath makes to vLLM. README.md lists them, with reasons and gains."""
+"""The entry point of vLLM's plug-ins (``pyproject.toml``)."""

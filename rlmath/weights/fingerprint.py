@@ -7,7 +7,7 @@ element always changes the fingerprint; swapped values or several changes go unn
 coincidence. Integer arithmetic wraps identically on CPU and CUDA.
 
 Negative zeros and subnormal numbers count as zero: a CPU's matrix units treat them as zero, so they
-are lost when a packed matrix is read back (``rlmath.weights.transports.packed``).
+are lost when a packed matrix is read back (``rlmath.engines.transports.packed``).
 """
 
 from __future__ import annotations

@@ -234,7 +234,7 @@ class BucketGatherer:
         pending = self._begin(next(following), destination, routes)
         while pending is not None:
             # Messages are freed before the next ones start, and a bucket when the caller drops it:
-            # ``rlmath.weights.transport`` relies on both.
+            # ``rlmath.engines.transport`` relies on both.
             finished = [pending.finish()]
             bucket = next(following, None)
             pending = None if bucket is None else self._begin(bucket, destination, routes)

@@ -5,7 +5,7 @@ A row names something in a package, says what about it is relied on, and what br
     Row(
         "vllm.v1.core.sched.scheduler:Scheduler",
         has=("schedule", "running"),
-        breaks="CPU engines cannot schedule decode steps (rlmath/vllm_plugin/cpu_scheduler.py)",
+        breaks="CPU engines cannot schedule decode steps (rlmath/engines/patches/cpu_scheduler.py)",
     )
 
 Modules that import on this machine are imported. Others (CUDA only) are read: their source is

@@ -3,7 +3,7 @@
 A group begins with ``! what breaks``; further lines with ``!`` continue it. A row is a target, and
 what is relied on of it: fields of ``Row`` with names behind them, or with a Python literal::
 
-    ! CPU engines cannot schedule decode steps (rlmath/vllm_plugin/cpu_scheduler.py)
+    ! CPU engines cannot schedule decode steps (rlmath/engines/patches/cpu_scheduler.py)
     vllm.v1.core.sched.scheduler:Scheduler has schedule, running
     vllm.v1.core.sched.scheduler:Scheduler.schedule passes throttle_prefills
         says "self.running"

@@ -13,7 +13,7 @@ from tests.contracts.engine_constants_program import EPSILON, FAMILIES, HEALTHY,
 ROOT = Path(__file__).parents[2]
 BREAKS = (
     "where vLLM or transformers keep these numbers has moved "
-    "(rlmath/training/checks/engine_constants.py, rlmath/rollout/engine_workers.py)"
+    "(rlmath/training/checks/engine_constants.py, rlmath/engines/engine_workers.py)"
 )
 
 

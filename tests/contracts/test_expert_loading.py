@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from rlmath.engines.transports.engine_parts import expert_share
 from rlmath.weights.runs import Run
-from rlmath.weights.transports.engine_parts import expert_share
 
 SIZE, HIDDEN, EXPERTS = 12, 8, 4
 

@@ -11,10 +11,10 @@ from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
 from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
 from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerWeightTransferEngine
 
+from rlmath.engines.transports import nccl_trainer
+from rlmath.engines.transports.nccl_shares import SharesTrainer
+from rlmath.engines.transports.nccl_trainer import NcclTrainer
 from rlmath.weights.buckets import TensorMeta
-from rlmath.weights.transports import nccl_trainer
-from rlmath.weights.transports.nccl_shares import SharesTrainer
-from rlmath.weights.transports.nccl_trainer import NcclTrainer
 
 WAIT_S = 60.0
 

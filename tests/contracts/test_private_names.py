@@ -59,7 +59,7 @@ def test_each_has_a_row():
 
 
 def test_kernels_of_vllms_cpu_build():
-    """``torch.ops._C``, for cpu_norms.py and cpu_sampling.py in rlmath/vllm_plugin."""
+    """``torch.ops._C``, for cpu_norms.py and cpu_sampling.py in engines/patches."""
     torch = pytest.importorskip("torch")
     if torch.version.cuda is not None:
         pytest.skip("these kernels are in vLLM's CPU build; the CUDA build is installed here")

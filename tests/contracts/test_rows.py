@@ -3,7 +3,7 @@
 import pytest
 
 from rlmath.actor.fusions import fusion_settings
-from rlmath.rollout.requests import FLASHINFER_VARIABLES
+from rlmath.engines.requests import FLASHINFER_VARIABLES
 from tests.contracts.contract import check
 from tests.contracts.rows import FOLDER, read_rows
 

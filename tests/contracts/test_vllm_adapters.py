@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from rlmath.device import Platform
+from rlmath.engines.patches.register import ADAPTER_ENGINES, adapter_backend
+from rlmath.engines.transports.connection import connect
 from rlmath.model.lora import VLLM_RANKS
-from rlmath.vllm_plugin.register import ADAPTER_ENGINES, adapter_backend
-from rlmath.weights.transports import connect
 from tests.contracts.fake_cuda import FakeCuda
 from tests.contracts.test_vllm_weight_transfer import Tensors, awkward_tensors
 from tests.contracts.vllm_worker import Handle, join, plan_for
@@ -51,7 +51,7 @@ def products(tokens, dtype, slots):
     from vllm.lora.layers import LoRAMapping
     from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
-    from rlmath.vllm_plugin.cpu_adapters import OneAdapter
+    from rlmath.engines.patches.cpu_adapters import OneAdapter
 
     torch.manual_seed(0)
     a = tuple(torch.randn(1, 1, 8, 24).to(dtype) for _ in range(2))

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from rlmath.engines.engine_arguments import FP8, vllm_arguments
+from rlmath.engines.requests import EngineSpec
 from rlmath.model.fp8 import quantized
 from rlmath.model.tiny import make_tiny_model
-from rlmath.rollout.engine_arguments import FP8, vllm_arguments
-from rlmath.rollout.requests import EngineSpec
 
 
 def spec(device, width, model="model", **fields):

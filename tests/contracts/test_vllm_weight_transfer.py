@@ -21,14 +21,14 @@ from rlmath.actor.offload import DeviceState
 from rlmath.actor.worker import ActorWorker
 from rlmath.device import Platform
 from rlmath.device.streams import SideStream
+from rlmath.engines.engine import RolloutEngine
+from rlmath.engines.transport import TRANSPORTS, SyncSizes
+from rlmath.engines.transports.connection import connect
 from rlmath.errors import WeightsError
 from rlmath.model.published import KNOWN
 from rlmath.model.rank_layout import ParallelRank
 from rlmath.model.spec import model_spec
-from rlmath.rollout.engine import RolloutEngine
 from rlmath.weights.buckets import TensorMeta, cut_into_buckets
-from rlmath.weights.transport import TRANSPORTS, SyncSizes
-from rlmath.weights.transports import connect
 from tests.contracts.fake_cuda import FakeCuda, LiveBytes, Races
 from tests.contracts.vllm_worker import join, plan_for
 from tests.unit.weights.model_ranks import gatherer_of, modules_like
@@ -194,7 +194,7 @@ def test_no_stream_reads_or_writes_too_early(monkeypatch, cuda, backend, shape, 
 def test_a_missing_wait_is_found(monkeypatch, cuda, ranks):
     """The test above can fail: with everything on whatever stream vLLM has, as it was."""
     monkeypatch.setattr(Platform, "side_stream", lambda _: SideStream())
-    monkeypatch.setattr("rlmath.weights.transport.NCCL_MESSAGES", 2)
+    monkeypatch.setattr("rlmath.engines.transport.NCCL_MESSAGES", 2)
     assert races(monkeypatch, cuda, "nccl", DENSE, ranks)
 
 
@@ -203,7 +203,7 @@ def races(monkeypatch, cuda, backend, shape, ranks):
     # Buckets of a few kilobytes: dozens of them, and messages that end elsewhere.
     gatherer, model = gatherer_of(monkeypatch, shape, ranks, 0.01)
     cuda.install_messages(monkeypatch)
-    monkeypatch.setattr("rlmath.weights.transport.MIB", 8192)
+    monkeypatch.setattr("rlmath.engines.transport.MIB", 8192)
     connection = connect(plan_for(worker, backend, 1), gatherer, CUDA)
     with Races(cuda), torch.no_grad():
         for version in (1, 2):
@@ -217,7 +217,7 @@ def races(monkeypatch, cuda, backend, shape, ranks):
 
 def test_a_rank_that_only_sends_changes_its_weights_after_they_are_sent(monkeypatch, cuda):
     """vLLM gives such a rank no tensors, and waits for its current stream only."""
-    from rlmath.weights.transports.vllm_source import GatheredSource
+    from rlmath.engines.transports.vllm_source import GatheredSource
 
     cuda.install(monkeypatch, "cpu")
     gatherer, model = gatherer_of(monkeypatch, DENSE, 2, 0.01)
@@ -300,7 +300,7 @@ def test_an_engine_drops_its_old_connection_before_it_takes_a_new_one():
 
 
 def test_a_worker_that_keeps_other_experts_than_it_is_sent_says_so():
-    from rlmath.weights.transports.nccl_shares_engine import SharesEngine
+    from rlmath.engines.transports.nccl_shares_engine import SharesEngine
 
     vllm_config = SimpleNamespace(parallel_config=SimpleNamespace(rank=1), model_config=None)
     engine = SharesEngine(None, vllm_config, torch.device("cpu"), torch.nn.Module())

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing import reductions
 
-from rlmath.weights import transports
-from rlmath.weights.transports import TransportPlan
+from rlmath.engines import transports
+from rlmath.engines.transports import TransportPlan
 
 TIMEOUT_S = 60
 

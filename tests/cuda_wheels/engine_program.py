@@ -23,8 +23,8 @@ def main():
     forge_vllm()
     from vllm.plugins import load_general_plugins
 
-    from rlmath.rollout.requests import EngineSpec
-    from rlmath.vllm_plugin.register import ENGINE_VARIABLE, register
+    from rlmath.engines.patches.register import ENGINE_VARIABLE, register
+    from rlmath.engines.requests import EngineSpec
 
     os.environ[ENGINE_VARIABLE] = "1"
     load_general_plugins()
@@ -38,7 +38,7 @@ def finished(spec):
     from vllm.v1.engine.llm_engine import LLMEngine
     from vllm.v1.executor import Executor
 
-    from rlmath.rollout.step_loop import StepLoop
+    from rlmath.engines.step_loop import StepLoop
 
     found = {}
 

@@ -29,7 +29,7 @@ OF_ENGINES = (
 )
 OF_RANKS = ("megatron.core.extensions.transformer_engine", "transformer_engine.pytorch")
 # Operators of vLLM's CPU build; only a CPU engine imports it.
-CPU_ALONE = ("rlmath.vllm_plugin.cpu_norms",)
+CPU_ALONE = ("rlmath.engines.patches.cpu_norms",)
 
 
 def modules(which):

@@ -46,7 +46,7 @@ def test_an_engine_that_prepares_leaves_the_gpu_alone():
     program = (
         "from tests.cuda_wheels.forged import forge_gpus, forge_vllm\n"
         "forge_gpus(); forge_vllm()\n"
-        "from rlmath.rollout.step_loop import import_vllm; import_vllm('cuda')\n"
+        "from rlmath.engines.step_loop import import_vllm; import_vllm('cuda')\n"
         "import sys, torch\n"
         "print('vllm.v1.worker.gpu_worker' in sys.modules, torch.cuda.is_initialized())"
     )

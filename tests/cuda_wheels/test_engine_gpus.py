@@ -5,8 +5,8 @@ import json
 
 import pytest
 
+from rlmath.engines.requests import EngineSpec
 from rlmath.model.published import KNOWN
-from rlmath.rollout.requests import EngineSpec
 from tests.cuda_wheels.programs import answer_of
 
 MODEL = "DeepSeek-R1-Distill-Qwen-1.5B"

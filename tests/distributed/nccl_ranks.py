@@ -35,7 +35,7 @@ class Worker:
     """
 
     def __init__(self, number, shares):
-        from rlmath.weights.transports.nccl_shares_engine import SharesEngine
+        from rlmath.engines.transports.nccl_shares_engine import SharesEngine
 
         self.updates: list[dict[str, Tensor]] = []
         self._loaded: dict[str, Tensor] = {}
@@ -104,9 +104,10 @@ def sync(folder, case, shares, num_engines):
     import ray
 
     from rlmath.device import CPU
+    from rlmath.engines import transport, transports
+    from rlmath.engines.transports.connection import connect
     from rlmath.model.rank_layout import ParallelRank
     from rlmath.model.spec import read_model_spec
-    from rlmath.weights import transport, transports
     from rlmath.weights.gather import BucketGatherer
     from rlmath.weights.megatron import load_from_hf
     from rlmath.weights.pieces import expert_tensors
@@ -146,8 +147,8 @@ def sync(folder, case, shares, num_engines):
             GlooCommunicator.opened.clear()
             gatherer = BucketGatherer(chunks, spec, parallel, BUCKET_MIB)
             if transports.can_send_shares(gatherer, shares):
-                refusal(transports.connect, plan, gatherer, CPU)
-            connection = transports.connect(plan, gatherer, CPU)
+                refusal(connect, plan, gatherer, CPU)
+            connection = connect(plan, gatherer, CPU)
         with torch.no_grad():
             for chunk in chunks:
                 for parameter in chunk.parameters():

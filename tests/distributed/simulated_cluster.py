@@ -27,9 +27,9 @@ from rlmath.cluster.session import without_services
 from rlmath.config.arithmetic import RunLayout
 from rlmath.config.schema import Device, Placement
 from rlmath.device.gpu_probe import GpuReport
+from rlmath.engines.requests import EngineSpec
 from rlmath.errors import UserError
 from rlmath.model.parallel import Layout
-from rlmath.rollout.requests import EngineSpec
 
 NODES, GPUS_OF_A_NODE = 2, 4
 LABEL = "virtual-node"

@@ -62,7 +62,7 @@ def _shared(pair):
 
 
 @contextlib.contextmanager
-def _stale_at_the_second_sync(session, pool):
+def _stale_at_the_second_sync(actor, pool):
     """The engines say that they have the second of the next versions, and keep the first."""
     send, stale = ActorGroup.send_weights, pool.weights_version + 2
 

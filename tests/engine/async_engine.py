@@ -13,8 +13,9 @@ import json
 import os
 import sys
 
-from rlmath.rollout.requests import EngineSpec, requests_for
-from rlmath.rollout.step_loop import StepLoop
+from rlmath.engines.requests import EngineSpec
+from rlmath.engines.step_loop import StepLoop
+from rlmath.rollout.seeds import requests_for
 from rlmath.types import Problem
 
 MODEL, LOGS = sys.argv[1:3]
@@ -36,7 +37,7 @@ def let_vllm_schedule_ahead():
     from vllm.platforms.cpu import CpuPlatform
     from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 
-    from rlmath.rollout import engine_arguments
+    from rlmath.engines import engine_arguments
 
     check = CpuPlatform.check_and_update_config.__func__
 

@@ -10,9 +10,9 @@ from trainers import start_sender
 
 from rlmath.cluster.session import ray_session as own_ray
 from rlmath.config.schema import ClusterConfig
+from rlmath.engines.requests import EngineSpec
 from rlmath.model.tiny import make_tiny_model
 from rlmath.rollout.pool import RolloutPool
-from rlmath.rollout.requests import EngineSpec
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ import ray
 import torch
 from transformers import AutoModelForCausalLM
 
-from rlmath.rollout.requests import Request
+from rlmath.engines.requests import Request
 from rlmath.rollout.seeds import request_seed
 from rlmath.rollout.weight_sync import Verification, sync_weights
 from rlmath.weights.fingerprint import add

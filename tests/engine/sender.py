@@ -2,10 +2,10 @@
 
 import torch.distributed as dist
 
+from rlmath.engines.transports.connection import connect
 from rlmath.model.rank_layout import ParallelRank
 from rlmath.weights.buckets import TensorMeta, cut_into_buckets, view_in_buffer
 from rlmath.weights.slices import fingerprint_in
-from rlmath.weights.transports import connect
 
 
 class TensorSource:

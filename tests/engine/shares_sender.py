@@ -7,9 +7,10 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from rlmath.device import CPU
+from rlmath.engines import transports
+from rlmath.engines.transports.connection import connect
 from rlmath.model.rank_layout import ParallelRank
 from rlmath.model.spec import read_model_spec
-from rlmath.weights import transports
 from rlmath.weights.gather import BucketGatherer
 from tests.contracts.gloo_wire import install
 from tests.unit.weights.model_ranks import modules_like
@@ -39,7 +40,7 @@ class ShareSender:
         transports.own_address = lambda: "127.0.0.1"
         if self._connection is not None:
             self._connection.shutdown()
-        self._connection = transports.connect(plan, self._gatherer, CPU)
+        self._connection = connect(plan, self._gatherer, CPU)
         return type(self._connection._trainer).__name__
 
     def send_weights(self, version):

@@ -1,6 +1,7 @@
 """Asynchronous scheduling changes no sample, and leaves nothing running when the engine is idle.
 
-Nor do rounds of decode steps (``rlmath/vllm_plugin/cpu_rounds.py``), which the other engine runs.
+Nor do rounds of decode steps (``rlmath/engines/patches/cpu_rounds.py``), which the other engine
+runs.
 """
 
 import json

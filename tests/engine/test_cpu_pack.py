@@ -5,7 +5,7 @@ import torch
 from vllm import _custom_ops as ops
 from vllm.platforms import current_platform
 
-from rlmath.weights.transports.cpu_load import _joined
+from rlmath.engines.transports.cpu_load import _joined
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -6,7 +6,7 @@ from torch import Generator
 from vllm.platforms import current_platform
 from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 
-from rlmath.vllm_plugin.cpu_sampling import forward_cpu
+from rlmath.engines.patches.cpu_sampling import forward_cpu
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from vllm.v1.outputs import LogprobsLists, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-from rlmath.vllm_plugin.cpu_scheduler import DecodeScheduler
+from rlmath.engines.patches.cpu_scheduler import DecodeScheduler
 
 BLOCK = 32
 EOS, STOP = 5, 6

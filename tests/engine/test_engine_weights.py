@@ -25,6 +25,7 @@ from reference import (
 )
 from trainers import start_sender, start_senders
 
+from rlmath.engines.transports.segments import NamedSegments
 from rlmath.errors import UserError, WeightsError
 from rlmath.model.spec import read_model_spec
 from rlmath.rollout.pool import RolloutPool
@@ -32,7 +33,6 @@ from rlmath.rollout.weight_sync import Verification, sync_weights
 from rlmath.weights.fingerprint import compare_fingerprints
 from rlmath.weights.pieces import hf_shapes
 from rlmath.weights.slices import Rotation, fingerprint_in
-from rlmath.weights.transports.segments import NamedSegments
 
 # Two whole blocks of the prefix cache and a bit: a CPU engine's blocks hold 128 tokens.
 LONG_PROMPT_TOKENS = 300
@@ -74,8 +74,8 @@ def test_a_flipped_bit_is_found_by_name(pool, sender):
     assert all(held == sent for held in pool.weights_fingerprints())
 
     def flip(worker):
-        from rlmath.weights.transports.cpu_load import _pack
-        from rlmath.weights.transports.packed import columns_of
+        from rlmath.engines.transports.cpu_load import _pack
+        from rlmath.engines.transports.packed import columns_of
 
         modules = dict(worker.model_runner.get_model().named_modules())
         bias = modules["model.layers.1.self_attn.qkv_proj"].bias
@@ -245,7 +245,7 @@ print(Engines._registry["shared_memory"]().__name__)
 def test_the_trainers_end_does_not_import_vllm():
     program = """
 import sys
-import rlmath.weights.transports, rlmath.weights.transports.shared_memory
+import rlmath.engines.transports, rlmath.engines.transports.shared_memory
 print([name for name in sys.modules if name.split(".")[0] in ("vllm", "ray", "megatron")])
 """
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -11,13 +11,13 @@ from reference import check_slices
 from safetensors.torch import save_file
 from shares_sender import ShareSender
 
+from rlmath.engines.transports import TransportPlan
 from rlmath.model.spec import read_model_spec
 from rlmath.rollout.pool import RolloutPool
 from rlmath.weights.expert_shares import ExpertShare
 from rlmath.weights.fingerprint import fingerprints
 from rlmath.weights.hf_files import HfFolderReader
 from rlmath.weights.pieces import expert_tensors
-from rlmath.weights.transports import TransportPlan
 
 
 @pytest.fixture(scope="module")
@@ -60,9 +60,9 @@ def test_workers_of_an_engine_need_their_own_slices(ray_session, engine_spec, fo
             initialize_layerwise_reload,
         )
 
+        from rlmath.engines.transports.engine_parts import expert_share
+        from rlmath.engines.transports.shared_memory_engine import _pack_experts_again
         from rlmath.weights.runs import Run
-        from rlmath.weights.transports.engine_parts import expert_share
-        from rlmath.weights.transports.shared_memory_engine import _pack_experts_again
 
         model, tensors = worker.model_runner.get_model(), load_file(file)
         share = expert_share(model)
@@ -105,7 +105,7 @@ def test_each_worker_gets_its_share_from_its_own_rank(ray_session, engine_spec, 
 
     def pack_again(worker):
         """vLLM's reload takes experts that it loads on a CPU for packed."""
-        from rlmath.weights.transports.shared_memory_engine import _pack_experts_again
+        from rlmath.engines.transports.shared_memory_engine import _pack_experts_again
 
         _pack_experts_again(worker.model_runner.get_model())
 

@@ -11,8 +11,8 @@ import ray
 from reference import make_requests, random_prompts, send
 from trainers import SenderTrainer, start_sender
 
+from rlmath.engines.requests import EngineError, EngineStartError
 from rlmath.rollout.pool import RolloutPool
-from rlmath.rollout.requests import EngineError, EngineStartError
 
 
 def test_a_model_that_cannot_be_read_is_said_and_nothing_is_left(

@@ -8,8 +8,8 @@ import ray
 from reference import by_key, make_requests, random_prompts, send
 from trainers import start_sender
 
+from rlmath.engines.requests import CPU_BLOCK_TOKENS
 from rlmath.rollout.pool import RolloutPool
-from rlmath.rollout.requests import CPU_BLOCK_TOKENS
 
 PROMPT = 20
 # Where samples are cut, in response tokens: within the second and the third block.

@@ -16,11 +16,11 @@ from reference import make_requests as plain_requests
 from trainers import start_sender
 from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
+from rlmath.engines.requests import CPU_BLOCK_TOKENS
+from rlmath.engines.routes import RouteSpec
 from rlmath.model.spec import read_model_spec
 from rlmath.model.tiny_tokenizer import VOCABULARY_SIZE, build_tokenizer
 from rlmath.rollout.pool import RolloutPool
-from rlmath.rollout.requests import CPU_BLOCK_TOKENS
-from rlmath.rollout.routes import RouteSpec
 
 LIMIT = 24
 # Rounding decides where the last expert that is taken and the first that is not are as close.

@@ -12,10 +12,10 @@ from adapters import Trainer, merged
 from reference import by_key, make_requests, random_prompts, send, tokens
 from trainers import SenderTrainer, start_sender
 
+from rlmath.engines.requests import Request
 from rlmath.errors import WeightsError
 from rlmath.model.lora import Lora
 from rlmath.rollout.pool import RolloutPool
-from rlmath.rollout.requests import Request
 from rlmath.types import Sample
 from rlmath.weights.fingerprint import compare_fingerprints
 

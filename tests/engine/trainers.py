@@ -7,8 +7,8 @@ from typing import Any
 import ray
 import sender as sender_module
 
+from rlmath.engines.transports import TransportPlan
 from rlmath.rollout.pool import RolloutPool
-from rlmath.weights.transports import TransportPlan
 
 # Several buckets for the tiny model, so that layers' tensors are spread over two of them.
 BUCKET_SIZE_MIB = 0.3

@@ -18,7 +18,7 @@ import numpy as np
 from rlmath.checkpoint.driver_state import read_driver_state, write_driver_state
 from rlmath.config.load import load
 from rlmath.data import ProblemStream
-from rlmath.rollout.requests import Request
+from rlmath.engines.requests import Request
 from rlmath.rollout.sampler import Sampled, Sampler
 from rlmath.training import group_source
 from rlmath.training.group_source import GroupSource
@@ -139,7 +139,7 @@ class FakePool(Engines):
 
 
 class FakeRun:
-    """The real group source of a sampler, with fakes of session, monitor and actor around it."""
+    """The real group source of a sampler, with fakes of ranks, engines and monitor around it."""
 
     def __init__(self, collector: Any, pool: FakePool, sampler: Sampler, monkeypatch: Any) -> None:
         self.sampler, self.pool = sampler, pool
@@ -147,11 +147,11 @@ class FakeRun:
         rewards = SimpleNamespace(
             set_step=lambda step, steps: self.set_step.append(step), metrics=dict
         )
-        session: Any = SimpleNamespace(
+        run: Any = SimpleNamespace(
             config=sampler._config,
             sampling=SimpleNamespace(pool=pool, rewards=rewards, collector=collector),
             actor=SimpleNamespace(begin_load=lambda: None),
         )
         monitor: Any = SimpleNamespace(phase=lambda _: contextlib.nullcontext())
         monkeypatch.setattr(group_source, "weights_digest", lambda *_: None)
-        self.source = GroupSource(session, sampler, monitor)
+        self.source = GroupSource(run, sampler, monitor)

@@ -26,7 +26,7 @@ def anchors(page: Path) -> set[str]:
 
 @pytest.mark.parametrize(
     "page",
-    [*PAGES, ROOT / "CHANGELOG.md", ROOT / "rlmath" / "vllm_plugin" / "README.md"],
+    [*PAGES, ROOT / "CHANGELOG.md", ROOT / "rlmath" / "engines" / "patches" / "README.md"],
     ids=lambda page: page.name,
 )
 def test_anchors_are_headings(page: Path) -> None:

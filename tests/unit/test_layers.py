@@ -1,10 +1,12 @@
-"""The layers of the package: imports go down only, also those inside functions."""
+"""The layers of the package: imports go down only and in no cycle, also those inside functions, and
+one folder alone imports vLLM."""
 
 from __future__ import annotations
 
 import ast
 import functools
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -27,8 +29,9 @@ LAYERS = (
     "monitor",
     "cluster",
     "checkpoint",
-    "vllm_plugin",
     "weights",
+    "engines",
+    "vllm_plugin",
     "checks",
     "rollout",
     "actor",
@@ -91,3 +94,80 @@ def test_imports_go_down(layer: str) -> None:
         if target not in below
     ]
     assert upward == []
+
+
+@functools.cache
+def trees() -> dict[str, ast.Module]:
+    """Each module of the package."""
+    found = {}
+    for file in sorted(PACKAGE.rglob("*.py")):
+        parts = ("rlmath", *file.relative_to(PACKAGE).with_suffix("").parts)
+        name = ".".join(parts).removesuffix(".__init__")
+        found[name] = ast.parse(file.read_text(encoding="utf-8"))
+    return found
+
+
+def run_time_imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Module and name of each import, also inside functions, but not those for types alone."""
+    for_types = {
+        id(inside)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        for statement in node.body
+        for inside in ast.walk(statement)
+    }
+    for node in ast.walk(tree):
+        if id(node) in for_types:
+            continue
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, "") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from ((node.module, alias.name) for alias in node.names)
+
+
+def import_cycle(modules: dict[str, ast.Module]) -> list[str]:
+    """Modules that import each other in a circle; none if there is no circle."""
+    needs: dict[str, set[str]] = {}
+    for name, tree in modules.items():
+        found = {
+            f"{module}.{one}" if f"{module}.{one}" in modules else module
+            for module, one in run_time_imports(tree)
+        }
+        needs[name] = (found & modules.keys()) - {name}
+    try:
+        TopologicalSorter(needs).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    assert import_cycle(trees()) == []
+
+
+def test_a_circle_through_a_function_is_found() -> None:
+    there = "def f():\n    from b import g\n"
+    for_types = "if TYPE_CHECKING:\n    from a import f\n"
+    assert import_cycle({"a": ast.parse(there), "b": ast.parse(for_types)}) == []
+    assert set(import_cycle({"a": ast.parse(there), "b": ast.parse("import a")})) == {"a", "b"}
+
+
+def test_only_engines_import_vllm() -> None:
+    """Of what is imported by a name in a text there is no other use than to see whether it is
+    installed."""
+    users = {
+        name.split(".")[1]
+        for name, tree in trees().items()
+        for module, _ in run_time_imports(tree)
+        if module.partition(".")[0] == "vllm"
+    }
+    assert users == {"engines"}
+    named = {
+        name.split(".")[1]
+        for name, tree in trees().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func).endswith(("import_module", "__import__"))
+        and "vllm" in ast.unparse(node)
+    }
+    assert named == {"engines"}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rlmath.config.schema import Config
-from rlmath.training.session import Session
+from rlmath.training.opening import Running
 
 # Plants a fault, for as long as the context lasts.
 Plant = Callable[["Scene"], AbstractContextManager[None]]
@@ -20,12 +20,12 @@ class Scene:
 
     Attributes:
         config: The shrunk settings.
-        session: Ranks, engines and rewards.
+        run: Ranks, engines and rewards.
         folder: Of the drill.
     """
 
     config: Config
-    session: Session
+    run: Running
     folder: Path
 
 

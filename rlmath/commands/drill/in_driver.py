@@ -22,14 +22,14 @@ HINT = " (The answer is {answer}.)"
 @contextlib.contextmanager
 def one_seed(scene: Scene) -> Iterator[None]:
     """All samples of a problem have the seed of the first."""
-    from rlmath.rollout import requests
+    from rlmath.rollout import seeds
 
-    original = requests.request_seed
+    original = seeds.request_seed
 
     def of_first(run_seed: int, step: int, problem_id: str, index: int) -> int:
         return original(run_seed, step, problem_id, 0)
 
-    with mock.patch.object(requests, "request_seed", of_first):
+    with mock.patch.object(seeds, "request_seed", of_first):
         yield
 
 
@@ -70,7 +70,7 @@ def rewards_that_raise(scene: Scene) -> Iterator[None]:
         raise RuntimeError("planted by rlmath drill")
 
     with contextlib.ExitStack() as stack:
-        for kind in {type(item.reward) for item in scene.session.sampling.rewards.items}:
+        for kind in {type(item.reward) for item in scene.run.sampling.rewards.items}:
             stack.enter_context(mock.patch.object(kind, "__call__", raising))
         yield
 
@@ -92,7 +92,7 @@ def programs_that_time_out(scene: Scene) -> Iterator[None]:
     """A reward that runs a program for each response, in a sandbox where every run times out."""
     from rlmath.rewards.mix_items import MixItem
 
-    rewards = scene.session.sampling.rewards
+    rewards = scene.run.sampling.rewards
     with contextlib.closing(_OneProgram(provider=_TimingOut())) as reward:
         item = MixItem(reward, "planted_program", weight=0.0)
         rewards._locks[item.label] = contextlib.nullcontext()

@@ -12,9 +12,9 @@ from rlmath.commands.drill.fault import Fault, Scene
 from rlmath.config.lora import LoraRollout
 from rlmath.config.rollout import keeps_kv
 from rlmath.config.schema import Config
+from rlmath.engines.worker_state import inverse_frequencies
 from rlmath.errors import ModelError
 from rlmath.model.spec import read_model_spec
-from rlmath.rollout.engine_workers import inverse_frequencies
 
 _KEPT = "_kept_by_drill"
 TEMPERATURE = 1.25
@@ -28,7 +28,7 @@ def in_workers(
     scene: Scene, plant: Callable[[Any], None], back: Callable[[Any], None]
 ) -> Iterator[None]:
     """Run a function in every vLLM worker, and another at the end."""
-    pool = scene.session.sampling.pool
+    pool = scene.run.sampling.pool
     pool.call_workers(plant)
     try:
         yield
@@ -111,7 +111,7 @@ def _attentions(worker: Any) -> list[Any]:
 @contextlib.contextmanager
 def stale_prefixes(scene: Scene) -> Iterator[None]:
     """The prefix cache keeps what the old weights left."""
-    pool = scene.session.sampling.pool
+    pool = scene.run.sampling.pool
     pool.call_engines(keep_prefixes)
     try:
         yield
@@ -138,7 +138,7 @@ def in_actors(
 
     def in_all(function: Callable[[Any], None]) -> None:
         # Engines may have been restarted since.
-        engines = scene.session.sampling.pool.engines
+        engines = scene.run.sampling.pool.engines
         ray.get([engine.__ray_call__.remote(function) for engine in engines])
 
     in_all(plant)

@@ -21,11 +21,11 @@ _KEPT = "_replaced_by_drill"
 @contextlib.contextmanager
 def planted(scene: Scene, plant: Callable[[Any], None]) -> Iterator[None]:
     """Run ``plant(worker)`` in every rank, and put back what it replaced."""
-    scene.session.actor.call(plant)
+    scene.run.actor.call(plant)
     try:
         yield
     finally:
-        scene.session.actor.call(restore)
+        scene.run.actor.call(restore)
 
 
 def replace(worker: Any, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
@@ -101,7 +101,7 @@ def _sending(worker: Any, parameters: Sequence[Any], values: Callable[[], Sequen
 
 def leave_out_a_tensor(worker: Any) -> None:
     """The last tensor of the first bucket of each sync is not announced."""
-    from rlmath.weights.transports import shared_memory
+    from rlmath.engines.transports import shared_memory
 
     def make(contents: Callable[[Any, int], dict[str, Any]]) -> Callable[..., dict[str, Any]]:
         first: list[Any] = []
@@ -126,7 +126,7 @@ def unsent_tensor(scene: Scene) -> Iterator[None]:
         with planted(scene, leave_out_a_tensor):
             yield
     finally:
-        scene.session.sampling.pool.call_workers(end_update)
+        scene.run.sampling.pool.call_workers(end_update)
 
 
 def end_update(worker: Any) -> None:

@@ -228,7 +228,7 @@ def moving(scene: Scene, plant: Callable[[Any], None]) -> Iterator[None]:
         with planted(scene, plant):
             yield
     finally:
-        scene.session.actor.call(put_back)
+        scene.run.actor.call(put_back)
 
 
 def _around_steps(worker: Any, before: Callable[[], None], after: Callable[[], None]) -> None:
@@ -340,9 +340,9 @@ def resumed(scene: Scene, lose: str) -> Iterator[None]:
     """
     folder = scene.folder / f"resumed_without_{lose}"
     folder.mkdir(parents=True, exist_ok=True)
-    scene.session.actor.save_checkpoint(folder)
+    scene.run.actor.save_checkpoint(folder)
     with planted(scene, functools.partial(_restore_nothing, name=lose)):
-        scene.session.actor.load_checkpoint(folder)
+        scene.run.actor.load_checkpoint(folder)
     yield
 
 
@@ -364,15 +364,15 @@ def exported(scene: Scene) -> Iterator[None]:
     from rlmath.training.summary import check_export
 
     folder = Path(scene.folder, "exported")
-    scene.session.sampling.pool.sleep()
-    scene.session.actor.save_hf(folder)
+    scene.run.sampling.pool.sleep()
+    scene.run.actor.save_hf(folder)
     for file in folder.glob("*.safetensors"):
         tensors = load_file(file)
         for name in [n for n in tensors if n.endswith("layers.0.self_attn.k_proj.weight")]:
             other = name.replace("k_proj", "v_proj")
             tensors[name], tensors[other] = tensors[other].clone(), tensors[name].clone()
         save_file(tensors, file, metadata={"format": "pt"})
-    check_export(scene.session, folder, None)
+    check_export(scene.run, folder, None)
     yield
 
 

@@ -25,18 +25,20 @@ from rlmath.config.schema import Config
 from rlmath.data import load_problems, load_tokenizer
 from rlmath.data.mixture import stream_of
 from rlmath.errors import ComponentError, UserError
-from rlmath.monitor import Listeners, Monitor, open_monitor
+from rlmath.monitor import Listeners, open_monitor
 from rlmath.monitor.collapse import CollapseDetectors, act
 from rlmath.rollout.continuous import sampler_of
+from rlmath.rollout.wake_room import WakeRoom
 from rlmath.rollout.weight_sync import sync_weights
 from rlmath.training.algorithm_settings import least_groups
 from rlmath.training.checks.catalog import step_checks
 from rlmath.training.controllers import Coefficients
+from rlmath.training.engine_settings import verification_of
 from rlmath.training.group_source import GroupSource
 from rlmath.training.kept_batches import KeptBatches
 from rlmath.training.kept_files import FOLDER as KEPT_FOLDER
-from rlmath.training.session import Session, open_training, verification_of
-from rlmath.training.step import train_step
+from rlmath.training.opening import open_training
+from rlmath.training.step import StepParts, train_step
 
 HEALTHY_STEPS = 4
 CONTROL = "healthy"
@@ -91,8 +93,8 @@ def run_drill(
     write_rows(Path(config.data.train_paths[0]), rows(config.data))
     make_model(Path(config.model.path), shrunk.model, config)
     found: list[Outcome] = []
-    with open_training(config) as session:
-        drill = Drill(Scene(config, session, folder))
+    with open_training(config) as started:
+        drill = Drill(Scene(config, started, folder))
         for fault in (None, *faults):
             found.append(drill.healthy() if fault is None else drill.plant(fault))
             say(found[-1])
@@ -110,7 +112,7 @@ class Drill:
         self._scene = scene
         self._start = scene.folder / "start"
         self._start.mkdir(parents=True, exist_ok=True)
-        scene.session.actor.save_checkpoint(self._start)
+        scene.run.actor.save_checkpoint(self._start)
 
     def healthy(self) -> Outcome:
         """A run with nothing planted, in which nothing may fire."""
@@ -203,7 +205,7 @@ class Drill:
     @contextlib.contextmanager
     def _run(self, folder: Path, listeners: Listeners) -> Iterator[_Run]:
         """A run that begins: all that an earlier one has changed is as at the start."""
-        config, session = self._scene.config, self._scene.session
+        config, started = self._scene.config, self._scene.run
         data = config.data
         tokenizer = load_tokenizer(config.model.path)
         problems, _ = load_problems(data.train_paths, data, tokenizer)
@@ -211,25 +213,32 @@ class Drill:
         self._reset()
         runner = dataclasses.replace(config.runner, run_dir=str(folder))
         with open_monitor(folder, runner, config.runner.steps, listeners=listeners) as monitor:
-            sampler = sampler_of(config, stream, least_groups(config, session.layout))
+            sampler = sampler_of(config, stream, least_groups(config, started.layout))
             detectors = CollapseDetectors(config.collapse)
-            coefficients = Coefficients(config.algorithm)
-            source = GroupSource(session, sampler, monitor)
-            kept = KeptBatches(folder / KEPT_FOLDER, 0.0)
-            with contextlib.closing(source), contextlib.closing(kept):
-                yield _Run(session, source, coefficients, monitor, kept, detectors)
+            parts = StepParts(
+                started,
+                monitor,
+                Coefficients(config.algorithm),
+                step_checks(),
+                GroupSource(started, sampler, monitor),
+                KeptBatches(folder / KEPT_FOLDER, 0.0),
+                verification_of(started.config, started.layout),
+                WakeRoom(),
+            )
+            ends = (parts.source, parts.kept, parts.checks)
+            with contextlib.ExitStack() as stack:
+                for one in ends:
+                    stack.callback(one.close)
+                yield _Run(parts, detectors)
 
     def _reset(self) -> None:
-        session = self._scene.session
-        pool = session.sampling.pool
-        session.actor.load_checkpoint(self._start)
-        session.checks.close()
-        session.checks = step_checks()
-        session.verification = verification_of(session.config, session.layout)
-        session.sampling.rewards.metrics()
+        actor, sampling = self._scene.run.actor, self._scene.run.sampling
+        pool = sampling.pool
+        actor.load_checkpoint(self._start)
+        sampling.rewards.metrics()
         pool.weights_version = pool.verified_syncs = 0
         pool.sleep()
-        sync_weights(session.actor, pool, 0, again=True)
+        sync_weights(actor, pool, 0, again=True)
 
 
 def steps_ahead(config: Config) -> int:
@@ -242,18 +251,13 @@ def steps_ahead(config: Config) -> int:
 
 @dataclass(frozen=True)
 class _Run:
-    session: Session
-    source: GroupSource
-    coefficients: Coefficients
-    monitor: Monitor
-    kept: KeptBatches
+    parts: StepParts
     detectors: CollapseDetectors
 
     def step(self, step: int) -> None:
         """One step of training with its log line and detectors."""
-        metrics = train_step(
-            self.session, self.source, self.coefficients, self.monitor, self.kept, step
-        ).metrics
-        self.monitor.log_step(step, metrics)
-        self.session.actor.changed = False
-        act(self.detectors.see(step, metrics), self.monitor.note, self.monitor.warn)
+        monitor = self.parts.monitor
+        metrics = train_step(self.parts, step).metrics
+        monitor.log_step(step, metrics)
+        self.parts.run.actor.changed = False
+        act(self.detectors.see(step, metrics), monitor.note, monitor.warn)

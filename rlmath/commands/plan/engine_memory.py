@@ -14,9 +14,9 @@ from rlmath.commands.plan.models import (
     parameters_of_rank,
 )
 from rlmath.config.schema import RolloutConfig
+from rlmath.engines.transport import TRANSPORTS, SyncSizes
 from rlmath.model.parallel import Layout
 from rlmath.model.spec import ModelSpec
-from rlmath.weights.transport import TRANSPORTS, SyncSizes
 
 # CUDA's context, NCCL's buffers and libraries of an engine that sleeps, with its CUDA graphs.
 ENGINE_PROCESS_GIB = MEASURED["engine_process_gib"]

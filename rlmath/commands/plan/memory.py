@@ -34,11 +34,11 @@ from rlmath.commands.plan.models import (
     telling_stages,
 )
 from rlmath.config.weights import BUCKET_MIB
+from rlmath.engines.transport import shared_buffer_bytes
 from rlmath.model.lora import MERGED_ELEMENTS, Lora, adapted_entries, adapter_shapes
 from rlmath.model.parallel import Layout
 from rlmath.model.spec import ModelSpec, padded_vocab_size
 from rlmath.weights.pieces import hf_shapes
-from rlmath.weights.transport import shared_buffer_bytes
 
 GIB = 2**30
 MIB = 2**20
@@ -354,7 +354,7 @@ def optimizer_step_bytes(spec: ModelSpec, actor: ActorShape, weights: int) -> fl
 def trainer_sync_bytes(spec: ModelSpec, actor: ActorShape, bucket_bytes: int) -> int:
     """Buffers of a trainer rank in a weight sync over ``ipc``, at the worst of its buckets.
 
-    ``rlmath.weights.transport`` bounds it by pieces that are all as large as the largest tensor.
+    ``rlmath.engines.transport`` bounds it by pieces that are all as large as the largest tensor.
     Here each bucket has its size: while vLLM reads one, the next is gathered, with its messages
     where several ranks share the model; vLLM's buffer holds the largest, and it keeps the last
     tensor that it took.

@@ -58,7 +58,7 @@ def sync_time(
     """The prediction for the transport that ``auto`` takes.
 
     An MoE over ``nccl``: a rank for each worker of an engine sends that worker's share
-    (``rlmath.weights.transports.nccl_shares``). With ``w`` workers, ``p`` stages, ``h`` ranks that
+    (``rlmath.engines.transports.nccl_shares``). With ``w`` workers, ``p`` stages, ``h`` ranks that
     hold a layer, ``e`` bytes of experts and ``d`` of all else, a sender gets ``d`` but for what it
     has, and ``e / w`` of the experts, of which the holders of a layer give ``e / h`` each, one
     stage after the other: the larger of both counts. It sends ``d + e / w``, which workers pass on

@@ -18,11 +18,13 @@ from rlmath.config.settings import replaced
 from rlmath.errors import UserError
 from rlmath.monitor import Monitor, open_monitor
 from rlmath.monitor.digests import StepDigests, digest, of_number
+from rlmath.training.checks.catalog import step_checks
 from rlmath.training.controllers import Coefficients
 from rlmath.training.kept_batches import KeptStep, described_layout, read_step
+from rlmath.training.opening import RunningRanks, open_ranks
 from rlmath.training.plan import plan_step
-from rlmath.training.session import Session, open_training
-from rlmath.training.step import renew_reference, train_on
+from rlmath.training.rank_settings import training_ranks
+from rlmath.training.step import UpdateParts, renew_reference, run_passes, update
 from rlmath.utils.array_file import BrokenFile
 
 # Sections that say nothing about an update.
@@ -88,7 +90,7 @@ def redo(
                 one, both = _twice(now, other, choices, folder)
                 done.append(one)
             else:
-                done.append(_once(now.session, now.kept, now.monitor, now.step))
+                done.append(_once(now.parts, now.kept, now.step))
     return done, both
 
 
@@ -97,8 +99,7 @@ class _Step:
     """One that is about to be redone."""
 
     step: int
-    session: Session
-    monitor: Monitor
+    parts: UpdateParts
     kept: KeptStep
     begin: Start
 
@@ -108,25 +109,25 @@ def _steps(
 ) -> Generator[_Step, None, None]:
     """The steps in their order, each on ranks that have done those before it."""
     begin: Start = source.start
-    parts = list(_parts(source, choices, folder))
-    for number, (config, steps) in enumerate(parts):
-        is_last = number == len(parts) - 1
+    on_same_ranks = list(_parts(source, choices, folder))
+    for number, (config, steps) in enumerate(on_same_ranks):
+        is_last = number == len(on_same_ranks) - 1
         ranks = config
         if is_last and other is not None and not config.algorithm.kl_coef:
             # A reference model if either has a KL term.
             ranks = replaced(config, {"algorithm.kl_coef": other.algorithm.kl_coef})
         with _opened(ranks, folder / f"part_{number}") as (opened, monitor):
-            session = Session(config, opened.layout, opened.actor, None)
-            _begin(session, monitor, source, begin)
+            parts = _update_parts(dataclasses.replace(opened, config=config), monitor)
+            _begin(parts, source, begin)
             done = begin.step
             for step in steps:
                 for skipped in range(done + 1, step):
-                    renew_reference(session, monitor, skipped)
+                    renew_reference(parts, skipped)
                 done = step
-                yield _Step(step, session, monitor, _read(source, step), begin)
+                yield _Step(step, parts, _read(source, step), begin)
             if not is_last:
                 begin = Start(steps[-1], folder / f"after_{steps[-1]}")
-                _save(session, begin)
+                _save(parts.run, begin)
 
 
 def _parts(source: Source, choices: Choices, folder: Path) -> Iterator[tuple[Config, list[int]]]:
@@ -146,26 +147,31 @@ def _of_ranks(source: Source, step: int) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _opened(config: Config, folder: Path) -> Iterator[tuple[Session, Monitor]]:
+def _opened(config: Config, folder: Path) -> Iterator[tuple[RunningRanks, Monitor]]:
     config = replaced(config, {"runner.run_dir": str(folder)})
     with (
-        open_training(config, samples=False) as session,
+        open_ranks(config, training_ranks) as run,
         open_monitor(folder, config.runner, config.runner.steps) as monitor,
     ):
-        yield session, monitor
+        yield run, monitor
 
 
-def _begin(session: Session, monitor: Monitor, source: Source, begin: Start) -> None:
+def _update_parts(run: RunningRanks, monitor: Monitor) -> UpdateParts:
+    return UpdateParts(run, monitor, Coefficients(run.config.algorithm), step_checks())
+
+
+def _begin(parts: UpdateParts, source: Source, begin: Start) -> None:
     """Bring the ranks to where the replay begins, and check that the run was there."""
+    run = parts.run
     if begin.path is not None:
-        session.actor.load_checkpoint(begin.path)
-    found = session.actor.weights_changes()[0].fingerprints
-    monitor.digest_log.start(found)
+        run.actor.load_checkpoint(begin.path)
+    found = run.actor.weights_changes()[0].fingerprints
+    parts.monitor.digest_log.start(found)
     if begin.step != source.start.step:
         return  # On the way.
     recorded = _recorded_weights(source, begin.step)
     if recorded is not None and recorded != digest(*map(of_number, found.values())):
-        what = begin.path or session.config.model.path
+        what = begin.path or run.config.model.path
         raise UserError(
             f"{what}: these are not the weights that the run had after step {begin.step} (another "
             "fingerprint in digests.jsonl): the model's files were changed, or the checkpoint is "
@@ -190,42 +196,41 @@ def _read(source: Source, step: int) -> KeptStep:
         raise UserError(f"the batch of step {step} cannot be read: {error}") from error
 
 
-def _once(session: Session, kept: KeptStep, monitor: Monitor, step: int) -> Redone:
+def _once(parts: UpdateParts, kept: KeptStep, step: int) -> Redone:
     """A step as the run did it, without its gate: that is about engines."""
     print(f"step {step}: {len(kept.batch)} sequences", flush=True)
-    config = session.config
-    plan = dataclasses.replace(plan_step(config, step, kept.kl_coef), gate=False)
-    coefficients = Coefficients(config.algorithm)
+    plan = dataclasses.replace(plan_step(parts.run.config, step, kept.kl_coef), gate=False)
+    coefficients = parts.coefficients
     coefficients.kl_coef, coefficients.entropy_coef = kept.kl_coef, kept.entropy_coef
-    metrics = train_on(session, kept.batch, plan, coefficients, monitor, step)
-    digests = monitor.digests
-    monitor.digest_log.write(step)
-    return Redone(step, digests, metrics, described_layout(session), kept.layout)
+    alignment = run_passes(parts, kept.batch, plan)
+    metrics = update(parts, kept.batch, plan, alignment, step)
+    digests = parts.monitor.digests
+    parts.monitor.digest_log.write(step)
+    return Redone(step, digests, metrics, described_layout(parts.run), kept.layout)
 
 
 def _twice(now: _Step, other: Config, choices: Choices, folder: Path) -> tuple[Redone, Both]:
     """The run's update and the other one, from the same weights and the same optimizer state."""
-    session, kept, monitor = now.session, now.kept, now.monitor
-    step, begin = now.step, now.begin
-    actor = session.actor
+    parts, kept, step, begin = now.parts, now.kept, now.step, now.begin
+    actor, config = parts.run.actor, parts.run.config
     if begin.path is None or begin.step != step - 1:
         begin = Start(step - 1, folder / f"after_{step - 1}")
-        _save(session, begin)
+        _save(parts.run, begin)
     actor.call(watch_update)
-    redone = _once(session, kept, monitor, step)
+    redone = _once(parts, kept, step)
     own = actor.call(watched_update)
     assert begin.path is not None
     actor.load_checkpoint(begin.path)
     actor.weights_changes()  # The next update is compared with these, and not with the last one.
     actor.call(watch_update)
     algorithm = other.algorithm
-    changed = Session(other, session.layout, actor, None)
+    changed = _update_parts(dataclasses.replace(parts.run, config=other), parts.monitor)
     kl_coef = algorithm.kl_coef if _is_new("kl_coef", choices) else kept.kl_coef
     entropy_coef = algorithm.entropy_coef if _is_new("entropy_coef", choices) else kept.entropy_coef
     again = dataclasses.replace(kept, kl_coef=kl_coef, entropy_coef=entropy_coef)
-    found = _once(changed, again, monitor, step)
+    found = _once(changed, again, step)
     minibatches = found.digests.numbers["gradient"]
-    split = [one.algorithm.minibatches_per_step for one in (session.config, other)]
+    split = [one.algorithm.minibatches_per_step for one in (config, other)]
     seen = actor.call(watched_update)
     return redone, Both(kept, own, seen, minibatches, found.metrics, split[0] == split[1])
 
@@ -234,7 +239,7 @@ def _is_new(name: str, choices: Choices) -> bool:
     return f"algorithm.{name}" in choices.update_keys
 
 
-def _save(session: Session, to: Start) -> None:
+def _save(run: RunningRanks, to: Start) -> None:
     assert to.path is not None
     to.path.mkdir(parents=True, exist_ok=True)
-    session.actor.save_checkpoint(to.path)
+    run.actor.save_checkpoint(to.path)

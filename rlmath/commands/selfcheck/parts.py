@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -20,13 +21,15 @@ from rlmath.commands.selfcheck.record import Record
 from rlmath.config.load import load
 from rlmath.config.quoting import path_override
 from rlmath.config.schema import Config
+from rlmath.engines.requests import Request
 from rlmath.rollout.pool import RolloutPool
-from rlmath.rollout.requests import Request
 from rlmath.rollout.seeds import request_seed
 from rlmath.training.gate import limits, measure_noise
-from rlmath.training.session import Session, open_session
+from rlmath.training.opening import open_engines, open_training
 from rlmath.types import Sample, TrainingBatch
 from rlmath.validation.probe import batch_of
+
+T = TypeVar("T")
 
 PROMPT_TOKENS = 48
 RESPONSE_TOKENS = 80
@@ -61,6 +64,7 @@ def settings(node: Node, folder: str, gpus: int, overrides: Sequence[str] = ()) 
             "algorithm.prompts_per_step=8",
             "algorithm.group_size=4",
             "algorithm.minibatches_per_step=1",
+            "runner.steps=1",
             f"actor.optimizer.lr={LEARNING_RATE:g}",
             "actor.optimizer.adam_eps=1e-8",
             "actor.max_tokens_per_microbatch=4096",
@@ -78,16 +82,32 @@ def settings(node: Node, folder: str, gpus: int, overrides: Sequence[str] = ()) 
 
 @contextlib.contextmanager
 def started(
-    config: Config, record: Record, name: str = "ranks and engines", *, trains: bool = True
-) -> Iterator[tuple[Session, RolloutPool]]:
-    """Ranks (if it trains) and engines of these settings, connected."""
-    optimizer = config.actor.optimizer if trains else None
+    config: Config, record: Record, name: str = "ranks and engines"
+) -> Iterator[tuple[ActorGroup, RolloutPool]]:
+    """Ranks and engines of these settings, connected.
+
+    Args:
+        name: In the names of the record's phases.
+    """
+    with _recorded(open_training(config), record, name) as run:
+        yield run.actor, run.sampling.pool
+
+
+@contextlib.contextmanager
+def started_engines(config: Config, record: Record, name: str) -> Iterator[RolloutPool]:
+    """Engines of these settings alone; see :func:`started`."""
+    with _recorded(open_engines(config), record, name) as sampling:
+        yield sampling.pool
+
+
+@contextlib.contextmanager
+def _recorded(
+    opened: contextlib.AbstractContextManager[T], record: Record, name: str
+) -> Iterator[T]:
     with contextlib.ExitStack() as stack:
         with record.phase(f"start of {name}"):
-            session = stack.enter_context(
-                open_session(config, optimizer=optimizer, for_training=True)
-            )
-        yield session, session.sampling.pool
+            found = stack.enter_context(opened)
+        yield found
         with record.phase(f"end of {name}"):
             stack.close()
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rlmath.actor.plan import StepPlan
     from rlmath.actor.rank_step import StepResult
     from rlmath.actor.settings import UpdateResult
-    from rlmath.training.session import Session
+    from rlmath.training.opening import Running, RunningRanks
     from rlmath.training.step_batch import StepBatch
     from rlmath.weights.gather import WeightChanges
 
@@ -34,7 +34,7 @@ class BeforeUpdate:
     """A step whose samples are there, and the forward passes before its update.
 
     Attributes:
-        session: Ranks and engines.
+        run: Ranks and engines.
         monitor: Takes warnings.
         step: From 1.
         plan: Of the step.
@@ -45,7 +45,7 @@ class BeforeUpdate:
             former.
     """
 
-    session: Session
+    run: Running
     monitor: Monitor
     step: int
     plan: StepPlan
@@ -60,7 +60,7 @@ class AfterUpdate:
     """A step whose update is done.
 
     Attributes:
-        session: The ranks; ``rlmath replay`` has no engines.
+        run: The ranks; ``rlmath replay`` has no engines.
         monitor: Takes warnings.
         step: From 1.
         plan: Of the step.
@@ -70,7 +70,7 @@ class AfterUpdate:
         metrics: Of the update.
     """
 
-    session: Session
+    run: RunningRanks
     monitor: Monitor
     step: int
     plan: StepPlan
@@ -90,7 +90,7 @@ class AfterSync:
     """A step whose weights are on the engines.
 
     Attributes:
-        session: Ranks and engines.
+        run: Ranks and engines.
         monitor: Takes warnings.
         step: From 1.
         compared_all: The engines' weights have all been compared with the actor's.
@@ -99,7 +99,7 @@ class AfterSync:
         wake_overlapped: Engines woke while ranks copied; see ``rlmath.rollout.wake_room``.
     """
 
-    session: Session
+    run: Running
     monitor: Monitor
     step: int
     compared_all: bool

@@ -16,53 +16,22 @@ from rlmath.actor.rotary import rope_inverse_frequencies
 from rlmath.errors import WeightsError
 from rlmath.model.rope import Rope
 from rlmath.model.spec import ModelSpec, read_model_spec
-from rlmath.rollout.engine_workers import inverse_frequencies
 from rlmath.rollout.pool import RolloutPool
 from rlmath.training.checks.base import AfterSync, Metrics, StepCheck
 
 # Of a cosine that vLLM keeps in bfloat16, and of one in float32, whose angle is off by 1e-7 of
 # itself.
 TOLERANCES = {"bfloat16": 1e-2, "float16": 1e-3, "float32": 1e-4}
-# Where rotary embeddings are looked at: so far that another theta shows in bfloat16.
-POSITION = 64
 
 
 class EngineConstants(StepCheck):
     """Engines compute with the actor's constants."""
 
     def after_sync(self, now: AfterSync) -> Metrics:
-        pool = now.session.sampling.pool
+        pool = now.run.sampling.pool
         if now.compared_all:
-            check_constants(pool, read_model_spec(now.session.config.model.path))
+            check_constants(pool, read_model_spec(now.run.config.model.path))
         return {}
-
-
-def worker_constants(worker: Any) -> dict[str, Any]:
-    """Runs in a vLLM worker: epsilons of its norms, and its different rotary embeddings, each with
-    type, position and values there, cosines before sines, as they are scaled."""
-    epsilons: set[float] = set()
-    ropes: list[dict[str, Any]] = []
-    for module in worker.model_runner.get_model().modules():
-        if hasattr(module, "variance_epsilon"):
-            epsilons.add(float(module.variance_epsilon))
-        cache = getattr(module, "cos_sin_cache", None)
-        if cache is not None:
-            position = min(POSITION, len(cache) - 1)
-            ropes.append(_rope(cache.dtype, position, cache[position].double()))
-        for name, inverse in inverse_frequencies(module):
-            angles = POSITION * inverse.double()
-            # transformers' name for it; yarn has one.
-            scaling = name.removesuffix("inv_freq") + "attention_scaling"
-            values = torch.cat([angles.cos(), angles.sin()]) * getattr(module, scaling, 1.0)
-            ropes.append(_rope(inverse.dtype, POSITION, values))
-    # Layers share them, or have equal ones.
-    different = [rope for n, rope in enumerate(ropes) if rope not in ropes[:n]]
-    return {"norm_eps": sorted(epsilons), "ropes": different}
-
-
-def _rope(dtype: torch.dtype, position: int, values: torch.Tensor) -> dict[str, Any]:
-    name = str(dtype).removeprefix("torch.")
-    return {"dtype": name, "position": position, "values": values.tolist()}
 
 
 def check_constants(pool: RolloutPool, spec: ModelSpec) -> None:
@@ -75,7 +44,7 @@ def check_constants(pool: RolloutPool, spec: ModelSpec) -> None:
     Raises:
         WeightsError: An engine has others.
     """
-    for index, workers in enumerate(pool.call_workers(worker_constants)):
+    for index, workers in enumerate(pool.constants()):
         for found in workers:
             problem = wrong_constant(found, spec)
             if problem:
@@ -89,7 +58,7 @@ def wrong_constant(found: dict[str, Any], spec: ModelSpec) -> str | None:
     """What a worker computes otherwise; ``None``: nothing.
 
     Args:
-        found: From :func:`worker_constants`.
+        found: Of a worker; see ``Engine.constants``.
         spec: The model as the actor reads it.
     """
     for epsilon in found["norm_eps"]:

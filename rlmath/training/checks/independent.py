@@ -26,7 +26,7 @@ class IndependentSamples(StepCheck):
     def before_update(self, now: BeforeUpdate) -> Metrics:
         # All that finished: a filter drops groups of which each sample is a copy.
         broken = dependent_samples([_samples(group) for group in now.finished])
-        report(now.session.config, broken, now.step, now.monitor)
+        report(now.run.config, broken, now.step, now.monitor)
         return {}
 
 

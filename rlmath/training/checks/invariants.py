@@ -41,7 +41,7 @@ class Invariants(StepCheck):
     def after_update(self, now: AfterUpdate) -> Metrics:
         if now.result is None or now.report.tokens is None:
             return {}
-        config, sequences = now.session.config, now.batch.sequences
+        config, sequences = now.run.config, now.batch.sequences
         check_invariants(
             config,
             now.report.tokens.any_advantage,

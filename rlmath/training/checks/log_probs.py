@@ -7,21 +7,21 @@ engines sample a few for the gate.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from rlmath.algorithms.alignment import Alignment
 from rlmath.algorithms.filters import TruncatedRule
 from rlmath.batching.from_groups import SampledSequences, sampled_sequences
 from rlmath.batching.shards import Sequences
 from rlmath.config.schema import OnMisalignment
-from rlmath.rollout.requests import requests_for
+from rlmath.rollout.seeds import requests_for
 from rlmath.training.checks.base import AfterSync, AfterUpdate, BeforeUpdate, Metrics, StepCheck
 from rlmath.training.gate import AlignmentError, Gate
 from rlmath.training.mismatch import alignment_metrics
 from rlmath.types import GradedSample, Group
 
 if TYPE_CHECKING:
-    from rlmath.training.session import Session
+    from rlmath.training.opening import Running
 
 SEQUENCES_PER_ENGINE = 8
 MAX_TOKENS = 64
@@ -51,14 +51,14 @@ class LogProbAgreement(StepCheck):
 
     def after_sync(self, now: AfterSync) -> Metrics:
         groups, self._unjudged = self._unjudged, ()
-        pool = now.session.sampling.pool
+        pool = now.run.sampling.pool
         if not groups or pool.spec.sleeps:  # The ranks have no room beside engines that woke.
             return {}
         with now.monitor.phase("generate"):
-            probe = sample_probe(now.session, groups, now.step)
+            probe = sample_probe(now.run, groups, now.step)
         with now.monitor.phase("log_probs"):
             batch = probe.select(range(len(probe)))
-            values = now.session.actor.log_probs(batch)
+            values = now.run.actor.log_probs(batch)
             alignment = Alignment.of_batch(batch, *values, pool.weights_version)
             return alignment_metrics(alignment) | self._judge(now, alignment, probe)
 
@@ -74,24 +74,23 @@ class LogProbAgreement(StepCheck):
             return {}
         self._unjudged = ()
         try:
-            return self._gate.check(
-                now.session, alignment, sequences, step=now.step, updated=updated
-            )
+            run = cast("Running", now.run)  # A replay has no engines, and its plan no gate.
+            return self._gate.check(run, alignment, sequences, step=now.step, updated=updated)
         except AlignmentError as error:
-            if now.session.config.alignment.on_fail is OnMisalignment.stop:
+            if now.run.config.alignment.on_fail is OnMisalignment.stop:
                 raise
             now.monitor.warn(f"step {now.step}: {error}")
             return {}
 
 
-def sample_probe(session: Session, groups: Sequence[Group], step: int) -> SampledSequences:
+def sample_probe(run: Running, groups: Sequence[Group], step: int) -> SampledSequences:
     """A few short responses to a step's prompts, from the engines' present weights.
 
     Args:
         groups: Of the step, at least one.
         step: From 1.
     """
-    config, layout = session.config, session.layout
+    config, layout = run.config, run.layout
     wanted = max(SEQUENCES_PER_ENGINE * layout.engines, layout.actor.data_parallel)
     requests = requests_for(
         [group.problem for group in groups],
@@ -104,7 +103,7 @@ def sample_probe(session: Session, groups: Sequence[Group], step: int) -> Sample
     )[:wanted]
     problems = {group.problem.id: group.problem for group in groups}
     samples = sorted(
-        session.sampling.pool.generate(requests), key=lambda one: (one.problem_id, one.index)
+        run.sampling.pool.generate(requests), key=lambda one: (one.problem_id, one.index)
     )
     return sampled_sequences(
         [

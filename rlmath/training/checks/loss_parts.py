@@ -22,7 +22,7 @@ class LossParts(StepCheck):
     def after_update(self, now: AfterUpdate) -> Metrics:
         if now.result is None:
             return {}
-        config = now.session.config
+        config = now.run.config
         in_loss = config.algorithm.kl_in is KlPlace.loss
         kl_coef = now.metrics["train/kl_coef"] if in_loss else 0.0
         entropy_coef = now.metrics["train/entropy_coef"]

@@ -36,7 +36,7 @@ class OptimizerSteps(StepCheck):
         if self._taken is None:
             # Of a run that was resumed, the checkpoint was checked when it was loaded.
             self._taken = 0 if now.step == 1 else now.result.schedule_steps
-        config, minibatches = now.session.config, now.result.minibatches
+        config, minibatches = now.run.config, now.result.minibatches
         broken = wrong_steps(now.result.step_findings)
         if self._step == now.step:
             broken = wrong_rates(schedule_of(config), self._taken, minibatches) + broken

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from rlmath.errors import WeightsError
-from rlmath.rollout.engine_workers import cached_blocks
 from rlmath.rollout.pool import RolloutPool
 from rlmath.training.checks.base import AfterSync, Metrics, StepCheck
 
@@ -12,7 +11,7 @@ class PrefixCache(StepCheck):
     """Engines keep no blocks of old weights, unless ``rollout.kv=keep`` asks for it."""
 
     def after_sync(self, now: AfterSync) -> Metrics:
-        pool = now.session.sampling.pool
+        pool = now.run.sampling.pool
         if pool.spec.prefix_caching and not pool.spec.keeps_kv:
             check_prefix_cache(pool)
         return {}
@@ -24,7 +23,7 @@ def check_prefix_cache(pool: RolloutPool) -> None:
     Raises:
         WeightsError: An engine has some.
     """
-    for index, left in enumerate(pool.call_engines(cached_blocks)):
+    for index, left in enumerate(pool.cached_blocks()):
         if left:
             raise WeightsError(
                 f"engine {index} still has {left} blocks in its prefix cache after the update to "

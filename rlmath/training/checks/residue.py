@@ -20,7 +20,7 @@ class LeftoverMemory(StepCheck):
         self._first: dict[str, float] = {}
 
     def after_sync(self, now: AfterSync) -> Metrics:
-        growth_gib = now.session.config.actor.offload_growth_gib
+        growth_gib = now.run.config.actor.offload_growth_gib
         return self.compare(now.beside_engines, now.asleep, now.wake_overlapped, growth_gib)
 
     def compare(

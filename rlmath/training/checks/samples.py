@@ -14,9 +14,9 @@ import numpy as np
 from rlmath.algorithms.filters import TruncatedRule
 from rlmath.config.schema import Config
 from rlmath.data import load_tokenizer
+from rlmath.engines.requests import prompt_digest
 from rlmath.grading import Grade, MathGrader
 from rlmath.rewards.math_answer import MathAnswer
-from rlmath.rollout.requests import prompt_digest
 from rlmath.training.checks.base import AfterUpdate, BeforeUpdate, Metrics, StepCheck, report
 from rlmath.types import GradedSample, Group
 from rlmath.weights.hf_files import generation_config
@@ -44,12 +44,12 @@ class SampledResponses(StepCheck):
         self._again: list[tuple[GradedSample, Future[Grade]]] = []
 
     def before_update(self, now: BeforeUpdate) -> Metrics:
-        config = now.session.config
-        rewards = now.session.sampling.rewards
+        config = now.run.config
+        rewards = now.run.sampling.rewards
         if self._ends is None:
             self._ends = ends_of_responses(config.model.path)
             self._tokenizer = load_tokenizer(config.model.path)
-            self._first_version = now.session.sampling.pool.weights_version
+            self._first_version = now.run.sampling.pool.weights_version
         groups = now.groups or now.finished
         samples = [one for group in groups for one in group.samples]
         broken = wrong_prompts(groups)
@@ -73,7 +73,7 @@ class SampledResponses(StepCheck):
     def after_update(self, now: AfterUpdate) -> Metrics:
         again, self._again = self._again, []
         broken = [said for one, grade in again for said in wrong_grade(one, grade.result())]
-        report(now.session.config, broken, now.step, now.monitor)
+        report(now.run.config, broken, now.step, now.monitor)
         return {}
 
     def close(self) -> None:

@@ -61,9 +61,9 @@ class TrainedSequences(StepCheck):
         self._expected = None
         if now.batch is not None:
             tokens = now.batch.sequences.loss_token_counts
-            items = now.session.sampling.rewards.items
+            items = now.run.sampling.rewards.items
             weights = {item.label: item.weight for item in items if item.weight}
-            config = now.session.config
+            config = now.run.config
             self._expected = now.step, expected_sequences(config, now.groups, tokens, weights)
         return {}
 
@@ -71,7 +71,7 @@ class TrainedSequences(StepCheck):
         found = None if now.result is None else now.result.sequences
         if found is None or now.result is None:
             return {}
-        config, broken = now.session.config, []
+        config, broken = now.run.config, []
         if self._expected is not None and self._expected[0] == now.step:
             expected = self._expected[1]
             broken = wrong_places(found, expected.names, complete=not now.result.early_stopped)
@@ -87,7 +87,7 @@ class TrainedSequences(StepCheck):
         """How far ratios of the first minibatch are from 1, whether the policy term is all that it
         has a gradient of, and whether that term lost no token."""
         assert now.result is not None
-        config, first = now.session.config, now.result.minibatches[0]
+        config, first = now.run.config, now.result.minibatches[0]
         algorithm = config.algorithm
         clipped = any(v for name, v in first.items() if name.startswith(("clip_", "dual_clip")))
         kl_coef = now.metrics["train/kl_coef"] if algorithm.kl_in is KlPlace.loss else 0.0

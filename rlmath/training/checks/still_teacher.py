@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any
 
 import numpy as np
 
-from rlmath.checkpoint.optimizer_prints import checksum
-from rlmath.rollout.requests import EngineError
+from rlmath.engines.requests import EngineError
 from rlmath.rollout.teacher import EngineTeacher, LogProbs, ToScore, sequences_of
 from rlmath.training.checks.base import AfterUpdate, BeforeUpdate, Metrics, StepCheck, report
 
@@ -38,7 +36,7 @@ class StillTeacher(StepCheck):
         self._again: Future[LogProbs] | None = None
 
     def before_update(self, now: BeforeUpdate) -> Metrics:
-        scores = now.session.teacher
+        scores = now.run.teacher
         if scores is None or now.batch is None:
             return {}
         if self._first_step is None:
@@ -50,11 +48,11 @@ class StillTeacher(StepCheck):
             self._again = scores.teacher.submit(self._sequence)
             return {}
         try:
-            found = scores.teacher.pool.call_workers(parameter_sums)
+            found = scores.teacher.pool.parameter_sums()
         except EngineError:
             return {}  # The teacher starts it again.
         self._sums = self._sums or found
-        report(now.session.config, moved_weights(self._sums, found), now.step, now.monitor)
+        report(now.run.config, moved_weights(self._sums, found), now.step, now.monitor)
         return {}
 
     def after_update(self, now: AfterUpdate) -> Metrics:
@@ -66,14 +64,8 @@ class StillTeacher(StepCheck):
         if self._log_probs is None:
             self._log_probs = found
         broken = moved_scores(self._sequence.name, self._log_probs, found)
-        report(now.session.config, broken, now.step, now.monitor)
+        report(now.run.config, broken, now.step, now.monitor)
         return {}
-
-
-def parameter_sums(worker: Any) -> dict[str, int]:
-    """Runs in a vLLM worker: checksums of its parameters. A CPU's packed matrices are in none."""
-    named = worker.model_runner.get_model().named_parameters()
-    return {name: checksum(parameter) for name, parameter in named}
 
 
 def moved_weights(first: Sequence[_Sums], now: Sequence[_Sums]) -> list[str]:

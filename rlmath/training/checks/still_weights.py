@@ -27,16 +27,16 @@ class StillWeights(StepCheck):
         self._begun = False
 
     def before_update(self, now: BeforeUpdate) -> Metrics:
-        if not self._begun and now.batch is not None and has_frozen_weights(now.session.config):
-            now.session.actor.call(begin)
+        if not self._begun and now.batch is not None and has_frozen_weights(now.run.config):
+            now.run.actor.call(begin)
             self._begun = True
         return {}
 
     def after_update(self, now: AfterUpdate) -> Metrics:
         broken = different_copies(now.changes) + drifted(now.changes)
         if self._begun:
-            broken += moved(now.session.actor.call(look_again))
-        report(now.session.config, broken, now.step, now.monitor)
+            broken += moved(now.run.actor.call(look_again))
+        report(now.run.config, broken, now.step, now.monitor)
         return {}
 
 

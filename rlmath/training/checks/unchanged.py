@@ -40,7 +40,7 @@ class ChangedWeights(StepCheck):
     """An update changes every matrix that it should."""
 
     def after_update(self, now: AfterUpdate) -> Metrics:
-        config, values = now.session.config, now.report.values
+        config, values = now.run.config, now.report.values
         check_changes(config, now.changes, now.metrics, now.step, now.monitor)
         # Before its first update the head is 0, and nothing below it has a gradient.
         if values is not None and values.moments.value_sum:

@@ -16,7 +16,7 @@ from rlmath.config.load import load
 from rlmath.config.schema import Config, Device
 from rlmath.config.shared_prompts import shares_prompts
 from rlmath.model.spec import ModelSpec, model_spec
-from rlmath.training.session import actor_settings
+from rlmath.training.rank_settings import actor_settings
 from tests.unit.model.test_spec import DEEPSEEK_V3
 
 DENSE = model_spec(QWEN_1_5B)

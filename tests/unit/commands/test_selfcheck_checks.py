@@ -179,12 +179,12 @@ def test_memory_of_sleeping_engines_is_flat(
 
     cycles: list[int] = []
     pool = SimpleNamespace(sleep=lambda: cycles.append(len(cycles)))
-    session = SimpleNamespace(actor=SimpleNamespace(call=lambda function: ["GPU-a"]))
+    actor = SimpleNamespace(call=lambda function: ["GPU-a"])
     monkeypatch.setattr(sleep, "_used_mib", lambda gpu: asleep(len(cycles)) if cycles else 40_000)
     config = SimpleNamespace(rollout=SimpleNamespace(gpu_memory_utilization=0.3))
     # 80 GiB x 0.3 x 70 % = 17,203 MiB have to come back.
     monkeypatch.setattr(parts, "settings", lambda *a, **k: config)
-    monkeypatch.setattr(parts, "started", lambda *a: contextlib.nullcontext((session, pool)))
+    monkeypatch.setattr(parts, "started", lambda *a: contextlib.nullcontext((actor, pool)))
     monkeypatch.setattr(parts, "sample", lambda *a: [])
     monkeypatch.setattr(parts, "requests", lambda *a, **k: [])
     monkeypatch.setattr("rlmath.rollout.weight_sync.sync_weights", lambda *a, **k: None)

@@ -30,10 +30,10 @@ from rlmath.commands.selfcheck.node import Node
 from rlmath.commands.selfcheck.record import Outcome, Record, read_outcome
 from rlmath.config.arithmetic import RunLayout, resolve_layout
 from rlmath.config.schema import Config, Device
+from rlmath.engines.requests import Request
 from rlmath.model.published import KNOWN
 from rlmath.quickstart import make_problems, make_tiny_model
-from rlmath.rollout.requests import Request
-from rlmath.training.session import engine_spec
+from rlmath.training.engine_settings import engine_spec
 from rlmath.types import Sample
 from tests.unit.documented import write_model
 from tests.unit.test_documented_commands import NODE
@@ -88,10 +88,10 @@ class FakePool:
     def sleep(self) -> None:
         self.sleeps += 1
 
-    def call_engines(self, function: Any) -> list[int]:
+    def kv_cache_tokens(self) -> list[int]:
         return [1000 for _ in self._gpus]
 
-    def call_workers(self, function: Any) -> list[list[str]]:
+    def gpus(self) -> list[list[str]]:
         return self._gpus
 
     def generate(self, wanted: list[Request]) -> Iterator[Sample]:
@@ -127,21 +127,28 @@ def run(check: Any, node: Node, monkeypatch: pytest.MonkeyPatch) -> Ran:
     ran = Ran(Outcome(), [], [], [])
 
     @contextlib.contextmanager
-    def started(
-        config: Config, record: Record, name: str = "", *, trains: bool = True
-    ) -> Iterator[Any]:
+    def started(config: Config, record: Record, name: str = "") -> Iterator[Any]:
+        pool = made(config, trains=True)
+        yield FakeActor(ran.layouts[-1].actor.world_size), pool
+
+    @contextlib.contextmanager
+    def started_engines(config: Config, record: Record, name: str) -> Iterator[Any]:
+        yield made(config, trains=False)
+
+    def made(config: Config, trains: bool) -> FakePool:
         layout = resolve_layout(config, Device.cuda)
         pool = FakePool(config, layout, trains)
         ran.configs.append(config)
         ran.layouts.append(layout)
         ran.pools.append(pool)
-        yield SimpleNamespace(actor=FakeActor(layout.actor.world_size)), pool
+        return pool
 
     def sync_weights(actor: Any, pool: FakePool, version: int, verification: Any = None) -> None:
         assert version == pool.weights_version + 1
         pool.weights_version = version
 
     monkeypatch.setattr(parts, "started", started)
+    monkeypatch.setattr(parts, "started_engines", started_engines)
     monkeypatch.setattr("rlmath.rollout.weight_sync.sync_weights", sync_weights)
     for module in (alignment, checkpoint, weight_sync):
         monkeypatch.setattr(module, "sync_weights", sync_weights)

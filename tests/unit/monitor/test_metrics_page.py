@@ -144,8 +144,8 @@ def sampling_tags(group):
 def waiting_tags():
     unused: Any = None
     rollout = RolloutConfig(schedule=RolloutSchedule.pipelined)
-    session: Any = SimpleNamespace(config=SimpleNamespace(rollout=rollout))
-    return set(GroupSource(session, unused, unused).metrics())
+    run: Any = SimpleNamespace(config=SimpleNamespace(rollout=rollout))
+    return set(GroupSource(run, unused, unused).metrics())
 
 
 def routing_tags():

@@ -2,11 +2,11 @@
 
 import pytest
 
+from rlmath.engines.requests import EngineSpec
 from rlmath.rewards.loading import FunctionReward
 from rlmath.rewards.mix import RewardMix
 from rlmath.rewards.mix_items import MixItem
 from rlmath.rollout.collect import Collector
-from rlmath.rollout.requests import EngineSpec
 from tests.support.fake_engines import score
 
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from rlmath.engines.requests import EngineError, cut_sample
 from rlmath.rewards.loading import FunctionReward
 from rlmath.rewards.mix import RewardMix
 from rlmath.rewards.mix_items import MixItem
 from rlmath.rollout.collect import Collector
 from rlmath.rollout.continuous import ContinuousSampler
 from rlmath.rollout.ledger import LEDGER_FILE, Event, Ledger, events
-from rlmath.rollout.requests import EngineError, cut_sample
 from rlmath.training import group_source
 from tests.support import fake_engines
 from tests.support.fake_engines import FakePool, FakeRun, through_a_checkpoint

@@ -14,22 +14,22 @@ from rlmath.config.load import load
 from rlmath.config.lora import LoraRollout
 from rlmath.config.rollout import Quantization
 from rlmath.config.schema import Device
-from rlmath.model.lora import TARGETS, Lora
-from rlmath.model.precision import Precision
-from rlmath.model.tiny import make_tiny_model
-from rlmath.rollout.engine import RolloutEngine
-from rlmath.rollout.engine_arguments import (
+from rlmath.engines.engine import RolloutEngine
+from rlmath.engines.engine_arguments import (
     adapter_arguments,
     cache_archive,
     cache_folder,
     cuda_arguments,
 )
-from rlmath.rollout.engine_workers import check_gpus, smallest
-from rlmath.rollout.requests import FLASHINFER_VARIABLES
-from rlmath.rollout.routes import RouteSpec
-from rlmath.rollout.step_loop import StepLoop
-from rlmath.training import session
-from rlmath.training.session import engine_spec
+from rlmath.engines.engine_workers import check_gpus, smallest
+from rlmath.engines.requests import FLASHINFER_VARIABLES
+from rlmath.engines.routes import RouteSpec
+from rlmath.engines.step_loop import StepLoop
+from rlmath.model.lora import TARGETS, Lora
+from rlmath.model.precision import Precision
+from rlmath.model.tiny import make_tiny_model
+from rlmath.training import engine_settings
+from rlmath.training.engine_settings import engine_spec
 from rlmath.utils.node_cache import node_cache, save
 
 
@@ -41,7 +41,7 @@ def spec_of(device, *overrides):
 
 @pytest.fixture(autouse=True)
 def dense_model(monkeypatch):
-    monkeypatch.setattr(session, "precision", lambda config: Precision())
+    monkeypatch.setattr(engine_settings, "precision", lambda config: Precision())
 
 
 def test_an_engine_schedules_ahead_on_cuda_and_not_on_cpu_unless_told():
@@ -113,7 +113,7 @@ def test_a_teachers_engine_reads_whole_sequences_and_keeps_nothing(tmp_path):
         ]
     )
     layout = resolve_layout(config, Device.cuda)
-    spec = session.teacher_spec(config, layout)
+    spec = engine_settings.teacher_spec(config, layout)
     assert (spec.model_path, spec.dtype, spec.tensor_parallel) == (str(folder), "float32", 2)
     assert spec.max_sequence_tokens == 50 + 100 + 1
     assert (spec.max_batched_tokens, spec.gpu_memory_utilization) == (512, 0.7)
@@ -146,7 +146,7 @@ def test_adapters_that_engines_compute_are_in_vllms_arguments(tmp_path):
     }
     # A teacher has none, and neither has an engine that evaluates a folder.
     config.teacher.path = str(folder)
-    assert session.teacher_spec(config, layout).adapters is None
+    assert engine_settings.teacher_spec(config, layout).adapters is None
     assert engine_spec(config, layout, trains=False).adapters is None
 
 
@@ -169,7 +169,7 @@ def test_engines_of_a_run_quantize_and_its_teachers_do_not(tmp_path):
     config.teacher.path = str(folder)
     layout = resolve_layout(config, Device.cuda)
     assert engine_spec(config, layout, trains=True).quantization is Quantization.fp8
-    assert session.teacher_spec(config, layout).quantization is Quantization.none
+    assert engine_settings.teacher_spec(config, layout).quantization is Quantization.none
 
 
 def test_no_two_engines_or_runs_write_to_one_folder_of_compiled_code(
@@ -220,7 +220,7 @@ def test_each_worker_of_an_engine_is_bound_beside_its_gpu(gpu_spec, monkeypatch)
     """Before it pins memory for a sleep or a weight sync."""
     bound = []
     monkeypatch.setattr("rlmath.device.numa.bind_to_gpu", bound.append)
-    monkeypatch.setattr("rlmath.rollout.step_loop.check_workers", lambda *_: None)
+    monkeypatch.setattr("rlmath.engines.step_loop.check_workers", lambda *_: None)
     workers = [SimpleNamespace(device=SimpleNamespace(index=index)) for index in (0, 1)]
     answers = {
         "worker_precision": [None] * 2,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.simulation.virtual_engines import VirtualPool
-from rlmath.rollout.requests import EngineError, Request
+from rlmath.engines.requests import EngineError, Request
 
 
 def requests(problems, samples, first=0):

@@ -13,8 +13,8 @@ from benchmarks.simulation.virtual_engines import VirtualPool
 from rlmath.config.load import load
 from rlmath.config.rollout import RolloutConfig
 from rlmath.config.schema import Device
+from rlmath.engines.requests import Request
 from rlmath.rollout.journal import FOLDER, SampleJournal
-from rlmath.rollout.requests import Request
 from rlmath.training.gate import AlignmentError
 from rlmath.training.group_source import GroupSource, weights_digest
 from rlmath.training.step import forgetting_misaligned
@@ -220,9 +220,9 @@ def test_a_step_looks_at_the_files_of_the_step_before_alone(tmp_path, monkeypatc
 
 def test_samples_that_failed_the_gate_are_not_found_again(journal):
     written(journal, [request()])
-    session = SimpleNamespace(config=SimpleNamespace(rollout=RolloutConfig()))
+    run = SimpleNamespace(config=SimpleNamespace(rollout=RolloutConfig()))
     monitor = None
-    source = GroupSource(session, cast(Any, SimpleNamespace(journal=journal)), monitor)
+    source = GroupSource(run, cast(Any, SimpleNamespace(journal=journal)), monitor)
     with pytest.raises(ValueError), forgetting_misaligned(source, 3):
         raise ValueError("of something else")
     with journal.step(3, "w") as step:
@@ -263,8 +263,8 @@ def test_samples_of_engines_that_compute_otherwise_are_not_found(tmp_path):
 
     def found(*overrides):
         layout = SimpleNamespace(engine_tensor_parallel=1, device=Device.cpu)
-        session = SimpleNamespace(config=load([*given, *overrides]), layout=layout)
-        return weights_digest(session, log, version=3)
+        run = SimpleNamespace(config=load([*given, *overrides]), layout=layout)
+        return weights_digest(run, log, version=3)
 
     others = [
         "model.dtype=float32",

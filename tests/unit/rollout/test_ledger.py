@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from rlmath.checkpoint import CheckpointStore
+from rlmath.engines.requests import Request
 from rlmath.rollout.lag import LengthTotals
 from rlmath.rollout.ledger import LEDGER_FILE, Event, Ledger, LedgerError, events
 from rlmath.rollout.live_group import LiveGroup
-from rlmath.rollout.requests import Request
 from rlmath.training.checkpointing import Saver
 from rlmath.types import GradedSample, Group, Problem, Sample
 from tests.support import fake_engines
@@ -130,8 +130,7 @@ def test_a_checkpoint_is_there_after_the_lines_that_it_counts_are_on_the_disk(
     monkeypatch.setattr(Path, "rename", noted_rename)
     ranks = SimpleNamespace(
         changed=False,
-        save_checkpoint=lambda folder: (folder / "tensors").write_bytes(b"1"),
-        begin_checkpoint=lambda folder: (folder / "tensors").write_bytes(b"1"),
+        save_checkpoint=lambda folder, in_background: (folder / "tensors").write_bytes(b"1"),
         checkpoint_written=lambda: True,
         finish_checkpoint=lambda: None,
     )

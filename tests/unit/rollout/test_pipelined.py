@@ -6,13 +6,13 @@ import time
 
 import pytest
 
+from rlmath.engines.requests import EngineError
 from rlmath.rewards.loading import FunctionReward
 from rlmath.rewards.mix import RewardMix
 from rlmath.rewards.mix_items import MixItem
 from rlmath.rollout.collect import Collector
 from rlmath.rollout.journal import SampleJournal
 from rlmath.rollout.ledger import LEDGER_FILE, Event, Ledger, LedgerError, events
-from rlmath.rollout.requests import EngineError
 from rlmath.training import group_source
 from tests.support.fake_engines import (
     Engines,

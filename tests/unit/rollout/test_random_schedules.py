@@ -17,9 +17,9 @@ from benchmarks.simulation.virtual_engines import VirtualPool
 from rlmath.config.load import load
 from rlmath.config.rollout import KvAtSync, RolloutSchedule, max_lag
 from rlmath.data import ProblemStream
+from rlmath.engines.requests import Request
 from rlmath.rollout.continuous import ContinuousSampler, sampler_of
 from rlmath.rollout.ledger import Event
-from rlmath.rollout.requests import Request
 from rlmath.types import GradedSample, Problem
 
 FAST_SCHEDULES, SCHEDULES, LONG_SCHEDULES = 200, 1_000, 100_000

@@ -9,10 +9,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from rlmath.engines.requests import Request
+from rlmath.engines.routes import RouteSpec
+from rlmath.engines.step_loop import StepLoop, _Running
 from rlmath.rollout.group_state import sample_from_state, sample_to_state
-from rlmath.rollout.requests import Request
-from rlmath.rollout.routes import RouteSpec
-from rlmath.rollout.step_loop import StepLoop, _Running
 from rlmath.types import Sample
 
 SPEC = RouteSpec((0, 2), experts=8, experts_per_token=2)

@@ -7,13 +7,13 @@ from types import SimpleNamespace
 import pytest
 
 from rlmath.device.residue import Residue
+from rlmath.engines import engine as engine_module
+from rlmath.engines.engine import RolloutEngine
+from rlmath.engines.requests import EngineError, EngineStartError
 from rlmath.errors import UserError
-from rlmath.rollout import engine as engine_module
 from rlmath.rollout import pool as pool_module
-from rlmath.rollout.engine import RolloutEngine
 from rlmath.rollout.pool import RolloutPool
-from rlmath.rollout.requests import EngineError, EngineStartError
-from rlmath.training import session
+from rlmath.training import opening
 
 
 def quiet(what, *, logs=False):
@@ -93,7 +93,7 @@ def make_pool(gpu_spec, tmp_path, events):
 
 
 def test_engines_on_the_ranks_gpus_start_when_the_ranks_have_settled(events, make_pool):
-    session.start(RecordedRanks(events), make_pool(), quiet)
+    opening.start(RecordedRanks(events), make_pool(), quiet)
     assert events == [
         "engine 0 imports",
         "engine 1 imports",
@@ -116,7 +116,7 @@ def test_no_engine_starts_where_ranks_and_their_communicators_leave_too_little(e
     pool = make_pool(gpu_memory_utilization=0.58)
     ranks = RecordedRanks(events, rank(1.0), rank(2.5), rank(1.5))
     with pytest.raises(UserError) as said:
-        session.start(ranks, pool, quiet)
+        opening.start(ranks, pool, quiet)
     for part in (
         "rank 1's GPU has no room for an engine: the rank keeps 30.0 GiB",
         "communicators 2.5, CUDA and other processes 1.5",
@@ -124,19 +124,19 @@ def test_no_engine_starts_where_ranks_and_their_communicators_leave_too_little(e
     ):
         assert part in str(said.value)
     assert events[-1] == "ranks give memory back", "no engine began"
-    session.start(RecordedRanks(events, rank(1.0), rank(1.9)), pool, quiet)
+    opening.start(RecordedRanks(events, rank(1.0), rank(1.9)), pool, quiet)
     assert events[-1] == "engine 1 begins, cache None"
 
 
 def test_engines_on_gpus_of_their_own_start_beside_the_ranks(events, make_pool):
-    session.start(RecordedRanks(events), make_pool(sleeps=False), quiet)
+    opening.start(RecordedRanks(events), make_pool(sleeps=False), quiet)
     assert events[2:4] == ["engine 0 begins, cache None", "engine 1 begins, cache None"]
     assert events[4:] == ["ranks begin", "ranks ready"]
 
 
 def test_an_engine_that_starts_again_has_room_and_a_cache_of_the_measured_size(events, make_pool):
     pool = make_pool()
-    session.start(RecordedRanks(events), pool, quiet)
+    opening.start(RecordedRanks(events), pool, quiet)
     events.clear()
     pool.replace(1, EngineError("it died"))
     assert events == [
@@ -152,7 +152,7 @@ def test_an_engine_that_starts_again_while_the_actor_updates_waits_for_the_next_
 ):
     """The actor has newer weights than the other engines by then, or half of them."""
     pool = make_pool(sleeps=False)
-    session.start(RecordedRanks(events), pool, quiet)
+    opening.start(RecordedRanks(events), pool, quiet)
     pool.weights_version, pool.has_folder_weights, pool.verified_syncs = 3, False, 3
     pool.has_weights_at_hand = False
     pool.replace(1, EngineError("it died"))
@@ -170,7 +170,7 @@ def test_an_engine_that_starts_again_while_the_actor_updates_waits_for_the_next_
 def test_an_engine_that_starts_again_gets_what_was_sent_as_version_0(sent, events, make_pool):
     """A run that begins with adapters sends them before it samples."""
     pool = make_pool(sleeps=False)
-    session.start(RecordedRanks(events), pool, quiet)
+    opening.start(RecordedRanks(events), pool, quiet)
     answers = SimpleNamespace(remote=lambda: 0)
     for engine in pool.processes:
         engine.handle = SimpleNamespace(weights_version=answers)
@@ -205,7 +205,7 @@ def test_a_restarted_engine_on_the_ranks_gpus_gets_weights_before_it_takes_its_c
     """The buffers of a weight sync have room where no KV cache is: in the plan of a 7B on eight
     H100 they are 5.9 GiB, and 4 are left beside actor and engine."""
     pool = make_pool(sleeps=sleeps)
-    session.start(RecordedRanks(events), pool, quiet)
+    opening.start(RecordedRanks(events), pool, quiet)
     handle = RecordedHandle(events)
     for engine in pool.processes:
         engine.handle = handle

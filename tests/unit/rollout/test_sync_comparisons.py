@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from rlmath.device.residue import Residue
+from rlmath.engines.requests import EngineError
 from rlmath.errors import WeightsError
 from rlmath.rollout import weight_sync
-from rlmath.rollout.requests import EngineError
 from rlmath.rollout.wake_room import WakeRoom
 from rlmath.rollout.weight_sync import (
     MAX_DEBT_SYNCS,

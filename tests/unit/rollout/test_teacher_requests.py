@@ -16,7 +16,7 @@ from rlmath.rollout import teacher as teacher_module
 from rlmath.rollout import teacher_server
 from rlmath.rollout.teacher import EngineTeacher, TeacherError, TeacherScores, ToScore
 from rlmath.rollout.teacher_server import ServerTeacher
-from rlmath.training.session import server_teacher
+from rlmath.training.engine_settings import server_teacher
 from tests.support.http_server import serve
 from tests.support.samples import make_group, make_sample
 

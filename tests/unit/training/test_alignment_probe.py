@@ -9,7 +9,7 @@ import pytest
 from rlmath.algorithms.alignment import Alignment
 from rlmath.algorithms.filters import TruncatedRule
 from rlmath.batching.from_groups import sampled_sequences
-from rlmath.rollout.requests import Request
+from rlmath.engines.requests import Request
 from rlmath.training.checks.base import AfterSync, BeforeUpdate
 from rlmath.training.gate import AlignmentError
 from rlmath.types import GradedSample, Group, Problem

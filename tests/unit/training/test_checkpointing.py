@@ -29,7 +29,7 @@ class SlowRanks:
         self.blocks, self.every_s, self.then_hangs_s = blocks, every_s, then_hangs_s
         self.changed = False
 
-    def save_checkpoint(self, folder):
+    def save_checkpoint(self, folder, in_background=False):
         with (folder / "tensors").open("wb") as file:
             for _ in range(self.blocks):
                 time.sleep(self.every_s)
@@ -213,7 +213,7 @@ class SignalledRanks(SlowRanks):
         super().__init__(blocks=1, every_s=0.0)
         self.number, self.signals, self.saves = number, signals, 0
 
-    def save_checkpoint(self, folder):
+    def save_checkpoint(self, folder, in_background=False):
         self.saves += 1
         for _ in range(self.signals if self.saves == 1 else 0):
             os.kill(os.getpid(), self.number)
@@ -262,12 +262,10 @@ def test_checkpoints_are_written_in_the_background_on_cuda_unless_a_setting_says
     tmp_path, setting, device, expected
 ):
     runner = SimpleNamespace(background_checkpoints=setting)
-    session = SimpleNamespace(
-        actor=None, leave_gpus_to_ranks=None, layout=SimpleNamespace(device=device)
-    )
     store = CheckpointStore(tmp_path, keep=1)
     config = SimpleNamespace(runner=runner)
-    with open_saver(config, store, session, {}) as saver:
+    run = SimpleNamespace(config=config, actor=None, layout=SimpleNamespace(device=device))
+    with open_saver(store, run, {}) as saver:
         assert saver._in_background is expected
 
 

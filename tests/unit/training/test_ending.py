@@ -57,8 +57,7 @@ def test_the_end_of_a_run_says_what_it_came_to_and_what_is_next(tmp_path, capsys
     )
     steps(run_dir)
     layout = SimpleNamespace(actor=Layout(2, data_parallel=4), engines=8, accelerators=8)
-    session = SimpleNamespace(layout=layout)
-    text = ending(config, summarize(config, session, {}))
+    text = ending(config, summarize(config, layout, {}))
     assert "3 steps: trained on 1,500 response tokens; 1:00:00 of steps = 8.0 GPU-hours" in text
     assert "0.250 ± 0.030 before, 0.550 ± 0.020 after" in text
     for name in ("hf", "curves.png", "tensorboard", "samples", "metrics.jsonl"):
@@ -87,15 +86,14 @@ def test_the_end_of_a_run_says_what_it_came_to_and_what_is_next(tmp_path, capsys
 def test_the_end_says_how_many_steps_were_skipped(tmp_path):
     config = load(["model.path=m", f"runner.run_dir={tmp_path}"])
     layout = SimpleNamespace(actor=Layout(), engines=1, accelerators=0)
-    session = SimpleNamespace(layout=layout)
     with MetricsWriter(tmp_path) as writer:
         for step in (1, 2):
             writer.write(step, {"sampling/trained_groups": 0.0, "rollout/rewards": 0.0})
-    text = ending(config, summarize(config, session, {}))
+    text = ending(config, summarize(config, layout, {}))
     assert "all of them" in text and "no weight was changed" in text
     with MetricsWriter(tmp_path, last_step=2) as writer:
         writer.write(3, {"sampling/trained_groups": 4.0, "rollout/rewards": 1.0})
-    text = ending(config, summarize(config, session, {}))
+    text = ending(config, summarize(config, layout, {}))
     assert "skipped  2 of them" in text and "no weight" not in text
 
 

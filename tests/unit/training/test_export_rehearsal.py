@@ -68,13 +68,13 @@ def test_export_with_exchanged_tensors_is_named_and_not_called_a_model(tmp_path)
     folder = tmp_path / "hf"
     make_tiny_model(folder, seed=0)
     changes = SimpleNamespace(fingerprints=folder_fingerprints(folder))
-    session = SimpleNamespace(actor=SimpleNamespace(weights_changes=lambda: [changes]))
-    assert check_export(session, folder, None) == {}
+    run = SimpleNamespace(actor=SimpleNamespace(weights_changes=lambda: [changes]))
+    assert check_export(run, folder, None) == {}
     file = folder / "model.safetensors"
     tensors = load_file(file)
     k, v = (f"model.layers.1.self_attn.{name}_proj.weight" for name in "kv")
     tensors[k], tensors[v] = tensors[v].clone(), tensors[k].clone()
     save_file(tensors, file, metadata={"format": "pt"})
     with pytest.raises(ExportError, match=r"k_proj\.weight differs.*v_proj\.weight differs"):
-        check_export(session, folder, None)
+        check_export(run, folder, None)
     assert not folder.exists() and (tmp_path / "hf_rejected" / "config.json").is_file()

@@ -25,7 +25,7 @@ from rlmath.types import GradedSample, Group, Problem, Sample, TrainingBatch
 
 CONFIG = load(
     [
-        *("model.path=tiny", "runner.run_dir=r"),
+        *("model.path=tiny", "runner.run_dir=r", "actor.num_threads=2"),
         *("algorithm.truncated=mask", "algorithm.filter.mask_duplicates=true"),
     ]
 )
@@ -52,16 +52,15 @@ def groups(spans=((3, 0), (4, 2))):
     return found
 
 
-def session():
+def ranks():
+    layout = SimpleNamespace(actor=Layout(2, 1, 3, pipeline_layers=(4,)), device=Device.cpu)
+    return SimpleNamespace(config=CONFIG, layout=layout)
+
+
+def batch_of(given, teacher=None):
     items = [SimpleNamespace(label=name, weight=w) for name, w in (("math", 1.0), ("format", 0.0))]
-    return SimpleNamespace(
-        config=CONFIG,
-        layout=SimpleNamespace(actor=Layout(2, 1, 3, pipeline_layers=(4,)), device=Device.cpu),
-        threads_per_rank=2,
-        sampling=SimpleNamespace(
-            pool=SimpleNamespace(weights_version=4), rewards=SimpleNamespace(items=items)
-        ),
-    )
+    rewards = SimpleNamespace(items=items)
+    return StepBatch.of(CONFIG.algorithm, given, rewards, 4, teacher)
 
 
 def keep(folder, *steps, keep_gib=1.0, after=0, **made):
@@ -69,7 +68,7 @@ def keep(folder, *steps, keep_gib=1.0, after=0, **made):
     coefficients = Coefficients(CONFIG.algorithm)
     coefficients.kl_coef, coefficients.entropy_coef = 0.1 + 0.2, 1 / 3
     for step in steps:
-        kept.keep(step, StepBatch.of(session(), groups(**made)), coefficients, session())
+        kept.keep(step, batch_of(groups(**made)), coefficients, ranks())
     kept.close()
 
 
@@ -81,8 +80,8 @@ def test_a_teachers_log_probs_come_back_bit_for_bit(tmp_path):
     given = groups()
     teacher = [s.sample.log_probs - 0.1 for group in given for s in group.samples]
     kept = KeptBatches(tmp_path / FOLDER, 1.0)
-    batch = StepBatch.of(session(), given, teacher)
-    kept.keep(3, batch, Coefficients(CONFIG.algorithm), session())
+    batch = batch_of(given, teacher)
+    kept.keep(3, batch, Coefficients(CONFIG.algorithm), ranks())
     kept.close()
     again = read_step(kept_file(tmp_path / FOLDER, 3)).batch
     found = again.sequences.select(range(6))
@@ -96,7 +95,7 @@ def test_a_teachers_log_probs_come_back_bit_for_bit(tmp_path):
 def test_a_batch_comes_back_bit_for_bit(tmp_path, spans):
     keep(tmp_path, 7, spans=spans)
     found = read_step(kept_file(tmp_path / FOLDER, 7))
-    wanted = StepBatch.of(session(), groups(spans))
+    wanted = batch_of(groups(spans))
     assert (found.kl_coef, found.entropy_coef) == (0.1 + 0.2, 1 / 3)
     assert found.layout == {
         **dataclasses.asdict(Layout(2, 1, 3)),

@@ -12,14 +12,13 @@ from rlmath.config.cluster import ClusterConfig
 from rlmath.config.lora import LoraConfig
 from rlmath.config.rollout import RolloutConfig
 from rlmath.device.residue import Residue
+from rlmath.engines.requests import EngineError
 from rlmath.monitor.digests import DIGESTS_FILE, DigestLog
 from rlmath.rollout.journal import SampleJournal
 from rlmath.rollout.ledger import LEDGER_FILE, Event, Ledger
-from rlmath.rollout.requests import EngineError
 from rlmath.rollout.sampler import Sampled
-from rlmath.rollout.wake_room import WakeRoom
 from rlmath.rollout.weight_sync import Verification
-from rlmath.training import loop, step
+from rlmath.training import attempt, loop, step
 from rlmath.training.checkpointing import Saver
 from rlmath.training.checks.base import StepChecks
 
@@ -58,7 +57,7 @@ class Run:
     def load_checkpoint(self, folder):
         self.events.append(f"load {int(folder.name[5:11])}")
 
-    def save_checkpoint(self, folder):
+    def save_checkpoint(self, folder, in_background=False):
         self.events.append(f"write {int(folder.name[5:11])}")
         (folder / "tensors").write_bytes(bytes(10))
 
@@ -167,16 +166,12 @@ def run_of(tmp_path, monkeypatch):
             eval=SimpleNamespace(every=1 if steps > 2 else 2),
         )
         config.model = SimpleNamespace(path="")
-        session = SimpleNamespace(
+        run = SimpleNamespace(
             config=config,
             layout=None,
             actor=parts,
             sampling=SimpleNamespace(pool=parts, rewards=rewards, collector=None),
-            watchdog_probes=lambda _: [],
-            verification=Verification(0),
-            wake_room=WakeRoom(),
             teacher=None,
-            checks=StepChecks([]),
         )
         saver = Saver(store, parts, {})
 
@@ -213,7 +208,10 @@ def run_of(tmp_path, monkeypatch):
                 note_export=lambda _, step: parts.events.append(f"exported {step}"),
             ),
             "to_yaml": lambda _: "",
-            "open_training": lambda *_, **__: contextlib.nullcontext(session),
+            "open_training": lambda *_, **__: contextlib.nullcontext(run),
+            "watchdog_probes": lambda *_: [],
+            "verification_of": lambda *_: Verification(0),
+            "step_checks": lambda: StepChecks([]),
             "open_monitor": open_monitor,
             "least_groups": lambda *_: 1,
             "sampler_of": sampler_of,
@@ -232,7 +230,8 @@ def run_of(tmp_path, monkeypatch):
             "write_card": lambda _: None,
         }
         for name, value in replaced.items():
-            monkeypatch.setattr(loop, name, value)
+            for module in (loop, attempt):
+                monkeypatch.setattr(module, name, value, raising=False)
         monkeypatch.setattr(step, "plan_step", lambda *_: None)
         parts.made = list(loop.train(config))
         assert [one.name for one in (tmp_path / "checkpoints").iterdir()] == ["step_000002"]
@@ -312,7 +311,7 @@ def test_a_rewards_parameters_are_checked_before_anything_starts(monkeypatch, tm
     from rlmath.config.schema import Device, Placement
     from rlmath.model.parallel import Layout
     from rlmath.rewards import RewardMix, RewardSettingError
-    from rlmath.training import session
+    from rlmath.training import opening
     from rlmath.types import Problem
 
     rewards = tmp_path / "rewards.py"
@@ -331,7 +330,7 @@ def test_a_rewards_parameters_are_checked_before_anything_starts(monkeypatch, tm
         "ray_session": not_reached,
     }
     for name, value in replaced.items():
-        monkeypatch.setattr(session, name, value)
+        monkeypatch.setattr(opening, name, value)
     config = SimpleNamespace(
         cluster=SimpleNamespace(device=SimpleNamespace(value="cpu"), ray_address=None),
         runner=SimpleNamespace(run_dir=str(tmp_path)),
@@ -339,7 +338,7 @@ def test_a_rewards_parameters_are_checked_before_anything_starts(monkeypatch, tm
 
     def start(**fields):
         problems = [Problem("rows:1", "?", (1,), ("4",), columns=fields)]
-        with session.open_session(config, optimizer=None, problems=problems):
+        with opening.open_engines(config, problems):
             pass
 
     with pytest.raises(RewardSettingError, match=r"rewards.py:1\): .* answer in rows:1"):

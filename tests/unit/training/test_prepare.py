@@ -94,11 +94,9 @@ def prepared(*overrides, kl_coef=0.0, given=None, teacher=None):
     """A fifth step up to its update."""
     config, ranks = load([*GIVEN, *overrides]), Ranks()
     rewards = SimpleNamespace(items=[SimpleNamespace(label="math", weight=1.0)])
-    sampling = SimpleNamespace(pool=SimpleNamespace(weights_version=4), rewards=rewards)
-    session = SimpleNamespace(config=config, sampling=sampling)
     monitor = mock.MagicMock()
     plan = plan_step(config, 5, kl_coef)
-    batch = StepBatch.of(session, given or groups(), teacher)
+    batch = StepBatch.of(config.algorithm, given or groups(), rewards, 4, teacher)
     alignment = ranks.run_part(batch.sequences, plan)
     plan = complete(plan, alignment, Coefficients(config.algorithm), monitor, 5)
     figures = ranks.add_advantages(plan, None if plan.values else batch.advantages(config))

@@ -20,6 +20,7 @@ from rlmath.config.arithmetic import resolve_layout
 from rlmath.config.load import load
 from rlmath.config.schema import ClusterConfig, Device
 from rlmath.data import ProblemStream
+from rlmath.engines.transports import TransportPlan
 from rlmath.model.tiny import make_tiny_model
 from rlmath.monitor import open_monitor
 from rlmath.monitor.digests import read_digests
@@ -30,20 +31,18 @@ from rlmath.rollout import engine_process, pool
 from rlmath.rollout.collect import Collector
 from rlmath.rollout.continuous import sampler_of
 from rlmath.rollout.sampling import Sampling
+from rlmath.rollout.wake_room import WakeRoom
 from rlmath.training.algorithm_settings import least_groups
+from rlmath.training.checks.catalog import step_checks
 from rlmath.training.controllers import Coefficients
+from rlmath.training.engine_settings import engine_spec, verification_of
 from rlmath.training.group_source import GroupSource
 from rlmath.training.kept_batches import KeptBatches
-from rlmath.training.session import (
-    Session,
-    actor_settings,
-    engine_spec,
-    start,
-)
-from rlmath.training.step import train_step
+from rlmath.training.opening import Running, start
+from rlmath.training.rank_settings import actor_settings
+from rlmath.training.step import StepParts, train_step
 from rlmath.training.trainer import ActorTrainer
 from rlmath.types import Problem
-from rlmath.weights.transports import TransportPlan
 from tests.unit.training.stubs.engines import StubEngine
 from tests.unit.training.stubs.hosts import StubRay, Traffic
 from tests.unit.training.stubs.ranks import StubRank
@@ -158,19 +157,28 @@ def run(size, stubs, *more):
         mix = stack.enter_context(RewardMix([item], answer_grader=None))
         collector = Collector(mix)
         stack.callback(collector.close)
-        session = Session(config, layout, actor, Sampling(made, mix, collector))
+        running = Running(config, layout, actor, Sampling(made, mix, collector))
         monitor = stack.enter_context(open_monitor(folder, config.runner, STEPS))
         sampler = sampler_of(config, ProblemStream(problems), least_groups(config, layout))
-        coefficients = Coefficients(config.algorithm)
-        source = GroupSource(session, sampler, monitor)
+        source = GroupSource(running, sampler, monitor)
         stack.callback(source.close)
         kept = KeptBatches(folder / "replay", config.runner.replay_keep_gib)
         stack.callback(kept.close)
+        parts = StepParts(
+            running,
+            monitor,
+            Coefficients(config.algorithm),
+            step_checks(),
+            source,
+            kept,
+            verification_of(config, layout),
+            WakeRoom(),
+        )
         for step in range(1, STEPS + 1):
             stubs.take_traffic()
             ranks.waited = engines.waited = 0
             began_s = time.process_time()
-            metrics = train_step(session, source, coefficients, monitor, kept, step).metrics
+            metrics = train_step(parts, step).metrics
             cpu_s = time.process_time() - began_s
             monitor.log_step(step, metrics)
             assert metrics["rollout/rewards"] == 0.5

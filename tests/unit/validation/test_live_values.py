@@ -8,12 +8,13 @@ from torch import nn
 
 from rlmath.config.actor import ActorConfig, Fp8
 from rlmath.config.rollout import KvCacheDtype, Quantization, RolloutConfig
+from rlmath.engines.engine import RolloutEngine
+from rlmath.engines.layer_values import EMBEDDING, HEAD, NORM, noted_values, watch
 from rlmath.model.spec import model_spec
 from rlmath.model.tiny import tiny_config
 from rlmath.training import live_divergence
-from rlmath.validation.engine_values import engine_values, noted_values, together, watch
+from rlmath.validation.engine_values import engine_values, together
 from rlmath.validation.find_divergence import LEAST_NOISE, beyond_rounding
-from rlmath.validation.hooks import EMBEDDING, HEAD, NORM
 
 TOKENS, WIDTH = 6, 8
 SPEC = model_spec(tiny_config(num_layers=2))
@@ -92,11 +93,12 @@ class Engine:
 
 def pool_of(models, busy=False):
     workers, engine = [worker_of(model) for model in models], Engine(models, busy)
-    return SimpleNamespace(
-        call_workers=lambda function: [[function(worker) for worker in workers]],
-        call_engines=lambda function: [function(engine)],
-        engine=engine,
+    made = RolloutEngine.__new__(RolloutEngine)
+    made._loop = SimpleNamespace(
+        rpc=lambda function: [function(worker) for worker in workers],
+        engine_call=lambda function: function(engine),
     )
+    return SimpleNamespace(layer_values=lambda tokens: [made.layer_values(tokens)], engine=engine)
 
 
 def test_the_engines_values_are_whole():

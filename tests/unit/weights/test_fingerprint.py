@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 import rlmath.weights.fingerprint as fingerprint_module
+from rlmath.engines.transports import engine_fingerprints
+from rlmath.engines.transports.engine_fingerprints import _of_packed, _of_quantized
+from rlmath.engines.transports.engine_parts import Part
 from rlmath.errors import WeightsError
 from rlmath.model.fp8 import quantized
 from rlmath.weights.fingerprint import add, compare_fingerprints, fingerprint, fingerprints
 from rlmath.weights.quantized_prints import is_quantized, quantized_fingerprints
 from rlmath.weights.slices import COLUMNS, Rotation, columns_in, fingerprint_in
-from rlmath.weights.transports import engine_fingerprints
-from rlmath.weights.transports.engine_fingerprints import _of_packed, _of_quantized
-from rlmath.weights.transports.engine_parts import Part
 
 
 def tensor(shape, dtype=torch.float32):

@@ -14,19 +14,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlmath.actor.group import ActorGroup
-from rlmath.errors import ComponentError, UserError, WeightsError
-from rlmath.weights.buckets import TensorMeta, cut_into_buckets, view_in_buffer
-from rlmath.weights.expert_shares import NOTHING, ExpertShare
-from rlmath.weights.fingerprint import add, fingerprint
-from rlmath.weights.tensor_prints import rows_of
-from rlmath.weights.transport import TRANSPORTS, SyncBuffers, SyncSizes, choose_transport
-from rlmath.weights.transports import TransportPlan, segments
-from rlmath.weights.transports.shared_gpus import (
+from rlmath.engines.transport import TRANSPORTS, SyncBuffers, SyncSizes, choose_transport
+from rlmath.engines.transports import TransportPlan, segments
+from rlmath.engines.transports.shared_gpus import (
     WorkerPlace,
     plans_of_ranks,
     serving_ranks,
     with_worker_shares,
 )
+from rlmath.errors import ComponentError, UserError, WeightsError
+from rlmath.weights.buckets import TensorMeta, cut_into_buckets, view_in_buffer
+from rlmath.weights.expert_shares import NOTHING, ExpertShare
+from rlmath.weights.fingerprint import add, fingerprint
+from rlmath.weights.tensor_prints import rows_of
 
 MIB = 2**20
 

@@ -14,18 +14,18 @@ SAMPLES = 32
 def run(node: Node, record: Record) -> None:
     """Compare under the model's own weights, and under those of an update."""
     config = parts.settings(node, "run", gpus=min(node.gpus, 1))
-    with parts.started(config, record) as (session, pool):
+    with parts.started(config, record) as (actor, pool):
         first = pool.weights_version
         for version in (first, first + 1):
             with record.phase(f"version {version}"):
                 wanted = parts.requests(node, SAMPLES, step=version)
                 batch = parts.as_batch(wanted, parts.sample(pool, wanted))
                 pool.sleep()
-                found = parts.mismatch(session.actor, batch)
-                noise = measure_noise(session.actor, batch, seed=version)
+                found = parts.mismatch(actor, batch)
+                noise = measure_noise(actor, batch, seed=version)
                 allowed = limits(config, noise)
-                parts.update(session.actor, batch)
-                sync_weights(session.actor, pool, version + 1)
+                parts.update(actor, batch)
+                sync_weights(actor, pool, version + 1)
             name = f"version {version}"
             mean = found["mean_exp_abs_diff"]
             record.figure(f"{name} tokens", int(batch.response_lengths.sum()))

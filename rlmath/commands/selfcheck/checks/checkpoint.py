@@ -26,8 +26,7 @@ def run(node: Node, record: Record) -> None:
     """Save, train on, load, and compare weights and optimizer state; then sample again."""
     config = parts.settings(node, "run", gpus=min(node.gpus, 2))
     wanted = parts.requests(node, SAMPLES)
-    with parts.started(config, record) as (session, pool):
-        actor = session.actor
+    with parts.started(config, record) as (actor, pool):
         batch = parts.as_batch(wanted, parts.sample(pool, wanted))
         pool.sleep()
         parts.update(actor, batch)

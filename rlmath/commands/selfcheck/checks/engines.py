@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -35,12 +36,17 @@ def run(node: Node, record: Record) -> None:
             continue
         overrides = [f"rollout.tensor_parallel={width}"]
         config = parts.settings(node, name.replace(" ", "_"), gpus, overrides)
-        with parts.started(config, record, name, trains=trains) as (session, pool):
-            caches[name] = pool.call_engines(cache_tokens)
+        with contextlib.ExitStack() as stack:
+            actor = None
+            if trains:
+                actor, pool = stack.enter_context(parts.started(config, record, name))
+            else:
+                pool = stack.enter_context(parts.started_engines(config, record, name))
+            caches[name] = pool.kv_cache_tokens()
             record.figure(f"{name} KV cache", min(caches[name]), "tokens", key=True)
             if node.on_cuda:
-                ranks = session.actor.call(gpu_of) if trains else []
-                _gpus(record, name, width, ranks, pool.call_workers(gpu_of))
+                ranks = [] if actor is None else actor.call(gpu_of)
+                _gpus(record, name, width, ranks, pool.gpus())
             samples[name] = parts.sample(pool, wanted)
         _same_caches(record, name, caches[name], "its engines")
         lengths = {len(one.token_ids) for one in samples[name]}
@@ -50,11 +56,6 @@ def run(node: Node, record: Record) -> None:
         )
     _same_caches(record, "TP 1", caches["TP 1"] + caches["TP 1 again"], "two starts")
     _deterministic(node, record, samples["TP 1"], samples["TP 1 again"])
-
-
-def cache_tokens(engine: Any) -> int:
-    cache = engine.vllm_config.cache_config
-    return int(cache.num_gpu_blocks) * int(cache.block_size)
 
 
 def gpu_of(worker: Any) -> str:

@@ -25,15 +25,15 @@ def run(node: Node, record: Record) -> None:
     config = parts.settings(node, "run", gpus=1)
     wanted = parts.requests(node, SAMPLES, max_tokens=8)
     asleep: list[int] = []
-    with parts.started(config, record) as (session, pool):
-        (gpu,) = set(session.actor.call(_uuid))
+    with parts.started(config, record) as (actor, pool):
+        (gpu,) = set(actor.call(_uuid))
         parts.sample(pool, wanted)
         awake = _used_mib(gpu)
         for cycle in range(1, CYCLES + 1):
             with record.phase(f"cycle {cycle}"):
                 pool.sleep()
                 asleep.append(_used_mib(gpu))
-                sync_weights(session.actor, pool, cycle)
+                sync_weights(actor, pool, cycle)
                 parts.sample(pool, wanted)
     given_back = awake - asleep[0]
     least = LEAST_GIVEN_BACK * config.rollout.gpu_memory_utilization * node.gpu_gib * 1024

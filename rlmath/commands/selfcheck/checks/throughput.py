@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from rlmath.cluster.logs import end_of
-from rlmath.commands.selfcheck import bare_vllm, parts
+from rlmath.commands.selfcheck import parts
 from rlmath.commands.selfcheck.node import Node
 from rlmath.commands.selfcheck.record import Record
 from rlmath.config.schema import Config
-from rlmath.rollout.engine_arguments import cuda_arguments
-from rlmath.rollout.requests import EngineSpec, Request
+from rlmath.engines import bare_vllm
+from rlmath.engines.engine_arguments import cuda_arguments
+from rlmath.engines.requests import EngineSpec, Request
 
 # Requests and tokens of each.
 WORK = {"cuda": (256, 512), "cpu": (16, 64)}
@@ -75,7 +76,7 @@ def _ours(
 ) -> tuple[float, EngineSpec]:
     """Tokens per second of the fastest round but the first, and how the engine was set up."""
     best, expected = 0.0, sum(request.max_tokens for request in wanted)
-    with parts.started(config, record, name, trains=False) as (_, pool):
+    with parts.started_engines(config, record, name) as pool:
         for number in range(ROUNDS):
             started_s = time.perf_counter()
             tokens = sum(len(one.token_ids) for one in pool.generate(wanted))

@@ -41,9 +41,7 @@ def test_an_engine_that_was_restarted_is_the_one_that_is_restored(
     monkeypatch.setattr(ray, "get", lambda found: found)
     old, new, other = Engine(), Engine(), Engine()
     pool = SimpleNamespace(engines=[old, other])
-    scene = cast(
-        Scene, SimpleNamespace(session=SimpleNamespace(sampling=SimpleNamespace(pool=pool)))
-    )
+    scene = cast(Scene, SimpleNamespace(run=SimpleNamespace(sampling=SimpleNamespace(pool=pool))))
     with in_actors(scene, plant, back):
         old.dead = True
         pool.engines = [new, other]

@@ -56,6 +56,7 @@ from rlmath.commands.plan.models import (
 )
 from rlmath.config.load import load
 from rlmath.config.rollout import KvCacheDtype
+from rlmath.engines.transport import TRANSPORTS, SyncSizes
 from rlmath.model.lora import TARGETS, Lora, adapted_entries, adapter_parameters
 from rlmath.model.parallel import Layout
 from rlmath.model.published import KNOWN
@@ -65,7 +66,6 @@ from rlmath.weights.buckets import TensorMeta, cut_into_buckets
 from rlmath.weights.parameters import LocalParameter
 from rlmath.weights.pieces import hf_shapes, local_tensor
 from rlmath.weights.plan import SourceRank, plan_weights
-from rlmath.weights.transport import TRANSPORTS, SyncSizes
 
 
 def worst_state_bytes(spec: ModelSpec, actor: ActorShape) -> float:

@@ -11,9 +11,9 @@ from rlmath.commands.plan.gpus import GPUS, Efficiency
 from rlmath.commands.plan.models import KNOWN, model_spec
 from rlmath.commands.plan.weight_sync import CALL_S, SyncTime, sync_time
 from rlmath.config.weights import WeightsConfig, bucket_mib
+from rlmath.engines.transport import choose_transport
 from rlmath.model.parallel import Layout
 from rlmath.model.spec import ModelSpec
-from rlmath.weights.transport import choose_transport
 
 SPEC = model_spec(KNOWN["DeepSeek-R1-Distill-Qwen-7B"])
 BYTES = 2 * SPEC.num_parameters

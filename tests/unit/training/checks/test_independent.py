@@ -101,11 +101,15 @@ def test_groups_that_a_filter_dropped_are_checked() -> None:
         take=lambda step: sampled,
         forget=forgotten.append,
     )
-    monitor = mock.MagicMock()
-    session: Any = SimpleNamespace(
-        config=load(["experiment=quickstart", "model.path=tiny", "runner.run_dir=r"]),
+    parts: Any = SimpleNamespace(
+        run=SimpleNamespace(
+            config=load(["experiment=quickstart", "model.path=tiny", "runner.run_dir=r"])
+        ),
+        source=feed,
+        monitor=mock.MagicMock(),
+        coefficients=mock.Mock(kl_coef=0.0),
         checks=step_checks(),
     )
     with pytest.raises(InvariantError, match="have the same seed"):
-        step.train_step(session, feed, mock.Mock(kl_coef=0.0), monitor, mock.Mock(), 3)
+        step.train_step(parts, 3)
     assert forgotten == [3]

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlmath.engines.requests import prompt_digest
 from rlmath.grading import Grade, MathGrader
 from rlmath.rewards.math_answer import MathAnswer
-from rlmath.rollout.requests import prompt_digest
 from rlmath.training.checks.samples import (
     GRADES_AGAIN,
     SampledResponses,

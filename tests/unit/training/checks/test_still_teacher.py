@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from rlmath.config.load import load
-from rlmath.rollout.requests import EngineError
+from rlmath.engines.requests import EngineError
+from rlmath.engines.worker_state import parameter_sums
 from rlmath.rollout.teacher import EngineTeacher, TeacherScores, ToScore
 from rlmath.training.checks.base import InvariantError
 from rlmath.training.checks.still_teacher import (
@@ -19,7 +20,6 @@ from rlmath.training.checks.still_teacher import (
     StillTeacher,
     moved_scores,
     moved_weights,
-    parameter_sums,
 )
 from rlmath.types import GradedSample, Group, Problem, Sample
 
@@ -41,12 +41,12 @@ class Server:
 
 
 def now(teacher: Any, step: int) -> Any:
-    session = SimpleNamespace(
+    run = SimpleNamespace(
         teacher=None if teacher is None else TeacherScores(teacher),
         config=load(["experiment=quickstart", "model.path=tiny", "runner.run_dir=r"]),
     )
     return SimpleNamespace(
-        session=session, step=step, groups=[GROUP], batch=object(), monitor=None, result=None
+        run=run, step=step, groups=[GROUP], batch=object(), monitor=None, result=None
     )
 
 
@@ -54,13 +54,13 @@ def test_engines_of_a_teacher_are_compared_every_16_steps() -> None:
     held = [[{"a": 1}, {"b": 3}], [{"a": 1}, {"b": 3}]]
     calls = []
 
-    def call_workers(function: Any) -> Any:
-        calls.append(function)
+    def parameter_sums() -> Any:
+        calls.append("asked")
         if len(calls) == 2:
             raise EngineError("it is started again")
         return [list(one) for one in held]
 
-    teacher = EngineTeacher(SimpleNamespace(call_workers=call_workers), 10)  # type: ignore[arg-type]
+    teacher = EngineTeacher(SimpleNamespace(parameter_sums=parameter_sums), 10)  # type: ignore[arg-type]
     check = StillTeacher()
     for step in range(5, 5 + EVERY + 1):
         check.before_update(now(teacher, step))

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from rlmath.engines.engine import RolloutEngine
+from rlmath.engines.requests import Progress, Request
 from rlmath.model.tiny_tokenizer import END_OF_TEXT, fast_tokenizer
-from rlmath.rollout.engine import RolloutEngine
-from rlmath.rollout.requests import Progress, Request
 from rlmath.types import Sample
 from tests.unit.training.stubs.ranks import PRINTS
 

@@ -10,7 +10,7 @@ from rlmath.actor.token_values import TokenValues
 from rlmath.actor.worker import ActorWorker
 from rlmath.algorithms.peers import Alone
 from rlmath.device import CPU
-from rlmath.weights import transports
+from rlmath.engines import transports
 from rlmath.weights.buckets import TensorMeta, cut_into_buckets
 from rlmath.weights.gather import WeightChanges
 

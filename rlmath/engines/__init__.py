@@ -1,0 +1,1 @@
+"""Engines: what is asked of one, and vLLM, the one that there is."""

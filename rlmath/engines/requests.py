@@ -1,0 +1,281 @@
+"""What the pool hands to an engine, what an engine hands back, and how an engine is set up."""
+
+from __future__ import annotations
+
+import array
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from rlmath.config.rollout import KvCacheDtype, Quantization
+from rlmath.config.schema import RolloutConfig
+from rlmath.engines.patches.cpu_routes import ROUTES_VARIABLE
+from rlmath.engines.patches.engine_precision import BATCH_INVARIANT_VARIABLE, ROUTER_VARIABLE
+from rlmath.engines.patches.register import (
+    ENGINE_VARIABLE,
+    adapter_backend,
+)
+from rlmath.engines.routes import RouteSpec
+from rlmath.engines.transport import TRANSPORTS
+from rlmath.errors import ComponentError, UserError
+from rlmath.model.lora import Lora
+from rlmath.model.precision import Precision
+from rlmath.types import Sample
+
+
+class EngineError(ComponentError):
+    """An engine failed or stalled. The message names it and shows the end of its log."""
+
+
+class EngineStartError(UserError):
+    """An engine could not start. The message says why and shows the end of its log."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One completion to sample.
+
+    Attributes:
+        problem_id: The problem that it answers.
+        index: Its place in the problem's group, from 0.
+        prompt_token_ids: What the engine continues; never tokenized again.
+        max_tokens: Longest response, in tokens, with what was begun.
+        temperature: Divides the logits; 0 takes the likeliest token.
+        top_p: Mass of the likeliest tokens that are sampled from. Only samples at 1 have
+            log-probabilities that the actor can reproduce, so others are never trained on.
+        seed: Of its random stream.
+        ignore_eos: Continue after an end-of-sequence token, up to ``max_tokens``: for measuring at
+            a fixed length.
+        begun: What earlier steps sampled of it, which it continues; ``None``: nothing.
+        budget_tokens: Most tokens to add now; a sample that would continue is ``cut`` there.
+            ``None``: up to ``max_tokens``.
+        stays_on: The engine that made what was begun, and that may still have its keys and values;
+            another one computes them again. ``None``: any engine.
+        scores: Nothing is sampled: the answer is ``begun`` with the engine's own log-probs of its
+            tokens, at temperature 1. vLLM gives those of a prompt only, and samples a token after
+            it, so ``max_tokens`` is one more than ``begun`` has.
+        wants_routes: Its sample carries an MoE's routes, if the engine returns them: what is
+            trained on, or compared with the actor's log-probs, wants them, and nothing else.
+    """
+
+    problem_id: str
+    index: int
+    prompt_token_ids: tuple[int, ...]
+    max_tokens: int
+    temperature: float
+    top_p: float
+    seed: int
+    ignore_eos: bool = False
+    begun: Sample | None = None
+    budget_tokens: int | None = None
+    stays_on: int | None = None
+    scores: bool = False
+    wants_routes: bool = False
+
+    @property
+    def begun_tokens(self) -> int:
+        """Response tokens that it has already."""
+        return 0 if self.begun is None else len(self.begun.token_ids)
+
+    @property
+    def begun_routes(self) -> int:
+        """Tokens, from the prompt's first, whose routes it has already."""
+        routes = None if self.begun is None else self.begun.routes
+        return 0 if routes is None else len(routes)
+
+    @property
+    def new_tokens(self) -> int:
+        """Most tokens that it adds."""
+        rest = self.max_tokens - self.begun_tokens
+        return rest if self.budget_tokens is None else min(rest, self.budget_tokens)
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """What tells it from the other requests of a batch."""
+        return self.problem_id, self.index
+
+
+def prompt_digest(token_ids: Sequence[int]) -> int:
+    """CRC-32 of a prompt's tokens as int32."""
+    return zlib.crc32(array.array("i", token_ids))
+
+
+def cut_sample(request: Request) -> Sample:
+    """What there is of a request's sample before an engine has it."""
+    if request.begun is not None:
+        return request.begun
+    return Sample(
+        problem_id=request.problem_id,
+        index=request.index,
+        token_ids=np.zeros(0, np.int32),
+        log_probs=np.zeros(0, np.float32),
+        text="",
+        finish_reason="cut",
+        spans=((0, 0),),
+        seed=request.seed,
+        engine=0,
+    )
+
+
+@dataclass(frozen=True)
+class Progress:
+    """An engine's answer to the pool.
+
+    Attributes:
+        samples: Finished since the last answer, in the order in which they finished.
+        unfinished: Requests that it still has.
+        tokens_generated: Response tokens since it started.
+        tokens_held: Tokens of its unfinished requests, prompts and what was generated: what a
+            decode step reads keys and values of.
+        quiet_s: Seconds since its last token; 0 when it has no work.
+        tokens_reused: Since the last answer, tokens of continued responses and their prompts whose
+            keys and values it still had.
+    """
+
+    samples: tuple[Sample, ...]
+    unfinished: int
+    tokens_generated: int
+    tokens_held: int
+    quiet_s: float
+    tokens_reused: int = 0
+
+
+# Tokens of a block of vLLM's KV cache on CPU; prefixes are kept in whole blocks.
+CPU_BLOCK_TOKENS = 128
+
+# A weight update packs gigabytes into memory that the old weights have just given back. The C
+# library has to keep it meanwhile, as new pages cost more than the copy: no separate mmap for
+# large blocks, one heap for all threads, up to 256 MiB free at its end; in pages of 2 MiB where the
+# kernel leaves that to the program.
+KEEP_MEMORY = (
+    "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.arena_max=1:"
+    f"glibc.malloc.trim_threshold={256 * 2**20}"
+)
+
+
+# Where vLLM may use FlashInfer.
+FLASHINFER_VARIABLES = (
+    "VLLM_USE_FLASHINFER_SAMPLER",
+    "VLLM_ALLREDUCE_USE_FLASHINFER",
+    "VLLM_BLOCKSCALE_FP8_GEMM_FLASHINFER",
+)
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """How each engine of a pool is set up.
+
+    Attributes:
+        model_path: Hugging Face folder; its weights are version 0 if they are read.
+        dtype: Of weights and activations.
+        device: ``cpu`` or ``cuda``.
+        tensor_parallel: Ranks that share the engine's matrices.
+        max_sequence_tokens: Longest prompt and response together, in tokens.
+        max_running_sequences: Sequences that run at once.
+        transport: Name of the weight transfer backend.
+        prefix_caching: Keep prompts' KV blocks for reuse within one weights version.
+        keeps_kv: A response that is continued may use the KV blocks that older weights computed for
+            it; no other sees them.
+        enforce_eager: Skip CUDA graphs; a CPU engine has none.
+        gpu_memory_utilization: Share of a GPU's memory. CUDA only.
+        cpu_kv_cache_gib: Size of the KV cache. CPU only.
+        sleeps: Give the GPU's memory back between rollouts (engines that share it with the
+            actor). CUDA only.
+        max_batched_tokens: Tokens of one step at most. CUDA only.
+        async_scheduling: Schedule a step while the one before runs. CUDA only.
+        device_ids: The engine's GPUs, one for each tensor-parallel rank, as CUDA_VISIBLE_DEVICES
+            names them on the node; none: those that the process sees, from the first. CUDA only.
+        kv_cache_bytes: Size of each rank's KV cache; ``None``: what memory profiling leaves within
+            ``gpu_memory_utilization``. CUDA only.
+        log_dir: Folder for each engine's output.
+        precision: What the actor keeps as well.
+        quantization: What vLLM makes of matrices when it has read or received them.
+        kv_cache_dtype: Of keys and values in the cache.
+        adapters: Those that weight syncs bring, and that are computed beside the model's weights;
+            ``None``: weight syncs bring all weights.
+        flashinfer: Use FlashInfer's kernels, and not vLLM's. CUDA only.
+        role: What the engine is called in messages and files.
+        reads_weights: It reads the model folder's weights; else it starts with random ones, and a
+            weight sync has to bring all of them before the first request.
+        routes: What of an MoE's routes comes with the samples that want them; ``None``: nothing.
+    """
+
+    model_path: str
+    dtype: Literal["float32", "bfloat16"]
+    device: Literal["cpu", "cuda"]
+    tensor_parallel: int
+    max_sequence_tokens: int
+    max_running_sequences: int
+    transport: str
+    log_dir: str
+    prefix_caching: bool = RolloutConfig.prefix_caching
+    keeps_kv: bool = False
+    enforce_eager: bool = RolloutConfig.enforce_eager
+    gpu_memory_utilization: float = RolloutConfig.gpu_memory_utilization
+    cpu_kv_cache_gib: float = RolloutConfig.cpu_kv_cache_gib
+    sleeps: bool = False
+    max_batched_tokens: int = RolloutConfig.max_batched_tokens
+    async_scheduling: bool = False
+    device_ids: tuple[str, ...] = ()
+    kv_cache_bytes: int | None = None
+    precision: Precision = field(default_factory=Precision)
+    quantization: Quantization = RolloutConfig.quantization
+    kv_cache_dtype: KvCacheDtype = RolloutConfig.kv_cache_dtype
+    adapters: Lora | None = None
+    flashinfer: bool = RolloutConfig.flashinfer
+    role: str = "engine"
+    reads_weights: bool = True
+    routes: RouteSpec | None = None
+
+    @property
+    def transfer_backend(self) -> str:
+        """vLLM's name for what its workers do."""
+        if self.adapters is not None:
+            return adapter_backend(self.transport)
+        return TRANSPORTS[self.transport].backend
+
+    def log_path(self, engine: int) -> str:
+        """File with the output of one engine and its workers."""
+        return f"{self.log_dir}/{self.role}_{engine}.log"
+
+    def environment(self) -> dict[str, str]:
+        """Variables of the engine's process, to be set before anything is imported there.
+
+        On CPU: one thread per rank, because threads that spin beside another busy process take
+        ten times longer than one alone; no compiler, whose first call costs more than it gains.
+        """
+        variables = {
+            ENGINE_VARIABLE: "1",
+            # With one rank the engine runs in the actor's own process: less to start, to lose
+            # and to clean up. Its workers, if it has more, are processes either way.
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_NO_USAGE_STATS": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            ROUTER_VARIABLE: self.precision.router_dtype,
+            BATCH_INVARIANT_VARIABLE: str(int(self.precision.batch_invariant)),
+            ROUTES_VARIABLE: str(int(self.routes is not None)),
+        }
+        if self.device == "cpu":
+            variables |= {
+                "OMP_NUM_THREADS": "1",
+                "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+                "VLLM_WORKER_MULTIPROC_METHOD": "fork",
+                "TORCH_COMPILE_DISABLE": "1",
+                "GLIBC_TUNABLES": KEEP_MEMORY,
+                # Workers that have been told to end sleep through more than this; then SIGTERM.
+                "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "1",
+            }
+        else:
+            variables |= {
+                # An engine of several ranks asks Ray for no GPU, as Ray can give an actor only
+                # GPUs of one bundle. It names its GPUs, and must see them.
+                "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+                # A KV cache size remembered from another run would replace the measured one.
+                "VLLM_ENABLE_STARTUP_PLAN": "0",
+                # vLLM's own choice depends on what is on PATH.
+                **dict.fromkeys(FLASHINFER_VARIABLES, str(int(self.flashinfer))),
+            }
+        return variables

@@ -1,0 +1,284 @@
+"""Transports of weights from the trainer's ranks to the engines, by name in
+``weights.transport``.
+
+To add one, subclass :class:`Transport` and add it to ``TRANSPORTS``. Does not import torch, so the
+plan can ask for the peak size of a weight sync's buffers on each end. A *piece* is sent as one: a
+bucket, or a tensor that is larger than a bucket.
+
+On the engine vLLM's reload adds, for the module being loaded, the whole tensors received so far,
+and the module's new parameters before they are copied in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rlmath.engines.patches.register import NCCL_SHARES
+
+if TYPE_CHECKING:
+    from rlmath.device import Platform
+    from rlmath.engines.transports import TrainerConnection, TransportPlan
+    from rlmath.weights.gather import BucketGatherer
+
+MIB = 2**20
+# Messages of ``nccl`` in flight. vLLM gives each its own stream, and an engine's worker loads a
+# module when its last tensor arrives: with two, the tensors of a module that spans more than two
+# messages (a layer's experts) would be read on one stream while the other receives into their freed
+# memory. The ranks gather the next bucket meanwhile in any case.
+NCCL_MESSAGES = 1
+
+
+@dataclass(frozen=True)
+class SyncBuffers:
+    """Size of the buffers, besides the weights themselves, at the peak of a weight sync.
+
+    Attributes:
+        trainer_bytes: On the trainer rank that has most; GPU memory except on CPU transports.
+        engine_bytes: On each engine worker.
+    """
+
+    trainer_bytes: int
+    engine_bytes: int
+
+
+@dataclass(frozen=True)
+class SyncSizes:
+    """Sizes that determine the buffers of a weight sync.
+
+    Attributes:
+        bucket_bytes: ``weights.bucket_size_mib`` in bytes.
+        largest_tensor_bytes: Size of the largest Hugging Face tensor as sent.
+        model_ranks: Trainer ranks that share one copy of the model.
+        largest_module_bytes: Size of the whole tensors of the largest vLLM module (such as the
+            experts of a layer); ``None``: of the largest tensor.
+        engine_tensor_parallel: Ranks of an engine, which share that module.
+    """
+
+    bucket_bytes: int
+    largest_tensor_bytes: int
+    model_ranks: int = 2
+    largest_module_bytes: int | None = None
+    engine_tensor_parallel: int = 1
+
+    @property
+    def piece(self) -> int:
+        """Maximum size of a piece."""
+        return shared_buffer_bytes(self.bucket_bytes, self.largest_tensor_bytes)
+
+    @property
+    def gathered(self) -> int:
+        """Size on each trainer rank: the bucket being read; the next one, in gathering, with its
+        packed messages (none if one rank has the whole model)."""
+        return (3 if self.model_ranks > 1 else 2) * self.piece
+
+    @property
+    def reload(self) -> int:
+        """Size that vLLM's reload adds on each worker."""
+        module = self.largest_module_bytes or self.largest_tensor_bytes
+        return module + -(-module // self.engine_tensor_parallel)
+
+
+def shared_buffer_bytes(bucket_bytes: int, largest_tensor_bytes: int) -> int:
+    """Size of ``ipc``'s buffer, which must fit each tensor whole for vLLM's producer."""
+    return max(bucket_bytes, largest_tensor_bytes)
+
+
+class Transport:
+    """A transport of weights from the trainer's ranks to the engines.
+
+    Attributes:
+        name: Name in ``weights.transport``.
+        backend: vLLM's name of its workers' side.
+    """
+
+    name: str
+    backend: str
+
+    def fits(self, device: str, colocated: bool) -> bool:
+        """Whether ``auto`` selects it, for trainer and engines on ``cpu`` or ``cuda``, on the same
+        GPUs or not."""
+        raise NotImplementedError
+
+    def plan_bytes(self, sizes: SyncSizes) -> SyncBuffers:
+        """Upper bound of the buffers of a weight sync."""
+        raise NotImplementedError
+
+    def of_ranks(
+        self, plan: TransportPlan, world_size: int, gpus: Callable[[], Sequence[str]]
+    ) -> list[TransportPlan]:
+        """The plan of each trainer rank. Called by the driver.
+
+        Args:
+            plan: Plan with all engines.
+            world_size: Number of trainer ranks.
+            gpus: Asks each rank for the UUID of its GPU.
+        """
+        return plan.of_ranks(world_size)
+
+    def connect(
+        self, plan: TransportPlan, gatherer: BucketGatherer, platform: Platform
+    ) -> TrainerConnection:
+        """Connect to the engines; see :func:`rlmath.engines.transports.connection.connect`."""
+        raise NotImplementedError
+
+
+class SharedMemory(Transport):
+    """rlmath's own transport for a machine without CUDA: two segments of host memory."""
+
+    name = backend = "shared_memory"
+
+    def fits(self, device: str, colocated: bool) -> bool:
+        return device == "cpu"
+
+    def plan_bytes(self, sizes: SyncSizes) -> SyncBuffers:
+        return SyncBuffers(2 * sizes.piece, 0)
+
+    def connect(
+        self, plan: TransportPlan, gatherer: BucketGatherer, platform: Platform
+    ) -> TrainerConnection:
+        from rlmath.engines import transports
+        from rlmath.engines.transports import shared_memory as own
+
+        client = transports.client_of(plan)
+        info = own.SharedMemoryTrainerInitInfo(rank=transports.own_rank(), run_id=plan.run_id)
+        trainer = own.SharedMemoryTrainer.trainer_init(info, client=client, source=gatherer)
+        return transports.TrainerConnection(trainer, client, platform.side_stream())
+
+
+class Ipc(Transport):
+    """vLLM's transport for trainer and engine on the same GPU, with rlmath's trainer.
+
+    In addition to the gathered tensors, a trainer rank has the last tensor that vLLM took and
+    vLLM's shared buffer; an engine's worker has copies of the piece from the shared buffer.
+    """
+
+    name = backend = "ipc"
+
+    def fits(self, device: str, colocated: bool) -> bool:
+        return device == "cuda" and colocated
+
+    def plan_bytes(self, sizes: SyncSizes) -> SyncBuffers:
+        piece = sizes.piece
+        return SyncBuffers(
+            sizes.gathered + sizes.largest_tensor_bytes + piece, piece + sizes.reload
+        )
+
+    def of_ranks(
+        self, plan: TransportPlan, world_size: int, gpus: Callable[[], Sequence[str]]
+    ) -> list[TransportPlan]:
+        from rlmath.engines.transports.shared_gpus import plans_of_ranks
+
+        return plans_of_ranks(plan, gpus())
+
+    def connect(
+        self, plan: TransportPlan, gatherer: BucketGatherer, platform: Platform
+    ) -> TrainerConnection:
+        from rlmath.engines import transports
+        from rlmath.engines.transports.ipc import IpcTrainer
+        from rlmath.engines.transports.vllm_source import GatheredSource, SharedSource
+
+        client, side_stream = transports.client_of(plan), platform.side_stream()
+        largest = max(tensor.num_bytes for tensor in gatherer.tensors)
+        # Each worker reads from the rank on its own GPU: all ranks gather the whole bucket, except
+        # experts that their workers do not keep.
+        routes = None if plan.experts is None else gatherer.expert_routes(plan.experts)
+        source = GatheredSource(gatherer, None, side_stream, routes)
+        if plan.serving is not None and plan.serving.isdisjoint(gatherer.ranks):
+            # No engine needs this rank's copy of the model.
+            source = SharedSource(gatherer, None, side_stream)
+        buffer_bytes = shared_buffer_bytes(plan.bucket_size_mib * MIB, largest)
+        trainer = IpcTrainer(client, source, plan.serves, buffer_bytes)
+        return transports.TrainerConnection(trainer, client, side_stream)
+
+
+class Nccl(Transport):
+    """vLLM's transport for trainer and engines on different GPUs, with rlmath's trainers; each
+    worker gets its share of an MoE's experts.
+
+    A rank that sends to engines (rank 0, or for an MoE one per worker of an engine) has its
+    gathered tensors and vLLM's buffers: vLLM collects tensors until they exceed the bucket size, so
+    a message has up to a bucket plus the largest tensor, and is copied while the tensors still
+    exist. Other ranks have the same pieces, or two packed messages. An engine's worker has two
+    messages, because the next buffer is allocated before the last one is freed.
+    """
+
+    name, backend = "nccl", NCCL_SHARES
+
+    def fits(self, device: str, colocated: bool) -> bool:
+        return device == "cuda" and not colocated
+
+    def plan_bytes(self, sizes: SyncSizes) -> SyncBuffers:
+        message = sizes.bucket_bytes + sizes.largest_tensor_bytes
+        return SyncBuffers(sizes.gathered + 2 * message, 2 * message + sizes.reload)
+
+    def of_ranks(
+        self, plan: TransportPlan, world_size: int, gpus: Callable[[], Sequence[str]]
+    ) -> list[TransportPlan]:
+        from rlmath.engines.transports.shared_gpus import with_worker_shares
+
+        return with_worker_shares(plan).of_ranks(world_size)
+
+    def connect(
+        self, plan: TransportPlan, gatherer: BucketGatherer, platform: Platform
+    ) -> TrainerConnection:
+        from rlmath.engines import transports
+
+        client, side_stream = transports.client_of(plan), platform.side_stream()
+        bucket_bytes = plan.bucket_size_mib * MIB
+        if plan.worker_shares and transports.can_send_shares(gatherer, plan.worker_shares):
+            from rlmath.engines.transports.nccl_shares import Message, SharesTrainer
+
+            shares_trainer = SharesTrainer(
+                client,
+                gatherer,
+                side_stream,
+                plan.worker_shares,
+                plan.num_engines,
+                Message(bucket_bytes, NCCL_MESSAGES),
+                lambda: (transports.own_address(), transports.free_port()),
+            )
+            return transports.TrainerConnection(shares_trainer, client, side_stream)
+        from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
+
+        from rlmath.engines.transports.nccl_trainer import NcclTrainer
+        from rlmath.engines.transports.vllm_source import GatheredSource
+
+        info = NCCLTrainerInitInfo(
+            rank=transports.own_rank(),
+            master_address=transports.own_address(),
+            master_port=transports.free_port(),
+            # Rank 0 of the trainer, and every worker of every engine.
+            world_size=1 + plan.num_engines * plan.ranks_per_engine,
+            packed=True,
+            # A message ends with the tensor that exceeds this, so no tensor is too large for it.
+            packed_buffer_size_bytes=bucket_bytes,
+            packed_num_buffers=NCCL_MESSAGES,
+        )
+        source = GatheredSource(gatherer, 0, side_stream)
+        trainer = NcclTrainer.trainer_init(info, client=client, source=source)
+        return transports.TrainerConnection(trainer, client, side_stream)
+
+
+TRANSPORTS: Mapping[str, Transport] = {one.name: one for one in (SharedMemory(), Ipc(), Nccl())}
+
+
+def choose_transport(setting: str, *, device: str, colocated: bool) -> str:
+    """Resolve ``weights.transport``.
+
+    Args:
+        setting: ``auto`` or a transport's name.
+        device: Device of trainer and engines, ``cpu`` or ``cuda``.
+        colocated: Engines share the trainer's GPUs.
+
+    Raises:
+        ValueError: The setting cannot work there.
+    """
+    fitting = next(one.name for one in TRANSPORTS.values() if one.fits(device, colocated))
+    if setting not in ("auto", fitting):
+        where = "on CPU"
+        if device == "cuda":
+            where = f"on CUDA with {'colocated' if colocated else 'separate'} GPUs"
+        raise ValueError(f"weights.transport={setting}: {where} it has to be {fitting}, or auto")
+    return fitting

@@ -1,0 +1,24 @@
+"""The connection of a trainer rank to the engines, by the transport of its plan."""
+
+from __future__ import annotations
+
+from rlmath.device import CPU, Platform
+from rlmath.engines.transport import TRANSPORTS
+from rlmath.engines.transports import TrainerConnection, TransportPlan
+from rlmath.weights.gather import BucketGatherer
+
+
+def connect(
+    plan: TransportPlan, gatherer: BucketGatherer, platform: Platform = CPU
+) -> TrainerConnection:
+    """Meet the engines. Collective over all trainer ranks; the engines must be ready and idle.
+
+    Args:
+        plan: This rank's.
+        gatherer: This rank's.
+        platform: This process's.
+
+    Raises:
+        UserError: There is not enough shared memory.
+    """
+    return TRANSPORTS[plan.transport].connect(plan, gatherer, platform)

@@ -1,0 +1,186 @@
+"""Trainer's side of the ``shared_memory`` transport, for machines without CUDA.
+
+Implements vLLM's native weight transfer protocol without importing vLLM: a rank that trains on CPU
+would need seconds and hundreds of MiB for it, and cannot have both it and Megatron's CPU shim.
+vLLM's trainer factory only requires ``trainer_init`` and ``send_weights`` of a backend.
+
+The ranks of one copy of the model write their parts of a bucket directly into a segment that all of
+them and the engines map: one copy per byte, no messages. While engines load a bucket from one
+segment, the next is written to the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import torch.distributed as dist
+from torch import Tensor
+
+from rlmath.engines.patches.register import SHARED_MEMORY
+from rlmath.engines.transports.segments import NamedSegments, map_writable, open_segment
+from rlmath.model.rank_layout import ParallelRank
+from rlmath.weights.buckets import Bucket
+
+
+class BucketSource(Protocol):
+    """The source of weights, such as ``rlmath.weights.gather.BucketGatherer``.
+
+    Attributes:
+        parallel: This rank, and the group that writes together.
+        buckets: Buckets, equal on all ranks.
+    """
+
+    parallel: ParallelRank
+
+    @property
+    def buckets(self) -> Sequence[Bucket]: ...
+
+    def write_local(self, bucket: Bucket, buffer: Tensor) -> None:
+        """Write this rank's part of a bucket; the group's ranks together write all of it."""
+        ...
+
+
+class WeightSyncClient(Protocol):
+    """The engines, with the interface of vLLM's ``VLLMWeightSyncClient``."""
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None: ...
+    def start_weight_update(self) -> None: ...
+    def update_weights(self, update_info: Any) -> None: ...
+    def finish_weight_update(self) -> None: ...
+
+
+@dataclass(kw_only=True)
+class SharedMemoryTrainerInitInfo:
+    """Initial parameters of the trainer's ranks.
+
+    Attributes:
+        rank: This trainer rank; rank 0 calls the engines.
+        run_id: Part of the segments' names.
+    """
+
+    backend: ClassVar[str] = SHARED_MEMORY
+
+    rank: int
+    run_id: str
+
+    @property
+    def is_sender(self) -> bool:
+        return self.rank == 0
+
+
+class SharedMemoryTrainer:
+    """The open connection; one per trainer rank, made by ``trainer_init``."""
+
+    def __init__(
+        self,
+        source: BucketSource,
+        client: WeightSyncClient,
+        is_sender: bool,
+        segments: list[Tensor],
+    ) -> None:
+        self.source = source
+        self.client = client
+        self.is_sender = is_sender
+        self._segments = segments
+
+    @classmethod
+    def trainer_init(
+        cls,
+        init_info: SharedMemoryTrainerInitInfo,
+        *,
+        client: WeightSyncClient,
+        source: BucketSource | None = None,
+    ) -> SharedMemoryTrainer:
+        """Share the segments with the other ranks and the engines. Collective over all ranks.
+
+        Raises:
+            UserError: There is not enough shared memory.
+            ValueError: No source.
+        """
+        if source is None:
+            raise ValueError("the shared_memory transport needs a source of buckets")
+        if 0 not in source.parallel.global_ranks:
+            # Another copy of the model (data parallel): only rank 0's copy is sent.
+            return cls(source, client, False, [])
+        named: NamedSegments | None = None
+        told: list[Any] = [None]
+        if init_info.is_sender:
+            try:
+                named = NamedSegments(init_info.run_id, segment_sizes(source.buckets))
+                told = [named.names]
+            except Exception as error:
+                # Tell the others, or they wait forever.
+                told = [error]
+        group = source.parallel.group
+        if group is not None:
+            dist.broadcast_object_list(told, src=0, group=group)
+        if isinstance(told[0], Exception):
+            raise told[0]
+        try:
+            segments = [map_writable(open_segment(name)) for name in told[0]]
+            if init_info.is_sender:
+                client.init_weight_transfer_engine({"segments": told[0]})
+            if group is not None:
+                dist.barrier(group=group)
+        finally:
+            if named is not None:
+                named.unlink()
+        return cls(source, client, init_info.is_sender, segments)
+
+    def send_weights(self) -> None:
+        """Send the source's current weights to all engines. Collective; see ``trainer_init``.
+
+        Raises:
+            Exception: An engine's error, on rank 0. The other ranks may then still wait for rank 0,
+                and the group is unusable.
+        """
+        if not self._segments:
+            return
+        if self.is_sender:
+            self.client.start_weight_update()
+        loads: list[Future[None]] = []
+        # The next bucket's message reaches the engines before they finish the previous one.
+        with ThreadPoolExecutor(max_workers=2) as sending:
+            for number, bucket in enumerate(self.source.buckets):
+                which = number % len(self._segments)
+                if self.is_sender and number >= len(self._segments):
+                    loads[number - len(self._segments)].result()
+                # The segment is free once rank 0 says so; it is complete once all have written.
+                self._barrier()
+                self.source.write_local(bucket, self._segments[which])
+                self._barrier()
+                if self.is_sender:
+                    message = bucket_contents(bucket, which)
+                    loads.append(sending.submit(self.client.update_weights, message))
+            for load in loads:
+                load.result()
+        if self.is_sender:
+            self.client.finish_weight_update()
+
+    def shutdown(self) -> None:
+        """Release the segments."""
+        self._segments = []
+
+    def _barrier(self) -> None:
+        if self.source.parallel.group is not None:
+            dist.barrier(group=self.source.parallel.group)
+
+
+def segment_sizes(buckets: Sequence[Bucket]) -> list[int]:
+    """Sizes of two alternating segments, each for the largest bucket; one for a single bucket."""
+    largest = max(bucket.num_bytes for bucket in buckets)
+    return [largest] * min(2, len(buckets))
+
+
+def bucket_contents(bucket: Bucket, segment: int) -> dict[str, Any]:
+    """A bucket's segment and contents, in types that any way of calling the engines supports."""
+    return {
+        "segment": segment,
+        "names": [tensor.meta.name for tensor in bucket.tensors],
+        "dtype_names": [str(tensor.meta.dtype).removeprefix("torch.") for tensor in bucket.tensors],
+        "shapes": [list(tensor.meta.shape) for tensor in bucket.tensors],
+        "offsets_bytes": [tensor.offset_bytes for tensor in bucket.tensors],
+    }

@@ -1,0 +1,237 @@
+"""One start of a run: its data, ranks and engines, the driver's parts, and its checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlmath.checkpoint import Checkpoint, CheckpointStore
+from rlmath.checks import attempts
+from rlmath.checks.prompt_style import expects_request
+from rlmath.cluster.watchdog import WatchedComponent, watch_progress
+from rlmath.config.actor import Offload
+from rlmath.config.load import to_yaml
+from rlmath.config.schema import Config
+from rlmath.data import ProblemStream, load_problems, load_tokenizer
+from rlmath.data.mixture import stream_of
+from rlmath.data.prompt_report import too_few
+from rlmath.evaluation.held_out import HeldOut, load_held_out
+from rlmath.monitor import Listeners, Monitor, open_monitor, read_metrics, set_aside
+from rlmath.monitor.collapse import CollapseDetectors
+from rlmath.rewards.registry import any_graded
+from rlmath.rollout import watchdog_probes as waiting
+from rlmath.rollout.continuous import sampler_of
+from rlmath.rollout.journal import FOLDER as JOURNAL_FOLDER
+from rlmath.rollout.journal import SampleJournal
+from rlmath.rollout.ledger import LEDGER_FILE, Ledger
+from rlmath.rollout.progress import sampling_progress
+from rlmath.rollout.resumed_groups import check_resumed_groups
+from rlmath.rollout.sampler import Sampler
+from rlmath.rollout.wake_room import WakeRoom
+from rlmath.rollout.weight_sync import sync_weights
+from rlmath.training.algorithm_settings import least_groups
+from rlmath.training.checkpointing import HasState, Saver, open_saver, open_store
+from rlmath.training.checks.catalog import step_checks
+from rlmath.training.controllers import Coefficients
+from rlmath.training.engine_settings import engines_have_to_read, verification_of
+from rlmath.training.export_rehearsal import rehearse_export
+from rlmath.training.group_source import GroupSource
+from rlmath.training.kept_batches import KeptBatches
+from rlmath.training.kept_files import FOLDER as KEPT_FOLDER
+from rlmath.training.opening import Running, open_training
+from rlmath.training.plugin_sources import PluginSources
+from rlmath.training.resumed_model import check_resumed_model
+from rlmath.training.step import StepParts
+from rlmath.types import Problem
+
+
+@dataclass(frozen=True)
+class Training:
+    """What the loop works with. Made by :func:`open_run`.
+
+    Attributes:
+        parts: What a step works with.
+        done: Steps done before this start.
+        begins: A run begins: what the folder had of steps is of another one.
+    """
+
+    parts: StepParts
+    sampler: Sampler
+    saver: Saver
+    detectors: CollapseDetectors
+    held_out: Sequence[HeldOut]
+    done: int
+    begins: bool
+
+    @property
+    def config(self) -> Config:
+        """The settings, with the model's path resolved."""
+        return self.parts.run.config
+
+    @property
+    def monitor(self) -> Monitor:
+        """The run's."""
+        return self.parts.monitor
+
+
+def check_resumed(config: Config, stream: ProblemStream[Problem], found: Checkpoint) -> None:
+    """What can be said of a checkpoint before ranks and engines are started.
+
+    Raises:
+        UserError: The run cannot continue from it.
+    """
+    sampler = found.driver_state["sampler"]
+    if (place := sampler.get("stream")) is not None:
+        stream.load_state_dict(place)
+    check_resumed_model(config, found.path)
+    check_resumed_groups(config, found.path, sampler)
+
+
+@dataclass(frozen=True)
+class _Begin:
+    """Data of a run, and where it begins, before anything is started.
+
+    Attributes:
+        store: The run's checkpoints.
+        checkpoint: To begin with; ``None``: the model's own weights.
+    """
+
+    stream: ProblemStream[Problem]
+    held_out: Sequence[HeldOut]
+    problems: Sequence[Problem]
+    store: CheckpointStore
+    checkpoint: Checkpoint | None
+
+    @property
+    def own_step(self) -> int:
+        """The step up to which what the folder has of steps is of this run; 0: none, before a new
+        run or one that begins from another run's checkpoint, or from one that was set aside."""
+        found = self.checkpoint
+        return found.step if found and self.store.owns(found.path) else 0
+
+
+def load_data(config: Config) -> _Begin:
+    """Read problems and the last checkpoint.
+
+    Raises:
+        UserError: The data, or the checkpoint with these settings, cannot be used.
+    """
+    data = config.data
+    tokenizer = load_tokenizer(config.model.path)
+    rehearse_export(config.model.path)
+    problems, report = load_problems(
+        data.train_paths,
+        data,
+        tokenizer,
+        graded=any_graded(item.name for item in config.reward.items),
+        needs_box=expects_request(config),
+    )
+    print("training problems:", report.describe(data.max_prompt_tokens), flush=True)
+    per_step = config.algorithm.prompts_per_step
+    few = too_few("problems", len(problems), "algorithm.prompts_per_step", per_step)
+    print("\n".join([*report.prompt_lines(), *few]), flush=True)
+    held_out = load_held_out(config, tokenizer)
+    stream = stream_of(problems, data.train_weights, data.seed, data.shuffle)
+    store = open_store(config)
+    checkpoint = store.resume(
+        config.runner.resume, functools.partial(check_resumed, config, stream)
+    )
+    problems = [*problems, *(p for one in held_out for p in one.problems)]
+    return _Begin(stream, held_out, problems, store, checkpoint)
+
+
+@contextlib.contextmanager
+def open_run(config: Config) -> Iterator[Training]:
+    """Load the data, start ranks and engines, and restore the last checkpoint."""
+    begin = load_data(config)
+    reads = engines_have_to_read(config, resumes=begin.checkpoint is not None)
+    if not begin.own_step:
+        set_aside(Path(config.runner.run_dir), LEDGER_FILE)
+    with (
+        open_training(config, problems=begin.problems, engines_read=reads) as run,
+        contextlib.ExitStack() as stack,
+    ):
+        training = connect(run, begin, stack)
+        saver, pool = training.saver, run.sampling.pool
+        if begin.checkpoint is not None:
+            saver.restore(begin.checkpoint, pool)
+        elif config.actor.lora.init_from is not None or not reads:
+            # Engines have read the base model, or nothing.
+            pool.sleep()
+            sync_weights(run.actor, pool, 0, again=True)
+        stack.enter_context(saver.saving_when_cut_short())
+        probes = [*watchdog_probes(run, training.monitor), saver.watchdog_probe()]
+        stack.enter_context(watch_progress(config.watchdog.stall_s, probes))
+        yield training
+
+
+def connect(run: Running, begin: _Begin, stack: contextlib.ExitStack) -> Training:
+    """Make the driver's parts of a run, which end with the stack."""
+    config, after = run.config, begin.own_step
+    run_dir = Path(config.runner.run_dir)
+    done = 0 if begin.checkpoint is None else begin.checkpoint.step
+    journal = SampleJournal(run_dir / JOURNAL_FOLDER, config.runner.journal_keep_gib)
+    stack.callback(journal.close)
+    ledger = Ledger(run_dir / LEDGER_FILE, after)
+    kept = KeptBatches(run_dir / KEPT_FOLDER, config.runner.replay_keep_gib, after)
+    stack.callback(kept.close)
+    submit = (lambda _: None) if run.teacher is None else run.teacher.submit
+    least = least_groups(config, run.layout)
+    sampler = sampler_of(config, begin.stream, least, ledger, journal, submit)
+    coefficients = Coefficients(config.algorithm)
+    states: dict[str, HasState] = {
+        "sampler": sampler,
+        "coefficients": coefficients,
+        "plugins": PluginSources(config.plugin_hashes),
+    }
+    leave_gpus = functools.partial(leave_gpus_to_ranks, run)
+    saver = stack.enter_context(open_saver(begin.store, run, states, leave_gpus))
+    monitor = stack.enter_context(
+        open_monitor(
+            run_dir,
+            config.runner,
+            config.runner.steps,
+            None if begin.checkpoint is None else done,
+            sampling=functools.partial(sampling_progress, run.sampling.pool),
+            listeners=Listeners(phase=saver.look),
+        )
+    )
+    monitor.show_settings(to_yaml(config), attempts.flat_settings(config))
+    source = GroupSource(run, sampler, monitor)
+    stack.callback(source.close)
+    checks = step_checks()
+    stack.callback(checks.close)
+    parts = StepParts(
+        run,
+        monitor,
+        coefficients,
+        checks,
+        source,
+        kept,
+        verification_of(config, run.layout),
+        WakeRoom(),
+    )
+    detectors = CollapseDetectors(config.collapse, read_metrics(run_dir))
+    return Training(parts, sampler, saver, detectors, begin.held_out, done, not after)
+
+
+def leave_gpus_to_ranks(run: Running) -> None:
+    """End engines on the ranks' GPUs if the ranks' weights were moved out for them: both do not
+    fit. Nothing can be sampled after it."""
+    if run.sampling.pool.spec.sleeps and run.config.actor.offload is Offload.all:
+        run.sampling.pool.shutdown()
+
+
+def watchdog_probes(run: Running, monitor: Monitor) -> list[WatchedComponent]:
+    """What a run can wait for, for the watchdog."""
+    phase = monitor.phase
+    probes = [
+        WatchedComponent(lambda: phase.changes, lambda: [f"the phase {phase.name}"]),
+        run.actor.watchdog_probe(),
+        waiting.engines(run.sampling.pool),
+        waiting.grades(run.sampling.collector),
+    ]
+    return probes if run.teacher is None else [*probes, run.teacher.teacher.watchdog_probe()]
