@@ -1,10 +1,10 @@
 """One round of sampling: a queue of requests, dealt to the engines, each answered exactly once.
 
 Samples are dealt one by one, each to the engine with the least load, and never more than a fair
-share to one engine. Load is in tokens: what an engine holds, and what its requests are expected to
-add, by the lengths that this round has shown. Responses to one problem have similar lengths: a
+share to one engine. Load is in tokens: those that an engine holds, and those that its requests are
+expected to add by the lengths seen in this round. Responses to one problem have similar lengths: a
 group on one engine would keep that engine busy long after the others, and a round ends with its
-last sample. Each sample has its own seed, so the engine that makes it does not change it.
+last sample. Each sample has its own seed, so it does not depend on the engine that makes it.
 
 ``benchmarks/generation_schedule.py`` compares this with other ways of dealing.
 """
@@ -32,36 +32,35 @@ if TYPE_CHECKING:
 ANSWER_EVERY_S = 5.0
 ABORT_TIMEOUT_S = 1.0
 
-# Told whether no engine has work; gives requests to add.
+# Gets whether no engine has work, and returns requests to add.
 MoreRequests = Callable[[bool], Sequence[Request]]
 # A request: the problem's id and the sample's index.
 Key = tuple[str, int]
 
 
 class Generation:
-    """What :meth:`RolloutPool.generate` does, and what is known of it meanwhile.
+    """One call of :meth:`RolloutPool.generate` and its progress.
 
     Args:
-        pool: The engines; asked to start one again that fails.
-        number: Larger than that of the generation before: engines drop what is of an older one.
-        stall_timeout_s: Seconds without a token from an engine that has work, after which it
-            counts as hung.
-        journal: Of the step; ``None``: there is none.
-        outlasts_engines: When no engine has the weights in force any more, the round waits until
-            it is cut, instead of failing.
-        clock_s: Gives the time, and
-        wait: waits for answers as ``ray.wait`` does: a simulation has others.
+        pool: The engines; restarts one that fails.
+        number: Larger than the previous generation's: engines drop requests of older ones.
+        stall_timeout_s: Seconds without a token after which an engine with work counts as hung.
+        journal: The step's journal, if any.
+        outlasts_engines: Wait until the round is cut, instead of failing, when no engine has the
+            weights in force any more.
+        clock_s: The clock; with ``wait``, replaced in simulations.
+        wait: Waits for answers as ``ray.wait`` does.
 
     Attributes:
         number: As given.
-        held: Of each engine, the requests that it has, by key.
-        tokens: Of each engine, response tokens since its start.
-        tokens_held: Of each engine, tokens of its unfinished requests, as last heard.
-        finished: Of each engine, samples that it has finished.
-        finished_tokens: Of each engine, response tokens of these.
+        held: Requests of each engine, by key.
+        tokens: Response tokens of each engine since its start.
+        tokens_held: Tokens of each engine's unfinished requests at its last answer.
+        finished: Number of each engine's finished samples.
+        finished_tokens: Response tokens of these.
         tokens_reused: Tokens of continued responses and their prompts whose keys and values the
             engines still had.
-        idle_s: Of each engine, seconds of this round without work.
+        idle_s: Seconds of this round that each engine had no work.
         duration_s: From the first request to the last sample; 0 until then.
     """
 
@@ -90,20 +89,20 @@ class Generation:
         self.held: list[dict[Key, Request]] = [{} for _ in range(engines)]
         self.tokens = [0] * engines
         self.tokens_held = [0] * engines
-        # Of each engine, the samples that it has finished and their tokens.
+        # Number of each engine's finished samples, and their tokens.
         self.finished = [0] * engines
         self.finished_tokens = [0] * engines
         self.tokens_reused = 0
         self._longest = 1
         self._queue: deque[Request] = deque()
-        # Whether any request stays on an engine, and whether one that does may be in the queue.
+        # Whether any request stays on an engine, and whether such a request may be in the queue.
         self._some_stay = self._queue_stays = False
         self._unfinished: set[Key] = set()
-        # The answer that each busy engine owes, and the engines that owe one.
+        # The pending answer of each busy engine, and the engines that owe one.
         self._answers: dict[Any, int] = {}
         self._owing: set[int] = set()
-        # Seconds spent waiting for any answer, and how many there were when each engine was asked:
-        # what the driver does meanwhile is no engine's fault.
+        # Seconds spent waiting for any answer, now and when each engine was asked: the driver's
+        # other work is not counted against engines.
         self._waited_s = 0.0
         self._waited_before_s = [0.0] * engines
         self._next_check_s = self._answer_every_s
@@ -116,7 +115,7 @@ class Generation:
         """Put requests at the end of the queue.
 
         Raises:
-            ValueError: Two have one key, or one is longer than the engines' sequences.
+            ValueError: Two requests have one key, or one is longer than the engines' sequences.
         """
         keys = {request.key for request in requests}
         new = keys - self._unfinished
@@ -138,7 +137,7 @@ class Generation:
                 self._found.append(found)
 
     def samples(self, more: MoreRequests | None) -> Iterator[Sample]:
-        """See :meth:`RolloutPool.generate`."""
+        """Yield the samples; see :meth:`RolloutPool.generate`."""
         try:
             self._deal()
             while True:
@@ -154,7 +153,7 @@ class Generation:
                     break
                 else:
                     samples = self._next_answers()
-                # Engines first, so that they work on while the caller looks at the samples.
+                # Engines first, so that they work while the caller handles the samples.
                 self._deal()
                 for sample in samples:
                     self._unfinished.remove((sample.problem_id, sample.index))
@@ -168,13 +167,13 @@ class Generation:
                 self._abort()
 
     def cut(self) -> None:
-        """End the round soon, with all that is unfinished ``cut`` where it is; from any thread.
+        """End the round soon, cutting unfinished samples where they are; from any thread.
 
-        From now on ``more`` has to give nothing.
+        From then on ``more`` has to return nothing.
         """
         self._is_cut.set()
         for engine in self._pool.processes:
-            # One that cannot answer is found as at any other time.
+            # An engine that cannot answer is found as at any other time.
             if engine.can_sample:
                 engine.handle.cut.remote(self.number)
 
@@ -184,7 +183,7 @@ class Generation:
 
     @property
     def unfinished(self) -> int:
-        """Requests without a sample."""
+        """Number of requests without a sample."""
         return len(self._unfinished)
 
     def idle_share(self) -> float:
@@ -194,10 +193,10 @@ class Generation:
         return sum(self.idle_s) / (self.duration_s * len(self.idle_s))
 
     def metrics(self) -> dict[str, float]:
-        """``rollout/idle_share``, and of the idlest engine ``rollout/idle_share_max``; where
+        """``rollout/idle_share``, ``rollout/idle_share_max`` of the idlest engine and, where
         responses stay on their engines, ``rollout/reused_kv_tokens``.
 
-        Nothing before the round's end, or where engines were asked for nothing.
+        Empty before the round's end, or if engines were asked for nothing.
         """
         if not self.duration_s or not any(self.finished):
             return {}
@@ -208,7 +207,7 @@ class Generation:
         }
 
     def summary(self) -> dict[str, Any]:
-        """The round's seconds, and of each engine its samples, their tokens and idle seconds."""
+        """The round's seconds, and each engine's samples, tokens and idle seconds."""
         engines = [
             {"engine": index, "samples": samples, "tokens": tokens, "idle_s": round(idle_s, 3)}
             for index, (samples, tokens, idle_s) in enumerate(
@@ -218,7 +217,7 @@ class Generation:
         return {"seconds": round(self.duration_s, 3), "engines": engines}
 
     def _deal(self) -> None:
-        """Deal requests to the engines that are not waited for, and wait for all busy ones."""
+        """Deal requests to the free engines, and ask all busy ones for an answer."""
         processes = self._pool.processes
         free = [i for i, one in enumerate(processes) if i not in self._owing and one.can_sample]
         dealt: dict[int, list[Request]] = {index: [] for index in free}
@@ -237,8 +236,8 @@ class Generation:
                 self._waited_before_s[index] = self._waited_s
 
     def _choose_same(self, free: Sequence[int]) -> Iterator[tuple[int, Request]]:
-        """Requests from the queue that stay on an engine which can be given requests now; the
-        others of them go where all go."""
+        """Requests from the queue that stay on an engine which is free now; others that should stay
+        go where all go."""
         if not self._queue_stays:
             return
         self._queue_stays = False
@@ -256,8 +255,8 @@ class Generation:
         """Requests from the queue, each with the engine that gets it.
 
         Args:
-            free: Engines that can be given requests now. Others owe an answer, and take their
-                share when they give it, in seconds; meanwhile they have work, or they would have
+            free: Engines that can be given requests now. The others owe an answer and take their
+                share when they give it, in seconds; they still have work, or they would have
                 answered.
         """
         alive = [i for i, one in enumerate(self._pool.processes) if one.can_sample]
@@ -276,7 +275,7 @@ class Generation:
             yield index, self._queue.popleft()
 
     def load(self, index: int, rest: float) -> float:
-        """Tokens that an engine holds, and that its requests are expected to add.
+        """Tokens that an engine holds plus those that its requests are expected to add.
 
         Args:
             index: The engine.
@@ -285,11 +284,11 @@ class Generation:
         return self.tokens_held[index] + rest * len(self.held[index])
 
     def expected_rest(self) -> float:
-        """Tokens that an unfinished request is expected to add, however many it has.
+        """Expected further tokens of an unfinished request, however many it has.
 
-        Tokens so far, of finished and unfinished samples, over finished samples: the estimate for
-        lengths of which some are only known to be larger than what is there (exponential lifetimes
-        with censoring). While nothing is finished, all requests count alike.
+        All tokens of finished and unfinished samples over the number of finished samples: the
+        estimate for exponential lifetimes with censoring. While nothing is finished, all requests
+        count alike.
         """
         finished = sum(self.finished)
         if not finished:
@@ -315,7 +314,7 @@ class Generation:
             self._note_work_at(index, now_s)
 
     def _next_answers(self) -> list[Sample]:
-        """Wait for an engine; what failed or hangs is started again."""
+        """Wait for an engine's answer; restart engines that failed or hang."""
         waiting_since = self._clock_s()
         starting = self._pool.starting()
         if not self._answers and not starting:
@@ -351,13 +350,13 @@ class Generation:
         return samples
 
     def _answered(self, ref: Any) -> int:
-        """Take an answer off those that are owed; the engine that owed it."""
+        """Remove a pending answer; the index of the engine that owed it."""
         index = self._answers.pop(ref)
         self._owing.discard(index)
         return index
 
     def _replace_stalled(self) -> None:
-        """Have engines started again that owe an answer for too long."""
+        """Restart engines whose answers are overdue."""
         for ref, index in list(self._answers.items()):
             waited_s = self._waited_s - self._waited_before_s[index]
             try:
@@ -387,18 +386,18 @@ class Generation:
             self.finished[index] += 1
             self.finished_tokens[index] += len(sample.token_ids)
         self._note_idle(index)
-        # What it finished counts, also when it hangs with the rest: that is seen next time.
+        # Its finished samples count even if it hangs with the rest, which the next call sees.
         if not progress.samples:
             self._check_stall(index, progress.quiet_s, progress.unfinished)
         return progress.samples
 
     def _replace(self, index: int, error: EngineError) -> None:
-        """Have an engine started again; what it had goes back to the head of the queue.
+        """Restart an engine; its requests go back to the head of the queue.
 
-        Its requests have the same seeds, so that their samples are the same.
+        The requests keep their seeds, so that their samples are the same.
 
         Raises:
-            EngineError: No more restarts are left.
+            EngineError: No restarts are left.
         """
         held = self.held[index]
         self._pool.replace(index, error, unfinished=len(held))
@@ -431,7 +430,7 @@ class Generation:
                 )
 
     def _abort(self) -> None:
-        """After an early end: leave no request in an engine, now or when it wakes up."""
+        """After an early end, remove all requests from engines, now or when they wake up."""
         refs = [engine.abort.remote(self.number) for engine in self._pool.engines]
         owed = [*refs, *self._answers]
         self._wait(owed, num_returns=len(owed), timeout=ABORT_TIMEOUT_S)

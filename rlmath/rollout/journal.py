@@ -1,9 +1,9 @@
-"""Samples on disk as soon as an engine has made them, so that a run that dies does not lose them.
+"""Samples written to disk when an engine has made them, so that a crash of the run loses none.
 
 ``journal/step_000012.bin`` has the samples of one step, until a checkpoint covers the step. A run
 that resumes before it finds them by request, if the weights are the same to the last bit, and asks
-the engines for the others alone. A record is its length, its CRC-32, a zlib stream (a line of JSON
-and the arrays), and routes as they are: they hardly compress.
+the engines only for the others. A record is its length, its CRC-32, a zlib stream (a line of JSON
+and the arrays), and uncompressed routes, which hardly compress.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _COMPRESSION = 1
 
 
 class StepJournal:
-    """The samples of one step: those of an earlier start of the run, and those that are added.
+    """The samples of one step: those found from an earlier start of the run, and new ones.
 
     Args:
-        path: Of the file; ``None``: nothing is kept nor found.
-        weights: What tells the weights that sample; samples of others are not used.
-        threads: Where samples are compressed and written; of one thread.
+        path: Path of the file; ``None``: nothing is kept or found.
+        weights: Identity of the sampling weights; samples of others are not used.
+        threads: Executor with one thread, which compresses and writes samples.
     """
 
     def __init__(self, path: Path | None, weights: str, threads: ThreadPoolExecutor | None) -> None:
@@ -48,7 +48,7 @@ class StepJournal:
         self.reused = 0
 
     def open(self) -> None:
-        """Read what is there; what a process did not finish writing is cut off."""
+        """Read existing samples; cut off a record that was not written completely."""
         if self._path is None:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ class StepJournal:
         self._file.seek(end)
 
     def _read(self, path: Path) -> int:
-        """Take the samples of a file; the place where its last whole record ends."""
+        """Load the samples of a file; return where its last whole record ends."""
         end = 0
         for payload, after in _records(path.read_bytes()):
             key, sample = _unpacked(payload)
@@ -69,12 +69,12 @@ class StepJournal:
         return end
 
     def close(self) -> None:
-        """Wait for what is being written, and close the file."""
+        """Wait for pending writes, and close the file."""
         writing, self._writing = self._writing, []
         for one in writing:
             one.result()
         if self._file is not None:
-            with contextlib.suppress(OSError):  # What a full disk did not take.
+            with contextlib.suppress(OSError):  # Buffered data that a full disk refused.
                 self._file.close()
             self._file = None
         if self._failed is not None:
@@ -86,12 +86,12 @@ class StepJournal:
             )
 
     def tell(self, step: int) -> None:
-        """Say how many samples it had."""
+        """Print how many samples it had."""
         if self.reused:
             print(f"step {step}: {self.reused} samples came from the journal", flush=True)
 
     def find(self, request: Request) -> Sample | None:
-        """The sample of a request, if it is there; it keeps the engine that made it."""
+        """The sample of a request, if present; it names the engine that made it."""
         if not self._known:
             return None
         found = self._known.pop(self._key(request), None)
@@ -100,7 +100,7 @@ class StepJournal:
         self.reused += 1
         if request.begun is None:
             return found
-        # What was begun is in the request, and is not written again.
+        # The begun part is in the request, and is not written again.
         tokens = np.concatenate([request.begun.token_ids, found.token_ids])
         log_probs = np.concatenate([request.begun.log_probs, found.log_probs])
         pieces = [one for one in (request.begun.routes, found.routes) if one is not None]
@@ -108,8 +108,7 @@ class StepJournal:
         return replace(found, token_ids=tokens, log_probs=log_probs, routes=routes)
 
     def keep(self, request: Request, sample: Sample) -> None:
-        """Write a sample that an engine gave for a request, unless it was cut before it had a token
-        more."""
+        """Write an engine's sample for a request, unless it was cut before it had a token more."""
         if self._file is None or self._threads is None:
             return
         if has_nothing_new(request, sample):
@@ -120,7 +119,7 @@ class StepJournal:
     def _write(self, key: str, sample: Sample) -> None:
         assert self._file is not None
         if self._failed is not None:
-            return  # Behind half a record nothing is found.
+            return  # Nothing after an incomplete record is found.
         record = framed(key, sample)
         try:
             self._file.write(record)
@@ -129,7 +128,7 @@ class StepJournal:
             self._failed = error
 
     def _key(self, request: Request) -> str:
-        """Of all that decides what is sampled: request, weights, and what was begun."""
+        """A digest of everything that determines a sample: request, weights, and begun part."""
         digest = hashlib.blake2b(digest_size=16)
         begun = request.begun
         plain = (
@@ -151,7 +150,7 @@ class StepJournal:
                 digest.update(np.asarray(array).tobytes())
         if request.wants_routes:
             digest.update(b"routes")
-        if request.begun_routes:  # The routes of a record follow upon these.
+        if request.begun_routes:  # The routes of a record continue these.
             digest.update(str(request.begun_routes).encode())
         return digest.hexdigest()
 
@@ -160,26 +159,25 @@ class SampleJournal:
     """The journals of a run, one for each step since its last checkpoint.
 
     Args:
-        folder: Made when there is something to write; ``None``: nothing is kept.
-        keep_gib: The oldest steps' files are removed when all take more than this.
+        folder: Created when there is a sample to write; ``None``: nothing is kept.
+        keep_gib: Size of all files above which those of the oldest steps are removed.
     """
 
     def __init__(self, folder: Path | None = None, keep_gib: float = 0.0) -> None:
         self._folder = folder if keep_gib else None
         self._keep_bytes = keep_gib * 2**30
-        # Of the files that no process writes to any more, those of the oldest step first.
+        # Sizes of the files that no process writes to any more, oldest step first.
         self._sizes: dict[Path, int] = {}
         self._total = 0
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="journal")
 
     @contextlib.contextmanager
     def step(self, step: int, weights: str | None) -> Iterator[StepJournal]:
-        """The journal of a step, open.
+        """The opened journal of a step.
 
         Args:
             step: Optimization step, from 1.
-            weights: What tells the weights that sample it; ``None``: it is not known, and nothing
-                is kept.
+            weights: Identity of the weights that sample it; ``None``: unknown, so nothing is kept.
         """
         path = None
         if self._folder is not None and weights is not None:
@@ -199,7 +197,7 @@ class SampleJournal:
                 self._remove(path)
 
     def forget(self, step: int) -> None:
-        """Remove the samples of a step: their engines had other weights than they should."""
+        """Remove the samples of a step whose engines had wrong weights."""
         for path in self._files():
             if _step(path) == step:
                 self._remove(path)
@@ -209,7 +207,7 @@ class SampleJournal:
         self._threads.shutdown(wait=True)
 
     def _limit(self, newest: Path) -> None:
-        # A file of an earlier step does not grow.
+        # Files of earlier steps do not grow.
         for path in self._files():
             if path not in self._sizes and _step(path) < _step(newest):
                 self._sizes[path] = path.stat().st_size
@@ -238,7 +236,7 @@ def has_nothing_new(request: Request, sample: Sample) -> bool:
 
 
 def new_part(request: Request, sample: Sample) -> Sample:
-    """What an engine added to what was begun."""
+    """The part of a sample that an engine added to the begun one."""
     new = slice(request.begun_tokens, None)
     return replace(
         sample,
@@ -249,7 +247,7 @@ def new_part(request: Request, sample: Sample) -> Sample:
 
 
 def framed(key: str, sample: Sample) -> bytes:
-    """A record."""
+    """A record of the journal."""
     payload = _packed(key, sample)
     return _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
 
@@ -262,7 +260,7 @@ def _packed(key: str, sample: Sample) -> bytes:
     if (given := plain.pop("routes")) is not None:
         routes = given.tobytes()
         plain["routes"] = [given.dtype.str, list(given.shape)]
-    # JSON's own escapes hold half surrogates, which UTF-8 could not.
+    # JSON's escapes hold half surrogates, which UTF-8 cannot.
     head = json.dumps(plain, separators=(",", ":")).encode("ascii") + b"\n"
     return zlib.compress(head + tokens.tobytes() + log_probs.tobytes(), _COMPRESSION) + routes
 
@@ -286,7 +284,7 @@ def _unpacked(payload: bytes) -> tuple[str, Sample]:
 
 
 def _records(data: bytes) -> Iterator[tuple[bytes, int]]:
-    """Payloads that are whole, each with the place where it ends."""
+    """Whole payloads, each with the place where its record ends."""
     start = 0
     while start + _FRAME.size <= len(data):
         length, checksum = _FRAME.unpack_from(data, start)

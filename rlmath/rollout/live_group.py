@@ -1,4 +1,4 @@
-"""A group that was admitted and is not finished: its samples, finished and cut."""
+"""A group that is admitted and not finished: its samples, finished and cut."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class LiveGroup:
 
     Attributes:
         ordinal: Its place in the order of admission, over all steps.
-        step: That admitted it.
-        problem: With the group's id.
-        requests: As they were first made, without a budget; each sample keeps its seed.
+        step: Step that admitted it.
+        problem: The problem, with the group's id.
+        requests: The first requests, without a budget; each sample keeps its seed.
         finished: Samples by index.
         cut: Unfinished samples by index.
-        begun: Samples that engines continue, by index, with the tokens that they had before.
-        graded: Indices of the samples that were handed to grading in this step.
+        begun: Samples that engines continue, by index, with their tokens before.
+        graded: Indices of the samples handed to grading in this step.
     """
 
     ordinal: int
@@ -47,15 +47,15 @@ class LiveGroup:
 
     @property
     def unfinished(self) -> int:
-        """Samples that are not finished."""
+        """Number of samples that are not finished."""
         return len(self.requests) - len(self.finished)
 
     def known(self) -> list[Sample]:
-        """Finished and unfinished samples, those that engines continue as they were before."""
+        """Finished and unfinished samples, continued ones as they were before."""
         return [*self.finished.values(), *self.cut.values(), *self.begun.values()]
 
     def add(self, sample: Sample) -> None:
-        """Take in what an engine gave."""
+        """Add a sample from an engine."""
         self.begun.pop(sample.index, None)
         if sample.finish_reason == "cut":
             self.cut[sample.index] = sample
@@ -63,17 +63,17 @@ class LiveGroup:
             self.finished[sample.index] = sample
 
     def first_requests(self, budget_tokens: int | None) -> list[Request]:
-        """What to ask of the engines for a new group."""
+        """The requests of a new group."""
         return [replace(one, budget_tokens=budget_tokens) for one in self.requests]
 
     def take_cut(self, budget_tokens: int | None) -> list[Request]:
-        """What to ask of the engines to continue the samples that are cut, which then are not."""
+        """The requests that continue the cut samples, which then are no longer cut."""
         cut, self.cut = self.cut, {}
         self.begun |= cut
         return [
             replace(
                 self.requests[index],
-                # Cut before its first token, it is as it was asked for at first.
+                # A sample cut before its first token is requested as at first.
                 begun=cut[index] if len(cut[index].token_ids) else None,
                 budget_tokens=budget_tokens,
             )
@@ -81,7 +81,7 @@ class LiveGroup:
         ]
 
     def copy(self) -> LiveGroup:
-        """With its own record of which samples there are."""
+        """A copy with its own record of samples."""
         return replace(
             self,
             finished=dict(self.finished),
@@ -114,12 +114,12 @@ class LiveGroup:
         *,
         wants_routes: bool,
     ) -> LiveGroup:
-        """What :meth:`to_state` was called on.
+        """Restore a group from :meth:`to_state`.
 
         Args:
-            state: Its result.
-            problem: With the group's id, as the data has it now.
-            wants_routes: See ``Request``: of the run that continues, not of the one that saved.
+            state: The saved values.
+            problem: The problem with the group's id, as the data has it now.
+            wants_routes: As in ``Request``, for the continuing run.
         """
         problem = with_saved_prompt(problem, state)
         requests = tuple(

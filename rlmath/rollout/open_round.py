@@ -1,10 +1,10 @@
-"""A round that lasts while the actor trains: its step takes groups out of it, and the weight sync
-cuts it.
+"""A round that continues while the actor trains: its step takes groups from it, and the weight
+sync cuts it.
 
-As many groups are live as their age allows (:mod:`rlmath.rollout.schedule`), and all of them run. A
-step takes the oldest that are finished, as soon as there are enough and none is missing that has to
-be trained now. When the weights change, what is unfinished is cut where it is, and the next round
-continues it with the new weights.
+All groups that the age limit allows are live and run (:mod:`rlmath.rollout.schedule`). A step takes
+the oldest finished groups as soon as there are enough and none is missing that has to be trained
+now. When the weights change, unfinished samples are cut where they are, and the next round
+continues them with the new weights.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class OpenRound(StepSampling):
         self.is_taken = False
 
     def begin(self) -> list[Request]:
-        """What to ask of the engines first."""
-        # None of those that this round admits is due in it.
+        """The first requests to the engines."""
+        # None of the groups that this round admits is due in it.
         self._must_finish = self._due()
         in_grading = set() if self._before is None else self._grading.adopt(self._before)
         requests = []
@@ -64,7 +64,7 @@ class OpenRound(StepSampling):
             if group.problem.id in in_grading:
                 continue
             self._grading.expect([group.problem], len(group.requests))
-            if group.is_complete:  # A checkpoint has no grades under way.
+            if group.is_complete:  # A checkpoint holds no pending grades.
                 self._grade(group, range(len(group.requests)))
             requests += self._continue(group, None)
         return requests + self._fill()
@@ -76,13 +76,13 @@ class OpenRound(StepSampling):
         return [one for group in cut for one in self._continue(group, None)] + self._fill()
 
     def take(self, sample: Sample) -> None:
-        """Take in a sample that an engine gave, or the journal."""
+        """Add a sample from an engine or the journal."""
         super().take(sample)
         if sample.finish_reason == "cut":
             self._cut.append(self._groups[sample.problem_id])
 
     def look(self) -> None:
-        """Take in what has been graded."""
+        """Take finished grades."""
         self._decide(self._grading.finished())
 
     @property
@@ -96,8 +96,8 @@ class OpenRound(StepSampling):
         return not self.unfinished and not self._room()
 
     def split(self) -> tuple[dict[int, Group], dict[str, str], list[dict[str, Any]]]:
-        """Groups that were graded since the last call, by ordinal; by problem, why the filter
-        dropped some of them; and events for the ledger."""
+        """Groups graded since the last call, by ordinal; the filter's reason for each dropped one,
+        by problem; and events for the ledger."""
         found = self.finished, self.dropped, self.events
         self.finished, self.dropped, self.events = {}, {}, []
         return found
@@ -115,7 +115,7 @@ class OpenRound(StepSampling):
         return False
 
     def _room(self) -> int:
-        """Groups that may be admitted now."""
+        """Number of groups that may be admitted now."""
         lag = min(self._max_lag, self._steps_left - 1) - self.is_taken
         if lag < 0:
             return 0

@@ -1,4 +1,4 @@
-"""A teacher scores samples: the log-probs that it gives to the tokens that the policy sampled."""
+"""Scoring by a teacher: its log-probs of the tokens that the policy sampled."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CLOSE_WAIT_S = 10.0
 
 
 class TeacherError(ComponentError):
-    """The teacher could not score a sample. The message says which and why."""
+    """A sample that the teacher could not score. The message tells which and why."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class ToScore:
     """A sequence for the teacher.
 
     Attributes:
-        name: Of problem and sample, for messages.
-        prompt_token_ids: Of its problem.
-        sample: With the tokens to score.
+        name: Name of problem and sample, for messages.
+        prompt_token_ids: Prompt of the problem.
+        sample: Sample with the tokens to score.
     """
 
     name: str
@@ -49,38 +49,38 @@ class ToScore:
 
 
 class Teacher(Protocol):
-    """Where the teacher is."""
+    """Interface of teachers."""
 
     def probe(self) -> None:
-        """Find what would make it fail, in seconds; before anything is started.
+        """Check in seconds that it works, before anything is started.
 
         Raises:
-            UserError: It cannot be used as the settings say.
+            UserError: It cannot be used with these settings.
         """
 
     def submit(self, sequence: ToScore) -> Future[LogProbs]:
-        """Have a sequence scored in the background.
+        """Score a sequence in the background.
 
         Returns:
             Float32 ``[n]``: the teacher's log-prob of each of the sample's ``n`` tokens, at
-            temperature 1, after the prompt and the tokens before it; or a ComponentError, when it
-            failed more often than the settings allow.
+            temperature 1, after the prompt and the tokens before it; or a ComponentError after more
+            failures than the settings allow.
         """
 
     def close(self) -> None:
-        """End what is under way."""
+        """End requests in progress."""
 
     def watchdog_probe(self) -> WatchedComponent:
-        """What is waited for."""
+        """The calls that the run waits for."""
 
 
 class EngineTeacher:
-    """A teacher on vLLM engines of the run. An engine that fails is started again, and what it had
-    is scored again.
+    """A teacher on vLLM engines of the run. An engine that fails is restarted, and its sequences
+    are scored again.
 
     Args:
-        pool: Its engines, with the weights of its folder.
-        vocabulary: Rows of its embedding.
+        pool: Engines with the teacher's weights.
+        vocabulary: Rows of the teacher's embedding.
     """
 
     def __init__(self, pool: RolloutPool, vocabulary: int) -> None:
@@ -93,10 +93,10 @@ class EngineTeacher:
         self._thread: threading.Thread | None = None
 
     def probe(self) -> None:
-        """See :meth:`Teacher.probe`: its folder was checked with the settings."""
+        """Do nothing: the folder was checked with the settings."""
 
     def submit(self, sequence: ToScore) -> Future[LogProbs]:
-        """See :meth:`Teacher.submit`."""
+        """Score a sequence; see :meth:`Teacher.submit`."""
         future: Future[LogProbs] = Future()
         largest = int(np.asarray(sequence.sample.token_ids).max(initial=0))
         with self._lock:
@@ -114,14 +114,13 @@ class EngineTeacher:
         return future
 
     def close(self) -> None:
-        """See :meth:`Teacher.close`. The engines have no request when this returns, unless one
-        hangs."""
+        """End requests in progress. The engines have none when this returns, unless one hangs."""
         self._queue.put(None)
         if self._thread is not None:
             self._thread.join(CLOSE_WAIT_S)
 
     def watchdog_probe(self) -> WatchedComponent:
-        """See :meth:`Teacher.watchdog_probe`."""
+        """The calls that the run waits for: the engines'."""
         return watchdog_probes.engines(self.pool)
 
     def _run(self) -> None:
@@ -143,7 +142,7 @@ class EngineTeacher:
             future.set_exception(error)
 
     def _more(self, engines_idle: bool) -> list[Request]:
-        """What was submitted since the last call; waits for something when nothing is under way."""
+        """Requests submitted since the last call; waits for one if the engines are idle."""
         found: list[Request] = []
         with contextlib.suppress(queue.Empty):
             while True:
@@ -169,7 +168,7 @@ class _Closed(TeacherError):
 
 
 class TeacherScores:
-    """What a teacher says of samples, asked for as soon as their group is sampled.
+    """A teacher's scores of samples, requested as soon as their group is sampled.
 
     Args:
         teacher: Scores.
@@ -181,13 +180,13 @@ class TeacherScores:
         self._futures: dict[tuple[str, int, int], Future[LogProbs]] = {}
 
     def submit(self, group: Group) -> None:
-        """Have a group's samples scored, unless they are."""
+        """Have a group's samples scored, unless they were submitted before."""
         for one in sequences_of([group]):
             if _key(one) not in self._futures:
                 self._futures[_key(one)] = self.teacher.submit(one)
 
     def take(self, groups: Sequence[Group]) -> list[LogProbs]:
-        """The log-probs of all samples of the groups, in their order; waits for them.
+        """The log-probs of all samples of the groups, in order; waits for them.
 
         Raises:
             ComponentError: A sample could not be scored.
@@ -204,7 +203,7 @@ def _key(sequence: ToScore) -> tuple[str, int, int]:
 
 
 def sequences_of(groups: Iterable[Group]) -> list[ToScore]:
-    """All samples of the groups, in their order."""
+    """All samples of the groups, in order."""
     return [
         ToScore(
             f"{group.problem.id}/{graded.sample.index}",
@@ -231,7 +230,7 @@ def _request(place: int, sequence: ToScore) -> Request:
 
 
 def checked(sequences: Sequence[ToScore], found: Sequence[Any]) -> list[LogProbs]:
-    """Every token has a log-prob; a teacher may rule one out, which is minus infinity."""
+    """Check that every token has a log-prob; minus infinity is allowed: a token ruled out."""
     for sequence, log_probs in zip(sequences, found, strict=True):
         wanted = len(sequence.sample.token_ids)
         given = 0 if log_probs is None else len(log_probs)

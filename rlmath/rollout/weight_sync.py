@@ -1,4 +1,4 @@
-"""The weight sync: brings the engines to the actor's weights."""
+"""The weight sync, which gives the engines the actor's weights."""
 
 from __future__ import annotations
 
@@ -17,42 +17,42 @@ from rlmath.weights.slices import Rotation, WeightSlice
 # An engine that takes its first weights may still ignore the second.
 FIRST_SYNCS = 3
 MAX_SHARE_OF_TIME = 0.005
-# How many syncs' shares the comparisons may be ahead of the time that they have: then some syncs go
-# without.
+# Number of syncs' shares by which the comparisons may exceed their time; then some syncs have no
+# comparison.
 MAX_DEBT_SYNCS = 4
 
 
 class WeightSender(Protocol):
-    """What a weight sync needs of the actor."""
+    """The part of the actor's interface that a weight sync uses."""
 
     def begin_room(self) -> Sequence[Residue]:
-        """Begin to give up memory; what is there until ``make_room``."""
+        """Begin to give up memory; the memory left until ``make_room``."""
         ...
 
     def make_room(
         self, part: str, meanwhile: Callable[[], None] | None = None
     ) -> Sequence[Residue]:
-        """Give up memory before engines take it for ``weights`` or ``kv_cache``, and call
-        ``meanwhile`` during that; what is left."""
+        """Give up memory before engines take it for ``weights`` or ``kv_cache``, calling
+        ``meanwhile`` in the meantime; the memory left."""
         ...
 
     def send_weights(self, version: int) -> None:
-        """Let every rank call ``TrainerConnection.send_weights``; returns when all have."""
+        """Make every rank call ``TrainerConnection.send_weights``, and wait for all."""
         ...
 
     def weights_fingerprints(self, part: WeightSlice | None = None) -> dict[str, int]:
-        """Of each tensor that the engines should hold; see ``BucketGatherer.fingerprints``."""
+        """Fingerprints of the engines' expected tensors; see ``BucketGatherer.fingerprints``."""
         ...
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What to compare after a sync.
+    """The extent of a comparison after a sync.
 
     Attributes:
-        part: Of the weights; ``None``: all of them.
-        work: Of the slice, as ``Rotation`` counts it.
-        covers_all: Every tensor has been compared when this is done.
+        part: Slice of the weights; ``None``: all of them.
+        work: Work of the slice, as counted by ``Rotation``.
+        covers_all: Whether every tensor has been compared when this is done.
     """
 
     part: WeightSlice | None = None
@@ -61,21 +61,21 @@ class Comparison:
 
 
 class Verification:
-    """After which weight syncs the fingerprints of actor and engines are compared, and of what.
+    """The schedule of comparisons between fingerprints of actor and engines after weight syncs.
 
-    Where all weights at every sync would take too long, each sync has a slice of them that fits: an
-    engine that did not take the sync at all differs in any slice, and a single tensor is found
-    within the round.
+    If comparing all weights at every sync would take too long, each sync compares a slice that
+    fits: an engine that did not take the sync at all differs in any slice, and a single wrong
+    tensor is found within the round.
 
     Args:
         every: Syncs from one comparison of all weights to the next; ``None``: comparisons at every
-            sync that together take at most 0.5 % of the time; 0: never. Unless it is 0, also after
-            the first three syncs of engines that were started or started again, of all weights.
-        rotation: Gives the slices; ``None``: all weights are compared each time, and with ``every``
-            of ``None`` as often as that takes 0.5 %.
+            sync that together take at most 0.5 % of the time; 0: never. Unless it is 0, all weights
+            are also compared in the first three syncs of started or restarted engines.
+        rotation: The slices; ``None``: all weights are compared each time, and with ``every`` of
+            ``None`` as often as that takes 0.5 %.
 
     Attributes:
-        compared_share: Of the weights, by the work, what was compared after the last sync.
+        compared_share: Share of the weights, by work, compared after the last sync.
     """
 
     def __init__(self, every: int | None = None, rotation: Rotation | None = None) -> None:
@@ -83,14 +83,14 @@ class Verification:
         self._syncs_since = 0
         self._last_sync_s: float | None = None
         self._spent_s = 0.0
-        # Of a comparison of all weights, and of one of nothing.
+        # Times of a comparison of all weights, and of an empty one.
         self._full_s, self._overhead_s = 0.0, 0.0
-        # The time that comparisons may take and have not.
+        # Time that comparisons may still take.
         self._balance_s = 0.0
         self.compared_share = 0.0
 
     def due(self, pool: RolloutPool, now_s: float) -> Comparison | None:
-        """What to compare after the sync that begins at ``now_s``; ``None``: nothing."""
+        """The comparison after the sync that begins at ``now_s``, if any."""
         step_s = 0.0
         if self._last_sync_s is not None:
             step_s = now_s - self._last_sync_s - self._spent_s
@@ -123,9 +123,9 @@ class Verification:
         return Comparison()
 
     def done(self, pool: RolloutPool, comparison: Comparison, seconds: float) -> None:
-        """A comparison found nothing, and took ``seconds``."""
+        """Record a comparison that found no difference and took ``seconds``."""
         if comparison.part is None:
-            # What a start of engines costs is no debt, and no time of a step.
+            # The comparisons at a start of engines are no debt, and no time of a step.
             if pool.verified_syncs < FIRST_SYNCS:
                 self._spent_s = seconds
             else:
@@ -154,24 +154,24 @@ def sync_weights(
 ) -> tuple[Sequence[Residue], Sequence[Residue]]:
     """Send the actor's present weights to all engines.
 
-    Engines that share the actor's GPUs first take memory for weights and, when these have
+    Engines that share the actor's GPUs first take memory for weights and, after the weights have
     arrived, for the KV cache. Before each, the actor gives up what it offloads: optimizer state
     first, and weights once they are sent, so that neither side holds everything beside the other.
-    Both are copied to the host from the update's end on, and engines need not wait for the
-    optimizer's copy where ``wake_room`` finds memory for their weights beside it.
+    Both are copied to the host from the end of the update on, and engines need not wait for the
+    optimizer's copy if ``wake_room`` finds memory for their weights beside it.
     Each engine resets its prefix cache before it reports the version.
 
     Args:
         sender: The actor.
         pool: Its engines, without unfinished requests.
         version: Larger than the pool's, or the pool's with ``again``.
-        verification: When to compare what the engines then hold with the actor's weights.
-            ``None``: not this time.
-        again: The engines read other weights for this version than the actor has.
+        verification: Schedule of comparisons of the engines' weights with the actor's; ``None``:
+            no comparison this time.
+        again: Whether the engines have read other weights for this version than the actor's.
         wake_room: Decides whether engines wake while ranks copy; ``None``: they wait.
 
     Returns:
-        What the ranks had while all engines slept, and before these took memory for the KV cache.
+        Memory of the ranks while all engines slept, and before these took it for the KV cache.
 
     Raises:
         WeightsError: An engine holds other weights; the tensors are named.
