@@ -1,7 +1,7 @@
 """Core attention for packed sequences where Transformer Engine is not installed.
 
-Megatron's own ``DotProductAttention`` refuses packed sequences. This one takes them in the ``thd``
-format: the sequences of a micro-batch lie end to end in one row of ``t`` tokens.
+Megatron's own ``DotProductAttention`` refuses packed sequences. This module accepts them in the
+``thd`` format: the sequences of a micro-batch lie end to end in one row of ``t`` tokens.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from rlmath.device.cpu_ops import attend, rms_norm
 if TYPE_CHECKING:
     from rlmath.actor.packing import SequenceRows
 
-# Sequences are padded together while the shortest is at least this share of the longest: few
-# kernel calls against little wasted work.
+# Sequences are padded together if the shortest is at least this share of the longest, a balance of
+# few kernel calls and little wasted work.
 _MIN_LENGTH_SHARE = 0.75
 
 
@@ -38,8 +38,9 @@ class LengthClass:
 
     Attributes:
         rows: ``[n, l]`` int64, row in the pack of each token; padding repeats the sequence's
-            last token, whose output is thrown away.
-        whole: The rectangle is the pack itself: all sequences have one length and share nothing.
+            last token, whose output is discarded.
+        whole: Whether the rectangle is the pack itself: all sequences have one length and share
+            nothing.
     """
 
     rows: Tensor
@@ -48,12 +49,12 @@ class LengthClass:
 
 @dataclass(frozen=True)
 class Rectangles:
-    """The sequences of a pack, in rectangles.
+    """The sequences of a pack as rectangles.
 
     Attributes:
-        classes: Each sequence is in one.
-        places: ``[t]`` int64, of each row of the pack the place of its output in the rectangles,
-            which lie end to end. What a sequence gives for rows of another is thrown away.
+        classes: Rectangles; each sequence is in one.
+        places: ``[t]`` int64, place of each pack row's output in the concatenated rectangles. A
+            sequence's output for rows of another is discarded.
     """
 
     classes: list[LengthClass]
@@ -64,8 +65,8 @@ class Rectangles:
 class LengthClassedSeqParams(PackedSeqParams):
     """Packed-sequence parameters with the rectangles that :class:`PackedAttention` works on.
 
-    Where sequences share rows, ``cu_seqlens_q`` is as :class:`rlmath.device.cpu_ops.PackedRotary`
-    takes it.
+    Where sequences share rows, ``cu_seqlens_q`` has the form for
+    :class:`rlmath.device.cpu_ops.PackedRotary`.
     """
 
     rectangles: Rectangles | None = None
@@ -73,7 +74,7 @@ class LengthClassedSeqParams(PackedSeqParams):
 
 @dataclass
 class ContextSeqParams(PackedSeqParams):
-    """Packed-sequence parameters with what ``PackedAttention`` does under context parallelism."""
+    """Packed-sequence parameters of ``PackedAttention`` under context parallelism."""
 
     context_classes: list[ContextClass] = field(default_factory=list)
 
@@ -83,7 +84,7 @@ def rectangles(sequences: Sequence[SequenceRows], device: torch.device) -> Recta
 
     Args:
         sequences: In pack order.
-        device: Where the indices should live.
+        device: Device of the indices.
     """
     lengths = [one.length for one in sequences]
     ends = list(itertools.accumulate(one.own for one in sequences))
@@ -119,8 +120,8 @@ def rectangles(sequences: Sequence[SequenceRows], device: torch.device) -> Recta
 class PackedAttention(MegatronModule):
     """Causal attention of packed sequences with torch's operators.
 
-    Takes the place of Megatron's ``DotProductAttention`` in the local layer spec. Has no
-    parameters and no dropout.
+    Replaces Megatron's ``DotProductAttention`` in the local layer spec. Has no parameters and no
+    dropout.
     """
 
     def __init__(
@@ -160,8 +161,8 @@ class PackedAttention(MegatronModule):
 
         Args:
             query: ``[t, heads, dim]``; key and value: ``[t, kv_heads, dim]``; values may have
-                another width, which is then the result's.
-            packed_seq_params: Where sequences begin and end.
+                another width, which the result then has.
+            packed_seq_params: Boundaries of the sequences.
 
         Returns:
             ``[t, heads * dim]``.
@@ -177,8 +178,8 @@ class PackedAttention(MegatronModule):
         return context.reshape(query.size(0), -1)
 
     def _rectangles(self, query: Tensor, key: Tensor, value: Tensor, packed: Rectangles) -> Tensor:
-        # The way back through index_select sums over repeated rows: the gradients of a shared key
-        # over the sequences that attend to it. Padding adds 0, because nothing real attends to it.
+        # The backward of index_select sums over repeated rows: the gradients of a shared key over
+        # the sequences that attend to it. Padding adds 0, because nothing real attends to it.
         pieces = []
         for one in packed.classes:
             n = one.rows.size(0)
@@ -199,12 +200,12 @@ class PackedAttention(MegatronModule):
     def _over_ranks(
         self, query: Tensor, key: Tensor, value: Tensor, classes: list[ContextClass]
     ) -> Tensor:
-        """This context rank's queries against the keys and values of all ranks, brought here."""
+        """Attend with this context rank's queries to the gathered keys and values of all ranks."""
         from megatron.core import parallel_state
         from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 
         group = parallel_state.get_context_parallel_group()
-        # On the way back the ranks' gradients of a key are summed where the key is.
+        # The backward sums the ranks' gradients of a key on the rank that has it.
         keys, values = (
             gather_from_sequence_parallel_region(x, tensor_parallel_output_grad=True, group=group)
             for x in (key, value)
@@ -223,7 +224,7 @@ class PackedAttention(MegatronModule):
         return out.index_copy(0, places, torch.cat(pieces))
 
     def _band(self, query: Tensor) -> Tensor | None:
-        """``[l, l]`` bool, which keys a query sees; ``None``: all before it."""
+        """``[l, l]`` bool, true for keys that a query sees; ``None``: all keys before it."""
         length = query.size(2)
         if self.window is None or length <= self.window:
             return None
@@ -250,9 +251,8 @@ class PackedAttention(MegatronModule):
 class ParallelRMSNorm(torch.nn.RMSNorm):
     """RMSNorm that Megatron accepts under sequence parallelism.
 
-    Under it each tensor rank normalizes its own tokens, so the ranks' gradients of the weight are
-    partial and have to be summed; Megatron does so for parameters that carry the mark
-    ``sequence_parallel``.
+    Each tensor rank then normalizes its own tokens, so the ranks' gradients of the weight are
+    partial and have to be summed; Megatron does so for parameters marked ``sequence_parallel``.
     """
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5) -> None:
@@ -261,7 +261,7 @@ class ParallelRMSNorm(torch.nn.RMSNorm):
 
 
 class CpuRMSNorm(ParallelRMSNorm):
-    """The same, computed in fewer passes on a CPU."""
+    """RMSNorm computed in fewer passes on a CPU."""
 
     def forward(self, x: Tensor) -> Tensor:
         assert self.weight is not None and self.eps is not None

@@ -1,4 +1,4 @@
-"""The driver's side of the Megatron ranks: calls all of them and puts their shares together."""
+"""The driver's side of the Megatron ranks: calls all of them and joins their results."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from rlmath.weights.slices import WeightSlice
 
 
-# Of a start, at most, about ranks that are ready.
+# Maximum number of lines about ready ranks at a start.
 START_LINES = 8
 
 
@@ -56,18 +56,18 @@ class ActorGroup:
     """All Megatron ranks, as Ray actors. A context manager; ``start`` is called on entry.
 
     Args:
-        settings: What each rank builds.
+        settings: Model, optimizer and further settings of each rank.
         layout: How the ranks share model and data.
         device: ``cpu`` or ``cuda``.
-        seed: Of Megatron's random streams.
+        seed: Seed of Megatron's random streams.
         num_threads: Threads of one CPU operator in a rank; ``None`` on CUDA: its share of the cores
             beside its GPU.
         log_dir: Folder for each rank's output.
         actor_options: Ray options of each rank (its place, its GPU); none: anywhere.
-        shares_gpus: Engines are on the ranks' GPUs.
+        shares_gpus: Whether engines are on the ranks' GPUs.
 
     Attributes:
-        changed: An update has begun; set back by whoever writes down that its step is done.
+        changed: Whether an update has begun; reset by whoever records that its step is done.
     """
 
     def __init__(
@@ -90,11 +90,11 @@ class ActorGroup:
         self._workers: list[Any] = []
         self._starting: list[Any] = []
         self._places: list[Any] = []
-        # Of each worker its data-parallel rank; of each of those the sequences of its shard.
+        # Data-parallel rank of each worker, and the sequences of each data-parallel rank's shard.
         self._dp: list[int] = []
         self._shares: list[Tensor] = []
         self.changed = False
-        # Where the ranks' store listens, once it does.
+        # Address of the ranks' store, once it listens.
         self._store_place: tuple[str, int] | None = None
 
     def launch(self) -> None:
@@ -129,10 +129,10 @@ class ActorGroup:
         ]
 
     def wait_until_ready(self, say: Callable[[str], Any] | None = None) -> None:
-        """Wait for what ``launch`` began.
+        """Wait for the starts that ``launch`` began.
 
         Args:
-            say: Takes a line for each rank that is ready, or for each eighth of many.
+            say: Takes a line for each ready rank, or for each eighth of many.
 
         Raises:
             UserError: The model cannot be built or read.
@@ -160,11 +160,11 @@ class ActorGroup:
     def log_probs(
         self, batch: TrainingBatch, name: str = "policy", seed: int = 0
     ) -> tuple[Tensor, Tensor]:
-        """Log-probs and entropies ``[R]`` of a batch that is not the step's.
+        """Log-probs and entropies ``[R]`` of a batch other than the step's.
 
         Args:
-            name: Of the forward pass; see :func:`rlmath.actor.passes.forward_passes`.
-            seed: Of what the pass draws at random.
+            name: Name of the forward pass; see :func:`rlmath.actor.passes.forward_passes`.
+            seed: Seed of random draws in the pass.
         """
         dealt = list(shards(batch, shard_settings(self.settings, self.layout)))
         calls = self._of_shards("log_probs", [ray.put(one) for one in dealt], name, seed)
@@ -173,12 +173,12 @@ class ActorGroup:
         return assembled(found, [one.places for one in dealt], batch.response_lengths)
 
     def run_part(self, sequences: Sequences, plan: StepPlan) -> Alignment | None:
-        """Deal a step's sequences, each data-parallel rank its own and once, and run the forward
-        passes over them; the ranks keep them. See ``RankStep.run_passes``.
+        """Deal a step's sequences to the data-parallel ranks, which keep them, and run the forward
+        passes over them. See ``RankStep.run_passes``.
 
         Args:
-            sequences: To train on.
-            plan: Of the step.
+            sequences: Sequences to train on.
+            plan: The step's plan.
         """
         self._shares, refs = [], []
         for shard in shards(sequences, shard_settings(self.settings, self.layout, plan)):
@@ -190,12 +190,12 @@ class ActorGroup:
     def finish_step(
         self, plan: StepPlan, advantages: SequenceAdvantages | None = None
     ) -> StepResult:
-        """Advantages and updates, from what the ranks have of :meth:`run_part`.
+        """Run advantages and updates on the sequences of :meth:`run_part`.
 
         Args:
-            plan: Of the step, with what the forward passes decide.
-            advantages: Of all sequences of the step, from rewards alone; ``None``: of the batch, or
-                of a value model.
+            plan: The step's plan, with values that depend on the forward passes.
+            advantages: Advantages from rewards alone, for all sequences of the step; ``None``: the
+                batch has them, or a value model gives them.
 
         Raises:
             UpdateStopped: The ranks were asked to stop, and the step has changed nothing.
@@ -213,8 +213,8 @@ class ActorGroup:
             raise
 
     def ask_to_stop(self) -> None:
-        """Let the ranks skip the rest of the pass that they are in, unless the step has changed
-        weights; see :mod:`rlmath.actor.stops`. Returns at once; the call of the pass raises.
+        """Make the ranks skip the rest of their present pass, unless the step has changed weights;
+        see :mod:`rlmath.actor.stops`. Returns at once; the call of the pass raises.
         """
         asking = threading.Thread(target=self._ask_to_stop, name="ask-to-stop", daemon=True)
         asking.start()
@@ -228,7 +228,7 @@ class ActorGroup:
             print(f"the ranks cannot be asked to stop: {error}", file=sys.stderr, flush=True)
 
     def renew_reference(self, share: float, clear_optimizer: bool) -> None:
-        """Let the reference model go a share of the way to the policy; see ``MegatronActor``."""
+        """Move the reference model a share of the way to the policy; see ``MegatronActor``."""
         self.changed = True
         self._all("renew_reference", share, clear_optimizer)
 
@@ -247,22 +247,21 @@ class ActorGroup:
         self._calls.results(calls, "connect_engines")
 
     def send_weights(self, version: int) -> None:
-        """Send the present weights to all engines; returns when they have them."""
+        """Send the present weights to all engines, and wait until they have them."""
         self._all("send_weights", version)
 
     def weights_fingerprints(self, part: WeightSlice | None = None) -> dict[str, int]:
-        """Fingerprint of each Hugging Face tensor that the engines should hold, or of a slice."""
+        """Fingerprints of the engines' expected Hugging Face tensors, or of a slice of them."""
         found: dict[str, int] = self._all("weights_fingerprints", part)[0]
         return found
 
     def weights_changes(self) -> list[WeightChanges]:
-        """Of each rank what :meth:`weights_fingerprints` gives, which is alike on all ranks unless
-        a data-parallel copy of the model has other weights; and what has not changed on it since
-        the last call."""
+        """Each rank's :meth:`weights_fingerprints`, which are equal unless a data-parallel copy of
+        the model differs; and the tensors unchanged on that rank since the last call."""
         return self._all("weights_changes")
 
     def save_hf(self, folder: str | Path, adapters: str | Path | None = None) -> None:
-        """Write the model as a Hugging Face folder, with the files of the one it came from.
+        """Write the model as a Hugging Face folder, with the other files of its source folder.
 
         Args:
             adapters: Folder for the adapters, in PEFT's format; only with ``ActorSettings.lora``.
@@ -291,7 +290,7 @@ class ActorGroup:
         self._all("finish_checkpoint")
 
     def load_checkpoint(self, folder: str | Path) -> None:
-        """Read what ``save_checkpoint`` wrote."""
+        """Load a checkpoint that ``save_checkpoint`` wrote."""
         self._all("load_checkpoint", str(folder))
 
     def begin_room(self) -> list[Residue]:
@@ -300,16 +299,16 @@ class ActorGroup:
         return [] if self.settings.offload == "none" else self._all("begin_room")
 
     def make_room(self, part: str, meanwhile: Callable[[], None] | None = None) -> list[Residue]:
-        """Move to host memory what ``actor.offload`` says, before engines take memory for
+        """Move memory to the host as ``actor.offload`` says, before engines take memory for
         ``weights`` or ``kv_cache``; see :meth:`rlmath.actor.worker.ActorWorker.make_room`.
 
         Args:
-            part: See there.
-            meanwhile: Called while the ranks are at it. If it fails, they are waited for before its
-                error is raised.
+            part: ``weights`` or ``kv_cache``.
+            meanwhile: Called while the ranks are moving memory. If it fails, its error is raised
+                after they are done.
 
         Returns:
-            What each rank keeps; empty if nothing is offloaded.
+            Remaining memory of each rank; empty if nothing is offloaded.
         """
         offloads = self.settings.offload != "none"
         calls = [w.make_room.remote(part) for w in self._workers] if offloads else []
@@ -325,23 +324,23 @@ class ActorGroup:
         return self._calls.results(calls, "make_room")
 
     def begin_load(self) -> None:
-        """Let ranks bring back the weights that ``actor.offload`` moved to host memory, for the
-        passes that come next; returns at once. A later call raises what goes wrong."""
+        """Bring back the weights that ``actor.offload`` moved to host memory, for the next passes;
+        returns at once. A later call raises errors."""
         if self.settings.offload == "all":
             calls = [worker.load_parameters.remote() for worker in self._workers]
             self._calls.await_later(calls, "load_parameters")
 
     def release_cached_memory(self) -> None:
-        """Have each rank give memory back that it keeps for later, for engines on its GPU."""
+        """Make each rank return memory that it caches, for engines on its GPU."""
         self._all("release_cached_memory")
 
     def residues(self) -> list[Residue]:
-        """What each rank has of its device now."""
+        """Memory that each rank uses on its device now."""
         return self._all("residue")
 
     def call(self, function: Callable[[ActorWorker], Any]) -> list[Any]:
-        """``function(worker)`` in the process of each rank, for what no method tells; results in
-        order of rank."""
+        """Results of ``function(worker)`` in each rank's process, in order of rank, for what no
+        method offers."""
         return self._all("__ray_call__", function)
 
     def take_peaks(self) -> dict[str, int]:
@@ -354,13 +353,13 @@ class ActorGroup:
         return found
 
     def shutdown(self) -> None:
-        """End all ranks at once, whatever they do: nothing outlives their processes."""
+        """End all ranks at once, whatever they are doing: nothing outlives their processes."""
         workers, self._workers = self._workers, []
         end_actors(workers, self._process_places() or [None] * len(workers))
         self._places = []
 
     def watchdog_probe(self) -> WatchedComponent:
-        """For the watchdog: which call is waited for, and of which ranks."""
+        """A watchdog component that tells the pending call and its ranks."""
 
         def waiting_on() -> list[str]:
             method, ranks = self._calls.waiting_on
@@ -402,7 +401,7 @@ class ActorGroup:
         )
 
     def _of_shards(self, method: str, refs: Sequence[Any], *arguments: Any) -> list[Any]:
-        """Results in order of rank; each has its shard's ref."""
+        """Results in order of rank, when each rank gets its shard's ref."""
         calls = [
             getattr(worker, method).remote(refs[i], *arguments)
             for worker, i in zip(self._workers, self._dp, strict=True)

@@ -1,4 +1,4 @@
-"""All that ranks are told of a step."""
+"""The instructions of the driver to the ranks for a step."""
 
 from __future__ import annotations
 
@@ -12,33 +12,33 @@ from rlmath.config.value import ValueConfig
 
 @dataclass(frozen=True)
 class StepPlan:
-    """A step's forward passes, advantages and update, made before the step begins.
+    """A step's forward passes, advantages and update, planned before the step begins.
 
-    Alone it is a plain update: the whole batch at once, from the advantages that the batch has, and
-    nothing is discarded. ``AlgorithmConfig`` and ``ValueConfig`` say what the other fields mean.
+    The default is a plain update: the whole batch at once, from the batch's own advantages, and
+    nothing is discarded. ``AlgorithmConfig`` and ``ValueConfig`` document the other fields.
 
     Attributes:
-        objective: Of the policy. Where ``entropy_target`` sets its entropy coefficient, that is
-            known after the forward passes.
+        objective: The policy's objective. If ``entropy_target`` determines its entropy coefficient,
+            that is known only after the forward passes.
         now: The weights version before the update.
         passes: Names of the forward passes before the update, in order: ``old``, ``reference``,
             ``values``. Without ``old``, these log-probs come with the update of the first
             minibatch; with ``values`` the value model is trained, and advantages come from it.
-        gate: Fail the run, or warn, when actor and engines disagree on the log-probs.
-        policy: Update the policy; not while the value model warms up.
-        stale_kv: Engines keep keys and values of older weights; see ``Alignment.of``.
-        minibatches: Optimizer steps.
-        seed: Of the split into minibatches.
+        gate: Whether to fail the run, or warn, when actor and engines disagree on the log-probs.
+        policy: Whether to update the policy; not while the value model warms up.
+        stale_kv: Whether engines keep keys and values of older weights; see ``Alignment.of``.
+        minibatches: Number of optimizer steps.
+        seed: Seed of the split into minibatches.
         constant_length: See ``sequence_weights``.
         old_is_engine: The rollout log-probs are those of the old policy.
-        correction: Against the mismatch; ``None``: there is none. ``auto`` is resolved after the
-            forward passes.
-        kl_in_reward: Weight of a KL in the reward; ``None``: there is none.
+        correction: Correction of the mismatch, if any. ``auto`` is resolved after the forward
+            passes.
+        kl_in_reward: Weight of a KL in the reward, if any.
         advantage: The estimator of a value model's advantages.
-        routing_mismatch: Under routing replay, measure the mismatch with and without the replayed
-            routes.
+        routing_mismatch: Whether to measure the mismatch with and without the replayed routes under
+            routing replay.
         value_clip: ``ValueConfig.clip``.
-        traced: Places in the step of sequences whose tokens are to be traced.
+        traced: Places in the step of sequences whose tokens are traced.
     """
 
     objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)

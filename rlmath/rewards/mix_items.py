@@ -47,7 +47,7 @@ def build_items(
             if wanted ``label``, ``required``, ``completion_format``, ``needs_group``.
         answer_grader: Shared by the graded rewards without their own grading settings.
         defaults: Parameters of the math reward, where an item does not give them.
-        completion_format: What rewards from import or file paths get as completions by default.
+        completion_format: Default format of completions for rewards from import or file paths.
 
     Raises:
         RewardSettingError: An item that does not exist, or a setting that cannot work.

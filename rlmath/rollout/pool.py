@@ -1,4 +1,4 @@
-"""The driver's side of the engines: started, started again when they fail, and ended."""
+"""The driver's side of the engines: starts, restarts and ends them."""
 
 from __future__ import annotations
 
@@ -31,43 +31,41 @@ SHUTDOWN_TIMEOUT_S = 6.0
 
 
 class Trainer(Protocol):
-    """Who has the weights that the engines sample with."""
+    """The holder of the weights that the engines sample with."""
 
     def release_cached_memory(self) -> None:
-        """Give back memory that is not used, for an engine that starts on the trainer's GPU."""
+        """Return unused memory, for an engine that starts on the trainer's GPU."""
 
     def connect(self, engines: Sequence[Any]) -> None:
-        """Meet these engines, in the place of those that were met before."""
+        """Connect to these engines in place of earlier ones."""
 
     def send_weights(self, version: int) -> None:
-        """Send the present weights to the engines that were met."""
+        """Send the present weights to the connected engines."""
 
 
 class RolloutPool:
     """vLLM engines as Ray actors. A context manager; ``start`` is called on entry.
 
     Args:
-        spec: How each engine is set up.
-        num_engines: Engines.
-        stall_timeout_s: Seconds without a token from an engine that has work, after which it
-            counts as hung.
-        max_restarts: Engines that may be started again after they died or hung; the next one
-            makes ``generate`` raise.
+        spec: Settings of each engine.
+        num_engines: Number of engines.
+        stall_timeout_s: Seconds without a token after which an engine with work counts as hung.
+        max_restarts: Restarts of engines that died or hung; after these ``generate`` raises.
         start_timeout_s: Seconds that the engines may take to start.
-        places: Where each engine goes; none: anywhere.
-        trainer: Sends the weights in force to engines that were started again. ``None``: the model
-            folder's weights are all there is.
+        places: Place of each engine; none: anywhere.
+        trainer: Sends the weights in force to restarted engines. ``None``: the engines have only
+            the model folder's weights.
 
     Attributes:
         has_weights_at_hand: Whether the trainer still has the weights in force. While it updates
-            them an engine that is started again waits for the next weight sync.
-        restarts: Engines started again so far.
+            them, a restarted engine waits for the next weight sync.
+        restarts: Number of engine restarts so far.
         generation: The present ``generate``, or the last one.
-        weights_version: Of the weights in force.
-        has_folder_weights: These are the model folder's, with which an engine starts. Version 0 can
-            be others: adapters of another run.
-        verified_syncs: After how many weight syncs the engines' weights were compared with the
-            trainer's since one of them started.
+        weights_version: Version of the weights in force.
+        has_folder_weights: Whether these are the model folder's, with which an engine starts.
+            Version 0 can be others: adapters of another run.
+        verified_syncs: Number of weight syncs since an engine last started after which the engines'
+            weights were compared with the trainer's.
     """
 
     def __init__(
@@ -98,7 +96,7 @@ class RolloutPool:
         self.has_weights_at_hand = True
         self._bringing_up = threading.Lock()
         self.restarts = 0
-        # Why the last engine failed, if it was before its first token.
+        # Reason of the last engine failure, if it came before the first token.
         self._early_reason = ""
         self._restarts_told = 0
         self._generating = False
@@ -109,7 +107,7 @@ class RolloutPool:
 
     @property
     def spec(self) -> EngineSpec:
-        """How each engine is set up."""
+        """Settings of each engine."""
         return self._spec
 
     @property
@@ -126,13 +124,13 @@ class RolloutPool:
         """Start all engines, in parallel.
 
         Raises:
-            EngineStartError: One could not start in time; none is left running.
+            EngineStartError: An engine could not start in time; none is left running.
         """
         self.launch()
         self.wait_until_ready()
 
     def prepare(self) -> None:
-        """Make the engines' processes and return at once; they import vLLM and touch no GPU."""
+        """Create the engines' processes and return at once; they import vLLM and touch no GPU."""
         Path(self._spec.log_dir).mkdir(parents=True, exist_ok=True)
         self._engines = [self._make(index) for index in range(self._num_engines)]
 
@@ -144,7 +142,7 @@ class RolloutPool:
             engine.start()
 
     def wait_until_ready(self) -> None:
-        """Wait for what ``launch`` began.
+        """Wait for the starts that ``launch`` began.
 
         Raises:
             EngineStartError: An engine could not start in time; none is left running.
@@ -177,10 +175,10 @@ class RolloutPool:
         (``generation.py``). A caller that stops early ends the unfinished requests.
 
         Args:
-            requests: To begin with.
-            more: Asked after every answer of an engine for requests to add. It may wait when it
-                is told that no engine has work; nothing more from it then is the end.
-            journal: Samples that it has are not asked of the engines; it keeps the others.
+            requests: The first requests.
+            more: Called after every answer of an engine for requests to add. It may wait when it
+                is told that no engine has work; if it returns nothing then, the round ends.
+            journal: Source of existing samples, which engines need not make; keeps the others.
             outlasts_engines: When no engine has the weights in force any more, wait for
                 :meth:`cut` instead of failing.
 
@@ -190,7 +188,7 @@ class RolloutPool:
         """
         if self._generating:
             raise RuntimeError("generate was called while another call is not finished")
-        # Even numbers: an abort ends one by going to the number after it.
+        # Even numbers: an abort ends a generation by going to the number after it.
         number = 2 if self.generation is None else self.generation.number + 2
         generation = Generation(
             self, number, self._stall_timeout_s, journal, outlasts_engines=outlasts_engines
@@ -204,20 +202,20 @@ class RolloutPool:
             self._generating = False
 
     def cut(self) -> None:
-        """End the ``generate`` that another thread is in; see :meth:`Generation.cut`."""
+        """Cut the ``generate`` of another thread; see :meth:`Generation.cut`."""
         if self._generating and self.generation is not None:
             self.generation.cut()
 
     def take_weights_away(self) -> None:
-        """The trainer begins to update the weights in force.
+        """Mark the weights in force as being updated by the trainer.
 
-        Waits for engines that are getting them just now.
+        Waits for engines that are receiving them.
         """
         with self._bringing_up:
             self.has_weights_at_hand = False
 
     def set_version(self, version: int) -> None:
-        """Note an update that the trainer has sent; asks every engine whether it has it.
+        """Record an update that the trainer has sent, and check every engine's version.
 
         Raises:
             EngineError: An engine has another version.
@@ -232,16 +230,16 @@ class RolloutPool:
         self.has_weights_at_hand = True
 
     def connect(self) -> None:
-        """Have the trainer meet all engines, which are ready."""
+        """Connect the trainer to all engines, which are ready."""
         if self._trainer is not None:
             self._trainer.connect(self.engines)
 
     def settle(self) -> None:
-        """Wait for engines that were started again, and have all of them connected; before new
-        weights are sent, which those get that wait for weights.
+        """Wait for restarted engines and connect all engines, before new weights are sent; engines
+        that wait for weights get these.
 
         Raises:
-            EngineError: One did not start, and no more restarts are left.
+            EngineError: An engine did not start, and no restarts are left.
         """
         while starting := self.starting():
             ready, _ = ray.wait(list(starting), num_returns=1, timeout=ANSWER_EVERY_S)
@@ -254,58 +252,57 @@ class RolloutPool:
             engine.waits_for_weights = False
 
     def sleep(self) -> None:
-        """Give GPU memory back to the actor; engines that do not share it keep theirs."""
+        """Return GPU memory to the actor; engines that do not share a GPU keep theirs."""
         if self._spec.sleeps:
             self.settle()
             self._all("sleep")
 
     def wake(self, part: str) -> None:
-        """Take GPU memory for ``weights`` or ``kv_cache`` again; see ``sleep``."""
+        """Take back GPU memory for ``weights`` or ``kv_cache``; see ``sleep``."""
         if self._spec.sleeps:
             self._all("wake", part)
 
     def metrics(self) -> dict[str, float]:
-        """``rollout/engine_restarts`` since the last call, and ``rollout/idle_share`` of the last
-        ``generate``: of the engines' time the share in which they had no work, and of the idlest
-        engine's."""
+        """``rollout/engine_restarts`` since the last call, and the idle shares of the last
+        ``generate``: over all engines, and of the idlest one."""
         count, self._restarts_told = self.restarts - self._restarts_told, self.restarts
         metrics = {"rollout/engine_restarts": float(count)}
         return metrics if self.generation is None else metrics | self.generation.metrics()
 
     def stats(self) -> list[dict[str, int]]:
-        """Of each engine: requests that it has, tokens generated, version of its weights."""
+        """Pending requests, generated tokens and weights version of each engine."""
         return self._all("stats")
 
     def weights_checksums(self) -> list[dict[str, str]]:
-        """Of each engine: SHA-256 of each parameter; see ``RolloutEngine.weights_checksums``."""
+        """SHA-256 of each engine's parameters; see ``RolloutEngine.weights_checksums``."""
         return self._all("weights_checksums")
 
     def weights_fingerprints(self, part: WeightSlice | None = None) -> list[dict[str, int | None]]:
-        """Of each engine; see ``RolloutEngine.weights_fingerprints``."""
+        """Fingerprints of each engine's weights; see ``RolloutEngine.weights_fingerprints``."""
         return self._all("weights_fingerprints", part)
 
     def constants(self) -> list[list[dict[str, Any]]]:
-        """Of each engine's workers; see ``Engine.constants``."""
+        """Constants of each engine's workers; see ``Engine.constants``."""
         return self._all("constants")
 
     def parameter_sums(self) -> list[list[dict[str, int]]]:
-        """Of each engine's workers; see ``Engine.parameter_sums``."""
+        """Parameter sums of each engine's workers; see ``Engine.parameter_sums``."""
         return self._all("parameter_sums")
 
     def layer_values(self, tokens: list[int]) -> list[list[Noted] | None]:
-        """Of each engine; see ``Engine.layer_values``."""
+        """Layer values of each engine; see ``Engine.layer_values``."""
         return self._all("layer_values", tokens)
 
     def cached_blocks(self) -> list[int]:
-        """Of each engine; see ``Engine.cached_blocks``."""
+        """Cached blocks of each engine; see ``Engine.cached_blocks``."""
         return self._all("cached_blocks")
 
     def kv_cache_tokens(self) -> list[int]:
-        """Of each engine; see ``Engine.kv_cache_tokens``."""
+        """KV-cache tokens of each engine; see ``Engine.kv_cache_tokens``."""
         return self._all("kv_cache_tokens")
 
     def gpus(self) -> list[list[str]]:
-        """Of each engine's workers; see ``Engine.gpus``."""
+        """GPUs of each engine's workers; see ``Engine.gpus``."""
         return self._all("gpus")
 
     def call_engines(self, function: Callable[[Any], Any]) -> list[Any]:
@@ -317,10 +314,10 @@ class RolloutPool:
         return self._all("call_workers", function)
 
     def shutdown(self) -> None:
-        """End the engines and their workers; what does not end in seconds is killed.
+        """End the engines and their workers; kill those that do not end within seconds.
 
-        An engine of one rank is a single process that leaves nothing, and is killed at once. The
-        workers of a wider one are separate processes, which only the engine ends.
+        An engine of one rank is a single process that leaves nothing, and is killed at once. A
+        wider one has separate worker processes, which only the engine ends.
         """
         engines, self._engines = self._engines, []
         is_wide = self._spec.tensor_parallel > 1
@@ -343,8 +340,8 @@ class RolloutPool:
         self.shutdown()
 
     def _make(self, index: int) -> EngineProcess:
-        # One that is started again gets a cache of the size that was measured when its GPU was
-        # quiet: measured beside ranks that hold more than then, it would be another.
+        # A restarted engine gets a cache of the size measured when its GPU was quiet: measured
+        # beside ranks that now hold more, it would differ.
         spec = replace(self._spec, kv_cache_bytes=self._kv_cache_bytes.get(index))
         return EngineProcess(spec, index, self._places[index], self._start_timeout_s)
 
@@ -352,21 +349,21 @@ class RolloutPool:
         self._kv_cache_bytes[engine.index] = engine.started()
 
     def starting(self) -> dict[Any, EngineProcess]:
-        """Engines that are not ready yet, by the answer that they owe."""
+        """Engines that are not ready yet, by their pending answer."""
         return {e.starting: e for e in self._engines if e.starting is not None}
 
     def replace(self, index: int, error: EngineError, unfinished: int = 0) -> None:
-        """Start an engine again.
+        """Restart an engine.
 
         Args:
             index: Its number.
-            error: What became of it.
-            unfinished: Requests that it had.
+            error: The failure.
+            unfinished: Number of its unfinished requests.
 
         Raises:
-            EngineError: ``error``, when no more restarts are left.
-            EngineStartError: The last engine to fail before its first token raised the same error:
-                another start would not help.
+            EngineError: ``error``, if no restarts are left.
+            EngineStartError: The last engine to fail before its first token raised the same error,
+                so another start would not help.
         """
         reason = _without_numbers(error) if error.raised else ""
         is_early = bool(reason) and not self._engines[index].has_sampled
@@ -397,14 +394,14 @@ class RolloutPool:
     def bring_up_started(
         self, starting: Mapping[Any, EngineProcess], ready: Sequence[Any]
     ) -> list[tuple[int, EngineError]]:
-        """Bring engines that have started again to the weights in force.
+        """Give the weights in force to restarted engines.
 
         Args:
-            starting: As ``starting`` gave it.
-            ready: Answers that are there.
+            starting: The result of ``starting``.
+            ready: The answers that have arrived.
 
         Returns:
-            Those that failed, or had too long, and why.
+            Indices of engines that failed or took too long, and why.
         """
         failed = []
         for ref, engine in starting.items():
@@ -435,7 +432,7 @@ class RolloutPool:
 
     def _get_weights(self, engine: EngineProcess, trainer: Trainer) -> None:
         """Have the weights in force sent to an engine. As in every weight sync, it takes memory for
-        its KV cache after them: the buffers of both sides have no room beside actor and cache."""
+        its KV cache afterwards: the buffers of both sides have no room beside actor and cache."""
         if self._spec.sleeps:
             engine.get(engine.handle.sleep.remote())
             engine.get(engine.handle.wake.remote("weights"))
@@ -451,5 +448,5 @@ class RolloutPool:
 
 
 def _without_numbers(error: EngineError) -> str:
-    """An error as it is called for any engine, process and tensor."""
+    """An error's first line without numbers, so that it is the same for any engine or process."""
     return re.sub(r"\d+", "", str(error).split("\n", 1)[0])
