@@ -13,39 +13,24 @@ import pytest
 import rlmath
 from rlmath.errors import ModelError
 from rlmath.model.families import REFUSED, QkNorm
+from rlmath.model.published import KNOWN
 from rlmath.model.rope import Rope
 from rlmath.model.spec import Latent, model_spec, padded_vocab_size, read_model_spec
 from rlmath.model.tiny import make_tiny_model
 from rlmath.weights.pieces import file_shapes, hf_shapes, misfits
 
 # The published config.json of DeepSeek-R1-Distill-Qwen-1.5B, fields that matter here.
-R1_DISTILL_QWEN: dict[str, Any] = {
-    "architectures": ["Qwen2ForCausalLM"],
+R1_DISTILL_QWEN = KNOWN["DeepSeek-R1-Distill-Qwen-1.5B"] | {
     "hidden_act": "silu",
-    "hidden_size": 1536,
-    "intermediate_size": 8960,
-    "max_position_embeddings": 131072,
-    "num_attention_heads": 12,
-    "num_hidden_layers": 28,
-    "num_key_value_heads": 2,
     "rms_norm_eps": 1e-06,
     "rope_theta": 10000,
     "sliding_window": 4096,
-    "tie_word_embeddings": False,
     "use_sliding_window": False,
-    "vocab_size": 151936,
 }
-LLAMA_31: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
+LLAMA_31 = KNOWN["Llama-3.1-8B"] | {
     "attention_bias": False,
     "hidden_act": "silu",
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "max_position_embeddings": 131072,
     "mlp_bias": False,
-    "num_attention_heads": 32,
-    "num_hidden_layers": 32,
-    "num_key_value_heads": 8,
     "rms_norm_eps": 1e-05,
     "rope_scaling": {
         "factor": 8.0,
@@ -55,8 +40,6 @@ LLAMA_31: dict[str, Any] = {
         "rope_type": "llama3",
     },
     "rope_theta": 500000.0,
-    "tie_word_embeddings": False,
-    "vocab_size": 128256,
 }
 MIXTURE: dict[str, Any] = {
     **R1_DISTILL_QWEN,
@@ -227,34 +210,16 @@ def test_positions_of_scaled_ropes():
     assert (spec.max_positions, spec.rope.reach) == (8192, None)
 
 
-GLM_45_AIR = {
-    "architectures": ["Glm4MoeForCausalLM"],
-    "attention_bias": True,
-    "first_k_dense_replace": 1,
-    "head_dim": 128,
+GLM_45_AIR = KNOWN["GLM-4.5-Air"] | {
     "hidden_act": "silu",
-    "hidden_size": 4096,
-    "intermediate_size": 10944,
-    "max_position_embeddings": 131072,
-    "moe_intermediate_size": 1408,
     "n_group": 1,
-    "n_routed_experts": 128,
-    "n_shared_experts": 1,
     "norm_topk_prob": True,
-    "num_attention_heads": 96,
-    "num_experts_per_tok": 8,
-    "num_hidden_layers": 46,
-    "num_key_value_heads": 8,
     "num_nextn_predict_layers": 1,
     "partial_rotary_factor": 0.5,
     "rms_norm_eps": 1e-05,
     "rope_scaling": None,
     "rope_theta": 1000000,
-    "routed_scaling_factor": 1.0,
-    "tie_word_embeddings": False,
     "topk_group": 1,
-    "use_qk_norm": False,
-    "vocab_size": 151552,
 }
 
 
