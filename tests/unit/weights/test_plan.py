@@ -1,7 +1,6 @@
 """The plan: each byte is gathered once, each engine rank has its share, errors show why."""
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
@@ -10,6 +9,8 @@ from rlmath.cli import main
 from rlmath.commands.plan.weights import as_json, as_table
 from rlmath.errors import UserError, WeightsError
 from rlmath.model.parallel import Layout
+from rlmath.model.published import KNOWN
+from rlmath.model.spec import model_spec
 from rlmath.weights.pieces import hf_shapes
 from rlmath.weights.plan import (
     plan_weights,
@@ -188,23 +189,8 @@ def test_a_model_is_known_by_name(capsys):
 
 
 # Sizes of the presets' models, as published.
-R1_DISTILL_7B = replace(
-    QWEN2, layers=28, hidden=3584, heads=28, kv_heads=4, head_dim=128, ffn=18944, vocab=152064
-)
-QWEN3_30B_A3B = replace(
-    QWEN3_MOE,
-    layers=48,
-    hidden=2048,
-    heads=32,
-    kv_heads=4,
-    head_dim=128,
-    ffn=6144,
-    vocab=151936,
-    experts=128,
-    experts_per_token=8,
-    moe_ffn=768,
-    dense_layers=(),
-)
+R1_DISTILL_7B = model_spec(KNOWN["DeepSeek-R1-Distill-Qwen-7B"])
+QWEN3_30B_A3B = model_spec(KNOWN["Qwen3-30B-A3B"])
 
 
 def test_real_sizes_are_planned():
