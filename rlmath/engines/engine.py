@@ -76,7 +76,7 @@ class RolloutEngine(Engine):
         return self._loop.kv_cache_bytes
 
     def place(self) -> ProcessPlace:
-        """Of the actor's process; its workers are its children."""
+        """The place of the actor's process; its workers are its children."""
         return own_place()
 
     def exchange(self, generation: int, requests: Sequence[Request], timeout_s: float) -> Progress:
@@ -241,19 +241,19 @@ class RolloutEngine(Engine):
         return held
 
     def constants(self) -> list[dict[str, Any]]:
-        """Of each worker; see ``Engine.constants``."""
+        """Constants of each worker; see ``Engine.constants``."""
         from rlmath.engines.worker_state import worker_constants
 
         return self._loop.rpc(worker_constants)
 
     def parameter_sums(self) -> list[dict[str, int]]:
-        """Of each worker: a checksum of each parameter. A CPU's packed matrices are in none."""
+        """A checksum of each worker's parameters. A CPU's packed matrices are not included."""
         from rlmath.engines.worker_state import parameter_sums
 
         return self._loop.rpc(parameter_sums)
 
     def layer_values(self, tokens: list[int]) -> list[Noted] | None:
-        """Of each worker; see ``Engine.layer_values``."""
+        """Layer values of each worker; see ``Engine.layer_values``."""
         from rlmath.engines.layer_values import Reading, noted_values, watch
 
         self._loop.rpc(watch)

@@ -27,7 +27,7 @@ CPU_SCHEDULER = "rlmath.engines.patches.cpu_scheduler.DecodeScheduler"
 
 
 def vllm_arguments(spec: EngineSpec) -> EngineArgs:
-    """What vLLM's engine is made from. Imports vLLM."""
+    """Arguments of vLLM's engine. Imports vLLM."""
     from vllm.engine.arg_utils import EngineArgs
 
     return EngineArgs(
@@ -69,11 +69,11 @@ def _cpu_arguments(spec: EngineSpec) -> dict[str, Any]:
 
 
 def cuda_arguments(spec: EngineSpec) -> dict[str, Any]:
-    """What is said to vLLM on GPUs alone.
+    """Arguments of vLLM on GPUs only.
 
-    A step never has more tokens than all running sequences at their longest. vLLM warms up with as
-    many as it is told, and where they do not fit its block tables it writes beyond them: the first
-    request then fails with an illegal memory access (vLLM 0.32.0, H100).
+    A step never has more tokens than all running sequences at their longest. vLLM warms up with the
+    number that it is given, and if this does not fit its block tables it writes beyond them: the
+    first request then fails with an illegal memory access (vLLM 0.32.0, H100).
     """
     most_tokens = spec.max_running_sequences * spec.max_sequence_tokens
     return {
@@ -91,9 +91,9 @@ def cuda_arguments(spec: EngineSpec) -> dict[str, Any]:
 
 
 def adapter_arguments(adapters: Lora | None) -> dict[str, Any]:
-    """What is said to vLLM where it computes adapters: there is one, of these matrices alone.
+    """Arguments of vLLM where it computes adapters: one adapter, of these matrices alone.
 
-    Its own choice would be every linear layer, an MoE's experts too.
+    vLLM's default is every linear layer, including an MoE's experts.
     """
     if adapters is None:
         return {}
@@ -117,8 +117,8 @@ def cache_folder(spec: EngineSpec, engine: int) -> tuple[Path, IO[str] | None]:
     shared: they are made under a file lock, and take minutes each.
 
     Args:
-        spec: Of the engine.
-        engine: Its number in the pool, for one that has no GPU of a name.
+        spec: The engine's settings.
+        engine: Its number in the pool, used if it has no named GPU.
 
     Returns:
         The folder; and the locked file that keeps it while it is open, here and in child processes,
@@ -146,5 +146,5 @@ def cache_folder(spec: EngineSpec, engine: int) -> tuple[Path, IO[str] | None]:
 
 
 def cache_archive(spec: EngineSpec) -> Path:
-    """What one engine of a run has compiled, for those of other nodes: in the run's folder."""
+    """The archive in the run's folder of one engine's compiled code, for engines of other nodes."""
     return Path(spec.log_dir).parent / f"compiled_{spec.role}.tar"

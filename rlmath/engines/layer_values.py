@@ -139,7 +139,7 @@ def _hooks_of(name: str, module: Any, after: bool, noted: Noted) -> list[Any]:
 
 
 def _note_logits(noted: Noted, value: Tensor | None) -> None:
-    """Of the last row; only one worker may have them."""
+    """Note the last row's logits; only one worker may have them."""
     if value is not None:
         noted[AFTER_LAYERS, HEAD] = value.detach().float().cpu()[-1:].clone(), False
 

@@ -1,4 +1,4 @@
-"""What is asked of an engine. ``RolloutEngine`` has vLLM do it; no other folder knows vLLM."""
+"""Interface of engines. ``RolloutEngine`` implements it with vLLM; no other folder knows vLLM."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Engine(Protocol):
     """One engine, in its own process. Each method may be called from any thread."""
 
     def start(self) -> int | None:
-        """Load the model; returns when the engine can sample: bytes of each rank's KV cache."""
+        """Load the model, and return bytes of each rank's KV cache when the engine can sample."""
         ...
 
     def exchange(self, generation: int, requests: Sequence[Request], timeout_s: float) -> Progress:
-        """Generate: take new requests, and give the samples that finished since the last call."""
+        """Take new requests, and return the samples that finished since the last call."""
         ...
 
     def abort(self, generation: int) -> None:
@@ -28,11 +28,11 @@ class Engine(Protocol):
         ...
 
     def cut(self, generation: int) -> None:
-        """End all requests of this generation where they are, as samples that are ``cut``."""
+        """Cut all requests of this generation where they are, as samples that are ``cut``."""
         ...
 
     def sleep(self) -> None:
-        """Give weights and KV cache back to the GPU."""
+        """Return the memory of weights and KV cache to the GPU."""
         ...
 
     def wake(self, part: str) -> None:
@@ -40,11 +40,11 @@ class Engine(Protocol):
         ...
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        """Meet the trainer; ``init_info`` is the transport's own."""
+        """Connect to the trainer; ``init_info`` is specific to the transport."""
         ...
 
     def start_weight_update(self) -> None:
-        """Make ready for new weights; there are no requests."""
+        """Prepare for new weights, when there are no requests."""
         ...
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
@@ -52,7 +52,7 @@ class Engine(Protocol):
         ...
 
     def finish_weight_update(self, version: int) -> None:
-        """Put the new weights in force, and forget what the old ones left in caches."""
+        """Put the new weights in force, and clear caches of the old ones."""
         ...
 
     def weights_version(self) -> int:
@@ -64,26 +64,26 @@ class Engine(Protocol):
         ...
 
     def constants(self) -> list[dict[str, Any]]:
-        """Of each worker, what it computes with beside weights: ``norm_eps``, the epsilons of its
-        norms, and ``ropes``, its rotary embeddings, each with ``dtype``, ``position`` and the
-        ``values`` there, cosines before sines, as they are scaled."""
+        """Each worker's constants beside weights: ``norm_eps``, the epsilons of its norms, and
+        ``ropes``, its rotary embeddings, each with ``dtype``, ``position`` and the ``values``
+        there, cosines before sines, after scaling."""
         ...
 
     def parameter_sums(self) -> list[dict[str, int]]:
-        """Of each worker: a checksum of each parameter."""
+        """A checksum of each parameter, for each worker."""
         ...
 
     def layer_values(self, tokens: list[int]) -> list[Noted] | None:
-        """Of each worker, what its layers give for a sequence; ``None``: the engine has requests,
-        whose tokens would be among these."""
+        """Each worker's layer values for a sequence; ``None``: the engine has requests, whose
+        tokens would be among these."""
         ...
 
     def cached_blocks(self) -> int:
-        """Blocks of prompts' keys and values that are kept for other requests."""
+        """Number of blocks with prompts' keys and values kept for other requests."""
         ...
 
     def kv_cache_tokens(self) -> int:
-        """Tokens that the KV cache holds."""
+        """Capacity of the KV cache in tokens."""
         ...
 
     def gpus(self) -> list[str]:

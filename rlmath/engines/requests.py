@@ -1,4 +1,4 @@
-"""What the pool hands to an engine, what an engine hands back, and how an engine is set up."""
+"""Requests and answers between pool and engines, and the settings of engines."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class EngineError(ComponentError):
 
 
 class EngineStartError(UserError):
-    """An engine could not start. The message says why and shows the end of its log."""
+    """An engine that could not start. The message gives the reason and the end of its log."""
 
 
 @dataclass(frozen=True)
@@ -41,24 +41,24 @@ class Request:
     Attributes:
         problem_id: The problem that it answers.
         index: Its place in the problem's group, from 0.
-        prompt_token_ids: What the engine continues; never tokenized again.
-        max_tokens: Longest response, in tokens, with what was begun.
+        prompt_token_ids: Tokens to continue; never tokenized again.
+        max_tokens: Longest response, in tokens, including the begun part.
         temperature: Divides the logits; 0 takes the likeliest token.
-        top_p: Mass of the likeliest tokens that are sampled from. Only samples at 1 have
+        top_p: Probability mass of the likeliest tokens to sample from. Only samples at 1 have
             log-probabilities that the actor can reproduce, so others are never trained on.
-        seed: Of its random stream.
+        seed: Seed of its random stream.
         ignore_eos: Continue after an end-of-sequence token, up to ``max_tokens``: for measuring at
             a fixed length.
-        begun: What earlier steps sampled of it, which it continues; ``None``: nothing.
+        begun: Sample of earlier steps that it continues, if any.
         budget_tokens: Most tokens to add now; a sample that would continue is ``cut`` there.
             ``None``: up to ``max_tokens``.
-        stays_on: The engine that made what was begun, and that may still have its keys and values;
+        stays_on: The engine that made the begun part and may still have its keys and values;
             another one computes them again. ``None``: any engine.
         scores: Nothing is sampled: the answer is ``begun`` with the engine's own log-probs of its
             tokens, at temperature 1. vLLM gives those of a prompt only, and samples a token after
             it, so ``max_tokens`` is one more than ``begun`` has.
-        wants_routes: Its sample carries an MoE's routes, if the engine returns them: what is
-            trained on, or compared with the actor's log-probs, wants them, and nothing else.
+        wants_routes: Whether its sample carries an MoE's routes, if the engine returns them: only
+            for training, or comparison with the actor's log-probs.
     """
 
     problem_id: str
@@ -77,24 +77,24 @@ class Request:
 
     @property
     def begun_tokens(self) -> int:
-        """Response tokens that it has already."""
+        """Number of response tokens in the begun part."""
         return 0 if self.begun is None else len(self.begun.token_ids)
 
     @property
     def begun_routes(self) -> int:
-        """Tokens, from the prompt's first, whose routes it has already."""
+        """Number of tokens, from the prompt's first, whose routes the begun part has."""
         routes = None if self.begun is None else self.begun.routes
         return 0 if routes is None else len(routes)
 
     @property
     def new_tokens(self) -> int:
-        """Most tokens that it adds."""
+        """Most tokens to add."""
         rest = self.max_tokens - self.begun_tokens
         return rest if self.budget_tokens is None else min(rest, self.budget_tokens)
 
     @property
     def key(self) -> tuple[str, int]:
-        """What tells it from the other requests of a batch."""
+        """The identity of the request within a batch."""
         return self.problem_id, self.index
 
 
@@ -104,7 +104,7 @@ def prompt_digest(token_ids: Sequence[int]) -> int:
 
 
 def cut_sample(request: Request) -> Sample:
-    """What there is of a request's sample before an engine has it."""
+    """The sample of a request before an engine has it."""
     if request.begun is not None:
         return request.begun
     return Sample(
@@ -125,13 +125,13 @@ class Progress:
     """An engine's answer to the pool.
 
     Attributes:
-        samples: Finished since the last answer, in the order in which they finished.
-        unfinished: Requests that it still has.
-        tokens_generated: Response tokens since it started.
-        tokens_held: Tokens of its unfinished requests, prompts and what was generated: what a
-            decode step reads keys and values of.
+        samples: Samples finished since the last answer, in the order in which they finished.
+        unfinished: Number of its unfinished requests.
+        tokens_generated: Response tokens since its start.
+        tokens_held: Prompt and response tokens of its unfinished requests, whose keys and values a
+            decode step reads.
         quiet_s: Seconds since its last token; 0 when it has no work.
-        tokens_reused: Since the last answer, tokens of continued responses and their prompts whose
+        tokens_reused: Tokens of continued responses and their prompts, since the last answer, whose
             keys and values it still had.
     """
 
@@ -146,17 +146,17 @@ class Progress:
 # Tokens of a block of vLLM's KV cache on CPU; prefixes are kept in whole blocks.
 CPU_BLOCK_TOKENS = 128
 
-# A weight update packs gigabytes into memory that the old weights have just given back. The C
-# library has to keep it meanwhile, as new pages cost more than the copy: no separate mmap for
-# large blocks, one heap for all threads, up to 256 MiB free at its end; in pages of 2 MiB where the
-# kernel leaves that to the program.
+# A weight update packs gigabytes into memory that the old weights have just returned. The C library
+# has to keep it meanwhile, as new pages cost more than the copy: no separate mmap for large blocks,
+# one heap for all threads, up to 256 MiB free at its end; in pages of 2 MiB where the kernel leaves
+# that to the program.
 KEEP_MEMORY = (
     "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.arena_max=1:"
     f"glibc.malloc.trim_threshold={256 * 2**20}"
 )
 
 
-# Where vLLM may use FlashInfer.
+# Variables that allow vLLM to use FlashInfer.
 FLASHINFER_VARIABLES = (
     "VLLM_USE_FLASHINFER_SAMPLER",
     "VLLM_ALLREDUCE_USE_FLASHINFER",
@@ -166,11 +166,11 @@ FLASHINFER_VARIABLES = (
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """How each engine of a pool is set up.
+    """Settings of each engine of a pool.
 
     Attributes:
         model_path: Hugging Face folder; its weights are version 0 if they are read.
-        dtype: Of weights and activations.
+        dtype: Type of weights and activations.
         device: ``cpu`` or ``cuda``.
         tensor_parallel: Ranks that share the engine's matrices.
         max_sequence_tokens: Longest prompt and response together, in tokens.
@@ -182,24 +182,24 @@ class EngineSpec:
         enforce_eager: Skip CUDA graphs; a CPU engine has none.
         gpu_memory_utilization: Share of a GPU's memory. CUDA only.
         cpu_kv_cache_gib: Size of the KV cache. CPU only.
-        sleeps: Give the GPU's memory back between rollouts (engines that share it with the
-            actor). CUDA only.
-        max_batched_tokens: Tokens of one step at most. CUDA only.
+        sleeps: Return GPU memory between rollouts (engines that share a GPU with the actor). CUDA
+            only.
+        max_batched_tokens: Most tokens of one step. CUDA only.
         async_scheduling: Schedule a step while the one before runs. CUDA only.
         device_ids: The engine's GPUs, one for each tensor-parallel rank, as CUDA_VISIBLE_DEVICES
             names them on the node; none: those that the process sees, from the first. CUDA only.
         kv_cache_bytes: Size of each rank's KV cache; ``None``: what memory profiling leaves within
             ``gpu_memory_utilization``. CUDA only.
         log_dir: Folder for each engine's output.
-        precision: What the actor keeps as well.
-        quantization: What vLLM makes of matrices when it has read or received them.
-        kv_cache_dtype: Of keys and values in the cache.
-        adapters: Those that weight syncs bring, and that are computed beside the model's weights;
-            ``None``: weight syncs bring all weights.
-        flashinfer: Use FlashInfer's kernels, and not vLLM's. CUDA only.
-        role: What the engine is called in messages and files.
-        reads_weights: It reads the model folder's weights; else it starts with random ones, and a
-            weight sync has to bring all of them before the first request.
+        precision: Precision that the actor also has.
+        quantization: Form in which vLLM keeps matrices after reading or receiving them.
+        kv_cache_dtype: Type of keys and values in the cache.
+        adapters: Adapters that weight syncs bring, computed beside the model's weights; ``None``:
+            weight syncs bring all weights.
+        flashinfer: Use FlashInfer's kernels instead of vLLM's. CUDA only.
+        role: Name of the engine in messages and files.
+        reads_weights: Whether it reads the model folder's weights; else it starts with random ones,
+            and a weight sync has to bring all of them before the first request.
         routes: What of an MoE's routes comes with the samples that want them; ``None``: nothing.
     """
 
@@ -232,7 +232,7 @@ class EngineSpec:
 
     @property
     def transfer_backend(self) -> str:
-        """vLLM's name for what its workers do."""
+        """vLLM's name for the workers' side of the transport."""
         if self.adapters is not None:
             return adapter_backend(self.transport)
         return TRANSPORTS[self.transport].backend
@@ -242,10 +242,10 @@ class EngineSpec:
         return f"{self.log_dir}/{self.role}_{engine}.log"
 
     def environment(self) -> dict[str, str]:
-        """Variables of the engine's process, to be set before anything is imported there.
+        """Variables of the engine's process, to be set before any import there.
 
-        On CPU: one thread per rank, because threads that spin beside another busy process take
-        ten times longer than one alone; no compiler, whose first call costs more than it gains.
+        On CPU: one thread per rank, because threads that spin beside another busy process take ten
+        times longer than one alone; no compiler, whose first call costs more than it gains.
         """
         variables = {
             ENGINE_VARIABLE: "1",

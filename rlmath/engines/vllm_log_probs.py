@@ -28,7 +28,7 @@ def vllm_log_probs(folder: str | Path, batch: TrainingBatch, dtype: torch.dtype)
     Args:
         folder: Hugging Face folder.
         batch: Sequences, which the engine reads as prompts.
-        dtype: Of the engine's weights.
+        dtype: Type of the engine's weights.
 
     Returns:
         ``[R]`` float32, in the batch's order.

@@ -1,4 +1,4 @@
-"""The groups of steps whose sampling does not stop for training."""
+"""Sampling of groups that does not stop for training."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from rlmath.rollout.sampler import Sampled, Sampler
 
 
 class ContinuousSampler(Sampler):
-    """A sampler whose rounds are open: :meth:`open`, :meth:`take` once while engines sample for it,
-    and :meth:`close` when all that it has left is cut. What happens between is the caller's, who
-    calls nothing here from two threads at once.
+    """A sampler with open rounds: :meth:`open`, :meth:`take` once while engines sample for it, and
+    :meth:`close` when the rest is cut. The caller decides what happens in between, and calls
+    nothing here from two threads at once.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -25,11 +25,11 @@ class ContinuousSampler(Sampler):
         self._grading: Grading | None = None
 
     def open(self, step: int, collector: Collector) -> OpenRound:
-        """Begin a round.
+        """Open a round.
 
         Args:
-            step: That takes from it.
-            collector: Grades.
+            step: The step that takes groups from it.
+            collector: The grading.
         """
         self._admit_resumed(step)
         parts = self._parts(step, step, collector)
@@ -46,9 +46,9 @@ class ContinuousSampler(Sampler):
         return work
 
     def take(self, step: int) -> Sampled:
-        """The groups of a step, when its round is ready.
+        """Take the groups of a step whose round is ready.
 
-        Its ``finished`` are these, and those that were dropped since the step before.
+        Its ``finished`` has these groups and those dropped since the step before.
         """
         assert self._open is not None, f"step {step} has no round"
         done = self._gather(step, self._open)
@@ -58,7 +58,7 @@ class ContinuousSampler(Sampler):
         return dataclasses.replace(sampled, finished=(*sampled.groups, *dropped))
 
     def close(self, step: int) -> None:
-        """End a round; of what it has left, every sample is finished or cut."""
+        """Close a round, whose remaining samples are all finished or cut."""
         assert self._open is not None, f"step {step} has no round"
         work, self._open = self._open, None
         self._live = dict(sorted(work.unfinished.items()))
@@ -69,7 +69,7 @@ class ContinuousSampler(Sampler):
         self.ledger.check(step, live)
 
     def _gather(self, step: int, work: OpenRound) -> Round:
-        """Put what was graded since the last time into the round of a step; gives that."""
+        """Add groups graded since the last call to the round of a step, and return it."""
         finished, dropped, events = work.split()
         self._events = sorted(events, key=lambda event: event["group"])
         return self._add_round(step, work, finished, dropped, is_open=True)
@@ -80,7 +80,7 @@ def sampler_of(config: Config, *parts: Any) -> Sampler:
 
     Args:
         config: Checked settings.
-        parts: As ``Sampler`` takes them.
+        parts: Further arguments of ``Sampler``.
     """
     is_continuous = config.rollout.schedule is RolloutSchedule.continuous
     kind = ContinuousSampler if is_continuous and max_lag(config.rollout) else Sampler

@@ -1,4 +1,4 @@
-"""The groups of a step: which problems, sampled and graded, kept or dropped and made up for."""
+"""The groups of a step: problems sampled and graded, kept or dropped and replaced."""
 
 from __future__ import annotations
 
@@ -34,17 +34,16 @@ from rlmath.types import Group, Problem
 
 @dataclass(frozen=True)
 class Sampled:
-    """What a step's sampling gave.
+    """The result of a step's sampling.
 
     Attributes:
-        groups: To train on; empty when too few passed the filter, which are then kept for the
-            next step.
-        finished: All that were sampled in this step, in the order of their problems.
+        groups: Groups to train on; empty when too few passed the filter, which are then kept for
+            the next step.
+        finished: All groups sampled in this step, in the order of their problems.
         metrics: ``sampling/...`` and ``curriculum/...``.
-        shortage: In words, why there are fewer groups than ``prompts_per_step``; empty when there
-            are not.
-        dropped: By problem, why the filter dropped its group.
-        engines: What each engine did for it; see ``Generation.summary``.
+        shortage: Why there are fewer groups than ``prompts_per_step``; empty if there are not.
+        dropped: The filter's reason for each dropped group, by problem.
+        engines: Summary of each engine's work; see ``Generation.summary``.
     """
 
     groups: tuple[Group, ...]
@@ -56,15 +55,15 @@ class Sampled:
 
 
 class Sampler:
-    """Takes problems from a stream and has them sampled, until a step has its groups.
+    """Takes problems from a stream and has them sampled until a step has its groups.
 
     Args:
         config: Checked settings.
         stream: The problems.
-        at_least_groups: With fewer groups there is no step.
-        ledger: Of the run; ``None``: in memory alone.
-        journal: Of the run; ``None``: samples that a crash interrupts are lost.
-        on_kept: Told of each group that passed the filter, while others are sampled.
+        at_least_groups: Fewest groups of a step.
+        ledger: The run's ledger; ``None``: one in memory.
+        journal: The run's journal; ``None``: a crash loses unfinished samples.
+        on_kept: Called with each group that passed the filter, while others are sampled.
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class Sampler:
         )
         curriculum = CURRICULA.get(algorithm.curriculum.kind)
         self._rates = curriculum(algorithm.curriculum, CURRICULUM_OPTIONS.of(config))
-        # Problems asked for so far, over all steps: the order of groups.
+        # Number of problems requested so far, over all steps, which orders groups.
         self._asked = 0
         self.ledger = ledger or Ledger()
         self.journal = journal or SampleJournal()
@@ -97,23 +96,23 @@ class Sampler:
         schedule = config.rollout.schedule
         self._carries_over = schedule is RolloutSchedule.carry_over
         self._cuts = self._carries_over or schedule is RolloutSchedule.continuous
-        # Of groups that were admitted under other settings and may be older than these let them be:
-        # the last step that may train each.
+        # Last step that may train each group that was admitted under other settings and may exceed
+        # the present ones' age.
         self._last_steps: dict[int, int] = {}
         # ``K`` and ``G`` of the live groups that a checkpoint brought, until the next step begins.
         self._resumed_with: list[int] | None = None
-        # Groups that are not finished, and steps that admitted those that wait for an update.
+        # Unfinished groups, and the steps that admitted those that wait for an update.
         self._live: dict[int, LiveGroup] = {}
         self._kept_since: dict[int, int] = {}
         # Steps that trained fewer groups than prompts_per_step, which makes others older.
         self._short_steps: list[int] = []
         self._lengths = LengthTotals()
-        # Groups to have under way or waiting.
+        # Number of groups to have under way or waiting.
         self._live_target = algorithm.prompts_per_step
-        # Sampled and not taken by its step yet, and its events that the ledger has not.
+        # The sampled round that its step has not taken yet, and events not yet in the ledger.
         self.round: Round | None = None
         self._events: list[dict[str, Any]] = []
-        # Problems that were skipped in this step, as they are on cooldown.
+        # Problems skipped in this step because of their cooldown.
         self._skipped = 0
 
     @property
@@ -129,7 +128,7 @@ class Sampler:
         while_grading: Callable[[], Any],
         weights: str | None = None,
     ) -> Sampled:
-        """Sample the groups of a step, unless they are there, and take them."""
+        """Sample the groups of a step, unless that is done, and take them."""
         if not self.is_sampled:
             self.generate(step, pool, collector, while_grading, weights)
         return self.take(step)
@@ -144,17 +143,17 @@ class Sampler:
         *,
         ahead: bool = False,
     ) -> Round:
-        """Sample and grade until a step has its groups, or may ask for no more.
+        """Sample and grade until a step has its groups, or may request no more.
 
         Args:
-            step: The optimization step that the groups are for, from 1.
+            step: The optimization step that trains the groups, from 1.
             pool: The engines.
-            collector: Grades.
-            while_grading: A context manager for the time in which engines have nothing to do and
-                grades are waited for.
-            weights: What tells the weights that sample, for the journal; ``None``: unknown.
-            ahead: The step before it is still being made: the engines have that one's weights, and
-                the ledger has the groups as admitted in it.
+            collector: The grading.
+            while_grading: A context manager for the time in which engines are idle and grades are
+                awaited.
+            weights: Identity of the sampling weights, for the journal; ``None``: unknown.
+            ahead: Whether the step before is still in progress: the engines have that one's
+                weights, and the ledger records the groups as admitted in it.
         """
         assert not self.is_sampled, f"step {step} was already sampled"
         self._admit_resumed(step)
@@ -177,7 +176,7 @@ class Sampler:
         if self._carries_over and self._max_lag:
             target = self._config.algorithm.prompts_per_step
             self._live_target = live_target(len(work.cut_groups), target, self._max_lag)
-        # In an order that does not depend on engines: of each group what happened to it first.
+        # In an order independent of engines: the first event of each group comes first.
         events = sorted(work.events, key=lambda event: event["group"])
         if ahead:
             kept = [ordinal for ordinal, _ in self._groups.carried_over]
@@ -189,7 +188,7 @@ class Sampler:
         return done
 
     def _parts(self, step: int, now: int, collector: Collector) -> SamplingParts:
-        """What the sampling for a step works with, where ``now`` is the step that admits."""
+        """The shared parts of sampling for a step, where ``now`` is the step that admits."""
         algorithm = self._config.algorithm
         self._skipped, seen = 0, self._ids_in_use()
 
@@ -217,7 +216,7 @@ class Sampler:
         *,
         is_open: bool = False,
     ) -> Round:
-        """The round of a step, with what was graded since the last time; gives it."""
+        """Add groups graded since the last call to the round of a step, and return it."""
         self._see_rates(finished, step)
         if self.round is not None:
             finished, dropped = (
@@ -229,7 +228,7 @@ class Sampler:
         return self.round
 
     def take(self, step: int) -> Sampled:
-        """The groups of a step, of what :meth:`generate` sampled for it."""
+        """Take the groups of a step from the round that :meth:`generate` sampled."""
         done, self.round = self.round, None
         assert done is not None and done.step == step, f"step {step} was not sampled"
         groups, counts = self._pop(step)
@@ -248,7 +247,7 @@ class Sampler:
         )
 
     def _pop(self, step: int) -> tuple[list[Group], PoolCounts]:
-        """The step's groups; writes what became of all groups to the ledger."""
+        """The step's groups; writes the fate of all groups to the ledger."""
         self._admit_resumed(step)
         groups, counts = self._groups.pop(self._at_least)
         left = {ordinal for ordinal, _ in self._groups.carried_over}
@@ -272,8 +271,8 @@ class Sampler:
         return max_response_tokens(self._config, step)
 
     def _ids_in_use(self) -> dict[str, int]:
-        """Of each problem that is live, or of which the next step has a group that was dropped, how
-        often it came when it was given its id."""
+        """Occurrence number, within its step, of each problem that is live or whose group was
+        dropped for the next step."""
         ids = [group.problem.id for group in self._live.values()]
         if self.round is not None:
             ids += [group.problem.id for group in self.round.finished.values()]
@@ -284,7 +283,7 @@ class Sampler:
         return seen
 
     def _see_rates(self, finished: Mapping[int, Group], step: int) -> None:
-        """Note how well problems were solved."""
+        """Record pass rates of problems."""
         if not self._config.algorithm.curriculum.cooldown:
             return
         for _, group in sorted(finished.items()):
@@ -292,12 +291,12 @@ class Sampler:
             self._rates.update(self._data_id(group.problem.id), sum(graded), len(graded), step)
 
     def _admit_next(self, count: int, step: int, now: int, seen: dict[str, int]) -> list[LiveGroup]:
-        """New groups, of the next problems.
+        """Admit groups of the next problems.
 
         Args:
-            count: How many.
-            step: That they are for.
-            now: That admits them.
+            count: Number of groups.
+            step: The step that trains them.
+            now: The step that admits them.
             seen: See :meth:`_next_problems`.
         """
         problems = self._next_problems(count, step, seen)
@@ -307,7 +306,7 @@ class Sampler:
         """The next problems off cooldown, with their own ids.
 
         At an epoch's end a problem may come twice in a step. When a whole epoch is on cooldown,
-        the next ones are taken all the same.
+        its problems are taken nevertheless.
         """
         cooldown = self._config.algorithm.curriculum.cooldown
         problems: list[Problem] = []
@@ -352,7 +351,7 @@ class Sampler:
         )
 
     def _check_lag(self, step: int, trained: Sequence[int]) -> None:
-        """No group is trained later than ``rollout.max_lag`` allows."""
+        """Check that no group is trained later than ``rollout.max_lag`` allows."""
         if not self._max_lag:
             return
         for ordinal in trained:
@@ -368,11 +367,11 @@ class Sampler:
                 )
 
     def _admit_resumed(self, step: int) -> None:
-        """Let live groups of a checkpoint be as old as it takes to train them under these settings,
-        if they were admitted under others.
+        """Let live groups of a checkpoint, if admitted under other settings, be as old as it takes
+        to train them under the present ones.
 
         Args:
-            step: The next one.
+            step: The next step.
         """
         before, self._resumed_with = self._resumed_with, None
         if before is None or before == self._lag_settings():
@@ -384,7 +383,7 @@ class Sampler:
         return [self._max_lag, self._config.algorithm.prompts_per_step]
 
     def _work_metrics(self, work: StepSampling) -> dict[str, float]:
-        """What only the sampling itself knows."""
+        """Metrics that only the sampling has."""
         metrics: dict[str, float] = {}
         if self._config.algorithm.curriculum.cooldown:
             metrics["curriculum/skipped_problems"] = float(self._skipped)
@@ -399,7 +398,7 @@ class Sampler:
         return metrics
 
     def _data_id(self, problem_id: str) -> str:
-        """The id in the data of a problem that may have come several times in a step."""
+        """The id in the data of a problem that may have occurred several times in a step."""
         return problem_id if problem_id in self._stream else problem_id.rpartition("#")[0]
 
     def _metrics(self, counts: PoolCounts, trained: int, step: int) -> dict[str, float]:

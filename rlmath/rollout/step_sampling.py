@@ -1,10 +1,10 @@
-"""The sampling of one step under way: which groups run, which are decided, and what comes next.
+"""The sampling of one step: groups that run, groups that are decided, and the next requests.
 
 A step runs more groups than it trains, each for ``rollout.carry_over_tokens``, and trains on the
 oldest of those that finish; the others are left to the next step. Two kinds run to their end:
-groups that are due for their age, and, when too few finish, the oldest of those that were cut. What
-a step admits and finishes follows from what becomes of its groups and not from when: it is the same
-whatever the number of engines.
+groups that are due because of their age, and, when too few finish, the oldest cut ones. The groups
+that a step admits and finishes depend on the outcome of its groups and not on timing, so they are
+the same for any number of engines.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from rlmath.types import Group, Sample
 
 @dataclass(frozen=True)
 class SamplingParts:
-    """What the sampling of every step works with.
+    """Parts shared by the sampling of all steps.
 
     Attributes:
         kept: Groups that passed the filter, those of earlier steps included.
-        kept_since: Steps that admitted them, by ordinal; those that a step keeps are added.
-        last_steps: Of groups that may be older than ``max_lag``, the last step that may train them.
-        groups_per_step: Groups that a step trains.
+        kept_since: Steps that admitted them, by ordinal; a step adds those that it keeps.
+        last_steps: Last step that may train each group that may be older than ``max_lag``.
+        groups_per_step: Number of groups that a step trains.
         max_lag: See ``rollout.max_lag``; 0 where no group is cut.
-        admit: Makes that many new groups.
-        grading: Grades.
-        graded: Called with each group once it is graded; gives it as it is to be filtered.
+        admit: Admits that many new groups.
+        grading: The grading of samples.
+        graded: Called with each graded group; returns it in the form to be filtered.
         on_kept: Called with each group that passed the filter.
     """
 
@@ -52,25 +52,25 @@ class SamplingParts:
 
 
 class StepSampling:
-    """What :meth:`Sampler.sample` works with.
+    """The requests and groups of one :meth:`Sampler.sample`.
 
     Args:
         step: The optimization step, from 1.
         parts: Shared with the steps before.
         unfinished: Groups that earlier steps left unfinished, by ordinal.
         budget_tokens: Tokens that the step may add to a sample that it does not have to finish;
-            ``None``: as many as it takes.
-        live_groups: Groups to have under way or waiting.
-        while_grading: A context manager for the time in which grades are waited for.
+            ``None``: no limit.
+        live_groups: Number of groups to have under way or waiting.
+        while_grading: A context manager for the time in which grades are awaited.
 
     Attributes:
-        unfinished: Groups that are not decided, by ordinal; in the end what later steps continue.
-        finished: Groups that were graded in this step, by ordinal.
-        dropped: By problem, why the filter dropped its group.
-        cut_groups: Ordinals of the groups of which a sample was cut, also if it was finished later.
-        events: For the ledger.
-        continued: Samples that were continued.
-        recomputed_tokens: Prompt and response tokens that were read again for these.
+        unfinished: Groups that are not decided, by ordinal; at the end, groups for later steps.
+        finished: Groups graded in this step, by ordinal.
+        dropped: The filter's reason for each dropped group, by problem.
+        cut_groups: Ordinals of groups with a cut sample, even if it was finished later.
+        events: Events for the ledger.
+        continued: Number of samples that were continued.
+        recomputed_tokens: Their prompt and response tokens that were computed again.
     """
 
     def __init__(
@@ -102,11 +102,11 @@ class StepSampling:
         self.recomputed_tokens = 0
 
     def begin(self) -> list[Request]:
-        """The requests to begin with: to continue what earlier steps left, and of new groups."""
+        """The first requests: to continue groups of earlier steps, and of new groups."""
         due, requests = self._due(), []
         for group in self.unfinished.values():
             self._grading.expect([group.problem], len(group.requests))
-            if group.is_complete:  # A checkpoint has no grades under way.
+            if group.is_complete:  # A checkpoint holds no pending grades.
                 self._grade(group, range(len(group.requests)))
             requests += self._continue(group, None if group.ordinal in due else self._budget_tokens)
         requests += self._new(self._to_request())
@@ -116,10 +116,10 @@ class StepSampling:
         return requests
 
     def take(self, sample: Sample) -> None:
-        """Take in a sample that an engine gave.
+        """Add a sample from an engine.
 
-        Samples are graded as they come. Where groups may be cut, those of a group are graded
-        together when the last one is there, so that none is graded again in another step.
+        Samples are graded as they come. Where groups may be cut, a group's samples are graded
+        together after the last one, so that none is graded again in another step.
         """
         group = self._groups[sample.problem_id]
         group.add(sample)
@@ -131,7 +131,7 @@ class StepSampling:
             self._grade(group, [sample.index])
 
     def more(self, engines_idle: bool) -> list[Request]:
-        """See ``RolloutPool.generate``: requests to add, or none."""
+        """Requests to add, if any; see ``RolloutPool.generate``."""
         self._decide(self._grading.finished())
         while not (requests := self._new(self._to_request())):
             if not engines_idle:
@@ -147,7 +147,7 @@ class StepSampling:
         return self._budget_tokens is None
 
     def _finish_the_oldest(self) -> list[Request]:
-        """When all that ran has finished or was cut: what the step still lacks, of those cut."""
+        """Requests for cut groups that the step still lacks, when all that ran has ended."""
         lacking = max(0, self._target - len(self._kept.carried_over))
         requests = []
         for _, group in sorted(self.unfinished.items())[:lacking]:
@@ -155,7 +155,7 @@ class StepSampling:
         return requests
 
     def _due(self) -> set[int]:
-        """Ordinals of the unfinished groups that this step has to finish for their age."""
+        """Ordinals of the unfinished groups that this step has to finish because of their age."""
         if not self._max_lag:
             return {group.ordinal for group in self.unfinished.values()}
         since = dict(self._kept_since)
@@ -166,7 +166,7 @@ class StepSampling:
         return set(oldest[:count]) - self._kept_since.keys()
 
     def _to_request(self) -> int:
-        """New groups that the step needs even if all that it has are kept."""
+        """Number of new groups that the step needs even if all its present ones are kept."""
         at_most = self._may_admit() if self._max_lag else None
         return self._kept.to_request(len(self.unfinished), at_most)
 
