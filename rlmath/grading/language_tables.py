@@ -1,7 +1,7 @@
 """Words of each language that change, deny, hedge, bound, count or join values, as data.
 
 One file per language in `languages/`, read once. To add a language, add a file with the same keys;
-`tests/unit/grading/test_language_tables.py` then tests each of its entries.
+`tests/unit/grading/test_grading_properties.py` then tests each of its entries.
 
     letters        its letters outside ASCII, as in a regular expression's character class
     spaced         whether words are separated by spaces

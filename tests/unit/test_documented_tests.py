@@ -30,7 +30,7 @@ def test_files_that_code_names_exist():
         f"{path.relative_to(ROOT)} names {name}"
         for folder in FOLDERS
         for path in (ROOT / folder).rglob("*")
-        if path.suffix in (".py", ".yaml", ".sh")
+        if path.suffix in (".py", ".yaml", ".sh", ".rows")
         for name in FILE.findall(path.read_text(encoding="utf-8"))
         if not (ROOT / name).is_file()
     ]
