@@ -1,13 +1,13 @@
-"""From hidden states to log-probs and entropies, the logits never whole.
+"""Log-probs and entropies from hidden states, without materializing all logits.
 
 Logits ``[t, v]`` of a micro-batch are the largest tensor of a step, and their gradient is another.
-Here the output layer takes a chunk of rows at a time, and only rows that are wanted: forward keeps
-log Z and the entropy of each, backward computes the chunk's logits again, writes their gradient
-over them, and adds to the gradients of hidden states and weight. The arithmetic of the softmax
-is ``softmax_tables.py``'s or ``softmax_triton.py``'s; ``head_rows.py`` has the sizes of chunks.
+Here the output layer multiplies a chunk of the needed rows at a time: forward keeps log Z and the
+entropy of each row, backward recomputes the chunk's logits, overwrites them with their gradient,
+and accumulates the gradients of hidden states and weight. ``softmax_tables.py`` or
+``softmax_triton.py`` computes the softmax; ``head_rows.py`` has the sizes of chunks.
 
 The output layer stays Megatron's module with its weight (names, checkpoints, tied embeddings);
-:func:`defer_logits` has it hand on its input instead of multiplying.
+:func:`defer_logits` makes it return its input instead of multiplying.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from rlmath.actor.logprobs import Distribution, VocabSlice
 
 
 class HeadLinear(nn.Module):
-    """The product of the output layer for a chunk of rows, and what takes the softmax of it.
+    """The product of the output layer for a chunk of rows, and its softmax implementation.
 
     A module, so that hooks on a linear layer's output (``rounding_noise.py``) reach the logits.
 
     Args:
         in_float32: Multiply in float32, whatever the type of hidden states and weight.
-        triton: The softmax in Triton kernels.
+        triton: Compute the softmax in Triton kernels.
     """
 
     def __init__(self, in_float32: bool = False, triton: bool = False) -> None:
@@ -64,7 +64,8 @@ class HeadLinear(nn.Module):
         return found
 
     def add_weight_gradient(self, total: Tensor, grad: Tensor, taken: Tensor) -> None:
-        """Add the chunk's gradient of the weight to ``total`` ``[v, h]``, in the type of that."""
+        """Add the chunk's gradient of the weight to ``total`` ``[v, h]``, in the type of
+        ``total``."""
         taken = taken.to(grad.dtype)
         for block in _blocks(total):
             total[block].add_(grad[:, block].t() @ taken)
@@ -76,8 +77,8 @@ class Head:
 
     Attributes:
         weight: ``[v, h]``, the rank's slice; the embedding's where they are tied.
-        product: Of a chunk of rows.
-        sequence_parallel: Tensor ranks have parts of the hidden states' rows.
+        product: Product for a chunk of rows.
+        sequence_parallel: Whether tensor ranks have parts of the hidden states' rows.
     """
 
     weight: Tensor
@@ -104,11 +105,11 @@ class Head:
 
 
 def defer_logits(output_layer: Any, in_float32: bool, triton: bool = False) -> None:
-    """Let the output layer give the hidden states that it takes; :func:`head_of` has the rest.
+    """Make the output layer return its input; :func:`head_of` then has the rest.
 
     Args:
         output_layer: Megatron's ``ColumnParallelLinear``.
-        in_float32: See :class:`HeadLinear`, like ``triton``.
+        in_float32: See :class:`HeadLinear`, as for ``triton``.
     """
 
     def hand_on(hidden: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
@@ -119,7 +120,7 @@ def defer_logits(output_layer: Any, in_float32: bool, triton: bool = False) -> N
 
 
 def head_of(model: Any) -> Head | None:
-    """The head of a rank's stage; ``None`` without an output layer, or with one of whole logits."""
+    """The head of a rank's stage; ``None`` without an output layer, or if it gives whole logits."""
     layer = getattr(model, "output_layer", None)
     product = getattr(layer, "chunk", None)
     if layer is None or product is None:
@@ -148,7 +149,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
         local, mine = vocab.places(targets)
 
         def take(chunk: slice) -> None:
-            # A function: its logits are gone before the next chunk's are there.
+            # A function, so that its logits are freed before the next chunk's are computed.
             logits = product(whole[rows[chunk]], weight)
             log_z[chunk], log_probs[chunk], entropy[chunk] = product.softmax.statistics(
                 vocab, logits, local[chunk], mine[chunk]
@@ -221,7 +222,7 @@ class _ChunkedLogProbs(torch.autograd.Function):
 
 
 def _chunks(rows: Tensor, weight: Tensor, product: HeadLinear) -> Iterator[slice]:
-    """Of the rows that are wanted."""
+    """Slices of the selected rows."""
     size = 4 if product.in_float32 else weight.element_size()
     step = rows_per_chunk(len(weight), size)
     for start in range(0, rows.numel(), step):
@@ -229,7 +230,7 @@ def _chunks(rows: Tensor, weight: Tensor, product: HeadLinear) -> Iterator[slice
 
 
 def _blocks(weight: Tensor) -> Iterator[slice]:
-    """Of the weight's rows."""
+    """Slices of the weight's rows."""
     step = weight_rows_per_block(weight.size(1))
     for start in range(0, len(weight), step):
         yield slice(start, start + step)
@@ -244,7 +245,7 @@ def _gather(hidden: Tensor, group: dist.ProcessGroup | None) -> Tensor:
 
 
 def _reduce_scatter(whole: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """This rank's part of the sum."""
+    """This rank's part of the sum over ranks."""
     assert group is not None
     part = whole.new_empty(whole.size(0) // group.size(), whole.size(1))
     dist.reduce_scatter_tensor(part, whole, group=group)

@@ -1,8 +1,8 @@
-"""One step on one rank: its shard stays here from the log-probs to the update.
+"""One step on one rank, whose shard stays here from the log-probs to the update.
 
-Log-probs, values, corrections and advantages are computed where the sequences are. Only figures go
-back to the driver: sums that add up, and a few numbers for each sequence. What needs the whole step
-is added up over the data-parallel ranks.
+Log-probs, values, corrections and advantages are computed where the sequences are. The driver gets
+only figures: sums that add up, and a few numbers per sequence. Quantities of the whole step are
+summed over the data-parallel ranks.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from rlmath.weights.sequence_fingerprints import SequenceFingerprints
 
 
 class Policy(Peers, Protocol):
-    """What a step needs of the rank's policy; see ``MegatronActor``."""
+    """The parts of the rank's policy that a step uses; see ``MegatronActor``."""
 
     is_last_stage: bool
     reports: bool
@@ -49,13 +49,13 @@ class Policy(Peers, Protocol):
 
 @dataclass(frozen=True)
 class TokenFigures:
-    """What a rank reports of :meth:`RankStep.add_advantages`.
+    """A rank's results of :meth:`RankStep.add_advantages`.
 
     Attributes:
         any_advantage: Whether any advantage is not 0.
-        fingerprints: Of the sequences' values that the update reads.
-        correction: ``None``: nothing was corrected.
-        distill: ``None``: there is no teacher.
+        fingerprints: Fingerprints of the sequences' values that the update reads.
+        correction: Totals of the correction, if any.
+        distill: Totals of distillation, if there is a teacher.
     """
 
     any_advantage: bool
@@ -65,7 +65,7 @@ class TokenFigures:
 
     @classmethod
     def joined(cls, parts: Sequence[TokenFigures]) -> TokenFigures:
-        """Those of all ranks together."""
+        """Join the figures of all ranks."""
         totals = [one.correction for one in parts if one.correction is not None]
         distilled = [one.distill for one in parts if one.distill is not None]
         return cls(
@@ -78,15 +78,15 @@ class TokenFigures:
 
 @dataclass(frozen=True)
 class Moments:
-    """Sums of values and returns over tokens of the loss; those of several ranks add up.
+    """Sums of values and returns over tokens of the loss; sums of several ranks add up.
 
     Attributes:
-        count: Tokens.
-        value_sum: Of the values.
-        return_sum: Of the returns.
-        return_square_sum: Of the returns' squares.
-        error_sum: Of return less value.
-        error_square_sum: Of its square.
+        count: Number of tokens.
+        value_sum: Sum of values.
+        return_sum: Sum of returns.
+        return_square_sum: Sum of squared returns.
+        error_sum: Sum of return minus value.
+        error_square_sum: Sum of squared errors.
     """
 
     count: float = 0.0
@@ -103,12 +103,12 @@ class Moments:
 
 @dataclass(frozen=True)
 class ValueResult:
-    """What an update of the value model leaves to report.
+    """The result of an update of the value model.
 
     Attributes:
         minibatches: Metrics of each minibatch.
-        moments: Of values and returns before it.
-        fingerprints: Of each tensor of the value model after it.
+        moments: Moments of values and returns before the update.
+        fingerprints: Fingerprint of each tensor of the value model after the update.
         unchanged: The tensors that are as they were.
     """
 
@@ -120,12 +120,12 @@ class ValueResult:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What the rest of a step after its forward passes leaves to report.
+    """The result of a step after its forward passes.
 
     Attributes:
-        tokens: Of its tokens; ``None``: the batch came with its advantages.
-        values: Of the value model's update; ``None``: it was not updated.
-        policy: Likewise.
+        tokens: Figures of its tokens; ``None``: the batch came with its advantages.
+        values: The value model's update, if there was one.
+        policy: The policy's update, if there was one.
     """
 
     tokens: TokenFigures | None
@@ -134,7 +134,7 @@ class StepResult:
 
     @classmethod
     def joined(cls, parts: Sequence[StepResult]) -> StepResult:
-        """Those of all ranks that report together."""
+        """Join the results of all ranks that report."""
         tokens = [one.tokens for one in parts if one.tokens is not None]
         values = [one.values for one in parts if one.values is not None]
         policy = [one.policy for one in parts if one.policy is not None]
@@ -146,30 +146,30 @@ class StepResult:
         )
 
 
-# The tokens' values that each forward pass gives, by their name in ``TrainingBatch``.
+# Fields of ``TrainingBatch`` that the forward passes fill in.
 FIELDS = {"old": "old_log_probs", "reference": "ref_log_probs", "values": "values"}
 
 
 class RankStep:
-    """A step of this rank.
+    """A step on this rank.
 
     Args:
         policy: The rank's policy.
-        value_model: The rank's value model; ``None``: there is none.
+        value_model: The rank's value model, if any.
         shard: The rank's sequences.
     """
 
     def __init__(self, policy: Policy, value_model: Any, shard: Shard) -> None:
         self._policy, self._value_model = policy, value_model
         self.shard = shard
-        # Of the old policy.
+        # Entropy of the old policy.
         self._entropy: Tensor | None = None
 
     def run_passes(self, plan: StepPlan) -> Alignment | None:
         """Run the forward passes of the plan.
 
         Returns:
-            On the rank that reports, how the old log-probs agree with the rollout log-probs;
+            Agreement of the old log-probs with the rollout log-probs, on the rank that reports;
             ``None`` without that pass.
         """
         alignment = None
@@ -189,14 +189,15 @@ class RankStep:
     def add_advantages(
         self, plan: StepPlan, advantages: SequenceAdvantages | None
     ) -> TokenFigures | None:
-        """Compute policy factors and advantages, from all that came before.
+        """Compute policy factors and advantages from the passes.
 
         Args:
-            plan: Of the step.
-            advantages: Of the shard's sequences, from rewards alone; ``None`` with a value model.
+            plan: The step's plan.
+            advantages: Advantages of the shard's sequences, from rewards alone; ``None`` with a
+                value model.
 
         Returns:
-            On the rank that reports.
+            The figures, on the rank that reports.
         """
         batch = self.shard.batch
         if plan.old_is_engine:
@@ -217,10 +218,10 @@ class RankStep:
         return TokenFigures(bool(batch.advantages.any()), self._fingerprints(), totals, distilled)
 
     def update(self, plan: StepPlan) -> UpdateResult | None:
-        """Optimizer steps of the policy.
+        """Run the policy's optimizer steps.
 
         Returns:
-            On the rank that reports.
+            The result, on the rank that reports.
         """
         result = self._policy.update_shard(self.shard, plan)
         first = result.first
@@ -239,10 +240,10 @@ class RankStep:
         return dataclasses.replace(result, first=None)
 
     def update_values(self, plan: StepPlan) -> ValueResult | None:
-        """Optimizer steps of the value model.
+        """Run the value model's optimizer steps.
 
         Returns:
-            On the rank that reports.
+            The result, on the rank that reports.
         """
         self._value_model.load_parameters()
         before = self._value_model.weight_prints()
@@ -340,7 +341,7 @@ class RankStep:
     def _with_teacher(
         self, batch: TrainingBatch, plan: StepPlan
     ) -> tuple[TrainingBatch, DistillTotals | None]:
-        """Add what the teacher says, last: its unit is nats, and no whitening changes it."""
+        """Add the teacher's signal, last: its unit is nats, and whitening does not change it."""
         if not plan.distill_coef:
             return batch, None
         assert batch.advantages is not None and batch.old_log_probs is not None
@@ -360,7 +361,7 @@ class RankStep:
     def _with_gae(self, batch: TrainingBatch, plan: StepPlan, kl: Tensor | None) -> TrainingBatch:
         """Add advantages and returns from values.
 
-        A sequence's reward is at its last token, also when the response was truncated: nothing is
+        A sequence's reward is at its last token, even if the response was truncated: nothing is
         bootstrapped after it. A KL in the reward is a cost at each token.
         """
         assert batch.values is not None
@@ -381,5 +382,5 @@ class RankStep:
         return dataclasses.replace(batch, returns=returns, advantages=advantages)
 
     def _nothing(self) -> Tensor:
-        """``[R]`` zeros of one number's memory, where no loss is computed."""
+        """``[R]`` zeros in the memory of one number, where no loss is computed."""
         return torch.zeros(1).expand(self.shard.batch.loss_mask.numel())

@@ -1,5 +1,5 @@
-"""What the driver tells the Megatron ranks, and what they answer. Imports no Megatron: it takes
-seconds, and the driver has no use for it."""
+"""Settings that the driver sends to the Megatron ranks, and their results. Imports no Megatron,
+which takes seconds and is of no use to the driver."""
 
 from __future__ import annotations
 
@@ -29,43 +29,43 @@ class ReferenceSettings:
     """The reference model of a KL term.
 
     Attributes:
-        kind: ``none``; ``frozen``: the weights to begin with; ``averaged`` and ``reset``: renewed
-            by ``MegatronActor.renew_reference``.
+        kind: ``none``; ``frozen``: the initial weights; ``averaged`` and ``reset``: renewed by
+            ``MegatronActor.renew_reference``.
     """
 
     kind: str = "none"
 
     @property
     def renewed(self) -> bool:
-        """Whether it changes in the course of a run."""
+        """Whether it changes during a run."""
         return self.kind in ("averaged", "reset")
 
 
 @dataclass(frozen=True)
 class ActorSettings:
-    """Everything that a rank needs to know, besides its place.
+    """All settings of a rank except its place.
 
     Attributes:
-        model_path: Hugging Face folder of the weights to begin with.
-        model: How to build the model.
+        model_path: Hugging Face folder of the initial weights.
+        model: Settings of the model.
         optimizer: With ``decay_steps`` set, unless the schedule is constant; ``None`` for a model
             that is not trained (the reference).
-        temperature: Of sampling; log-probs are taken at it.
+        temperature: Sampling temperature, at which log-probs are taken.
         max_tokens_per_microbatch: Token budget of a micro-batch.
         max_sequence_length: Longest prompt and response together, in tokens.
         reference: Whether to keep a reference model, in host memory.
-        distributed_optimizer: Data-parallel ranks share the optimizer's state.
-        overlap_gradients: They are summed over ranks while the last micro-batch is computed.
-        overlap_param_gather: Updated parameters are gathered during the next forward pass.
-        offload: ``none``, ``optimizer`` or ``all``: what goes to host memory while engines sample.
-        offload_in_backward: The optimizer's state is on the device for its steps alone.
+        distributed_optimizer: Share the optimizer's state between data-parallel ranks.
+        overlap_gradients: Sum gradients over ranks while the last micro-batch is computed.
+        overlap_param_gather: Gather updated parameters during the next forward pass.
+        offload: Memory moved to the host while engines sample: ``none``, ``optimizer`` or ``all``.
+        offload_in_backward: Keep the optimizer's state on the device only for its steps.
         routing_replay: ``none``; ``old_log_probs``: an update of a MoE takes the routes of the
             old-log-prob pass; ``engine``: both take those that the engine sampled with.
         share_prompts: Sequences with one prompt share its rows; see ``pack``. Only where
             ``sharing_problem`` finds nothing.
-        lora: Low-rank adapters, which alone are trained; ``None``: all weights are.
-        engines_in_fp8: What the engines compute in FP8, which the gate's noise has to show.
-        value: The value model, in the same processes; ``None``: none.
+        lora: Low-rank adapters, the only trained weights; ``None``: all weights are trained.
+        engines_in_fp8: The engines' FP8 computations, for which the gate's noise must account.
+        value: Settings of the value model in the same processes, if any.
     """
 
     model_path: str
@@ -89,13 +89,13 @@ class ActorSettings:
 
 @dataclass(frozen=True)
 class StartedRank:
-    """What a rank says when it is ready.
+    """A rank's report that it is ready.
 
     Attributes:
-        data_parallel_rank: Whose share of a batch it works on.
-        weights_bytes: Of its part of the policy.
-        read_s: Seconds in which that was read from the model's folder.
-        communicators: That it opened before.
+        data_parallel_rank: Index of its share of a batch.
+        weights_bytes: Size of its part of the policy.
+        read_s: Seconds spent reading that from the model's folder.
+        communicators: Communicators that it has opened.
     """
 
     data_parallel_rank: int
@@ -105,13 +105,13 @@ class StartedRank:
 
 
 def shard_settings(actor: ActorSettings, layout: Layout, plan: StepPlan = PLAIN) -> ShardSettings:
-    """How a step's sequences are dealt to the ranks of a layout."""
+    """Settings for dealing a step's sequences to the ranks of a layout."""
     return ShardSettings(
         layout.data_parallel,
         actor.max_tokens_per_microbatch,
         minibatches=plan.minibatches,
         seed=plan.seed,
-        # Megatron's interleaved schedule takes whole rounds of the stages.
+        # Megatron's interleaved schedule needs whole rounds of the stages.
         multiple_of=layout.pipeline_parallel if layout.virtual_stages > 1 else 1,
         aggregation=plan.aggregation,
         constant_length=plan.constant_length,
@@ -121,26 +121,26 @@ def shard_settings(actor: ActorSettings, layout: Layout, plan: StepPlan = PLAIN)
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """What an update leaves to report.
+    """The result of an update.
 
     Attributes:
-        minibatches: Metrics of each minibatch that was looked at, equal on all ranks.
-        early_stopped: Why each minibatch that was stopped early was, by its index. (One whose
-            gradient is exactly 0 is discarded as well, without a word: nothing is wrong with it.)
-        clamped: What was said of each minibatch with tokens whose log-ratio was clamped, by its
-            index.
-        first: On ranks of the last stage: what the policy gave for the rank's sequences of the
+        minibatches: Metrics of each computed minibatch, equal on all ranks.
+        early_stopped: Reason of each minibatch that was stopped early, by its index. (One whose
+            gradient is exactly 0 is also discarded, without a reason: nothing is wrong with it.)
+        clamped: Message for each minibatch with tokens whose log-ratio was clamped, by its index.
+        first: On ranks of the last stage: the policy's values for the rank's sequences of the
             first minibatch, before any update, in the shard's order.
-        alignment: Of these log-probs and the rollout log-probs, unless there was a pass before.
-        fingerprints: Of these log-probs, likewise.
+        alignment: Agreement of these log-probs with the rollout log-probs, unless a pass came
+            before.
+        fingerprints: Fingerprints of these log-probs, likewise.
         routing: Metrics of routing replay, ``routing/...``; empty without it.
-        traces: Of sequences that were to be traced and are among the rank's.
+        traces: Traces of the rank's sequences that were selected for them.
         gradients: Fingerprints of the minibatches' gradients by tensor, equal on all ranks.
-        off_policy: On ranks that report: what ``off_policy_mask_kl`` left out of their sequences,
-            by the version of the weights that sampled; empty without it.
-        sequences: On ranks that report: what their sequences brought into the loss.
-        schedule_steps: Steps of the learning-rate schedule before it.
-        step_findings: Of each minibatch, the first rank whose probe found something, and that.
+        off_policy: On ranks that report: tokens of their sequences left out by
+            ``off_policy_mask_kl``, by the version of the sampling weights; empty without it.
+        sequences: On ranks that report: their sequences' contributions to the loss.
+        schedule_steps: Steps of the learning-rate schedule before the update.
+        step_findings: First rank with a finding of its probe, and the finding, per minibatch.
     """
 
     minibatches: list[dict[str, float]]
@@ -159,7 +159,7 @@ class UpdateResult:
 
     @classmethod
     def joined(cls, parts: Sequence[UpdateResult]) -> UpdateResult:
-        """Those of all ranks that report together."""
+        """Join the results of all ranks that report."""
         sequences = [one.sequences for one in parts if one.sequences is not None]
         prints = [one.fingerprints for one in parts if one.fingerprints is not None]
         alignments = [one.alignment for one in parts if one.alignment is not None]

@@ -31,21 +31,21 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Its folder in a checkpoint.
+# The value model's folder in a checkpoint.
 VALUE_MODEL = "value_model"
 
 
 class ActorWorker:
-    """One rank, in its own process. torch and Megatron are imported by ``start``."""
+    """One rank, in a separate process. ``start`` imports torch and Megatron."""
 
-    # Of the engines that it is connected to: what is sent in the gatherer's place where they get
-    # adapters alone.
+    # For the connected engines: the source of adapters, sent instead of the gatherer's weights if
+    # engines take adapters alone.
     adapter_source: Any = None
-    # And whether they quantize what they are sent.
+    # Whether the connected engines quantize the weights that they receive.
     quantized = False
-    # That its communicators took of the GPU when it joined the others.
+    # GPU memory that the rank's communicators took when it joined the others.
     communicator_bytes = 0
-    # What must not change, see rlmath.training.checks.still_weights.
+    # Weights that must not change, see rlmath.training.checks.still_weights.
     frozen_weights: Any = None
 
     def __init__(self, rank: int, log_path: str, environment: dict[str, str]) -> None:
@@ -56,11 +56,11 @@ class ActorWorker:
         write_stacks_on_signal()
 
     def place(self) -> ProcessPlace:
-        """Of this process."""
+        """The place of this process."""
         return own_place()
 
     def meeting_place(self) -> tuple[str, int]:
-        """Address and free port of this process's host, for rank 0 to be found at."""
+        """Address and free port of this process's host, at which rank 0 is found."""
         import ray
 
         address = ray.util.get_node_ip_address()
@@ -117,13 +117,13 @@ class ActorWorker:
         )
 
     def log_probs(self, shard: Shard, name: str, seed: int) -> Any:
-        """Values of a shard that is not the step's, from the rank that reports; see
+        """Values of a shard other than the step's, from the rank that reports; see
         :meth:`rlmath.actor.policy.MegatronActor.shard_log_probs`."""
         values = self.actor.shard_log_probs(shard, name, seed)
         return values if self.actor.reports else None
 
     def _note_peak(self, phase: str) -> None:
-        """The memory that a phase took, which ends here."""
+        """Record the peak memory of a phase that ends here."""
         self._peaks[phase] = max(self._peaks.get(phase, 0), self.platform.take_peak_bytes())
 
     def take_peaks(self) -> dict[str, int]:
@@ -145,10 +145,10 @@ class ActorWorker:
         return found
 
     def finish_step(self, plan: StepPlan, advantages: SequenceAdvantages | None) -> StepResult:
-        """Advantages, unless the batch came with them, and the updates; what this rank reports.
+        """Compute advantages, unless the batch has them, and the updates; this rank's results.
 
         Args:
-            plan: Of the step, with what the forward passes decide.
+            plan: The step's plan, with values that depend on the forward passes.
             advantages: See :meth:`rlmath.actor.rank_step.RankStep.add_advantages`.
         """
         from rlmath.actor.rank_step import StepResult
@@ -168,12 +168,12 @@ class ActorWorker:
                 policy = self.step.update(plan)
             finally:
                 self._note_peak("update")
-                # Nobody waits for the copies before engines take memory; see make_room.
+                # The copies run until engines take memory; see make_room.
                 self.actor.begin_release(self.platform.release_cached_memory)
         return StepResult(tokens, values, policy)
 
     def renew_reference(self, share: float, clear_optimizer: bool) -> None:
-        """See :meth:`rlmath.actor.policy.MegatronActor.renew_reference`."""
+        """Renew the reference; see :meth:`rlmath.actor.policy.MegatronActor.renew_reference`."""
         self.actor.renew_reference(share, clear_optimizer)
 
     def gpu(self) -> str:
@@ -183,7 +183,7 @@ class ActorWorker:
         return rank_gpu()
 
     def connect_engines(self, plan: Any) -> None:
-        """Meet the engines; a connection that there was is shut down first. Collective."""
+        """Connect to the engines, after shutting down an earlier connection. Collective."""
         from rlmath.engines.transports.connection import connect
 
         self._disconnect_engines()
@@ -245,15 +245,15 @@ class ActorWorker:
         self.platform.release_cached_memory()
 
     def release_cached_memory(self) -> None:
-        """See :meth:`rlmath.device.Platform.release_cached_memory`."""
+        """Free cached memory; see :meth:`rlmath.device.Platform.release_cached_memory`."""
         gc.collect()
         self.platform.release_cached_memory()
 
     def begin_room(self) -> Residue:
-        """Begin to take off the device what ``actor.offload`` says; gradients are gone at once.
+        """Begin to move memory to the host as ``actor.offload`` says; gradients are freed at once.
 
         Returns:
-            What is there until :meth:`make_room`.
+            The memory in use until :meth:`make_room`.
         """
         if self.value_model is not None:
             self.value_model.release()
@@ -265,14 +265,14 @@ class ActorWorker:
         self.actor.load_parameters()
 
     def make_room(self, part: str) -> Residue:
-        """Take off the device what ``actor.offload`` says, before engines take memory for a part.
+        """Move memory to the host as ``actor.offload`` says, before engines take memory for a part.
 
         Args:
-            part: ``weights``: the policy's weights may stay, which are to be sent; ``kv_cache``:
-                all goes.
+            part: ``weights``: the policy's weights may stay, as they are sent next; ``kv_cache``:
+                all moves.
 
         Returns:
-            What is left.
+            The remaining memory.
         """
         if part == "kv_cache":
             self.actor.release()
@@ -283,11 +283,11 @@ class ActorWorker:
         return self.residue()
 
     def residue(self) -> Residue:
-        """What this rank has of its device now."""
+        """Memory that this rank uses on its device now."""
         counted = sum(model.device_state.device_bytes() for model in self._models().values())
         reserved = self.platform.reserved_bytes()
         now = counted if reserved is None else reserved
-        # NCCL's are neither the allocator's nor anybody else's.
+        # NCCL's memory is neither the allocator's nor anybody else's.
         others, communicators = self.platform.bytes_of_others(), self.communicator_bytes
         return Residue(
             now + communicators,
@@ -299,13 +299,14 @@ class ActorWorker:
         )
 
     def _models(self) -> dict[str, Any]:
-        """By the name of their folder in a checkpoint."""
+        """The models by the names of their folders in a checkpoint."""
         value = {} if self.value_model is None else {VALUE_MODEL: self.value_model}
         return {"actor": self.actor, **value}
 
     @contextlib.contextmanager
     def _readable(self) -> Iterator[None]:
-        """Weights on the device; the optimizer's tensors where they are, to be read there."""
+        """Keep weights on the device, and the optimizer's tensors where they are, to be read
+        there."""
         with contextlib.ExitStack() as stack:
             for model in self._models().values():
                 model.load_parameters()
@@ -313,7 +314,7 @@ class ActorWorker:
             yield
 
     def weights_fingerprints(self, part: WeightSlice | None = None) -> dict[str, int]:
-        """Fingerprint of each tensor that engines hold after a weight sync, or of a slice.
+        """Fingerprints of the tensors that engines hold after a weight sync, or of a slice.
         Collective."""
         if self.adapter_source is not None:
             found: dict[str, int] = self.adapter_source.fingerprints(part)
@@ -327,9 +328,8 @@ class ActorWorker:
         return self.gatherer.fingerprints(part)
 
     def weights_changes(self) -> WeightChanges:
-        """Fingerprints of the model with its adapters merged, and which of this rank's parts are as
-        they were at the last call.
-        Collective."""
+        """Fingerprints of the model with its adapters merged, and this rank's parts unchanged since
+        the last call. Collective."""
         if self.gatherer is None:
             self.gatherer = self._gatherer()
         changes: WeightChanges = self.gatherer.changes()
@@ -352,8 +352,8 @@ class ActorWorker:
         """Write the model as a Hugging Face folder, and its adapters as a PEFT folder. Collective.
 
         Args:
-            source: Folder that the model came from.
-            adapters: Folder for these; ``None``: they are not wanted.
+            source: The source folder of the model.
+            adapters: Folder for the adapters; ``None``: they are not written.
         """
         from rlmath.weights.megatron import save_to_hf
         from rlmath.weights.peft_folder import save_adapters
@@ -376,7 +376,8 @@ class ActorWorker:
         self.platform.release_cached_memory()
 
     def begin_checkpoint(self, folder: str) -> None:
-        """Copy what ``save_checkpoint`` writes, and write it in the background. Collective."""
+        """Copy the data that ``save_checkpoint`` writes, and write it in the background.
+        Collective."""
         from rlmath.checkpoint.state import begin_saves
 
         with self._readable():
@@ -384,15 +385,15 @@ class ActorWorker:
         self.platform.release_cached_memory()
 
     def checkpoint_written(self) -> bool:
-        """Whether what ``begin_checkpoint`` began is written."""
+        """Whether the checkpoint of ``begin_checkpoint`` is written."""
         return self._pending.done
 
     def finish_checkpoint(self) -> None:
-        """Wait for what ``begin_checkpoint`` began; raises what went wrong in it."""
+        """Wait for the checkpoint of ``begin_checkpoint``, and raise its errors."""
         self._pending.wait()
 
     def load_checkpoint(self, folder: str) -> None:
-        """Read what ``save_checkpoint`` wrote, under this layout or another. Collective."""
+        """Load a checkpoint that ``save_checkpoint`` wrote under any layout. Collective."""
         from rlmath.actor.offload import PARTS
         from rlmath.checkpoint.state import load_model
 
@@ -404,7 +405,7 @@ class ActorWorker:
 
 
 def _check_and_release(model: Any) -> None:
-    """Let a model that was just built out of the engines' way; collective if it is trained."""
+    """Move a newly built model out of the engines' way; collective if it is trained."""
     if model.optimizer is not None:
         from rlmath.checkpoint.state import check_saveable
 
