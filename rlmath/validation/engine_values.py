@@ -11,16 +11,16 @@ from rlmath.rollout.pool import RolloutPool
 def engine_values(
     pool: RolloutPool, tokens: list[int], layers: int, index: int = 0
 ) -> Values | None:
-    """What an engine computes from one sequence.
+    """Values that an engine computes from one sequence.
 
     Args:
-        pool: Its engines, with their weights.
+        pool: Engines with their weights.
         tokens: The sequence.
-        layers: Of the model.
-        index: Of the engine.
+        layers: Number of the model's layers.
+        index: Number of the engine.
 
     Returns:
-        In float32, on the host; of the output layer the last row alone. ``None``: the engine has
+        Float32 values on the host; of the output layer only the last row. ``None``: the engine has
         other requests, whose tokens would be among these.
     """
     noted = pool.layer_values(tokens)[index]

@@ -77,7 +77,7 @@ def _as_next_step(runner: Any, n: int, slot_mappings: Any) -> AbstractContextMan
     """The forward context of a step of ``n`` sequences.
 
     Args:
-        slot_mappings: Of the step before, by layer; views of the runner's table of slots.
+        slot_mappings: The previous step's, by layer; views of the runner's table of slots.
     """
     slots = runner.input_batch.block_table[0].slot_mapping.gpu[:n]
     attention, _ = runner._build_attention_metadata(

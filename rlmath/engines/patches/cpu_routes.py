@@ -60,7 +60,7 @@ class CapturedRoutes:
         self._rows = np.zeros((slots, *self._capturer.shape_per_token), dtype)
 
     def take(self, runner: CPUModelRunner, wanted: dict[str, int]) -> dict[str, AuxRequestOutput]:
-        """What a forward pass that has just run gives each request.
+        """Each request's routes from the forward pass that has just run.
 
         Args:
             wanted: By request, the first token whose row it has not had.

@@ -45,11 +45,11 @@ def forward_cpu(
     k: Tensor | None,
     p: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Sampled tokens ``[n]`` and what the log-probs are to be read from; see vLLM's method.
+    """Sampled tokens ``[n]``, and the values from which log-probs are read; see vLLM's method.
 
     Args:
         logits: ``[n, v]``, at the sampling temperature.
-        generators: Of the rows whose requests have a seed.
+        generators: Generators of the rows whose requests have a seed.
         k: Top-k of each row; p: top-p; ``None``: all tokens.
     """
     if self.use_fp64_gumbel:
