@@ -100,6 +100,10 @@ _COMMANDS = {
         "grade",
         "grade a file of responses and accepted answers: grade FILE [--against math-verify]",
     ),
+    "import": (
+        "importing.cli",
+        "settings of verl, TRL or OpenRLHF as an experiment: import FILE",
+    ),
     "plan": (
         "plan.command",
         "predict before a run: plan layout (what fits), plan weights (cost of a weight sync), each "

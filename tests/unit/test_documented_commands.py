@@ -296,7 +296,15 @@ RULES: list[tuple[str, How]] = [
     (r"rlmath train experiment=(gsm8k_smoke|quickstart) ", check_settings_on_cpu),
     (r"rlmath train \.\.\.", elsewhere("it stands for any")),
     (r"rlmath train --config-dir my_conf ", check_planned),
+    (
+        r"rlmath (import|train --config-dir imported) ",
+        named_in("tests/unit/commands/importing/test_import.py", '"import"'),
+    ),
     (r"rlmath (train|evaluate|sft) ", check_settings),
+    (
+        r"python -m rlmath.commands.importing.page",
+        named_in("tests/unit/commands/importing/test_import.py", "importing.page"),
+    ),
     (r"python -m rlmath.config.docs", named_in("tests/unit/config/test_settings_page.py", "docs")),
     (
         r"python -m benchmarks.dry_run.table",

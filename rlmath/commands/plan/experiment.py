@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from rlmath.commands.plan.request import PlanRequest
+from rlmath.config import experiment_file
 from rlmath.config.command_line import NO_PATH
 from rlmath.config.groups import CONF_DIR
 from rlmath.config.load import value_of_override
 from rlmath.errors import UserError
-from rlmath.monitor.files import replacing
-
-_NAME = re.compile(r"[A-Za-z0-9][\w.-]*")
 
 
 def train_command(request: PlanRequest, settings: Sequence[str]) -> str:
@@ -40,34 +35,19 @@ def write_experiment(
     Raises:
         UserError: The name is none for a file, or there is such a file already.
     """
-    if not _NAME.fullmatch(name):
-        raise UserError(f"--write {name}: give a name of letters, digits, -, _ and .")
-    folder = CONF_DIR.resolve() if config_dir is None else config_dir
-    file = folder / "experiment" / f"{name}.yaml"
-    if file.exists():
-        raise UserError(f"--write {name}: {file} exists; give another name, or remove it")
-    nested: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     groups: list[str | dict[str, str]] = []
     for word in _for_a_run(request, settings, f"runs/{name}"):
         key, _, text = word.partition("=")
         if key == "experiment":  # One of the same group, on which this one builds.
             groups.append(text)
-            continue
-        if (CONF_DIR / key).is_dir():
+        elif (CONF_DIR / key).is_dir():
             groups.append({f"override /{key}": text})
-            continue
-        *sections, last = key.split(".")
-        place = nested
-        for section in sections:
-            place = place.setdefault(section, {})
-        place[last] = value_of_override(word)
-    what = f"{request.path} on {request.gpus} x {request.gpu.name}"
-    head = f"# @package _global_\n# {what}, as rlmath plan layout proposed.\n"
-    if groups:
-        nested = {"defaults": groups, **nested}
-    with replacing(file) as out:
-        out.write((head + yaml.safe_dump(nested, sort_keys=False)).encode())
-    return file
+        else:
+            found[key] = value_of_override(word)
+    folder = CONF_DIR.resolve() if config_dir is None else config_dir
+    head = f"{request.path} on {request.gpus} x {request.gpu.name}, as rlmath plan layout proposed"
+    return experiment_file.write_experiment(folder, name, found, head, groups=groups)
 
 
 def _for_a_run(request: PlanRequest, settings: Sequence[str], run_dir: str) -> list[str]:

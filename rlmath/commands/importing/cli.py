@@ -1,0 +1,76 @@
+"""``rlmath import FILE``: settings of verl, TRL or OpenRLHF as an experiment."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+from rlmath.commands.importing.fact import Framework, Imported, translate
+from rlmath.commands.importing.openrlhf import OPENRLHF
+from rlmath.commands.importing.reading import read
+from rlmath.commands.importing.trl import TRL
+from rlmath.commands.importing.verl import VERL
+from rlmath.config.command_line import count
+from rlmath.config.experiment_file import write_experiment
+
+FRAMEWORKS = {one.name: one for one in (VERL, TRL, OPENRLHF)}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of ``rlmath import``."""
+    parser.add_argument(
+        "file", type=Path, help="YAML, JSON, a shell script, or a Python script with GRPOConfig"
+    )
+    parser.add_argument("--name", help="of the experiment; default: the file's")
+    parser.add_argument(
+        "--config-dir", type=Path, default=Path("imported"), metavar="DIR",
+        help="folder of groups that experiment/NAME.yaml is written to; default: imported",
+    )  # fmt: skip
+    parser.add_argument("--gpus", type=count, help="processes of TRL's launch")
+    parser.add_argument(
+        "--rows", type=count, help="rows of the training data, which turn epochs into steps"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write the experiment, and print what has no counterpart and what differs.
+
+    Raises:
+        UserError: The file cannot be read, or the experiment is there already.
+    """
+    name, values, unread = read(options.file, options.gpus)
+    framework = FRAMEWORKS[name]
+    found = translate(framework, values, options.rows)
+    experiment = options.name or options.file.stem
+    fill_in(found, experiment)
+    written = write_experiment(
+        options.config_dir,
+        experiment,
+        found.settings,
+        f"{options.file.name}, a file of {name}, as rlmath import read it",
+        option="--name",
+    )
+    print("\n".join([*describe(framework, found), *(f"unread   {line}" for line in unread)]))
+    print(f"written  {written}")
+    print(f"rlmath train --config-dir {options.config_dir} experiment={experiment} --check")
+    return 0
+
+
+def fill_in(found: Imported, experiment: str) -> None:
+    """What a run needs and the file does not say."""
+    needed = {"model.path": "MODEL", "data.train_paths": ["train.jsonl"]}
+    for key, value in needed.items():
+        if key not in found.settings:
+            found.settings[key] = value
+            found.differs.append(f"{key}: the file names none; it is {value} until you set it")
+    found.settings.setdefault("runner.run_dir", f"runs/{experiment}")
+
+
+def describe(framework: Framework, found: Imported) -> Iterator[str]:
+    """The lines that the command prints."""
+    yield f"from     {framework.name} (table of {framework.version}): {len(found.settings)} values"
+    for key, value, text in found.without:
+        yield f"none     {key}={value}" + (f": {text}" if text else "")
+    for text in found.differs:
+        yield f"differs  {text}"

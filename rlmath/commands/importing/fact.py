@@ -1,0 +1,222 @@
+"""One row of a framework's table: a setting of theirs, and what it is here.
+
+The tables are the single source of ``rlmath import`` and of ``docs/coming_from.md``.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlmath.errors import UserError
+from rlmath.model.lora import ALL_TARGETS
+
+Settings = dict[str, Any]
+# The value in a mapping that stands for all others.
+OTHERWISE = object()
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A setting of theirs.
+
+    Attributes:
+        theirs: Its key. Names that other versions have for it follow, and patterns such as
+            ``rollout.trace.*`` for settings that are treated alike.
+        ours: Setting here; several are separated by spaces. Empty: none.
+        default: Theirs.
+        values: Their values and ours; a value that is not listed has no counterpart.
+        convert: Settings here, from all of theirs; given what a value alone does not say.
+        note: For the page, and what to do where there is no counterpart. A function is also called
+            to say how the meaning differs in a run; its docstring is for the page.
+        harmless: Without a counterpart, and without an effect on what is learned.
+    """
+
+    theirs: str
+    ours: str = ""
+    default: Any = None
+    values: Mapping[Any, Any] | None = None
+    convert: Callable[[Given], Settings] | None = None
+    note: str | Callable[[Given], str] = ""
+    harmless: bool = False
+
+    @property
+    def key(self) -> str:
+        """The name in the version that the table is of."""
+        return self.theirs.split()[0]
+
+
+@dataclass(frozen=True)
+class Framework:
+    """Another framework.
+
+    Attributes:
+        name: As users write it.
+        version: What the table is of.
+        facts: The table.
+        always: Differences that no setting of theirs selects.
+        base: Settings here that no setting of theirs is the source of.
+        run_length: Their settings that bound a run of epochs over so many rows.
+    """
+
+    name: str
+    version: str
+    facts: tuple[Fact, ...]
+    always: tuple[str, ...] = ()
+    base: Mapping[str, Any] = field(default_factory=dict)
+    run_length: Callable[[Given, int], Settings] | None = None
+
+
+def when(text: str, condition: Callable[[Given], bool]) -> Callable[[Given], str]:
+    """A note that is said where the condition holds."""
+
+    def note(given: Given) -> str:
+        return text if condition(given) else ""
+
+    note.__doc__ = text
+    return note
+
+
+def elsewhere(given: Given) -> Settings:
+    """Nothing: the conversion of another row reads the setting."""
+    return {}
+
+
+def lora_settings(rank: Any, alpha: Any, targets: Any) -> Settings:
+    """Adapters; of targets those that there are here."""
+    if not rank:
+        return {}
+    found: Settings = {"actor.lora.rank": int(rank), "actor.lora.alpha": alpha}
+    known = [one for one in targets if one in ALL_TARGETS] if isinstance(targets, list) else []
+    return found | ({"actor.lora.targets": known} if known else {})
+
+
+def nodes_settings(nodes: int) -> Settings:
+    """A run over several nodes joins the Ray cluster that is there, as theirs do."""
+    return {"cluster.nodes": nodes} | ({"cluster.ray_address": "auto"} if nodes > 1 else {})
+
+
+class Given:
+    """Their settings, by the names of the table's version, with their defaults."""
+
+    def __init__(self, framework: Framework, values: Mapping[str, Any]) -> None:
+        self.framework = framework
+        self._rows: dict[str, Fact] = {}
+        self._patterns: list[tuple[str, Fact]] = []
+        for fact in framework.facts:
+            for name in fact.theirs.split():
+                if "*" in name:
+                    self._patterns.append((name, fact))
+                else:
+                    self._rows[name] = fact
+        self._defaults = {fact.key: fact.default for fact in framework.facts}
+        self.values: dict[str, Any] = {}
+        self.unknown: dict[str, Any] = {}
+        for name, value in values.items():
+            row = self.fact(name)
+            if row is None:
+                self.unknown[name] = value
+            else:
+                self.values[row.key if row.ours else name] = value
+
+    def __getitem__(self, key: str) -> Any:
+        return self.values.get(key, self._defaults[key])
+
+    def __contains__(self, key: str) -> bool:
+        return key in self.values
+
+    def fact(self, name: str) -> Fact | None:
+        """The row of a setting of theirs."""
+        # The longest pattern says most.
+        found = [one for one in self._patterns if fnmatch.fnmatchcase(name, one[0])]
+        row = max(found, key=lambda one: len(one[0]))[1] if found else None
+        return self._rows.get(name) or row
+
+    def number(self, key: str) -> float:
+        """A setting that is a number.
+
+        Raises:
+            UserError: It is none.
+        """
+        try:
+            return float(self[key])
+        except (TypeError, ValueError):
+            raise UserError(
+                f"{key}={self[key]}: this has to be a number; write it as one and import again"
+            ) from None
+
+    def whole(self, key: str) -> int:
+        """A setting that is a whole number."""
+        return int(self.number(key))
+
+    def true(self, key: str) -> bool:
+        """A setting that is true or false."""
+        return str(self[key]).lower() in ("true", "1", "yes")
+
+
+@dataclass
+class Imported:
+    """What became of their settings.
+
+    Attributes:
+        settings: Here, by key.
+        without: Settings of theirs that have no counterpart: key, value, and what to do.
+        differs: What has another meaning here.
+    """
+
+    settings: Settings = field(default_factory=dict)
+    without: list[tuple[str, Any, str]] = field(default_factory=list)
+    differs: list[str] = field(default_factory=list)
+
+
+def translate(framework: Framework, values: Mapping[str, Any], rows: int | None = None) -> Imported:
+    """An experiment's settings from another framework's.
+
+    Their defaults count as given, since ours differ.
+
+    Args:
+        framework: Whose table to use.
+        values: Their settings, by key.
+        rows: Of the training data, which turn epochs into steps; ``None``: not known.
+
+    Raises:
+        UserError: A value that is no number, or batch sizes that do not divide.
+    """
+    given = Given(framework, values)
+    if rows is not None and framework.run_length is not None:
+        given.values |= framework.run_length(given, rows)
+    found = Imported(settings=dict(framework.base), differs=list(framework.always))
+    for fact in framework.facts:
+        if fact.ours:
+            _apply(fact, given, found)
+    for key, value in given.values.items():
+        row = given.fact(key)
+        if row and not row.ours and not row.harmless and value != row.default:
+            found.without.append((key, value, _note(row, given)))
+    unread = "not in the table of this version; nothing is taken from it"
+    found.without += [(key, value, unread) for key, value in given.unknown.items()]
+    return found
+
+
+def _apply(fact: Fact, given: Given, found: Imported) -> None:
+    value = given[fact.key]
+    if fact.convert is not None:
+        found.settings |= fact.convert(given)
+    elif fact.values is not None:
+        mapped = fact.values.get(str(value), OTHERWISE)
+        if mapped is OTHERWISE:
+            known = ", ".join(map(str, fact.values))
+            found.without.append((fact.key, value, f"there is a counterpart for {known} alone"))
+        elif mapped is not None:
+            found.settings[fact.ours] = mapped
+    elif value is not None:
+        found.settings[fact.ours] = value
+    text = fact.note(given) if callable(fact.note) else ""
+    if text:
+        found.differs.append(f"{fact.key}: {text}")
+
+
+def _note(fact: Fact, given: Given) -> str:
+    return fact.note(given) if callable(fact.note) else fact.note

@@ -1,0 +1,31 @@
+"""Public configurations as facts: whose file, their settings, and what becomes of them.
+
+``expected`` is what differs from the import of a file that sets nothing (for TRL: on 8 processes).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlmath.commands.importing.cli import FRAMEWORKS
+from rlmath.commands.importing.fact import translate
+
+HERE = Path(__file__).parent
+
+
+def cases() -> list[Any]:
+    """Framework and facts of each configuration."""
+    return [
+        pytest.param(name, json.loads(line), id=f"{name}-{number}")
+        for name in ("verl", "TRL")
+        for number, line in enumerate((HERE / f"{name.lower()}.jsonl").read_text().splitlines())
+    ]
+
+
+def base_of(name: str) -> dict[str, Any]:
+    """The settings of a file that sets nothing."""
+    return translate(FRAMEWORKS[name], {"processes": 8} if name == "TRL" else {}).settings
