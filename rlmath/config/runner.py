@@ -104,12 +104,13 @@ class RunnerConfig:
     )
     trackers: list[str] = setting(
         lambda: ["tensorboard"],
-        "Where metrics are shown besides metrics.jsonl: tensorboard, wandb, mlflow, trackio, each "
-        "through its own client, which has to be installed, or your own tracker. One that fails "
-        "warns once and never stops the run.",
+        "Where metrics are shown besides metrics.jsonl: tensorboard, wandb, mlflow, trackio, "
+        "swanlab, each through its own client, which has to be installed, or your own tracker. One "
+        "that fails warns once and never stops the run.",
     )
     tracker_project: str = setting(
-        "rlmath", "Project of wandb and trackio, and experiment of mlflow, that runs are put in."
+        "rlmath",
+        "Project of wandb, trackio and swanlab, and experiment of mlflow, that runs are put in.",
     )
     metrics_port: int | None = setting(
         None,

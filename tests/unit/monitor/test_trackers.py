@@ -156,6 +156,63 @@ def test_trackio(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert [one["resume"] for one in client.named("init")] == ["never", "allow"]
 
 
+class SwanLabRun(Client):
+    """With the signatures of swanlab 0.10.3."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = Client()
+
+    def log(self, data: dict[str, Any], step: int | None = None) -> None:
+        self.calls.append(("log", (data, step), {}))
+
+    def finish(
+        self, state: str = "success", error: str | None = None, async_log_timeout: int | None = None
+    ) -> None:
+        self.calls.append(("finish", (state,), {}))
+
+
+class SwanLabClient(Client):
+    def __init__(self) -> None:
+        super().__init__()
+        self.run = SwanLabRun()
+
+    def init(
+        self,
+        *,
+        project: str,
+        name: str,
+        id: str,
+        log_dir: str,
+        mode: str | None,
+        resume: str,
+    ) -> SwanLabRun:
+        assert mode in (None, "disabled", "online", "local", "offline")
+        assert resume in ("must", "allow", "never")
+        self.calls.append(("init", (), {"id": id, "mode": mode, "log_dir": log_dir, "name": name}))
+        return self.run
+
+
+def test_swanlab(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("SWANLAB_MODE", "SWANLAB_API_KEY", "SWANLAB_SAVE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SWANLAB_ROOT", str(tmp_path / "login"))
+    monkeypatch.chdir(tmp_path)
+    client = installed(monkeypatch, "swanlab", SwanLabClient())
+    assert write(tmp_path / "run", "swanlab") == []
+    (begun,) = client.named("init")
+    # Without a key it would ask at the terminal.
+    assert begun["mode"] == "offline" and begun["log_dir"] == str(tmp_path / "run" / "swanlog")
+    assert client.run.given("log") == [({"x": 2.0}, 4), ({"x": 2.5}, 5)]  # NaN is left out.
+    assert client.run.config.given("update") == [({"runner.seed": 3, "known": 1},)]
+    assert client.run.given("finish") == [("success",)]
+    monkeypatch.setenv("SWANLAB_API_KEY", "secret")
+    write(tmp_path / "run", "swanlab", last_step=3)
+    write(tmp_path / "run", "swanlab")
+    first, resumed, over = client.named("init")
+    assert resumed["mode"] is None and first["id"] == resumed["id"] != over["id"]
+
+
 @pytest.mark.parametrize("method", ["init", "log", "finish"])
 def test_a_client_that_fails_warns_once(
     method: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
