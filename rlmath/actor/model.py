@@ -80,24 +80,6 @@ def transformer_config(
 ) -> Any:
     """Megatron's ``TransformerConfig`` for a model (see :func:`build_model`)."""
     on_te = platform.layer_spec == "transformer_engine"
-    recompute: dict[str, Any] = {}
-    if settings.recompute == "full":
-        chunks = layout.virtual_stages
-        layers_per_chunk = -(-max(layout.stage_sizes(spec.layers)) // chunks)
-        recompute = {
-            "recompute_granularity": "full",
-            "recompute_method": "block",
-            # A chunk with fewer layers recomputes all of them.
-            "recompute_num_layers": min(
-                (settings.recompute_num_layers or layers_per_chunk * chunks) // chunks,
-                layers_per_chunk,
-            ),
-        }
-    elif settings.recompute == "selective":
-        recompute = {
-            "recompute_granularity": "selective",
-            "recompute_modules": list(settings.recompute_modules),
-        }
     return config_class(spec)(
         num_layers=spec.layers,
         hidden_size=spec.hidden,
@@ -123,11 +105,7 @@ def transformer_config(
         output_layer_init_method=_leave_as_is,
         embedding_init_method=_leave_as_is,
         use_cpu_initialization=platform.name == "cpu",
-        tensor_model_parallel_size=layout.tensor_parallel,
-        pipeline_model_parallel_size=layout.pipeline_parallel,
-        pipeline_model_parallel_layout=_stages(spec, layout),
-        **_interleaving(layout),
-        context_parallel_size=layout.context_parallel,
+        **_parallel(spec, layout),
         sequence_parallel=settings.sequence_parallel and layout.tensor_parallel > 1,
         params_dtype=settings.dtype,
         pipeline_dtype=settings.dtype,
@@ -145,7 +123,7 @@ def transformer_config(
         **fusion_settings(on_te),
         **invariance_settings(settings.precision, on_te),
         **fp8_settings(settings.fp8, on_te),
-        **recompute,
+        **_recomputing(spec, layout, settings),
         **moe_settings(
             spec,
             layout,
@@ -153,6 +131,39 @@ def transformer_config(
             grouped=on_te and not settings.separate_experts,
         ),
     )
+
+
+def _recomputing(spec: ModelSpec, layout: Layout, settings: ModelSettings) -> dict[str, Any]:
+    """Fields for recomputed activations; empty if all are kept."""
+    if settings.recompute == "full":
+        chunks = layout.virtual_stages
+        layers_per_chunk = -(-max(layout.stage_sizes(spec.layers)) // chunks)
+        return {
+            "recompute_granularity": "full",
+            "recompute_method": "block",
+            # A chunk with fewer layers recomputes all of them.
+            "recompute_num_layers": min(
+                (settings.recompute_num_layers or layers_per_chunk * chunks) // chunks,
+                layers_per_chunk,
+            ),
+        }
+    if settings.recompute == "selective":
+        return {
+            "recompute_granularity": "selective",
+            "recompute_modules": list(settings.recompute_modules),
+        }
+    return {}
+
+
+def _parallel(spec: ModelSpec, layout: Layout) -> dict[str, Any]:
+    """Fields of the layout."""
+    return {
+        "tensor_model_parallel_size": layout.tensor_parallel,
+        "pipeline_model_parallel_size": layout.pipeline_parallel,
+        "pipeline_model_parallel_layout": _stages(spec, layout),
+        "context_parallel_size": layout.context_parallel,
+        **_interleaving(layout),
+    }
 
 
 def _stages(spec: ModelSpec, layout: Layout) -> list[list[str]] | None:
@@ -272,15 +283,20 @@ def build_model(
         share_rotary_table(model)
         sum_rotary_key_gradients(model)
     if model.post_process:
-        in_float32 = settings.precision.lm_head_dtype == "float32"
-        logits = settings.logits
-        if logits == "auto" and platform.name != "cpu":
-            logits = "triton" if platform.runs_triton else "chunked"
-        if logits in ("chunked", "triton"):
-            defer_logits(model.output_layer, in_float32, triton=logits == "triton")
-        elif in_float32:
-            _multiply_in_float32(model.output_layer)
+        _choose_logits(model.output_layer, platform, settings)
     return model.to(platform.torch_device)
+
+
+def _choose_logits(output_layer: Any, platform: Platform, settings: ModelSettings) -> None:
+    """Compute logits as ``actor.logits`` and ``precision.lm_head_dtype`` say."""
+    in_float32 = settings.precision.lm_head_dtype == "float32"
+    logits = settings.logits
+    if logits == "auto" and platform.name != "cpu":
+        logits = "triton" if platform.runs_triton else "chunked"
+    if logits in ("chunked", "triton"):
+        defer_logits(output_layer, in_float32, triton=logits == "triton")
+    elif in_float32:
+        _multiply_in_float32(output_layer)
 
 
 def _multiply_in_float32(output_layer: Any) -> None:

@@ -8,7 +8,7 @@ shared because each sequence predicts a different first response token from it.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -106,48 +106,18 @@ def pack(
     piece = 2 * contexts if contexts > 1 else 1
     shared = layout.tensor_parallel * rows_per_rank
     multiple_of = contexts * math.lcm(piece // contexts, shared)
-    indices = list(micro_batch.sequences)
-    lengths = batch.sequence_lengths
-    token_starts = torch.cumsum(lengths, 0) - lengths
-    response_starts = torch.cumsum(batch.response_lengths, 0) - batch.response_lengths
-
-    tokens, rows, targets, sequence_ids, response_rows = [], [], [], [], []
-    sequences: list[SequenceRows] = []
-    offset = text_tokens = 0
-    shared_prompt, shared_start = torch.empty(0, dtype=torch.int64), 0
-    for place, i in enumerate(indices):
-        start, size = int(token_starts[i]), int(lengths[i])
-        prompt, response = int(batch.prompt_lengths[i]), int(batch.response_lengths[i])
-        sequence, shared = batch.tokens[start : start + size].long(), 0
-        if share_prompts and torch.equal(sequence[: prompt - 1], shared_prompt):
-            shared = prompt - 1
-        else:
-            shared_prompt, shared_start = sequence[: prompt - 1], offset
-        own = size - shared
-        tokens.append(sequence[shared:])
-        # The logits at a position predict the next token.
-        rows.append(torch.arange(offset + own - response - 1, offset + own - 1))
-        targets.append(sequence[prompt:])
-        sequence_ids.append(torch.full((response,), place))
-        first = int(response_starts[i])
-        response_rows.append(torch.arange(first, first + response))
-        padding = -own % piece
-        if padding:
-            # After the sequence's end, which causal attention never sees.
-            tokens.append(torch.zeros(padding, dtype=torch.int64))
-        sequences.append(SequenceRows(own + padding, shared, shared_start))
-        offset += own + padding
-        text_tokens += own
+    found = _rows_of(batch, list(micro_batch.sequences), piece, share_prompts)
+    tokens, sequences = found.tokens, found.sequences
     # An empty micro-batch must also go through the model, so all ranks take part in the same
     # collectives.
-    padding = -offset % multiple_of if offset else multiple_of
+    padding = -found.offset % multiple_of if found.offset else multiple_of
     if padding:
         tokens.append(torch.zeros(padding, dtype=torch.int64))
         sequences.append(SequenceRows(padding))
     row = torch.cat(tokens)
     position_ids = torch.cat([torch.arange(one.shared, one.length) for one in sequences])
     sizes = [one.own for one in sequences]
-    own_rows, own_targets, context = _cat(rows), _cat(targets), None
+    own_rows, own_targets, context = _cat(found.rows), _cat(found.targets), None
     if contexts > 1:
         mine = own_positions(sizes, contexts, cp_rank)
         row, position_ids = row[mine], position_ids[mine]
@@ -159,12 +129,63 @@ def pack(
         packed_seq_params=_packed_seq_params(sequences, platform, contexts, cp_rank),
         rows=own_rows.to(device),
         targets=own_targets.to(device),
-        sequence_ids=_cat(sequence_ids).to(device),
-        response_rows=_cat(response_rows),
+        sequence_ids=_cat(found.sequence_ids).to(device),
+        response_rows=_cat(found.response_rows),
         context=context.to(device) if context else None,
-        num_sequences=len(indices),
-        text_tokens=text_tokens,
+        num_sequences=len(micro_batch.sequences),
+        text_tokens=found.text_tokens,
     )
+
+
+@dataclass
+class _Rows:
+    """Pieces of a pack, one of each sequence; see :class:`PackedMicroBatch`.
+
+    Attributes:
+        offset: Rows so far, padding included.
+    """
+
+    tokens: list[Tensor] = field(default_factory=list)
+    rows: list[Tensor] = field(default_factory=list)
+    targets: list[Tensor] = field(default_factory=list)
+    sequence_ids: list[Tensor] = field(default_factory=list)
+    response_rows: list[Tensor] = field(default_factory=list)
+    sequences: list[SequenceRows] = field(default_factory=list)
+    offset: int = 0
+    text_tokens: int = 0
+
+
+def _rows_of(batch: TrainingBatch, indices: list[int], piece: int, share_prompts: bool) -> _Rows:
+    """Lay sequences end to end, each padded to a multiple of ``piece``."""
+    found, lengths = _Rows(), batch.sequence_lengths
+    token_starts = torch.cumsum(lengths, 0) - lengths
+    response_starts = torch.cumsum(batch.response_lengths, 0) - batch.response_lengths
+    shared_prompt, shared_start = torch.empty(0, dtype=torch.int64), 0
+    for place, i in enumerate(indices):
+        start, size = int(token_starts[i]), int(lengths[i])
+        prompt, response = int(batch.prompt_lengths[i]), int(batch.response_lengths[i])
+        sequence, shared = batch.tokens[start : start + size].long(), 0
+        if share_prompts and torch.equal(sequence[: prompt - 1], shared_prompt):
+            shared = prompt - 1
+        else:
+            shared_prompt, shared_start = sequence[: prompt - 1], found.offset
+        own = size - shared
+        found.tokens.append(sequence[shared:])
+        # The logits at a position predict the next token.
+        end = found.offset + own
+        found.rows.append(torch.arange(end - response - 1, end - 1))
+        found.targets.append(sequence[prompt:])
+        found.sequence_ids.append(torch.full((response,), place))
+        first = int(response_starts[i])
+        found.response_rows.append(torch.arange(first, first + response))
+        padding = -own % piece
+        if padding:
+            # After the sequence's end, which causal attention never sees.
+            found.tokens.append(torch.zeros(padding, dtype=torch.int64))
+        found.sequences.append(SequenceRows(own + padding, shared, shared_start))
+        found.offset += own + padding
+        found.text_tokens += own
+    return found
 
 
 def _cat(pieces: list[Tensor]) -> Tensor:

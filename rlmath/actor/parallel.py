@@ -41,21 +41,9 @@ def initialize(
     use_interface_of(node_address)
     timeout_s = timeout_s or platform.collective_timeout_s
     timeout = timedelta(seconds=timeout_s)
-    listening = None
-    if rank == 0:
-        # torch's own server listens on all interfaces, and anybody could write to it.
-        listening = socket.create_server((address, port), backlog=4096).detach()
-    store = dist.TCPStore(
-        address,
-        port,
-        layout.world_size,
-        is_master=rank == 0,
-        timeout=timeout,
-        master_listen_fd=listening,
-    )
     dist.init_process_group(
         platform.collective_backend,
-        store=store,
+        store=_store(rank, layout.world_size, address, port, timeout),
         rank=rank,
         world_size=layout.world_size,
         timeout=timeout,
@@ -78,6 +66,24 @@ def initialize(
     tensor_parallel.model_parallel_cuda_manual_seed(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
+
+
+def _store(
+    rank: int, world_size: int, address: str, port: int, timeout: timedelta
+) -> dist.TCPStore:
+    """Where the ranks meet; rank 0 serves it."""
+    listening = None
+    if rank == 0:
+        # torch's own server listens on all interfaces, and anybody could write to it.
+        listening = socket.create_server((address, port), backlog=4096).detach()
+    return dist.TCPStore(
+        address,
+        port,
+        world_size,
+        is_master=rank == 0,
+        timeout=timeout,
+        master_listen_fd=listening,
+    )
 
 
 def destroy() -> None:

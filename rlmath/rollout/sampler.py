@@ -336,9 +336,10 @@ class Sampler:
             temperature=config.rollout.temperature,
             run_seed=config.runner.seed,
             step=step,
-            ignore_eos=config.rollout.ignore_eos,
             wants_routes=self._wants_routes,
         )
+        if config.rollout.ignore_eos:
+            requests = [dataclasses.replace(one, ignore_eos=True) for one in requests]
         return LiveGroup(ordinal, now, problem, tuple(requests))
 
     def _with_penalty(self, group: Group) -> Group:

@@ -43,7 +43,6 @@ def requests_for(
     top_p: float = 1.0,
     run_seed: int,
     step: int,
-    ignore_eos: bool = False,
     wants_routes: bool = False,
 ) -> list[Request]:
     """Requests for ``samples`` completions of each problem, a problem's own side by side."""
@@ -56,7 +55,6 @@ def requests_for(
             temperature=temperature,
             top_p=top_p,
             seed=request_seed(run_seed, step, problem.id, index),
-            ignore_eos=ignore_eos,
             wants_routes=wants_routes,
         )
         for problem in problems

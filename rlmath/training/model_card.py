@@ -54,6 +54,19 @@ def write_card(run_dir: Path) -> None:
         file.write(model_card(run_dir).encode())
 
 
+_FRONT_MATTER = (
+    "---",
+    "library_name: transformers",
+    "pipeline_tag: text-generation",
+    "tags:",
+    "- rlmath",
+    "- reinforcement-learning",
+    "- math",
+    "---",
+    "",
+)
+
+
 def model_card(run_dir: Path, step: int | None = None) -> str:
     """The card: recipe, data, results, from what the run has left.
 
@@ -80,15 +93,7 @@ def model_card(run_dir: Path, step: int | None = None) -> str:
     base = hub_name(setting("model.path")) or Path(setting("model.path")).name
     rows = [(name, ", ".join(setting(key) for key in keys)) for name, *keys in _RECIPE]
     lines = [
-        "---",
-        "library_name: transformers",
-        "pipeline_tag: text-generation",
-        "tags:",
-        "- rlmath",
-        "- reinforcement-learning",
-        "- math",
-        "---",
-        "",
+        *_FRONT_MATTER,
         f"# {run_dir.resolve().name}",
         "",
         f"{base}, trained with reinforcement learning on mathematics problems by rlmath"

@@ -171,3 +171,27 @@ def test_only_engines_import_vllm() -> None:
         and "vllm" in ast.unparse(node)
     }
     assert named == {"engines"}
+
+
+# A step goes through these.
+MAIN_PATH = {"training", "rollout", "engines", "actor", "weights"}
+MOST_LINES, MOST_ARGUMENTS = 60, 8
+# Megatron and Triton set the first, and the others write files and predict times.
+MORE_ARGUMENTS = {"__init__", "_statistics", "_gradient", "save_to_hf", "_gathers"}
+
+
+def test_functions_of_the_main_path_fit_a_screen():
+    long = []
+    for name, tree in trees().items():
+        for node in ast.walk(tree):
+            if name.split(".")[1:2] == [] or name.split(".")[1] not in MAIN_PATH:
+                continue
+            if not isinstance(node, ast.FunctionDef):
+                continue
+            given = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            count = len(given) - (given[:1] != [] and given[0].arg in ("self", "cls"))
+            lines = (node.end_lineno or 0) - node.lineno + 1
+            many = count > MOST_ARGUMENTS and node.name not in MORE_ARGUMENTS
+            if lines > MOST_LINES or many:
+                long.append(f"{name}.{node.name}: {lines} lines, {count} arguments")
+    assert long == []

@@ -128,52 +128,67 @@ def violations(
         has_moved: Whether earlier updates of the run have moved them.
     """
     algorithm = config.algorithm
-    tolerance = TOLERANCE[config.model.dtype]
     broken = []
-    # What they add may round to nothing at first.
-    adapters = config.actor.lora.rank > 0
-    # Rollout log-probs may differ from the actor's; a minibatch that is not finite was discarded
-    # with its own warning.
-    own = algorithm.old_log_probs is OldLogProbs.recompute
     for index, figures in enumerate(result.minibatches):
         if index in result.early_stopped or not figures["token_count"]:
             continue
-        ratio = figures["importance_ratio"]
-        if own and index == 0 and not abs(ratio - 1) <= tolerance:
-            broken.append(
-                f"the importance ratio of the first minibatch is {ratio:.7f}, not 1 to within "
-                f"{tolerance:g}, though no weight has changed since the old log-probs"
-            )
-        elif own and not any(f["lr"] for f in result.minibatches) and abs(ratio - 1) > tolerance:
-            broken.append(
-                f"the importance ratio of minibatch {index} is {ratio:.7f}, not 1 to within "
-                f"{tolerance:g}, though the learning rate is 0"
-            )
-        before = result.minibatches[index - 1] if index else None
-        after_move = own and before is not None and not adapters and _moves(before)
-        if after_move and figures.get("approx_kl") == 0:
-            broken.append(
-                f"the importance ratio of minibatch {index} is exactly 1 in every token, though "
-                "the minibatch before it moved the weights: the old log-probs are not those from "
-                "before the update"
-            )
-        kl = figures.get("kl", 0.0)
-        in_loss = algorithm.kl_coef > 0 and algorithm.kl_in is KlPlace.loss
-        frozen = in_loss and algorithm.reference.kind is ReferenceKind.frozen
-        if frozen and has_moved and index == 0 and not adapters and figures.get("kl") == 0:
-            broken.append(
-                "the KL to the frozen reference is exactly 0 in every token, though updates have "
-                "moved the weights: the reference's log-probs are the policy's"
-            )
-        if in_loss and first_step and index == 0 and not abs(kl) <= tolerance:
-            broken.append(
-                f"the KL to the reference is {kl:.3g}, not 0 to within {tolerance:g}, before "
-                "the first update"
-            )
+        broken += _wrong_ratio(config, result.minibatches, index)
+        if algorithm.kl_coef > 0 and algorithm.kl_in is KlPlace.loss and index == 0:
+            broken += _wrong_kl(config, figures, first_step, has_moved)
         terms = algorithm.kl_coef or algorithm.entropy_coef or algorithm.entropy_target is not None
         if not terms and not any_advantage and figures["grad_norm"]:
             broken.append(
                 f"the gradient norm of minibatch {index} is {figures['grad_norm']:.3g}, though "
                 "all advantages are 0 and the loss has no other term"
             )
+    return broken
+
+
+def _wrong_ratio(
+    config: Config, minibatches: Sequence[Mapping[str, float]], index: int
+) -> list[str]:
+    """A sentence for an importance ratio that cannot be. Not against rollout log-probs, which may
+    differ from the actor's. A minibatch that is not finite was discarded with its own warning."""
+    if config.algorithm.old_log_probs is not OldLogProbs.recompute:
+        return []
+    tolerance, figures = TOLERANCE[config.model.dtype], minibatches[index]
+    ratio, broken = figures["importance_ratio"], []
+    if index == 0 and not abs(ratio - 1) <= tolerance:
+        broken.append(
+            f"the importance ratio of the first minibatch is {ratio:.7f}, not 1 to within "
+            f"{tolerance:g}, though no weight has changed since the old log-probs"
+        )
+    elif not any(one["lr"] for one in minibatches) and abs(ratio - 1) > tolerance:
+        broken.append(
+            f"the importance ratio of minibatch {index} is {ratio:.7f}, not 1 to within "
+            f"{tolerance:g}, though the learning rate is 0"
+        )
+    # What adapters add may round to nothing at first.
+    moved = index > 0 and not config.actor.lora.rank and _moves(minibatches[index - 1])
+    if moved and figures.get("approx_kl") == 0:
+        broken.append(
+            f"the importance ratio of minibatch {index} is exactly 1 in every token, though "
+            "the minibatch before it moved the weights: the old log-probs are not those from "
+            "before the update"
+        )
+    return broken
+
+
+def _wrong_kl(
+    config: Config, figures: Mapping[str, float], first_step: bool, has_moved: bool
+) -> list[str]:
+    """A sentence for a KL to the reference, of a first minibatch, that cannot be."""
+    tolerance, broken = TOLERANCE[config.model.dtype], []
+    frozen = config.algorithm.reference.kind is ReferenceKind.frozen
+    if frozen and has_moved and not config.actor.lora.rank and figures.get("kl") == 0:
+        broken.append(
+            "the KL to the frozen reference is exactly 0 in every token, though updates have "
+            "moved the weights: the reference's log-probs are the policy's"
+        )
+    kl = figures.get("kl", 0.0)
+    if first_step and not abs(kl) <= tolerance:
+        broken.append(
+            f"the KL to the reference is {kl:.3g}, not 0 to within {tolerance:g}, before "
+            "the first update"
+        )
     return broken
