@@ -20,7 +20,8 @@ import pytest
 from rlmath.checkpoint import CheckpointStore
 from tests.e2e.runs import ROOT, environment, marked_processes, metrics, quickstart_settings
 
-FIND_TIMEOUT_S = 240.0
+# On a busy machine, engines alone have taken 140 s to start.
+FIND_TIMEOUT_S = 600.0
 END_TIMEOUT_S = 10.0
 REWARD = f"reward.items=[{{name:'{Path(__file__).parent / 'rewards_for_tests.py'}:letters'}}]"
 LAST_STEP = 8
@@ -120,13 +121,18 @@ class Run:
         return pid
 
     def kill_graders(self):
-        """Kill the grading processes, of which there are none until an answer needs one; they are
+        """Kill the grading processes as soon as there are any (an answer must need one); they are
         stopped first, so that they have work in their hands."""
-        family = psutil.Process(self.process.pid).children(recursive=True)
-        servers = [one for one in family if "rlmath.grading.forkserver" in " ".join(words(one))]
         graders = []
-        with contextlib.suppress(psutil.Error):
-            graders = [child for one in servers for child in one.children()]
+
+        def there():
+            family = psutil.Process(self.process.pid).children(recursive=True)
+            servers = [one for one in family if "rlmath.grading.forkserver" in " ".join(words(one))]
+            with contextlib.suppress(psutil.Error):
+                graders.extend(child for one in servers for child in one.children())
+            return bool(graders)
+
+        self.until(there, "a grading process")
         for one in graders:
             one.send_signal(signal.SIGSTOP)
         time.sleep(2.0)

@@ -9,8 +9,8 @@ GRADER = MathGrader(num_workers=2, timeout_s=60.0, cache_size=0)
 
 
 def letters(completions, **columns):
-    """Share of ASCII letters; -1 where a grading process does not say that sin² + cos² is 1, of
-    which every fourth response asks one."""
+    """Share of ASCII letters; -1 where a grading process gets an integral wrong, of which every
+    fourth response asks one."""
     return [_letters(text) if _is_graded(text) else -1.0 for text in completions]
 
 
@@ -22,8 +22,10 @@ def _is_graded(text):
     number = zlib.crc32(text.encode(errors="surrogatepass"))
     if number % 4:
         return True
-    answer = f"\\boxed{{\\sin^2 x_{{{number}}} + \\cos^2 x_{{{number}}}}}"
-    return GRADER.grade_one(answer, "1").status == "correct"
+    power = number // 4 % 50
+    # Only SymPy, in a worker process, can compare these.
+    answer = f"\\boxed{{\\int_0^1 x^{{{power}}} dx}}"
+    return GRADER.grade_one(answer, f"\\frac{{1}}{{{power + 1}}}").status == "correct"
 
 
 def brevity(completions, **columns):

@@ -24,9 +24,6 @@ VARIES = (
 )
 
 
-# Its faults aim at calls of the ranks that were renamed; it comes back to the plain suite once it
-# has passed with the new names.
-@pytest.mark.long
 def test_faults_change_nothing(material, straight, tmp_path):
     """One engine and no fault, against two engines and: grading processes killed at work, an engine
     killed in mid-generation, a rank stopped in mid-update until the watchdog acts, a rank killed in
