@@ -5,22 +5,31 @@ sum over ranks may begin. So a micro-batch that adds nothing to a layer shows, o
 stage; and the buffers have to be the sum of what micro-batches and data-parallel ranks gave.
 Without the sum over ranks every rank trains on its own sequences alone: with the distributed
 optimizer no copy of the weights differs then, as each rank's part of them is gathered by all.
+
+Some matrices may rightly get nothing on a rank: an expert that no token goes to, and a part of an
+embedding whose tokens do not occur. The experts of a layer, and the parts of an embedding, are
+judged together, over all ranks that have some.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rlmath.actor.head import head_of
 from rlmath.actor.step_probe import GRADIENT_SUM, NO_SHARE, OTHER_GRADIENT, StepFinding
 
-# Looked at in each pass, other ones in the next; one matrix of each of 64 layers.
+# Looked at in each pass, other ones in the next: matrices, and experts.
 MAX_TENSORS, ELEMENTS = 64, 8
+# Rows of an embedding and an output layer, in a column of each pass. Frequent tokens are the first.
+VOCABULARY_ROWS = 4096
 # Of the sum of sizes: ranks add up float32 in another order.
 TOLERANCE = 1e-4
 # Of a micro-batch's gradient that is computed again in other parts, as those round differently. In
@@ -32,52 +41,168 @@ CANCELED = 0.1
 LEAST_SIGNAL = 1e-3
 
 
+@dataclass(frozen=True)
+class Groups:
+    """Ranks that share gradients; ``None``: this rank alone.
+
+    Attributes:
+        data: Sum gradients.
+        experts: Sum those of experts that are spread over ranks.
+        stages: The first and the last stage add up a tied embedding's.
+        vocabulary: Have parts of an embedding.
+        layer: Have experts of one layer.
+    """
+
+    data: Any = None
+    experts: Any = None
+    stages: Any = None
+    vocabulary: Any = None
+    layer: Any = None
+
+    @classmethod
+    def of_megatron(cls) -> Groups:
+        """Of this process, whose parallel state is initialized."""
+        from megatron.core import parallel_state as state
+
+        found = (
+            state.get_data_parallel_group(with_context_parallel=True),
+            state.get_expert_data_parallel_group(),
+            state.get_embedding_group() if state.is_rank_in_embedding_group() else None,
+            state.get_tensor_model_parallel_group(),
+            state.get_expert_tensor_and_model_parallel_group(),
+        )
+        return cls(*(None if one is None or one.size() == 1 else one for one in found))
+
+
+@dataclass(frozen=True)
+class _Watched:
+    """Elements of a matrix.
+
+    Attributes:
+        kind: ``matrix``, ``experts``, ``embedding``, or ``head``: what the output layer adds to its
+            weight, which is the embedding's where they are tied.
+        elements: How many are looked at.
+        stride: From one to the next in the whole matrix; of a vocabulary these are the first rows,
+            in a column that changes.
+        shared: Another stage may have the same.
+    """
+
+    name: str
+    parameter: Any
+    kind: str
+    elements: int
+    stride: int = 0
+    shared: bool = False
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """Matrices that are judged together.
+
+    Attributes:
+        name: To call them by.
+        kind: See :class:`_Watched`.
+        numbers: Of the matrices.
+    """
+
+    name: str
+    kind: str
+    numbers: tuple[int, ...]
+
+
 class GradientShares:
-    """Watches the matrices of a rank. Collective over the group.
+    """Watches the matrices of a rank. Collective over the groups.
 
     Args:
         models: Chunks in Megatron's data-parallel wrapper.
-        group: Of the ranks whose gradients are summed; ``None``: there is one.
-
-    Attributes:
-        watched: Names and parameters.
+        groups: Whose gradients are summed.
     """
 
-    def __init__(self, models: Sequence[Any], group: Any) -> None:
-        self._group, self._passes = group, 0
+    def __init__(self, models: Sequence[Any], groups: Groups) -> None:
+        self._groups, self._passes = groups, 0
         self._device = next(iter(models[0].parameters())).device
-        self.watched = list(_matrices(models))
-        self._places = [_places(one) for _, one in self.watched]
-        # Of those looked at in this pass: what each micro-batch gave, and what the buffer had.
+        self._watched = list(_watched(models))
+        self._units = list(_units(self._watched))
+        # Of those looked at in this pass: what each micro-batch gave, and what the buffer had; at
+        # its end all that was given.
+        self._chosen: list[_Unit] = []
         self._given: dict[int, list[Tensor]] = {}
         self._held: dict[int, Tensor] = {}
-        for number, (_, one) in enumerate(self.watched):
-            one.register_post_accumulate_grad_hook(functools.partial(self._receive, number))
+        self._shares: dict[int, Tensor] = {}
+        # Of an embedding the largest of each share, over all of its rows.
+        self._largest: dict[int, list[Tensor]] = {}
+        heads = {id(one.parameter): n for n, one in enumerate(self._watched) if one.kind == "head"}
+        for number, one in enumerate(self._watched):
+            if one.kind == "head":
+                one.parameter.after_head = functools.partial(self._receive_from_head, number)
+                continue
+            tied = heads.get(id(one.parameter))
+            one.parameter.register_post_accumulate_grad_hook(
+                functools.partial(self._receive, number, tied)
+            )
+
+    @property
+    def layers(self) -> list[tuple[str, Any]]:
+        """Names and parameters of the layers' matrices, but experts."""
+        return [(one.name, one.parameter) for one in self._watched if one.kind == "matrix"]
 
     def begin(self) -> None:
         """A pass begins; the buffers are cleared."""
-        stride = max(1, -(-len(self.watched) // MAX_TENSORS))
-        chosen = range(self._passes % stride, len(self.watched), stride)
+        self._chosen = []
+        for kinds in (("matrix",), ("experts",), ("embedding", "head")):
+            units = [one for one in self._units if one.kind in kinds]
+            tensors = sum(len(one.numbers) for one in units)
+            stride = max(1, min(len(units), -(-tensors // MAX_TENSORS)))
+            self._chosen += units[self._passes % stride :: stride]
         self._passes += 1
-        self._given = {number: [] for number in chosen}
-        self._held = {number: self._buffer(number) for number in chosen}
+        numbers = [number for unit in self._chosen for number in unit.numbers]
+        self._given = {number: [] for number in numbers}
+        self._largest, self._held, self._shares = {}, {}, {}
+        # What is left in one buffer is left in all of them, and no micro-batch of this pass's.
+        self._held = {number: self._buffer(number) for number in numbers[:1]}
 
-    @torch.no_grad()
-    def _receive(self, number: int, parameter: Tensor) -> None:
+    def _elements(self, number: int, values: Tensor) -> Tensor:
+        one = self._watched[number]
+        if not one.stride:
+            chosen = values[: one.elements, self._column(values)]
+        else:
+            # Few operations: this is called for each matrix and micro-batch.
+            chosen = torch.as_strided(values.contiguous(), (one.elements,), (one.stride,))
+        # Not a view, which would keep all of the gradient.
+        return chosen.to(torch.float32, copy=True)
+
+    def _column(self, values: Tensor) -> int:
+        return 7 * self._passes % values.size(1)
+
+    def _receive(self, number: int, tied: int | None, parameter: Tensor) -> None:
         if number not in self._given:
             return
         if getattr(parameter, "grad_added_to_main_grad", False):
             # Transformer Engine has added it in its product.
-            now = self._buffer(number)
-            share, self._held[number] = now - self._held[number], now
+            share = self._added(number)
         else:
             assert parameter.grad is not None
-            share = parameter.grad[self._places[number]].float()
+            share = self._elements(number, parameter.grad)
+        if self._watched[number].kind == "embedding":
+            column = parameter.grad[:, self._column(parameter)]
+            self._largest.setdefault(number, []).append(column.abs().amax().double())
+            if tied is not None:
+                self._held[tied] = share + self._held.get(tied, 0.0)
         self._given[number].append(share)
 
+    def _receive_from_head(self, number: int) -> None:
+        if number in self._given:
+            self._given[number].append(self._added(number))
+
+    def _added(self, number: int) -> Tensor:
+        """What the buffer has more than at the last call; a pass begins with 0."""
+        now = self._buffer(number)
+        share = now - self._held[number] if number in self._held else now
+        self._held[number] = now
+        return share
+
     def _buffer(self, number: int) -> Tensor:
-        buffer: Tensor = self.watched[number][1].main_grad
-        return buffer.detach()[self._places[number]].float()
+        return self._elements(number, self._watched[number].parameter.main_grad.detach())
 
     @torch.no_grad()
     def sums(self) -> StepFinding:
@@ -85,43 +210,85 @@ class GradientShares:
 
         With the distributed optimizer each element is reduced on one rank.
         """
-        if not self._given:
+        groups = self._groups
+        buffers: dict[int, list[int]] = {}
+        for number in self._given:
+            buffers.setdefault(id(self._watched[number].parameter), []).append(number)
+        own: list[list[list[int]]] = [[], [], []]
+        for numbers in buffers.values():
+            one = self._watched[numbers[0]]
+            spread = not getattr(one.parameter, "allreduce", True)
+            own[1 if spread else 2 if one.shared and groups.stages is not None else 0] += [numbers]
+        found = [
+            self._wrong_sum(own[0], groups.data),
+            self._wrong_sum(own[1], groups.experts),
+            self._wrong_sum(own[2], groups.data, groups.stages),
+        ]
+        return next((one for one in found if one.kind), StepFinding())
+
+    def _wrong_sum(
+        self, buffers: Sequence[Sequence[int]], group: Any, more: Any = None
+    ) -> StepFinding:
+        """Of buffers, each with what is given to it, that ranks of one or two groups add up."""
+        if not buffers:
             return StepFinding()
-        now = torch.cat([self._buffer(number).double() for number in self._given])
-        given = [_stacked(of, len(self._places[n][0])) for n, of in self._given.items()]
-        given = [one.to(now.device) for one in given]
-        wanted = torch.cat([one.sum(0) for one in given])
-        sizes = torch.cat([one.abs().sum(0) for one in given])
+        now = torch.cat([self._buffer(numbers[0]).double() for numbers in buffers])
+        totals = [torch.cat([self._of(number) for number in numbers]) for numbers in buffers]
+        wanted = torch.cat([one.sum(0) for one in totals]).to(now.device)
+        sizes = torch.cat([one.abs().sum(0) for one in totals]).to(now.device)
+        for ranks in (group, more):
+            if ranks is not None:
+                dist.all_reduce(wanted, group=ranks)
+                dist.all_reduce(sizes, group=ranks)
         off = (now - wanted).abs()
-        if self._group is not None:
-            for one in (wanted, sizes):
-                dist.all_reduce(one, group=self._group)
-            off = (now - wanted).abs()
-            dist.all_reduce(off, op=dist.ReduceOp.MIN, group=self._group)
+        if group is not None:
+            dist.all_reduce(off, op=dist.ReduceOp.MIN, group=group)
         # NaN is reported elsewhere, and is no sum.
         wrong = off > TOLERANCE * sizes + 1e-30
         if not bool(wrong.any()):
             return StepFinding()
         place = int((off * wrong).argmax())
-        owners = [n for n in self._given for _ in self._places[n][0]]
-        name = self.watched[owners[place]][0]
+        owners = [one for one, *_ in buffers for _ in range(self._watched[one].elements)]
+        name = self._watched[owners[place]].name
         return StepFinding(GRADIENT_SUM, float(now[place]), float(wanted[place]), name)
+
+    def _of(self, number: int) -> Tensor:
+        """``[micro-batches, elements]`` float64."""
+        if number not in self._shares:
+            self._shares[number] = _stacked(self._given[number], self._watched[number].elements)
+        return self._shares[number]
 
     @torch.no_grad()
     def given(self, count: int) -> Tensor:
-        """``[tensors, count]`` float64 on the device, the largest size of what each micro-batch
-        gave.
+        """``[units, count]`` float64 on the device, the largest size of what each micro-batch
+        gave. Collective.
 
         Args:
             count: Micro-batches.
         """
-        rows = []
-        for number, shares in self._given.items():
-            row = _stacked(shares, len(self._places[number][0])).abs().amax(1)
-            rows.append(torch.cat([row, row.new_zeros(max(0, count - len(row)))])[:count])
-        if not rows:
+        found = []
+        for unit in self._chosen:
+            row = torch.zeros(count, dtype=torch.float64, device=self._device)
+            for number in unit.numbers:
+                own = self._of(number).abs().amax(1)
+                if number in self._largest:
+                    own = torch.stack(self._largest[number])
+                own = own[:count].to(self._device)
+                row[: len(own)] = torch.maximum(row[: len(own)], own)
+            found.append(row)
+        if not found:
             return torch.zeros(0, count, dtype=torch.float64, device=self._device)
-        return torch.stack([one.to(self._device) for one in rows])
+        rows = torch.stack(found)
+        for kind, group in (
+            ("embedding", self._groups.vocabulary),
+            ("experts", self._groups.layer),
+        ):
+            chosen = [place for place, unit in enumerate(self._chosen) if unit.kind == kind]
+            if group is not None and chosen:
+                together = rows[chosen]
+                dist.all_reduce(together, op=dist.ReduceOp.MAX, group=group)
+                rows[chosen] = together
+        return rows
 
     def repeat(self) -> None:
         """The next pass looks at the same elements."""
@@ -129,7 +296,7 @@ class GradientShares:
 
     def totals(self) -> list[Tensor]:
         """Of each matrix that is looked at, ``[elements]`` float64 of what the pass gave."""
-        return [_stacked(of, len(self._places[n][0])).sum(0) for n, of in self._given.items()]
+        return [self._of(number).sum(0) for number in self._given]
 
     @torch.no_grad()
     def differs_from(self, again: Sequence[Tensor], micro_batch: int) -> StepFinding:
@@ -142,16 +309,15 @@ class GradientShares:
         for (number, shares), other in zip(self._given.items(), again, strict=True):
             if micro_batch >= len(shares):
                 continue  # It gave nothing, which has another name.
-            own = _stacked(shares, len(self._places[number][0]))
-            name, parameter = self.watched[number]
+            own, one = self._of(number), self._watched[number]
             size = torch.maximum(own[micro_batch].norm(), CANCELED * own.norm(dim=1).max())
             off = (own[micro_batch] - other.to(own.device)).norm()
             # NaN is reported elsewhere.
-            if off > AGAIN_TOLERANCE.get(parameter.dtype, 0.5) * size:
+            if off > AGAIN_TOLERANCE.get(one.parameter.dtype, 0.5) * size:
                 place = int((own[micro_batch] - other.to(own.device)).abs().argmax())
                 found, wanted = float(own[micro_batch][place]), float(other[place])
                 return StepFinding(
-                    OTHER_GRADIENT, found, wanted, f"micro-batch {micro_batch}, {name}"
+                    OTHER_GRADIENT, found, wanted, f"micro-batch {micro_batch}, {one.name}"
                 )
         return StepFinding()
 
@@ -167,46 +333,65 @@ class GradientShares:
         if not len(missing):
             return StepFinding()
         row, micro_batch = missing[0].tolist()
-        name = self.watched[list(self._given)[row]][0]
         count = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        place = f"micro-batch {micro_batch}, {name}{count}"
+        place = f"micro-batch {micro_batch}, {self._chosen[row].name}{count}"
         return StepFinding(NO_SHARE, 0.0, float(given.max()), place)
 
 
-# Experts may get no token; of the others Megatron adds up some over other ranks as well.
-_NOT_WATCHED = (".experts.", "embedding", "output_layer", "router")
-
-
-def _matrices(models: Sequence[Any]) -> Iterator[tuple[str, Any]]:
-    """Those that no other group of ranks sums: neither experts, routers nor shared embeddings, nor
-    what tensor ranks have alike. Of an adapter the second factor: the first has no gradient at the
-    start."""
+def _watched(models: Sequence[Any]) -> Iterator[_Watched]:
+    """Neither routers nor what tensor ranks have alike, which Megatron adds up over these as well.
+    Of an adapter the second factor: the first has no gradient at the start."""
     for model in models:
         layers = {
             f"{name}.": f"layer {module.layer_number - 1}: "
             for name, module in model.named_modules()
             if hasattr(module, "layer_number") and name.rpartition(".")[2].isdecimal()
         }
+        parts = list(model.modules())
+        shared = any(getattr(one, "share_embeddings_and_output_weights", False) for one in parts)
+        heads = [one for one in map(head_of, parts) if one is not None]
+        head = next((one.weight for one in heads if one.weight.requires_grad), None)
         for name, parameter in model.named_parameters():
             if (
-                parameter.requires_grad
-                and parameter.dim() > 1
-                and getattr(parameter, "allreduce", True)
-                and not getattr(parameter, "sequence_parallel", False)
-                and not name.endswith(".a")
-                and not any(part in name for part in _NOT_WATCHED)
+                not parameter.requires_grad
+                or parameter.dim() < 2
+                or getattr(parameter, "sequence_parallel", False)
+                or name.endswith(".a")
+                or "router" in name
             ):
-                own = [one for one in layers if name.startswith(one)]
-                yield (f"{layers[own[0]]}{name.removeprefix(own[0])}" if own else name), parameter
+                continue
+            own = next((one for one in layers if name.startswith(one)), None)
+            title = name if own is None else f"{layers[own]}{name.removeprefix(own)}"
+            if parameter is not head and "embedding" not in name:
+                kind = "experts" if ".experts." in name else "matrix"
+                yield _Watched(title, parameter, kind, *_spread(parameter))
+                continue
+            rows = min(VOCABULARY_ROWS, len(parameter))
+            if "embedding" in name:
+                yield _Watched(title, parameter, "embedding", rows, shared=shared)
+            if parameter is head:
+                yield _Watched(f"{title} (output layer)", parameter, "head", rows, shared=shared)
 
 
-def _places(parameter: Tensor) -> tuple[Tensor, ...]:
-    """Indices of a few elements, in different rows and columns."""
+def _units(watched: Sequence[_Watched]) -> Iterator[_Unit]:
+    """The experts of each layer together, of each of their matrices; all others alone."""
+    experts: dict[str, list[int]] = {}
+    for number, one in enumerate(watched):
+        if one.kind == "experts":
+            # Megatron has modules of experts, or one module with a weight for each.
+            name = re.sub(r"local_experts\.\d+\.|\d+$", "", one.name)
+            experts.setdefault(name, []).append(number)
+        else:
+            yield _Unit(one.name, one.kind, (number,))
+    for name, numbers in experts.items():
+        yield _Unit(f"{name} of all experts", "experts", tuple(numbers))
+
+
+def _spread(parameter: Tensor) -> tuple[int, int]:
+    """How many elements, and the stride between them, which goes through different columns."""
     count = min(ELEMENTS, parameter.numel())
-    steps = torch.arange(count)
-    flat = steps * (parameter.numel() // count) + steps * 37 % parameter.shape[-1]
-    places = torch.unravel_index(flat % parameter.numel(), parameter.shape)
-    return tuple(one.to(parameter.device) for one in places)
+    stride = max(1, (parameter.numel() - 1) // max(1, count - 1))
+    return count, max(1, stride - (stride % parameter.shape[-1] == 0))
 
 
 def _stacked(shares: Sequence[Tensor], elements: int) -> Tensor:

@@ -91,8 +91,9 @@ class Head:
         """:func:`rlmath.actor.logprobs.vocab_parallel_log_probs` of the head's logits.
 
         Differentiable in ``hidden`` and in the weight. Where Megatron's DDP gave the weight a
-        ``main_grad``, its gradient is added to that in float32 at once, and autograd gets none;
-        zeros where DDP waits for it (``actor.overlap_gradients``).
+        ``main_grad``, its gradient is added to that in float32 at once, after which the weight's
+        ``after_head`` is called, and autograd gets none; zeros where DDP waits for it
+        (``actor.overlap_gradients``).
 
         Args:
             hidden: ``[t, h]``; under sequence parallelism this rank's part of it.
@@ -211,6 +212,8 @@ class _ChunkedLogProbs(torch.autograd.Function):
 
         for chunk in _chunks(rows, weight, product):
             give(chunk)
+        if main_grad is not None and (after_head := getattr(weight, "after_head", None)):
+            after_head()
         if grad_hidden is not None and split:
             grad_hidden = _reduce_scatter(grad_hidden, vocab.group).to(hidden.dtype)
         grad_weight = None

@@ -12,12 +12,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn import ModuleList
 
 from rlmath.actor.fp8 import prepare_for_fp8
-from rlmath.actor.gradient_shares import GradientShares
+from rlmath.actor.gradient_shares import GradientShares, Groups
 from rlmath.actor.lora import Adapter, Merger, attach_adapters
 from rlmath.actor.model import build_chunks
 from rlmath.actor.offload import PARTS, DeviceState
@@ -27,7 +28,7 @@ from rlmath.actor.parameter_gather import ParameterGather
 from rlmath.actor.plan import PLAIN, StepPlan
 from rlmath.actor.schedule import OnOutput, run_schedule
 from rlmath.actor.settings import ActorSettings, shard_settings
-from rlmath.actor.step_probe import StepFinding, StepProbe
+from rlmath.actor.step_probe import StepFinding, StepFindings, StepProbe
 from rlmath.actor.stops import stops
 from rlmath.batching.from_sequences import batch_of_sequences
 from rlmath.batching.shards import Shard, Share, shards
@@ -57,7 +58,7 @@ class RankModel:
         device_state: What of the model is on the device; see ``release_optimizer``. Whoever reads
             parameters outside a forward pass reads through it, or calls ``load_parameters`` first.
         parameter_gather: Of updated parameters.
-        step_probe: Looks at the optimizer's steps; ``None``: nothing does.
+        step_probe: Looks at the optimizer's steps; ``None``: there is no optimizer.
         step_finding: Of the last step.
     """
 
@@ -101,7 +102,6 @@ class RankModel:
 
     def _make_trainable(self, optimizer: OptimizerConfig) -> None:
         """Gradients, optimizer and schedule."""
-        from megatron.core import parallel_state
 
         settings = self.settings
         self.models = wrap_chunks(
@@ -110,9 +110,7 @@ class RankModel:
             settings.overlap_gradients,
             settings.overlap_param_gather,
         )
-        is_shared = self.layout.data_parallel * self.layout.context_parallel > 1
-        group = parallel_state.get_data_parallel_group(with_context_parallel=True)
-        self.gradient_shares = GradientShares(self.models, group if is_shared else None)
+        self.gradient_shares = GradientShares(self.models, Groups.of_megatron())
         self.parameter_gather = ParameterGather(
             self.models if settings.overlap_param_gather else []
         )
@@ -125,6 +123,7 @@ class RankModel:
             distributed=settings.distributed_optimizer,
         )
         self.scheduler = build_scheduler(self.optimizer, optimizer)
+        self.step_probe = StepProbe(self.optimizer, optimizer)
         self.device_state = DeviceState(
             self.module, self.models, self.optimizer, self.platform, self.parameter_gather
         )
@@ -339,6 +338,48 @@ class RankModel:
         self._norm = float(self.optimizer.get_grad_norm())
         return self._norm
 
+    def check_given(self, signals: Sequence[Tensor], count: int) -> None:
+        """Note for the step's finding whether a micro-batch that has a gradient gave a matrix of
+        this rank nothing. Collective.
+
+        Args:
+            signals: Of each micro-batch of the last pass, on ranks of the last stage, the size of
+                the gradient that goes back.
+            count: Micro-batches.
+        """
+        from megatron.core import parallel_state
+
+        assert self.gradient_shares is not None
+        given = self.gradient_shares.given(count)
+        sizes = torch.zeros(count, dtype=torch.float64, device=given.device)
+        for number, signal in enumerate(signals):
+            sizes[number] = signal
+        if self.layout.pipeline_parallel > 1:
+            stages = parallel_state.get_pipeline_model_parallel_group()
+            dist.all_reduce(sizes, group=stages)
+        if self.layout.context_parallel > 1:
+            # A rank may have nothing but padding.
+            contexts = parallel_state.get_context_parallel_group()
+            dist.all_reduce(given, op=dist.ReduceOp.MAX, group=contexts)
+        if not self._gradient_finding.kind:
+            self._gradient_finding = self.gradient_shares.nothing_given(given, sizes)
+
+    def worst_findings(self, mine: Sequence[StepFinding]) -> StepFindings:
+        """Of each minibatch the first rank with a finding, and that. Collective."""
+        kinds = torch.tensor([one.kind for one in mine], dtype=torch.float64)
+        of_ranks = self.all_gather(kinds)
+        if not bool(of_ranks.any()):
+            return tuple((0, one) for one in mine)
+        everyone: list[Sequence[StepFinding]] = [()] * len(of_ranks)
+        dist.all_gather_object(everyone, list(mine))
+        first = (of_ranks > 0).int().argmax(0).tolist()
+        return tuple((rank, everyone[rank][index]) for index, rank in enumerate(first))
+
+    def forget_steps(self) -> None:
+        """The optimizer's state was set on purpose."""
+        if self.step_probe is not None:
+            self.step_probe.forget()
+
     def finish_minibatch(self, discard: bool) -> float:
         """Step the optimizer, unless the minibatch is discarded, and clear the gradients.
 
@@ -356,13 +397,12 @@ class RankModel:
             self.device_state.load("optimizer")
             # Of a part of the model that no forward pass has waited for.
             self.parameter_gather.finish()
-            if self.step_probe is not None:
-                self.step_probe.before()
+            assert self.step_probe is not None
+            self.step_probe.before()
             self.optimizer.step()
-            if self.step_probe is not None:
-                found = self.step_probe.after(lr, self._norm)
-                wrong = self._gradient_finding
-                self.step_finding = wrong if wrong.kind else found
+            found = self.step_probe.after(lr, self._norm)
+            wrong = self._gradient_finding
+            self.step_finding = wrong if wrong.kind else found
             self.parameter_gather.begin()
             self.scheduler.step(1)
         self.clear_gradients()

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from rlmath.actor.exchange import swap_parameters
@@ -33,7 +32,7 @@ from rlmath.actor.policy_loss import (
 from rlmath.actor.schedule import OnLogProbs, OnOutput, of_log_probs
 from rlmath.actor.sequence_report import GRADIENT, SequenceReport
 from rlmath.actor.settings import ActorSettings, UpdateResult
-from rlmath.actor.step_probe import StepFinding, StepProbe
+from rlmath.actor.step_probe import StepFinding
 from rlmath.actor.token_traces import TokenTrace, traces_of
 from rlmath.actor.token_values import TokenValues
 from rlmath.algorithms.early_stop import Decision, decide
@@ -51,8 +50,9 @@ if TYPE_CHECKING:
     from rlmath.actor.routing_replay import RoutingReplay
 
 T = TypeVar("T")
-# Updates from one in which a micro-batch's gradient is computed twice to the next.
-GRADIENT_TWICE_EVERY = 16
+# Updates before the first one in which a micro-batch's gradient is computed twice, and from one to
+# the next: where an update has two micro-batches, it costs half of an update.
+GRADIENT_TWICE_FIRST, GRADIENT_TWICE_EVERY = 8, 64
 # What each micro-batch of a minibatch gave, on ranks of the last stage.
 Outcomes = list[tuple[LossOutput, TokenValues]]
 
@@ -97,8 +97,6 @@ class MegatronActor(RankModel):
             dtype = torch.float32 if settings.reference.kind == "averaged" else None
             self.reference = [p.detach().to("cpu", dtype, copy=True) for p in self._trained()]
         self.routing: RoutingReplay | None = None
-        if settings.optimizer is not None:
-            self.step_probe = StepProbe(self.optimizer, settings.optimizer)
         if settings.routing_replay != "none":
             from rlmath.actor.routing_replay import RoutingReplay
 
@@ -194,11 +192,6 @@ class MegatronActor(RankModel):
                 clear_optimizer_state(self.optimizer)
             self.forget_steps()
 
-    def forget_steps(self) -> None:
-        """The optimizer's state was set on purpose."""
-        if self.step_probe is not None:
-            self.step_probe.forget()
-
     # -- update ---------------------------------------------------------------------------------
 
     def update(self, batch: TrainingBatch, plan: StepPlan, seed: int) -> UpdateResult:
@@ -254,7 +247,7 @@ class MegatronActor(RankModel):
             off_policy=add_by_version(done.left_out),
             sequences=SequenceReport.joined(done.reports) if done.reports else None,
             schedule_steps=schedule_steps,
-            step_findings=self._worst_findings(done.findings),
+            step_findings=self.worst_findings(done.findings),
         )
 
     def _update_minibatch(
@@ -297,17 +290,6 @@ class MegatronActor(RankModel):
         if decision.kind == "early_stop":
             done.stopped[index] = decision.reason
 
-    def _worst_findings(self, mine: Sequence[StepFinding]) -> tuple[tuple[int, StepFinding], ...]:
-        """Of each minibatch the first rank with a finding, and that. Collective."""
-        kinds = torch.tensor([one.kind for one in mine], dtype=torch.float64)
-        of_ranks = self.all_gather(kinds)
-        if not bool(of_ranks.any()):
-            return tuple((0, one) for one in mine)
-        everyone: list[Sequence[StepFinding]] = [()] * len(of_ranks)
-        dist.all_gather_object(everyone, list(mine))
-        first = (of_ranks > 0).int().argmax(0).tolist()
-        return tuple((rank, everyone[rank][index]) for index, rank in enumerate(first))
-
     def _step(
         self,
         share: Share,
@@ -327,9 +309,8 @@ class MegatronActor(RankModel):
         """
         names = MetricNames.of(plan.objective, share.batch.ref_log_probs is not None)
         sums, maxima, farthest = self._totals(share, outcomes, names)
-        nothing = self._nothing_given(outcomes, len(share.micro_batches))
-        if not self._gradient_finding.kind:
-            self._gradient_finding = nothing
+        signals = [_signal(values) for _, values in outcomes]
+        self.check_given(signals, len(share.micro_batches))
         grad_norm = self.gradient_norm()
         assert self._prints is not None
         self._prints.add_gradient(index)
@@ -344,32 +325,8 @@ class MegatronActor(RankModel):
         metrics["discarded"] = float(decision.discard)
         return metrics, decision, farthest
 
-    def _nothing_given(self, outcomes: Outcomes, count: int) -> StepFinding:
-        """Whether a micro-batch that has a gradient gave a matrix of this rank nothing. Collective.
-
-        Args:
-            outcomes: Of the minibatch.
-            count: Its micro-batches.
-        """
-        from megatron.core import parallel_state
-
-        assert self.gradient_shares is not None
-        given = self.gradient_shares.given(count)
-        signals = torch.zeros(count, dtype=torch.float64, device=given.device)
-        for number, (_, values) in enumerate(outcomes):
-            assert values.sequence_sums is not None
-            signals[number] = values.sequence_sums[:, GRADIENT].nan_to_num(0.0).abs().sum()
-        if self.layout.pipeline_parallel > 1:
-            stages = parallel_state.get_pipeline_model_parallel_group()
-            dist.all_reduce(signals, group=stages)
-        if self.layout.context_parallel > 1:
-            # A rank may have nothing but padding.
-            contexts = parallel_state.get_context_parallel_group()
-            dist.all_reduce(given, op=dist.ReduceOp.MAX, group=contexts)
-        return self.gradient_shares.nothing_given(given, signals)
-
     def _computed_again(self, share: Share, plan: StepPlan) -> tuple[list[Tensor], int] | None:
-        """In every 16th update, the gradient of one micro-batch by its sequences alone, packed in
+        """In every 64th update, the gradient of one micro-batch by its sequences alone, packed in
         two parts, at the elements that the next pass looks at. Collective.
 
         Not of a model with experts, whose routers may choose otherwise when products round
@@ -379,7 +336,7 @@ class MegatronActor(RankModel):
             Of each matrix its elements, and the micro-batch; ``None``: not in this update.
         """
         number, rest = divmod(self.updates, GRADIENT_TWICE_EVERY)
-        due = rest == GRADIENT_TWICE_EVERY // 2
+        due = rest == GRADIENT_TWICE_FIRST
         if not due or self.spec.experts or self.settings.model.fp8 is not None:
             return None
         assert self.gradient_shares is not None
@@ -479,3 +436,9 @@ class MegatronActor(RankModel):
             dict(zip(names.maxima, top.amax(0).tolist(), strict=True)),
             max((Farthest(*row) for row in far.tolist()), key=abs),
         )
+
+
+def _signal(values: TokenValues) -> Tensor:
+    """The size of a micro-batch's gradient by its log-probs."""
+    assert values.sequence_sums is not None
+    return values.sequence_sums[:, GRADIENT].nan_to_num(0.0).abs().sum()

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from rlmath.actor.plan import StepPlan
 from rlmath.actor.settings import UpdateResult
+from rlmath.actor.step_probe import StepFindings
 from rlmath.actor.token_values import TokenValues
 from rlmath.algorithms.advantages import ADVANTAGES, SequenceAdvantages, token_advantages
 from rlmath.algorithms.advantages.whiten import whiten
@@ -110,12 +111,14 @@ class ValueResult:
         moments: Moments of values and returns before the update.
         fingerprints: Fingerprint of each tensor of the value model after the update.
         unchanged: The tensors that are as they were.
+        step_findings: See ``UpdateResult``.
     """
 
     minibatches: list[dict[str, float]]
     moments: Moments
     fingerprints: dict[str, int]
     unchanged: list[str]
+    step_findings: StepFindings = ()
 
 
 @dataclass(frozen=True)
@@ -258,7 +261,8 @@ class RankStep:
         errors = returns - values
         sums = (values, returns, returns.square(), errors, errors.square())
         moments = Moments(float(values.numel()), *(float(x.sum()) for x in sums))
-        return ValueResult(metrics, moments, prints, unchanged)
+        findings = self._value_model.step_findings
+        return ValueResult(metrics, moments, prints, unchanged, findings)
 
     def _fingerprints(self) -> SequenceFingerprints:
         batch = self.shard.batch

@@ -10,7 +10,7 @@ from rlmath.actor.communicators import Communicators
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.plan import PLAIN, StepPlan
 from rlmath.actor.sequence_report import SequenceReport
-from rlmath.actor.step_probe import StepFinding
+from rlmath.actor.step_probe import StepFindings
 from rlmath.actor.token_traces import TokenTrace
 from rlmath.actor.token_values import TokenValues
 from rlmath.algorithms.alignment import Alignment
@@ -155,7 +155,7 @@ class UpdateResult:
     off_policy: Mapping[int, OffPolicyTotals] = field(default_factory=dict)
     sequences: SequenceReport | None = None
     schedule_steps: int = 0
-    step_findings: tuple[tuple[int, StepFinding], ...] = ()
+    step_findings: StepFindings = ()
 
     @classmethod
     def joined(cls, parts: Sequence[UpdateResult]) -> UpdateResult:

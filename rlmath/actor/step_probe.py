@@ -1,8 +1,8 @@
 """A few elements of the weights and of Adam's moments around each optimizer step.
 
 Adam's formula, in float64 and written out here, says what the step should have made of them; and
-what an earlier step left is what the next one should find. The elements are fixed: a spread of
-tensors, and a spread of elements of each.
+what an earlier step left is what the next one should find. The elements are a spread of tensors,
+other ones after some steps, and a spread of elements of each.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from torch import Tensor
 from rlmath.checkpoint.optimizer_state import optimizer_parts
 from rlmath.config.optimizer import OptimizerConfig
 
-MAX_TENSORS, ELEMENTS = 32, 8
+# Steps in which the same tensors are looked at, as what one leaves is compared in the next.
+MAX_TENSORS, ELEMENTS, STEPS = 8, 8, 8
 # What may be wrong, in the order in which it is judged.
 FINDINGS = (
     "",
@@ -32,8 +33,9 @@ FINDINGS = (
     "a micro-batch whose log-probs have a gradient adds nothing to it",
     "the model's parameter is not the main parameter, rounded to its type",
     "a micro-batch has another gradient when its sequences are computed again, in two parts",
+    "the weight is not what the last step left",
 )
-GRADIENT_SUM, NO_SHARE, NOT_MAIN, OTHER_GRADIENT = range(7, 11)
+GRADIENT_SUM, NO_SHARE, NOT_MAIN, OTHER_GRADIENT, OTHER_WEIGHT = range(7, 12)
 
 
 class StepFinding(NamedTuple):
@@ -52,6 +54,10 @@ class StepFinding(NamedTuple):
     place: str = ""
 
 
+# Of each minibatch a rank and what its probe found.
+StepFindings = tuple[tuple[int, StepFinding], ...]
+
+
 @dataclass(frozen=True)
 class AdamState:
     """Elements of weights, gradients and moments, all ``[n]`` float64.
@@ -61,7 +67,7 @@ class AdamState:
         first: First moments.
         second: Second moments.
         counts: Adam steps taken.
-        decay: Weight decay of each.
+        decay: Weight decay that each should have: matrices alone.
         gradients: Before clipping; empty after a step.
         drift: Of the model's parameters from ``weights`` rounded to their type.
     """
@@ -124,6 +130,7 @@ def judge_rest(left: AdamState, now: AdamState) -> StepFinding:
             (1, now.first, left.first, none),
             (2, now.second, left.second, none),
             (3, now.counts, left.counts, none),
+            (OTHER_WEIGHT, now.weights, left.weights, none),
         )
     )
 
@@ -150,10 +157,13 @@ class StepProbe:
     def __init__(self, optimizer: Any, settings: OptimizerConfig) -> None:
         self._optimizer, self._settings = optimizer, settings
         self._left: AdamState | None = None
+        self._steps = 0
         self._before: AdamState | None = None
         self._rest = StepFinding()
         # Of main parameters with a rounded copy in the model, that.
         self._copies = dict(_model_copies(optimizer))
+        # Of parameters of which there are flat shards.
+        self._dimensions = dict(_dimensions(optimizer))
 
     def forget(self) -> None:
         """The optimizer's state was set on purpose."""
@@ -175,7 +185,9 @@ class StepProbe:
         """
         assert self._before is not None
         clip = min(1.0, self._settings.clip_grad_norm / (norm + 1e-6))
-        self._left = now = self._read()
+        now = self._read()
+        self._steps += 1
+        self._left = now if self._steps % STEPS else self._read()
         if self._rest.kind:
             return self._rest
         return judge_step(self._before, now, self._settings, lr, clip)
@@ -184,16 +196,17 @@ class StepProbe:
         columns: list[list[Tensor]] = [[] for _ in range(5)]
         counts, decay = [], []
         for parameter, state, group in self._tensors():
-            moments = (state.get("exp_avg"), state.get("exp_avg_sq"))
-            copy = self._copies.get(id(parameter), parameter)
-            rounded = _spread(parameter).to(copy.dtype).float()
-            values = (parameter, *moments, parameter.grad, _spread(copy) - rounded)
-            own = [_spread(parameter if one is None else one) for one in values]
-            for column, one, value in zip(columns, own, values, strict=True):
-                column.append(torch.zeros_like(one) if value is None else one)
+            weight = _spread(parameter)
+            none, copy = torch.zeros_like(weight), self._copies.get(id(parameter))
+            values = (state.get("exp_avg"), state.get("exp_avg_sq"), parameter.grad)
+            drift = none if copy is None else _spread(copy) - weight.to(copy.dtype).float()
+            own = [weight, *(none if one is None else _spread(one) for one in values), drift]
+            for column, one in zip(columns, own, strict=True):
+                column.append(one)
             count = state.get("step", group.get("step", 0))
             counts += [float(count)] * own[0].numel()
-            decay += [float(group["weight_decay"])] * own[0].numel()
+            is_matrix = self._dimensions.get(id(parameter), parameter.dim()) > 1
+            decay += [is_matrix * self._settings.weight_decay] * own[0].numel()
         weights, first, second, gradients, drift = (_flat(one) for one in columns)
         rows = (torch.tensor(counts, dtype=torch.float64), torch.tensor(decay, dtype=torch.float64))
         return AdamState(weights, first, second, *rows, gradients, drift)
@@ -206,7 +219,8 @@ class StepProbe:
             for parameter in group["params"]
             if parameter.numel()
         ]
-        yield from every[:: max(1, -(-len(every) // MAX_TENSORS))]
+        stride = max(1, -(-len(every) // MAX_TENSORS))
+        yield from every[self._steps // STEPS % stride :: stride]
 
 
 def _model_copies(optimizer: Any) -> Iterator[tuple[int, Tensor]]:
@@ -222,6 +236,18 @@ def _model_copies(optimizer: Any) -> Iterator[tuple[int, Tensor]]:
                 for copy, parameter in zip(own, copies, strict=True):
                     if copy is not None and parameter is not None:
                         yield id(parameter), copy
+
+
+def _dimensions(optimizer: Any) -> Iterator[tuple[int, int]]:
+    """By the id of a shard of the distributed optimizer, the dimensions of its parameter."""
+    for part in optimizer_parts(optimizer):
+        for model, shards in (
+            ("model_float16_groups", "shard_fp32_from_float16_groups"),
+            ("model_fp32_groups", "shard_fp32_groups"),
+        ):
+            for own, of in zip(getattr(part, model, ()), getattr(part, shards, ()), strict=True):
+                for parameter, shard in zip(own, of, strict=True):
+                    yield id(shard), parameter.dim()
 
 
 def _spread(values: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from rlmath.actor.model_base import RankModel
 from rlmath.actor.packing import PackedMicroBatch
 from rlmath.actor.plan import StepPlan
 from rlmath.actor.schedule import OnOutput
+from rlmath.actor.step_probe import StepFindings
 from rlmath.algorithms.value import value_losses
 from rlmath.batching.shards import Shard, Share
 from rlmath.types import TrainingBatch
@@ -91,9 +92,14 @@ class _InFloat32(torch.autograd.Function):
 
 
 class ValueModel(RankModel):
-    """This process's part of the value model."""
+    """This process's part of the value model.
+
+    Attributes:
+        step_findings: Of the last update.
+    """
 
     _prints: TensorPrints | None = None
+    step_findings: StepFindings = ()
 
     def build_stage(self) -> list[Any]:
         chunks = super().build_stage()
@@ -148,7 +154,12 @@ class ValueModel(RankModel):
         Returns:
             Metrics of each minibatch, equal on all ranks.
         """
-        return [self._update_minibatch(one, plan) for one in shard.shares()]
+        metrics, findings = [], []
+        for one in shard.shares():
+            metrics.append(self._update_minibatch(one, plan))
+            findings.append(self.step_finding)
+        self.step_findings = self.worst_findings(findings)
+        return metrics
 
     def _update_minibatch(self, share: Share, plan: StepPlan) -> dict[str, float]:
         batch, micro_batches = share.batch, self.micro_batches(share)
@@ -163,7 +174,10 @@ class ValueModel(RankModel):
             },
         )
         kept = self.forward_backward(micro_batches, value_loss(fields, plan.value_clip))
-        loss, tokens, moved, clipped = self._totals(kept)
+        loss, tokens, moved, clipped, _ = self._totals(kept)
+        # Before its first update the head is 0, and nothing below it has a gradient.
+        judged = batch.values is not None and bool(batch.values.any())
+        self.check_given([one[-1] for one in kept] if judged else [], len(micro_batches))
         grad_norm = self.gradient_norm()
         # Non-finite gradients would ruin the weights; without a gradient a step is only momentum.
         discard = not math.isfinite(loss + grad_norm) or grad_norm == 0.0
@@ -179,7 +193,7 @@ class ValueModel(RankModel):
 
     def _totals(self, kept: Sequence[Tensor]) -> list[float]:
         """Sums over micro-batches and ranks, from one all-gather: the same order everywhere."""
-        own = torch.zeros(4, dtype=torch.float64)
+        own = torch.zeros(5, dtype=torch.float64)
         if self.reports and kept:
             own = torch.stack(list(kept)).cpu().sum(0)
         total: list[float] = self.all_gather(own).sum(0).tolist()
@@ -194,7 +208,8 @@ def value_loss(fields: LossFields, clip: float | None) -> OnOutput[Tensor]:
         clip: See ``value_losses``.
 
     Returns:
-        A function that keeps ``[4]`` float64: loss, tokens, sum of moves, clipped tokens.
+        A function that keeps ``[5]`` float64: loss, tokens, sum of moves, clipped tokens, and the
+        size of the gradient by the values, which the backward pass fills in.
     """
 
     def objective(one: PackedMicroBatch, output: Tensor) -> tuple[Tensor, Tensor]:
@@ -206,8 +221,15 @@ def value_loss(fields: LossFields, clip: float | None) -> OnOutput[Tensor]:
         # Masked with where: selecting tokens would make the host count them.
         moved = torch.where(mask, (values.detach() - old).abs(), 0.0)
         clipped = (moved > clip).sum() if clip else torch.zeros_like(loss)
-        sums = [loss.detach(), mask.sum(), moved.sum(), clipped]
-        return loss, torch.stack([x.detach().double() for x in sums])
+        sums = [loss.detach(), mask.sum(), moved.sum(), clipped, torch.zeros_like(loss)]
+        kept = torch.stack([x.detach().double() for x in sums])
+
+        def received(gradient: Tensor) -> None:
+            kept[-1] = gradient.abs().sum()
+
+        if values.requires_grad:
+            values.register_hook(received)
+        return loss, kept
 
     return objective
 

@@ -401,7 +401,7 @@ class ActorWorker:
             model.device_state.load(*PARTS)
             load_model(model, folder, name)
             model.release()
-        self.actor.forget_steps()
+            model.forget_steps()
 
 
 def _check_and_release(model: Any) -> None:

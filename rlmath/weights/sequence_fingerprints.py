@@ -11,6 +11,9 @@ from torch import Tensor
 from rlmath.algorithms.ragged import repeat
 from rlmath.weights.fingerprint import odd_factors
 
+# Tokens of short sequences that are looked at together: a few operations instead of some for each.
+_BLOCK = 2**14
+
 
 @dataclass(frozen=True)
 class SequenceFingerprints:
@@ -69,13 +72,27 @@ def token_digests(tokens: Tensor, prompt_lengths: Tensor, lengths: Tensor) -> Te
         prompt_lengths: ``[N]`` int64.
         lengths: ``[N]`` int64, prompt plus response.
     """
-    longest = int(lengths.max()) if lengths.numel() else 0
-    factors = odd_factors(0, longest, torch.device("cpu"))
-    sums = [
-        (one.to(torch.int64) + 1).mul_(factors[: len(one)]).sum()
-        for one in tokens.split(lengths.tolist())
-    ]
-    return torch.stack(sums) * 3 + prompt_lengths if sums else torch.zeros_like(lengths)
+    if not lengths.numel():
+        return torch.zeros_like(lengths)
+    factors = odd_factors(0, int(lengths.max()), torch.device("cpu"))
+    sums = torch.zeros_like(lengths)
+    ends = lengths.cumsum(0)
+    first = 0
+    while first < len(lengths):
+        begin = int(ends[first] - lengths[first])
+        # At least one sequence, and of more as many as a block has room for.
+        last = max(first + 1, int(torch.searchsorted(ends, begin + _BLOCK, right=True)))
+        own, starts = lengths[first:last], ends[first:last] - lengths[first:last] - begin
+        values = tokens[begin : int(ends[last - 1])].to(torch.int64) + 1
+        if last - first == 1:
+            sums[first] = values.mul_(factors[: len(values)]).sum()
+        else:
+            values *= factors[torch.arange(len(values)) - repeat(starts, own)]
+            # Differences of a sum that wraps around are right.
+            total = torch.cat([values.new_zeros(1), values.cumsum(0)])
+            sums[first:last] = total[starts + own] - total[starts]
+        first = last
+    return sums * 3 + prompt_lengths
 
 
 def _factors(lengths: Tensor) -> Tensor:

@@ -1,39 +1,34 @@
-"""Faults that were planned from the loop and the actor alone, without a look at the step checks.
+"""Faults that were planned without a look at the step checks, twice.
 
     python -m tests.distributed.blind_faults [NAME ...]
 
-Plants each after one healthy step of a tiny model, and prints what the checks of the next step say.
-docs/reliability.md has the first count; two more of the plan lie in the driver's sampler, which has
-no part here: a group filter that keeps the groups with equal rewards, and a data stream that gives
-the first problems again in every step.
+Plants each after one healthy step of a tiny model, and prints what the checks of the next steps
+say. docs/records/step_checks.md has the counts. Two more of the first plan lie in the driver's
+sampler, which has no part here: a group filter that keeps the groups with equal rewards, and a data
+stream that gives the first problems again in every step.
 """
+
+from __future__ import annotations
 
 import contextlib
 import dataclasses
 import sys
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from rlmath.actor import policy, policy_loss, rank_step
-from rlmath.actor.parallel import destroy, initialize
-from rlmath.algorithms.correction import CorrectionConfig
 from rlmath.algorithms.losses import LOSSES
 from rlmath.checkpoint.optimizer_state import optimizer_parts
-from rlmath.config.schema import DType
-from rlmath.device import CPU
-from rlmath.model.parallel import Layout
-from tests.distributed.healthy_steps import run, write_model
-from tests.distributed.rank_pool import _free_port
+from tests.distributed import healthy_steps
+from tests.distributed.rank_pool import RankPool
 
 
-def clip_ten_times_as_wide(worker):
+def clip_ten_times_as_wide(worker: Any) -> None:
     original = policy_loss.policy_objective
 
-    def wide(inputs, settings):
+    def wide(inputs: Any, settings: Any) -> Any:
         options = LOSSES.options(settings.loss)()
         names = [f.name for f in dataclasses.fields(options) if f.name.startswith("clip")]
         own = {n: min(1.0, 10 * (getattr(options, n) or 0.0)) for n in names[:2]}
@@ -43,11 +38,11 @@ def clip_ten_times_as_wide(worker):
     policy_loss.policy_objective = wide
 
 
-def current_policy_as_old(worker):
+def current_policy_as_old(worker: Any) -> None:
     """From the second minibatch on, the ratio is 1 by construction."""
     backward, calls = worker.actor._backward, iter(range(10**6))
 
-    def without(share, *rest, **options):
+    def without(share: Any, *rest: Any, **options: Any) -> Any:
         if next(calls) % 2:
             share = dataclasses.replace(
                 share, batch=dataclasses.replace(share.batch, old_log_probs=None)
@@ -57,36 +52,36 @@ def current_policy_as_old(worker):
     worker.actor._backward = without
 
 
-def reference_is_the_policy(worker):
+def reference_is_the_policy(worker: Any) -> None:
     worker.actor.reference_weights = contextlib.nullcontext
 
 
-def correction_upside_down(worker):
+def correction_upside_down(worker: Any) -> None:
     original = rank_step.correct
     rank_step.correct = lambda old, engine, *rest: original(engine, old, *rest)
 
 
-def decay_on_norms(worker):
+def decay_on_norms(worker: Any) -> None:
     for group in worker.actor.optimizer.param_groups:
         group["wd_mult"] = 1.0
 
 
-def no_clipping(worker):
+def no_clipping(worker: Any) -> None:
     for part in optimizer_parts(worker.actor.optimizer):
         part.config.clip_grad = 0.0
 
 
-def positions_go_on(worker):
+def positions_go_on(worker: Any) -> None:
     """In the update alone, positions do not begin again with each packed sequence."""
     backward, pack = worker.actor._backward, worker.actor.micro_batches
 
-    def packed(share):
+    def packed(share: Any) -> Any:
         return [
             dataclasses.replace(one, position_ids=torch.arange(one.tokens.size(1))[None])
             for one in pack(share)
         ]
 
-    def going_on(*given, **options):
+    def going_on(*given: Any, **options: Any) -> Any:
         worker.actor.micro_batches = packed
         try:
             return backward(*given, **options)
@@ -96,15 +91,15 @@ def positions_go_on(worker):
     worker.actor._backward = going_on
 
 
-def loss_over_micro_batches(worker):
+def loss_over_micro_batches(worker: Any) -> None:
     """The loss that goes back is divided by the number of micro-batches, and what is reported is
     not."""
     original = policy.policy_loss
 
-    def divided(*given):
+    def divided(*given: Any) -> Any:
         objective = original(*given)
 
-        def of(*inputs):
+        def of(*inputs: Any) -> Any:
             loss, kept = objective(*inputs)
             return loss / 4, kept
 
@@ -113,35 +108,173 @@ def loss_over_micro_batches(worker):
     policy.policy_loss = divided
 
 
-FAULTS: tuple[Callable[[Any], None], ...] = (
-    clip_ten_times_as_wide,
-    current_policy_as_old,
-    reference_is_the_policy,
-    correction_upside_down,
-    decay_on_norms,
-    no_clipping,
-    positions_go_on,
-    loss_over_micro_batches,
-)
+# -- the second plan ----------------------------------------------------------------------------
 
 
-def main():
-    (name,) = sys.argv[1:]
-    fault = next(one for one in FAULTS if one.__name__ == name)
-    CPU.prepare_megatron_process(0, num_threads=1)
-    initialize(Layout(1, 1, 1), CPU, 0, "127.0.0.1", _free_port(), seed=0)
-    correction = CorrectionConfig("token_truncate")
-    more = {"correction": correction} if fault is correction_upside_down else None
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            write_model(Path(folder), "Qwen2.5-0.5B")
-            terms = fault is reference_is_the_policy
-            said = run(
-                folder, DType.float32, 3, lora=False, terms=terms, plant=fault, more_plan=more
-            )
-    finally:
-        destroy()
-    print(f"RESULT {name}: {said[0] if said else 'no check said anything'}")
+def gradients_are_not_cleared(worker: Any) -> None:
+    worker.actor.clear_gradients = lambda: None
+
+
+def last_token_is_not_in_the_loss(worker: Any) -> None:
+    """Each response loses its last token, which often is the end of the sequence."""
+    shard_of = worker.actor.shard_of
+
+    def losing(*given: Any) -> Any:
+        shard = shard_of(*given)
+        mask = shard.batch.loss_mask.clone()
+        mask[shard.batch.response_lengths.cumsum(0) - 1] = False
+        return shard.with_values(loss_mask=mask)
+
+    worker.actor.shard_of = losing
+
+
+def of_next_sequences(values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """Values of each sequence's tokens from the next sequence, as far as it goes."""
+    parts = values.split(lengths.tolist())
+    pairs = zip(parts, (*parts[1:], parts[0]), strict=True)
+    return torch.cat([torch.cat([b[: len(a)], a[len(b) :]]) for a, b in pairs])
+
+
+def old_log_probs_of_another_sequence(worker: Any) -> None:
+    """From the second minibatch on."""
+    backward, calls = worker.actor._backward, iter(range(10**6))
+
+    def swapped(share: Any, *rest: Any, **options: Any) -> Any:
+        if next(calls) % 2:
+            batch = share.batch
+            old = of_next_sequences(batch.old_log_probs, batch.response_lengths)
+            share = dataclasses.replace(share, batch=dataclasses.replace(batch, old_log_probs=old))
+        return backward(share, *rest, **options)
+
+    worker.actor._backward = swapped
+
+
+def reference_log_probs_of_another_sequence(worker: Any) -> None:
+    log_probs = worker.actor.shard_log_probs
+
+    def swapped(shard: Any, name: str = "policy", seed: int = 0) -> Any:
+        found = log_probs(shard, name, seed)
+        if name != "reference":
+            return found
+        values = of_next_sequences(found.log_probs, shard.batch.response_lengths)
+        return dataclasses.replace(found, log_probs=values)
+
+    worker.actor.shard_log_probs = swapped
+
+
+def betas_exchanged(worker: Any) -> None:
+    for part in optimizer_parts(worker.actor.optimizer):
+        for group in part.optimizer.param_groups:
+            group["betas"] = group["betas"][::-1]
+
+
+def main_parameters_rounded(worker: Any) -> None:
+    """After each step the float32 main parameters are the bfloat16 ones."""
+    finish = worker.actor.finish_minibatch
+
+    @torch.no_grad()
+    def rounding(discard: bool) -> float:
+        lr = finish(discard)
+        for part in optimizer_parts(worker.actor.optimizer):
+            for group in part.optimizer.param_groups:
+                for one in group["params"]:
+                    one.copy_(one.bfloat16().float())
+        return lr
+
+    worker.actor.finish_minibatch = rounding
+
+
+def clipped_by_a_part_of_the_norm(worker: Any) -> None:
+    optimizer = worker.actor.optimizer
+    step = optimizer.step
+
+    def stepping() -> Any:
+        owners = [optimizer, *optimizer_parts(optimizer)]
+        originals = [one.get_grad_norm for one in owners]
+        for one, original in zip(owners, originals, strict=True):
+            one.get_grad_norm = lambda *x, original=original: 0.5 * original(*x)
+        try:
+            return step()
+        finally:
+            for one in owners:
+                del one.get_grad_norm
+
+    optimizer.step = stepping
+
+
+def least_objective_becomes_largest(worker: Any) -> None:
+    """``min(r A, clip(r) A)`` is a maximum."""
+    from rlmath.algorithms.losses import ppo_clip
+
+    class Swapped:
+        maximum = staticmethod(torch.minimum)
+
+    ppo_clip.torch = Swapped  # type: ignore[assignment]
+
+
+def first_minibatch_twice(worker: Any) -> None:
+    from rlmath.batching.shards import Shard
+
+    shares = Shard.shares
+
+    def first_again(self: Any) -> Any:
+        first, *others = shares(self)
+        yield from (first, first, *others[1:])
+
+    Shard.shares = first_again  # type: ignore[method-assign]
+
+
+def group_of_the_last_step(worker: Any) -> None:
+    """The driver gives a group of the step before in the place of one of this step."""
+    original = healthy_steps.groups_of
+
+    def again(config: Any, step: int, lag: int) -> Any:
+        if step == 1:
+            return original(config, step, lag)
+        return [*original(config, step - 1, lag)[:1], *original(config, step, lag)[1:]]
+
+    healthy_steps.groups_of = again
+
+
+PLAIN = ("quickstart", "actor.tensor_parallel=1")
+ROUNDED = (*PLAIN, "model.dtype=bfloat16")
+WITH_KL = (*PLAIN, "algorithm.kl_coef=0.05")
+CORRECTED = (*PLAIN, "algorithm.correction.kind=token_truncate")
+# By the settings that they need.
+FIRST: dict[Callable[[Any], None], tuple[str, ...]] = {
+    clip_ten_times_as_wide: PLAIN,
+    current_policy_as_old: PLAIN,
+    reference_is_the_policy: WITH_KL,
+    correction_upside_down: CORRECTED,
+    decay_on_norms: (*PLAIN, "actor.optimizer.weight_decay=0.1"),
+    no_clipping: PLAIN,
+    positions_go_on: PLAIN,
+    loss_over_micro_batches: PLAIN,
+}
+SECOND: dict[Callable[[Any], None], tuple[str, ...]] = {
+    gradients_are_not_cleared: PLAIN,
+    last_token_is_not_in_the_loss: PLAIN,
+    old_log_probs_of_another_sequence: PLAIN,
+    reference_log_probs_of_another_sequence: WITH_KL,
+    betas_exchanged: PLAIN,
+    main_parameters_rounded: ROUNDED,
+    clipped_by_a_part_of_the_norm: PLAIN,
+    least_objective_becomes_largest: PLAIN,
+    first_minibatch_twice: PLAIN,
+    group_of_the_last_step: PLAIN,
+}
+
+
+def main() -> int:
+    faults = {one.__name__: (one, words) for one, words in (FIRST | SECOND).items()}
+    for name in sys.argv[1:] or faults:
+        fault, words = faults[name]
+        pool = RankPool()  # Some faults stay in a process.
+        if fault is group_of_the_last_step:
+            fault(None)  # Checks see it as well.
+        said = healthy_steps.run(pool, healthy_steps.Case(words=words), 3, fault)
+        pool.close()
+        print(f"| {name} | {said[0] if said else 'no check said anything'} |", flush=True)
     return 0
 
 

@@ -1,63 +1,132 @@
-"""Two hundred healthy updates of one family on one rank: no step check of the ranks may say a word.
+"""Hundreds of healthy updates on real ranks, without engines: no step check may say a word.
 
-    python -m tests.distributed.healthy_steps qwen3 bfloat16 [--lora] [--steps 200]
+    python -m tests.distributed.healthy_steps [CASE ...] [--steps 200] [--list]
 
-Prints what was said, and exits with 1 if anything was.
+Each case is a family, type, layout and recipe; its samples are random. Prints a row for each, and
+exits with 1 if anything was said. docs/records/step_checks.md has the results.
 """
+
+from __future__ import annotations
 
 import argparse
 import dataclasses
-import math
 import sys
 import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import torch
 
-from rlmath.actor.parallel import destroy, initialize
 from rlmath.actor.plan import StepPlan
-from rlmath.actor.rank_step import RankStep
-from rlmath.actor.settings import ModelSettings, ReferenceSettings
-from rlmath.algorithms.advantages import SequenceAdvantages
-from rlmath.algorithms.settings import ObjectiveSettings
-from rlmath.commands.drill.shrink import smaller_model
-from rlmath.config.load import load
-from rlmath.config.optimizer import OptimizerConfig, Schedule
-from rlmath.config.schema import DType
-from rlmath.device import CPU
-from rlmath.model.lora import TARGETS, Lora
+from rlmath.actor.policy import MegatronActor
+from rlmath.actor.rank_step import RankStep, StepResult
+from rlmath.actor.value import ValueModel
+from rlmath.commands.drill.shrink import shrink
+from rlmath.config.arithmetic import policy_updates, resolve_layout
+from rlmath.config.schema import Config, Device
+from rlmath.device import Platform
 from rlmath.model.parallel import Layout
 from rlmath.model.published import KNOWN
 from rlmath.model.tiny_tokenizer import VOCABULARY_SIZE
-from rlmath.training.checks.invariants import violations
-from rlmath.training.checks.loss_parts import wrong_loss
-from rlmath.training.checks.optimizer_steps import wrong_rates, wrong_steps
-from rlmath.training.checks.sequences import (
-    Expected,
-    wrong_advantages,
-    wrong_gradients,
-    wrong_places,
-    wrong_tokens,
+from rlmath.rollout.requests import prompt_digest
+from rlmath.training.algorithm_settings import reference_share
+from rlmath.training.checks.base import AfterUpdate, BeforeUpdate, InvariantError, StepCheck
+from rlmath.training.checks.independent import IndependentSamples
+from rlmath.training.checks.invariants import Invariants
+from rlmath.training.checks.loss_parts import LossParts
+from rlmath.training.checks.optimizer_steps import OptimizerSteps
+from rlmath.training.checks.sequences import TrainedSequences
+from rlmath.training.checks.still_weights import (
+    StillWeights,
+    begin,
+    has_frozen_weights,
+    look_again,
 )
-from rlmath.training.checks.still_weights import begin, drifted, look_again, moved
-from rlmath.training.checks.unchanged import unchanged_parts
-from rlmath.weights.gather import BucketGatherer
-from rlmath.weights.sequence_fingerprints import token_digests
-from tests.distributed.rank_pool import _free_port
-from tests.support.actors import build, make_batch
+from rlmath.training.checks.unchanged import ChangedWeights
+from rlmath.training.metrics import update_metrics
+from rlmath.training.plan import plan_step
+from rlmath.training.session import actor_settings, value_model_settings
+from rlmath.training.step_batch import StepBatch
+from rlmath.training.values import value_metrics
+from rlmath.types import GradedSample, Group, Problem, Sample
+from rlmath.weights.gather import BucketGatherer, WeightChanges
+from tests.distributed.rank_pool import RankPool
 
-SEQUENCES, MINIBATCHES = 12, 2
+# Standard deviations between the log-probs of engine and actor, in nats, by the lag.
+NOISE = (0.01, 0.05, 0.1)
+PROMPTS, SAMPLES = 4, 4
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is trained.
+
+    Attributes:
+        model: Of the published ones, shrunk.
+        words: Recipe or experiment, and settings.
+        lag: Of the oldest tokens, in steps.
+    """
+
+    model: str = "Qwen2.5-0.5B"
+    words: tuple[str, ...] = ("quickstart", "actor.tensor_parallel=1")
+    lag: int = 0
+
+
+def of_family(model: str, dtype: str) -> Case:
+    return Case(model, ("quickstart", "actor.tensor_parallel=1", f"model.dtype={dtype}"))
+
+
+def on(*layout: str, model: str = "Qwen2.5-0.5B") -> Case:
+    sizes = [f"actor.{one}" for one in layout]
+    if not any(one.startswith("tensor_parallel") for one in layout):
+        sizes.append("actor.tensor_parallel=1")
+    return Case(model, ("quickstart", *sizes, *TERMS))
+
+
+TERMS = ("algorithm.kl_coef=0.05", "algorithm.entropy_coef=0.001")
 # The smallest published model of each architecture.
 FAMILIES = {config["architectures"][0]: name for name, config in reversed(KNOWN.items())}
+LORA = ("lora.rank=4", "lora.alpha=8")
+RECIPES = (
+    *("cispo", "dapo", "dr_grpo", "gspo", "open_r1", "reinforce_pp_baseline", "rlinf_grpo"),
+    *("gsm8k_smoke", "qwen2.5-1.5b-grpo-megatron", "qwen2.5-7b-grpo-megatron"),
+)
+CASES: dict[str, Case] = {
+    **{
+        f"{name} {dtype}": of_family(name, dtype)
+        for name in FAMILIES.values()
+        for dtype in ("float32", "bfloat16")
+    },
+    "TP 2": on("tensor_parallel=2"),
+    "DP 2": on("data_parallel=2"),
+    "PP 2": on("pipeline_parallel=2"),
+    "CP 2": on("context_parallel=2"),
+    "LoRA": on(*LORA),
+    "LoRA TP 2": on("tensor_parallel=2", *LORA),
+    "LoRA DP 2": on("data_parallel=2", *LORA),
+    "LoRA PP 2": on("pipeline_parallel=2", *LORA),
+    "MoE EP 2": on("data_parallel=2", "expert_parallel=2", model="Qwen3-30B-A3B"),
+    "MoE TP 2": on("tensor_parallel=2", model="Qwen3-30B-A3B"),
+    "value model": Case(words=("quickstart", "actor.tensor_parallel=1", "algorithm.advantage=gae")),
+    "value model TP 2": Case(words=("quickstart", "algorithm.advantage=gae")),
+    "lagged": Case(words=("quickstart", "algorithm.correction.kind=token_truncate", *TERMS), lag=2),
+    "lagged, old log-probs of engines": Case(
+        words=("quickstart", "algorithm.old_log_probs=engine"), lag=2
+    ),
+    **{name: Case(words=(name,)) for name in RECIPES},
+}
 
 
-def write_model(folder, name):
+def write_model(folder: Path, fields: dict[str, Any]) -> None:
     """A model of a family with random weights."""
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    fields = smaller_model(dict(KNOWN[name]))
     names = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()
     kind = next(kind for kind, one in names if one == fields["architectures"][0])
     torch.manual_seed(0)
@@ -66,110 +135,191 @@ def write_model(folder, name):
     model.save_pretrained(folder)
 
 
-def run(model, dtype, steps, *, lora, terms, plant=None, more_plan=None):
-    """What the checks said, with the steps.
+def settings_of(case: Case, folder: Path, steps: int) -> Config:
+    """The settings of a case, shrunk; its model is written."""
+    sizes = (f"algorithm.prompts_per_step={PROMPTS}", f"algorithm.group_size={SAMPLES}")
+    words = (*case.words, f"model.path={case.model}", *sizes)
+    shrunk = shrink(words, folder, None, steps)
+    write_model(Path(shrunk.config.model.path), shrunk.model)
+    return shrunk.config
 
-    Args:
-        plant: Called with the worker after the first step.
-        more_plan: Further fields of the plan.
-    """
-    torch_dtype = {DType.float32: torch.float32, DType.bfloat16: torch.bfloat16}[dtype]
-    schedule = {"schedule": Schedule.cosine, "decay_steps": 2 * steps + 10}
-    more = {"lora": Lora(rank=4, alpha=8.0, targets=TARGETS)} if lora else {}
-    actor = build(
-        Layout(1, 1, 1),
-        CPU,
-        model,
-        model=ModelSettings(torch_dtype, sequence_parallel=False),
-        reference=ReferenceSettings("frozen"),
-        optimizer={"lr": 1e-4, **schedule},
-        **more,
+
+def groups_of(config: Config, step: int, lag: int) -> list[Group]:
+    """Random samples of a step, with random rewards."""
+    draw = np.random.default_rng(step)
+    groups = []
+    for place in range(PROMPTS):
+        name = f"p{step}-{place}"
+        prompt = tuple(draw.integers(0, VOCABULARY_SIZE, int(draw.integers(3, 20))).tolist())
+        scored = []
+        for index in range(SAMPLES):
+            length = int(draw.integers(2, config.rollout.max_response_tokens + 1))
+            tokens = draw.integers(0, VOCABULARY_SIZE, length).astype(np.int32)
+            # The weights changed in the middle of a response.
+            version = max(0, step - 1 - int(draw.integers(0, lag + 1)))
+            spans = (
+                ((version, 0),) if version == step - 1 else ((version, 0), (step - 1, length // 2))
+            )
+            ended = "stop" if length < config.rollout.max_response_tokens else "length"
+            log_probs = np.full(length, -5.0, np.float32)
+            sample = Sample(
+                name,
+                index,
+                tokens,
+                log_probs,
+                "",
+                ended,
+                spans,
+                step,
+                0,
+                None,
+                prompt_digest(prompt),
+            )
+            # Groups of equal rewards as well.
+            right = bool(draw.integers(0, 2)) if place else False
+            status = "correct" if right else "wrong"
+            reward = float(right)
+            scored.append(GradedSample(sample, reward, right, status, rewards={"math": reward}))
+        groups.append(Group(Problem(name, "", prompt, ("1",)), tuple(scored)))
+    return groups
+
+
+def session_of(config: Config, step: int) -> Any:
+    """What checks and batches read of a session."""
+    sampling = SimpleNamespace(
+        rewards=SimpleNamespace(items=[SimpleNamespace(label="math", weight=1.0)]),
+        pool=SimpleNamespace(weights_version=step - 1),
     )
-    worker = SimpleNamespace(actor=actor)
-    begin(worker)
+    return SimpleNamespace(config=config, sampling=sampling)
+
+
+def plan_of(config: Config, step: int) -> StepPlan:
+    plan = plan_step(config, step)
+    if plan.correction is not None and plan.correction.kind == "auto":
+        correction = dataclasses.replace(plan.correction, kind="token_truncate")
+        plan = dataclasses.replace(plan, correction=correction)
+    return plan
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a rank says of a step."""
+
+    report: StepResult
+    changes: WeightChanges
+    moved: list[str]
+
+
+def on_rank(
+    layout: Layout,
+    platform: Platform,
+    config: Config,
+    steps: int,
+    lag: int,
+    plant: Callable[[Any], None] | None = None,
+) -> list[Seen]:
+    """Train on this rank; ``plant`` is called with the worker after the first step."""
+    run_layout = resolve_layout(config, Device.cpu)
+    optimizer, temperature = config.actor.optimizer, config.rollout.temperature
+    settings = actor_settings(config, run_layout, optimizer, policy_updates(config), temperature)
+    actor = MegatronActor(settings, layout, platform)
+    of_values = value_model_settings(config, settings)
+    value_model = None if of_values is None else ValueModel(of_values, layout, platform)
+    worker: Any = SimpleNamespace(actor=actor, value_model=value_model)
+    frozen = has_frozen_weights(config)
+    if frozen:
+        begin(worker)
     gatherer = BucketGatherer(actor.chunks, actor.spec, actor.parallel, merge=actor.merger())
-    kl, entropy = (0.1, 0.01) if terms else (0.0, 0.0)
-    plan = StepPlan(
-        ObjectiveSettings(kl_coef=kl, entropy_coef=entropy),
-        passes=("old", "reference") if terms else ("old",),
-        minibatches=MINIBATCHES,
-        **(more_plan or {}),
-    )
-    settings = OptimizerConfig(lr=1e-4, **schedule)
-    config = load(
-        [
-            "experiment=quickstart",
-            f"algorithm.kl_coef={kl}",
-            f"algorithm.entropy_coef={entropy}",
-            f"model.dtype={dtype.value}",
-        ]
-    )
-    said = []
-    taken = 0
-    for step in range(steps):
-        batch = make_batch(SEQUENCES, seed=step)
-        draw = torch.Generator().manual_seed(step)
-        if plant is not None and step == 1:
+    seen = []
+    for step in range(1, steps + 1):
+        if plant is not None and step == 2:
             plant(worker)
-        ids = torch.randint(0, VOCABULARY_SIZE, batch.tokens.shape, generator=draw).int()
-        batch = dataclasses.replace(batch, tokens=ids, advantages=None)
-        advantages = torch.randn(SEQUENCES, generator=draw)
-        advantages[: 3 * (step % 3)] = 0.0  # Groups whose rewards are equal.
-        work = RankStep(actor, None, actor.shard_of(batch, plan, step))
+        batch = StepBatch.of(session_of(config, step), groups_of(config, step, lag))
+        plan = plan_of(config, step)
+        sequences: Any = batch.sequences
+        shard = actor.shard_of(sequences, plan, plan.seed)
+        own = actor.shard_log_probs(shard)
+        if own is not None:
+            draw = torch.Generator().manual_seed(step)
+            noise = torch.randn(own.log_probs.shape, generator=draw) * NOISE[lag]
+            shard = shard.with_values(engine_log_probs=own.log_probs + noise)
+        work = RankStep(actor, value_model, shard)
         work.run_passes(plan)
-        work.add_advantages(plan, SequenceAdvantages(advantages).select(work.shard.places))
-        result = work.update(plan)
-        assert result is not None and result.sequences is not None
-        report, first = result.sequences, result.minibatches[0]
-        expected = Expected(
-            [f"sequence {i}" for i in range(SEQUENCES)],
-            [i // 3 for i in range(SEQUENCES)],
-            token_digests(batch.tokens, batch.prompt_lengths, batch.sequence_lengths),
-            batch.loss_token_counts.double(),
-            advantages.double(),
-        )
-        noise = math.sqrt(2.0 * max(first["approx_kl"], 0.0))
-        changes = gatherer.changes()
-        found = [
-            *wrong_places(report, expected.names, complete=True),
-            *wrong_tokens(report, expected),
-            *wrong_advantages(report, expected),
-            *wrong_gradients(report, noise, alone=not terms),
-            *(one for figures in result.minibatches for one in wrong_loss(figures, kl, entropy)),
-            *wrong_rates(settings, taken, result.minibatches),
-            *wrong_steps(result.step_findings),
-            *violations(
-                config, bool(advantages.any()), result, first_step=step == 0, has_moved=step > 0
-            ),
-            *moved([look_again(worker)]),
-            *drifted([changes]),
-            *(() if lora else unchanged_parts(dtype, [changes.unchanged])),
-        ]
-        taken += sum(not one["discarded"] for one in result.minibatches)
-        said += [f"step {step + 1}: {one}" for one in found]
+        advantages = None
+        if not plan.values:
+            advantages = batch.advantages(config).select(shard.places)
+        tokens = work.add_advantages(plan, advantages)
+        values = work.update_values(plan) if plan.values else None
+        policy = work.update(plan) if plan.policy else None
+        if share := reference_share(config.algorithm, step):
+            actor.renew_reference(share)
+        moved = look_again(worker) if frozen else []
+        seen.append(Seen(StepResult(tokens, values, policy), gatherer.changes(), moved))
+    return seen
+
+
+def judge(config: Config, of_ranks: Sequence[Sequence[Seen]], lag: int) -> list[str]:
+    """What the step checks of the driver say."""
+    checks: list[StepCheck] = [
+        *(IndependentSamples(), Invariants(), TrainedSequences(), LossParts()),
+        *(ChangedWeights(), OptimizerSteps(), StillWeights()),
+    ]
+    said = []
+    for number, ranks in enumerate(zip(*of_ranks, strict=True)):
+        step = number + 1
+        groups, plan = groups_of(config, step, lag), plan_of(config, step)
+        session = session_of(config, step)
+        session.actor = SimpleNamespace(call=lambda one, found=ranks: [x.moved for x in found])
+        batch, monitor = StepBatch.of(session, groups), SimpleNamespace(warn=said.append)
+        sampled = BeforeUpdate(session, monitor, step, plan, groups, groups, batch)  # type: ignore[arg-type]
+        report = StepResult.joined([one.report for one in ranks])
+        metrics = {
+            "train/kl_coef": config.algorithm.kl_coef,
+            "train/entropy_coef": config.algorithm.entropy_coef,
+            **({} if report.policy is None else update_metrics(report.policy)),
+            **({} if report.values is None else value_metrics(report.values)),
+        }
+        changes = [one.changes for one in ranks]
+        updated = AfterUpdate(session, monitor, step, plan, batch, report, changes, metrics)  # type: ignore[arg-type]
+        for check in checks:
+            try:
+                check.before_update(sampled)
+                check.after_update(updated)
+            except InvariantError as error:
+                said.append(str(error))
     return said
 
 
-def main():
+def run(
+    pool: RankPool, case: Case, steps: int, plant: Callable[[Any], None] | None = None
+) -> list[str]:
+    """What the checks said of a case."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = settings_of(case, Path(folder), steps)
+        layout = resolve_layout(config, Device.cpu).actor
+        of_ranks = pool.run(layout, on_rank, config, steps, case.lag, plant)
+        return judge(config, of_ranks, case.lag)
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("architecture", choices=FAMILIES)
-    parser.add_argument("dtype", choices=[one.value for one in DType])
+    parser.add_argument("cases", nargs="*", metavar="CASE", help="all without")
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--lora", action="store_true")
-    parser.add_argument("--terms", action="store_true", help="with KL and entropy in the loss")
+    parser.add_argument("--list", action="store_true", help="print the cases and exit")
     given = parser.parse_args()
-    CPU.prepare_megatron_process(0, num_threads=1)
-    initialize(Layout(1, 1, 1), CPU, 0, "127.0.0.1", _free_port(), seed=0)
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            write_model(Path(folder), FAMILIES[given.architecture])
-            dtype = DType(given.dtype)
-            said = run(folder, dtype, given.steps, lora=given.lora, terms=given.terms)
-    finally:
-        destroy()
-    print(f"{given.architecture} {given.dtype}: {given.steps} steps, {len(said)} alarms")
-    print("\n".join(said[:5]))
-    return int(bool(said))
+    if given.list:
+        print("\n".join(CASES))
+        return 0
+    pool, alarms = RankPool(timeout_s=3600.0), 0
+    for name in given.cases or CASES:
+        began_s = time.monotonic()
+        said = run(pool, CASES[name], given.steps)
+        alarms += len(said)
+        seconds = time.monotonic() - began_s
+        print(f"| {name} | {given.steps} | {len(said)} | {seconds:.0f} |", flush=True)
+        print("\n".join(said[:3]), end="\n" * bool(said), flush=True)
+    pool.close()
+    return int(bool(alarms))
 
 
 if __name__ == "__main__":

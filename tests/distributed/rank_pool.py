@@ -48,7 +48,8 @@ def _serve(rank, pipe):
 class RankPool:
     """Processes that act as ranks of any layout of up to ``MAX_RANKS``."""
 
-    def __init__(self):
+    def __init__(self, timeout_s=RUN_TIMEOUT_S):
+        self._timeout_s = timeout_s
         context = rank_context()
         self._pipes: list[Connection] = []
         self._processes = []
@@ -68,8 +69,8 @@ class RankPool:
         results = []
         failures = []
         for rank, pipe in enumerate(ranks):
-            if not pipe.poll(RUN_TIMEOUT_S):
-                raise TimeoutError(f"rank {rank} of {layout} said nothing for {RUN_TIMEOUT_S} s")
+            if not pipe.poll(self._timeout_s):
+                raise TimeoutError(f"rank {rank} of {layout} said nothing for {self._timeout_s} s")
             status, value = pipe.recv()
             (results if status == "ok" else failures).append(value)
         if failures:

@@ -18,7 +18,7 @@ from rlmath.actor.sequence_report import SequenceReport
 from rlmath.actor.settings import ReferenceSettings, UpdateResult
 from rlmath.algorithms.advantages import SequenceAdvantages
 from rlmath.algorithms.settings import ObjectiveSettings
-from rlmath.commands.drill import in_training
+from rlmath.commands.drill import in_update
 from rlmath.commands.drill.in_ranks import restore
 from rlmath.config.optimizer import OptimizerConfig, Schedule
 from rlmath.model.lora import TARGETS, Lora
@@ -45,23 +45,23 @@ UPDATE = StepPlan(
 OPTIMIZER = {"schedule": Schedule.cosine, "decay_steps": 200}
 ADVANTAGES = torch.linspace(-1.0, 2.0, 12)
 PLANTS = {
-    "negated_on_ranks": in_training.negate_on_ranks,
-    "shifted_advantages": in_training.shift_on_ranks,
-    "no_gradient": in_training.drop_a_gradient,
-    "no_kl": in_training.drop_the_kl,
-    "entropy_sign": in_training.turn_the_entropy,
-    "moving_reference": in_training.move_the_reference,
-    "moving_base": in_training.move_the_base,
-    "triple_rate": in_training.triple_the_rate,
-    "zeroed_moments": in_training.zero_the_moments,
-    "lost_moments": in_training.lose_the_moments,
-    "schedule_again": in_training.begin_the_schedule_again,
-    "no_sum": in_training.sum_nothing,
-    "no_layer_gradient": in_training.drop_a_layers_gradient,
-    "no_share_of_layer": in_training.drop_a_layers_micro_batch,
-    "no_rank_gradient": in_training.drop_a_ranks_gradient,
+    "negated_on_ranks": in_update.negate_on_ranks,
+    "shifted_advantages": in_update.shift_on_ranks,
+    "no_gradient": in_update.drop_a_gradient,
+    "no_kl": in_update.drop_the_kl,
+    "entropy_sign": in_update.turn_the_entropy,
+    "moving_reference": in_update.move_the_reference,
+    "moving_base": in_update.move_the_base,
+    "triple_rate": in_update.triple_the_rate,
+    "zeroed_moments": in_update.zero_the_moments,
+    "lost_moments": in_update.lose_the_moments,
+    "schedule_again": in_update.begin_the_schedule_again,
+    "no_sum": in_update.sum_nothing,
+    "no_layer_gradient": in_update.drop_a_layers_gradient,
+    "no_share_of_layer": in_update.drop_a_layers_micro_batch,
+    "no_rank_gradient": in_update.drop_a_ranks_gradient,
 }
-SAYS = {fault.name: fault.says for fault in in_training.FAULTS}
+SAYS = {fault.name: fault.says for fault in in_update.FAULTS}
 MORE = [Layout(2, 1, 1), Layout(1, 2, 1), Layout(1, 1, 2)]
 
 
@@ -94,7 +94,7 @@ def run(layout, platform, model, batch, lora):
         result = step.update(UPDATE)
         found[name] = (result, look_again(worker), taken)
         restore(worker)
-        in_training.put_back(worker)
+        in_update.put_back(worker)
         actor.scheduler.num_steps = taken + UPDATE.minibatches
         actor.scheduler.step(0)
     return found

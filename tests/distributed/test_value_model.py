@@ -8,6 +8,7 @@ import torch
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.plan import StepPlan
 from rlmath.actor.settings import ActorSettings
+from rlmath.actor.step_probe import NO_SHARE
 from rlmath.actor.value import ValueModel
 from rlmath.actor.worker import ActorWorker
 from rlmath.batching.shards import response_rows
@@ -162,6 +163,19 @@ def learn(layout, platform, model, batch):
     for step in range(15):
         (metrics,) = value_model.update(batch, settings, seed=step)
         losses.append(metrics["loss"])
+        # The head is 0 at first, though these values are not; below it there is no gradient then.
+        found = value_model.step_findings
+        assert step == 0 or not any(one.kind for _, one in found), found
+    # What the step checks say of a matrix that gets nothing, and of the embedding.
+    assert value_model.gradient_shares is not None
+    name, matrix = value_model.gradient_shares.layers[0]
+    embedding = value_model.chunks[0].embedding.word_embeddings.weight
+    for place, one in ((name, matrix), ("word_embeddings", embedding)):
+        handle = one.register_hook(torch.zeros_like)
+        value_model.update(batch, settings, seed=99)
+        ((_, finding),) = value_model.step_findings
+        assert finding.kind == NO_SHARE and place in finding.place, finding
+        handle.remove()
     return losses
 
 

@@ -1,17 +1,23 @@
 """An engine scores sequences that another model sampled: its log-probs of exactly their tokens."""
 
+import functools
 import signal
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import ray
+import torch
 from reference import VOCABULARY, Reference
 
 from rlmath.cluster.processes import send_signal
+from rlmath.config.alignment import AlignmentConfig
 from rlmath.model.tiny import make_tiny_model
 from rlmath.rollout.pool import RolloutPool
 from rlmath.rollout.teacher import EngineTeacher, TeacherError, ToScore
+from rlmath.training.checks.base import InvariantError
+from rlmath.training.checks.still_teacher import EVERY, StillTeacher
 from rlmath.types import Sample
 
 
@@ -67,6 +73,34 @@ def test_log_probs_are_those_of_transformers_for_these_tokens(teacher, folder):
     backwards = score(teacher, given[::-1])[::-1]
     for together, apart, turned in zip(found, alone, backwards, strict=False):
         assert together.tobytes() == apart.tobytes() == turned.tobytes()
+
+
+def look(check, teacher, step):
+    """The check before the update of a step."""
+    config = SimpleNamespace(alignment=AlignmentConfig())
+    run = SimpleNamespace(config=config, teacher=SimpleNamespace(teacher=teacher))
+    check.before_update(SimpleNamespace(run=run, batch=object(), step=step, monitor=None))
+
+
+def scale_a_norm(worker, factor):
+    """Runs in a vLLM worker: as if something trained the frozen model."""
+    parameters = dict(worker.model_runner.get_model().named_parameters())
+    with torch.no_grad():
+        parameters["model.norm.weight"].mul_(factor)
+
+
+def test_teacher_whose_weights_move_is_named(teacher):
+    check = StillTeacher()
+    look(check, teacher, step=1)
+    look(check, teacher, step=1 + EVERY)
+    teacher.pool.call_workers(functools.partial(scale_a_norm, factor=2.0))
+    try:
+        look(check, teacher, step=2 + EVERY)  # It looks at every 16th.
+        with pytest.raises(InvariantError, match=r"step 33: engine 0 of the teacher .*model\.norm"):
+            look(check, teacher, step=1 + 2 * EVERY)
+    finally:
+        teacher.pool.call_workers(functools.partial(scale_a_norm, factor=0.5))
+    look(check, teacher, step=1 + 3 * EVERY)
 
 
 def test_what_a_dead_engine_had_is_scored_by_the_next(teacher, folder):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from rlmath.commands.drill import in_driver, in_engines, in_ranks, in_training
+from rlmath.commands.drill import in_driver, in_engines, in_ranks, in_samples, in_saves, in_update
 from rlmath.commands.drill.fault import Fault
 from rlmath.errors import UserError
 from rlmath.utils.close_names import did_you_mean
 
 FAULTS: tuple[Fault, ...] = (
     *in_ranks.FAULTS,
-    *in_training.FAULTS,
+    *in_samples.FAULTS,
+    *in_update.FAULTS,
+    *in_saves.FAULTS,
     *in_engines.FAULTS,
     *in_driver.FAULTS,
 )

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rlmath.config.schema import Config
 from rlmath.training.opening import Running
@@ -58,3 +59,26 @@ class Fault:
     from_step: int = 2
     latest: int = 1
     missing: Callable[[Config], str | None] = field(default=_always)
+
+
+def scene_fault(
+    faults: list[Fault], name: str, alarm: str, says: str, where: str = "driver", **more: Any
+) -> Callable[[Plant], Plant]:
+    """Register what plants a fault; its docstring is ``Fault.what``.
+
+    Args:
+        faults: Gets it.
+        more: Further fields.
+    """
+
+    def register(plant: Plant) -> Plant:
+        faults.append(Fault(name, sentence(plant), where, alarm, says, plant, **more))
+        return plant
+
+    return register
+
+
+def sentence(function: Callable[..., Any]) -> str:
+    """The docstring of a function, as a part of a table's row."""
+    text = " ".join((function.__doc__ or "").split()).removesuffix(".")
+    return text if text.startswith("Adam") else text[:1].lower() + text[1:]

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
-from rlmath.commands.drill.fault import Fault, Scene
+from rlmath.commands.drill.fault import Fault, Scene, scene_fault
 from rlmath.commands.drill.material import rows, write_rows
 from rlmath.config.schema import Config
 from rlmath.rewards.answers import AnswerGrader
@@ -17,11 +17,25 @@ from rlmath.rewards.registry import any_graded
 from rlmath.rewards.sandbox import CodeProvider, Execution, Limits, PreparedProgram, Program
 
 HINT = " (The answer is {answer}.)"
+FAULTS: list[Fault] = []
 
 
+def _no_grader(config: Config) -> str | None:
+    if any_graded(item.name for item in config.reward.items):
+        return None
+    return "reward.items: none of them grades answers"
+
+
+def _many_answers(config: Config) -> str | None:
+    if config.data.max_leaked_answers >= 1:
+        return "data.max_leaked_answers=1: leaks are accepted"
+    return None
+
+
+@scene_fault(FAULTS, "one_seed", "invariant: independent samples", "have the same seed")
 @contextlib.contextmanager
 def one_seed(scene: Scene) -> Iterator[None]:
-    """All samples of a problem have the seed of the first."""
+    """All samples of a problem get the same seed."""
     from rlmath.rollout import seeds
 
     original = seeds.request_seed
@@ -33,9 +47,15 @@ def one_seed(scene: Scene) -> Iterator[None]:
         yield
 
 
+@scene_fault(
+    FAULTS,
+    "copied_samples",
+    "invariant: independent samples",
+    "pairs of samples of one problem are identical",
+)
 @contextlib.contextmanager
 def copied_samples(scene: Scene) -> Iterator[None]:
-    """Engines ignore seeds: each second sample of a problem is a copy of the one before."""
+    """Every second sample of a problem is a copy with a different seed."""
     import dataclasses
 
     from rlmath.rollout.pool import RolloutPool
@@ -62,9 +82,16 @@ def copied_samples(scene: Scene) -> Iterator[None]:
         yield
 
 
+@scene_fault(
+    FAULTS,
+    "reward_errors",
+    "reward error, or the detector unscored",
+    r"planted by rlmath drill|unscored: since step",
+    latest=3,
+)
 @contextlib.contextmanager
 def rewards_that_raise(scene: Scene) -> Iterator[None]:
-    """Every call of a reward raises."""
+    """Every reward raises."""
 
     def raising(*arguments: Any, **columns: Any) -> Any:
         raise RuntimeError("planted by rlmath drill")
@@ -75,9 +102,17 @@ def rewards_that_raise(scene: Scene) -> Iterator[None]:
         yield
 
 
+@scene_fault(
+    FAULTS,
+    "grading_timeouts",
+    "detector grading_failed",
+    "grading_failed: since step",
+    latest=3,
+    missing=_no_grader,
+)
 @contextlib.contextmanager
 def grades_that_time_out(scene: Scene) -> Iterator[None]:
-    """Every grade ends as a timeout."""
+    """Every grade is a timeout."""
     from rlmath.grading import Grade
 
     def timing_out(self: AnswerGrader, texts: list[str], golds: list[list[str]]) -> list[Grade]:
@@ -87,9 +122,16 @@ def grades_that_time_out(scene: Scene) -> Iterator[None]:
         yield
 
 
+@scene_fault(
+    FAULTS,
+    "program_timeouts",
+    "detector sandbox_timeouts",
+    "sandbox_timeouts: since step",
+    latest=3,
+)
 @contextlib.contextmanager
 def programs_that_time_out(scene: Scene) -> Iterator[None]:
-    """A reward that runs a program for each response, in a sandbox where every run times out."""
+    """A reward's programs all time out in the sandbox."""
     from rlmath.rewards.mix_items import MixItem
 
     rewards = scene.run.sampling.rewards
@@ -126,9 +168,19 @@ class _NeverEnding(PreparedProgram):
         return Execution("timeout")
 
 
+@scene_fault(
+    FAULTS,
+    "leaked_answers",
+    "error before anything starts",
+    "prompts contain their own answer",
+    where="data",
+    from_step=1,
+    latest=0,
+    missing=_many_answers,
+)
 @contextlib.contextmanager
 def leaked_answers(scene: Scene) -> Iterator[None]:
-    """The prompts name their answers."""
+    """The prompts contain their answers."""
     (path,) = scene.config.data.train_paths
     from pathlib import Path
 
@@ -137,74 +189,3 @@ def leaked_answers(scene: Scene) -> Iterator[None]:
         yield
     finally:
         write_rows(Path(path), rows(scene.config.data))
-
-
-def _no_grader(config: Config) -> str | None:
-    if any_graded(item.name for item in config.reward.items):
-        return None
-    return "reward.items: none of them grades answers"
-
-
-def _many_answers(config: Config) -> str | None:
-    if config.data.max_leaked_answers >= 1:
-        return "data.max_leaked_answers=1: leaks are accepted"
-    return None
-
-
-FAULTS = (
-    Fault(
-        "one_seed",
-        "all samples of a problem get the same seed",
-        "driver",
-        "invariant: independent samples",
-        "have the same seed",
-        one_seed,
-    ),
-    Fault(
-        "copied_samples",
-        "every second sample of a problem is a copy with a different seed",
-        "driver",
-        "invariant: independent samples",
-        "pairs of samples of one problem are identical",
-        copied_samples,
-    ),
-    Fault(
-        "reward_errors",
-        "every reward raises",
-        "driver",
-        "reward error, or the detector unscored",
-        r"planted by rlmath drill|unscored: since step",
-        rewards_that_raise,
-        latest=3,
-    ),
-    Fault(
-        "grading_timeouts",
-        "every grade is a timeout",
-        "driver",
-        "detector grading_failed",
-        "grading_failed: since step",
-        grades_that_time_out,
-        latest=3,
-        missing=_no_grader,
-    ),
-    Fault(
-        "program_timeouts",
-        "a reward's programs all time out in the sandbox",
-        "driver",
-        "detector sandbox_timeouts",
-        "sandbox_timeouts: since step",
-        programs_that_time_out,
-        latest=3,
-    ),
-    Fault(
-        "leaked_answers",
-        "the prompts contain their answers",
-        "data",
-        "error before anything starts",
-        "prompts contain their own answer",
-        leaked_answers,
-        from_step=1,
-        latest=0,
-        missing=_many_answers,
-    ),
-)

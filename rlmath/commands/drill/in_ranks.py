@@ -10,22 +10,43 @@ from typing import Any
 from unittest import mock
 
 from rlmath.algorithms.advantages import needs_value_model
-from rlmath.commands.drill.fault import Fault, Scene
+from rlmath.commands.drill.fault import Fault, Scene, scene_fault, sentence
 from rlmath.config.lora import LoraRollout
 from rlmath.config.schema import Config
 
 # Of a worker: the originals of what was replaced.
 _KEPT = "_replaced_by_drill"
+STALE = r"holds other weights than the trainer sent|mean exp\|logp"
+FAULTS: list[Fault] = []
+# Plants a fault in the worker of a rank.
+RankPlant = Callable[[Any], None]
 
 
 @contextlib.contextmanager
-def planted(scene: Scene, plant: Callable[[Any], None]) -> Iterator[None]:
+def planted(scene: Scene, plant: RankPlant) -> Iterator[None]:
     """Run ``plant(worker)`` in every rank, and put back what it replaced."""
     scene.run.actor.call(plant)
     try:
         yield
     finally:
         scene.run.actor.call(restore)
+
+
+def rank_fault(
+    faults: list[Fault], name: str, alarm: str, says: str, around: Any = planted, **more: Any
+) -> Callable[[RankPlant], RankPlant]:
+    """Register a function that plants a fault in a rank; see ``fault.scene_fault``.
+
+    Args:
+        around: Runs it in the ranks.
+    """
+
+    def register(plant: RankPlant) -> RankPlant:
+        own = functools.partial(around, plant=plant)
+        faults.append(Fault(name, sentence(plant), "ranks", alarm, says, own, **more))
+        return plant
+
+    return register
 
 
 def replace(worker: Any, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
@@ -45,19 +66,51 @@ def restore(worker: Any) -> None:
             setattr(owner, name, own)
 
 
+# -- where a fault does not apply ---------------------------------------------------------------
+
+
+def _frozen_on_purpose(config: Config) -> str | None:
+    """Under LoRA a layer without adapters does not change."""
+    layers = config.actor.lora.layers
+    if config.actor.lora.rank and layers is not None and 0 not in layers:
+        return f"actor.lora.layers={layers}: layer 0 has no adapter and is frozen on purpose"
+    return None
+
+
+def _unmerged(config: Config) -> str | None:
+    """No k and v are sent."""
+    if config.actor.lora.rollout is LoraRollout.merged:
+        return None
+    return "actor.lora.rollout=unmerged: a sync sends adapters alone"
+
+
+def _no_tensor_parallel(config: Config) -> str | None:
+    if config.actor.tensor_parallel == 1:
+        return "actor.tensor_parallel=1: there is one tensor rank"
+    return _frozen_on_purpose(config)
+
+
+def _no_value_model(config: Config) -> str | None:
+    if needs_value_model(config.algorithm.advantage):
+        return None
+    return f"algorithm.advantage={config.algorithm.advantage}: there is no value model"
+
+
 # -- what is sent -------------------------------------------------------------------------------
 
 
+@rank_fault(FAULTS, "stale_weights", "fingerprints after the weight sync", STALE)
 def send_old_weights(worker: Any) -> None:
-    """Every sync from now on sends the weights of now."""
+    """The sync sends the weights of an earlier version."""
     worker.actor.load_parameters()
     parameters = list(worker.actor.module.parameters())
     old = [one.detach().clone() for one in parameters]
     _sending(worker, parameters, lambda: old)
 
 
+@rank_fault(FAULTS, "swapped_k_v", "fingerprints after the weight sync", STALE, missing=_unmerged)
 def swap_k_and_v(worker: Any) -> None:
-    """Every sync sends k for v and v for k, in every layer."""
+    """K and v are swapped in the sync."""
     spec = worker.actor.spec
     # Rows of a group: its queries, key and value; of latent attention, a head's key and value.
     per_group, width = spec.heads // spec.kv_heads + 2, spec.head_dim
@@ -119,9 +172,16 @@ def leave_out_a_tensor(worker: Any) -> None:
     replace(worker, shared_memory, "bucket_contents", make)
 
 
+@scene_fault(
+    FAULTS,
+    "unsent_tensor",
+    "error of the weight sync, with the tensor's name",
+    r"the weight update left .* which the actor did not send",
+    where="ranks",
+)
 @contextlib.contextmanager
 def unsent_tensor(scene: Scene) -> Iterator[None]:
-    """Each sync leaves out a tensor; at the end the engines take weights again."""
+    """The sync leaves out a tensor."""
     try:
         with planted(scene, leave_out_a_tensor):
             yield
@@ -140,20 +200,41 @@ def end_update(worker: Any) -> None:
 # -- the update ---------------------------------------------------------------------------------
 
 
+@rank_fault(
+    FAULTS,
+    "frozen_layer",
+    "invariant: every matrix changes on every rank",
+    r"did not change a single bit of .*layers\.0\.",
+    missing=_frozen_on_purpose,
+)
 def freeze_a_layer(worker: Any) -> None:
-    """The first layer of the first pipeline stage stays as it is."""
+    """One layer is never updated."""
     if worker.actor.parallel.pp_rank == 0:
         _keeping(worker, worker.actor, lambda name: ".layers.0." in name)
 
 
+@rank_fault(
+    FAULTS,
+    "frozen_value_layer",
+    "invariant: every matrix of the value model changes",
+    r"did not change a single bit of the value model's .*layers\.0\.",
+    missing=_no_value_model,
+)
 def freeze_a_layer_of_values(worker: Any) -> None:
-    """The same of the value model."""
+    """One layer of the value model is never updated."""
     if worker.actor.parallel.pp_rank == 0:
         _keeping(worker, worker.value_model, lambda name: ".layers.0." in name)
 
 
+@rank_fault(
+    FAULTS,
+    "half_updated_rank",
+    "invariant: every matrix changes on every rank",
+    r"did not change a single bit of .* on rank",
+    missing=_no_tensor_parallel,
+)
 def half_update(worker: Any) -> None:
-    """The last tensor-parallel rank takes the update of every second layer alone."""
+    """One tensor-parallel rank misses the update of every second layer."""
     if worker.actor.parallel.tp_rank == worker.actor.layout.tensor_parallel - 1:
         _keeping(worker, worker.actor, lambda name: ".layers.0." in name or ".layers.2." in name)
 
@@ -194,8 +275,14 @@ def lose_the_mask(worker: Any) -> None:
     _dealt(worker, changed)
 
 
+@rank_fault(
+    FAULTS,
+    "denominator",
+    "invariant: sums of the loss weights",
+    "the loss has a different denominator",
+)
 def divide_by_all_tokens(worker: Any) -> None:
-    """Prompt tokens count in the denominators."""
+    """The loss is divided by prompt + response tokens."""
 
     def changed(shard: Any) -> Any:
         batch = shard.batch
@@ -215,9 +302,16 @@ def _dealt(worker: Any, change: Callable[[Any], Any]) -> None:
     replace(worker, rank_step, "RankStep", make)
 
 
+@scene_fault(
+    FAULTS,
+    "lost_mask",
+    "invariant: tokens in the loss",
+    "a loss mask or sequences were lost",
+    where="ranks",
+)
 @contextlib.contextmanager
 def lost_mask(scene: Scene) -> Iterator[None]:
-    """The first sequence of a step is masked, and the ranks lose the mask."""
+    """The ranks lose the loss mask of one sequence."""
     from rlmath.training import step_batch
 
     original = step_batch.sampled_sequences
@@ -230,103 +324,3 @@ def lost_mask(scene: Scene) -> Iterator[None]:
 
     with mock.patch.object(step_batch, "sampled_sequences", masked), planted(scene, lose_the_mask):
         yield
-
-
-def _frozen_on_purpose(config: Config) -> str | None:
-    """Under LoRA a layer without adapters does not change."""
-    layers = config.actor.lora.layers
-    if config.actor.lora.rank and layers is not None and 0 not in layers:
-        return f"actor.lora.layers={layers}: layer 0 has no adapter and is frozen on purpose"
-    return None
-
-
-def _unmerged(config: Config) -> str | None:
-    """No k and v are sent."""
-    if config.actor.lora.rollout is LoraRollout.merged:
-        return None
-    return "actor.lora.rollout=unmerged: a sync sends adapters alone"
-
-
-def _no_tensor_parallel(config: Config) -> str | None:
-    if config.actor.tensor_parallel == 1:
-        return "actor.tensor_parallel=1: there is one tensor rank"
-    return _frozen_on_purpose(config)
-
-
-def _no_value_model(config: Config) -> str | None:
-    if needs_value_model(config.algorithm.advantage):
-        return None
-    return f"algorithm.advantage={config.algorithm.advantage}: there is no value model"
-
-
-STALE = r"holds other weights than the trainer sent|mean exp\|logp"
-FAULTS = (
-    Fault(
-        "stale_weights",
-        "the sync sends the weights of an earlier version",
-        "ranks",
-        "fingerprints after the weight sync",
-        STALE,
-        functools.partial(planted, plant=send_old_weights),
-    ),
-    Fault(
-        "swapped_k_v",
-        "k and v are swapped in the sync",
-        "ranks",
-        "fingerprints after the weight sync",
-        STALE,
-        functools.partial(planted, plant=swap_k_and_v),
-        missing=_unmerged,
-    ),
-    Fault(
-        "unsent_tensor",
-        "the sync leaves out a tensor",
-        "ranks",
-        "error of the weight sync, with the tensor's name",
-        r"the weight update left .* which the actor did not send",
-        unsent_tensor,
-    ),
-    Fault(
-        "lost_mask",
-        "the ranks lose the loss mask of one sequence",
-        "ranks",
-        "invariant: tokens in the loss",
-        "a loss mask or sequences were lost",
-        lost_mask,
-    ),
-    Fault(
-        "denominator",
-        "the loss is divided by prompt + response tokens",
-        "ranks",
-        "invariant: sums of the loss weights",
-        "the loss has a different denominator",
-        functools.partial(planted, plant=divide_by_all_tokens),
-    ),
-    Fault(
-        "half_updated_rank",
-        "one tensor-parallel rank misses the update of every second layer",
-        "ranks",
-        "invariant: every matrix changes on every rank",
-        r"did not change a single bit of .* on rank",
-        functools.partial(planted, plant=half_update),
-        missing=_no_tensor_parallel,
-    ),
-    Fault(
-        "frozen_layer",
-        "one layer is never updated",
-        "ranks",
-        "invariant: every matrix changes on every rank",
-        r"did not change a single bit of .*layers\.0\.",
-        functools.partial(planted, plant=freeze_a_layer),
-        missing=_frozen_on_purpose,
-    ),
-    Fault(
-        "frozen_value_layer",
-        "one layer of the value model is never updated",
-        "ranks",
-        "invariant: every matrix of the value model changes",
-        r"did not change a single bit of the value model's .*layers\.0\.",
-        functools.partial(planted, plant=freeze_a_layer_of_values),
-        missing=_no_value_model,
-    ),
-)

@@ -4,12 +4,15 @@ Two requests with one seed, or an engine that ignores seeds, give a group its sa
 the group's advantages mean nothing. Identical responses alone prove nothing, as a sure policy
 repeats itself. But the log-probs say how sure it is: given one response, another sample of the
 problem is the same with the probability of that response.
+
+Nor is a sample trained on in two steps: the seed of each belongs to one step.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -20,14 +23,49 @@ from rlmath.types import Group, Sample
 CHANCE = 1e-9
 
 
+# Steps in which a sample that was trained on is remembered.
+REMEMBERED_STEPS = 16
+
+# Of a sample: problem, index and seed, which no two samples of a run share.
+_Key = tuple[str, int, int]
+
+
 class IndependentSamples(StepCheck):
-    """Samples of a problem share no seed and are not identical beyond chance."""
+    """Samples of a problem share no seed and are not identical beyond chance; each is trained on in
+    one step."""
+
+    def __init__(self) -> None:
+        self._trained: deque[tuple[int, frozenset[_Key]]] = deque(maxlen=REMEMBERED_STEPS)
 
     def before_update(self, now: BeforeUpdate) -> Metrics:
         # All that finished: a filter drops groups of which each sample is a copy.
         broken = dependent_samples([_samples(group) for group in now.finished])
+        if now.batch is not None:
+            own = [sample for group in now.groups for sample in _samples(group)]
+            keys = frozenset((one.problem_id, one.index, one.seed) for one in own)
+            broken += trained_again(keys, self._trained)
+            self._trained.append((now.step, keys))
         report(now.run.config, broken, now.step, now.monitor)
         return {}
+
+
+def trained_again(
+    keys: frozenset[_Key], earlier: Iterable[tuple[int, frozenset[_Key]]]
+) -> list[str]:
+    """A sentence if a step trains on samples of an earlier one.
+
+    Args:
+        keys: Of the step's samples.
+        earlier: Steps, and the keys of their samples.
+    """
+    for step, trained in earlier:
+        if again := keys & trained:
+            problem, index, _ = min(again)
+            return [
+                f"{len(again)} of {len(keys)} samples were trained on before, in step {step} (such "
+                f"as sample {index} of problem {problem}): groups were handed out twice"
+            ]
+    return []
 
 
 def dependent_samples(groups: Sequence[Sequence[Sample]]) -> list[str]:
@@ -74,14 +112,12 @@ def log_tail(log_probabilities: Sequence[float], count: int) -> float:
     # An engine that overflowed gives NaN, of which nothing follows.
     logs = np.nan_to_num(np.asarray(log_probabilities, dtype=np.float64), nan=0.0)
     p = np.exp(np.minimum(logs, 0.0))
-    best = 0.0
     # Any s gives a bound, so a grid may be coarse; p below 1e-300 counts as that.
     p = np.maximum(p, 1e-300)
-    for s in np.geomspace(1e-3, 800.0, 256):
-        # log(1 + p (e^s - 1)), without an overflow of e^s.
-        terms = np.logaddexp(np.log1p(-np.minimum(p, 1 - 1e-16)), np.log(p) + s)
-        best = min(best, float(terms.sum() - s * count))
-    return best
+    s = np.geomspace(1e-3, 800.0, 256)[:, None]
+    # log(1 + p (e^s - 1)), without an overflow of e^s.
+    terms = np.logaddexp(np.log1p(-np.minimum(p, 1 - 1e-16)), np.log(p) + s)
+    return min(0.0, float((terms.sum(1) - s[:, 0] * count).min()))
 
 
 def _samples(group: Group) -> list[Sample]:

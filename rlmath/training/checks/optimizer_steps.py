@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-from rlmath.actor.step_probe import FINDINGS, NO_SHARE, StepFinding
+from rlmath.actor.step_probe import FINDINGS, NO_SHARE, StepFinding, StepFindings
 from rlmath.config.arithmetic import policy_updates
 from rlmath.config.optimizer import OptimizerConfig, Schedule
 from rlmath.config.schema import Config
@@ -31,6 +31,9 @@ class OptimizerSteps(StepCheck):
         return {}
 
     def after_update(self, now: AfterUpdate) -> Metrics:
+        if now.report.values is not None:
+            found = wrong_steps(now.report.values.step_findings)
+            report(now.run.config, [f"value model: {one}" for one in found], now.step, now.monitor)
         if now.result is None:
             return {}
         if self._taken is None:
@@ -100,7 +103,7 @@ def wrong_rates(
     return broken
 
 
-def wrong_steps(findings: Sequence[tuple[int, StepFinding]]) -> list[str]:
+def wrong_steps(findings: StepFindings) -> list[str]:
     """Sentences about optimizer steps that are not Adam's.
 
     Args:

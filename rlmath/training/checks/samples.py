@@ -137,8 +137,9 @@ def wrong_ends(
     for graded in samples:
         sample = graded.sample
         tokens = np.asarray(sample.token_ids)
-        (at,) = np.isin(tokens[:-1], list(ends)).nonzero()
-        early = int(at[0]) if len(at) else None
+        # One comparison for each: np.isin takes ten times as long for a short response.
+        found = [at.argmax() for at in (tokens[:-1] == end for end in ends) if at.any()]
+        early = int(min(found)) if found else None
         last = int(tokens[-1]) if len(tokens) else None
         problem = None
         if early is not None:

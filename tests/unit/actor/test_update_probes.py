@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from rlmath.actor.gradient_shares import GradientShares
+from rlmath.actor.gradient_shares import GradientShares, Groups
 from rlmath.actor.step_probe import FINDINGS, StepFinding, StepProbe
 from rlmath.config.optimizer import OptimizerConfig
 
@@ -16,23 +16,24 @@ COUNT = 3
 
 
 class Layer(nn.Module):
-    def __init__(self, number):
+    def __init__(self, number, more):
         super().__init__()
         self.layer_number = number + 1
+        self.more = more
         self.linear = nn.Linear(12, 12, bias=False)
         self.norm = nn.Parameter(torch.ones(12))
 
     def forward(self, x):
-        return x + torch.tanh(self.linear(x * self.norm))
+        return self.more(x + torch.tanh(self.linear(x * self.norm)))
 
 
 class Model(nn.Module):
     """Two layers, whose gradients go to ``main_grad`` as Megatron's DDP has it."""
 
-    def __init__(self):
+    def __init__(self, more=None):
         super().__init__()
         torch.manual_seed(0)
-        self.layers = nn.ModuleList(Layer(i) for i in range(2))
+        self.layers = nn.ModuleList([Layer(0, nn.Identity()), Layer(1, more or nn.Identity())])
         self.accumulators = []
         for one in self.parameters():
             one.main_grad = torch.zeros_like(one)
@@ -78,24 +79,47 @@ def judge(model, shares, signals):
 
 def test_matrices_have_global_layers_and_healthy_passes_no_finding():
     model = Model()
-    shares = GradientShares([model], None)
-    names = [name for name, _ in shares.watched]
+    shares = GradientShares([model], Groups())
+    names = [name for name, _ in shares.layers]
     assert names == ["layer 0: linear.weight", "layer 1: linear.weight"]
     for seed in range(3):
         assert judge(model, shares, run(model, shares, batches(seed))) == StepFinding()
 
 
-def test_experts_are_not_watched_as_they_may_get_no_token():
-    model = Model()
-    model.layers[1].experts = nn.ModuleList([nn.Linear(12, 12, bias=False)])
-    model.layers[1].shared_experts = nn.ModuleList([nn.Linear(12, 12, bias=False)])
-    names = [name for name, _ in GradientShares([model], None).watched]
-    assert names[1:] == ["layer 1: linear.weight", "layer 1: shared_experts.0.weight"]
+class Experts(nn.Module):
+    """Three experts, of which each half of a batch goes to one, and the third gets no token."""
+
+    def __init__(self):
+        super().__init__()
+        self.experts = nn.Module()
+        self.experts.local_experts = nn.ModuleList(nn.Linear(12, 12, bias=False) for _ in range(3))
+
+    def forward(self, x):
+        parts = [*x.split(3), x[:0]]
+        experts = self.experts.local_experts
+        return torch.cat([one(own) for one, own in zip(experts, parts, strict=True)])
+
+
+def test_expert_without_tokens_is_no_fault_and_a_layer_of_them_without_gradient_is():
+    model = Model(Experts())
+    shares = GradientShares([model], Groups())
+    assert judge(model, shares, run(model, shares, batches())) == StepFinding()
+    experts = model.layers[1].more.experts.local_experts
+    handles = [one.weight.register_hook(torch.zeros_like) for one in experts[:2]]
+    found = judge(model, shares, run(model, shares, batches()))
+    assert found.place.startswith("micro-batch 0, layer 1: more.experts.weight of all experts")
+    for one in handles:
+        one.remove()
+    signals = run(model, shares, batches())
+    experts[1].weight.main_grad.zero_()
+    found = judge(model, shares, signals)
+    assert "not the sum over micro-batches" in FINDINGS[int(found.kind)]
+    assert found.place == "layer 1: more.experts.local_experts.1.weight"
 
 
 def test_micro_batch_that_gives_a_layer_nothing_is_named():
     model = Model()
-    shares = GradientShares([model], None)
+    shares = GradientShares([model], Groups())
     calls = iter(range(COUNT))
     handle = model.layers[1].linear.weight.register_hook(
         lambda gradient: gradient * (next(calls) != 1)
@@ -115,7 +139,7 @@ def test_micro_batch_that_gives_a_layer_nothing_is_named():
 
 def test_layer_that_no_backward_pass_reaches_is_named():
     model = Model()
-    shares = GradientShares([model], None)
+    shares = GradientShares([model], Groups())
     forward = Layer.forward
     detached = lambda self, x: forward(self, x) if self.layer_number > 1 else x  # noqa: E731
     with pytest.MonkeyPatch.context() as patch:
@@ -127,7 +151,7 @@ def test_layer_that_no_backward_pass_reaches_is_named():
 @pytest.mark.parametrize("change", [torch.zero_, lambda one: one.mul_(2.0)])
 def test_buffers_that_are_not_the_sum_are_named(change):
     model = Model()
-    shares = GradientShares([model], None)
+    shares = GradientShares([model], Groups())
     signals = run(model, shares, batches())
     change(model.layers[1].linear.weight.main_grad)
     found = judge(model, shares, signals)
@@ -137,7 +161,7 @@ def test_buffers_that_are_not_the_sum_are_named(change):
 
 def test_buffers_cleared_between_micro_batches_are_named():
     model = Model()
-    shares = GradientShares([model], None)
+    shares = GradientShares([model], Groups())
     model.layers[0].register_forward_hook(lambda *_: model.clear())
     found = judge(model, shares, run(model, shares, batches()))
     assert "not the sum over micro-batches" in FINDINGS[int(found.kind)]
@@ -146,7 +170,7 @@ def test_buffers_cleared_between_micro_batches_are_named():
 def test_gradient_that_a_product_added_is_read_from_the_buffer():
     """As Transformer Engine's layers do, which leave a gradient that nobody reads."""
     model = Model()
-    shares = GradientShares([model], None)
+    shares = GradientShares([model], Groups())
     weight = model.layers[1].linear.weight
 
     def add(gradient):
@@ -170,7 +194,7 @@ def test_gradient_that_a_product_added_is_read_from_the_buffer():
 def test_every_matrix_is_looked_at_in_turn(monkeypatch):
     monkeypatch.setattr("rlmath.actor.gradient_shares.MAX_TENSORS", 1)
     model = Model()
-    shares = GradientShares([model], None)
+    shares = GradientShares([model], Groups())
     seen = []
     for _ in range(3):
         run(model, shares, batches())
@@ -180,7 +204,7 @@ def test_every_matrix_is_looked_at_in_turn(monkeypatch):
 
 def test_micro_batch_computed_again_in_two_parts_is_compared():
     model = Model()
-    shares = GradientShares([model], None)
+    shares = GradientShares([model], Groups())
     given = batches()
 
     def compare(lost):
@@ -221,7 +245,7 @@ def finding(fault=None, between=None, lr=1e-3):
     weights = [torch.randn(40, 30) * 0.02, torch.ones(30), torch.randn(3) * 1e-4]
     parameters = [torch.nn.Parameter(one) for one in weights]
     betas = (SETTINGS.adam_beta1, SETTINGS.adam_beta2)
-    groups = [{"params": parameters[::2]}, {"params": parameters[1:2], "weight_decay": 0.0}]
+    groups = [{"params": parameters[:1]}, {"params": parameters[1:], "weight_decay": 0.0}]
     adam = torch.optim.AdamW(
         groups, lr=lr, betas=betas, eps=SETTINGS.adam_eps, weight_decay=SETTINGS.weight_decay
     )
@@ -259,6 +283,13 @@ def change_groups(name, change):
     return fault
 
 
+@torch.no_grad()
+def change_weights(adam):
+    for group in adam.param_groups:
+        for one in group["params"]:
+            one.copy_(one.bfloat16())
+
+
 @pytest.mark.parametrize("lr", [1e-3, 1e-6, 1e-8])
 def test_step_probe_finds_nothing_in_healthy_steps(lr):
     assert finding(lr=lr) == ""
@@ -285,6 +316,7 @@ def test_step_probe_names_a_fault_within_the_step(fault, part):
         (change_states("exp_avg", torch.zeros_like), "first moment is not what"),
         (change_states("exp_avg_sq", lambda x: x * 2), "second moment is not what"),
         (change_states("step", torch.zeros_like), "step count is not what"),
+        (change_weights, "weight is not what the last step left"),
     ],
 )
 def test_step_probe_names_state_that_was_lost_between_steps(between, part):
@@ -293,7 +325,7 @@ def test_step_probe_names_state_that_was_lost_between_steps(between, part):
 
 def test_step_probe_compares_nothing_after_it_was_told_to_forget():
     parameter = torch.nn.Parameter(torch.randn(5))
-    adam = torch.optim.AdamW([parameter])
+    adam = torch.optim.AdamW([parameter], weight_decay=0.0)
     settings = dataclasses.replace(SETTINGS, adam_beta2=0.999, adam_eps=1e-8, weight_decay=0.01)
     probe = StepProbe(SimpleNamespace(optimizer=adam), settings)
     for _ in range(2):
