@@ -30,10 +30,10 @@ from rlmath.commands.drill.shrink import shrink
 from rlmath.config.arithmetic import policy_updates, resolve_layout
 from rlmath.config.schema import Config, Device
 from rlmath.device import Platform
+from rlmath.engines.requests import prompt_digest
 from rlmath.model.parallel import Layout
 from rlmath.model.published import KNOWN
 from rlmath.model.tiny_tokenizer import VOCABULARY_SIZE
-from rlmath.rollout.requests import prompt_digest
 from rlmath.training.algorithm_settings import reference_share
 from rlmath.training.checks.base import AfterUpdate, BeforeUpdate, InvariantError, StepCheck
 from rlmath.training.checks.independent import IndependentSamples
@@ -50,7 +50,7 @@ from rlmath.training.checks.still_weights import (
 from rlmath.training.checks.unchanged import ChangedWeights
 from rlmath.training.metrics import update_metrics
 from rlmath.training.plan import plan_step
-from rlmath.training.session import actor_settings, value_model_settings
+from rlmath.training.rank_settings import actor_settings, value_model_settings
 from rlmath.training.step_batch import StepBatch
 from rlmath.training.values import value_metrics
 from rlmath.types import GradedSample, Group, Problem, Sample
@@ -184,8 +184,8 @@ def groups_of(config: Config, step: int, lag: int) -> list[Group]:
     return groups
 
 
-def session_of(config: Config, step: int) -> Any:
-    """What checks and batches read of a session."""
+def run_of(config: Config, step: int) -> Any:
+    """What checks and batches read of a run."""
     sampling = SimpleNamespace(
         rewards=SimpleNamespace(items=[SimpleNamespace(label="math", weight=1.0)]),
         pool=SimpleNamespace(weights_version=step - 1),
@@ -234,7 +234,7 @@ def on_rank(
     for step in range(1, steps + 1):
         if plant is not None and step == 2:
             plant(worker)
-        batch = StepBatch.of(session_of(config, step), groups_of(config, step, lag))
+        batch = StepBatch.of(run_of(config, step), groups_of(config, step, lag))
         plan = plan_of(config, step)
         sequences: Any = batch.sequences
         shard = actor.shard_of(sequences, plan, plan.seed)
@@ -268,7 +268,7 @@ def judge(config: Config, of_ranks: Sequence[Sequence[Seen]], lag: int) -> list[
     for number, ranks in enumerate(zip(*of_ranks, strict=True)):
         step = number + 1
         groups, plan = groups_of(config, step, lag), plan_of(config, step)
-        session = session_of(config, step)
+        session = run_of(config, step)
         session.actor = SimpleNamespace(call=lambda one, found=ranks: [x.moved for x in found])
         batch, monitor = StepBatch.of(session, groups), SimpleNamespace(warn=said.append)
         sampled = BeforeUpdate(session, monitor, step, plan, groups, groups, batch)  # type: ignore[arg-type]
