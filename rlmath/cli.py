@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import rlmath
-from rlmath.errors import ConfigError, UserError
+from rlmath.errors import UserError
 from rlmath.utils.command_line import EXIT_USER_ERROR, run_command
 
 if TYPE_CHECKING:
@@ -214,28 +214,17 @@ def _parse(command: str, arguments: list[str]) -> argparse.Namespace:
 
 
 def _run(command: str, options: argparse.Namespace) -> int:
-    from rlmath.checks import attempts, network
-    from rlmath.checks import run as checks
-    from rlmath.checks.prompt_style import with_prompt_style
+    from rlmath.checks import start
     from rlmath.config import load
-    from rlmath.model.hub import is_hub_model
 
     composed = load.compose_settings(options.overrides, options.config_dir)
-    config = composed.config
     if options.cfg:
-        print(load.to_yaml(config), end="")
+        print(load.to_yaml(composed.config), end="")
         return 0
-    machine, notes = _machine(config, check_only=options.check)
-    if is_hub_model(config.model.path):
-        config = _with_hub_model(config, command, machine, notes, check_only=options.check)
-    config = with_prompt_style(config, command)
-    checks.check(config, command, machine)  # type: ignore[arg-type]
-    answers = network.ask(config, command, elsewhere=machine.elsewhere, ask_hub=options.check)
-    if answers.problems:
-        raise ConfigError.of(answers.problems)
-    print("\n".join(_overview(composed, config, command, machine)), flush=True)
-    print("".join(f"warning  {text}\n" for text in answers.warnings), end="", flush=True)
-    found = attempts.continuation(config, command)
+    ready = start.ready(composed.config, command, check_only=options.check)  # type: ignore[arg-type]
+    config, found = ready.config, ready.continuation
+    print("\n".join(_overview(composed, config, command, ready.machine)), flush=True)
+    print("".join(f"warning  {text}\n" for text in ready.warnings), end="", flush=True)
     if found is not None:
         print(found.describe(), flush=True)
         if found.finished:
@@ -256,58 +245,13 @@ def _run(command: str, options: argparse.Namespace) -> int:
 
             rehearse_export(config.model.path)
         print("".join(f"{line}\n" for line in trial(config, command)), end="", flush=True)
-        print("".join(f"note     {note}\n" for note in notes), end="", flush=True)
+        print("".join(f"note     {note}\n" for note in ready.notes), end="", flush=True)
         return 0
     from rlmath.utils.paused_collector import paused_collector
 
     with paused_collector():
         module = importlib.import_module(_WITH_A_CONFIG[command][0])
     return int(module.run(config))
-
-
-def _machine(config: Config, *, check_only: bool) -> tuple[Machine, list[str]]:
-    """The machine to check for, and what that leaves open.
-
-    ``--check`` of settings for GPUs works on a machine without them, such as a login node.
-    """
-    from rlmath.checks.machine import Machine
-    from rlmath.config.schema import Device
-
-    here, cluster = Machine.here(), config.cluster
-    gpus = cluster.gpus_per_node
-    enough = here.has_cuda and here.gpus >= gpus
-    if not check_only or cluster.device is not Device.cuda or enough:
-        return here, []
-    has = f"{here.gpus} GPUs" if here.gpus else "no GPU"
-    note = (
-        f"this machine has {has}; checked for {cluster.nodes} x {gpus} GPUs of the settings. "
-        "Driver, packages and free disk space are not checked: rlmath doctor does that there"
-    )
-    return here.with_gpus(gpus), [note]
-
-
-def _with_hub_model(
-    config: Config, command: str, machine: Machine, notes: list[str], *, check_only: bool
-) -> Config:
-    """The settings with the folder of a model of the hub, which is downloaded if it is missing and
-    everything else is in order."""
-    from rlmath.checks import run as checks
-    from rlmath.config.settings import replaced
-    from rlmath.model import hub
-
-    name = config.model.path
-    folder = hub.cached_model(name)
-    if folder is None and check_only:
-        known = checks.known_model(config) is not None
-        sizes = "its sizes are known by name" if known else "its sizes are not known, nor checked"
-        notes.append(f"model.path={name} will be downloaded from the hub; {sizes}")
-        return config
-    if folder is None:
-        checks.check(config, command, machine)  # type: ignore[arg-type]
-        print(f"model    {name}: downloading from the hub", flush=True)
-        folder = hub.download_model(name)
-    found: Config = replaced(config, {"model.path": str(folder)})
-    return found
 
 
 def _overview(composed: Composed, config: Config, command: str, machine: Machine) -> Iterator[str]:

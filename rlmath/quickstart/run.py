@@ -31,16 +31,8 @@ def main(overrides: Sequence[str]) -> int:
     machine = Machine.here()
     config = load.load(["experiment=quickstart", *for_machine(machine, overrides), *overrides])
     run_dir = Path(config.runner.run_dir)
-    _make_material(config)
-    checks.check(_without_lora(config), "sft", machine)
     layout = arithmetic.resolve_layout(config, machine.device(config.cluster.device))
-
-    _say(f"1/2  light SFT on {config.sft.steps * config.sft.sequences_per_step} worked examples")
-    from rlmath.training import sft
-
-    # A random model has nothing that adapters could be added to.
-    sft.run(_without_lora(config))
-    config = _on_model(config, run_dir / "sft")
+    config = _on_model(config, warm_start(config, machine))
     checks.check(config, "train", machine)
     _say(f"2/2  GRPO, {config.runner.steps} steps")
     print(arithmetic.describe(config, layout), overview.describe_training(config), sep="\n")
@@ -53,6 +45,22 @@ def main(overrides: Sequence[str]) -> int:
     update_summary(run_dir, times)
     print(_story(run_dir, summary | times))
     return code
+
+
+def warm_start(config: Config, machine: Machine) -> Path:
+    """Make the model and the problems, and fine-tune the model to its weak start.
+
+    Returns:
+        The folder of the model that the run begins with.
+    """
+    _make_material(config)
+    checks.check(_without_lora(config), "sft", machine)
+    _say(f"1/2  light SFT on {config.sft.steps * config.sft.sequences_per_step} worked examples")
+    from rlmath.training import sft
+
+    # A random model has nothing that adapters could be added to.
+    sft.run(_without_lora(config))
+    return Path(config.runner.run_dir) / "sft"
 
 
 def for_machine(machine: Machine, overrides: Sequence[str]) -> list[str]:

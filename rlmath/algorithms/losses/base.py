@@ -15,6 +15,7 @@ The set of names depends on the settings and not on the data, so every micro-bat
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -169,6 +170,7 @@ def policy_loss(
     """
 
     def wrap(token_loss: TokenLoss[OptionsT]) -> PolicyLoss:
+        @functools.wraps(token_loss)
         def loss(inputs: LossInputs, given: OptionsT) -> LossOutput:
             losses, flags = token_loss(inputs, given)
             if losses.shape != inputs.log_probs.shape:
@@ -183,9 +185,6 @@ def policy_loss(
                 sums[f"token/{key}"] = (flag & inputs.mask).sum().double()
             return LossOutput(total, losses.detach(), sums, {})
 
-        loss.__name__ = token_loss.__name__
-        loss.__doc__ = token_loss.__doc__
-        loss.__module__ = token_loss.__module__
         LOSSES.register(name, options, traits)(loss)
         return loss
 

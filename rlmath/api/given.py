@@ -1,0 +1,231 @@
+"""What is given in Python, as settings: the run folder then has all of it, and the command line can
+continue the run.
+
+A function that other processes can import is named (``my_pkg.losses:mine``). Any other is written
+to ``RUN_DIR/given/NAME.py``, a plug-in like one of the user's files: it has the source, for people,
+and the pickled object. Rows are written to ``RUN_DIR/given/data.jsonl``.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import importlib
+import json
+import keyword
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlmath.api.source import import_path, source_hash, source_text
+from rlmath.config.quoting import quoted_path
+from rlmath.errors import UserError
+from rlmath.monitor.files import replacing
+from rlmath.plugins.registry import Registry
+from rlmath.utils.setting import Options
+
+FOLDER = "given"
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part that a setting chooses, the registry that has its names, and the decorator for a
+    function that is not registered; empty: the registry's own."""
+
+    setting: str
+    module: str
+    registry: str
+    decorator: str = ""
+
+    def names(self) -> Registry[Any, Any]:
+        """The registry."""
+        found: Registry[Any, Any] = getattr(importlib.import_module(self.module), self.registry)
+        return found
+
+
+# By the arguments of ``Run.from_config``.
+PARTS = {
+    "loss": Part("algorithm.loss", "rlmath.algorithms.losses", "LOSSES", "policy_loss"),
+    "advantage": Part("algorithm.advantage", "rlmath.algorithms.advantages", "ADVANTAGES"),
+    "aggregation": Part("algorithm.aggregation", "rlmath.algorithms.aggregation", "AGGREGATIONS"),
+    "kl_estimator": Part("algorithm.kl_estimator", "rlmath.algorithms.kl", "KL_ESTIMATORS"),
+    "correction": Part("algorithm.correction.kind", "rlmath.algorithms.correction", "CORRECTIONS"),
+    "group_filter": Part("algorithm.filter.keep", "rlmath.algorithms.filters", "GROUP_FILTERS"),
+    "curriculum": Part("algorithm.curriculum.kind", "rlmath.algorithms.curriculum", "CURRICULA"),
+}
+_MARK = "# source "
+_LINE = 96
+
+
+class Given:
+    """Writes what is given to a run's folder, and gives the settings that name it.
+
+    Args:
+        run_dir: ``runner.run_dir``.
+
+    Attributes:
+        overrides: So far.
+    """
+
+    def __init__(self, run_dir: str) -> None:
+        self._run_dir, self._folder = run_dir, Path(run_dir) / FOLDER
+        self.overrides: list[str] = []
+        self._before: dict[Path, bytes | None] = {}
+        self._names: set[str] = set()
+
+    @contextlib.contextmanager
+    def restoring(self) -> Iterator[None]:
+        """Put the files back when the settings are refused: the run that is there needs them."""
+        try:
+            yield
+        except BaseException:
+            for path, content in self._before.items():
+                if content is None:
+                    path.unlink(missing_ok=True)
+                else:
+                    path.write_bytes(content)
+            raise
+
+    def part(self, argument: str, value: Any) -> None:
+        """A loss, an estimator or another part that a registry has.
+
+        Raises:
+            UserError: It cannot be sent to other processes.
+        """
+        part = PARTS[argument]
+        self.overrides.append(f"{part.setting}={self._place(argument, value, part)}")
+
+    def rewards(self, values: Sequence[Any]) -> None:
+        """Rewards in place of ``reward.items``: names, functions, or pairs of one and its weight.
+
+        Where none of them compares answers, ``math`` is added with weight 0, for the accuracy.
+
+        Raises:
+            UserError: One cannot be sent to other processes.
+        """
+        from rlmath.rewards.registry import any_graded
+
+        items, names = [], []
+        for index, value in enumerate(values):
+            reward, weight = value if isinstance(value, tuple) else (value, 1.0)
+            names.append(self._place(f"rewards[{index}]", reward, None))
+            items.append(f"{{name: {names[-1]}, weight: {weight!r}}}")
+        if not any_graded(name.strip('"') for name in names):
+            items.append("{name: math, weight: 0}")
+        self.overrides.append(f"reward.items=[{', '.join(items)}]")
+
+    def rows(self, argument: str, key: str, rows: Iterable[Any]) -> None:
+        """Problems, each a dictionary, in place of the files of ``key``.
+
+        Raises:
+            UserError: A row is no dictionary, or has a value that JSON has not; or there is none.
+        """
+        if isinstance(rows, str | bytes | Mapping):
+            raise UserError(
+                f"{argument} is a {type(rows).__name__}; give rows, each a dictionary of a "
+                f"problem's fields, or files with {key}=[FILE]"
+            )
+        path = self._folder / f"{argument}.jsonl"
+        count = 0
+        with self._writing(path) as file:
+            for count, row in enumerate(rows, start=1):
+                file.write(_line(argument, count, row).encode())
+            if not count:
+                raise UserError(f"{argument} has no rows")
+        self.overrides.append(f"{key}=[{quoted_path(path)}]")
+
+    def _place(self, argument: str, value: Any, part: Part | None) -> str:
+        """What a setting has for a part, or for a reward."""
+        if isinstance(value, str):
+            return quoted_path(value)
+        if not callable(value):
+            kind = type(value).__name__
+            raise UserError(f"{argument} is a {kind}; give a function, or the name of one")
+        known = None if part is None else part.names().registered(value)
+        found = import_path(value)
+        if found is not None:
+            is_own = known is not None and found.startswith("rlmath.")
+            return known[0] if known is not None and is_own else quoted_path(found)
+        name = self._free_name(value)
+        path = self._folder / f"{name}.py"
+        sent = value if part is None else (value, *(known or (name, Options, None))[1:])
+        digest = source_hash(sent)
+        mark = f"{_MARK}{digest}\n"
+        # A pickle of the same source may differ in its bytes, and a resume compares files.
+        if not (path.is_file() and mark in path.read_text(encoding="utf-8")):
+            lines = [
+                f"# {name}, given in Python as {argument}; written by rlmath.Run. Below is its",
+                "# source, and the pickled object, which is what runs.",
+                f"{mark}#",
+                *(f"#     {line}" for line in source_text(value).splitlines()),
+                "",
+                *_unpickling(argument, name, sent),
+                "",
+                *(_registering(name, part, digest, known is not None) if part else ()),
+            ]
+            with self._writing(path) as file:
+                file.write("".join(f"{line}\n" for line in lines).encode())
+        return quoted_path(f"{self._run_dir}/{FOLDER}/{name}.py:{name}")
+
+    def _free_name(self, value: Any) -> str:
+        first = getattr(value, "__name__", type(value).__name__).strip("<>")
+        first += "_" * keyword.iskeyword(first)  # Of a lambda.
+        name, number = first, 2
+        while name in self._names:
+            name, number = f"{first}_{number}", number + 1
+        self._names.add(name)
+        return name
+
+    @contextlib.contextmanager
+    def _writing(self, path: Path) -> Iterator[Any]:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._before[path] = path.read_bytes() if path.is_file() else None
+        with replacing(path) as file:
+            yield file
+
+
+def _line(argument: str, number: int, row: Any) -> str:
+    where = f"{argument}: row {number}"
+    if not isinstance(row, Mapping):
+        raise UserError(
+            f"{where} is a {type(row).__name__}; a row is a dictionary of a problem's fields"
+        )
+    try:
+        return json.dumps(dict(row), ensure_ascii=False, default=_plain) + "\n"
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{where} is none that JSON can have: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "tolist"):  # Of NumPy.
+        return value.tolist()
+    raise TypeError(f"it has a {type(value).__name__}")
+
+
+def _unpickling(argument: str, name: str, sent: Any) -> Iterator[str]:
+    """Lines of a module that has a pickled object."""
+    from ray import cloudpickle
+
+    try:
+        pickled = cloudpickle.dumps(sent)
+    except Exception as error:
+        raise UserError(
+            f"{argument}: {name} cannot be sent to other processes: {type(error).__name__}: "
+            f"{error}. Define it in a file or a package that makes there what cannot be sent"
+        ) from error
+    yield from ("import base64", "", "from ray import cloudpickle", "", '_PICKLED = """')
+    yield from textwrap.wrap(base64.b64encode(pickled).decode(), _LINE)
+    yield '"""'
+    names = f"{name}, _options, _traits" if isinstance(sent, tuple) else name
+    yield f"{names} = cloudpickle.loads(base64.b64decode(_PICKLED))"
+
+
+def _registering(name: str, part: Part, digest: str, is_registered: bool) -> Iterator[str]:
+    """Lines that register it. Another run of the same process may have a part of its name."""
+    decorator = f"{part.registry}.register"
+    if part.decorator and not is_registered:
+        decorator = part.decorator
+    yield f"from {part.module} import {decorator.partition('.')[0]}"
+    yield f'{name} = {decorator}("{name}_{digest}", _options, _traits)({name})'

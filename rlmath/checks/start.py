@@ -1,0 +1,93 @@
+"""All that is checked, asked and downloaded before a command starts anything."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from rlmath.checks import attempts, network
+from rlmath.checks.machine import Machine
+from rlmath.checks.prompt_style import with_prompt_style
+from rlmath.checks.run import Command, check, known_model
+from rlmath.config.schema import Config, Device
+from rlmath.errors import ConfigError
+from rlmath.model import hub
+
+
+@dataclass(frozen=True)
+class Ready:
+    """Settings with which a command can start.
+
+    Attributes:
+        config: With the model's folder and the prompts' style decided.
+        machine: That was checked for.
+        warnings: Of servers that were asked.
+        notes: On what was not checked.
+        continuation: The checkpoint that is continued; ``None``: the command starts from the
+            beginning.
+    """
+
+    config: Config
+    machine: Machine
+    warnings: tuple[str, ...]
+    notes: tuple[str, ...]
+    continuation: attempts.Continuation | None
+
+
+def ready(config: Config, command: Command, *, check_only: bool = False) -> Ready:
+    """Check settings, files and servers; download a model of the hub that is missing.
+
+    Args:
+        check_only: Nothing is downloaded, and the machine may be another one than the run's.
+
+    Raises:
+        UserError: Something is wrong; one message has all problems.
+    """
+    machine, notes = _machine(config, check_only=check_only)
+    if hub.is_hub_model(config.model.path):
+        config = _with_hub_model(config, command, machine, notes, check_only=check_only)
+    config = with_prompt_style(config, command)
+    check(config, command, machine)
+    answers = network.ask(config, command, elsewhere=machine.elsewhere, ask_hub=check_only)
+    if answers.problems:
+        raise ConfigError.of(answers.problems)
+    found = attempts.continuation(config, command)
+    return Ready(config, machine, tuple(answers.warnings), tuple(notes), found)
+
+
+def _machine(config: Config, *, check_only: bool) -> tuple[Machine, list[str]]:
+    """The machine to check for, and what that leaves open.
+
+    ``--check`` of settings for GPUs works on a machine without them, such as a login node.
+    """
+    here, cluster = Machine.here(), config.cluster
+    gpus = cluster.gpus_per_node
+    enough = here.has_cuda and here.gpus >= gpus
+    if not check_only or cluster.device is not Device.cuda or enough:
+        return here, []
+    has = f"{here.gpus} GPUs" if here.gpus else "no GPU"
+    note = (
+        f"this machine has {has}; checked for {cluster.nodes} x {gpus} GPUs of the settings. "
+        "Driver, packages and free disk space are not checked: rlmath doctor does that there"
+    )
+    return here.with_gpus(gpus), [note]
+
+
+def _with_hub_model(
+    config: Config, command: Command, machine: Machine, notes: list[str], *, check_only: bool
+) -> Config:
+    """The settings with the folder of a model of the hub, which is downloaded if it is missing and
+    everything else is in order."""
+    name = config.model.path
+    folder = hub.cached_model(name)
+    if folder is None and check_only:
+        known = known_model(config) is not None
+        sizes = "its sizes are known by name" if known else "its sizes are not known, nor checked"
+        notes.append(f"model.path={name} will be downloaded from the hub; {sizes}")
+        return config
+    if folder is None:
+        check(config, command, machine)
+        print(f"model    {name}: downloading from the hub", flush=True)
+        folder = hub.download_model(name)
+    model = dataclasses.replace(config.model, path=str(folder))
+    return dataclasses.replace(config, model=model)

@@ -1,0 +1,180 @@
+"""What is given in Python becomes settings and files of the run folder."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlmath.algorithms.losses import LOSSES, LossInputs, LossTraits, policy_loss, ppo_clip
+from rlmath.api.given import Given
+from rlmath.api.source import import_path, source_hash
+from rlmath.errors import UserError
+from rlmath.plugins.loading import refresh
+from rlmath.utils.setting import Options
+
+
+@pytest.fixture
+def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Given:
+    monkeypatch.chdir(tmp_path)
+    return Given("run")
+
+
+def in_main(source: str) -> Any:
+    """What a script or a notebook cell defines: no process can import it."""
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(source, "cell", "exec"), namespace)
+    return namespace["it"]
+
+
+def test_a_function_of_a_module_is_named(given: Given) -> None:
+    given.rewards([source_hash, ("length", 0.5)])
+    assert given.overrides == [
+        "reward.items=[{name: rlmath.api.source:source_hash, weight: 1.0},"
+        " {name: length, weight: 0.5}]"
+    ]
+    assert not Path("run").exists()
+
+
+def test_a_part_of_rlmath_is_chosen_by_its_name(given: Given) -> None:
+    given.part("loss", ppo_clip)
+    given.part("advantage", "rloo")
+    assert given.overrides == ["algorithm.loss=ppo_clip", "algorithm.advantage=rloo"]
+
+
+def test_a_function_of_a_script_is_sent_with_what_it_uses(given: Given) -> None:
+    reward = in_main(
+        "factor = 3\ndef half(x): return factor * len(x) / 2\n"
+        "def it(completions, **_): return [half(one) for one in completions]\n"
+    )
+    given.rewards([reward])
+    # Nothing compares answers, so the math reward is there for the accuracy.
+    (line,) = given.overrides
+    assert line == (
+        "reward.items=[{name: run/given/it.py:it, weight: 1.0}, {name: math, weight: 0}]"
+    )
+    loaded = refresh("run/given/it.py").it
+    assert loaded is not reward and loaded(["ab"]) == [3.0]
+
+
+def test_two_functions_of_one_name_are_two_files(given: Given) -> None:
+    given.rewards([lambda completions: [0.0], lambda completions: [1.0]])
+    assert sorted(path.name for path in Path("run/given").iterdir()) == [
+        "lambda_.py",
+        "lambda__2.py",
+    ]
+    assert refresh("run/given/lambda__2.py").lambda__2([""]) == [1.0]
+
+
+def test_what_cannot_be_pickled_is_refused_with_the_reason(given: Given) -> None:
+    lock = threading.Lock()
+    with pytest.raises(UserError, match=r"rewards\[1\]: lambda_ cannot be sent.*'_thread.lock'"):
+        given.rewards(["math", lambda completions: [float(lock.locked())]])
+    with pytest.raises(UserError, match="loss is a int"):
+        given.part("loss", 3)
+
+
+def test_a_loss_of_a_script_is_registered_in_each_process(given: Given) -> None:
+    def mine(inputs: LossInputs, options: Options) -> tuple[Tensor, dict[str, Tensor]]:
+        return -inputs.token_advantages(), {}
+
+    given.part("loss", mine)
+    assert given.overrides == ["algorithm.loss=run/given/mine.py:mine"]
+    loaded = refresh("run/given/mine.py").mine
+    name, options, _ = LOSSES.registered(loaded)
+    assert name == f"mine_{source_hash((mine, Options, None))}" and options is Options
+    assert LOSSES.get("run/given/mine.py:mine") is loaded
+    # As a loss and not as a function of tokens: what it returns is masked and weighted.
+    assert loaded.__wrapped__ is not mine
+    LOSSES.remove(name)
+
+
+def test_options_and_traits_of_a_registered_loss_go_with_it(given: Given) -> None:
+    @policy_loss("test_given", Options, LossTraits(bounds_ratio=False))
+    def mine(inputs: LossInputs, options: Options) -> tuple[Tensor, dict[str, Tensor]]:
+        return -inputs.token_advantages(), {}
+
+    given.part("loss", mine)
+    loaded = refresh("run/given/mine.py").mine
+    name, _, traits = LOSSES.registered(loaded)
+    assert not traits.bounds_ratio and LOSSES.name("run/given/mine.py:mine") == name
+    LOSSES.remove(name)
+    LOSSES.remove("test_given")
+
+
+def test_the_same_source_keeps_its_file_and_other_source_does_not(given: Given) -> None:
+    source = "scale = {}\ndef it(completions, **_): return [scale * 1.0 for _ in completions]\n"
+    given.rewards([in_main(source.format(1))])
+    file = Path("run/given/it.py")
+    before = file.read_bytes()
+    Given("run").rewards([in_main(source.format(1))])
+    assert file.read_bytes() == before
+    # A constant that it uses is part of its source.
+    with pytest.raises(KeyError), (again := Given("run")).restoring():
+        again.rewards([in_main(source.format(2))])
+        assert file.read_bytes() != before
+        raise KeyError
+    assert file.read_bytes() == before, "a refused resume leaves the run what it was made with"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("def it(): return 1", "def it(): return 2"),
+        ("def f(): return 1\ndef it(): return f()", "def f(): return 2\ndef it(): return f()"),
+        ("def it(a=1): return a", "def it(a=2): return a"),
+        ("def make(n):\n def it(): return n\n return it\nit = make(1)",
+         "def make(n):\n def it(): return n\n return it\nit = make(2)"),
+        ("class A:\n x = 1\n def __call__(self): return 1\nit = A()",
+         "class A:\n x = 2\n def __call__(self): return 1\nit = A()"),
+        ("class A:\n def __init__(self, n): self.n = n\n def __call__(self): return 1\nit = A(1)",
+         "class A:\n def __init__(self, n): self.n = n\n def __call__(self): return 1\nit = A(2)"),
+        ("import torch\nt = torch.ones(2)\ndef it(): return t",
+         "import torch\nt = torch.zeros(2)\ndef it(): return t"),
+    ],
+)  # fmt: skip
+def test_the_hash_follows_source_constants_and_state(one: str, other: str) -> None:
+    first = source_hash(in_main(one))
+    assert first == source_hash(in_main(one))
+    assert first != source_hash(in_main(other))
+
+
+def test_only_what_other_processes_can_import_has_a_path() -> None:
+    assert import_path(torch.nn.functional.relu) == "torch.nn.functional:relu"
+    assert import_path(source_hash) == "rlmath.api.source:source_hash"
+    assert import_path(lambda: 0) is None
+    assert import_path(in_main("def it(): pass")) is None
+    assert import_path(test_only_what_other_processes_can_import_has_a_path) is not None
+
+
+def test_rows_are_a_file_of_the_run_and_a_generator_is_read_to_its_end(given: Given) -> None:
+    given.rows("data", "data.train_paths", ({"q": f"{i} ü", "n": torch.tensor(i)} for i in (1, 2)))
+    assert given.overrides == ["data.train_paths=[run/given/data.jsonl]"]
+    assert (
+        Path("run/given/data.jsonl").read_text() == '{"q": "1 ü", "n": 1}\n{"q": "2 ü", "n": 2}\n'
+    )
+
+
+def failing() -> Any:
+    yield {"q": 1}
+    raise KeyError("the database has gone")
+
+
+@pytest.mark.parametrize(
+    ("rows", "error", "message"),
+    [
+        ([], UserError, "data has no rows"),
+        (["1+1"], UserError, "row 1 is a str"),
+        ("train.jsonl", UserError, "data is a str"),
+        ([{"a": 1}, {"a": object()}], UserError, "row 2 .* object"),
+        (failing(), KeyError, "database"),
+    ],
+)
+def test_rows_that_are_none(given: Given, rows: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        given.rows("data", "data.train_paths", rows)
+    assert not Path("run/given/data.jsonl").exists()
