@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import dataclasses
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from rlmath.checks import start
 from rlmath.config.load import compose_settings
 from rlmath.config.quoting import path_override
 from rlmath.config.schema import Config
+from rlmath.config.settings import replaced
 from rlmath.errors import UserError
 from rlmath.types import Group
 from rlmath.utils.ending_signals import ending_by_exit
@@ -48,7 +48,7 @@ class Run:
 
     Iterating trains: each item is a :class:`Step`. Ranks and engines start with the first step, or
     with the first other thing that needs them, and stay until :meth:`close`. A loop that was left
-    goes on with the next step when it is entered again. Ctrl-C and errors of the run close it; it
+    continues with the next step when it is entered again. Ctrl-C and errors of the run close it; it
     then continues from its newest checkpoint, here, in another process or with :attr:`command`.
 
     A context manager that closes the run at its end. A process has one open run: opening another
@@ -288,9 +288,7 @@ class Run:
         atexit.register(_close_all)  # Before Ray's own, which was registered when it was imported.
         config = self._config
         if self._was_opened:
-            config = dataclasses.replace(
-                config, runner=dataclasses.replace(config.runner, resume="auto")
-            )
+            config = replaced(config, {"runner.resume": "auto"})
         self._was_opened, self._is_finished = True, False
         _open.append(self)
         self._events = _events(config)
@@ -320,7 +318,8 @@ def _for_machine(overrides: Sequence[str]) -> list[str]:
 
 
 def _own_model(config: Config) -> list[str]:
-    """The setting of the model that the quickstart makes, and makes here if it is not there yet."""
+    """The setting of the quickstart's model after its warm start, which is made if it is missing;
+    nothing where the settings name another model."""
     from rlmath.checks.machine import Machine
     from rlmath.quickstart.run import warm_start
 
@@ -328,6 +327,6 @@ def _own_model(config: Config) -> list[str]:
     if Path(config.model.path) != run_dir / "model":
         return []
     tuned = run_dir / "sft"
-    if not (run_dir / "model" / "config.json").is_file():
+    if not (tuned / "config.json").is_file():
         tuned = warm_start(config, Machine.here())
-    return [path_override("model.path", tuned)] if (tuned / "config.json").is_file() else []
+    return [path_override("model.path", tuned)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
 from rlmath.checks import attempts, network
@@ -10,6 +9,7 @@ from rlmath.checks.machine import Machine
 from rlmath.checks.prompt_style import with_prompt_style
 from rlmath.checks.run import Command, check, known_model
 from rlmath.config.schema import Config, Device
+from rlmath.config.settings import replaced
 from rlmath.errors import ConfigError
 from rlmath.model import hub
 
@@ -89,5 +89,5 @@ def _with_hub_model(
         check(config, command, machine)
         print(f"model    {name}: downloading from the hub", flush=True)
         folder = hub.download_model(name)
-    model = dataclasses.replace(config.model, path=str(folder))
-    return dataclasses.replace(config, model=model)
+    found: Config = replaced(config, {"model.path": str(folder)})
+    return found

@@ -14,6 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from rlmath.monitor.notebook import NotebookLine
 from rlmath.monitor.sampling import SamplingProgress, TokenRate
 
 _STEPS_IN_ESTIMATE = 10
@@ -29,6 +30,7 @@ class ProgressDisplay:
     """Shows phase, step, reward, accuracy, tokens per second and time left.
 
     A line per step stays. In a terminal the phase and the time left are on a bar below the lines.
+    In a notebook there is one line, which is replaced.
 
     A context manager; ``phase`` and ``step`` are called by the loop. What is printed meanwhile
     appears above the live display.
@@ -68,7 +70,8 @@ class ProgressDisplay:
         self._started = time.perf_counter()
         # Ends of the last steps; the first entry is the start of the oldest of them.
         self._ends: deque[float] = deque([self._started], maxlen=_STEPS_IN_ESTIMATE + 1)
-        wanted = self._console.is_terminal if live is None else live
+        self._line = NotebookLine() if self._console.is_jupyter and live is not False else None
+        wanted = self._console.is_terminal if live is None else live and self._line is None
         self._live = (
             Live(get_renderable=self._render, console=self._console, refresh_per_second=4)
             if wanted
@@ -106,7 +109,7 @@ class ProgressDisplay:
         label = f"step {self._first}" if self._total and name != "evaluate" else "start"
         if label != "start" and not self._first_announced:
             self._first_announced, words = True, words + _FIRST
-        self._console.print(Text(f"{label:<8} {elapsed:5.1f} s  {words}"))
+        self._print(f"{label:<8} {elapsed:5.1f} s  {words}")
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -136,8 +139,7 @@ class ProgressDisplay:
         if step % self._line_every and step not in (1, self._total):
             return
         seconds = metrics.get("timing/step", own)
-        console = self._live.console if self._live else self._console
-        console.print(Text(step_line(step, self._total, metrics, seconds, self.seconds_left())))
+        self._print(step_line(step, self._total, metrics, seconds, self.seconds_left()))
 
     def _report(self) -> None:
         """Outside a terminal: a line every minute of a phase that takes several."""
@@ -146,7 +148,13 @@ class ProgressDisplay:
             if since_s >= REPORT_S and not self._is_paused:
                 what = f"step {self._done + 1}/{self._total}  " if self._total else ""
                 words = "  ".join(filter(None, (self._phase, self._sampling_words())))
-                self._console.print(Text(f"{what}{words}  for {duration(since_s)}"))
+                self._print(f"{what}{words}  for {duration(since_s)}")
+
+    def _print(self, line: str) -> None:
+        if self._line is not None:
+            self._line.show(line)
+        else:
+            (self._live.console if self._live else self._console).print(Text(line))
 
     def _sampling_words(self) -> str:
         """How far the sampling is; empty in other phases."""

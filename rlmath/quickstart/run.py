@@ -79,7 +79,9 @@ def _make_material(config: Config) -> None:
     run_dir = Path(config.runner.run_dir)
     if Path(config.model.path) == run_dir / "model":
         make_tiny_model(run_dir / "model", seed=config.runner.seed)
-    if any(Path(path).parent == run_dir / "data" for path in config.data.train_paths):
+    data = config.data
+    paths = [*data.train_paths, *data.eval_paths, *config.sft.train_paths]
+    if any(Path(path).parent == run_dir / "data" for path in paths):
         make_problems(run_dir / "data", seed=config.runner.seed)
 
 

@@ -39,6 +39,7 @@ LAYERS = (
     "evaluation",
     "training",
     "quickstart",
+    "api",
     "commands",
     "cli",
     "__main__",

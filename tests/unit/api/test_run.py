@@ -1,4 +1,4 @@
-"""A run from Python without its ranks and engines: what opens it, what closes it, what goes on."""
+"""A run from Python without its ranks and engines: what opens, closes and continues it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def run_of(*overrides: str, folder: str = "run", **given: Any) -> Run:
     )
 
 
-def test_a_loop_that_was_left_goes_on(the_loop: Loop) -> None:
+def test_a_loop_that_was_left_continues(the_loop: Loop) -> None:
     run = run_of()
     assert the_loop.opened == []
     for step in run:
@@ -100,7 +100,7 @@ def test_what_ends_the_run_closes_it_and_it_resumes(
     assert run_module._open == []
     assert "continue the run with: rlmath train experiment=gsm8k_smoke" in capsys.readouterr().out
     assert run.command.endswith(" 'data.train_paths=[run/given/data.jsonl]' runner.resume=auto")
-    # Whatever the settings said: it is this run that goes on.
+    # Whatever the settings said: it is this run that continues.
     assert [step.number for step in run] == [2, 3]
     assert the_loop.opened == [("run", "never"), ("run", "auto")]
     run.close()
@@ -199,3 +199,24 @@ def test_the_settings_are_those_of_the_command_line(the_loop: Loop) -> None:
     assert [(one.name, one.weight) for one in run._config.reward.items] == [("math", 2.0)]
     assert len(Path("run/given/eval_data.jsonl").read_text().splitlines()) == 2
     assert json.loads(Path("run/given/data.jsonl").read_text().splitlines()[0]) == ROWS[0]
+
+
+def test_the_quickstart_begins_with_its_warm_start(the_loop, monkeypatch):
+    from rlmath.model.tiny import make_tiny_model
+    from rlmath.quickstart import run as quickstart
+
+    made = []
+
+    def warm_start(config, machine):
+        made.append(config.runner.run_dir)
+        return make_tiny_model(Path(config.runner.run_dir) / "sft")
+
+    monkeypatch.setattr(quickstart, "warm_start", warm_start)
+    settings = ["experiment=quickstart", "runner.run_dir=q", "cluster.device=cpu"]
+    for _ in range(2):  # Once: the second run takes it.
+        run = Run.from_config(*settings, data=ROWS, eval_data=ROWS)
+        assert run._config.model.path == "q/sft" and " model.path=q/sft " in run.command
+        assert made == ["q"]
+    make_tiny_model(Path("other"))
+    other = Run.from_config(*settings, "model.path=other", data=ROWS, eval_data=ROWS)
+    assert other._config.model.path == "other"

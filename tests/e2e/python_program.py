@@ -1,0 +1,77 @@
+"""A script that drives runs from Python; test_python_run.py starts it in a folder with material."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+from rlmath import Run
+
+SETTINGS = (
+    "experiment=quickstart",
+    "model.path=material/model",
+    "runner.steps=4",
+    "runner.save_every=1",
+    "eval.every=0",
+    "algorithm.prompts_per_step=8",
+    "algorithm.group_size=4",
+    "actor.tensor_parallel=1",
+    "runner.check_export_sequences=0",
+)
+
+
+def variety(completions, **columns):
+    """A random model gets rewards that differ."""
+    if Path("interrupt").exists():  # In the middle of a step, as a user would.
+        Path("interrupt").unlink()
+        os.kill(os.getpid(), signal.SIGINT)
+    return [len(set(text)) / 10 for text in completions]
+
+
+def plain(inputs, options):
+    return -inputs.token_advantages() * inputs.log_ratio().exp(), {}
+
+
+def rows():
+    for a in range(10, 50):
+        yield {"prompt": f"<|user|>What is {a} + 7?<|assistant|>", "solutions": [str(a + 7)]}
+
+
+def main() -> None:
+    found: dict[str, object] = {}
+    held_out = [{"prompt": "<|user|>What is 1 + 7?<|assistant|>", "solutions": ["8"]}]
+    given = {"rewards": [variety], "eval_data": held_out}
+    failed = Run.from_config(*SETTINGS, "runner.run_dir=failed", data=rows(), **given)
+    try:
+        for _ in failed:
+            raise KeyError("of the script's own")
+    except KeyError:
+        found["failed_open"] = "open" in repr(failed)
+    run = Run.from_config(*SETTINGS, "runner.run_dir=mine", data=rows(), loss=plain, **given)
+    run.save("saved/start")
+    found["failed_closed"] = "closed" in repr(failed)
+    numbers = []
+    for step in run:
+        numbers.append((step.number, len(step.groups), step.metrics["timing/step"] > 0))
+        if step.number == 2:
+            break
+    found["accuracy"] = run.evaluate()["accuracy"]
+    found["sampled"] = run.sample(["1+1=", "2+2="], samples=2, max_tokens=4)
+    numbers.append(next(run).number)
+    found["numbers"] = numbers
+    Path("interrupt").touch()
+    try:
+        next(run)
+    except KeyboardInterrupt:
+        found["interrupted"] = run.number
+    found["command"] = run.command
+    run.save("saved/interrupted")  # It opens the run again, from its checkpoint.
+    run.close()
+    print(json.dumps(found), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
