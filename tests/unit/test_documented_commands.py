@@ -306,6 +306,7 @@ RULES: list[tuple[str, How]] = [
         named_in("tests/unit/commands/importing/test_import.py", "importing.page"),
     ),
     (r"python -m rlmath.config.docs", named_in("tests/unit/config/test_settings_page.py", "docs")),
+    (r"python -m rlmath.api.docs", named_in("tests/unit/api/test_docs.py", "docs")),
     (
         r"python -m benchmarks.dry_run.table",
         named_in("tests/dryrun/test_plan_agrees.py", "compare"),
