@@ -20,9 +20,9 @@ from rlmath.evaluation.metrics import benchmark_metrics
 from rlmath.evaluation.results import read_results, write_results
 from rlmath.evaluation.run import SEED_OFFSET, sample_and_grade, sample_kind
 from rlmath.monitor.samples import write_samples
-from rlmath.rollout.requests import requests_for
+from rlmath.rollout.seeds import requests_for
 from rlmath.rollout.weight_sync import sync_weights
-from rlmath.training.loop import Training
+from rlmath.training.attempt import Training
 from rlmath.training.model_card import HF_ADAPTER
 from rlmath.training.summary import check_export
 from rlmath.types import Problem
@@ -30,22 +30,21 @@ from rlmath.types import Problem
 
 def save(training: Training, folder: Path) -> None:
     """See :meth:`rlmath.Run.save`."""
-    session = training.session
-    actor, pool = session.actor, session.sampling.pool
-    pool.sleep()  # A GPU has no room for both.
-    has_adapters = session.config.actor.lora.rank
-    actor.save_hf(folder, folder / HF_ADAPTER if has_adapters else None)
-    check_export(session, folder, None)
+    run = training.parts.run
+    run.sampling.pool.sleep()  # A GPU has no room for both.
+    has_adapters = training.config.actor.lora.rank
+    run.actor.save_hf(folder, folder / HF_ADAPTER if has_adapters else None)
+    check_export(run, folder, None)
     wake(training)
 
 
 def wake(training: Training) -> None:
     """Let engines that sleep take the ranks' weights again."""
-    session = training.session
-    pool = session.sampling.pool
+    run = training.parts.run
+    pool = run.sampling.pool
     if pool.spec.sleeps:
         pool.sleep()
-        sync_weights(session.actor, pool, pool.weights_version, again=True)
+        sync_weights(run.actor, pool, pool.weights_version, again=True)
 
 
 def with_benchmark(config: Config, name: str | None, settings: Mapping[str, Any]) -> Config:
@@ -81,7 +80,7 @@ def evaluate(training: Training, config: Config, step: int) -> Mapping[str, floa
     began_s = time.monotonic()
     (found,) = _within_room(training, config)
     with training.monitor.phase("evaluate"):
-        groups = sample_and_grade(training.session.sampling, config.runner.seed, found, step)
+        groups = sample_and_grade(training.parts.run.sampling, config.runner.seed, found, step)
     folder = Path(config.runner.run_dir) / "evaluation" / f"step_{step:06d}"
     name = found.benchmark.name
     write_samples(folder, step, groups, kind=sample_kind(name))
@@ -103,7 +102,7 @@ def evaluate(training: Training, config: Config, step: int) -> Mapping[str, floa
 
 def _within_room(training: Training, config: Config) -> list[HeldOut]:
     """The benchmark, with responses that fit beside its longest prompt into the engines."""
-    room = training.session.sampling.pool.spec.max_sequence_tokens
+    room = training.parts.run.sampling.pool.spec.max_sequence_tokens
     data = dataclasses.replace(config.data, max_prompt_tokens=room - 1)
     styled = dataclasses.replace(config, data=data)
     found = []
@@ -135,14 +134,14 @@ class Sampling:
 
 def sample(training: Training, wanted: Sampling) -> list[list[str]]:
     """See :meth:`rlmath.Run.sample`."""
-    session = training.session
-    data, rollout = session.config.data, session.config.rollout
-    tokenizer = load_tokenizer(session.config.model.path)
+    config, pool = training.config, training.parts.run.sampling.pool
+    data, rollout = config.data, config.rollout
+    tokenizer = load_tokenizer(config.model.path)
     renderer = PromptRenderer(data, tokenizer)
     texts = [renderer.render(prompt) for prompt in wanted.prompts]
     ids = Encoder(tokenizer).encode(texts, not data.apply_chat_template)
     most = rollout.max_response_tokens if wanted.max_tokens is None else wanted.max_tokens
-    room = session.sampling.pool.spec.max_sequence_tokens
+    room = pool.spec.max_sequence_tokens
     for index, tokens in enumerate(ids):
         if len(tokens) + most > room:
             raise UserError(
@@ -159,10 +158,10 @@ def sample(training: Training, wanted: Sampling) -> list[list[str]]:
         samples=wanted.samples,
         max_tokens=most,
         temperature=rollout.temperature if wanted.temperature is None else wanted.temperature,
-        run_seed=session.config.runner.seed + SEED_OFFSET,
+        run_seed=config.runner.seed + SEED_OFFSET,
         step=wanted.step,
     )
     found: dict[str, dict[int, str]] = {problem.id: {} for problem in problems}
-    for one in session.sampling.pool.generate(requests):
+    for one in pool.generate(requests):
         found[one.problem_id][one.index] = one.text
     return [[text for _, text in sorted(texts.items())] for texts in found.values()]

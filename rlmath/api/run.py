@@ -21,7 +21,7 @@ from rlmath.types import Group
 from rlmath.utils.ending_signals import ending_by_exit
 
 if TYPE_CHECKING:
-    from rlmath.training.loop import Training
+    from rlmath.training.attempt import Training
     from rlmath.training.supervise import Events
 
 # Ray, and so a run that has ranks and engines, is there once in a process.
