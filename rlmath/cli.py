@@ -78,6 +78,10 @@ _COMMANDS = {
         "run thirty steps of a recipe on a tiny model, check and resume it: test RECIPE; or "
         "check a loss or another part of yours: test plugin FILE",
     ),
+    "settings": (
+        "settings",
+        "print settings with type, range, default and meaning: settings [WORD]",
+    ),
     "doctor": ("doctor", "find problems of this machine, or of a run's settings"),
     "publish": (
         "publish",

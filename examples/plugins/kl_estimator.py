@@ -1,20 +1,29 @@
-"""A KL estimator: k2 up to a difference of one nat, linear beyond.
+"""A KL estimator: k2 up to a difference in nats, linear beyond.
 
 rlmath train experiment=quickstart algorithm.kl_coef=0.01 \\
-    algorithm.kl_estimator=examples/plugins/kl_estimator.py:huber
+    algorithm.kl_estimator=examples/plugins/kl_estimator.py:huber algorithm.kl_options.limit=0.5
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from rlmath.algorithms.kl import KL_ESTIMATORS
+from rlmath.utils.setting import Options, setting
 
 
-@KL_ESTIMATORS.register("huber")
-def huber(log_probs: Tensor, ref_log_probs: Tensor, old_log_probs: Tensor) -> Tensor:
-    """``d^2 / 2`` where ``|d| <= 1``, else ``|d| - 1/2``, with ``d = log pi - log pi_ref``."""
-    difference = log_probs - ref_log_probs
-    size = difference.abs()
-    return torch.where(size <= 1.0, 0.5 * difference.square(), size - 0.5)
+@dataclass(frozen=True)
+class HuberOptions(Options):
+    limit: float = setting(1.0, "Difference from which it is linear, in nats.", above=0)
+
+
+@KL_ESTIMATORS.register("huber", HuberOptions)
+def huber(
+    log_probs: Tensor, ref_log_probs: Tensor, old_log_probs: Tensor, options: HuberOptions
+) -> Tensor:
+    """``d^2 / 2`` where ``|d| <= limit``, else ``limit (|d| - limit / 2)``."""
+    size, limit = (log_probs - ref_log_probs).abs(), options.limit
+    return torch.where(size <= limit, 0.5 * size.square(), limit * (size - 0.5 * limit))

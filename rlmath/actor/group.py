@@ -36,7 +36,7 @@ from rlmath.cluster.watchdog import Process, WatchedComponent
 from rlmath.device.environment import rank_environment
 from rlmath.device.flight_recorder import remove_records
 from rlmath.device.residue import Residue
-from rlmath.engines.transport import TRANSPORTS
+from rlmath.engines.transport import transport_named
 from rlmath.errors import UpdateStopped, UserError
 from rlmath.model.parallel import Layout
 from rlmath.types import TrainingBatch
@@ -238,7 +238,7 @@ class ActorGroup:
         Args:
             plan: With all of them; each rank gets the handles of those that it calls.
         """
-        transport = TRANSPORTS[plan.transport]
+        transport = transport_named(plan.transport)
         plans = transport.of_ranks(plan, len(self._workers), lambda: self._all("gpu"))
         calls = [
             worker.connect_engines.remote(own)

@@ -8,6 +8,7 @@ from rlmath.algorithms.correction import CorrectionConfig
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.config.algorithm import AlgorithmConfig
 from rlmath.config.value import ValueConfig
+from rlmath.utils.setting import Options
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class StepPlan:
         minibatches: Number of optimizer steps.
         seed: Seed of the split into minibatches.
         constant_length: See ``sequence_weights``.
+        aggregation_options: See there.
         old_is_engine: The rollout log-probs are those of the old policy.
         correction: Correction of the mismatch, if any. ``auto`` is resolved after the forward
             passes.
@@ -51,6 +53,7 @@ class StepPlan:
     seed: int = 0
     aggregation: str = AlgorithmConfig.aggregation
     constant_length: int | None = None
+    aggregation_options: Options | None = None
     old_is_engine: bool = False
     correction: CorrectionConfig | None = None
     entropy_top_share: float = 1.0

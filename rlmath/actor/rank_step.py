@@ -329,7 +329,8 @@ class RankStep:
         if plan.kl_in_reward is not None:
             old, reference = batch.old_log_probs, batch.ref_log_probs
             assert old is not None and reference is not None
-            kl = kl_estimate("k1", old, reference, old)
+            one = plan.objective
+            kl = kl_estimate(one.kl_estimator, old, reference, old, one.kl_options)
         if plan.values:
             return self._with_gae(batch, plan, kl)
         assert advantages is not None

@@ -115,6 +115,7 @@ def shard_settings(actor: ActorSettings, layout: Layout, plan: StepPlan = PLAIN)
         multiple_of=layout.pipeline_parallel if layout.virtual_stages > 1 else 1,
         aggregation=plan.aggregation,
         constant_length=plan.constant_length,
+        aggregation_options=plan.aggregation_options,
         share_prompts=actor.share_prompts,
     )
 

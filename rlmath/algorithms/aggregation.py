@@ -13,12 +13,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from rlmath.plugins.registry import Registry
 from rlmath.utils.lazy_torch import Tensor, torch
+from rlmath.utils.setting import Options
 
-# (unmasked tokens [N] float64, group of each sequence [N], constant_length) -> [N] float64
-_Kind = Callable[[Tensor, Tensor, "int | None"], Tensor]
+# (unmasked tokens [N] float64, group of each sequence [N], constant_length, options)
+# -> [N] float64
+_Kind = Callable[[Tensor, Tensor, "int | None", Any], Tensor]
 
 
 class Whole(Enum):
@@ -50,7 +53,11 @@ AGGREGATIONS: Registry[_Kind, AggregationTraits] = Registry(
 
 
 def sequence_weights(
-    kind: str, token_counts: Tensor, group_ids: Tensor, constant_length: int | None = None
+    kind: str,
+    token_counts: Tensor,
+    group_ids: Tensor,
+    constant_length: int | None = None,
+    options: Options | None = None,
 ) -> Tensor:
     """Weight of each unmasked response token in the loss of an optimizer minibatch, by sequence.
 
@@ -76,6 +83,7 @@ def sequence_weights(
         token_counts: ``[N]`` unmasked response tokens of each sequence of the minibatch.
         group_ids: ``[N]`` int64.
         constant_length: Tokens, only for ``seq_sum_constant``; usually the response limit.
+        options: The kind's options; ``None``: its defaults.
 
     Returns:
         ``[N]`` float64; undefined for sequences without unmasked tokens.
@@ -87,7 +95,8 @@ def sequence_weights(
     if token_counts.shape != group_ids.shape:
         raise ValueError(f"{token_counts.numel()} sequences, but {group_ids.numel()} group_ids")
     groups = torch.unique(group_ids, return_inverse=True)[1]
-    return weigh(token_counts.double(), groups, constant_length)
+    options = AGGREGATIONS.options(kind)() if options is None else options
+    return weigh(token_counts.double(), groups, constant_length, options)
 
 
 def denominator(kind: str, token_counts: Tensor, group_ids: Tensor) -> float:
@@ -115,32 +124,38 @@ def denominator(kind: str, token_counts: Tensor, group_ids: Tensor) -> float:
 
 
 @AGGREGATIONS.register("token_mean", traits=AggregationTraits(Whole.tokens))
-def _token_mean(counts: Tensor, groups: Tensor, length: int | None) -> Tensor:
+def _token_mean(counts: Tensor, groups: Tensor, length: int | None, options: Options) -> Tensor:
     return (1.0 / counts.sum().clamp(min=1)).expand(counts.shape)
 
 
 @AGGREGATIONS.register("seq_mean_token_mean")
-def _seq_mean_token_mean(counts: Tensor, groups: Tensor, length: int | None) -> Tensor:
+def _seq_mean_token_mean(
+    counts: Tensor, groups: Tensor, length: int | None, options: Options
+) -> Tensor:
     return 1.0 / ((counts > 0).sum() * counts).clamp(min=1)
 
 
 @AGGREGATIONS.register("seq_mean_token_sum")
-def _seq_mean_token_sum(counts: Tensor, groups: Tensor, length: int | None) -> Tensor:
+def _seq_mean_token_sum(
+    counts: Tensor, groups: Tensor, length: int | None, options: Options
+) -> Tensor:
     return (1.0 / (counts > 0).sum().clamp(min=1).double()).expand(counts.shape)
 
 
 @AGGREGATIONS.register("seq_sum_constant", traits=AggregationTraits(needs_length=True))
-def _seq_sum_constant(counts: Tensor, groups: Tensor, length: int | None) -> Tensor:
+def _seq_sum_constant(
+    counts: Tensor, groups: Tensor, length: int | None, options: Options
+) -> Tensor:
     if length is None or length < 1:
         raise ValueError(
             f"algorithm.aggregation = 'seq_sum_constant' needs a constant_length of at least 1 "
             f"token, not {length}; rollout.max_response_tokens is the usual choice"
         )
-    return _seq_mean_token_sum(counts, groups, None) / length
+    return _seq_mean_token_sum(counts, groups, None, options) / length
 
 
 @AGGREGATIONS.register("prompt_mean", traits=AggregationTraits(Whole.groups))
-def _prompt_mean(counts: Tensor, groups: Tensor, length: int | None) -> Tensor:
+def _prompt_mean(counts: Tensor, groups: Tensor, length: int | None, options: Options) -> Tensor:
     # There are at most as many groups as sequences.
     totals = torch.zeros_like(counts).index_add_(0, groups, counts)
     return 1.0 / ((totals > 0).sum() * totals[groups]).clamp(min=1)

@@ -73,6 +73,7 @@ def policy_objective(inputs: LossInputs, settings: ObjectiveSettings) -> LossOut
             inputs.masked(inputs.log_probs),
             inputs.masked(inputs.ref_log_probs),
             inputs.masked(inputs.old_log_probs),
+            settings.kl_options,
         )
         sums["weighted/kl_loss"] = (weights * kl).detach().sum().double()
         sums["token/kl"] = kl.detach().double().sum()

@@ -17,6 +17,7 @@ class ObjectiveSettings:
         options: The loss's options; ``None``: its defaults.
         kl_coef: Weight of the KL term against the reference model; 0: no term.
         kl_estimator: Name of the estimator, see ``rlmath/algorithms/kl.py``.
+        kl_options: The estimator's options; ``None``: its defaults.
         entropy_coef: Weight of the entropy bonus; negative values reduce entropy.
         ratio_threshold: The share of tokens with a higher ratio is logged.
         off_policy_mask_kl: A sequence with a negative advantage is excluded if its mean of
@@ -30,6 +31,7 @@ class ObjectiveSettings:
     options: Options | None = None
     kl_coef: float = 0.0
     kl_estimator: str = "k3"
+    kl_options: Options | None = None
     entropy_coef: float = 0.0
     ratio_threshold: float = 5.0
     off_policy_mask_kl: float | None = None

@@ -22,6 +22,7 @@ from rlmath.batching.minibatches import minibatches
 from rlmath.batching.packing import assign
 from rlmath.batching.shared_prompts import GroupedSequences, assign_sharing
 from rlmath.types import MicroBatch, TrainingBatch
+from rlmath.utils.setting import Options
 
 
 class Sequences(Protocol):
@@ -67,6 +68,7 @@ class ShardSettings:
         multiple_of: Divisor of a rank's number of micro-batches per minibatch.
         aggregation: As in ``sequence_weights``.
         constant_length: As in ``sequence_weights``.
+        aggregation_options: ``options`` of ``sequence_weights``.
         share_prompts: The actor computes a group's prompt once per micro-batch, so its sequences
             are kept together (see ``assign_sharing``).
     """
@@ -78,6 +80,7 @@ class ShardSettings:
     multiple_of: int = 1
     aggregation: str = "token_mean"
     constant_length: int | None = None
+    aggregation_options: Options | None = None
     share_prompts: bool = False
 
 
@@ -211,7 +214,13 @@ def dealt(
     counts: list[list[tuple[int, ...]]] = [[] for _ in range(settings.data_parallel)]
     for members in minibatches(group_ids.tolist(), settings.minibatches, settings.seed):
         own, groups = token_counts[members], group_ids[members]
-        found = sequence_weights(settings.aggregation, own, groups, settings.constant_length)
+        found = sequence_weights(
+            settings.aggregation,
+            own,
+            groups,
+            settings.constant_length,
+            settings.aggregation_options,
+        )
         weights[members] = found.float()
         own_lengths = [lengths[i] for i in members]
         ranks, budget = settings.data_parallel, settings.max_tokens_per_microbatch

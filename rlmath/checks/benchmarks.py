@@ -6,8 +6,16 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from rlmath.config.benchmarks import HELD_OUT, PUBLISHED, Benchmark, benchmarks_of
+from rlmath.config.benchmarks import (
+    BENCHMARKS,
+    HELD_OUT,
+    PUBLISHED,
+    Benchmark,
+    benchmarks_of,
+    published_of,
+)
 from rlmath.config.schema import Config
+from rlmath.plugins.source import split
 from rlmath.utils.close_names import did_you_mean
 
 # A name is part of tags and of file names.
@@ -20,7 +28,9 @@ def benchmark_problems(config: Config, command: str) -> Iterator[str]:
     names: set[str] = {HELD_OUT}
     for index, item in enumerate(config.eval.benchmarks):
         key = f"eval.benchmarks[{index}]"
-        if not _NAME.fullmatch(item.name):
+        if item.path is None and split(item.name)[1]:
+            yield from BENCHMARKS.problems(item.name)
+        elif not _NAME.fullmatch(item.name):
             yield (
                 f"{key}.name={item.name!r}: a name is of letters, digits, _, - and ., because it "
                 "is part of tags and file names"
@@ -28,10 +38,11 @@ def benchmark_problems(config: Config, command: str) -> Iterator[str]:
         elif item.name in names:
             what = "the problems of data.eval_paths" if item.name == HELD_OUT else "another"
             yield f"{key}.name={item.name}: is that of {what}; each needs its own name"
-        elif item.path is None and item.name not in PUBLISHED:
-            hint = did_you_mean(item.name, PUBLISHED)
+        elif item.path is None and published_of(item.name) is None:
+            known = [*PUBLISHED, *BENCHMARKS.names()]
+            hint = did_you_mean(item.name, known)
             yield (
-                f"{key}.name={item.name}: known are {', '.join(PUBLISHED)}{hint}; one of your own "
+                f"{key}.name={item.name}: known are {', '.join(known)}{hint}; one of your own "
                 "needs its path"
             )
         names.add(item.name)

@@ -23,6 +23,7 @@ from rlmath.checks.weight_files import folder_problems
 from rlmath.config.algorithm import ReferenceKind
 from rlmath.config.arithmetic import RunLayout
 from rlmath.config.benchmarks import HELD_OUT, benchmarks_of
+from rlmath.config.data_sources import DATA_SOURCES
 from rlmath.config.hub_names import is_hub, parts_of
 from rlmath.config.lora import adapters_of
 from rlmath.config.placeholders import unfilled_part
@@ -31,6 +32,7 @@ from rlmath.data.fields import field_of, has_field, no_such_field, refuse_images
 from rlmath.data.files import MalformedRowError, Row
 from rlmath.data.prompts import chat_messages
 from rlmath.data.rows import Target, answers_in, read_value, responses_in
+from rlmath.data.source_stream import first_rows
 from rlmath.errors import ModelError, UserError
 from rlmath.model.chat import has_chat_template
 from rlmath.model.folder import TINY
@@ -113,7 +115,10 @@ def data_files(config: Config, command: str) -> Iterator[str]:
             yield from _data_file(data, "sft.train_paths", path, responses_in(sft.response_key))
         return
     if command == "train":
-        yield from _given("data.train_paths", data.train_paths, "problems")
+        if data.source is not None:
+            yield from _data_source(data)
+        else:
+            yield from _given("data.train_paths", data.train_paths, "problems")
         if data.train_weights and len(data.train_weights) != len(data.train_paths):
             yield (
                 f"data.train_weights={data.train_weights}: {len(data.train_weights)} weights for "
@@ -131,6 +136,28 @@ def data_files(config: Config, command: str) -> Iterator[str]:
         for path in benchmark.paths:
             for problem in _data_file(benchmark.data, benchmark.key, path, target):
                 yield problem + data_of(config, benchmark) * (not Path(path).exists())
+
+
+def _data_source(data: DataConfig) -> Iterator[str]:
+    """Its first rows have the fields."""
+    if data.train_paths:
+        yield (
+            f"data.source={data.source}: gives all training problems, so that data.train_paths="
+            f"{data.train_paths} would not be read; leave one of them out"
+        )
+    if not data.shuffle:
+        yield (
+            f"data.shuffle=false: does nothing, as data.source={data.source} has its own order; "
+            "leave it out"
+        )
+    if DATA_SOURCES.has(str(data.source)):
+        try:
+            rows = first_rows(data, PEEKED_ROWS)
+        except UserError as error:
+            yield str(error)
+            return
+        target = answers_in(data.answer_key)
+        yield from [one for row in rows if (one := _row_problem(data, row, target))][:1]
 
 
 def _given(key: str, paths: list[str], what: str) -> Iterator[str]:

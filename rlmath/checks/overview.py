@@ -6,7 +6,7 @@ optimized, with which rewards, what is evaluated, and what a recipe set.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from omegaconf import DictConfig, OmegaConf
@@ -18,8 +18,10 @@ from rlmath.config.benchmarks import benchmarks_of
 from rlmath.config.load import Composed
 from rlmath.config.lora import LoraConfig, LoraRollout
 from rlmath.config.optimizer import OptimizerConfig
+from rlmath.config.options import ENGINE_OPTIONS, SOURCE_OPTIONS, VERIFIER_OPTIONS
 from rlmath.config.rollout import keeps_kv, max_lag
 from rlmath.config.schema import Config, OldLogProbs, RewardItem, RolloutSchedule, Schedule
+from rlmath.config.settings import value_of
 from rlmath.grading import Fallback
 from rlmath.model.hub import hub_name
 from rlmath.model.spec import ModelSpec
@@ -50,9 +52,8 @@ def describe_training(config: Config, origin: Origin | None = None) -> str:
         *_lora(config.actor.lora),
         *_schedule(config),
     ]
-    if config.plugin_hashes:
-        sources = [f"{name} ({value})" for name, value in config.plugin_hashes.items()]
-        lines += _block("plugins", sources)
+    if plugins := list(_plugins(config)):
+        lines += _block("plugins", plugins)
     if needs_value_model(algorithm.advantage):
         updates = value_updates(config)
         value = _learning_rate(config.value.optimizer, updates, "value.optimizer.lr", origin)
@@ -132,6 +133,16 @@ def describe_recipe(composed: Composed) -> str:
     return "\n".join(_block("recipe", lines))
 
 
+def _plugins(config: Config) -> Iterator[str]:
+    """Source files of the user's code with their hashes, and parts with their options; those of the
+    algorithm are among the loss's lines."""
+    for name, value in config.plugin_hashes.items():
+        yield f"{name} ({value})"
+    for section in (SOURCE_OPTIONS, VERIFIER_OPTIONS, ENGINE_OPTIONS):
+        if (chosen := value_of(config, section.chooser)) is not None:
+            yield f"{section.chooser}: {chosen}{_options(value_of(config, section.key))}"
+
+
 def _block(label: str, lines: list[str]) -> list[str]:
     first, *rest = lines
     return [f"{label:<{_LABEL}}{first}", *(" " * _LABEL + line for line in rest)]
@@ -139,7 +150,7 @@ def _block(label: str, lines: list[str]) -> list[str]:
 
 def _objective(config: Config) -> list[str]:
     algorithm = config.algorithm
-    aggregation = algorithm.aggregation
+    aggregation = f"{algorithm.aggregation}{_options(algorithm.aggregation_options)}"
     if algorithm.aggregation_constant_tokens is not None:
         aggregation += f" over {algorithm.aggregation_constant_tokens:,} tokens"
     advantages = f"advantages {algorithm.advantage}{_options(algorithm.advantage_options)}"
@@ -168,6 +179,12 @@ def _objective(config: Config) -> list[str]:
     if algorithm.correction.kind != "none":
         options = _options(algorithm.correction.options)
         lines.append(f"mismatch correction {algorithm.correction.kind}{options}")
+    if algorithm.filter.options:
+        options = _options(algorithm.filter.options)
+        lines.append(f"group filter {algorithm.filter.keep}{options}")
+    if algorithm.curriculum.options:
+        options = _options(algorithm.curriculum.options)
+        lines.append(f"curriculum {algorithm.curriculum.kind}{options}")
     if algorithm.truncated.name != "keep":
         lines.append(f"truncated responses: {algorithm.truncated.name}")
     return lines
@@ -206,8 +223,9 @@ def _kl(config: Config) -> str:
     place = "loss" if algorithm.kl_in is KlPlace.loss else "reward"
     steered = f", steered to {algorithm.kl_target:g}" if algorithm.kl_target is not None else ""
     return (
-        f"KL penalty {_number(algorithm.kl_coef)} x {algorithm.kl_estimator} in the {place}"
-        f"{steered}; {algorithm.reference.kind.name} reference model"
+        f"KL penalty {_number(algorithm.kl_coef)} x {algorithm.kl_estimator}"
+        f"{_options(algorithm.kl_options)} in the {place}{steered}; "
+        f"{algorithm.reference.kind.name} reference model"
     )
 
 

@@ -14,14 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from rlmath.config.benchmarks import BOXED
+from rlmath.config.data_sources import DATA_SOURCES
 from rlmath.config.hub_names import is_hub
 from rlmath.config.reward import CompletionFormat, RewardConfig
 from rlmath.config.schema import Config
 from rlmath.data.fields import field_of, has_field
 from rlmath.data.files import MalformedRowError, Row, read_rows
 from rlmath.data.markers import asks_for_box, has_markers, prompt_texts
+from rlmath.data.source_stream import first_rows
 from rlmath.errors import UserError
 from rlmath.grading.settings import Fallback
+from rlmath.grading.verifiers import VERIFIERS
 from rlmath.model.chat import CLOCK, has_chat_template, is_instruct, read_chat_template
 from rlmath.model.folder import TINY
 from rlmath.plugins.source import is_path
@@ -35,6 +38,9 @@ _PEEKED = 4
 def needs_box(config: Config) -> bool:
     """Whether a reward finds the answer in a box alone."""
     graded = any_graded(item.name for item in config.reward.items)
+    verifier = config.reward.verifier
+    if verifier is not None and VERIFIERS.has(verifier):
+        graded = graded and not VERIFIERS.traits(verifier).whole_response
     return graded and config.reward.fallback is Fallback.none
 
 
@@ -104,6 +110,11 @@ def _first_row(config: Config, command: str) -> dict[str, Any]:
     paths: Sequence[str] = config.data.train_paths
     if command == "sft":
         paths = config.sft.train_paths
+    elif command == "train" and config.data.source is not None:
+        if not DATA_SOURCES.has(config.data.source):
+            return {}
+        (first,) = first_rows(config.data, 1)
+        return first.fields if isinstance(first.fields, dict) else {}
     elif command == "evaluate" or not paths:
         paths = config.data.eval_paths
     for path in paths:

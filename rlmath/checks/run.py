@@ -14,14 +14,13 @@ from types import NoneType
 from typing import Any, Literal
 
 from rlmath.algorithms.advantages import needs_value_model
-from rlmath.algorithms.aggregation import AGGREGATIONS
-from rlmath.algorithms.kl import KL_ESTIMATORS
 from rlmath.checks import attempts
 from rlmath.checks import files as check_files
 from rlmath.checks import layout as check_layout
 from rlmath.checks import precision as check_precision
 from rlmath.checks.algorithm import algorithm_problems
 from rlmath.checks.benchmarks import benchmark_problems
+from rlmath.checks.engine_parts import engine_argument_problems, transport_problems
 from rlmath.checks.fp8_training import fp8_model, fp8_problems
 from rlmath.checks.latent import latent_problems
 from rlmath.checks.lora import lora_model, lora_problems, unmerged_model, unmerged_problems
@@ -41,6 +40,7 @@ from rlmath.checks.trackers import tracker_problems
 from rlmath.config import arithmetic
 from rlmath.config.collapse import DETECTORS
 from rlmath.config.options import SECTIONS
+from rlmath.config.removed import removed_value
 from rlmath.config.schema import (
     Config,
     Device,
@@ -51,21 +51,20 @@ from rlmath.config.schema import (
     Schedule,
 )
 from rlmath.config.settings import by_key, out_of_range, value_of
-from rlmath.engines.transport import choose_transport
+from rlmath.engines.transport import TRANSPORTS
 from rlmath.errors import ConfigError, ModelError
 from rlmath.model.hub import is_hub_model
 from rlmath.model.published import published_spec
 from rlmath.model.spec import ModelSpec, read_model_spec
 from rlmath.plugins import Registry
 from rlmath.plugins.source import split
-from rlmath.rewards.registry import available_rewards, reward_class, settings_of
+from rlmath.rewards.registry import available_rewards, has_own_grader, reward_class, settings_of
 from rlmath.utils.close_names import did_you_mean
 
 Command = Literal["train", "sft", "evaluate"]
 _REGISTRIES: dict[str, Registry[Any, Any]] = {
     **{section.chooser: section.registry for section in SECTIONS},
-    "algorithm.aggregation": AGGREGATIONS,
-    "algorithm.kl_estimator": KL_ESTIMATORS,
+    "weights.transport": TRANSPORTS,
 }
 
 
@@ -196,15 +195,30 @@ def names(config: Config) -> Iterator[str]:
     """A message for each name that nothing is registered under."""
     for key, registry in _REGISTRIES.items():
         name = value_of(config, key)
+        if name in (None, "auto"):
+            continue
+        if removed := removed_value(key, name):
+            yield f"{key}={name}{removed}"
+            continue
         if split(name)[1]:
             yield from registry.problems(name)
         elif not registry.has(name):
-            among = _among(name, registry.names())
-            yield f"{key}={name}: there is none of that name; {among}, or file.py:function"
+            known = registry.names()
+            among = (
+                f"{_among(name, known)}, or file.py:function"
+                if known
+                else ("give file.py:function, or import the file that registers it with plugins")
+            )
+            yield f"{key}={name}: there is none of that name; {among}"
     if not config.reward.items:
         yield "reward.items=[]: at least one reward is needed, such as [{name: math}]"
     for index, item in enumerate(config.reward.items):
         key = f"reward.items[{index}]"
+        if config.reward.verifier is not None and has_own_grader(item.name, item.params):
+            yield (
+                f"{key}.params: an item with its own grader does not use reward.verifier="
+                f"{config.reward.verifier}; leave out {', '.join(item.params)}, or the verifier"
+            )
         if item.name in available_rewards():
             yield from _reward_params(key, item)
         else:
@@ -329,7 +343,7 @@ def _optimizer(name: str, optimizer: OptimizerConfig, steps: int) -> Iterator[st
 
 
 def _cluster(config: Config, machine: Machine, device: Device) -> Iterator[str]:
-    cluster, transport = config.cluster, config.weights.transport
+    cluster = config.cluster
     local = cluster.ray_address is None
     if local and not machine.elsewhere and (problem := ray_folder_problem()):
         yield problem
@@ -361,7 +375,5 @@ def _cluster(config: Config, machine: Machine, device: Device) -> Iterator[str]:
                 f"cluster.gpus_per_node={cluster.gpus_per_node}: this machine has {machine.gpus} "
                 f"that this process may use; use at most {machine.gpus}"
             )
-    try:
-        choose_transport(transport.value, device=device.value, colocated=colocated)
-    except ValueError as error:
-        yield str(error)
+    yield from transport_problems(config, device.value, colocated)
+    yield from engine_argument_problems(config, device.value)

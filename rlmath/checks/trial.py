@@ -19,6 +19,7 @@ from rlmath.config.benchmarks import HELD_OUT, benchmarks_of
 from rlmath.config.hub_names import is_hub
 from rlmath.config.schema import Config, DataConfig, OverlongPrompt
 from rlmath.data.answers import accepted_answers
+from rlmath.data.files import Row
 from rlmath.data.golds import gold_kinds, refuse_no_gold
 from rlmath.data.light_tokenizer import LightTokenizer
 from rlmath.data.load import overlong_example
@@ -32,18 +33,19 @@ from rlmath.data.rows import (
     responses_in,
     usable_rows,
 )
+from rlmath.data.source_stream import first_rows
 from rlmath.errors import UserError
 from rlmath.model.folder import TINY
 from rlmath.model.hub import is_hub_model
 from rlmath.plugins.source import is_path
-from rlmath.rewards.registry import any_graded, available_rewards
+from rlmath.rewards.registry import available_rewards, reads_golds
 from rlmath.types import Problem, Sample
 
 if TYPE_CHECKING:
     from rlmath.rewards.mix import RewardMix
 
-# Rows of each file that are read.
-ROWS = 1000
+# Rows of each file that are read, and of a data source.
+ROWS, PEEKED_OF_SOURCE = 1000, 64
 
 
 def trial(config: Config, command: str) -> list[str]:
@@ -92,6 +94,7 @@ class _Source:
         needs_box: An answer counts in a box alone.
         max_tokens: Positions of the model, for worked examples; ``None``: unknown.
         per_step: Setting and number of prompts of a step; ``None`` for benchmarks.
+        is_streamed: The rows are those of ``data.source``.
     """
 
     title: str
@@ -102,6 +105,14 @@ class _Source:
     needs_box: bool = False
     max_tokens: int | None = None
     per_step: tuple[str, int] | None = None
+    is_streamed: bool = False
+
+    def rows(self) -> Iterator[list[Row]]:
+        """The first rows of each file, or of the data source."""
+        if self.is_streamed:
+            yield first_rows(self.data, PEEKED_OF_SOURCE)
+        for path in self.paths:
+            yield list(itertools.islice(rows_of(path), ROWS))
 
     @property
     def has_answers(self) -> bool:
@@ -123,13 +134,14 @@ def _sources(config: Config, command: str) -> Iterator[_Source]:
             per_step=("sft.sequences_per_step", sft.sequences_per_step),
         )
         return
-    graded = any_graded(item.name for item in config.reward.items)
+    graded = reads_golds(config.reward)
     boxed = expects_request(config)
     if command == "train":
         answers = answers_in(config.data.answer_key)
         per_step = ("algorithm.prompts_per_step", config.algorithm.prompts_per_step)
         paths = _local(config.data.train_paths)
-        yield _Source("", paths, config.data, answers, graded, boxed, per_step=per_step)
+        source = _Source("", paths, config.data, answers, graded, boxed, per_step=per_step)
+        yield replace(source, is_streamed=config.data.source is not None)
     for benchmark in benchmarks_of(config):
         answers = answers_in(benchmark.data.answer_key)
         title = "" if command == "evaluate" and benchmark.name == HELD_OUT else benchmark.title
@@ -152,9 +164,8 @@ def _prompts(source: _Source, tokenizer: LightTokenizer) -> tuple[list[Draft], l
     drafts: list[Draft] = []
     skipped: list[str] = []
     all_read = True
-    for path in source.paths:
-        rows = list(itertools.islice(rows_of(path), ROWS))
-        all_read = all_read and len(rows) < ROWS
+    for rows in source.rows():
+        all_read = all_read and len(rows) < ROWS and not source.is_streamed
         usable, malformed = usable_rows(rows, data, renderer, target)
         drafts, skipped = drafts + usable, skipped + malformed
     lines = []
@@ -232,7 +243,7 @@ def _golds(source: _Source, drafts: Sequence[Draft], *, all_read: bool) -> Itera
 def _drafts_in_its_place(source: _Source, tokenizer: LightTokenizer) -> list[Draft]:
     """Rows as a tokenizer in the place of the model's renders them; none where it cannot."""
     renderer = PromptRenderer(source.data, tokenizer)
-    rows = [row for path in source.paths[:1] for row in itertools.islice(rows_of(path), ROWS)]
+    rows = next(source.rows(), [])
     try:
         return usable_rows(rows, source.data, renderer, source.target)[0]
     except UserError:  # The run's own tokenizer may say otherwise.

@@ -332,7 +332,9 @@ def rdma() -> Iterator[Finding]:
 
 def settings(config: Config) -> Iterator[Finding]:
     """Model folder, data fields, layout, sizes and servers, as at the start of a run."""
-    command: checks.Command = "train" if config.data.train_paths else "evaluate"
+    command: checks.Command = (
+        "train" if config.data.train_paths or config.data.source else "evaluate"
+    )
     config = with_prompt_style(config, command)
     try:
         checks.check(config, command)

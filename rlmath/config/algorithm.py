@@ -109,6 +109,7 @@ class AlgorithmConfig:
         least=1,
         only_with=OnlyWith("aggregation", ("seq_sum_constant",)),
     )
+    aggregation_options: dict[str, Any] = setting(dict, "Options of an aggregation of yours.")
     allow_other_aggregation: bool = setting(
         False,
         "Allow an aggregation that the loss is not defined for; the result is not the published "
@@ -124,6 +125,7 @@ class AlgorithmConfig:
     kl_estimator: str = setting(
         ObjectiveSettings.kl_estimator, "KL estimator: k1, k2, k3 or k3_unbiased."
     )
+    kl_options: dict[str, Any] = setting(dict, "Options of a KL estimator of yours.")
     kl_in: KlPlace = setting(
         KlPlace.loss,
         "Add the KL penalty to the loss, or subtract it from the reward of each token (k1 only).",

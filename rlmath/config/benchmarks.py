@@ -7,12 +7,14 @@ first, then the published settings (``eval.published_settings``), then ``eval.*`
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlmath.config.schema import BenchmarkItem, Config, DataConfig
 from rlmath.model.chat import is_instruct
+from rlmath.plugins import Registry
 
 # The instruction that the R1 and Qwen2.5-Math reports sample with.
 BOXED = "{prompt}\nPlease reason step by step, and put your final answer within \\boxed{}."
@@ -25,14 +27,14 @@ class Published:
     """A known benchmark.
 
     Attributes:
-        file: Its name in ``eval.data_dir``.
+        file: Its name in ``eval.data_dir``; empty: its rows come from a plug-in.
         samples: Samples per problem.
     """
 
-    file: str
-    prompt_key: str
-    answer_key: str
-    samples: int
+    file: str = ""
+    prompt_key: str = "problem"
+    answer_key: str = "answer"
+    samples: int = 1
     temperature: float = 0.6
     top_p: float = 0.95
     max_response_tokens: int = 32768
@@ -54,6 +56,20 @@ PUBLISHED = {
 }
 
 
+# Benchmarks of plug-ins: a function that returns the rows, mappings as in a file, with how they are
+# sampled where ``eval.benchmarks`` does not say.
+BENCHMARKS: Registry[Callable[[], Iterable[Mapping[str, Any]]], Published] = Registry(
+    "eval.benchmarks[].name", Published
+)
+
+
+def published_of(name: str) -> Published | None:
+    """The settings of a known benchmark or of a plug-in's; ``None``: it is neither."""
+    if name in PUBLISHED:
+        return PUBLISHED[name]
+    return BENCHMARKS.traits(name) if BENCHMARKS.has(name) else None
+
+
 @dataclass(frozen=True)
 class Benchmark:
     """A benchmark with every setting decided.
@@ -62,6 +78,7 @@ class Benchmark:
         name: In the metrics' tags and of its files.
         key: The setting that it comes from, for messages.
         paths: Files with its problems.
+        plugin: Name in ``BENCHMARKS`` of what returns its rows; ``None``: they are in files.
         data: How they are read and become prompts.
         temperature: Of sampling; 0: greedy.
         max_problems: Maximum number, the first ones; ``None``: all.
@@ -76,6 +93,7 @@ class Benchmark:
     top_p: float
     max_response_tokens: int
     max_problems: int | None
+    plugin: str | None = None
 
     @property
     def length_key(self) -> str:
@@ -91,7 +109,7 @@ class Benchmark:
         """One line: how it is sampled."""
         samples = "1 sample" if self.samples == 1 else f"{self.samples} samples"
         return (
-            f"{self.title}: {', '.join(self.paths)}; {samples} each, temperature "
+            f"{self.title}: {', '.join(self.paths) or 'of a plug-in'}; {samples} each, temperature "
             f"{self.temperature:g}, top-p {self.top_p:g}, {self.max_response_tokens:,} tokens"
             + (", chat template" if self.data.apply_chat_template else "")
         )
@@ -131,9 +149,11 @@ def longest_response_tokens(config: Config, *, trains: bool) -> int:
 
 
 def _resolved(config: Config, index: int, item: BenchmarkItem, longest: int) -> Benchmark:
-    known = PUBLISHED.get(item.name)
+    known = published_of(item.name)
     published = known if config.eval.published_settings else None
     data, settings = config.data, config.eval
+    # The prompt of the published results; a plug-in's rows have their own.
+    reported = published is not None and bool(published.file)
 
     def pick(name: str, general: Any) -> Any:
         """What is said nearest to the benchmark; 0 is a value."""
@@ -142,13 +162,14 @@ def _resolved(config: Config, index: int, item: BenchmarkItem, longest: int) -> 
 
     chat, template = item.apply_chat_template, item.prompt_template
     if chat is None:
-        chat = is_instruct(config.model.path) if published else data.apply_chat_template
+        chat = is_instruct(config.model.path) if reported else data.apply_chat_template
     if template is None:
-        template = BOXED if published else data.prompt_template
-    in_folder = str(Path(settings.data_dir) / known.file) if known else None
+        template = BOXED if reported else data.prompt_template
+    is_plugin = known is not None and not known.file and item.path is None
+    in_folder = str(Path(settings.data_dir) / known.file) if known and known.file else None
     path = item.path or in_folder
     return Benchmark(
-        name=item.name,
+        name=BENCHMARKS.name(item.name) if is_plugin else item.name,
         key=f"eval.benchmarks[{index}]",
         paths=() if path is None else (path,),
         data=dataclasses.replace(
@@ -164,4 +185,5 @@ def _resolved(config: Config, index: int, item: BenchmarkItem, longest: int) -> 
         top_p=pick("top_p", settings.top_p),
         max_response_tokens=pick("max_response_tokens", longest),
         max_problems=pick("max_problems", data.max_eval_problems),
+        plugin=item.name if is_plugin else None,
     )

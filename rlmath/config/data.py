@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from rlmath.utils.setting import setting
 
@@ -19,6 +20,12 @@ class DataConfig:
         "folders, or Hugging Face datasets written as hub:ORGANIZATION/NAME:CONFIGURATION:SPLIT.",
         common=True,
     )
+    source: str | None = setting(
+        None,
+        "Your own data source, whose rows are the training problems, in its order and without end; "
+        "null: train_paths.",
+    )
+    source_options: dict[str, Any] = setting(dict, "Options of the data source.")
     train_weights: list[float] = setting(
         list,
         "Sampling weight of each entry of train_paths, independent of its number of rows; empty: "

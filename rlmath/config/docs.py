@@ -27,6 +27,10 @@ same groups, given as `--config-dir`.
 A value may refer to another setting: `model.path='${runner.run_dir}/model'`. No value can therefore
 contain `${` itself; a path that does is an error. Rename the file or folder, or link to it.
 
+`rlmath settings WORD` prints the settings that have a word in their key or meaning; with
+`plugins='[my_file.py]'` also the options of your own parts. In bash,
+`complete -o nospace -W "$(rlmath settings --keys)" rlmath` completes keys.
+
 A loss, an advantage estimator and a group filter have their own options:
 `algorithm.loss_options.clip_high=0.28`. An option that the chosen one does not have is an error.
 `algorithm.loss=NAME` on the command line starts from the defaults of that loss: options that files

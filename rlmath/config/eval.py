@@ -14,7 +14,8 @@ class BenchmarkItem:
     name: str = setting(
         MISSING,
         "Name in metrics. aime24, aime25, amc23, math500, gpqa_diamond, minerva, olympiadbench and "
-        "gsm8k are built in, with their file, fields and published settings.",
+        "gsm8k are built in, with their file, fields and published settings; file.py:function is "
+        "one of yours.",
     )
     path: str | None = setting(
         None, "Problem file; null: the built-in benchmark's file in eval.data_dir."

@@ -1,4 +1,4 @@
-"""Options of the chosen loss, estimator and filter: ``algorithm.loss_options.clip_high=0.28``.
+"""Options of the parts that are chosen by name: ``algorithm.loss_options.clip_high=0.28``.
 
 They are declared beside the part that takes them, with ``setting(...)``, and only those of the
 chosen one can be given. After loading, a section holds all of them, defaults included.
@@ -16,13 +16,18 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rlmath.algorithms.advantages import ADVANTAGES
+from rlmath.algorithms.aggregation import AGGREGATIONS
 from rlmath.algorithms.correction import CORRECTIONS
 from rlmath.algorithms.curriculum import CURRICULA
 from rlmath.algorithms.filters import GROUP_FILTERS
+from rlmath.algorithms.kl import KL_ESTIMATORS
 from rlmath.algorithms.losses import LOSSES
+from rlmath.config.data_sources import DATA_SOURCES
+from rlmath.config.engine_arguments import ENGINE_ARGUMENTS
 from rlmath.config.schema import Config
 from rlmath.config.settings import Setting, settings_of, value_of
 from rlmath.errors import ConfigError
+from rlmath.grading.verifiers import VERIFIERS
 from rlmath.plugins.registry import Registry
 from rlmath.utils.close_names import did_you_mean
 from rlmath.utils.setting import Options
@@ -82,6 +87,10 @@ class OptionsSection:
         given = functools.reduce(getattr, self.key.split("."), whole)
         return self.options(value_of(config, self.chooser), given)
 
+    def of_chosen(self, config: Config) -> Options | None:
+        """:meth:`of`; ``None``: none is chosen."""
+        return None if value_of(config, self.chooser) is None else self.of(config)
+
     def settings(self, name: str) -> tuple[Setting, ...]:
         """The options of ``name`` as settings."""
         return tuple(settings_of(self.registry.options(name), self.key + "."))
@@ -106,7 +115,27 @@ CORRECTION_OPTIONS = OptionsSection(
 CURRICULUM_OPTIONS = OptionsSection(
     "algorithm.curriculum.options", "algorithm.curriculum.kind", CURRICULA
 )
-SECTIONS = (LOSS_OPTIONS, ADVANTAGE_OPTIONS, FILTER_OPTIONS, CORRECTION_OPTIONS, CURRICULUM_OPTIONS)
+AGGREGATION_OPTIONS = OptionsSection(
+    "algorithm.aggregation_options", "algorithm.aggregation", AGGREGATIONS
+)
+KL_OPTIONS = OptionsSection("algorithm.kl_options", "algorithm.kl_estimator", KL_ESTIMATORS)
+VERIFIER_OPTIONS = OptionsSection("reward.verifier_options", "reward.verifier", VERIFIERS)
+SOURCE_OPTIONS = OptionsSection("data.source_options", "data.source", DATA_SOURCES)
+ENGINE_OPTIONS = OptionsSection(
+    "rollout.engine_options", "rollout.engine_arguments", ENGINE_ARGUMENTS
+)
+SECTIONS = (
+    LOSS_OPTIONS,
+    ADVANTAGE_OPTIONS,
+    FILTER_OPTIONS,
+    CORRECTION_OPTIONS,
+    CURRICULUM_OPTIONS,
+    AGGREGATION_OPTIONS,
+    KL_OPTIONS,
+    VERIFIER_OPTIONS,
+    SOURCE_OPTIONS,
+    ENGINE_OPTIONS,
+)
 
 
 def section_of(key: str) -> OptionsSection | None:
@@ -124,7 +153,10 @@ def complete(config: Config) -> None:
     """
     problems = []
     for section in SECTIONS:
-        if not section.registry.has(value_of(config, section.chooser)):
+        chosen = value_of(config, section.chooser)
+        if chosen is None and value_of(config, section.key):
+            problems.append(f"{section.key}: are those of {section.chooser}, which is null")
+        if chosen is None or not section.registry.has(chosen):
             continue
         try:
             options = section.of(config)

@@ -14,9 +14,8 @@ from rlmath.plugins.source import PluginError, hashes, is_file, is_path, split
 # Settings that choose a part by name, or several.
 CHOOSERS = (
     *(section.chooser for section in SECTIONS),
-    "algorithm.aggregation",
-    "algorithm.kl_estimator",
     "runner.trackers",
+    "weights.transport",
 )
 
 
@@ -60,10 +59,14 @@ def _everywhere(config: Config) -> Iterator[tuple[str, str]]:
         yield f"plugins=[{place}]", place
     for key in CHOOSERS:
         chosen = value_of(config, key)
-        for name in [chosen] if isinstance(chosen, str) else chosen:
+        for name in [chosen] if isinstance(chosen, str) else chosen or ():
             place, attribute = split(name)
             if attribute:
                 yield f"{key}={name}", place
+    for index, item in enumerate(config.eval.benchmarks):
+        place, attribute = split(item.name)
+        if attribute and item.path is None:
+            yield f"eval.benchmarks[{index}].name={item.name}", place
 
 
 def _of_rewards(config: Config) -> Iterator[str]:

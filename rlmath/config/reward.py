@@ -66,6 +66,12 @@ class RewardConfig:
         "Where to search for an answer that is not boxed: none, after a marker, or the last "
         "number; number rewards guesses and warns.",
     )
+    verifier: str | None = setting(
+        None,
+        "Your own answer verifier, which decides whether an answer is accepted; null: rlmath's "
+        "comparison of mathematical values.",
+    )
+    verifier_options: dict[str, Any] = setting(dict, "Options of the verifier.")
     num_workers: int | None = setting(
         None,
         "Worker processes of the grader, on each node that has some; null: a quarter of its cores, "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from rlmath.utils.setting import NotWith, OnlyWith, setting
 
@@ -155,6 +156,11 @@ class RolloutConfig:
         "CUDA only.",
         not_with=NotWith("cluster.device=cpu", "its kernels are for GPUs", "set it to false"),
     )
+    engine_arguments: str | None = setting(
+        None,
+        "Your own function that returns further arguments of vLLM's engines; null: none.",
+    )
+    engine_options: dict[str, Any] = setting(dict, "Options of engine_arguments.")
     stall_timeout_s: float = setting(
         600.0,
         "An engine that has work and generates no token for this many seconds is considered hung.",

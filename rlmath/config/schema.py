@@ -35,7 +35,7 @@ from rlmath.config.sft import SftConfig
 from rlmath.config.teacher import TeacherConfig
 from rlmath.config.value import ValueConfig
 from rlmath.config.watchdog import WatchdogConfig
-from rlmath.config.weights import Transport, WeightsConfig
+from rlmath.config.weights import WeightsConfig
 from rlmath.utils.setting import setting
 
 

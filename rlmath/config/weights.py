@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 from rlmath.utils.setting import setting
 
@@ -29,15 +28,12 @@ def bucket_mib(given: int | None, weights_bytes: int, *, cuda: bool = True) -> i
     return min(max(int(weights_bytes * BUCKET_SHARE / 2**20), BUCKET_MIB), MOST_BUCKET_MIB)
 
 
-Transport = StrEnum("Transport", ["auto", "shared_memory", "ipc", "nccl"])
-
-
 @dataclass
 class WeightsConfig:
-    transport: Transport = setting(
-        Transport.auto,
-        "Transport of the weight sync. auto: shared_memory on CPU, ipc on CUDA if engines share "
-        "the actor's GPUs, nccl otherwise.",
+    transport: str = setting(
+        "auto",
+        "Transport of the weight sync: shared_memory, ipc, nccl or your own. auto: shared_memory "
+        "on CPU, ipc on CUDA if engines share the actor's GPUs, nccl otherwise.",
     )
     bucket_size_mib: int | None = setting(
         None,

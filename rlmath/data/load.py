@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlmath.config.schema import DataConfig, OverlongPrompt
 from rlmath.data import leaks
-from rlmath.data.files import read_rows
+from rlmath.data.files import Row, read_rows
 from rlmath.data.golds import gold_kinds, refuse_no_gold
 from rlmath.data.prompt_report import prompt_warnings, shown_prompt
 from rlmath.data.prompts import Encoder, PromptRenderer
@@ -74,18 +74,38 @@ def load_problems(
         UserError: A file or a row that cannot be read, a prompt that is too long (where the
             settings say stop), no problem left, or none with an answer that a response can match.
     """
-    drafts, skipped = _read(paths, settings, tokenizer, answers_in(settings.answer_key))
+    names = [str(path) for path in paths]
+    return problems_of(read_rows(paths), names, settings, tokenizer, limit, graded, needs_box)
+
+
+def problems_of(
+    rows: Iterable[Row],
+    names: Sequence[str],
+    settings: DataConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    limit: int | None = None,
+    graded: bool = True,
+    needs_box: bool = False,
+) -> tuple[list[Problem], LoadReport]:
+    """:func:`load_problems` of rows that are read already.
+
+    Args:
+        rows: The rows.
+        names: Where they come from, for messages.
+        settings: See there, as for the others.
+    """
+    drafts, skipped = _read(rows, names, settings, tokenizer, answers_in(settings.answer_key))
     drafts, tokens, report = _within_limits(drafts, settings, tokenizer, skipped, limit)
     golds = gold_kinds((draft.place, draft.target) for draft in drafts)
     if graded:
-        refuse_no_gold(golds, paths)
+        refuse_no_gold(golds, names)
     renderer = PromptRenderer(settings, tokenizer)
     problems = [
         problem_of(draft, ids, settings, renderer)
         for draft, ids in zip(drafts, tokens, strict=True)
     ]
     shares = leaks.shares([draft.prompt for draft in drafts], [draft.target for draft in drafts])
-    leaks.check(shares, len(drafts), settings.max_leaked_answers, paths)
+    leaks.check(shares, len(drafts), settings.max_leaked_answers, names)
     return problems, replace(report, golds=golds, **_shown(drafts, settings, tokenizer, needs_box))
 
 
@@ -116,7 +136,9 @@ def load_examples(
             "the model's tokenizer has no end-of-sequence token, which ends a response; name it "
             "as eos_token in tokenizer_config.json"
         )
-    drafts, skipped = _read(paths, settings, tokenizer, responses_in(response_key))
+    names = [str(path) for path in paths]
+    target = responses_in(response_key)
+    drafts, skipped = _read(read_rows(paths), names, settings, tokenizer, target)
     drafts, prompts, report = _within_limits(drafts, settings, tokenizer, skipped, None)
     responses = Encoder(tokenizer).encode([draft.target for draft in drafts], False)
     examples = [
@@ -156,18 +178,19 @@ def overlong_example(place: str, prompt: int, response: int, most: int) -> str:
 
 
 def _read(
-    paths: Sequence[str | Path],
+    rows: Iterable[Row],
+    names: Sequence[str],
     settings: DataConfig,
     tokenizer: PreTrainedTokenizerBase,
     target: Target,
 ) -> tuple[list[Draft], list[str]]:
     """Readable rows, at least one, and why the others were skipped."""
     renderer = PromptRenderer(settings, tokenizer)
-    drafts, skipped = usable_rows(read_rows(paths), settings, renderer, target)
+    drafts, skipped = usable_rows(rows, settings, renderer, target)
     if not drafts:
-        names = ", ".join(str(path) for path in paths) or "no file"
+        where = ", ".join(names) or "no file"
         why = f"all {len(skipped)} rows are malformed, such as {skipped[0]}" if skipped else ""
-        raise UserError(f"{names}: {why or 'it has no rows'}")
+        raise UserError(f"{where}: {why or 'it has no rows'}")
     return drafts, skipped
 
 

@@ -58,7 +58,7 @@ class MixedStream(ProblemStream[Item]):
         Raises:
             UserError: It is a position in other data or in another order.
         """
-        if state.get("weights") != self._weights:
+        if "source" not in state and state.get("weights") != self._weights:
             raise UserError(
                 "the checkpoint's place in the data cannot be found again: data.train_weights was "
                 f"{state.get('weights') or 'empty'} and is {self._weights}; restore it, start "

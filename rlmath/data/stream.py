@@ -7,10 +7,11 @@ import copy
 import hashlib
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from rlmath.errors import UserError
+from rlmath.types import Problem
 
 log = logging.getLogger(__name__)
 
@@ -21,6 +22,30 @@ class _HasId(Protocol):
 
 
 Item = TypeVar("Item", bound=_HasId)
+
+
+class Stream(Protocol):
+    """The order of a run's problems."""
+
+    def __len__(self) -> int: ...
+    def __contains__(self, id_: str) -> bool: ...
+    def __getitem__(self, id_: str) -> Problem: ...
+
+    def next(self, k: int) -> list[Problem]:
+        """The next ``k`` problems."""
+        ...
+
+    def snapshot(self, in_use: Collection[str] = ()) -> Callable[[], dict[str, Any]]:
+        """The position as it is now, to be encoded later.
+
+        Args:
+            in_use: Ids of problems that a resumed run asks for.
+        """
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go to a saved position."""
+        ...
 
 
 class ProblemStream(Generic[Item]):
@@ -95,8 +120,8 @@ class ProblemStream(Generic[Item]):
             "prompts": self._prompts,
         }
 
-    def snapshot(self) -> Callable[[], dict[str, Any]]:
-        """:meth:`state_dict` as it is now."""
+    def snapshot(self, in_use: Collection[str] = ()) -> Callable[[], dict[str, Any]]:
+        """:meth:`state_dict` as it is now; all problems are at hand, used or not."""
         state = copy.deepcopy(self.state_dict())
         return lambda: state
 
@@ -107,6 +132,11 @@ class ProblemStream(Generic[Item]):
             UserError: It is a position in other data or in another order.
         """
         own = self.state_dict()
+        if "source" in state:
+            raise UserError(
+                "the checkpoint's place in the data cannot be found again: data.source was "
+                f"{state['source']} and is null; restore it, or start over with runner.resume=never"
+            )
         for key, setting in (
             ("num_problems", "the number of problems that data.train_paths gives"),
             ("fingerprint", "the fingerprint of the problems' files and rows"),

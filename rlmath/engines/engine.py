@@ -23,6 +23,7 @@ from rlmath.engines.protocol import Engine
 from rlmath.engines.requests import EngineSpec, Progress, Request
 from rlmath.engines.step_loop import StepLoop, import_vllm
 from rlmath.errors import WeightsError
+from rlmath.plugins import loading
 from rlmath.utils.child_processes import end_with_parent
 from rlmath.utils.node_cache import save
 
@@ -37,6 +38,8 @@ class RolloutEngine(Engine):
     def __init__(self, spec: EngineSpec, index: int, environment: dict[str, str]) -> None:
         end_with_parent(os.getppid())
         os.environ.update(environment)
+        # vLLM's workers are processes that it spawns.
+        os.environ.update(loading.environment())
         # FlashInfer calls ninja, which is there also if this environment is not activated.
         os.environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"
         # Held as long as the process lives.

@@ -49,6 +49,7 @@ def vllm_arguments(spec: EngineSpec) -> EngineArgs:
         **engine_arguments(spec.precision),
         **adapter_arguments(spec.adapters),
         **(_cpu_arguments(spec) if spec.device == "cpu" else cuda_arguments(spec)),
+        **spec.arguments,
     )
 
 

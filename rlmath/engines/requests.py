@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import array
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from rlmath.engines.patches.register import (
     adapter_backend,
 )
 from rlmath.engines.routes import RouteSpec
-from rlmath.engines.transport import TRANSPORTS
+from rlmath.engines.transport import transport_named
 from rlmath.errors import ComponentError, UserError
 from rlmath.model.lora import Lora
 from rlmath.model.precision import Precision
@@ -201,6 +201,7 @@ class EngineSpec:
         reads_weights: Whether it reads the model folder's weights; else it starts with random ones,
             and a weight sync has to bring all of them before the first request.
         routes: What of an MoE's routes comes with the samples that want them; ``None``: nothing.
+        arguments: Further ones of vLLM's engine, from ``rollout.engine_arguments``.
     """
 
     model_path: str
@@ -229,13 +230,14 @@ class EngineSpec:
     role: str = "engine"
     reads_weights: bool = True
     routes: RouteSpec | None = None
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def transfer_backend(self) -> str:
         """vLLM's name for the workers' side of the transport."""
         if self.adapters is not None:
-            return adapter_backend(self.transport)
-        return TRANSPORTS[self.transport].backend
+            return adapter_backend(transport_named(self.transport).adapters or self.transport)
+        return transport_named(self.transport).backend
 
     def log_path(self, engine: int) -> str:
         """File with the output of one engine and its workers."""

@@ -1,9 +1,11 @@
 """Transports of weights from the trainer's ranks to the engines, by name in
 ``weights.transport``.
 
-To add one, subclass :class:`Transport` and add it to ``TRANSPORTS``. Does not import torch, so the
-plan can ask for the peak size of a weight sync's buffers on each end. A *piece* is sent as one: a
-bucket, or a tensor that is larger than a bucket.
+To add one, subclass :class:`Transport` and register it in ``TRANSPORTS``. Its own engine side, if
+it has one, is registered with vLLM's ``WeightTransferEngineFactory`` under the name ``backend`` by
+the same file, which vLLM's workers import. Does not import torch, so the plan can ask for the peak
+size of a weight sync's buffers on each end. A *piece* is sent as one: a bucket, or a tensor that is
+larger than a bucket.
 
 On the engine vLLM's reload adds, for the module being loaded, the whole tensors received so far,
 and the module's new parameters before they are copied in place.
@@ -11,11 +13,12 @@ and the module's new parameters before they are copied in place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rlmath.engines.patches.register import NCCL_SHARES
+from rlmath.plugins import NoTraits, Registry
 
 if TYPE_CHECKING:
     from rlmath.device import Platform
@@ -89,12 +92,12 @@ class Transport:
     """A transport of weights from the trainer's ranks to the engines.
 
     Attributes:
-        name: Name in ``weights.transport``.
         backend: vLLM's name of its workers' side.
+        adapters: The built-in transport that it carries adapters as; ``None``: it cannot.
     """
 
-    name: str
     backend: str
+    adapters: str | None = None
 
     def fits(self, device: str, colocated: bool) -> bool:
         """Whether ``auto`` selects it, for trainer and engines on ``cpu`` or ``cuda``, on the same
@@ -124,10 +127,14 @@ class Transport:
         raise NotImplementedError
 
 
+TRANSPORTS: Registry[type[Transport], NoTraits] = Registry("weights.transport", NoTraits)
+
+
+@TRANSPORTS.register("shared_memory")
 class SharedMemory(Transport):
     """rlmath's own transport for a machine without CUDA: two segments of host memory."""
 
-    name = backend = "shared_memory"
+    backend = adapters = "shared_memory"
 
     def fits(self, device: str, colocated: bool) -> bool:
         return device == "cpu"
@@ -147,6 +154,7 @@ class SharedMemory(Transport):
         return transports.TrainerConnection(trainer, client, platform.side_stream())
 
 
+@TRANSPORTS.register("ipc")
 class Ipc(Transport):
     """vLLM's transport for trainer and engine on the same GPU, with rlmath's trainer.
 
@@ -154,7 +162,7 @@ class Ipc(Transport):
     vLLM's shared buffer; an engine's worker has copies of the piece from the shared buffer.
     """
 
-    name = backend = "ipc"
+    backend = adapters = "ipc"
 
     def fits(self, device: str, colocated: bool) -> bool:
         return device == "cuda" and colocated
@@ -193,6 +201,7 @@ class Ipc(Transport):
         return transports.TrainerConnection(trainer, client, side_stream)
 
 
+@TRANSPORTS.register("nccl")
 class Nccl(Transport):
     """vLLM's transport for trainer and engines on different GPUs, with rlmath's trainers; each
     worker gets its share of an MoE's experts.
@@ -204,7 +213,7 @@ class Nccl(Transport):
     messages, because the next buffer is allocated before the last one is freed.
     """
 
-    name, backend = "nccl", NCCL_SHARES
+    backend, adapters = NCCL_SHARES, "nccl"
 
     def fits(self, device: str, colocated: bool) -> bool:
         return device == "cuda" and not colocated
@@ -261,7 +270,13 @@ class Nccl(Transport):
         return transports.TrainerConnection(trainer, client, side_stream)
 
 
-TRANSPORTS: Mapping[str, Transport] = {one.name: one for one in (SharedMemory(), Ipc(), Nccl())}
+def transport_named(name: str) -> Transport:
+    """The transport of this name.
+
+    Raises:
+        PluginError: There is none.
+    """
+    return TRANSPORTS.get(name)()
 
 
 def choose_transport(setting: str, *, device: str, colocated: bool) -> str:
@@ -273,12 +288,17 @@ def choose_transport(setting: str, *, device: str, colocated: bool) -> str:
         colocated: Engines share the trainer's GPUs.
 
     Raises:
-        ValueError: The setting cannot work there.
+        ValueError: The setting cannot work there, or there is none of that name.
     """
-    fitting = next(one.name for one in TRANSPORTS.values() if one.fits(device, colocated))
-    if setting not in ("auto", fitting):
+    # rlmath's own come first.
+    fitting = next(
+        name for name in TRANSPORTS.in_order() if transport_named(name).fits(device, colocated)
+    )
+    if setting == "auto":
+        return fitting
+    if not transport_named(setting).fits(device, colocated):
         where = "on CPU"
         if device == "cuda":
             where = f"on CUDA with {'colocated' if colocated else 'separate'} GPUs"
         raise ValueError(f"weights.transport={setting}: {where} it has to be {fitting}, or auto")
-    return fitting
+    return setting

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rlmath.checks.prompt_style import expects_request
-from rlmath.config.benchmarks import Benchmark, benchmarks_of
+from rlmath.config.benchmarks import BENCHMARKS, Benchmark, benchmarks_of
 from rlmath.config.schema import Config
-from rlmath.data import load_problems
-from rlmath.rewards.registry import any_graded
+from rlmath.data import problems_of
+from rlmath.data.files import Row, read_rows
+from rlmath.data.source_stream import row_of
+from rlmath.rewards.registry import reads_golds
 from rlmath.types import Problem
 
 if TYPE_CHECKING:
@@ -22,6 +25,18 @@ class HeldOut:
     problems: tuple[Problem, ...]
 
 
+def rows_of(benchmark: Benchmark) -> Iterable[Row]:
+    """The rows of its files, or those that its plug-in returns.
+
+    Raises:
+        UserError: A file cannot be read, or what the plug-in returns are no rows.
+    """
+    if benchmark.plugin is None:
+        return read_rows(benchmark.paths)
+    given = BENCHMARKS.get(benchmark.plugin)()
+    return [row_of(benchmark.name, number, fields) for number, fields in enumerate(given, 1)]
+
+
 def load_held_out(config: Config, tokenizer: PreTrainedTokenizerBase) -> list[HeldOut]:
     """Read ``data.eval_paths`` and ``eval.benchmarks``, and log what became of their rows.
 
@@ -30,12 +45,13 @@ def load_held_out(config: Config, tokenizer: PreTrainedTokenizerBase) -> list[He
     """
     found = []
     for benchmark in benchmarks_of(config):
-        problems, report = load_problems(
-            benchmark.paths,
+        problems, report = problems_of(
+            rows_of(benchmark),
+            benchmark.paths or (benchmark.name,),
             benchmark.data,
             tokenizer,
             limit=benchmark.max_problems,
-            graded=any_graded(item.name for item in config.reward.items),
+            graded=reads_golds(config.reward),
             needs_box=expects_request(config),
         )
         rows = report.describe(benchmark.data.max_prompt_tokens)

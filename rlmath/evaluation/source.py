@@ -15,6 +15,7 @@ from rlmath.checks.inputs import contents, reward_files
 from rlmath.config.schema import Config
 from rlmath.evaluation.held_out import HeldOut
 from rlmath.monitor.files import replacing
+from rlmath.plugins.loading import receive, sources
 from rlmath.types import Problem
 
 _MARK = "made_from.json"
@@ -50,7 +51,9 @@ def export_checkpoint(checkpoint: str, folder: Path, source: str) -> None:
         UserError: As :func:`rlmath.validation.convert.to_hf`.
     """
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=spawn) as process:
+    with ProcessPoolExecutor(
+        1, mp_context=spawn, initializer=receive, initargs=(sources(),)
+    ) as process:
         process.submit(_export, checkpoint, str(folder), source).result()
 
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from rlmath.grading.settings import GradingSettings
 from rlmath.grading.worker import serve
+from rlmath.plugins import loading
 from rlmath.utils.child_processes import end_with_parent
 
 _PASSED_ON = ("PATH", "LD_LIBRARY_PATH", "TMPDIR")
@@ -53,6 +54,8 @@ class ForkServer:
         environment.update(
             PYTHONHASHSEED="0", LC_ALL="C.UTF-8", OMP_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="1"
         )
+        if settings.verifier is not None:
+            environment.update(loading.environment())
         self._lock = threading.Lock()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.settimeout(settings.startup_timeout_s)
@@ -109,6 +112,7 @@ def main(descriptor: int, parent_pid: int) -> None:
     """Run the server on an inherited socket until the other end closes."""
     # Also while it imports SymPy, which takes its time on a busy machine.
     end_with_parent(parent_pid)
+    loading.import_from_environment()
     parent = socket.socket(fileno=descriptor)
     start = json.loads(parent.recv(_MESSAGE_BYTES))
     settings = GradingSettings(**start["settings"])

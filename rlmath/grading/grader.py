@@ -10,10 +10,11 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from rlmath.errors import UserError
 from rlmath.grading.answer import Answer, is_answer, read
 from rlmath.grading.compare import Comparer
 from rlmath.grading.disagreements import DisagreementFile
@@ -22,6 +23,7 @@ from rlmath.grading.gold import inspect
 from rlmath.grading.pool import Result, WorkerPool, Workers
 from rlmath.grading.result import STATUSES, GoldReport, Grade, Status
 from rlmath.grading.settings import TASKS, GradingSettings
+from rlmath.grading.verifiers import VERIFIERS
 
 Gold = str | int | float | Sequence[str] | None  # None is a bad gold
 Outcome = tuple[Status, str]  # status and method
@@ -73,6 +75,8 @@ class MathGrader:
         if timeout_s is not None:
             changes["timeout_s"] = timeout_s
         self.settings = dataclasses.replace(settings or GradingSettings(), **changes)
+        # What workers do.
+        self._layer = "sympy" if self.settings.verifier is None else "verifier"
         self._comparer = threading.local()
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
@@ -167,6 +171,9 @@ class MathGrader:
         return request.future
 
     def _begin(self, response: str, golds: list[str], request: _Request) -> None:
+        if self.settings.verifier is not None:
+            self._begin_verifying(response, golds, request)
+            return
         known = {gold: self._gold(gold, request.task) for gold in golds}
         usable = {gold: answer for gold, (answer, report) in known.items() if report.usable}
         if not usable:
@@ -209,6 +216,42 @@ class MathGrader:
         else:
             self._finish(request, *outcomes[request.gold])
 
+    def _begin_verifying(self, response: str, golds: list[str], request: _Request) -> None:
+        """Have the verifier compare with each accepted answer: with what its box states, if it has
+        one."""
+        read = {gold: self._gold(gold, request.task)[1].extracted or gold for gold in golds}
+        usable = {gold: text for gold, text in read.items() if text.strip()}
+        if not usable:
+            self._finish(request, "bad_gold", "gold")
+            return
+        request.gold, request.text = next(iter(usable)), response
+        if not VERIFIERS.traits(str(self.settings.verifier)).whole_response:
+            found = extract(response, self.settings.fallback, task=request.task)
+            request.text, request.untabled = found.text, found.untabled
+        if not request.text:
+            self._finish(request, "no_answer", "none")
+            return
+        known = {gold: self._cache.get((request.text, gold, request.task)) for gold in usable}
+        outcomes = {gold: one for gold, one in known.items() if one is not None}
+        right = next((gold for gold, one in outcomes.items() if one[0] == "correct"), None)
+        if right is not None or len(outcomes) == len(usable):
+            self._finish(request, *outcomes[right or request.gold], gold=right)
+            return
+        pending = [gold for gold in usable if gold not in outcomes]
+        self._ask_workers(request, request.text, pending, usable, outcomes)
+
+    def check_verifier(self) -> None:
+        """Let a worker process say whether it has the verifier.
+
+        Raises:
+            UserError: It has not; the message says why.
+        """
+        if self.settings.verifier is None:
+            return
+        reply = self._workers().submit({"has_verifier": True}).result().reply
+        if "error" in reply:
+            raise UserError(f"grading workers: {reply['error']}")
+
     def _compared(self, answer: Answer, gold: Answer, key: _Key) -> Outcome | None:
         """The verdict of the fast layers; None if only a worker can tell."""
         comparer = self._own_comparer()
@@ -225,7 +268,7 @@ class MathGrader:
         request: _Request,
         text: str,
         pending: list[str],
-        golds: dict[str, Answer],
+        golds: Mapping[str, Answer | str],
         outcomes: dict[str, Outcome],
     ) -> None:
         waiting = len(pending)
@@ -236,7 +279,7 @@ class MathGrader:
             nonlocal waiting, seconds
             result = done.result()
             with lock:
-                outcomes[raw] = _outcome(result)
+                outcomes[raw] = _outcome(result, self._layer)
                 seconds += result.seconds
                 waiting -= 1
                 if waiting:
@@ -251,18 +294,19 @@ class MathGrader:
             job = self._shared_job((text, raw, request.task), golds[raw])
             job.add_done_callback(lambda done, raw=raw: arrived(raw, done))  # type: ignore[misc]
 
-    def _shared_job(self, key: _Key, gold: Answer) -> Future[Result]:
+    def _shared_job(self, key: _Key, gold: Answer | str) -> Future[Result]:
         """One job per pair, however many samples wait for it."""
         with self._lock:
             running = self._in_flight.get(key)
         if running is not None:
             return running
-        job = self._workers().submit({"answer": key[0], "gold": gold.text, "task": key[2]})
+        text = gold if isinstance(gold, str) else gold.text
+        job = self._workers().submit({"answer": key[0], "gold": text, "task": key[2]})
         with self._lock:
             self._in_flight[key] = job
 
         def done(finished: Future[Result]) -> None:
-            outcome = _outcome(finished.result())
+            outcome = _outcome(finished.result(), self._layer)
             if outcome[0] != "error":
                 self._remember(key, outcome)
             with self._lock:
@@ -349,12 +393,12 @@ def _store(cache: dict[Any, Any], key: Any, value: Any, size: int) -> None:
     cache[key] = value
 
 
-def _outcome(result: Result) -> Outcome:
+def _outcome(result: Result, layer: str) -> Outcome:
     reply = result.reply
     if reply.get("timeout"):
-        return "timeout", "sympy"
+        return "timeout", layer
     if "error" in reply:
-        return "error", f"sympy: {reply['error']}"
+        return "error", f"{layer}: {reply['error']}"
     verdict = reply.get("verdict")
     if verdict is None:
         return "wrong", "undecided"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 TASKS = ("math", "multiple_choice", "text")
 
@@ -61,6 +63,8 @@ class GradingSettings:
             in the background; disagreements are written to `disagreement_path`.
         disagreement_path: JSONL file for sampled disagreements, or None.
         max_disagreements: no more than this many lines are written to it.
+        verifier: name of a verifier that compares instead, see ``rlmath/grading/verifiers.py``.
+        verifier_options: its options, as in YAML.
     """
 
     fallback: Fallback = Fallback.number
@@ -81,6 +85,8 @@ class GradingSettings:
     audit_fraction: float = 0.01
     disagreement_path: str | None = None
     max_disagreements: int = 1_000
+    verifier: str | None = None
+    verifier_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.fallback not in list(Fallback):

@@ -15,6 +15,7 @@ import sys
 from multiprocessing.connection import Connection
 from typing import Any
 
+from rlmath.grading import verifiers
 from rlmath.grading.answer import read
 from rlmath.grading.compare import Comparer
 from rlmath.grading.settings import GradingSettings
@@ -33,9 +34,13 @@ def receive(connection: Connection) -> dict[str, Any]:
     return message
 
 
-def limit_resources(memory_limit_mib: int) -> None:
-    """Bound the address space; allow no files, core dumps or further processes."""
-    size = memory_limit_mib * 1024 * 1024
+def limit_resources(memory_limit_mib: int, beside: int = 0) -> None:
+    """Bound the address space; allow no files, core dumps or further processes.
+
+    Args:
+        beside: Bytes that are no part of the limit.
+    """
+    size = memory_limit_mib * 1024 * 1024 + beside
     resource.setrlimit(resource.RLIMIT_AS, (size, size))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
@@ -43,12 +48,19 @@ def limit_resources(memory_limit_mib: int) -> None:
         resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
 
 
+def _mapped() -> int:
+    """Bytes of this process's address space."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
+
+
 def serve(requests: int, replies: int, settings: GradingSettings) -> None:
     """Answer comparisons from one pipe on the other until the first one closes."""
     from rlmath.grading import symbolic
 
     jobs, answers = Connection(requests, writable=False), Connection(replies, readable=False)
-    limit_resources(settings.memory_limit_mib)
+    # A verifier's packages may map more than the limit before its first job.
+    limit_resources(settings.memory_limit_mib, _mapped() if settings.verifier else 0)
     sys.setrecursionlimit(5_000)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     alarm_s = int(settings.timeout_s) + _GRACE_S
@@ -62,10 +74,16 @@ def serve(requests: int, replies: int, settings: GradingSettings) -> None:
         signal.alarm(alarm_s)
         reply: dict[str, Any]
         try:
-            answer, gold = read(job["answer"], settings), read(job["gold"], settings)
-            chosen = auditor if job.get("audit") else comparer
-            verdict = chosen.same(answer, gold, job["task"])
-            reply = {"verdict": verdict, "method": chosen.last_layer}
+            if "has_verifier" in job:
+                verifiers.VERIFIERS.get(str(settings.verifier))
+                reply = {}
+            elif settings.verifier is not None:
+                reply = verifiers.verify(settings, job["answer"], job["gold"])
+            else:
+                answer, gold = read(job["answer"], settings), read(job["gold"], settings)
+                chosen = auditor if job.get("audit") else comparer
+                verdict = chosen.same(answer, gold, job["task"])
+                reply = {"verdict": verdict, "method": chosen.last_layer}
         except MemoryError:
             reply = {"error": "out of memory"}
         except RecursionError:

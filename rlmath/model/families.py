@@ -1,18 +1,21 @@
 """One table per model family: mapping between Megatron parameters and Hugging Face tensors.
 
-To add a family, add a ``Family`` to ``FAMILIES``. ``{layer}`` and ``{expert}`` are numbers in the
+To add a family, add a ``Family`` to ``FAMILIES``; a plug-in registers a function that returns one
+with ``FAMILY_PLUGINS``. ``{layer}`` and ``{expert}`` are numbers in the
 whole model on the Hugging Face side. Dimensions are names that ``ModelSpec.size`` knows;
 ``ModelSpec.has`` tells which layers have an entry.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 from rlmath.errors import ModelError
+from rlmath.plugins import NoTraits, Registry
 
 
 class Rule(Enum):
@@ -141,6 +144,8 @@ class Family:
         refused_options: Fields of config.json that, if true, need something that the table lacks or
             the actor does not compute.
         defaults: Optional fields of config.json, with transformers' defaults.
+        vllm: vLLM's model class as ``module:Class``, for a plug-in's family; empty: vLLM knows the
+            architectures itself.
     """
 
     name: str
@@ -163,6 +168,7 @@ class Family:
     partial_rotary: float | None = None
     refused_options: tuple[str, ...] = ("attention_bias", "mlp_bias", "use_sliding_window")
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    vllm: str = ""
 
 
 _M = "decoder.layers.{layer}."
@@ -536,15 +542,21 @@ REFUSED = {
     "kernel computes only in bfloat16",
 }
 
-ARCHITECTURES = tuple(name for family in FAMILIES for name in family.architectures)
+FAMILY_PLUGINS: Registry[Callable[[], Family], NoTraits] = Registry("model family", NoTraits)
+
+
+def families() -> tuple[Family, ...]:
+    """rlmath's own, then those of plug-ins."""
+    return (*FAMILIES, *(FAMILY_PLUGINS.get(name)() for name in FAMILY_PLUGINS.in_order()))
 
 
 def family_of(architecture: str) -> Family:
     """The family of an architecture; ``ModelError`` lists the supported ones."""
-    for family in FAMILIES:
+    # A plug-in's function may ask for one of rlmath's own.
+    plugins = (FAMILY_PLUGINS.get(name)() for name in FAMILY_PLUGINS.in_order())
+    for family in itertools.chain(FAMILIES, plugins):
         if architecture in family.architectures:
             return family
     why = f": {REFUSED[architecture]}" if architecture in REFUSED else ""
-    raise ModelError(
-        f"architecture {architecture} is not supported{why}; supported: {', '.join(ARCHITECTURES)}"
-    )
+    names = ", ".join(name for family in families() for name in family.architectures)
+    raise ModelError(f"architecture {architecture} is not supported{why}; supported: {names}")

@@ -2,18 +2,24 @@
 
 The driver imports it while it reads the settings. Ranks, engines and grading actors are Ray's
 processes; each calls :func:`setup_hook`'s function before anything else, which imports the same
-modules in the same order. A file travels by value, so it need not be on other nodes, and a change
-of it during a run has no effect. A package has to be installed on each node.
+modules in the same order. Processes that those start themselves (vLLM's workers, workers that
+grade) import them from a variable of their environment, see :func:`environment`. A file travels by
+value, so it need not be on other nodes, and a change of it during a run has no effect. A package
+has to be installed on each node.
 """
 
 from __future__ import annotations
 
+import base64
 import importlib
+import json
 import linecache
+import os
 import shlex
 import sys
+import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -38,6 +44,9 @@ class Source:
     file: str | None = None
     text: str = ""
 
+
+# Has the sources for processes that are started without Ray, and the most that Linux lets it have.
+VARIABLE, _MOST_CHARACTERS = "RLMATH_PLUGINS", 2**17 - 1024
 
 # What this process has imported, by place and in order; which of it other processes import too; and
 # why something could not be imported.
@@ -118,16 +127,49 @@ def _public(module: ModuleType) -> list[str]:
 
 def setup_hook() -> Callable[[], None] | None:
     """What each other process calls first; ``None``: there is nothing to import."""
-    if not _everywhere:
+    found = sources()
+    if not found:
         return None
-    sources = tuple(_imported[place] for place in _everywhere)
 
     def import_plugins() -> None:
         from rlmath.plugins.loading import receive
 
-        receive(sources)
+        receive(found)
 
     return import_plugins
+
+
+def sources() -> tuple[Source, ...]:
+    """What other processes import, in order; for :func:`receive`."""
+    return tuple(_imported[place] for place in _everywhere if place in _imported)
+
+
+def environment() -> dict[str, str]:
+    """The variable from which :func:`import_from_environment` imports; none if there is nothing.
+
+    Raises:
+        PluginError: The files are too long for it.
+    """
+    found = sources()
+    if not found:
+        return {}
+    plain = json.dumps([asdict(one) for one in found])
+    text = base64.b64encode(zlib.compress(plain.encode())).decode()
+    if len(text) > _MOST_CHARACTERS:
+        raise PluginError(
+            f"plugins: the files have {len(plain):,} characters, which do not fit the environment "
+            f"of a process ({len(text):,} of {_MOST_CHARACTERS:,} compressed); install them as a "
+            "package, which travels by name"
+        )
+    return {VARIABLE: text}
+
+
+def import_from_environment() -> None:
+    """:func:`receive` the sources of :func:`environment`, if this process was given any."""
+    text = os.environ.get(VARIABLE)
+    if text:
+        plain = json.loads(zlib.decompress(base64.b64decode(text)))
+        receive(tuple(Source(**one) for one in plain))
 
 
 def receive(sources: tuple[Source, ...]) -> None:
@@ -135,6 +177,8 @@ def receive(sources: tuple[Source, ...]) -> None:
     process that ends before it is connected could not say why."""
     for source in sources:
         _everywhere[source.place] = None
+        if _imported.get(source.place) == source:
+            continue
         try:
             _import(source)
         except PluginError as error:

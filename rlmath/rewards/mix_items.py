@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from rlmath.plugins.source import is_path
-from rlmath.rewards.answers import AnswerGrader, GradedReward
+from rlmath.rewards.answers import AnswerGrader
 from rlmath.rewards.base import Reward, RewardSettingError
 from rlmath.rewards.loading import FunctionReward
-from rlmath.rewards.registry import get_reward, reward_class
+from rlmath.rewards.registry import get_reward, has_own_grader, is_graded
 
 _ITEM_KEYS = {"name", "weight", "params", "label", "required", "completion_format", "needs_group"}
 
@@ -75,7 +75,8 @@ def _build(
     name, params = item["name"], dict(item.get("params") or {})
     if name == "math":
         params = {**defaults, **params}
-    if _shares_grader(name, params):
+    # A graded reward without its own settings uses the mix's grader.
+    if is_graded(name) and not has_own_grader(name, params):
         params["answer_grader"] = answer_grader
     reward = get_reward(name, **params)
     try:
@@ -139,18 +140,6 @@ def _as_mapping(raw: Any) -> Mapping[str, Any]:
             f"reward.items: {item!r} needs a name, and knows only: {', '.join(sorted(_ITEM_KEYS))}"
         )
     return item
-
-
-def _shares_grader(name: str, params: Mapping[str, Any]) -> bool:
-    """Whether the item can use the mix's grader: a graded reward without its own settings."""
-    own = {"num_workers", "timeout_s", "fallback", "task", "grader", "answer_grader"} & set(params)
-    if own or is_path(name):
-        return False
-    try:
-        factory = reward_class(name)
-    except KeyError:
-        return False  # get_reward says so, with the names that there are
-    return isinstance(factory, type) and issubclass(factory, GradedReward)
 
 
 def _label(name: str, reward: Reward) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import NoneType
 from typing import Any
 
+from rlmath.config.reward import RewardConfig
 from rlmath.plugins.source import is_path
 from rlmath.rewards.base import Range, Reward, RewardSettingError
 from rlmath.rewards.loading import FunctionReward, load_reward
@@ -78,9 +79,22 @@ def is_graded(name: str) -> bool:
     return inspect.isclass(factory) and issubclass(factory, GradedReward)
 
 
+def has_own_grader(name: str, params: Mapping[str, Any]) -> bool:
+    """Whether an item of ``reward.items`` has its own grading settings, and so does not use the
+    grader that the others share."""
+    own = {"num_workers", "timeout_s", "fallback", "task", "grader", "answer_grader"}
+    return is_graded(name) and not own.isdisjoint(params)
+
+
 def any_graded(names: Iterable[str]) -> bool:
     """Whether one of several rewards :func:`is_graded`."""
     return any(is_graded(name) for name in names)
+
+
+def reads_golds(reward: RewardConfig) -> bool:
+    """Whether rlmath's grader reads the accepted answers: a reward grades, and no verifier does it
+    instead."""
+    return reward.verifier is None and any_graded(item.name for item in reward.items)
 
 
 def get_reward(name: str, **params: Any) -> Reward:

@@ -17,7 +17,7 @@ from rlmath.config.actor import RoutingReplay
 from rlmath.config.options import CURRICULUM_OPTIONS, FILTER_OPTIONS
 from rlmath.config.rollout import max_lag
 from rlmath.config.schema import Config, RolloutSchedule
-from rlmath.data import ProblemStream
+from rlmath.data import Stream
 from rlmath.rollout.collect import Collector
 from rlmath.rollout.group_state import group_from_state, group_to_state
 from rlmath.rollout.journal import SampleJournal
@@ -69,7 +69,7 @@ class Sampler:
     def __init__(
         self,
         config: Config,
-        stream: ProblemStream[Problem],
+        stream: Stream,
         at_least_groups: int = 1,
         ledger: Ledger | None = None,
         journal: SampleJournal | None = None,
@@ -444,8 +444,15 @@ class Sampler:
     def snapshot(self) -> Callable[[], dict[str, Any]]:
         """The state of now, put into words when it is called: groups of a step are a lot to
         encode, and most steps make no checkpoint."""
+        # Groups and samples do not change, only what holds them.
+        kept = sorted(self._groups.carried_over, key=lambda pair: pair[0])
+        done = self.round
+        live = [group.copy() for group in self._live.values()]
+        in_use = [group.problem.id for _, group in kept] + [group.problem.id for group in live]
+        if done is not None:
+            in_use += [group.problem.id for group in done.finished.values()]
         plain: dict[str, Any] = {
-            "stream": self._stream.snapshot()(),
+            "stream": self._stream.snapshot([self._data_id(id_) for id_ in in_use])(),
             "asked": self._asked,
             "pass_rates": copy.deepcopy(self._rates.state()),
             "kept_since": [[ordinal, step] for ordinal, step in sorted(self._kept_since.items())],
@@ -459,10 +466,6 @@ class Sampler:
             "tally": self._groups.tally(),
             "ledger_events": self.ledger.balance.events,
         }
-        # Groups and samples do not change, only what holds them.
-        kept = sorted(self._groups.carried_over, key=lambda pair: pair[0])
-        done = self.round
-        live = [group.copy() for group in self._live.values()]
 
         def encode() -> dict[str, Any]:
             self.ledger.sync()  # No resume without the events that the state counts.

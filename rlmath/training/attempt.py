@@ -10,18 +10,14 @@ from pathlib import Path
 
 from rlmath.checkpoint import Checkpoint, CheckpointStore
 from rlmath.checks import attempts
-from rlmath.checks.prompt_style import expects_request
 from rlmath.cluster.watchdog import WatchedComponent, watch_progress
 from rlmath.config.actor import Offload
 from rlmath.config.load import to_yaml
 from rlmath.config.schema import Config
-from rlmath.data import ProblemStream, load_problems, load_tokenizer
-from rlmath.data.mixture import stream_of
-from rlmath.data.prompt_report import too_few
+from rlmath.data import Stream, load_tokenizer
 from rlmath.evaluation.held_out import HeldOut, load_held_out
 from rlmath.monitor import Listeners, Monitor, open_monitor, read_metrics, set_aside
 from rlmath.monitor.collapse import CollapseDetectors
-from rlmath.rewards.registry import any_graded
 from rlmath.rollout import watchdog_probes as waiting
 from rlmath.rollout.continuous import sampler_of
 from rlmath.rollout.journal import FOLDER as JOURNAL_FOLDER
@@ -43,6 +39,7 @@ from rlmath.training.kept_batches import KeptBatches
 from rlmath.training.kept_files import FOLDER as KEPT_FOLDER
 from rlmath.training.opening import Running, open_training
 from rlmath.training.plugin_sources import PluginSources
+from rlmath.training.problems import open_problems
 from rlmath.training.resumed_model import check_resumed_model
 from rlmath.training.step import StepParts
 from rlmath.types import Problem
@@ -77,7 +74,7 @@ class Training:
         return self.parts.monitor
 
 
-def check_resumed(config: Config, stream: ProblemStream[Problem], found: Checkpoint) -> None:
+def check_resumed(config: Config, stream: Stream, found: Checkpoint) -> None:
     """What can be said of a checkpoint before ranks and engines are started.
 
     Raises:
@@ -99,7 +96,7 @@ class _Begin:
         checkpoint: To begin with; ``None``: the model's own weights.
     """
 
-    stream: ProblemStream[Problem]
+    stream: Stream
     held_out: Sequence[HeldOut]
     problems: Sequence[Problem]
     store: CheckpointStore
@@ -119,28 +116,16 @@ def load_data(config: Config) -> _Begin:
     Raises:
         UserError: The data, or the checkpoint with these settings, cannot be used.
     """
-    data = config.data
     tokenizer = load_tokenizer(config.model.path)
     rehearse_export(config.model.path)
-    problems, report = load_problems(
-        data.train_paths,
-        data,
-        tokenizer,
-        graded=any_graded(item.name for item in config.reward.items),
-        needs_box=expects_request(config),
-    )
-    print("training problems:", report.describe(data.max_prompt_tokens), flush=True)
-    per_step = config.algorithm.prompts_per_step
-    few = too_few("problems", len(problems), "algorithm.prompts_per_step", per_step)
-    print("\n".join([*report.prompt_lines(), *few]), flush=True)
+    stream, problems = open_problems(config, tokenizer)
     held_out = load_held_out(config, tokenizer)
-    stream = stream_of(problems, data.train_weights, data.seed, data.shuffle)
     store = open_store(config)
     checkpoint = store.resume(
         config.runner.resume, functools.partial(check_resumed, config, stream)
     )
-    problems = [*problems, *(p for one in held_out for p in one.problems)]
-    return _Begin(stream, held_out, problems, store, checkpoint)
+    sampled = [*problems, *(p for one in held_out for p in one.problems)]
+    return _Begin(stream, held_out, sampled, store, checkpoint)
 
 
 @contextlib.contextmanager

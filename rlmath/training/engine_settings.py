@@ -10,7 +10,9 @@ from rlmath.cluster.placement import EnginePlace
 from rlmath.config.actor import RoutingReplay
 from rlmath.config.arithmetic import RunLayout, teacher_sequence_tokens
 from rlmath.config.benchmarks import longest_response_tokens
+from rlmath.config.engine_arguments import further_arguments
 from rlmath.config.lora import LoraRollout, adapters_of
+from rlmath.config.options import ENGINE_OPTIONS
 from rlmath.config.precision import ProductDType
 from rlmath.config.rollout import KvCacheDtype, Quantization, keeps_kv
 from rlmath.config.schema import Config, Device, Placement
@@ -43,7 +45,7 @@ def engine_spec(config: Config, layout: RunLayout, *, trains: bool) -> EngineSpe
         max_sequence_tokens=config.data.max_prompt_tokens + longest_response,
         max_running_sequences=rollout.max_running_sequences,
         transport=choose_transport(
-            config.weights.transport.value,
+            config.weights.transport,
             device="cuda" if on_cuda else "cpu",
             colocated=colocated,
         ),
@@ -64,6 +66,11 @@ def engine_spec(config: Config, layout: RunLayout, *, trains: bool) -> EngineSpe
         kv_cache_dtype=rollout.kv_cache_dtype,
         adapters=engine_adapters(config) if trains else None,
         routes=returned_routes(config) if trains else None,
+        arguments=further_arguments(
+            rollout.engine_arguments,
+            "cuda" if on_cuda else "cpu",
+            ENGINE_OPTIONS.of_chosen(config),
+        ),
     )
 
 

@@ -167,7 +167,10 @@ def _data_lines(config: Any) -> list[str]:
     weights = list(config.data.get("train_weights") or [])
     files = [Path(str(path)).name for path in config.data.train_paths]
     shares = [f", weight {weight:g}" for weight in weights] or [""] * len(files)
-    lines = [f"- training: `{name}`{share}" for name, share in zip(files, shares, strict=True)]
+    source = [f"- training: `{config.data.source}`"] if config.data.get("source") else []
+    lines = source + [
+        f"- training: `{name}`{share}" for name, share in zip(files, shares, strict=True)
+    ]
     return lines + [f"- held out: `{Path(str(p)).name}`" for p in config.data.eval_paths]
 
 

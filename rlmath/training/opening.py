@@ -329,6 +329,8 @@ def reward_mix(config: Config) -> Iterator[RewardMix]:
         reward.timeout_s,
         fallback=reward.fallback.value,
         disagreement_path=str(Path(config.runner.run_dir) / "grading_disagreements.jsonl"),
+        verifier=reward.verifier,
+        verifier_options=reward.verifier_options,
     )
     with (
         contextlib.closing(grader),
@@ -342,6 +344,7 @@ def reward_mix(config: Config) -> Iterator[RewardMix]:
             completion_format="chat" if config.data.apply_chat_template else "text",
         ) as mix,
     ):
+        grader.check_verifier()
         yield mix
 
 

@@ -10,7 +10,7 @@ from rlmath.algorithms.alignment import Alignment
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.config.actor import RoutingReplay
 from rlmath.config.algorithm import KlPlace, needs_old_log_probs
-from rlmath.config.options import LOSS_OPTIONS
+from rlmath.config.options import AGGREGATION_OPTIONS, KL_OPTIONS, LOSS_OPTIONS
 from rlmath.config.rollout import keeps_kv
 from rlmath.config.schema import Config, OldLogProbs
 from rlmath.monitor import Monitor
@@ -43,6 +43,7 @@ def plan_step(config: Config, step: int, kl_coef: float | None = None) -> StepPl
             options=LOSS_OPTIONS.of(config),
             kl_coef=kl_coef if algorithm.kl_in is KlPlace.loss else 0.0,
             kl_estimator=algorithm.kl_estimator,
+            kl_options=KL_OPTIONS.of(config),
             entropy_coef=algorithm.entropy_coef,
             ratio_threshold=algorithm.early_stop_ratio or ObjectiveSettings.ratio_threshold,
             off_policy_mask_kl=algorithm.correction.off_policy_mask_kl,
@@ -56,6 +57,7 @@ def plan_step(config: Config, step: int, kl_coef: float | None = None) -> StepPl
         seed=config.runner.seed + step,
         aggregation=algorithm.aggregation,
         constant_length=aggregation_constant(config),
+        aggregation_options=AGGREGATION_OPTIONS.of(config),
         old_is_engine=algorithm.old_log_probs is OldLogProbs.engine,
         correction=algorithm.correction if algorithm.correction.is_on else None,
         entropy_top_share=algorithm.entropy_top_share,

@@ -1,11 +1,17 @@
 """vLLM's engine and its FP8, as far as a table of rows does not say it."""
 
+import dataclasses
+
 import pytest
 import torch
+from vllm.engine import arg_utils
 
+from rlmath.config.engine_arguments import RESERVED, known_arguments
 from rlmath.engines.engine_arguments import FP8, vllm_arguments
 from rlmath.engines.requests import EngineSpec
 from rlmath.model.fp8 import quantized
+from rlmath.model.lora import Lora
+from rlmath.model.precision import Precision
 from rlmath.model.tiny import make_tiny_model
 
 
@@ -83,6 +89,20 @@ def test_arguments_of_a_cuda_engine():
     assert (given.max_num_batched_tokens, given.async_scheduling) == (8192, True)
     assert (given.kv_cache_memory_bytes, given.device_ids) == (5, None)
     assert given.enable_chunked_prefill and given.scheduler_cls is None
+
+
+def test_reserved_arguments_are_those_that_engines_are_given(monkeypatch):
+    """A plug-in's engine arguments are refused where they are rlmath's, and no others are."""
+    assert known_arguments() == {one.name for one in dataclasses.fields(arg_utils.EngineArgs)}
+    monkeypatch.setattr(arg_utils, "EngineArgs", dict)
+    lora, precision = Lora(8, 16.0, ("q_proj",)), Precision(lm_head_dtype="float32")
+    given = set()
+    for device in ("cpu", "cuda"):
+        one = dataclasses.replace(spec(device, 1), adapters=lora, precision=precision)
+        given |= vllm_arguments(one).keys()  # type: ignore[attr-defined]
+    assert given == RESERVED.keys()
+    extra = dataclasses.replace(spec("cpu", 1), arguments={"served_model_name": "mine"})
+    assert vllm_arguments(extra)["served_model_name"] == "mine"  # type: ignore[index]
 
 
 @pytest.mark.skipif(

@@ -22,7 +22,7 @@ from rlmath.actor.worker import ActorWorker
 from rlmath.device import Platform
 from rlmath.device.streams import SideStream
 from rlmath.engines.engine import RolloutEngine
-from rlmath.engines.transport import TRANSPORTS, SyncSizes
+from rlmath.engines.transport import SyncSizes, transport_named
 from rlmath.engines.transports.connection import connect
 from rlmath.errors import WeightsError
 from rlmath.model.published import KNOWN
@@ -340,5 +340,5 @@ def test_every_preset_goes_through_and_keeps_to_the_plans_buffers(
     for update in worker.updates:
         assert sent == {n: (tuple(t.shape), t.dtype, t.nbytes) for n, t in update.items()}
     assert len(worker.updates) == 2
-    bound = TRANSPORTS[backend].plan_bytes(SyncSizes(512 * MIB, largest)).trainer_bytes
+    bound = transport_named(backend).plan_bytes(SyncSizes(512 * MIB, largest)).trainer_bytes
     assert 0.5 * bound < memory.peak <= bound

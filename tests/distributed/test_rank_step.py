@@ -25,7 +25,7 @@ DISTILL = {"coef": 0.5, "clip": 0.75}
 # All that needs other ranks' sequences: whitening and the share of the highest entropies; and what
 # a teacher adds to each token.
 PLAN = StepPlan(
-    objective=ObjectiveSettings(kl_coef=0.1),
+    objective=ObjectiveSettings(kl_coef=0.1, kl_estimator="k1"),
     passes=("old", "reference"),
     minibatches=2,
     correction=CorrectionConfig("token_truncate", high=1.05),

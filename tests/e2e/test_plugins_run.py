@@ -1,5 +1,5 @@
-"""A run whose loss, estimator, aggregation and KL come from files of the user's: real ranks and
-engines, a resume, a replay."""
+"""A run with one part of each kind from files of the user's: real ranks and engines, a resume, a
+replay."""
 
 import json
 import shutil
@@ -25,11 +25,28 @@ def mine(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def settings(material, mine):
+    # The architecture of the example's family.
+    model = mine.parent / "model"
+    shutil.copytree(material / "model", model)
+    fields = json.loads((model / "config.json").read_text())
+    assert fields["architectures"] == ["Qwen2ForCausalLM"]
+    fields["architectures"] = ["MyQwen2ForCausalLM"]
+    (model / "config.json").write_text(json.dumps(fields))
     watched = f"{{name: '{mine / 'reward.py'}', weight: 0}}"
     return [
         *quickstart_settings(material, mine.parent / "run"),
         "actor.tensor_parallel=1",
-        "eval.every=0",
+        f"model.path={model}",
+        "data.train_paths=[]",
+        f"data.source={mine / 'data_source.py'}:Sums",
+        "data.source_options.slower=2",
+        "data.eval_paths=[]",
+        f"eval.benchmarks=[{{name: '{mine / 'benchmark.py'}:products', max_problems: 4}}]",
+        "eval.every=2",
+        f"reward.verifier={mine / 'verifier.py'}:close_enough",
+        f"weights.transport={mine / 'weight_transport.py'}:TimedSharedMemory",
+        f"rollout.engine_arguments={mine / 'engine_arguments.py'}:arguments",
+        "rollout.engine_options.name=mine_of_test",
         "runner.resume=auto",
         "runner.save_every=1",
         "runner.check_export_sequences=0",
@@ -37,7 +54,8 @@ def settings(material, mine):
         # A model that has not learned yet gets rewards that differ.
         f"reward.items=[{{name: '{REWARD}:odd'}}, {{name: math}}, {watched}]",
         # By name, and directly.
-        f"plugins=[{mine / 'loss.py'},{mine / 'step_check.py'},{mine / 'phase_observer.py'}]",
+        f"plugins=[{mine / 'loss.py'},{mine / 'step_check.py'},{mine / 'phase_observer.py'},"
+        f"{mine / 'model_family.py'}]",
         f"runner.trackers=[tensorboard,{mine / 'tracker.py'}:CsvTracker]",
         "algorithm.loss=soft_clip",
         "algorithm.loss_options.limit=0.25",
@@ -47,9 +65,10 @@ def settings(material, mine):
         f"algorithm.correction.kind={mine / 'correction.py'}:tempered",
         f"algorithm.filter.keep={mine / 'group_filter.py'}:spread",
         "algorithm.filter.options.least=0.01",
-        f"algorithm.aggregation={mine / 'aggregation.py'}:sqrt_length",
+        f"algorithm.aggregation={mine / 'aggregation.py'}:power_length",
         "algorithm.kl_coef=0.01",
         f"algorithm.kl_estimator={mine / 'kl_estimator.py'}:huber",
+        "algorithm.kl_options.limit=0.5",
     ]
 
 
@@ -73,6 +92,15 @@ def test_ranks_train_with_what_the_files_register(run_dir, mine):
     assert (run_dir / "trace.json").read_text().count('"name": "generate"') >= 2
     assert all("checks/echoes" in line for line in lines)
     assert (run_dir / "metrics.csv").read_text().count("checks/echoes") == 2
+    assert all(0 <= line["eval/products/accuracy"] <= 1 for line in lines[1:])
+    logs = {one.name: one.read_text() for one in (run_dir / "logs").glob("*.log")}
+    assert any("served_model_name=mine_of_test" in text for text in logs.values()), sorted(logs)
+    assert any("version 2 sent in" in text for text in logs.values()), sorted(logs)
+    # Each row once, in order.
+    names = [f"Sums:{number}" for number in range(1, 17)]
+    ledger = [json.loads(line) for line in (run_dir / "ledger.jsonl").read_text().splitlines()]
+    admitted = [one["problem"] for one in ledger if one["event"] == "admitted"]
+    assert admitted[:16] == names
     # As do the kept batches and the checkpoints.
     kept = read_header(kept_file(run_dir / "replay", 2))
     state = read_driver_state(run_dir / "checkpoints" / "step_000002")
@@ -102,5 +130,42 @@ def test_a_changed_file_is_named_by_resume_and_replay(run_dir, settings, mine):
         resumed = rlmath("train", *settings, *accepted)
         assert resumed.returncode == 0, resumed.stderr
         assert len(metrics(run_dir)) == 3
+        ledger = [json.loads(line) for line in (run_dir / "ledger.jsonl").read_text().splitlines()]
+        admitted = [one["problem"] for one in ledger if one["event"] == "admitted"]
+        # The data source continued behind the last row of step 2.
+        assert admitted == [f"Sums:{number}" for number in range(1, len(admitted) + 1)]
     finally:
         file.write_text(before)
+
+
+FORGETFUL = """
+from rlmath.data import DATA_SOURCES
+
+@DATA_SOURCES.register("forgetful")
+class Forgetful:
+    def __init__(self, options):
+        self.row = 0
+
+    def __iter__(self):
+        while True:
+            self.row += 1
+            yield {"prompt": f"{self.row}+1=", "solutions": [str(self.row + 1)]}
+
+    def state_dict(self):
+        return {"row": self.row}
+
+    def load_state_dict(self, state):
+        # The row after two steps of eight problems.
+        self.row = state["row"] - (state["row"] == 16)
+"""
+
+
+def test_rlmath_test_plugin_resumes_a_run_with_it(tmp_path):
+    file = tmp_path / "forgetful.py"
+    file.write_text(FORGETFUL)
+    done = rlmath("test", "plugin", str(file), "--out", str(tmp_path / "out"))
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "ok      data source forgetful: resumes at the same row" in done.stdout
+    assert "ok      all parts: a run of steps holds its invariants" in done.stdout
+    assert "FAILED  all parts: a resumed run is equal to the last bit" in done.stdout
+    assert "step 3 differs in" in done.stdout

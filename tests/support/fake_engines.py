@@ -79,7 +79,7 @@ def score(completions: Sequence[str], **_: Any) -> list[float | None]:
     return [None if text == "4" else float(text in "01") for text in completions]
 
 
-def sampler_of(*overrides: str, problems: int = 10, **more: Any) -> Sampler:
+def sampler_of(*overrides: str, problems: int = 10, stream: Any = None, **more: Any) -> Sampler:
     given = [
         "model.path=m",
         "runner.run_dir=r",
@@ -88,7 +88,7 @@ def sampler_of(*overrides: str, problems: int = 10, **more: Any) -> Sampler:
         f"rollout.max_response_tokens={LONGEST}",
     ]
     config = load([*given, *overrides])
-    return Sampler(config, ProblemStream(PROBLEMS[:problems]), **more)
+    return Sampler(config, stream or ProblemStream(PROBLEMS[:problems]), **more)
 
 
 def through_a_checkpoint(sampler: Sampler, folder: Path) -> dict[str, Any]:

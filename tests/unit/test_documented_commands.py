@@ -275,6 +275,7 @@ RULES: list[tuple[str, How]] = [
     (r"rlmath plan .* --write ", plan_and_write),
     (r"rlmath plan ", run),
     (r"rlmath doctor", run_doctor),
+    (r"rlmath settings", run),
     (r"rlmath selfcheck gpu --list", run),
     (r"rlmath selfcheck gpu", parses_selfcheck),
     (r"rlmath grade ", parses_grade),

@@ -197,6 +197,9 @@ def _changes(
     yield "model.path", str(folder / MODEL)
     yield "data.train_paths", [str(folder / DATA)]
     yield "data.train_weights", []
+    if config.data.source is not None:
+        yield "data.source", None
+        yield "data.source_options", {}
     yield "data.eval_paths", []
     yield "data.max_prompt_tokens", PROMPT_TOKENS
     yield "eval.benchmarks", []

@@ -14,7 +14,7 @@ from rlmath.commands.plan.models import (
     parameters_of_rank,
 )
 from rlmath.config.schema import RolloutConfig
-from rlmath.engines.transport import TRANSPORTS, SyncSizes
+from rlmath.engines.transport import SyncSizes, transport_named
 from rlmath.model.parallel import Layout
 from rlmath.model.spec import ModelSpec
 
@@ -58,7 +58,7 @@ def engine_sync_bytes(spec: ModelSpec, bucket_bytes: int, tp: int, transport: st
         largest_module_bytes=module if module and module > largest else None,
         engine_tensor_parallel=tp,
     )
-    return TRANSPORTS[transport].plan_bytes(sizes).engine_bytes
+    return transport_named(transport).plan_bytes(sizes).engine_bytes
 
 
 def kv_bytes(spec: ModelSpec, tp: int, in_fp8: bool = False) -> float:

@@ -14,7 +14,6 @@ from rlmath.commands.plan.memory import GIB, Phase, actor_phases, usable_bytes
 from rlmath.commands.plan.teacher import describe_teacher
 from rlmath.config.rollout import Quantization
 from rlmath.config.schema import Config, DType, Placement
-from rlmath.config.weights import Transport
 from rlmath.errors import ConfigError
 from rlmath.model.spec import ModelSpec
 
@@ -74,7 +73,7 @@ def _miss(config: Config, spec: ModelSpec, gpu: Gpu) -> str | None:
         # The engine keeps its KV cache during a weight sync.
         share, (actor, step) = config.rollout.gpu_memory_utilization, settings_in_plan(config, spec)
         bucket, adapters = step.bucket_bytes, actor.engine_adapters
-        tp, nccl = config.rollout.tensor_parallel, Transport.nccl.value
+        tp, nccl = config.rollout.tensor_parallel, "nccl"
         buffers = (
             engine_sync_bytes(spec, bucket, tp, nccl)
             if adapters is None

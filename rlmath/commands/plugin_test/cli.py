@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlmath.actor.plan import StepPlan
 from rlmath.algorithms.advantages import ADVANTAGES
 from rlmath.algorithms.aggregation import AGGREGATIONS
 from rlmath.algorithms.correction import CORRECTIONS
@@ -21,16 +20,37 @@ from rlmath.algorithms.losses import LOSSES
 from rlmath.commands.plugin_test.advantages import check_advantage
 from rlmath.commands.plugin_test.corrections import check_correction
 from rlmath.commands.plugin_test.curricula import check_curriculum
+from rlmath.commands.plugin_test.engines import (
+    check_engine_arguments,
+    check_family,
+    check_transport,
+)
 from rlmath.commands.plugin_test.filters import check_filter
 from rlmath.commands.plugin_test.finding import Finding
+from rlmath.commands.plugin_test.in_run import check_in_run
 from rlmath.commands.plugin_test.losses import check_loss
+from rlmath.commands.plugin_test.observers import check_phase_observer, check_step_check
 from rlmath.commands.plugin_test.ranks import check_ranks, update_with
+from rlmath.commands.plugin_test.rows import (
+    check_benchmark,
+    check_data_source,
+    check_reward,
+    check_verifier,
+)
 from rlmath.commands.plugin_test.trackers import check_tracker
 from rlmath.commands.plugin_test.weights_and_kl import check_aggregation, check_kl_estimator
+from rlmath.config.benchmarks import BENCHMARKS
+from rlmath.config.data_sources import DATA_SOURCES
+from rlmath.config.engine_arguments import ENGINE_ARGUMENTS
+from rlmath.engines.transport import TRANSPORTS
 from rlmath.errors import UserError
+from rlmath.grading.verifiers import VERIFIERS
+from rlmath.model.families import FAMILY_PLUGINS
+from rlmath.monitor.phase_observers import PHASE_OBSERVERS
 from rlmath.monitor.trackers import TRACKERS
 from rlmath.plugins import PluginError, Registry
-from rlmath.plugins.loading import use
+from rlmath.plugins.loading import public_functions, use
+from rlmath.training.checks.base import STEP_CHECKS
 
 
 @dataclass(frozen=True)
@@ -41,39 +61,60 @@ class Kind:
         name: For people.
         registry: With the parts.
         check: The invariants of one part, by its name.
-        update: An update of ranks with it; ``None``: ranks do not call it.
+        setting: That chooses it in a run of a few steps, ``{}`` its name; empty: it takes part in
+            each run that imports it, or in none.
+        update: The field of an update of ranks that it is; empty: ranks do not call it.
     """
 
     name: str
     registry: Registry[Any, Any]
     check: Callable[[str], Iterator[Finding]]
-    update: Callable[[str], StepPlan] | None = None
+    setting: str = ""
+    update: str = ""
 
 
 KINDS = (
-    Kind("loss", LOSSES, check_loss, lambda name: update_with(loss=name)),
-    Kind("advantage", ADVANTAGES, check_advantage),
-    Kind("mismatch correction", CORRECTIONS, check_correction),
-    Kind("group filter", GROUP_FILTERS, check_filter),
-    Kind(
-        "aggregation", AGGREGATIONS, check_aggregation, lambda name: update_with(aggregation=name)
-    ),
+    Kind("loss", LOSSES, check_loss, "algorithm.loss={}", "loss"),
+    Kind("advantage", ADVANTAGES, check_advantage, "algorithm.advantage={}"),
+    Kind("mismatch correction", CORRECTIONS, check_correction, "algorithm.correction.kind={}"),
+    Kind("group filter", GROUP_FILTERS, check_filter, "algorithm.filter.keep={}"),
+    Kind("aggregation", AGGREGATIONS, check_aggregation, "algorithm.aggregation={}", "aggregation"),
     Kind(
         "KL estimator",
         KL_ESTIMATORS,
         check_kl_estimator,
-        lambda name: update_with(kl_estimator=name),
+        "algorithm.kl_coef=0.01 algorithm.kl_estimator={}",
+        "kl_estimator",
     ),
-    Kind("curriculum", CURRICULA, check_curriculum),
-    Kind("tracker", TRACKERS, check_tracker),
+    Kind(
+        "curriculum",
+        CURRICULA,
+        check_curriculum,
+        "algorithm.curriculum.cooldown=true algorithm.curriculum.kind={}",
+    ),
+    Kind("data source", DATA_SOURCES, check_data_source, "data.source={}"),
+    Kind("verifier", VERIFIERS, check_verifier, "reward.verifier={}"),
+    Kind("benchmark", BENCHMARKS, check_benchmark),
+    Kind("tracker", TRACKERS, check_tracker, "runner.trackers=[tensorboard,{}]"),
+    Kind("phase observer", PHASE_OBSERVERS, check_phase_observer),
+    Kind("step check", STEP_CHECKS, check_step_check),
+    Kind("weight transport", TRANSPORTS, check_transport),
+    Kind("model family", FAMILY_PLUGINS, check_family),
+    Kind(
+        "engine arguments",
+        ENGINE_ARGUMENTS,
+        check_engine_arguments,
+        "rollout.engine_arguments={}",
+    ),
 )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Test all that a file or a package registers. Returns the exit code: 0 if all holds.
+    """Test all that a file or a package registers, and the rewards of one that registers nothing.
+    Returns the exit code: 0 if all holds.
 
     Raises:
-        UserError: It cannot be imported, or registers nothing that can be tested.
+        UserError: It cannot be imported, or has nothing that can be tested.
     """
     places = arguments.settings[1:]
     if len(places) != 1 or "=" in places[0]:
@@ -87,8 +128,8 @@ def check_plugin(place: str, folder: Path, on_ranks: bool = True) -> int:
 
     Args:
         place: A file or a module.
-        folder: For the model and the logs of ranks.
-        on_ranks: Also try it on ranks.
+        folder: For the models and the logs of ranks.
+        on_ranks: Also try it on ranks, and in a run.
     """
     try:
         module = use(place)
@@ -97,21 +138,46 @@ def check_plugin(place: str, folder: Path, on_ranks: bool = True) -> int:
     registered = [
         (kind, name) for kind in KINDS for name in kind.registry.of_module(module.__name__)
     ]
-    if not registered:
-        raise UserError(
-            f"rlmath test plugin: {place} registers none of {', '.join(k.name for k in KINDS)}; "
-            "docs/extending.md has the decorator of each kind"
-        )
     failed = False
     for kind, name in registered:
         for one in kind.check(name):
             failed |= not _say(f"{kind.name} {name}", one)
-    updates = {f"{kind.name} {name}": kind.update(name) for kind, name in registered if kind.update}
-    if updates and on_ranks:
-        print("starting ranks", file=sys.stderr, flush=True)
-        for name, one in check_ranks(updates, folder):
-            failed |= not _say(name, one)
+    if not registered:
+        functions = public_functions(module)
+        if not functions:
+            raise UserError(
+                f"rlmath test plugin: {place} registers none of "
+                f"{', '.join(k.name for k in KINDS)}, and has no function that could be a reward; "
+                "docs/extending.md has the decorator of each kind"
+            )
+        for name in functions:
+            for one in check_reward(f"{place}:{name}"):
+                failed |= not _say(f"reward {name}", one)
+    if on_ranks and registered and not failed:
+        for part, one in _on_ranks(place, registered, folder):
+            failed |= not _say(part, one)
     return int(failed)
+
+
+def _on_ranks(
+    place: str, registered: list[tuple[Kind, str]], folder: Path
+) -> Iterator[tuple[str, Finding]]:
+    """Updates of ranks with each part that they call, and a run with one of each kind."""
+    print("starting ranks", file=sys.stderr, flush=True)
+    updates = {
+        f"{kind.name} {name}": update_with(**{kind.update: name})
+        for kind, name in registered
+        if kind.update
+    }
+    if updates:
+        yield from check_ranks(updates, folder)
+    chosen = dict(
+        word.format(name).split("=", 1)
+        for kind, name in reversed(registered)
+        for word in kind.setting.split()
+    )
+    for one in check_in_run(place, chosen, folder / "run"):
+        yield "all parts", one
 
 
 def _say(part: str, one: Finding) -> bool:

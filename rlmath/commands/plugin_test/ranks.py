@@ -48,6 +48,10 @@ def check_ranks(updates: dict[str, StepPlan], folder: Path) -> Iterator[tuple[st
     batch = made_batch()
     with ray_session(ClusterConfig(object_store_mib=80)):
         alone = _updated(_ALONE, model, folder / "alone", batch, updates)
+        order = torch.randperm(_SEQUENCES, generator=torch.Generator().manual_seed(0)).tolist()
+        whole = {name: dataclasses.replace(one, minibatches=1) for name, one in updates.items()}
+        wanted = _updated(_ALONE, model, folder / "whole", batch, whole)
+        moved = _updated(_ALONE, model, folder / "moved", batch.select(order), whole)
         problems: dict[str, list[str]] = {name: [] for name in updates}
         for number, (case, layout) in enumerate(LAYOUTS.items()):
             found = _updated(layout, model, folder / str(number), batch, updates)
@@ -55,6 +59,8 @@ def check_ranks(updates: dict[str, StepPlan], folder: Path) -> Iterator[tuple[st
                 problems[name] += _differences(case, found[name][0], alone[name][0])
     for name, (first, again) in alone.items():
         yield name, Finding("equal over layouts and micro-batches", "; ".join(problems[name]))
+        said = _differences(f"sequences in the order {order}", moved[name][0], wanted[name][0])
+        yield name, Finding("equal over the order of a minibatch", "; ".join(said))
         repeated = "; ".join(_differences("a second update", again, first, 0.0, 0.0))
         yield name, Finding("an update repeats to the last bit", repeated)
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 
+from rlmath.model.families import FAMILY_PLUGINS
+from rlmath.plugins.loading import import_from_environment
 from rlmath.utils.child_processes import end_with_parent
 
 # Set to 1 in the engines that rlmath starts; their workers inherit it.
@@ -48,15 +50,28 @@ def end_workers_with_engine() -> None:
         os.register_at_fork(after_in_child=lambda: end_with_parent(engine))
 
 
+def register_families() -> None:
+    """Tell vLLM which of its models compute the architectures of plug-ins' families."""
+    for name in FAMILY_PLUGINS.names():
+        family = FAMILY_PLUGINS.get(name)()
+        if family.vllm:
+            from vllm import ModelRegistry
+
+            for architecture in family.architectures:
+                ModelRegistry.register_model(architecture, family.vllm)
+
+
 def register() -> None:
-    """Have workers end with their engine; add ``shared_memory`` and receivers of shares and of
-    adapters to vLLM's factory, norms to its operators, a router, and on CPU a way to sample.
+    """Have workers end with their engine, and import the plug-ins; add ``shared_memory`` and
+    receivers of shares and of adapters to vLLM's factory, norms to its operators, a router, and on
+    CPU a way to sample.
 
     The transport's modules load when first used. A no-op in processes that rlmath did not start.
     """
     if os.environ.get(ENGINE_VARIABLE) != "1":
         return
     end_workers_with_engine()
+    import_from_environment()
     from vllm.distributed.weight_transfer import WeightTransferEngineFactory
     from vllm.platforms import current_platform
 
@@ -76,6 +91,7 @@ def register() -> None:
         if adapter_backend(transport) not in WeightTransferEngineFactory._registry:
             WeightTransferEngineFactory.register_engine(adapter_backend(transport), module, name)
     register_router()
+    register_families()
     if current_platform.is_cpu():
         from rlmath.engines.patches import cpu_routes
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rlmath.device import CPU, Platform
-from rlmath.engines.transport import TRANSPORTS
+from rlmath.engines.transport import transport_named
 from rlmath.engines.transports import TrainerConnection, TransportPlan
 from rlmath.weights.gather import BucketGatherer
 
@@ -21,4 +21,4 @@ def connect(
     Raises:
         UserError: There is not enough shared memory.
     """
-    return TRANSPORTS[plan.transport].connect(plan, gatherer, platform)
+    return transport_named(plan.transport).connect(plan, gatherer, platform)

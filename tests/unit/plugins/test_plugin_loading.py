@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import random
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from ray import cloudpickle
 
+from rlmath.algorithms.kl import kl_estimate
 from rlmath.algorithms.losses import LOSSES
+from rlmath.batching.shards import ShardSettings, dealt
 from rlmath.checks import attempts
+from rlmath.checks.overview import describe_training
 from rlmath.checks.run import names
+from rlmath.commands.plugin_test.cli import KINDS
+from rlmath.commands.plugin_test.ranks import made_batch
 from rlmath.config.load import load, to_plain, with_values
 from rlmath.errors import ConfigError
 from rlmath.plugins import loading
 from rlmath.plugins.source import PluginError, hashes
 from rlmath.training.plan import plan_step
 
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "plugins"
 GIVEN = ["model.path=m", "runner.run_dir=r"]
 LOSS = """
 from dataclasses import dataclass
@@ -44,9 +53,9 @@ def own_plugins(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What a test imports is forgotten after it."""
     for name in ("_imported", "_everywhere", "_failed"):
         monkeypatch.setattr(loading, name, {})
+    for kind in KINDS:
+        monkeypatch.setattr(kind.registry, "_known", dict(kind.registry._known))
     yield
-    if "mine_of_test" in LOSSES.names():
-        LOSSES.remove("mine_of_test")
 
 
 @pytest.fixture
@@ -77,6 +86,35 @@ def test_a_loss_of_a_file_by_name_and_directly(file: Path) -> None:
         assert "it has scale" in refusal(*chosen, "algorithm.loss_options.skale=1")
 
 
+def test_options_of_an_aggregation_and_of_an_estimator_reach_the_ranks(own_plugins: None) -> None:
+    config = load(
+        [
+            *GIVEN,
+            f"algorithm.aggregation={EXAMPLES}/aggregation.py:power_length",
+            "algorithm.aggregation_options.power=1",
+            f"algorithm.kl_estimator={EXAMPLES}/kl_estimator.py:huber",
+            "algorithm.kl_options.limit=0.25",
+            "algorithm.kl_coef=0.1",
+        ]
+    )
+    plan = plan_step(config, 1)
+    batch = made_batch()
+    settings = ShardSettings(
+        1, 64, aggregation=plan.aggregation, aggregation_options=plan.aggregation_options
+    )
+    ((_, weights, _),) = dealt(batch, settings)
+    assert weights.tolist() == pytest.approx([1 / 8] * 8)
+    far = torch.tensor([0.5])
+    kl = kl_estimate(plan.objective.kl_estimator, far, 0 * far, far, plan.objective.kl_options)
+    assert kl.tolist() == [0.25 * (0.5 - 0.125)]
+    assert "power_length (power 1)" in (said := describe_training(config, None)), said
+    assert "huber (limit 0.25) in the loss" in said
+    assert "algorithm.kl_options: limit = 0.0" in refusal(
+        f"algorithm.kl_estimator={EXAMPLES}/kl_estimator.py:huber", "algorithm.kl_options.limit=0"
+    )
+    assert "has no options" in refusal("algorithm.kl_options.limit=1")
+
+
 def test_another_process_imports_it_by_value(file: Path) -> None:
     config = load([*GIVEN, f"algorithm.loss={file}:mine"])
     objective = plan_step(config, 1).objective
@@ -101,6 +139,37 @@ def test_another_process_imports_it_by_value(file: Path) -> None:
     first, second = done.stdout.splitlines()
     assert first == "2.0 mine"
     assert second == repr(loading.imported()) and config.plugin_hashes[str(file)] in second
+
+
+@pytest.mark.parametrize("starts", ["import_from_environment()", "register()"])
+def test_a_process_without_ray_imports_from_its_environment(file: Path, starts: str) -> None:
+    """vLLM's spawned workers call ``register`` before anything else."""
+    load([*GIVEN, f"plugins=[{file}]"])
+    variables = loading.environment()
+    file.unlink()
+    program = (
+        "from rlmath.plugins.loading import import_from_environment, imported\n"
+        "from rlmath.vllm_plugin.register import register\n"
+        f"{starts}\n"
+        "from rlmath.algorithms.losses import LOSSES\n"
+        "print(LOSSES.get('mine_of_test').__name__, imported().failed)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, **variables, "RLMATH_ENGINE": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines()[-1] == "mine ()"
+
+
+def test_files_that_do_not_fit_an_environment_are_refused(file: Path) -> None:
+    noise = "".join(random.Random(0).choices("0123456789abcdef", k=400_000))
+    file.write_text(file.read_text() + f"NOISE = '{noise}'\n")
+    loading.use(str(file))
+    with pytest.raises(PluginError, match="install them as a package"):
+        loading.environment()
 
 
 def test_what_cannot_be_imported_is_named(file: Path, tmp_path: Path) -> None:

@@ -8,13 +8,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from rlmath.config.data import DataConfig
 from rlmath.data import ProblemStream
+from rlmath.data.light_tokenizer import LightTokenizer
+from rlmath.data.source_stream import SourceStream
 from rlmath.rollout.continuous import sampler_of as chosen_sampler
 from rlmath.rollout.group_state import group_from_state, group_to_state
 from rlmath.rollout.sampler import Sampler
 from rlmath.types import GradedSample, Group, Problem, Sample
 from tests.support import fake_engines
 from tests.support.fake_engines import PROBLEMS, Engines, anywhere, score
+from tests.unit.plugins.test_plugin_loading import EXAMPLES, own_plugins  # noqa: F401
 
 
 class Truncating(Engines):
@@ -32,6 +36,13 @@ def sampler_of(*overrides, **more):
     return fake_engines.sampler_of(*(f"algorithm.{one}" for one in overrides), **more)
 
 
+def stream_of(source):
+    """A list, or a data source."""
+    if source is None:
+        return ProblemStream(PROBLEMS)
+    return SourceStream(DataConfig(source=source), LightTokenizer("tiny"))
+
+
 def sample(sampler, step, collector, order_seed=0):
     return sampler.sample(step, Truncating(order_seed, 0), collector, contextlib.nullcontext)
 
@@ -39,8 +50,15 @@ def sample(sampler, step, collector, order_seed=0):
 FILTERED = ("filter.keep=variance", "filter.oversample=3", "filter.max_rounds=9")
 
 
-def test_steps_do_not_depend_on_the_order_of_samples_nor_on_a_restart(collector):
-    straight, other = sampler_of(*FILTERED), sampler_of(*FILTERED)
+@pytest.mark.parametrize(
+    "source", [None, f"{EXAMPLES}/data_source.py:Sums"], ids=["list", "source"]
+)
+def test_steps_do_not_depend_on_the_order_of_samples_nor_on_a_restart(
+    collector,
+    source,
+    own_plugins,  # noqa: F811
+):
+    straight, other = (sampler_of(*FILTERED, stream=stream_of(source)) for _ in range(2))
     carried_over = 0.0
     for step in range(1, 6):
         one, two = sample(straight, step, collector, step), sample(other, step, collector, -step)
@@ -51,7 +69,7 @@ def test_steps_do_not_depend_on_the_order_of_samples_nor_on_a_restart(collector)
             rewards = [s.reward for s in group.samples]
             assert rewards[0] != rewards[1] and None not in rewards
         carried_over += one.metrics["sampling/carried_over_groups"]
-        again = sampler_of(*FILTERED)
+        again = sampler_of(*FILTERED, stream=stream_of(source))
         again.load_state_dict(json.loads(json.dumps(other.state_dict())))
         other = again
     assert carried_over  # Some groups were kept for a next step, and went through the checkpoint.

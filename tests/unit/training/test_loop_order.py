@@ -180,8 +180,6 @@ def run_of(tmp_path, monkeypatch):
             evaluate(step)
             return {}
 
-        report = SimpleNamespace(describe=lambda _: "", prompt_lines=lambda *_: [])
-
         def open_monitor(folder, *given, **_):
             parts.weights_before = DigestLog(folder, given[-1]).weights_after(given[-1] or 0)
             return contextlib.nullcontext(monitor)
@@ -197,9 +195,8 @@ def run_of(tmp_path, monkeypatch):
         replaced = {
             "load_tokenizer": lambda _: None,
             "rehearse_export": lambda _: None,
-            "load_problems": lambda *_, **__: ([], report),
+            "open_problems": lambda *_: (None, []),
             "load_held_out": lambda *_: [SimpleNamespace(problems=())],
-            "stream_of": lambda *_: None,
             "Coefficients": lambda _: SimpleNamespace(kl_coef=0.0),
             "open_store": lambda _: store,
             "attempts": SimpleNamespace(

@@ -14,7 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlmath.actor.group import ActorGroup
-from rlmath.engines.transport import TRANSPORTS, SyncBuffers, SyncSizes, choose_transport
+from rlmath.checks.run import names
+from rlmath.config.load import load
+from rlmath.engines.transport import (
+    TRANSPORTS,
+    SyncBuffers,
+    SyncSizes,
+    choose_transport,
+    transport_named,
+)
 from rlmath.engines.transports import TransportPlan, segments
 from rlmath.engines.transports.shared_gpus import (
     WorkerPlace,
@@ -27,6 +35,7 @@ from rlmath.weights.buckets import TensorMeta, cut_into_buckets, view_in_buffer
 from rlmath.weights.expert_shares import NOTHING, ExpertShare
 from rlmath.weights.fingerprint import add, fingerprint
 from rlmath.weights.tensor_prints import rows_of
+from tests.unit.plugins.test_plugin_loading import EXAMPLES, GIVEN, own_plugins  # noqa: F401
 
 MIB = 2**20
 
@@ -41,7 +50,7 @@ MIB = 2**20
     ],
 )
 def test_buffers_of_a_tensor_larger_than_the_bucket(transport, trainer_mib, engine_mib):
-    found = TRANSPORTS[transport].plan_bytes(SyncSizes(512 * MIB, 1090 * MIB))
+    found = transport_named(transport).plan_bytes(SyncSizes(512 * MIB, 1090 * MIB))
     assert found == SyncBuffers(trainer_mib * MIB, engine_mib * MIB)
 
 
@@ -53,7 +62,7 @@ def test_one_rank_packs_nothing_and_engine_ranks_share_a_module():
         largest_module_bytes=800 * MIB,
         engine_tensor_parallel=4,
     )
-    found = TRANSPORTS["ipc"].plan_bytes(sizes)
+    found = transport_named("ipc").plan_bytes(sizes)
     assert found == SyncBuffers((3 * 512 + 100) * MIB, (512 + 800 + 200) * MIB)
 
 
@@ -64,7 +73,7 @@ def test_one_rank_packs_nothing_and_engine_ranks_share_a_module():
 def test_one_transport_fits_where_the_weights_go(device, colocated, fitting):
     assert choose_transport("auto", device=device, colocated=colocated) == fitting
     assert choose_transport(fitting, device=device, colocated=colocated) == fitting
-    for other in TRANSPORTS.keys() - {fitting}:
+    for other in set(TRANSPORTS.names()) - {fitting}:
         with pytest.raises(ValueError, match=rf"transport={other}: .* has to be {fitting}"):
             choose_transport(other, device=device, colocated=colocated)
 
@@ -288,3 +297,15 @@ def test_an_engine_that_fails_meanwhile_is_a_part_of_the_run_that_failed(monkeyp
     monkeypatch.setattr(ray, "get", gone)
     with pytest.raises(ComponentError, match="asked the engines for their GPUs"):
         plans_of_ranks(plan(engine("one", gpus(2))), gpus(2))
+
+
+def test_a_transport_of_a_plugin_is_taken_where_it_is_named_and_fits(own_plugins):  # noqa: F811
+    name = f"{EXAMPLES}/weight_transport.py:TimedSharedMemory"
+    config = load([*GIVEN, f"weights.transport={name}"])
+    assert not list(names(config)) and len(config.plugin_hashes) == 1
+    assert choose_transport(name, device="cpu", colocated=False) == name
+    assert choose_transport("auto", device="cpu", colocated=False) == "shared_memory"
+    with pytest.raises(ValueError, match="has to be nccl, or auto"):
+        choose_transport(name, device="cuda", colocated=False)
+    (message,) = names(load([*GIVEN, "weights.transport=shared_memry"]))
+    assert "did you mean shared_memory" in message

@@ -56,7 +56,7 @@ from rlmath.commands.plan.models import (
 )
 from rlmath.config.load import load
 from rlmath.config.rollout import KvCacheDtype
-from rlmath.engines.transport import TRANSPORTS, SyncSizes
+from rlmath.engines.transport import SyncSizes, transport_named
 from rlmath.model.lora import TARGETS, Lora, adapted_entries, adapter_parameters
 from rlmath.model.parallel import Layout
 from rlmath.model.published import KNOWN
@@ -400,7 +400,7 @@ def test_buffers_of_a_weight_sync_follow_the_buckets_and_stay_in_their_bound(nam
     actor = ActorShape(Layout(4, 1, 2), recompute_layers=28, max_tokens=8192)
     planned = trainer_sync_bytes(one, actor, bucket)
     assert planned == pytest.approx(expected + max(largest, bucket), rel=0.06)
-    bound = TRANSPORTS["ipc"].plan_bytes(SyncSizes(bucket, largest)).trainer_bytes
+    bound = transport_named("ipc").plan_bytes(SyncSizes(bucket, largest)).trainer_bytes
     assert planned <= bound
     alone = ActorShape(Layout(1, 1, 8), recompute_layers=28, max_tokens=8192)
     assert trainer_sync_bytes(one, alone, bucket) < planned

@@ -1,0 +1,39 @@
+"""Checks of what engines are made with by name: the weight transport and further arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlmath.config.engine_arguments import ENGINE_ARGUMENTS, further_arguments
+from rlmath.config.lora import LoraRollout
+from rlmath.config.options import ENGINE_OPTIONS
+from rlmath.config.schema import Config
+from rlmath.engines.transport import TRANSPORTS, choose_transport, transport_named
+from rlmath.errors import ConfigError
+
+
+def transport_problems(config: Config, device: str, colocated: bool) -> Iterator[str]:
+    """Why the transport cannot be used there; an unknown name is told with the others."""
+    name = config.weights.transport
+    if name != "auto" and not TRANSPORTS.has(name):
+        return
+    try:
+        choose_transport(name, device=device, colocated=colocated)
+    except ValueError as error:
+        yield str(error)
+    has_adapters = config.actor.lora.rollout is not LoraRollout.merged
+    if has_adapters and name != "auto" and transport_named(name).adapters is None:
+        yield (
+            f"weights.transport={name}: cannot carry adapters alone; use actor.lora.rollout=merged"
+        )
+
+
+def engine_argument_problems(config: Config, device: str) -> Iterator[str]:
+    """What ``rollout.engine_arguments`` returns and engines cannot take."""
+    name = config.rollout.engine_arguments
+    if name is None or not ENGINE_ARGUMENTS.has(name):
+        return
+    try:
+        further_arguments(name, device, ENGINE_OPTIONS.of_chosen(config))
+    except ConfigError as error:
+        yield str(error)

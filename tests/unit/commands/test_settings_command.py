@@ -1,0 +1,47 @@
+"""``rlmath settings``: settings by a word, with type, range, default and meaning; plug-ins' too."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlmath.cli import main
+from rlmath.config.settings import settings
+from tests.unit.plugins.test_plugin_loading import EXAMPLES, own_plugins  # noqa: F401
+
+pytestmark = pytest.mark.usefixtures("own_plugins")
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(["settings", *words]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_setting_is_printed_with_type_range_default_and_meaning(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = printed(capsys, "kl_coef")
+    assert found.startswith("algorithm.kl_coef\n    number, at least 0; default 0.0\n    Coeff")
+    both = printed(capsys, "loss_options", "dual")
+    assert "algorithm.loss_options.dual_clip" in both
+    assert "algorithm.loss_options.clip_high" not in both
+    one = printed(capsys, "loss_options.threshold")
+    assert "algorithm.loss_options.threshold  with algorithm.loss=dppo" in one
+
+
+def test_options_of_plugins_are_among_them(capsys: pytest.CaptureFixture[str]) -> None:
+    loss = f"plugins=[{EXAMPLES}/loss.py]"
+    found = printed(capsys, "log-ratio, in nats", loss)
+    assert found.startswith("algorithm.loss_options.limit  with algorithm.loss=soft_clip\n")
+    assert "number, more than 0; default 0.3" in found
+    assert "algorithm.loss_options.limit=" in printed(capsys, "--keys", loss).splitlines()
+
+
+def test_keys_are_all_that_can_be_given(capsys: pytest.CaptureFixture[str]) -> None:
+    keys = printed(capsys, "--keys").splitlines()
+    assert len(keys) == len(set(keys))
+    assert {f"{one.key}=" for one in settings() if "[]" not in one.key} <= set(keys)
+
+
+def test_an_unknown_word_is_an_error_with_a_close_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["settings", "kl_coeff"]) == 2
+    assert "has kl_coeff in it; did you mean kl_coef?" in capsys.readouterr().err
