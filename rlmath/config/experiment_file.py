@@ -26,12 +26,12 @@ def write_experiment(
     """Write ``experiment/<name>.yaml``.
 
     Args:
-        folder: Of groups; made if missing.
+        folder: Folder of groups; created if missing.
         name: The experiment's.
         settings: By dotted key.
-        head: What it is of, for the first comment.
+        head: Description for the first comment.
         groups: For its list of defaults.
-        option: Of the command line that gives the name, for messages.
+        option: Command-line option that gives the name, for messages.
 
     Returns:
         The file.

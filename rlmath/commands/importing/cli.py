@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def fill_in(found: Imported, experiment: str) -> None:
-    """What a run needs and the file does not say."""
+    """Add the settings that a run needs and the file lacks."""
     needed = {"model.path": "MODEL", "data.train_paths": ["train.jsonl"]}
     for key, value in needed.items():
         if key not in found.settings:

@@ -54,7 +54,7 @@ class Framework:
 
     Attributes:
         name: As users write it.
-        version: What the table is of.
+        version: The framework's version that the table describes.
         facts: The table.
         always: Differences that no setting of theirs selects.
         base: Settings here that no setting of theirs is the source of.
@@ -158,12 +158,12 @@ class Given:
 
 @dataclass
 class Imported:
-    """What became of their settings.
+    """The result of a translation.
 
     Attributes:
         settings: Here, by key.
         without: Settings of theirs that have no counterpart: key, value, and what to do.
-        differs: What has another meaning here.
+        differs: Notes on settings whose meaning is different here.
     """
 
     settings: Settings = field(default_factory=dict)
@@ -177,9 +177,9 @@ def translate(framework: Framework, values: Mapping[str, Any], rows: int | None 
     Their defaults count as given, since ours differ.
 
     Args:
-        framework: Whose table to use.
+        framework: The framework whose table is used.
         values: Their settings, by key.
-        rows: Of the training data, which turn epochs into steps; ``None``: not known.
+        rows: Number of training rows, which turns epochs into steps; ``None``: not known.
 
     Raises:
         UserError: A value that is no number, or batch sizes that do not divide.

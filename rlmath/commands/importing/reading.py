@@ -30,11 +30,11 @@ _ARITHMETIC = re.compile(r"\$\(\(([^$`()]*(?:\([^()]*\)[^$`()]*)*)\)\)")
 
 
 def read(file: Path, processes: int | None = None) -> tuple[str, Values, list[str]]:
-    """Which framework a file is of, and its settings.
+    """The framework and settings of a file.
 
     Args:
         file: YAML, JSON, a shell script or a Python script.
-        processes: Of TRL's launch; ``None``: as the file says, if it does.
+        processes: Number of processes of TRL's launch; ``None``: the file's, if it has any.
 
     Returns:
         The framework, its settings by key, and what could not be read, one line each.
