@@ -22,7 +22,7 @@ from rlmath.rollout.continuous import ContinuousSampler, sampler_of
 from rlmath.rollout.ledger import Event
 from rlmath.types import GradedSample, Problem
 
-FAST_SCHEDULES, SCHEDULES, LONG_SCHEDULES = 200, 1_000, 100_000
+FAST_SCHEDULES, SCHEDULES, LONG_SCHEDULES = 50, 1_000, 100_000
 STEPS = 6
 BASE = load(["model.path=m", "runner.run_dir=r"])
 
