@@ -233,7 +233,7 @@ class Draws(StepCheck):
 
 class AsksRanks(StepCheck):
     def before_update(self, now: Any) -> Any:
-        return {"checks/mine": now.session.actor.weights_changes()}
+        return {"checks/mine": now.run.actor.weights_changes()}
 
 
 @pytest.mark.parametrize(
