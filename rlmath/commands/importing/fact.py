@@ -58,7 +58,7 @@ class Framework:
         facts: The table.
         always: Differences that no setting of theirs selects.
         base: Settings here that no setting of theirs is the source of.
-        run_length: Their settings that bound a run of epochs over so many rows.
+        run_length: Their settings that bound a run of epochs over N rows.
     """
 
     name: str
