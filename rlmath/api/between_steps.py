@@ -1,4 +1,4 @@
-"""What is asked of a run between two of its steps."""
+"""Saving, evaluating and sampling a run between two of its steps."""
 
 from __future__ import annotations
 

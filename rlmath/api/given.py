@@ -1,5 +1,5 @@
-"""What is given in Python, as settings: the run folder then has all of it, and the command line can
-continue the run.
+"""Settings for objects given in Python: the run folder then has all of it, and the command line
+can continue the run.
 
 A function that other processes can import is named (``my_pkg.losses:mine``). Any other is written
 to ``RUN_DIR/given/NAME.py``, a plug-in like one of the user's files: it has the source, for people,
@@ -137,7 +137,7 @@ class Given:
         self.overrides.append(f"{key}=[{quoted_path(path)}]")
 
     def _place(self, argument: str, value: Any, part: Part | None) -> str:
-        """What a setting has for a part, or for a reward."""
+        """The value of the setting that names a part or a reward."""
         if isinstance(value, str):
             return quoted_path(value)
         if not callable(value):

@@ -33,9 +33,9 @@ class Step:
     """A step that is done, logged and, where it was due, saved.
 
     Attributes:
-        number: Of the step, from 1. After a restart from a checkpoint steps come again.
+        number: The step, from 1. After a restart from a checkpoint steps come again.
         metrics: Its line of ``metrics.jsonl``, such as ``rollout/accuracy``; see docs/metrics.md.
-        groups: That it trained on: each a problem with its graded samples.
+        groups: The groups that it trained on: each a problem with its graded samples.
     """
 
     number: int
@@ -57,7 +57,7 @@ class Run:
     Attributes:
         folder: The run folder, with the same files as from the command line.
         command: The command line that continues the run, with all that was given in Python.
-        number: Of the last step that is done.
+        number: The last step that is done.
     """
 
     def __init__(self, config: Config, command: str) -> None:
@@ -175,7 +175,7 @@ class Run:
         Args:
             benchmark: A built-in one, such as ``aime24``, or one of your own with its ``path``;
                 ``None``: the problems of ``data.eval_paths``.
-            **settings: Of the benchmark, as in ``eval.benchmarks``: ``path``, ``samples``,
+            **settings: Settings of the benchmark, as in ``eval.benchmarks``: ``path``, ``samples``,
                 ``temperature``, ``max_response_tokens``, ...
 
         Returns:
@@ -201,8 +201,8 @@ class Run:
 
         Args:
             prompts: Problems; they become prompts as the training data's do.
-            samples: Of each prompt.
-            temperature: Of sampling, 0: greedy; ``None``: ``rollout.temperature``.
+            samples: Number of responses to each prompt.
+            temperature: Sampling temperature, 0: greedy; ``None``: ``rollout.temperature``.
             max_tokens: Longest response; ``None``: ``rollout.max_response_tokens``.
 
         Returns:

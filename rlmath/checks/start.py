@@ -20,8 +20,8 @@ class Ready:
 
     Attributes:
         config: With the model's folder and the prompts' style decided.
-        machine: That was checked for.
-        warnings: Of servers that were asked.
+        machine: The machine that was checked for.
+        warnings: Lines about servers that were asked.
         notes: On what was not checked.
         continuation: The checkpoint that is continued; ``None``: the command starts from the
             beginning.
