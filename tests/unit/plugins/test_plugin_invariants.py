@@ -35,7 +35,7 @@ OWN = [
     for name in kind.registry.names()
     # A value model's, which is called with other arguments; what has to be given a range or is
     # chosen for each step; and clients that are not installed.
-    if name not in ("gae", "mean_range", "auto", "mlflow", "trackio", "wandb")
+    if name not in ("gae", "mean_range", "auto", "mlflow", "swanlab", "trackio", "wandb")
 ]
 
 
