@@ -27,7 +27,7 @@ same groups, given as `--config-dir`.
 A value may refer to another setting: `model.path='${runner.run_dir}/model'`. No value can therefore
 contain `${` itself; a path that does is an error. Rename the file or folder, or link to it.
 
-`rlmath settings WORD` prints the settings that have a word in their key or meaning; with
+`rlmath settings clip` prints the settings that have this word in their key or meaning; with
 `plugins='[my_file.py]'` also the options of your own parts. In bash,
 `complete -o nospace -W "$(rlmath settings --keys)" rlmath` completes keys.
 

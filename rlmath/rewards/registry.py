@@ -7,12 +7,14 @@ import inspect
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from types import NoneType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rlmath.config.reward import RewardConfig
 from rlmath.plugins.source import is_path
 from rlmath.rewards.base import Range, Reward, RewardSettingError
 from rlmath.rewards.loading import FunctionReward, load_reward
+
+if TYPE_CHECKING:  # It needs OmegaConf, which rewards alone do without.
+    from rlmath.config.reward import RewardConfig
 
 # Name -> where the class stands. Imported when asked for, so that a reward costs nothing unused.
 _BUILT_IN = {

@@ -317,7 +317,7 @@ RULES: list[tuple[str, How]] = [
         r"\.venv/bin/python -m tests.e2e.golden_curve",
         named_in("tests/e2e/test_golden_curve.py", "golden_curve"),
     ),
-    (r"python -m tests.distributed.healthy_steps ", has_options),
+    (r"python -m tests.distributed.healthy_steps", has_options),
     (r"python toolkits/prepare_data.py ", check_sources),
     (r"python toolkits/decontaminate.py ", write_in_shell),
     (r"python toolkits/filter_by_pass_rate.py ", check_filter),
