@@ -193,6 +193,11 @@ def run_of(config: Config, step: int) -> Any:
     return SimpleNamespace(config=config, sampling=sampling)
 
 
+def batch_of(config: Config, step: int, lag: int) -> StepBatch:
+    rewards = run_of(config, step).sampling.rewards
+    return StepBatch.of(config.algorithm, groups_of(config, step, lag), rewards, step - 1)
+
+
 def plan_of(config: Config, step: int) -> StepPlan:
     plan = plan_step(config, step)
     if plan.correction is not None and plan.correction.kind == "auto":
@@ -234,7 +239,7 @@ def on_rank(
     for step in range(1, steps + 1):
         if plant is not None and step == 2:
             plant(worker)
-        batch = StepBatch.of(run_of(config, step), groups_of(config, step, lag))
+        batch = batch_of(config, step, lag)
         plan = plan_of(config, step)
         sequences: Any = batch.sequences
         shard = actor.shard_of(sequences, plan, plan.seed)
@@ -270,7 +275,7 @@ def judge(config: Config, of_ranks: Sequence[Sequence[Seen]], lag: int) -> list[
         groups, plan = groups_of(config, step, lag), plan_of(config, step)
         session = run_of(config, step)
         session.actor = SimpleNamespace(call=lambda one, found=ranks: [x.moved for x in found])
-        batch, monitor = StepBatch.of(session, groups), SimpleNamespace(warn=said.append)
+        batch, monitor = batch_of(config, step, lag), SimpleNamespace(warn=said.append)
         sampled = BeforeUpdate(session, monitor, step, plan, groups, groups, batch)  # type: ignore[arg-type]
         report = StepResult.joined([one.report for one in ranks])
         metrics = {

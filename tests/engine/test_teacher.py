@@ -1,6 +1,5 @@
 """An engine scores sequences that another model sampled: its log-probs of exactly their tokens."""
 
-import functools
 import signal
 from dataclasses import replace
 from types import SimpleNamespace
@@ -82,24 +81,28 @@ def look(check, teacher, step):
     check.before_update(SimpleNamespace(run=run, batch=object(), step=step, monitor=None))
 
 
-def scale_a_norm(worker, factor):
-    """Runs in a vLLM worker: as if something trained the frozen model."""
-    parameters = dict(worker.model_runner.get_model().named_parameters())
-    with torch.no_grad():
-        parameters["model.norm.weight"].mul_(factor)
+def scaling_a_norm(factor):
+    """For a vLLM worker, which cannot import this file: something trains the frozen model."""
+
+    def scale(worker):
+        parameters = dict(worker.model_runner.get_model().named_parameters())
+        with torch.no_grad():
+            parameters["model.norm.weight"].mul_(factor)
+
+    return scale
 
 
 def test_teacher_whose_weights_move_is_named(teacher):
     check = StillTeacher()
     look(check, teacher, step=1)
     look(check, teacher, step=1 + EVERY)
-    teacher.pool.call_workers(functools.partial(scale_a_norm, factor=2.0))
+    teacher.pool.call_workers(scaling_a_norm(2.0))
     try:
         look(check, teacher, step=2 + EVERY)  # It looks at every 16th.
         with pytest.raises(InvariantError, match=r"step 33: engine 0 of the teacher .*model\.norm"):
             look(check, teacher, step=1 + 2 * EVERY)
     finally:
-        teacher.pool.call_workers(functools.partial(scale_a_norm, factor=0.5))
+        teacher.pool.call_workers(scaling_a_norm(0.5))
     look(check, teacher, step=1 + 3 * EVERY)
 
 
