@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import pickle
 import sys
 import tempfile
 import time
@@ -222,7 +223,7 @@ def on_rank(
     steps: int,
     lag: int,
     plant: Callable[[Any], None] | None = None,
-) -> list[Seen]:
+) -> bytes:
     """Train on this rank; ``plant`` is called with the worker after the first step."""
     run_layout = resolve_layout(config, Device.cpu)
     optimizer, temperature = config.actor.optimizer, config.rollout.temperature
@@ -260,7 +261,8 @@ def on_rank(
             actor.renew_reference(share)
         moved = look_again(worker) if frozen else []
         seen.append(Seen(StepResult(tokens, values, policy), gatherer.changes(), moved))
-    return seen
+    # Plain bytes: a pipe gives each tensor a file descriptor.
+    return pickle.dumps(seen)
 
 
 def judge(config: Config, of_ranks: Sequence[Sequence[Seen]], lag: int) -> list[str]:
@@ -303,7 +305,7 @@ def run(
         config = settings_of(case, Path(folder), steps)
         layout = resolve_layout(config, Device.cpu).actor
         of_ranks = pool.run(layout, on_rank, config, steps, case.lag, plant)
-        return judge(config, of_ranks, case.lag)
+        return judge(config, [pickle.loads(one) for one in of_ranks], case.lag)
 
 
 def main() -> int:
