@@ -20,8 +20,8 @@ from tests.support.actors import make_batch
 from tests.support.resumed_runs import assert_equal, changes_of, commit, run_load, run_save
 
 # Fixtures.
-tiny_model, on_one_rank = test_actor.tiny_model, test_actor.on_one_rank
-tied_model, tied_on_one_rank = test_actor.tied_model, test_actor.tied_on_one_rank
+on_one_rank = test_actor.on_one_rank
+tied_on_one_rank = test_actor.tied_on_one_rank
 batch = values.batch
 
 ONE, PP2 = Layout(1, 1, 1), Layout(1, 2, 1)

@@ -97,7 +97,16 @@ def make_clone(folder):
     """A folder with the clone's files and, beside them, models, data sets and runs of the docs."""
     clone = folder / "clone"
     clone.mkdir()
-    for name in ("conf", "launchers", "ray_utils", "rlmath", "toolkits", "benchmarks", "tests", "examples"):
+    for name in (
+        "conf",
+        "launchers",
+        "ray_utils",
+        "rlmath",
+        "toolkits",
+        "benchmarks",
+        "tests",
+        "examples",
+    ):
         (clone / name).symlink_to(ROOT / name)
     for name, config in KNOWN.items():
         write_model(clone / "models" / name, config)

@@ -17,7 +17,6 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
-from benchmarks.checkpoint import measure
 from rlmath.checkpoint import child_writer
 from rlmath.checkpoint.child_writer import ChildWriter, SharedMemory
 from rlmath.checkpoint.digests import take_note
@@ -125,11 +124,3 @@ def test_the_copies_are_freed_when_they_are_written() -> None:
     pending.wait()
     gc.collect()
     assert alive() is None
-
-
-def test_a_checkpoint_takes_at_most_a_tenth_more_of_the_cores_than_torch_save(
-    tmp_path: Path,
-) -> None:
-    """With its checksums and manifest; 0.8 of it is usual. ``benchmarks/checkpoint.py``
-    has the seconds on a quiet machine."""
-    assert measure(gib=0.5, parent=tmp_path, runs=2)["ratio_of_cores"] <= 1.1
