@@ -67,7 +67,7 @@ def test_ctrl_c_leaves_a_run_that_the_command_line_continues(found, folder):
     assert (folder / "mine" / "hf" / "model.safetensors").is_file()
     config = OmegaConf.load(folder / "mine" / "config.yaml")
     assert set(config.plugin_hashes) == {"mine/given/variety.py", "mine/given/plain.py"}
-    assert [item.name for item in config.reward.items] == [
+    assert [item.name for item in config.reward["items"]] == [
         "mine/given/variety.py:variety",
         "math",
     ]
