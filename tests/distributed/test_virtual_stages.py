@@ -17,6 +17,7 @@ from tests.distributed import (
 from tests.distributed import test_value_model as values
 from tests.distributed.test_actor import check_updates
 from tests.support.actors import make_batch
+from tests.support.models import make_model
 from tests.support.resumed_runs import assert_equal, changes_of, commit, run_load, run_save
 
 # Fixtures.
@@ -47,7 +48,7 @@ def test_the_update_is_that_of_one_chunk(ranks, tiny_model, on_one_rank, layout,
 @pytest.fixture(scope="module")
 def seven_layers(tmp_path_factory):
     folder = tmp_path_factory.mktemp("seven")
-    return test_actor.make_model(folder, tied=False, num_hidden_layers=7)
+    return make_model(folder, tied=False, num_hidden_layers=7)
 
 
 @pytest.fixture(scope="module")
