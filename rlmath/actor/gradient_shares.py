@@ -67,7 +67,7 @@ class Groups:
         found = (
             state.get_data_parallel_group(with_context_parallel=True),
             state.get_expert_data_parallel_group(),
-            state.get_embedding_group() if state.is_rank_in_embedding_group() else None,
+            state.get_embedding_group(check_initialized=False),
             state.get_tensor_model_parallel_group(),
             state.get_expert_tensor_and_model_parallel_group(),
         )
@@ -362,12 +362,15 @@ def _watched(models: Sequence[Any]) -> Iterator[_Watched]:
                 continue
             own = next((one for one in layers if name.startswith(one)), None)
             title = name if own is None else f"{layers[own]}{name.removeprefix(own)}"
-            if parameter is not head and "embedding" not in name:
+            # The last stage's copy of the embedding, where logits are not taken piece by piece: with
+            # the first stage's it has the sum of both.
+            copied = shared and parameter is not head and "output_layer" in name
+            if parameter is not head and "embedding" not in name and not copied:
                 kind = "experts" if ".experts." in name else "matrix"
                 yield _Watched(title, parameter, kind, *_spread(parameter))
                 continue
             rows = min(VOCABULARY_ROWS, len(parameter))
-            if "embedding" in name:
+            if copied or "embedding" in name:
                 yield _Watched(title, parameter, "embedding", rows, shared=shared)
             if parameter is head:
                 yield _Watched(f"{title} (output layer)", parameter, "head", rows, shared=shared)
