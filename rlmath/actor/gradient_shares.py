@@ -362,8 +362,8 @@ def _watched(models: Sequence[Any]) -> Iterator[_Watched]:
                 continue
             own = next((one for one in layers if name.startswith(one)), None)
             title = name if own is None else f"{layers[own]}{name.removeprefix(own)}"
-            # The last stage's copy of the embedding, where logits are not taken piece by piece: with
-            # the first stage's it has the sum of both.
+            # The last stage's copy of the embedding, where logits are not taken piece by piece:
+            # with the first stage's it has the sum of both.
             copied = shared and parameter is not head and "output_layer" in name
             if parameter is not head and "embedding" not in name and not copied:
                 kind = "experts" if ".experts." in name else "matrix"
