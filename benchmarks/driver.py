@@ -50,20 +50,26 @@ from rlmath.algorithms.filters import TruncatedRule
 from rlmath.algorithms.peers import Alone
 from rlmath.batching.from_groups import SampleRewards, estimator_rewards, sampled_sequences
 from rlmath.batching.shards import Shard, ShardSettings, Share, shards
+from rlmath.config.schema import Config
 from rlmath.engines.requests import Progress
 from rlmath.monitor.json_lines import LinesProcess
 from rlmath.monitor.repetition import repetition
 from rlmath.monitor.samples import write_samples
+from rlmath.training.checks.independent import dependent_samples
+from rlmath.training.checks.samples import wrong_ends, wrong_prompts, wrong_rewards
+from rlmath.training.checks.sequences import expected_sequences
 from rlmath.training.metrics import batch_metrics, rollout_metrics
 from rlmath.types import GradedSample, Group, Problem, Sample
 
 ROOT = Path(__file__).resolve().parents[1]
 GROUP_SIZE, PROMPT_TOKENS, MEAN, LONGEST = 16, 200, 8000, 27648
 MINIBATCHES, BUDGET = 4, 32768
+# The token that ends a response, and how many tokens are below it.
+END = 150_000
 PLAN = StepPlan(passes=("old",), minibatches=MINIBATCHES)
 # Phases in which all GPUs wait. Samples are received and graded while engines generate, and their
 # file is written while the ranks compute.
-IDLE = ("rollout_metrics", "batch", "send", "rank", "return", "mismatch_advantages")
+IDLE = ("rollout_metrics", "batch", "checks", "send", "rank", "return", "mismatch_advantages")
 
 
 class StubEngine:
@@ -75,7 +81,8 @@ class StubEngine:
             draw = np.random.default_rng(problem)
             for index in range(GROUP_SIZE):
                 count = length(draw)
-                tokens = draw.integers(150_000, size=count, dtype=np.int32)
+                tokens = draw.integers(END, size=count, dtype=np.int32)
+                tokens[-1] = END
                 log_probs = -draw.random(count, dtype=np.float32)
                 made.append(
                     Sample(
@@ -304,6 +311,8 @@ def play(
     with phase("batch"):
         sequences = sampled_sequences(groups, truncated=TruncatedRule.keep, mask_duplicates=True)
         batch_metrics(sequences)
+    with phase("checks"):
+        step_checks(groups, sequences.loss_token_counts)
     tokens = int(sequences.sequence_lengths.sum())
     settings = dataclasses.replace(ShardSettings(ranks, BUDGET), minibatches=MINIBATCHES)
     shares, refs, sent = [], [], 0.0
@@ -340,6 +349,17 @@ def play(
         joined.fresh.metrics()
     assert sorted(joined.places.tolist()) == list(range(len(sequences)))
     return tokens, sent
+
+
+def step_checks(groups: Sequence[Group], tokens: torch.Tensor) -> None:
+    """What the driver's step checks read of all samples and tokens."""
+    samples = [one for group in groups for one in group.samples]
+    broken = wrong_prompts(groups)
+    broken += wrong_ends(samples, frozenset((END,)), frozenset((LONGEST,)))
+    broken += wrong_rewards(samples, (), penalized=False)
+    broken += dependent_samples([[one.sample for one in group.samples] for group in groups])
+    expected_sequences(Config(), groups, tokens, {})
+    assert not broken, broken
 
 
 def receive(engine: Any, problems: int, phase: Phases) -> list[Group]:

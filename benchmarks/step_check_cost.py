@@ -50,7 +50,8 @@ class Timer:
 
     def __init__(self, kind: str) -> None:
         self.kind, self.steps = kind, 0
-        self.seconds: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+        # On the wall, of the thread's CPU, and the number of calls.
+        self.seconds: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
         self._inside = threading.local()
 
     def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -69,6 +70,7 @@ class Timer:
                 if self.steps >= WARM_UP:
                     self.seconds[name][0] += time.perf_counter() - began[0]
                     self.seconds[name][1] += time.thread_time() - began[1]
+                    self.seconds[name][2] += 1
 
         return run
 
@@ -133,9 +135,13 @@ def report(folder: Path, run_dir: Path) -> None:
         counted = [0.0, 0.0]
         print(f"{one['kind']}: {one['cpu_s'] / steps:.3f} s of CPU per step")
         for name, seconds in sorted(one["seconds"].items(), key=lambda pair: -pair[1][1]):
-            own = [1e3 * x / steps for x in seconds]
+            own = [1e3 * x / steps for x in seconds[:2]]
+            calls = seconds[2] / steps
             other = name in NOT_COUNTED
-            print(f"  {name:<20} {own[0]:8.2f} ms wall {own[1]:8.2f} ms CPU{' *' * other}")
+            print(
+                f"  {name:<20} {own[0]:8.2f} ms wall {own[1]:8.2f} ms CPU in {calls:7.1f} calls"
+                f"{' *' * other}"
+            )
             if not other:
                 counted = [a + b for a, b in zip(counted, own, strict=True)]
         print(f"  {'together':<20} {counted[0]:8.2f} ms wall {counted[1]:8.2f} ms CPU")

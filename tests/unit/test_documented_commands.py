@@ -34,8 +34,10 @@ from rlmath.config.load import load, save
 from rlmath.data.sources import SOURCES
 from rlmath.monitor.summary import update_summary
 from tests.unit.documented import ROOT, Command, documented_commands, make_clone
+from tests.unit.plugins.test_plugin_loading import own_plugins  # noqa: F401
 
-pytestmark = pytest.mark.process
+# A documented command may import a plug-in.
+pytestmark = [pytest.mark.process, pytest.mark.usefixtures("own_plugins")]
 
 COMMANDS = documented_commands()
 NODE = Machine(gpus=8, torch_build="2.13.0", memory_bytes=2**41, disk_bytes=2**44)
