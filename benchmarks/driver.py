@@ -356,7 +356,8 @@ def step_checks(groups: Sequence[Group], tokens: torch.Tensor) -> None:
     samples = [one for group in groups for one in group.samples]
     broken = wrong_prompts(groups)
     broken += wrong_ends(samples, frozenset((END,)), frozenset((LONGEST,)))
-    broken += wrong_rewards(samples, (), penalized=False)
+    item = SimpleNamespace(label="math", weight=1.0, reward=None)
+    broken += wrong_rewards(samples, [item], penalized=False)
     broken += dependent_samples([[one.sample for one in group.samples] for group in groups])
     expected_sequences(Config(), groups, tokens, {})
     assert not broken, broken
@@ -385,6 +386,7 @@ def graded(samples: Sequence[Sample]) -> list[GradedSample]:
             float(i % 2),
             bool(i % 2),
             "correct" if i % 2 else "wrong",
+            rewards={"math": float(i % 2)},
             repetition=repetition(sample.text, sample.token_ids),
         )
         for i, sample in enumerate(samples)

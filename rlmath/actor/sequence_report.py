@@ -23,7 +23,7 @@ class SequenceReport:
     Attributes:
         minibatches: ``[n]`` int64, minibatch of each sequence.
         places: ``[n]`` int64, index in the step.
-        tokens: ``[n]`` int64, see ``token_digests``.
+        tokens: ``[n]`` int64, see ``token_digest``.
         sums: ``[n, 4]`` float64, sums over the tokens in the loss of ``A``, of ``w f A``, of
             ``w f |A|``, and over all tokens of the gradient ``d loss / d l``. The last is NaN if no
             backward pass reached the log-probs.

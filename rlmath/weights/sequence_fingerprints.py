@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+import xxhash
+from numpy.typing import NDArray
 from torch import Tensor
 
 from rlmath.algorithms.ragged import repeat
 from rlmath.weights.fingerprint import odd_factors
-
-# Tokens of short sequences that are looked at together: a few operations instead of some for each.
-_BLOCK = 2**14
 
 
 @dataclass(frozen=True)
@@ -64,35 +64,31 @@ class SequenceFingerprints:
         )
 
 
+def token_digest(prompt: NDArray[np.int32], response: NDArray[np.int32]) -> int:
+    """XXH3 of a sequence's tokens, with the length of its prompt as the seed, as an int64."""
+    digest = xxhash.xxh3_64(seed=len(prompt))
+    digest.update(np.ascontiguousarray(prompt, np.int32))
+    digest.update(np.ascontiguousarray(response, np.int32))
+    return int.from_bytes(digest.digest(), signed=True)
+
+
 def token_digests(tokens: Tensor, prompt_lengths: Tensor, lengths: Tensor) -> Tensor:
-    """``[N]`` int64, a checksum of each sequence's tokens and the position where its prompt ends.
+    """``[N]`` int64, see :func:`token_digest`.
 
     Args:
         tokens: ``[T]`` integers, sequences concatenated.
         prompt_lengths: ``[N]`` int64.
         lengths: ``[N]`` int64, prompt plus response.
     """
-    if not lengths.numel():
-        return torch.zeros_like(lengths)
-    factors = odd_factors(0, int(lengths.max()), torch.device("cpu"))
-    sums = torch.zeros_like(lengths)
-    ends = lengths.cumsum(0)
-    first = 0
-    while first < len(lengths):
-        begin = int(ends[first] - lengths[first])
-        # At least one sequence, and of more as many as a block has room for.
-        last = max(first + 1, int(torch.searchsorted(ends, begin + _BLOCK, right=True)))
-        own, starts = lengths[first:last], ends[first:last] - lengths[first:last] - begin
-        values = tokens[begin : int(ends[last - 1])].to(torch.int64) + 1
-        if last - first == 1:
-            sums[first] = values.mul_(factors[: len(values)]).sum()
-        else:
-            values *= factors[torch.arange(len(values)) - repeat(starts, own)]
-            # Differences of a sum that wraps around are right.
-            total = torch.cat([values.new_zeros(1), values.cumsum(0)])
-            sums[first:last] = total[starts + own] - total[starts]
-        first = last
-    return sums * 3 + prompt_lengths
+    values = tokens.to(torch.int32).numpy()
+    found, begin = torch.zeros_like(lengths), 0
+    for place, (prompt, length) in enumerate(
+        zip(prompt_lengths.tolist(), lengths.tolist(), strict=True)
+    ):
+        middle, end = begin + prompt, begin + length
+        found[place] = token_digest(values[begin:middle], values[middle:end])
+        begin = end
+    return found
 
 
 def _factors(lengths: Tensor) -> Tensor:

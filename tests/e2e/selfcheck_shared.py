@@ -36,7 +36,7 @@ def run(node, record):
     """All of ``CHECKS``, and those with a fault planted, on the same ranks and engines."""
     config = parts.settings(node, "run", 0, ["weights.bucket_size_mib=1"])
     with parts.started(config, record) as pair:
-        parts.started = _shared(pair)
+        parts.started, parts.started_engines = _shared(pair), _shared(pair[1])
         for name, check in CHECKS.items():
             _run(node, name, check)
         with _stale_at_the_second_sync(*pair):
@@ -53,10 +53,10 @@ def _run(node, name, check):
     record.end()
 
 
-def _shared(pair):
+def _shared(running):
     @contextlib.contextmanager
     def started(*arguments, **options):
-        yield pair
+        yield running
 
     return started
 

@@ -23,7 +23,7 @@ from rlmath.config.schema import Config, OldLogProbs
 from rlmath.training.checks.base import AfterUpdate, BeforeUpdate, Metrics, StepCheck, report
 from rlmath.training.checks.own_advantages import ScoredGroups, own_advantages
 from rlmath.types import Group
-from rlmath.weights.sequence_fingerprints import token_digests
+from rlmath.weights.sequence_fingerprints import token_digest
 
 # Of a float32 advantage, and of a gradient that is a float32 sum over a sequence.
 ADVANTAGE_TOLERANCE, GRADIENT_TOLERANCE = 1e-5, 1e-4
@@ -39,7 +39,7 @@ class Expected:
     Attributes:
         names: To call them by.
         groups: Index of each one's group.
-        digests: ``[N]`` int64, see ``token_digests``.
+        digests: ``[N]`` int64, see ``token_digest``.
         tokens: ``[N]`` float64, in the loss.
         advantages: ``[N]`` float64, of each token; ``None``: rewards alone do not say.
     """
@@ -114,17 +114,13 @@ def expected_sequences(
     samples = [one for group in groups for one in group.samples]
     of_groups = [np.array(group.problem.prompt_token_ids, np.int32) for group in groups]
     prompts = [of_groups[i] for i, group in enumerate(groups) for _ in group.samples]
-    responses = [np.asarray(one.sample.token_ids) for one in samples]
-    pairs = zip(prompts, responses, strict=True)
-    pieces = [np.asarray(piece, np.int32) for pair in pairs for piece in pair]
-    prompt_lengths = torch.tensor([len(one) for one in prompts])
-    lengths = prompt_lengths + torch.tensor([len(one) for one in responses])
-    digests = token_digests(torch.from_numpy(np.concatenate(pieces)), prompt_lengths, lengths)
+    pairs = zip(prompts, samples, strict=True)
+    digests = [token_digest(prompt, one.sample.token_ids) for prompt, one in pairs]
     advantages = _advantages(config, groups, tokens.tolist(), weights)
     return Expected(
         [f"sample {one.sample.index} of problem {one.sample.problem_id}" for one in samples],
         [index for index, group in enumerate(groups) for _ in group.samples],
-        digests,
+        torch.tensor(digests, dtype=torch.int64),
         tokens.double(),
         None if advantages is None else torch.tensor(advantages, dtype=torch.float64),
     )
