@@ -135,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code.
 
     0: done. 1: it failed, with a traceback. 2: settings or input that cannot work, with one
-    message. 130: interrupted.
+    message. 3: done, but its mirror is incomplete. 130: interrupted.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     return run_command(

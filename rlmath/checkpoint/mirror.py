@@ -2,7 +2,7 @@
 
 A thread looks for new checkpoints. For each it uploads the run's other files, the checkpoint's,
 and its manifest last; then it deletes the remote checkpoints that the run's folder no longer has.
-The run goes on whatever the remote folder does.
+The run continues whatever the remote folder does.
 """
 
 from __future__ import annotations
@@ -133,11 +133,11 @@ class Mirror:
                 self._warn(str(error))
                 self._problem = str(error)
                 return
-            except Exception as error:  # Whatever it is, the run goes on.
+            except Exception as error:  # Whatever it is, the run continues.
                 failures = 1 if self._remote.num_put > num_put else failures + 1
                 self._problem = str(error) or repr(error)
                 if not self._fails:
-                    self._warn(f"{self._problem}; training goes on, and it is tried again")
+                    self._warn(f"{self._problem}; training continues, and it is tried again")
                     self._fails = True
                 pause_s = min(self._pause_s * 2 ** min(failures - 1, 10), _MOST_PAUSE_S)
                 if not final:
@@ -180,7 +180,7 @@ class Mirror:
             files.upload()
 
     def _learn(self) -> RunFiles:
-        """See what is in the remote folder from earlier starts."""
+        """Read what earlier starts uploaded."""
         shutil.rmtree(self._run_dir / OWN_FOLDER / "checkpoint", ignore_errors=True)
         local = self._local()
         for folder in FOLDERS:

@@ -138,7 +138,7 @@ class RemoteFolder:
         return self._one(f"{under or '.'} cannot be listed", find)
 
     def names(self) -> list[str]:
-        """What is in the folder, at its top."""
+        """Names of the files and folders at its top."""
 
         def ls(fs: Any, root: str) -> list[str]:
             fs.invalidate_cache()

@@ -14,7 +14,7 @@ _LIMIT_S = 30.0
 
 
 def mirror_problems(config: Config, command: str) -> Iterator[str]:
-    """What can be said of the URL without connecting."""
+    """Errors in the URL, without connecting."""
     url = config.runner.mirror
     if url is None or command == "evaluate":
         return

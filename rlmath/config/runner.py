@@ -57,8 +57,8 @@ class RunnerConfig:
     )
     mirror_wait_s: float = setting(
         1800.0,
-        "After the run, seconds to wait until all is uploaded; after that, or when uploads fail, "
-        "the exit code is 3.",
+        "After the run, seconds to wait until all is uploaded; if something is missing then, the "
+        "exit code is 3.",
         least=0,
         only_with=OnlyWith("mirror", words="a URL"),
     )
