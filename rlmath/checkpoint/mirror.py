@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from rlmath.checkpoint.manifest import MANIFEST, BrokenCheckpoint, verify
@@ -29,10 +30,24 @@ from rlmath.checkpoint.transfer import (
 )
 from rlmath.errors import UserError, printable
 
-_POLL_S = 2.0
-_FIRST_PAUSE_S, _MOST_PAUSE_S = 5.0, 600.0
-# At the end of a run: failures in a row, without one file that was uploaded, and the pause.
-_LAST_TRIES, _LAST_PAUSE_S = 5, 10.0
+_MOST_PAUSE_S = 600.0
+# At the end of a run: failures in a row, without one file that was uploaded.
+_LAST_TRIES = 5
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How long a mirror waits, in seconds.
+
+    Attributes:
+        poll_s: Between two looks for new checkpoints.
+        pause_s: After a failure; twice as long after each further one.
+        last_pause_s: After a failure at the end of the run, at most.
+    """
+
+    poll_s: float = 2.0
+    pause_s: float = 5.0
+    last_pause_s: float = 10.0
 
 
 class MirrorIncomplete(UserError):
@@ -42,7 +57,9 @@ class MirrorIncomplete(UserError):
 
 
 @contextlib.contextmanager
-def mirroring(run_dir: str | Path, url: str | None, wait_s: float) -> Iterator[None]:
+def mirroring(
+    run_dir: str | Path, url: str | None, wait_s: float, pace: Pace = Pace()
+) -> Iterator[None]:
     """Mirror a run's folder for as long as the block runs, and then until all is uploaded.
 
     Args:
@@ -58,7 +75,7 @@ def mirroring(run_dir: str | Path, url: str | None, wait_s: float) -> Iterator[N
         yield
         return
     folder = Path(run_dir)
-    mirror = Mirror(folder, claim(RemoteFolder(url), folder))
+    mirror = Mirror(folder, claim(RemoteFolder(url), folder), pace)
     try:
         yield
     except BaseException:
@@ -76,17 +93,9 @@ _Checkpoints = dict[str, tuple[int, int]]
 class Mirror:
     """The thread that uploads; see :func:`mirroring`."""
 
-    def __init__(
-        self,
-        run_dir: Path,
-        claim: Claim,
-        *,
-        poll_s: float = _POLL_S,
-        pause_s: float = _FIRST_PAUSE_S,
-        last_pause_s: float = _LAST_PAUSE_S,
-    ) -> None:
+    def __init__(self, run_dir: Path, claim: Claim, pace: Pace) -> None:
         self._run_dir, self._claim, self._remote = run_dir, claim, claim.remote
-        self._poll_s, self._pause_s, self._last_pause_s = poll_s, pause_s, last_pause_s
+        self._pace = pace
         self._files: RunFiles | None = None
         # Checkpoints that are in the remote folder: their manifests, and ``None`` for torn ones.
         self._there: dict[str, bytes | None] = {}
@@ -109,7 +118,10 @@ class Mirror:
         self._ending.set()
         self._thread.join(1.0)
         if self._thread.is_alive():
-            print(f"mirror   uploading to {self._remote.url}, at most {wait_s:g} s", flush=True)
+            print(
+                f"mirror   uploading to {self._remote.url}, at most {wait_s:g} s; a signal ends it",
+                flush=True,
+            )
         until_s = time.monotonic() + wait_s
         while self._thread.is_alive() and time.monotonic() < until_s:
             self._thread.join(0.5)  # Signals are handled in between.
@@ -139,21 +151,21 @@ class Mirror:
                 if not self._fails:
                     self._warn(f"{self._problem}; training continues, and it is tried again")
                     self._fails = True
-                pause_s = min(self._pause_s * 2 ** min(failures - 1, 10), _MOST_PAUSE_S)
+                pause_s = min(self._pace.pause_s * 2 ** min(failures - 1, 10), _MOST_PAUSE_S)
                 if not final:
                     self._ending.wait(pause_s)
                     failures = 0 if self._ending.is_set() else failures
                 elif failures >= _LAST_TRIES:
                     return
                 else:
-                    time.sleep(min(pause_s, self._last_pause_s))
+                    time.sleep(min(pause_s, self._pace.last_pause_s))
                 continue
             if self._fails:
                 print(f"mirror   uploads to {self._remote.url} again", flush=True)
             self._fails, self._problem, failures = False, "", 0
             if final:
                 return
-            self._ending.wait(self._poll_s)
+            self._ending.wait(self._pace.poll_s)
 
     def _warn(self, message: str) -> None:
         print(f"warning: runner.mirror: {printable(message)}", file=sys.stderr, flush=True)

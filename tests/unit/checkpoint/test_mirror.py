@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 from rlmath.checkpoint import CheckpointStore
 from rlmath.checkpoint.fetch import fetch_run
 from rlmath.checkpoint.manifest import MANIFEST, verify
-from rlmath.checkpoint.mirror import Mirror, MirrorIncomplete, mirroring
+from rlmath.checkpoint.mirror import Mirror, MirrorIncomplete, Pace, mirroring
 from rlmath.checkpoint.remote import RemoteFolder
 from rlmath.checkpoint.remote_owner import NotOurs, claim
 from rlmath.errors import UserError
@@ -23,13 +23,18 @@ from tests.support.remote_store import FaultyStore, faulty_store
 
 URL = "memory://bucket/runs/mine"
 ROOT = "/bucket/runs/mine"
-QUICK = {"poll_s": 0.01, "pause_s": 0.01, "last_pause_s": 0.02}
+QUICK = Pace(0.01, 0.01, 0.02)
 
 
 @pytest.fixture
 def remote() -> Iterator[type[FaultyStore]]:
     with faulty_store() as store:
         yield store
+        # None may write to the next test's store.
+        for thread in threading.enumerate():
+            if thread.name == "mirror":
+                thread.join(60)
+                assert not thread.is_alive()
 
 
 class Run:
@@ -50,8 +55,9 @@ class Run:
         (actor / "__1_0.distcp").write_bytes(bytes(step))
         return self.store.commit(step, {"step": step}, {"reward": reward})
 
-    def mirror(self, **options: Any) -> Mirror:
-        return Mirror(self.folder, claim(RemoteFolder(URL), self.folder), **{**QUICK, **options})
+    def mirror(self, limit_s: float = 60) -> Mirror:
+        remote = RemoteFolder(URL, limit_s=limit_s)
+        return Mirror(self.folder, claim(remote, self.folder), QUICK)
 
     def files(self, under: str) -> dict[str, bytes]:
         """All files below a folder of the run's."""
@@ -63,6 +69,16 @@ def steps(remote: type[FaultyStore]) -> list[int]:
     """Steps of the remote checkpoints that have a manifest."""
     names = [n.split("/") for n in remote.bytes_of(URL)]
     return sorted(int(n[1][5:]) for n in names if n[0] == "checkpoints" and n[2:] == [MANIFEST])
+
+
+def hanging_until(released: threading.Event) -> Callable[[str], None]:
+    """An upload that hangs, and then fails."""
+
+    def hang(path: str) -> None:
+        released.wait()
+        raise TimeoutError(path)
+
+    return hang
 
 
 def until(holds: Any, limit_s: float = 20.0) -> None:
@@ -242,7 +258,7 @@ def test_rate_limited_store_is_warned_about_once_and_completed(
     run, left = Run(tmp_path / "run"), [1, 2]
 
     def limit(path: str) -> None:
-        if left:
+        if path.endswith("config.yaml") and left:
             left.pop()
             raise PermissionError(429, "Too Many Requests")
 
@@ -258,7 +274,7 @@ def test_rate_limited_store_is_warned_about_once_and_completed(
 
 def test_store_that_hangs_does_not_keep_the_run(tmp_path: Path, remote: type[FaultyStore]) -> None:
     run, release = Run(tmp_path / "run"), threading.Event()
-    remote.before.append(lambda path: release.wait() and None)
+    remote.before.append(hanging_until(release))
     run.save(1)
     begun_s = time.monotonic()
     problem = run.mirror().close(0.5)
@@ -274,18 +290,17 @@ def test_call_that_hangs_is_given_up_and_made_again(
     run, release, hung = Run(tmp_path / "run"), threading.Event(), [1]
 
     def hang(path: str) -> None:
-        if hung:
+        if path.endswith("config.yaml") and hung:
             hung.pop()
-            release.wait()
+            hanging_until(release)(path)
 
     remote.before.append(hang)
     run.save(1)
-    folder = RemoteFolder(URL, limit_s=0.2)
-    mirror = Mirror(run.folder, claim(folder, run.folder), **QUICK)
+    mirror = run.mirror(limit_s=2)
     until(lambda: steps(remote) == [1])
     assert mirror.close(30) == ""
     release.set()
-    assert "no answer for 0.2" in capsys.readouterr().err
+    assert "no answer for 2" in capsys.readouterr().err
 
 
 def test_remote_folder_belongs_to_one_run(tmp_path: Path, remote: type[FaultyStore]) -> None:
@@ -302,6 +317,7 @@ def test_remote_folder_belongs_to_one_run(tmp_path: Path, remote: type[FaultySto
         fetch_run(URL, second.folder, "checkpoints")
     assert second.store.steps() == [9]
     remote.store.clear()
+    remote.pseudo_dirs[:] = [""]
     remote().pipe_file(f"{ROOT}/thesis.pdf", b"pdf")
     with pytest.raises(NotOurs, match=r"holds thesis\.pdf and no run"):
         second.mirror()
@@ -383,24 +399,26 @@ def test_remote_checkpoints_outlive_a_lost_folder(
 
 
 def test_checkpoint_deleted_while_it_is_uploaded_still_arrives(
-    tmp_path: Path, remote: type[FaultyStore]
+    tmp_path: Path, remote: type[FaultyStore], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run, left = Run(tmp_path / "run", keep=1), [1]
+    run, left, arrived = Run(tmp_path / "run", keep=1), [1], []
 
     def overtake(path: str) -> None:
         if "step_000001" in path and left:
             left.pop()
             run.save(2)
             assert run.store.steps() == [2]
-            raise ConnectionError("and the first upload fails")
+        if "step_000002" in path:
+            arrived.extend(steps(remote))
 
-    # As in training, saves are faster than uploads.
+    # Saves are faster than uploads.
     remote.after.append(overtake)
     run.save(1, reward=-1.0)
     mirror = run.mirror()
     until(lambda: 2 in steps(remote))
     assert mirror.close(30) == ""
-    assert steps(remote) == [2]
+    assert 1 in arrived and steps(remote) == [2]
+    assert not capsys.readouterr().err
 
 
 def test_damaged_local_checkpoint_is_not_uploaded(
@@ -438,12 +456,12 @@ def test_run_that_ends_well_but_is_not_uploaded_has_its_own_exit_code(
     tmp_path: Path, remote: type[FaultyStore], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, release = Run(tmp_path / "run"), threading.Event()
-    remote.before.append(lambda path: release.wait() and None)
-    with pytest.raises(MirrorIncomplete) as error, mirroring(run.folder, URL, wait_s=0.1):
+    remote.before.append(hanging_until(release))
+    with pytest.raises(MirrorIncomplete) as error, mirroring(run.folder, URL, 0.1, QUICK):
         run.save(1)
     assert error.value.exit_code == 3
     # Another error is not replaced.
-    with pytest.raises(ZeroDivisionError), mirroring(run.folder, URL, wait_s=0.1):
+    with pytest.raises(ZeroDivisionError), mirroring(run.folder, URL, 0.1, QUICK):
         raise ZeroDivisionError
     release.set()
     assert "is incomplete" in capsys.readouterr().err
