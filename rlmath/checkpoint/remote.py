@@ -168,17 +168,19 @@ class RemoteFolder:
             f"{name} cannot be written", lambda fs, root: fs.pipe_file(f"{root}/{name}", data)
         )
 
-    def put(self, files: Mapping[str, Path]) -> None:
-        """Upload files, several at the same time; ``num_put`` counts those that were.
+    def put(self, files: Mapping[str, Path], arrived: Callable[[str], object]) -> None:
+        """Upload files, several at the same time; one that fails does not keep the others.
 
         Args:
             files: Local file by the name that it gets.
+            arrived: Called with the name of each that was uploaded, by several threads.
         """
 
         def call(name: str, path: Path) -> Callable[[Any, str], None]:
             def put(fs: Any, root: str) -> None:
                 fs.put_file(str(path), f"{root}/{name}")
                 self.num_put += 1
+                arrived(name)
 
             return put
 

@@ -96,11 +96,11 @@ def refused(remote: RemoteFolder, run_dir: Path) -> str | None:
 
 
 def _is_superseded(folder: Path, step: int, manifest: bytes) -> bool:
-    """Whether the run has a checkpoint that is newer than a remote one, or that one itself."""
+    """Whether the run has a checkpoint as new as a remote one, or set that one aside."""
     newest = max(
         (int(p.name[5:]) for p in folder.glob("step_*") if p.name[5:].isdigit()), default=0
     )
-    return newest > step or any(is_manifest(p, manifest) for p in copies_of(folder, step))
+    return newest >= step or any(is_manifest(p, manifest) for p in copies_of(folder, step))
 
 
 def copies_of(folder: Path, step: int) -> Iterator[Path]:

@@ -80,9 +80,10 @@ class RunFiles:
                     path = Path(shutil.copyfile(path, copies / str(number)))
                 path.stat()
                 files[name] = path
-        self._remote.put(files)
-        self._sent.update({name: states[name] for name in files})
-        shutil.rmtree(copies)
+        try:
+            self._remote.put(files, lambda name: self._sent.update({name: states[name]}))
+        finally:
+            shutil.rmtree(copies, ignore_errors=True)
 
     def _states(self) -> dict[str, _State]:
         found = {}

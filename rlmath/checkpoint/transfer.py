@@ -53,9 +53,8 @@ def upload_checkpoint(
     remote.delete_file(f"{name}/{MANIFEST}")
     left = sorted(manifest.files.keys() - sent, key=lambda file: -manifest.files[file][0])
     for begin in range(0, len(left), _PER_BATCH):
-        batch = left[begin : begin + _PER_BATCH]
-        remote.put({f"{name}/{file}": folder / file for file in batch})
-        sent.update(batch)
+        batch = {f"{name}/{file}": folder / file for file in left[begin : begin + _PER_BATCH]}
+        remote.put(batch, lambda file: sent.add(file.removeprefix(f"{name}/")))
     sizes = remote.sizes(name)
     for file, (size, digest) in manifest.files.items():
         problem = ""
