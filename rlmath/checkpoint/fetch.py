@@ -47,7 +47,7 @@ def fetch_run(url: str, run_dir: Path, folder: str) -> str:
     ahead is left as it is.
 
     Args:
-        url: Of a mirrored run, or of one of its checkpoints.
+        url: A mirrored run, or one of its checkpoints.
         folder: ``checkpoints`` or ``sft_checkpoints``.
 
     Returns:

@@ -94,7 +94,7 @@ class RunFiles:
         return found
 
     def _read_index(self) -> dict[str, _State]:
-        """What the run's last start uploaded; nothing when another place mirrored it since."""
+        """Uploads of the run's last start; none when another place mirrored it since."""
         try:
             content = json.loads(self._index.read_text(encoding="utf-8"))
             if content["start"] == self._claim.earlier:

@@ -57,7 +57,10 @@ def ready(config: Config, command: Command, *, check_only: bool = False) -> Read
         raise ConfigError.of(answers.problems)
     if is_url(config.runner.resume) and (loop := attempts.LOOPS.get(command)):
         config = _with_remote_run(config, loop.checkpoints, notes, check_only=check_only)
-        if problems := [*attempts.refused(config, command), *remote_problems(config, command)]:
+        problems = [*attempts.refused(config, command)]
+        if not check_only:  # Its folder has the run's id now.
+            problems += remote_problems(config, command)
+        if problems:
             raise ConfigError.of(problems)
     found = attempts.continuation(config, command)
     return Ready(config, machine, tuple(answers.warnings), tuple(notes), found)
