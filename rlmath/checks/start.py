@@ -55,8 +55,10 @@ def ready(config: Config, command: Command, *, check_only: bool = False) -> Read
     answers = network.ask(config, command, elsewhere=machine.elsewhere, ask_hub=check_only)
     if answers.problems:
         raise ConfigError.of(answers.problems)
-    if is_url(config.runner.resume) and (loop := attempts.LOOPS.get(command)):
-        config = _with_remote_run(config, loop.checkpoints, notes, check_only=check_only)
+    resumes = command == "train" or (command == "sft" and config.sft.save_every)
+    if resumes and is_url(config.runner.resume):
+        folder = attempts.LOOPS[command].checkpoints
+        config = _with_remote_run(config, folder, notes, check_only=check_only)
         problems = [*attempts.refused(config, command)]
         if not check_only:  # Its folder has the run's id now.
             problems += remote_problems(config, command)
