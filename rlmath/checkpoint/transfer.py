@@ -117,7 +117,7 @@ def download_newest(
         RemoteError: The remote folder failed repeatedly. None is skipped for that.
         DiskFull: There is no room for it.
     """
-    skipped = []
+    skipped: list[Skipped] = []
     there = again(lambda: checkpoints_in(remote, folder))
     for number in sorted(there, reverse=True):
         if step is not None and number != step:
