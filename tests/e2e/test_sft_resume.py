@@ -67,7 +67,7 @@ def test_a_run_continues_in_another_folder_from_its_mirror(material, tmp_path):
             "sft.sequences_per_step=16",
             "sft.save_every=1",
             f"sft.steps={steps}",
-            "sft.optimizer.warmup_steps=2",
+            "sft.optimizer.warmup_steps=1",
             *settings,
         )
         assert run.returncode == 0, run.stderr
