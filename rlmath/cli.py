@@ -117,8 +117,8 @@ _COMMANDS = {
 COMMANDS = _WITH_A_CONFIG | _COMMANDS
 # What the extras cpu and cuda bring, as imported; tests/unit/test_dependencies.py.
 _PACKAGES = (
-    "datasets", "huggingface_hub", "hydra", "latex2mathml", "matplotlib", "megatron", "numpy",
-    "omegaconf", "packaging", "prometheus_client", "psutil", "pyarrow", "ray", "rich",
+    "datasets", "fsspec", "huggingface_hub", "hydra", "latex2mathml", "matplotlib", "megatron",
+    "numpy", "omegaconf", "packaging", "prometheus_client", "psutil", "pyarrow", "ray", "rich",
     "safetensors", "tensorboard", "tokenizers", "torch", "transformer_engine", "transformers",
     "vllm", "xxhash",
 )  # fmt: skip
@@ -135,7 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code.
 
     0: done. 1: it failed, with a traceback. 2: settings or input that cannot work, with one
-    message. 130: interrupted.
+    message. 3: done, but its mirror is incomplete. 130: interrupted.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     return run_command(
@@ -232,6 +232,8 @@ def _run(command: str, options: argparse.Namespace) -> int:
     if found is not None:
         print(found.describe(), flush=True)
         if found.finished:
+            if not options.check:
+                _finish_mirror(config)
             return 0
     if options.check:
         from rlmath.checks.trial import trial
@@ -256,6 +258,19 @@ def _run(command: str, options: argparse.Namespace) -> int:
     with paused_collector():
         module = importlib.import_module(_WITH_A_CONFIG[command][0])
     return int(module.run(config))
+
+
+def _finish_mirror(config: Config) -> None:
+    """Upload what a finished run's remote folder lacks."""
+    from rlmath.checkpoint.mirror import mirroring
+    from rlmath.utils.run_lock import only_run_in
+
+    runner = config.runner
+    with (
+        only_run_in(runner.run_dir),
+        mirroring(runner.run_dir, runner.mirror, runner.mirror_wait_s),
+    ):
+        pass
 
 
 def _overview(composed: Composed, config: Config, command: str, machine: Machine) -> Iterator[str]:

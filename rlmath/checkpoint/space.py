@@ -56,6 +56,21 @@ def disk_full(folder: Path) -> DiskFull:
     )
 
 
+def require_free(folder: Path, num_bytes: int) -> None:
+    """Refuse to begin what the disk has no room for.
+
+    Args:
+        folder: To be written.
+
+    Raises:
+        DiskFull: Less than ``num_bytes`` are free.
+    """
+    if (free := _free_bytes(folder)) < num_bytes:
+        raise DiskFull(
+            f"{folder} needs {in_words(num_bytes)}, and {in_words(free)} are free; free some space"
+        )
+
+
 @contextlib.contextmanager
 def naming_full_disk(folder: Path, resumes: Callable[[], str]) -> Iterator[None]:
     """Let a full disk end this block with an error that names the folder and where to resume.

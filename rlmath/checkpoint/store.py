@@ -38,7 +38,7 @@ from rlmath.errors import UserError
 
 log = logging.getLogger(__name__)
 
-_NAME = re.compile(r"step_(\d{6,})")
+STEP_NAME = re.compile(r"step_(\d{6,})")
 _ENDINGS = (".partial", ".replaced", ".deleted")
 
 
@@ -142,6 +142,20 @@ class CheckpointStore:
                 self.abandon(step)
                 raise disk_full(final) from None
             raise
+        self._put_in_place(step)
+        self._retain()
+        return final
+
+    def adopt(self, step: int) -> Path:
+        """Make a checkpoint of a complete one that was copied, with its manifest, to what
+        :meth:`begin` gave; returns its folder. None is deleted."""
+        for path in self._partial(step).rglob("*"):
+            sync(path)
+        self._put_in_place(step)
+        return self.path(step)
+
+    def _put_in_place(self, step: int) -> None:
+        partial, final = self._partial(step), self.path(step)
         replaced = final.with_name(final.name + ".replaced")
         if final.exists():
             final.rename(replaced)
@@ -150,8 +164,6 @@ class CheckpointStore:
         self._broken.discard(final.name)
         if replaced.exists():
             self._delete(replaced)
-        self._retain()
-        return final
 
     def abandon(self, step: int) -> None:
         """Remove what :meth:`begin` gave, after a failure of the ranks."""
@@ -171,7 +183,7 @@ class CheckpointStore:
         """Steps that have a checkpoint, ascending; whether they are whole is not looked at."""
         if not self.folder.is_dir():
             return []
-        matches = (_NAME.fullmatch(p.name) for p in self.folder.iterdir() if p.is_dir())
+        matches = (STEP_NAME.fullmatch(p.name) for p in self.folder.iterdir() if p.is_dir())
         return sorted(int(m.group(1)) for m in matches if m)
 
     def newest_whole(self) -> Newest:
@@ -242,7 +254,7 @@ class CheckpointStore:
         if not self.folder.is_dir():
             return found
         for path in sorted(self.folder.iterdir()):
-            if path.suffix not in _ENDINGS or not _NAME.fullmatch(path.stem):
+            if path.suffix not in _ENDINGS or not STEP_NAME.fullmatch(path.stem):
                 continue
             final = path.with_suffix("")
             if path.suffix == ".replaced" and not final.exists():

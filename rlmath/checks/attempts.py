@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import datetime
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlmath.checkpoint.manifest import MANIFEST
+from rlmath.checkpoint.store import STEP_NAME
 from rlmath.checks.inputs import contents, input_files
 from rlmath.checks.made_with import made_with
 from rlmath.config.load import save, to_plain
@@ -41,7 +41,6 @@ CONFIGS_FOLDER = "configs"
 GUARDED = ("model.path", "algorithm", "reward", "teacher.path", "plugins", "plugin_hashes")
 # Of those sections, what decides how fast rewards come and not which.
 _UNGUARDED = ("reward.num_workers", "reward.timeout_s", "reward.workers_on")
-_STEP = re.compile(r"step_(\d{6,})")
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class _Loop:
     guarded: tuple[str, ...]
 
 
-_LOOPS = {
+LOOPS = {
     "train": _Loop(CONFIG_FILE, "checkpoints", "exported.json", GUARDED),
     "sft": _Loop(SFT_CONFIG_FILE, "sft_checkpoints", "sft_exported.json", ("model.path",)),
 }
@@ -105,7 +104,7 @@ def continuation(config: Config, command: str = "train") -> Continuation | None:
     Args:
         command: ``train`` or ``sft``; others continue nothing.
     """
-    runner, loop = config.runner, _LOOPS.get(command)
+    runner, loop = config.runner, LOOPS.get(command)
     saves = command == "train" or config.sft.save_every
     if loop is None or not saves or runner.resume == "never":
         return None
@@ -115,7 +114,7 @@ def continuation(config: Config, command: str = "train") -> Continuation | None:
         checkpoint = run_dir / loop.checkpoints / f"step_{step:06d}"
     else:
         checkpoint = Path(runner.resume).absolute()
-        match = _STEP.fullmatch(checkpoint.name)
+        match = STEP_NAME.fullmatch(checkpoint.name)
         step, source = int(match[1]) if match else 0, checkpoint.parent.parent
     if not step:
         return None
@@ -139,7 +138,7 @@ def newest_step(checkpoints: Path) -> int:
     """Step of the newest checkpoint in a folder of them, by name; 0: there is none."""
     if not checkpoints.is_dir():
         return 0
-    matches = (_STEP.fullmatch(path.name) for path in checkpoints.iterdir())
+    matches = (STEP_NAME.fullmatch(path.name) for path in checkpoints.iterdir())
     found = [m for m in matches if m is not None and (checkpoints / m.string / MANIFEST).is_file()]
     return max((int(match[1]) for match in found), default=0)
 
@@ -187,7 +186,7 @@ def refused(config: Config, command: str = "train") -> list[str]:
     guarded = [
         change
         for change in found.changes
-        if _within(change.key, _LOOPS[command].guarded)
+        if _within(change.key, LOOPS[command].guarded)
         and change.key not in _UNGUARDED
         and not _within(change.key, accepted)
     ]
@@ -239,7 +238,7 @@ def record(
 def note_export(run_dir: Path, step: int, command: str = "train") -> None:
     """The final model of a step is written, with all that belongs to it."""
     text = json.dumps({"step": step}) + "\n"
-    (run_dir / _LOOPS[command].exported).write_text(text, encoding="utf-8")
+    (run_dir / LOOPS[command].exported).write_text(text, encoding="utf-8")
 
 
 def forget_export(run_dir: Path, command: str = "train") -> None:
@@ -247,7 +246,7 @@ def forget_export(run_dir: Path, command: str = "train") -> None:
 
     Without this, a longer run that is ended while it exports would pass for finished.
     """
-    (run_dir / _LOOPS[command].exported).unlink(missing_ok=True)
+    (run_dir / LOOPS[command].exported).unlink(missing_ok=True)
 
 
 def _exported_step(file: Path) -> int | None:

@@ -14,7 +14,9 @@ from typing import Any
 
 from rlmath.algorithms.advantages import needs_value_model
 from rlmath.checkpoint import checkpoint_bytes, held_bytes
+from rlmath.checkpoint.fetch import split_url
 from rlmath.checkpoint.manifest import MANIFEST
+from rlmath.checkpoint.remote import is_url, url_problem
 from rlmath.checks.benchmarks import data_of
 from rlmath.checks.data_rows import PEEKED_ROWS, rows_of
 from rlmath.checks.layout import GIB
@@ -242,6 +244,10 @@ def run_dir(config: Config) -> Iterator[str]:
 def resume(config: Config) -> Iterator[str]:
     """``runner.resume`` names a checkpoint; whether it is complete is seen when it is read."""
     how = config.runner.resume
+    if is_url(how):
+        if problem := url_problem(split_url(how)[0], writes=False):
+            yield f"runner.resume={how}: {problem}"
+        return
     if how in ("auto", "never") or (Path(how) / MANIFEST).is_file():
         return
     what = "has no " + MANIFEST if Path(how).is_dir() else "is no folder"
@@ -355,14 +361,16 @@ def disk(config: Config, model: ModelSpec, machine: Machine, command: str) -> It
         best = int(runner.best_metric is not None)
         save_every, folder = runner.save_every, "checkpoints"
     # A training run is saved at its end, whatever save_every says.
-    kept = runner.keep_checkpoints + 1 + best if save_every else int(command == "train")
+    # One is held while it is uploaded.
+    more = 1 + best + int(runner.mirror is not None)
+    kept = runner.keep_checkpoints + more if save_every else int(command == "train")
     hf_bytes = parameters * value_bytes
     needed = kept * checkpoint + hf_bytes
     held = held_bytes(Path(runner.run_dir) / folder) if runner.resume == "auto" else 0
     free = machine.free_bytes(runner.run_dir)
     if needed <= free + held:
         return
-    fitting = (free + held - hf_bytes) // checkpoint - 1 - best if save_every else 0
+    fitting = (free + held - hf_bytes) // checkpoint - more if save_every else 0
     yield (
         f"runner.run_dir={runner.run_dir}: {kept} checkpoints (kept ones and one being written) x "
         f"{in_words(checkpoint)} and a Hugging Face folder make {in_words(needed)}, but "

@@ -1,4 +1,5 @@
-"""Whether what a run reaches over the network answers: reward servers, a teacher's, and the hub."""
+"""Whether what a run reaches over the network answers: reward servers, a teacher's,
+the folder that the run is mirrored to, and the hub."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rlmath.checks.mirror import remote_problems
 from rlmath.config.benchmarks import benchmarks_of
 from rlmath.config.hub_names import is_hub, parts_of
 from rlmath.config.schema import Config
@@ -45,6 +47,7 @@ def ask(config: Config, command: str, *, elsewhere: bool, ask_hub: bool) -> Answ
                 text = f"{key}: no answer{where} from {'; '.join(failures)}; {cure}"
                 if failures:
                     (answers.problems if ends_run else answers.warnings).append(text)
+    (answers.warnings if elsewhere else answers.problems).extend(remote_problems(config, command))
     try:
         answers.problems += _hub(config, command) if ask_hub else []
     except hub.HubUnreachable as error:

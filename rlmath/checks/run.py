@@ -25,6 +25,7 @@ from rlmath.checks.fp8_training import fp8_model, fp8_problems
 from rlmath.checks.latent import latent_problems
 from rlmath.checks.lora import lora_model, lora_problems, unmerged_model, unmerged_problems
 from rlmath.checks.machine import Machine, ray_folder_problem
+from rlmath.checks.mirror import mirror_problems
 from rlmath.checks.overwritten import overwritten_inputs
 from rlmath.checks.pairs import pair_problems, unused_problems
 from rlmath.checks.quantization import (
@@ -94,6 +95,7 @@ def find_problems(config: Config, command: Command, machine: Machine) -> Iterato
                 known = ", ".join(DETECTORS)
                 yield f"collapse.{setting}: no detector is called {name!r}; there are {known}"
     yield from tracker_problems(config)
+    yield from mirror_problems(config, command)
     yield from _contradictions(config, command)
     device = machine.device(config.cluster.device)
     yield from pair_problems(config, device, command)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
+from rlmath.checkpoint.fetch import describe_remote, fetch_run
+from rlmath.checkpoint.remote import is_url
 from rlmath.checks import attempts, network
 from rlmath.checks.machine import Machine
+from rlmath.checks.mirror import remote_problems
 from rlmath.checks.prompt_style import with_prompt_style
 from rlmath.checks.run import Command, check, known_model
 from rlmath.config.schema import Config, Device
@@ -51,8 +55,33 @@ def ready(config: Config, command: Command, *, check_only: bool = False) -> Read
     answers = network.ask(config, command, elsewhere=machine.elsewhere, ask_hub=check_only)
     if answers.problems:
         raise ConfigError.of(answers.problems)
+    resumes = command == "train" or (command == "sft" and config.sft.save_every)
+    if resumes and is_url(config.runner.resume):
+        folder = attempts.LOOPS[command].checkpoints
+        config = _with_remote_run(config, folder, notes, check_only=check_only)
+        problems = [*attempts.refused(config, command)]
+        if not check_only:  # Its folder has the run's id now.
+            problems += remote_problems(config, command)
+        if problems:
+            raise ConfigError.of(problems)
     found = attempts.continuation(config, command)
     return Ready(config, machine, tuple(answers.warnings), tuple(notes), found)
+
+
+def _with_remote_run(config: Config, folder: str, notes: list[str], *, check_only: bool) -> Config:
+    """The settings with which a run that is in a remote folder continues, downloaded to its own."""
+    url, run_dir = config.runner.resume, config.runner.run_dir
+    if check_only:
+        newest = describe_remote(url, folder)
+        notes.append(
+            f"runner.resume={url}: {newest}, will be downloaded to {run_dir}; its checksums, and "
+            "settings that changed, are not checked"
+        )
+        how = "never"
+    else:
+        how = fetch_run(url, Path(run_dir), folder)
+    found: Config = replaced(config, {"runner.resume": how})
+    return found
 
 
 def _machine(config: Config, *, check_only: bool) -> tuple[Machine, list[str]]:

@@ -46,7 +46,21 @@ class RunnerConfig:
     resume: str = setting(
         "auto",
         "auto: resume from the newest complete checkpoint in run_dir; never: start over; a "
-        "checkpoint folder: resume from it.",
+        "checkpoint folder: resume from it; the URL of a mirrored run, or of a checkpoint in it: "
+        "download it to run_dir and resume from it.",
+    )
+    mirror: str | None = setting(
+        None,
+        "Upload the run folder while the run trains: s3://BUCKET/FOLDER, gs://BUCKET/FOLDER, "
+        "hf://buckets/OWNER/BUCKET/FOLDER or file:///FOLDER. Checkpoints, kept as in run_dir, are "
+        "complete there by size and checksum; journal/ and replay/ are left out. null: off.",
+    )
+    mirror_wait_s: float = setting(
+        1800.0,
+        "After the run, seconds to wait until all is uploaded; if something is missing then, the "
+        "exit code is 3.",
+        least=0,
+        only_with=OnlyWith("mirror", words="a URL"),
     )
     accept_changes: list[str] = setting(
         list,

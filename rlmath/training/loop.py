@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlmath.checkpoint.mirror import mirroring
 from rlmath.checks import attempts
 from rlmath.checks.prompt_style import with_prompt_style
 from rlmath.config.schema import Config
@@ -89,7 +90,11 @@ def steps(config: Config) -> Events:
     is sent at any of them is called with the run, and yields ``Answer``. To close the generator is
     to interrupt the run: it saves what is done.
     """
-    with only_run_in(config.runner.run_dir):
+    runner = config.runner
+    with (
+        only_run_in(runner.run_dir),
+        mirroring(runner.run_dir, runner.mirror, runner.mirror_wait_s),
+    ):
         config = with_prompt_style(with_model_folder(config), "train")
         yield from supervise(config, functools.partial(train, given=config))
 

@@ -18,6 +18,7 @@ from rlmath.actor.plan import StepPlan
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.batching.from_sequences import batch_of_sequences
 from rlmath.checkpoint import CheckpointStore
+from rlmath.checkpoint.mirror import mirroring
 from rlmath.checks.attempts import SFT_CONFIG_FILE, forget_export, note_export
 from rlmath.checks.prompt_style import with_prompt_style
 from rlmath.config.load import save
@@ -46,7 +47,11 @@ _MOST_DISCARDED = 3
 
 def run(config: Config) -> int:
     """Fine-tune and leave a Hugging Face folder in ``run_dir/sft``. Returns the exit code."""
-    with only_run_in(config.runner.run_dir):
+    runner = config.runner
+    with (
+        only_run_in(runner.run_dir),
+        mirroring(runner.run_dir, runner.mirror, runner.mirror_wait_s),
+    ):
         return fine_tune(config)
 
 

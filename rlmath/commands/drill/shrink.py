@@ -15,6 +15,7 @@ from rlmath.algorithms.advantages import AdvantageSettings, needs_value_model
 from rlmath.config.groups import options
 from rlmath.config.load import compose_settings
 from rlmath.config.quoting import path_override
+from rlmath.config.runner import RunnerConfig
 from rlmath.config.schema import Config, Device, Recompute
 from rlmath.config.settings import by_key, value_of
 from rlmath.errors import UserError
@@ -244,6 +245,8 @@ def _changes(
     yield "runner.steps", steps
     yield "runner.save_every", 0
     yield "runner.resume", "never"
+    yield "runner.mirror", None
+    yield "runner.mirror_wait_s", RunnerConfig.mirror_wait_s
     yield "runner.trackers", ["tensorboard"]
     yield "runner.metrics_port", None
     yield "runner.check_export_sequences", 0

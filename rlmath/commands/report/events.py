@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rlmath.checkpoint.manifest import MANIFEST
+from rlmath.checkpoint.store import STEP_NAME
 from rlmath.monitor.run_folder import RunFolder
 from rlmath.monitor.writer import NOT_FINITE, STEP
 
@@ -26,7 +26,6 @@ KINDS = {
 MAX_EVENTS = 1000
 # What training/supervise.py writes between two attempts.
 _FAILURES = ("a part failed", "collapse")
-_CHECKPOINT = re.compile(r"step_(\d{6,})")
 
 
 @dataclass(frozen=True)
@@ -83,6 +82,6 @@ def _of_decisions(run: RunFolder) -> Iterator[Event]:
 
 def _of_checkpoints(run: RunFolder) -> Iterator[Event]:
     for path in (run.folder / "checkpoints").glob("step_*"):
-        match = _CHECKPOINT.fullmatch(path.name)
+        match = STEP_NAME.fullmatch(path.name)
         if match and (path / MANIFEST).is_file():
             yield Event(int(match[1]), "checkpoint", f"checkpoint {path.name}")

@@ -11,12 +11,15 @@ from typing import IO, Any
 import pytest
 from ray._private.utils import validate_socket_filepath
 
+from rlmath.checkpoint import CheckpointStore
+from rlmath.checkpoint.mirror import mirroring
 from rlmath.checks import machine, network
 from rlmath.checks.run import names
 from rlmath.cli import main
 from rlmath.commands import doctor
 from rlmath.config.load import load
 from rlmath.model import hub
+from tests.support.remote_store import FaultyStore, faulty_store
 
 Check = Callable[..., tuple[int, str]]
 
@@ -191,3 +194,66 @@ def test_settings_that_fit_no_known_gpu_are_refused(check: Check) -> None:
     assert code == 2
     assert "these settings fit no known GPU; on the largest, " in text
     assert "rlmath plan layout model.path=Qwen/Qwen2.5-72B" in text
+
+
+@pytest.fixture
+def store() -> Iterator[type[FaultyStore]]:
+    with faulty_store() as found:
+        yield found
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("s3://bucket/run", "needs the package s3fs, which is not installed: pip install s3fs=="),
+        ("gs://bucket/run", "needs the package gcsfs"),
+        ("hf://owner/name/run", "give a folder in a bucket, hf://buckets/OWNER/BUCKET/FOLDER"),
+        ("s3a://bucket/run", "expected a folder such as s3://BUCKET/FOLDER"),
+        ("/mnt/run", "expected a folder such as s3://BUCKET/FOLDER"),
+        ("memory://bucket/../run", "expected a folder without .."),
+        ("memory://", "expected a folder without .."),
+        ("file://{tmp_path}/run/mirror", "overlaps runner.run_dir="),
+        ("file://{tmp_path}", "overlaps runner.run_dir="),
+    ],
+)
+def test_a_mirror_that_cannot_be_is_refused(
+    check: Check, tmp_path: Path, url: str, said: str
+) -> None:
+    url = url.format(tmp_path=tmp_path)
+    code, text = check(f"runner.mirror='{url}'")
+    assert code == 2 and f"runner.mirror={url}: " in text and said in text
+
+
+def test_a_mirror_is_written_to_before_anything_starts(
+    check: Check, store: type[FaultyStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = "runner.mirror='memory://bucket/run'"
+    code, text = check(url)
+    assert code == 0, text
+    assert not store.store, "the check leaves nothing"
+    code, text = check(url, "runner.resume='memory://bucket/run'")
+    assert code == 2 and "has no complete checkpoint" in text
+
+    def denied(self: Any, path: str, value: bytes, **_: Any) -> None:
+        raise PermissionError("Access Denied")
+
+    monkeypatch.setattr(store, "pipe_file", denied)
+    code, text = check(url)
+    assert code == 2 and "Access Denied" in text and "credentials" in text
+    code, text = check("runner.mirror_wait_s=5")
+    assert code == 2 and "runner.mirror_wait_s" in text
+
+
+def test_a_mirror_of_another_run_is_refused(
+    check: Check, store: type[FaultyStore], tmp_path: Path
+) -> None:
+    with mirroring(tmp_path / "other", "memory://bucket/run", wait_s=60):
+        made = CheckpointStore(tmp_path / "other" / "checkpoints", keep=1)
+        (made.begin(3) / "tensors").write_bytes(b"weights")
+        made.commit(3, {}, {})
+    url = "runner.mirror='memory://bucket/run'"
+    code, text = check(url)
+    assert code == 2 and "holds another run" in text and str(tmp_path / "other") in text
+    code, text = check(url, "runner.resume='memory://bucket/run'")
+    assert code == 0 and "step 3" in text and "will be downloaded" in text
+    assert not (tmp_path / "run").exists()
