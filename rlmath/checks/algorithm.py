@@ -98,12 +98,13 @@ def _contradiction(rollout: RolloutConfig, overlap: Overlap) -> str | None:
     """Why there is no schedule of this name with these numbers; ``None``: there is."""
     name = rollout.schedule
     if overlap != Overlap() and name not in (None, replace(overlap, max_lag=1).name):
-        lag, tokens = value_text(rollout.max_lag), value_text(rollout.cut_after_tokens)
-        numbers = overlap_of(replace(rollout, schedule=None))
+        numbers = {key: getattr(rollout, key) for key in ("max_lag", "cut_after_tokens")}
+        given = [f"rollout.{key}={n}" for key, n in numbers.items() if n is not None]
+        theirs = overlap_of(replace(rollout, schedule=None)).name
         return (
-            f"rollout.schedule={value_text(name)} contradicts rollout.max_lag={lag} and "
-            f"rollout.cut_after_tokens={tokens}, which are rollout.schedule={numbers.name}; leave "
-            "out the name, or the number that does not belong to it"
+            f"rollout.schedule={name} contradicts {' and '.join(given)}, of "
+            f"rollout.schedule={theirs}; leave out the name, or the number that does not belong to "
+            "it"
         )
     if overlap.cut_after_tokens is None and overlap.max_lag > 1:
         return (

@@ -82,7 +82,7 @@ def test_schedule_name_with_numbers_of_another_is_one_message(
     given = ["model.path=m", "runner.run_dir=r", f"rollout.schedule={name}", *numbers]
     (found,) = found_in(given)
     assert found.startswith(f"rollout.schedule={name} contradicts ")
-    assert f"which are rollout.schedule={is_of};" in found
+    assert f", of rollout.schedule={is_of};" in found
     assert all(number in found for number in numbers)
 
 
