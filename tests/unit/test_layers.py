@@ -180,8 +180,8 @@ MAIN_PATH = {
     *("algorithms", "batching", "checkpoint"),
 }
 MOST_LINES, MOST_ARGUMENTS = 60, 8
-# Megatron and Triton set the first, and the others write files and predict times.
-MORE_ARGUMENTS = {"__init__", "_statistics", "_gradient", "save_to_hf", "_gathers"}
+# Megatron and Triton set them.
+MORE_ARGUMENTS = {"__init__", "_statistics", "_gradient"}
 
 
 def test_functions_of_the_main_path_fit_a_screen():
