@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,7 +21,7 @@ from rlmath.config.rollout import keeps_kv, overlap_of
 from rlmath.config.schema import Config
 from rlmath.data import Stream
 from rlmath.engines.requests import Request
-from rlmath.rollout.collect import Collector, Grading
+from rlmath.rollout.collect import LOOK_EVERY_S, Collector, Grading, SamplingCancelled
 from rlmath.rollout.group_state import group_from_state, group_to_state
 from rlmath.rollout.journal import SampleJournal
 from rlmath.rollout.lag import LengthTotals, lag_metrics
@@ -37,7 +38,8 @@ from rlmath.types import Group, Problem
 class Sampler:
     """Takes problems from a stream and has them sampled until a step has its groups.
 
-    One thread may be in :meth:`generate` while another one calls :meth:`poll` and :meth:`take`.
+    One thread may be in :meth:`generate` while another one calls :meth:`poll`, :meth:`take`,
+    :meth:`stop` and :meth:`cancel`.
 
     Args:
         config: Checked settings.
@@ -99,6 +101,8 @@ class Sampler:
         self._events: list[dict[str, Any]] = []
         self.round: Round | None = None
         self.changed = threading.Condition()
+        # Whether what samples is to end, or to fail.
+        self._stopped = self._cancelled = False
         # Problems skipped in this step because of their cooldown.
         self._skipped = 0
 
@@ -118,7 +122,7 @@ class Sampler:
         ahead: bool = False,
     ) -> Round:
         """Sample and grade until a step has its groups, or may request no more; where responses are
-        cut at the weight sync, until the pool is cut.
+        cut at the weight sync, until :meth:`stop`.
 
         Args:
             step: The optimization step that trains the groups, from 1.
@@ -129,24 +133,45 @@ class Sampler:
             weights: Identity of the sampling weights, for the journal; ``None``: unknown.
             ahead: Whether the step before is still in progress: the engines have that one's
                 weights, and the ledger records the groups as admitted in it.
+
+        Raises:
+            SamplingCancelled: After :meth:`cancel`.
         """
         assert not self.is_sampled, f"step {step} was already sampled"
         with self.changed:
             work = self.open(step - ahead, collector, while_grading, is_taken=ahead)
             requests = work.begin()
-
-        def more(engines_idle: bool) -> list[Request]:
-            with self.changed:
-                found = work.more(engines_idle)
-                self.changed.notify_all()
-                return found
-
+        more = functools.partial(self._more, work)
+        # A pool that is to be cut waits for it.
+        until_cut = {"outlasts_engines": True} if self._overlap.cuts_at_sync else {}
         with self.journal.step(step, weights) as journal:
-            for sample in pool.generate(requests, more, journal):
+            for sample in pool.generate(requests, more, journal, **until_cut):
                 with self.changed:
                     work.take(sample)
             journal.tell(step)
         return self.close(step - ahead)
+
+    def _more(self, work: StepSampling, engines_idle: bool) -> list[Request]:
+        with self.changed:
+            while not self._stopped:
+                if self._cancelled:
+                    raise SamplingCancelled
+                requests = work.more(engines_idle)
+                self.changed.notify_all()
+                if requests or not (engines_idle and self._overlap.cuts_at_sync):
+                    return requests
+                self.changed.wait(LOOK_EVERY_S)
+        return []
+
+    def stop(self) -> None:
+        """Let :meth:`generate` add no more requests. It ends when the pool is cut."""
+        with self.changed:
+            self._stopped = True
+            self.changed.notify_all()
+
+    def cancel(self) -> None:
+        """Let :meth:`generate` fail within seconds, at the next answer of an engine."""
+        self._cancelled = True
 
     def open(
         self,
@@ -230,7 +255,7 @@ class Sampler:
             What no step has taken yet.
         """
         with self.changed:
-            work, self._work = self._work, None
+            work, self._work, self._stopped = self._work, None, False
             assert work is not None and work.step == step, f"step {step} is not being sampled"
             self._live = dict(sorted(work.unfinished.items()))
             # Grades that are under way are not asked for again.
@@ -278,7 +303,8 @@ class Sampler:
         self._skipped, seen = 0, self._ids_in_use()
 
         def admit(count: int) -> list[LiveGroup]:
-            return self._admit_next(count, step, now, seen)
+            problems = self._next_problems(count, step, seen)
+            return [self._admit(problem, step, now) for problem in problems]
 
         return SamplingParts(
             kept=self._groups,
@@ -314,8 +340,13 @@ class Sampler:
         return groups, counts
 
     def max_response_tokens(self, step: int) -> int:
-        """Longest response in a step, in tokens."""
-        return max_response_tokens(self._config, step)
+        """Longest response in a step, counted from 1, in tokens."""
+        stages = self._config.algorithm.curriculum.length_stages
+        if not stages:
+            return self._config.rollout.max_response_tokens
+        return staged_length(
+            step - 1, [(stage.first_step - 1, stage.max_response_tokens) for stage in stages]
+        )
 
     def _ids_in_use(self) -> dict[str, int]:
         """Occurrence number, within its step, of each problem that is live or whose group was
@@ -336,18 +367,6 @@ class Sampler:
         for _, group in sorted(finished.items()):
             graded = [s.correct for s in group.samples if s.correct is not None]
             self._rates.update(self._data_id(group.problem.id), sum(graded), len(graded), step)
-
-    def _admit_next(self, count: int, step: int, now: int, seen: dict[str, int]) -> list[LiveGroup]:
-        """Admit groups of the next problems.
-
-        Args:
-            count: Number of groups.
-            step: The step that trains them.
-            now: The step that admits them.
-            seen: See :meth:`_next_problems`.
-        """
-        problems = self._next_problems(count, step, seen)
-        return [self._admit(problem, step, now) for problem in problems]
 
     def _next_problems(self, count: int, step: int, seen: dict[str, int]) -> list[Problem]:
         """The next problems off cooldown, with their own ids.
@@ -569,13 +588,3 @@ def _number(problem_id: str) -> int:
     """How often a problem had come in a step when it was given this id."""
     number = problem_id.rpartition("#")[2]
     return int(number) if "#" in problem_id and number.isdigit() else 1
-
-
-def max_response_tokens(config: Config, step: int) -> int:
-    """Longest response in a step, counted from 1, in tokens."""
-    stages = config.algorithm.curriculum.length_stages
-    if not stages:
-        return config.rollout.max_response_tokens
-    return staged_length(
-        step - 1, [(stage.first_step - 1, stage.max_response_tokens) for stage in stages]
-    )

@@ -105,8 +105,8 @@ class StepSampling:
         self.unfinished = {group.ordinal: group for group in unfinished}
         self._groups = {group.problem.id: group for group in self.unfinished.values()}
         self._must_finish: set[int] = set()
-        # To be continued now: the journal has what an earlier start of the run cut.
-        self._cut: list[LiveGroup] = []
+        # Groups with samples to be continued in this sampling.
+        self._to_continue: list[LiveGroup] = []
         self.cut_groups: set[int] = set()
         self.continued = self.recomputed_tokens = 0
         self._finished: dict[int, Group] = {}
@@ -139,7 +139,8 @@ class StepSampling:
         group.add(sample)
         if sample.finish_reason == "cut":
             self.cut_groups.add(group.ordinal)
-            self._cut.append(group)
+            if self._until_sync:  # The journal has what an earlier start of the run cut.
+                self._to_continue.append(group)
         elif group.is_complete:
             self._grade(group, range(len(group.requests)))
         elif not self._parts.overlap.cuts:
@@ -150,14 +151,15 @@ class StepSampling:
         idle, but not where the weight sync ends the sampling."""
         self.look()
         while not (requests := self._next()) and engines_idle and not self._until_sync:
-            if not any(group.is_complete for group in self.unfinished.values()):
+            is_awaited = any(group.is_complete for group in self.unfinished.values())
+            if not is_awaited:
                 return self._finish_the_oldest()
             with self._while_grading():
                 self._decide(self.grading.finished(block=True))
         return requests
 
     def look(self) -> None:
-        """Take finished grades."""
+        """Take what has come from elsewhere than engines: finished grades."""
         self._decide(self.grading.finished())
 
     @property
@@ -187,11 +189,10 @@ class StepSampling:
 
     def _next(self) -> list[Request]:
         """Requests for what is known now."""
-        if not self._until_sync:
-            return self._replace_dropped()
-        cut, self._cut = self._cut, []
-        continued = [one for group in cut for one in self._continue(group, None)]
-        return continued + self._replace_dropped() + self._fill()
+        groups, self._to_continue = self._to_continue, []
+        requests = [one for group in groups for one in self._continue(group, self._budget_tokens)]
+        requests += self._replace_dropped()
+        return requests + self._fill() if self._until_sync else requests
 
     def _finish_the_oldest(self) -> list[Request]:
         """Requests for cut groups that the step still lacks, when all that ran has ended."""

@@ -6,29 +6,23 @@ import contextlib
 import functools
 import importlib.util
 import time
-from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from rlmath.config.rollout import overlap_of
-from rlmath.engines.requests import Request
 from rlmath.monitor import Monitor
 from rlmath.monitor.digests import digest
-from rlmath.rollout.generation import MoreRequests
-from rlmath.rollout.journal import StepJournal
+from rlmath.rollout.collect import LOOK_EVERY_S
 from rlmath.rollout.round import Sampled
 from rlmath.rollout.sampler import Sampler
 from rlmath.training.opening import Running
-from rlmath.types import Sample
 from rlmath.utils.daemon_threads import DaemonThreads
 
 # Longest wait at a run's end for what samples in the background. A reward, an engine or a rank may
 # hang; the engines and ranks that it waits for are ended only after it.
 CLOSE_WAIT_S = 10.0
-# How often the step looks at grades that have come, while it waits for its groups.
-LOOK_EVERY_S = 0.1
 
 
 class GroupSource:
@@ -55,9 +49,7 @@ class GroupSource:
         self._run, self._sampler, self._monitor = run, sampler, monitor
         self._overlap = overlap_of(run.config.rollout)
         self._thread = DaemonThreads(1, "sample-ahead")
-        # The sampling that goes on in the thread; whether it is to end now, or to fail.
         self._running: Future[None] | None = None
-        self._stopped = self._cancelled = False
         self._idle_since_s: float | None = None
         self._waited_s = {"actor": 0.0, "engines": 0.0}
 
@@ -128,8 +120,7 @@ class GroupSource:
         if not self._overlap.cuts_at_sync:
             # Grading starts with the first finished sample.
             grading = functools.partial(self._monitor.phase, "grade")
-            weights, pool = self._weights(step - 1), self._run.sampling.pool
-            self._generate(step, weights, pool, while_grading=grading)
+            self._generate(step, self._weights(step - 1), while_grading=grading)
             return
         began_s = time.monotonic()
         running = self._begin(step)
@@ -151,42 +142,14 @@ class GroupSource:
         if self._idle_since_s is not None:
             self._waited_s["engines"] += time.monotonic() - self._idle_since_s
         self._set_step(step)
-        self._stopped = False
-        weights, engines = self._weights(step - 1 - ahead), _Engines(self._samples_beside)
-        self._running = self._thread.submit(
-            lambda: self._generate(step, weights, engines, ahead=ahead)
-        )
+        weights = self._weights(step - 1 - ahead)
+        self._running = self._thread.submit(lambda: self._generate(step, weights, ahead=ahead))
         return self._running
 
-    def _samples_beside(
-        self, requests: Sequence[Request], more: MoreRequests, journal: StepJournal
-    ) -> Iterator[Sample]:
-        """``RolloutPool.generate`` in the thread, until the source ends it."""
-        generate, more = self._run.sampling.pool.generate, functools.partial(self._more, more)
-        if self._overlap.cuts_at_sync:
-            return generate(requests, more, journal, outlasts_engines=True)
-        return generate(requests, more, journal)
-
-    def _more(self, more: MoreRequests, engines_idle: bool) -> Sequence[Request]:
-        """Requests to add, until the sampling ends.
-
-        Raises:
-            SamplingCancelled: The step that it goes on beside has failed.
-        """
-        with self._sampler.changed:
-            while not self._stopped:
-                if self._cancelled:
-                    raise SamplingCancelled
-                requests = more(engines_idle)
-                if requests or not (engines_idle and self._overlap.cuts_at_sync):
-                    return requests
-                self._sampler.changed.wait(LOOK_EVERY_S)
-        return []
-
-    def _generate(self, step: int, weights: str | None, engines: Any, **more: Any) -> None:
-        sampling = self._run.sampling
-        done = self._sampler.generate(step, engines, sampling.collector, weights=weights, **more)
-        generation = sampling.pool.generation
+    def _generate(self, step: int, weights: str | None, **more: Any) -> None:
+        pool, collector = self._run.sampling.pool, self._run.sampling.collector
+        done = self._sampler.generate(step, pool, collector, weights=weights, **more)
+        generation = pool.generation
         if generation is not None:
             done.engines = generation.summary()
             done.metrics |= generation.metrics()
@@ -204,9 +167,7 @@ class GroupSource:
         running, self._running = self._running, None
         assert running is not None
         if self._overlap.cuts_at_sync:
-            with self._sampler.changed:
-                self._stopped = True
-                self._sampler.changed.notify_all()
+            self._sampler.stop()
             # Not before the thread is in ``generate``, which would not hear of it.
             while not running.done():
                 self._run.sampling.pool.cut()
@@ -215,8 +176,8 @@ class GroupSource:
         running.result()
 
     def _cancel(self) -> None:
-        self._cancelled = True
         if self._overlap.is_beside:
+            self._sampler.cancel()
             self._run.sampling.collector.cancel()
 
     def _set_step(self, step: int) -> None:
@@ -226,17 +187,6 @@ class GroupSource:
 
     def _weights(self, version: int) -> str | None:
         return weights_digest(self._run, self._monitor, version)
-
-
-class SamplingCancelled(Exception):
-    """The step that the sampling went on beside has failed."""
-
-
-@dataclass(frozen=True)
-class _Engines:
-    """What a sampler needs of a pool."""
-
-    generate: Callable[..., Iterator[Sample]]
 
 
 def weights_digest(run: Running, monitor: Monitor, version: int) -> str | None:
