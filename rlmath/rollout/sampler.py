@@ -51,7 +51,7 @@ class Sampler:
 
     Attributes:
         changed: Guards the sampler; notified when there are new requests or grades.
-        round: What was sampled and no step has taken yet.
+        round: Sampled groups that no step has taken yet.
     """
 
     def __init__(
@@ -219,7 +219,7 @@ class Sampler:
             return self._work.is_ready
 
     def take(self, step: int) -> Sampled:
-        """Take the groups of a step, which is sampled, or ready while its sampling goes on.
+        """Take the groups of a step, which is sampled, or ready while its sampling continues.
 
         In the latter case ``finished`` has these groups and those dropped since the step before.
         """

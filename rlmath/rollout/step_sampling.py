@@ -33,7 +33,7 @@ from rlmath.types import Group, Sample
 
 @dataclass(frozen=True)
 class SamplingParts:
-    """What a sampling shares with those before and after it.
+    """Parts shared by the sampling of all steps.
 
     Attributes:
         kept: Groups that passed the filter, those of earlier steps included.

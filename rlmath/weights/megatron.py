@@ -138,7 +138,7 @@ def save_to_hf(
     complete.
 
     Args:
-        gatherer: Of the model's weights.
+        gatherer: Gathers the model's weights.
         spec: The model spec.
         folder: Target; an older model there is replaced, other files in it are kept.
         source: Folder with config.json, generation_config.json and the tokenizer.
