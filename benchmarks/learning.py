@@ -53,7 +53,7 @@ CASES: dict[str, list[str]] = {
     ],
     "schedule carry_over": [
         "rollout.schedule=carry_over",
-        "rollout.carry_over_tokens=20",
+        "rollout.cut_after_tokens=20",
         "rollout.max_lag=2",
         "algorithm.correction.kind=token_truncate",
     ],

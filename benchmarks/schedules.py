@@ -59,7 +59,7 @@ from benchmarks.simulation.simulate import (  # noqa: E402
     Times,
     simulate,
 )
-from rlmath.config.rollout import RolloutSchedule  # noqa: E402
+from rlmath.config.rollout import Overlap  # noqa: E402
 
 PROMPTS, GROUP_SIZE = 16, 8
 MEAN_TOKENS, LONGEST_TOKENS = 120, 1024
@@ -82,16 +82,16 @@ class Case:
     def warm_up(self) -> int:
         """Steps that fill the schedule; the simulation leaves out the same, so that both count the
         same steps, with the same problems."""
-        return self.choice.max_lag + 1
+        return self.choice.overlap.max_lag + 1
 
 
 def cases(lengths: Lengths) -> dict[str, Case]:
     """What is run."""
-    continuous = Choice(RolloutSchedule.continuous, max_lag=MAX_LAG)
+    continuous = Choice(Overlap(MAX_LAG, 0))
     return {
         "synchronous": Case(Choice()),
-        "carry_over": Case(Choice.carry_over(lengths.quantile(0.85), MAX_LAG)),
-        "pipelined": Case(Choice(RolloutSchedule.pipelined, max_lag=1)),
+        "carry_over": Case(Choice(Overlap(MAX_LAG, lengths.quantile(0.85)))),
+        "pipelined": Case(Choice(Overlap(1))),
         "continuous": Case(continuous),
         "continuous_kv_keep": Case(continuous, ("rollout.kv=keep",)),
     }
@@ -206,7 +206,7 @@ def train(folder: Path, run_dir: Path, case: Case, steps: int) -> Run:
     counted = lines[case.warm_up : last]
     trained_s = [line["timing/log_probs"] + line["timing/update"] for line in counted]
     prepare_s = []
-    if case.choice.schedule is RolloutSchedule.synchronous:
+    if not case.choice.overlap.max_lag:
         blocks_s = np.loadtxt(run_dir / "blocks.txt", ndmin=1)[case.warm_up : last]
         prepare_s = [float(s) - one for s, one in zip(blocks_s, trained_s, strict=True)]
     return Run(
@@ -413,14 +413,8 @@ def run_one(run_dir: Path, overrides: list[str]) -> None:
             pinning.start()  # After the first step, in which much is loaded and compiled.
         return log_step(monitor, step, metrics)
 
-    cut, take, changed = GroupSource._cut, GroupSource.take, GroupSource.weights_changed
+    take, changed = GroupSource.take, GroupSource.weights_changed
     taken_s = 0.0
-
-    def timed_cut(source: GroupSource, step: int) -> None:
-        began_s = time.time()
-        cut(source, step)
-        with (run_dir / "cuts.txt").open("a") as file:
-            file.write(f"{step} {began_s} {time.time()}\n")
 
     def noted_take(source: GroupSource, step: int) -> Any:
         nonlocal taken_s
@@ -436,7 +430,6 @@ def run_one(run_dir: Path, overrides: list[str]) -> None:
 
     GroupSource.take = noted_take  # type: ignore[method-assign]
     GroupSource.weights_changed = timed_block  # type: ignore[method-assign]
-    GroupSource._cut = timed_cut  # type: ignore[method-assign]
     sampler.requests_for = with_lengths
     RolloutPool.wait_until_ready = timed  # type: ignore[method-assign]
     Monitor.log_step = noted  # type: ignore[method-assign]

@@ -17,11 +17,12 @@ from typing import Any
 
 from benchmarks.simulation.lengths import Lengths
 from benchmarks.simulation.virtual_engines import VirtualPool
-from rlmath.config.schema import Config, RolloutSchedule
+from rlmath.config.rollout import Overlap
+from rlmath.config.schema import Config
 from rlmath.data import ProblemStream
 from rlmath.engines.requests import Request
-from rlmath.rollout.continuous import ContinuousSampler, sampler_of
-from rlmath.rollout.sampler import Sampled, Sampler
+from rlmath.rollout.round import Sampled
+from rlmath.rollout.sampler import Sampler
 from rlmath.types import GradedSample, Group, Problem, Sample
 
 
@@ -77,37 +78,19 @@ class Choice:
     """A schedule.
 
     Attributes:
-        schedule: ``rollout.schedule``.
-        budget_tokens: ``rollout.carry_over_tokens``; of ``carry_over`` alone.
-        max_lag: ``rollout.max_lag``.
+        overlap: ``rollout.max_lag`` and ``rollout.cut_after_tokens``.
         engines: Of all that fit into the GPUs, how many there are, where the actor has the other
             GPUs; ``None``: they share them, and take turns.
     """
 
-    schedule: RolloutSchedule = RolloutSchedule.synchronous
-    budget_tokens: int | None = None
-    max_lag: int = 0
+    overlap: Overlap = dataclasses.field(default_factory=Overlap)
     engines: int | None = None
-
-    @classmethod
-    def carry_over(cls, budget_tokens: int, max_lag: int) -> Choice:
-        return cls(RolloutSchedule.carry_over, budget_tokens, max_lag)
-
-    @classmethod
-    def pipelined(cls, engines: int) -> Choice:
-        return cls(RolloutSchedule.pipelined, max_lag=1, engines=engines)
-
-    @classmethod
-    def continuous(cls, engines: int, max_lag: int) -> Choice:
-        return cls(RolloutSchedule.continuous, max_lag=max_lag, engines=engines)
 
     @property
     def settings(self) -> list[str]:
-        found = [f"rollout.schedule={self.schedule.name}"]
-        if self.budget_tokens is not None:
-            found.append(f"rollout.carry_over_tokens={self.budget_tokens}")
-        if self.schedule in (RolloutSchedule.carry_over, RolloutSchedule.continuous):
-            found.append(f"rollout.max_lag={self.max_lag}")
+        found = [f"rollout.max_lag={self.overlap.max_lag}"]
+        if self.overlap.cut_after_tokens is not None:
+            found.append(f"rollout.cut_after_tokens={self.overlap.cut_after_tokens}")
         if self.engines is not None:
             found += ["cluster.placement=separate", f"rollout.engines={self.engines}"]
         return found
@@ -157,10 +140,11 @@ def simulate(config: Config, setup: Setup, choice: Choice, steps: int) -> Outcom
     stream = ProblemStream(
         [Problem(str(i), "", prompt, ()) for i in range(problems)], shuffle=False
     )
-    steps_in_all = choice.max_lag + 1 + steps
+    overlap = choice.overlap
+    steps_in_all = overlap.max_lag + 1 + steps
     # The continuous schedule begins nothing that the run does not train: this one is longer.
-    runner = dataclasses.replace(config.runner, steps=steps_in_all + choice.max_lag + 1)
-    sampler = sampler_of(dataclasses.replace(config, runner=runner), stream)
+    runner = dataclasses.replace(config.runner, steps=steps_in_all + overlap.max_lag + 1)
+    sampler = Sampler(dataclasses.replace(config, runner=runner), stream)
     times = setup.times
     engines = choice.engines or setup.engines
     pool = VirtualPool(
@@ -188,7 +172,7 @@ def simulate(config: Config, setup: Setup, choice: Choice, steps: int) -> Outcom
     lost = times.contended_share
     for step in range(1, steps_in_all + 1):
         began_s, generate_s, idle_share = pool.now_s, 0.0, 0.0
-        if isinstance(sampler, ContinuousSampler):
+        if overlap.cuts_at_sync:
             sampled = sample_openly(sampler, step, pool, collector, train_s, lost)
             trained_at_s = pool.now_s
             # Engines have work for nearly as long as the actor.
@@ -202,7 +186,7 @@ def simulate(config: Config, setup: Setup, choice: Choice, steps: int) -> Outcom
             sampled = sampler.take(step)
             worked_s = train_s(sampled)
             trained_at_s = pool.now_s + worked_s
-        if choice.schedule is RolloutSchedule.pipelined:
+        if overlap.is_beside and not overlap.cuts_at_sync:
             taken_at_s = pool.now_s
             trained_at_s = taken_at_s + worked_s / (1 - lost)
             pool.work_beside(lost, until_s=trained_at_s)
@@ -227,7 +211,7 @@ def simulate(config: Config, setup: Setup, choice: Choice, steps: int) -> Outcom
                 "recomputed": sampled.metrics.get("sampling/recomputed_tokens", 0.0),
             }
         )
-    measured = found[choice.max_lag + 1 :]
+    measured = found[overlap.max_lag + 1 :]
 
     def mean(name: str) -> float:
         return statistics.fmean(one[name] for one in measured)
@@ -261,7 +245,7 @@ def _generate(
 
 
 def sample_openly(
-    sampler: ContinuousSampler,
+    sampler: Sampler,
     step: int,
     pool: VirtualPool,
     collector: Any,
@@ -360,9 +344,9 @@ def _with(config: Config, choice: Choice) -> Config:
     arrays to keep."""
     rollout = dataclasses.replace(
         config.rollout,
-        schedule=choice.schedule,
-        carry_over_tokens=choice.budget_tokens,
-        max_lag=choice.max_lag,
+        schedule=None,
+        cut_after_tokens=choice.overlap.cut_after_tokens,
+        max_lag=choice.overlap.max_lag,
     )
     algorithm = dataclasses.replace(
         config.algorithm, filter=type(config.algorithm.filter)(), curriculum=_no_curriculum(config)

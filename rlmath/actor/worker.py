@@ -355,12 +355,14 @@ class ActorWorker:
             source: The source folder of the model.
             adapters: Folder for the adapters; ``None``: they are not written.
         """
+        from rlmath.weights.gather import BucketGatherer
         from rlmath.weights.megatron import save_to_hf
         from rlmath.weights.peft_folder import save_adapters
 
         self.actor.load_parameters()
         chunks, spec, parallel = self.actor.chunks, self.actor.spec, self.actor.parallel
-        save_to_hf(chunks, folder, source, spec, parallel, merge=self.actor.merger())
+        gatherer = BucketGatherer(chunks, spec, parallel, merge=self.actor.merger())
+        save_to_hf(gatherer, spec, folder, source)
         if adapters is not None:
             lora = self.actor.settings.lora
             assert lora is not None

@@ -19,6 +19,10 @@ A veto can be added to each: a sequence with one token whose ``w`` is below ``ve
 The weights multiply those of the aggregation in the policy term, but not in the KL and entropy
 terms. The aggregation's denominators are unchanged: they count masked tokens, as in the papers'
 formulas.
+
+Papers: TIS, "Your efficient RL framework secretly brings you off-policy RL training" (Yao et al.
+2025); IcePop, Ring-1T (arXiv:2510.18855); sequence kinds and the veto, "When speed kills stability"
+(Liu et al. 2025).
 """
 
 from __future__ import annotations
@@ -311,10 +315,6 @@ def correct(
     lags: Tensor | None = None,
 ) -> Correction:
     """Weights for the tokens of a batch, from whole sequences, before the batch is sharded.
-
-    Papers: TIS, "Your efficient RL framework secretly brings you off-policy RL training" (Yao et
-    al. 2025); IcePop, Ring-1T (arXiv:2510.18855); sequence kinds and the veto, "When speed
-    kills stability" (Liu et al. 2025).
 
     Args:
         trainer_log_probs: ``[R]``, in nats, of the weights that sampled.

@@ -1,8 +1,29 @@
-"""The training objective: policy loss, KL term and entropy bonus, with its metrics."""
+"""The training objective: policy loss, KL term and entropy bonus, with its metrics.
+
+Metrics, in addition to those of the loss (names as in ``losses.base``):
+
+- ``weighted/loss``, ``weighted/policy_loss``, and with a reference ``weighted/kl_loss`` (the KL
+  before its coefficient);
+- ``weighted/signal``: ``sum w (f |A| + kl_coef + |entropy_coef|)``, which is 0 only if nothing in
+  the minibatch can change a weight;
+- ``weighted/entropy_term``: the entropy bonus before its coefficient, 0 without one, and
+  ``weighted/term_sizes``: the loss's sum with absolute values of the tokens' terms;
+- ``weighted/loss_weight``, ``weighted/loss_weight_squares``: sums of the tokens' weights and of
+  their squares, which depend only on the lengths and the aggregation;
+- ``token/importance_ratio``, ``token/ratio_over_threshold``, ``token/approx_kl`` (k3 of the old
+  against the current policy), ``token/entropy`` if given, ``token/kl`` with a reference;
+- with ``off_policy_mask_kl`` ``token/off_policy_masked``;
+- ``count/token``, ``count/nonfinite``: unmasked tokens, and how many of them have a loss,
+  log-ratio, KL or entropy that is not finite;
+- ``count/log_ratio_clamped``: unmasked tokens whose log-ratio is beyond ``LOG_RATIO_LIMIT``;
+  ``farthest`` is the one furthest beyond it;
+- maximum ``importance_ratio_max``.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 
 from rlmath.algorithms.kl import kl_estimate
 from rlmath.algorithms.losses import LossInputs, LossOutput, get_loss
@@ -19,25 +40,6 @@ def policy_objective(inputs: LossInputs, settings: ObjectiveSettings) -> LossOut
     recipes that correct for the engine (verl's ``rollout_is_weights`` and OpenRLHF's
     ``vllm_is_correction`` multiply the policy loss, and the KL loss is added afterwards).
 
-    Metrics, in addition to those of the loss (names as in ``losses.base``):
-
-    - ``weighted/loss``, ``weighted/policy_loss``, and with a reference ``weighted/kl_loss`` (the
-      KL before its coefficient);
-    - ``weighted/signal``: ``sum w (f |A| + kl_coef + |entropy_coef|)``, which is 0 only if nothing
-      in the minibatch can change a weight;
-    - ``weighted/entropy_term``: the entropy bonus before its coefficient, 0 without one, and
-      ``weighted/term_sizes``: the loss's sum with absolute values of the tokens' terms;
-    - ``weighted/loss_weight``, ``weighted/loss_weight_squares``: sums of the tokens' weights and of
-      their squares, which depend only on the lengths and the aggregation;
-    - ``token/importance_ratio``, ``token/ratio_over_threshold``, ``token/approx_kl`` (k3 of the
-      old against the current policy), ``token/entropy`` if given, ``token/kl`` with a reference;
-    - with ``off_policy_mask_kl`` ``token/off_policy_masked``;
-    - ``count/token``, ``count/nonfinite``: unmasked tokens, and how many of them have a loss,
-      log-ratio, KL or entropy that is not finite;
-    - ``count/log_ratio_clamped``: unmasked tokens whose log-ratio is beyond ``LOG_RATIO_LIMIT``;
-      ``farthest`` is the one furthest beyond it;
-    - maximum ``importance_ratio_max``.
-
     Args:
         inputs: Tokens of the micro-batch.
         settings: The terms of the objective.
@@ -49,88 +51,146 @@ def policy_objective(inputs: LossInputs, settings: ObjectiveSettings) -> LossOut
         ValueError: Unknown loss or estimator; a KL term without ``ref_log_probs``; an entropy
             bonus without ``entropy``.
     """
-    policy_weights, kept, left_out = inputs.weights, None, None
-    if inputs.policy_factors is not None:
-        policy_weights = policy_weights * inputs.policy_factors
-    if settings.off_policy_mask_kl is not None:
-        kept = off_policy_keep(inputs, settings.off_policy_mask_kl)
-        policy_weights = torch.where(kept, policy_weights, torch.zeros_like(policy_weights))
-    policy_inputs = dataclasses.replace(inputs, weights=policy_weights)
+    policy_inputs, left_out = _policy_inputs(inputs, settings)
     policy = get_loss(settings.loss)(policy_inputs, settings.loss_options)
     weights, policy_weights = inputs.token_weights(), policy_inputs.token_weights()
-    total, token_losses = policy.loss, policy.token_losses
-    sums = dict(policy.metric_sums)
-    if kept is not None:
+    terms = _Terms(
+        loss=policy.loss,
+        token_losses=policy.token_losses,
+        sizes=(policy_weights * policy.token_losses.abs()).sum(),
+        bonus=policy.loss.new_zeros(()),
+        checked=[policy.token_losses],
+        sums=dict(policy.metric_sums),
+    )
+    if left_out is not None:
+        terms.sums["token/off_policy_masked"] = left_out.sum().double()
+    _add_kl(terms, inputs, settings, weights)
+    _add_entropy(terms, inputs, settings, weights)
+    pull = policy_weights * inputs.token_advantages().abs()
+    pull = pull + weights * (settings.kl_coef + abs(settings.entropy_coef))
+    terms.sums |= {
+        "weighted/loss": terms.loss.detach().double(),
+        "weighted/signal": pull.detach().sum().double(),
+        "weighted/entropy_term": terms.bonus.double(),
+        "weighted/term_sizes": terms.sizes.double(),
+        "weighted/loss_weight": weights.double().sum(),
+        "weighted/loss_weight_squares": weights.double().square().sum(),
+    }
+    largest, farthest = _add_ratios(terms, inputs, settings)
+    return dataclasses.replace(
+        policy,
+        loss=terms.loss,
+        token_losses=terms.token_losses,
+        metric_sums=terms.sums,
+        metric_maxima=policy.metric_maxima | {"importance_ratio_max": largest},
+        farthest=farthest,
+        off_policy_masked=left_out,
+    )
+
+
+@dataclass
+class _Terms:
+    """The objective while its terms are added.
+
+    Attributes:
+        loss: Their sum.
+        token_losses: Each token's, without its weight.
+        sizes: The sum with absolute values of the tokens' terms.
+        bonus: The entropy bonus before its coefficient.
+        checked: Values of tokens that have to be finite.
+        sums: Metrics.
+    """
+
+    loss: Tensor
+    token_losses: Tensor
+    sizes: Tensor
+    bonus: Tensor
+    checked: list[Tensor]
+    sums: dict[str, Tensor]
+
+
+def _policy_inputs(
+    inputs: LossInputs, settings: ObjectiveSettings
+) -> tuple[LossInputs, Tensor | None]:
+    """The inputs with the weights of the policy loss, and the tokens that the off-policy mask
+    leaves out, if there is one."""
+    weights, left_out = inputs.weights, None
+    if inputs.policy_factors is not None:
+        weights = weights * inputs.policy_factors
+    if settings.off_policy_mask_kl is not None:
+        kept = off_policy_keep(inputs, settings.off_policy_mask_kl)
+        weights = torch.where(kept, weights, torch.zeros_like(weights))
         left_out = inputs.mask & ~kept
-        sums["token/off_policy_masked"] = left_out.sum().double()
-    terms = (policy_weights * token_losses.abs()).sum()
-    checked, bonus = [token_losses], total.new_zeros(())
+    return dataclasses.replace(inputs, weights=weights), left_out
 
-    if inputs.ref_log_probs is not None:
-        # Masked before the estimate, so no value at a masked token reaches exp().
-        kl = kl_estimate(
-            settings.kl_estimator,
-            inputs.masked(inputs.log_probs),
-            inputs.masked(inputs.ref_log_probs),
-            inputs.masked(inputs.old_log_probs),
-            settings.kl_options,
-        )
-        sums["weighted/kl_loss"] = (weights * kl).detach().sum().double()
-        sums["token/kl"] = kl.detach().double().sum()
-        checked.append(kl.detach())
+
+def _add_kl(
+    terms: _Terms, inputs: LossInputs, settings: ObjectiveSettings, weights: Tensor
+) -> None:
+    if inputs.ref_log_probs is None:
         if settings.kl_coef:
-            total = total + settings.kl_coef * (weights * kl).sum()
-            terms = terms + settings.kl_coef * (weights * kl.detach().abs()).sum()
-            token_losses = token_losses + settings.kl_coef * kl.detach()
-    elif settings.kl_coef:
-        raise ValueError(f"kl_coef = {settings.kl_coef} needs ref_log_probs, which are missing")
+            raise ValueError(f"kl_coef = {settings.kl_coef} needs ref_log_probs, which are missing")
+        return
+    # Masked before the estimate, so no value at a masked token reaches exp().
+    kl = kl_estimate(
+        settings.kl_estimator,
+        inputs.masked(inputs.log_probs),
+        inputs.masked(inputs.ref_log_probs),
+        inputs.masked(inputs.old_log_probs),
+        settings.kl_options,
+    )
+    terms.sums["weighted/kl_loss"] = (weights * kl).detach().sum().double()
+    terms.sums["token/kl"] = kl.detach().double().sum()
+    terms.checked.append(kl.detach())
+    if settings.kl_coef:
+        terms.loss = terms.loss + settings.kl_coef * (weights * kl).sum()
+        terms.sizes = terms.sizes + settings.kl_coef * (weights * kl.detach().abs()).sum()
+        terms.token_losses = terms.token_losses + settings.kl_coef * kl.detach()
 
-    if inputs.entropy is not None:
-        entropy = inputs.masked(inputs.entropy)
-        sums["token/entropy"] = entropy.detach().double().sum()
-        checked.append(entropy.detach())
+
+def _add_entropy(
+    terms: _Terms, inputs: LossInputs, settings: ObjectiveSettings, weights: Tensor
+) -> None:
+    if inputs.entropy is None:
         if settings.entropy_coef:
-            total = total - settings.entropy_coef * (weights * entropy).sum()
-            bonus = (weights * entropy).detach().sum()
-            terms = terms + abs(settings.entropy_coef) * bonus
-            token_losses = token_losses - settings.entropy_coef * entropy.detach()
-    elif settings.entropy_coef:
-        raise ValueError(f"entropy_coef = {settings.entropy_coef} needs entropy, which is missing")
+            raise ValueError(
+                f"entropy_coef = {settings.entropy_coef} needs entropy, which is missing"
+            )
+        return
+    entropy = inputs.masked(inputs.entropy)
+    terms.sums["token/entropy"] = entropy.detach().double().sum()
+    terms.checked.append(entropy.detach())
+    if settings.entropy_coef:
+        terms.loss = terms.loss - settings.entropy_coef * (weights * entropy).sum()
+        terms.bonus = (weights * entropy).detach().sum()
+        terms.sizes = terms.sizes + abs(settings.entropy_coef) * terms.bonus
+        terms.token_losses = terms.token_losses - settings.entropy_coef * entropy.detach()
 
+
+def _add_ratios(
+    terms: _Terms, inputs: LossInputs, settings: ObjectiveSettings
+) -> tuple[Tensor, Tensor]:
+    """Add metrics of importance ratios and of values that are not finite.
+
+    Returns:
+        The largest ratio; see ``LossOutput.farthest``.
+    """
     raw_log_ratio = inputs.raw_log_ratio().detach().double()
     log_ratio = inputs.log_ratio().detach().double()
     ratio = log_ratio.exp()
     # The clamp makes a finite ratio of an infinite difference, so its input is checked.
-    checked.append(raw_log_ratio)
+    checked = [*terms.checked, raw_log_ratio]
     finite = torch.stack([values.isfinite() for values in checked]).all(dim=0)
-    pull = policy_weights * inputs.token_advantages().abs()
-    pull = pull + weights * (settings.kl_coef + abs(settings.entropy_coef))
-    sums |= {
-        "weighted/loss": total.detach().double(),
-        "weighted/signal": pull.detach().sum().double(),
-        "weighted/entropy_term": bonus.double(),
-        "weighted/term_sizes": terms.double(),
+    beyond = inputs.mask & (ratio > settings.ratio_threshold)
+    terms.sums |= {
         "token/importance_ratio": inputs.masked(ratio).sum(),
-        "token/ratio_over_threshold": (inputs.mask & (ratio > settings.ratio_threshold))
-        .sum()
-        .double(),
+        "token/ratio_over_threshold": beyond.sum().double(),
         "token/approx_kl": (torch.expm1(log_ratio) - log_ratio).sum(),
-        "weighted/loss_weight": weights.double().sum(),
-        "weighted/loss_weight_squares": weights.double().square().sum(),
         "count/token": inputs.mask.sum().double(),
         "count/nonfinite": (inputs.mask & ~finite).sum().double(),
         "count/log_ratio_clamped": (raw_log_ratio.abs() > LOG_RATIO_LIMIT).sum().double(),
     }
-    maxima = policy.metric_maxima | {"importance_ratio_max": _masked_max(ratio, inputs.mask)}
-    return dataclasses.replace(
-        policy,
-        loss=total,
-        token_losses=token_losses,
-        metric_sums=sums,
-        metric_maxima=maxima,
-        farthest=_farthest(raw_log_ratio),
-        off_policy_masked=left_out,
-    )
+    return _masked_max(ratio, inputs.mask), _farthest(raw_log_ratio)
 
 
 def _farthest(log_ratio: Tensor) -> Tensor:

@@ -272,9 +272,6 @@ def load_model(model: Saveable, folder: str | Path, name: str = "actor") -> None
         UserError: On every rank: it is of another model, or cannot be read. The model may be
             loaded in part then, and must not be used.
     """
-    from megatron.core import dist_checkpointing
-    from megatron.core.dist_checkpointing.validation import StrictHandling
-
     state, target = model.checkpoint_state(), Path(folder) / name
     group = _free_group()
     saved: dict[str, Any] = {}
@@ -287,33 +284,38 @@ def load_model(model: Saveable, folder: str | Path, name: str = "actor") -> None
         if (target.parent / MANIFEST).is_file():
             verify(target.parent, (dist.get_rank(), dist.get_world_size()), under=name)
 
-    def load() -> None:
-        loaded = dist_checkpointing.load(
-            _sharded_state(state, loading=True), str(target), strict=StrictHandling.RAISE_ALL
-        )
-        for name, chunk in _named_chunks(state):
-            _set_weights(state, chunk, loaded[name])
-        if state.optimizer is not None:
-            load_optimizer_state(state.optimizer, loaded["optimizer"])
-            load_schedule_state(state.scheduler, loaded["scheduler"])
-        if state.reference is not None:
-            for name, chunk, reference in _references(state):
-                load_reference(chunk, reference, loaded[name])
-        same_layout = saved["layout"] == _as_json(state.layout)
-        if state.optimizer is not None:
-            prints = optimizer_prints(state.optimizer, state.scheduler)
-            check_prints(target, dist.get_rank(), prints, same_layout=same_layout)
-        if same_layout:
-            load_streams(target, dist.get_rank())
-        else:
-            log.info(
-                "%s was saved in the layout %s; random streams stay as they were seeded",
-                target,
-                saved["layout"],
-            )
-
     _on_all_ranks(check, target, group)
-    _on_all_ranks(load, target, group)
+    _on_all_ranks(lambda: _load(state, target, saved["layout"]), target, group)
+
+
+def _load(state: ModelState, target: Path, saved_layout: Any) -> None:
+    """This rank's part of :func:`load_model`."""
+    from megatron.core import dist_checkpointing
+    from megatron.core.dist_checkpointing.validation import StrictHandling
+
+    loaded = dist_checkpointing.load(
+        _sharded_state(state, loading=True), str(target), strict=StrictHandling.RAISE_ALL
+    )
+    for name, chunk in _named_chunks(state):
+        _set_weights(state, chunk, loaded[name])
+    if state.optimizer is not None:
+        load_optimizer_state(state.optimizer, loaded["optimizer"])
+        load_schedule_state(state.scheduler, loaded["scheduler"])
+    if state.reference is not None:
+        for name, chunk, reference in _references(state):
+            load_reference(chunk, reference, loaded[name])
+    same_layout = saved_layout == _as_json(state.layout)
+    if state.optimizer is not None:
+        prints = optimizer_prints(state.optimizer, state.scheduler)
+        check_prints(target, dist.get_rank(), prints, same_layout=same_layout)
+    if same_layout:
+        load_streams(target, dist.get_rank())
+    else:
+        log.info(
+            "%s was saved in the layout %s; random streams stay as they were seeded",
+            target,
+            saved_layout,
+        )
 
 
 def _named_chunks(state: ModelState) -> Iterator[tuple[str, Any]]:

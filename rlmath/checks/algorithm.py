@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from rlmath.algorithms.advantages import ADVANTAGES, AdvantageTraits, needs_value_model
 from rlmath.algorithms.correction import CORRECTIONS, NONE
@@ -11,8 +12,8 @@ from rlmath.algorithms.kl import KL_ESTIMATORS, KlTraits
 from rlmath.algorithms.losses import LOSSES, LossTraits
 from rlmath.checks.pairs import unused_problems
 from rlmath.config.algorithm import KlPlace
-from rlmath.config.rollout import KvAtSync, max_lag
-from rlmath.config.schema import AlgorithmConfig, Config, OldLogProbs, RolloutSchedule
+from rlmath.config.rollout import KvAtSync, Overlap, RolloutConfig, overlap_of
+from rlmath.config.schema import AlgorithmConfig, Config, OldLogProbs
 from rlmath.config.settings import by_key, value_of, value_text
 from rlmath.rewards.registry import any_graded
 
@@ -49,19 +50,27 @@ def _filter_traits(algorithm: AlgorithmConfig) -> FilterTraits:
 
 
 def _schedule(config: Config) -> Iterator[str]:
-    rollout, algorithm = config.rollout, config.algorithm
-    name, lag = rollout.schedule.name, max_lag(rollout)
-    if rollout.schedule is RolloutSchedule.synchronous:
+    rollout, algorithm, overlap = config.rollout, config.algorithm, overlap_of(config.rollout)
+    if problem := _contradiction(rollout, overlap):
+        yield problem
         return
-    if rollout.schedule is RolloutSchedule.carry_over and rollout.carry_over_tokens is None:
-        quarter = -(-rollout.max_response_tokens // 4)
+    if rollout.kv is KvAtSync.keep and not overlap.cuts_at_sync:
         yield (
-            "rollout.carry_over_tokens=null: rollout.schedule=carry_over needs the tokens that a "
-            f"step adds to a response at most, such as {quarter} (a quarter of "
-            f"rollout.max_response_tokens={rollout.max_response_tokens})"
+            f"rollout.kv=keep with rollout.schedule={overlap.name}: no response continues under "
+            "the weights that come after those that began it; use rollout.kv=recompute, or "
+            "rollout.schedule=continuous and a rollout.max_lag of 1 or more"
         )
-    if rollout.schedule in (RolloutSchedule.pipelined, RolloutSchedule.continuous):
-        yield from _ahead(config)
+    if overlap.is_beside and algorithm.filter.oversample > 1:
+        yield (
+            f"algorithm.filter.oversample={algorithm.filter.oversample:g}: with "
+            f"rollout.schedule={overlap.name} "
+            + (
+                "as many groups run as rollout.max_lag allows; use 1"
+                if overlap.cuts_at_sync
+                else "the groups that are too many would be trained two steps after the weights "
+                "that sampled them; use 1, which asks for another group where one is dropped"
+            )
+        )
     reasons = []
     if not algorithm.correction.is_on:
         reasons.append(
@@ -71,44 +80,38 @@ def _schedule(config: Config) -> Iterator[str]:
         reasons.append(
             f"algorithm.loss={algorithm.loss}: does not bound the importance ratio; use ppo_clip"
         )
-    if rollout.allow_uncorrected and not (reasons and lag):
+    if rollout.allow_uncorrected and not (reasons and overlap.max_lag):
         yield (
             "rollout.allow_uncorrected=true: does nothing, as nothing uncorrected is trained; "
             "leave it at false"
         )
-    if lag and not rollout.allow_uncorrected:
+    if overlap.max_lag and not rollout.allow_uncorrected:
         for reason in reasons:
             yield (
-                f"{reason}, or rollout.allow_uncorrected=true: with rollout.schedule={name} "
-                f"tokens are up to rollout.max_lag={lag} steps older than the weights "
+                f"{reason}, or rollout.allow_uncorrected=true: with rollout.schedule={overlap.name}"
+                f" tokens are up to rollout.max_lag={overlap.max_lag} steps older than the weights "
                 "that train on them"
             )
 
 
-def _ahead(config: Config) -> Iterator[str]:
-    """Errors of the schedules that sample while the actor trains."""
-    rollout, filters = config.rollout, config.algorithm.filter
-    name, pipelined = rollout.schedule.name, rollout.schedule is RolloutSchedule.pipelined
-    if pipelined and rollout.max_lag is not None and rollout.max_lag > 1:
-        yield (
-            f"rollout.max_lag={rollout.max_lag}: rollout.schedule=pipelined samples one step "
-            "ahead; use 1, or null"
+def _contradiction(rollout: RolloutConfig, overlap: Overlap) -> str | None:
+    """Why there is no schedule of this name with these numbers; ``None``: there is."""
+    name = rollout.schedule
+    if overlap != Overlap() and name not in (None, replace(overlap, max_lag=1).name):
+        numbers = {key: getattr(rollout, key) for key in ("max_lag", "cut_after_tokens")}
+        given = [f"rollout.{key}={n}" for key, n in numbers.items() if n is not None]
+        theirs = overlap_of(replace(rollout, schedule=None)).name
+        return (
+            f"rollout.schedule={name} contradicts {' and '.join(given)}, of "
+            f"rollout.schedule={theirs}; leave out the name, or the number that does not belong to "
+            "it"
         )
-    if rollout.kv is KvAtSync.keep and not max_lag(rollout):
-        yield (
-            "rollout.kv=keep, rollout.max_lag=0: no response outlives the weights that began it; "
-            "use rollout.kv=recompute"
+    if overlap.cut_after_tokens is None and overlap.max_lag > 1:
+        return (
+            f"rollout.max_lag={overlap.max_lag}: rollout.schedule=pipelined samples one step "
+            "ahead; use 1, or give rollout.cut_after_tokens, with which responses are cut"
         )
-    if filters.oversample > 1:
-        yield (
-            f"algorithm.filter.oversample={filters.oversample:g}: with rollout.schedule={name} "
-            + (
-                "the groups that are too many would be trained two steps after the weights that "
-                "sampled them; use 1, which asks for another group where one is dropped"
-                if pipelined
-                else "as many groups run as rollout.max_lag allows; use 1"
-            )
-        )
+    return None
 
 
 def _value_model(config: Config) -> Iterator[str]:

@@ -19,7 +19,7 @@ from rlmath.config.load import Composed
 from rlmath.config.lora import LoraConfig, LoraRollout
 from rlmath.config.optimizer import OptimizerConfig
 from rlmath.config.options import ENGINE_OPTIONS, SOURCE_OPTIONS, VERIFIER_OPTIONS
-from rlmath.config.rollout import keeps_kv, max_lag
+from rlmath.config.rollout import keeps_kv, overlap_of
 from rlmath.config.schema import Config, OldLogProbs, RewardItem, RolloutSchedule, Schedule
 from rlmath.config.settings import value_of
 from rlmath.grading import Fallback
@@ -191,26 +191,26 @@ def _objective(config: Config) -> list[str]:
 
 
 def _schedule(config: Config) -> list[str]:
-    rollout, lag = config.rollout, max_lag(config.rollout)
-    if rollout.schedule is RolloutSchedule.synchronous:
+    rollout, overlap = config.rollout, overlap_of(config.rollout)
+    if rollout.schedule in (None, RolloutSchedule.synchronous) and not overlap.max_lag:
         return []
-    if rollout.schedule is RolloutSchedule.carry_over:
-        budget = f"{rollout.carry_over_tokens:,}" if rollout.carry_over_tokens else "?"
-        lines = [f"carry_over: {budget} tokens a step, at most {lag} steps older"]
-    elif not lag:
-        lines = [f"{rollout.schedule.name} with rollout.max_lag=0: as synchronous"]
-    elif rollout.schedule is RolloutSchedule.continuous:
+    lag = f"at most {overlap.max_lag} steps older"
+    if not overlap.max_lag:
+        lines = [f"{rollout.schedule} with rollout.max_lag=0: as synchronous"]
+    elif overlap.budget_tokens:
+        lines = [f"carry_over: {overlap.budget_tokens:,} tokens a step, {lag}"]
+    elif overlap.cuts_at_sync:
         lines = [
             "continuous: engines sample while the actor trains, and responses continue with new "
-            f"weights; at most {lag} steps older"
+            f"weights; {lag}"
         ]
-        if keeps_kv(rollout):
-            lines.append("keys and values of older weights are kept (rollout.kv=keep)")
     else:
         lines = [
             "pipelined: engines sample the next step while the actor trains, with weights one step "
             "older"
         ]
+    if keeps_kv(rollout):
+        lines.append("keys and values of older weights are kept (rollout.kv=keep)")
     if rollout.allow_uncorrected:
         lines.append("older tokens are not corrected for (rollout.allow_uncorrected)")
     return _block("schedule", lines)

@@ -42,13 +42,13 @@ from rlmath.config import arithmetic
 from rlmath.config.collapse import DETECTORS
 from rlmath.config.options import SECTIONS
 from rlmath.config.removed import removed_value
+from rlmath.config.rollout import overlap_of
 from rlmath.config.schema import (
     Config,
     Device,
     OptimizerConfig,
     Placement,
     RewardItem,
-    RolloutSchedule,
     Schedule,
 )
 from rlmath.config.settings import by_key, out_of_range, value_of
@@ -350,10 +350,10 @@ def _cluster(config: Config, machine: Machine, device: Device) -> Iterator[str]:
     if local and not machine.elsewhere and (problem := ray_folder_problem()):
         yield problem
     colocated = device is Device.cuda and cluster.placement is Placement.colocated
-    schedule = config.rollout.schedule
-    if schedule in (RolloutSchedule.pipelined, RolloutSchedule.continuous) and colocated:
+    overlap = overlap_of(config.rollout)
+    if overlap.is_beside and colocated:
         yield (
-            f"rollout.schedule={schedule.name}: engines sample while the actor trains, on GPUs of "
+            f"rollout.schedule={overlap.name}: engines sample while the actor trains, on GPUs of "
             "their own; set cluster.placement=separate, or use rollout.schedule=carry_over, which "
             "works on shared GPUs"
         )

@@ -12,6 +12,7 @@ REMOVED = {
     "algorithm.filter.low": "low of algorithm.filter.options",
     "algorithm.overlap_log_probs": _OVERLAP,
     "algorithm.overlap_update": _OVERLAP,
+    "rollout.carry_over_tokens": "rollout.cut_after_tokens",
     "rollout.arrays": "more memory for the driver: it has 8 bytes per token in Ray's shared memory",
 }
 

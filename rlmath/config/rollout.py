@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from rlmath.utils.setting import NotWith, OnlyWith, setting
+from rlmath.utils.setting import NotWith, setting
 
 RolloutSchedule = StrEnum(
     "RolloutSchedule", ["synchronous", "carry_over", "pipelined", "continuous"]
 )
 KvAtSync = StrEnum("KvAtSync", ["recompute", "keep"])
-
-
-# Those that train on tokens of older weights.
-OVERLAPPING = tuple(one for one in RolloutSchedule if one is not RolloutSchedule.synchronous)
-
-
 Quantization = StrEnum("Quantization", ["none", "fp8"])
 KvCacheDtype = StrEnum("KvCacheDtype", ["auto", "fp8"])
 
@@ -97,41 +91,41 @@ class RolloutConfig:
         "memory. CUDA only; CPU engines prefill each prompt at once.",
         least=1,
     )
-    schedule: RolloutSchedule = setting(
-        RolloutSchedule.synchronous,
-        "synchronous: each step samples its groups to the end with one version of the weights; "
-        "carry_over: a step adds at most carry_over_tokens to each response and trains on the "
-        "oldest groups that are finished; the others continue in the next step with its weights; "
-        "pipelined: engines on separate GPUs sample the next step's groups while the actor "
-        "trains on this one's; continuous: engines on separate GPUs never wait for the actor, and "
-        "new weights come in the middle of responses.",
-    )
-    carry_over_tokens: int | None = setting(
+    schedule: RolloutSchedule | None = setting(
         None,
-        "Maximum tokens that a step adds to a response before it is continued in the next step.",
-        least=1,
-        only_with=OnlyWith("schedule", (RolloutSchedule.carry_over,)),
+        "Name of a pair of max_lag and cut_after_tokens; null: as these say. synchronous, 0 and "
+        "null: each step samples its groups to the end with one version of the weights; "
+        "carry_over, 2 and a quarter of max_response_tokens: a step trains on the oldest groups "
+        "that are finished, and the others continue in the next step with its weights; pipelined, "
+        "1 and null: engines on separate GPUs sample the next step's groups while the actor trains "
+        "on this one's; continuous, 2 and 0: engines on separate GPUs never wait for the actor, "
+        "and new weights come in the middle of responses.",
     )
     max_lag: int | None = setting(
         None,
         "A group is trained at most this many steps after the one that admitted it; the step waits "
-        "for it. null: 2, but 1 with pipelined, which takes no more. 0: as synchronous.",
+        "for it. null: that of schedule; without one, 2 with cut_after_tokens, else 0. 0: as "
+        "synchronous.",
         least=0,
         most=100,
-        only_with=OnlyWith("schedule", OVERLAPPING),
+    )
+    cut_after_tokens: int | None = setting(
+        None,
+        "Maximum tokens that a step adds to a response before it is continued with newer weights. "
+        "0: it is cut whenever new weights come; null: that of schedule; without one, no response "
+        "is cut.",
+        least=0,
     )
     allow_uncorrected: bool = setting(
         False,
         "Allow tokens of older weights without algorithm.correction, or with a loss whose "
         "importance ratio is not bounded.",
-        only_with=OnlyWith("schedule", OVERLAPPING),
     )
     kv: KvAtSync = setting(
         KvAtSync.recompute,
         "Keys and values of unfinished responses when new weights come. recompute: the new weights "
         "compute them again; keep: the old ones stay, which saves that time; log-probs then are "
-        "those of no single version.",
-        only_with=OnlyWith("schedule", (RolloutSchedule.continuous,)),
+        "those of no single version. With continuous only.",
         not_with=NotWith(
             "rollout.prefix_caching=false",
             "what is kept is kept in the prefix cache",
@@ -173,15 +167,67 @@ class RolloutConfig:
     )
 
 
-def max_lag(rollout: RolloutConfig) -> int:
-    """``rollout.max_lag`` with its default, in steps; 0 where a step waits for what it trains."""
-    if rollout.schedule is RolloutSchedule.synchronous:
-        return 0
-    if rollout.max_lag is not None:
-        return rollout.max_lag
-    return 1 if rollout.schedule is RolloutSchedule.pipelined else 2
+@dataclass(frozen=True)
+class Overlap:
+    """How sampling and training overlap.
+
+    Attributes:
+        max_lag: A group is trained at most this many steps after the one that admitted it.
+        cut_after_tokens: Tokens that a step adds to a response before it is continued with newer
+            weights; 0: until new weights come; ``None``: no response is cut.
+    """
+
+    max_lag: int = 0
+    cut_after_tokens: int | None = None
+
+    @property
+    def is_beside(self) -> bool:
+        """Whether engines sample while the actor trains, and therefore need their own GPUs."""
+        return self.max_lag > 0 and not self.cut_after_tokens
+
+    @property
+    def cuts_at_sync(self) -> bool:
+        """Whether engines sample until new weights come, in the middle of responses."""
+        return self.max_lag > 0 and self.cut_after_tokens == 0
+
+    @property
+    def budget_tokens(self) -> int | None:
+        """Tokens that a step adds to a response that it need not finish; ``None``: no limit."""
+        return self.cut_after_tokens or None if self.max_lag else None
+
+    @property
+    def cuts(self) -> bool:
+        """Whether a response may be cut."""
+        return self.max_lag > 0 and self.cut_after_tokens is not None
+
+    @property
+    def name(self) -> RolloutSchedule:
+        """The schedule's name."""
+        if not self.max_lag:
+            return RolloutSchedule.synchronous
+        if self.cut_after_tokens is None:
+            return RolloutSchedule.pipelined
+        return RolloutSchedule.carry_over if self.cut_after_tokens else RolloutSchedule.continuous
+
+
+def overlap_of(rollout: RolloutConfig) -> Overlap:
+    """The numbers that ``rollout.schedule`` stands for, unless they are given."""
+    quarter = -(-rollout.max_response_tokens // 4)
+    named = {
+        None: Overlap(0 if rollout.cut_after_tokens is None else 2),
+        RolloutSchedule.synchronous: Overlap(),
+        RolloutSchedule.carry_over: Overlap(2, quarter),
+        RolloutSchedule.pipelined: Overlap(1),
+        RolloutSchedule.continuous: Overlap(2, 0),
+    }[rollout.schedule]
+    given = {
+        name: value
+        for name in ("max_lag", "cut_after_tokens")
+        if (value := getattr(rollout, name)) is not None
+    }
+    return replace(named, **given)
 
 
 def keeps_kv(rollout: RolloutConfig) -> bool:
     """Whether responses are continued from keys and values of older weights."""
-    return rollout.kv is KvAtSync.keep and max_lag(rollout) > 0
+    return rollout.kv is KvAtSync.keep and overlap_of(rollout).cuts_at_sync

@@ -15,12 +15,12 @@ from rlmath.types import Group, Problem, Repetition, Sample
 from rlmath.utils.daemon_threads import DaemonThreads
 from rlmath.utils.futures import gather, resolve, when_all
 
-# Maximum delay until a cancelled wait for grades ends.
-LOOK_EVERY_S = 0.5
+# How often what waits for grades looks whether it is to end.
+LOOK_EVERY_S = 0.1
 
 
-class GradingCancelled(Exception):
-    """Waiting for grades was cancelled because the run ends."""
+class SamplingCancelled(Exception):
+    """The step or the run that was sampled for ends."""
 
 
 class Grading:
@@ -97,14 +97,14 @@ class Grading:
 
         Raises:
             RewardError: A reward failed.
-            GradingCancelled: Cancelled while blocked.
+            SamplingCancelled: Cancelled while blocked.
         """
         left = {id_: group for id_, group in self._graded.items() if id_ not in self._given}
         while block and left:
             if wait(left.values(), LOOK_EVERY_S, return_when=FIRST_COMPLETED).done:
                 break
             if self._cancelled.is_set():
-                raise GradingCancelled
+                raise SamplingCancelled
         new = [id_ for id_, group in left.items() if group.done()]
         self._given.update(new)
         return [left[id_].result() for id_ in new]

@@ -9,12 +9,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import ray
 
 from rlmath.cluster.placement import EnginePlace
 from rlmath.cluster.processes import end_actors
+from rlmath.engines.engine import RolloutEngine
+from rlmath.engines.protocol import Engine
 from rlmath.engines.requests import EngineError, EngineSpec, EngineStartError, Request
 from rlmath.rollout.engine_process import EngineProcess
 from rlmath.rollout.generation import ANSWER_EVERY_S, Generation, MoreRequests
@@ -22,10 +24,12 @@ from rlmath.rollout.journal import StepJournal
 from rlmath.types import Sample
 
 if TYPE_CHECKING:
-    from rlmath.engines.layer_values import Noted
     from rlmath.weights.slices import WeightSlice
 
 log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 SHUTDOWN_TIMEOUT_S = 6.0
 
@@ -220,7 +224,7 @@ class RolloutPool:
         Raises:
             EngineError: An engine has another version.
         """
-        for index, found in enumerate(self._all("weights_version")):
+        for index, found in enumerate(self.ask(Engine.weights_version)):
             if found != version:
                 raise EngineError(
                     f"engine {index} has weights version {found} after the update to {version}"
@@ -255,12 +259,12 @@ class RolloutPool:
         """Return GPU memory to the actor; engines that do not share a GPU keep theirs."""
         if self._spec.sleeps:
             self.settle()
-            self._all("sleep")
+            self.ask(Engine.sleep)
 
     def wake(self, part: str) -> None:
         """Take back GPU memory for ``weights`` or ``kv_cache``; see ``sleep``."""
         if self._spec.sleeps:
-            self._all("wake", part)
+            self.ask(Engine.wake, part)
 
     def metrics(self) -> dict[str, float]:
         """``rollout/engine_restarts`` since the last call, and the idle shares of the last
@@ -269,49 +273,30 @@ class RolloutPool:
         metrics = {"rollout/engine_restarts": float(count)}
         return metrics if self.generation is None else metrics | self.generation.metrics()
 
-    def stats(self) -> list[dict[str, int]]:
-        """Pending requests, generated tokens and weights version of each engine."""
-        return self._all("stats")
+    def ask(
+        self, method: Callable[Concatenate[Any, P], T], *arguments: P.args, **more: P.kwargs
+    ) -> list[T]:
+        """Results of a method of :class:`rlmath.engines.protocol.Engine`, such as
+        ``ask(Engine.gpus)``, on each engine.
 
-    def weights_checksums(self) -> list[dict[str, str]]:
-        """SHA-256 of each engine's parameters; see ``RolloutEngine.weights_checksums``."""
-        return self._all("weights_checksums")
+        Raises:
+            EngineError: An engine failed.
+        """
+        name = method.__name__
+        refs = [getattr(one.handle, name).remote(*arguments, **more) for one in self._engines]
+        return [engine.get(ref) for engine, ref in zip(self._engines, refs, strict=True)]
 
     def weights_fingerprints(self, part: WeightSlice | None = None) -> list[dict[str, int | None]]:
-        """Fingerprints of each engine's weights; see ``RolloutEngine.weights_fingerprints``."""
-        return self._all("weights_fingerprints", part)
-
-    def constants(self) -> list[list[dict[str, Any]]]:
-        """Constants of each engine's workers; see ``Engine.constants``."""
-        return self._all("constants")
-
-    def parameter_sums(self) -> list[list[dict[str, int]]]:
-        """Parameter sums of each engine's workers; see ``Engine.parameter_sums``."""
-        return self._all("parameter_sums")
-
-    def layer_values(self, tokens: list[int]) -> list[list[Noted] | None]:
-        """Layer values of each engine; see ``Engine.layer_values``."""
-        return self._all("layer_values", tokens)
-
-    def cached_blocks(self) -> list[int]:
-        """Cached blocks of each engine; see ``Engine.cached_blocks``."""
-        return self._all("cached_blocks")
-
-    def kv_cache_tokens(self) -> list[int]:
-        """KV-cache tokens of each engine; see ``Engine.kv_cache_tokens``."""
-        return self._all("kv_cache_tokens")
-
-    def gpus(self) -> list[list[str]]:
-        """GPUs of each engine's workers; see ``Engine.gpus``."""
-        return self._all("gpus")
+        """Fingerprints of each engine's weights; see ``Engine.weights_fingerprints``."""
+        return self.ask(Engine.weights_fingerprints, part)
 
     def call_engines(self, function: Callable[[Any], Any]) -> list[Any]:
         """``function(engine)`` with the ``LLMEngine`` of each engine: for tests and drills."""
-        return self._all("call_engine", function)
+        return self.ask(RolloutEngine.call_engine, function)
 
     def call_workers(self, function: Callable[[Any], Any]) -> list[list[Any]]:
         """``function(worker)`` in each vLLM worker, by engine: for tests and drills."""
-        return self._all("call_workers", function)
+        return self.ask(RolloutEngine.call_workers, function)
 
     def shutdown(self) -> None:
         """End the engines and their workers; kill those that do not end within seconds.
@@ -441,10 +426,6 @@ class RolloutPool:
         self.verified_syncs = 0
         if self._spec.sleeps:
             engine.get(engine.handle.wake.remote("kv_cache"))
-
-    def _all(self, method: str, *arguments: Any) -> list[Any]:
-        refs = [getattr(engine.handle, method).remote(*arguments) for engine in self._engines]
-        return [engine.get(ref) for engine, ref in zip(self._engines, refs, strict=True)]
 
 
 def _without_numbers(error: EngineError) -> str:

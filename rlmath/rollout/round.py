@@ -1,4 +1,4 @@
-"""The result of a step's sampling, until the step takes it."""
+"""The result of a step's sampling, until the step takes it and then."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class Round:
         dropped: Reason of the drop by problem.
         metrics: Set when the sampling ends.
         engines: Each engine's work, see ``Generation.summary``.
-        is_open: Whether these groups were sampled early, while the previous step trained, and the
-            step's own sampling is still to come.
+        is_open: Whether these groups were sampled while the previous step trained, and the step's
+            own sampling is still to come.
     """
 
     step: int
@@ -77,3 +77,25 @@ class Round:
             state["engines"],
             state["open"],
         )
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """The result of a step's sampling.
+
+    Attributes:
+        groups: Groups to train on; empty when too few passed the filter, which are then kept for
+            the next step.
+        finished: All groups sampled in this step, in the order of their problems.
+        metrics: ``sampling/...`` and ``curriculum/...``.
+        shortage: Why there are fewer groups than ``prompts_per_step``; empty if there are not.
+        dropped: The filter's reason for each dropped group, by problem.
+        engines: Summary of each engine's work; see ``Generation.summary``.
+    """
+
+    groups: tuple[Group, ...]
+    finished: tuple[Group, ...]
+    metrics: dict[str, float]
+    shortage: str
+    dropped: dict[str, str]
+    engines: Mapping[str, Any] | None = None

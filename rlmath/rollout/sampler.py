@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
+import functools
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from rlmath.algorithms.advantages import ADVANTAGES
@@ -15,47 +17,29 @@ from rlmath.algorithms.filters import drop_reasons
 from rlmath.batching.from_groups import apply_truncation_penalty
 from rlmath.config.actor import RoutingReplay
 from rlmath.config.options import CURRICULUM_OPTIONS, FILTER_OPTIONS
-from rlmath.config.rollout import max_lag
-from rlmath.config.schema import Config, RolloutSchedule
+from rlmath.config.rollout import keeps_kv, overlap_of
+from rlmath.config.schema import Config
 from rlmath.data import Stream
-from rlmath.rollout.collect import Collector
+from rlmath.engines.requests import Request
+from rlmath.rollout.collect import LOOK_EVERY_S, Collector, Grading, SamplingCancelled
 from rlmath.rollout.group_state import group_from_state, group_to_state
 from rlmath.rollout.journal import SampleJournal
 from rlmath.rollout.lag import LengthTotals, lag_metrics
 from rlmath.rollout.ledger import Event, Ledger, LedgerError
 from rlmath.rollout.live_group import LiveGroup
 from rlmath.rollout.pool import RolloutPool
-from rlmath.rollout.round import Round
+from rlmath.rollout.round import Round, Sampled
 from rlmath.rollout.schedule import live_target, steps_that_train
 from rlmath.rollout.seeds import requests_for
 from rlmath.rollout.step_sampling import SamplingParts, StepSampling
 from rlmath.types import Group, Problem
 
 
-@dataclass(frozen=True)
-class Sampled:
-    """The result of a step's sampling.
-
-    Attributes:
-        groups: Groups to train on; empty when too few passed the filter, which are then kept for
-            the next step.
-        finished: All groups sampled in this step, in the order of their problems.
-        metrics: ``sampling/...`` and ``curriculum/...``.
-        shortage: Why there are fewer groups than ``prompts_per_step``; empty if there are not.
-        dropped: The filter's reason for each dropped group, by problem.
-        engines: Summary of each engine's work; see ``Generation.summary``.
-    """
-
-    groups: tuple[Group, ...]
-    finished: tuple[Group, ...]
-    metrics: dict[str, float]
-    shortage: str
-    dropped: dict[str, str]
-    engines: Mapping[str, Any] | None = None
-
-
 class Sampler:
     """Takes problems from a stream and has them sampled until a step has its groups.
+
+    One thread may be in :meth:`generate` while another one calls :meth:`poll`, :meth:`take`,
+    :meth:`stop` and :meth:`cancel`.
 
     Args:
         config: Checked settings.
@@ -64,6 +48,10 @@ class Sampler:
         ledger: The run's ledger; ``None``: one in memory.
         journal: The run's journal; ``None``: a crash loses unfinished samples.
         on_kept: Called with each group that passed the filter, while others are sampled.
+
+    Attributes:
+        changed: Guards the sampler; notified when there are new requests or grades.
+        round: Sampled groups that no step has taken yet.
     """
 
     def __init__(
@@ -91,11 +79,9 @@ class Sampler:
         self.ledger = ledger or Ledger()
         self.journal = journal or SampleJournal()
         self._on_kept = on_kept
-        self._max_lag = max_lag(config.rollout)
+        self._overlap = overlap_of(config.rollout)
+        self._max_lag = self._overlap.max_lag
         self._wants_routes = config.actor.routing_replay is RoutingReplay.engine
-        schedule = config.rollout.schedule
-        self._carries_over = schedule is RolloutSchedule.carry_over
-        self._cuts = self._carries_over or schedule is RolloutSchedule.continuous
         # Last step that may train each group that was admitted under other settings and may exceed
         # the present ones' age.
         self._last_steps: dict[int, int] = {}
@@ -109,9 +95,14 @@ class Sampler:
         self._lengths = LengthTotals()
         # Number of groups to have under way or waiting.
         self._live_target = algorithm.prompts_per_step
-        # The sampled round that its step has not taken yet, and events not yet in the ledger.
-        self.round: Round | None = None
+        # The sampling under way, the grading of the one before, and events not yet in the ledger.
+        self._work: StepSampling | None = None
+        self._grading: Grading | None = None
         self._events: list[dict[str, Any]] = []
+        self.round: Round | None = None
+        self.changed = threading.Condition()
+        # Whether what samples is to end, or to fail.
+        self._stopped = self._cancelled = False
         # Problems skipped in this step because of their cooldown.
         self._skipped = 0
 
@@ -120,30 +111,18 @@ class Sampler:
         """Whether the next step's sampling is done, so that :meth:`take` can follow."""
         return self.round is not None and not self.round.is_open
 
-    def sample(
-        self,
-        step: int,
-        pool: RolloutPool,
-        collector: Collector,
-        while_grading: Callable[[], Any],
-        weights: str | None = None,
-    ) -> Sampled:
-        """Sample the groups of a step, unless that is done, and take them."""
-        if not self.is_sampled:
-            self.generate(step, pool, collector, while_grading, weights)
-        return self.take(step)
-
     def generate(
         self,
         step: int,
         pool: RolloutPool,
         collector: Collector,
-        while_grading: Callable[[], Any],
+        while_grading: Callable[[], Any] = contextlib.nullcontext,
         weights: str | None = None,
         *,
         ahead: bool = False,
     ) -> Round:
-        """Sample and grade until a step has its groups, or may request no more.
+        """Sample and grade until a step has its groups, or may request no more; where responses are
+        cut at the weight sync, until :meth:`stop`.
 
         Args:
             step: The optimization step that trains the groups, from 1.
@@ -154,38 +133,169 @@ class Sampler:
             weights: Identity of the sampling weights, for the journal; ``None``: unknown.
             ahead: Whether the step before is still in progress: the engines have that one's
                 weights, and the ledger records the groups as admitted in it.
+
+        Raises:
+            SamplingCancelled: After :meth:`cancel`.
         """
         assert not self.is_sampled, f"step {step} was already sampled"
-        self._admit_resumed(step)
-        work = StepSampling(
-            step - ahead,
-            self._parts(step, step - ahead, collector),
+        with self.changed:
+            work = self.open(step - ahead, collector, while_grading, is_taken=ahead)
+            requests = work.begin()
+        more = functools.partial(self._more, work)
+        # A pool that is to be cut waits for it.
+        until_cut = {"outlasts_engines": True} if self._overlap.cuts_at_sync else {}
+        with self.journal.step(step, weights) as journal:
+            for sample in pool.generate(requests, more, journal, **until_cut):
+                with self.changed:
+                    work.take(sample)
+            journal.tell(step)
+        return self.close(step - ahead)
+
+    def _more(self, work: StepSampling, engines_idle: bool) -> list[Request]:
+        with self.changed:
+            while not self._stopped:
+                if self._cancelled:
+                    raise SamplingCancelled
+                requests = work.more(engines_idle)
+                self.changed.notify_all()
+                if requests or not (engines_idle and self._overlap.cuts_at_sync):
+                    return requests
+                self.changed.wait(LOOK_EVERY_S)
+        return []
+
+    def stop(self) -> None:
+        """Let :meth:`generate` add no more requests. It ends when the pool is cut."""
+        with self.changed:
+            self._stopped = True
+            self.changed.notify_all()
+
+    def cancel(self) -> None:
+        """Let :meth:`generate` fail within seconds, at the next answer of an engine."""
+        self._cancelled = True
+
+    def open(
+        self,
+        step: int,
+        collector: Collector,
+        while_grading: Callable[[], Any] = contextlib.nullcontext,
+        *,
+        is_taken: bool = False,
+    ) -> StepSampling:
+        """Begin to sample; :meth:`close` ends it.
+
+        Args:
+            step: The step under way.
+            collector: The grading.
+            while_grading: See :meth:`generate`.
+            is_taken: Whether the step has its groups already.
+        """
+        self._admit_resumed(step + is_taken)
+        overlap, steps_left = self._overlap, self._max_lag
+        if overlap.cuts_at_sync:  # What no step of the run trains is not begun.
+            steps_left = max(0, self._config.runner.steps - step)
+        self._work = StepSampling(
+            step,
+            self._parts(step + is_taken, step, collector),
             self._live.values(),
-            budget_tokens=self._config.rollout.carry_over_tokens,
-            live_groups=self._live_target,
+            steps_left=steps_left,
+            live_groups=None if overlap.cuts_at_sync else self._live_target,
+            before=self._grading,
+            is_taken=is_taken,
             while_grading=while_grading,
         )
-        with self.journal.step(step, weights) as journal:
-            for sample in pool.generate(work.begin(), work.more, journal):
-                work.take(sample)
-            journal.tell(step)
-        self._live = dict(sorted(work.unfinished.items()))
-        for one in self._live.values():
-            one.graded.clear()
-        done = self._add_round(step, work, work.finished, work.dropped)
-        if self._carries_over and self._max_lag:
-            target = self._config.algorithm.prompts_per_step
-            self._live_target = live_target(len(work.cut_groups), target, self._max_lag)
+        self._live = self._work.unfinished
+        return self._work
+
+    def poll(self) -> bool:
+        """Take finished grades.
+
+        Returns:
+            Whether the step can take its groups.
+        """
+        with self.changed:
+            if self._work is None:
+                return self.is_sampled
+            self._work.look()
+            return self._work.is_ready
+
+    def take(self, step: int) -> Sampled:
+        """Take the groups of a step, which is sampled, or ready while its sampling continues.
+
+        In the latter case ``finished`` has these groups and those dropped since the step before.
+        """
+        with self.changed:
+            work = self._work
+            if work is not None:
+                self._gather(work)
+            done, self.round = self.round, None
+            assert done is not None and done.step == step, f"step {step} was not sampled"
+            groups, counts = self._pop(step)
+            finished = [group for _, group in sorted(done.finished.items())]
+            if work is not None:
+                work.is_taken = True
+                finished = [*groups, *(g for g in finished if g.problem.id in done.dropped)]
+            metrics = done.metrics | self._metrics(counts, len(groups), step)
+            if self._max_lag:
+                self._lengths.add(done.finished.values(), groups)
+                live = [sample for group in self._live.values() for sample in group.known()]
+                metrics |= lag_metrics(groups, step - 1) | self._lengths.bias(live)
+        return Sampled(
+            groups=tuple(groups),
+            finished=tuple(finished),
+            metrics=metrics,
+            shortage=self._shortage(counts, len(groups)),
+            dropped=done.dropped,
+            engines=done.engines,
+        )
+
+    def close(self, step: int) -> Round:
+        """End the sampling of a step, whose remaining samples are all finished or cut.
+
+        Returns:
+            What no step has taken yet.
+        """
+        with self.changed:
+            work, self._work, self._stopped = self._work, None, False
+            assert work is not None and work.step == step, f"step {step} is not being sampled"
+            self._live = dict(sorted(work.unfinished.items()))
+            # Grades that are under way are not asked for again.
+            is_graded = any(group.is_complete for group in self._live.values())
+            self._grading = work.grading if is_graded else None
+            done = self._gather(work)
+            if self._overlap.budget_tokens is not None:
+                target = self._config.algorithm.prompts_per_step
+                self._live_target = live_target(len(work.cut_groups), target, self._max_lag)
+            if work.is_taken:
+                self._write_events(step)
+            return done
+
+    def _gather(self, work: StepSampling) -> Round:
+        """Add what was graded since the last call to the round of the step that takes next."""
+        finished, dropped, events = work.split()
         # In an order independent of engines: the first event of each group comes first.
-        events = sorted(work.events, key=lambda event: event["group"])
-        if ahead:
-            kept = [ordinal for ordinal, _ in self._groups.carried_over]
-            events += [{"event": Event.carried_over, "group": ordinal} for ordinal in sorted(kept)]
-            self.ledger.write(step - 1, events)
-            self.ledger.check(step - 1, kept)
-        else:
-            self._events = events
-        return done
+        self._events = sorted(events, key=lambda event: event["group"])
+        step = work.step + work.is_taken
+        self._see_rates(finished, step)
+        before = self.round or Round(step, {}, {})
+        self.round = Round(
+            step,
+            before.finished | finished,
+            before.dropped | dropped,
+            before.metrics | self._work_metrics(work),
+            before.engines,
+            is_open=self._overlap.cuts_at_sync,
+        )
+        return self.round
+
+    def _write_events(self, step: int) -> None:
+        """Write what became of groups since the step took its own."""
+        events, self._events = self._events, []
+        live = self._live.keys() | {ordinal for ordinal, _ in self._groups.carried_over}
+        admitted = {event["group"] for event in events if event["event"] == Event.admitted}
+        left = sorted(live & admitted)
+        events += [{"event": Event.carried_over, "group": ordinal} for ordinal in left]
+        self.ledger.write(step, events)
+        self.ledger.check(step, live)
 
     def _parts(self, step: int, now: int, collector: Collector) -> SamplingParts:
         """The shared parts of sampling for a step, where ``now`` is the step that admits."""
@@ -193,57 +303,20 @@ class Sampler:
         self._skipped, seen = 0, self._ids_in_use()
 
         def admit(count: int) -> list[LiveGroup]:
-            return self._admit_next(count, step, now, seen)
+            problems = self._next_problems(count, step, seen)
+            return [self._admit(problem, step, now) for problem in problems]
 
         return SamplingParts(
             kept=self._groups,
             kept_since=self._kept_since,
             last_steps=self._last_steps,
             groups_per_step=algorithm.prompts_per_step,
-            max_lag=self._max_lag if self._cuts else 0,
+            overlap=self._overlap,
+            keeps_kv=keeps_kv(self._config.rollout),
             admit=admit,
             grading=collector.begin(algorithm.group_size),
             graded=self._with_penalty,
             on_kept=self._on_kept,
-        )
-
-    def _add_round(
-        self,
-        step: int,
-        work: StepSampling,
-        finished: Mapping[int, Group],
-        dropped: Mapping[str, str],
-        *,
-        is_open: bool = False,
-    ) -> Round:
-        """Add groups graded since the last call to the round of a step, and return it."""
-        self._see_rates(finished, step)
-        if self.round is not None:
-            finished, dropped = (
-                {**self.round.finished, **finished},
-                {**self.round.dropped, **dropped},
-            )
-        metrics = self._work_metrics(work)
-        self.round = Round(step, dict(finished), dict(dropped), metrics, is_open=is_open)
-        return self.round
-
-    def take(self, step: int) -> Sampled:
-        """Take the groups of a step from the round that :meth:`generate` sampled."""
-        done, self.round = self.round, None
-        assert done is not None and done.step == step, f"step {step} was not sampled"
-        groups, counts = self._pop(step)
-        metrics = done.metrics | self._metrics(counts, len(groups), step)
-        if self._max_lag:
-            self._lengths.add(done.finished.values(), groups)
-            live = [sample for group in self._live.values() for sample in group.known()]
-            metrics |= lag_metrics(groups, step - 1) | self._lengths.bias(live)
-        return Sampled(
-            groups=tuple(groups),
-            finished=tuple(done.finished[ordinal] for ordinal in sorted(done.finished)),
-            metrics=metrics,
-            shortage=self._shortage(counts, len(groups)),
-            dropped=done.dropped,
-            engines=done.engines,
         )
 
     def _pop(self, step: int) -> tuple[list[Group], PoolCounts]:
@@ -267,8 +340,13 @@ class Sampler:
         return groups, counts
 
     def max_response_tokens(self, step: int) -> int:
-        """Longest response in a step, in tokens."""
-        return max_response_tokens(self._config, step)
+        """Longest response in a step, counted from 1, in tokens."""
+        stages = self._config.algorithm.curriculum.length_stages
+        if not stages:
+            return self._config.rollout.max_response_tokens
+        return staged_length(
+            step - 1, [(stage.first_step - 1, stage.max_response_tokens) for stage in stages]
+        )
 
     def _ids_in_use(self) -> dict[str, int]:
         """Occurrence number, within its step, of each problem that is live or whose group was
@@ -289,18 +367,6 @@ class Sampler:
         for _, group in sorted(finished.items()):
             graded = [s.correct for s in group.samples if s.correct is not None]
             self._rates.update(self._data_id(group.problem.id), sum(graded), len(graded), step)
-
-    def _admit_next(self, count: int, step: int, now: int, seen: dict[str, int]) -> list[LiveGroup]:
-        """Admit groups of the next problems.
-
-        Args:
-            count: Number of groups.
-            step: The step that trains them.
-            now: The step that admits them.
-            seen: See :meth:`_next_problems`.
-        """
-        problems = self._next_problems(count, step, seen)
-        return [self._admit(problem, step, now) for problem in problems]
 
     def _next_problems(self, count: int, step: int, seen: dict[str, int]) -> list[Problem]:
         """The next problems off cooldown, with their own ids.
@@ -388,7 +454,7 @@ class Sampler:
         metrics: dict[str, float] = {}
         if self._config.algorithm.curriculum.cooldown:
             metrics["curriculum/skipped_problems"] = float(self._skipped)
-        if self._cuts and self._max_lag:
+        if self._overlap.cuts:
             unfinished = sum(group.unfinished for group in self._live.values())
             metrics |= {
                 "sampling/live_groups": float(len(self._live)),
@@ -522,13 +588,3 @@ def _number(problem_id: str) -> int:
     """How often a problem had come in a step when it was given this id."""
     number = problem_id.rpartition("#")[2]
     return int(number) if "#" in problem_id and number.isdigit() else 1
-
-
-def max_response_tokens(config: Config, step: int) -> int:
-    """Longest response in a step, counted from 1, in tokens."""
-    stages = config.algorithm.curriculum.length_stages
-    if not stages:
-        return config.rollout.max_response_tokens
-    return staged_length(
-        step - 1, [(stage.first_step - 1, stage.max_response_tokens) for stage in stages]
-    )

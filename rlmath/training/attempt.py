@@ -19,7 +19,6 @@ from rlmath.evaluation.held_out import HeldOut, load_held_out
 from rlmath.monitor import Listeners, Monitor, open_monitor, read_metrics, set_aside
 from rlmath.monitor.collapse import CollapseDetectors
 from rlmath.rollout import watchdog_probes as waiting
-from rlmath.rollout.continuous import sampler_of
 from rlmath.rollout.journal import FOLDER as JOURNAL_FOLDER
 from rlmath.rollout.journal import SampleJournal
 from rlmath.rollout.ledger import LEDGER_FILE, Ledger
@@ -165,7 +164,7 @@ def connect(run: Running, begin: _Begin, stack: contextlib.ExitStack) -> Trainin
     stack.callback(kept.close)
     submit = (lambda _: None) if run.teacher is None else run.teacher.submit
     least = least_groups(config, run.layout)
-    sampler = sampler_of(config, begin.stream, least, ledger, journal, submit)
+    sampler = Sampler(config, begin.stream, least, ledger, journal, submit)
     coefficients = Coefficients(config.algorithm)
     states: dict[str, HasState] = {
         "sampler": sampler,

@@ -16,7 +16,7 @@ from rlmath.algorithms.alignment import Alignment
 from rlmath.config.schema import Config
 from rlmath.monitor import Monitor
 from rlmath.rollout import weight_sync
-from rlmath.rollout.sampler import Sampled
+from rlmath.rollout.round import Sampled
 from rlmath.rollout.wake_room import WakeRoom
 from rlmath.rollout.weight_sync import Verification
 from rlmath.training.algorithm_settings import reference_share

@@ -137,8 +137,9 @@ def to_hf(
     if saved.lora is not None:
         merge = _attach_adapters(module, saved, source, spec, platform)
     load_weights(module, saved.folder)
-    save_to_hf([module], folder, source, spec, parallel, overwrite=overwrite, merge=merge)
-    held = BucketGatherer([module], spec, parallel, merge=merge).fingerprints()
+    gatherer = BucketGatherer([module], spec, parallel, merge=merge)
+    save_to_hf(gatherer, spec, folder, source, overwrite=overwrite)
+    held = gatherer.fingerprints()
     compare_fingerprints(held, folder_fingerprints(folder), str(folder))
     return len(held)
 

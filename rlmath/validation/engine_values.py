@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from rlmath.engines.layer_values import AFTER_LAYERS, Noted, Values
+from rlmath.engines.protocol import Engine
 from rlmath.rollout.pool import RolloutPool
 
 
@@ -23,7 +24,7 @@ def engine_values(
         Float32 values on the host; of the output layer only the last row. ``None``: the engine has
         other requests, whose tokens would be among these.
     """
-    noted = pool.layer_values(tokens)[index]
+    noted = pool.ask(Engine.layer_values, tokens)[index]
     if noted is None:
         return None
     values = together(noted)

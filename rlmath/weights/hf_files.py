@@ -163,7 +163,6 @@ class HfFolderWriter:
         tensors: Shape and type of each tensor, in the order in which they will be added.
         source: Folder with the model's config.json and tokenizer.
         shard_size_mib: Maximum size of a file.
-        card: Text of README.md; ``None``: a short default.
         overwrite: Replace everything in the folder.
 
     Raises:
@@ -176,14 +175,12 @@ class HfFolderWriter:
         tensors: Mapping[str, tuple[tuple[int, ...], torch.dtype]],
         source: str | Path,
         shard_size_mib: int = 4096,
-        card: str | None = None,
         overwrite: bool = False,
     ) -> None:
         self.folder = Path(folder)
         if self.folder.exists() and not self.folder.is_dir():
             check_target(self.folder)
         self._source = Path(source)
-        self._card = card
         self._tensors = dict(tensors)
         self._shards = _cut_into_shards(self._tensors, shard_size_mib * 2**20)
         self._order = iter([(name, i) for i, shard in enumerate(self._shards) for name in shard])
@@ -232,7 +229,7 @@ class HfFolderWriter:
         if len(self._shards) > 1:
             self._write_index()
         dtype = next(iter(self._tensors.values()))[1]
-        write_model_files(self._partial, self._source, dtype, self._card, self.folder.name)
+        write_model_files(self._partial, self._source, dtype, self.folder.name)
         for path in self._partial.iterdir():
             sync(path)
         sync(self._partial)
@@ -325,7 +322,6 @@ def write_model_files(
     folder: Path,
     source: Path,
     dtype: torch.dtype,
-    card: str | None = None,
     name: str | None = None,
 ) -> None:
     """Write everything except the tensors: configs, tokenizer and model card.
@@ -334,24 +330,21 @@ def write_model_files(
         folder: Target folder.
         source: Folder of the model that training started from.
         dtype: Type of the weights, written to config.json.
-        card: Text of README.md; ``None``: a short default.
-        name: Name of the model in the default text; ``None``: the folder's.
+        name: Name of the model in README.md; ``None``: the folder's.
     """
     config = read_config(source)
     key = "torch_dtype" if "torch_dtype" in config else "dtype"
     config[key] = str(dtype).removeprefix("torch.")
     _write_json(folder / "config.json", config)
-    for name in TOKENIZER_FILES:
-        if (source / name).is_file():
-            shutil.copyfile(source / name, folder / name)
+    for file in TOKENIZER_FILES:
+        if (source / file).is_file():
+            shutil.copyfile(source / file, folder / file)
     _write_json(folder / "generation_config.json", generation_config(source))
-    if card is None:
-        architecture = model_spec(config).architecture
-        card = (
-            "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n- rlmath\n"
-            f"---\n\n# {name or folder.name}\n\n"
-            f"A {architecture} trained with rlmath. Weights are in {config[key]}.\n"
-        )
+    card = (
+        "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n- rlmath\n"
+        f"---\n\n# {name or folder.name}\n\n"
+        f"A {model_spec(config).architecture} trained with rlmath. Weights are in {config[key]}.\n"
+    )
     (folder / "README.md").write_text(card, encoding="utf-8")
 
 

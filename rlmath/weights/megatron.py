@@ -19,7 +19,7 @@ from rlmath.config.weights import BUCKET_MIB
 from rlmath.errors import WeightsError
 from rlmath.model.rank_layout import ParallelRank
 from rlmath.model.spec import ModelSpec
-from rlmath.weights.gather import BucketGatherer, Merge
+from rlmath.weights.gather import BucketGatherer
 from rlmath.weights.hf_files import HfFolderReader, HfFolderWriter, fused_for_files
 from rlmath.weights.parameters import local_parameters
 from rlmath.weights.pieces import (
@@ -125,17 +125,12 @@ def hf_tensors(
 
 
 def save_to_hf(
-    model_chunks: Sequence[nn.Module],
+    gatherer: BucketGatherer,
+    spec: ModelSpec,
     folder: str | Path,
     source: str | Path,
-    spec: ModelSpec,
-    parallel: ParallelRank,
-    bucket_size_mib: float = BUCKET_MIB,
     shard_size_mib: int = 4096,
-    dtype: torch.dtype | None = None,
-    card: str | None = None,
     overwrite: bool = False,
-    merge: Merge | None = None,
 ) -> None:
     """Write the model as a Hugging Face folder; it appears when it is complete.
 
@@ -143,46 +138,27 @@ def save_to_hf(
     complete.
 
     Args:
-        model_chunks: As for ``load_from_hf``.
+        gatherer: Gathers the model's weights.
+        spec: The model spec.
         folder: Target; an older model there is replaced, other files in it are kept.
         source: Folder with config.json, generation_config.json and the tokenizer.
-        spec: The model spec.
-        parallel: This rank.
-        bucket_size_mib: As for ``hf_tensors``.
         shard_size_mib: Maximum size of a safetensors file.
-        dtype: Type to write; ``None``: each parameter's own.
-        card: Text of README.md; ``None``: a short default.
         overwrite: Replace everything in the folder.
-        merge: As for ``BucketGatherer``.
 
     Raises:
         WeightsError: As ``hf_tensors``, or on the writing rank if the folder cannot be written.
     """
-    gatherer = BucketGatherer(model_chunks, spec, parallel, bucket_size_mib, dtype, merge=merge)
-    writes = parallel.global_rank == 0
-    if not writes:
+    if gatherer.parallel.global_rank == 0:
+        types = {meta.name: meta.dtype for meta in gatherer.tensors}
+        parts, shapes = file_tensors(spec), file_shapes(spec)
+        announced = {name: (shape, types[parts[name][0]]) for name, shape in shapes.items()}
+        with HfFolderWriter(folder, announced, source, shard_size_mib, overwrite) as writer:
+            tensors = itertools.chain.from_iterable(gatherer.gather(0))
+            for name, tensor in fused_for_files(spec, tensors):
+                writer.add(name, tensor)
+    else:
         for _ in gatherer.gather(0):
             pass
-    else:
-        _write(gatherer, spec, Path(folder), Path(source), shard_size_mib, card, overwrite)
-    if parallel.group is not None:
+    if gatherer.parallel.group is not None:
         # All ranks, not only this copy of the model: any of them may read the folder next.
         dist.barrier()
-
-
-def _write(
-    gatherer: BucketGatherer,
-    spec: ModelSpec,
-    folder: Path,
-    source: Path,
-    shard_size_mib: int,
-    card: str | None,
-    overwrite: bool,
-) -> None:
-    types = {meta.name: meta.dtype for meta in gatherer.tensors}
-    parts = file_tensors(spec)
-    announced = {name: (shape, types[parts[name][0]]) for name, shape in file_shapes(spec).items()}
-    with HfFolderWriter(folder, announced, source, shard_size_mib, card, overwrite) as writer:
-        tensors = itertools.chain.from_iterable(gatherer.gather(0))
-        for name, tensor in fused_for_files(spec, tensors):
-            writer.add(name, tensor)

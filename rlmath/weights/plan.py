@@ -141,7 +141,7 @@ def plan_weights(
             # The last stage's copy of the embedding; the first stage sends the original.
             continue
         stage = _stage(entry, layer, stage_of, actor.pipeline_parallel)
-        for op in _gathers(entry, spec, actor, stage, padded, layer, expert, sizes, dtype):
+        for op in _gathers(entry, spec, actor, stage, layer, expert, sizes, dtype):
             gathers.setdefault(op.tensor, []).append(op)
         for op in _loads(entry, spec, engine, layer, expert, sizes, dtype):
             loads.setdefault(op.tensor, []).append(op)
@@ -168,7 +168,6 @@ def _gathers(
     spec: ModelSpec,
     actor: Layout,
     stage: int,
-    padded: int,
     layer: int | None,
     expert: int | None,
     sizes: dict[str, tuple[int, ...]],
@@ -176,6 +175,7 @@ def _gathers(
 ) -> Iterator[Operation]:
     """Runs that each trainer rank sends; the first rank sends what all of them have."""
     ep, ranks = 0, actor.tensor_parallel
+    padded = padded_vocab_size(spec.vocab, ranks)
     if expert is not None:
         ep = expert // (spec.experts // actor.expert_parallel)
         ranks = actor.expert_tensor_parallel

@@ -635,10 +635,12 @@ def save(folder, case, target):
     """Load a folder and save it as another."""
     from rlmath.model.rank_layout import ParallelRank
     from rlmath.model.spec import read_model_spec
+    from rlmath.weights.gather import BucketGatherer
     from rlmath.weights.megatron import load_from_hf, save_to_hf
 
     chunks = _build(folder, case)
     spec = read_model_spec(folder)
     parallel = ParallelRank.from_megatron()
     load_from_hf(chunks, folder, spec, parallel)
-    save_to_hf(chunks, target, folder, spec, parallel, bucket_size_mib=0.05, shard_size_mib=1)
+    gatherer = BucketGatherer(chunks, spec, parallel, bucket_size_mib=0.05)
+    save_to_hf(gatherer, spec, target, folder, shard_size_mib=1)

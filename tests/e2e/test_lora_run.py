@@ -97,7 +97,7 @@ def test_engines_compute_adapters_and_a_resumed_run_too(material, tmp_path):
         "algorithm.kl_coef=0.1",
         "rollout.tensor_parallel=2",
         "rollout.schedule=carry_over",
-        "rollout.carry_over_tokens=20",
+        "rollout.cut_after_tokens=20",
         "rollout.max_lag=2",
         "algorithm.correction.kind=token_truncate",
         "weights.verify_every=1",

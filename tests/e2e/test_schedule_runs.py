@@ -28,7 +28,7 @@ SETTINGS = [
 ]
 CARRY_OVER = [
     "rollout.schedule=carry_over",
-    "rollout.carry_over_tokens=20",
+    "rollout.cut_after_tokens=20",
     "rollout.max_lag=2",
 ]
 
@@ -133,14 +133,14 @@ def test_without_a_lag_each_schedule_is_synchronous_to_the_last_bit(material, tm
 
     digests, ledger, names = run("synchronous")
     assert len([line for line in digests if "weights" in line]) == 3
-    budget = ["rollout.schedule=carry_over", "rollout.carry_over_tokens=20", "rollout.max_lag=0"]
+    budget = ["rollout.schedule=carry_over", "rollout.cut_after_tokens=20", "rollout.max_lag=0"]
     for name, schedule in (
         ("carry_over", budget),
         ("pipelined", ["rollout.schedule=pipelined", "rollout.max_lag=0"]),
         ("continuous", ["rollout.schedule=continuous", "rollout.max_lag=0"]),
     ):
         assert run(name, *schedule) == (digests, ledger, names), name
-    whole = ["rollout.schedule=carry_over", "rollout.carry_over_tokens=4096", "rollout.max_lag=2"]
+    whole = ["rollout.schedule=carry_over", "rollout.cut_after_tokens=4096", "rollout.max_lag=2"]
     assert run("uncut", *whole)[:2] == (digests, ledger)
 
 

@@ -17,6 +17,8 @@ from reference import (
 )
 from trainers import start_sender
 
+from rlmath.engines.engine import RolloutEngine
+
 LIMIT = 24
 LONG = 100
 
@@ -121,11 +123,15 @@ def test_an_unfinished_request_has_one_key(pool, sender):
 
 def cut_when(pool, requests, tokens_so_far):
     """Sample until the engines have generated that many tokens, and cut what is unfinished."""
-    begun = sum(stats["tokens_generated"] for stats in pool.stats())
+
+    def generated():
+        return sum(stats["tokens_generated"] for stats in pool.ask(RolloutEngine.stats))
+
+    begun = generated()
     with ThreadPoolExecutor(1) as thread:
         running = thread.submit(lambda: list(pool.generate(requests)))
         while not running.done():
-            if sum(s["tokens_generated"] for s in pool.stats()) - begun >= tokens_so_far:
+            if generated() - begun >= tokens_so_far:
                 pool.cut()
                 break
             time.sleep(0.01)
@@ -152,7 +158,7 @@ def test_engines_are_cut_at_any_moment_and_go_on_with_other_weights(pool, sender
             key = (sample.problem_id, sample.index)
             if len(sample.token_ids):
                 found[key] = sample
-        assert not any(stats["unfinished"] for stats in pool.stats())
+        assert not any(stats["unfinished"] for stats in pool.ask(RolloutEngine.stats))
         moved = reference.perturb(seed=seed)
         ray.get(sender.set_tensors.remote(moved))
         of_version[send(sender, pool)] = moved

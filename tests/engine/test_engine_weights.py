@@ -25,6 +25,7 @@ from reference import (
 )
 from trainers import start_sender, start_senders
 
+from rlmath.engines.engine import RolloutEngine
 from rlmath.engines.transports.segments import NamedSegments
 from rlmath.errors import UserError, WeightsError
 from rlmath.model.spec import read_model_spec
@@ -170,7 +171,7 @@ def test_two_ranks_of_one_engine_get_their_shards_and_leave_nothing(
             samples = list(pool.generate(make_requests(prompts, samples=3, temperature=2.0)))
             assert reference.largest_difference(prompts, samples, 2.0) < 1e-4
             assert max(token for s in samples for token in s.token_ids) < VOCABULARY
-        checksums = pool.weights_checksums()[0]
+        checksums = pool.ask(RolloutEngine.weights_checksums)[0]
         assert {key.split(":")[3] for key in checksums} == {"tp0", "tp1"}
         mapped = set().union(*map(_shared_memory_of, tree))
         assert mapped

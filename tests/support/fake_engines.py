@@ -19,7 +19,8 @@ from rlmath.checkpoint.driver_state import read_driver_state, write_driver_state
 from rlmath.config.load import load
 from rlmath.data import ProblemStream
 from rlmath.engines.requests import Request
-from rlmath.rollout.sampler import Sampled, Sampler
+from rlmath.rollout.round import Sampled
+from rlmath.rollout.sampler import Sampler
 from rlmath.training import group_source
 from rlmath.training.group_source import GroupSource
 from rlmath.types import Problem, Sample
@@ -113,7 +114,14 @@ def sample(
 ) -> tuple[Sampled, Engines]:
     """A step's groups from fake engines that have the weights of the step before."""
     engines = Engines(order_seed, step - 1, spread)
-    return sampler.sample(step, engines, collector, contextlib.nullcontext), engines  # type: ignore
+    return sample_from(engines, sampler, step, collector), engines
+
+
+def sample_from(engines: Any, sampler: Sampler, step: int, collector: Any) -> Sampled:
+    """A step's groups, sampled unless that is done."""
+    if not sampler.is_sampled:
+        sampler.generate(step, engines, collector)
+    return sampler.take(step)
 
 
 class FakePool(Engines):

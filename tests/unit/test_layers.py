@@ -175,10 +175,13 @@ def test_only_engines_import_vllm() -> None:
 
 
 # A step goes through these.
-MAIN_PATH = {"training", "rollout", "engines", "actor", "weights"}
+MAIN_PATH = {
+    *("training", "rollout", "engines", "actor", "weights"),
+    *("algorithms", "batching", "checkpoint"),
+}
 MOST_LINES, MOST_ARGUMENTS = 60, 8
-# Megatron and Triton set the first, and the others write files and predict times.
-MORE_ARGUMENTS = {"__init__", "_statistics", "_gradient", "save_to_hf", "_gathers"}
+# Megatron and Triton set them.
+MORE_ARGUMENTS = {"__init__", "_statistics", "_gradient"}
 
 
 def test_functions_of_the_main_path_fit_a_screen():

@@ -20,14 +20,14 @@ from rlmath.algorithms.filters import EVERY_GROUP
 from rlmath.commands.drill.fault import Fault, Scene
 from rlmath.commands.drill.material import make_model, rows, write_rows
 from rlmath.commands.drill.shrink import Shrunk
-from rlmath.config.rollout import max_lag
+from rlmath.config.rollout import overlap_of
 from rlmath.config.schema import Config
 from rlmath.data import load_problems, load_tokenizer
 from rlmath.data.mixture import stream_of
 from rlmath.errors import ComponentError, UserError
 from rlmath.monitor import Listeners, open_monitor
 from rlmath.monitor.collapse import CollapseDetectors, act
-from rlmath.rollout.continuous import sampler_of
+from rlmath.rollout.sampler import Sampler
 from rlmath.rollout.wake_room import WakeRoom
 from rlmath.rollout.weight_sync import sync_weights
 from rlmath.training.algorithm_settings import least_groups
@@ -213,7 +213,7 @@ class Drill:
         self._reset()
         runner = dataclasses.replace(config.runner, run_dir=str(folder))
         with open_monitor(folder, runner, config.runner.steps, listeners=listeners) as monitor:
-            sampler = sampler_of(config, stream, least_groups(config, started.layout))
+            sampler = Sampler(config, stream, least_groups(config, started.layout))
             detectors = CollapseDetectors(config.collapse)
             parts = StepParts(
                 started,
@@ -246,7 +246,7 @@ def steps_ahead(config: Config) -> int:
     groups that were too many for their step."""
     chosen = config.algorithm.filter
     too_many = 0 if chosen.keep == EVERY_GROUP else math.ceil(chosen.oversample) - 1
-    return max_lag(config.rollout) + too_many
+    return overlap_of(config.rollout).max_lag + too_many
 
 
 @dataclass(frozen=True)

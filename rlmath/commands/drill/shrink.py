@@ -217,9 +217,9 @@ def _changes(
     yield "rollout.tensor_parallel", 1
     yield "rollout.max_running_sequences", min(rollout.max_running_sequences, 32)
     yield "rollout.cpu_kv_cache_gib", 0.125
-    if rollout.carry_over_tokens is not None:
-        share = rollout.carry_over_tokens / rollout.max_response_tokens
-        yield "rollout.carry_over_tokens", max(1, round(share * RESPONSE_TOKENS))
+    if rollout.cut_after_tokens:
+        share = rollout.cut_after_tokens / rollout.max_response_tokens
+        yield "rollout.cut_after_tokens", max(1, round(share * RESPONSE_TOKENS))
     yield "cluster.device", Device.cpu.value
     yield "cluster.nodes", 1
     yield "cluster.gpus_per_node", 1

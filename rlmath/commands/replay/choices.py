@@ -21,7 +21,7 @@ from rlmath.commands.replay.source import Source
 from rlmath.config.arithmetic import RunLayout, resolve_layout
 from rlmath.config.load import with_values
 from rlmath.config.options import section_of
-from rlmath.config.rollout import RolloutSchedule, max_lag
+from rlmath.config.rollout import overlap_of
 from rlmath.config.schema import Config, Device, Placement
 from rlmath.config.settings import by_key, out_of_range
 from rlmath.config.teacher import TeacherConfig
@@ -153,7 +153,7 @@ def other_config(source: Source, config: Config, choices: Choices) -> Config:
             setattr(section, name, by_key()[key].default)
     other = copy.deepcopy(config)
     other.algorithm, other.value = changed.algorithm, changed.value
-    if other.rollout.schedule is not RolloutSchedule.synchronous and max_lag(other.rollout):
+    if overlap_of(other.rollout).max_lag:
         other.rollout.allow_uncorrected = True  # One update that is only looked at.
     known = {*_of_algorithm(config)}
     problems = [one for one in _of_algorithm(other) if one not in known]

@@ -27,6 +27,8 @@ _FACTS = (
     ("training data", "data.train_paths"),
     ("held-out data", "data.eval_paths"),
     ("schedule", "rollout.schedule"),
+    ("oldest group, steps", "rollout.max_lag"),
+    ("tokens before a cut", "rollout.cut_after_tokens"),
     ("advantage", "algorithm.advantage"),
     ("loss", "algorithm.loss"),
     ("problems per step", "algorithm.prompts_per_step"),

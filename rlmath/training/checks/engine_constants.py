@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from rlmath.actor.rotary import rope_inverse_frequencies
+from rlmath.engines.protocol import Engine
 from rlmath.errors import WeightsError
 from rlmath.model.rope import Rope
 from rlmath.model.spec import ModelSpec, read_model_spec
@@ -44,7 +45,7 @@ def check_constants(pool: RolloutPool, spec: ModelSpec) -> None:
     Raises:
         WeightsError: An engine has others.
     """
-    for index, workers in enumerate(pool.constants()):
+    for index, workers in enumerate(pool.ask(Engine.constants)):
         for found in workers:
             problem = wrong_constant(found, spec)
             if problem:

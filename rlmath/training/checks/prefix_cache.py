@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rlmath.engines.protocol import Engine
 from rlmath.errors import WeightsError
 from rlmath.rollout.pool import RolloutPool
 from rlmath.training.checks.base import AfterSync, Metrics, StepCheck
@@ -23,7 +24,7 @@ def check_prefix_cache(pool: RolloutPool) -> None:
     Raises:
         WeightsError: An engine has some.
     """
-    for index, left in enumerate(pool.cached_blocks()):
+    for index, left in enumerate(pool.ask(Engine.cached_blocks)):
         if left:
             raise WeightsError(
                 f"engine {index} still has {left} blocks in its prefix cache after the update to "

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 
 import numpy as np
 
+from rlmath.engines.protocol import Engine
 from rlmath.engines.requests import EngineError
 from rlmath.rollout.teacher import EngineTeacher, LogProbs, ToScore, sequences_of
 from rlmath.training.checks.base import AfterUpdate, BeforeUpdate, Metrics, StepCheck, report
@@ -48,7 +49,7 @@ class StillTeacher(StepCheck):
             self._again = scores.teacher.submit(self._sequence)
             return {}
         try:
-            found = scores.teacher.pool.parameter_sums()
+            found = scores.teacher.pool.ask(Engine.parameter_sums)
         except EngineError:
             return {}  # The teacher starts it again.
         self._sums = self._sums or found

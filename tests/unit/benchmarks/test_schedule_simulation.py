@@ -8,7 +8,7 @@ import pytest
 from benchmarks.simulation.lengths import Lengths, log_normal_lengths
 from benchmarks.simulation.simulate import Choice, Setup, Times, simulate
 from rlmath.config.load import load
-from rlmath.config.rollout import RolloutSchedule
+from rlmath.config.rollout import Overlap
 
 TIMES = Times(step_s=0.01, token_s=1e-6, prefill_token_s=1e-6, train_token_s=1e-5, fixed_s=2.0)
 CONFIG = load(
@@ -45,11 +45,11 @@ def test_steps_of_equal_lengths_take_what_the_formula_says():
 
 def test_a_budget_that_no_response_reaches_changes_nothing():
     lengths = log_normal_lengths(200, 4, 1500, 8000)
-    usual, budget = played(lengths, Choice()), played(lengths, Choice.carry_over(8000, 2))
+    usual, budget = played(lengths, Choice()), played(lengths, Choice(Overlap(2, 8000)))
     # The first steps, which fill the schedule, are not counted: other steps are.
     assert budget.lag_mean == budget.mixed_share == budget.recomputed_share == 0
     assert budget.step_s == pytest.approx(usual.step_s, rel=0.2)
-    same = played(lengths, Choice.carry_over(8000, 0))
+    same = played(lengths, Choice(Overlap(0, 8000)))
     assert same.step_s == usual.step_s and same.tokens_per_s == usual.tokens_per_s
 
 
@@ -58,7 +58,7 @@ def test_long_tails_are_what_carrying_over_is_for():
     tokens = np.where(draw.random((300, 4)) < 0.03, 8000, 500)
     lengths = Lengths(tokens)
     usual = played(lengths, Choice())
-    found = {lag: played(lengths, Choice.carry_over(2000, lag)) for lag in (1, 4)}
+    found = {lag: played(lengths, Choice(Overlap(lag, 2000))) for lag in (1, 4)}
     assert found[4].tokens_per_s > 1.5 * usual.tokens_per_s
     assert found[4].step_s < found[1].step_s < usual.step_s
     assert 0 < found[1].lag_p99 <= 1 < found[4].lag_p99 <= 4
@@ -70,7 +70,7 @@ def test_a_pipelined_step_takes_as_long_as_the_slower_side():
     """2 of 4 engines, and half the GPUs for the actor."""
     lengths = Lengths(np.full((16, 4), 1000))
     generate_s = 1000 * (0.01 + 1e-6 * 32 * 500) + 32 * 100 * 1e-6 + 0.1
-    found = played(lengths, Choice.pipelined(2))
+    found = played(lengths, Choice(Overlap(1), engines=2))
     assert found.generate_s == pytest.approx(generate_s, rel=1e-4)
     assert found.step_s == pytest.approx(generate_s + 2, rel=1e-4)
     train_s = 64 * 1100 * 1e-5 / 0.5
@@ -79,7 +79,7 @@ def test_a_pipelined_step_takes_as_long_as_the_slower_side():
     # With slow training it is the actor that the step waits for.
     slow = dataclasses.replace(TIMES, train_token_s=1e-3)
     setup = Setup(4, 64, 100, lengths, slow)
-    found = simulate(CONFIG, setup, Choice.pipelined(2), steps=5)
+    found = simulate(CONFIG, setup, Choice(Overlap(1), engines=2), steps=5)
     assert found.step_s == pytest.approx(64 * 1100 * 1e-3 / 0.5 + 2, rel=1e-4)
     assert found.actor_idle_share == pytest.approx(0, abs=1e-6)
 
@@ -107,9 +107,9 @@ def test_what_both_lose_while_they_work_at_the_same_time():
         return simulate(CONFIG, Setup(4, 64, 100, lengths, times), choice, steps=5).step_s
 
     assert step_s(Choice()) == pytest.approx(generate_s + train_s + 1, rel=1e-3)
-    pipelined = Choice(RolloutSchedule.pipelined, max_lag=1)
+    pipelined = Choice(Overlap(1))
     beside_s = generate_s / (1 - quarter)
-    continuous = Choice(RolloutSchedule.continuous, max_lag=2)
+    continuous = Choice(Overlap(2, 0))
     for choice in (pipelined, continuous):
         assert step_s(choice) == pytest.approx(train_s + quarter * beside_s + 1, rel=1e-2)
     # Engines that take longer than the actor are alone at the end.
@@ -132,9 +132,9 @@ def test_engines_sample_beside_what_a_step_has_to_prepare():
         return simulate(CONFIG, told, choice, steps=5).step_s
 
     assert step_s(Choice()) == pytest.approx(1.75 * generate_s + 1, rel=1e-3)
-    pipelined = Choice(RolloutSchedule.pipelined, max_lag=1)
+    pipelined = Choice(Overlap(1))
     assert step_s(pipelined) == pytest.approx(generate_s + 1, rel=1e-2)
-    continuous = Choice(RolloutSchedule.continuous, max_lag=2)
+    continuous = Choice(Overlap(2, 0))
     # Where the actor is what is waited for, it is its time.
     for choice in (pipelined, continuous):
         found = step_s(choice, prepare_s=generate_s)

@@ -1,4 +1,4 @@
-"""``rollout.schedule``: what is refused, and what ``--check`` says of it."""
+"""``rollout.schedule`` and its numbers: what is refused, and what ``--check`` says of it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from rlmath.checks.overview import describe_training
 from rlmath.checks.pairs import pair_problems
 from rlmath.checks.run import check
 from rlmath.config.load import load
+from rlmath.config.rollout import Overlap, overlap_of
 from rlmath.config.schema import Device
 from rlmath.errors import ConfigError
 from tests.unit.checks.config_cases import GPU_MACHINE
 
 BASE = ["model.path=m", "runner.run_dir=r", "rollout.schedule=carry_over"]
-BUDGET = "rollout.carry_over_tokens=4096"
+BUDGET = "rollout.cut_after_tokens=4096"
 CORRECTED = "algorithm.correction.kind=token_truncate"
 
 
@@ -41,9 +42,48 @@ def test_what_works(overrides: list[str]) -> None:
     assert problems(*overrides) == []
 
 
-def test_a_budget_is_needed_and_one_that_would_do_is_named() -> None:
-    (found,) = problems(CORRECTED, "rollout.max_response_tokens=8192")
-    assert "rollout.carry_over_tokens=null" in found and "such as 2048" in found
+@pytest.mark.parametrize(
+    ("name", "numbers", "overlap"),
+    [
+        ("synchronous", [], Overlap()),
+        ("carry_over", ["rollout.cut_after_tokens=2048"], Overlap(2, 2048)),
+        ("pipelined", ["rollout.max_lag=1"], Overlap(1)),
+        ("continuous", ["rollout.cut_after_tokens=0"], Overlap(2, 0)),
+    ],
+)
+def test_schedule_name_and_its_numbers_are_the_same(
+    name: str, numbers: list[str], overlap: Overlap
+) -> None:
+    given = ["model.path=m", "runner.run_dir=r", "rollout.max_response_tokens=8192"]
+    named, numbered = load([*given, f"rollout.schedule={name}"]), load([*given, *numbers])
+    assert overlap_of(named.rollout) == overlap_of(numbered.rollout) == overlap
+    assert overlap.name == name
+    assert describe_training(named) == describe_training(numbered)
+    both = [*given, CORRECTED, f"rollout.schedule={name}", *numbers]
+    assert found_in(both) == found_in([*given, CORRECTED, *numbers]) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers", "is_of"),
+    [
+        ("synchronous", ["rollout.max_lag=1"], "pipelined"),
+        ("synchronous", ["rollout.cut_after_tokens=4096"], "carry_over"),
+        ("synchronous", ["rollout.cut_after_tokens=0", "rollout.max_lag=3"], "continuous"),
+        ("carry_over", ["rollout.cut_after_tokens=0"], "continuous"),
+        ("pipelined", ["rollout.cut_after_tokens=4096"], "carry_over"),
+        ("pipelined", ["rollout.cut_after_tokens=0"], "continuous"),
+        ("continuous", ["rollout.cut_after_tokens=9", "rollout.max_lag=1"], "carry_over"),
+        ("continuous", ["rollout.cut_after_tokens=9", "rollout.max_lag=0"], "synchronous"),
+    ],
+)
+def test_schedule_name_with_numbers_of_another_is_one_message(
+    name: str, numbers: list[str], is_of: str
+) -> None:
+    given = ["model.path=m", "runner.run_dir=r", f"rollout.schedule={name}", *numbers]
+    (found,) = found_in(given)
+    assert found.startswith(f"rollout.schedule={name} contradicts ")
+    assert f", of rollout.schedule={is_of};" in found
+    assert all(number in found for number in numbers)
 
 
 def test_tokens_of_older_weights_are_corrected_for_or_it_is_asked_for() -> None:
@@ -57,10 +97,10 @@ def test_tokens_of_older_weights_are_corrected_for_or_it_is_asked_for() -> None:
 def test_what_does_nothing_is_refused() -> None:
     (found,) = problems(BUDGET, CORRECTED, "rollout.allow_uncorrected=true")
     assert "rollout.allow_uncorrected=true: does nothing" in found
-    for setting in (BUDGET, "rollout.max_lag=1", "rollout.allow_uncorrected=true"):
-        config = load(["model.path=m", "runner.run_dir=r", setting])
+    for schedule in ([], ["rollout.schedule=synchronous"]):
+        config = load([*BASE[:2], *schedule, "rollout.allow_uncorrected=true"])
         (found,) = algorithm_problems(config)
-        assert "rollout.schedule=synchronous does not read it" in found
+        assert "rollout.allow_uncorrected=true: does nothing" in found
 
 
 def test_check_says_it() -> None:
@@ -82,13 +122,14 @@ def test_pipelined_needs_a_correction_and_no_more_groups_than_it_trains() -> Non
     assert pipelined(CORRECTED) == pipelined("rollout.max_lag=0") == []
     (found,) = pipelined()
     assert "with rollout.schedule=pipelined tokens are up to rollout.max_lag=1 steps" in found
+    assert found_in([*PIPELINED[:2], CORRECTED, "rollout.max_lag=2"]) == pipelined(
+        CORRECTED, "rollout.max_lag=2"
+    )
     (found,) = pipelined(CORRECTED, "rollout.max_lag=2")
     assert "rollout.max_lag=2: rollout.schedule=pipelined samples one step ahead" in found
     rules = ["algorithm.filter.keep=variance", "algorithm.filter.max_rounds=4"]
     (found,) = pipelined(CORRECTED, *rules, "algorithm.filter.oversample=1.5")
     assert "would be trained two steps after" in found
-    (found,) = pipelined(CORRECTED, BUDGET)
-    assert "rollout.schedule=pipelined does not read it" in found
     text = describe_training(load([*PIPELINED, CORRECTED]))
     assert "pipelined: engines sample the next step while the actor trains" in text
 
@@ -121,7 +162,9 @@ def test_what_is_kept_at_a_weight_sync_needs_a_cache_and_a_later_version() -> No
     (found,) = continuous("rollout.kv=keep", "rollout.max_lag=0")
     assert "use rollout.kv=recompute" in found
     (found,) = pipelined(CORRECTED, "rollout.kv=keep")
-    assert "rollout.schedule=pipelined does not read it" in found
+    assert "rollout.kv=keep with rollout.schedule=pipelined" in found
+    (found,) = problems(CORRECTED, BUDGET, "rollout.kv=keep")
+    assert "rollout.kv=keep with rollout.schedule=carry_over" in found
     text = describe_training(load([*CONTINUOUS, CORRECTED, "rollout.kv=keep"]))
     assert "keys and values of older weights are kept" in text
 

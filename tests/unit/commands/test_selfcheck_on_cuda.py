@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,6 +30,7 @@ from rlmath.commands.selfcheck.node import Node
 from rlmath.commands.selfcheck.record import Outcome, Record, read_outcome
 from rlmath.config.arithmetic import RunLayout, resolve_layout
 from rlmath.config.schema import Config, Device
+from rlmath.engines.protocol import Engine
 from rlmath.engines.requests import Request
 from rlmath.model.published import KNOWN
 from rlmath.quickstart import make_problems, make_tiny_model
@@ -88,11 +89,8 @@ class FakePool:
     def sleep(self) -> None:
         self.sleeps += 1
 
-    def kv_cache_tokens(self) -> list[int]:
-        return [1000 for _ in self._gpus]
-
-    def gpus(self) -> list[list[str]]:
-        return self._gpus
+    def ask(self, method: Callable[..., Any]) -> list[Any]:
+        return self._gpus if method is Engine.gpus else [1000 for _ in self._gpus]
 
     def generate(self, wanted: list[Request]) -> Iterator[Sample]:
         for one in wanted:

@@ -130,7 +130,7 @@ def sampling_tags(group):
     config = load(
         [
             *("model.path=m", "runner.run_dir=r", "algorithm.curriculum.cooldown=true"),
-            *("rollout.schedule=carry_over", "rollout.carry_over_tokens=8"),
+            *("rollout.schedule=carry_over", "rollout.cut_after_tokens=8"),
         ]
     )
     sampler = Sampler(config, ProblemStream([Problem("p", "?", (1,), ("2",))]))

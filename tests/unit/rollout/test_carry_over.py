@@ -3,7 +3,6 @@
 The real sampler, stream, grading, filters and ledger; samples of made-up lengths for engines.
 """
 
-import contextlib
 from collections import Counter
 
 import numpy as np
@@ -17,12 +16,13 @@ from tests.support.fake_engines import (
     Engines,
     anywhere,
     sample,
+    sample_from,
     sampler_of,
     through_a_checkpoint,
     without_engines,
 )
 
-CARRY_OVER = ("rollout.schedule=carry_over", "rollout.carry_over_tokens=8")
+CARRY_OVER = ("rollout.schedule=carry_over", "rollout.cut_after_tokens=8")
 FILTERED = (
     "algorithm.filter.keep=variance",
     "algorithm.filter.max_rounds=12",
@@ -81,7 +81,7 @@ def test_each_sample_is_whole_and_says_who_sampled_what(collector):
 
 
 def test_a_budget_as_long_as_the_longest_response_is_synchronous(collector):
-    for extra in (("rollout.carry_over_tokens=40",), (CARRY_OVER[1], "rollout.max_lag=0")):
+    for extra in (("rollout.cut_after_tokens=40",), (CARRY_OVER[1], "rollout.max_lag=0")):
         for rules in ((), FILTERED[:2]):
             usual = sampler_of(*rules)
             other = sampler_of(CARRY_OVER[0], *extra, *rules)
@@ -109,7 +109,7 @@ def test_whatever_the_lengths_no_group_is_lost_or_too_old(
 ):
     """The sampler itself stops when a group is lost or older than it may be."""
     sampler = sampler_of(
-        *(CARRY_OVER[0], f"rollout.carry_over_tokens={budget}", f"rollout.max_lag={max_lag}"),
+        *(CARRY_OVER[0], f"rollout.cut_after_tokens={budget}", f"rollout.max_lag={max_lag}"),
         *(f"algorithm.prompts_per_step={groups}", f"runner.seed={seed}"),
         *(FILTERED if filtered else ()),
         problems=3,
@@ -158,7 +158,7 @@ def test_the_length_bias_is_seen_and_does_not_last(collector, tmp_path):
 
 def test_long_samples_are_finished_when_their_group_is_due(collector):
     """With a budget of one token nearly nothing finishes before it has to."""
-    sampler = sampler_of(CARRY_OVER[0], "rollout.carry_over_tokens=1", "rollout.max_lag=2")
+    sampler = sampler_of(CARRY_OVER[0], "rollout.cut_after_tokens=1", "rollout.max_lag=2")
     lags = Counter()
     for step in range(1, 12):
         found, engines = sample(sampler, step, collector, spread=1.0)
@@ -214,7 +214,7 @@ def test_the_ledger_says_what_became_of_each_group(collector, tmp_path):
 
 def test_a_step_finishes_no_more_than_it_lacks(collector):
     """Groups of short responses finish within the budget, in a step that has its groups already."""
-    sampler = sampler_of(CARRY_OVER[0], "rollout.carry_over_tokens=30", "rollout.max_lag=4")
+    sampler = sampler_of(CARRY_OVER[0], "rollout.cut_after_tokens=30", "rollout.max_lag=4")
     waited = 0.0
     for step in range(1, 14):
         found, engines = sample(sampler, step, collector, spread=0.9)
@@ -237,7 +237,7 @@ def test_no_more_groups_are_live_than_may_be(collector):
 
     for step in range(1, 6):
         engines = Counting(step, step - 1)
-        sampler.sample(step, engines, collector, contextlib.nullcontext)
+        sample_from(engines, sampler, step, collector)
     assert max(asked) == 8 == asked[0]
 
 

@@ -12,7 +12,6 @@ from rlmath.rewards.loading import FunctionReward
 from rlmath.rewards.mix import RewardMix
 from rlmath.rewards.mix_items import MixItem
 from rlmath.rollout.collect import Collector
-from rlmath.rollout.continuous import ContinuousSampler
 from rlmath.rollout.ledger import LEDGER_FILE, Event, Ledger, events
 from rlmath.training import group_source
 from tests.support import fake_engines
@@ -23,10 +22,9 @@ FILTERED = ("algorithm.filter.keep=variance", "algorithm.filter.max_rounds=12")
 
 
 def sampler_of(*more, ledger=None):
-    made = fake_engines.sampler_of(
+    return fake_engines.sampler_of(
         "rollout.schedule=continuous", f"runner.steps={STEPS}", *more, ledger=ledger
     )
-    return ContinuousSampler(made._config, made._stream, ledger=ledger)
 
 
 class Pool(FakePool):

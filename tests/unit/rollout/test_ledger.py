@@ -24,7 +24,7 @@ from tests.support.fake_engines import (
     through_a_checkpoint,
 )
 
-SETTINGS = ("rollout.schedule=carry_over", "rollout.carry_over_tokens=8", "rollout.max_lag=3")
+SETTINGS = ("rollout.schedule=carry_over", "rollout.cut_after_tokens=8", "rollout.max_lag=3")
 
 
 def sample(sampler, step, collector):

@@ -1,6 +1,5 @@
 """Groups that a checkpoint left unfinished, under settings that the run was not begun with."""
 
-import contextlib
 import time
 from dataclasses import replace
 
@@ -18,12 +17,13 @@ from tests.support.fake_engines import (
     LONGEST,
     PROBLEMS,
     Engines,
+    sample_from,
     sampler_of,
     through_a_checkpoint,
 )
 from tests.unit.rollout import test_continuous as continuous
 
-CARRY_OVER = ("rollout.schedule=carry_over", "rollout.carry_over_tokens=4")
+CARRY_OVER = ("rollout.schedule=carry_over", "rollout.cut_after_tokens=4")
 
 
 def carried_over(steps, collector, folder, *settings):
@@ -79,7 +79,7 @@ def test_responses_stay_those_to_the_prompt_that_they_were_sampled_for(collector
     engines = Engines(3, 2, spread=1.0)
     groups = []
     for step in range(3, 9):
-        groups += sampler.sample(step, engines, collector, contextlib.nullcontext).groups
+        groups += sample_from(engines, sampler, step, collector).groups
     old = [group.problem for group in groups if group.problem.prompt != "new"]
     assert len(old) == len(begun)
     assert all(p.prompt_token_ids == (1, int(p.prompt[1:])) for p in old)

@@ -15,11 +15,11 @@ import pytest
 from benchmarks.simulation.simulate import InstantGrades, sample_openly
 from benchmarks.simulation.virtual_engines import VirtualPool
 from rlmath.config.load import load
-from rlmath.config.rollout import KvAtSync, RolloutSchedule, max_lag
+from rlmath.config.rollout import KvAtSync, RolloutSchedule, overlap_of
 from rlmath.data import ProblemStream
 from rlmath.engines.requests import Request
-from rlmath.rollout.continuous import ContinuousSampler, sampler_of
 from rlmath.rollout.ledger import Event
+from rlmath.rollout.sampler import Sampler
 from rlmath.types import GradedSample, Problem
 
 FAST_SCHEDULES, SCHEDULES, LONG_SCHEDULES = 50, 1_000, 100_000
@@ -69,9 +69,9 @@ def config_of(draw):
         rollout=dataclasses.replace(
             BASE.rollout,
             schedule=schedule,
-            carry_over_tokens=draw.choice([1, 5, 20, 100]) if carries_over else None,
+            cut_after_tokens=draw.choice([1, 5, 20, 100]) if carries_over else None,
             max_lag=draw.choice([None, 0])
-            if schedule is RolloutSchedule.pipelined
+            if schedule in (RolloutSchedule.synchronous, RolloutSchedule.pipelined)
             else draw.randint(0, 5),
             kv=draw.choice(list(KvAtSync))
             if schedule is RolloutSchedule.continuous
@@ -129,14 +129,13 @@ class Played:
 
     def new_sampler(self):
         problems = [Problem(f"d:{i}", "", (1, i), ()) for i in range(self.problems)]
-        return sampler_of(self.config, ProblemStream(problems))
+        return Sampler(self.config, ProblemStream(problems))
 
     def run(self, restarts):
-        ahead = self.config.rollout.schedule is RolloutSchedule.pipelined and bool(
-            max_lag(self.config.rollout)
-        )
+        overlap = overlap_of(self.config.rollout)
+        ahead = overlap.is_beside and not overlap.cuts_at_sync
         for step in range(1, STEPS + 1):
-            if isinstance(self.sampler, ContinuousSampler):
+            if overlap.cuts_at_sync:
                 sampled = self.sample_openly(self.sampler, step)
             else:
                 if self.sampler.round is None:
@@ -164,7 +163,7 @@ class Played:
 
     def look(self, sampled, step):
         """Each sample is whole, and says which weights sampled it."""
-        lag = max_lag(self.config.rollout)
+        lag = overlap_of(self.config.rollout).max_lag
         assert len({group.problem.id for group in sampled.finished}) == len(sampled.finished)
         for group in sampled.groups:
             assert len(group.samples) == self.config.algorithm.group_size
@@ -202,7 +201,7 @@ def play(seed):
     try:
         one.run(restarts=False)
         two.run(restarts=True)
-        if not isinstance(one.sampler, ContinuousSampler):
+        if not overlap_of(one.config.rollout).cuts_at_sync:
             assert one.trained == two.trained
     except BaseException as error:
         error.add_note(f"seed {seed}: {one.config.rollout.schedule}, {one.config.algorithm}")

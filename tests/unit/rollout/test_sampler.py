@@ -1,7 +1,6 @@
 """The groups of a step, with the real stream, grading and filters, and samples made up in place of
 engines: in any order, they come out the same, and the same after a checkpoint."""
 
-import contextlib
 import json
 from dataclasses import replace
 
@@ -12,12 +11,10 @@ from rlmath.config.data import DataConfig
 from rlmath.data import ProblemStream
 from rlmath.data.light_tokenizer import LightTokenizer
 from rlmath.data.source_stream import SourceStream
-from rlmath.rollout.continuous import sampler_of as chosen_sampler
 from rlmath.rollout.group_state import group_from_state, group_to_state
-from rlmath.rollout.sampler import Sampler
 from rlmath.types import GradedSample, Group, Problem, Sample
 from tests.support import fake_engines
-from tests.support.fake_engines import PROBLEMS, Engines, anywhere, score
+from tests.support.fake_engines import PROBLEMS, Engines, anywhere, sample_from, score
 from tests.unit.plugins.test_plugin_loading import EXAMPLES, own_plugins  # noqa: F401
 
 
@@ -44,7 +41,7 @@ def stream_of(source):
 
 
 def sample(sampler, step, collector, order_seed=0):
-    return sampler.sample(step, Truncating(order_seed, 0), collector, contextlib.nullcontext)
+    return sample_from(Truncating(order_seed, 0), sampler, step, collector)
 
 
 FILTERED = ("filter.keep=variance", "filter.oversample=3", "filter.max_rounds=9")
@@ -138,7 +135,7 @@ def test_lengths_come_in_stages(collector):
     sampler = sampler_of(f"curriculum.length_stages={stages}")
     assert [sampler.max_response_tokens(step) for step in (1, 2, 3, 9)] == [8, 8, 16, 16]
     engines = Truncating(0, 0)
-    sampler.sample(2, engines, collector, contextlib.nullcontext)
+    sample_from(engines, sampler, 2, collector)
     assert {request.max_tokens for request in engines.requests} == {8}
 
 
@@ -169,7 +166,6 @@ def test_carried_over_arrays_are_compact_in_a_checkpoint_and_exact():
 def test_schedule_without_lag_samples_what_synchronous_samples(collector, schedule):
     usual = fake_engines.sampler_of()
     other = fake_engines.sampler_of(f"rollout.schedule={schedule}", "rollout.max_lag=0")
-    assert type(chosen_sampler(other._config, other._stream)) is Sampler
     for step in range(1, 5):
         one, two = (fake_engines.sample(each, step, collector, step)[0] for each in (usual, other))
         assert anywhere(one) == anywhere(two)

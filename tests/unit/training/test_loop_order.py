@@ -16,7 +16,7 @@ from rlmath.engines.requests import EngineError
 from rlmath.monitor.digests import DIGESTS_FILE, DigestLog
 from rlmath.rollout.journal import SampleJournal
 from rlmath.rollout.ledger import LEDGER_FILE, Event, Ledger
-from rlmath.rollout.sampler import Sampled
+from rlmath.rollout.round import Sampled
 from rlmath.rollout.weight_sync import Verification
 from rlmath.training import attempt, loop, step
 from rlmath.training.checkpointing import Saver
@@ -188,7 +188,7 @@ def run_of(tmp_path, monkeypatch):
             parts.begins = begins
             parts.events.append(f"record {done}")
 
-        def sampler_of(*given):
+        def sampler(*given):
             parts.groups_before = given[3].balance.admitted
             return SimpleNamespace(journal=SampleJournal())
 
@@ -211,7 +211,7 @@ def run_of(tmp_path, monkeypatch):
             "step_checks": lambda: StepChecks([]),
             "open_monitor": open_monitor,
             "least_groups": lambda *_: 1,
-            "sampler_of": sampler_of,
+            "Sampler": sampler,
             "check_resumed_groups": lambda *_: None,
             "check_resumed_model": lambda *_: None,
             "GroupSource": lambda *_: Source(parts),

@@ -29,7 +29,7 @@ from rlmath.rewards.mix import RewardMix
 from rlmath.rewards.mix_items import MixItem
 from rlmath.rollout import engine_process, pool
 from rlmath.rollout.collect import Collector
-from rlmath.rollout.continuous import sampler_of
+from rlmath.rollout.sampler import Sampler
 from rlmath.rollout.sampling import Sampling
 from rlmath.rollout.wake_room import WakeRoom
 from rlmath.training.algorithm_settings import least_groups
@@ -159,7 +159,7 @@ def run(size, stubs, *more):
         stack.callback(collector.close)
         running = Running(config, layout, actor, Sampling(made, mix, collector))
         monitor = stack.enter_context(open_monitor(folder, config.runner, STEPS))
-        sampler = sampler_of(config, ProblemStream(problems), least_groups(config, layout))
+        sampler = Sampler(config, ProblemStream(problems), least_groups(config, layout))
         source = GroupSource(running, sampler, monitor)
         stack.callback(source.close)
         kept = KeptBatches(folder / "replay", config.runner.replay_keep_gib)

@@ -98,7 +98,7 @@ def pool_of(models, busy=False):
         rpc=lambda function: [function(worker) for worker in workers],
         engine_call=lambda function: function(engine),
     )
-    return SimpleNamespace(layer_values=lambda tokens: [made.layer_values(tokens)], engine=engine)
+    return SimpleNamespace(ask=lambda _, tokens: [made.layer_values(tokens)], engine=engine)
 
 
 def test_the_engines_values_are_whole():

@@ -73,7 +73,8 @@ def test_what_is_written_is_read_by_us_and_by_safetensors(source, tmp_path):
     config = json.loads((folder / "config.json").read_text())
     assert config["torch_dtype"] == "float32"
     assert (folder / "chat_template.jinja").read_text() == "{{ messages }}"
-    assert "trained with rlmath" in (folder / "README.md").read_text()
+    readme = (folder / "README.md").read_text()
+    assert f"# {folder.name}\n" in readme and "trained with rlmath" in readme
 
 
 def test_large_models_are_cut_into_shards_with_an_index(source, tmp_path):

@@ -11,6 +11,7 @@ from rlmath.commands.selfcheck import parts
 from rlmath.commands.selfcheck.node import Node
 from rlmath.commands.selfcheck.record import Record
 from rlmath.device.nvidia import current_gpu_uuid, process_counts
+from rlmath.engines.protocol import Engine
 from rlmath.types import Sample
 
 SAMPLES = 32
@@ -42,11 +43,11 @@ def run(node: Node, record: Record) -> None:
                 actor, pool = stack.enter_context(parts.started(config, record, name))
             else:
                 pool = stack.enter_context(parts.started_engines(config, record, name))
-            caches[name] = pool.kv_cache_tokens()
+            caches[name] = pool.ask(Engine.kv_cache_tokens)
             record.figure(f"{name} KV cache", min(caches[name]), "tokens", key=True)
             if node.on_cuda:
                 ranks = [] if actor is None else actor.call(gpu_of)
-                _gpus(record, name, width, ranks, pool.gpus())
+                _gpus(record, name, width, ranks, pool.ask(Engine.gpus))
             samples[name] = parts.sample(pool, wanted)
         _same_caches(record, name, caches[name], "its engines")
         lengths = {len(one.token_ids) for one in samples[name]}

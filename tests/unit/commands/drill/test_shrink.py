@@ -36,7 +36,7 @@ WORDS = [
     [
         "quickstart",
         "rollout.schedule=carry_over",
-        "rollout.carry_over_tokens=16",
+        "rollout.cut_after_tokens=16",
         "algorithm.correction.kind=token_mask",
     ],
     ["qwen2.5-7b-grpo-megatron", "actor.lora.rank=8", "actor.offload=optimizer"],

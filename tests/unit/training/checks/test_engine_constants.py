@@ -79,14 +79,14 @@ def test_frequencies_of_models_that_transformers_computes() -> None:
 def test_the_engine_is_named() -> None:
     right = worker_constants(worker(SPEC, torch.float32))
     wrong = worker_constants(worker(SPEC, torch.float32, epsilon=1e-5))
-    pool: Any = SimpleNamespace(constants=lambda: [[right], [right, wrong]])
+    pool: Any = SimpleNamespace(ask=lambda _: [[right], [right, wrong]])
     with pytest.raises(WeightsError, match="engine 1 has an RMS norm with epsilon 1e-05"):
         check_constants(pool, SPEC)
 
 
 def test_prefixes_of_old_weights_are_found() -> None:
-    pool: Any = SimpleNamespace(cached_blocks=lambda: [0, 0], weights_version=3)
+    pool: Any = SimpleNamespace(ask=lambda _: [0, 0], weights_version=3)
     check_prefix_cache(pool)
-    pool.cached_blocks = lambda: [0, 5]
+    pool.ask = lambda _: [0, 5]
     with pytest.raises(WeightsError, match="engine 1 still has 5 blocks in its prefix cache"):
         check_prefix_cache(pool)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from rlmath.config.load import load
-from rlmath.rollout.sampler import Sampled
+from rlmath.rollout.round import Sampled
 from rlmath.training import step
 from rlmath.training.checks.base import InvariantError
 from rlmath.training.checks.catalog import step_checks

@@ -54,13 +54,13 @@ def test_engines_of_a_teacher_are_compared_every_16_steps() -> None:
     held = [[{"a": 1}, {"b": 3}], [{"a": 1}, {"b": 3}]]
     calls = []
 
-    def parameter_sums() -> Any:
+    def sums(_: Any) -> Any:
         calls.append("asked")
         if len(calls) == 2:
             raise EngineError("it is started again")
         return [list(one) for one in held]
 
-    teacher = EngineTeacher(SimpleNamespace(parameter_sums=parameter_sums), 10)  # type: ignore[arg-type]
+    teacher = EngineTeacher(SimpleNamespace(ask=sums), 10)  # type: ignore[arg-type]
     check = StillTeacher()
     for step in range(5, 5 + EVERY + 1):
         check.before_update(now(teacher, step))
