@@ -16,6 +16,7 @@ from rlmath.model.lora import ALL_TARGETS
 Settings = dict[str, Any]
 # The value in a mapping that stands for all others.
 OTHERWISE = object()
+_DATA_FILES = (".jsonl", ".json", ".csv", ".parquet", ".arrow")
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,15 @@ def lora_settings(rank: Any, alpha: Any, targets: Any) -> Settings:
     found: Settings = {"actor.lora.rank": int(rank), "actor.lora.alpha": alpha}
     known = [one for one in targets if one in ALL_TARGETS] if isinstance(targets, list) else []
     return found | ({"actor.lora.targets": known} if known else {})
+
+
+def data_paths(names: Any, config: Any = None, split: Any = None) -> list[str]:
+    """Files and data sets of the hub, of one name or a list, as ``data.train_paths`` has them."""
+    return [
+        one if one.startswith(("/", ".", "~")) or one.endswith(_DATA_FILES)
+        else f"hub:{one}:{config or ''}:{split or 'train'}"
+        for one in map(str, names if isinstance(names, list) else [names])
+    ]  # fmt: skip
 
 
 def nodes_settings(nodes: int) -> Settings:
