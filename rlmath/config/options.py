@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -163,11 +162,7 @@ def complete(config: Config) -> None:
         except ConfigError as error:
             problems.append(str(error))
             continue
-        plain = {
-            key: value.name if isinstance(value, Enum) else value
-            for key, value in vars(options).items()
-        }
         parent, _, field = section.key.rpartition(".")
-        setattr(value_of(config, parent), field, plain)
+        setattr(value_of(config, parent), field, options.plain())
     if problems:
         raise ConfigError("\n".join(problems))
