@@ -8,11 +8,11 @@ NUMBER = re.compile(r"\d+")
 
 def right_sum(completions, solution, **kwargs):
     """1 for the right number at the end, a little for any number."""
-    found = [NUMBER.findall(completion[0]["content"]) for completion in completions]
-    return [
-        0.1 * bool(numbers) + 0.9 * (numbers[-1:] == [answer])
-        for numbers, answer in zip(found, solution)
-    ]
+    rewards = []
+    for completion, answer in zip(completions, solution, strict=True):
+        numbers = NUMBER.findall(completion[0]["content"])
+        rewards.append(0.1 * bool(numbers) + 0.9 * (numbers[-1:] == [answer]))
+    return rewards
 
 
 dataset = load_dataset("json", data_files="train.jsonl", split="train")
