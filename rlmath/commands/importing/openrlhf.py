@@ -7,14 +7,17 @@ from collections.abc import Callable
 from typing import Any
 
 from rlmath.commands.importing.fact import (
+    EPOCHS,
     Fact,
     Framework,
     Given,
     Settings,
     data_paths,
     elsewhere,
+    every,
     lora_settings,
     nodes_settings,
+    overlong_reward,
     when,
 )
 
@@ -108,12 +111,10 @@ def _rewards(given: Given) -> Settings:
     if _truncated(given) < 0:
         items.append({"name": "stop_properly", "params": {"penalty": _truncated(given)}})
     if given["reward.overlong_buffer_len"]:
-        params = {
-            "max_completion_len": _response_tokens(given),
-            "soft_punish_cache": given.whole("reward.overlong_buffer_len"),
-        }
-        item = {"name": "soft_overlong_punishment", "params": params}
-        items.append(item | {"weight": given.number("reward.overlong_penalty_factor")})
+        buffer, factor = (
+            given.number(f"reward.overlong_{one}") for one in ("buffer_len", "penalty_factor")
+        )
+        items.append(overlong_reward(_response_tokens(given), int(buffer), factor))
     return {"reward.items": items}
 
 
@@ -162,10 +163,6 @@ def _filter(given: Given) -> Settings:
 
 def _steps(given: Given) -> Settings:
     return {"runner.steps": int(given["max_steps"])} if given["max_steps"] else {}
-
-
-def _every(value: int) -> int:
-    return max(0, value)
 
 
 _NO_EFFECT = (
@@ -328,16 +325,14 @@ FACTS = (
          convert=lambda given: {"actor.recompute": "full"}
          if given.true("actor.gradient_checkpointing_enable") else {}),
     Fact("train.num_episodes num_episodes", "runner.steps", 1, convert=_steps,
-         note=when("episodes have no counterpart: set runner.steps to episodes x rows / "
-                   "prompts_per_step, or import with --rows N",
-                   lambda given: not given["max_steps"])),
+         note=when(EPOCHS.replace("epochs", "episodes"), lambda given: not given["max_steps"])),
     Fact("max_steps", "runner.steps", None, convert=elsewhere),
     Fact("train.seed seed", "runner.seed", 42),
     Fact("ckpt.save_steps save_steps", "runner.save_every", -1,
-         convert=lambda given: {"runner.save_every": _every(given.whole("ckpt.save_steps"))}),
+         convert=every("runner.save_every", "ckpt.save_steps")),
     Fact("ckpt.max_num max_ckpt_num", "runner.keep_checkpoints", 3),
     Fact("eval.steps eval_steps", "eval.every", -1,
-         convert=lambda given: {"eval.every": _every(given.whole("eval.steps"))}),
+         convert=every("eval.every", "eval.steps")),
     Fact("eval.temperature eval_temperature", "eval.temperature", 0.6),
     Fact("eval.n_samples_per_prompt", "eval.samples", 4),
     Fact("ckpt.output_dir save_path", "runner.run_dir", None),

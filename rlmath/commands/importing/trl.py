@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rlmath.commands.importing.fact import (
+    EPOCHS,
     Fact,
     Framework,
     Given,
@@ -14,6 +15,7 @@ from rlmath.commands.importing.fact import (
     data_paths,
     elsewhere,
     lora_settings,
+    trackers,
     when,
 )
 from rlmath.errors import UserError
@@ -35,7 +37,6 @@ _CORRECTIONS = {
     "sequence_truncate": "seq_truncate",
     "sequence_mask": "seq_mask_sum",
 }
-_TRACKERS = ("wandb", "mlflow", "swanlab", "tensorboard", "trackio")
 
 
 def _steps_per_generation(given: Given) -> int:
@@ -180,12 +181,7 @@ def _steps(given: Given) -> Settings:
 
 def _steps_note(given: Given) -> str:
     """TRL counts optimizer steps, rlmath rollouts; of epochs only with --rows."""
-    if given.number("max_steps") > 0:
-        return ""
-    return (
-        "epochs have no counterpart: set runner.steps to epochs x rows / prompts_per_step, or "
-        "import with --rows N"
-    )
+    return "" if given.number("max_steps") > 0 else EPOCHS
 
 
 def _warmup(given: Given) -> Settings:
@@ -255,13 +251,6 @@ def _rewards_note(given: Given) -> str:
     if unknown:
         return f"{', '.join(unknown)}: give the file, as rewards.py:{unknown[0]}"
     return ""
-
-
-def _trackers(given: Given) -> Settings:
-    names = given["report_to"]
-    names = names if isinstance(names, list) else [names]
-    known = [str(one) for one in names if str(one) in _TRACKERS]
-    return {"runner.trackers": known or ["tensorboard"]}
 
 
 def _placement(given: Given) -> Settings:
@@ -453,7 +442,7 @@ FACTS = (
     Fact("eval_steps", "eval.every", 500,
          convert=_every("eval.every", "eval_strategy", "eval_steps")),
     Fact("output_dir", "runner.run_dir"),
-    Fact("report_to", "runner.trackers", "none", convert=_trackers),
+    Fact("report_to", "runner.trackers", "none", convert=trackers("report_to")),
     Fact("run_name", "", None, harmless=True, note="the run folder's name"),
     Fact(_NO_EFFECT, "", harmless=True),
 )  # fmt: skip
