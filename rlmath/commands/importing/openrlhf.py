@@ -161,6 +161,14 @@ def _filter(given: Given) -> Settings:
     return {"algorithm.filter.keep": "mean_range", "algorithm.filter.options": bounds}
 
 
+def _schedule(given: Given) -> Settings:
+    if not given.true("train.async_enable"):
+        return {}
+    found: Settings = {"rollout.schedule": "pipelined", "rollout.max_lag": 1}
+    is_corrected = given.true("algo.advantage.is_correction_enable")
+    return found if is_corrected else found | {"rollout.allow_uncorrected": True}
+
+
 def _steps(given: Given) -> Settings:
     return {"runner.steps": int(given["max_steps"])} if given["max_steps"] else {}
 
@@ -336,9 +344,11 @@ FACTS = (
     Fact("eval.temperature eval_temperature", "eval.temperature", 0.6),
     Fact("eval.n_samples_per_prompt", "eval.samples", 4),
     Fact("ckpt.output_dir save_path", "runner.run_dir", None),
-    Fact("train.async_enable async_train", "rollout.schedule", False, convert=lambda given: {}
-         if not given.true("train.async_enable") else {
-             "rollout.schedule": "pipelined", "rollout.max_lag": 1}),
+    Fact("train.async_enable async_train", "rollout.schedule", False, convert=_schedule,
+         note=when("without a correction, tokens of older weights are trained on as they are; "
+                   "algorithm.correction.kind=token_truncate corrects", lambda given:
+                   given.true("train.async_enable")
+                   and not given.true("algo.advantage.is_correction_enable"))),
     Fact("train.partial_rollout_enable partial_rollout", "", False, note="see docs/schedules.md"),
     Fact("train.agent_func_path agent_func_path", "", None, note="a sample is one turn"),
     Fact("actor.* critic.* train.* algo.* reward.* eval.* data.* vllm.* rollout.*", "",
