@@ -93,7 +93,7 @@ class Transport:
     """A transport of weights from the trainer's ranks to the engines.
 
     Args:
-        options: Of the type that it is registered with.
+        options: Its options; the type that it is registered with.
 
     Attributes:
         backend: vLLM's name of its workers' side.

@@ -85,7 +85,7 @@ def use_plugins_of_run(path: str | Path) -> None:
     for parent in Path(path).resolve().parents:
         config = parent / "config.yaml"
         if config.is_file():
-            for place in OmegaConf.load(config).get("plugins") or ():
+            for place in OmegaConf.select(OmegaConf.load(config), "plugins") or ():
                 try:
                     use(str(place))
                 except PluginError as error:

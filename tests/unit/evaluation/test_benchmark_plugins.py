@@ -29,13 +29,13 @@ def test_rows_and_settings_are_those_of_the_plugin(
     assert not list(benchmark_problems(config, "evaluate"))
     (one,) = benchmarks_of(config)
     assert (one.name, one.samples, one.temperature, one.top_p) == ("products", 4, 0.2, 0.95)
-    assert one.max_response_tokens == 64 and "of a plug-in; 4 samples" in one.describe()
+    assert one.max_response_tokens == 64 and "of a plug-in, largest 9; 4 samples" in one.describe()
     (held_out,) = load_held_out(config, LightTokenizer("tiny"))
     assert [problem.id for problem in held_out.problems][:2] == ["products:2x2", "products:2x3"]
     assert held_out.problems[1].prompt == "Q: 2*3=" and held_out.problems[1].answers == ("6",)
     assert "products: 5 of 64 rows kept" in capsys.readouterr().out
     assert len(config.plugin_hashes) == 1
-    assert one.options == {"largest": 9} and "largest 9" in one.describe()
+    assert one.options == {"largest": 9}
     other = load([*GIVEN, items, "eval.published_settings=false", "eval.samples=3"])
     assert benchmarks_of(other)[0].samples == 3
 

@@ -80,7 +80,7 @@ def test_grade_asks_the_verifier(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert graded(rows, capsys, *half) == ["correct", "wrong", "no_answer"]
     for words, part in {
         ("--verifier", f"{tmp_path}/gone.py:f"): "gone.py: no such file",
-        ("--verifier", "close"): "'close' is not known; known are: none",
+        ("--verifier", "close"): "'close' is not known; known are: ",
         ("--verifier-option", "tolerance=1"): "there is no --verifier",
         (*half[:3], "tolerance=2"): "has to be",
         (*half[:3], "tolerance=far"): "wrong type; expected",
