@@ -126,7 +126,7 @@ def test_a_model_of_a_plugins_family_is_converted_there_and_back(model, tmp_path
     mine, run_dir = tmp_path / "family.py", tmp_path / "run"
     shutil.copy(PLUGIN, mine)
     source, checkpoint = renamed(model, tmp_path / "source"), run_dir / "checkpoints" / "step_1"
-    there = ["to-megatron", source, checkpoint / "actor", "model.dtype=float32"]
+    there = ["to-megatron", source, checkpoint, "model.dtype=float32"]
     done = run("convert_checkpoint.py", *there)
     assert done.returncode == 2 and "MyQwen2ForCausalLM is not supported" in done.stderr
     done = run("convert_checkpoint.py", *there, f"plugins=[{mine}]")
