@@ -238,7 +238,7 @@ class ActorGroup:
         Args:
             plan: With all of them; each rank gets the handles of those that it calls.
         """
-        transport = transport_named(plan.transport)
+        transport = transport_named(plan.transport, plan.options)
         plans = transport.of_ranks(plan, len(self._workers), lambda: self._all("gpu"))
         calls = [
             worker.connect_engines.remote(own)

@@ -11,6 +11,7 @@ from typing import Any
 
 from rlmath.checks.benchmarks import benchmark_problems
 from rlmath.config.eval import BenchmarkItem
+from rlmath.config.options import complete
 from rlmath.config.schema import Config
 from rlmath.data import load_tokenizer
 from rlmath.data.prompts import Encoder, PromptRenderer
@@ -65,6 +66,7 @@ def with_benchmark(config: Config, name: str | None, settings: Mapping[str, Any]
     chosen = dataclasses.replace(config.eval, benchmarks=[item])
     data = dataclasses.replace(config.data, eval_paths=[])
     config = dataclasses.replace(config, eval=chosen, data=data)
+    complete(config)
     if problems := list(benchmark_problems(config, "evaluate")):
         raise ConfigError.of(problems)
     return config

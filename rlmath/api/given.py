@@ -3,13 +3,15 @@ can continue the run.
 
 A function that other processes can import is named (``my_pkg.losses:mine``). Any other is written
 to ``RUN_DIR/given/NAME.py``, a plug-in like one of the user's files: it has the source, for people,
-and the pickled object. Rows are written to ``RUN_DIR/given/data.jsonl``.
+and the pickled object. Rows are written to ``RUN_DIR/given/data.jsonl``; those of an object that
+has a place, with ``state_dict``, are taken as the run needs them.
 """
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import copy
 import importlib
 import json
 import keyword
@@ -20,24 +22,35 @@ from pathlib import Path
 from typing import Any
 
 from rlmath.api.source import import_path, source_hash, source_text
-from rlmath.config.quoting import quoted_path
+from rlmath.config.quoting import override, quoted_path
 from rlmath.errors import UserError
 from rlmath.monitor.files import replacing
 from rlmath.plugins.registry import Registry
 from rlmath.utils.setting import Options
 
 FOLDER = "given"
+# Rows that are written to a file; more of them are rather without end, or a file already.
+MOST_ROWS = 1_000_000
 
 
 @dataclass(frozen=True)
 class Part:
-    """A part that a setting chooses, the registry that has its names, and the decorator for a
-    function that is not registered; empty: the registry's own."""
+    """A kind of part.
+
+    Attributes:
+        setting: The setting that chooses it, or has a list of them.
+        module: Where its registry is.
+        registry: The registry's name.
+        decorator: For a function that is not registered; empty: the registry's own.
+        several: The setting is a list: of names, of items that have one, or of ``plugins``, which
+            have to be imported alone.
+    """
 
     setting: str
     module: str
     registry: str
     decorator: str = ""
+    several: bool = False
 
     def names(self) -> Registry[Any, Any]:
         """The registry."""
@@ -54,6 +67,19 @@ PARTS = {
     "correction": Part("algorithm.correction.kind", "rlmath.algorithms.correction", "CORRECTIONS"),
     "group_filter": Part("algorithm.filter.keep", "rlmath.algorithms.filters", "GROUP_FILTERS"),
     "curriculum": Part("algorithm.curriculum.kind", "rlmath.algorithms.curriculum", "CURRICULA"),
+    "data_source": Part("data.source", "rlmath.data", "DATA_SOURCES"),
+    "verifier": Part("reward.verifier", "rlmath.grading.verifiers", "VERIFIERS"),
+    "transport": Part("weights.transport", "rlmath.engines.transport", "TRANSPORTS"),
+    "engine_arguments": Part(
+        "rollout.engine_arguments", "rlmath.config.engine_arguments", "ENGINE_ARGUMENTS"
+    ),
+    "trackers": Part("runner.trackers", "rlmath.monitor.trackers", "TRACKERS", several=True),
+    "benchmarks": Part("eval.benchmarks", "rlmath.config.benchmarks", "BENCHMARKS", several=True),
+    "phase_observers": Part(
+        "plugins", "rlmath.monitor.phase_observers", "PHASE_OBSERVERS", several=True
+    ),
+    "step_checks": Part("plugins", "rlmath.training.checks.base", "STEP_CHECKS", several=True),
+    "families": Part("plugins", "rlmath.model.families", "FAMILY_PLUGINS", several=True),
 }
 _MARK = "# source "
 _LINE = 96
@@ -64,14 +90,16 @@ class Given:
 
     Args:
         run_dir: ``runner.run_dir``.
+        plugins: ``plugins`` of the settings, which stay.
 
     Attributes:
         overrides: So far.
     """
 
-    def __init__(self, run_dir: str) -> None:
+    def __init__(self, run_dir: str, plugins: Sequence[str] = ()) -> None:
         self._run_dir, self._folder = run_dir, Path(run_dir) / FOLDER
         self.overrides: list[str] = []
+        self._plugins = [quoted_path(one) for one in plugins]
         self._before: dict[Path, bytes | None] = {}
         self._names: set[str] = set()
 
@@ -95,7 +123,35 @@ class Given:
             UserError: It cannot be sent to other processes.
         """
         part = PARTS[argument]
-        self.overrides.append(f"{part.setting}={self._place(argument, value, part)}")
+        if not part.several:
+            self.overrides.append(f"{part.setting}={self._place(argument, value, part)}")
+            if argument == "data_source":
+                self.overrides.append("data.train_paths=[]")
+            return
+        if isinstance(value, str | Mapping) or not isinstance(value, Iterable):
+            raise UserError(f"{argument} is a {type(value).__name__}; give a list of them")
+        found = [self._item(f"{argument}[{i}]", one, part) for i, one in enumerate(value)]
+        if part.setting == "plugins":
+            self._plugins = found = list(dict.fromkeys([*self._plugins, *found]))
+            self.overrides = [one for one in self.overrides if not one.startswith("plugins=")]
+        self.overrides.append(f"{part.setting}=[{', '.join(found)}]")
+
+    def _item(self, argument: str, value: Any, part: Part) -> str:
+        """An item of the list that a setting is."""
+        if part.setting == "eval.benchmarks":
+            benchmark, settings = value if isinstance(value, tuple) else (value, {})
+            return _item_text({"name": self._named(argument, benchmark, part), **settings})
+        if part.setting != "plugins" or isinstance(value, str):
+            return self._place(argument, value, part)
+        place = import_path(value)
+        if place is None:
+            place = self._named(argument, value, part)
+        elif part.names().registered(value) is None:
+            raise UserError(
+                f"{argument}: {place} is not registered, so that importing it does nothing; "
+                f"register it with @{part.registry}.register of {part.module}"
+            )
+        return quoted_path(place.rpartition(":")[0])
 
     def rewards(self, values: Sequence[Any]) -> None:
         """Rewards in place of ``reward.items``: names, functions, or pairs of one and its weight.
@@ -120,8 +176,13 @@ class Given:
         """Problems, each a dictionary, in place of the files of ``key``.
 
         Raises:
-            UserError: A row is no dictionary, or has a value that JSON has not; or there is none.
+            UserError: A row is no dictionary, or has a value that JSON has not; or there is none,
+                or no end of them.
         """
+        if key == "data.train_paths" and _has_place(rows):
+            place = self._place(argument, _Copies(rows), PARTS["data_source"])
+            self.overrides += [f"data.source={place}", "data.train_paths=[]"]
+            return
         if isinstance(rows, str | bytes | Mapping):
             raise UserError(
                 f"{argument} is a {type(rows).__name__}; give rows, each a dictionary of a "
@@ -131,23 +192,28 @@ class Given:
         count = 0
         with self._writing(path) as file:
             for count, row in enumerate(rows, start=1):
+                if count > MOST_ROWS:
+                    raise UserError(_endless(argument, key))
                 file.write(_line(argument, count, row).encode())
             if not count:
                 raise UserError(f"{argument} has no rows")
         self.overrides.append(f"{key}=[{quoted_path(path)}]")
 
     def _place(self, argument: str, value: Any, part: Part | None) -> str:
-        """The value of the setting that names a part or a reward."""
+        """The value of the setting that names a part or a reward, in quotes where needed."""
+        return quoted_path(self._named(argument, value, part))
+
+    def _named(self, argument: str, value: Any, part: Part | None) -> str:
         if isinstance(value, str):
-            return quoted_path(value)
+            return value
         if not callable(value):
             kind = type(value).__name__
-            raise UserError(f"{argument} is a {kind}; give a function, or the name of one")
+            raise UserError(f"{argument} is a {kind}; give a function or class, or its name")
         known = None if part is None else part.names().registered(value)
         found = import_path(value)
         if found is not None:
             is_own = known is not None and found.startswith("rlmath.")
-            return known[0] if known is not None and is_own else quoted_path(found)
+            return known[0] if known is not None and is_own else found
         name = self._free_name(value)
         path = self._folder / f"{name}.py"
         sent = value if part is None else (value, *(known or (name, Options, None))[1:])
@@ -159,7 +225,7 @@ class Given:
                 f"# {name}, given in Python as {argument}; written by rlmath.Run. Below is its",
                 "# source, and the pickled object, which is what runs.",
                 f"{mark}#",
-                *(f"#     {line}" for line in source_text(value).splitlines()),
+                *(f"#     {line}" for line in source_text(_shown(value)).splitlines()),
                 "",
                 *_unpickling(argument, name, sent),
                 "",
@@ -167,7 +233,7 @@ class Given:
             ]
             with self._writing(path) as file:
                 file.write("".join(f"{line}\n" for line in lines).encode())
-        return quoted_path(f"{self._run_dir}/{FOLDER}/{name}.py:{name}")
+        return f"{self._run_dir}/{FOLDER}/{name}.py:{name}"
 
     def _free_name(self, value: Any) -> str:
         first = getattr(value, "__name__", type(value).__name__).strip("<>")
@@ -184,6 +250,43 @@ class Given:
         self._before[path] = path.read_bytes() if path.is_file() else None
         with replacing(path) as file:
             yield file
+
+
+class _Copies:
+    """Makes a data source: an object at the place where it was given, each time."""
+
+    def __init__(self, source: Any) -> None:
+        self.source, self.__name__ = source, type(source).__name__
+
+    def __call__(self, options: Any) -> Any:
+        return copy.deepcopy(self.source)
+
+
+def _has_place(rows: Any) -> bool:
+    """Whether rows can be taken as they are needed, and again after a resume."""
+    return all(callable(getattr(rows, name, None)) for name in ("state_dict", "load_state_dict"))
+
+
+def _shown(value: Any) -> Any:
+    return value.source if isinstance(value, _Copies) else value
+
+
+def _endless(argument: str, key: str) -> str:
+    source = (
+        f"; rows that are made as the run goes come from an object that also has state_dict and "
+        f"load_state_dict, which a resume needs: {argument}=MyRows() (docs/extending.md)"
+    )
+    return (
+        f"{argument} has more than {MOST_ROWS:,} rows, or no end. Larger data belongs in files, "
+        f"{key}=[FILE]{source if key == 'data.train_paths' else ''}"
+    )
+
+
+def _item_text(value: Any, key: str = "") -> str:
+    """An item of a list of settings, as an override has it."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{name}: {_item_text(one, name)}' for name, one in value.items())}}}"
+    return override(key, value).partition("=")[2]
 
 
 def _line(argument: str, number: int, row: Any) -> str:

@@ -86,12 +86,16 @@ class Run:
             *overrides: Settings as on the command line: ``"experiment=quickstart"``.
             rewards: Reward functions or names of rewards, or pairs of one and its weight.
             data: Training problems; a row is a dictionary of a problem's fields, of which
-                ``data.prompt_key`` and ``data.answer_key`` name two. Read once, to the end.
-            eval_data: Held-out problems, likewise.
+                ``data.prompt_key`` and ``data.answer_key`` name two. Read once, to the end. Rows of
+                an object with ``state_dict`` and ``load_state_dict`` are taken as they are needed,
+                without end, and a resume continues with the next one.
+            eval_data: Held-out problems, each a dictionary; read once.
             config_dir: A folder with your own groups of settings.
             **parts: ``loss``, ``advantage``, ``aggregation``, ``kl_estimator``, ``correction``,
-                ``group_filter`` or ``curriculum``: a function, or the name of one, as in
-                docs/extending.md.
+                ``group_filter``, ``curriculum``, ``data_source``, ``verifier``, ``transport`` or
+                ``engine_arguments``: a function or class, or the name of one, as in
+                docs/extending.md. Lists of them: ``trackers``, ``benchmarks`` (with settings, as
+                pairs), ``phase_observers``, ``step_checks`` and ``families``.
 
         Raises:
             UserError: Settings, files or what is given cannot work; one message has all problems.
@@ -101,10 +105,12 @@ class Run:
                 f"Run.from_config has no argument {', '.join(sorted(unknown))}; parts are "
                 f"{', '.join(PARTS)}"
             )
+        if data is not None and parts.get("data_source") is not None:
+            raise UserError("Run.from_config: data and data_source are both training problems")
         words = [*_for_machine(overrides), *overrides]
         placeholder = [] if data is None else ["data.train_paths=[given]"]
         first = compose_settings([*words, *placeholder], config_dir)
-        given = Given(first.config.runner.run_dir)
+        given = Given(first.config.runner.run_dir, first.config.plugins)
         with given.restoring():
             if rewards is not None:
                 given.rewards(rewards)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rlmath.config.engine_arguments import ENGINE_ARGUMENTS, further_arguments
 from rlmath.config.lora import LoraRollout
-from rlmath.config.options import ENGINE_OPTIONS
+from rlmath.config.options import ENGINE_OPTIONS, TRANSPORT_OPTIONS
 from rlmath.config.schema import Config
 from rlmath.engines.transport import TRANSPORTS, choose_transport, transport_named
 from rlmath.errors import ConfigError
@@ -17,10 +17,14 @@ def transport_problems(config: Config, device: str, colocated: bool) -> Iterator
     name = config.weights.transport
     if name != "auto" and not TRANSPORTS.has(name):
         return
+    given = config.weights.transport_options
     try:
-        choose_transport(name, device=device, colocated=colocated)
-    except ValueError as error:
+        if name != "auto":  # Those of rlmath's own are registered since this was imported.
+            TRANSPORT_OPTIONS.of(config)
+        choose_transport(name, device=device, colocated=colocated, options=given)
+    except (ConfigError, ValueError) as error:
         yield str(error)
+        return
     has_adapters = config.actor.lora.rollout is not LoraRollout.merged
     if has_adapters and name != "auto" and transport_named(name).adapters is None:
         yield (

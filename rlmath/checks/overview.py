@@ -18,7 +18,12 @@ from rlmath.config.benchmarks import benchmarks_of
 from rlmath.config.load import Composed
 from rlmath.config.lora import LoraConfig, LoraRollout
 from rlmath.config.optimizer import OptimizerConfig
-from rlmath.config.options import ENGINE_OPTIONS, SOURCE_OPTIONS, VERIFIER_OPTIONS
+from rlmath.config.options import (
+    ENGINE_OPTIONS,
+    SOURCE_OPTIONS,
+    TRANSPORT_OPTIONS,
+    VERIFIER_OPTIONS,
+)
 from rlmath.config.rollout import keeps_kv, overlap_of
 from rlmath.config.schema import Config, OldLogProbs, RewardItem, RolloutSchedule, Schedule
 from rlmath.config.settings import value_of
@@ -138,9 +143,11 @@ def _plugins(config: Config) -> Iterator[str]:
     algorithm are among the loss's lines."""
     for name, value in config.plugin_hashes.items():
         yield f"{name} ({value})"
-    for section in (SOURCE_OPTIONS, VERIFIER_OPTIONS, ENGINE_OPTIONS):
-        if (chosen := value_of(config, section.chooser)) is not None:
-            yield f"{section.chooser}: {chosen}{_options(value_of(config, section.key))}"
+    for section in (SOURCE_OPTIONS, VERIFIER_OPTIONS, ENGINE_OPTIONS, TRANSPORT_OPTIONS):
+        chosen, options = value_of(config, section.chooser), value_of(config, section.key)
+        # The transports that are rlmath's own have none.
+        if chosen is not None and (options or section is not TRANSPORT_OPTIONS):
+            yield f"{section.chooser}: {chosen}{_options(options)}"
 
 
 def _block(label: str, lines: list[str]) -> list[str]:

@@ -52,7 +52,6 @@ from rlmath.config.schema import (
     Schedule,
 )
 from rlmath.config.settings import by_key, out_of_range, value_of
-from rlmath.engines.transport import TRANSPORTS
 from rlmath.errors import ConfigError, ModelError
 from rlmath.model.hub import is_hub_model
 from rlmath.model.published import published_spec
@@ -64,8 +63,7 @@ from rlmath.utils.close_names import did_you_mean
 
 Command = Literal["train", "sft", "evaluate"]
 _REGISTRIES: dict[str, Registry[Any, Any]] = {
-    **{section.chooser: section.registry for section in SECTIONS},
-    "weights.transport": TRANSPORTS,
+    section.chooser: section.registry for section in SECTIONS
 }
 
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 # Of each direction: settings of a run that mean the same here.
 SETTINGS = {
-    "to-hf": ("model.path",),
-    "to-megatron": ("model.dtype",),
+    "to-hf": ("model.path", "plugins"),
+    "to-megatron": ("model.dtype", "plugins"),
 }
 
 
@@ -41,8 +41,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     take = commands.add_parser("to-megatron", help="Hugging Face folder to checkpoint")
     take.add_argument("model", help="Hugging Face folder, or ORGANIZATION/NAME on the hub")
     take.add_argument("checkpoint", type=Path, help="folder to write")
-    export.epilog = "model.path=FOLDER: the model that it started from (default: the run's)"
-    take.epilog = "model.dtype=float32: data type of the checkpoint (default: bfloat16)"
+    export.epilog = (
+        "model.path=FOLDER: the model that it started from (default: the run's); "
+        "plugins=[FILE]: a model family of yours (default: the run's)"
+    )
+    take.epilog = (
+        "model.dtype=float32: data type of the checkpoint (default: bfloat16); "
+        "plugins=[FILE]: a model family of yours"
+    )
 
 
 def run(options: argparse.Namespace, given: Given) -> int:
@@ -58,10 +64,17 @@ def run(options: argparse.Namespace, given: Given) -> int:
 def _export(options: argparse.Namespace, given: Given) -> int:
     import torch
 
-    from rlmath.validation.convert import check_export_target, model_of_run, read_checkpoint
+    from rlmath.validation.convert import (
+        check_export_target,
+        model_of_run,
+        read_checkpoint,
+        use_plugins_of_run,
+    )
     from rlmath.validation.processes import ONE_RANK, on_ranks
 
     saved = read_checkpoint(options.checkpoint)
+    if "plugins" not in given.keys:
+        use_plugins_of_run(options.checkpoint)
     path = given.get("model.path")
     source = model_of_run(options.checkpoint) if path is None else Path(path)
     folder, overwrite = options.folder, options.overwrite

@@ -16,6 +16,10 @@ from rlmath.errors import UserError
 from rlmath.grading.grader import MathGrader
 from rlmath.grading.result import Grade
 from rlmath.grading.settings import REWARD_FALLBACK, TASKS, Fallback
+from rlmath.grading.verifiers import VERIFIERS
+from rlmath.plugins import PluginError
+from rlmath.plugins.loading import use
+from rlmath.plugins.source import split
 
 # Of the layer that decided, `Grade.method`.
 REASONS = {
@@ -32,6 +36,7 @@ REASONS = {
     "gold": "the accepted answer cannot be used",
     "none": "no answer was found",
     "box": "the box is empty or never closes",
+    "verifier": "the verifier's decision",
     "number": "the words beside the last number deny or change it",
     "marker": "nothing stands after the marker",
     "tag": "the tag is empty",
@@ -49,6 +54,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=REWARD_FALLBACK.value,
         help="where to look for an answer if there is no box; default: %(default)s, as in training",
     )
+    parser.add_argument(
+        "--verifier", metavar="NAME", help="compare with this one, such as my_file.py:close_enough"
+    )
+    parser.add_argument(
+        "--verifier-option", action="append", default=[], metavar="KEY=VALUE",
+        help="an option of the verifier",
+    )  # fmt: skip
     parser.add_argument("--out", type=Path, help="write the verdicts to this .jsonl, not to stdout")
     parser.add_argument(
         "--against", choices=("math-verify",), help="list only rows where its verdict differs"
@@ -63,11 +75,13 @@ def run(options: argparse.Namespace) -> int:
             math-verify is not installed.
     """
     other = _math_verify() if options.against else None
+    verifier = _verifier(options.verifier, options.verifier_option)
     rows = list(read_rows(options.file, options.response_key, options.gold_key))
     counts: Counter[str] = Counter()
     out = _open_out(options.out) if options.out else sys.stdout
     try:
-        with MathGrader(fallback=options.fallback) as grader:
+        with MathGrader(fallback=options.fallback, **verifier) as grader:
+            grader.check_verifier()
             responses, golds = [row[0] for row in rows], [row[1] for row in rows]
             grades = grader.grade_batch(responses, golds, task=options.task)
             for number, ((response, gold), grade) in enumerate(zip(rows, grades, strict=True), 1):
@@ -90,6 +104,27 @@ def run(options: argparse.Namespace) -> int:
     summary = ", ".join(f"{count} {name}" for name, count in counts.most_common())
     print(f"{len(rows)} rows with fallback={options.fallback}: {summary}", file=sys.stderr)
     return 0
+
+
+def _verifier(name: str | None, given: list[str]) -> dict[str, Any]:
+    """The grader's settings of a verifier, which is imported first."""
+    if name is None:
+        if given:
+            raise UserError(f"--verifier-option {given[0]}: there is no --verifier")
+        return {}
+    place, attribute = split(name)
+    if attribute:
+        try:
+            use(place)
+        except PluginError as error:
+            raise UserError(f"--verifier {name}: {error}") from error
+    VERIFIERS.get(name)
+    if not given:
+        return {"verifier": name}
+    from rlmath.config.options import VERIFIER_OPTIONS
+
+    values = {key: value for key, _, value in (one.partition("=") for one in given)}
+    return {"verifier": name, "verifier_options": VERIFIER_OPTIONS.options(name, values).plain()}
 
 
 def _open_out(path: Path) -> TextIO:

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator
 
 from rlmath.config.load import load
-from rlmath.config.options import SECTIONS
+from rlmath.config.options import SECTIONS, benchmark_options
 from rlmath.config.settings import Setting, settings
 from rlmath.errors import UserError
 from rlmath.utils.close_names import did_you_mean
@@ -60,7 +60,7 @@ def known_settings() -> Iterator[tuple[Setting, str]]:
     """Each setting, and of an option what has to be chosen for it."""
     for setting in settings():
         yield setting, ""
-    for section in SECTIONS:
+    for section in (*SECTIONS, benchmark_options()):
         for names, options in section.documented():
             for option in options:
                 yield option, f"with {section.chooser}={', '.join(names)}"

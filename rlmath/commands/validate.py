@@ -26,6 +26,7 @@ from rlmath.utils.command_line import without_warnings
 
 # Settings of a run that mean the same here.
 SETTINGS = (
+    "plugins",
     "model.dtype",
     "actor.tensor_parallel",
     "actor.pipeline_parallel",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +56,9 @@ PUBLISHED = {
 }
 
 
-# Benchmarks of plug-ins: a function that returns the rows, mappings as in a file, with how they are
-# sampled where ``eval.benchmarks`` does not say.
-BENCHMARKS: Registry[Callable[[], Iterable[Mapping[str, Any]]], Published] = Registry(
+# Benchmarks of plug-ins: a function of its options that returns the rows, mappings as in a file,
+# with how they are sampled where ``eval.benchmarks`` does not say.
+BENCHMARKS: Registry[Callable[[Any], Iterable[Mapping[str, Any]]], Published] = Registry(
     "eval.benchmarks[].name", Published
 )
 
@@ -79,6 +79,7 @@ class Benchmark:
         key: The setting that it comes from, for messages.
         paths: Files with its problems.
         plugin: Name in ``BENCHMARKS`` of what returns its rows; ``None``: they are in files.
+        options: Its options, as in YAML.
         data: How they are read and become prompts.
         temperature: Of sampling; 0: greedy.
         max_problems: Maximum number, the first ones; ``None``: all.
@@ -94,6 +95,7 @@ class Benchmark:
     max_response_tokens: int
     max_problems: int | None
     plugin: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def length_key(self) -> str:
@@ -108,9 +110,11 @@ class Benchmark:
     def describe(self) -> str:
         """One line: how it is sampled."""
         samples = "1 sample" if self.samples == 1 else f"{self.samples} samples"
+        options = "".join(f", {name} {value}" for name, value in self.options.items())
+        rows = ", ".join(self.paths) or f"of a plug-in{options}"
         return (
-            f"{self.title}: {', '.join(self.paths) or 'of a plug-in'}; {samples} each, temperature "
-            f"{self.temperature:g}, top-p {self.top_p:g}, {self.max_response_tokens:,} tokens"
+            f"{self.title}: {rows}; {samples} each, temperature {self.temperature:g}, "
+            f"top-p {self.top_p:g}, {self.max_response_tokens:,} tokens"
             + (", chat template" if self.data.apply_chat_template else "")
         )
 
@@ -186,4 +190,5 @@ def _resolved(config: Config, index: int, item: BenchmarkItem, longest: int) -> 
         max_response_tokens=pick("max_response_tokens", longest),
         max_problems=pick("max_problems", data.max_eval_problems),
         plugin=item.name if is_plugin else None,
+        options=item.options,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from omegaconf import MISSING
 
@@ -51,6 +52,7 @@ class BenchmarkItem:
         "Maximum number of problems, taken from the start; null: data.max_eval_problems.",
         least=1,
     )
+    options: dict[str, Any] = setting(dict, "Options of a benchmark of yours.")
 
 
 @dataclass

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -22,10 +21,12 @@ from rlmath.algorithms.curriculum import CURRICULA
 from rlmath.algorithms.filters import GROUP_FILTERS
 from rlmath.algorithms.kl import KL_ESTIMATORS
 from rlmath.algorithms.losses import LOSSES
+from rlmath.config.benchmarks import BENCHMARKS
 from rlmath.config.data_sources import DATA_SOURCES
 from rlmath.config.engine_arguments import ENGINE_ARGUMENTS
 from rlmath.config.schema import Config
 from rlmath.config.settings import Setting, settings_of, value_of
+from rlmath.config.transports import TRANSPORTS
 from rlmath.errors import ConfigError
 from rlmath.grading.verifiers import VERIFIERS
 from rlmath.plugins.registry import Registry
@@ -124,6 +125,7 @@ SOURCE_OPTIONS = OptionsSection("data.source_options", "data.source", DATA_SOURC
 ENGINE_OPTIONS = OptionsSection(
     "rollout.engine_options", "rollout.engine_arguments", ENGINE_ARGUMENTS
 )
+TRANSPORT_OPTIONS = OptionsSection("weights.transport_options", "weights.transport", TRANSPORTS)
 SECTIONS = (
     LOSS_OPTIONS,
     ADVANTAGE_OPTIONS,
@@ -135,7 +137,14 @@ SECTIONS = (
     VERIFIER_OPTIONS,
     SOURCE_OPTIONS,
     ENGINE_OPTIONS,
+    TRANSPORT_OPTIONS,
 )
+
+
+def benchmark_options(index: int | None = None) -> OptionsSection:
+    """The options of an item of ``eval.benchmarks``; ``None``: of any, for people."""
+    item = f"eval.benchmarks[{'' if index is None else index}]"
+    return OptionsSection(f"{item}.options", f"{item}.name", BENCHMARKS)
 
 
 def section_of(key: str) -> OptionsSection | None:
@@ -154,20 +163,26 @@ def complete(config: Config) -> None:
     problems = []
     for section in SECTIONS:
         chosen = value_of(config, section.chooser)
-        if chosen is None and value_of(config, section.key):
-            problems.append(f"{section.key}: are those of {section.chooser}, which is null")
         if chosen is None or not section.registry.has(chosen):
+            if chosen in (None, "auto") and value_of(config, section.key):
+                none = chosen or "null"
+                problems.append(f"{section.key}: are those of {section.chooser}, which is {none}")
             continue
         try:
             options = section.of(config)
         except ConfigError as error:
             problems.append(str(error))
             continue
-        plain = {
-            key: value.name if isinstance(value, Enum) else value
-            for key, value in vars(options).items()
-        }
         parent, _, field = section.key.rpartition(".")
-        setattr(value_of(config, parent), field, plain)
+        setattr(value_of(config, parent), field, options.plain())
+    for index, item in enumerate(config.eval.benchmarks):
+        section = benchmark_options(index)
+        try:
+            if item.path is None and BENCHMARKS.has(item.name):
+                item.options = section.options(item.name, item.options).plain()
+            elif item.options:
+                problems.append(f"{section.key}: {item.name} is no benchmark of a plug-in")
+        except ConfigError as error:
+            problems.append(str(error))
     if problems:
         raise ConfigError("\n".join(problems))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from rlmath.utils.setting import setting
 
@@ -35,6 +36,7 @@ class WeightsConfig:
         "Transport of the weight sync: shared_memory, ipc, nccl or your own. auto: shared_memory "
         "on CPU, ipc on CUDA if engines share the actor's GPUs, nccl otherwise.",
     )
+    transport_options: dict[str, Any] = setting(dict, "Options of your own transport.")
     bucket_size_mib: int | None = setting(
         None,
         f"Bucket size of the weight sync; null: {BUCKET_MIB} on CPU, on CUDA a 64th of the "

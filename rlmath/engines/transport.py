@@ -1,11 +1,11 @@
 """Transports of weights from the trainer's ranks to the engines, by name in
 ``weights.transport``.
 
-To add one, subclass :class:`Transport` and register it in ``TRANSPORTS``. Its own engine side, if
-it has one, is registered with vLLM's ``WeightTransferEngineFactory`` under the name ``backend`` by
-the same file, which vLLM's workers import. Does not import torch, so the plan can ask for the peak
-size of a weight sync's buffers on each end. A *piece* is sent as one: a bucket, or a tensor that is
-larger than a bucket.
+To add one, subclass :class:`Transport` and register it in ``TRANSPORTS``, with its options if it
+has any (``weights.transport_options``). Its own engine side, if it has one, is registered with
+vLLM's ``WeightTransferEngineFactory`` under the name ``backend`` by the same file, which vLLM's
+workers import. Does not import torch, so the plan can ask for the peak size of a weight sync's
+buffers on each end. A *piece* is sent as one: a bucket, or a tensor that is larger than a bucket.
 
 On the engine vLLM's reload adds, for the module being loaded, the whole tensors received so far,
 and the module's new parameters before they are copied in place.
@@ -13,12 +13,13 @@ and the module's new parameters before they are copied in place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from rlmath.config.transports import TRANSPORTS
 from rlmath.engines.patches.register import NCCL_SHARES
-from rlmath.plugins import NoTraits, Registry
+from rlmath.utils.setting import Options
 
 if TYPE_CHECKING:
     from rlmath.device import Platform
@@ -91,13 +92,20 @@ def shared_buffer_bytes(bucket_bytes: int, largest_tensor_bytes: int) -> int:
 class Transport:
     """A transport of weights from the trainer's ranks to the engines.
 
+    Args:
+        options: Its options; the type that it is registered with.
+
     Attributes:
         backend: vLLM's name of its workers' side.
         adapters: The built-in transport that it carries adapters as; ``None``: it cannot.
+        options: As given.
     """
 
     backend: str
     adapters: str | None = None
+
+    def __init__(self, options: Any) -> None:
+        self.options = options
 
     def fits(self, device: str, colocated: bool) -> bool:
         """Whether ``auto`` selects it, for trainer and engines on ``cpu`` or ``cuda``, on the same
@@ -125,9 +133,6 @@ class Transport:
     ) -> TrainerConnection:
         """Connect to the engines; see :func:`rlmath.engines.transports.connection.connect`."""
         raise NotImplementedError
-
-
-TRANSPORTS: Registry[type[Transport], NoTraits] = Registry("weights.transport", NoTraits)
 
 
 @TRANSPORTS.register("shared_memory")
@@ -270,22 +275,31 @@ class Nccl(Transport):
         return transports.TrainerConnection(trainer, client, side_stream)
 
 
-def transport_named(name: str) -> Transport:
+def transport_named(name: str, options: Mapping[str, Any] | None = None) -> Transport:
     """The transport of this name.
+
+    Args:
+        name: As in ``TRANSPORTS``.
+        options: ``weights.transport_options``; ``None``: its defaults.
 
     Raises:
         PluginError: There is none.
     """
-    return TRANSPORTS.get(name)()
+    kind: type[Options] = TRANSPORTS.options(name)
+    made: Transport = TRANSPORTS.get(name)(kind.of(options or {}))
+    return made
 
 
-def choose_transport(setting: str, *, device: str, colocated: bool) -> str:
+def choose_transport(
+    setting: str, *, device: str, colocated: bool, options: Mapping[str, Any] | None = None
+) -> str:
     """Resolve ``weights.transport``.
 
     Args:
         setting: ``auto`` or a transport's name.
         device: Device of trainer and engines, ``cpu`` or ``cuda``.
         colocated: Engines share the trainer's GPUs.
+        options: ``weights.transport_options``.
 
     Raises:
         ValueError: The setting cannot work there, or there is none of that name.
@@ -296,7 +310,7 @@ def choose_transport(setting: str, *, device: str, colocated: bool) -> str:
     )
     if setting == "auto":
         return fitting
-    if not transport_named(setting).fits(device, colocated):
+    if not transport_named(setting, options).fits(device, colocated):
         where = "on CPU"
         if device == "cuda":
             where = f"on CUDA with {'colocated' if colocated else 'separate'} GPUs"

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rlmath.errors import WeightsError
+from rlmath.plugins import loading
 from rlmath.types import TrainingBatch
 
 START_TIMEOUT_S = 600.0
@@ -55,7 +56,7 @@ def vllm_log_probs(folder: str | Path, batch: TrainingBatch, dtype: torch.dtype)
         )
         sequences = [s.tolist() for s in batch.tokens.split(batch.sequence_lengths.tolist())]
         torch.save({"sequences": sequences, "dtype": name, "longest": longest + 1}, request)
-        environment = {**os.environ, **spec.environment()}
+        environment = {**os.environ, **spec.environment(), **loading.environment()}
         if spec.device == "cpu":
             environment["VLLM_CPU_KVCACHE_SPACE"] = "1"
         command = [sys.executable, "-m", __name__, str(folder), str(request), str(answer)]

@@ -33,7 +33,8 @@ def rows_of(benchmark: Benchmark) -> Iterable[Row]:
     """
     if benchmark.plugin is None:
         return read_rows(benchmark.paths)
-    given = BENCHMARKS.get(benchmark.plugin)()
+    options = BENCHMARKS.options(benchmark.plugin).of(benchmark.options)
+    given = BENCHMARKS.get(benchmark.plugin)(options)
     return [row_of(benchmark.name, number, fields) for number, fields in enumerate(given, 1)]
 
 

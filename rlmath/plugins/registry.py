@@ -137,7 +137,7 @@ class Registry(Generic[T, TraitsT]):
             return self._known[name]
         place, attribute = split(name)
         if not attribute:
-            known = ", ".join(self.names())
+            known = ", ".join(self.names()) or "none"
             raise PluginError(f"{self._setting} = {name!r} is not known; known are: {known}")
         try:
             value = attribute_of(load(place), attribute)

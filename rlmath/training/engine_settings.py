@@ -48,6 +48,7 @@ def engine_spec(config: Config, layout: RunLayout, *, trains: bool) -> EngineSpe
             config.weights.transport,
             device="cuda" if on_cuda else "cpu",
             colocated=colocated,
+            options=config.weights.transport_options,
         ),
         log_dir=str(log_dir(config)),
         # Of prompts without a whole block there is nothing to keep, and looking costs time.

@@ -53,4 +53,5 @@ def transport_plan(config: Config, spec: EngineSpec, engines: Sequence[Any]) -> 
         run_id=uuid.uuid4().hex[:12],
         adapters=spec.adapters is not None,
         quantized=spec.quantization is not Quantization.none,
+        options=config.weights.transport_options,
     )

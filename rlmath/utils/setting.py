@@ -163,6 +163,13 @@ class Options:
 
         return cls(**{name: value(name, given) for name, given in plain.items()})
 
+    def plain(self) -> dict[str, Any]:
+        """All of them as in YAML, for :meth:`of`."""
+        return {
+            name: value.name if isinstance(value, Enum) else value
+            for name, value in vars(self).items()
+        }
+
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             said, value = about(field), getattr(self, field.name)

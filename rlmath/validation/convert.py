@@ -19,6 +19,8 @@ from rlmath.errors import UserError
 from rlmath.model.lora import Lora, from_described
 from rlmath.model.rank_layout import ParallelRank
 from rlmath.model.spec import ModelSpec, read_model_spec
+from rlmath.plugins import PluginError
+from rlmath.plugins.loading import use
 from rlmath.validation.processes import ONE_RANK
 from rlmath.weights.fingerprint import add, compare_fingerprints, fingerprint
 from rlmath.weights.gather import BucketGatherer, Merge
@@ -70,6 +72,28 @@ def read_checkpoint(path: str | Path) -> CheckpointModel:
         f"{path} is no checkpoint: it has neither {_ACTOR}/about.json nor about.json; give a "
         "folder such as runs/<run>/checkpoints/step_000050"
     )
+
+
+def use_plugins_of_run(path: str | Path) -> None:
+    """Import the plug-ins of a checkpoint's run, of which one may have the model's family.
+
+    Raises:
+        UserError: One is not there any more.
+    """
+    from omegaconf import OmegaConf
+
+    for parent in Path(path).resolve().parents:
+        config = parent / "config.yaml"
+        if config.is_file():
+            for place in OmegaConf.select(OmegaConf.load(config), "plugins") or ():
+                try:
+                    use(str(place))
+                except PluginError as error:
+                    raise UserError(
+                        f"{config}: plugins=[{place}]: {error}; give the file that has the model's "
+                        "family with plugins=[FILE], or plugins=[] if it is one of rlmath's own"
+                    ) from error
+            return
 
 
 def model_of_run(path: str | Path) -> Path:

@@ -16,6 +16,7 @@ from rlmath.actor.parallel import destroy, initialize
 from rlmath.device import Platform, choose_platform
 from rlmath.errors import UserError
 from rlmath.model.parallel import Layout
+from rlmath.plugins.loading import Source, receive, sources
 
 ONE_RANK = Layout(tensor_parallel=1, pipeline_parallel=1, data_parallel=1)
 
@@ -46,7 +47,7 @@ def on_ranks(layout: Layout, function: Callable[..., Any], arguments: tuple[Any,
         try:
             spawn(
                 _rank,
-                (layout, _free_port(), work, function, arguments),
+                (layout, _free_port(), work, sources(), function, arguments),
                 nprocs=layout.world_size,
             )
         except (ProcessRaisedException, ProcessExitedException) as error:
@@ -62,9 +63,11 @@ def _rank(
     layout: Layout,
     port: int,
     work: str,
+    plugins: tuple[Source, ...],
     function: Callable[..., Any],
     arguments: tuple[Any, ...],
 ) -> None:
+    receive(plugins)
     try:
         result = function(_open_rank(layout, rank, port), *arguments)
     except UserError as error:

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from rlmath.model.tiny import make_tiny_model
 
 ROOT = Path(__file__).parents[2]
+PLUGIN = ROOT / "examples" / "plugins" / "model_family.py"
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +28,15 @@ def run(tool, *arguments):
     return subprocess.run(
         command, capture_output=True, text=True, timeout=300, env=environment, cwd=ROOT
     )
+
+
+def renamed(model, folder):
+    """The model with the architecture of ``examples/plugins/model_family.py``."""
+    shutil.copytree(model, folder)
+    fields = json.loads((folder / "config.json").read_text())
+    text = json.dumps(fields | {"architectures": ["MyQwen2ForCausalLM"]})
+    (folder / "config.json").write_text(text)
+    return folder
 
 
 MOE = ("glm4_moe", "deepseek_v3_in_vllm")
@@ -52,7 +62,8 @@ def make_model(family, tiny, folder):
 @pytest.mark.parametrize(
     "family",
     [
-        "tiny",
+        # The tiny model by the name of a plug-in's architecture.
+        "plugin",
         # An engine each; with transformers all are compared in test_weights.py.
         *[
             pytest.param(name, marks=pytest.mark.long)
@@ -61,12 +72,15 @@ def make_model(family, tiny, folder):
     ],
 )
 def test_megatron_transformers_and_vllm_agree(model, tmp_path, family):
-    if family != "tiny":
+    plugins = [f"plugins=[{PLUGIN}]"] if family == "plugin" else []
+    if plugins:
+        model = renamed(model, tmp_path / family)
+    else:
         model = make_model(family, model, tmp_path / family)
     data = tmp_path / "responses.jsonl"
     rows = [("What is 1 + 2?", "1 + 2 = \\boxed{3}"), ("Add 17 and 25: ", "42, for 10 + 20 is 30.")]
     data.write_text("".join(json.dumps({"prompt": p, "response": r}) + "\n" for p, r in rows))
-    layout = ["actor.tensor_parallel=2", "--data", data]
+    layout = ["actor.tensor_parallel=2", *plugins, "--data", data]
     if family in MOE:
         layout[1:1] = ["actor.expert_parallel=2", "actor.sequence_parallel=true"]
     done = run("validate_logprobs.py", model, *layout, "--out", tmp_path / "report")
@@ -106,3 +120,25 @@ def test_what_cannot_be_used_is_one_message(model, tmp_path):
     done = run("convert_checkpoint.py", "to-hf", tmp_path, tmp_path / "out")
     assert done.returncode == 2
     assert "is no checkpoint" in done.stderr
+
+
+def test_a_model_of_a_plugins_family_is_converted_there_and_back(model, tmp_path):
+    mine, run_dir = tmp_path / "family.py", tmp_path / "run"
+    shutil.copy(PLUGIN, mine)
+    source, checkpoint = renamed(model, tmp_path / "source"), run_dir / "checkpoints" / "step_1"
+    there = ["to-megatron", source, checkpoint, "model.dtype=float32"]
+    done = run("convert_checkpoint.py", *there)
+    assert done.returncode == 2 and "MyQwen2ForCausalLM is not supported" in done.stderr
+    done = run("convert_checkpoint.py", *there, f"plugins=[{mine}]")
+    assert done.returncode == 0, done.stdout + done.stderr
+    # The run's settings name the plug-in.
+    (run_dir / "config.yaml").write_text(f"plugins: [{mine}]\nmodel: {{path: {source}}}\n")
+    back = ["to-hf", checkpoint, tmp_path / "back", "--no-vllm"]
+    done = run("convert_checkpoint.py", *back)
+    assert done.returncode == 0, done.stdout + done.stderr
+    before, after = (load_file(one / "model.safetensors") for one in (source, tmp_path / "back"))
+    assert all(torch.equal(before[name], after[name]) for name in before | after)
+    mine.unlink()
+    done = run("convert_checkpoint.py", *back, "--overwrite")
+    assert done.returncode == 2 and f"{mine}: no such file" in done.stderr
+    assert done.stderr.count("error: ") == 1

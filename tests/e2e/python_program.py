@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from rlmath import Run
+from rlmath.training.checks.base import StepCheck
 
 SETTINGS = (
     "experiment=quickstart",
@@ -40,6 +41,31 @@ def rows():
         yield {"prompt": f"<|user|>What is {a} + 7?<|assistant|>", "solutions": [str(a + 7)]}
 
 
+class Rows:
+    """Without end; a run that resumes continues with the next one."""
+
+    def __init__(self):
+        self.row = 0
+
+    def __iter__(self):
+        while True:
+            self.row += 1
+            prompt = f"<|user|>What is {self.row} + 7?<|assistant|>"
+            yield {"prompt": prompt, "solutions": [str(self.row + 7)]}
+
+    def state_dict(self):
+        return {"row": self.row}
+
+    def load_state_dict(self, state):
+        self.row = state["row"]
+
+
+class Longest(StepCheck):
+    def before_update(self, now):
+        samples = [one for group in now.groups for one in group.samples]
+        return {"checks/longest": float(max(len(one.sample.text) for one in samples))}
+
+
 def main() -> None:
     found: dict[str, object] = {}
     held_out = [{"prompt": "<|user|>What is 1 + 7?<|assistant|>", "solutions": ["8"]}]
@@ -50,7 +76,9 @@ def main() -> None:
             raise KeyError("of the script's own")
     except KeyError:
         found["failed_open"] = "open" in repr(failed)
-    run = Run.from_config(*SETTINGS, "runner.run_dir=mine", data=rows(), loss=plain, **given)
+    run = Run.from_config(
+        *SETTINGS, "runner.run_dir=mine", data=Rows(), loss=plain, step_checks=[Longest], **given
+    )
     run.save("saved/start")
     found["failed_closed"] = "closed" in repr(failed)
     numbers = []

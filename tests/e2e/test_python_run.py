@@ -66,7 +66,14 @@ def test_ctrl_c_leaves_a_run_that_the_command_line_continues(found, folder):
     assert [line["step"] for line in metrics(folder / "mine")] == [1, 2, 3, 4]
     assert (folder / "mine" / "hf" / "model.safetensors").is_file()
     config = OmegaConf.load(folder / "mine" / "config.yaml")
-    assert set(config.plugin_hashes) == {"mine/given/variety.py", "mine/given/plain.py"}
+    names = ("Longest", "Rows", "plain", "variety")
+    assert sorted(config.plugin_hashes) == [f"mine/given/{name}.py" for name in names]
+    assert all(line["checks/longest"] > 0 for line in metrics(folder / "mine"))
+    # The rows of an object without end, each where the one before was left.
+    ledger = [json.loads(line) for line in (folder / "mine/ledger.jsonl").read_text().splitlines()]
+    admitted = {one["problem"] for one in ledger if one["event"] == "admitted"}
+    assert admitted == {f"Rows:{number}" for number in range(1, len(admitted) + 1)}
+    assert len(admitted) >= 32
     assert [item.name for item in config.reward["items"]] == [
         "mine/given/variety.py:variety",
         "math",

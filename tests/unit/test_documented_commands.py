@@ -308,6 +308,7 @@ RULES: list[tuple[str, How]] = [
         r"python -m rlmath.commands.importing.page",
         named_in("tests/unit/commands/importing/test_import.py", "importing.page"),
     ),
+    (r"python make_data.py", named_in("tests/e2e/test_coming_from.py", "make_data.py")),
     (r"python -m rlmath.config.docs", named_in("tests/unit/config/test_settings_page.py", "docs")),
     (r"python -m rlmath.api.docs", named_in("tests/unit/api/test_docs.py", "docs")),
     (

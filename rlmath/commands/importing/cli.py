@@ -9,6 +9,7 @@ from pathlib import Path
 from rlmath.commands.importing.fact import Framework, Imported, translate
 from rlmath.commands.importing.openrlhf import OPENRLHF
 from rlmath.commands.importing.reading import read
+from rlmath.commands.importing.script import rewards_module
 from rlmath.commands.importing.trl import TRL
 from rlmath.commands.importing.verl import VERL
 from rlmath.config.command_line import count
@@ -44,6 +45,8 @@ def run(options: argparse.Namespace) -> int:
     found = translate(framework, values, options.rows)
     experiment = options.name or options.file.stem
     fill_in(found, experiment)
+    module = options.config_dir / f"{experiment}_rewards.py"
+    own = move_rewards(found, options.file, module)
     written = write_experiment(
         options.config_dir,
         experiment,
@@ -53,6 +56,10 @@ def run(options: argparse.Namespace) -> int:
     )
     print("\n".join([*describe(framework, found), *(f"unread   {line}" for line in unread)]))
     print(f"written  {written}")
+    if own:
+        text = options.file.read_text(encoding="utf-8")
+        module.write_text(rewards_module(text, own), encoding="utf-8")
+        print(f"written  {module}: {', '.join(own)}, with what they use from {options.file}")
     print(f"rlmath train --config-dir {options.config_dir} experiment={experiment} --check")
     return 0
 
@@ -65,6 +72,21 @@ def fill_in(found: Imported, experiment: str) -> None:
             found.settings[key] = value
             found.differs.append(f"{key}: the file names none; it is {value} until you set it")
     found.settings.setdefault("runner.run_dir", f"runs/{experiment}")
+
+
+def move_rewards(found: Imported, script: Path, module: Path) -> list[str]:
+    """Let reward functions of a script, which would train if it were imported, be those of a module
+    that has the functions alone.
+
+    Returns:
+        Their names.
+    """
+    begin, moved = f"{script}:", []
+    for item in found.settings.get("reward.items", []):
+        if item["name"].startswith(begin) and script.suffix == ".py":
+            moved.append(item["name"].removeprefix(begin))
+            item["name"] = f"{module}:{moved[-1]}"
+    return moved
 
 
 def describe(framework: Framework, found: Imported) -> Iterator[str]:

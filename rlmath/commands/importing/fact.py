@@ -16,6 +16,12 @@ from rlmath.model.lora import ALL_TARGETS
 Settings = dict[str, Any]
 # The value in a mapping that stands for all others.
 OTHERWISE = object()
+_TRACKERS = ("wandb", "mlflow", "swanlab", "tensorboard", "trackio")
+EPOCHS = (
+    "epochs have no counterpart: set runner.steps to epochs x rows / prompts_per_step, or import "
+    "with --rows N"
+)
+_DATA_FILES = (".jsonl", ".json", ".csv", ".parquet", ".arrow")
 
 
 @dataclass(frozen=True)
@@ -91,6 +97,37 @@ def lora_settings(rank: Any, alpha: Any, targets: Any) -> Settings:
     found: Settings = {"actor.lora.rank": int(rank), "actor.lora.alpha": alpha}
     known = [one for one in targets if one in ALL_TARGETS] if isinstance(targets, list) else []
     return found | ({"actor.lora.targets": known} if known else {})
+
+
+def data_paths(names: Any, config: Any = None, split: Any = None) -> list[str]:
+    """Files and data sets of the hub, of one name or a list, as ``data.train_paths`` has them."""
+    return [
+        one if one.startswith(("/", ".", "~")) or one.endswith(_DATA_FILES)
+        else f"hub:{one}:{config or ''}:{split or 'train'}"
+        for one in map(str, names if isinstance(names, list) else [names])
+    ]  # fmt: skip
+
+
+def trackers(key: str) -> Callable[[Given], Settings]:
+    """Their loggers, of which those that there are here."""
+
+    def convert(given: Given) -> Settings:
+        names = given[key] if isinstance(given[key], list) else [given[key]]
+        known = [str(one) for one in names if str(one) in _TRACKERS]
+        return {"runner.trackers": known or ["tensorboard"]}
+
+    return convert
+
+
+def every(ours: str, key: str) -> Callable[[Given], Settings]:
+    """A number of steps, where below 0 is never."""
+    return lambda given: {ours: max(0, given.whole(key))}
+
+
+def overlong_reward(longest: int, buffer: int, factor: float) -> Settings:
+    """The item of ``reward.items`` that is DAPO's penalty in all frameworks."""
+    params = {"max_completion_len": longest, "soft_punish_cache": buffer}
+    return {"name": "soft_overlong_punishment", "params": params, "weight": factor}
 
 
 def nodes_settings(nodes: int) -> Settings:

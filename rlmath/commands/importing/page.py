@@ -8,7 +8,13 @@ from pathlib import Path
 from rlmath.commands.importing.cli import FRAMEWORKS
 from rlmath.commands.importing.fact import Fact, Framework
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "coming_from.md"
+_ROOT = Path(__file__).resolve().parents[3]
+PAGE = _ROOT / "docs" / "coming_from.md"
+# Files of examples/coming_from, with the language of each.
+_EXAMPLES = {
+    "verl": {"run.sh": "bash", "rewards.py": "python", "make_data.py": "python"},
+    "trl": {"grpo.py": "python", "train.jsonl": "json"},
+}
 
 _HEAD = """# Coming from TRL, verl or OpenRLHF
 
@@ -32,7 +38,11 @@ could not read (`unread`); then check the experiment:
 - TRL's number of processes stands in the command of accelerate: give it as `--gpus`.
 - `model.path` and `data.train_paths` are placeholders if the file names none.
 - Of a shell script, assignments, `${NAME:-default}`, arithmetic, arrays and the branches of `if`
-  and `case` that compare texts are followed. Of a Python script, literals and constants are.
+  and `case` that compare texts are followed. Of a Python script, literals and constants are, and
+  `load_dataset`.
+- Reward functions of a TRL script become a file beside the experiments, `imported/NAME_rewards.py`,
+  with the imports, constants and functions that they use: the script would train when it is
+  imported. A function that the script imports from a file beside it is named there.
 
 Reward functions work unchanged: TRL's, verl's `compute_score`, one by one or batched, OpenRLHF's
 `reward_func` and slime's `custom_rm` ([rewards](rewards.md)). A loss or an advantage estimator of a
@@ -41,9 +51,57 @@ sizes, and `rlmath publish` is the counterpart of `push_to_hub`.
 """
 
 
+_VERL_EXAMPLE = """## Example: a verl run
+
+A command line, a reward function, and the data that it trains on, as verl has them:
+
+{files}
+Import it, look at what differs, and train:
+
+    python make_data.py
+    rlmath import run.sh
+    rlmath train --config-dir imported experiment=run
+
+On a machine without a GPU, try two steps with a tiny random model:
+
+    rlmath train --config-dir imported experiment=run \\
+        model.path=tiny model.dtype=float32 cluster.device=cpu runner.steps=2
+"""
+_TRL_EXAMPLE = """## Example: a TRL script
+
+A script with its reward function, and its data:
+
+{files}
+`rlmath import` leaves the script as it is, and moves its reward function to
+`imported/grpo_rewards.py`:
+
+    rlmath import grpo.py
+    rlmath train --config-dir imported experiment=grpo
+
+On a machine without a GPU:
+
+    rlmath train --config-dir imported experiment=grpo \\
+        model.path=tiny model.dtype=float32 cluster.device=cpu runner.steps=2
+"""
+
+
 def page() -> str:
     """The page's text."""
-    return "\n".join([_HEAD, *(line for one in FRAMEWORKS.values() for line in _section(one))])
+    examples = (
+        _VERL_EXAMPLE.format(files=_files("verl")),
+        _TRL_EXAMPLE.format(files=_files("trl")),
+    )
+    tables = (line for one in FRAMEWORKS.values() for line in _section(one))
+    return "\n".join([_HEAD, *examples, *tables])
+
+
+def _files(name: str) -> str:
+    """Code blocks, each after the file's name."""
+    folder = _ROOT / "examples" / "coming_from" / name
+    return "\n".join(
+        f"`{file}`\n\n```{language}\n{(folder / file).read_text(encoding='utf-8')}```\n"
+        for file, language in _EXAMPLES[name].items()
+    )
 
 
 def _section(framework: Framework) -> Iterator[str]:

@@ -1,13 +1,13 @@
 """Settings of another framework as its users keep them: YAML, JSON, shell script, Python script.
 
 Nothing is executed. Of a shell script, assignments, ``${NAME:-default}``, arithmetic and arrays are
-followed, the first branch of an ``if`` or ``case`` included; of a Python script, literals, the
-constants that it assigns, and the keyword arguments of ``GRPOConfig``.
+followed, the first branch of an ``if`` or ``case`` included. :mod:`.script` reads Python scripts.
 """
 
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import re
 import shlex
@@ -17,15 +17,21 @@ from typing import Any
 
 import yaml
 
+from rlmath.commands.importing.script import OPERATIONS, python_settings
 from rlmath.errors import UserError
 
 Values = dict[str, Any]
 VERL, TRL, OPENRLHF = "verl", "TRL", "OpenRLHF"
-_MAIN = re.compile(r"verl[\w.]*\.main_\w+|openrlhf\.cli\.\w+|trl grpo\b|grpo\w*\.py")
+_OPENRLHF_MAIN = re.compile(r"openrlhf\.cli\.\w+")
 _VERL_KEY = re.compile(r"\+{0,2}[a-z_]\w*(\.[\w@]+)+=|\+{0,2}model_engine=")
 _ASSIGNMENT = re.compile(r"(?:export\s+|local\s+|readonly\s+)?([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _SPREAD = re.compile(r'"?\$\{(\w+)\[[@*]\]\}"?')
 _DEFAULT = re.compile(r"\$\{(\w+)(?::?[-=]([^{}]*))?\}|\$(\w+)")
+# The script's folder, and commands that print a folder.
+_HERE = re.compile(r"""\$\(dirname\s+(?:--\s+)?"?(?:\$0|\$\{?BASH_SOURCE(?:\[0\])?\}?)"?\s*\)""")
+_FOLDER = re.compile(
+    r"""\$\((?:cd\s+"?([^"()]+?)"?\s*&&\s*pwd|realpath\s+"?([^"()]+?)"?|pwd)\s*\)"""
+)
 _ARITHMETIC = re.compile(r"\$\(\(([^$`()]*(?:\([^()]*\)[^$`()]*)*)\)\)")
 
 
@@ -121,11 +127,14 @@ def shell_settings(file: Path, text: str, unread: list[str]) -> tuple[str, Value
         name = TRL
     else:
         raise UserError(f"{file}: starts none of verl, OpenRLHF and TRL that rlmath import knows")
-    words = _Shell(unread).words(text)
+    commands = _Shell(file.parent, unread).commands(text)
+    if name == OPENRLHF:
+        commands = [_of_training(words) for words in commands]
+    flat_words = list(itertools.chain(*commands))
     if name != VERL:
-        return name, _options(words)
+        return name, _options(flat_words)
     values: Values = {}
-    for word in words:
+    for word in flat_words:
         if _VERL_KEY.match(word):
             key, _, value = word.lstrip("+").partition("=")
             if value:
@@ -135,6 +144,15 @@ def shell_settings(file: Path, text: str, unread: list[str]) -> tuple[str, Value
     if not values:
         raise UserError(f"{file}: has no key=value of verl, such as data.train_batch_size=1024")
     return name, values
+
+
+def _of_training(words: list[str]) -> list[str]:
+    """The words after OpenRLHF's program; empty for another command, such as Ray's."""
+    # Slurm scripts have the program in a text that another shell runs.
+    if any(" " in word and _OPENRLHF_MAIN.search(word) for word in words):
+        words = shlex.split(" ".join(words))
+    after = itertools.dropwhile(lambda word: not _OPENRLHF_MAIN.fullmatch(word), words)
+    return list(after)[1:]
 
 
 def _options(words: list[str]) -> Values:
@@ -156,29 +174,30 @@ def _options(words: list[str]) -> Values:
 class _Shell:
     """The words of the commands of a script, with its variables filled in."""
 
-    def __init__(self, unread: list[str]) -> None:
+    def __init__(self, folder: Path, unread: list[str]) -> None:
         self.values: dict[str, str] = {"HOME": "~"}
+        self.folder = folder
         self.arrays: dict[str, list[str]] = {}
         self.unread = unread
         # Branches that are skipped: of each open if or case, whether one was taken.
         self._taken: list[bool] = []
         self._skips: list[bool] = []
 
-    def words(self, text: str) -> list[str]:
-        found: list[str] = []
+    def commands(self, text: str) -> list[list[str]]:
+        found: list[list[str]] = []
         text = re.sub(r"^\s*#.*$", "", text, flags=re.MULTILINE)
-        for line in self._commands(re.sub(r"\\\s*\n", " ", text)):
+        for line in self._lines(re.sub(r"\\\s*\n", " ", text)):
             if self._branch(line) or any(self._skips):
                 continue
             assignment = _ASSIGNMENT.match(line)
             if assignment and not _VERL_KEY.match(line):
                 self._assign(assignment[1], bool(assignment[2]), assignment[3].strip())
             else:
-                found += self._expand(line)
+                found.append(self._expand(line))
         return found
 
     @staticmethod
-    def _commands(text: str) -> list[str]:
+    def _lines(text: str) -> list[str]:
         """Lines; those of an array or of quotes over several lines are joined."""
         lines: list[str] = []
         held = ""
@@ -267,6 +286,7 @@ class _Shell:
             return []
 
     def _filled(self, text: str) -> str:
+        text = _HERE.sub(lambda _: str(self.folder), text)
         for _ in range(8):
             before = text
             text = _DEFAULT.sub(self._value, text)
@@ -274,6 +294,7 @@ class _Shell:
             if text == before:
                 break
         text = re.sub(r"\$\([^()]*\|\|\s*echo\s+(\w+)\s*\)", r"\1", text)
+        text = _FOLDER.sub(lambda found: found[1] or found[2] or ".", text)
         if "$(" in text or "`" in text:
             text = re.sub(r"\$\([^()]*(?:\([^()]*\)[^()]*)*\)|`[^`]*`", "", text)
         return text
@@ -295,18 +316,6 @@ class _Shell:
             return ""
 
 
-# -- Python scripts -----------------------------------------------------------------------------
-
-_OPERATIONS = {
-    ast.Add: lambda a, b: a + b,
-    ast.Sub: lambda a, b: a - b,
-    ast.Mult: lambda a, b: a * b,
-    ast.Div: lambda a, b: a / b,
-    ast.FloorDiv: lambda a, b: a // b,
-    ast.Mod: lambda a, b: a % b,
-}
-
-
 def _arithmetic(node: ast.expr) -> int:
     """As a shell computes: division of whole numbers is whole."""
     if isinstance(node, ast.Constant) and isinstance(node.value, int):
@@ -315,106 +324,6 @@ def _arithmetic(node: ast.expr) -> int:
         return -_arithmetic(node.operand)
     if isinstance(node, ast.BinOp):
         kind = ast.FloorDiv if isinstance(node.op, ast.Div) else type(node.op)
-        if kind in _OPERATIONS:
-            return int(_OPERATIONS[kind](_arithmetic(node.left), _arithmetic(node.right)))
+        if kind in OPERATIONS:
+            return int(OPERATIONS[kind](_arithmetic(node.left), _arithmetic(node.right)))
     raise ValueError(ast.dump(node))
-
-
-def python_settings(file: Path, text: str, unread: list[str]) -> Values:
-    """The keyword arguments of ``GRPOConfig`` and what the script says beside it.
-
-    Raises:
-        UserError: The script is no Python, or has no ``GRPOConfig(...)``.
-    """
-    try:
-        tree = ast.parse(_without_magics(text))
-    except SyntaxError as error:
-        raise UserError(f"{file}: is no Python (line {error.lineno}: {error.msg})") from error
-    names = _constants(tree)
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    configs = [one for one in calls if _called(one) == "GRPOConfig"]
-    if not configs:
-        raise UserError(f"{file}: has no GRPOConfig(...); give the script that makes one")
-    values: Values = {}
-    functions = {one.name for one in tree.body if isinstance(one, ast.FunctionDef)}
-    for call in calls:
-        kind = _called(call)
-        if kind == "from_pretrained" and "model_name_or_path" not in values:
-            _take(values, "model_name_or_path", _argument(call, "model_name", 0), names)
-        elif kind in ("LoraConfig", "get_peft_model"):
-            for theirs in ("r", "lora_alpha", "target_modules"):
-                _take(values, theirs, _argument(call, theirs), names)
-        elif kind == "GRPOTrainer":
-            model = _argument(call, "model", 0)
-            _take(values, "model_name_or_path", model, names)
-            rewards = _argument(call, "reward_funcs", 1)
-            found = rewards.elts if isinstance(rewards, ast.List) else [rewards] if rewards else []
-            named = [one.id for one in found if isinstance(one, ast.Name)]
-            if named:
-                values["reward_funcs"] = [f"{file}:{n}" if n in functions else n for n in named]
-    for keyword in configs[-1].keywords:
-        if keyword.arg is None:
-            unread.append(f"{file}: **{ast.unparse(keyword.value)} of GRPOConfig is not read")
-        elif not _take(values, keyword.arg, keyword.value, names):
-            unread.append(
-                f"{file}: {keyword.arg}={ast.unparse(keyword.value)} is no literal; set it by hand"
-            )
-    return values
-
-
-def _without_magics(text: str) -> str:
-    """Without the lines of a notebook that are no Python."""
-    return re.sub(r"^(\s*)[%!].*$", r"\1pass", text, flags=re.MULTILINE)
-
-
-def _called(call: ast.Call) -> str:
-    function = call.func
-    return getattr(function, "attr", getattr(function, "id", ""))
-
-
-def _argument(call: ast.Call, name: str, position: int | None = None) -> ast.expr | None:
-    found = [one.value for one in call.keywords if one.arg == name]
-    if found:
-        return found[0]
-    is_there = position is not None and position < len(call.args)
-    return call.args[position] if is_there and position is not None else None
-
-
-def _take(values: Values, key: str, node: ast.expr | None, names: Mapping[str, Any]) -> bool:
-    """Take a value that stands in the script; whether it does."""
-    if node is None:
-        return False
-    try:
-        values[key] = _literal(node, names)
-    except ValueError:
-        return False
-    return True
-
-
-def _constants(tree: ast.Module) -> Values:
-    found: Values = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            try:
-                found[node.targets[0].id] = _literal(node.value, found)
-            except ValueError:
-                continue
-    return found
-
-
-def _literal(node: ast.expr, names: Mapping[str, Any]) -> Any:
-    if isinstance(node, ast.Name) and node.id in names:
-        return names[node.id]
-    if isinstance(node, ast.List | ast.Tuple):
-        return [_literal(one, names) for one in node.elts]
-    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
-        left, right = _literal(node.left, names), _literal(node.right, names)
-        if all(isinstance(one, int | float) for one in (left, right)):
-            return _OPERATIONS[type(node.op)](left, right)
-    try:
-        found = ast.literal_eval(node)
-        if "Ellipsis" in repr(found):
-            raise ValueError("a part that is left out")
-        return found
-    except (ValueError, TypeError, SyntaxError) as error:
-        raise ValueError(ast.unparse(node)) from error

@@ -7,12 +7,15 @@ from collections.abc import Callable
 from typing import Any
 
 from rlmath.commands.importing.fact import (
+    EPOCHS,
     Fact,
     Framework,
     Given,
     Settings,
+    data_paths,
     elsewhere,
     lora_settings,
+    trackers,
     when,
 )
 from rlmath.errors import UserError
@@ -34,7 +37,6 @@ _CORRECTIONS = {
     "sequence_truncate": "seq_truncate",
     "sequence_mask": "seq_mask_sum",
 }
-_TRACKERS = ("wandb", "mlflow", "swanlab", "tensorboard", "trackio")
 
 
 def _steps_per_generation(given: Given) -> int:
@@ -179,12 +181,7 @@ def _steps(given: Given) -> Settings:
 
 def _steps_note(given: Given) -> str:
     """TRL counts optimizer steps, rlmath rollouts; of epochs only with --rows."""
-    if given.number("max_steps") > 0:
-        return ""
-    return (
-        "epochs have no counterpart: set runner.steps to epochs x rows / prompts_per_step, or "
-        "import with --rows N"
-    )
+    return "" if given.number("max_steps") > 0 else EPOCHS
 
 
 def _warmup(given: Given) -> Settings:
@@ -243,8 +240,8 @@ def _rewards(given: Given) -> Settings:
 
 
 def _rewards_note(given: Given) -> str:
-    """a function of a script is FILE.py:NAME, which imports the script: keep rewards in a separate
-    file; without any, the reward math."""
+    """functions of a script are written to NAME_rewards.py, with what they use from it;
+    trl.rewards.accuracy_reward is math; without any, the reward math."""
     names = given["reward_funcs"]
     names = names if isinstance(names, list) else [names]
     unknown = [str(one) for one in names if one and ":" not in str(one)]
@@ -253,16 +250,7 @@ def _rewards_note(given: Given) -> str:
         return "the file names no reward functions; the reward math is set (1 and 0)"
     if unknown:
         return f"{', '.join(unknown)}: give the file, as rewards.py:{unknown[0]}"
-    if any(".py:" in str(one) for one in names):
-        return "FILE.py:NAME imports the file; a script that trains when it is imported has to move"
     return ""
-
-
-def _trackers(given: Given) -> Settings:
-    names = given["report_to"]
-    names = names if isinstance(names, list) else [names]
-    known = [str(one) for one in names if str(one) in _TRACKERS]
-    return {"runner.trackers": known or ["tensorboard"]}
 
 
 def _placement(given: Given) -> Settings:
@@ -294,8 +282,8 @@ def _data(given: Given) -> Settings:
     name, config = given["dataset_name"], given["dataset_config"]
     if not name:
         return {}
-    path = f"hub:{name}:{config or ''}:{given['dataset_train_split'] or 'train'}"
-    return {"data.train_paths": [str(name) if str(name).startswith(("/", ".")) else path]}
+    name = name.get("train", name) if isinstance(name, dict) else name
+    return {"data.train_paths": data_paths(name, config, given["dataset_train_split"])}
 
 
 _FULL = "training samples from the full distribution here"
@@ -321,8 +309,8 @@ use_cpu data_seed no_cuda group_by_length length_column_name neftune_noise_alpha
 FACTS = (
     Fact("model_name_or_path model", "model.path"),
     Fact("dataset_name train_dataset", "data.train_paths", convert=_data,
-         note="rows of the hub as they are; a data set that the script changes has to be written "
-         "to a file"),
+         note="rows of load_dataset as they are; a data set that the script changes has to be "
+         "written to a file"),
     Fact("dataset_config", "data.train_paths", convert=elsewhere),
     Fact("dataset_train_split", "data.train_paths", convert=elsewhere),
     Fact("dataset_prompt_column", "data.prompt_key", "prompt"),
@@ -454,7 +442,7 @@ FACTS = (
     Fact("eval_steps", "eval.every", 500,
          convert=_every("eval.every", "eval_strategy", "eval_steps")),
     Fact("output_dir", "runner.run_dir"),
-    Fact("report_to", "runner.trackers", "none", convert=_trackers),
+    Fact("report_to", "runner.trackers", "none", convert=trackers("report_to")),
     Fact("run_name", "", None, harmless=True, note="the run folder's name"),
     Fact(_NO_EFFECT, "", harmless=True),
 )  # fmt: skip

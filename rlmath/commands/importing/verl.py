@@ -6,7 +6,9 @@ from rlmath.commands.importing.fact import (
     Fact,
     Framework,
     elsewhere,
+    every,
     nodes_settings,
+    trackers,
     when,
 )
 from rlmath.commands.importing.verl_conversions import (
@@ -16,7 +18,6 @@ from rlmath.commands.importing.verl_conversions import (
     advantage,
     aggregation,
     correction,
-    every,
     folder,
     group_filter,
     kl_penalty,
@@ -40,7 +41,6 @@ from rlmath.commands.importing.verl_conversions import (
     steps_note,
     tensor_parallel,
     tokens,
-    trackers,
     warmup,
     warmup_note,
 )
@@ -301,8 +301,8 @@ FACTS = (
     Fact("trainer.default_local_dir", "runner.run_dir", convert=folder),
     Fact("trainer.resume_mode", "runner.resume", "auto", convert=resume),
     Fact("trainer.resume_from_path", "runner.resume", convert=resume),
-    Fact("trainer.logger", "runner.trackers", ["console", "wandb"], convert=trackers,
-         note="the console and metrics.jsonl are always there"),
+    Fact("trainer.logger", "runner.trackers", ["console", "wandb"],
+         convert=trackers("trainer.logger"), note="the console and metrics.jsonl are always there"),
     Fact("trainer.project_name", "runner.tracker_project", "verl_examples"),
     Fact("distillation.*", "", note="see teacher and algorithm.distill_coef (docs/algorithms.md)"),
     Fact(_NO_EFFECT, "", harmless=True),

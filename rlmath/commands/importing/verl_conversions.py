@@ -6,9 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from rlmath.commands.importing.fact import (
+    EPOCHS,
     Given,
     Settings,
     lora_settings,
+    overlong_reward,
 )
 
 ACTOR, ROOT = "actor_rollout_ref.actor.", "actor_rollout_ref."
@@ -45,7 +47,6 @@ _KL = {
     "k3+": "k2",
 }
 OVERLONG = "reward.reward_kwargs.overlong_buffer_cfg."
-_TRACKERS = ("wandb", "mlflow", "swanlab", "tensorboard", "trackio")
 
 
 def minibatches(given: Given) -> int:
@@ -302,12 +303,9 @@ def rewards(given: Given) -> Settings:
     name = given["reward.custom_reward_function.name"]
     items: list[dict[str, Any]] = [{"name": f"{path}:{name}" if path else "math"}]
     if given.true(OVERLONG + "enable"):
-        params = {
-            "max_completion_len": given.whole("data.max_response_length"),
-            "soft_punish_cache": given.whole(OVERLONG + "len"),
-        }
-        item = {"name": "soft_overlong_punishment", "params": params}
-        items.append(item | {"weight": given.number(OVERLONG + "penalty_factor")})
+        longest, buffer = given.whole("data.max_response_length"), given.whole(OVERLONG + "len")
+        factor = given.number(OVERLONG + "penalty_factor")
+        items.append(overlong_reward(longest, buffer, factor))
     found: Settings = {"reward.items": items}
     dapo = str(given["reward.reward_manager.name"]) == "dapo"
     return found if path else found | {
@@ -323,13 +321,6 @@ def reward_note(given: Given) -> str:
     return "verl scores by data_source with its own functions; here the reward math judges all rows"
 
 
-def trackers(given: Given) -> Settings:
-    names = given["trainer.logger"]
-    names = names if isinstance(names, list) else [names]
-    known = [str(one) for one in names if str(one) in _TRACKERS]
-    return {"runner.trackers": known or ["tensorboard"]}
-
-
 def steps(given: Given) -> Settings:
     steps = given["trainer.total_training_steps"]
     return {"runner.steps": int(steps)} if steps else {}
@@ -337,14 +328,7 @@ def steps(given: Given) -> Settings:
 
 def steps_note(given: Given) -> str:
     """runner.steps counts rollouts; of epochs only with --rows."""
-    return "" if given["trainer.total_training_steps"] else (
-        "epochs have no counterpart: set runner.steps to epochs x rows / prompts_per_step, or "
-        "import with --rows N"
-    )  # fmt: skip
-
-
-def every(ours: str, key: str) -> Callable[[Given], Settings]:
-    return lambda given: {ours: max(0, given.whole(key))}
+    return "" if given["trainer.total_training_steps"] else EPOCHS
 
 
 def folder(given: Given) -> Settings:

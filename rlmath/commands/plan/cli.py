@@ -28,6 +28,7 @@ from rlmath.model.spec import ModelSpec
 
 # What a plan of layouts depends on. A setting of a layout that is not given is chosen.
 SETTINGS = (
+    "plugins",
     "model.path",
     "cluster",
     "cluster.nodes",

@@ -30,6 +30,7 @@ MIB = 2**20
 
 # What a plan of the weight sync depends on.
 SETTINGS = (
+    "plugins",
     "model.path",
     "model.dtype",
     "actor.tensor_parallel",

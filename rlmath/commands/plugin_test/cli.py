@@ -75,8 +75,14 @@ class Kind:
 
 KINDS = (
     Kind("loss", LOSSES, check_loss, "algorithm.loss={}", "loss"),
-    Kind("advantage", ADVANTAGES, check_advantage, "algorithm.advantage={}"),
-    Kind("mismatch correction", CORRECTIONS, check_correction, "algorithm.correction.kind={}"),
+    Kind("advantage", ADVANTAGES, check_advantage, "algorithm.advantage={}", "advantage"),
+    Kind(
+        "mismatch correction",
+        CORRECTIONS,
+        check_correction,
+        "algorithm.correction.kind={}",
+        "correction",
+    ),
     Kind("group filter", GROUP_FILTERS, check_filter, "algorithm.filter.keep={}"),
     Kind("aggregation", AGGREGATIONS, check_aggregation, "algorithm.aggregation={}", "aggregation"),
     Kind(

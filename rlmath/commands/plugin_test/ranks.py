@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -13,6 +14,8 @@ from rlmath.actor.group import ActorGroup
 from rlmath.actor.model import ModelSettings
 from rlmath.actor.plan import StepPlan
 from rlmath.actor.settings import ActorSettings, ReferenceSettings
+from rlmath.algorithms.advantages import AdvantageSettings, sequence_advantages
+from rlmath.algorithms.correction import CorrectionConfig
 from rlmath.algorithms.settings import ObjectiveSettings
 from rlmath.cluster.session import ray_session
 from rlmath.commands.plugin_test.finding import Finding
@@ -35,7 +38,15 @@ _SEQUENCES, _GROUP, _MINIBATCHES = 8, 4, 2
 _RELATIVE, _ABSOLUTE = 1e-4, 1e-6
 
 
-def check_ranks(updates: dict[str, StepPlan], folder: Path) -> Iterator[tuple[str, Finding]]:
+@dataclass(frozen=True)
+class Update:
+    """An update with a part of a plug-in, and rlmath's defaults for the rest."""
+
+    plan: StepPlan
+    advantage: AdvantageSettings = field(default_factory=AdvantageSettings)
+
+
+def check_ranks(updates: dict[str, Update], folder: Path) -> Iterator[tuple[str, Finding]]:
     """Compare an update's metrics over layouts and micro-batches.
 
     Args:
@@ -49,7 +60,10 @@ def check_ranks(updates: dict[str, StepPlan], folder: Path) -> Iterator[tuple[st
     with ray_session(ClusterConfig(object_store_mib=80)):
         alone = _updated(_ALONE, model, folder / "alone", batch, updates)
         order = torch.randperm(_SEQUENCES, generator=torch.Generator().manual_seed(0)).tolist()
-        whole = {name: dataclasses.replace(one, minibatches=1) for name, one in updates.items()}
+        whole = {
+            name: dataclasses.replace(one, plan=dataclasses.replace(one.plan, minibatches=1))
+            for name, one in updates.items()
+        }
         wanted = _updated(_ALONE, model, folder / "whole", batch, whole)
         moved = _updated(_ALONE, model, folder / "moved", batch.select(order), whole)
         problems: dict[str, list[str]] = {name: [] for name in updates}
@@ -66,13 +80,13 @@ def check_ranks(updates: dict[str, StepPlan], folder: Path) -> Iterator[tuple[st
 
 
 def made_batch() -> TrainingBatch:
-    """Two groups of four sequences of random tokens, some of which are masked."""
+    """Two groups of four sequences of random tokens, some of which are masked. Engine and trainer
+    are apart."""
     draw = torch.Generator().manual_seed(0)
     prompts = torch.full((_SEQUENCES,), 5)
     responses = torch.tensor([3, 11, 6, 9, 14, 4, 8, 5])
     tokens, total = int((prompts + responses).sum()), int(responses.sum())
     rewards = torch.rand(_SEQUENCES, generator=draw)
-    per_token = torch.repeat_interleave(rewards - 0.5, responses)
     log_probs = -5.0 - torch.rand(total, generator=draw)
     mask = torch.rand(total, generator=draw) > 0.1
     return TrainingBatch(
@@ -83,24 +97,34 @@ def made_batch() -> TrainingBatch:
         group_ids=torch.arange(_SEQUENCES) // _GROUP,
         rewards=rewards,
         loss_mask=mask,
-        engine_log_probs=log_probs,
+        engine_log_probs=log_probs + 0.3 * torch.randn(total, generator=draw),
         old_log_probs=log_probs,
         ref_log_probs=log_probs + 0.05,
-        advantages=per_token,
     )
 
 
 def update_with(
-    *, loss: str | None = None, aggregation: str | None = None, kl_estimator: str | None = None
-) -> StepPlan:
-    """An update with one part of a plug-in, and rlmath's defaults for the rest."""
+    *,
+    loss: str | None = None,
+    advantage: str | None = None,
+    correction: str | None = None,
+    aggregation: str | None = None,
+    kl_estimator: str | None = None,
+) -> Update:
+    """An update with one part of a plug-in, by name."""
     objective = ObjectiveSettings(kl_coef=0.1)
     if loss is not None:
         objective = dataclasses.replace(objective, loss=loss)
     if kl_estimator is not None:
         objective = dataclasses.replace(objective, kl_estimator=kl_estimator)
-    made = StepPlan(objective=objective, minibatches=_MINIBATCHES, constant_length=30)
-    return made if aggregation is None else dataclasses.replace(made, aggregation=aggregation)
+    made = StepPlan(
+        objective=objective,
+        minibatches=_MINIBATCHES,
+        constant_length=30,
+        aggregation=aggregation or StepPlan.aggregation,
+        correction=None if correction is None else CorrectionConfig(correction),
+    )
+    return Update(made, AdvantageSettings(advantage or AdvantageSettings.name))
 
 
 def _updated(
@@ -108,7 +132,7 @@ def _updated(
     model: Path,
     logs: Path,
     batch: TrainingBatch,
-    updates: dict[str, StepPlan],
+    updates: dict[str, Update],
 ) -> dict[str, tuple[list[dict[str, float]], list[dict[str, float]]]]:
     """Metrics of each minibatch of each update, done twice; the weights stay as they are."""
     settings = ActorSettings(
@@ -131,9 +155,12 @@ def _updated(
         }
 
 
-def _minibatches(group: ActorGroup, batch: TrainingBatch, plan: StepPlan) -> list[dict[str, float]]:
-    group.run_part(batch, plan)
-    result = group.finish_step(plan).policy
+def _minibatches(group: ActorGroup, batch: TrainingBatch, update: Update) -> list[dict[str, float]]:
+    advantages = sequence_advantages(
+        batch.rewards, batch.group_ids, batch.loss_token_counts, update.advantage
+    )
+    group.run_part(batch, update.plan)
+    result = group.finish_step(update.plan, advantages).policy
     assert result is not None
     return result.minibatches
 

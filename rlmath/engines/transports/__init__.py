@@ -9,8 +9,8 @@ The transports are in :mod:`rlmath.engines.transport`, and ``connect`` is in ``c
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch.distributed as dist
@@ -44,6 +44,7 @@ class TransportPlan:
             on all ranks: all ranks get all experts.
         worker_shares: With ``nccl``, the share of the experts of each worker, the same in all
             engines; empty if the model has no experts, or the engines do not report it.
+        options: ``weights.transport_options``.
     """
 
     transport: str
@@ -58,6 +59,7 @@ class TransportPlan:
     serving: frozenset[int] | None = None
     experts: ExpertShare | None = None
     worker_shares: tuple[ExpertShare, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def num_engines(self) -> int:

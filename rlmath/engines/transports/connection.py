@@ -21,4 +21,4 @@ def connect(
     Raises:
         UserError: There is not enough shared memory.
     """
-    return transport_named(plan.transport).connect(plan, gatherer, platform)
+    return transport_named(plan.transport, plan.options).connect(plan, gatherer, platform)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,18 @@ import torch
 from torch import Tensor
 
 from rlmath.algorithms.losses import LOSSES, LossInputs, LossTraits, policy_loss, ppo_clip
-from rlmath.api.given import Given
+from rlmath.api import given as given_module
+from rlmath.api.given import PARTS, Given
 from rlmath.api.source import import_path, source_hash
+from rlmath.config.benchmarks import BENCHMARKS
+from rlmath.config.load import load
+from rlmath.config.settings import by_key
+from rlmath.data.source_stream import first_rows, open_source
 from rlmath.errors import UserError
-from rlmath.plugins.loading import refresh
+from rlmath.plugins.loading import refresh, use
+from rlmath.training.checks.base import StepCheck
 from rlmath.utils.setting import Options
+from tests.unit.plugins.test_plugin_loading import own_plugins  # noqa: F401
 
 
 @pytest.fixture
@@ -178,3 +186,113 @@ def test_rows_that_are_none(given: Given, rows: Any, error: type[Exception], mes
     with pytest.raises(error, match=message):
         given.rows("data", "data.train_paths", rows)
     assert not Path("run/given/data.jsonl").exists()
+
+
+@pytest.mark.parametrize("argument", [name for name, part in PARTS.items() if not part.several])
+def test_each_part_of_a_script_is_registered_where_its_file_is_imported(
+    given: Given,
+    argument: str,
+    own_plugins: None,  # noqa: F811
+) -> None:
+    part = PARTS[argument]
+    assert part.setting in by_key()
+    given.part(argument, in_main("def it(*_, **__): return 7"))
+    assert given.overrides[0] == f"{part.setting}=run/given/it.py:it"
+    found = part.names().get("run/given/it.py:it")
+    assert argument == "loss" or found() == 7
+    given.part(argument, "of_a_file.py:it")
+    assert f"{part.setting}=of_a_file.py:it" in given.overrides
+
+
+@pytest.mark.parametrize("argument", [name for name, part in PARTS.items() if part.several])
+def test_lists_of_parts(given: Given, argument: str, own_plugins: None) -> None:  # noqa: F811
+    part = PARTS[argument]
+    assert part.setting in by_key()
+    before = part.names().names()
+    given.part(argument, [in_main("class it:\n x = 7")])
+    (line,) = given.overrides
+    if part.setting == "plugins":
+        assert line == "plugins=[run/given/it.py]"
+        use("run/given/it.py")
+    else:
+        name = '{name: "run/given/it.py:it"}' if argument == "benchmarks" else "run/given/it.py:it"
+        assert line == f"{part.setting}=[{name}]"
+        assert part.names().get("run/given/it.py:it").x == 7
+    (new,) = set(part.names().names()) - set(before)
+    assert part.names().get(new).x == 7
+    with pytest.raises(UserError, match=f"{argument} is a function; give a list"):
+        given.part(argument, lambda: None)
+    with pytest.raises(UserError, match=rf"{argument}\[1\] is a int; give a function or class"):
+        given.part(argument, ["math", 3])
+
+
+def test_plugins_of_the_settings_stay_and_those_of_several_kinds_are_one_list(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    own_plugins: None,  # noqa: F811
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = Given("my run", ["my_pkg", "a b.py"])
+    given.part("step_checks", [in_main("class it:\n pass")])
+    given.part("families", ["other_pkg", in_main("class it:\n pass")])
+    assert given.overrides == [
+        "plugins=[my_pkg, a b.py, my run/given/it.py, other_pkg, my run/given/it_2.py]"
+    ]
+    with pytest.raises(UserError, match=r"StepCheck is not registered.*@STEP_CHECKS\.register"):
+        given.part("step_checks", [StepCheck])
+
+
+def test_a_benchmark_is_given_with_its_settings(given: Given, own_plugins: None) -> None:  # noqa: F811
+    products = BENCHMARKS.register("mine", Options)(in_main("def it(options): return []"))
+    settings = {"samples": 2, "temperature": 0.5, "options": {"largest": 3, "kind": "a b"}}
+    given.part("benchmarks", ["aime24", (products, settings)])
+    (line,) = given.overrides
+    assert line.endswith('options: {largest: 3, kind: "a b"}}]')
+    line = line.replace('{largest: 3, kind: "a b"}', "{}")  # It has no such options.
+    first, second = load(["model.path=m", "runner.run_dir=r", line]).eval.benchmarks
+    assert first.name == "aime24" and second.name == "run/given/it.py:it"
+    assert (second.samples, second.temperature) == (2, 0.5)
+
+
+ENDLESS = """
+class it:
+    def __init__(self): self.row = 0
+    def __iter__(self):
+        while True:
+            self.row += 1
+            yield {"q": f"{self.row}+1=", "a": str(self.row + 1)}
+    def state_dict(self): return {"row": self.row}
+    def load_state_dict(self, state): self.row = state["row"]
+"""
+
+
+def test_rows_that_can_say_where_they_are_are_taken_as_needed(
+    given: Given,
+    own_plugins: None,  # noqa: F811
+) -> None:
+    rows = in_main(ENDLESS)()
+    next(iter(rows))
+    given.rows("data", "data.train_paths", rows)
+    assert given.overrides == ["data.source=run/given/it.py:it", "data.train_paths=[]"]
+    config = load(["model.path=m", "runner.run_dir=r", *given.overrides])
+    for _ in range(2):  # It begins where it was given, each time that it is made.
+        assert [one.fields["q"] for one in first_rows(config.data, 2)] == ["2+1=", "3+1="]
+    source = open_source(config.data)
+    source.load_state_dict({"row": 7})
+    assert next(iter(source))["a"] == "9"
+
+
+@pytest.mark.parametrize("key", ["data.train_paths", "data.eval_paths"])
+def test_rows_without_end_are_refused_with_what_to_do(
+    given: Given, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(given_module, "MOST_ROWS", 3)
+    given.rows("data", key, [{"q": 1}] * 3)
+    before = Path("run/given/data.jsonl").read_text()
+    with (
+        pytest.raises(UserError, match="data has more than 3 rows, or no end") as caught,
+        given.restoring(),
+    ):
+        given.rows("data", key, ({"q": one} for one in itertools.count()))
+    assert ("state_dict" in str(caught.value)) == (key == "data.train_paths")
+    assert Path("run/given/data.jsonl").read_text() == before

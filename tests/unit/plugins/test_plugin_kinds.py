@@ -107,13 +107,13 @@ COUNTER = itertools.count()
 @pytest.mark.parametrize(
     ("rows", "invariant"),
     [
-        (lambda: [{"question": "1+1=", "answer": "2"}], "rows have the problem and its answer"),
-        (lambda: [BENCHMARK[0], BENCHMARK[0]], "each row has its own id"),
-        (lambda: [{"problem": str(next(COUNTER)), "answer": "2"}], "deterministic"),
+        (lambda _: [{"question": "1+1=", "answer": "2"}], "rows have the problem and its answer"),
+        (lambda _: [BENCHMARK[0], BENCHMARK[0]], "each row has its own id"),
+        (lambda _: [{"problem": str(next(COUNTER)), "answer": "2"}], "deterministic"),
     ],
 )
 def test_a_wrong_benchmark_is_caught_by_name(rows: Any, invariant: str) -> None:
-    BENCHMARKS.register("wrong")(lambda: BENCHMARK)
+    BENCHMARKS.register("wrong")(lambda options: BENCHMARK)
     assert violated("benchmark") == {}
     BENCHMARKS.register("wrong")(rows)
     assert list(violated("benchmark")) == [invariant]

@@ -30,7 +30,7 @@ from rlmath.engines.transports.shared_gpus import (
     serving_ranks,
     with_worker_shares,
 )
-from rlmath.errors import ComponentError, UserError, WeightsError
+from rlmath.errors import ComponentError, ConfigError, UserError, WeightsError
 from rlmath.weights.buckets import TensorMeta, cut_into_buckets, view_in_buffer
 from rlmath.weights.expert_shares import NOTHING, ExpertShare
 from rlmath.weights.fingerprint import add, fingerprint
@@ -307,5 +307,15 @@ def test_a_transport_of_a_plugin_is_taken_where_it_is_named_and_fits(own_plugins
     assert choose_transport("auto", device="cpu", colocated=False) == "shared_memory"
     with pytest.raises(ValueError, match="has to be nccl, or auto"):
         choose_transport(name, device="cuda", colocated=False)
+    assert config.weights.transport_options == {"longer_than_s": 0.0}
+    with pytest.raises(ConfigError, match="longer_than_s = -1"):
+        load([*GIVEN, f"weights.transport={name}", "weights.transport_options.longer_than_s=-1"])
+    for transport, part in (
+        ("auto", "weights.transport_options: are those of weights.transport, which is auto"),
+        ("shared_memory", "transport=shared_memory has no such option; it has no options"),
+    ):
+        chosen = [f"weights.transport={transport}", "weights.transport_options={longer_than_s: 1}"]
+        with pytest.raises(ConfigError, match=part):
+            load([*GIVEN, *chosen])
     (message,) = names(load([*GIVEN, "weights.transport=shared_memry"]))
     assert "did you mean shared_memory" in message

@@ -21,7 +21,7 @@ def cases() -> list[Any]:
     """Framework and facts of each configuration."""
     return [
         pytest.param(name, json.loads(line), id=f"{name}-{number}")
-        for name in ("verl", "TRL")
+        for name in ("verl", "TRL", "OpenRLHF")
         for number, line in enumerate((HERE / f"{name.lower()}.jsonl").read_text().splitlines())
     ]
 

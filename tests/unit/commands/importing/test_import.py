@@ -15,10 +15,11 @@ from rlmath.algorithms.aggregation import AGGREGATIONS
 from rlmath.algorithms.correction import CORRECTIONS
 from rlmath.algorithms.losses import LOSSES
 from rlmath.cli import main
-from rlmath.commands.importing.cli import FRAMEWORKS
+from rlmath.commands.importing.cli import FRAMEWORKS, move_rewards
 from rlmath.commands.importing.fact import translate
 from rlmath.commands.importing.page import PAGE, page
 from rlmath.commands.importing.reading import read
+from rlmath.commands.importing.script import rewards_module
 from rlmath.config.load import load
 from rlmath.config.options import SECTIONS
 from rlmath.config.settings import by_key
@@ -37,10 +38,10 @@ def test_public_configuration_becomes_these_settings(name: str, case: dict[str, 
     assert [key for key, _, _ in found.without] == case.get("without", []), case["from"]
 
 
-def test_there_are_at_least_forty_public_configurations_of_each() -> None:
+def test_there_are_many_public_configurations() -> None:
     names = [case.values[0] for case in cases()]
-    assert names.count("verl") >= 40 and names.count("TRL") >= 40
-    assert len({case.values[1]["from"] for case in cases()}) >= 100
+    assert names.count("verl") >= 40 and names.count("TRL") >= 40 and names.count("OpenRLHF") >= 24
+    assert len({case.values[1]["from"] for case in cases()}) == len(names)
 
 
 def test_every_setting_and_value_of_the_tables_exists() -> None:
@@ -199,6 +200,119 @@ def test_python_script_of_trl_is_not_executed(tmp_path: Path) -> None:
         "temperature",
         "**options.more of GRPOConfig is not read",
     ]
+
+
+OWN_REWARDS = """
+    import re, os
+    from dataclasses import dataclass
+    from datasets import load_dataset
+    from trl import GRPOConfig, GRPOTrainer
+    from trl.rewards import accuracy_reward, think_format_reward
+    from scoring import short as brief
+    import train_everything
+
+    FIRST = SECOND = 3
+
+    @dataclass
+    class Rule:
+        best: int = FIRST
+
+    rule = Rule()
+    train_everything.now()
+
+    def helper(text):
+        return re.findall("x", text)
+
+    @staticmethod
+    async def mine(completions, **_):
+        return [rule.best - len(helper(one)) for one in completions]
+
+    GRPOTrainer("m", [mine, brief, accuracy_reward, think_format_reward, made], GRPOConfig(), DATA)
+"""
+
+
+def trl_script(folder: Path, data: str) -> Path:
+    file = folder / "own.py"
+    file.write_text(textwrap.dedent(OWN_REWARDS).replace("DATA", data))
+    (folder / "scoring.py").touch()
+    return file
+
+
+def test_rewards_of_a_trl_script_are_found_and_moved(tmp_path: Path) -> None:
+    file = trl_script(tmp_path, "load_dataset('a/b')")
+    _, values, _ = read(file)
+    assert values["reward_funcs"] == [
+        f"{file}:mine",
+        f"{tmp_path / 'scoring.py'}:short",
+        "math",
+        "trl.rewards:think_format_reward",
+        "made",
+    ]
+    found = translate(FRAMEWORKS["TRL"], values)
+    assert any("made: give the file" in one for one in found.differs)
+    module = tmp_path / "moved.py"
+    assert move_rewards(found, file, module) == ["mine"]
+    assert found.settings["reward.items"][0] == {"name": f"{module}:mine"}
+    text = rewards_module(file.read_text(), ["mine"])
+    kept = [line.split("(")[0] for line in text.splitlines() if line and line[0] != " "]
+    assert kept == [
+        "import re",
+        "from dataclasses import dataclass",
+        "FIRST = SECOND = 3",
+        "@dataclass",
+        "class Rule:",
+        "rule = Rule",
+        "def helper",
+        "@staticmethod",
+        "async def mine",
+    ]
+    compile(text, "moved.py", "exec")
+
+
+@pytest.mark.parametrize(
+    ("made", "paths"),
+    [
+        ("load_dataset('a/b', 'c', split='dev')", ["hub:a/b:c:dev"]),
+        ("load_dataset('a/b')['dev']", ["hub:a/b::dev"]),
+        ("load_dataset('a/b')", ["hub:a/b::train"]),
+        ("load_dataset('json', data_files='t.jsonl')['train']", ["t.jsonl"]),
+        ("load_dataset('csv', data_files={'train': ['a.csv', 'b.csv']})", ["a.csv", "b.csv"]),
+        ("load_dataset('a/b').map(f)", None),
+        ("load_dataset(choose())", None),
+    ],
+)
+def test_data_of_a_trl_script(tmp_path: Path, made: str, paths: list[str] | None) -> None:
+    for data in (made, "rows"):
+        file = trl_script(tmp_path, data)
+        file.write_text(f"rows = {made}\n{file.read_text()}")
+        _, values, unread = read(file)
+        found = translate(FRAMEWORKS["TRL"], values).settings.get("data.train_paths")
+        assert found == paths
+        assert any("write its rows to a file" in one for one in unread) == (paths is None)
+    file.write_text(f"rows = rows.map(f)\n{file.read_text()}")
+    assert "dataset_name" not in read(file)[1], "rows that the script changes are others"
+
+
+def test_other_commands_of_a_script_are_not_openrlhfs(tmp_path: Path) -> None:
+    file = tmp_path / "jobs" / "run.sh"
+    file.parent.mkdir()
+    file.write_text(
+        'HERE="$(cd "$(dirname "$0")/.." && pwd)"\n'
+        "python -m openrlhf.models.remote_rm.math_verifier --input_key problem --port 5000 &\n"
+        "ray start --head --num-gpus 2\n"
+        "ray job submit --address=a --runtime-env-json='{}' -- \\\n"
+        "  python3 -m openrlhf.cli.train_ppo_ray --pretrain $HERE/model --bf16 \\\n"
+        "  --remote_rm_url http://a/get_reward,http://b/get_reward\nray stop\n"
+    )
+    name, values, _ = read(file)
+    assert values == {
+        "pretrain": f"{file.parent}/../model",
+        "bf16": True,
+        "remote_rm_url": "http://a/get_reward,http://b/get_reward",
+    }
+    (item,) = translate(FRAMEWORKS[name], values).settings["reward.items"]
+    servers = ["http://a/get_reward", "http://b/get_reward"]
+    assert item == {"name": "remote", "params": {"urls": servers}}
 
 
 def test_command_line_of_openrlhf(tmp_path: Path) -> None:

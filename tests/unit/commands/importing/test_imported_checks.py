@@ -59,7 +59,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_model_folder(made / "moe", MOE)
     chat = [{"role": "user", "content": "1+1, in \\boxed{}"}]
     row = {"prompt": chat, "solution": "2", "reward_model": {"ground_truth": "2"}}
-    row |= {"problem": "1+1", "problem_statement": "1+1"}
+    row |= dict.fromkeys(("problem", "problem_statement", "question", "input"), "1+1")
+    row |= dict.fromkeys(("label", "answer", "expected_answer", "solutions"), "2")
+    row["context_messages"] = chat
     (made / "train.jsonl").write_text(json.dumps(row) + "\n")
     return made
 
