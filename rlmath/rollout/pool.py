@@ -305,6 +305,14 @@ class RolloutPool:
         """GPUs of each engine's workers; see ``Engine.gpus``."""
         return self._all("gpus")
 
+    def begin_profile(self, name: str) -> None:
+        """Record the engines' next steps; see ``Engine.begin_profile``."""
+        self._all("begin_profile", name)
+
+    def end_profile(self) -> None:
+        """Stop recording, and write the traces."""
+        self._all("end_profile")
+
     def call_engines(self, function: Callable[[Any], Any]) -> list[Any]:
         """``function(engine)`` with the ``LLMEngine`` of each engine: for tests and drills."""
         return self._all("call_engine", function)

@@ -22,8 +22,13 @@ FIELDS = {
 
 def sample(problem, response, correct=True, prompt="1+1?", finish_reason="stop", index=0):
     return {
-        **{"problem_id": problem, "index": index, "prompt": prompt, "answer": "2"},
-        **{"response": response, "correct": correct, "finish_reason": finish_reason},
+        "problem_id": problem,
+        "index": index,
+        "prompt": prompt,
+        "answer": "2",
+        "response": response,
+        "correct": correct,
+        "finish_reason": finish_reason,
     }
 
 
