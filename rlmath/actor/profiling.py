@@ -1,4 +1,4 @@
-"""What ``runner.profile`` records in a rank's process."""
+"""Profilers of a rank's process, for ``runner.profile``."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-# nsys records from cudaProfilerStart to cudaProfilerStop, each time into a file of its own, and
-# leaves the process alone at the end of the range, where it would end it by default.
+# nsys records from cudaProfilerStart to cudaProfilerStop, each time into a separate file, and
+# leaves the process running at the end of the range, where it would end it by default.
 OPTIONS = {
     "t": "cuda,nvtx,cudnn,cublas",
     "s": "none",

@@ -38,6 +38,8 @@ SAMPLE_FOLDER = "sample"
 KEPT_FILE = "correct.jsonl"
 # Settings that decide how a row becomes a prompt, which `rlmath sft` would decide from its file.
 _STYLE = ("apply_chat_template", "prompt_template", "system_prompt", "template_date")
+# Statuses of answers that were graded; a grader that failed, or has no gold, says another.
+_GRADED = ("correct", "wrong", "no_answer")
 # What becomes of a sample, in the order in which it is decided.
 _OUTCOMES = ("truncated", "ungraded", "wrong", "duplicate", "capped", "kept")
 
@@ -212,7 +214,7 @@ def keep_correct(
 ) -> Kept:
     """Choose the samples to train on.
 
-    A truncated answer is never kept, nor one that was not graded. Of answers to the same prompt
+    A truncated answer is never kept, nor one whose grade failed. Of answers to the same prompt
     that differ in white space alone the first is kept, and of the others the first ``per_problem``;
     rows that repeat a prompt are one problem.
 
@@ -228,11 +230,12 @@ def keep_correct(
     graded = correct = 0
     for sample in samples:
         prompt, text = sample["prompt"], " ".join(sample["response"].split())
-        graded += sample["correct"] is not None
-        correct += sample["correct"] is True
+        is_graded = sample["status"] in _GRADED
+        graded += is_graded
+        correct += is_graded and sample["correct"]
         if sample["finish_reason"] != "stop":
             outcome = "truncated"
-        elif sample["correct"] is None:
+        elif not is_graded:
             outcome = "ungraded"
         elif not sample["correct"] or not text:
             outcome = "wrong"

@@ -1,4 +1,4 @@
-"""What ``runner.profile`` records of vLLM's engines."""
+"""Profilers of vLLM's engines, for ``runner.profile``."""
 
 from __future__ import annotations
 

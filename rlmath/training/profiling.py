@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
-from rlmath.errors import ComponentError
+from rlmath.errors import ComponentError, UpdateStopped
 from rlmath.monitor import Monitor
 from rlmath.training.opening import Running
 from rlmath.training.rank_settings import profile_folder
@@ -17,7 +18,7 @@ def profiled(run: Running, monitor: Monitor, step: int) -> Iterator[None]:
     """Profile this block on all ranks and engines, if ``runner.profile`` names the step.
 
     A trace that cannot be written is a warning. When the block fails, ranks that still answer
-    write theirs; the others end with the run.
+    write theirs; the others end with the run. A run that is told to end has no time for it.
     """
     profile = run.config.runner.profile
     if step not in profile.steps:
@@ -26,6 +27,8 @@ def profiled(run: Running, monitor: Monitor, step: int) -> Iterator[None]:
     folder, pool = profile_folder(run.config) / f"step_{step:06d}", run.sampling.pool
     shutil.rmtree(folder, ignore_errors=True)  # Of the same step before a restart.
     folder.mkdir(parents=True)
+    for file in _of_engines(folder):
+        file.unlink()
 
     def on_engines(call: Callable[[], None]) -> None:
         if pool.spec.profile is None:
@@ -39,13 +42,19 @@ def profiled(run: Running, monitor: Monitor, step: int) -> Iterator[None]:
     on_engines(lambda: pool.begin_profile(folder.name))
     try:
         yield
-    except BaseException:
+    except UpdateStopped:
+        raise
+    except Exception:
         run.actor.abandon_profile()
         raise
     on_engines(pool.end_profile)
-    # vLLM writes all of its traces to one folder.
-    for file in folder.parent.glob(f"{folder.name}_*"):
+    for file in _of_engines(folder):
         file.rename(folder / file.name.removeprefix(f"{folder.name}_"))
     for problem in run.actor.end_profile():
         monitor.warn(f"step {step}: its trace was not written: {problem}")
     print(f"profile  step {step}: {folder.parent}", flush=True)
+
+
+def _of_engines(folder: Path) -> list[Path]:
+    """Traces of a step that vLLM has written, all to one folder."""
+    return sorted(folder.parent.glob(f"{folder.name}_*"))

@@ -67,7 +67,7 @@ def test_prompts_are_those_that_were_sampled(material, learned, sampled):
 
 
 def test_a_second_call_samples_nothing_again(material, sampled):
-    """Another cap filters the same answers anew."""
+    """Another cap filters the same answers again."""
     run_dir, words, _ = sampled
     before = (run_dir / "sample" / "correct.jsonl").read_text().splitlines()
     problems = str(material / "data" / "train.jsonl")

@@ -20,14 +20,18 @@ FIELDS = {
 }
 
 
-def sample(problem, response, correct=True, prompt="1+1?", finish_reason="stop", index=0):
+def sample(
+    problem, response, correct=True, prompt="1+1?", finish_reason="stop", index=0, status=None
+):
+    grades = {True: "correct", False: "wrong", None: "ungraded"}
     return {
         "problem_id": problem,
         "index": index,
         "prompt": prompt,
-        "answer": "2",
         "response": response,
+        "answer": "2",
         "correct": correct,
+        "status": status or grades[correct],
         "finish_reason": finish_reason,
     }
 
@@ -49,6 +53,7 @@ def test_each_answer_has_one_outcome():
             sample("f:1", "It  is \\boxed{2}\n"),  # Other white space alone.
             sample("f:1", "\\boxed{3}", correct=False),
             sample("f:1", "No grade.", correct=None),
+            sample("f:1", "Too hard.", correct=False, status="timeout"),
             sample("f:1", "\\boxed{2} and so on and", finish_reason="length"),
             sample("f:1", " ", correct=True),
             sample("f:1", "Two: \\boxed{2}"),
@@ -57,11 +62,11 @@ def test_each_answer_has_one_outcome():
         per_problem=2,
     )
     outcomes = ("kept", "duplicate", "wrong", "ungraded", "truncated", "capped")
-    assert [found.counts[name] for name in outcomes] == [2, 1, 2, 1, 1, 1]
-    assert len(found) == 8 and (found.graded, found.correct) == (7, 6)
+    assert [found.counts[name] for name in outcomes] == [2, 1, 2, 2, 1, 1]
+    assert len(found) == 9 and (found.graded, found.correct) == (7, 6)
     assert [row["response"] for row in found.rows] == ["It is\n\\boxed{2}", "Two: \\boxed{2}"]
     line = found.describe()
-    assert "85.7 % of 7 graded" in line and "1 ungraded" in line and "1 truncated" in line
+    assert "85.7 % of 7 graded" in line and "2 ungraded" in line and "1 truncated" in line
 
 
 def test_rows_that_repeat_a_prompt_share_the_cap():

@@ -11,6 +11,7 @@ from rlmath.cluster.nsys import under_nsys
 from rlmath.config.load import load
 from rlmath.config.profile import ProfileTool
 from rlmath.engines.requests import EngineError
+from rlmath.errors import UpdateStopped
 from rlmath.training.profiling import profiled
 
 
@@ -52,7 +53,9 @@ def test_only_named_steps_are_profiled(tmp_path):
             pass
     assert parts.events == [] and not folder.exists()
     folder.mkdir(parents=True)
-    (folder / "rank_7.json.gz").touch()  # Of the step before a restart with fewer ranks.
+    # Of the step before a restart.
+    (folder / "rank_7.json.gz").touch()
+    (folder.parent / "step_000005_engine_1_rank0.0.json.gz").touch()
     with profiled(run, parts, 5):
         parts.events.append("step")
     begin = [("begin", ProfileTool.torch, folder), ("begin", "step_000005")]
@@ -63,12 +66,19 @@ def test_only_named_steps_are_profiled(tmp_path):
 
 def test_a_failing_step_leaves_no_profiler_on(tmp_path):
     parts = Parts(tmp_path)
-    with (
-        pytest.raises(ValueError, match="of the step"),
-        profiled(run_of(tmp_path, parts), parts, 5),
-    ):
+    run = run_of(tmp_path, parts)
+    with pytest.raises(ValueError, match="of the step"), profiled(run, parts, 5):
         raise ValueError("of the step")
     assert parts.events[-1] == "abandon" and "end" not in parts.events
+
+
+@pytest.mark.parametrize("error", [UpdateStopped, KeyboardInterrupt])
+def test_a_run_that_is_told_to_end_waits_for_no_trace(tmp_path, error):
+    parts = Parts(tmp_path)
+    run = run_of(tmp_path, parts)
+    with pytest.raises(error), profiled(run, parts, 5):
+        raise error
+    assert [one[0] for one in parts.events] == ["begin", "begin"]
 
 
 def test_an_engine_that_cannot_be_profiled_stops_no_run(tmp_path):
