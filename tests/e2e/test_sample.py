@@ -38,8 +38,8 @@ def test_right_answers_are_kept_and_trained_on(material, sampled):
     assert len(graded) == 24 * 4
     right = {(row["problem_id"], row["index"]) for row in graded if row["correct"]}
     assert kept and {(row["problem_id"], row["index"]) for row in kept} <= right
-    assert {row["problem_id"] for row in kept} == {
-        row["problem_id"] for row in graded if row["correct"] and row["finish_reason"] == "stop"
+    assert {row["prompt"] for row in kept} == {
+        row["prompt"] for row in graded if row["correct"] and row["finish_reason"] == "stop"
     }
     assert max(sum(a["prompt"] == b["prompt"] for a in kept) for b in kept) <= 2
     assert f"{len(kept)} kept" in out

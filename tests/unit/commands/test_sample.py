@@ -164,6 +164,15 @@ def test_a_file_of_other_settings_does_not_stay(problems, model, tmp_path, monke
     assert not old.exists()
 
 
+def test_an_interruption_says_so_and_leaves_no_file(problems, model, tmp_path, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(evaluate, "run", interrupted)
+    assert main(command(problems, model, tmp_path / "run")) == 130
+    assert not list(tmp_path.glob("run/sample/*.jsonl"))
+
+
 @pytest.mark.parametrize(
     ("more", "expected"),
     [
