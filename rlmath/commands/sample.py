@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlmath.checks import start
+from rlmath.checks import overview, start
 from rlmath.checks.machine import Machine
 from rlmath.checks.prompt_style import with_prompt_style
 from rlmath.checks.run import find_problems
@@ -72,6 +72,7 @@ def run(options: argparse.Namespace) -> int:
     if problems := list(_problems(given, options, folder)):
         raise ConfigError.of(problems)
     ready = start.ready(given, "evaluate")
+    print(overview.describe_evaluation(ready.config), flush=True)
     print("".join(f"warning  {text}\n" for text in ready.warnings), end="", flush=True)
     target = folder / KEPT_FILE
     target.unlink(missing_ok=True)  # It may be of other settings.
