@@ -166,7 +166,7 @@ class Kept:
         counts: Samples by outcome; each has one.
         problems: Number of problems with a kept answer.
         graded: Number of samples that were graded, truncated ones among them.
-        correct: Those of them that are correct.
+        correct: Number of graded samples that are correct.
     """
 
     rows: list[dict[str, Any]]

@@ -17,7 +17,7 @@ def phase(name: str) -> Callable[[Method[Rank, P, R]], Method[Rank, P, R]]:
     """Let traces of torch and of Nsight Systems show a method of a rank as a phase.
 
     Args:
-        name: That of the metric ``timing/...``.
+        name: As in the metric ``timing/...``.
     """
 
     def with_range(method: Method[Rank, P, R]) -> Method[Rank, P, R]:

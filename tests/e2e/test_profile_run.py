@@ -37,7 +37,8 @@ def test_a_profiled_step_is_the_same_and_has_a_trace_of_each_process(material, t
 
     folder = profiled / "profile"
     assert [path.name for path in folder.iterdir()] == ["step_000002"]
-    traces = sorted((folder / "step_000002").iterdir())
+    # On a CPU vLLM writes a table as well.
+    traces = sorted((folder / "step_000002").glob("*.json.gz"))
     assert [path.name.split(".")[0] for path in traces] == [*("engine_0_rank0", "rank_0", "rank_1")]
     for trace in traces[1:]:
         names = names_in(trace)
@@ -48,7 +49,7 @@ def test_a_profiled_step_is_the_same_and_has_a_trace_of_each_process(material, t
     assert rlmath("report", str(profiled)).returncode == 0
     page = (profiled / "report.html").read_text(encoding="utf-8")
     (run,) = page_data(page)["runs"]
-    assert [name for name, _ in run["traces"]] == [f"step_000002/{one.name}" for one in traces]
+    assert {name for name, _ in run["traces"]} >= {f"step_000002/{one.name}" for one in traces}
     assert all((profiled / link).is_file() for _, link in run["traces"])
 
     tags = ("train/loss", "train/grad_norm", "rollout/rewards", "alignment/mean_exp_abs_diff")

@@ -99,7 +99,7 @@ def model(tmp_path_factory):
 def command(problems, model, run_dir, *more):
     return [
         *("sample", str(problems), "--keep", "correct", f"model.path={model}", "rollout=small"),
-        *("data.prompt_key=task.text", "data.answer_key=solutions", "data.max_prompt_tokens=64"),
+        *("data.prompt_key=task.text", "data.answer_key=solutions", "data.max_prompt_tokens=128"),
         *(f"runner.run_dir={run_dir}", "cluster.device=cpu", "eval.max_response_tokens=16"),
         *("eval.samples=2", *more),
     ]
@@ -176,7 +176,7 @@ def test_an_interruption_says_so_and_leaves_no_file(problems, model, tmp_path, m
 @pytest.mark.parametrize(
     ("more", "expected"),
     [
-        (["reward.items=[{name: length}]"], "reward.items"),
+        (["reward.items=[{name: format}]"], "reward.items"),
         (["sft.response_key=task.text"], "sft.response_key=task.text"),
         (["eval.benchmarks=[{name: aime24}]"], "eval.benchmarks: rlmath sample reads"),
         (["--sft", "sft.optimizer.warmup_steps=400"], "--sft: sft.optimizer.warmup_steps=400"),
