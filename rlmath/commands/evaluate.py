@@ -40,7 +40,7 @@ def run(config: Config, name: str = "evaluation") -> int:
     call has finished of the same evaluation is taken over, unless ``runner.resume=never``.
 
     Args:
-        name: Of the folder to write to in ``run_dir``.
+        name: Folder to write to in ``run_dir``.
     """
     folder = Path(config.runner.run_dir) / name
     with only_run_in(folder), naming_full_disk(folder, lambda: "Finished samples are kept."):
