@@ -39,12 +39,13 @@ def test_a_profiled_step_is_the_same_and_has_a_trace_of_each_process(material, t
     assert [path.name for path in folder.iterdir()] == ["step_000002"]
     # On a CPU vLLM writes a table as well.
     traces = sorted((folder / "step_000002").glob("*.json.gz"))
-    assert [path.name.split(".")[0] for path in traces] == [*("engine_0_rank0", "rank_0", "rank_1")]
+    engine, *ranks = [path.name for path in traces]
+    assert engine.startswith("engine_0_") and ranks == ["rank_0.json.gz", "rank_1.json.gz"]
     for trace in traces[1:]:
         names = names_in(trace)
         phases = {name: names.count(name) for name in ("log_probs", "update", "weight_sync")}
         assert phases == {"log_probs": 1, "update": 1, "weight_sync": 1}
-    assert "aten::mm" in names_in(traces[0]) or "aten::linear" in names_in(traces[0])
+    assert any(str(name).startswith("aten::") for name in names_in(traces[0]))
 
     assert rlmath("report", str(profiled)).returncode == 0
     page = (profiled / "report.html").read_text(encoding="utf-8")
