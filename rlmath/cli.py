@@ -50,6 +50,10 @@ _WITH_A_CONFIG = {
     "evaluate": ("rlmath.commands.evaluate", "sample and grade held-out problems"),
 }
 _COMMANDS = {
+    "sample": (
+        "sample",
+        "keep a model's right answers as worked examples for sft: sample FILE --keep correct",
+    ),
     "watch": ("watch", "follow a run that was started elsewhere: watch RUN_DIR"),
     "report": (
         "report.cli",
@@ -115,6 +119,8 @@ _COMMANDS = {
     ),
 }
 COMMANDS = _WITH_A_CONFIG | _COMMANDS
+# May take days.
+_RUNS = (*_WITH_A_CONFIG, "sample")
 # What the extras cpu and cuda bring, as imported; tests/unit/test_dependencies.py.
 _PACKAGES = (
     "datasets", "fsspec", "huggingface_hub", "hydra", "latex2mathml", "matplotlib", "megatron",
@@ -138,9 +144,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     message. 3: done, but its mirror is incomplete. 130: interrupted.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    return run_command(
-        _checked_packages, arguments, is_run=bool(arguments) and arguments[0] in _WITH_A_CONFIG
-    )
+    return run_command(_checked_packages, arguments, is_run=[*arguments, ""][0] in _RUNS)
 
 
 def _checked_packages(arguments: list[str]) -> int:

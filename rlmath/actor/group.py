@@ -31,6 +31,7 @@ from rlmath.actor.worker import ActorWorker
 from rlmath.algorithms.advantages import SequenceAdvantages
 from rlmath.algorithms.alignment import Alignment
 from rlmath.batching.shards import Sequences, shards
+from rlmath.cluster.nsys import under_nsys
 from rlmath.cluster.processes import ProcessPlace, end_actors
 from rlmath.cluster.watchdog import Process, WatchedComponent
 from rlmath.device.environment import rank_environment
@@ -43,6 +44,7 @@ from rlmath.types import TrainingBatch
 from rlmath.utils.sizes import in_words
 
 if TYPE_CHECKING:
+    from rlmath.config.profile import ProfileTool
     from rlmath.engines.transports import TransportPlan
     from rlmath.weights.gather import WeightChanges
     from rlmath.weights.slices import WeightSlice
@@ -50,6 +52,8 @@ if TYPE_CHECKING:
 
 # Maximum number of lines about ready ranks at a start.
 START_LINES = 8
+# Time to write traces after a failure.
+ABANDON_S = 10.0
 
 
 class ActorGroup:
@@ -65,6 +69,8 @@ class ActorGroup:
         log_dir: Folder for each rank's output.
         actor_options: Ray options of each rank (its place, its GPU); none: anywhere.
         shares_gpus: Whether engines are on the ranks' GPUs.
+        nsys_folder: Folder of reports of Nsight Systems, under which the ranks run; ``None``: they
+            do not.
 
     Attributes:
         changed: Whether an update has begun; reset by whoever records that its step is done.
@@ -81,9 +87,10 @@ class ActorGroup:
         log_dir: str,
         actor_options: Sequence[Mapping[str, Any]] | None = None,
         shares_gpus: bool = False,
+        nsys_folder: Path | None = None,
     ) -> None:
         self.settings, self.layout, self._device = settings, layout, device
-        self._shares_gpus = shares_gpus
+        self._shares_gpus, self._nsys_folder = shares_gpus, nsys_folder
         self._seed, self._num_threads = seed, num_threads
         self._calls = RankCalls(log_dir)
         self._options = actor_options or [{}] * layout.world_size
@@ -113,7 +120,7 @@ class ActorGroup:
                 **{
                     "num_cpus": 0,
                     "max_restarts": 0,
-                    "runtime_env": {"env_vars": environment},
+                    "runtime_env": self._runtime_env(rank, environment),
                     **options,
                 }
             )
@@ -127,6 +134,11 @@ class ActorGroup:
             )
             for worker in self._workers
         ]
+
+    def _runtime_env(self, rank: int, variables: dict[str, str]) -> dict[str, Any]:
+        if self._nsys_folder is None:
+            return {"env_vars": variables}
+        return under_nsys(self._nsys_folder / f"rank_{rank}", variables)
 
     def wait_until_ready(self, say: Callable[[str], Any] | None = None) -> None:
         """Wait for the starts that ``launch`` began.
@@ -226,6 +238,19 @@ class ActorGroup:
             ask_to_stop(*self._store_place)
         except Exception as error:  # The run ends in any case, only later.
             print(f"the ranks cannot be asked to stop: {error}", file=sys.stderr, flush=True)
+
+    def begin_profile(self, tool: ProfileTool, folder: Path) -> None:
+        """Record on each rank, into an absolute folder, until one of the next two."""
+        self._all("begin_profile", tool, folder)
+
+    def end_profile(self) -> list[str]:
+        """Write the traces. Returns why there is none, for ranks that could not write theirs."""
+        return [problem for problem in self._all("end_profile") if problem]
+
+    def abandon_profile(self) -> None:
+        """:meth:`end_profile` after a failure: ranks that wait for a failed one never answer."""
+        calls = [worker.end_profile.remote() for worker in self._workers]
+        ray.wait(calls, num_returns=len(calls), timeout=ABANDON_S)
 
     def renew_reference(self, share: float, clear_optimizer: bool) -> None:
         """Move the reference model a share of the way to the policy; see ``MegatronActor``."""

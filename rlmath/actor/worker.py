@@ -15,17 +15,21 @@ from typing import TYPE_CHECKING, Any
 from rlmath.cluster.logs import send_output_to
 from rlmath.cluster.processes import ProcessPlace, own_place
 from rlmath.cluster.watchdog import write_stacks_on_signal
+from rlmath.device.phases import phase
 from rlmath.device.residue import Residue
 from rlmath.utils.child_processes import end_with_parent
 from rlmath.utils.paused_collector import paused_collector
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rlmath.actor.plan import StepPlan
     from rlmath.actor.rank_step import StepResult
     from rlmath.actor.settings import StartedRank
     from rlmath.algorithms.advantages import SequenceAdvantages
     from rlmath.algorithms.alignment import Alignment
     from rlmath.batching.shards import Shard
+    from rlmath.config.profile import ProfileTool
     from rlmath.weights.gather import BucketGatherer, WeightChanges
     from rlmath.weights.slices import WeightSlice
 
@@ -52,6 +56,7 @@ class ActorWorker:
         end_with_parent(os.getppid())
         os.environ.update(environment)
         self.rank = rank
+        self._profile = contextlib.ExitStack()
         send_output_to(log_path)
         write_stacks_on_signal()
 
@@ -131,6 +136,7 @@ class ActorWorker:
         peaks, self._peaks = self._peaks, {}
         return peaks
 
+    @phase("log_probs")
     def run_part(self, shard: Shard, plan: StepPlan) -> Alignment | None:
         """Keep this rank's shard of a step, and run the plan's forward passes over it; see
         :meth:`rlmath.actor.rank_step.RankStep.run_passes`."""
@@ -144,6 +150,7 @@ class ActorWorker:
         self._note_peak("log_probs")
         return found
 
+    @phase("update")
     def finish_step(self, plan: StepPlan, advantages: SequenceAdvantages | None) -> StepResult:
         """Compute advantages, unless the batch has them, and the updates; this rank's results.
 
@@ -171,6 +178,27 @@ class ActorWorker:
                 # The copies run until engines take memory; see make_room.
                 self.actor.begin_release(self.platform.release_cached_memory)
         return StepResult(tokens, values, policy)
+
+    def begin_profile(self, tool: ProfileTool, folder: Path) -> None:
+        """Record from here to :meth:`end_profile`."""
+        from rlmath.actor.profiling import recording
+
+        self.end_profile()
+        self._profile = contextlib.ExitStack()
+        self._profile.enter_context(recording(tool, folder, self.rank))
+
+    def end_profile(self) -> str:
+        """Stop recording and write the trace.
+
+        Returns:
+            Why there is none; empty: it is written, or nothing was recorded.
+        """
+        profile, self._profile = self._profile, contextlib.ExitStack()
+        try:
+            profile.close()
+        except Exception as error:  # A full disk, for example, which the run may outlive.
+            return f"rank {self.rank}: {type(error).__name__}: {error}"
+        return ""
 
     def renew_reference(self, share: float, clear_optimizer: bool) -> None:
         """Renew the reference; see :meth:`rlmath.actor.policy.MegatronActor.renew_reference`."""
@@ -229,6 +257,7 @@ class ActorWorker:
             # Its engines may be gone. The new connection does not need the old one.
             log.warning("rank %d: the old connection to the engines", self.rank, exc_info=True)
 
+    @phase("weight_sync")
     def send_weights(self, version: int) -> None:
         """Send the present weights to the engines, from host memory if they are there. Collective.
 
@@ -368,6 +397,7 @@ class ActorWorker:
             assert lora is not None
             save_adapters(chunks, adapters, source, spec, parallel, lora)
 
+    @phase("save")
     def save_checkpoint(self, folder: str) -> None:
         """Write model, optimizer, schedule and random states. Collective."""
         from rlmath.checkpoint.state import save_model
@@ -377,6 +407,7 @@ class ActorWorker:
                 save_model(model, folder, name)
         self.platform.release_cached_memory()
 
+    @phase("save")
     def begin_checkpoint(self, folder: str) -> None:
         """Copy the data that ``save_checkpoint`` writes, and write it in the background.
         Collective."""

@@ -12,8 +12,8 @@ _DEVICE = "cluster.device"
 # Sections that a command does not use.
 _UNUSED = {
     "train": (),
-    "sft": ("rollout.", "algorithm.", "cluster.placement"),
-    "evaluate": ("actor.", "algorithm."),
+    "sft": ("rollout.", "algorithm.", "cluster.placement", "runner.profile."),
+    "evaluate": ("actor.", "algorithm.", "runner.profile."),
 }
 
 

@@ -28,6 +28,7 @@ from rlmath.checks.machine import Machine, ray_folder_problem
 from rlmath.checks.mirror import mirror_problems
 from rlmath.checks.overwritten import overwritten_inputs
 from rlmath.checks.pairs import pair_problems, unused_problems
+from rlmath.checks.profile import profile_problems
 from rlmath.checks.quantization import (
     cpu_kv_cache_in_fp8,
     quantization_model,
@@ -111,6 +112,7 @@ def find_problems(config: Config, command: Command, machine: Machine) -> Iterato
         yield from check_files.resume(config)
     yield from _accepted_changes(config)
     if command == "train":
+        yield from profile_problems(config, machine)
         yield from teacher_problems(config, device)
         yield from unmerged_problems(config, device)
     if command != "sft":

@@ -33,13 +33,16 @@ from rlmath.training.opening import open_engines, with_model_folder
 from rlmath.utils.run_lock import only_run_in
 
 
-def run(config: Config) -> int:
+def run(config: Config, name: str = "evaluation") -> int:
     """Evaluate ``model.path``, or ``eval.checkpoint``, and keep every response.
 
     Writes to ``run_dir/evaluation``, apart from what a training run has there. What an earlier
     call has finished of the same evaluation is taken over, unless ``runner.resume=never``.
+
+    Args:
+        name: Folder to write to in ``run_dir``.
     """
-    folder = Path(config.runner.run_dir) / "evaluation"
+    folder = Path(config.runner.run_dir) / name
     with only_run_in(folder), naming_full_disk(folder, lambda: "Finished samples are kept."):
         return _evaluate_all(config, folder)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from omegaconf import MISSING
 
+from rlmath.config.profile import ProfileConfig
 from rlmath.utils.setting import OnlyWith, setting
 
 
@@ -139,3 +140,4 @@ class RunnerConfig:
         "from anywhere, by anyone.",
         only_with=OnlyWith("metrics_port", words="not null"),
     )
+    profile: ProfileConfig = field(default_factory=ProfileConfig)

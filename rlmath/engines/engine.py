@@ -278,6 +278,15 @@ class RolloutEngine(Engine):
         """UUID of each worker's GPU."""
         return self._loop.rpc(gpu_uuid)
 
+    def begin_profile(self, name: str) -> None:
+        """Record the next steps; see ``Engine.begin_profile``."""
+        prefix = f"{name}_{self._spec.role}_{self._index}"
+        self._loop.engine_call(lambda engine: engine.start_profile(prefix))
+
+    def end_profile(self) -> None:
+        """Stop recording, and write the trace."""
+        self._loop.engine_call(lambda engine: engine.stop_profile())
+
     def call_engine(self, function: Callable[[Any], Any]) -> Any:
         """``function(engine)`` with vLLM's ``LLMEngine``, between two steps; for tests and
         drills."""

@@ -11,6 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from rlmath.config.rollout import Quantization
 from rlmath.engines.patches.engine_precision import engine_arguments
+from rlmath.engines.profiling import profiler_arguments
 from rlmath.engines.requests import EngineSpec
 from rlmath.model.lora import Lora, rank_in_vllm
 from rlmath.utils.node_cache import LOCK, node_cache, seed
@@ -48,6 +49,7 @@ def vllm_arguments(spec: EngineSpec) -> EngineArgs:
         seed=0,
         **engine_arguments(spec.precision),
         **adapter_arguments(spec.adapters),
+        **profiler_arguments(spec.profile),
         **(_cpu_arguments(spec) if spec.device == "cpu" else cuda_arguments(spec)),
         **spec.arguments,
     )

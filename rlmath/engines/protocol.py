@@ -90,6 +90,14 @@ class Engine(Protocol):
         """UUID of each worker's GPU."""
         ...
 
+    def begin_profile(self, name: str) -> None:
+        """Record the next steps as ``EngineSpec.profile`` says; traces begin with ``name``."""
+        ...
+
+    def end_profile(self) -> None:
+        """Stop recording, and write the trace of each worker."""
+        ...
+
     def shutdown(self) -> None:
         """End the engine and its workers."""
         ...

@@ -18,6 +18,7 @@ from rlmath.engines.patches.register import (
     ENGINE_VARIABLE,
     adapter_backend,
 )
+from rlmath.engines.profiling import EngineProfile
 from rlmath.engines.routes import RouteSpec
 from rlmath.engines.transport import transport_named
 from rlmath.errors import ComponentError, UserError
@@ -202,6 +203,7 @@ class EngineSpec:
             and a weight sync has to bring all of them before the first request.
         routes: What of an MoE's routes comes with the samples that want them; ``None``: nothing.
         arguments: Further ones of vLLM's engine, from ``rollout.engine_arguments``.
+        profile: How it is profiled; ``None``: it is not.
     """
 
     model_path: str
@@ -231,6 +233,7 @@ class EngineSpec:
     reads_weights: bool = True
     routes: RouteSpec | None = None
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    profile: EngineProfile | None = None
 
     @property
     def transfer_backend(self) -> str:

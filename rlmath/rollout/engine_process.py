@@ -11,8 +11,10 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from rlmath.cluster.logs import end_of
+from rlmath.cluster.nsys import under_nsys
 from rlmath.cluster.placement import EnginePlace
 from rlmath.cluster.processes import ProcessPlace, end_actors
+from rlmath.config.profile import ProfileTool
 from rlmath.engines.engine import RolloutEngine
 from rlmath.engines.requests import EngineError, EngineSpec
 
@@ -38,14 +40,17 @@ class EngineProcess:
         self, spec: EngineSpec, index: int, place: EnginePlace, start_timeout_s: float
     ) -> None:
         spec = dataclasses.replace(spec, device_ids=place.device_ids)
-        environment = spec.environment()
+        environment, profile = spec.environment(), spec.profile
+        runtime_env: dict[str, Any] = {"env_vars": environment}
+        if profile is not None and profile.tool is ProfileTool.nsys:
+            runtime_env = under_nsys(profile.folder / f"{spec.role}_{index}", environment)
         actor = ray.remote(RolloutEngine).options(
             **{
                 "num_cpus": 0,
                 # Updates come from the trainer while the pool may be waiting for samples.
                 "max_concurrency": 8,
                 "max_restarts": 0,
-                "runtime_env": {"env_vars": environment},
+                "runtime_env": runtime_env,
                 **place.options,
             }
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,7 @@ from rlmath.training.kept_files import FOLDER as KEPT_FOLDER
 from rlmath.training.opening import Running, open_training
 from rlmath.training.plugin_sources import PluginSources
 from rlmath.training.problems import open_problems
+from rlmath.training.rank_settings import profile_folder
 from rlmath.training.resumed_model import check_resumed_model
 from rlmath.training.step import StepParts
 from rlmath.types import Problem
@@ -134,6 +136,7 @@ def open_run(config: Config) -> Iterator[Training]:
     reads = engines_have_to_read(config, resumes=begin.checkpoint is not None)
     if not begin.own_step:
         set_aside(Path(config.runner.run_dir), LEDGER_FILE)
+        shutil.rmtree(profile_folder(config), ignore_errors=True)
     with (
         open_training(config, problems=begin.problems, engines_read=reads) as run,
         contextlib.ExitStack() as stack,

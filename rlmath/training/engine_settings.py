@@ -14,8 +14,10 @@ from rlmath.config.engine_arguments import further_arguments
 from rlmath.config.lora import LoraRollout, adapters_of
 from rlmath.config.options import ENGINE_OPTIONS
 from rlmath.config.precision import ProductDType
+from rlmath.config.profile import ProfileTool
 from rlmath.config.rollout import KvCacheDtype, Quantization, keeps_kv
 from rlmath.config.schema import Config, Device, Placement
+from rlmath.engines.profiling import EngineProfile
 from rlmath.engines.requests import CPU_BLOCK_TOKENS, EngineSpec
 from rlmath.engines.routes import RouteSpec
 from rlmath.engines.transport import choose_transport
@@ -26,7 +28,7 @@ from rlmath.rollout.pool import RolloutPool, Trainer
 from rlmath.rollout.teacher import Teacher
 from rlmath.rollout.teacher_server import ServerTeacher
 from rlmath.rollout.weight_sync import Verification
-from rlmath.training.rank_settings import log_dir, precision
+from rlmath.training.rank_settings import log_dir, precision, profile_folder
 from rlmath.weights.pieces import expert_tensors, hf_shapes
 from rlmath.weights.slices import Rotation
 
@@ -67,12 +69,21 @@ def engine_spec(config: Config, layout: RunLayout, *, trains: bool) -> EngineSpe
         kv_cache_dtype=rollout.kv_cache_dtype,
         adapters=engine_adapters(config) if trains else None,
         routes=returned_routes(config) if trains else None,
+        profile=engine_profile(config) if trains else None,
         arguments=further_arguments(
             rollout.engine_arguments,
             "cuda" if on_cuda else "cpu",
             ENGINE_OPTIONS.of_chosen(config),
         ),
     )
+
+
+def engine_profile(config: Config) -> EngineProfile | None:
+    """How engines are profiled; ``None``: no step is, or only the ranks are."""
+    profile = config.runner.profile
+    if not profile.steps or profile.tool is ProfileTool.memory:
+        return None
+    return EngineProfile(profile.tool, profile_folder(config))
 
 
 def engines_have_to_read(config: Config, *, resumes: bool) -> bool:
@@ -149,6 +160,7 @@ def teacher_spec(config: Config, layout: RunLayout) -> EngineSpec:
         async_scheduling=False,
         adapters=None,
         routes=None,
+        profile=None,
         quantization=Quantization.none,
         kv_cache_dtype=KvCacheDtype.auto,
         precision=Precision(given.lm_head_dtype.value, router.value, given.batch_invariant),

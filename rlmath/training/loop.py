@@ -25,6 +25,7 @@ from rlmath.training.attempt import Training, open_run
 from rlmath.training.grace import grace_of
 from rlmath.training.model_card import HF_ADAPTER, write_card
 from rlmath.training.opening import with_model_folder
+from rlmath.training.profiling import profiled
 from rlmath.training.step import Trained, train_step
 from rlmath.training.summary import check_export, ending, no_room_to_compare, summarize
 from rlmath.training.supervise import Events, supervise
@@ -165,7 +166,8 @@ def step_and_save(training: Training, step: int) -> tuple[Trained, Mapping[str, 
     # The ranks collect what they save on the GPUs that sleeping engines have left to them.
     early = save_due and training.parts.run.sampling.pool.spec.sleeps
     write = functools.partial(training.saver.write, step) if early else None
-    trained = train_step(training.parts, step, write)
+    with profiled(training.parts.run, training.monitor, step):
+        trained = train_step(training.parts, step, write)
     metrics = trained.metrics
     if training.held_out and every and (last or step % every == 0):
         try:

@@ -39,7 +39,13 @@ from rlmath.training.engine_settings import (
     teacher_path,
     teacher_spec,
 )
-from rlmath.training.rank_settings import LOGS, log_dir, rank_threads, training_ranks
+from rlmath.training.rank_settings import (
+    LOGS,
+    log_dir,
+    nsys_folder,
+    rank_threads,
+    training_ranks,
+)
 from rlmath.training.trainer import ActorTrainer
 from rlmath.types import Problem
 
@@ -146,7 +152,9 @@ def open_training(
         spec = _engine_spec(machine, trains=True)
         spec = dataclasses.replace(spec, reads_weights=engines_read)
         settings = training_ranks(config, layout, offloads=True)
-        actor = _actor(machine, settings, places, shares_gpus=spec.sleeps)
+        actor = _actor(
+            machine, settings, places, shares_gpus=spec.sleeps, nsys_folder=nsys_folder(config)
+        )
         trainer = ActorTrainer(config, spec, actor)
         pool = pool_of(config, spec, layout.engines, places.engines, trainer)
         stack.callback(pool.shutdown)
@@ -199,7 +207,12 @@ def _machine(config: Config, *, trains: bool, distills: bool = False) -> _Machin
 
 
 def _actor(
-    machine: _Machine, settings: ActorSettings, places: Places, *, shares_gpus: bool = False
+    machine: _Machine,
+    settings: ActorSettings,
+    places: Places,
+    *,
+    shares_gpus: bool = False,
+    nsys_folder: Path | None = None,
 ) -> ActorGroup:
     config, layout = machine.config, machine.layout
     return ActorGroup(
@@ -211,6 +224,7 @@ def _actor(
         log_dir=str(log_dir(config)),
         actor_options=places.actor_ranks,
         shares_gpus=shares_gpus,
+        nsys_folder=nsys_folder,
     )
 
 

@@ -14,6 +14,7 @@ from rlmath.config.arithmetic import RunLayout, policy_updates, value_updates
 from rlmath.config.fp8_training import fp8_of
 from rlmath.config.lora import adapters_of
 from rlmath.config.precision import ProductDType
+from rlmath.config.profile import PROFILE_FOLDER, ProfileTool
 from rlmath.config.recompute import modules_of
 from rlmath.config.schema import Config, Device, OptimizerConfig
 from rlmath.config.shared_prompts import shares_prompts
@@ -134,6 +135,18 @@ def precision(config: Config) -> Precision:
 def log_dir(config: Config) -> Path:
     """Where ranks and engines write their output."""
     return Path(config.runner.run_dir).absolute() / LOGS
+
+
+def profile_folder(config: Config) -> Path:
+    """Where ranks and engines write traces."""
+    return Path(config.runner.run_dir).absolute() / PROFILE_FOLDER
+
+
+def nsys_folder(config: Config) -> Path | None:
+    """Where reports of Nsight Systems go; ``None``: ranks do not run under it."""
+    profile = config.runner.profile
+    uses_nsys = profile.steps and profile.tool is ProfileTool.nsys
+    return profile_folder(config) if uses_nsys else None
 
 
 def rank_threads(config: Config, layout: RunLayout) -> int | None:

@@ -196,10 +196,15 @@ def write_in_shell(command: Command, patch: pytest.MonkeyPatch) -> None:
 
 def check_filter(command: Command, patch: pytest.MonkeyPatch) -> None:
     """Its settings are those of an evaluation of the file; a model would have to run."""
+    check_sample(command, patch)
+    has_options(command, patch)
+
+
+def check_sample(command: Command, patch: pytest.MonkeyPatch) -> None:
+    """Likewise; tests/e2e/test_sample.py runs one."""
     settings = [word for word in command.words if re.match(r"[a-z_.]+=", word)]
     file = command.words[2]
     check(load([*settings, f"data.eval_paths=[{file}]"]), "evaluate", NODE)
-    has_options(command, patch)
 
 
 def has_options(command: Command, patch: pytest.MonkeyPatch) -> None:
@@ -295,6 +300,7 @@ RULES: list[tuple[str, How]] = [
     ),
     (r"rlmath publish .* --card-only", publish_card),
     (r"rlmath publish ", named_in("tests/unit/commands/test_publish.py", "publish")),
+    (r"rlmath sample ", check_sample),
     (r"rlmath evaluate model=tiny ", check_settings_on_cpu),
     (r"rlmath train experiment=(gsm8k_smoke|quickstart) ", check_settings_on_cpu),
     (r"rlmath train \.\.\.", elsewhere("it stands for any")),

@@ -18,6 +18,7 @@ from rlmath.commands.report.math_text import ATTRIBUTES, ELEMENTS
 from rlmath.commands.report.page import page
 from rlmath.commands.report.run_data import SAMPLES_BYTES, TOKENS_BYTES, run_data
 from rlmath.commands.report.sample_sets import read_samples_of
+from rlmath.commands.report.traces import traces_of
 from rlmath.errors import UserError
 from rlmath.monitor.files import replacing
 from rlmath.monitor.run_folder import RunFolder
@@ -77,7 +78,8 @@ def _write(
     changes = [changes_of(one, options.steps, options.against) for one in runs]
     data: dict[str, Any] = {
         "runs": [
-            run_data(run, found, share) | {"changes": change}
+            run_data(run, found, share)
+            | {"changes": change, "traces": traces_of(run.folder, out.parent)}
             for run, found, change in zip(runs, samples, changes, strict=True)
         ],
         "comparison": compare([one.settings for one in runs], [one.grades for one in samples])

@@ -10,6 +10,7 @@ from rlmath.checkpoint import CheckpointStore
 from rlmath.config.algorithm import ReferenceConfig, ReferenceKind
 from rlmath.config.cluster import ClusterConfig
 from rlmath.config.lora import LoraConfig
+from rlmath.config.profile import ProfileConfig
 from rlmath.config.rollout import RolloutConfig
 from rlmath.device.residue import Residue
 from rlmath.engines.requests import EngineError
@@ -147,6 +148,7 @@ def run_of(tmp_path, monkeypatch):
                 check_export_sequences=0,
                 resume=resume,
                 seed=0,
+                profile=ProfileConfig(),
             ),
             data=SimpleNamespace(
                 train_paths=[], max_prompt_tokens=1, train_weights=None, seed=0, shuffle=False

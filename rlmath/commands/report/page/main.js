@@ -1,7 +1,7 @@
 // The page: its sections, and its state over a reload.
 function summarySection() {
   const facts = el("div", { class: "runs" }, RUNS.map((run, i) => el("div", {},
-    TWO ? el("h3", {}, `${run.name} (${i ? "dashed" : "solid"} lines)`) : null, factsList(run.facts))));
+    TWO ? el("h3", {}, `${run.name} (${i ? "dashed" : "solid"} lines)`) : null, factsList(run.facts), tracesOf(run))));
   const shown = FIRST_METRICS.filter((tag) => RUNS.some((run) => run.metrics[tag]));
   const choice = el("select", { id: "axis", onchange: (event) => setAxis(event.target.value) },
     Object.entries(AXES).map(([name, title]) => el("option", { value: name }, title)));
@@ -11,6 +11,11 @@ function summarySection() {
   RUNS.map((run, i) => lazyDetails(`settings-${i}`, `${TWO ? `${run.name}: ` : ""}all settings (${Object.keys(run.settings).length})`, () =>
     el("div", { class: "scroll" }, el("table", {}, Object.entries(run.settings).map(([key, value]) =>
       el("tr", {}, el("td", {}, key), el("td", {}, plain(JSON.stringify(value), 400)))))))));
+}
+
+function tracesOf(run) {
+  return run.traces.length === 0 ? null : el("p", {}, "traces of profiled steps: ",
+    run.traces.map(([name, href], i) => [i ? ", " : null, el("a", { href }, plain(name, 200))]));
 }
 
 function notesSection() {

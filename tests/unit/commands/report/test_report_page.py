@@ -14,6 +14,7 @@ import pytest
 
 from rlmath.cli import main
 from rlmath.commands.report.page import FOLDER, SCRIPTS, to_script_json
+from rlmath.commands.report.traces import MAX_LINKS, traces_of
 from tests.unit.commands.report.run_maker import HOSTILE, STEPS, page_data
 
 
@@ -239,3 +240,33 @@ def test_it_is_written_again_while_the_run_lasts(
 def test_json_for_a_script_block() -> None:
     written = to_script_json({"a": "</script>\u2028\ud800é", "b": [float("inf")]})
     assert written == r'{"a":"\u003c/script\u003e\u2028\ud800\u00e9","b":[null]}'
+
+
+def test_traces_of_profiled_steps_are_linked_from_where_the_page_is(
+    make_run: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = make_run(tmp_path / "run")
+
+    def linked() -> int:
+        assert main(["report", str(folder)]) == 0
+        page = (folder / "report.html").read_text(encoding="utf-8")
+        return len(page_data(page)["runs"][0]["traces"])
+
+    assert linked() == 0
+    step = folder / "profile" / "step_000005"
+    step.mkdir(parents=True)
+    for name in ("rank_0.json.gz", ".rank_1.json.gz", "engine_0 #1.json.gz"):
+        (step / name).touch()
+    found = traces_of(folder, tmp_path / "pages")
+    assert [name for name, _ in found] == [
+        "step_000005/engine_0 #1.json.gz",
+        "step_000005/rank_0.json.gz",
+    ]
+    assert [link for _, link in found] == [
+        "../run/profile/step_000005/engine_0%20%231.json.gz",
+        "../run/profile/step_000005/rank_0.json.gz",
+    ]
+    assert linked() == 2
+    for rank in range(MAX_LINKS):
+        (step / f"rank_{rank}.json.gz").touch()
+    assert traces_of(folder, folder)[-1] == ["and 1 more", "profile"]

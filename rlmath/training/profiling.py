@@ -1,0 +1,60 @@
+"""Profiling of the steps that ``runner.profile`` names."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from rlmath.errors import ComponentError, UpdateStopped
+from rlmath.monitor import Monitor
+from rlmath.training.opening import Running
+from rlmath.training.rank_settings import profile_folder
+
+
+@contextlib.contextmanager
+def profiled(run: Running, monitor: Monitor, step: int) -> Iterator[None]:
+    """Profile this block on all ranks and engines, if ``runner.profile`` names the step.
+
+    A trace that cannot be written is a warning. When the block fails, ranks that still answer
+    write theirs; the others end with the run. A run that is told to end has no time for it.
+    """
+    profile = run.config.runner.profile
+    if step not in profile.steps:
+        yield
+        return
+    folder, pool = profile_folder(run.config) / f"step_{step:06d}", run.sampling.pool
+    shutil.rmtree(folder, ignore_errors=True)  # Of the same step before a restart.
+    folder.mkdir(parents=True)
+    for file in _of_engines(folder):
+        file.unlink()
+
+    def on_engines(call: Callable[[], None]) -> None:
+        if pool.spec.profile is None:
+            return
+        try:
+            call()
+        except ComponentError as error:  # One that restarts, for example.
+            monitor.warn(f"step {step}: the engines are not profiled: {error}")
+
+    run.actor.begin_profile(profile.tool, folder)
+    on_engines(lambda: pool.begin_profile(folder.name))
+    try:
+        yield
+    except UpdateStopped:
+        raise
+    except Exception:
+        run.actor.abandon_profile()
+        raise
+    on_engines(pool.end_profile)
+    for file in _of_engines(folder):
+        file.rename(folder / file.name.removeprefix(f"{folder.name}_"))
+    for problem in run.actor.end_profile():
+        monitor.warn(f"step {step}: its trace was not written: {problem}")
+    print(f"profile  step {step}: {folder.parent}", flush=True)
+
+
+def _of_engines(folder: Path) -> list[Path]:
+    """Traces of a step that vLLM has written, all to one folder."""
+    return sorted(folder.parent.glob(f"{folder.name}_*"))
