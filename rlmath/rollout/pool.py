@@ -290,14 +290,6 @@ class RolloutPool:
         """Fingerprints of each engine's weights; see ``Engine.weights_fingerprints``."""
         return self.ask(Engine.weights_fingerprints, part)
 
-    def begin_profile(self, name: str) -> None:
-        """Record the engines' next steps; see ``Engine.begin_profile``."""
-        self._all("begin_profile", name)
-
-    def end_profile(self) -> None:
-        """Stop recording, and write the traces."""
-        self._all("end_profile")
-
     def call_engines(self, function: Callable[[Any], Any]) -> list[Any]:
         """``function(engine)`` with the ``LLMEngine`` of each engine: for tests and drills."""
         return self.ask(RolloutEngine.call_engine, function)

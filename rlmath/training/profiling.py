@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from rlmath.engines.protocol import Engine
 from rlmath.errors import ComponentError, UpdateStopped
 from rlmath.monitor import Monitor
 from rlmath.training.opening import Running
@@ -30,7 +31,7 @@ def profiled(run: Running, monitor: Monitor, step: int) -> Iterator[None]:
     for file in _of_engines(folder):
         file.unlink()
 
-    def on_engines(call: Callable[[], None]) -> None:
+    def on_engines(call: Callable[[], object]) -> None:
         if pool.spec.profile is None:
             return
         try:
@@ -39,7 +40,7 @@ def profiled(run: Running, monitor: Monitor, step: int) -> Iterator[None]:
             monitor.warn(f"step {step}: the engines are not profiled: {error}")
 
     run.actor.begin_profile(profile.tool, folder)
-    on_engines(lambda: pool.begin_profile(folder.name))
+    on_engines(lambda: pool.ask(Engine.begin_profile, folder.name))
     try:
         yield
     except UpdateStopped:
@@ -47,7 +48,7 @@ def profiled(run: Running, monitor: Monitor, step: int) -> Iterator[None]:
     except Exception:
         run.actor.abandon_profile()
         raise
-    on_engines(pool.end_profile)
+    on_engines(lambda: pool.ask(Engine.end_profile))
     for file in _of_engines(folder):
         file.rename(folder / file.name.removeprefix(f"{folder.name}_"))
     for problem in run.actor.end_profile():
