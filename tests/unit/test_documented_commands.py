@@ -201,7 +201,7 @@ def check_filter(command: Command, patch: pytest.MonkeyPatch) -> None:
 
 
 def check_sample(command: Command, patch: pytest.MonkeyPatch) -> None:
-    """Likewise; tests/e2e/test_sample.py runs one."""
+    """Likewise; tests/e2e/test_sample_run.py runs one."""
     settings = [word for word in command.words if re.match(r"[a-z_.]+=", word)]
     file = command.words[2]
     check(load([*settings, f"data.eval_paths=[{file}]"]), "evaluate", NODE)
