@@ -100,7 +100,8 @@ class Episode(ABC):
         """Answer a turn; may take seconds.
 
         Raises:
-            InfrastructureError: Nothing is known about the calls, after retries.
+            InfrastructureError: Nothing is known about the calls. The episode is closed, and the
+                turn given to another a few times; then nothing grades the sample.
         """
 
     def close(self) -> None:  # noqa: B027 - most have nothing to release
@@ -108,7 +109,15 @@ class Episode(ABC):
 
 
 class Environment(ABC):
-    """Makes episodes. Thread-safe."""
+    """Makes episodes. Thread-safe.
+
+    Attributes:
+        has_state: Whether an answer depends on earlier turns of the episode. An episode that takes
+            the place of a lost one (after a failure, or in a resumed run) is then given these
+            first, and its answers to them are dropped.
+    """
+
+    has_state: bool = True
 
     @abstractmethod
     def begin(self, problem: Problem, sample: int) -> Episode:
@@ -123,8 +132,9 @@ class TurnFormat(ABC):
 
     @property
     @abstractmethod
-    def stop(self) -> tuple[str, ...]:
-        """Texts that end a turn, besides the model's end-of-sequence tokens."""
+    def stop(self) -> tuple[tuple[str, str], ...]:
+        """Texts that end a turn, besides the model's end-of-sequence tokens: each an opening, which
+        may be empty, and what ends the turn after it."""
 
     @abstractmethod
     def calls(self, text: str) -> Sequence[ToolCall] | None:
