@@ -32,14 +32,14 @@ def new_main() -> dict[str, Any]:
 
 
 def be_deterministic(seed: int, clock: float | None) -> None:
-    """Seed ``random`` and, if it is imported, ``numpy.random``, and set the wall clock.
+    """Seed ``random`` and, if it has been imported, ``numpy.random``, and set the wall clock.
 
     Args:
         clock: Seconds since 1970 that the wall clock always shows; ``None``: the machine's.
     """
     random.seed(seed)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(seed)
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed(seed)
     if clock is not None:
         _stop_clock(clock)
 
@@ -111,14 +111,13 @@ def run(code: str, names: dict[str, Any], file: str) -> int:
         flush()
 
 
-def finish(status: int) -> NoReturn:
-    """End the process like a script: wait for its threads, and call what it registered."""
+def finish() -> None:
+    """End like a script: wait for the code's threads, and call what it registered."""
     with contextlib.suppress(BaseException):
         threading._shutdown()  # type: ignore[attr-defined]
     with contextlib.suppress(BaseException):
         atexit._run_exitfuncs()
     flush()
-    os._exit(status)
 
 
 def flush() -> None:
@@ -160,7 +159,9 @@ def main() -> NoReturn:
         code = opened.read()
     sys.argv = [""]
     be_deterministic(int(seed), float(clock[0]) if clock else None)
-    finish(run(code, new_main(), "<cell 1>"))
+    status = run(code, new_main(), "<cell 1>")
+    finish()
+    os._exit(status)
 
 
 if __name__ == "__main__":

@@ -8,8 +8,8 @@ import struct
 
 RUN, KEEP, END = range(3)  # run and forget; run and keep the names; forget them
 REQUEST = struct.Struct("<BI")  # kind, length of the code
-# Status, flags, exit code, seconds, output's length, and how much of its start and end follow.
-REPLY = struct.Struct("<BBidQII")
+# Status, whether the names are kept, exit code, seconds, output's length, and how much of its start
+# and end follow. After a call whose names are not kept, one byte says whether the sandbox is clean.
+REPLY = struct.Struct("<B?idQII")
 STATUSES = ("ok", "error", "timeout", "memory", "flood", "infrastructure")
-CLEAN, ALIVE = 1, 2  # flags: nothing was left behind; the names are kept
 READY = b"\xff"

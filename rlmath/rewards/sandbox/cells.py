@@ -32,7 +32,7 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import cell
 import launcher
 import syscalls as sc
-from cell_protocol import ALIVE, CLEAN, END, KEEP, READY, REPLY, REQUEST, RUN, STATUSES
+from cell_protocol import END, KEEP, READY, REPLY, REQUEST, RUN, STATUSES
 
 del sys.path[0]
 
@@ -81,7 +81,9 @@ class Cell:
         self._job = job
         self._limits = job["limits"]
         self.calls = 0
-        self._exit = 0
+        self.exit_code = 0
+        self.ended_normally = True
+        self._others, self._cpu_s = 0, 0.0
         code, self._code = os.pipe()
         self._output, output = os.pipe()
         self._done, done = os.pipe()
@@ -99,28 +101,31 @@ class Cell:
         """Run code until it is done or passes a limit.
 
         Returns:
-            ``exited``, ``kept`` (it is done, and the process waits), or the limit that was passed;
-            seconds; the output.
+            ``done``, ``exited`` (without saying so), or the limit that was passed; seconds; output.
         """
         output = Output(self._job["output_bytes"])
-        if self.calls == 0 and not self._starts():
-            return "infrastructure", 0.0, output
         if self.calls > 0:
             self._resume()
-        self.calls += 1
         begun = time.monotonic()
-        status = self._watch(REQUEST.pack(kind, len(code)) + code, output, kind == KEEP)
+        if self.calls > 0 or self._starts():
+            status = self._watch(REQUEST.pack(kind, len(code)) + code, output)
+        else:
+            status = "infrastructure"
         seconds = time.monotonic() - begun
-        if status == "kept":
-            os.kill(-1, signal.SIGSTOP)  # nothing runs between two calls
-            with suppress(BlockingIOError):
-                while output.total < self._limits["output_kib"] * 1024:
-                    output.add(os.read(self._output, 65536))
+        self.calls += 1
+        # Nothing runs between two calls.
+        with suppress(ProcessLookupError):
+            os.kill(-1, signal.SIGSTOP if kind == KEEP and status == "done" else signal.SIGKILL)
+        if status == "exited":
+            self.reap()
+        self.ended_normally = status == "done" or (status == "exited" and self.exit_code >= 0)
+        with suppress(BlockingIOError):
+            while output.total < self._limits["output_kib"] * 1024:
+                block = os.read(self._output, 65536)
+                if not block:
+                    break
+                output.add(block)
         return status, seconds, output
-
-    def said(self) -> str:
-        """The status of a cell that was kept, by its own word."""
-        return STATUSES[self._exit] if self._exit <= cell.MEMORY else "error"
 
     def _starts(self) -> bool:
         """Whether it waits for code; what it says before it runs any cannot be forged."""
@@ -136,14 +141,10 @@ class Cell:
             resource.prlimit(self.pid, resource.RLIMIT_CPU, (most, resource.RLIM_INFINITY))
         os.kill(-1, signal.SIGCONT)
 
-    def _watch(self, request: bytes, output: Output, keeps: bool) -> str:
-        """Send the request and read until the end.
-
-        Returns:
-            ``exited``, ``kept``, or the limit that was passed.
-        """
+    def _watch(self, request: bytes, output: Output) -> str:
+        """Send the request and read until the end; returns as :meth:`run`."""
         poll = select.poll()
-        for descriptor in (self._output, self._pidfd, *((self._done,) if keeps else ())):
+        for descriptor in (self._output, self._done, self._pidfd):
             poll.register(descriptor, select.POLLIN)
         poll.register(self._code, select.POLLOUT)
         now = time.monotonic()
@@ -171,54 +172,40 @@ class Cell:
                 if not block:
                     poll.unregister(descriptor)
                 elif descriptor == self._done:
-                    self._exit = block[0]
-                    return "kept"
+                    self.exit_code = block[0]
+                    return "done"
                 else:
                     output.add(block)
                     if output.total > self._limits["output_kib"] * 1024:
                         return "flood"
 
-    def end(self, status: str, output: Output) -> tuple[str, int, bool]:
-        """End all processes and read what is left of the output.
-
-        Args:
-            status: From :meth:`run`, or ``ok``.
-
-        Returns:
-            The final status, the exit code (a signal as its negated number), and whether the
-            sandbox is as it was: no process and no file was left behind.
-        """
-        others = 0
-        cpu_s = 0.0
+    def reap(self) -> bool:
+        """End what is left; whether the sandbox is as it was, without a process or file of it."""
         with suppress(ProcessLookupError):
             os.kill(-1, signal.SIGKILL)
         with suppress(ChildProcessError):
             while True:
                 pid, how, usage = os.wait4(-1, 0)
                 if pid == self.pid:
-                    self._exit = os.waitstatus_to_exitcode(how)
-                    cpu_s = usage.ru_utime + usage.ru_stime
+                    self.exit_code = os.waitstatus_to_exitcode(how)
+                    self._cpu_s = usage.ru_utime + usage.ru_stime
                 else:
-                    others += 1
-        with suppress(BlockingIOError):
-            while block := os.read(self._output, 65536):
-                output.add(block)
+                    self._others += 1
+        return self._others == 0 and _untouched()
+
+    def close(self) -> None:
         for descriptor in (self._code, self._output, self._done, self._pidfd):
             os.close(descriptor)
-        exited = status == "exited"
-        if exited:
-            status = self._status_of_exit(cpu_s)
-        normal = exited and self._exit >= 0
-        return status, self._exit, (normal or status == "ok") and others == 0 and _untouched()
 
-    def _status_of_exit(self, cpu_s: float) -> str:
+    def status_of_exit(self) -> str:
+        """The status of a cell that is done or exited."""
         # The kernel counts in ticks, so the reported time may be slightly short.
-        used_up = cpu_s >= self._limits["cpu_s"] * 0.8
-        if self._exit == -signal.SIGXCPU or (self._exit == -signal.SIGKILL and used_up):
+        used_up = self._cpu_s >= self._limits["cpu_s"] * 0.8
+        if self.exit_code == -signal.SIGXCPU or (self.exit_code == -signal.SIGKILL and used_up):
             return "timeout"
-        if self._exit == -signal.SIGKILL and _oom_kills() != self._job["oom_kills"]:
+        if self.exit_code == -signal.SIGKILL and _oom_kills() != self._job["oom_kills"]:
             return "infrastructure"  # The machine is out of memory, for whatever reason.
-        return STATUSES[self._exit] if 0 <= self._exit <= cell.MEMORY else "error"
+        return STATUSES[self.exit_code] if 0 <= self.exit_code <= cell.MEMORY else "error"
 
 
 def _oom_kills() -> str:
@@ -275,6 +262,7 @@ def _become_cell(job: dict[str, Any], descriptors: tuple[int, ...]) -> NoReturn:
         gc.enable()
         cell.be_deterministic(job["seed"], job["clock"])
         names, own, number = cell.new_main(), os.getpid(), 0
+        cell.run("None", {}, "<cell 0>")  # what every call needs is now in this process's memory
         os.write(_DONE, READY)
         while (request := _read(_CODE, REQUEST.size)) is not None:
             kind, length = REQUEST.unpack(request)
@@ -286,8 +274,12 @@ def _become_cell(job: dict[str, Any], descriptors: tuple[int, ...]) -> NoReturn:
             if os.getpid() != own:  # The code forked, and this is the child.
                 os._exit(status)
             if kind == RUN:
-                cell.finish(status)
+                cell.finish()
             os.write(_DONE, bytes([status]))
+            if kind == RUN:
+                os._exit(status)
+    except BaseException as error:  # Before it was ready: the sandbox reports it.
+        os.write(2, f"{type(error).__name__}: {error}".encode())
     finally:
         os._exit(cell.ERROR)
 
@@ -309,7 +301,7 @@ def _serve(job: dict[str, Any], link: int) -> None:
     assert os.getpid() == 1, "not in a process namespace"
     launcher.build_root(job)
     for folder in _WRITABLE:
-        sc.mount(folder, folder, None, sc.MS_BIND)
+        sc.mount(folder, folder, None, sc.MS_BIND | sc.MS_REC)
     flags = sc.MS_BIND | sc.MS_REMOUNT | sc.MS_RDONLY | sc.MS_NOSUID | sc.MS_NODEV
     sc.mount("none", "/", None, flags)
     if not os.path.isdir("/proc/1"):
@@ -344,21 +336,26 @@ def _answer(here: Cell, link: int) -> bool:
     if code is None:
         return False
     if kind == END:
-        status, seconds, output = "ok", 0.0, Output(0)
-    else:
-        status, seconds, output = here.run(kind, code)
-    if status == "kept":
-        status, exit_code, flags = here.said(), 0, CLEAN | ALIVE
-    else:
-        status, exit_code, clean = here.end(status, output)
-        flags = CLEAN if clean else 0
-        here.calls = -1
+        return _end(here, link)
+    status, seconds, output = here.run(kind, code)
+    keeps = kind == KEEP and status == "done"
+    if status in ("done", "exited"):
+        status = here.status_of_exit()
     head, tail = bytes(output.head), output.tail
-    numbers = (STATUSES.index(status), flags, exit_code, seconds, output.total)
+    numbers = (STATUSES.index(status), keeps, here.exit_code, seconds, output.total)
     reply = memoryview(REPLY.pack(*numbers, len(head), len(tail)) + head + tail)
     while reply:
         reply = reply[os.write(link, reply) :]
-    return bool(flags & CLEAN)
+    return keeps or _end(here, link)
+
+
+def _end(here: Cell, link: int) -> bool:
+    """End the cell, and say whether the sandbox is clean. Its result is already on its way."""
+    clean = here.reap() and here.ended_normally
+    here.close()
+    here.calls = -1
+    os.write(link, bytes([clean]))
+    return clean
 
 
 def _sandbox(job: dict[str, Any], link: int, server: int) -> NoReturn:

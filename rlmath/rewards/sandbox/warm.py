@@ -20,8 +20,6 @@ from typing import Any
 
 from rlmath.rewards.base import RewardSettingError
 from rlmath.rewards.sandbox.cell_protocol import (
-    ALIVE,
-    CLEAN,
     END,
     KEEP,
     READY,
@@ -34,6 +32,8 @@ from rlmath.rewards.sandbox.local import LocalProvider, job_folder
 from rlmath.rewards.sandbox.provider import Limits, ProviderError
 from rlmath.utils.daemon_threads import DaemonThreads
 
+# Packages of programs on mathematics, with parts that they import late.
+PRELOAD = ("numpy.random", "scipy.optimize", "scipy.special", "scipy.integrate", "sympy")
 _SERVER = str(Path(__file__).with_name("cells.py"))
 # Importing the packages takes seconds, minutes on a busy machine with a cold disk.
 _SERVER_START_S, _SANDBOX_START_S = 300.0, 60.0
@@ -68,16 +68,14 @@ class Sandbox:
     """A sandbox, used by one thread at a time.
 
     Attributes:
-        is_clean: Nothing was left behind in it; else it must not be used again.
         has_names: It keeps the names of earlier calls.
     """
 
-    def __init__(self, link: socket.socket, wait_s: float, output_bytes: int) -> None:
-        self.is_clean = True
+    def __init__(self, link: socket.socket, output_bytes: int) -> None:
         self.has_names = False
         self._link = link
         self._output_bytes = output_bytes
-        link.settimeout(wait_s)
+        self._is_clean: bool | None = True  # None: it has not said yet
 
     def run(self, code: str, *, keep: bool = False) -> CellResult:
         """Run code.
@@ -88,35 +86,43 @@ class Sandbox:
         Raises:
             ProviderError: The sandbox is lost, and nothing is known about the code.
         """
-        return self._ask(KEEP if keep else RUN, code.encode("utf-8", "replace"))
-
-    def forget(self) -> None:
-        """Forget the names of earlier calls.
-
-        Raises:
-            ProviderError: The sandbox is lost.
-        """
-        if self.has_names:
-            self._ask(END, b"")
-
-    def _ask(self, kind: int, code: bytes) -> CellResult:
+        if not self.is_clean():
+            raise ProviderError("the sandbox was used up")
         try:
-            self._link.sendall(REQUEST.pack(kind, len(code)) + code)
+            self._send(KEEP if keep else RUN, code.encode("utf-8", "replace"))
             head = self._read(REPLY.size)
-            status, flags, exit_code, seconds, total, first, last = REPLY.unpack(head)
+            status, self.has_names, exit_code, seconds, total, first, last = REPLY.unpack(head)
             if status >= len(STATUSES) or first + last > self._output_bytes:
                 raise OSError("its reply cannot be read")
             output = self._read(first + last)
-        except (OSError, ValueError) as error:
-            self.is_clean = self.has_names = False
+        except OSError as error:
+            self._is_clean = self.has_names = False
             raise ProviderError(f"a sandbox was lost: {error}") from error
-        self.is_clean, self.has_names = bool(flags & CLEAN), bool(flags & ALIVE)
+        self._is_clean = True if self.has_names else None
         if STATUSES[status] == "infrastructure":
-            raise ProviderError(
-                "a sandbox could not start a process, or the machine is out of memory"
-            )
+            text = output.decode("utf-8", "replace") or "out of memory"
+            raise ProviderError(f"a sandbox could not start or keep a process: {text}")
         head, tail = output[:first], output[first:]
         return CellResult(STATUSES[status], head, tail, total, exit_code, seconds)
+
+    def forget(self) -> None:
+        """Forget the names of earlier calls."""
+        if self.has_names:
+            self.has_names, self._is_clean = False, None
+            with suppress(OSError):
+                self._send(END, b"")
+
+    def is_clean(self) -> bool:
+        """Whether calls left nothing behind in it; else it cannot be used again."""
+        if self._is_clean is None:
+            try:
+                self._is_clean = self._read(1) == b"\x01"
+            except OSError:
+                self._is_clean = False
+        return self._is_clean
+
+    def _send(self, kind: int, code: bytes) -> None:
+        self._link.sendall(REQUEST.pack(kind, len(code)) + code)
 
     def _read(self, length: int) -> bytes:
         found = bytearray()
@@ -129,7 +135,7 @@ class Sandbox:
 
     def close(self) -> None:
         """End it."""
-        self.is_clean = False
+        self._is_clean = self.has_names = False
         # Wakes a thread that waits for its answer, too.
         with suppress(OSError):
             self._link.shutdown(socket.SHUT_RDWR)
@@ -239,7 +245,7 @@ class WarmSandboxes:
         output_bytes: int,
         ahead: int,
         most: int,
-        preload: tuple[str, ...] = ("numpy", "scipy", "sympy"),
+        preload: tuple[str, ...] = PRELOAD,
         seed: int = 0,
         clock: float | None = None,
     ) -> None:
@@ -295,28 +301,29 @@ class WarmSandboxes:
         Raises:
             ProviderError: None can be started, or the pool is closed.
         """
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._idle or self._count < self._most)
-            if self._closed:
-                raise ProviderError("the sandboxes are closed")
-            if self._idle:
-                return self._idle.pop()
-            self._count += 1
+        while True:
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: self._closed or self._idle or self._count < self._most
+                )
+                if self._closed:
+                    raise ProviderError("the sandboxes are closed")
+                if not self._idle:
+                    self._count += 1
+                    break
+                sandbox = self._idle.popleft()  # the one that has been ready for longest
+            if sandbox.is_clean():
+                return sandbox
+            with suppress(RuntimeError):  # closed meanwhile, which ends it too
+                self._background.submit(self._replace, sandbox)
         return self._start()
 
     def give_back(self, sandbox: Sandbox) -> None:
-        """Return what :meth:`take` returned; one that is not clean is replaced."""
-        if sandbox.has_names:
-            with suppress(ProviderError):
-                sandbox.forget()
+        """Return what :meth:`take` returned."""
+        sandbox.forget()
         with self._changed:
-            if sandbox.is_clean and not self._closed:
-                self._idle.append(sandbox)
-                self._changed.notify()
-                return
-        sandbox.close()
-        with suppress(RuntimeError):  # closed meanwhile, which ends it
-            self._background.submit(self._replace, sandbox)
+            self._idle.append(sandbox)
+            self._changed.notify()
 
     def _replace(self, sandbox: Sandbox) -> None:
         self._end(sandbox)
@@ -348,7 +355,7 @@ class WarmSandboxes:
                 uid = resources.enter_context(self._provider.user_ids.one())
                 server = self._running_server()
                 process = server.fork(uid, theirs)
-            sandbox = Sandbox(link, self._limits.wall_s + _GRACE_S, self._output_bytes)
+            sandbox = Sandbox(link, self._output_bytes)
             with self._changed:
                 self._all[sandbox] = server, process, resources
             link.settimeout(_SANDBOX_START_S)
