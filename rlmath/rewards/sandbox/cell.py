@@ -22,7 +22,7 @@ import traceback
 from types import ModuleType
 from typing import Any, NoReturn
 
-OK, ERROR, MEMORY = 0, 1, 2  # exit codes
+OK, ERROR, MEMORY = 0, 1, 3  # exit codes
 
 
 def new_main() -> dict[str, Any]:
@@ -140,8 +140,10 @@ def _traceback(error: BaseException) -> str:
 
 def _drop_own_frames(found: traceback.TracebackException | None) -> None:
     if found is not None:
-        if found.stack is not None:
-            found.stack[:] = [frame for frame in found.stack if frame.filename != __file__]
+        frames = [frame.filename for frame in found.stack]
+        if frames[:1] == [_drop_own_frames.__code__.co_filename]:
+            of_code = (i for i, name in enumerate(frames) if name.startswith("<cell "))
+            del found.stack[: next(of_code, len(frames))]
         for other in (found.__cause__, found.__context__, *(found.exceptions or ())):
             _drop_own_frames(other)
 

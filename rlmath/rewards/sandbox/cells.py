@@ -205,7 +205,7 @@ class Cell:
             return "timeout"
         if self.exit_code == -signal.SIGKILL and _oom_kills() != self._job["oom_kills"]:
             return "infrastructure"  # The machine is out of memory, for whatever reason.
-        return STATUSES[self.exit_code] if 0 <= self.exit_code <= cell.MEMORY else "error"
+        return {cell.OK: "ok", cell.MEMORY: "memory"}.get(self.exit_code, "error")
 
 
 def _oom_kills() -> str:
