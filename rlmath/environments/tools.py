@@ -67,18 +67,18 @@ class ToolEnvironment(Environment):
     """
 
     def __init__(self, turn_format: TurnFormat, tools: Sequence[Tool], max_calls: int) -> None:
-        self._format, self._tools, self._max_calls = turn_format, tuple(tools), max_calls
+        self._format, self.tools, self._max_calls = turn_format, tuple(tools), max_calls
         names = [tool.name for tool in tools]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ConfigError(f"rollout.tools: two tools are named {', '.join(twice)}")
 
     def begin(self, problem: Problem, sample: int) -> Episode:
-        sessions = {tool.name: tool.begin() for tool in self._tools}
+        sessions = {tool.name: tool.begin() for tool in self.tools}
         return ToolEpisode(self._format, sessions, self._max_calls)
 
     def close(self) -> None:
-        for tool in self._tools:
+        for tool in self.tools:
             tool.close()
 
 
