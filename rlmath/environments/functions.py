@@ -56,9 +56,7 @@ def load_callable(setting: str, path: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def load_tools(
-    names: Sequence[str], python: Callable[[], Tool], limits: CallLimits
-) -> list[Tool]:
+def load_tools(names: Sequence[str], python: Callable[[], Tool], limits: CallLimits) -> list[Tool]:
     """The tools of ``rollout.tools``.
 
     Args:
@@ -221,7 +219,7 @@ class ClassEnvironment(Environment):
         turn_format: Reads the calls of a turn.
         tools: Further tools, beside the instance's methods.
         limits: Of calls of the instance.
-        max_calls: Calls of a sample; further ones are refused.
+        max_calls: As of :class:`ToolEnvironment`.
 
     Raises:
         ConfigError: It cannot be made, has no ``reset``, or a method is no tool.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -51,7 +52,7 @@ class PythonTool(Tool):
         ahead: Warm sandboxes that are kept ready.
         most: Most warm sandboxes at a time; with ``session`` one for each sample that has called.
         preload: Packages that warm sandboxes import ahead, if they are installed.
-        retries: Further attempts if a sandbox fails for reasons of its own.
+        retries: Further attempts if a sandbox fails; a session, whose names are lost then, has none.
         seed: Of unseeded random numbers.
         clock: Seconds since 1970 that the code's clock shows; ``None``: the real time.
 
@@ -79,7 +80,7 @@ class PythonTool(Tool):
         self._provider, self._limits, self._output_bytes = provider, limits, output_bytes
         self._retries = retries
         self._arguments = (str(seed),) if clock is None else (str(seed), repr(clock))
-        self.keeps = session
+        self.has_state = session
         self.pool: WarmSandboxes | None = None
         if isinstance(provider, LocalProvider) and provider.level == "namespace":
             self.pool = WarmSandboxes(
@@ -99,7 +100,7 @@ class PythonTool(Tool):
             )
 
     def begin(self) -> ToolSession:
-        return _Kept(self) if self.keeps else _Stateless(self)
+        return _Kept(self) if self.has_state else _Stateless(self)
 
     def run(self, code: str) -> ToolResult:
         """Run code on its own."""
@@ -201,43 +202,29 @@ class _Kept(ToolSession):
         assert tool.pool is not None
         self._tool, self._pool = tool, tool.pool
         self._sandbox: Sandbox | None = None
-        self._cells: list[str] = []
 
     def call(self, arguments: Mapping[str, Any]) -> ToolResult:
         code = _code_of(arguments)
         if not isinstance(code, str):
             return code
-        had_names = bool(self._cells)
-        result = self._tool.result(self._tool.retry(lambda: self._attempt(code)))
-        if self._sandbox is not None and self._sandbox.has_names:
-            self._cells.append(code)
+        had_names = self._sandbox is not None
+        if self._sandbox is None:
+            self._sandbox = self._tool.retry(self._pool.take)
+        try:
+            found = self._sandbox.run(code, keep=True)
+        except ProviderError as error:
+            self.close()
+            raise InfrastructureError(f"python: {error}") from error
+        result = self._tool.result(found)
+        if self._sandbox.has_names:
             return result
         self.close()
         if not had_names:
             return result
         note = "\nThe session has ended: what earlier code defined is lost."
-        return ToolResult(result.name, result.text + note, result.status, result.seconds)
+        return replace(result, text=result.text + note)
 
-    def _attempt(self, code: str) -> CellResult:
-        """Run code after the earlier cells, which run again if their sandbox was lost."""
-        try:
-            if self._sandbox is None:
-                self._sandbox = self._pool.take()
-                for cell in self._cells:
-                    self._sandbox.run(cell, keep=True)
-                if self._cells and not self._sandbox.has_names:
-                    raise ProviderError("earlier code did not run again as it did before")
-            return self._sandbox.run(code, keep=True)
-        except ProviderError:
-            self._release()
-            raise
-
-    def _release(self) -> None:
+    def close(self) -> None:
         if self._sandbox is not None:
             self._pool.give_back(self._sandbox)
         self._sandbox = None
-
-    def close(self) -> None:
-        """Return the sandbox and forget the earlier cells."""
-        self._release()
-        self._cells.clear()

@@ -41,10 +41,12 @@ class Tool(ABC):
     Attributes:
         name: By which the model calls it.
         schema: Name, description and parameters, as chat templates take them.
+        has_state: Whether a result depends on the sample's earlier calls.
     """
 
     name: str
     schema: Mapping[str, Any]
+    has_state: bool = False
 
     @abstractmethod
     def begin(self) -> ToolSession:
@@ -60,7 +62,7 @@ class ToolEnvironment(Environment):
     Args:
         turn_format: Reads the calls of a turn.
         tools: At least one, with different names.
-        max_calls: Calls of a sample; further ones are refused.
+        max_calls: Turns of a sample with calls, and calls of a turn; further ones are refused.
 
     Raises:
         ConfigError: Two tools have the same name.
@@ -68,6 +70,7 @@ class ToolEnvironment(Environment):
 
     def __init__(self, turn_format: TurnFormat, tools: Sequence[Tool], max_calls: int) -> None:
         self._format, self.tools, self._max_calls = turn_format, tuple(tools), max_calls
+        self.has_state = any(tool.has_state for tool in tools)
         names = [tool.name for tool in tools]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
@@ -88,27 +91,27 @@ class ToolEpisode(Episode):
     def __init__(
         self, turn_format: TurnFormat, sessions: Mapping[str, ToolSession], max_calls: int
     ) -> None:
-        self._format, self._sessions, self._left = turn_format, sessions, max_calls
+        self._format, self._sessions, self._max_calls = turn_format, sessions, max_calls
 
     def respond(self, turn: Turn) -> Observation | End:
         try:
             calls = self._format.calls(turn.text)
         except ValueError as error:
-            self._left -= 1
             return Observation((ToolResult("", str(error), "error"),))
         if calls is None:
             return End(self.reward())
-        return Observation(tuple(self._call(call) for call in calls))
+        left = self._max_calls if turn.number < self._max_calls else 0
+        return Observation(tuple(self._call(call, i < left) for i, call in enumerate(calls)))
 
     def reward(self) -> float | None:
         """The environment's reward at the end."""
         return None
 
-    def _call(self, call: ToolCall) -> ToolResult:
+    def _call(self, call: ToolCall, is_allowed: bool) -> ToolResult:
         session = self._sessions.get(call.name)
-        if self._left <= 0:
-            return ToolResult(call.name, "No calls are left. Give the final answer.", "refused")
-        self._left -= 1
+        if not is_allowed:
+            text = f"Refused: there were {self._max_calls} calls, and no more are allowed."
+            return ToolResult(call.name, text, "refused")
         if session is None:
             names = ", ".join(self._sessions)
             text = f"There is no tool {call.name!r}. The tools are: {names}."

@@ -43,8 +43,8 @@ class Lines(TurnFormat):
         raise NotImplementedError
 
 
-def turn(text):
-    return Turn(0, (), text, "stop")
+def turn(text, number=0):
+    return Turn(number, (), text, "stop")
 
 
 def multiply(a: int, b: int = 2) -> int:
@@ -200,7 +200,7 @@ def test_a_function_without_types_or_documentation_is_refused():
 def test_tools_are_loaded_like_plugins(tmp_path):
     file = tmp_path / "my_tools.py"
     file.write_text(
-        'def search(query: str) -> str:\n    """Searches.\n\n    Args:\n        query: Q.\n    """\n'
+        'def search(query: str) -> str:\n    """Searches.\n\n    Args:\n        query: Q."""\n'
         "    return query[::-1]\n\nTHREE = 3\n"
     )
     limits = CallLimits(5.0, 100)
@@ -217,14 +217,17 @@ def test_tools_are_loaded_like_plugins(tmp_path):
 
 
 def test_tool_environment():
-    made = ToolEnvironment(Lines(), [tool(multiply), tool(choose)], max_calls=4)
+    made = ToolEnvironment(Lines(), [tool(multiply), tool(choose)], max_calls=3)
+    assert not made.has_state
     episode = made.begin(PROBLEM, 0)
     results = episode.respond(turn("multiply a=3\nmultiply a=3 b=5\nsearch q=1")).results
     assert [(one.status, one.text) for one in results[:2]] == [("ok", "6"), ("ok", "15")]
     assert results[2].status == "error" and "multiply, choose" in results[2].text
     assert episode.respond(turn("???")).results[0].text == "not a call"
-    assert episode.respond(turn("multiply a=1")).results[0].status == "refused"
-    assert made.begin(PROBLEM, 1).respond(turn("multiply a=1")).results[0].status == "ok"
+    assert episode.respond(turn("multiply a=1", 2)).results[0].status == "ok"
+    assert episode.respond(turn("multiply a=1", 3)).results[0].status == "refused"
+    many = episode.respond(turn("multiply a=1\n" * 5)).results
+    assert [one.status for one in many] == ["ok"] * 3 + ["refused"] * 2
     assert episode.respond(turn("answer")) == End(None)
     with pytest.raises(ConfigError, match="two tools are named multiply"):
         ToolEnvironment(Lines(), [tool(multiply), tool(multiply)], max_calls=4)
@@ -272,7 +275,7 @@ def environment(make, tools=()):
 
 def test_a_class_is_an_environment():
     made = environment(Counter, [tool(multiply)])
-    assert [one.name for one in made.tools] == ["multiply", "add", "read"]
+    assert made.has_state and [one.name for one in made.tools] == ["multiply", "add", "read"]
     first, second = made.begin(PROBLEM, 0), made.begin(PROBLEM, 1)
     assert first.respond(turn("add number=5\nread\nmultiply a=4")).results[1].text == "5"
     assert second.respond(turn("read")).results[0].text == "0"
