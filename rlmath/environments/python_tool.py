@@ -52,7 +52,7 @@ class PythonTool(Tool):
         ahead: Warm sandboxes that are kept ready.
         most: Most warm sandboxes at a time; with ``session`` one for each sample that has called.
         preload: Packages that warm sandboxes import ahead, if they are installed.
-        retries: Further attempts if a sandbox fails; a session, whose names are lost then, has none.
+        retries: Further attempts if a sandbox fails; a session, which is lost then, has none.
         seed: Of unseeded random numbers.
         clock: Seconds since 1970 that the code's clock shows; ``None``: the real time.
 
