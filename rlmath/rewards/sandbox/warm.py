@@ -273,7 +273,7 @@ class WarmSandboxes:
             "clock": clock,
         }
         self._changed = threading.Condition()
-        self._server: _Server | None = _Server(self._job)
+        self._server: _Server | None = None
         self._idle: deque[Sandbox] = deque()
         self._all: dict[Sandbox, tuple[_Server, tuple[int, int], ExitStack]] = {}
         self._count = 0
