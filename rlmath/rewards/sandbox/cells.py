@@ -383,16 +383,22 @@ def _sandbox(job: dict[str, Any], link: int, server: int) -> NoReturn:
 
 
 def main() -> None:
-    """Fork sandboxes until the other end of the control socket closes."""
+    """Be the server, or say why not."""
     job = json.loads(sys.argv[1])
     control = socket.socket(fileno=job["control"])
+    try:
+        _fork_sandboxes(job, control)
+    except Exception as error:
+        control.send(json.dumps({"error": f"{type(error).__name__}: {error}"}).encode())
+
+
+def _fork_sandboxes(job: dict[str, Any], control: socket.socket) -> None:
+    """Fork sandboxes until the other end of the control socket closes."""
     for name in job["preload"]:
         with suppress(Exception):  # It is not installed, or does not work here.
             importlib.import_module(name)
     if len(os.listdir("/proc/self/task")) > 1:
-        preload = ", ".join(job["preload"])
-        control.send(json.dumps({"error": f"{preload}: importing them starts threads"}).encode())
-        return
+        raise RuntimeError(f"importing {', '.join(job['preload'])} starts threads")
     gc.collect()
     gc.disable()
     gc.freeze()

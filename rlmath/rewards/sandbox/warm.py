@@ -113,13 +113,18 @@ class Sandbox:
                 self._send(END, b"")
 
     def is_clean(self) -> bool:
-        """Whether calls left nothing behind in it; else it cannot be used again."""
+        """Whether it lives, and calls left nothing behind in it; else it cannot be used again."""
         if self._is_clean is None:
             try:
                 self._is_clean = self._read(1) == b"\x01"
             except OSError:
                 self._is_clean = False
-        return self._is_clean
+        if not self._is_clean:
+            return False
+        # It says nothing unasked: there is nothing to read but its end.
+        poll = select.poll()
+        poll.register(self._link, select.POLLIN)
+        return not poll.poll(0)
 
     def _send(self, kind: int, code: bytes) -> None:
         self._link.sendall(REQUEST.pack(kind, len(code)) + code)
