@@ -7,8 +7,8 @@ import textwrap
 
 # Printed by a program that reached something that it must not.
 ESCAPED = "ESCAPED"
-# Each is tried alone and with others. {pid} is a process of the trainer, {file} a file of it that
-# everyone may read, {port} a port at which it listens.
+# Each is tried alone and with others. PID is a process of the trainer, SECRET a file of it that
+# everyone may read, PORT a port at which it listens.
 ATTEMPTS = {
     "fork bomb": "while True:\n    try: os.fork()\n    except OSError: pass",
     "fork and leave": "[os.fork() for _ in range(3)]\nos._exit(0)",
@@ -76,7 +76,7 @@ ATTEMPTS = {
         for number in (2, 9, 15, 18, 19, 17, 10, 23): quiet(os.kill, 1, number)
         for number in (9, 15, 19): quiet(os.kill, os.getppid(), number)""",
     "the trainer": """
-        for number in (9, 15, 19): quiet(os.kill, {pid}, number)
+        for number in (9, 15, 19): quiet(os.kill, PID, number)
         for pid in range(2, 400):
             if pid != os.getpid(): quiet(os.kill, pid, 9)""",
     "forged results": """
@@ -84,17 +84,17 @@ ATTEMPTS = {
             for forged in (b'\\x00', b'\\xff', b'\\x01' * 64, b'\\x00' * 34 + b'x' * 1000):
                 quiet(os.write, fd, forged)""",
     "results of other processes": """
-        for pid in (1, os.getppid(), {pid}):
+        for pid in (1, os.getppid(), PID):
             for fd in range(64):
-                try: os.write(os.open(f'/proc/{{pid}}/fd/{{fd}}', os.O_WRONLY), b'\\x00' * 64)
+                try: os.write(os.open(f'/proc/{pid}/fd/{fd}', os.O_WRONLY), b'\\x00' * 64)
                 except OSError: pass
                 else:
                     if pid != os.getpid(): reached('a descriptor')""",
     "requests of others": "for fd in range(3, 64): quiet(os.read, fd, 1)",
     "memory of others": """
-        for pid in (1, os.getppid(), {pid}):
+        for pid in (1, os.getppid(), PID):
             for name in ('mem', 'environ', 'maps', 'fdinfo/3'):
-                try: open(f'/proc/{{pid}}/{{name}}', 'rb').read(1)
+                try: open(f'/proc/{pid}/{name}', 'rb').read(1)
                 except (OSError, ValueError): pass
                 else: reached(name)""",
     "tracing": """
@@ -113,17 +113,17 @@ ATTEMPTS = {
             for kind in (1, 2, 3, 5):
                 try: made = socket.socket(family, kind)
                 except OSError: continue
-                try: made.connect(('127.0.0.1', {port}))
+                try: made.connect(('127.0.0.1', PORT))
                 except Exception: continue
                 reached('a socket')""",
     "a file of the trainer": """
-        for path in ({file!r}, '/proc/1/root' + {file!r}, '/proc/self/cwd/../..' + {file!r}):
+        for path in (SECRET, '/proc/1/root' + SECRET, '/proc/self/cwd/../..' + SECRET):
             try: open(path).read()
             except OSError: pass
             else: reached('a file')""",
     "links": """
         for folder in ('/work', '/tmp', '/dev/shm'):
-            quiet(os.symlink, {file!r}, folder + '/link')
+            quiet(os.symlink, SECRET, folder + '/link')
             quiet(os.symlink, '/', folder + '/root')
             try: open(folder + '/link').read()
             except OSError: pass
@@ -157,7 +157,7 @@ ATTEMPTS = {
         import resource
         for what in range(16): quiet(resource.setrlimit, what, (-1, -1))
         quiet(os.setpriority, 0, 1, 19)
-        for pid in (1, {pid}): quiet(resource.prlimit, pid, resource.RLIMIT_NOFILE, (0, 0))""",
+        for pid in (1, PID): quiet(resource.prlimit, pid, resource.RLIMIT_NOFILE, (0, 0))""",
     "mounts": """
         libc = ctypes.CDLL(None, use_errno=True)
         for flags in (0x10000000, 0x20000, 0x20000000, 0x40000000, 0x7E020000):
@@ -198,7 +198,7 @@ def programs(seed: int, count: int, **facts: object) -> list[tuple[str, str]]:
     """Names and sources; the first ones are all attempts alone, the others draw some.
 
     Args:
-        facts: ``pid``, ``file`` and ``port``, see ``ATTEMPTS``.
+        facts: ``PID``, ``SECRET`` and ``PORT``, see ``ATTEMPTS``.
     """
     draw = random.Random(seed)
     chosen = [((name,), ("alone",)) for name in ATTEMPTS]
@@ -211,7 +211,9 @@ def programs(seed: int, count: int, **facts: object) -> list[tuple[str, str]]:
 def _program(names, ways, seed, facts):
     parts = [_BEGIN.format(seed=seed, escaped=ESCAPED)]
     for name, way in zip(names, ways, strict=True):
-        body = textwrap.dedent(ATTEMPTS[name]).strip().format(**facts)
+        body = textwrap.dedent(ATTEMPTS[name]).strip()
+        for fact, value in facts.items():
+            body = body.replace(fact, repr(value))
         parts.append(_WAYS[way].format(body=body, inner=textwrap.indent(body, "    ")))
     label = "; ".join(f"{name} {way}" for name, way in zip(names, ways, strict=True))
     return label, "\n".join(parts) + "\n"

@@ -64,8 +64,8 @@ def _stop_clock(now: float) -> None:
             return cls.fromtimestamp(now)
 
     for fixed, name in ((Date, "date"), (Datetime, "datetime")):
-        fixed.__name__ = fixed.__qualname__ = name
-        fixed.__module__ = "datetime"
+        fixed.__name__ = f"datetime.{name}"  # as their representation begins
+        fixed.__module__, fixed.__qualname__ = "datetime", name
         setattr(datetime, name, fixed)
     real = {name: getattr(time, name) for name in ("gmtime", "localtime", "ctime", "strftime")}
     changed: dict[str, Any] = {

@@ -52,7 +52,7 @@ def victims():
         file = Path(folder) / "secret"
         file.write_text("secret")
         Path(folder).chmod(0o755)
-        yield {"pid": process.pid, "file": str(file), "port": server.getsockname()[1]}
+        yield {"PID": process.pid, "SECRET": str(file), "PORT": server.getsockname()[1]}
         assert process.poll() is None
         process.kill()
         assert file.read_text() == "secret"
