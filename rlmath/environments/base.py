@@ -2,7 +2,7 @@
 
 An environment answers each turn of the model with an observation, which the model reads before it
 goes on, or with the end of the episode. It sees tokens and text; how an observation becomes tokens
-is the turn format's affair (:class:`TurnFormat`), so no history is ever rendered or tokenized twice.
+is the turn format's affair (:class:`TurnFormat`), so no history is rendered or tokenized twice.
 """
 
 from __future__ import annotations

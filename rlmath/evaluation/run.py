@@ -63,6 +63,7 @@ def sample_and_grade(
         top_p=benchmark.top_p,
         run_seed=run_seed + SEED_OFFSET,
         step=step,
+        in_environment=benchmark.tools,
     )
     samples: Iterable[Sample]
     pool = sampling.pool

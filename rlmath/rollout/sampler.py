@@ -337,6 +337,7 @@ class Sampler:
             run_seed=config.runner.seed,
             step=step,
             wants_routes=self._wants_routes,
+            in_environment=bool(config.rollout.tools),
         )
         if config.rollout.ignore_eos:
             requests = [dataclasses.replace(one, ignore_eos=True) for one in requests]
@@ -504,6 +505,7 @@ class Sampler:
                 saved,
                 self._problem(saved["problem_id"]),
                 wants_routes=self._wants_routes,
+                in_environment=bool(self._config.rollout.tools),
             )
             for saved in state["live"]
         }

@@ -44,8 +44,12 @@ def requests_for(
     run_seed: int,
     step: int,
     wants_routes: bool = False,
+    in_environment: bool = False,
 ) -> list[Request]:
-    """Requests for ``samples`` completions of each problem, a problem's own side by side."""
+    """Requests for ``samples`` completions of each problem, a problem's own side by side.
+
+    ``in_environment``: the pool's environment answers their turns.
+    """
     return [
         Request(
             problem_id=problem.id,
@@ -56,6 +60,7 @@ def requests_for(
             top_p=top_p,
             seed=request_seed(run_seed, step, problem.id, index),
             wants_routes=wants_routes,
+            problem=problem if in_environment else None,
         )
         for problem in problems
         for index in range(samples)
