@@ -6,10 +6,17 @@ only after a token that may complete it, so that others cost a look at a table.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 _REPLACED = "\N{REPLACEMENT CHARACTER}"
+
+
+@functools.cache
+def _looked_at(tokenizer: int, last: frozenset[str]) -> dict[int, bool]:
+    """Whether tokens seen so far may complete a text; an engine has one tokenizer."""
+    return {}
 
 
 class TurnEnd:
@@ -27,7 +34,8 @@ class TurnEnd:
         self._tokenizer, self._stop = tokenizer, stop
         self._token_ids = list(token_ids)
         # A token that is part of a character decodes as a replacement.
-        self._last = {closing[-1] for _, closing in stop} | {_REPLACED}
+        last = frozenset(closing[-1] for _, closing in stop) | {_REPLACED}
+        self._last, self._may_end = last, _looked_at(id(tokenizer), last)
         # A character is in at most four tokens.
         self._tail = 4 * max(len(closing) for _, closing in stop)
 
@@ -39,7 +47,10 @@ class TurnEnd:
         """
         for count, token in enumerate(token_ids, start=1):
             self._token_ids.append(token)
-            if not self._last.isdisjoint(self._text([token])) and self._has_ended():
+            may_end = self._may_end.get(token)
+            if may_end is None:
+                may_end = self._may_end[token] = not self._last.isdisjoint(self._text([token]))
+            if may_end and self._has_ended():
                 return count
         return None
 

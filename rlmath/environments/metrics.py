@@ -9,7 +9,8 @@ from typing import get_args
 from rlmath.environments.base import CallStatus
 from rlmath.types import ONE_TURN, Sample
 
-STATUSES: tuple[str, ...] = get_args(CallStatus)
+# A sample with a call of unknown end has failed.
+STATUSES: tuple[str, ...] = tuple(s for s in get_args(CallStatus) if s != "infrastructure")
 
 
 def environment_metrics(samples: Sequence[Sample]) -> dict[str, float]:

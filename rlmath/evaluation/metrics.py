@@ -38,7 +38,8 @@ def benchmark_metrics(groups: Sequence[Group]) -> dict[str, float]:
     metrics["response_length"] = _mean([s.sample.model_tokens for s in samples])
     metrics["truncated_share"] = _mean([s.sample.finish_reason == "length" for s in samples])
     of_tools = environment_metrics([s.sample for s in samples])
-    metrics |= {f"tools_{name}": value for name, value in of_tools.items()}
+    shown = ("turns", "calls", "failed_share") if of_tools else ()
+    metrics |= {f"tools_{name}": of_tools[name] for name in shown}
     for status in (*STATUSES[2:], "ungraded"):
         metrics[f"{status}_share"] = _mean([s.status == status for s in samples])
     return metrics
