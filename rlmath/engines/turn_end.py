@@ -6,17 +6,17 @@ only after a token that may complete it, so that others cost a look at a table.
 
 from __future__ import annotations
 
-import functools
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 _REPLACED = "\N{REPLACEMENT CHARACTER}"
 
 
-@functools.cache
-def _looked_at(tokenizer: int, last: frozenset[str]) -> dict[int, bool]:
-    """Whether tokens seen so far may complete a text; an engine has one tokenizer."""
-    return {}
+# By tokenizer and last characters of texts: whether tokens seen so far may complete one.
+_SEEN: weakref.WeakKeyDictionary[Any, dict[frozenset[str], dict[int, bool]]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 class TurnEnd:
@@ -35,7 +35,8 @@ class TurnEnd:
         self._token_ids = list(token_ids)
         # A token that is part of a character decodes as a replacement.
         last = frozenset(closing[-1] for _, closing in stop) | {_REPLACED}
-        self._last, self._may_end = last, _looked_at(id(tokenizer), last)
+        self._last = last
+        self._may_end = _SEEN.setdefault(tokenizer, {}).setdefault(last, {})
         # A character is in at most four tokens.
         self._tail = 4 * max(len(closing) for _, closing in stop)
 
