@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import os
 
-from rlmath.config.schema import Config
+from rlmath.config.schema import Config, RolloutConfig
 from rlmath.data import load_tokenizer
 from rlmath.environments.fenced import Fenced
-from rlmath.environments.python_blocks import PythonBlocks
-from rlmath.rewards.sandbox.provider import get_provider
+from rlmath.environments.python_tool import PythonTool
+from rlmath.environments.tools import ToolEnvironment
+from rlmath.rewards.sandbox import Limits
+from rlmath.rewards.sandbox.local import LocalProvider
 from rlmath.rollout.episodes import EpisodeLimits, Episodes
+
+# Of an output, generously: what the tool leaves of it is still cut to tokens.
+BYTES_PER_TOKEN = 16
 
 
 def episodes_of(config: Config) -> Episodes | None:
@@ -25,14 +31,22 @@ def episodes_of(config: Config) -> Episodes | None:
     turn_format = Fenced(tokenizer, rollout.max_observation_tokens)
     parallel = rollout.parallel_calls or os.cpu_count() or 1
     return Episodes(
-        PythonBlocks(
-            turn_format,
-            get_provider("local", max_parallel=parallel),
-            rollout.call_timeout_s,
-            rollout.max_calls,
-        ),
+        ToolEnvironment(turn_format, [_python(rollout, parallel)], rollout.max_calls),
         turn_format,
         lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True)),
         EpisodeLimits(rollout.max_turns, rollout.tools_timeout_s),
         parallel,
+    )
+
+
+def _python(rollout: RolloutConfig, parallel: int) -> PythonTool:
+    seconds = rollout.call_timeout_s
+    limits = Limits(cpu_s=math.ceil(seconds), wall_s=seconds)
+    kept = BYTES_PER_TOKEN * rollout.max_observation_tokens
+    return PythonTool(
+        LocalProvider(parallel),
+        limits,
+        output_bytes=kept,
+        ahead=min(4, parallel),
+        retries=0,  # Episodes are tried again.
     )
