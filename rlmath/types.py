@@ -24,8 +24,8 @@ FinishReason = Literal["stop", "length", "cut", "failed"]
 Spans = tuple[tuple[int, int], ...]
 # Who wrote a segment of a response: the model, a tool or environment, or the template around that.
 SegmentKind = Literal["model", "observation", "glue"]
-# Segments, each with the place of its first token, ascending, the first token 0. Without a token
-# of its own yet, the last one says what comes next.
+# Segments, each with the place of its first token, ascending, the first token 0. A last one
+# without a token says what comes next.
 Segments = tuple[tuple[SegmentKind, int], ...]
 ONE_TURN: Segments = (("model", 0),)
 

@@ -367,8 +367,8 @@ class RankStep:
         """Add advantages and returns from values.
 
         A sequence's reward is at its last token, even if the response was truncated: nothing is
-        bootstrapped after it. A KL in the reward is a cost at each token. Where the model goes on
-        after an observation, its next token follows its last one.
+        bootstrapped after it. A KL in the reward is a cost at each token. After an
+        observation, the model's next token follows its last one.
         """
         assert batch.values is not None
         own: Any = slice(None) if batch.model_mask is None else batch.model_mask

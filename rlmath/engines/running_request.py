@@ -42,7 +42,7 @@ class RunningRequest:
 
         Args:
             request: The request.
-            tokenizer: Of the model, to find texts that end the turn.
+            tokenizer: Finds texts that end the turn.
         """
         running, begun = cls(request), request.begun
         if begun is not None:

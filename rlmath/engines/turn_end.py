@@ -23,7 +23,7 @@ class TurnEnd:
     """Follows the tokens of one turn.
 
     Args:
-        tokenizer: Of the model.
+        tokenizer: The model's.
         stop: See ``Request.stop``.
         token_ids: The turn's tokens so far.
     """
@@ -44,7 +44,7 @@ class TurnEnd:
         """Add tokens as they are sampled.
 
         Returns:
-            Number of them up to the one that ended the turn; ``None``: it goes on.
+            Number of them up to the one that ended the turn; ``None``: it has not ended.
         """
         for count, token in enumerate(token_ids, start=1):
             self._token_ids.append(token)

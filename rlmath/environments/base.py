@@ -1,8 +1,9 @@
 """The interface of environments and tools.
 
-An environment answers each turn of the model with an observation, which the model reads before it
-goes on, or with the end of the episode. It sees tokens and text; how an observation becomes tokens
-is the turn format's affair (:class:`TurnFormat`), so no history is rendered or tokenized twice.
+An environment answers each turn of the model with an observation, which the model reads before its
+next turn, or with the end of the episode. It sees tokens and text; how an observation becomes
+tokens is the turn format's affair (:class:`TurnFormat`), so no history is rendered or tokenized
+twice.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class ToolResult:
-    """What came of a call.
+    """The result of a call.
 
     Attributes:
         name: The tool.
@@ -55,7 +56,7 @@ class ToolResult:
 
 @dataclass(frozen=True)
 class Turn:
-    """What the model said in one turn.
+    """The model's words in one turn.
 
     Attributes:
         number: From 0.
@@ -72,10 +73,10 @@ class Turn:
 
 @dataclass(frozen=True)
 class Observation:
-    """What the model reads before its next turn.
+    """Results that the model reads before its next turn.
 
     Attributes:
-        results: Of the turn's calls, in their order; at least one.
+        results: One for each of the turn's calls, in their order; at least one.
     """
 
     results: tuple[ToolResult, ...]

@@ -31,7 +31,7 @@ class ChatFormat(TurnFormat):
     """The format of a chat template.
 
     Args:
-        tokenizer: Of the model, as transformers has it.
+        tokenizer: The model's, as transformers has it.
         template: Jinja text.
         tools: Schemas of the tools.
         max_observation_tokens: Longest results of a turn, together; the middle of a longer one is
@@ -183,7 +183,7 @@ class ChatFormat(TurnFormat):
         return None
 
     def _shown(self, text: str, most: int) -> str:
-        """A result without special tokens, and not longer than so many tokens."""
+        """A result without special tokens, and at most ``most`` tokens long."""
         for token in self._special_tokens:
             text = text.replace(token, f"{token[0]} {token[1:]}")
         text = text.rstrip("\n")

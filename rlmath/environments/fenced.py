@@ -28,7 +28,7 @@ class Fenced(TurnFormat):
     """The format of fenced blocks.
 
     Args:
-        tokenizer: Of the model. What a tool returns never becomes a special token.
+        tokenizer: The model's. Nothing that a tool returns becomes a special token.
         max_observation_tokens: Longest output of a turn; the middle of a longer one is left out.
     """
 

@@ -62,7 +62,7 @@ def load_tools(names: Sequence[str], python: Callable[[], Tool], limits: CallLim
     Args:
         names: ``python``, or as in :func:`load_callable`.
         python: Makes the Python tool.
-        limits: Of calls of functions.
+        limits: Limits of calls of functions.
 
     Raises:
         ConfigError: One is not there, or is no tool.
@@ -129,7 +129,7 @@ class FunctionTool(Tool, ToolSession):
     Args:
         setting: Where the user named it, for messages.
         function: Typed and documented.
-        limits: Of its calls.
+        limits: Limits of its calls.
 
     Raises:
         ConfigError: It has no types or no documentation.
@@ -218,7 +218,7 @@ class ClassEnvironment(Environment):
         make: The class, or a function that makes an instance.
         turn_format: Reads the calls of a turn.
         tools: Further tools, beside the instance's methods.
-        limits: Of calls of the instance.
+        limits: Limits of calls of the instance.
         max_calls: As of :class:`ToolEnvironment`.
 
     Raises:

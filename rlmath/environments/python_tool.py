@@ -46,14 +46,14 @@ class PythonTool(Tool):
 
     Args:
         provider: Runs the code.
-        limits: Of each call. A call with more output than ``output_kib`` is ended.
+        limits: Limits of each call. A call with more output than ``output_kib`` is ended.
         output_bytes: Most bytes of a call's output; the middle of a longer one is left out.
         session: Keep the names of a sample's earlier calls. Its time is limited per call.
         ahead: Warm sandboxes that are kept ready.
         most: Most warm sandboxes at a time; with ``session`` one for each sample that has called.
         preload: Packages that warm sandboxes import ahead, if they are installed.
         retries: Further attempts if a sandbox fails; a session, which is lost then, has none.
-        seed: Of unseeded random numbers.
+        seed: Seed of unseeded random numbers.
         clock: Seconds since 1970 that the code's clock shows; ``None``: the real time.
 
     Raises:

@@ -72,7 +72,7 @@ def about(config: Config, held_out: HeldOut) -> dict[str, Any]:
 
 
 def tool_settings(config: Config) -> dict[str, Any]:
-    """What the calls of a response depend on."""
+    """Settings that the calls of a response depend on."""
     names = ("tools", "max_turns", "max_calls", "call_timeout_s", "max_observation_tokens")
     return {name: getattr(config.rollout, name) for name in names}
 

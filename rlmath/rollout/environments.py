@@ -19,7 +19,7 @@ BYTES_PER_TOKEN = 16
 
 
 def episodes_of(config: Config) -> Episodes | None:
-    """What answers the model's turns; ``None``: each response is one turn.
+    """Answers of the model's turns; ``None``: each response is one turn.
 
     Raises:
         UserError: No sandbox works on this machine, or the model has no tokenizer.

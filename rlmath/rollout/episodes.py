@@ -29,10 +29,10 @@ from rlmath.errors import UserError
 from rlmath.types import ONE_TURN, Problem, Sample, SegmentKind
 from rlmath.utils.daemon_threads import DaemonThreads
 
-# How often a turn is given to an environment that fails for reasons of its own.
+# How often a turn is given to an environment that does not work.
 TRIES = 3
 RETRY_AFTER_S = 0.5
-# Share of a round's samples that may fail for such reasons; one always may.
+# Share of a round's samples that may fail for that reason; one always may.
 MAX_FAILED_SHARE = 0.05
 
 _Key = tuple[str, int, int]
@@ -65,9 +65,9 @@ class _Asked:
 
     Attributes:
         request: Its begun sample awaits the observation.
-        stay: Of the sample.
+        stay: The sample's.
         since_s: When its answer began; ``None``: it waits for a thread.
-        outcome: What came of it, if that came while nobody waited.
+        outcome: The answered sample, if nobody waited for it.
     """
 
     request: Request
@@ -102,7 +102,7 @@ class Episodes:
         environment: Answers turns; closed by :meth:`close`.
         turn_format: How answers become tokens.
         decode: Text of tokens, without special ones.
-        limits: Of each sample.
+        limits: Limits of each sample.
         parallel: Number of turns that are answered at once.
     """
 
@@ -149,8 +149,8 @@ class Episodes:
         self._threads.submit(self._answer, asked)
 
     def outcomes(self, timeout_s: float = 0.0) -> list[tuple[Request, Sample]]:
-        """What came of turns since the last call: each request with its sample, which is ``cut``
-        where an engine is to continue it.
+        """Answered turns since the last call: each request with its sample, which is ``cut`` where
+        an engine is to continue it.
 
         Args:
             timeout_s: Longest wait for the first.
@@ -171,7 +171,7 @@ class Episodes:
         return found + self._overdue()
 
     def cut(self) -> list[Sample]:
-        """The samples whose turns are not answered yet, as cut ones. Their calls go on."""
+        """The samples whose turns are not answered yet, as cut ones. Their calls continue."""
         cut = list(self._waiting.values())
         self._parked |= self._waiting
         self._waiting = {}
@@ -275,7 +275,7 @@ class Episodes:
         return answer
 
     def _turns(self, sample: Sample) -> list[Turn]:
-        """What the model said in each turn."""
+        """The model's turns."""
         spans = [(a, b) for kind, a, b in sample.pieces() if kind == "model"]
         pieces = [sample.token_ids[a:b].tolist() for a, b in spans]
         return [Turn(number, ids, self._decode(ids), "stop") for number, ids in enumerate(pieces)]

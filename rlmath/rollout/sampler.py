@@ -27,7 +27,7 @@ from rlmath.rollout.live_group import LiveGroup
 from rlmath.rollout.pool import RolloutPool
 from rlmath.rollout.round import Round
 from rlmath.rollout.schedule import live_target, steps_that_train
-from rlmath.rollout.seeds import requests_for
+from rlmath.rollout.seeds import in_environment, requests_for
 from rlmath.rollout.step_sampling import SamplingParts, StepSampling
 from rlmath.types import Group, Problem
 
@@ -337,8 +337,9 @@ class Sampler:
             run_seed=config.runner.seed,
             step=step,
             wants_routes=self._wants_routes,
-            in_environment=bool(config.rollout.tools),
         )
+        if config.rollout.tools:
+            requests = in_environment(requests, [problem])
         if config.rollout.ignore_eos:
             requests = [dataclasses.replace(one, ignore_eos=True) for one in requests]
         return LiveGroup(ordinal, now, problem, tuple(requests))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from dataclasses import replace
 
 from rlmath.engines.requests import Request
 from rlmath.types import Problem
@@ -44,12 +45,8 @@ def requests_for(
     run_seed: int,
     step: int,
     wants_routes: bool = False,
-    in_environment: bool = False,
 ) -> list[Request]:
-    """Requests for ``samples`` completions of each problem, a problem's own side by side.
-
-    ``in_environment``: the pool's environment answers their turns.
-    """
+    """Requests for ``samples`` completions of each problem, a problem's own side by side."""
     return [
         Request(
             problem_id=problem.id,
@@ -60,8 +57,13 @@ def requests_for(
             top_p=top_p,
             seed=request_seed(run_seed, step, problem.id, index),
             wants_routes=wants_routes,
-            problem=problem if in_environment else None,
         )
         for problem in problems
         for index in range(samples)
     ]
+
+
+def in_environment(requests: Iterable[Request], problems: Iterable[Problem]) -> list[Request]:
+    """The requests of these problems, with turns that the pool's environment answers."""
+    by_id = {problem.id: problem for problem in problems}
+    return [replace(request, problem=by_id[request.problem_id]) for request in requests]

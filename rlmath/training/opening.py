@@ -247,7 +247,7 @@ def _engine_teacher(machine: _Machine, pool: RolloutPool) -> Teacher:
 
 
 def _episodes(config: Config, stack: contextlib.ExitStack) -> Episodes | None:
-    """What answers the model's turns, until the stack's end; ``None``: there is one turn."""
+    """Answers of the model's turns, until the stack's end; ``None``: there is one turn."""
     episodes = episodes_of(config)
     if episodes is not None:
         stack.callback(episodes.close)

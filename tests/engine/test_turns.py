@@ -190,7 +190,7 @@ def test_too_many_failures_of_the_environment_end_the_round_and_say_why(
     answers(broken)
     with pytest.raises(EnvironmentFailed, match=r"of 24 samples failed.*the sandbox is gone"):
         generate(pool, in_turns(step=6)[0])
-    # The engine goes on with the next round.
+    # The engine samples the next round.
     answers()
     assert len(generate(pool, in_turns(count=2, step=7)[0])) == 4
     # One failure is no reason to stop.

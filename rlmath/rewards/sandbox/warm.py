@@ -52,7 +52,7 @@ class CellResult:
         head: The output's first bytes.
         tail: Its last bytes, as far as they are not in ``head``.
         total: The output's length.
-        exit_code: Of its process, a signal as its negated number; 0 while that lives.
+        exit_code: Exit code of its process, a signal as its negated number; 0 while that lives.
         seconds: Wall time.
     """
 
@@ -225,12 +225,12 @@ class WarmSandboxes:
 
     Args:
         provider: At level ``namespace``; says what the sandboxes show of this machine.
-        limits: Of each call; ``output_kib`` ends a call with more output.
+        limits: Limits of each call; ``output_kib`` ends a call with more output.
         output_bytes: Most bytes of a call's output that are returned.
         ahead: How many to keep ready.
         most: Most that exist at a time, those that keep names included.
         preload: Packages that are imported ahead, if they are installed.
-        seed: Of unseeded random numbers.
+        seed: Seed of unseeded random numbers.
         clock: Seconds since 1970 that the code's clock shows; ``None``: the real time.
 
     Raises:

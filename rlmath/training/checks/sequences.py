@@ -140,7 +140,7 @@ def wrong_loss_tokens(
     Args:
         groups: To train on.
         takes_part: Whether each sample is in the loss.
-        tokens: Of each sample in the loss.
+        tokens: Number of each sample's tokens in the loss.
     """
     samples = [one.sample for group in groups for one in group.samples]
     for sample, is_in, count in zip(samples, takes_part, tokens, strict=True):
