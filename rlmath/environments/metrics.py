@@ -27,12 +27,14 @@ def environment_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     turns = [sum(kind == "model" for kind, _, _ in s.pieces()) for s in samples]
     totals = [len(s.token_ids) for s in samples]
     observed = [len(s.token_ids) - s.model_tokens for s in samples]
+    seconds = sum(seconds for _, _, seconds in calls)
     return {
         "turns": sum(turns) / len(samples),
         "calls": len(calls) / len(samples),
         "total_length": sum(totals) / len(samples),
         "observation_length": sum(observed) / len(samples),
-        "call_s": sum(seconds for _, _, seconds in calls) / max(1, len(calls)),
+        "call_s": seconds / max(1, len(calls)),
+        "waiting_s": seconds / len(samples),
         "failed_share": sum(s.failure is not None for s in samples) / len(samples),
         **{f"{one}_share": statuses[one] / max(1, len(calls)) for one in STATUSES},
     }

@@ -128,6 +128,10 @@ class Episodes:
         """Whether a turn is to be answered."""
         return bool(self._waiting)
 
+    def waiting(self) -> list[tuple[str, int]]:
+        """Problem and index of the samples whose turns are being answered. Thread-safe."""
+        return [(one.begun.problem_id, one.begun.index) for one in list(self._waiting.values())]
+
     def prepared(self, request: Request) -> Request:
         """A request whose turns end where the format says."""
         return replace(request, stop=self._format.stop)

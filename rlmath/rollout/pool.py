@@ -123,6 +123,11 @@ class RolloutPool:
         """The engines' processes."""
         return tuple(self._engines)
 
+    @property
+    def awaited_turns(self) -> list[tuple[str, int]]:
+        """Problem and index of the samples whose turns the environment answers now."""
+        return [] if self._episodes is None else self._episodes.waiting()
+
     def start(self) -> None:
         """Start all engines, in parallel.
 

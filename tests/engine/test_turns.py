@@ -11,6 +11,7 @@ import torch
 from reference import END_OF_TEXT_ID, by_key, make_requests, random_prompts, send, tokens
 from trainers import start_sender
 
+from rlmath.model.tiny_tokenizer import build_tokenizer
 from rlmath.rollout.episodes import EnvironmentFailed
 from rlmath.rollout.journal import StepJournal
 from rlmath.rollout.pool import RolloutPool
@@ -19,6 +20,8 @@ from tests.support.environments import Letters, Scripted, broken, end_at, make_e
 
 LIMIT = 60
 SEEN = tuple(b" =7\n")
+LETTERS = set("etaoinshrdlu")
+TOKENIZER = build_tokenizer(1000)
 
 
 @pytest.fixture(scope="module")
@@ -79,9 +82,9 @@ def test_turns_with_nothing_between_them_are_one_turn(played, answers):
         assert (sample.finish_reason, sample.spans) == (one.finish_reason, one.spans)
         np.testing.assert_allclose(sample.log_probs, one.log_probs, atol=1e-5)
         # Each turn but the last ends with one of the letters, and has no other.
-        letters = set(b"etaoinshrdlu")
-        ends = [b for _, _, b in sample.pieces()]
-        assert {i + 1 for i, t in enumerate(tokens(sample)) if t in letters} <= {*ends}
+        texts = [TOKENIZER.decode(list(tokens(sample)[a:b])) for _, a, b in sample.pieces()]
+        assert not LETTERS & set("".join(text[:-1] for text in texts))
+        assert {text[-1] for text in texts[:-1]} <= LETTERS
 
 
 def test_log_probs_of_each_segment_are_those_of_the_whole_trajectory(played, answers, reference):
@@ -93,7 +96,7 @@ def test_log_probs_of_each_segment_are_those_of_the_whole_trajectory(played, ans
     for sample in found.values():
         wanted = reference.log_probs(prompts[sample.problem_id], sample, 1.0)
         own = torch.from_numpy(sample.model_mask())
-        ours = torch.from_numpy(sample.log_probs)
+        ours = torch.tensor(sample.log_probs)
         torch.testing.assert_close(ours[own], wanted[own], atol=1e-4, rtol=0)
         assert not ours[~own].any() and len(sample.token_ids) <= LIMIT
         seen = [tokens(sample)[a:b] for kind, a, b in sample.pieces() if kind == "observation"]
@@ -178,7 +181,7 @@ def test_weights_may_change_between_turns(played, answers, reference):
         assert [one for one, _ in sample.spans] in ([before, version], [before])
         wanted = reference.log_probs(prompts[sample.problem_id], sample, 1.0)
         own = torch.from_numpy(sample.model_mask())
-        ours = torch.from_numpy(sample.log_probs)
+        ours = torch.tensor(sample.log_probs)
         torch.testing.assert_close(ours[own], wanted[own], atol=1e-4, rtol=0)
 
 
