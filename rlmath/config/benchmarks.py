@@ -82,6 +82,7 @@ class Benchmark:
         data: How they are read and become prompts.
         temperature: Of sampling; 0: greedy.
         max_problems: Maximum number, the first ones; ``None``: all.
+        tools: Whether the model uses ``rollout.tools``.
     """
 
     name: str
@@ -94,6 +95,7 @@ class Benchmark:
     max_response_tokens: int
     max_problems: int | None
     plugin: str | None = None
+    tools: bool = False
 
     @property
     def length_key(self) -> str:
@@ -112,6 +114,7 @@ class Benchmark:
             f"{self.title}: {', '.join(self.paths) or 'of a plug-in'}; {samples} each, temperature "
             f"{self.temperature:g}, top-p {self.top_p:g}, {self.max_response_tokens:,} tokens"
             + (", chat template" if self.data.apply_chat_template else "")
+            + (", with tools" if self.tools else "")
         )
 
 
@@ -132,6 +135,7 @@ def benchmarks_of(config: Config) -> list[Benchmark]:
                 top_p=settings.top_p,
                 max_response_tokens=longest,
                 max_problems=config.data.max_eval_problems,
+                tools=_uses_tools(config),
             )
         )
     found += [_resolved(config, i, item, longest) for i, item in enumerate(settings.benchmarks)]
@@ -186,4 +190,9 @@ def _resolved(config: Config, index: int, item: BenchmarkItem, longest: int) -> 
         max_response_tokens=pick("max_response_tokens", longest),
         max_problems=pick("max_problems", data.max_eval_problems),
         plugin=item.name if is_plugin else None,
+        tools=_uses_tools(config),
     )
+
+
+def _uses_tools(config: Config) -> bool:
+    return config.eval.tools and bool(config.rollout.tools)

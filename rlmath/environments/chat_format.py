@@ -183,7 +183,7 @@ class ChatFormat(TurnFormat):
         return None
 
     def _shown(self, text: str, most: int) -> str:
-        """A result without special tokens, and within a number of tokens."""
+        """A result without special tokens, and at most ``most`` tokens long."""
         for token in self._special_tokens:
             text = text.replace(token, f"{token[0]} {token[1:]}")
         text = text.rstrip("\n")

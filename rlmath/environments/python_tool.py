@@ -53,7 +53,7 @@ class PythonTool(Tool):
         most: Most warm sandboxes at a time; with ``session`` one for each sample that has called.
         preload: Packages that warm sandboxes import ahead, if they are installed.
         retries: Further attempts if a sandbox fails; a session, which is lost then, has none.
-        seed: Seed of random numbers that the code does not seed.
+        seed: Seed of unseeded random numbers.
         clock: Seconds since 1970 that the code's clock shows; ``None``: the real time.
 
     Raises:

@@ -3,7 +3,7 @@
 Three kinds of processes:
 
     server    Imports NumPy and the like once, and forks a sandbox on request. Not sandboxed.
-    sandbox   Process 1 of separate namespaces, in the root folder of ``launcher.py``. Runs none of
+    sandbox   Process 1 in own namespaces, with the root folder of ``launcher.py``. Runs none of
               the model's code: it forks cells, reads their output, and ends what they leave behind.
     cell      Runs the code: another user id, limits, no capability, a system call filter. It is
               forked ahead and waits for the code, so a call costs what the code costs.

@@ -191,7 +191,7 @@ def prctl(option: int, value: int = 1) -> None:
 
 
 def drop_capabilities() -> None:
-    """Give up all capabilities; the kernel takes them only from root that changes its user id."""
+    """Give up all capabilities; they are lost automatically only when root changes its user id."""
     version_3 = 0x20080522
     _check(_libc.capset(struct.pack("Ii", version_3, 0), bytes(24)), "capset")
 

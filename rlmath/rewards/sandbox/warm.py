@@ -235,7 +235,7 @@ class WarmSandboxes:
         ahead: How many to keep ready.
         most: Most that exist at a time, those that keep names included.
         preload: Packages that are imported ahead, if they are installed.
-        seed: Seed of random numbers that the code does not seed.
+        seed: Seed of unseeded random numbers.
         clock: Seconds since 1970 that the code's clock shows; ``None``: the real time.
 
     Raises:
