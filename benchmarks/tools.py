@@ -100,6 +100,8 @@ def stubs(tool: PythonTool, count: int) -> multiprocessing.Process:
     process.start()
     free = [Sandbox(link, 8192) for link, _ in pairs]
     assert tool.pool is not None
+    tool.pool._idle.clear()
+    tool.pool._count = 0
     tool.pool._start = free.pop  # type: ignore[method-assign]
     return process
 

@@ -5,6 +5,7 @@ Like in a notebook, the value of a final expression is printed unless it is ``No
 
 from __future__ import annotations
 
+import logging
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -15,11 +16,13 @@ from rlmath.environments.base import CallStatus, InfrastructureError, ToolResult
 from rlmath.environments.text import cut_bytes, join_ends
 from rlmath.environments.tools import Tool, ToolSession
 from rlmath.errors import ConfigError
+from rlmath.rewards.base import RewardSettingError
 from rlmath.rewards.sandbox import CodeProvider, Execution, Limits, Program, ProviderError
 from rlmath.rewards.sandbox.cell import ERROR, MEMORY, OK
 from rlmath.rewards.sandbox.local import LocalProvider
 from rlmath.rewards.sandbox.warm import PRELOAD, CellResult, Sandbox, WarmSandboxes
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _SCHEMA = {
@@ -41,7 +44,7 @@ _MOST_CODE = 2**18
 class PythonTool(Tool):
     """Runs code in warm sandboxes of this machine, or with a remote provider.
 
-    Warm sandboxes need the local provider at level ``namespace``. Otherwise each call starts a
+    Warm sandboxes need the local provider at level ``namespace``. Without them each call starts a
     sandbox, which takes a tenth of a second or a request.
 
     Args:
@@ -82,21 +85,31 @@ class PythonTool(Tool):
         self._arguments = (str(seed),) if clock is None else (str(seed), repr(clock))
         self.has_state = session
         self.pool: WarmSandboxes | None = None
-        if isinstance(provider, LocalProvider) and provider.level == "namespace":
-            self.pool = WarmSandboxes(
-                provider,
-                limits,
-                output_bytes=output_bytes,
-                ahead=ahead,
-                most=most,
-                preload=preload,
-                seed=seed,
-                clock=clock,
-            )
-        elif session:
+        reason = "the provider is not the local one"
+        if isinstance(provider, LocalProvider):
+            try:
+                self.pool = WarmSandboxes(
+                    provider,
+                    limits,
+                    output_bytes=output_bytes,
+                    ahead=ahead,
+                    most=most,
+                    preload=preload,
+                    seed=seed,
+                    clock=clock,
+                )
+                with self.pool.one():  # one that works
+                    return
+            except (ProviderError, RewardSettingError) as error:
+                reason = str(error)
+                if self.pool is not None:
+                    self.pool.close()
+                self.pool = None
+                log.warning("Each call of the Python tool starts a sandbox: %s", reason)
+        if session:
             raise ConfigError(
-                "the Python tool keeps a session only in the local sandbox at level namespace; "
-                "use session=false, or a machine that allows user namespaces"
+                f"the Python tool keeps a session only in warm sandboxes ({reason}); use "
+                "session=false"
             )
 
     def begin(self) -> ToolSession:
