@@ -1,9 +1,11 @@
 """No program leaves the Python tool's sandboxes, blocks them, or changes what they report."""
 
+import json
 import os
 import socket
 import statistics
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -112,6 +114,46 @@ def test_no_attempt_succeeds(tool, victims):
     assert after > before / 3, "others use this machine meanwhile; a leak costs far more"
 
 
+OTHER_USER, SYSTEM_PYTHON = 54321, "/usr/bin/python3"
+
+
+def _as_other_user(victims):
+    """Failures of attempts whose sandbox has the user id of the trainer, which is not root."""
+    os.setgroups([])
+    os.setresgid(OTHER_USER, OTHER_USER, OTHER_USER)
+    os.setresuid(OTHER_USER, OTHER_USER, OTHER_USER)
+    sys.executable = SYSTEM_PYTHON  # this one may be in a folder of root's
+    provider = LocalProvider(level="namespace", python=SYSTEM_PYTHON)
+    tool = PythonTool(provider, LIMITS, ahead=2, most=4, preload=())
+    if tool.pool is None:
+        return ["no warm sandboxes"]
+    try:
+        return attack(tool, len(ATTEMPTS), 4, victims, in_parallel=2)
+    finally:
+        tool.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="is not root")
+def test_no_attempt_succeeds_without_root(victims):
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            found = _as_other_user(victims)
+        except BaseException as error:
+            found = [f"{type(error).__name__}: {error}"]
+        with os.fdopen(write, "w") as pipe:
+            json.dump(found, pipe)
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as pipe:
+        found = json.load(pipe)
+    os.waitpid(child, 0)
+    if any("no sandbox level works" in one for one in found):
+        pytest.skip("this machine lets no user make namespaces")
+    assert found == []
+
+
 @pytest.mark.long
 def test_no_attempt_succeeds_in_thousands(tool, victims):
     before = statistics.median(calls_per_second(tool, 200) for _ in range(3))
@@ -131,7 +173,7 @@ def test_attempts_reach_their_target_outside(victims):
         )
         with tempfile.TemporaryDirectory() as folder:
             done = subprocess.run(
-                [os.sys.executable, "-c", chosen], cwd=folder, capture_output=True, text=True
+                [sys.executable, "-c", chosen], cwd=folder, capture_output=True, text=True
             )
         assert ESCAPED in done.stdout, (name, done)
 

@@ -227,6 +227,16 @@ def test_sandboxes_killed_in_mid_call():
         tool.close()
 
 
+@warm_only
+def test_a_machine_without_warm_sandboxes_starts_one_for_each_call(monkeypatch, caplog):
+    monkeypatch.setattr("rlmath.rewards.sandbox.warm._SERVER", "/no/such/script.py")
+    tool = make()
+    assert tool.pool is None and tool.run("6 * 7").text == "42\n"
+    assert "starts a sandbox" in caplog.text
+    with pytest.raises(ConfigError, match="session=false"):
+        make(session=True)
+
+
 class Failing(CodeProvider):
     def __init__(self, failures):
         self.failures = failures
