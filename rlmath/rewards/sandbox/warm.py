@@ -407,9 +407,10 @@ class WarmSandboxes:
         """End all sandboxes; calls that run end with a ProviderError."""
         with self._changed:
             self._closed = True
-            sandboxes = list(self._all)
             self._changed.notify_all()
         self._background.close(_END_S)
+        with self._changed:
+            sandboxes = list(self._all)
         for sandbox in sandboxes:
             sandbox.close()
             self._end(sandbox)
