@@ -131,7 +131,7 @@ class Sample:
         """``[n]``, which tokens the model sampled."""
         import numpy as np
 
-        mask = np.zeros(len(self.token_ids), np.bool_)
+        mask: NDArray[np.bool_] = np.zeros(len(self.token_ids), np.bool_)
         for kind, a, b in self.pieces():
             mask[a:b] = kind == "model"
         return mask

@@ -345,7 +345,7 @@ class Generation:
         for index in range(len(self.held)):
             self._note_work_at(index, now_s)
 
-    def _through_episodes(self, samples: Sequence[Sample]) -> Sequence[Sample]:
+    def _through_episodes(self, samples: list[Sample]) -> list[Sample]:
         """The samples that have ended or are cut, after each other's turns went to the environment
         and what came back from there went to the queue."""
         episodes = self._episodes
