@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import multiprocessing.process
 import os
 import selectors
 import socket
@@ -91,7 +92,7 @@ def _answer(links: list[socket.socket]) -> None:
                 os.write(key.fd, reply)
 
 
-def stubs(tool: PythonTool, count: int) -> multiprocessing.Process:
+def stubs(tool: PythonTool, count: int) -> multiprocessing.process.BaseProcess:
     """Give the tool's pool stubs for sandboxes; returns their process."""
     pairs = [socket.socketpair() for _ in range(count)]
     process = multiprocessing.get_context("fork").Process(
