@@ -84,19 +84,20 @@ ATTEMPTS = {
             for forged in (b'\\x00', b'\\xff', b'\\x01' * 64, b'\\x00' * 34 + b'x' * 1000):
                 quiet(os.write, fd, forged)""",
     "results of other processes": """
-        for pid in (1, os.getppid(), PID):
+        for pid in (1, PID):
             for fd in range(64):
                 try: os.write(os.open(f'/proc/{pid}/fd/{fd}', os.O_WRONLY), b'\\x00' * 64)
                 except OSError: pass
                 else:
-                    if pid != os.getpid(): reached('a descriptor')""",
+                    if not own(pid): reached('a descriptor')""",
     "requests of others": "for fd in range(3, 64): quiet(os.read, fd, 1)",
     "memory of others": """
-        for pid in (1, os.getppid(), PID):
+        for pid in (1, PID):
             for name in ('mem', 'environ', 'maps', 'fdinfo/3'):
                 try: open(f'/proc/{pid}/{name}', 'rb').read(1)
                 except (OSError, ValueError): pass
-                else: reached(name)""",
+                else:
+                    if not own(pid): reached(name)""",
     "tracing": """
         libc = ctypes.CDLL(None, use_errno=True)
         for request in (0, 16, 0x4206):
@@ -183,6 +184,9 @@ random.seed({seed})
 def quiet(function, *arguments):
     try: return function(*arguments)
     except BaseException: pass
+IN_SANDBOX = True
+def own(pid):  # a process of this sandbox that has the number of the trainer's
+    return IN_SANDBOX and quiet(lambda: os.stat(f'/proc/{{pid}}').st_uid) in (os.getuid(), None)
 def reached(what):
     os.write(1, b'{escaped}: ' + what.encode() + b'\\n')
 """
