@@ -1,5 +1,7 @@
 """A run whose model calls Python in the sandbox: trained on, evaluated, explained and repeated."""
 
+import shutil
+
 import pytest
 
 from rlmath.monitor.digests import read_digests
@@ -64,3 +66,41 @@ def test_a_run_with_tools_that_nobody_calls_is_the_run_without(material, tmp_pat
         lines = [dict(line) for line in read_digests(run_dir)]
         found.append([{k: v for k, v in line.items() if k != "settings"} for line in lines])
     assert found[0] == found[1]
+
+
+@pytest.mark.long
+def test_a_run_that_resumes_between_turns_samples_the_same(material, tmp_path):
+    """Its checkpoint has responses that wait for an output, or were cut within a turn."""
+    straight, resumed = tmp_path / "straight", tmp_path / "resumed"
+
+    def run(folder):
+        done = python(
+            PROGRAM,
+            "train",
+            *quickstart_settings(material, folder),
+            *("rollout.tools=[python]", "rollout.max_response_tokens=120", "runner.steps=4"),
+            *("rollout.schedule=carry_over", "rollout.carry_over_tokens=30", "rollout.max_lag=2"),
+            *("algorithm.correction.kind=token_truncate", "runner.check_export_sequences=0"),
+            *("eval.every=0", "runner.resume=auto", "runner.save_every=2"),
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    run(straight)
+    lines = [line for line in metrics(straight) if "train/loss" in line]
+    assert lines[-1]["rollout/mixed_sample_share"] > 0 and lines[-1]["tools/turns"] > 1
+    assert all(line["alignment/max_abs_diff"] < 1e-3 for line in lines)
+    shutil.copytree(straight, resumed)
+    for name in ("checkpoints/step_000004", "hf"):
+        shutil.rmtree(resumed / name)
+    (resumed / "exported.json").unlink()
+    assert "step 2" in run(resumed)
+
+    def samples(folder, step):
+        varies = ("engine", "calls", "step")
+        rows = read_samples(folder / "samples" / f"step_{step:06d}.jsonl")
+        return [{k: v for k, v in row.items() if k not in varies} for row in rows]
+
+    for step in (3, 4):
+        assert samples(resumed, step) == samples(straight, step)
+        assert any(len(row.get("segments", ())) > 1 for row in samples(straight, step))
