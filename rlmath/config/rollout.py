@@ -43,7 +43,6 @@ class RolloutConfig:
         list,
         "Tools that the model may call between its turns: python, which runs the code of a fenced "
         "python block. Empty: each response is one turn.",
-        common=True,
     )
     max_turns: int = setting(
         8,

@@ -82,9 +82,9 @@ def test_turns_with_nothing_between_them_are_one_turn(played, answers):
         assert (sample.finish_reason, sample.spans) == (one.finish_reason, one.spans)
         np.testing.assert_allclose(sample.log_probs, one.log_probs, atol=1e-5)
         # Each turn but the last ends with one of the letters, and has no other.
-        texts = [TOKENIZER.decode(list(tokens(sample)[a:b])) for _, a, b in sample.pieces()]
-        assert not LETTERS & set("".join(text[:-1] for text in texts))
-        assert {text[-1] for text in texts[:-1]} <= LETTERS
+        turns = [list(tokens(sample)[a:b]) for _, a, b in sample.pieces()]
+        assert not any(LETTERS & set(TOKENIZER.decode(turn[:-1])) for turn in turns)
+        assert all(LETTERS & set(TOKENIZER.decode(turn[-1:])) for turn in turns[:-1])
 
 
 def test_log_probs_of_each_segment_are_those_of_the_whole_trajectory(played, answers, reference):
