@@ -10,7 +10,7 @@ all of them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlmath.utils.lazy_torch import Tensor, torch
@@ -19,9 +19,15 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-FinishReason = Literal["stop", "length", "cut"]
+FinishReason = Literal["stop", "length", "cut", "failed"]
 # Weights versions and the first token that each sampled, ascending in both, the first token 0.
 Spans = tuple[tuple[int, int], ...]
+# Who wrote a segment of a response: the model, a tool or environment, or the template around that.
+SegmentKind = Literal["model", "observation", "glue"]
+# Segments, each with the place of its first token, ascending, the first token 0. A last one
+# without a token says what comes next.
+Segments = tuple[tuple[SegmentKind, int], ...]
+ONE_TURN: Segments = (("model", 0),)
 
 
 @dataclass(frozen=True)
@@ -58,12 +64,14 @@ class Sample:
         problem_id: The problem that it answers.
         index: Its place in the problem's group, from 0.
         token_ids: ``[n]`` int32, response tokens, the end-of-sequence token included when it was
-            sampled.
+            sampled; in several turns, also the observations between them.
         log_probs: ``[n]`` float32, the engine's log-probability of each of ``token_ids``, under the
-            distribution that it sampled from (temperature applied). vLLM computes it in float32.
+            distribution that it sampled from (temperature applied), and 0 where the model sampled
+            none. vLLM computes it in float32.
         text: The response without special tokens.
-        finish_reason: ``stop`` (the model ended it), ``length`` (truncated at the limit), or
-            ``cut`` (unfinished: a later step continues it). Training sees no cut ones.
+        finish_reason: ``stop`` (the model ended it), ``length`` (truncated: a budget ran out),
+            ``cut`` (unfinished: a later step continues it), or ``failed`` (its environment could
+            not answer, so nothing grades it). Training sees no cut ones.
         spans: Which weights sampled which tokens: versions, each with the place of its first token.
         seed: Seed of this request's random stream.
         engine: Index of the engine that produced it.
@@ -73,6 +81,10 @@ class Sample:
             ``None``: the engine returned none.
         prompt_digest: Of the prompt's tokens as the engine read them, see
             :func:`rlmath.engines.requests.prompt_digest`; ``None``: not known.
+        segments: Who wrote which tokens.
+        calls: Tool, status and seconds of each call, in order.
+        texts: The text of each segment with tokens; empty: ``text`` is one turn.
+        failure: Why its environment could not answer, if it ``failed``.
     """
 
     problem_id: str
@@ -86,11 +98,61 @@ class Sample:
     engine: int
     routes: NDArray[Any] | None = None
     prompt_digest: int | None = None
+    segments: Segments = ONE_TURN
+    calls: tuple[tuple[str, str, float], ...] = ()
+    texts: tuple[str, ...] = ()
+    failure: str | None = None
 
     @property
     def weights_version(self) -> int:
         """Version of the weights that sampled the last token."""
         return self.spans[-1][0]
+
+    @property
+    def awaits_observation(self) -> bool:
+        """Whether the model has ended its turn, and what answers it is not there."""
+        kind, start = self.segments[-1]
+        return kind != "model" and start == len(self.token_ids)
+
+    def pieces(self) -> list[tuple[SegmentKind, int, int]]:
+        """Kind, first token and last but one of each segment that has tokens."""
+        ends = [*(start for _, start in self.segments[1:]), len(self.token_ids)]
+        found = ((kind, a, b) for (kind, a), b in zip(self.segments, ends, strict=True))
+        return [one for one in found if one[1] < one[2]]
+
+    @property
+    def model_tokens(self) -> int:
+        """Number of tokens that the model sampled."""
+        if self.segments == ONE_TURN:
+            return len(self.token_ids)
+        return sum(b - a for kind, a, b in self.pieces() if kind == "model")
+
+    def model_mask(self) -> NDArray[np.bool_]:
+        """``[n]``, which tokens the model sampled."""
+        import numpy as np
+
+        mask: NDArray[np.bool_] = np.zeros(len(self.token_ids), np.bool_)
+        for kind, a, b in self.pieces():
+            mask[a:b] = kind == "model"
+        return mask
+
+    def model_part(self) -> Sample:
+        """The sample as rewards and measures of the model's own writing see it: tokens and text of
+        the model's segments alone."""
+        if self.segments == ONE_TURN:
+            return self
+        mask, pieces = self.model_mask(), zip(self.pieces(), self.texts, strict=True)
+        return replace(
+            self,
+            token_ids=self.token_ids[mask],
+            # An evaluation's journal keeps none.
+            log_probs=self.log_probs[mask] if len(self.log_probs) else self.log_probs,
+            text="".join(text for (kind, _, _), text in pieces if kind == "model"),
+            spans=((self.weights_version, 0),),
+            routes=None,
+            segments=ONE_TURN,
+            texts=(),
+        )
 
     def log_prob(self) -> float:
         """Of the whole response, in nats, added up in float64."""
@@ -197,6 +259,8 @@ class TrainingBatch:
             (see ``Sample.routes``); ``None``: no sample has any.
         route_lengths: ``[N]`` int64, how many tokens of each sequence, from its first, have routes;
             ``S`` together.
+        model_mask: ``[R]`` bool, which response tokens the model sampled, and not an environment;
+            ``None``: all. Only those may be in the loss.
     """
 
     tokens: Tensor
@@ -217,6 +281,7 @@ class TrainingBatch:
     teacher_log_probs: Tensor | None = None
     routes: Tensor | None = None
     route_lengths: Tensor | None = None
+    model_mask: Tensor | None = None
 
     def __len__(self) -> int:
         return int(self.prompt_lengths.numel())
@@ -229,9 +294,14 @@ class TrainingBatch:
     @property
     def loss_token_counts(self) -> Tensor:
         """``[N]`` int64, response tokens of each sequence that take part in the loss."""
-        ends = torch.cumsum(self.response_lengths, 0)
-        counts = torch.cat([torch.zeros(1, dtype=torch.int64), torch.cumsum(self.loss_mask, 0)])
-        return counts[ends] - counts[ends - self.response_lengths]
+        return _true_counts(self.loss_mask, self.response_lengths)
+
+    @property
+    def model_lengths(self) -> Tensor:
+        """``[N]`` int64, response tokens of each sequence that the model sampled."""
+        if self.model_mask is None:
+            return self.response_lengths
+        return _true_counts(self.model_mask, self.response_lengths)
 
     def part(self, first: int, count: int) -> TrainingBatch:
         """``count`` sequences that lie side by side; shares this batch's memory."""
@@ -286,6 +356,7 @@ class TrainingBatch:
             teacher_log_probs=responses(self.teacher_log_probs),
             routes=routes,
             route_lengths=route_lengths,
+            model_mask=responses(self.model_mask),
         )
 
 
@@ -307,6 +378,13 @@ def _bytes(array: Any) -> bytes | None:
     import numpy as np
 
     return None if array is None else np.asarray(array).tobytes()
+
+
+def _true_counts(mask: Tensor, lengths: Tensor) -> Tensor:
+    """``[N]``, how many of each row's items are true."""
+    ends = torch.cumsum(lengths, 0)
+    counts = torch.cat([torch.zeros(1, dtype=torch.int64), torch.cumsum(mask, 0)])
+    return counts[ends] - counts[ends - lengths]
 
 
 def _slices(lengths: Tensor, rows: Tensor) -> list[slice]:

@@ -21,8 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlmath.engines.requests import Progress, Request
+from rlmath.rollout.episodes import Episodes
 from rlmath.rollout.generation import Generation
-from rlmath.types import Sample
+from rlmath.types import ONE_TURN, Sample
 
 # As in the step loop: how long an engine gathers more before it answers.
 GATHER_S = 0.1
@@ -140,6 +141,8 @@ class VirtualEngine:
             spans=spans,
             seed=request.seed,
             engine=self.index,
+            segments=ONE_TURN if request.begun is None else request.begun.segments,
+            calls=() if request.begun is None else request.begun.calls,
         )
 
 
@@ -193,7 +196,9 @@ class VirtualPool:
         token_s: float = 0.0,
         prefill_token_s: float = 0.0,
         sequence_s: float = 0.0,
+        episodes: Episodes | None = None,
     ) -> None:
+        self._episodes = episodes
         self.now_s = 0.0
         # When the caller wants to look, and when nothing slows the engines any more.
         self.alarm_s = self.alone_s = math.inf
@@ -219,7 +224,8 @@ class VirtualPool:
         """A round under the virtual clock, with its first requests."""
         number = 2 if self.generation is None else self.generation.number + 2
         pool: Any = self
-        one = kind(pool, number, 1e12, journal, clock_s=lambda: self.now_s, wait=self._wait)
+        clock: dict[str, Any] = {"clock_s": lambda: self.now_s, "wait": self._wait}
+        one = kind(pool, number, 1e12, journal, episodes=self._episodes, **clock)
         one.add(requests)
         return one
 

@@ -367,20 +367,21 @@ class RankStep:
         """Add advantages and returns from values.
 
         A sequence's reward is at its last token, even if the response was truncated: nothing is
-        bootstrapped after it. A KL in the reward is a cost at each token.
+        bootstrapped after it. A KL in the reward is a cost at each token. After an
+        observation, the model's next token follows its last one.
         """
         assert batch.values is not None
-        rewards = torch.zeros_like(batch.values)
-        rewards[torch.cumsum(batch.response_lengths, 0) - 1] = batch.rewards
+        own: Any = slice(None) if batch.model_mask is None else batch.model_mask
+        lengths = batch.model_lengths
+        rewards = torch.zeros_like(batch.values[own])
+        rewards[torch.cumsum(lengths, 0) - 1] = batch.rewards
         if kl is not None:
-            rewards -= (plan.kl_in_reward or 0.0) * torch.where(batch.loss_mask, kl, 0.0)
-        advantages, returns = ADVANTAGES.get(plan.advantage)(
-            rewards,
-            batch.values,
-            batch.response_lengths,
-            gamma=plan.gamma,
-            lam=plan.lam,
+            rewards -= (plan.kl_in_reward or 0.0) * torch.where(batch.loss_mask, kl, 0.0)[own]
+        found = ADVANTAGES.get(plan.advantage)(
+            rewards, batch.values[own], lengths, gamma=plan.gamma, lam=plan.lam
         )
+        advantages, returns = torch.zeros_like(batch.values), torch.zeros_like(batch.values)
+        advantages[own], returns[own] = found
         if plan.whiten_advantages:
             mask = batch.loss_mask
             advantages = whiten(advantages.double(), mask, peers=self._policy).float()

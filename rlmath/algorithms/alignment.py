@@ -56,6 +56,7 @@ class Alignment:
         lags: Tensor,
         places: Tensor,
         stale_kv: bool = False,
+        model_mask: Tensor | None = None,
     ) -> Alignment:
         """Compare the log-probs of some sequences.
 
@@ -70,8 +71,10 @@ class Alignment:
             stale_kv: The newest tokens of a response that older weights started were sampled with
                 the older weights' keys and values (``rollout.kv=keep``). No weights reproduce their
                 log-probs, so only responses of a single version can be compared.
+            model_mask: ``[R]`` bool, tokens that an engine sampled; ``None``: all. It has no
+                log-probs of the others.
         """
-        is_fresh = lags == 0
+        is_fresh = lags == 0 if model_mask is None else (lags == 0) & model_mask
         if stale_kv:
             is_fresh &= ~_is_mixed(lags, response_lengths)
         fresh = measure(log_probs, engine_log_probs, is_fresh)
@@ -80,6 +83,8 @@ class Alignment:
         else:
             by_lag = measure_by_lag(log_probs, engine_log_probs, lags, loss_mask)
         difference = (log_probs - engine_log_probs).abs().nan_to_num(nan=torch.inf)
+        if model_mask is not None:
+            difference = torch.where(model_mask, difference, -1.0)
         rows, start = [], 0
         for length in response_lengths.tolist():
             own, ages = difference[start : start + length], lags[start : start + length]
@@ -129,6 +134,7 @@ class Alignment:
             lags=token_lags(batch, now),
             places=torch.arange(len(batch)) if places is None else places,
             stale_kv=stale_kv,
+            model_mask=batch.model_mask,
         )
 
     @classmethod

@@ -16,7 +16,7 @@ from torch import Tensor
 from rlmath.algorithms.advantages import ADVANTAGES, AdvantageSettings
 from rlmath.algorithms.filters import TruncatedRule, duplicates, handle_truncated
 from rlmath.algorithms.ragged import repeat
-from rlmath.types import GradedSample, Group, Sample, TrainingBatch
+from rlmath.types import ONE_TURN, GradedSample, Group, Sample, TrainingBatch
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class SampledSequences:
         prompts: ``[N]`` int32 arrays of token ids.
         prompt_lengths: ``[N]`` int64, in tokens.
         response_lengths: ``[N]`` int64, in tokens.
+        model_lengths: ``[N]`` int64, response tokens that the model sampled.
         group_ids: ``[N]`` int64; the same for sequences of one problem.
         weights_versions: ``[N]`` int64, version that sampled the last token of each sequence.
         rewards: ``[N]`` float32; 0 for unscored samples.
@@ -42,6 +43,7 @@ class SampledSequences:
     prompts: tuple[NDArray[np.int32], ...]
     prompt_lengths: Tensor
     response_lengths: Tensor
+    model_lengths: Tensor
     group_ids: Tensor
     weights_versions: Tensor
     rewards: Tensor
@@ -59,7 +61,7 @@ class SampledSequences:
     @property
     def loss_token_counts(self) -> Tensor:
         """``[N]`` int64, number of response tokens in the loss."""
-        return torch.where(self.takes_part, self.response_lengths, 0)
+        return torch.where(self.takes_part, self.model_lengths, 0)
 
     def select(self, indices: Sequence[int]) -> TrainingBatch:
         """The batch of these sequences, without advantages and the actor's log-probs."""
@@ -68,6 +70,7 @@ class SampledSequences:
         tokens = [piece for prompt, sample in chosen for piece in (prompt, sample.token_ids)]
         responses, scored = self.response_lengths[rows], self.teacher_log_probs
         routes, route_lengths = _routes([s for _, s in chosen])
+        loss_mask, model = repeat(self.takes_part[rows], responses), _model_mask(chosen)
         return TrainingBatch(
             tokens=_concatenated(tokens, np.int32),
             prompt_lengths=self.prompt_lengths[rows],
@@ -76,13 +79,14 @@ class SampledSequences:
             weights_versions=self.weights_versions[rows],
             rewards=self.rewards[rows],
             engine_log_probs=_concatenated([s.log_probs for _, s in chosen], np.float32),
-            loss_mask=repeat(self.takes_part[rows], responses),
+            loss_mask=loss_mask if model is None else loss_mask & model,
             token_ages=token_ages([s for _, s in chosen]),
             teacher_log_probs=None
             if scored is None
             else _concatenated([scored[i] for i in rows.tolist()], np.float32),
             routes=routes,
             route_lengths=route_lengths,
+            model_mask=model,
         )
 
 
@@ -111,7 +115,9 @@ def sampled_sequences(
     """
     samples = tuple(sample for group in groups for sample in group.samples)
     rewards = torch.tensor([_number(s.reward) for s in samples], dtype=torch.float32)
-    takes_part = torch.tensor([s.reward is not None or not reads_rewards for s in samples])
+    takes_part = torch.tensor(
+        [s.sample.failure is None and (s.reward is not None or not reads_rewards) for s in samples]
+    )
     if truncated is TruncatedRule.mask:
         takes_part &= handle_truncated(rewards, _truncated(samples), truncated)[1]
     if mask_duplicates:
@@ -128,6 +134,7 @@ def sampled_sequences(
         prompts=tuple(of_groups[i] for i in group_ids),
         prompt_lengths=torch.tensor([len(of_groups[i]) for i in group_ids]),
         response_lengths=torch.tensor([len(s.sample.token_ids) for s in samples]),
+        model_lengths=torch.tensor([s.sample.model_tokens for s in samples]),
         group_ids=torch.tensor(group_ids),
         weights_versions=torch.tensor([s.sample.weights_version for s in samples]),
         rewards=rewards.nan_to_num(0.0),
@@ -141,6 +148,13 @@ def token_ages(samples: Sequence[Sample]) -> Tensor | None:
     if all(len(sample.spans) == 1 for sample in samples):
         return None
     return _concatenated([sample.token_ages() for sample in samples], np.uint8)
+
+
+def _model_mask(chosen: Sequence[tuple[Any, Sample]]) -> Tensor | None:
+    """See ``TrainingBatch.model_mask``."""
+    if all(sample.segments == ONE_TURN for _, sample in chosen):
+        return None
+    return _concatenated([sample.model_mask() for _, sample in chosen], np.bool_)
 
 
 def _routes(samples: Sequence[Sample]) -> tuple[Tensor | None, Tensor | None]:

@@ -41,6 +41,10 @@ class Sequences(Protocol):
         """``[N]`` int64, in tokens."""
 
     @property
+    def model_lengths(self) -> Tensor:
+        """``[N]`` int64, number of response tokens that the model sampled."""
+
+    @property
     def loss_token_counts(self) -> Tensor:
         """``[N]`` int64, number of response tokens in the loss."""
 

@@ -38,6 +38,7 @@ from rlmath.checks.recompute import recompute_model, recompute_problems
 from rlmath.checks.routing import routing_model, routing_problems
 from rlmath.checks.shared_prompts import share_prompts
 from rlmath.checks.teacher import teacher_problems
+from rlmath.checks.tools import tool_problems
 from rlmath.checks.trackers import tracker_problems
 from rlmath.config import arithmetic
 from rlmath.config.collapse import DETECTORS
@@ -116,6 +117,7 @@ def find_problems(config: Config, command: Command, machine: Machine) -> Iterato
         yield from teacher_problems(config, device)
         yield from unmerged_problems(config, device)
     if command != "sft":
+        yield from tool_problems(config)
         yield from quantization_problems(config, command)
     if command != "evaluate":
         yield from attempts.refused(config, command)

@@ -19,7 +19,11 @@ from rlmath.rollout.ledger import LEDGER_FILE, Event, events
 
 # Characters of a text, numbers of a list, and rows of a table that are shown without --whole.
 _CHARACTERS, _NUMBERS, _ROWS = 1200, 24, 8
-_ENDS = {"stop": "the model ended it", "length": "it was cut off at the limit"}
+_ENDS = {
+    "stop": "the model ended it",
+    "length": "it was cut off at the limit",
+    "failed": "its tools did not work, and nothing graded it",
+}
 
 
 @dataclass(frozen=True)
@@ -184,7 +188,7 @@ def generation_lines(found: Recorded, whole: bool) -> Iterator[str]:
         yield f"sampled by {len(spans)} versions of the weights: {parts}"
     reason = str(row.get("finish_reason"))
     yield f"{row['response_tokens']} tokens; finish reason {reason}: {_ENDS.get(reason, '?')}"
-    yield from _text(row["response"], whole)
+    yield from turn_lines(row, whole)
     for words, total in _numbers(found.sampled, "samples", found.address.key):
         if words == "the rewards":
             continue
@@ -193,6 +197,21 @@ def generation_lines(found: Recorded, whole: bool) -> Iterator[str]:
     if "token_ids" in row:
         yield f"tokens: {_shortened(row['token_ids'], whole)}"
         yield f"log-probs: {_shortened(row['log_probs'], whole)}"
+
+
+def turn_lines(row: Row, whole: bool) -> Iterator[str]:
+    """The response; in several turns by segment, with its calls."""
+    if "segments" not in row:
+        yield from _text(row["response"], whole)
+        return
+    yield f"{row['model_tokens']} tokens are the model's own; only those count in the loss"
+    for number, (tool, status, seconds) in enumerate(row["calls"], start=1):
+        yield f"call {number}: {tool}, {status}, {seconds:.3g} s"
+    if "failure" in row:
+        yield f"no answer came: {row['failure']}"
+    for kind, tokens, text in row["segments"]:
+        yield f"── {kind}, {tokens} tokens"
+        yield from _text(text, whole)
 
 
 def grading_lines(found: Recorded) -> Iterator[str]:

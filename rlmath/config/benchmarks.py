@@ -83,6 +83,7 @@ class Benchmark:
         data: How they are read and become prompts.
         temperature: Of sampling; 0: greedy.
         max_problems: Maximum number, the first ones; ``None``: all.
+        tools: Whether the model uses ``rollout.tools``.
     """
 
     name: str
@@ -96,6 +97,7 @@ class Benchmark:
     max_problems: int | None
     plugin: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    tools: bool = False
 
     @property
     def length_key(self) -> str:
@@ -116,6 +118,7 @@ class Benchmark:
             f"{self.title}: {rows}; {samples} each, temperature {self.temperature:g}, "
             f"top-p {self.top_p:g}, {self.max_response_tokens:,} tokens"
             + (", chat template" if self.data.apply_chat_template else "")
+            + (", with tools" if self.tools else "")
         )
 
 
@@ -136,6 +139,7 @@ def benchmarks_of(config: Config) -> list[Benchmark]:
                 top_p=settings.top_p,
                 max_response_tokens=longest,
                 max_problems=config.data.max_eval_problems,
+                tools=_uses_tools(config),
             )
         )
     found += [_resolved(config, i, item, longest) for i, item in enumerate(settings.benchmarks)]
@@ -191,4 +195,9 @@ def _resolved(config: Config, index: int, item: BenchmarkItem, longest: int) -> 
         max_problems=pick("max_problems", data.max_eval_problems),
         plugin=item.name if is_plugin else None,
         options=item.options,
+        tools=_uses_tools(config),
     )
+
+
+def _uses_tools(config: Config) -> bool:
+    return config.eval.tools and bool(config.rollout.tools)

@@ -7,7 +7,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from rlmath.utils.setting import setting
+from rlmath.utils.setting import OnlyWith, setting
 
 
 @dataclass
@@ -82,4 +82,9 @@ class EvalConfig:
     top_p: float = setting(0.95, "Top-p (nucleus) sampling; 1: off.", above=0, most=1)
     max_response_tokens: int | None = setting(
         None, "Maximum response length, in tokens; null: rollout.max_response_tokens.", least=1
+    )
+    tools: bool = setting(
+        True,
+        "Let the model use rollout.tools; false: evaluate it without them.",
+        only_with=OnlyWith("rollout.tools", words="a list of tools"),
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from rlmath.utils.setting import NotWith, setting
+from rlmath.utils.setting import NotWith, OnlyWith, setting
 
 RolloutSchedule = StrEnum(
     "RolloutSchedule", ["synchronous", "carry_over", "pipelined", "continuous"]
@@ -14,6 +14,7 @@ RolloutSchedule = StrEnum(
 KvAtSync = StrEnum("KvAtSync", ["recompute", "keep"])
 Quantization = StrEnum("Quantization", ["none", "fp8"])
 KvCacheDtype = StrEnum("KvCacheDtype", ["auto", "fp8"])
+_TOOLS = OnlyWith("tools", words="a list of tools")
 
 
 @dataclass
@@ -37,6 +38,40 @@ class RolloutConfig:
         False,
         "Continue after an end-of-sequence token up to max_response_tokens, to benchmark a fixed "
         "length.",
+    )
+    tools: list[str] = setting(
+        list,
+        "Tools that the model may call between its turns: python, which runs the code of a fenced "
+        "python block. Empty: each response is one turn.",
+    )
+    max_turns: int = setting(
+        8,
+        "Maximum turns of the model in a response; one whose last turn still calls a tool is "
+        "truncated.",
+        least=1,
+        only_with=_TOOLS,
+    )
+    max_calls: int = setting(
+        16, "Maximum calls of a response; further ones are refused.", least=1, only_with=_TOOLS
+    )
+    call_timeout_s: float = setting(
+        10.0, "Longest time of a call, in seconds.", above=0, only_with=_TOOLS
+    )
+    tools_timeout_s: float = setting(
+        300.0,
+        "Longest time of all calls of a response together, in seconds; then it is truncated.",
+        above=0,
+        only_with=_TOOLS,
+    )
+    max_observation_tokens: int = setting(
+        512,
+        "Longest output of a call, in tokens; the middle of a longer one is left out. Outputs "
+        "count in max_response_tokens.",
+        least=64,
+        only_with=_TOOLS,
+    )
+    parallel_calls: int | None = setting(
+        None, "Number of concurrent calls; null: the number of CPUs.", least=1, only_with=_TOOLS
     )
     max_running_sequences: int = setting(
         256, "Maximum number of concurrent sequences per engine.", least=1

@@ -24,7 +24,7 @@ from rlmath.engines.transport import transport_named
 from rlmath.errors import ComponentError, UserError
 from rlmath.model.lora import Lora
 from rlmath.model.precision import Precision
-from rlmath.types import Sample
+from rlmath.types import Problem, Sample
 
 
 class EngineError(ComponentError):
@@ -60,6 +60,10 @@ class Request:
             it, so ``max_tokens`` is one more than ``begun`` has.
         wants_routes: Whether its sample carries an MoE's routes, if the engine returns them: only
             for training, or comparison with the actor's log-probs.
+        stop: Texts that end the model's turn, each after an opening: ``("```python", "\n```")``
+            ends it at the first closing fence of a block that it opened in this turn.
+        problem: The problem, where an environment answers the model's turns; ``None``: there is
+            one turn. Engines do not get it.
     """
 
     problem_id: str
@@ -75,6 +79,8 @@ class Request:
     stays_on: int | None = None
     scores: bool = False
     wants_routes: bool = False
+    stop: tuple[tuple[str, str], ...] = ()
+    problem: Problem | None = None
 
     @property
     def begun_tokens(self) -> int:

@@ -7,7 +7,6 @@ imports vLLM only when an engine is created.
 
 from __future__ import annotations
 
-import array
 import contextlib
 import importlib
 import queue
@@ -17,7 +16,6 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
@@ -33,7 +31,8 @@ from rlmath.engines.engine_workers import (
 from rlmath.engines.patches.cpu_imports import without_compiler
 from rlmath.engines.patches.engine_precision import check_workers, worker_precision
 from rlmath.engines.requests import EngineSpec, Progress, Request, prompt_digest
-from rlmath.types import FinishReason, Sample
+from rlmath.engines.running_request import RunningRequest
+from rlmath.types import ONE_TURN, FinishReason, Sample
 from rlmath.utils.paused_collector import paused_collector
 from rlmath.utils.seed_stream import skip
 
@@ -59,21 +58,6 @@ def import_vllm(device: str) -> None:
 
 def _quickly(device: str) -> contextlib.AbstractContextManager[None]:
     return without_compiler() if device == "cpu" else contextlib.nullcontext()
-
-
-@dataclass
-class _Running:
-    """A request in the engine and its output so far."""
-
-    request: Request
-    spans: list[tuple[int, int]] = field(default_factory=list)
-    token_ids: array.array[int] = field(default_factory=lambda: array.array("i"))
-    log_probs: array.array[float] = field(default_factory=lambda: array.array("f"))
-    # For a request that scores: log-probs of each token of the prompt except the first.
-    prompt_log_probs: np.ndarray[Any, np.dtype[np.float32]] | None = None
-    # For a request that wants routes: vLLM's rows of the tokens after those that it already has.
-    routes: list[np.ndarray[Any, Any]] = field(default_factory=list)
-    prompt_digest: int = 0
 
 
 class StepLoop:
@@ -110,7 +94,7 @@ class StepLoop:
         # Used only by the thread.
         self._engine: Any = None
         self._tokenizer: Any = None
-        self._running: dict[str, _Running] = {}
+        self._running: dict[str, RunningRequest] = {}
         self._num_submitted = 0
         # Whether a wrong number of rows of routes was reported.
         self._told_of_rows = False
@@ -325,7 +309,7 @@ class StepLoop:
         for request in requests:
             request_id = str(self._num_submitted)
             self._num_submitted += 1
-            running = _running(request)
+            running = RunningRequest.of(request, self._tokenizer)
             params = SamplingParams(
                 max_tokens=request.new_tokens,
                 temperature=request.temperature,
@@ -387,7 +371,7 @@ class StepLoop:
             self._tokens_held = 0
             self._changed.notify_all()
 
-    def _salt(self, running: _Running) -> dict[str, str]:
+    def _salt(self, running: RunningRequest) -> dict[str, str]:
         """Salt of the KV blocks, which separates equal tokens where blocks outlive weights.
 
         It is the version that sampled the first token. A response can therefore reuse its own
@@ -399,7 +383,7 @@ class StepLoop:
         return {"cache_salt": str(version)}
 
     def _seed(self, request: Request) -> int:
-        """A seed that continues a sample's random stream after the tokens that it has.
+        """A seed that continues a sample's random stream after the tokens that the model sampled.
 
         On CUDA a token's noise depends on the seed and the token's position, in vLLM's second model
         runner; in the first one a generator would start again.
@@ -407,7 +391,8 @@ class StepLoop:
         if not request.begun_tokens:
             return request.seed
         if self._spec.device == "cpu":
-            return skip(request.seed, request.begun_tokens)
+            assert request.begun is not None
+            return skip(request.seed, request.begun.model_tokens)
         if not self._engine.vllm_config.use_v2_model_runner:
             raise RuntimeError(
                 f"{request.problem_id}, sample {request.index}: it cannot be continued, as vLLM's "
@@ -440,7 +425,7 @@ class StepLoop:
         Tokens and log-probs are read from the engine's core as arrays. vLLM's own front end would
         create a text and an object for every token, a tenth of a small model's time.
         """
-        finished = []
+        finished, aborted = [], []
         tokens = dropped = reused = 0
         outputs = self._engine.engine_core.get_output()
         # vLLM's label of the weights in this step, which may differ from the active ones.
@@ -462,10 +447,16 @@ class StepLoop:
             if output.new_prompt_logprobs_tensors is not None:
                 of_prompt = output.new_prompt_logprobs_tensors.logprobs[:, 0]
                 running.prompt_log_probs = of_prompt.float().numpy()
-            if output.finish_reason is not None:
+            reason = None if output.finish_reason is None else str(output.finish_reason)
+            if running.ends_turn(output.new_token_ids):
+                if reason is None:
+                    aborted.append(output.request_id)
+                reason = "stop"
+            if reason is not None:
                 del self._running[output.request_id]
                 dropped += len(running.request.prompt_token_ids) + len(running.token_ids)
-                finished.append(self._sample(running, str(output.finish_reason)))
+                finished.append(self._sample(running, reason))
+        self._engine.engine_core.abort_requests(aborted)
         if finished and not self._running:
             self._drain()
         with self._changed:
@@ -479,7 +470,7 @@ class StepLoop:
                 self._unfinished = len(self._running)
                 self._changed.notify_all()
 
-    def _sample(self, running: _Running, finish_reason: str) -> Sample:
+    def _sample(self, running: RunningRequest, finish_reason: str) -> Sample:
         request = running.request
         if request.scores:
             return scored(request, running.prompt_log_probs, self.weights_version, self._index)
@@ -517,9 +508,11 @@ class StepLoop:
             engine=self._index,
             routes=self._routes(running, is_cut=reason == "cut"),
             prompt_digest=running.prompt_digest,
+            segments=ONE_TURN if request.begun is None else request.begun.segments,
+            calls=() if request.begun is None else request.begun.calls,
         )
 
-    def _routes(self, running: _Running, *, is_cut: bool) -> Any:
+    def _routes(self, running: RunningRequest, *, is_cut: bool) -> Any:
         """``Sample.routes``."""
         request, spec = running.request, self._spec.routes
         begun = None if request.begun is None else request.begun.routes
@@ -538,16 +531,6 @@ class StepLoop:
                 flush=True,
             )
         return found
-
-
-def _running(request: Request) -> _Running:
-    running = _Running(request)
-    if request.begun is not None:
-        running.token_ids.frombytes(np.asarray(request.begun.token_ids, np.int32).tobytes())
-        running.log_probs.frombytes(np.asarray(request.begun.log_probs, np.float32).tobytes())
-        if request.begun_tokens:
-            running.spans += request.begun.spans
-    return running
 
 
 def scored(request: Request, prompt_log_probs: Any, weights_version: int, engine: int) -> Sample:

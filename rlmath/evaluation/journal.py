@@ -10,6 +10,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from rlmath.rollout.group_state import with_tuples
 from rlmath.types import Sample
 
 
@@ -80,8 +81,7 @@ class Journal:
                 else:
                     for name, dtype in (("token_ids", np.int32), ("log_probs", np.float32)):
                         value[name] = np.array(value[name], dtype)
-                    value["spans"] = tuple((version, start) for version, start in value["spans"])
-                    sample = Sample(**value)
+                    sample = Sample(**with_tuples(value))
                     self.samples[(sample.problem_id, sample.index)] = sample
                 end += len(line)
         return end

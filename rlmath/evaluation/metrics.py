@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from rlmath.config.benchmarks import HELD_OUT
+from rlmath.environments.metrics import environment_metrics
 from rlmath.evaluation.estimators import ks_for, maj_at_k, mean_and_errors, pass_at_k
 from rlmath.evaluation.votes import count_votes
 from rlmath.grading.result import STATUSES
@@ -34,8 +35,11 @@ def benchmark_metrics(groups: Sequence[Group]) -> dict[str, float]:
             [pass_at_k(n, v.correct, k) for n, v in zip(sizes, votes, strict=True)]
         )
         metrics[f"maj_at_{k}"] = _mean([maj_at_k(v.correct, v.wrong, v.silent, k) for v in votes])
-    metrics["response_length"] = _mean([len(s.sample.token_ids) for s in samples])
+    metrics["response_length"] = _mean([s.sample.model_tokens for s in samples])
     metrics["truncated_share"] = _mean([s.sample.finish_reason == "length" for s in samples])
+    of_tools = environment_metrics([s.sample for s in samples])
+    shown = ("turns", "calls", "failed_share") if of_tools else ()
+    metrics |= {f"tools_{name}": of_tools[name] for name in shown}
     for status in (*STATUSES[2:], "ungraded"):
         metrics[f"{status}_share"] = _mean([s.status == status for s in samples])
     return metrics

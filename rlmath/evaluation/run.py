@@ -18,7 +18,7 @@ from rlmath.evaluation.metrics import benchmark_metrics, tagged
 from rlmath.monitor import Monitor
 from rlmath.rollout.pool import RolloutPool
 from rlmath.rollout.sampling import Sampling
-from rlmath.rollout.seeds import requests_for
+from rlmath.rollout.seeds import in_environment, requests_for
 from rlmath.types import Group, Sample
 
 # Steps of evaluation have their own random streams, apart from training's.
@@ -64,6 +64,8 @@ def sample_and_grade(
         run_seed=run_seed + SEED_OFFSET,
         step=step,
     )
+    if benchmark.tools:
+        requests = in_environment(requests, held_out.problems)
     samples: Iterable[Sample]
     pool = sampling.pool
     if journal is None:

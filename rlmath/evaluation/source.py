@@ -68,7 +68,13 @@ def about(config: Config, held_out: HeldOut) -> dict[str, Any]:
         "reward": json.loads(json.dumps(dataclasses.asdict(config.reward), default=str)),
         "reward_files": contents(reward_files(config)),
         "seed": config.runner.seed,
-    }
+    } | ({"tools": tool_settings(config)} if held_out.benchmark.tools else {})
+
+
+def tool_settings(config: Config) -> dict[str, Any]:
+    """Settings that the calls of a response depend on."""
+    names = ("tools", "max_turns", "max_calls", "call_timeout_s", "max_observation_tokens")
+    return {name: getattr(config.rollout, name) for name in names}
 
 
 def _problems_sha256(problems: Sequence[Problem]) -> str:

@@ -49,17 +49,36 @@ def has_chat_template(path: str) -> bool:
 
 def render_chat(
     template: str,
-    messages: Sequence[Mapping[str, str]],
+    messages: Sequence[Mapping[str, Any]],
     special: Mapping[str, str],
     *,
     add_generation_prompt: bool,
     strftime_now: Callable[[str], str],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    **options: Any,
 ) -> str:
     """Render a chat like transformers.
+
+    Args:
+        tools: Schemas of the tools that the model may call.
+        options: Further variables of the template, such as ``enable_thinking``.
 
     Raises:
         Exception: Raised by the template, such as ``jinja2.TemplateError``.
     """
+    return str(
+        _compiled(template).render(
+            messages=messages,
+            tools=tools,
+            documents=None,
+            add_generation_prompt=add_generation_prompt,
+            **{**special, CLOCK: strftime_now, **options},
+        )
+    )
+
+
+@functools.lru_cache(maxsize=8)
+def _compiled(template: str) -> Any:
     import jinja2.ext
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -76,14 +95,7 @@ def render_chat(
     )
     environment.filters["tojson"] = to_json
     environment.globals["raise_exception"] = raise_exception
-    environment.globals[CLOCK] = strftime_now
-    return environment.from_string(template).render(
-        messages=messages,
-        tools=None,
-        documents=None,
-        add_generation_prompt=add_generation_prompt,
-        **special,
-    )
+    return environment.from_string(template)
 
 
 def special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from rlmath.monitor.files import json_objects, replacing, to_json
-from rlmath.types import GradedSample, Group, Sample
+from rlmath.types import ONE_TURN, GradedSample, Group, Sample
 
 DIGESTS_FILE = "digests.jsonl"
 # Settings that say where a run is and how it was started, not what it computes.
@@ -194,8 +194,10 @@ def digest_prompt(token_ids: Sequence[int]) -> str:
 
 
 def digest_tokens(sample: Sample) -> str:
-    """Digest of a sample's tokens and its finish reason."""
-    return digest(np.asarray(sample.token_ids, np.int32).tobytes(), sample.finish_reason)
+    """Digest of a sample's tokens, who wrote which of them, and its finish reason."""
+    segments = () if sample.segments == ONE_TURN else (repr(sample.segments),)
+    tokens = np.asarray(sample.token_ids, np.int32).tobytes()
+    return digest(tokens, sample.finish_reason, *segments)
 
 
 def digest_log_probs(sample: Sample) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from rlmath.monitor.files import replacing, to_json
 from rlmath.monitor.json_lines import LinesProcess, ProcessDied, write_lines
-from rlmath.types import GradedSample, Group, Problem
+from rlmath.types import ONE_TURN, GradedSample, Group, Problem, Sample
 
 FOLDER = "samples"
 # Long-response runs make hundreds of MB a step, of which gzip leaves a quarter.
@@ -185,11 +185,29 @@ def _row(step: int, problem: Problem, graded: GradedSample, dropped: str | None)
         "finish_reason": sample.finish_reason,
         "prompt_tokens": len(problem.prompt_token_ids),
         "response_tokens": len(sample.token_ids),
+        **_turns(sample),
         "weights_version": sample.weights_version,
         "spans": [list(span) for span in sample.spans],
         "engine": sample.engine,
         "seed": sample.seed,
     }
+
+
+def _turns(sample: Sample) -> dict[str, Any]:
+    """Who wrote which tokens, the calls and the failure; nothing of a single turn without calls."""
+    if sample.segments == ONE_TURN and not sample.calls and sample.failure is None:
+        return {}
+    found: dict[str, Any] = {
+        "model_tokens": sample.model_tokens,
+        "segments": [
+            [kind, end - start, text]
+            for (kind, start, end), text in zip(
+                sample.pieces(), sample.texts or (sample.text,), strict=True
+            )
+        ],
+        "calls": [list(one) for one in sample.calls],
+    }
+    return found if sample.failure is None else found | {"failure": sample.failure}
 
 
 def _tokens(graded: GradedSample) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 from rlmath.monitor.repetition import repetition
 from rlmath.rewards.mix import RewardMix
 from rlmath.rewards.scored import Partial
-from rlmath.types import Group, Problem, Repetition, Sample
+from rlmath.types import GradedSample, Group, Problem, Repetition, Sample
 from rlmath.utils.daemon_threads import DaemonThreads
 from rlmath.utils.futures import gather, resolve, when_all
 
@@ -79,9 +79,12 @@ class Grading:
         own = self._arrived[problem.id]
 
         def look() -> list[Partial]:
-            found = repetition(sample.text, sample.token_ids)
+            written = sample.model_part()
+            found = repetition(written.text, written.token_ids)
             self._repetition[problem.id, sample.index] = found
-            return self._rewards.prescore_group(problem, [sample])
+            if sample.failure is not None:
+                return [Partial()]
+            return self._rewards.prescore_group(problem, [written])
 
         piece = self._run(look)
         self._pieces[problem.id, sample.index] = piece
@@ -138,7 +141,9 @@ class Grading:
         """The group of a problem, once all its rewards have finished."""
         arrived = sorted(arrived, key=lambda item: item[0].index)
         samples = [sample for sample, _ in arrived]
-        pieces = gather([piece for _, piece in arrived])
+        # Nothing can be said of the others, also not in comparison.
+        sound = [one for one in samples if one.failure is None]
+        pieces = gather([piece for one, piece in arrived if one.failure is None])
         group: Future[Group] = Future()
 
         # A callback that referenced its own future would be a cycle, and samples with the memory of
@@ -146,18 +151,23 @@ class Grading:
         def compare(done: Future[list[list[Partial]]]) -> None:
             whole = self._run(
                 lambda: self._rewards.begin_group(
-                    problem, samples, [one for piece in done.result() for one in piece]
+                    problem,
+                    [one.model_part() for one in sound],
+                    [one for piece in done.result() for one in piece],
                 )
             )
             whole.add_done_callback(add_up)
 
         def graded(whole: Future[list[Partial]]) -> Group:
-            found = self._rewards.graded(samples, whole.result())
+            found = {s.sample.index: s for s in self._rewards.graded(sound, whole.result())}
             return Group(
                 problem,
                 tuple(
-                    replace(one, repetition=self._repetition[problem.id, one.sample.index])
-                    for one in found
+                    replace(
+                        found.get(one.index, GradedSample(one, None, None, "ungraded")),
+                        repetition=self._repetition.get((problem.id, one.index)),
+                    )
+                    for one in samples
                 ),
             )
 

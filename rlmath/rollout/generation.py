@@ -16,12 +16,19 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import ray
 
 from rlmath.engines.requests import EngineError, Progress, Request, cut_sample
+from rlmath.rollout.episodes import (
+    MAX_FAILED_SHARE,
+    EnvironmentFailed,
+    Episodes,
+    awaiting,
+)
 from rlmath.types import Sample
 
 if TYPE_CHECKING:
@@ -31,6 +38,9 @@ if TYPE_CHECKING:
 # An engine answers at least this often, so that a stall is seen and named.
 ANSWER_EVERY_S = 5.0
 ABORT_TIMEOUT_S = 1.0
+
+# While an environment may answer turns: an engine takes requests only when it has answered.
+TURNS_EVERY_S, LOOK_EVERY_S = 0.1, 0.02
 
 # Gets whether no engine has work, and returns requests to add.
 MoreRequests = Callable[[bool], Sequence[Request]]
@@ -48,6 +58,7 @@ class Generation:
         journal: The step's journal, if any.
         outlasts_engines: Wait until the round is cut, instead of failing, when no engine has the
             weights in force any more.
+        episodes: Answer the turns of requests that have a problem.
         clock_s: The clock; with ``wait``, replaced in simulations.
         wait: Waits for answers as ``ray.wait`` does.
 
@@ -72,6 +83,7 @@ class Generation:
         journal: StepJournal | None = None,
         *,
         outlasts_engines: bool = False,
+        episodes: Episodes | None = None,
         clock_s: Callable[[], float] = time.monotonic,
         wait: Callable[..., tuple[list[Any], list[Any]]] = ray.wait,
     ) -> None:
@@ -84,7 +96,10 @@ class Generation:
         self._is_cut = threading.Event()
         self.number = number
         self._stall_timeout_s = stall_timeout_s
-        self._answer_every_s = min(ANSWER_EVERY_S, stall_timeout_s / 4)
+        every_s = ANSWER_EVERY_S if episodes is None else TURNS_EVERY_S
+        self._answer_every_s = min(every_s, stall_timeout_s / 4)
+        self._episodes = episodes
+        self._failed = self._num_requests = 0
         engines = len(pool.processes)
         self.held: list[dict[Key, Request]] = [{} for _ in range(engines)]
         self.tokens = [0] * engines
@@ -97,7 +112,7 @@ class Generation:
         self._queue: deque[Request] = deque()
         # Whether any request stays on an engine, and whether such a request may be in the queue.
         self._some_stay = self._queue_stays = False
-        self._unfinished: set[Key] = set()
+        self._unfinished: dict[Key, Request] = {}
         # The pending answer of each busy engine, and the engines that owe one.
         self._answers: dict[Any, int] = {}
         self._owing: set[int] = set()
@@ -117,24 +132,37 @@ class Generation:
         Raises:
             ValueError: Two requests have one key, or one is longer than the engines' sequences.
         """
-        keys = {request.key for request in requests}
-        new = keys - self._unfinished
+        new = {request.key for request in requests} - self._unfinished.keys()
         if len(new) != len(requests):
             raise ValueError(
                 f"{len(requests)} requests have {len(new)} new keys (problem id, index): the keys "
                 "of unfinished requests must differ"
             )
         self._refuse_overlong(requests)
-        self._unfinished |= keys
+        self._num_requests += len(requests)
+        if self._episodes is not None:
+            prepared = self._episodes.prepared
+            requests = [one if one.problem is None else prepared(one) for one in requests]
+        self._unfinished |= {request.key: request for request in requests}
         if any(request.stays_on is not None for request in requests):
             self._some_stay = self._queue_stays = True
         self._longest = max([self._longest, *(request.new_tokens for request in requests)])
         for request in requests:
-            found = None if self._journal is None else self._journal.find(request)
-            if found is None:
-                self._queue.append(request)
-            else:
-                self._found.append(found)
+            self._enqueue(request)
+
+    def _enqueue(self, request: Request) -> None:
+        """Have a request answered: by the journal, by its environment, or by an engine."""
+        found = None if self._journal is None else self._journal.find(request)
+        is_asked = request.begun is not None and request.begun.awaits_observation
+        if found is not None and is_asked:
+            self._observed(request, found)
+        elif found is not None:
+            self._found.append(found)
+        elif is_asked:
+            assert self._episodes is not None
+            self._episodes.ask(request)
+        else:
+            self._queue.append(request)
 
     def samples(self, more: MoreRequests | None) -> Iterator[Sample]:
         """Yield the samples; see :meth:`RolloutPool.generate`."""
@@ -153,16 +181,19 @@ class Generation:
                     break
                 else:
                     samples = self._next_answers()
+                samples = self._through_episodes(samples)
                 # Engines first, so that they work while the caller handles the samples.
                 self._deal()
                 for sample in samples:
-                    self._unfinished.remove((sample.problem_id, sample.index))
+                    del self._unfinished[sample.problem_id, sample.index]
                     yield sample
             if self._unfinished:
                 left = sorted(self._unfinished)
                 raise EngineError(f"{len(left)} requests got no sample: {left}")
         finally:
             self._end_of_round()
+            if self._unfinished and self._episodes is not None:
+                self._episodes.drop()
             if any(self.held):
                 self._abort()
 
@@ -179,7 +210,8 @@ class Generation:
 
     @property
     def _idle(self) -> bool:
-        return not self._answers and not self._queue and not self._found
+        waits = self._episodes is not None and self._episodes.waits
+        return not (self._answers or self._queue or self._found or waits)
 
     @property
     def unfinished(self) -> int:
@@ -224,7 +256,7 @@ class Generation:
         if self._queue and not self._is_cut.is_set():
             for index, request in chain(self._choose_same(free), self._choose(free)):
                 self.held[index][request.key] = request
-                dealt[index].append(request)
+                dealt[index].append(replace(request, problem=None) if request.problem else request)
         for index in free:
             if self.held[index]:
                 self._note_work(index)
@@ -313,10 +345,60 @@ class Generation:
         for index in range(len(self.held)):
             self._note_work_at(index, now_s)
 
+    def _through_episodes(self, samples: list[Sample]) -> list[Sample]:
+        """The samples that have ended or are cut, after each other's turns went to the environment
+        and what came back from there went to the queue."""
+        episodes = self._episodes
+        if episodes is None:
+            return samples
+        out = []
+        for sample in samples:
+            request = self._unfinished[sample.problem_id, sample.index]
+            if request.problem is None or sample.finish_reason != "stop":
+                out.append(sample)
+            else:
+                self._enqueue(replace(request, begun=awaiting(sample)))
+        only_turns = not (self._answers or self._queue or self._found or out)
+        for request, sample in episodes.outcomes(LOOK_EVERY_S if only_turns else 0.0):
+            if sample.finish_reason != "cut":
+                out.append(sample)
+                self._count_failed(sample)
+                continue
+            if self._journal is not None:
+                self._journal.keep(request, sample)
+            self._observed(request, sample)
+        if self._is_cut.is_set():
+            out += episodes.cut()
+        return [episodes.finish(one) for one in out]
+
+    def _observed(self, request: Request, sample: Sample) -> None:
+        """Continue a request's sample, which has its observation, if the round allows it."""
+        first = self._unfinished[request.key]
+        left = first.budget_tokens
+        if left is not None:
+            left -= len(sample.token_ids) - first.begun_tokens
+        if left is not None and left < 1:
+            self._found.append(sample)
+        else:
+            self._enqueue(replace(request, begun=sample, budget_tokens=left))
+
+    def _count_failed(self, sample: Sample) -> None:
+        self._failed += sample.failure is not None
+        if self._failed > max(1.0, MAX_FAILED_SHARE * self._num_requests):
+            raise EnvironmentFailed(
+                f"{self._failed} of {self._num_requests} samples failed because the tools of "
+                f"rollout.tools did not work, more than {MAX_FAILED_SHARE:.0%}; the last one: "
+                f"sample {sample.index} of problem {sample.problem_id}: {sample.failure}. Nothing "
+                "is wrong with what the model wrote: fix the tools, then resume the run"
+            )
+
     def _next_answers(self) -> list[Sample]:
         """Wait for an engine's answer; restart engines that failed or hang."""
         waiting_since = self._clock_s()
         starting = self._pool.starting()
+        waits = self._episodes is not None and self._episodes.waits
+        if waits and not self._answers and not starting:
+            return []  # Nothing but turns is awaited.
         if not self._answers and not starting:
             if self._outlasts_engines:
                 self._is_cut.wait(self._answer_every_s)
@@ -327,7 +409,8 @@ class Generation:
                 "weight sync, because the actor is past that version"
             )
         owed = [*self._answers, *starting]
-        ready, others = self._wait(owed, num_returns=1, timeout=self._answer_every_s)
+        timeout_s = LOOK_EVERY_S if waits else self._answer_every_s
+        ready, others = self._wait(owed, num_returns=1, timeout=timeout_s)
         self._waited_s += self._clock_s() - waiting_since
         if ready and others:
             # With hundreds of engines, many have answered since the last look.

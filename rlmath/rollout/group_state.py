@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from rlmath.types import GradedSample, Group, Problem, Sample
 
+# Fields of a sample that are tuples, which JSON has as lists.
+_TUPLES = ("spans", "segments", "calls", "texts")
 _ARRAYS: dict[str, Any] = {"token_ids": np.dtype("<i4"), "log_probs": np.dtype("<f4")}
 
 
@@ -22,7 +24,10 @@ def sample_to_state(sample: Sample) -> dict[str, Any]:
         state[name] = _text(np.asarray(state[name], dtype))
     if (routes := sample.routes) is not None:
         state["routes"] = [_text(routes), routes.dtype.str, list(routes.shape)]
-    return state | {"spans": [list(span) for span in sample.spans]}
+    return state | {
+        name: [list(one) if isinstance(one, tuple) else one for one in state[name]]
+        for name in _TUPLES
+    }
 
 
 def sample_from_state(state: Mapping[str, Any]) -> Sample:
@@ -31,7 +36,20 @@ def sample_from_state(state: Mapping[str, Any]) -> Sample:
     if given["routes"] is not None:
         saved, dtype, shape = given["routes"]
         given["routes"] = _array(saved, np.dtype(dtype)).reshape(shape)
-    return Sample(**given | {"spans": tuple((version, start) for version, start in given["spans"])})
+    return Sample(**with_tuples(given))
+
+
+def with_tuples(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a sample from JSON, with tuples for lists.
+
+    Samples saved before there were several turns have no segments.
+    """
+    found = {
+        name: tuple(tuple(one) if isinstance(one, list) else one for one in plain[name])
+        for name in _TUPLES
+        if name in plain
+    }
+    return {**plain, **found}
 
 
 def response_tokens(state: Mapping[str, Any]) -> int:

@@ -23,7 +23,8 @@ from typing import IO, Any
 import numpy as np
 
 from rlmath.engines.requests import Request
-from rlmath.types import Sample
+from rlmath.rollout.group_state import with_tuples
+from rlmath.types import ONE_TURN, Sample
 
 FOLDER = "journal"
 _FRAME = struct.Struct("<II")
@@ -150,6 +151,10 @@ class StepJournal:
                 digest.update(np.asarray(array).tobytes())
         if request.wants_routes:
             digest.update(b"routes")
+        if request.stop:
+            digest.update(repr(request.stop).encode())
+        if begun is not None and begun.segments != ONE_TURN:
+            digest.update(repr(begun.segments).encode())
         if request.begun_routes:  # The routes of a record continue these.
             digest.update(str(request.begun_routes).encode())
         return digest.hexdigest()
@@ -274,7 +279,7 @@ def _unpacked(payload: bytes) -> tuple[str, Sample]:
         dtype, shape = plain["routes"]
         plain["routes"] = np.frombuffer(stream.unused_data, dtype).reshape(shape).copy()
     half = len(arrays) // 2
-    plain["spans"] = tuple((version, start) for version, start in plain["spans"])
+    plain = with_tuples(plain)
     sample = Sample(
         **plain,
         token_ids=np.frombuffer(arrays[:half], "<i4").astype(np.int32),

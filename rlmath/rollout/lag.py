@@ -12,7 +12,7 @@ from rlmath.types import Group, Sample
 
 
 def lag_metrics(groups: Sequence[Group], now: int) -> dict[str, float]:
-    """``rollout/lag_...`` over the response tokens, and the share of samples with several versions.
+    """``rollout/lag_...`` over the sampled tokens, and the share of samples with several versions.
 
     Args:
         groups: Groups of the step.
@@ -26,8 +26,9 @@ def lag_metrics(groups: Sequence[Group], now: int) -> dict[str, float]:
     lags: Counter[int] = Counter()
     for sample in samples:
         ends = [start for _, start in sample.spans[1:]] + [len(sample.token_ids)]
+        own = sample.model_mask()
         for (version, start), end in zip(sample.spans, ends, strict=True):
-            lags[now - version] += end - start
+            lags[now - version] += int(own[start:end].sum())
     if not lags.total():
         return {}
     values, counts = np.array(sorted(lags.items())).T

@@ -113,6 +113,7 @@ class LiveGroup:
         problem: Problem,
         *,
         wants_routes: bool,
+        in_environment: bool = False,
     ) -> LiveGroup:
         """Restore a group from :meth:`to_state`.
 
@@ -120,6 +121,7 @@ class LiveGroup:
             state: The saved values.
             problem: The problem with the group's id, as the data has it now.
             wants_routes: As in ``Request``, for the continuing run.
+            in_environment: As in ``requests_for``, for the continuing run.
         """
         problem = with_saved_prompt(problem, state)
         requests = tuple(
@@ -133,6 +135,7 @@ class LiveGroup:
                 seed,
                 state["ignore_eos"],
                 wants_routes=wants_routes,
+                problem=problem if in_environment else None,
             )
             for index, seed in enumerate(state["seeds"])
         )

@@ -19,6 +19,7 @@ from rlmath.engines.engine import RolloutEngine
 from rlmath.engines.protocol import Engine
 from rlmath.engines.requests import EngineError, EngineSpec, EngineStartError, Request
 from rlmath.rollout.engine_process import EngineProcess
+from rlmath.rollout.episodes import Episodes
 from rlmath.rollout.generation import ANSWER_EVERY_S, Generation, MoreRequests
 from rlmath.rollout.journal import StepJournal
 from rlmath.types import Sample
@@ -59,6 +60,7 @@ class RolloutPool:
         places: Place of each engine; none: anywhere.
         trainer: Sends the weights in force to restarted engines. ``None``: the engines have only
             the model folder's weights.
+        episodes: Answer the turns of requests that have a problem; ``None``: there are none.
 
     Attributes:
         has_weights_at_hand: Whether the trainer still has the weights in force. While it updates
@@ -82,6 +84,7 @@ class RolloutPool:
         start_timeout_s: float = 1800.0,
         places: Sequence[EnginePlace] | None = None,
         trainer: Trainer | None = None,
+        episodes: Episodes | None = None,
     ) -> None:
         if num_engines < 1:
             raise ValueError(f"num_engines must be at least 1, not {num_engines}")
@@ -96,7 +99,7 @@ class RolloutPool:
         self._engines: list[EngineProcess] = []
         self._max_restarts = max_restarts
         self._apart = False
-        self._trainer = trainer
+        self._trainer, self._episodes = trainer, episodes
         self.has_weights_at_hand = True
         self._bringing_up = threading.Lock()
         self.restarts = 0
@@ -123,6 +126,11 @@ class RolloutPool:
     def processes(self) -> Sequence[EngineProcess]:
         """The engines' processes."""
         return tuple(self._engines)
+
+    @property
+    def awaited_turns(self) -> list[tuple[str, int]]:
+        """Problem and index of the samples whose turns the environment answers now."""
+        return [] if self._episodes is None else self._episodes.waiting()
 
     def start(self) -> None:
         """Start all engines, in parallel.
@@ -195,7 +203,12 @@ class RolloutPool:
         # Even numbers: an abort ends a generation by going to the number after it.
         number = 2 if self.generation is None else self.generation.number + 2
         generation = Generation(
-            self, number, self._stall_timeout_s, journal, outlasts_engines=outlasts_engines
+            self,
+            number,
+            self._stall_timeout_s,
+            journal,
+            outlasts_engines=outlasts_engines,
+            episodes=self._episodes,
         )
         generation.add(requests)
         self.generation = generation

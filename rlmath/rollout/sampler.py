@@ -30,7 +30,7 @@ from rlmath.rollout.live_group import LiveGroup
 from rlmath.rollout.pool import RolloutPool
 from rlmath.rollout.round import Round, Sampled
 from rlmath.rollout.schedule import live_target, steps_that_train
-from rlmath.rollout.seeds import requests_for
+from rlmath.rollout.seeds import in_environment, requests_for
 from rlmath.rollout.step_sampling import SamplingParts, StepSampling
 from rlmath.types import Group, Problem
 
@@ -404,6 +404,8 @@ class Sampler:
             step=step,
             wants_routes=self._wants_routes,
         )
+        if config.rollout.tools:
+            requests = in_environment(requests, [problem])
         if config.rollout.ignore_eos:
             requests = [dataclasses.replace(one, ignore_eos=True) for one in requests]
         return LiveGroup(ordinal, now, problem, tuple(requests))
@@ -570,6 +572,7 @@ class Sampler:
                 saved,
                 self._problem(saved["problem_id"]),
                 wants_routes=self._wants_routes,
+                in_environment=bool(self._config.rollout.tools),
             )
             for saved in state["live"]
         }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from dataclasses import replace
 
 from rlmath.engines.requests import Request
 from rlmath.types import Problem
@@ -60,3 +61,9 @@ def requests_for(
         for problem in problems
         for index in range(samples)
     ]
+
+
+def in_environment(requests: Iterable[Request], problems: Iterable[Problem]) -> list[Request]:
+    """The requests of these problems, with turns that the pool's environment answers."""
+    by_id = {problem.id: problem for problem in problems}
+    return [replace(request, problem=by_id[request.problem_id]) for request in requests]

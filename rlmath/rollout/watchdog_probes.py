@@ -20,6 +20,10 @@ def engines(pool: RolloutPool) -> WatchedComponent:
                     f"{len(held)} samples of {role} {index}, the oldest sample {oldest.index} of "
                     f"problem {oldest.problem_id}"
                 )
+        lines += [
+            f"the tools' answer to sample {index} of problem {id_}"
+            for id_, index in pool.awaited_turns[:10]
+        ]
         return lines
 
     def processes() -> list[Process]:

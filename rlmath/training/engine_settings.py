@@ -24,6 +24,7 @@ from rlmath.engines.transport import choose_transport
 from rlmath.model.lora import Lora
 from rlmath.model.precision import Precision
 from rlmath.model.spec import read_model_spec
+from rlmath.rollout.episodes import Episodes
 from rlmath.rollout.pool import RolloutPool, Trainer
 from rlmath.rollout.teacher import Teacher
 from rlmath.rollout.teacher_server import ServerTeacher
@@ -124,6 +125,7 @@ def pool_of(
     num_engines: int,
     places: Sequence[EnginePlace] | None,
     trainer: Trainer | None = None,
+    episodes: Episodes | None = None,
 ) -> RolloutPool:
     """Engines as the settings have them, not started."""
     return RolloutPool(
@@ -133,6 +135,7 @@ def pool_of(
         max_restarts=config.rollout.max_engine_restarts,
         places=places,
         trainer=trainer,
+        episodes=episodes,
     )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor
@@ -438,8 +438,10 @@ def _again(
     _, token, before, _ = farthest.tolist()
     now = float(log_probs[first + int(token)])
     if abs(now - before) <= max(noise.max_abs, FLOAT32_EXCESS):
-        lengths, least = batch.response_lengths, max(noise.max_abs, FLOAT32_EXCESS)
-        cause = likely_cause(log_probs, batch.engine_log_probs, entropy, lengths, least)
+        least = max(noise.max_abs, FLOAT32_EXCESS)
+        own: Any = slice(None) if batch.model_mask is None else batch.model_mask
+        compared = (log_probs[own], batch.engine_log_probs[own], entropy[own])
+        cause = likely_cause(*compared, batch.model_lengths, least)
         return f"The actor computes the same log-prob again. {cause}{'. ' if cause else ''}"
     return (
         f"The actor now computes {now:.4f}: its own log-probs do not repeat, so suspect the "

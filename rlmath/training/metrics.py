@@ -8,9 +8,10 @@ from statistics import stdev
 from typing import TYPE_CHECKING
 
 from rlmath.algorithms.off_policy import masked_by_lag
+from rlmath.environments.metrics import environment_metrics
 from rlmath.grading.result import FAILED_GRADES, STATUSES
 from rlmath.monitor.repetition import repetition
-from rlmath.types import GradedSample, Group
+from rlmath.types import GradedSample, Group, Repetition, Sample
 
 if TYPE_CHECKING:
     from rlmath.actor.settings import UpdateResult
@@ -27,9 +28,9 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     samples = [s for group in groups for s in group.samples]
     rewards = [s.reward for s in samples if s.reward is not None]
     judged = [s.correct for s in samples if s.correct is not None]
-    lengths = [len(s.sample.token_ids) for s in samples]
+    lengths = [s.sample.model_tokens for s in samples]
     # Seen when a sample is graded, while others are still generated.
-    found = [s.repetition or repetition(s.sample.text, s.sample.token_ids) for s in samples]
+    found = [s.repetition or _repetition(s.sample) for s in samples]
     metrics = {
         "rollout/rewards": _mean(rewards),
         **_standard_error(groups),
@@ -48,6 +49,8 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     }
     for status in STATUSES:
         metrics[f"grading/{status}_share"] = _mean([s.status == status for s in samples])
+    of_tools = environment_metrics([s.sample for s in samples])
+    metrics |= {f"tools/{name}": value for name, value in of_tools.items()}
     metrics["grading/untabled_share"] = _mean([s.untabled for s in samples])
     metrics["grading/failed_share"] = _mean([s.status in FAILED_GRADES for s in samples])
     return metrics
@@ -55,7 +58,7 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 def batch_metrics(sequences: StepSequences) -> dict[str, float]:
     """Sizes of the step's batch."""
-    responses = int(sequences.response_lengths.sum())
+    responses = int(sequences.model_lengths.sum())
     return {
         "rollout/tokens": float(sequences.sequence_lengths.sum()),
         "rollout/response_tokens": float(responses),
@@ -98,6 +101,11 @@ def off_policy_metrics(result: UpdateResult, now: int) -> dict[str, float]:
     """
     found = masked_by_lag(result.off_policy, now)
     return {f"correction/{name}": share for name, share in found.items()}
+
+
+def _repetition(sample: Sample) -> Repetition:
+    own = sample.model_part()
+    return repetition(own.text, own.token_ids)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -29,6 +29,8 @@ from rlmath.model.spec import read_model_spec
 from rlmath.monitor.startup import Say, StartLog
 from rlmath.rewards.mix import RewardMix
 from rlmath.rollout.collect import Collector
+from rlmath.rollout.environments import episodes_of
+from rlmath.rollout.episodes import Episodes
 from rlmath.rollout.pool import RolloutPool
 from rlmath.rollout.sampling import Sampling
 from rlmath.rollout.teacher import EngineTeacher, Teacher, TeacherScores
@@ -117,9 +119,10 @@ def open_engines(config: Config, problems: Iterable[Problem] = ()) -> Iterator[S
     config = machine.config
     with contextlib.ExitStack() as stack:
         rewards = stack.enter_context(_checked_rewards(config, problems))
+        episodes = _episodes(config, stack)
         places = stack.enter_context(machine.placed())
         spec = _engine_spec(machine, trains=False)
-        pool = pool_of(config, spec, machine.layout.engines, places.engines)
+        pool = pool_of(config, spec, machine.layout.engines, places.engines, None, episodes)
         stack.callback(pool.shutdown)
         start(None, pool, machine.say)
         yield _sampling(machine, pool, rewards, stack)
@@ -148,6 +151,7 @@ def open_training(
         teacher = server_teacher(config) if distills else None
         if teacher is not None:
             teacher.probe()
+        episodes = _episodes(config, stack)
         places = stack.enter_context(machine.placed())
         spec = _engine_spec(machine, trains=True)
         spec = dataclasses.replace(spec, reads_weights=engines_read)
@@ -156,7 +160,7 @@ def open_training(
             machine, settings, places, shares_gpus=spec.sleeps, nsys_folder=nsys_folder(config)
         )
         trainer = ActorTrainer(config, spec, actor)
-        pool = pool_of(config, spec, layout.engines, places.engines, trainer)
+        pool = pool_of(config, spec, layout.engines, places.engines, trainer, episodes)
         stack.callback(pool.shutdown)
         teacher_pool = _launched_teachers(machine, places, stack)
         stack.callback(actor.shutdown)
@@ -254,6 +258,14 @@ def _engine_teacher(machine: _Machine, pool: RolloutPool) -> Teacher:
     machine.say("waiting for the teacher's engines")
     pool.wait_until_ready()
     return EngineTeacher(pool, read_model_spec(teacher_path(machine.config)).vocab)
+
+
+def _episodes(config: Config, stack: contextlib.ExitStack) -> Episodes | None:
+    """Answers of the model's turns, until the stack's end; ``None``: there is one turn."""
+    episodes = episodes_of(config)
+    if episodes is not None:
+        stack.callback(episodes.close)
+    return episodes
 
 
 def _sampling(

@@ -56,10 +56,15 @@ class DaemonThreads:
             self._waiting.add(future)
             self._calls.put(call)
             if len(self._threads) < self._count:
-                name = f"{self._name}-{len(self._threads)}"
-                self._threads.append(threading.Thread(target=self._run, name=name, daemon=True))
-                self._threads[-1].start()
+                self._start()
         return future
+
+    def add_one(self) -> None:
+        """Allow one more concurrent call, where one may never return."""
+        with self._lock:
+            self._count += 1
+            if self._waiting and not self._closed:
+                self._start()
 
     def close(self, wait_s: float = 0.0) -> bool:
         """Accept no more calls, and cancel those not yet started.
@@ -81,6 +86,11 @@ class DaemonThreads:
         for thread in self._threads:
             thread.join(max(0.0, until_s - time.monotonic()))
         return not any(thread.is_alive() for thread in self._threads)
+
+    def _start(self) -> None:
+        name = f"{self._name}-{len(self._threads)}"
+        self._threads.append(threading.Thread(target=self._run, name=name, daemon=True))
+        self._threads[-1].start()
 
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:

@@ -69,7 +69,10 @@ def batch():
     teacher = torch.linspace(-9.0, -0.1, tokens)[
         torch.randperm(tokens, generator=torch.manual_seed(0))
     ]
-    return dataclasses.replace(made, advantages=None, teacher_log_probs=teacher)
+    # What the loss leaves out was not sampled.
+    return dataclasses.replace(
+        made, advantages=None, teacher_log_probs=teacher, model_mask=made.loss_mask
+    )
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,7 @@ LAYERS = (
     "device",
     "data",
     "rewards",
+    "environments",
     "monitor",
     "cluster",
     "checkpoint",

@@ -61,7 +61,8 @@ def _say(status_fd: int, message: dict[str, Any]) -> None:
     os.write(status_fd, (json.dumps(message) + "\n").encode())
 
 
-def _in_namespaces(job: dict[str, Any]) -> None:
+def unshare(job: dict[str, Any]) -> None:
+    """Give the children of this process their own namespaces."""
     flags = sc.CLONE_NEWNS | sc.CLONE_NEWPID | sc.CLONE_NEWNET | sc.CLONE_NEWIPC | sc.CLONE_NEWUTS
     if os.geteuid() == 0:
         sc.unshare(flags)
@@ -71,13 +72,17 @@ def _in_namespaces(job: dict[str, Any]) -> None:
         _write("/proc/self/setgroups", "deny")
         _write("/proc/self/uid_map", f"{job['uid']} {uid} 1")
         _write("/proc/self/gid_map", f"{job['uid']} {gid} 1")
+
+
+def _in_namespaces(job: dict[str, Any]) -> None:
+    unshare(job)
     init = os.fork()
     if init == 0:
         # Process 1 of the new namespace: when it ends, the kernel ends all the others.
         try:
             sc.prctl(sc.PR_SET_PDEATHSIG, signal.SIGKILL)
             out_fd = os.open(job["out_dir"], os.O_RDONLY | os.O_DIRECTORY)
-            _build_root(job)
+            build_root(job)
             _run(job, "/work", out_fd)
         except OSError as error:
             _say(job["status_fd"], {"error": str(error)})
@@ -100,7 +105,7 @@ def _write(path: str, text: str) -> None:
         file.write(text)
 
 
-def _build_root(job: dict[str, Any]) -> None:
+def build_root(job: dict[str, Any]) -> None:
     """A root folder with the system's programs, read-only, and no other files."""
     root = job["root_dir"]
     sc.mount("none", "/", None, sc.MS_REC | sc.MS_PRIVATE)
@@ -220,12 +225,31 @@ def _run(job: dict[str, Any], folder: str, out_fd: int) -> None:
 
 
 def _become_program(job: dict[str, Any], folder: str, keep_fd: int) -> NoReturn:
-    limits = job["limits"]
     os.chdir(folder)
     os.set_inheritable(keep_fd, False)
     # Close all our descriptors, including the status pipe and the folder for collected files.
     os.closerange(3, keep_fd)
     os.closerange(keep_fd + 1, max(keep_fd + 2, resource.getrlimit(resource.RLIMIT_NOFILE)[0]))
+    drop_rights(job)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)  # Python ignores them; programs expect the default
+    if job["level"] == "namespace":
+        # The namespaces alone are enough; without them the filter is required.
+        with suppress(OSError):
+            sc.install_seccomp(job["level"])
+    else:
+        if job["landlock"]:
+            landlock.restrict(
+                [*job["read_only_paths"], "/dev/random", "/dev/urandom"],
+                [folder, "/dev/null", "/dev/zero", "/dev/full"],
+            )
+        sc.install_seccomp(job["level"])
+    os.execve(job["argv"][0], job["argv"], job["env"])
+
+
+def drop_rights(job: dict[str, Any]) -> None:
+    """Change to the sandbox's user id and set the limits; nothing can be gained from here on."""
+    limits = job["limits"]
     if os.geteuid() == 0 and job["level"] != "process":
         os.setgroups([])
         os.setresgid(job["uid"], job["uid"], job["uid"])
@@ -252,22 +276,7 @@ def _become_program(job: dict[str, Any], folder: str, keep_fd: int) -> NoReturn:
         if top != resource.RLIM_INFINITY:
             soft, hard = min(soft, top), min(hard, top)
         resource.setrlimit(what, (soft, hard))
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):
-        signal.signal(number, signal.SIG_DFL)  # Python ignores them; programs expect the default
-    if job["level"] == "namespace":
-        sc.prctl(sc.PR_SET_NO_NEW_PRIVS)
-        # The namespaces alone are enough; without them the filter is required.
-        with suppress(OSError):
-            sc.install_seccomp(job["level"])
-    else:
-        sc.prctl(sc.PR_SET_NO_NEW_PRIVS)
-        if job["landlock"]:
-            landlock.restrict(
-                [*job["read_only_paths"], "/dev/random", "/dev/urandom"],
-                [folder, "/dev/null", "/dev/zero", "/dev/full"],
-            )
-        sc.install_seccomp(job["level"])
-    os.execve(job["argv"][0], job["argv"], job["env"])
+    sc.prctl(sc.PR_SET_NO_NEW_PRIVS)
 
 
 def _kill_user(uid: int) -> None:

@@ -135,7 +135,7 @@ class LocalProvider(CodeProvider):
         base = python or getattr(sys, "_base_executable", None) or sys.executable
         self.python = self._wanted_python = os.path.realpath(base)
         self._extra_paths = read_only_paths
-        self._uids = _UserIds()
+        self.user_ids = UserIds()
         self.level = self._choose(level)
 
     def _choose(self, wanted: Level | Literal["auto"]) -> Level:
@@ -210,8 +210,33 @@ class LocalProvider(CodeProvider):
         language: _Language,
     ) -> tuple[Execution, dict[str, bytes]]:
         """Run a command in a new sandbox; returns the result and the collected files."""
-        with self._slots, _job_folder(files, stdin) as folder, self._uids.one() as uid:
+        with self._slots, job_folder(files, stdin) as folder, self.user_ids.one() as uid:
             return _Run(self, command, folder, uid, limits, collect, language).finish()
+
+    def job(self, limits: Limits, folder: Path) -> dict[str, Any]:
+        """The launcher's settings that do not depend on the program."""
+        own_disk = self.level == "namespace"
+        home = "/work" if own_disk else str(folder / "work")
+        return {
+            "level": self.level,
+            "env": {
+                "PATH": f"{Path(self.python).parent}:/usr/local/bin:/usr/bin:/bin",
+                "HOME": home,
+                "TMPDIR": "/tmp" if own_disk else home,
+                "LANG": "C.UTF-8",
+                "PYTHONHASHSEED": "0",
+                "OMP_NUM_THREADS": "1",
+                "OPENBLAS_NUM_THREADS": "1",
+                "OPENSSL_CONF": "/dev/null",  # OpenSSL fails on a file that it may not read
+            },
+            "work_dir": str(folder / "work"),
+            "out_dir": str(folder / "out"),
+            "root_dir": str(folder / "root"),
+            "read_only_paths": self.read_only_paths,
+            "limits": dict(vars(limits)),
+            "process_limit": limits.processes + _processes_counted_against(self.level),
+            "landlock": self.hides_files,
+        }
 
     def resolve(self, command: tuple[str, ...]) -> list[str]:
         """The command with full paths, because programs do not inherit ``PATH``."""
@@ -242,7 +267,7 @@ def _open_to_all(path: str) -> bool:
     return all(parent.stat().st_mode & 0o001 for parent in Path(path).parents)
 
 
-class _UserIds:
+class UserIds:
     """Allocate user ids, unique among the sandboxes of this process."""
 
     def __init__(self) -> None:
@@ -268,7 +293,7 @@ def _check_relative(path: str) -> None:
 
 
 @contextmanager
-def _job_folder(files: Mapping[str, str | bytes], stdin: str) -> Iterator[Path]:
+def job_folder(files: Mapping[str, str | bytes], stdin: str) -> Iterator[Path]:
     """A temporary folder with ``work`` (the program's), ``out``, ``root`` and ``stdin``."""
     folder = Path(tempfile.mkdtemp(prefix="rlmath-sandbox-"))
     try:
@@ -391,32 +416,13 @@ class _Run:
         }
         status_read, status_write = os.pipe()
         self.level = provider.level
-        own_disk = provider.level == "namespace"
-        home = "/work" if own_disk else str(folder / "work")
         job: dict[str, Any] = {
-            "level": provider.level,
+            **provider.job(limits, folder),
             "uid": uid,
             "argv": provider.resolve(command),
-            "env": {
-                "PATH": f"{Path(provider.python).parent}:/usr/local/bin:/usr/bin:/bin",
-                "HOME": home,
-                "TMPDIR": "/tmp" if own_disk else home,
-                "LANG": "C.UTF-8",
-                "PYTHONHASHSEED": "0",
-                "OMP_NUM_THREADS": "1",
-                "OPENBLAS_NUM_THREADS": "1",
-                "OPENSSL_CONF": "/dev/null",  # OpenSSL fails on a file that it may not read
-            },
-            "work_dir": str(folder / "work"),
-            "out_dir": str(folder / "out"),
-            "root_dir": str(folder / "root"),
-            "read_only_paths": provider.read_only_paths,
             "collect": list(collect),
-            "limits": dict(vars(limits)),
-            "process_limit": limits.processes + _processes_counted_against(provider.level),
             "limit_address_space": language.limit_address_space,
             "stack_share": language.stack_share,
-            "landlock": provider.hides_files,
             "status_fd": status_write,
         }
         try:

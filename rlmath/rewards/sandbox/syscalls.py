@@ -7,6 +7,7 @@ packages.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import platform
 import struct
@@ -189,6 +190,13 @@ def prctl(option: int, value: int = 1) -> None:
     _check(_libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0), f"prctl {option}")
 
 
+def drop_capabilities() -> None:
+    """Give up all capabilities; they are lost automatically only when root changes its user id."""
+    version_3 = 0x20080522
+    _check(_libc.capset(struct.pack("Ii", version_3, 0), bytes(24)), "capset")
+
+
+@functools.cache
 def seccomp_filter(machine: str, level: str) -> bytes:
     """The BPF program that denies system calls that a solution never needs.
 

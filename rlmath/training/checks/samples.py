@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from rlmath.engines.requests import prompt_digest
 from rlmath.grading import Grade, MathGrader
 from rlmath.rewards.math_answer import MathAnswer
 from rlmath.training.checks.base import AfterUpdate, BeforeUpdate, Metrics, StepCheck, report
-from rlmath.types import GradedSample, Group
+from rlmath.types import ONE_TURN, GradedSample, Group
 from rlmath.weights.hf_files import generation_config
 
 # Samples of each step that are graded again, which takes under a millisecond for each, and how many
@@ -52,7 +53,7 @@ class SampledResponses(StepCheck):
             self._first_version = now.run.sampling.pool.weights_version
         groups = now.groups or now.finished
         samples = [one for group in groups for one in group.samples]
-        broken = wrong_prompts(groups)
+        broken = wrong_prompts(groups) + wrong_segments(samples)
         if not config.rollout.ignore_eos:
             # What was sampled before a resume may have had another limit.
             limits, since = response_limits(config), self._first_version
@@ -67,7 +68,11 @@ class SampledResponses(StepCheck):
         if now.batch is not None and grader is not None and _grade_with(grader, rewards.items):
             assert group is not None
             own, golds = self._other_grader(grader), list(group.problem.answers)
-            self._again = [(one, own.submit(one.sample.text, golds)) for one in again]
+            self._again = [
+                (one, own.submit(one.sample.model_part().text, golds))
+                for one in again
+                if one.sample.failure is None
+            ]
         return {}
 
     def after_update(self, now: AfterUpdate) -> Metrics:
@@ -137,9 +142,16 @@ def wrong_ends(
     for graded in samples:
         sample = graded.sample
         tokens = np.asarray(sample.token_ids)
-        # One comparison for each: np.isin takes ten times as long for a short response.
-        found = [at.argmax() for at in (tokens[:-1] == end for end in ends) if at.any()]
-        early = int(min(found)) if found else None
+        # One comparison for each: np.isin takes ten times as long for a short response. Each turn
+        # may end with such a token, and what a template writes may have more.
+        turns = [(a, b - 1) for kind, a, b in sample.pieces() if kind == "model"]
+        found = [
+            a + int(at.argmax())
+            for a, b in turns
+            for at in (tokens[a:b] == end for end in ends)
+            if at.any()
+        ]
+        early = min(found) if found else None
         last = int(tokens[-1]) if len(tokens) else None
         problem = None
         if early is not None:
@@ -152,6 +164,8 @@ def wrong_ends(
             )
         elif (
             sample.finish_reason == "length"
+            and sample.segments == ONE_TURN
+            and not sample.calls  # Else another budget may have run out.
             and len(tokens) not in limits
             and sample.spans[0][0] >= since
         ):
@@ -161,6 +175,29 @@ def wrong_ends(
             )
         if problem is not None:
             return [f"{_name(graded)} {problem}"]
+    return []
+
+
+def wrong_segments(samples: Sequence[GradedSample]) -> list[str]:
+    """A sentence for the first sample whose segments are none, or do not fit its log-probs."""
+    for graded in samples:
+        segments, count = graded.sample.segments, len(graded.sample.token_ids)
+        if segments == ONE_TURN:
+            continue
+        starts = [start for _, start in segments]
+        kinds = [kind for kind, _ in segments]
+        ordered = all(a <= b for a, b in pairwise([*starts, count]))
+        if starts[0] != 0 or not ordered or (kinds[0], kinds[-1]) != ("model", "model"):
+            return [
+                f"{_name(graded)} has {count} tokens in the segments {segments}: they do not begin "
+                "and end with the model's, or are out of order"
+            ]
+        others = ~graded.sample.model_mask()
+        if np.asarray(graded.sample.log_probs)[others].any():
+            return [
+                f"{_name(graded)} has log-probs for tokens that the model did not sample: its "
+                f"segments {segments} are out of place"
+            ]
     return []
 
 

@@ -61,6 +61,8 @@ class TrainedSequences(StepCheck):
         self._expected = None
         if now.batch is not None:
             tokens = now.batch.sequences.loss_token_counts
+            broken = wrong_loss_tokens(now.groups, now.batch.takes_part.tolist(), tokens.tolist())
+            report(now.run.config, broken, now.step, now.monitor)
             items = now.run.sampling.rewards.items
             weights = {item.label: item.weight for item in items if item.weight}
             config = now.run.config
@@ -124,6 +126,30 @@ def expected_sequences(
         tokens.double(),
         None if advantages is None else torch.tensor(advantages, dtype=torch.float64),
     )
+
+
+def wrong_loss_tokens(
+    groups: Sequence[Group], takes_part: Sequence[bool], tokens: Sequence[int]
+) -> list[str]:
+    """A sentence unless each sequence's tokens in the loss are those that the model sampled.
+
+    Args:
+        groups: To train on.
+        takes_part: Whether each sample is in the loss.
+        tokens: Number of each sample's tokens in the loss.
+    """
+    samples = [one.sample for group in groups for one in group.samples]
+    for sample, is_in, count in zip(samples, takes_part, tokens, strict=True):
+        wanted, since = 0, None
+        for kind, start in (*sample.segments, ("end", len(sample.token_ids))):
+            wanted += 0 if since is None else start - since
+            since = start if kind == "model" else None
+        if count != (wanted if is_in else 0):
+            return [
+                f"sample {sample.index} of problem {sample.problem_id} has {count} tokens in the "
+                f"loss, but the model sampled {wanted} and it takes {'' if is_in else 'no '}part"
+            ]
+    return []
 
 
 def _advantages(

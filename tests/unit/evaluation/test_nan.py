@@ -54,7 +54,9 @@ def evaluate(pool: Pool, journal: Any = None) -> list[Sample]:
     rewards = SimpleNamespace(for_evaluation=lambda: rewards, metrics=dict)
     collector = SimpleNamespace(collect=collect)
     sampling: Any = SimpleNamespace(pool=pool, rewards=rewards, collector=collector)
-    benchmark = SimpleNamespace(samples=1, max_response_tokens=4, temperature=1.0, top_p=1.0)
+    benchmark = SimpleNamespace(
+        samples=1, max_response_tokens=4, temperature=1.0, top_p=1.0, tools=False
+    )
     problems = tuple(Problem(name, "", (1,), ("1",)) for name in ("a", "b", "c"))
     held_out: Any = SimpleNamespace(benchmark=benchmark, problems=problems)
     sample_and_grade(sampling, 1, held_out, 0, journal)

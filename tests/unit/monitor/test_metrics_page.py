@@ -167,7 +167,12 @@ def distill_tags():
 
 def test_what_the_loops_make_is_explained(group):
     alignment = {f"alignment/{name}" for name in measure(torch.zeros(1), torch.zeros(1)).metrics()}
-    made = rollout_metrics([group]).keys() | eval_tags(group)
+    graded = group.samples[0]
+    calls = dataclasses.replace(graded.sample, calls=(("python", "ok", 0.1),))
+    called = dataclasses.replace(
+        group, samples=(dataclasses.replace(graded, sample=calls), *group.samples[1:])
+    )
+    made = rollout_metrics([called]).keys() | eval_tags(called)
     made = made | update_tags() | reward_tags() | alignment | mismatch_tags(group)
     made |= sampling_tags(group) | routing_tags() | waiting_tags() | distill_tags()
     assert made <= DOCUMENTED, sorted(made - DOCUMENTED)
@@ -181,6 +186,7 @@ def test_what_the_loops_make_is_explained(group):
         "sampling/",
         "curriculum/",
         "routing/",
+        "tools/",
     )
     explained = {tag for tag in DOCUMENTED if tag.startswith(prefixes)}
     assert explained <= made, sorted(explained - made)

@@ -39,7 +39,9 @@ class Pool:
 
 
 def evaluate(mix, collector, pool):
-    benchmark = SimpleNamespace(samples=2, max_response_tokens=4, temperature=1.0, top_p=1.0)
+    benchmark = SimpleNamespace(
+        samples=2, max_response_tokens=4, temperature=1.0, top_p=1.0, tools=False
+    )
     held_out = SimpleNamespace(benchmark=benchmark, problems=(problem("held_out"),))
     sampling = SimpleNamespace(pool=pool, rewards=mix, collector=collector)
     return sample_and_grade(sampling, 1, held_out, 1)

@@ -107,3 +107,27 @@ def test_a_component_that_cannot_say_is_no_progress_and_ends_no_watch(capfd):
         time.sleep(20)
     assert "a folder of another node" in str(said.value)
     assert "no stacks: OSError" in capfd.readouterr().err
+
+
+def test_rewards_see_what_the_model_wrote_and_nothing_of_failed_samples():
+    seen = []
+
+    def look(completions, completion_ids, **_):
+        seen.append((list(completions), [list(ids) for ids in completion_ids]))
+        return [float(len(text)) for text in completions]
+
+    turns = (("model", 0), ("observation", 2), ("model", 4))
+    samples = [
+        make_sample("p", 0, 6, text="abXcd", segments=turns, texts=("ab", "X", "cd")),
+        make_sample("p", 1, 3, text="failed", finish_reason="failed", failure="no sandbox"),
+        make_sample("p", 2, 2, text="x"),
+    ]
+    with RewardMix([MixItem(FunctionReward(look, "r"), "r")], answer_grader=None) as mix:
+        collector = Collector(mix)
+        (group,) = collector.collect([Problem("p", "?", (1,), ("1",))], samples, 3).wait()
+        collector.close()
+    assert [one.sample for one in group.samples] == samples
+    assert [one.reward for one in group.samples] == [4.0, None, 1.0]
+    assert group.samples[1].status == "ungraded" and group.samples[1].correct is None
+    assert sorted(text for texts, _ in seen for text in texts) == ["abcd", "x"]
+    assert [0, 1, 4, 5] in [ids for _, lists in seen for ids in lists]

@@ -11,7 +11,8 @@ import pytest
 
 from rlmath.engines.requests import Request
 from rlmath.engines.routes import RouteSpec
-from rlmath.engines.step_loop import StepLoop, _Running
+from rlmath.engines.running_request import RunningRequest
+from rlmath.engines.step_loop import StepLoop
 from rlmath.rollout.group_state import sample_from_state, sample_to_state
 from rlmath.types import Sample
 
@@ -89,7 +90,7 @@ def test_an_engine_tells_once_of_rows_of_another_number_of_tokens(more, capsys):
     loop = StepLoop(cast(Any, SimpleNamespace(routes=SPEC)), 0)
     request = Request("p", 0, (1, 2, 3), 4, 1.0, 1.0, seed=0, wants_routes=True)
     tokens = array.array("i", [5, 6, 7, 8])
-    running = _Running(request, token_ids=tokens, routes=[rows(6 + more)])
+    running = RunningRequest(request, token_ids=tokens, routes=[rows(6 + more)])
     cut = replace(running, routes=[])
     assert loop._routes(cut, is_cut=True) is None
     found = [loop._routes(running, is_cut=False) for _ in range(2)]
@@ -106,7 +107,7 @@ def test_samples_that_want_no_routes_have_none():
     loop = StepLoop(cast(Any, SimpleNamespace(routes=SPEC)), 0)
     request = Request("p", 0, (1, 2, 3), 4, 1.0, 1.0, seed=0)
     tokens = array.array("i", [5, 6, 7, 8])
-    running = _Running(request, token_ids=tokens, routes=[rows(6)])
+    running = RunningRequest(request, token_ids=tokens, routes=[rows(6)])
     assert loop._routes(running, is_cut=False) is None
 
 

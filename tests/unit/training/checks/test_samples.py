@@ -21,6 +21,7 @@ from rlmath.training.checks.samples import (
     wrong_grade,
     wrong_prompts,
     wrong_rewards,
+    wrong_segments,
     wrong_text,
 )
 from rlmath.types import GradedSample, Group, Problem, Sample
@@ -171,3 +172,44 @@ def test_groups_with_both_outcomes_are_looked_at_in_turn() -> None:
     assert [len(samples) for _, samples in seen] == [2, GRADES_AGAIN, 2]
     assert chosen([sure], 1)[0] is sure
     assert chosen([], 1) == (None, [])
+
+
+TURNS = (("model", 0), ("observation", 2), ("model", 3))
+
+
+def in_turns(tokens: list[int], reason: Any = "stop", **changes: Any) -> GradedSample:
+    one = graded(tokens, reason)
+    return dataclasses.replace(
+        one, sample=dataclasses.replace(one.sample, **{"segments": TURNS} | changes)
+    )
+
+
+@pytest.mark.parametrize(
+    ("sample", "problem"),
+    [
+        (in_turns([1, EOS, EOS, 1, EOS]), None),
+        (in_turns([1, 2, EOS, 1, EOS]), None),
+        (in_turns([1, 2, 3, 1], "length"), None),
+        (in_turns([EOS, 2, 3, 1, EOS]), "token 9 as token 1 of 5"),
+        (in_turns([1, 2, 3, EOS, 1, EOS]), "token 9 as token 4 of 6"),
+        (in_turns([1, 2, 3, 1]), "end-of-sequence token was lost"),
+    ],
+)
+def test_each_turn_may_end_with_a_stop_token(sample: GradedSample, problem: str | None) -> None:
+    found = wrong_ends([sample], frozenset([EOS]), frozenset([LIMIT + 9]))
+    assert found == [] if problem is None else problem in found[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({}, None),
+        ({"segments": TURNS[1:]}, "out of order"),
+        ({"segments": TURNS[:2]}, "out of order"),
+        ({"segments": (("model", 0), ("glue", 4), ("model", 3))}, "out of order"),
+        ({"log_probs": np.full(5, -1, np.float32)}, "did not sample"),
+    ],
+)
+def test_segments_begin_and_end_with_the_models(changes: Any, problem: str | None) -> None:
+    found = wrong_segments([graded([1]), in_turns([1, 2, 3, 4, EOS], **changes)])
+    assert found == [] if problem is None else problem in found[0]

@@ -1,0 +1,1 @@
+"""Environments answer a model's turns, with the output of a tool or with the end of an episode."""

@@ -1,0 +1,163 @@
+"""The interface of environments and tools.
+
+An environment answers each turn of the model with an observation, which the model reads before its
+next turn, or with the end of the episode. It sees tokens and text; how an observation becomes
+tokens is the turn format's affair (:class:`TurnFormat`), so no history is rendered or tokenized
+twice.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rlmath.types import FinishReason, Problem
+
+# ``error``: the call's own fault, which the model reads. ``refused``: a limit of the sample.
+# ``infrastructure``: nothing is known about the call; never shown to the model.
+CallStatus = Literal["ok", "error", "timeout", "memory", "refused", "infrastructure"]
+
+
+class InfrastructureError(Exception):
+    """A tool could not run, for reasons that the model has nothing to do with."""
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """A call that the model wrote.
+
+    Attributes:
+        name: The tool; ``python`` for a fenced block.
+        arguments: By parameter name.
+    """
+
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ToolResult:
+    """The result of a call.
+
+    Attributes:
+        name: The tool.
+        text: For the model to read, already cut to the limit.
+        status: How the call ended.
+        seconds: Wall time.
+    """
+
+    name: str
+    text: str
+    status: CallStatus
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The model's words in one turn.
+
+    Attributes:
+        number: From 0.
+        token_ids: The turn's tokens, with the stop token if it was sampled.
+        text: The turn without special tokens.
+        finish_reason: ``stop`` or ``length``.
+    """
+
+    number: int
+    token_ids: Sequence[int]
+    text: str
+    finish_reason: FinishReason
+
+
+@dataclass(frozen=True)
+class Observation:
+    """Results that the model reads before its next turn.
+
+    Attributes:
+        results: One for each of the turn's calls, in their order; at least one.
+    """
+
+    results: tuple[ToolResult, ...]
+
+
+@dataclass(frozen=True)
+class End:
+    """The episode is over.
+
+    Attributes:
+        reward: The environment's reward; ``None``: it has none, and the run's rewards decide.
+    """
+
+    reward: float | None = None
+
+
+class Episode(ABC):
+    """One sample's stay in an environment. Called from one thread at a time."""
+
+    @abstractmethod
+    def respond(self, turn: Turn) -> Observation | End:
+        """Answer a turn; may take seconds.
+
+        Raises:
+            InfrastructureError: Nothing is known about the calls. The episode is closed, and the
+                turn given to another a few times; then nothing grades the sample.
+        """
+
+    def close(self) -> None:  # noqa: B027 - most have nothing to release
+        """Release what the episode holds, also in the middle of it."""
+
+
+class Environment(ABC):
+    """Makes episodes. Thread-safe.
+
+    Attributes:
+        has_state: Whether an answer depends on earlier turns of the episode. An episode that takes
+            the place of a lost one (after a failure, or in a resumed run) is then given these
+            first, and its answers to them are dropped.
+    """
+
+    has_state: bool = True
+
+    @abstractmethod
+    def begin(self, problem: Problem, sample: int) -> Episode:
+        """The episode of a sample of a problem."""
+
+    def close(self) -> None:  # noqa: B027 - most have nothing to release
+        """Release everything."""
+
+
+class TurnFormat(ABC):
+    """How calls stand in a model's text, and how observations become tokens."""
+
+    @property
+    @abstractmethod
+    def stop(self) -> tuple[tuple[str, str], ...]:
+        """Texts that end a turn, besides the model's end-of-sequence tokens: each an opening, which
+        may be empty, and what ends the turn after it."""
+
+    @abstractmethod
+    def calls(self, text: str) -> Sequence[ToolCall] | None:
+        """The calls of a turn's text; ``None`` if it has none and the model has answered.
+
+        Raises:
+            ValueError: The turn has calls that cannot be read; the message is for the model.
+        """
+
+    @abstractmethod
+    def suffix(self, turn_text: str, results: Sequence[ToolResult]) -> Suffix:
+        """The tokens that follow a turn with calls."""
+
+
+@dataclass(frozen=True)
+class Suffix:
+    """Tokens that follow a turn: glue, observation, glue.
+
+    Attributes:
+        token_ids: All of them.
+        observation: First and last place but one of the observation in them.
+    """
+
+    token_ids: tuple[int, ...]
+    observation: tuple[int, int]

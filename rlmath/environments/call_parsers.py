@@ -1,0 +1,97 @@
+"""Calls of tools in the text of a turn.
+
+vLLM has parsers for some forty formats, but only ``rlmath/engines`` may import it, and its parsers
+want a server's requests; the two formats here are those of most open models.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rlmath.environments.base import ToolCall
+from rlmath.errors import ConfigError
+
+_BLOCK = re.compile(r"<tool_call>(.*?)(?:</tool_call>|\Z)", re.DOTALL)
+
+
+def hermes(text: str) -> Sequence[ToolCall] | None:
+    """``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, or a list of them in one block.
+
+    Returns:
+        The calls; ``None``: there are none.
+
+    Raises:
+        ValueError: A call cannot be read; the message is for the model.
+    """
+    calls: list[ToolCall] = []
+    for block in _BLOCK.findall(text):
+        found = _json(block)
+        calls += [_call(one) for one in (found if isinstance(found, list) else [found])]
+    return calls or None
+
+
+def llama3_json(text: str) -> Sequence[ToolCall] | None:
+    """``{"name": ..., "parameters": {...}}`` as the whole turn, several separated by semicolons.
+
+    Returns:
+        The calls; ``None``: the turn is something else.
+
+    Raises:
+        ValueError: A call cannot be read; the message is for the model.
+    """
+    rest = text.strip().removeprefix("<|python_tag|>").strip()
+    if not (rest.startswith("{") and '"name"' in rest):
+        return None
+    calls = []
+    while rest:
+        try:
+            found, end = json.JSONDecoder(strict=False).raw_decode(rest)
+        except ValueError as error:
+            raise ValueError(f"The call is not valid JSON: {error}.") from error
+        calls.append(_call(found))
+        rest = rest[end:].strip().removeprefix(";").strip()
+    return calls
+
+
+def _json(text: str) -> Any:
+    try:
+        # Models write code with real line ends into JSON texts.
+        return json.loads(text, strict=False)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"The call is not valid JSON: {error}.") from error
+
+
+def _call(found: Any) -> ToolCall:
+    if not isinstance(found, dict) or not isinstance(found.get("name"), str):
+        raise ValueError('A call is a JSON object with "name" and "arguments".')
+    arguments = found.get("arguments", found.get("parameters", {}))
+    if isinstance(arguments, str):
+        arguments = _json(arguments)
+    if not isinstance(arguments, dict):
+        raise ValueError("The arguments of a call are a JSON object.")
+    return ToolCall(found["name"], arguments)
+
+
+PARSERS: dict[str, Callable[[str], Sequence[ToolCall] | None]] = {
+    "hermes": hermes,
+    "llama3_json": llama3_json,
+}
+
+
+def parser_of(template: str) -> str:
+    """The name of the parser whose format a chat template shows.
+
+    Raises:
+        ConfigError: None of them.
+    """
+    if "<tool_call>" in template:
+        return "hermes"
+    if '"parameters": ' in template and "ipython" in template:
+        return "llama3_json"
+    raise ConfigError(
+        "the chat template shows no known format of calls; name it (hermes or llama3_json) and "
+        "describe the tools in the prompt, or use the fenced format"
+    )

@@ -1,0 +1,203 @@
+"""Calls and observations in the model's chat template.
+
+An observation's text is the template of a dummy history with the tools' messages, without the
+template of the history alone. It follows the token that ended the model's turn, so nothing that the
+model said is rendered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from typing import Any
+
+from rlmath.environments.base import Suffix, ToolCall, ToolResult, TurnFormat
+from rlmath.environments.call_parsers import PARSERS, parser_of
+from rlmath.errors import ConfigError
+from rlmath.model.chat import clock, render_chat
+
+# Parts of published templates that show earlier messages differently after later ones, and parts
+# that do not. Qwen3 shows empty thoughts in the last message only, none before the last question.
+_PATCHES = (
+    ("{%- if loop.index0 > ns.last_query_index %}", "{%- if true %}"),
+    ("{%- if loop.last or (not loop.last and reasoning_content) %}", "{%- if true %}"),
+)
+_NOTE = "\n[... the middle of the output was left out ...]\n"
+_RESULT = "7341"
+_THOUGHTS = ("", "<think>\nLet me see.\n</think>\n\n")
+
+
+class ChatFormat(TurnFormat):
+    """The format of a chat template.
+
+    Args:
+        tokenizer: The model's, as transformers has it.
+        template: Jinja text.
+        tools: Schemas of the tools.
+        max_observation_tokens: Longest results of a turn, together; the middle of a longer one is
+            left out.
+        parser: ``hermes`` (Qwen and others: JSON in ``<tool_call>``), ``llama3_json``, or ``auto``:
+            the one whose marks are in the template.
+        template_date: Today as YYYY-MM-DD for templates that show it; ``None``: the machine's date.
+        options: Further variables of the template, such as ``enable_thinking``.
+
+    Attributes:
+        template: The template in use, which may be patched; for the prompts, too.
+        shows_tools: Whether it tells the model about the tools; else the prompt has to.
+
+    Raises:
+        ConfigError: The template cannot be used; the message shows why.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        template: str,
+        tools: Sequence[Mapping[str, Any]],
+        max_observation_tokens: int,
+        *,
+        parser: str = "auto",
+        template_date: str | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._tokenizer, self._most = tokenizer, max_observation_tokens
+        self._tools = list(tools)
+        self._special = {
+            name: str(token)
+            for name, token in tokenizer.special_tokens_map.items()
+            if isinstance(token, str)
+        }
+        added = tokenizer.added_tokens_decoder.values()
+        self._special_tokens = [str(token) for token in added if token.special]
+        self._clock, self._options = clock(template_date), dict(options or {})
+        self._parse = PARSERS[parser_of(template) if parser == "auto" else parser]
+        self._name = str(tools[0]["function"]["name"])
+        self.template = self._checked(template)
+        question = [{"role": "user", "content": "1 + 1?"}]
+        self.shows_tools = self._name in self.render(question)
+        # The template may shorten or quote a text: what surrounds it is found by comparison.
+        one, other = self._after_turn(["1"]), self._after_turn(["2"])
+        self._before = _common(one, other)
+        self._after = _common(one[::-1], other[::-1])
+
+    @property
+    def stop(self) -> tuple[tuple[str, str], ...]:
+        return ()
+
+    def calls(self, text: str) -> Sequence[ToolCall] | None:
+        # Calls in thoughts are none.
+        return self._parse(text.rpartition("</think>")[2])
+
+    def render(self, messages: Sequence[Mapping[str, Any]], *, prompt: bool = True) -> str:
+        """The text of a chat whose model may call the tools.
+
+        Args:
+            prompt: Begin the model's next turn.
+
+        Raises:
+            Exception: Raised by the template.
+        """
+        return self._rendered(self.template, messages, prompt)
+
+    def _rendered(self, template: str, messages: Sequence[Mapping[str, Any]], prompt: bool) -> str:
+        return render_chat(
+            template,
+            messages,
+            self._special,
+            add_generation_prompt=prompt,
+            strftime_now=self._clock,
+            tools=self._tools,
+            **self._options,
+        )
+
+    def suffix(self, turn_text: str, results: Sequence[ToolResult]) -> Suffix:
+        share = self._most // len(results)
+        text = self._after_turn([self._shown(result.text, share) for result in results])
+        tokens = self._encode(text)
+        first = len(self._encode(text[: self._before]))
+        last = len(tokens) - len(self._encode(text[len(text) - self._after :]))
+        return Suffix(tuple(tokens), (first, max(first, last)))
+
+    def _after_turn(self, shown: Sequence[str]) -> str:
+        """The text between the end of a turn with calls and the next turn."""
+        history = self._history("")
+        results = [{"role": "tool", "name": self._name, "content": text} for text in shown]
+        rest = self.render([*history, *results])[len(self.render(history, prompt=False)) :]
+        return self._rest_of_turn + rest
+
+    def _history(self, content: str) -> list[dict[str, Any]]:
+        call = {"type": "function", "function": {"name": self._name, "arguments": {}}}
+        return [
+            {"role": "user", "content": "1 + 1?"},
+            {"role": "assistant", "content": content, "tool_calls": [call]},
+        ]
+
+    def _checked(self, template: str) -> str:
+        patched = template
+        for part, instead in _PATCHES:
+            patched = patched.replace(part, instead)
+        try:
+            difference = self._difference(template)
+            if difference is not None and patched != template:
+                template, difference = patched, self._difference(patched)
+        except Exception as error:  # A template's own, such as TypeError, beside Jinja's.
+            raise ConfigError(
+                f"the chat template refuses calls of tools: {error}; use the fenced format"
+            ) from error
+        if difference is not None:
+            raise ConfigError(
+                "the chat template shows earlier messages differently once a later one follows, so "
+                f"what the model said would change under it: {difference}; use the fenced format, "
+                "or a template that keeps them"
+            )
+        said = "Let me see."
+        turn = self._rendered(template, self._history(said), False).rpartition(said)[2]
+        ends = [(turn.rfind(token) + len(token)) for token in self._special_tokens if token in turn]
+        if not ends:
+            raise ConfigError(
+                "the chat template ends the model's turn with no special token; use the fenced "
+                "format"
+            )
+        self._rest_of_turn = turn[max(ends) :]
+        return template
+
+    def _difference(self, template: str) -> str | None:
+        """Where a message changes with a later one; ``None``: nowhere."""
+        for thoughts in _THOUGHTS:
+            question, call = self._history(thoughts)
+            result = {"role": "tool", "name": self._name, "content": _RESULT}
+            answer = {"role": "assistant", "content": f"{thoughts}2"}
+            chain = [question, call, result, call, result, answer]
+            before = self._rendered(template, chain[:2], False)
+            for length in range(3, len(chain) + 1):
+                after = self._rendered(template, chain[:length], False)
+                begun = self._rendered(template, chain[:length], True)
+                for shorter, longer in ((before, after), (after, begun)):
+                    if not longer.startswith(shorter):
+                        at = _common(shorter, longer)
+                        near = slice(max(0, at - 40), at + 40)
+                        return f"{shorter[near]!r} became {longer[near]!r}"
+                if chain[length - 1] is result and _RESULT not in after[len(before) :]:
+                    raise ValueError("it does not show results of tools")
+                before = after
+        return None
+
+    def _shown(self, text: str, most: int) -> str:
+        """A result without special tokens, and at most ``most`` tokens long."""
+        for token in self._special_tokens:
+            text = text.replace(token, f"{token[0]} {token[1:]}")
+        text = text.rstrip("\n")
+        kept, shown = len(text), text
+        while (length := len(self._encode(shown))) > most and kept > 0:
+            kept = min(kept - 1, int(kept * most / length))
+            half = kept // 2
+            shown = f"{text[: kept - half]}{_NOTE}{text[len(text) - half :]}"
+        return shown
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _common(one: str, other: str) -> int:
+    """The length of what two texts begin with."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

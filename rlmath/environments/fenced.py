@@ -1,0 +1,72 @@
+"""Calls as fenced blocks of plain text, which a base model can write without a template.
+
+    ```python
+    print(2**10)
+    ```
+    ```output
+    1024
+    ```
+
+The first ``python`` block of a turn ends it at its closing fence, as soon as the token with that is
+sampled. What follows is appended as tokens: the fence of an ``output`` block, the output, and its
+closing fence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rlmath.environments.base import Suffix, ToolCall, ToolResult, TurnFormat
+
+OPENING, CLOSING = "```python", "\n```"
+# Characters of a token in prose, generously: a text longer than this is cut before it is tokenized.
+_CHARACTERS_PER_TOKEN = 16
+
+
+class Fenced(TurnFormat):
+    """The format of fenced blocks.
+
+    Args:
+        tokenizer: The model's. Nothing that a tool returns becomes a special token.
+        max_observation_tokens: Longest output of a turn; the middle of a longer one is left out.
+    """
+
+    def __init__(self, tokenizer: Any, max_observation_tokens: int) -> None:
+        self._tokenizer, self._most = tokenizer, max_observation_tokens
+        self._note = self._encode("\n[... the middle of the output was left out ...]\n")
+
+    @property
+    def stop(self) -> tuple[tuple[str, str], ...]:
+        return ((OPENING, CLOSING),)
+
+    def calls(self, text: str) -> Sequence[ToolCall] | None:
+        start = text.find(OPENING)
+        end = -1 if start < 0 else text.find(CLOSING, start + len(OPENING))
+        if end < 0:
+            return None
+        # The rest of the first line belongs to the fence.
+        _, _, code = text[start + len(OPENING) : end].partition("\n")
+        return [ToolCall("python", {"code": code})]
+
+    def suffix(self, turn_text: str, results: Sequence[ToolResult]) -> Suffix:
+        before = self._encode(("" if turn_text.endswith("\n") else "\n") + "```output\n")
+        shown = self._shortened("\n".join(result.text.rstrip("\n") for result in results))
+        after = self._encode("\n```\n")
+        tokens = (*before, *shown, *after)
+        return Suffix(tokens, (len(before), len(before) + len(shown)))
+
+    def _shortened(self, text: str) -> list[int]:
+        """The tokens of a text; of a long one, those of its ends around a note."""
+        longest = _CHARACTERS_PER_TOKEN * self._most
+        tokens = self._encode(text[:longest])
+        if len(text) <= longest and len(tokens) <= self._most:
+            return tokens
+        room = max(0, self._most - len(self._note))
+        head, tail = self._encode(text[: longest // 2]), self._encode(text[-(longest // 2) :])
+        kept = room // 2
+        return [*head[: room - kept], *self._note[: self._most], *tail[len(tail) - kept :]]
+
+    def _encode(self, text: str) -> list[int]:
+        encoded = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)
+        return list(encoded["input_ids"])

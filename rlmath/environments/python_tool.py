@@ -1,0 +1,243 @@
+"""The Python tool: code that the model wrote, run in the project's sandbox.
+
+Like in a notebook, the value of a final expression is printed unless it is ``None``.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from rlmath.environments.base import CallStatus, InfrastructureError, ToolResult
+from rlmath.environments.text import cut_bytes, join_ends
+from rlmath.environments.tools import Tool, ToolSession
+from rlmath.errors import ConfigError
+from rlmath.rewards.base import RewardSettingError
+from rlmath.rewards.sandbox import CodeProvider, Execution, Limits, Program, ProviderError
+from rlmath.rewards.sandbox.cell import ERROR, MEMORY, OK
+from rlmath.rewards.sandbox.local import LocalProvider
+from rlmath.rewards.sandbox.warm import PRELOAD, CellResult, Sandbox, WarmSandboxes
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_SCHEMA = {
+    "type": "function",
+    "function": {
+        "name": "python",
+        "description": "Run Python code. Returns what it prints and its final expression's value.",
+        "parameters": {
+            "type": "object",
+            "properties": {"code": {"type": "string", "description": "The code."}},
+            "required": ["code"],
+        },
+    },
+}
+_CELL = Path(__file__).parents[1] / "rewards" / "sandbox" / "cell.py"
+_MOST_CODE = 2**18
+
+
+class PythonTool(Tool):
+    """Runs code in warm sandboxes of this machine, or with a remote provider.
+
+    Warm sandboxes need the local provider at level ``namespace``. Without them each call starts a
+    sandbox, which takes a tenth of a second or a request.
+
+    Args:
+        provider: Runs the code.
+        limits: Limits of each call. A call with more output than ``output_kib`` is ended.
+        output_bytes: Most bytes of a call's output; the middle of a longer one is left out.
+        session: Keep the names of a sample's earlier calls. Its time is limited per call.
+        ahead: Warm sandboxes that are kept ready.
+        most: Most warm sandboxes at a time; with ``session`` one for each sample that has called.
+        preload: Packages that warm sandboxes import ahead, if they are installed.
+        retries: Further attempts if a sandbox fails; a session, which is lost then, has none.
+        seed: Seed of unseeded random numbers.
+        clock: Seconds since 1970 that the code's clock shows; ``None``: the real time.
+
+    Raises:
+        ConfigError: ``session`` without warm sandboxes.
+    """
+
+    name = "python"
+    schema = _SCHEMA
+
+    def __init__(
+        self,
+        provider: CodeProvider,
+        limits: Limits,
+        *,
+        output_bytes: int = 8192,
+        session: bool = False,
+        ahead: int = 4,
+        most: int = 256,
+        preload: tuple[str, ...] = PRELOAD,
+        retries: int = 2,
+        seed: int = 0,
+        clock: float | None = None,
+    ) -> None:
+        self._provider, self._limits, self._output_bytes = provider, limits, output_bytes
+        self._retries = retries
+        self._arguments = (str(seed),) if clock is None else (str(seed), repr(clock))
+        self.has_state = session
+        self.pool: WarmSandboxes | None = None
+        reason = "the provider is not the local one"
+        if isinstance(provider, LocalProvider):
+            try:
+                self.pool = WarmSandboxes(
+                    provider,
+                    limits,
+                    output_bytes=output_bytes,
+                    ahead=ahead,
+                    most=most,
+                    preload=preload,
+                    seed=seed,
+                    clock=clock,
+                )
+                with self.pool.one():  # one that works
+                    return
+            except (ProviderError, RewardSettingError) as error:
+                reason = str(error)
+                if self.pool is not None:
+                    self.pool.close()
+                self.pool = None
+                log.warning("Each call of the Python tool starts a sandbox: %s", reason)
+        if session:
+            raise ConfigError(
+                f"the Python tool keeps a session only in warm sandboxes ({reason}); use "
+                "session=false"
+            )
+
+    def begin(self) -> ToolSession:
+        return _Kept(self) if self.has_state else _Stateless(self)
+
+    def run(self, code: str) -> ToolResult:
+        """Run code on its own."""
+        if self.pool is None:
+            return self._run_cold(code)
+        pool = self.pool
+
+        def attempt() -> CellResult:
+            with pool.one() as sandbox:
+                return sandbox.run(code)
+
+        return self.result(self.retry(attempt))
+
+    def retry(self, attempt: Callable[[], T]) -> T:
+        """Call ``attempt`` until it raises no ProviderError.
+
+        Raises:
+            InfrastructureError: All attempts failed.
+        """
+        for left in range(self._retries, -1, -1):
+            try:
+                return attempt()
+            except ProviderError as error:
+                if left == 0:
+                    raise InfrastructureError(f"python: {error}") from error
+        raise AssertionError
+
+    def result(self, found: CellResult) -> ToolResult:
+        """The result of a call in a warm sandbox."""
+        text = join_ends(found.head, found.tail, found.total)
+        return self._result(found.status, text, found.exit_code, found.seconds)
+
+    def _run_cold(self, code: str) -> ToolResult:
+        source, file = _CELL.read_text(encoding="utf-8"), "code_of_the_model.py"
+        program = Program("python", source, (file, *self._arguments), {file: code})
+
+        def attempt() -> Execution:
+            with self._provider.prepare(program, self._limits) as prepared:
+                return prepared.run()
+
+        found = self.retry(attempt)
+        output = (found.stdout + found.stderr).encode("utf-8", "replace")
+        status = {"runtime_error": "error", "output_limit": "flood", "disk_limit": "error"}.get(
+            found.status, found.status
+        )
+        exit_code = found.exit_code or 0
+        if status == "error" and exit_code == MEMORY:
+            status = "memory"
+        return self._result(status, cut_bytes(output, self._output_bytes), exit_code, found.seconds)
+
+    def _result(self, said: str, text: str, exit_code: int, seconds: float) -> ToolResult:
+        status: CallStatus = "error"
+        limits, note = self._limits, ""
+        if said == "timeout":
+            status, note = "timeout", f"Stopped: the code ran for more than {limits.wall_s:g} s."
+        elif said == "memory":
+            status = "memory"
+            note = f"Stopped: the code needed more than {limits.memory_mib} MiB of memory."
+        elif said == "flood":
+            note = f"Stopped: the code printed more than {limits.output_kib} KiB."
+        elif said == "ok":
+            status = "ok"
+        elif exit_code < 0:
+            note = f"The process was ended by {signal.Signals(-exit_code).name}."
+        elif exit_code not in (OK, ERROR):
+            note = f"The process ended with exit code {exit_code}."
+        glue = "\n" if note and text and not text.endswith("\n") else ""
+        return ToolResult(self.name, f"{text}{glue}{note}", status, seconds)
+
+    def close(self) -> None:
+        if self.pool is not None:
+            self.pool.close()
+        self._provider.close()
+
+
+def _code_of(arguments: Mapping[str, Any]) -> str | ToolResult:
+    code = arguments.get("code")
+    if not isinstance(code, str) or len(arguments) > 1:
+        text = "The tool python takes one argument: code, a text."
+        return ToolResult("python", text, "error")
+    if len(code) > _MOST_CODE:
+        return ToolResult("python", f"The code is longer than {_MOST_CODE} characters.", "refused")
+    return code
+
+
+class _Stateless(ToolSession):
+    def __init__(self, tool: PythonTool) -> None:
+        self._tool = tool
+
+    def call(self, arguments: Mapping[str, Any]) -> ToolResult:
+        code = _code_of(arguments)
+        return self._tool.run(code) if isinstance(code, str) else code
+
+
+class _Kept(ToolSession):
+    """A sample's session: its sandbox is its own from its first call on."""
+
+    def __init__(self, tool: PythonTool) -> None:
+        assert tool.pool is not None
+        self._tool, self._pool = tool, tool.pool
+        self._sandbox: Sandbox | None = None
+
+    def call(self, arguments: Mapping[str, Any]) -> ToolResult:
+        code = _code_of(arguments)
+        if not isinstance(code, str):
+            return code
+        had_names = self._sandbox is not None
+        if self._sandbox is None:
+            self._sandbox = self._tool.retry(self._pool.take)
+        try:
+            found = self._sandbox.run(code, keep=True)
+        except ProviderError as error:
+            self.close()
+            raise InfrastructureError(f"python: {error}") from error
+        result = self._tool.result(found)
+        if self._sandbox.has_names:
+            return result
+        self.close()
+        if not had_names:
+            return result
+        note = "\nThe session has ended: what earlier code defined is lost."
+        return replace(result, text=result.text + note)
+
+    def close(self) -> None:
+        if self._sandbox is not None:
+            self._pool.give_back(self._sandbox)
+        self._sandbox = None

@@ -1,0 +1,123 @@
+"""Tools, and the environment that calls those that a turn asks for."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlmath.environments.base import (
+    End,
+    Environment,
+    Episode,
+    Observation,
+    ToolCall,
+    ToolResult,
+    Turn,
+    TurnFormat,
+)
+from rlmath.errors import ConfigError
+from rlmath.types import Problem
+
+
+class ToolSession(ABC):
+    """One sample's use of a tool."""
+
+    @abstractmethod
+    def call(self, arguments: Mapping[str, Any]) -> ToolResult:
+        """Call the tool; may take seconds.
+
+        Raises:
+            InfrastructureError: Nothing is known about the call, after retries.
+        """
+
+    def close(self) -> None:  # noqa: B027 - most have nothing to release
+        """Release what the sample holds."""
+
+
+class Tool(ABC):
+    """A tool. Thread-safe.
+
+    Attributes:
+        name: By which the model calls it.
+        schema: Name, description and parameters, as chat templates take them.
+        has_state: Whether a result depends on the sample's earlier calls.
+    """
+
+    name: str
+    schema: Mapping[str, Any]
+    has_state: bool = False
+
+    @abstractmethod
+    def begin(self) -> ToolSession:
+        """A sample's use of the tool."""
+
+    def close(self) -> None:  # noqa: B027 - most have nothing to release
+        """Release everything."""
+
+
+class ToolEnvironment(Environment):
+    """Calls the tools that a turn asks for; a turn without calls is the end.
+
+    Args:
+        turn_format: Reads the calls of a turn.
+        tools: At least one, with different names.
+        max_calls: Turns of a sample with calls, and calls of a turn; further ones are refused.
+
+    Raises:
+        ConfigError: Two tools have the same name.
+    """
+
+    def __init__(self, turn_format: TurnFormat, tools: Sequence[Tool], max_calls: int) -> None:
+        self._format, self.tools, self._max_calls = turn_format, tuple(tools), max_calls
+        self.has_state = any(tool.has_state for tool in tools)
+        names = [tool.name for tool in tools]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ConfigError(f"rollout.tools: two tools are named {', '.join(twice)}")
+
+    def begin(self, problem: Problem, sample: int) -> Episode:
+        sessions = {tool.name: tool.begin() for tool in self.tools}
+        return ToolEpisode(self._format, sessions, self._max_calls)
+
+    def close(self) -> None:
+        for tool in self.tools:
+            tool.close()
+
+
+class ToolEpisode(Episode):
+    """A sample's calls of tools."""
+
+    def __init__(
+        self, turn_format: TurnFormat, sessions: Mapping[str, ToolSession], max_calls: int
+    ) -> None:
+        self._format, self._sessions, self._max_calls = turn_format, sessions, max_calls
+
+    def respond(self, turn: Turn) -> Observation | End:
+        try:
+            calls = self._format.calls(turn.text)
+        except ValueError as error:
+            return Observation((ToolResult("", str(error), "error"),))
+        if calls is None:
+            return End(self.reward())
+        left = self._max_calls if turn.number < self._max_calls else 0
+        return Observation(tuple(self._call(call, i < left) for i, call in enumerate(calls)))
+
+    def reward(self) -> float | None:
+        """The environment's reward at the end."""
+        return None
+
+    def _call(self, call: ToolCall, is_allowed: bool) -> ToolResult:
+        session = self._sessions.get(call.name)
+        if not is_allowed:
+            text = f"Refused: there were {self._max_calls} calls, and no more are allowed."
+            return ToolResult(call.name, text, "refused")
+        if session is None:
+            names = ", ".join(self._sessions)
+            text = f"There is no tool {call.name!r}. The tools are: {names}."
+            return ToolResult(call.name, text, "error")
+        return session.call(call.arguments)
+
+    def close(self) -> None:
+        for session in self._sessions.values():
+            session.close()

@@ -1,0 +1,312 @@
+"""The environment's side of rollouts: it answers the model's turns while engines sample others.
+
+A turn that ended is asked in a thread. What comes of it is the sample with the observation
+appended, for an engine to continue, or the sample as it ends. Nothing here decodes and encodes what
+the model said: its tokens stay, and an observation's tokens are added after them.
+"""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rlmath.engines.requests import Request
+from rlmath.environments.base import (
+    End,
+    Environment,
+    Episode,
+    InfrastructureError,
+    Observation,
+    Suffix,
+    Turn,
+    TurnFormat,
+)
+from rlmath.errors import UserError
+from rlmath.types import ONE_TURN, Problem, Sample, SegmentKind
+from rlmath.utils.daemon_threads import DaemonThreads
+
+# How often a turn is given to an environment that does not work.
+TRIES = 3
+RETRY_AFTER_S = 0.5
+# Share of a round's samples that may fail for that reason; one always may.
+MAX_FAILED_SHARE = 0.05
+
+_Key = tuple[str, int, int]
+
+
+class EnvironmentFailed(UserError):
+    """Too many samples failed because their environment did not work."""
+
+
+@dataclass
+class _Stay:
+    """A sample's stay in the environment, over its turns.
+
+    Attributes:
+        problem: The sample's.
+        episode: ``None``: to be begun.
+        answered: Number of the model's turns that it knows.
+        spent_s: Seconds that its answers took.
+    """
+
+    problem: Problem
+    episode: Episode | None = None
+    answered: int = 0
+    spent_s: float = 0.0
+
+
+@dataclass
+class _Asked:
+    """A turn that was given to the environment.
+
+    Attributes:
+        request: Its begun sample awaits the observation.
+        stay: The sample's.
+        since_s: When its answer began; ``None``: it waits for a thread.
+        outcome: The answered sample, if nobody waited for it.
+    """
+
+    request: Request
+    stay: _Stay
+    since_s: float | None = None
+    outcome: Sample | None = None
+
+    @property
+    def begun(self) -> Sample:
+        assert self.request.begun is not None
+        return self.request.begun
+
+
+@dataclass(frozen=True)
+class EpisodeLimits:
+    """Limits of a sample.
+
+    Attributes:
+        max_turns: The model's turns; a sample whose last one still calls a tool is truncated.
+        wall_s: Seconds that all answers to a sample may take together; then it is truncated, and
+            the call is left behind.
+    """
+
+    max_turns: int
+    wall_s: float
+
+
+class Episodes:
+    """Episodes of all samples that are under way. One thread calls its methods.
+
+    Args:
+        environment: Answers turns; closed by :meth:`close`.
+        turn_format: How answers become tokens.
+        decode: Text of tokens, without special ones.
+        limits: Limits of each sample.
+        parallel: Number of turns that are answered at once.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        turn_format: TurnFormat,
+        decode: Callable[[Sequence[int]], str],
+        limits: EpisodeLimits,
+        parallel: int,
+    ) -> None:
+        self._environment, self._format, self._decode = environment, turn_format, decode
+        self._limits = limits
+        self._threads = DaemonThreads(parallel, "environment")
+        self._done: queue.SimpleQueue[tuple[_Asked, Sample]] = queue.SimpleQueue()
+        self._stays: dict[_Key, _Stay] = {}
+        self._waiting: dict[_Key, _Asked] = {}
+        # Asked in a round that was cut; the next one asks again, and gets the same answer.
+        self._parked: dict[_Key, _Asked] = {}
+
+    @property
+    def waits(self) -> bool:
+        """Whether a turn is to be answered."""
+        return bool(self._waiting)
+
+    def waiting(self) -> list[tuple[str, int]]:
+        """Problem and index of the samples whose turns are being answered. Thread-safe."""
+        return [(one.begun.problem_id, one.begun.index) for one in list(self._waiting.values())]
+
+    def prepared(self, request: Request) -> Request:
+        """A request whose turns end where the format says."""
+        return replace(request, stop=self._format.stop)
+
+    def ask(self, request: Request) -> None:
+        """Have the turn answered that ended a request's begun sample."""
+        assert request.begun is not None
+        key = _key(request.begun)
+        asked = self._parked.pop(key, None)
+        if asked is not None and np.array_equal(asked.begun.token_ids, request.begun.token_ids):
+            asked.request = request
+            self._waiting[key] = asked
+            if asked.outcome is not None:
+                self._done.put((asked, asked.outcome))
+            return
+        assert request.problem is not None
+        asked = _Asked(request, self._stays.setdefault(key, _Stay(request.problem)))
+        self._waiting[key] = asked
+        self._threads.submit(self._answer, asked)
+
+    def outcomes(self, timeout_s: float = 0.0) -> list[tuple[Request, Sample]]:
+        """Answered turns since the last call: each request with its sample, which is ``cut`` where
+        an engine is to continue it.
+
+        Args:
+            timeout_s: Longest wait for the first.
+        """
+        found = []
+        while True:
+            try:
+                asked, sample = self._done.get(timeout_s > 0, timeout_s)
+            except queue.Empty:
+                break
+            timeout_s = 0.0
+            key = _key(asked.begun)
+            if self._waiting.get(key) is asked:
+                del self._waiting[key]
+                found.append((asked.request, sample))
+            elif self._parked.get(key) is asked:
+                asked.outcome = sample
+        return found + self._overdue()
+
+    def cut(self) -> list[Sample]:
+        """The samples whose turns are not answered yet, as cut ones. Their calls continue."""
+        cut = list(self._waiting.values())
+        self._parked |= self._waiting
+        self._waiting = {}
+        return [asked.begun for asked in cut]
+
+    def finish(self, sample: Sample) -> Sample:
+        """A sample that leaves the round, with the texts of its segments if it has ended."""
+        if sample.finish_reason == "cut":
+            return sample
+        self._leave(_key(sample))
+        if sample.segments[-1][1] == len(sample.token_ids) > 0:
+            sample = replace(sample, segments=sample.segments[:-1])
+        if sample.segments == ONE_TURN:
+            return sample
+        ids = sample.token_ids.tolist()
+        return replace(sample, texts=tuple(self._decode(ids[a:b]) for _, a, b in sample.pieces()))
+
+    def drop(self) -> None:
+        """End all episodes: their round has failed."""
+        for key in list(self._stays):
+            self._leave(key)
+
+    def close(self) -> None:
+        """End all episodes and the environment; calls that hang are left behind."""
+        self._threads.close()
+        self.drop()
+        self._environment.close()
+
+    def _overdue(self) -> list[tuple[Request, Sample]]:
+        """Samples whose answers take too long, truncated."""
+        now_s, found = time.monotonic(), []
+        for key, asked in list(self._waiting.items()):
+            if asked.since_s is None:
+                continue
+            if now_s - asked.since_s + asked.stay.spent_s > self._limits.wall_s:
+                self._leave(key)
+                self._threads.add_one()  # That thread may never come back.
+                found.append((asked.request, replace(asked.begun, finish_reason="length")))
+        return found
+
+    def _leave(self, key: _Key) -> None:
+        self._waiting.pop(key, None)
+        self._parked.pop(key, None)
+        stay = self._stays.pop(key, None)
+        if stay is not None and stay.episode is not None:
+            stay.episode.close()
+
+    # The following methods run in the threads.
+
+    def _answer(self, asked: _Asked) -> None:
+        asked.since_s = began_s = time.monotonic()
+        try:
+            sample = self._outcome(asked.begun, asked.request.max_tokens, asked.stay)
+        except BaseException as error:  # A tool may well end its interpreter.
+            said = f"{type(error).__name__}: {error}"
+            sample = replace(asked.begun, finish_reason="failed", failure=said)
+        asked.since_s = None
+        asked.stay.spent_s += time.monotonic() - began_s
+        self._done.put((asked, sample))
+
+    def _outcome(self, begun: Sample, max_tokens: int, stay: _Stay) -> Sample:
+        turns = self._turns(begun)
+        answer = self._respond(begun, turns, stay)
+        if isinstance(answer, End):
+            return replace(begun, finish_reason="stop")
+        calls = (*begun.calls, *((r.name, r.status, round(r.seconds, 6)) for r in answer.results))
+        suffix = self._format.suffix(turns[-1].text, answer.results)
+        sample = _extended(replace(begun, calls=calls), suffix)
+        if len(turns) >= self._limits.max_turns or len(sample.token_ids) >= max_tokens:
+            return replace(begun, calls=calls, finish_reason="length")
+        return sample
+
+    def _respond(self, sample: Sample, turns: Sequence[Turn], stay: _Stay) -> Observation | End:
+        for left in reversed(range(TRIES)):
+            try:
+                answer = self._respond_once(sample, turns, stay)
+                if isinstance(answer, Observation):
+                    lost = [r for r in answer.results if r.status == "infrastructure"]
+                    if lost:
+                        raise InfrastructureError(f"{lost[0].name}: {lost[0].text}")
+                return answer
+            except InfrastructureError:
+                episode, stay.episode = stay.episode, None
+                if episode is not None:
+                    episode.close()
+                if not left:
+                    raise
+                time.sleep(RETRY_AFTER_S)
+        raise AssertionError("unreachable")
+
+    def _respond_once(
+        self, sample: Sample, turns: Sequence[Turn], stay: _Stay
+    ) -> Observation | End:
+        if stay.episode is None or stay.answered >= len(turns):
+            stay.episode = self._environment.begin(stay.problem, sample.index)
+            stay.answered = 0
+        missed = turns[stay.answered :] if self._environment.has_state else turns[-1:]
+        for turn in missed:
+            answer = stay.episode.respond(turn)
+            stay.answered = turn.number + 1
+        return answer
+
+    def _turns(self, sample: Sample) -> list[Turn]:
+        """The model's turns."""
+        spans = [(a, b) for kind, a, b in sample.pieces() if kind == "model"]
+        pieces = [sample.token_ids[a:b].tolist() for a, b in spans]
+        return [Turn(number, ids, self._decode(ids), "stop") for number, ids in enumerate(pieces)]
+
+
+def awaiting(sample: Sample) -> Sample:
+    """A sample whose turn has ended, until its observation is there."""
+    end: tuple[SegmentKind, int] = ("glue", len(sample.token_ids))
+    return replace(sample, finish_reason="cut", segments=(*sample.segments, end))
+
+
+def _extended(sample: Sample, suffix: Suffix) -> Sample:
+    """A sample that awaits an observation, with it; the model's next turn follows."""
+    first, (a, b), count = len(sample.token_ids), suffix.observation, len(suffix.token_ids)
+    if not 0 <= a <= b <= count:
+        raise ValueError(f"an observation at {a} to {b} of {count} tokens")
+    parts: list[tuple[SegmentKind, int, int]] = [
+        *(("glue", 0, a), ("observation", a, b), ("glue", b, count))
+    ]
+    added = [(kind, first + start) for kind, start, end in parts if start < end]
+    return replace(
+        sample,
+        token_ids=np.concatenate([sample.token_ids, np.array(suffix.token_ids, np.int32)]),
+        log_probs=np.concatenate([sample.log_probs, np.zeros(count, np.float32)]),
+        segments=(*sample.segments[:-1], *added, ("model", first + count)),
+    )
+
+
+def _key(sample: Sample) -> _Key:
+    return sample.problem_id, sample.index, sample.seed

@@ -1,0 +1,106 @@
+"""A run whose model calls Python in the sandbox: trained on, evaluated, explained and repeated."""
+
+import shutil
+
+import pytest
+
+from rlmath.monitor.digests import read_digests
+from rlmath.monitor.samples import read_samples
+from tests.e2e.runs import metrics, python, quickstart_settings, rlmath
+
+PROGRAM = "tests/e2e/turns_program.py"
+
+
+@pytest.fixture(scope="module")
+def run_dir(material, tmp_path_factory):
+    run_dir = tmp_path_factory.mktemp("tools") / "run"
+    done = python(
+        PROGRAM,
+        "train",
+        *quickstart_settings(material, run_dir),
+        "rollout.tools=[python]",
+        "rollout.max_response_tokens=120",
+        "rollout.max_turns=3",
+        "eval.every=1",
+    )
+    assert done.returncode == 0, done.stderr
+    return run_dir
+
+
+def test_engine_and_ranks_agree_over_turns_and_only_the_models_tokens_are_trained_on(run_dir):
+    steps = [line for line in metrics(run_dir) if "train/loss" in line]
+    assert len(steps) == 2
+    for line in steps:
+        assert line["tools/turns"] > 1 and line["tools/observation_length"] > 0
+        assert line["tools/ok_share"] > 0.5 and line["tools/failed_share"] == 0
+        assert line["alignment/max_abs_diff"] < 1e-4
+        assert line["rollout/response_tokens"] < line["rollout/tokens"]
+    rows = list(read_samples(run_dir / "samples" / "step_000001.jsonl"))
+    several = [row for row in rows if len(row.get("segments", ())) > 1]
+    assert several
+    for row in several:
+        assert "".join(text for *_, text in row["segments"]) == row["response"]
+        own = sum(count for kind, count, _ in row["segments"] if kind == "model")
+        assert own == row["model_tokens"] < row["response_tokens"]
+    total = steps[0]["rollout/response_tokens"]
+    assert total == sum(row.get("model_tokens", row["response_tokens"]) for row in rows)
+    assert any("eval/tools_turns" in line for line in metrics(run_dir))
+
+
+def test_why_shows_the_segments_and_a_step_is_done_again(run_dir):
+    rows = read_samples(run_dir / "samples" / "step_000001.jsonl")
+    row = next(row for row in rows if len(row.get("segments", ())) > 1)
+    said = rlmath("why", str(run_dir), f"1/{row['problem_id']}/{row['index']}")
+    assert said.returncode == 0, said.stderr
+    assert "── observation" in said.stdout and "call 1: python" in said.stdout
+    done = rlmath("replay", str(run_dir), "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_run_with_tools_that_nobody_calls_is_the_run_without(material, tmp_path):
+    found = []
+    for name, more in (("with", ["rollout.tools=[python]"]), ("without", [])):
+        run_dir = tmp_path / name
+        done = rlmath("train", *quickstart_settings(material, run_dir), *more)
+        assert done.returncode == 0, done.stderr
+        lines = [dict(line) for line in read_digests(run_dir)]
+        found.append([{k: v for k, v in line.items() if k != "settings"} for line in lines])
+    assert found[0] == found[1]
+
+
+@pytest.mark.long
+def test_a_run_that_resumes_between_turns_samples_the_same(material, tmp_path):
+    """Its checkpoint has responses that wait for an output, or were cut within a turn."""
+    straight, resumed = tmp_path / "straight", tmp_path / "resumed"
+
+    def run(folder):
+        done = python(
+            PROGRAM,
+            "train",
+            *quickstart_settings(material, folder),
+            *("rollout.tools=[python]", "rollout.max_response_tokens=120", "runner.steps=4"),
+            *("rollout.schedule=carry_over", "rollout.carry_over_tokens=30", "rollout.max_lag=2"),
+            *("algorithm.correction.kind=token_truncate", "runner.check_export_sequences=0"),
+            *("eval.every=0", "runner.resume=auto", "runner.save_every=2"),
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    run(straight)
+    lines = [line for line in metrics(straight) if "train/loss" in line]
+    assert lines[-1]["rollout/mixed_sample_share"] > 0 and lines[-1]["tools/turns"] > 1
+    assert all(line["alignment/max_abs_diff"] < 1e-3 for line in lines)
+    shutil.copytree(straight, resumed)
+    for name in ("checkpoints/step_000004", "hf"):
+        shutil.rmtree(resumed / name)
+    (resumed / "exported.json").unlink()
+    assert "step 2" in run(resumed)
+
+    def samples(folder, step):
+        varies = ("engine", "calls", "step")
+        rows = read_samples(folder / "samples" / f"step_{step:06d}.jsonl")
+        return [{k: v for k, v in row.items() if k not in varies} for row in rows]
+
+    for step in (3, 4):
+        assert samples(resumed, step) == samples(straight, step)
+        assert any(len(row.get("segments", ())) > 1 for row in samples(straight, step))

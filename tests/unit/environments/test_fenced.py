@@ -1,0 +1,61 @@
+"""The format of fenced blocks, on the tiny model's tokenizer: a token for each byte."""
+
+import pytest
+
+from rlmath.environments.base import ToolResult
+from rlmath.environments.fenced import Fenced
+from rlmath.model.tiny_tokenizer import build_tokenizer
+
+TOKENIZER = build_tokenizer(1000)
+FORMAT = Fenced(TOKENIZER, 100)
+
+
+def rendered(turn, *texts):
+    suffix = FORMAT.suffix(turn, [ToolResult("python", text, "ok") for text in texts])
+    a, b = suffix.observation
+    ids = suffix.token_ids
+    return [TOKENIZER.decode(list(part)) for part in (ids[:a], ids[a:b], ids[b:])]
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("so\n```python\nprint(1)\n```", "print(1)"),
+        ("```python\nx = 1\n\nprint(x)\n```\n\n", "x = 1\n\nprint(x)"),
+        ("```python3\nprint('`')\n```", "print('`')"),
+        ("```python\n```", ""),
+        ("no block", None),
+        ("```latex\nx\n```", None),
+        ("```python\nprint(1)", None),
+        ("```output\n3\n```\n```python\n1\n```", "1"),
+    ],
+)
+def test_a_turn_has_the_code_of_its_first_python_block(text, code):
+    calls = FORMAT.calls(text)
+    assert (None if calls is None else [one.arguments["code"] for one in calls]) == (
+        None if code is None else [code]
+    )
+
+
+def test_an_output_block_follows_on_a_new_line():
+    assert rendered("```python\n1\n```", "7\n") == ["\n```output\n", "7", "\n```\n"]
+    assert rendered("```python\n1\n```\n", "7") == ["```output\n", "7", "\n```\n"]
+    assert rendered("```", "a", "b")[1] == "a\nb" and rendered("```", "")[1] == ""
+
+
+def test_what_a_tool_returns_is_no_special_token():
+    (_, shown, _) = rendered("```", "<|endoftext|>")
+    assert shown == "<|endoftext|>"
+    ids = FORMAT.suffix("```", [ToolResult("python", "<|endoftext|>", "ok")]).token_ids
+    assert max(ids) < 256
+
+
+@pytest.mark.parametrize("length", [100, 101, 1600, 1601, 10_000_000])
+def test_the_middle_of_a_long_output_is_left_out(length):
+    text = "a" * (length // 2) + "z" * (length - length // 2)
+    (_, shown, _) = rendered("```", text)
+    if length == 100:
+        assert shown == text
+    else:
+        assert len(shown) == 100 and "left out" in shown
+        assert shown.startswith("aaaaaaaaaa") and shown.endswith("zzzzzzzzzz")

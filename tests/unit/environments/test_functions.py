@@ -1,0 +1,324 @@
+"""Functions and classes of users as tools, as TRL takes them."""
+
+import asyncio
+import threading
+import time
+from typing import Literal
+
+import pytest
+
+from rlmath.environments.base import End, InfrastructureError, ToolCall, Turn, TurnFormat
+from rlmath.environments.functions import (
+    CallLimits,
+    ClassEnvironment,
+    FunctionTool,
+    load_callable,
+    load_tools,
+)
+from rlmath.environments.tools import ToolEnvironment
+from rlmath.errors import ConfigError
+from rlmath.types import Problem
+
+pytestmark = pytest.mark.process
+
+PROBLEM = Problem("p", "1 + 1?", (1,), ("2",), {"target": 5, "level": "easy"})
+
+
+class Lines(TurnFormat):
+    """Each line ``name key=value`` of a turn is a call; the values are Python literals."""
+
+    stop = ()
+
+    def calls(self, text):
+        if "???" in text:
+            raise ValueError("not a call")
+        found = []
+        for line in text.splitlines():
+            name, *pairs = line.split()
+            given = {key: eval(value) for key, value in (one.split("=", 1) for one in pairs)}
+            found.append(ToolCall(name, given))
+        return None if text.startswith("answer") else found
+
+    def suffix(self, turn_text, results):
+        raise NotImplementedError
+
+
+def turn(text, number=0):
+    return Turn(number, (), text, "stop")
+
+
+def multiply(a: int, b: int = 2) -> int:
+    """Multiplies two numbers.
+
+    Args:
+        a: The first.
+        b: The second.
+
+    Returns:
+        The product.
+    """
+    return a * b
+
+
+async def slow_double(a: float, wait_s: float = 0.0) -> float:
+    """Doubles.
+
+    Args:
+        a: A number.
+        wait_s: Time to wait.
+    """
+    await asyncio.sleep(wait_s)
+    return 2 * a
+
+
+def choose(how: Literal["up", "down"], names: list[str] | None = None) -> str:
+    """Chooses.
+
+    Args:
+        how: Direction.
+        names: Names.
+    """
+    return f"{how} {names}"
+
+
+def tool(function, timeout_s=5.0, output_bytes=1000):
+    return FunctionTool("rollout.tools", function, CallLimits(timeout_s, output_bytes))
+
+
+def test_the_schema_is_that_of_transformers():
+    from transformers.utils import get_json_schema
+
+    assert tool(multiply).schema == get_json_schema(multiply)
+    assert tool(multiply).name == "multiply"
+    parameters = tool(multiply).schema["function"]["parameters"]
+    assert parameters["required"] == ["a"] and parameters["properties"]["a"]["type"] == "integer"
+
+
+def test_calls():
+    found = tool(multiply).call({"a": 3})
+    assert (found.name, found.status, found.text) == ("multiply", "ok", "6")
+    assert tool(slow_double).call({"a": 1.5}).text == "3.0"
+    assert tool(choose).call({"how": "up"}).text == "up None"
+    assert tool(choose).call({"how": "up", "names": None}).text == "up None"
+    assert tool(choose).call({"how": "up", "names": ["a"]}).text == "up ['a']"
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "part"),
+    [
+        (multiply, {}, "'a' is a required property"),
+        (multiply, {"a": "3"}, "multiply: a: '3' is not of type 'integer'"),
+        (multiply, {"a": True}, "is not of type 'integer'"),
+        (multiply, {"a": 1, "c": 1}, "'c' was unexpected"),
+        (choose, {"how": "left"}, "how: 'left' is not one of ['up', 'down']"),
+        (choose, {"how": "up", "names": [1]}, "names: "),
+    ],
+)
+def test_arguments_that_do_not_fit_are_an_error_that_the_model_reads(function, arguments, part):
+    found = tool(function).call(arguments)
+    assert found.status == "error" and part in found.text
+
+
+def test_results_of_all_kinds():
+    def returns(kind: str) -> str:
+        """Returns something.
+
+        Args:
+            kind: Of the result.
+        """
+        if kind == "exit":
+            raise SystemExit(3)
+        if kind == "down":
+            raise InfrastructureError("the server is down")
+        if kind == "own timeout":
+            raise TimeoutError("of the function")
+        return {
+            "bytes": b"\xffok",
+            "none": None,
+            "long": "a" + "x" * 10_000_000 + "b",
+            "dict": {"a": 1},
+            "surrogate": "\ud800",
+        }[kind]
+
+    one = tool(returns)
+    assert one.call({"kind": "bytes"}).text == "\ufffdok"
+    assert one.call({"kind": "none"}).text == "None"
+    assert one.call({"kind": "dict"}).text == "{'a': 1}"
+    assert one.call({"kind": "surrogate"}).text == "?"
+    long = one.call({"kind": "long"}).text
+    assert long.startswith("ax") and long.endswith("xb") and len(long) < 1100
+    for kind, text in (("exit", "SystemExit: 3"), ("?", "KeyError: '?'")):
+        found = one.call({"kind": kind})
+        assert (found.status, found.text) == ("error", text)
+    assert one.call({"kind": "own timeout"}).status == "error"
+    with pytest.raises(InfrastructureError, match="is down"):
+        one.call({"kind": "down"})
+
+
+def test_a_call_that_does_not_return_is_abandoned_and_counted():
+    release = threading.Event()
+
+    def hang() -> str:
+        """Hangs."""
+        release.wait(30)
+
+    limits = CallLimits(0.1, 100)
+    hanging = FunctionTool("t", hang, limits)
+    begun = time.monotonic()
+    assert hanging.call({}).status == "timeout" and time.monotonic() - begun < 5
+    assert limits.abandoned == 1
+    slow = FunctionTool("t", slow_double, limits).call({"a": 1.0, "wait_s": 30.0})
+    assert slow.status == "timeout" and "within 0.1 s" in slow.text
+    release.set()
+    until = time.monotonic() + 10
+    while limits.abandoned and time.monotonic() < until:
+        time.sleep(0.01)
+    assert limits.abandoned == 0
+    limits.abandoned = 100
+    with pytest.raises(InfrastructureError, match="100 calls have not returned"):
+        hanging.call({})
+
+
+def test_a_function_without_types_or_documentation_is_refused():
+    def no_types(a):
+        """Doc.
+
+        Args:
+            a: A.
+        """
+
+    def no_entry(a: int):
+        """Doc."""
+
+    def no_docs(a: int): ...
+
+    for function in (no_types, no_entry, no_docs):
+        with pytest.raises(ConfigError, match=r"rollout\.tools: .*Args"):
+            tool(function)
+
+
+def test_tools_are_loaded_like_plugins(tmp_path):
+    file = tmp_path / "my_tools.py"
+    file.write_text(
+        'def search(query: str) -> str:\n    """Searches.\n\n    Args:\n        query: Q."""\n'
+        "    return query[::-1]\n\nTHREE = 3\n"
+    )
+    limits = CallLimits(5.0, 100)
+    python, search = load_tools(["python", f"{file}:search"], lambda: tool(multiply), limits)
+    assert python.name == "multiply" and search.call({"query": "abc"}).text == "cba"
+    for path, part in (
+        (f"{file}", "name a function"),
+        (f"{file}:find", "it has: search"),
+        (f"{file}:THREE", "is a int and cannot be called"),
+        ("no_such_module:x", "no module"),
+    ):
+        with pytest.raises(ConfigError, match=part):
+            load_callable("rollout.tools", path)
+
+
+def test_tool_environment():
+    made = ToolEnvironment(Lines(), [tool(multiply), tool(choose)], max_calls=3)
+    assert not made.has_state
+    episode = made.begin(PROBLEM, 0)
+    results = episode.respond(turn("multiply a=3\nmultiply a=3 b=5\nsearch q=1")).results
+    assert [(one.status, one.text) for one in results[:2]] == [("ok", "6"), ("ok", "15")]
+    assert results[2].status == "error" and "multiply, choose" in results[2].text
+    assert episode.respond(turn("???")).results[0].text == "not a call"
+    assert episode.respond(turn("multiply a=1", 2)).results[0].status == "ok"
+    assert episode.respond(turn("multiply a=1", 3)).results[0].status == "refused"
+    many = episode.respond(turn("multiply a=1\n" * 5)).results
+    assert [one.status for one in many] == ["ok"] * 3 + ["refused"] * 2
+    assert episode.respond(turn("answer")) == End(None)
+    with pytest.raises(ConfigError, match="two tools are named multiply"):
+        ToolEnvironment(Lines(), [tool(multiply), tool(multiply)], max_calls=4)
+
+
+class Counter:
+    """A game: reach the target."""
+
+    made = 0
+
+    def __init__(self):
+        type(self).made += 1
+
+    def reset(self, target, prompt, **row):
+        self.total, self.target, self.row = 0, target, row
+
+    def add(self, number: int) -> str:
+        """Adds.
+
+        Args:
+            number: What to add.
+        """
+        self.total += number
+        return f"total {self.total}"
+
+    async def read(self) -> int:
+        """Reads the total."""
+        return self.total
+
+    def get_reward(self):
+        return float(self.total == self.target)
+
+    def _private(self): ...
+
+    @property
+    def broken(self):
+        raise RuntimeError
+
+
+def environment(make, tools=()):
+    return ClassEnvironment(
+        "rollout.environment=x:Y", make, Lines(), tools, CallLimits(5.0, 100), max_calls=9
+    )
+
+
+def test_a_class_is_an_environment():
+    made = environment(Counter, [tool(multiply)])
+    assert made.has_state and [one.name for one in made.tools] == ["multiply", "add", "read"]
+    first, second = made.begin(PROBLEM, 0), made.begin(PROBLEM, 1)
+    assert first.respond(turn("add number=5\nread\nmultiply a=4")).results[1].text == "5"
+    assert second.respond(turn("read")).results[0].text == "0"
+    assert second.respond(turn("reset target=0")).results[0].status == "error"
+    assert second.respond(turn("get_reward")).results[0].status == "error"
+    assert first.respond(turn("answer")) == End(1.0)
+    assert second.respond(turn("answer")) == End(0.0)
+    first.close()
+    made.close()
+
+
+def test_environments_that_cannot_be_used_say_why():
+    class Broken:
+        def __init__(self):
+            raise OSError("no disk")
+
+    class NoReset: ...
+
+    class Untyped:
+        def reset(self): ...
+
+        def move(self, where): ...
+
+    class Talks(Counter):
+        def reset(self, **row):
+            return "Your move."
+
+    class Fails(Counter):
+        def get_reward(self):
+            raise OSError("gone")
+
+    class Silent:
+        def reset(self): ...
+
+    with pytest.raises(ConfigError, match="OSError while making it: no disk"):
+        environment(Broken)
+    with pytest.raises(ConfigError, match=r"NoReset has no method reset"):
+        environment(NoReset)
+    with pytest.raises(ConfigError, match=r"x:Y\.move"):
+        environment(Untyped)
+    with pytest.raises(ConfigError, match="put the text into the data's rows"):
+        environment(Talks).begin(PROBLEM, 0)
+    episode = environment(Fails).begin(PROBLEM, 0)
+    with pytest.raises(InfrastructureError, match="OSError in get_reward: gone"):
+        episode.respond(turn("answer"))
+    assert environment(Silent).begin(PROBLEM, 0).respond(turn("answer")) == End(None)

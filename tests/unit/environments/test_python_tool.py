@@ -1,0 +1,279 @@
+"""The Python tool: what the model reads, limits, sessions, and sandboxes that are lost."""
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from rlmath.environments.base import InfrastructureError
+from rlmath.environments.python_tool import PythonTool
+from rlmath.environments.text import cut_bytes
+from rlmath.errors import ConfigError
+from rlmath.rewards.sandbox import CodeProvider, Limits, PreparedProgram, ProviderError
+from rlmath.rewards.sandbox.local import LocalProvider
+
+pytestmark = pytest.mark.process
+
+LIMITS = Limits(cpu_s=2, wall_s=1.0, memory_mib=256, output_kib=16384, processes=16)
+LEVEL = LocalProvider().level
+warm_only = pytest.mark.skipif(LEVEL != "namespace", reason="warm sandboxes need namespaces")
+
+
+def make(provider=None, **settings):
+    given = {"limits": LIMITS, "ahead": 1, "most": 4, "preload": (), **settings}
+    return PythonTool(provider or LocalProvider(), given.pop("limits"), **given)
+
+
+class Cold(CodeProvider):
+    """A provider like a remote one: a new sandbox for each call, no warm ones."""
+
+    def __init__(self):
+        self._local = LocalProvider()
+
+    def prepare(self, program, limits):
+        return self._local.prepare(program, limits)
+
+
+@pytest.fixture(scope="module", params=["warm", "cold"])
+def tool(request):
+    if request.param == "warm" and LEVEL != "namespace":
+        pytest.skip("warm sandboxes need namespaces")
+    made = make(None if request.param == "warm" else Cold(), clock=86400.0, seed=3)
+    assert (made.pool is not None) == (request.param == "warm")
+    yield made
+    made.close()
+
+
+CASES = {
+    "print(1)\n2 + 3": ("ok", "1\n5\n"),
+    "None": ("ok", ""),
+    "x = 1": ("ok", ""),
+    "": ("ok", ""),
+    "'a'": ("ok", "'a'\n"),
+    "print('a', end='')": ("ok", "a"),
+    "import sys; sys.exit()": ("ok", ""),
+    "import sys; sys.exit('why')": ("error", "SystemExit: why\n"),
+    "raise SystemExit(3)": ("error", "SystemExit: 3\n"),
+    "import os; os._exit(9)": ("error", "The process ended with exit code 9."),
+    "import sys; sys.stdout.buffer.write(b'\\xff\\xfe'); None": ("ok", "\ufffd\ufffd"),
+    "print('\\udc80')": ("ok", "\ufffd\n"),
+    "input()": (
+        "error",
+        'Traceback (most recent call last):\n  File "<cell 1>", line 1, in <module>\n    input()\n'
+        "EOFError: EOF when reading a line\n",
+    ),
+    "x = = 1": (
+        "error",
+        '  File "<cell 1>", line 1\n    x = = 1\n        ^\nSyntaxError: invalid syntax\n',
+    ),
+    "def f():\n    return 1 / 0\nf()": (
+        "error",
+        'Traceback (most recent call last):\n  File "<cell 1>", line 3, in <module>\n    f()\n'
+        '  File "<cell 1>", line 2, in f\n    return 1 / 0\n           ~~^~~\n'
+        "ZeroDivisionError: division by zero\n",
+    ),
+    "import datetime, time; datetime.datetime.now(), datetime.date.today(), time.time()": (
+        "ok",
+        "(datetime.datetime(1970, 1, 2, 0, 0), datetime.date(1970, 1, 2), 86400.0)\n",
+    ),
+    "import threading\nthreading.Timer(0.05, print, ['late']).start()": ("ok", "late\n"),
+    "import atexit\natexit.register(print, 'end');": None,
+    "import pickle\nclass A: pass\ntype(pickle.loads(pickle.dumps(A())))": (
+        "ok",
+        "<class '__main__.A'>\n",
+    ),
+    "from __future__ import annotations\ndef f(x: y): ...\nf.__annotations__": (
+        "ok",
+        "{'x': 'y'}\n",
+    ),
+    "def f(x: int): ...\nf.__annotations__": ("ok", "{'x': <class 'int'>}\n"),
+    "hash('a') == hash('a') and len({'a', 'b'})": ("ok", "2\n"),
+}
+
+
+def test_what_the_model_reads(tool):
+    for code, expected in CASES.items():
+        found = tool.run(code)
+        if expected is not None:
+            assert (found.status, found.text) == expected, code
+        assert found.name == "python"
+
+
+def test_the_same_code_gives_the_same_output(tool):
+    code = "import random\n[random.random(), list({'a', 'b', 'c'}), hash('x')]"
+    assert tool.run(code).text == tool.run(code).text
+
+
+def test_limits(tool):
+    loop = tool.run("print('begun', flush=True)\nwhile True: pass")
+    assert loop.status == "timeout" and loop.text.startswith("begun\nStopped: ")
+    memory = tool.run("x = bytearray(10**10)")
+    assert memory.status == "memory" and "MemoryError" in memory.text and "256 MiB" in memory.text
+    long = tool.run("print('a' + 'é' * 5_000_000 + 'b')")
+    assert long.status == "ok" and len(long.text.encode()) < 8192 + 100
+    assert long.text.startswith("aéé") and long.text.endswith("éb\n")
+    assert "bytes left out" in long.text and "\ufffd" not in long.text
+    flood = tool.run("while True: print('x' * 10000)")
+    assert flood.status == "error" and "printed more than 16384 KiB" in flood.text
+
+
+def test_each_call_starts_clean(tool):
+    assert (
+        tool.run("x = 1\nopen('kept', 'w').close()\nopen('/tmp/kept', 'w').close()").status == "ok"
+    )
+    for _ in range(5):
+        found = tool.run("import os\n'x' in globals(), 'kept' in os.listdir('.')")
+        assert found.text == "(False, False)\n"
+
+
+def test_arguments_are_checked(tool):
+    session = tool.begin()
+    for arguments in ({}, {"code": 1}, {"code": "1", "language": "python"}):
+        assert session.call(arguments).status == "error"
+    assert session.call({"code": "#" * 300_000}).status == "refused"
+
+
+def test_packages_of_the_environment_are_importable():
+    pytest.importorskip("sympy")
+    tool = make(preload=("numpy.random", "sympy")) if LEVEL == "namespace" else None
+    if tool is None:
+        pytest.skip("warm sandboxes need namespaces")
+    try:
+        code = "import sympy, numpy as np\nnp.random.rand() + 0, sympy.factorint(84)"
+        found = tool.run(code)
+        assert found.status == "ok" and "{2: 2, 3: 1, 7: 1}" in found.text
+        assert tool.run(code).text == found.text, "numpy's generator is seeded"
+        child = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'import sympy'])"
+        assert "returncode=0" in tool.run(child).text
+    finally:
+        tool.close()
+
+
+@warm_only
+def test_a_session_keeps_names():
+    tool = make(session=True)
+    try:
+        first, second = tool.begin(), tool.begin()
+        assert first.call({"code": "x = 1"}).text == ""
+        assert second.call({"code": "x"}).status == "error"
+        assert first.call({"code": "1 / 0"}).status == "error"
+        assert first.call({"code": "x += 1; raise SystemExit"}).status == "ok"
+        assert first.call({"code": "open('f', 'w').write('abc'); x"}).text == "2\n"
+        assert "cell 5" in first.call({"code": "y"}).text
+        assert first.call({"code": "open('f').read()"}).text == "'abc'\n"
+        lost = first.call({"code": "while True: pass"})
+        assert lost.status == "timeout" and "is lost" in lost.text
+        assert first.call({"code": "x"}).status == "error"
+        assert first.call({"code": "x = 7"}).status == "ok"
+        first.close()
+        assert "NameError" in first.call({"code": "x"}).text, "a new session"
+        first.close()
+        second.close()
+    finally:
+        tool.close()
+
+
+@warm_only
+def test_a_lost_session_is_no_result():
+    tool = make(session=True)
+    try:
+        session = tool.begin()
+        assert tool.has_state and session.call({"code": "x = 1"}).status == "ok"
+        for sandbox in list(tool.pool._all):
+            kill(tool, sandbox)
+        with pytest.raises(InfrastructureError):
+            session.call({"code": "x"})
+        session.close()
+        assert tool.begin().call({"code": "6 * 7"}).text == "42\n"
+    finally:
+        tool.close()
+
+
+def kill(tool, sandbox):
+    _, (pid, _), _ = tool.pool._all.get(sandbox, (None, (None, None), None))
+    if pid is not None:  # else it was ended meanwhile
+        os.kill(pid, signal.SIGKILL)
+
+
+@warm_only
+def test_sandboxes_killed_in_mid_call():
+    tool = make(limits=Limits(cpu_s=5, wall_s=5.0), retries=1)
+    sleeper = "import time\ntime.sleep(0.5)\n'woke'"
+    results = []
+    try:
+        tool.run("1")
+
+        def call():
+            try:
+                results.append(tool.run(sleeper).text)
+            except InfrastructureError as error:
+                results.append(error)
+
+        for kills, expected in ((1, "'woke'\n"), (2, InfrastructureError)):
+            thread = threading.Thread(target=call)
+            thread.start()
+            for _ in range(kills):
+                time.sleep(0.3)
+                for sandbox in list(tool.pool._all):
+                    kill(tool, sandbox)
+            thread.join(20)
+            found = results.pop()
+            assert found == expected or isinstance(found, InfrastructureError), found
+        time.sleep(0.5)  # SIGKILL takes a moment
+        assert tool.run("6 * 7").text == "42\n"
+        os.kill(tool.pool._server._process.pid, signal.SIGKILL)
+        time.sleep(0.5)
+        assert tool.run("6 * 7").text == "42\n", "the server is started again"
+    finally:
+        tool.close()
+
+
+@warm_only
+def test_a_machine_without_warm_sandboxes_starts_one_for_each_call(monkeypatch, caplog):
+    monkeypatch.setattr("rlmath.rewards.sandbox.warm._SERVER", "/no/such/script.py")
+    tool = make()
+    assert tool.pool is None and tool.run("6 * 7").text == "42\n"
+    assert "starts a sandbox" in caplog.text
+    with pytest.raises(ConfigError, match="session=false"):
+        make(session=True)
+
+
+class Failing(CodeProvider):
+    def __init__(self, failures):
+        self.failures = failures
+
+    def prepare(self, program, limits):
+        if self.failures:
+            self.failures -= 1
+            raise ProviderError("down")
+        return Fine()
+
+
+class Fine(PreparedProgram):
+    def run(self, stdin="", files=None):
+        from rlmath.rewards.sandbox import Execution
+
+        return Execution("ok", "fine\n", exit_code=0)
+
+
+def test_a_failing_provider_is_asked_again():
+    assert make(Failing(2), retries=2).run("1").text == "fine\n"
+    with pytest.raises(InfrastructureError, match="down"):
+        make(Failing(3), retries=2).run("1")
+    with pytest.raises(ConfigError, match="session=false"):
+        make(Failing(0), session=True)
+
+
+@pytest.mark.parametrize("length", [0, 1, 99, 100, 101, 102, 103, 104, 1000])
+def test_cut_bytes_keeps_both_ends(length):
+    for character in ("a", "é", "€", "😀"):
+        output = (character * length).encode()
+        text = cut_bytes(output, 100)
+        if len(output) <= 100:
+            assert text == character * length
+        else:
+            assert set(text.partition("\n[...")[0]) == {character}
+            assert set(text.rpartition("...]\n")[2]) == {character}
+            assert len(text.encode()) < 100 + 60

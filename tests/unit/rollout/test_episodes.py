@@ -1,0 +1,194 @@
+"""What an environment's answer makes of a sample, and what becomes of one that does not come."""
+
+import contextlib
+import threading
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from rlmath.engines.requests import Request
+from rlmath.environments.base import End
+from rlmath.rollout import episodes as module
+from rlmath.rollout.episodes import awaiting
+from rlmath.rollout.group_state import sample_from_state, sample_to_state
+from rlmath.rollout.journal import _unpacked, framed
+from rlmath.types import Problem
+from tests.support.environments import Letters, Scripted, broken, make_episodes
+from tests.support.samples import make_sample
+
+PROBLEM = Problem("p", "?", (1, 2), ("2",))
+GLUE, SEEN = (10,), (20, 21)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(module, "RETRY_AFTER_S", 0.0)
+
+
+def request(begun, max_tokens=100):
+    return Request("p", begun.index, (1, 2), max_tokens, 1.0, 1.0, begun.seed, begun=begun,
+                   problem=PROBLEM)  # fmt: skip
+
+
+def turn(tokens=4, index=0, **changes):
+    return awaiting(make_sample("p", index, tokens, log_probs=-0.5, **changes))
+
+
+@contextlib.contextmanager
+def playing(answer, turn_format=None, **settings):
+    environment = Scripted(answer, settings.pop("has_state", True))
+    episodes = make_episodes(environment, turn_format or Letters("e", GLUE, SEEN), **settings)
+    with contextlib.closing(episodes):
+        yield episodes, environment
+
+
+def outcome(episodes, asked, timeout_s=10.0):
+    episodes.ask(asked)
+    (found,) = until(episodes, timeout_s)
+    return found
+
+
+def until(episodes, timeout_s=10.0):
+    end = time.monotonic() + timeout_s
+    found = []
+    while not found and time.monotonic() < end:
+        found = episodes.outcomes(0.01)
+    return found
+
+
+def test_an_observation_is_appended_and_the_models_next_turn_follows():
+    with playing(lambda turns: "seen") as (episodes, environment):
+        asked = request(turn(), max_tokens=9)
+        found, sample = outcome(episodes, asked)
+    assert found is asked and sample.finish_reason == "cut" and not sample.awaits_observation
+    assert sample.token_ids.tolist() == [0, 1, 2, 3, 10, 20, 21, 10]
+    assert sample.log_probs.tolist() == [-0.5] * 4 + [0.0] * 4
+    assert sample.segments == (
+        *(("model", 0), ("glue", 4), ("observation", 5), ("glue", 7), ("model", 8)),
+    )
+    assert sample.calls == (("t", "ok", 0.1),)
+    assert environment.asked[0].token_ids == [0, 1, 2, 3] and sample.model_tokens == 4
+    assert sample.token_ids.dtype == np.int32 and sample.log_probs.dtype == np.float32
+
+
+@pytest.mark.parametrize("settings", [{"max_turns": 1}, {"max_tokens": 8}])
+def test_a_sample_without_room_for_another_turn_is_truncated_before_the_observation(settings):
+    with playing(lambda turns: "seen", max_turns=settings.get("max_turns", 9)) as (episodes, _):
+        _, sample = outcome(episodes, request(turn(), settings.get("max_tokens", 100)))
+        sample = episodes.finish(sample)
+    assert sample.finish_reason == "length" and sample.token_ids.tolist() == [0, 1, 2, 3]
+    assert sample.segments == (("model", 0),) and len(sample.calls) == 1
+
+
+def test_a_finished_sample_has_the_text_of_each_segment_and_rewards_see_the_models():
+    with playing(lambda turns: "seen" if len(turns) == 1 else End()) as (episodes, environment):
+        _, sample = outcome(episodes, request(turn([65, 101])))
+        more = replace(
+            sample,
+            token_ids=np.concatenate([sample.token_ids, [66, 67]]).astype(np.int32),
+            log_probs=np.concatenate([sample.log_probs, [-1, -2]]).astype(np.float32),
+            finish_reason="stop",
+        )
+        _, sample = outcome(episodes, request(awaiting(more)))
+        sample = episodes.finish(sample)
+    assert sample.finish_reason == "stop" and sample.segments[-1] == ("model", 6)
+    assert sample.texts == ("Ae", "\n", "\x14\x15", "\n", "BC")
+    own = sample.model_part()
+    assert (own.text, own.token_ids.tolist()) == ("AeBC", [65, 101, 66, 67])
+    assert own.log_probs.tolist() == [-0.5, -0.5, -1, -2] and own.segments == (("model", 0),)
+    assert environment.begun == environment.closed == 1
+    # Checkpoints and journals keep all of it.
+    assert sample_from_state(sample_to_state(sample)) == sample
+    assert _unpacked(framed("key", sample)[8:]) == ("key", sample)
+
+
+def test_a_failure_of_the_environment_is_tried_again_with_the_turns_before():
+    fails = [True, True]
+
+    def answer(turns):
+        if len(turns) == 2 and fails and fails.pop():
+            return broken(turns)
+        return "seen"
+
+    with playing(answer) as (episodes, environment):
+        _, first = outcome(episodes, request(turn()))
+        second = replace(
+            first,
+            token_ids=np.append(first.token_ids, 9).astype(np.int32),
+            log_probs=np.append(first.log_probs, -1).astype(np.float32),
+        )
+        _, sample = outcome(episodes, request(awaiting(second)))
+    assert sample.failure is None and len(sample.calls) == 2
+    assert [one.number for one in environment.asked] == [0, 1, 0, 1, 0, 1]
+    assert environment.begun == 3 and environment.closed == 3
+
+
+def test_a_sample_whose_environment_stays_broken_fails_and_carries_no_error_as_text():
+    with playing(broken) as (episodes, environment):
+        _, sample = outcome(episodes, request(turn()))
+        sample = episodes.finish(sample)
+    assert sample.finish_reason == "failed" and "the sandbox is gone" in sample.failure
+    assert sample.token_ids.tolist() == [0, 1, 2, 3] and len(environment.asked) == module.TRIES
+
+
+@pytest.mark.parametrize("error", [ValueError("odd"), SystemExit(1), KeyboardInterrupt()])
+def test_an_environment_that_raises_anything_else_loses_the_sample_alone(error):
+    def answer(turns):
+        raise error
+
+    with playing(answer) as (episodes, environment):
+        _, sample = outcome(episodes, request(turn()))
+    assert sample.finish_reason == "failed" and type(error).__name__ in sample.failure
+    assert len(environment.asked) == 1
+
+
+def test_a_call_that_never_returns_truncates_its_sample_and_holds_up_no_other():
+    gate = threading.Event()
+
+    def answer(turns):
+        if turns[-1].token_ids[0] == 0:
+            gate.wait()
+        return "seen"
+
+    with playing(answer, wall_s=0.3, parallel=1) as (episodes, _):
+        for index in range(3):
+            episodes.ask(request(turn([index, 101], index)))
+        found = {}
+        while len(found) < 3:
+            found |= {sample.index: sample for _, sample in until(episodes)}
+        assert not episodes.waits
+        gate.set()
+        # Its late answer is nobody's.
+        time.sleep(0.1)
+        assert episodes.outcomes() == []
+    assert [found[i].finish_reason for i in range(3)] == ["length", "cut", "cut"]
+
+
+def test_a_turn_asked_in_a_round_that_was_cut_is_answered_once():
+    gate = threading.Event()
+
+    def answer(turns):
+        gate.wait()
+        return "seen"
+
+    with playing(answer) as (episodes, environment):
+        asked = request(turn())
+        episodes.ask(asked)
+        assert episodes.cut() == [asked.begun] and not episodes.waits
+        assert episodes.finish(asked.begun) is asked.begun
+        gate.set()
+        time.sleep(0.1)
+        assert episodes.outcomes() == []
+        again = request(turn(), max_tokens=50)
+        found, sample = outcome(episodes, again)
+    assert found is again and sample.calls and len(environment.asked) == 1
+
+
+def test_a_stateless_environment_is_asked_about_the_last_turn_alone():
+    with playing(lambda turns: "seen", has_state=False) as (episodes, environment):
+        begun = turn(6)
+        begun = replace(begun, segments=(("model", 0), ("model", 3), ("glue", 6)))
+        outcome(episodes, request(begun))
+    assert [(one.number, list(one.token_ids)) for one in environment.asked] == [(1, [3, 4, 5])]
