@@ -45,66 +45,6 @@ class Alignment:
     farthest: Tensor
 
     @classmethod
-    def of(
-        cls,
-        log_probs: Tensor,
-        engine_log_probs: Tensor,
-        entropy: Tensor,
-        *,
-        response_lengths: Tensor,
-        loss_mask: Tensor,
-        lags: Tensor,
-        places: Tensor,
-        stale_kv: bool = False,
-        model_mask: Tensor | None = None,
-    ) -> Alignment:
-        """Compare the log-probs of some sequences.
-
-        Args:
-            log_probs: ``[R]``, the actor's before the first update, in nats.
-            engine_log_probs: ``[R]``, the engine's for the same tokens, in nats.
-            entropy: ``[R]``, the actor's, in nats.
-            response_lengths: ``[N]`` int64, in tokens; their sum is ``R``.
-            loss_mask: ``[R]`` bool.
-            lags: ``[R]`` int64, the actor's weights version minus the one that sampled the token.
-            places: ``[N]`` int64.
-            stale_kv: The newest tokens of a response that older weights started were sampled with
-                the older weights' keys and values (``rollout.kv=keep``). No weights reproduce their
-                log-probs, so only responses of a single version can be compared.
-            model_mask: ``[R]`` bool, tokens that an engine sampled; ``None``: all. It has no
-                log-probs of the others.
-        """
-        is_fresh = lags == 0 if model_mask is None else (lags == 0) & model_mask
-        if stale_kv:
-            is_fresh &= ~_is_mixed(lags, response_lengths)
-        fresh = measure(log_probs, engine_log_probs, is_fresh)
-        if loss_mask.all() and is_fresh.all():
-            by_lag = {0: fresh}  # The same tokens, so they are not measured twice.
-        else:
-            by_lag = measure_by_lag(log_probs, engine_log_probs, lags, loss_mask)
-        difference = (log_probs - engine_log_probs).abs().nan_to_num(nan=torch.inf)
-        if model_mask is not None:
-            difference = torch.where(model_mask, difference, -1.0)
-        rows, start = [], 0
-        for length in response_lengths.tolist():
-            own, ages = difference[start : start + length], lags[start : start + length]
-            if stale_kv and length and ages[0] != ages[-1]:
-                own = torch.zeros_like(own)
-            # Older tokens legitimately differ, and would hide a wrong fresh one.
-            at = int(torch.where(ages == ages[-1], own, -1.0).argmax()) if length else 0
-            token = start + at
-            pair = (log_probs[token], engine_log_probs[token]) if length else (0.0, 0.0)
-            rows.append([float(own[at]) if length else 0.0, float(at), *map(float, pair)])
-            start += length
-        return cls(
-            fresh,
-            by_lag,
-            float(torch.where(loss_mask, entropy, 0.0).double().sum()),
-            places,
-            torch.tensor(rows, dtype=torch.float64).view(len(rows), 4),
-        )
-
-    @classmethod
     def of_batch(
         cls,
         batch: TrainingBatch,
@@ -115,7 +55,7 @@ class Alignment:
         places: Tensor | None = None,
         stale_kv: bool = False,
     ) -> Alignment:
-        """Compare the log-probs of a batch's sequences (see :meth:`of`).
+        """Compare the log-probs of a batch's sequences with the engines'.
 
         Args:
             batch: The batch, with the engines' log-probs.
@@ -123,18 +63,40 @@ class Alignment:
             entropy: ``[R]``, the actor's, in nats.
             now: The actor's weights version.
             places: ``[N]`` int64; ``None``: the batch is the whole step.
-            stale_kv: As in :meth:`of`.
+            stale_kv: The newest tokens of a response that older weights started were sampled with
+                the older weights' keys and values (``rollout.kv=keep``). No weights reproduce their
+                log-probs, so only responses of a single version can be compared.
         """
-        return cls.of(
-            log_probs,
-            batch.engine_log_probs,
-            entropy,
-            response_lengths=batch.response_lengths,
-            loss_mask=batch.loss_mask,
-            lags=token_lags(batch, now),
-            places=torch.arange(len(batch)) if places is None else places,
-            stale_kv=stale_kv,
-            model_mask=batch.model_mask,
+        engine_log_probs, lags = batch.engine_log_probs, token_lags(batch, now)
+        loss_mask, model_mask = batch.loss_mask, batch.model_mask
+        is_fresh = lags == 0 if model_mask is None else (lags == 0) & model_mask
+        if stale_kv:
+            is_fresh &= ~_is_mixed(lags, batch.response_lengths)
+        fresh = measure(log_probs, engine_log_probs, is_fresh)
+        if loss_mask.all() and is_fresh.all():
+            by_lag = {0: fresh}  # The same tokens, so they are not measured twice.
+        else:
+            by_lag = measure_by_lag(log_probs, engine_log_probs, lags, loss_mask)
+        difference = (log_probs - engine_log_probs).abs().nan_to_num(nan=torch.inf)
+        if model_mask is not None:
+            difference = torch.where(model_mask, difference, -1.0)
+        rows, start = [], 0
+        for length in batch.response_lengths.tolist():
+            own, ages = difference[start : start + length], lags[start : start + length]
+            if stale_kv and length and ages[0] != ages[-1]:
+                own = torch.zeros_like(own)
+            # Older tokens legitimately differ, and would hide a wrong fresh one.
+            at = int(torch.where(ages == ages[-1], own, -1.0).argmax()) if length else 0
+            token = start + at
+            pair = (log_probs[token], engine_log_probs[token]) if length else (0.0, 0.0)
+            rows.append([max(0.0, float(own[at])) if length else 0.0, float(at), *map(float, pair)])
+            start += length
+        return cls(
+            fresh,
+            by_lag,
+            float(torch.where(loss_mask, entropy, 0.0).double().sum()),
+            torch.arange(len(batch)) if places is None else places,
+            torch.tensor(rows, dtype=torch.float64).view(len(rows), 4),
         )
 
     @classmethod

@@ -162,6 +162,7 @@ class Forgetful:
 """
 
 
+@pytest.mark.long
 def test_rlmath_test_plugin_resumes_a_run_with_it(tmp_path):
     file = tmp_path / "forgetful.py"
     file.write_text(FORGETFUL)

@@ -11,7 +11,7 @@ import torch
 
 from rlmath.actor.routing_totals import RoutingTotals
 from rlmath.actor.settings import UpdateResult
-from rlmath.algorithms.alignment import Alignment, token_lags
+from rlmath.algorithms.alignment import Alignment
 from rlmath.algorithms.correction import (
     CorrectionConfig,
     CorrectionTotals,
@@ -108,15 +108,8 @@ def mismatch_tags(group):
     batch = sampled_sequences(
         [Group(group.problem, samples)], truncated=TruncatedRule.keep, mask_duplicates=False
     ).select(range(2))
-    found = Alignment.of(
-        batch.engine_log_probs,
-        batch.engine_log_probs,
-        batch.engine_log_probs,
-        response_lengths=batch.response_lengths,
-        loss_mask=batch.loss_mask,
-        lags=token_lags(batch, 5),
-        places=torch.arange(2),
-    )
+    log_probs = batch.engine_log_probs
+    found = Alignment.of_batch(batch, log_probs, log_probs, 5)
     totals = CorrectionTotals(3, 2, 0, 0, 0, 3.0, {0: LagTotals(2), 1: LagTotals(1)})
     figures = correction_metrics(CorrectionConfig("token_mask"), totals)
     tags = set(mismatch_metrics(found))

@@ -11,7 +11,7 @@ import torch
 from rlmath.actor.plan import StepPlan
 from rlmath.actor.rank_step import StepResult
 from rlmath.actor.settings import UpdateResult
-from rlmath.algorithms.alignment import Alignment, token_lags
+from rlmath.algorithms.alignment import Alignment
 from rlmath.algorithms.correction import CorrectionConfig, CorrectionTotals
 from rlmath.algorithms.losses.dppo import Divergence, DppoOptions
 from rlmath.config.load import load
@@ -59,13 +59,11 @@ def alignment_of(batch, stale_kv=False):
         part = batch.select(rows)
         assert part.old_log_probs is not None
         parts.append(
-            Alignment.of(
+            Alignment.of_batch(
+                part,
                 part.old_log_probs,
-                part.engine_log_probs,
                 torch.zeros(part.loss_mask.numel()),
-                response_lengths=part.response_lengths,
-                loss_mask=part.loss_mask,
-                lags=token_lags(part, 4),
+                4,
                 places=torch.tensor(rows),
                 stale_kv=stale_kv,
             )
