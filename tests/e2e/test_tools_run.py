@@ -79,7 +79,7 @@ def test_a_run_that_resumes_between_turns_samples_the_same(material, tmp_path):
             "train",
             *quickstart_settings(material, folder),
             *("rollout.tools=[python]", "rollout.max_response_tokens=120", "runner.steps=4"),
-            *("rollout.schedule=carry_over", "rollout.carry_over_tokens=30", "rollout.max_lag=2"),
+            *("rollout.schedule=carry_over", "rollout.cut_after_tokens=30", "rollout.max_lag=2"),
             *("algorithm.correction.kind=token_truncate", "runner.check_export_sequences=0"),
             *("eval.every=0", "runner.resume=auto", "runner.save_every=2"),
         )
