@@ -178,6 +178,7 @@ class Mirror:
         while True:
             local = self._local()
             self._retract(local)
+            self._retain(local)
             name = next((n for n in local if not self._is_done(n, local[n])), None)
             if name is None:
                 break
@@ -186,7 +187,6 @@ class Mirror:
             self._claim.check()
             files.upload()
             self._upload(name, local[name])
-            self._retain()
         if final:
             self._claim.check()
             files.upload()
@@ -266,9 +266,8 @@ class Mirror:
             if any(is_manifest(p, data) for p in copies_of(self._run_dir / folder, number)):
                 self._delete(name)
 
-    def _retain(self) -> None:
+    def _retain(self, local: _Checkpoints) -> None:
         """Once the latest checkpoint is uploaded: delete those that the run's folder has not."""
-        local = self._local()
         for folder in FOLDERS:
             latest = next((name for name in local if name.startswith(f"{folder}/")), None)
             if latest is None or self._uploaded.get(latest) != local[latest]:
