@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 import ray
 import torch
-from reference import END_OF_TEXT_ID, by_key, make_requests, random_prompts, send, tokens
+from reference import (
+    END_OF_TEXT_ID,
+    Reference,
+    by_key,
+    make_requests,
+    random_prompts,
+    send,
+    tokens,
+)
 from trainers import start_sender
 
 from rlmath.model.tiny_tokenizer import build_tokenizer
@@ -35,6 +43,12 @@ def played(ray_session, engine_spec):
         RolloutPool(engine_spec, num_engines=1, stall_timeout_s=120, episodes=episodes) as pool,
     ):
         yield pool, environment, turn_format
+
+
+@pytest.fixture(scope="module")
+def reference(model_folder):
+    """The weights of this file's engine; other files move those of the session's."""
+    return Reference(model_folder)
 
 
 @pytest.fixture
@@ -164,12 +178,15 @@ def test_budgets_cut_turns_and_observations_anywhere_and_change_no_token(played,
         np.testing.assert_allclose(found[key].log_probs, sample.log_probs, atol=1e-5)
 
 
-def test_weights_may_change_between_turns(played, answers, reference):
+def test_weights_may_change_between_turns(played, answers, reference, model_folder):
     """One more span; log-probs are of the weights that sampled."""
     pool, *_ = played
     answers(seen=SEEN)
     requests, prompts = in_turns(count=6, step=5)
     first = generate(pool, [replace(one, budget_tokens=20) for one in requests])
+    earlier = Reference(model_folder)
+    earlier.load(reference.tensors())
+    reference.perturb(seed=1)
     sender = start_sender(pool, reference)
     before, version = pool.weights_version, send(sender, pool)
     ray.kill(sender)
@@ -179,7 +196,12 @@ def test_weights_may_change_between_turns(played, answers, reference):
     for key, sample in rest.items():
         assert tokens(sample)[: len(cut[key].token_ids)] == tokens(cut[key])
         assert [one for one, _ in sample.spans] in ([before, version], [before])
-        wanted = reference.log_probs(prompts[sample.problem_id], sample, 1.0)
+        old, new = (
+            model.log_probs(prompts[sample.problem_id], sample, 1.0)
+            for model in (earlier, reference)
+        )
+        changed = dict(sample.spans).get(version, len(sample.token_ids))
+        wanted = torch.where(torch.arange(len(old)) < changed, old, new)
         own = torch.from_numpy(sample.model_mask())
         ours = torch.tensor(sample.log_probs)
         torch.testing.assert_close(ours[own], wanted[own], atol=1e-4, rtol=0)
