@@ -127,13 +127,16 @@ class PythonTool(Tool):
 
         return self.result(self.retry(attempt))
 
-    def retry(self, attempt: Callable[[], T]) -> T:
+    def retry(self, attempt: Callable[[], T], retries: int | None = None) -> T:
         """Call ``attempt`` until it raises no ProviderError.
+
+        Args:
+            retries: How often after the first time; ``None``: the tool's number.
 
         Raises:
             InfrastructureError: All attempts failed.
         """
-        for left in range(self._retries, -1, -1):
+        for left in range(self._retries if retries is None else retries, -1, -1):
             try:
                 return attempt()
             except ProviderError as error:
@@ -221,21 +224,26 @@ class _Kept(ToolSession):
         if not isinstance(code, str):
             return code
         had_names = self._sandbox is not None
-        if self._sandbox is None:
-            self._sandbox = self._tool.retry(self._pool.take)
-        try:
-            found = self._sandbox.run(code, keep=True)
-        except ProviderError as error:
-            self.close()
-            raise InfrastructureError(f"python: {error}") from error
+        # Names that are lost are defined again by whoever has the earlier calls.
+        retries = 0 if had_names else None
+        found = self._tool.retry(lambda: self._run(code), retries)
         result = self._tool.result(found)
-        if self._sandbox.has_names:
+        if self._sandbox is not None and self._sandbox.has_names:
             return result
         self.close()
         if not had_names:
             return result
         note = "\nThe session has ended: what earlier code defined is lost."
         return replace(result, text=result.text + note)
+
+    def _run(self, code: str) -> CellResult:
+        if self._sandbox is None:
+            self._sandbox = self._pool.take()
+        try:
+            return self._sandbox.run(code, keep=True)
+        except ProviderError:
+            self.close()
+            raise
 
     def close(self) -> None:
         if self._sandbox is not None:
