@@ -11,7 +11,7 @@ With --cases the tables of tests/unit/grading/cases are graded by both as well: 
 with right verdicts, false positives, the median and the pairs that math-verify did not finish in
 20 s.
 
-docs/grading.md says what it should show: ratio at least 20, median below 0.1 ms.
+docs/records/grading.md says what it should show: ratio at least 20, median below 0.1 ms.
 """
 
 from __future__ import annotations

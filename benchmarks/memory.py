@@ -7,7 +7,7 @@ plan's arithmetic says of the actor's time (``rlmath/commands/plan/time.py``), r
 on the same GPUs, and the largest difference between the plan's memory and the count, of phases that
 hold 1 GiB or more.
 
-Prints one JSON line, or with ``--markdown`` the table of docs/performance.md.
+Prints one JSON line, or with ``--markdown`` the table of docs/records/performance.md.
 """
 
 from __future__ import annotations

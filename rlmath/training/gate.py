@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 # How many times the rounding noise a difference may be. Healthy engines were at most 1.2 and 1.8
 # times as far away, on an H100 0.8 and 0.9, but for single tokens of MoEs (REROUTED_SHARE).
 # Fingerprints and the comparison of constants find the planted faults that are within the limits in
-# bfloat16. All margins: docs/weights.md.
+# bfloat16. All margins: docs/records/weights.md.
 MEAN_FACTOR = 2.0
 MAX_FACTOR = 3.0
 # Least limits in float32, where kernels also differ in the order in which they add up.

@@ -317,10 +317,6 @@ RULES: list[tuple[str, How]] = [
     (r"python make_data.py", named_in("tests/e2e/test_coming_from.py", "make_data.py")),
     (r"python -m rlmath.config.docs", named_in("tests/unit/config/test_settings_page.py", "docs")),
     (r"python -m rlmath.api.docs", named_in("tests/unit/api/test_docs.py", "docs")),
-    (
-        r"python -m benchmarks.dry_run.table",
-        named_in("tests/dryrun/test_plan_agrees.py", "compare"),
-    ),
     (r"python -m rlmath.quickstart.make ", named_in("tests/e2e/conftest.py", "quickstart.make")),
     (
         r"\.venv/bin/python -m tests.e2e.golden_curve",

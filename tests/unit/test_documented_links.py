@@ -9,8 +9,10 @@ import pytest
 
 from tests.unit.documented import PAGES, ROOT
 
+RECORDS = sorted((ROOT / "docs" / "records").glob("*.md"))
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+@pytest.mark.parametrize("page", [*PAGES, *RECORDS], ids=str)
 def test_links_lead_to_files(page: Path) -> None:
     links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8"))
     local = [link for link in links if not link.startswith("http")]
@@ -26,8 +28,13 @@ def anchors(page: Path) -> set[str]:
 
 @pytest.mark.parametrize(
     "page",
-    [*PAGES, ROOT / "CHANGELOG.md", ROOT / "rlmath" / "engines" / "patches" / "README.md"],
-    ids=lambda page: page.name,
+    [
+        *PAGES,
+        *RECORDS,
+        ROOT / "CHANGELOG.md",
+        ROOT / "rlmath" / "engines" / "patches" / "README.md",
+    ],
+    ids=str,
 )
 def test_anchors_are_headings(page: Path) -> None:
     links = re.findall(r"\]\(([^)#\s]*)#([^)\s]+)\)", page.read_text(encoding="utf-8"))
@@ -51,6 +58,29 @@ def test_tests_that_are_named_exist(page: Path) -> None:
     assert missing == []
 
 
-def test_every_page_is_linked_from_the_readme() -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert [page.name for page in PAGES[2:] if f"docs/{page.name}" not in readme] == []
+def test_every_page_is_linked_from_the_first_and_every_record_from_a_page() -> None:
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    pages = [page for page in PAGES[2:] if page.name != "index.md"]
+    assert [page.name for page in pages if f"]({page.name}" not in index] == []
+    manual = "".join(page.read_text(encoding="utf-8") for page in pages)
+    assert [one.name for one in RECORDS if f"](records/{one.name}" not in manual] == []
+
+
+# Written from code, or compared with it tag by tag.
+REFERENCE = ("settings.md", "api.md", "coming_from.md", "metrics.md")
+RESULTS = "gpu_results.md"
+
+
+def test_the_manual_is_short_and_has_no_dated_figures() -> None:
+    """Figures with a date, a host or a session are records; ``gpu_results.md`` is one."""
+    manual = [page for page in PAGES[2:] if page.name not in (*REFERENCE, RESULTS)]
+    lines = {page.name: page.read_text(encoding="utf-8").splitlines() for page in manual}
+    assert sum(map(len, lines.values())) <= 3000
+    dated = [
+        f"{name}: {line}"
+        for name, page in [*lines.items(), ("README.md", PAGES[0].read_text("utf-8").splitlines())]
+        for line in page
+        # A link may lead to a heading with a date.
+        if re.search(r"\b20\d\d-\d\d-\d\d\b", re.sub(r"\]\([^)]*\)", "", line))
+    ]
+    assert dated == []

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--markdown",
         action="store_true",
-        help="print the outcomes as a Markdown table, as in docs/reliability.md",
+        help="print the outcomes as a Markdown table, as in docs/records/drills.md",
     )
     add(
         "--table",

@@ -122,7 +122,7 @@ def write_band(path: Path, band: Band) -> None:
 
 
 def table(folders: Sequence[Path]) -> str:
-    """All bands below folders with groups, as the table of docs/recipes.md."""
+    """All bands below folders with groups, as the table of docs/records/recipe_bands.md."""
     rows = [
         "| | learning rate factor | reward of step 1 | measured | band |",
         "|---|---|---|---|---|",

@@ -20,7 +20,7 @@ from rlmath.config.load import load
 from rlmath.errors import UserError
 from rlmath.model.published import KNOWN
 
-PAGE = Path(__file__).resolve().parents[4] / "docs" / "reliability.md"
+PAGE = Path(__file__).resolve().parents[4] / "docs" / "records" / "drills.md"
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from rlmath.config.load import load, save
 from rlmath.config.schema import Config, OptimizerConfig
 from rlmath.errors import UserError
 
-PAGE = Path(__file__).resolve().parents[4] / "docs" / "recipes.md"
+PAGE = Path(__file__).resolve().parents[4] / "docs" / "records" / "recipe_bands.md"
 SETTINGS = [
     "experiment=quickstart",
     "rollout.temperature=0.9",
