@@ -68,6 +68,8 @@ apart() { # FOLDER REQUIREMENT...
 apart triton "$(grep '^triton==' requirements/cuda.lock)"
 # Rewards of TRL are used as they are, and compared with rlmath's own.
 apart trl trl==1.16.0
+# The site of docs/ is built.
+bash launchers/docs.sh --packages
 # Ray's job server, which the CUDA image has. With it, each Ray of a test would start a larger agent.
 read -ra job_server < <(sed -n 's/^# job server: //p' requirements/cuda.lock)
 for at in "${!job_server[@]}"; do
