@@ -25,7 +25,8 @@ def test_site_has_every_page_and_finds_settings(tmp_path):
     missing = [
         page
         for page in pages
-        if page.name != "index.md" and not (tmp_path / page.with_suffix("") / "index.html").is_file()
+        if page.name != "index.md"
+        and not (tmp_path / page.with_suffix("") / "index.html").is_file()
     ]
     assert missing == []
     index = json.loads((tmp_path / "search" / "search_index.json").read_text(encoding="utf-8"))
