@@ -119,6 +119,13 @@ _COMMANDS = {
     ),
 }
 COMMANDS = _WITH_A_CONFIG | _COMMANDS
+# As --help shows them.
+_GROUPS = {
+    "train and evaluate": ("train", "sft", "sample", "evaluate"),
+    "understand a run": ("watch", "report", "explain", "why", "bisect", "replay"),
+    "before a run": ("settings", "plan", "doctor", "selfcheck", "test", "drill"),
+    "models, data and other libraries": ("grade", "import", "convert", "validate", "publish"),
+}
 # May take days.
 _RUNS = (*_WITH_A_CONFIG, "sample")
 # What the extras cpu and cuda bring, as imported; tests/unit/test_dependencies.py.
@@ -306,12 +313,10 @@ def _overview(composed: Composed, config: Config, command: str, machine: Machine
 
 
 def _help() -> str:
-    lines = [
-        "usage: rlmath COMMAND [--cfg | --check] [--config-dir DIR] [key=value ...]",
-        "",
-        "commands:",
-        *(f"  {name:<10} {text}" for name, (_, text) in COMMANDS.items()),
-        "",
+    lines = ["usage: rlmath COMMAND [--cfg | --check] [--config-dir DIR] [key=value ...]", ""]
+    for title, names in _GROUPS.items():
+        lines += [f"{title}:", *(f"  {name:<10} {COMMANDS[name][1]}" for name in names), ""]
+    lines += [
         "  rlmath COMMAND --help   its options and the experiments",
         "  rlmath --version",
     ]

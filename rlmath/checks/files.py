@@ -97,7 +97,7 @@ def vllm_pattern(key: str, path: str) -> Iterator[str]:
 def _where_from(config: Config) -> str:
     path = Path(config.model.path)
     if Path(config.runner.run_dir).absolute() in path.absolute().parents:
-        return "it is one that the run's launcher makes (launchers/quickstart.sh for quickstart)"
+        return "run bash launchers/quickstart.sh, or the run's own launcher, which makes it"
     known = hub_address(path.name)
     if known is not None:
         local = shlex.quote(str(path))
@@ -108,8 +108,20 @@ def _where_from(config: Config) -> str:
     )
 
 
+def _waits_for_launcher(config: Config, path: str) -> bool:
+    """Whether a launcher makes model and problems in the run's folder, and did not run yet."""
+    folder = Path(config.runner.run_dir).absolute()
+    return all(
+        folder in Path(one).absolute().parents and not Path(one).exists()
+        for one in (path, config.model.path)
+    )
+
+
 def data_files(config: Config, command: str) -> Iterator[str]:
-    """The files are there, and their first rows have the fields."""
+    """The files are there, and their first rows have the fields.
+
+    A file that the run's launcher makes with the model is missing once, as the model.
+    """
     data, sft = config.data, config.sft
     if command == "sft":
         yield from _given("sft.train_paths", sft.train_paths, "worked examples")
@@ -129,13 +141,16 @@ def data_files(config: Config, command: str) -> Iterator[str]:
         if any(not 0 < weight < math.inf for weight in data.train_weights):
             yield f"data.train_weights={data.train_weights}: each has to be more than 0 and finite"
         for path in dict.fromkeys(data.train_paths):
-            yield from _data_file(data, "data.train_paths", path, answers_in(data.answer_key))
+            if not _waits_for_launcher(config, path):
+                yield from _data_file(data, "data.train_paths", path, answers_in(data.answer_key))
     elif not config.eval.benchmarks:
         yield from _given("data.eval_paths", data.eval_paths, "problems")
     for benchmark in benchmarks_of(config):
         section = "data" if benchmark.name == HELD_OUT else benchmark.key
         target = answers_in(benchmark.data.answer_key, f"{section}.answer_key")
         for path in benchmark.paths:
+            if _waits_for_launcher(config, path):
+                continue
             for problem in _data_file(benchmark.data, benchmark.key, path, target):
                 yield problem + data_of(config, benchmark) * (not Path(path).exists())
 

@@ -12,11 +12,19 @@ function ticks(low, high, count) {
   return found;
 }
 
-function short(value) {
+function short(value, digits = 4) {
   const size = Math.abs(value);
-  if (size >= 1e6 || (size && size < 1e-3)) return value.toExponential(0);
-  if (size >= 1e4) return `${Number((value / 1e3).toPrecision(3))}k`;
-  return String(Number(value.toPrecision(4)));
+  if (size >= 1e6 || (size && size < 1e-3)) return value.toExponential(digits - 4);
+  if (size >= 1e4) return `${Number((value / 1e3).toPrecision(digits - 1))}k`;
+  return String(Number(value.toPrecision(digits)));
+}
+
+// Labels of ticks, with as many digits as tell them apart: a ratio between 0.9998 and 1.0001.
+function labels(values) {
+  for (let digits = 4; ; digits++) {
+    const found = values.map((value) => short(value, digits));
+    if (digits > 8 || new Set(found).size === found.length) return found;
+  }
 }
 
 // What the horizontal axis counts; another choice draws all charts again.
@@ -74,11 +82,10 @@ function chart(options) {
   const runAt = (step) => (series.find((one) => one.steps.includes(step)) || series[0]).run;
   const y = (value) => TOP + (1 - (Math.min(high, Math.max(low, value)) - low) / (high - low)) * (H - TOP - BOTTOM);
   const drawing = svg("svg", { viewBox: `0 0 ${W} ${H}`, "aria-hidden": "true" });
-  for (const tick of ticks(low, high, 4)) {
-    drawing.append(
-      svg("line", { class: "grid", x1: LEFT, x2: W - RIGHT, y1: y(tick), y2: y(tick) }),
-      svg("text", { x: LEFT - 4, y: y(tick) + 3, "text-anchor": "end" }, short(tick)));
-  }
+  const heights = ticks(low, high, 4), names = labels(heights);
+  heights.forEach((tick, i) => drawing.append(
+    svg("line", { class: "grid", x1: LEFT, x2: W - RIGHT, y1: y(tick), y2: y(tick) }),
+    svg("text", { x: LEFT - 4, y: y(tick) + 3, "text-anchor": "end" }, names[i])));
   for (const tick of ticks(first, last, 5).filter((one) => axis !== "step" || Number.isInteger(one))) {
     const label = short(tick), half = 3.3 * label.length;
     const middle = Math.min(Math.max(xAt(tick), half), W - half);
@@ -118,7 +125,8 @@ function chart(options) {
     const step = steps[place];
     const values = series.map((one, i) => at[i].has(step) && at[i].get(step) !== null
       ? `${one.name ? `${one.name} ` : ""}${number(at[i].get(step))}` : null).filter((text) => text);
-    const here = events.filter((event) => event[0] === step).map((event) => `${DATA.event_kinds[event[1]][0]} ${plain(event[2], 160)}`);
+    // Until a chart is pointed at, it names no event: all charts would name the same one.
+    const here = events.filter((event) => moved && event[0] === step).map((event) => `${DATA.event_kinds[event[1]][0]} ${plain(event[2], 160)}`);
     const where = axis === "step" ? "" : ` (${short(position(runAt(step), step))} ${AXES[axis]})`;
     const only = steps.length === 1 ? ", the only value" : "";
     read.textContent = [`step ${step}${where}: ${values.join(" · ")}${only}`, ...here].join(" — ");
