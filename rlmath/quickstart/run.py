@@ -43,7 +43,7 @@ def main(overrides: Sequence[str]) -> int:
     setup_s = float(os.environ.get("RLMATH_SETUP_S", "0"))
     times = {"wall_s": time.monotonic() - started_s, "setup_s": setup_s}
     update_summary(run_dir, times)
-    print(_story(run_dir, summary | times))
+    print(_story(summary | times))
     return code
 
 
@@ -98,7 +98,7 @@ def _say(text: str) -> None:
     print(f"\n== {text}", flush=True)
 
 
-def _story(run_dir: Path, summary: dict[str, Any]) -> str:
+def _story(summary: dict[str, Any]) -> str:
     layout = summary["layout"]
     lines = [
         "",
@@ -110,7 +110,7 @@ def _story(run_dir: Path, summary: dict[str, Any]) -> str:
         "exported folder.",
         f"It took {summary['wall_s']:.0f} s, and {summary['setup_s']:.0f} s of set-up.",
         "",
-        f"look at  {run_dir / 'curves.png'}: reward and held-out accuracy should rise together",
+        "look at  the curves: reward and held-out accuracy should rise together",
         "try      bash launchers/quickstart.sh actor.pipeline_parallel=2",
         "         bash launchers/quickstart.sh rollout.engines=2 actor.optimizer.lr=5e-5",
     ]

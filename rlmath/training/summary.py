@@ -159,6 +159,7 @@ def ending(config: Config, summary: Mapping[str, Any]) -> str:
             *lines,
             f"model    {run_dir / 'hf'}, for transformers and vLLM",
             f"curves   {run_dir / 'curves.png'}; tensorboard --logdir {run_dir / 'tensorboard'}",
+            f"report   rlmath report {shlex.quote(str(run_dir))}: all of it as one page",
             f"files    {run_dir / 'samples'}: every response with its grade; "
             f"{run_dir / 'metrics.jsonl'}",
             f"next     {_evaluate_command(config)}",

@@ -65,6 +65,7 @@ def test_the_end_of_a_run_says_what_it_came_to_and_what_is_next(tmp_path, capsys
     summary = read_summary(run_dir)
     assert summary["eval/standard_error_after"] == 0.02
     assert summary["gpu_hours"] == pytest.approx(8.0)
+    assert f"rlmath report {run_dir}:" in text
     # The next command is one that works.
     (command,) = [line[9:] for line in text.splitlines() if line.startswith("next")]
     make_tiny_model(run_dir / "hf")
