@@ -42,7 +42,7 @@ MFU_TOKENS = 16384
 # So few that a GPU has computed a layer before the host has launched the next.
 LAUNCH_TOKENS = 256
 MICROBATCHES = 4
-# So many that reading them takes longer than a launch.
+# Reading them takes longer than a launch.
 FINGERPRINT_ROWS = 2**16 + 11
 # The fastest counts: the first ones of a process also wait for a GPU that has been idle.
 TIMED = 3
