@@ -40,8 +40,8 @@ def require_plugin() -> None:
     """
     if "rlmath" not in importlib.metadata.entry_points(group="vllm.general_plugins").names:
         raise RuntimeError(
-            "vLLM does not find rlmath's plugin: rlmath is on Python's path without being installed "
-            "in this environment. Install it: python -m pip install --no-deps -e FOLDER"
+            "vLLM does not find rlmath's plugin: rlmath is on Python's path without being "
+            "installed in this environment. Install it: python -m pip install --no-deps -e FOLDER"
         )
 
 
