@@ -1,7 +1,7 @@
 """Partial credit on word problems: 1 if the first equation stated would give the accepted answer.
 
-``7 - 2 = 6`` gets it where 5 is accepted: the operation is right and the calculation wrong, and the
-two have separate signals. The credit depends on the accepted answer, so it cannot be had with
+``7 - 2 = 6`` gets it where 5 is accepted: the operation is right and the calculation wrong, and
+each has a separate signal. The credit depends on the accepted answer, so it cannot be had with
 whichever operation is calculated best (docs/records/real_model.md, run 3).
 
     reward.items=[{name: math}, {name: "toolkits/equation_reward.py:equation", weight: 3}]
