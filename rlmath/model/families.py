@@ -537,6 +537,11 @@ REFUSED = {
     'to ["Qwen2ForCausalLM"] and model_type to "qwen2" in config.json, and remove auto_map',
     "GptOssForCausalLM": "of Megatron's attentions only DotProductAttention has attention sinks on "
     "a CPU, and that takes no packed sequences; torch's, which the actor uses there, has none",
+    "Glm4MoeLiteForCausalLM": "GLM-4.7-Flash has latent attention, which trains only on a CPU, "
+    "without yarn, whose rotary embedding vLLM's CPU kernel computes wrongly",
+    "Gemma3ForCausalLM": "its norms stand before and after attention and feed-forward and multiply "
+    "by 1 plus their weight, its feed-forward is GELU's, and its embedding is scaled; the actor "
+    "computes none of these",
     "Qwen3NextForCausalLM": "the gated delta net of megatron-core 0.16 takes no packed sequences "
     "(later versions do) and needs the Triton kernels of flash-linear-attention, and vLLM's CPU "
     "kernel computes only in bfloat16",

@@ -222,6 +222,8 @@ VERSIONS: dict[str, tuple[str, int]] = {
 _REFUSED = {
     "mimo-7b": "MiMoForCausalLM",
     "gpt-oss": "GptOssForCausalLM",
+    "glm-4.7-flash": "Glm4MoeLiteForCausalLM",
+    "gemma-3": "Gemma3ForCausalLM",
     "qwen3-next": "Qwen3NextForCausalLM",
 }
 

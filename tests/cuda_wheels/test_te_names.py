@@ -98,6 +98,12 @@ ROWS = [
         takes=("num_gemms", "in_features", "out_features", "params_dtype"),
     ),
     Row(
+        f"{TE}:GroupedLinear.set_tensor_parallel_attributes",
+        "the norm of the gradient counts experts of the first tensor rank alone "
+        "(Megatron-LM#5916, docs/correctness.md)",
+        says=("is_parallel=True",),
+    ),
+    Row(
         f"{TE}:DotProductAttention.forward",
         "attention of packed sequences and context-parallel attention",
         takes=("qkv_format", "cu_seqlens_q", "cu_seqlens_kv", "max_seqlen_q", "attn_mask_type"),

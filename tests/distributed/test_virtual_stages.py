@@ -22,7 +22,6 @@ from tests.support.resumed_runs import assert_equal, changes_of, commit, run_loa
 
 # Fixtures.
 on_one_rank = test_actor.on_one_rank
-tied_on_one_rank = test_actor.tied_on_one_rank
 batch = values.batch
 
 ONE, PP2 = Layout(1, 1, 1), Layout(1, 2, 1)
@@ -36,8 +35,6 @@ MODEL = ModelSettings(torch.float32, sequence_parallel=True, recompute="full")
         # Micro-batches of one sequence or two, of any length.
         (VP2, {"max_tokens_per_microbatch": 40}),
         (Layout(2, 2, 1, virtual_stages=2), {"model": MODEL}),
-        (Layout(1, 2, 2, virtual_stages=2), {"optimizer": {"distributed": False}}),
-        (Layout(1, 2, 1, context_parallel=2, virtual_stages=2), {}),
     ],
     ids=str,
 )
@@ -74,10 +71,6 @@ def test_seven_layers_in_chunks_that_differ(
     check_updates(ranks, seven_layers, seven_on_one_rank, layout, changes)
     (expected,) = ranks.run(ONE, run_fingerprints, seven_layers)
     assert all(one == expected for one in ranks.run(layout, run_fingerprints, seven_layers))
-
-
-def test_tied_embeddings(ranks, tied_model, tied_on_one_rank):
-    check_updates(ranks, tied_model, tied_on_one_rank, VP2, {})
 
 
 def run_fingerprints(layout, platform, model):
