@@ -1,5 +1,6 @@
 """The Python tool: what the model reads, limits, sessions, and sandboxes that are lost."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -11,12 +12,18 @@ import pytest
 
 from rlmath.checks.tools import tool_problems
 from rlmath.config.load import load
-from rlmath.environments.base import InfrastructureError
+from rlmath.engines.requests import Request
+from rlmath.environments.base import InfrastructureError, ToolCall
 from rlmath.environments.python_tool import PythonTool
 from rlmath.environments.text import cut_bytes
+from rlmath.environments.tools import ToolEnvironment
 from rlmath.errors import ConfigError
 from rlmath.rewards.sandbox import CodeProvider, Limits, PreparedProgram, ProviderError
 from rlmath.rewards.sandbox.local import LocalProvider
+from rlmath.rollout.episodes import awaiting
+from rlmath.types import Problem
+from tests.support.environments import Letters, make_episodes
+from tests.support.samples import make_sample
 
 pytestmark = pytest.mark.process
 
@@ -208,6 +215,48 @@ def test_a_session_whose_sandbox_is_lost_repeats_its_calls_in_another(retries):
         assert tool.begin().call({"code": "6 * 7"}).text == "42\n"
     finally:
         tool.close()
+
+
+class Code(Letters):
+    """Each turn is a program; what it printed is kept aside."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def calls(self, text):
+        return [ToolCall("python", {"code": text})]
+
+    def suffix(self, turn_text, results):
+        self.seen.append(results[0].text)
+        return super().suffix(turn_text, results)
+
+
+@warm_only
+def test_a_session_is_repeated_when_a_run_resumes_in_the_middle_of_a_response():
+    def answered(sample, code):
+        """The sample after a turn that was answered by another process than the ones before."""
+        tokens = [*sample.token_ids, *code.encode()] if sample else list(code.encode())
+        segments = sample.segments if sample else (("model", 0),)
+        begun = make_sample("p", 0, tokens, segments=segments)
+        request = Request("p", 0, (1,), 500, 1.0, 1.0, begun.seed, begun=awaiting(begun),
+                          problem=Problem("p", "?", (1,), ("1",)))  # fmt: skip
+        turn_format, tool = Code(), make(session=True)
+        with contextlib.closing(
+            make_episodes(ToolEnvironment(turn_format, [tool], 9), turn_format)
+        ) as episodes:
+            episodes.ask(request)
+            ((_, found),) = episodes.outcomes(30)
+            assert len(tool._owners._between_calls) == 1
+            episodes.finish(replace(found, finish_reason="length"))
+            assert not tool._owners._between_calls, "free at the sample's end"
+        return found, turn_format.seen
+
+    first, seen = answered(None, "x = 5")
+    assert seen == [""] and len(first.calls) == 1
+    second, seen = answered(first, "x += 1; print(x)")
+    assert seen == ["6\n"]
+    assert answered(second, "x * 7")[1] == ["42\n"]
 
 
 @warm_only
