@@ -123,7 +123,7 @@ class Run:
                 given.rows("eval_data", "data.eval_paths", eval_data)
             words += given.overrides
             config = compose_settings(words, config_dir).config
-            if "experiment=quickstart" in overrides:
+            if _is_quickstart(overrides):
                 words += _own_model(config)
                 config = compose_settings(words, config_dir).config
             ready = start.ready(config, "train")
@@ -314,8 +314,14 @@ def _close_all() -> None:
         run.close()
 
 
+def _is_quickstart(overrides: Sequence[str]) -> bool:
+    from rlmath.quickstart import EXPERIMENTS
+
+    return any(one in overrides for one in EXPERIMENTS)
+
+
 def _for_machine(overrides: Sequence[str]) -> list[str]:
-    if "experiment=quickstart" not in overrides:
+    if not _is_quickstart(overrides):
         return []
     from rlmath.checks.machine import Machine
     from rlmath.quickstart.run import for_machine

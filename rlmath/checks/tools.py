@@ -17,3 +17,5 @@ def tool_problems(config: Config) -> Iterator[str]:
             yield f"rollout.tools={name}: there is no such tool; there are {', '.join(TOOLS)}"
         elif tools.count(name) > 1:
             yield f"rollout.tools: {name} is listed {tools.count(name)} times; list it once"
+    if config.rollout.python_session and tools and "python" not in tools:
+        yield "rollout.python_session=true: python is not in rollout.tools; add it there"

@@ -44,6 +44,12 @@ class RolloutConfig:
         "Tools that the model may call between its turns: python, which runs the code of a fenced "
         "python block. Empty: each response is one turn.",
     )
+    python_session: bool = setting(
+        False,
+        "Let a response's Python calls use what its earlier calls defined; false: each call is a "
+        "new program.",
+        only_with=_TOOLS,
+    )
     max_turns: int = setting(
         8,
         "Maximum turns of the model in a response; one whose last turn still calls a tool is "

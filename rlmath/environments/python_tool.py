@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -51,11 +52,12 @@ class PythonTool(Tool):
         provider: Runs the code.
         limits: Limits of each call. A call with more output than ``output_kib`` is ended.
         output_bytes: Most bytes of a call's output; the middle of a longer one is left out.
-        session: Keep the names of a sample's earlier calls. Its time is limited per call.
+        session: Keep the names of a sample's earlier calls, each of which has its own limits.
         ahead: Warm sandboxes that are kept ready.
-        most: Most warm sandboxes at a time; with ``session`` one for each sample that has called.
+        most: Most warm sandboxes at a time. With more sessions, those that were not used for
+            longest lose theirs; their next call first repeats the earlier ones.
         preload: Packages that warm sandboxes import ahead, if they are installed.
-        retries: Further attempts if a sandbox fails; a session, which is lost then, has none.
+        retries: Further attempts if a sandbox fails.
         seed: Seed of unseeded random numbers.
         clock: Seconds since 1970 that the code's clock shows; ``None``: the real time.
 
@@ -98,6 +100,7 @@ class PythonTool(Tool):
                     seed=seed,
                     clock=clock,
                 )
+                self._owners = _Owners(self.pool, most)
                 with self.pool.one():  # one that works
                     return
             except (ProviderError, RewardSettingError) as error:
@@ -108,12 +111,12 @@ class PythonTool(Tool):
                 log.warning("Each call of the Python tool starts a sandbox: %s", reason)
         if session:
             raise ConfigError(
-                f"the Python tool keeps a session only in warm sandboxes ({reason}); use "
-                "session=false"
+                f"rollout.python_session=true needs warm sandboxes ({reason}); use "
+                "rollout.python_session=false"
             )
 
     def begin(self) -> ToolSession:
-        return _Kept(self) if self.has_state else _Stateless(self)
+        return _Kept(self, self._owners) if self.has_state else _Stateless(self)
 
     def run(self, code: str) -> ToolResult:
         """Run code on its own."""
@@ -127,16 +130,13 @@ class PythonTool(Tool):
 
         return self.result(self.retry(attempt))
 
-    def retry(self, attempt: Callable[[], T], retries: int | None = None) -> T:
+    def retry(self, attempt: Callable[[], T]) -> T:
         """Call ``attempt`` until it raises no ProviderError.
-
-        Args:
-            retries: How often after the first time; ``None``: the tool's number.
 
         Raises:
             InfrastructureError: All attempts failed.
         """
-        for left in range(self._retries if retries is None else retries, -1, -1):
+        for left in range(self._retries, -1, -1):
             try:
                 return attempt()
             except ProviderError as error:
@@ -212,40 +212,104 @@ class _Stateless(ToolSession):
 
 
 class _Kept(ToolSession):
-    """A sample's session: its sandbox is its own from its first call on."""
+    """A sample's session: the names of its calls stay in a sandbox, until another session needs
+    that or it is lost. Then the next call first repeats the earlier ones in another sandbox."""
 
-    def __init__(self, tool: PythonTool) -> None:
-        assert tool.pool is not None
-        self._tool, self._pool = tool, tool.pool
-        self._sandbox: Sandbox | None = None
+    def __init__(self, tool: PythonTool, owners: _Owners) -> None:
+        self._tool, self._owners = tool, owners
+        self._cells: list[str] = []
 
     def call(self, arguments: Mapping[str, Any]) -> ToolResult:
         code = _code_of(arguments)
         if not isinstance(code, str):
             return code
-        had_names = self._sandbox is not None
-        # Names that are lost are defined again by whoever has the earlier calls.
-        retries = 0 if had_names else None
-        found = self._tool.retry(lambda: self._run(code), retries)
+        found, is_kept = self._tool.retry(lambda: self._run(code))
         result = self._tool.result(found)
-        if self._sandbox is not None and self._sandbox.has_names:
+        had_names = bool(self._cells)
+        if is_kept:
+            self._cells.append(code)
             return result
-        self.close()
+        self._cells.clear()
         if not had_names:
             return result
         note = "\nThe session has ended: what earlier code defined is lost."
         return replace(result, text=result.text + note)
 
-    def _run(self, code: str) -> CellResult:
-        if self._sandbox is None:
-            self._sandbox = self._pool.take()
+    def _run(self, code: str) -> tuple[CellResult, bool]:
+        """The result, and whether the names are kept."""
+        sandbox = self._owners.acquire(self)
         try:
-            return self._sandbox.run(code, keep=True)
-        except ProviderError:
-            self.close()
-            raise
+            for cell in () if sandbox.has_names else self._cells:
+                sandbox.run(cell, keep=True)
+                if not sandbox.has_names:
+                    raise ProviderError("a session's earlier calls ended differently this time")
+            return sandbox.run(code, keep=True), sandbox.has_names
+        finally:
+            self._owners.release(self, sandbox)
 
     def close(self) -> None:
-        if self._sandbox is not None:
-            self._pool.give_back(self._sandbox)
-        self._sandbox = None
+        self._owners.drop(self)
+        self._cells.clear()
+
+
+class _Owners:
+    """The sandboxes of sessions. Thread-safe.
+
+    Args:
+        most: Most sandboxes that sessions have.
+    """
+
+    def __init__(self, pool: WarmSandboxes, most: int) -> None:
+        self._pool, self._most = pool, most
+        self._lock = threading.Lock()
+        self._in_call: dict[ToolSession, Sandbox | None] = {}
+        self._between_calls: dict[ToolSession, Sandbox] = {}  # the one used last comes last
+
+    def acquire(self, session: ToolSession) -> Sandbox:
+        """A session's sandbox for a call, or one without names if it has none.
+
+        Raises:
+            ProviderError: None can be started, or the session was dropped meanwhile.
+        """
+        taken = None
+        with self._lock:
+            own = self._between_calls.pop(session, None)
+            others = self._between_calls
+            if own is None and others and len(self._in_call) + len(others) >= self._most:
+                taken = others.pop(next(iter(others)))
+            self._in_call[session] = own
+        if taken is not None:
+            self._pool.give_back(taken)
+        if own is not None:
+            return own
+        try:
+            found = self._pool.take()
+        except ProviderError:
+            self.drop(session)
+            raise
+        with self._lock:
+            if session in self._in_call:
+                self._in_call[session] = found
+                return found
+        self._pool.give_back(found)
+        raise ProviderError("the session was closed")
+
+    def release(self, session: ToolSession, sandbox: Sandbox) -> None:
+        """End a call: the sandbox stays the session's, unless its names are lost or others wait."""
+        with self._lock:
+            is_open = session in self._in_call
+            waits = len(self._in_call) + len(self._between_calls) > self._most
+            self._in_call.pop(session, None)
+            if is_open and sandbox.has_names and not waits:
+                self._between_calls[session] = sandbox
+                return
+        self._pool.give_back(sandbox)
+
+    def drop(self, session: ToolSession) -> None:
+        """End a session; a call that is running fails."""
+        with self._lock:
+            idle, used = self._between_calls.pop(session, None), self._in_call.pop(session, None)
+        if idle is not None:
+            self._pool.give_back(idle)
+        if used is not None:
+            used.close()

@@ -19,6 +19,7 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import add, mul, sub
 from pathlib import Path
 
 from rlmath.model.tiny_tokenizer import ASSISTANT, USER
@@ -29,11 +30,12 @@ SFT_FILE = "sft.jsonl"
 # Share of the worked examples with a wrong carry. At one half it is a matter of chance whether a
 # run first learns to carry or to leave out the carry, which it unlearns slowly.
 SLIP_SHARE = 0.45
+_OPERATIONS = {"+": add, "-": sub, "*": mul}
 
 
 @dataclass(frozen=True)
 class Exercise:
-    """``left`` plus or minus ``right``, both from 10 to 99."""
+    """``left`` plus, minus or times ``right``."""
 
     left: int
     operator: str
@@ -50,7 +52,12 @@ class Exercise:
 
     @property
     def result(self) -> int:
-        return self.left + self.right if self.operator == "+" else self.left - self.right
+        return _OPERATIONS[self.operator](self.left, self.right)
+
+    @property
+    def row(self) -> dict[str, object]:
+        """The problem as in a data file."""
+        return {"prompt": self.prompt, "solutions": [f"\\boxed{{{self.result}}}"]}
 
 
 def all_exercises() -> list[Exercise]:
@@ -136,20 +143,17 @@ def make_problems(
     sft = rng.choices(pool, k=num_sft)
 
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    _write(folder / TRAIN_FILE, [_problem_row(exercise) for exercise in train])
-    _write(folder / EVAL_FILE, [_problem_row(exercise) for exercise in held_out])
+    write_rows(folder / TRAIN_FILE, [exercise.row for exercise in train])
+    write_rows(folder / EVAL_FILE, [exercise.row for exercise in held_out])
     examples = []
     for exercise in sft:
         response = work_out(exercise, slip=rng.random() < slip_share)
         examples.append({"prompt": exercise.prompt, "response": response})
-    _write(folder / SFT_FILE, examples)
+    write_rows(folder / SFT_FILE, examples)
     return folder
 
 
-def _problem_row(exercise: Exercise) -> dict[str, object]:
-    return {"prompt": exercise.prompt, "solutions": [f"\\boxed{{{exercise.result}}}"]}
-
-
-def _write(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
+def write_rows(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
+    """Write a data file, and its folder if it is missing."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

@@ -1,7 +1,8 @@
 """The main job on material that it makes itself: ``launchers/quickstart.sh`` calls this.
 
 Makes a tiny model and problems, fine-tunes the model to a weak start, trains it by reinforcement
-learning, and says what happened. Arguments are Hydra overrides of ``experiment=quickstart``.
+learning, and says what happened. Arguments are Hydra overrides of ``experiment=quickstart``, or of
+another of ``rlmath.quickstart.EXPERIMENTS`` if they name it.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from rlmath.config import arithmetic, load
 from rlmath.config.lora import LoraConfig
 from rlmath.config.schema import Config
 from rlmath.monitor.summary import read_summary, update_summary
+from rlmath.quickstart import EXPERIMENTS, make_problems, make_products, make_tiny_model
 from rlmath.utils.command_line import run_command
 
 
@@ -29,7 +31,8 @@ def main(overrides: Sequence[str]) -> int:
     """Run the quickstart; returns the exit code."""
     started_s = time.monotonic()
     machine = Machine.here()
-    config = load.load(["experiment=quickstart", *for_machine(machine, overrides), *overrides])
+    experiment = [] if any(one in overrides for one in EXPERIMENTS) else [EXPERIMENTS[0]]
+    config = load.load([*experiment, *for_machine(machine, overrides), *overrides])
     run_dir = Path(config.runner.run_dir)
     layout = arithmetic.resolve_layout(config, machine.device(config.cluster.device))
     config = _on_model(config, warm_start(config, machine))
@@ -74,15 +77,14 @@ def for_machine(machine: Machine, overrides: Sequence[str]) -> list[str]:
 
 def _make_material(config: Config) -> None:
     """The tiny model and its problems, unless the settings name others."""
-    from rlmath.quickstart import make_problems, make_tiny_model
-
     run_dir = Path(config.runner.run_dir)
     if Path(config.model.path) == run_dir / "model":
         make_tiny_model(run_dir / "model", seed=config.runner.seed)
     data = config.data
     paths = [*data.train_paths, *data.eval_paths, *config.sft.train_paths]
-    if any(Path(path).parent == run_dir / "data" for path in paths):
-        make_problems(run_dir / "data", seed=config.runner.seed)
+    for name, make in (("data", make_problems), ("products", make_products)):
+        if any(Path(path).parent == run_dir / name for path in paths):
+            make(run_dir / name, seed=config.runner.seed)
 
 
 def _on_model(config: Config, folder: Path) -> Config:

@@ -47,6 +47,7 @@ def _python(rollout: RolloutConfig, parallel: int) -> PythonTool:
         LocalProvider(parallel),
         limits,
         output_bytes=kept,
+        session=rollout.python_session,
         ahead=min(4, parallel),
         retries=0,  # Episodes are tried again.
     )

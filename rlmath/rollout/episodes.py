@@ -51,12 +51,14 @@ class _Stay:
         episode: ``None``: to be begun.
         answered: Number of the model's turns that it knows.
         spent_s: Seconds that its answers took.
+        is_over: The sample has left the round; what still answers it, does so for nobody.
     """
 
     problem: Problem
     episode: Episode | None = None
     answered: int = 0
     spent_s: float = 0.0
+    is_over: bool = False
 
 
 @dataclass
@@ -220,8 +222,10 @@ class Episodes:
         self._waiting.pop(key, None)
         self._parked.pop(key, None)
         stay = self._stays.pop(key, None)
-        if stay is not None and stay.episode is not None:
-            stay.episode.close()
+        if stay is not None:
+            stay.is_over = True
+            if stay.episode is not None:
+                stay.episode.close()
 
     # The following methods run in the threads.
 
@@ -261,7 +265,7 @@ class Episodes:
                 episode, stay.episode = stay.episode, None
                 if episode is not None:
                     episode.close()
-                if not left:
+                if not left or stay.is_over:
                     raise
                 time.sleep(RETRY_AFTER_S)
         raise AssertionError("unreachable")
@@ -274,6 +278,9 @@ class Episodes:
             stay.answered = 0
         missed = turns[stay.answered :] if self._environment.has_state else turns[-1:]
         for turn in missed:
+            if stay.is_over:
+                stay.episode.close()
+                raise InfrastructureError("the sample has ended")
             answer = stay.episode.respond(turn)
             stay.answered = turn.number + 1
         return answer

@@ -19,6 +19,7 @@ def run_dir(material, tmp_path_factory):
         "train",
         *quickstart_settings(material, run_dir),
         "rollout.tools=[python]",
+        "rollout.python_session=true",
         "rollout.max_response_tokens=120",
         "rollout.max_turns=3",
         "eval.every=1",
@@ -69,8 +70,10 @@ def test_a_run_with_tools_that_nobody_calls_is_the_run_without(material, tmp_pat
 
 
 @pytest.mark.long
-def test_a_run_that_resumes_between_turns_samples_the_same(material, tmp_path):
-    """Its checkpoint has responses that wait for an output, or were cut within a turn."""
+@pytest.mark.parametrize("session", ["false", "true"])
+def test_a_run_that_resumes_between_turns_samples_the_same(material, tmp_path, session):
+    """Its checkpoint has responses that wait for an output, or were cut within a turn. Sessions
+    are repeated up to there."""
     straight, resumed = tmp_path / "straight", tmp_path / "resumed"
 
     def run(folder):
@@ -82,6 +85,7 @@ def test_a_run_that_resumes_between_turns_samples_the_same(material, tmp_path):
             *("rollout.schedule=carry_over", "rollout.cut_after_tokens=30", "rollout.max_lag=2"),
             *("algorithm.correction.kind=token_truncate", "runner.check_export_sequences=0"),
             *("eval.every=0", "runner.resume=auto", "runner.save_every=2"),
+            f"rollout.python_session={session}",
         )
         assert done.returncode == 0, done.stderr
         return done.stdout

@@ -1,5 +1,5 @@
 """The console command with a format in which a model that knows nothing calls Python: an odd digit
-ends its turn, and the program prints something of the turn."""
+ends its turn, and the program prints a number of the turn, in a session one of all its turns."""
 
 import sys
 
@@ -19,7 +19,8 @@ class Digits(Fenced):
     def calls(self, text):
         if not text or text[-1] not in ODD:
             return None
-        return [ToolCall("python", {"code": f"print(len({text!r}) % 7)"})]
+        code = f"n = globals().get('n', 0) + len({text!r})\nprint(n % 7)"
+        return [ToolCall("python", {"code": code})]
 
 
 environments.Fenced = Digits

@@ -110,11 +110,13 @@ def make_clone(folder):
         (clone / name).symlink_to(ROOT / name)
     for name, config in KNOWN.items():
         write_model(clone / "models" / name, config)
-    for name in ("model", "sft", "hf"):
-        write_model(clone / "runs" / "quickstart" / name, TINY)
-    for name in ("train", "eval"):
-        row = {"prompt": "1 + 1?", "solutions": ["\\boxed{2}"]}
-        write_rows(clone / "runs" / "quickstart" / "data" / f"{name}.jsonl", row)
+    for name, data in (("quickstart", "data"), ("quickstart_tools", "products")):
+        run = clone / "runs" / name
+        for model in ("model", "sft", "hf"):
+            write_model(run / model, TINY)
+        for rows in ("train", "eval"):
+            row = {"prompt": "1 + 1?", "solutions": ["\\boxed{2}"]}
+            write_rows(run / data / f"{rows}.jsonl", row)
     write_model(clone / "runs" / "day5" / "hf", KNOWN["Qwen2.5-32B"])
     trained = clone / "runs" / "qwen2.5-1.5b-grpo-megatron" / "hf"
     write_model(trained, KNOWN["DeepSeek-R1-Distill-Qwen-1.5B"])

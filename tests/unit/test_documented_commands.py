@@ -33,6 +33,7 @@ from rlmath.config.groups import options
 from rlmath.config.load import load, save
 from rlmath.data.sources import SOURCES
 from rlmath.monitor.summary import update_summary
+from rlmath.quickstart import EXPERIMENTS
 from tests.unit.documented import ROOT, Command, documented_commands, make_clone
 from tests.unit.plugins.test_plugin_loading import own_plugins  # noqa: F401
 
@@ -174,7 +175,9 @@ def check_kubernetes(command: Command, patch: pytest.MonkeyPatch) -> None:
 def check_quickstart(command: Command, patch: pytest.MonkeyPatch) -> None:
     """Its settings. Setting up and training take minutes."""
     patch.setattr(Machine, "here", lambda: CPU)
-    assert main(["train", "experiment=quickstart", *command.words[2:], "--check"]) == 0
+    words = command.words[2:]
+    chosen = [] if any(one in words for one in EXPERIMENTS) else EXPERIMENTS[:1]
+    assert main(["train", *chosen, *words, "--check"]) == 0
     named_in("tests/e2e/test_quickstart.py")(command, patch)
 
 

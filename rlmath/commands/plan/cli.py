@@ -17,7 +17,7 @@ from rlmath.commands.plan.experiment import train_command, write_experiment
 from rlmath.commands.plan.gpus import GPUS, Efficiency, Gpu, gpu_named
 from rlmath.commands.plan.models import SHAPE_FLAGS, read_plan_model
 from rlmath.commands.plan.report import as_json, as_text
-from rlmath.commands.plan.request import PlanRequest, checked, overrides
+from rlmath.commands.plan.request import CALL_S, PlanRequest, checked, overrides
 from rlmath.config.arithmetic import describe
 from rlmath.config.command_line import Given, count, positive, share
 from rlmath.config.fp8_training import fp8_of
@@ -39,6 +39,8 @@ SETTINGS = (
     "rollout.tensor_parallel",
     "rollout.quantization",
     "rollout.kv_cache_dtype",
+    "rollout.tools",
+    "rollout.parallel_calls",
     "algorithm.prompts_per_step",
     "algorithm.group_size",
     "algorithm.minibatches_per_step",
@@ -86,6 +88,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=count,
         metavar="N",
         help="mean response (default: half of the longest)",
+    )
+    add("--calls", type=positive, metavar="N", help="mean calls of rollout.tools (default: 1)")
+    add(
+        "--call-s",
+        type=positive,
+        metavar="S",
+        help=f"mean seconds of a call (default: {CALL_S:g})",
     )
     add("--mfu", type=share, help="fraction of peak FLOPs that the actor reaches")
     add("--decode-bandwidth", type=share, help="fraction of memory bandwidth that sampling reaches")
@@ -153,7 +162,12 @@ def request_of(arguments: argparse.Namespace, given: Given) -> PlanRequest:
         raise ConfigError.of(problems)
     shares = {"mfu": arguments.mfu, "decode_bandwidth": arguments.decode_bandwidth}
     efficiency = Efficiency(**{name: value for name, value in shares.items() if value})
-    return PlanRequest(path, spec, gpu, given, mean, efficiency)
+    has_tools = bool(config.rollout.tools)
+    if not has_tools and (arguments.calls or arguments.call_s):
+        raise UserError("--calls, --call-s: no tools are given; add rollout.tools=[python]")
+    calls = (arguments.calls or 1.0) if has_tools else 0.0
+    call_s = arguments.call_s or CALL_S
+    return PlanRequest(path, spec, gpu, given, mean, efficiency, calls, call_s)
 
 
 def _problems(config: Config, spec: ModelSpec, gpu: Gpu) -> Iterator[str]:

@@ -34,6 +34,7 @@ from rlmath.commands.plan.time import (
     decoding,
     offload_time_s,
     weight_sync_time_s,
+    with_calls_s,
 )
 from rlmath.config.actor import Offload, Recompute
 from rlmath.config.command_line import Given
@@ -321,7 +322,7 @@ def _plan(request: PlanRequest, split: ActorShape, step: Step) -> Plan:
         phases=tuple(together),
         host_bytes=host,
         seconds={
-            "generate": decoded.seconds,
+            "generate": with_calls_s(decoded.seconds, request.work),
             "log_probs": log_probs_s,
             "update": update_s,
             "weight_sync": weight_sync_s,

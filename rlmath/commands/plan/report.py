@@ -13,6 +13,7 @@ from rlmath.commands.plan.gpus import Gpu
 from rlmath.commands.plan.layouts import EQUAL_SHARE, Plan, most_tokens
 from rlmath.commands.plan.memory import GIB, usable_bytes
 from rlmath.commands.plan.request import PlanRequest, overrides
+from rlmath.commands.plan.time import Work, with_calls_s
 from rlmath.model.spec import ModelSpec
 
 # A longer step than this is hardly meant.
@@ -160,6 +161,7 @@ def _assumptions(request: PlanRequest, best: Plan) -> list[str]:
         f"{1000 * efficiency.decode_step_s:g} ms a step beside; {efficiency.tail_share:.0%} of an "
         f"engine's sequences run to the limit; {ENGINE_STEP_TOKENS:,} tokens of prompts a step",
         *_fp8_assumption(request, best),
+        *_calls_assumption(request.work),
         f"  memory: bfloat16, flash attention, distributed optimizer, {best.actor.layers} layers;",
         "  engines sleep while the actor works; "
         + (
@@ -168,6 +170,16 @@ def _assumptions(request: PlanRequest, best: Plan) -> list[str]:
             if request.offloads
             else "its state stays on the GPU"
         ),
+    ]
+
+
+def _calls_assumption(work: Work) -> list[str]:
+    if not work.calls:
+        return []
+    return [
+        f"  tools: {work.calls:g} calls of {work.call_s:g} s in a response (--calls, --call-s), "
+        f"{work.parallel_calls} at once (rollout.parallel_calls); all of a step take "
+        f"{with_calls_s(0.0, work):,.0f} s, while engines sample"
     ]
 
 

@@ -38,6 +38,8 @@ PINNED = (
     "algorithm.minibatches_per_step",
     "rollout.max_response_tokens",
 )
+# Of tools, if nothing else is said: seconds of a call, and calls at once (CPUs of a node).
+CALL_S, PARALLEL_CALLS = 0.1, 64
 # Given, and taken back where a layout has nothing to overlap.
 OVERLAPS = ("actor.overlap_gradients", "actor.overlap_param_gather")
 
@@ -48,6 +50,8 @@ class PlanRequest:
 
     Attributes:
         mean_response_tokens: Mean response; half of the longest unless it is asked for.
+        calls: Mean calls of tools in a response.
+        call_s: Mean seconds of a call.
     """
 
     path: str
@@ -56,6 +60,8 @@ class PlanRequest:
     given: Given
     mean_response_tokens: int
     efficiency: Efficiency = field(default_factory=Efficiency)
+    calls: float = 0.0
+    call_s: float = CALL_S
 
     @property
     def config(self) -> Config:
@@ -79,6 +85,9 @@ class PlanRequest:
             prompt_tokens=self.config.data.max_prompt_tokens,
             response_tokens=self.config.rollout.max_response_tokens,
             mean_response_tokens=self.mean_response_tokens,
+            calls=self.calls,
+            call_s=self.call_s,
+            parallel_calls=self.config.rollout.parallel_calls or PARALLEL_CALLS,
         )
 
     @property

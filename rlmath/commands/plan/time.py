@@ -33,6 +33,9 @@ class Work:
     Attributes:
         prompt_tokens: Longest prompt, which all are taken to have.
         response_tokens: Longest response.
+        calls: Mean calls of tools in a response.
+        call_s: Mean seconds of a call.
+        parallel_calls: Calls at once.
     """
 
     prompts: int
@@ -41,6 +44,9 @@ class Work:
     prompt_tokens: int
     response_tokens: int
     mean_response_tokens: int
+    calls: float = 0.0
+    call_s: float = 0.0
+    parallel_calls: int = 1
 
     @property
     def sequences(self) -> int:
@@ -295,6 +301,16 @@ def decoding(
     tail_tokens = work.response_tokens - work.mean_response_tokens
     tail = tail_tokens * step_s(last, (work.longest_tokens + work.mean_tokens) / 2)
     return Decoding(bulk + tail, running, middle, tail)
+
+
+def with_calls_s(sampling_s: float, work: Work) -> float:
+    """Seconds of sampling with calls of tools.
+
+    Engines sample other responses meanwhile, so calls are waited for at the end, when only the
+    longest responses are left; or all the time, if there are more of them than run at once.
+    """
+    of_response = work.calls * work.call_s
+    return max(sampling_s + of_response, work.sequences * of_response / work.parallel_calls)
 
 
 def offload_time_s(moved_bytes: float, efficiency: Efficiency) -> float:

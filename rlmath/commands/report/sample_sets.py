@@ -6,6 +6,7 @@ thousand steps needs no more memory than what the page shows of it.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections import defaultdict
@@ -211,15 +212,28 @@ def _choose(
     for group in sorted(groups, key=lambda rows: priority(rows[0]["problem_id"])):
         of_group = _group_figures(group)
         for row in group:
-            texts = {key: cut_text(row[key]) for key in ("prompt", "response")}
-            takes = _FIELDS_BYTES + sum(len(json.dumps(text)) for text, _ in texts.values())
+            cut = [cut_text(row["prompt"]), *(cut_text(text) for _, _, text in _parts(row))]
+            texts = [text for text, _ in cut]
+            takes = _FIELDS_BYTES + sum(len(json.dumps(text)) for text in texts)
             if chosen and used + takes > quota:
                 return chosen, used
             row = _with_tokens(row, found, traces, token_bytes)
-            chosen.append(row | of_group | {key: text for key, (text, _) in texts.items()})
-            found.cut_texts += sum(cut for _, cut in texts.values())
+            parts = [(*part[:2], text) for part, text in zip(_parts(row), texts[1:], strict=True)]
+            chosen.append(row | of_group | {"prompt": texts[0], "parts": parts})
+            found.cut_texts += sum(left_out for _, left_out in cut)
             used += takes
     return chosen, used
+
+
+def _parts(row: Mapping[str, Any]) -> list[tuple[bool, int, str]]:
+    """A response's parts: whether the model wrote it, tokens, and text. What it read between two
+    turns is one."""
+    segments = row.get("segments") or [("model", row["response_tokens"], row["response"])]
+    found = []
+    for is_own, group in itertools.groupby(segments, lambda one: one[0] == "model"):
+        part = list(group)
+        found.append((is_own, sum(one[1] for one in part), "".join(one[2] for one in part)))
+    return found
 
 
 def _with_tokens(

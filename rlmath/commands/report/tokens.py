@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from rlmath.data.light_tokenizer import LightTokenizer
@@ -106,24 +107,31 @@ def columns_of(row: Mapping[str, Any], trace: Trace | None) -> dict[str, Sequenc
     engine = values["engine_log_probs"]
     old = None if sample.old_is_rollout else values.get("old_log_probs")
     actor = values["log_probs"] if old is None else old
+    own = _own(row, sample.tokens)
     found: dict[str, Sequence[Any]] = {
         "log_prob": engine.tolist(),
-        "difference": (actor - engine).tolist(),
+        "difference": (own * (actor - engine)).tolist(),
         "entropy": values["entropy"].tolist(),
         "advantage": values["advantages"].tolist(),
         "pull": values["pulls"].tolist(),
         "use": _uses(values),
     }
     if "ref_log_probs" in values:
-        found["reference"] = (actor - values["ref_log_probs"]).tolist()
+        found["reference"] = (own * (actor - values["ref_log_probs"])).tolist()
     if "teacher_log_probs" in values:
-        found["teacher"] = (actor - values["teacher_log_probs"]).tolist()
+        found["teacher"] = (own * (actor - values["teacher_log_probs"])).tolist()
     if "values" in values:
         found["value"] = values["values"].tolist()
     spans = row.get("spans") or ()
     if len(spans) > 1:
         found["version"] = _versions(spans, sample.tokens)
     return found
+
+
+def _own(row: Mapping[str, Any], tokens: int) -> NDArray[Any]:
+    """``[tokens]``: 1 for those that the model sampled, 0 for what tools put between them."""
+    segments = row.get("segments") or [("model", tokens, "")]
+    return np.repeat([one[0] == "model" for one in segments], [one[1] for one in segments])
 
 
 def _uses(values: Mapping[str, NDArray[Any]]) -> list[int]:

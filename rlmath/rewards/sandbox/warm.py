@@ -87,6 +87,7 @@ class Sandbox:
             ProviderError: The sandbox is lost, and nothing is known about the code.
         """
         if not self.is_clean():
+            self.has_names = False
             raise ProviderError("the sandbox was used up")
         try:
             self._send(KEEP if keep else RUN, code.encode("utf-8", "replace"))

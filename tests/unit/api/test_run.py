@@ -15,6 +15,7 @@ from rlmath import Run, api
 from rlmath.api import run as run_module
 from rlmath.config.schema import Config
 from rlmath.errors import UserError
+from rlmath.quickstart import EXPERIMENTS
 from rlmath.training import loop
 
 ROWS = [{"prompt": f"{i}+1?", "solutions": [str(i + 1)]} for i in range(40)]
@@ -201,7 +202,8 @@ def test_the_settings_are_those_of_the_command_line(the_loop: Loop) -> None:
     assert json.loads(Path("run/given/data.jsonl").read_text().splitlines()[0]) == ROWS[0]
 
 
-def test_the_quickstart_begins_with_its_warm_start(the_loop, monkeypatch):
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_a_quickstart_begins_with_its_warm_start(the_loop, monkeypatch, experiment):
     from rlmath.model.tiny import make_tiny_model
     from rlmath.quickstart import run as quickstart
 
@@ -212,7 +214,7 @@ def test_the_quickstart_begins_with_its_warm_start(the_loop, monkeypatch):
         return make_tiny_model(Path(config.runner.run_dir) / "sft")
 
     monkeypatch.setattr(quickstart, "warm_start", warm_start)
-    settings = ["experiment=quickstart", "runner.run_dir=q", "cluster.device=cpu"]
+    settings = [experiment, "runner.run_dir=q", "cluster.device=cpu"]
     for _ in range(2):  # Once: the second run takes it.
         run = Run.from_config(*settings, data=ROWS, eval_data=ROWS)
         assert run._config.model.path == "q/sft" and " model.path=q/sft " in run.command

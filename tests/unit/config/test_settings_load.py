@@ -83,7 +83,7 @@ def test_interpolations_are_resolved() -> None:
         ("sft={stps: 3}", ["stps"]),
         ("sft=3", ["sft is a section", "sft.steps"]),
         ("actor.optimizer=3", ["actor.optimizer is a section", "actor.optimizer.lr"]),
-        ("experiment=quikstart", ["there are", "did you mean quickstart?"]),
+        ("experiment=quikstart", ["there are", "did you mean quickstart"]),
         ("actor=smal", ["there are long_context, small", "did you mean small?"]),
         ("actor=[1", ["not an override that can be read", "key=value"]),
         ("foo", ["foo: not an override", "key=value"]),

@@ -1,18 +1,29 @@
 """The Python tool: what the model reads, limits, sessions, and sandboxes that are lost."""
 
+import contextlib
 import os
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
-from rlmath.environments.base import InfrastructureError
+from rlmath.checks.tools import tool_problems
+from rlmath.config.load import load
+from rlmath.engines.requests import Request
+from rlmath.environments.base import InfrastructureError, ToolCall
 from rlmath.environments.python_tool import PythonTool
 from rlmath.environments.text import cut_bytes
+from rlmath.environments.tools import ToolEnvironment
 from rlmath.errors import ConfigError
 from rlmath.rewards.sandbox import CodeProvider, Limits, PreparedProgram, ProviderError
 from rlmath.rewards.sandbox.local import LocalProvider
+from rlmath.rollout.episodes import awaiting
+from rlmath.types import Problem
+from tests.support.environments import Letters, make_episodes
+from tests.support.samples import make_sample
 
 pytestmark = pytest.mark.process
 
@@ -151,6 +162,13 @@ def test_packages_of_the_environment_are_importable():
         tool.close()
 
 
+def test_a_session_without_the_python_tool_is_refused():
+    config = load(["experiment=quickstart_tools", "rollout.python_session=true"])
+    assert not list(tool_problems(config))
+    other = replace(config, rollout=replace(config.rollout, tools=["my_tools.py:search"]))
+    assert any("rollout.python_session=true" in one for one in tool_problems(other))
+
+
 @warm_only
 def test_a_session_keeps_names():
     tool = make(session=True)
@@ -176,21 +194,128 @@ def test_a_session_keeps_names():
 
 
 @warm_only
-def test_a_lost_session_is_no_result():
-    tool = make(session=True)
+@pytest.mark.parametrize("retries", [0, 1])
+def test_a_session_whose_sandbox_is_lost_repeats_its_calls_in_another(retries):
+    tool = make(session=True, retries=retries)
     try:
         session = tool.begin()
         assert tool.has_state and session.call({"code": "x = 1"}).status == "ok"
+        own = tool._owners._between_calls[session]
         for sandbox in list(tool.pool._all):
             kill(tool, sandbox)
         # What was killed may answer until the kernel has ended it.
         end_s = time.monotonic() + 10
-        while session._sandbox.is_clean() and time.monotonic() < end_s:
+        while own.is_clean() and time.monotonic() < end_s:
             time.sleep(0.01)
-        with pytest.raises(InfrastructureError):
-            session.call({"code": "x"})
+        if retries == 0:
+            with pytest.raises(InfrastructureError):
+                session.call({"code": "x += 1"})
+        assert session.call({"code": "x += 1; x"}).text == "2\n"
         session.close()
         assert tool.begin().call({"code": "6 * 7"}).text == "42\n"
+    finally:
+        tool.close()
+
+
+class Code(Letters):
+    """Each turn is a program; what it printed is kept aside."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def calls(self, text):
+        return [ToolCall("python", {"code": text})]
+
+    def suffix(self, turn_text, results):
+        self.seen.append(results[0].text)
+        return super().suffix(turn_text, results)
+
+
+@warm_only
+def test_a_session_is_repeated_when_a_run_resumes_in_the_middle_of_a_response():
+    def answered(sample, code):
+        """The sample after a turn that was answered by another process than the ones before."""
+        tokens = [*sample.token_ids, *code.encode()] if sample else list(code.encode())
+        segments = sample.segments if sample else (("model", 0),)
+        begun = make_sample("p", 0, tokens, segments=segments)
+        request = Request("p", 0, (1,), 500, 1.0, 1.0, begun.seed, begun=awaiting(begun),
+                          problem=Problem("p", "?", (1,), ("1",)))  # fmt: skip
+        turn_format, tool = Code(), make(session=True)
+        with contextlib.closing(
+            make_episodes(ToolEnvironment(turn_format, [tool], 9), turn_format)
+        ) as episodes:
+            episodes.ask(request)
+            ((_, found),) = episodes.outcomes(30)
+            assert len(tool._owners._between_calls) == 1
+            episodes.finish(replace(found, finish_reason="length"))
+            assert not tool._owners._between_calls, "free at the sample's end"
+        return found, turn_format.seen
+
+    first, seen = answered(None, "x = 5")
+    assert seen == [""] and len(first.calls) == 1
+    second, seen = answered(first, "x += 1; print(x)")
+    assert seen == ["6\n"]
+    assert answered(second, "x * 7")[1] == ["42\n"]
+
+
+@warm_only
+def test_more_sessions_than_sandboxes_all_keep_their_names():
+    tool = make(session=True, most=3, ahead=3)
+    try:
+        sessions = [tool.begin() for _ in range(12)]
+
+        def use(number):
+            session, found = sessions[number], []
+            for _ in range(4):
+                code = f"n = globals().get('n', {100 * number}) + 1; n"
+                found.append(session.call({"code": code}).text)
+            session.close()
+            return found
+
+        with ThreadPoolExecutor(5) as threads:  # more than sandboxes
+            found = list(threads.map(use, range(len(sessions))))
+        wanted = [[f"{100 * number + i}\n" for i in range(1, 5)] for number in range(12)]
+        assert found == wanted
+        # In turn: each call takes the sandbox of the session that was not used for longest.
+        sessions = [tool.begin() for _ in range(5)]
+        for i in range(3):
+            for number, session in enumerate(sessions):
+                text = session.call({"code": f"n = globals().get('n', {number}) + 1; n"}).text
+                assert text == f"{number + i + 1}\n"
+        assert len(tool._owners._between_calls) == 3 == tool.pool._count
+        for session in sessions:
+            session.close()
+        assert not tool._owners._between_calls and not tool._owners._in_call
+        assert len(tool.pool._idle) == 3
+    finally:
+        tool.close()
+
+
+@warm_only
+def test_a_session_that_is_closed_in_mid_call_ends_it_and_leaves_its_sandbox_to_nobody():
+    tool = make(limits=Limits(cpu_s=60, wall_s=60.0), session=True, most=1, retries=0)
+    failed = []
+
+    def call():
+        try:
+            session.call({"code": "import time\nprint('mine')\ntime.sleep(60)"})
+        except InfrastructureError as error:
+            failed.append(error)
+
+    try:
+        session = tool.begin()
+        session.call({"code": "1"})
+        thread = threading.Thread(target=call)
+        thread.start()
+        while session not in tool._owners._in_call:
+            time.sleep(0.01)
+        time.sleep(0.3)
+        session.close()
+        begun = time.monotonic()
+        assert tool.begin().call({"code": "6 * 7"}).text == "42\n"
+        thread.join(20)
+        assert failed and time.monotonic() - begun < 20
     finally:
         tool.close()
 
@@ -240,7 +365,7 @@ def test_a_machine_without_warm_sandboxes_starts_one_for_each_call(monkeypatch, 
     tool = make()
     assert tool.pool is None and tool.run("6 * 7").text == "42\n"
     assert "starts a sandbox" in caplog.text
-    with pytest.raises(ConfigError, match="session=false"):
+    with pytest.raises(ConfigError, match="python_session=false"):
         make(session=True)
 
 
@@ -266,7 +391,7 @@ def test_a_failing_provider_is_asked_again():
     assert make(Failing(2), retries=2).run("1").text == "fine\n"
     with pytest.raises(InfrastructureError, match="down"):
         make(Failing(3), retries=2).run("1")
-    with pytest.raises(ConfigError, match="session=false"):
+    with pytest.raises(ConfigError, match="python_session=false"):
         make(Failing(0), session=True)
 
 

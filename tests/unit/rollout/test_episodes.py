@@ -166,6 +166,21 @@ def test_a_call_that_never_returns_truncates_its_sample_and_holds_up_no_other():
     assert [found[i].finish_reason for i in range(3)] == ["length", "cut", "cut"]
 
 
+def test_a_sample_that_has_left_begins_no_other_episode():
+    gate = threading.Event()
+
+    def answer(turns):
+        gate.wait()
+        return broken(turns)
+
+    with playing(answer, wall_s=0.1) as (episodes, environment):
+        _, sample = outcome(episodes, request(turn()))
+        assert sample.finish_reason == "length" and environment.closed == 1
+        gate.set()
+        time.sleep(0.2)
+        assert (len(environment.asked), environment.begun) == (1, 1)
+
+
 def test_a_turn_asked_in_a_round_that_was_cut_is_answered_once():
     gate = threading.Event()
 

@@ -1,13 +1,13 @@
 // The sample viewer: a list with filters, and one sample, or those of two runs side by side.
 const PAGE = 200;
-const FINISH = { stop: "the model ended it", length: "cut off at the limit" };
+const FINISH = { stop: "the model ended it", length: "cut off at the limit", failed: "its tools did not work" };
 let rendered = true;
 let chosen = null;
 const ENTRIES = RUNS.flatMap((run, r) => run.samples.map((sample, i) => ({ run, r, i, sample, text: null })));
 
 function entryText(entry) {
   if (entry.text === null) {
-    entry.text = `${source(entry.run, entry.run.prompts[entry.sample.prompt])}\n${source(entry.run, entry.sample.response)}\n${entry.sample.answer ?? ""}`.toLowerCase();
+    entry.text = `${source(entry.run, entry.run.prompts[entry.sample.prompt])}\n${entry.sample.response.map(([, , pieces]) => source(entry.run, pieces)).join("")}\n${entry.sample.answer ?? ""}`.toLowerCase();
   }
   return entry.text;
 }
@@ -33,8 +33,20 @@ function sampleFacts(sample) {
     ["decided by", decided],
     ["group", `${figures}; ${sample.dropped === undefined ? `filter ${earlier}` : group}`],
     ["length", `${number(sample.tokens)} tokens, ${FINISH[sample.finish] || sample.finish}`],
+    ...(sample.calls ? [["calls", sample.calls.map(([tool, status, seconds]) => `${tool}: ${status}, ${number(seconds)} s`).join("; ") || "none"]] : []),
+    ...(sample.failure ? [["failure", sample.failure]] : []),
     ["sampled by", `engine ${sample.engine}, weights version ${sample.version}, seed ${sample.seed}`],
   ]);
+}
+
+// The model's turns, and folded what it read between them.
+function responseView(run, { response }) {
+  let turn = 0;
+  return response.map(([own, tokens, pieces]) => {
+    if (!own) return el("details", {}, el("summary", {}, `output ${turn}, ${number(tokens)} tokens`), textBlock(run, pieces, false, `output ${turn}`));
+    turn += 1;
+    return [response.length > 1 ? el("p", { class: "weak small" }, `turn ${turn}, ${number(tokens)} tokens`) : null, textBlock(run, pieces, rendered, response.length > 1 ? `turn ${turn}` : "response")];
+  });
 }
 
 function sampleView(entry) {
@@ -47,7 +59,7 @@ function sampleView(entry) {
     }, `${one.sample.index} ${(STATUS[one.sample.status] || ["?"])[0]}`))) : null,
     sampleFacts(sample),
     el("h3", {}, "Prompt"), textBlock(run, run.prompts[sample.prompt], rendered, "prompt"),
-    el("h3", {}, "Response"), textBlock(run, sample.response, rendered, "response"),
+    el("h3", {}, "Response"), responseView(run, sample),
     sample.by_token ? tokenDetails(sample) : null);
 }
 

@@ -292,6 +292,25 @@ def test_sizes_by_flags_are_the_model(capsys: pytest.CaptureFixture[str], tmp_pa
     assert json.loads(capsys.readouterr().out)["parameters"] == 8_190_735_360
 
 
+def test_calls_of_tools_are_waited_for_at_the_end_or_all_the_time(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["plan", "layout", "model.path=Qwen2.5-1.5B", "cluster.gpus_per_node=1"]
+
+    def generate_s(*more: str) -> float:
+        assert main([*words, *more, "--json"]) == 0
+        return float(json.loads(capsys.readouterr().out)["plans"][0]["seconds"]["generate"])
+
+    alone, tools = generate_s(), ["rollout.tools=[python]", "--calls", "3", "--call-s"]
+    assert generate_s(*tools, "0.5") == pytest.approx(alone + 1.5)
+    sequences = 512 * 16
+    slow = [*tools, "1e4", "rollout.parallel_calls=16"]
+    assert generate_s(*slow) == pytest.approx(sequences * 3e4 / 16)
+    assert main([*words, *tools, "0.5"]) == 0
+    shown = capsys.readouterr().out
+    assert "3 calls of 0.5 s" in shown and "rollout.tools=[python]" in shown
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -308,6 +327,7 @@ def test_sizes_by_flags_are_the_model(capsys: pytest.CaptureFixture[str], tmp_pa
             "model.path=Qwen2.5-7B --mean-response-tokens 40000",
             "is more than rollout.max_response_tokens",
         ),
+        ("model.path=Qwen2.5-7B --call-s 2", "no tools are given"),
         ("model.path=Qwen2.5-7B cluster.nodes=0", "has to be at least 1"),
         ("model.path=Qwen2.5-7B --mfu 1.5", "at most 1"),
         (

@@ -14,7 +14,7 @@ from rlmath.monitor.digests import sample_key
 from rlmath.monitor.token_files import write_tokens
 from rlmath.training.supervise import _tell
 from rlmath.training.token_traces import traced_places
-from tests.unit.commands.report.run_maker import HOSTILE, STEPS, group, traced
+from tests.unit.commands.report.run_maker import HOSTILE, STEPS, group, in_turns, traced
 
 
 @pytest.fixture(scope="session")
@@ -43,6 +43,8 @@ def make_run() -> Callable[..., Path]:
                         group("train.jsonl:1", [-5.0, -5.0, -5.0], ["1", "3", "4"], step),
                         group(f"train.jsonl:{step + 1}", [5.0, 5.0, 5.0], ["2", "2", "2"], step),
                     ]
+                    if step == 4:
+                        groups[2] = in_turns(groups[2])
                     dropped = {"train.jsonl:1": "equal_rewards"}
                     monitor.log_samples(step, groups, dropped=dropped)
                     firsts = [one.samples[0] for one in groups]

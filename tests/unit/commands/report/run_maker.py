@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -44,6 +45,18 @@ def group(id_: str, rewards: list[float | None], texts: list[str], step: int) ->
         method = "sympy" if right is None else "exact"
         samples.append(GradedSample(sample, reward, right, status, "2", {"math": reward}, method))
     return Group(problem, tuple(samples))
+
+
+def in_turns(made: Group) -> Group:
+    """A group whose last sample, of nine tokens, has called a tool."""
+    *others, last = made.samples
+    segments = (("model", 0), ("glue", 3), ("observation", 4), ("glue", 5), ("model", 6))
+    texts = ("```python\n1+1\n```", "\n```output\n", "<b>two</b>", "\n```\n", r"$\frac{4}{2}$")
+    calls = (("python", "ok", 0.25),)
+    turns = dataclasses.replace(
+        last.sample, segments=segments, texts=texts, calls=calls, text="".join(texts)
+    )
+    return Group(made.problem, (*others, dataclasses.replace(last, sample=turns)))
 
 
 def traced(graded: GradedSample) -> tuple[TracedSample, dict[str, Any]]:

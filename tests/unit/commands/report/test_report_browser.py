@@ -120,6 +120,24 @@ def test_formulas_and_characters(browser: Browser, url: str) -> None:
     assert browser.run("document.documentElement.scrollWidth <= innerWidth")
 
 
+def test_turns_and_folded_outputs(browser: Browser, url: str) -> None:
+    browser.open(url)
+    browser.run("set('f-text', '<b>two</b>')")
+    assert browser.run("count()") == "1 of 39 samples"
+    assert "python: ok, 0.25 s" in browser.run("$('.sample .facts').textContent")
+    turns = browser.run("$$('.sample .text').map((one) => one.getAttribute('aria-label'))")
+    assert turns == ["prompt", "turn 1", "output 1", "turn 2"]
+    seen = "$('[aria-label=\"output 1\"]').checkVisibility()"
+    assert browser.run("$('.sample summary').textContent") == "output 1, 3 tokens"
+    assert not browser.run(seen)
+    browser.run("$('.sample summary').click()")
+    assert browser.run(seen)
+    text = browser.run("$('[aria-label=\"output 1\"]').textContent")
+    assert text == "\n```output\n<b>two</b>\n```\n"
+    assert browser.run("$$('[aria-label=\"turn 2\"] mfrac').length") == 1
+    assert browser.problems() == []
+
+
 def test_tokens(browser: Browser, url: str) -> None:
     browser.open(url)
     browser.run("set('f-kind', 'step'); set('f-step', '3')")

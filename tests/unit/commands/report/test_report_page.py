@@ -14,8 +14,9 @@ import pytest
 
 from rlmath.cli import main
 from rlmath.commands.report.page import FOLDER, SCRIPTS, to_script_json
+from rlmath.commands.report.tokens import columns_of
 from rlmath.commands.report.traces import MAX_LINKS, traces_of
-from tests.unit.commands.report.run_maker import HOSTILE, STEPS, page_data
+from tests.unit.commands.report.run_maker import HOSTILE, STEPS, group, page_data, traced
 
 
 class Page(HTMLParser):
@@ -80,7 +81,7 @@ def test_texts_are_as_they_were_sampled(text: str) -> None:
     (run,) = page_data(text)["runs"]
 
     def source(sample: dict) -> str:
-        pieces = sample["response"]
+        pieces = [one for *_, part in sample["response"] for one in part]
         return "".join(p if isinstance(p, str) else run["formulas"][p][0] for p in pieces)
 
     shown = {source(sample) for sample in run["samples"]}
@@ -160,6 +161,15 @@ def test_values_by_token(text: str) -> None:
         assert [row["use"] for row in rows] == [3, 2, *[0] * (last - 2), 1]
         versions = [2, 2, *[3] * (last - 1)] if one["step"] == 4 else []
         assert [row["version"] for row in rows if "version" in row] == versions
+
+
+def test_outputs_of_tools_have_no_differences() -> None:
+    graded = group("p", [5.0], ["2"], step=6).samples[0]
+    row = {"segments": [["model", 3, ""], ["observation", 4, ""], ["model", 2, ""]]}
+    found = columns_of(row, traced(graded))
+    assert found is not None
+    assert [bool(one) for one in found["reference"]] == [True] * 3 + [False] * 4 + [True] * 2
+    assert list(found["difference"][:8]) == [0, 0.125, 0.25, 0, 0, 0, 0, 0.875]
 
 
 def test_what_changed_is_explained(text: str, run_dir: Path, tmp_path: Path) -> None:
