@@ -47,12 +47,17 @@ def test_engine_and_ranks_agree_over_turns_and_only_the_models_tokens_are_traine
     assert any("eval/tools_turns" in line for line in metrics(run_dir))
 
 
-def test_why_shows_the_segments_and_a_step_is_done_again(run_dir):
+def test_why_shows_the_segments(run_dir):
     rows = read_samples(run_dir / "samples" / "step_000001.jsonl")
     row = next(row for row in rows if len(row.get("segments", ())) > 1)
     said = rlmath("why", str(run_dir), f"1/{row['problem_id']}/{row['index']}")
     assert said.returncode == 0, said.stderr
     assert "── observation" in said.stdout and "call 1: python" in said.stdout
+
+
+@pytest.mark.long
+def test_a_step_is_done_again(run_dir):
+    """What a kept batch has of segments: tests/unit/training/test_kept_batches.py."""
     done = rlmath("replay", str(run_dir), "2")
     assert done.returncode == 0, done.stdout + done.stderr
 
