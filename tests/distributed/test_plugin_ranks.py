@@ -27,7 +27,6 @@ def of_the_order(rewards, group_ids, options, *, token_counts=None):
     return rewards - rewards.roll(1)
 """
 RIGHT = {
-    "ppo_clip": {"loss": "ppo_clip"},
     "reinforce_pp": {"advantage": "reinforce_pp"},
     "seq_truncate": {"correction": "seq_truncate"},
 }
@@ -49,7 +48,7 @@ def wrong(own_plugins, tmp_path):  # noqa: F811
 def test_parts_of_the_layout_are_caught(wrong, tmp_path):
     updates = {name: update_with(**parts) for name, parts in (RIGHT | WRONG).items()}
     found = {(name, one.invariant): one for name, one in check_ranks(updates, tmp_path)}
-    assert len(found) == 18
+    assert len(found) == 15
     assert all(one.holds for (name, _), one in found.items() if name in RIGHT), found
     for name in ("of_the_cut", "of_the_share"):
         text = found[name, LAYOUT].text

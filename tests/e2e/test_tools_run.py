@@ -22,6 +22,7 @@ def run_dir(material, tmp_path_factory):
         "rollout.max_response_tokens=120",
         "rollout.max_turns=3",
         "eval.every=1",
+        "runner.check_export_sequences=0",
     )
     assert done.returncode == 0, done.stderr
     return run_dir
