@@ -62,9 +62,9 @@ ITEMS = [
             "command": "{python} -m rlmath selfcheck gpu --out {out} --only " + check,
         }
         for check, limit_s in (
+            ("speed", 480),
             ("checkpoint", 180),
             ("alignment", 120),
-            ("throughput", 180),
             ("engines", 180),
         )
     ),
