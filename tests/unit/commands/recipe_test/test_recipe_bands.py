@@ -144,6 +144,13 @@ def test_each_shipped_recipe_has_a_band_that_it_can_leave(name: str) -> None:
     assert band.start < band.low < min(band.measured) and max(band.measured) < band.high
 
 
+def test_the_page_has_the_shipped_bands(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["test", "--bands"]) == 0
+    table = capsys.readouterr().out
+    assert len(table.splitlines()) == 2 + len([*options("experiment"), *options("recipe")])
+    assert table in PAGE.read_text()
+
+
 @pytest.mark.parametrize(
     "words",
     [[], ["dapo", "--steps", "3"], ["nothing"], ["quickstart", "runner.seed=1", "--write-band"]],
