@@ -20,7 +20,7 @@ from typing import Any
 # A file's tests stay in one process, with the fixtures that they share.
 IN_PARALLEL = ("-n", "auto", "--maxprocesses", "8", "--dist", "loadfile")
 # Of e2e, what shares no fixture with the rest, so that two processes can have the whole.
-APART = tuple(f"tests/e2e/test_{name}.py" for name in ("cluster", "real_data", "train_layouts"))
+APART = tuple(f"tests/e2e/test_{name}.py" for name in ("cluster", "train_layouts"))
 # Phases one after the other; in each, runs of pytest in this order, two at a time.
 PHASES = (
     (("-m", "(fast or process) and not long", *IN_PARALLEL),),

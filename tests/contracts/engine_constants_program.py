@@ -15,7 +15,7 @@ from rlmath.commands.drill.in_engines import epsilon_back, other_epsilon, other_
 from rlmath.engines.worker_state import worker_constants
 from rlmath.model.spec import read_model_spec
 from rlmath.training.checks.engine_constants import wrong_constant
-from tests.distributed.test_weights import make_config
+from tests.support.models import make_config
 
 # The first has experts, so that the groups for them are there.
 FAMILIES = (

@@ -29,10 +29,11 @@ def case(placement, gpus, ranks, tp, engines, engine_tp, **more):
 # Ray starts a process for each GPU of a case, so the plain command has few and small ones.
 CASES = {
     "colocated, engines of 1": case("colocated", [2, 2], 4, 2, 4, 1),
-    "colocated, engines of 2": case("colocated", [4, 4], 8, 4, 4, 2, **SEES),
+    "colocated, engines of 2": case("colocated", [2, 2], 4, 2, 2, 2, **SEES),
     "separate, engines of 2": case("separate", [2, 2], 2, 2, 1, 2),
 }
 MORE_CASES = {
+    "colocated, two engines of 2 to a group": case("colocated", [4, 4], 8, 4, 4, 2),
     "colocated, engines of 4": case("colocated", [4, 4], 8, 1, 2, 4),
     "separate, engines of 1": case("separate", [4, 4], 4, 4, 4, 1),
     "separate, engines of 4": case("separate", [4, 4], 4, 2, 1, 4),

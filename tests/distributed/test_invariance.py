@@ -18,7 +18,6 @@ from rlmath.batching import minibatches
 from rlmath.model.parallel import Layout
 from tests.support.actors import LAYOUTS, build, make_batch, on_layouts, with_log_probs
 
-Combination = tuple[str, str]
 ALL = [(loss, kind) for loss in LOSSES.names() for kind in AGGREGATIONS.names()]
 # An aggregation makes weights of tokens before any loss is computed, so a few pairs have all that
 # could differ: each loss once, and each aggregation. The long tests have all pairs.

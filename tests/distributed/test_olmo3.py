@@ -6,33 +6,19 @@ import pytest
 import torch
 
 from rlmath.model.parallel import Layout
-from tests.support.models import TINY_SIZES
+from tests.support.models import TINY_SIZES, build, windowed_ropes, yarn
 from tests.support.resumed_runs import changes_of, commit, run_load, run_save
 
 ONE, TP2 = Layout(1, 1, 1), Layout(2, 1, 1)
 # Sequences have 4 to 37 tokens.
 WINDOW = 6
-ROPES = {
-    "full_attention": {
-        "rope_type": "yarn",
-        "rope_theta": 500000.0,
-        "factor": 16.0,
-        "original_max_position_embeddings": 16,
-        "beta_fast": 4,
-    },
-    "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
-}
+ROPES = windowed_ropes(yarn(16, 16.0, rope_theta=500000.0, beta_fast=4), 1000.0)
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    from transformers import Olmo3Config, Olmo3ForCausalLM
-
-    torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("olmo3")
-    tokens = {"eos_token_id": None, "pad_token_id": None}
-    config = Olmo3Config(**TINY_SIZES, **tokens, sliding_window=WINDOW, rope_parameters=ROPES)
-    olmo = Olmo3ForCausalLM(config)
+    olmo = build("olmo3", **TINY_SIZES, sliding_window=WINDOW, rope_parameters=ROPES)
     with torch.no_grad():
         for name, parameter in olmo.named_parameters():
             if "norm" in name:

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from rlmath.model.tiny import make_tiny_model
+from tests.support.models import make_for_engines
 
 ROOT = Path(__file__).parents[2]
 PLUGIN = ROOT / "examples" / "plugins" / "model_family.py"
@@ -42,23 +43,6 @@ def renamed(model, folder):
 MOE = ("glm4_moe", "deepseek_v3_in_vllm")
 
 
-def make_model(family, tiny, folder):
-    """A random model of a family with the tiny model's tokenizer, of widths that vLLM takes."""
-    import transformers
-
-    from tests.distributed.test_weights import make_config, perturb
-
-    shutil.copytree(tiny, folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
-    vocab = json.loads((tiny / "config.json").read_text())["vocab_size"]
-    sizes = {"hidden_size": 128, "num_attention_heads": 4, "head_dim": 32, "vocab_size": vocab}
-    config = make_config(family, **sizes, eos_token_id=256, pad_token_id=257, bos_token_id=None)
-    torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    perturb(model, 0.1)
-    model.save_pretrained(folder)
-    return folder
-
-
 @pytest.mark.parametrize(
     "family",
     [
@@ -76,7 +60,7 @@ def test_megatron_transformers_and_vllm_agree(model, tmp_path, family):
     if plugins:
         model = renamed(model, tmp_path / family)
     else:
-        model = make_model(family, model, tmp_path / family)
+        model = make_for_engines(family, tmp_path / family, scale=0.1, max_positions=128)
     data = tmp_path / "responses.jsonl"
     rows = [("What is 1 + 2?", "1 + 2 = \\boxed{3}"), ("Add 17 and 25: ", "42, for 10 + 20 is 30.")]
     data.write_text("".join(json.dumps({"prompt": p, "response": r}) + "\n" for p, r in rows))

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from rlmath.monitor.digests import read_digests
 from tests.e2e.runs import ROOT, metrics, python, quickstart_settings, rlmath
 
 FILE = Path(__file__).parent / "golden" / "thirty_steps.json"
@@ -39,6 +40,18 @@ def settings(material, run_dir):
         "runner.check_export_sequences=0",
         f"runner.steps={STEPS}",
     ]
+
+
+def beginning(material, run_dir):
+    """The first two steps of the same run."""
+    decay = f"actor.optimizer.decay_steps={2 * STEPS}"
+    return [*settings(material, run_dir), "runner.steps=2", decay]
+
+
+def digests(run_dir):
+    """Of all that the first two steps worked on."""
+    lines = [{k: v for k, v in line.items() if k != "settings"} for line in read_digests(run_dir)]
+    return [line for line in lines if line["step"] <= 2]
 
 
 def curve(run_dir):

@@ -26,10 +26,8 @@ def test_a_token_of_the_data_is_found_in_a_real_run(material, learned, tmp_path)
     other = tmp_path / "other"
     run = rlmath(
         "train",
-        *golden_curve.settings(material, other),
+        *golden_curve.beginning(material, other),
         f"data.train_paths=[{data}]",
-        "runner.steps=2",
-        f"actor.optimizer.decay_steps={2 * golden_curve.STEPS}",
     )
     assert run.returncode == 0, run.stderr
     found = rlmath("bisect", str(learned), str(other), "--json")

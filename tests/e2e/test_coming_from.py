@@ -5,6 +5,7 @@ import shlex
 import subprocess
 import sys
 
+import pytest
 from omegaconf import OmegaConf
 
 from tests.e2e.runs import ROOT, RUN_TIMEOUT_S, environment, metrics
@@ -37,7 +38,7 @@ def call(folder, words):
     return done.stdout
 
 
-def imported_and_trained(folder, title):
+def imported_and_trained(folder, title, *more):
     """What the import said. Of the page's commands, that which trains on a GPU is left out."""
     files, commands = section(title)
     for name, content in files.items():
@@ -45,7 +46,7 @@ def imported_and_trained(folder, title):
     *first, on_gpus, here = commands
     assert here[: len(on_gpus)] == on_gpus and "runner.steps=2" in here
     said = [call(folder, words) for words in first]
-    call(folder, here)
+    call(folder, [*here, *more])
     return said[-1]
 
 
@@ -64,13 +65,17 @@ def test_a_verl_run_of_the_page_trains(tmp_path):
     assert set(config.plugin_hashes) == {"rewards.py"}
 
 
-def test_a_trl_script_of_the_page_trains(tmp_path):
-    said = imported_and_trained(tmp_path, "a TRL script")
+# The check calls the reward; as the one of verl it trains.
+@pytest.mark.parametrize("trains", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_a_trl_script_of_the_page_trains(tmp_path, trains):
+    said = imported_and_trained(tmp_path, "a TRL script", *([] if trains else ["--check"]))
     assert "none " not in said and "unread " not in said, said
     assert "imported/grpo_rewards.py: right_sum" in said
     module = (tmp_path / "imported" / "grpo_rewards.py").read_text()
     # The constant goes with the function; the training does not.
     assert "NUMBER = " in module and "import re" in module and "trl" not in module
+    if not trains:
+        return
     lines = metrics(tmp_path / "runs" / "sums")
     assert [one["step"] for one in lines] == [1, 2]
     assert all(0 < one["rollout/rewards"] < 1 for one in lines), sorted(lines[0])

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from tests.e2e.runs import rlmath
 
 COMMON = [
@@ -32,16 +34,18 @@ def write_benchmarks(folder):
     return f"eval.data_dir={folder}"
 
 
-def test_both_formats_give_the_same_and_a_second_call_goes_on(material, learned, tmp_path):
+# What a second call samples again: test_sample_run.py, and a journal's resume in
+# tests/unit/evaluation/.
+@pytest.mark.parametrize("calls", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_both_formats_give_the_same_and_a_second_call_goes_on(material, learned, tmp_path, calls):
     """Model and checkpoint of one run; the checkpoint's weights take the place of the folder's."""
     common = [*COMMON, write_benchmarks(tmp_path / "data")]
     model = f"model.path={learned / 'hf'}"
     aime = "eval.benchmarks=[{name: aime24}]"
     both = "eval.benchmarks=[{name: aime24}, {name: amc23, samples: 3}]"
-    first = rlmath("evaluate", *common, model, aime, f"runner.run_dir={tmp_path / 'hf'}")
-    assert first.returncode == 0, first.stderr
-    again = rlmath("evaluate", *common, model, both, f"runner.run_dir={tmp_path / 'hf'}")
-    assert again.returncode == 0, again.stderr
+    for benchmarks in (aime, both)[-calls:]:
+        again = rlmath("evaluate", *common, model, benchmarks, f"runner.run_dir={tmp_path / 'hf'}")
+        assert again.returncode == 0, again.stderr
     folder = tmp_path / "hf" / "evaluation"
     assert len((folder / "samples" / "eval_aime24_000000.jsonl").read_text().splitlines()) == 12
     # The first benchmark was not sampled again, the second was.

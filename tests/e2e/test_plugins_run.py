@@ -128,6 +128,17 @@ def test_a_changed_file_is_named_by_resume_and_replay(run_dir, settings, mine):
         replayed = rlmath("replay", str(run_dir), "2")
         assert replayed.returncode == 2
         assert f"{file} has changed" in replayed.stderr and then in replayed.stderr
+    finally:
+        file.write_text(before)
+
+
+@pytest.mark.long
+def test_a_changed_file_that_is_accepted_continues_behind_the_last_row(run_dir, settings, mine):
+    """Of a source from a script: test_python_run.py."""
+    file = mine / "loss.py"
+    before = file.read_text()
+    file.write_text(before.replace(".tanh()", ".tanh() * 1.0"))
+    try:
         accepted = ["runner.accept_changes=[plugin_hashes]", "runner.steps=3"]
         resumed = rlmath("train", *settings, *accepted)
         assert resumed.returncode == 0, resumed.stderr

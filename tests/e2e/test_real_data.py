@@ -10,6 +10,9 @@ from tests.e2e.runs import ROOT, metrics, rlmath
 DATA = Path(os.environ.get("RLMATH_DATA_DIR", ROOT.parent / "shared" / "data"))
 
 
+# The rows are read in tests/unit/data/test_data_real_files.py, the experiment's settings checked in
+# tests/unit/checks/test_presets.py.
+@pytest.mark.long
 @pytest.mark.skipif(
     not (DATA / "gsm8k_train.jsonl").exists(),
     reason="needs gsm8k_train.jsonl in RLMATH_DATA_DIR; the project ships no one else's data",

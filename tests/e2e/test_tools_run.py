@@ -4,8 +4,8 @@ import shutil
 
 import pytest
 
-from rlmath.monitor.digests import read_digests
 from rlmath.monitor.samples import read_samples
+from tests.e2e import golden_curve
 from tests.e2e.runs import metrics, python, quickstart_settings, rlmath
 
 PROGRAM = "tests/e2e/turns_program.py"
@@ -23,6 +23,7 @@ def run_dir(material, tmp_path_factory):
         "rollout.max_response_tokens=120",
         "rollout.max_turns=3",
         "eval.every=1",
+        "runner.check_export_sequences=0",
     )
     assert done.returncode == 0, done.stderr
     return run_dir
@@ -48,25 +49,26 @@ def test_engine_and_ranks_agree_over_turns_and_only_the_models_tokens_are_traine
     assert any("eval/tools_turns" in line for line in metrics(run_dir))
 
 
-def test_why_shows_the_segments_and_a_step_is_done_again(run_dir):
+def test_why_shows_the_segments(run_dir):
     rows = read_samples(run_dir / "samples" / "step_000001.jsonl")
     row = next(row for row in rows if len(row.get("segments", ())) > 1)
     said = rlmath("why", str(run_dir), f"1/{row['problem_id']}/{row['index']}")
     assert said.returncode == 0, said.stderr
     assert "── observation" in said.stdout and "call 1: python" in said.stdout
+
+
+@pytest.mark.long
+def test_a_step_is_done_again(run_dir):
+    """What a kept batch has of segments: tests/unit/training/test_kept_batches.py."""
     done = rlmath("replay", str(run_dir), "2")
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_run_with_tools_that_nobody_calls_is_the_run_without(material, tmp_path):
-    found = []
-    for name, more in (("with", ["rollout.tools=[python]"]), ("without", [])):
-        run_dir = tmp_path / name
-        done = rlmath("train", *quickstart_settings(material, run_dir), *more)
-        assert done.returncode == 0, done.stderr
-        lines = [dict(line) for line in read_digests(run_dir)]
-        found.append([{k: v for k, v in line.items() if k != "settings"} for line in lines])
-    assert found[0] == found[1]
+def test_a_run_with_tools_that_nobody_calls_is_the_run_without(material, learned, tmp_path):
+    settings = golden_curve.beginning(material, tmp_path)
+    done = rlmath("train", *settings, "rollout.tools=[python]")
+    assert done.returncode == 0, done.stderr
+    assert golden_curve.digests(tmp_path) == golden_curve.digests(learned)
 
 
 @pytest.mark.long

@@ -1,170 +1,52 @@
 """The whole path, for real, on each layout by override alone."""
 
 import json
-import shutil
+from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file
 
 from tests.e2e.runs import metrics, quickstart_settings, replayed, rlmath
+from tests.support.models import make_for_engines, windowed_ropes, yarn
 
 # The quickstart's own, two tensor-parallel ranks and an engine, has its own test, and two
-# engines are in test_algorithms.py. With each stands the family of its model; None: Qwen2.
-LAYOUTS: dict[str, tuple[str | None, list[str]]] = {
+# engines are in test_algorithms.py. With each stand the family of its model (None: the material's)
+# and what is other in its model.
+YARN = yarn(32, 64.0)
+EXPERTS = ["actor.expert_parallel=2", "actor.routing_replay=engine"]
+DATA_2 = ["actor.tensor_parallel=1", "actor.data_parallel=2"]
+# No multiple of 32: vLLM pads experts on a CPU.
+MOE = {"moe_intermediate_size": 48}
+LAYOUTS: dict[str, tuple[str | None, dict[str, Any], list[str]]] = {
     "pp2": (
         "olmo3",
+        # The window is shorter than the sequences.
+        {"sliding_window": 16, "rope_parameters": windowed_ropes(YARN, 1e4)},
         ["actor.tensor_parallel=1", "actor.pipeline_parallel=2", "actor.virtual_stages=2"],
     ),
-    "dp2": ("llama3", ["actor.tensor_parallel=1", "actor.data_parallel=2"]),
-    "tp2_pp2": (None, ["actor.pipeline_parallel=2"]),
-    "mixture_ep2": (
-        "qwen3_moe",
-        [
-            "actor.tensor_parallel=1",
-            "actor.data_parallel=2",
-            "actor.expert_parallel=2",
-            "actor.routing_replay=engine",
-        ],
-    ),
-    "fused_files": ("phi3", []),
+    "dp2": ("llama3", {}, DATA_2),
+    "tp2_pp2": (None, {}, ["actor.pipeline_parallel=2"]),
+    "mixture_ep2": ("qwen3_moe", MOE, [*DATA_2, *EXPERTS]),
+    "fused_files": ("phi3", {"sliding_window": None}, []),
     "latent": (
-        "deepseek_v3",
-        [
-            "actor.expert_parallel=2",
-            "actor.sequence_parallel=true",
-            "actor.routing_replay=engine",
-        ],
+        "deepseek_v3_in_vllm",
+        MOE | {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}},
+        [*EXPERTS, "actor.sequence_parallel=true"],
     ),
     "glm": (
         "glm4_moe",
-        [
-            "actor.tensor_parallel=1",
-            "actor.data_parallel=2",
-            "actor.expert_parallel=2",
-            "actor.routing_replay=engine",
-            "actor.recompute=full",
-        ],
+        MOE | {"n_shared_experts": 1},
+        [*DATA_2, *EXPERTS, "actor.recompute=full"],
     ),
 }
 
 
-def make_model(family, tiny, folder):
-    """A random model with the tokenizer of the one in ``tiny``."""
-    import transformers as t
-
-    shutil.copytree(tiny, folder, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
-    sizes = {
-        "vocab_size": json.loads((tiny / "config.json").read_text())["vocab_size"],
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 32,
-        "max_position_embeddings": 2048,
-        "initializer_range": 0.1,
-        "bos_token_id": None,
-        "eos_token_id": 256,
-        "pad_token_id": 257,
-    }
-    rope = {
-        "rope_type": "llama3",
-        "rope_theta": 500000.0,
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 64,
-    }
-    config = {
-        "llama3": lambda: t.LlamaConfig(**sizes, rope_parameters=rope, tie_word_embeddings=False),
-        # Its window is shorter than the sequences.
-        "olmo3": lambda: t.Olmo3Config(
-            **sizes | {"hidden_size": 128, "num_key_value_heads": 4},
-            sliding_window=16,
-            rope_parameters={
-                "full_attention": {
-                    "rope_type": "yarn",
-                    "rope_theta": 1e4,
-                    "factor": 64.0,
-                    "original_max_position_embeddings": 32,
-                },
-                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-            },
-            tie_word_embeddings=False,
-        ),
-        "qwen3_moe": lambda: t.Qwen3MoeConfig(
-            **sizes,
-            num_experts=4,
-            num_experts_per_tok=2,
-            # No multiple of 32: vLLM pads experts on a CPU.
-            moe_intermediate_size=48,
-            norm_topk_prob=True,
-            mlp_only_layers=[1],
-            tie_word_embeddings=False,
-        ),
-        "phi3": lambda: t.Phi3Config(
-            **sizes | {"hidden_size": 128},
-            rope_parameters={"rope_theta": 1e4, "partial_rotary_factor": 0.5},
-            tie_word_embeddings=False,
-        ),
-        "deepseek_v3": lambda: t.DeepseekV3Config(
-            **{key: value for key, value in sizes.items() if key != "head_dim"}
-            | {"num_key_value_heads": 4},
-            q_lora_rank=48,
-            kv_lora_rank=512,
-            qk_rope_head_dim=64,
-            qk_nope_head_dim=32,
-            v_head_dim=32,
-            rope_parameters={
-                "rope_type": "yarn",
-                "rope_theta": 1e4,
-                "factor": 64.0,
-                "original_max_position_embeddings": 32,
-                "mscale": 1.0,
-                "mscale_all_dim": 1.0,
-            },
-            n_routed_experts=8,
-            num_experts_per_tok=4,
-            n_group=4,
-            topk_group=2,
-            moe_intermediate_size=48,
-            n_shared_experts=1,
-            routed_scaling_factor=2.5,
-            first_k_dense_replace=1,
-            topk_method="noaux_tc",
-            scoring_func="sigmoid",
-            tie_word_embeddings=False,
-        ),
-        "glm4_moe": lambda: t.Glm4MoeConfig(
-            **sizes,
-            attention_bias=True,
-            use_qk_norm=True,
-            n_routed_experts=4,
-            num_experts_per_tok=2,
-            moe_intermediate_size=48,
-            n_shared_experts=1,
-            routed_scaling_factor=2.5,
-            num_mtp_layers=0,
-            tie_word_embeddings=False,
-        ),
-    }[family]()
-    torch.manual_seed(0)
-    model = t.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    with torch.no_grad():
-        chosen_by = [one for name, one in model.named_buffers() if "correction_bias" in name]
-        for weight in (*model.parameters(), *chosen_by):
-            # Norms too, so that no two of them are alike.
-            weight.add_(0.05 * torch.randn_like(weight))
-    model.save_pretrained(folder)
-    return folder
-
-
-# Four ranks: the plain command has each half of it here and in the quickstart, and its weight sync
-# and numerics in test_weight_sync_benchmark.py and tests/distributed/. Data parallel: it is part of
-# the layout with experts, which has a shared expert too. Further families:
+# Two stages: a run of tests/faults resumes in them; interleaved stages and OLMo-3 are compared in
+# tests/distributed/ (test_virtual_stages.py, test_olmo3.py, test_weights.py). Four ranks: the plain
+# command has each half of it in these and in the quickstart. Data parallel: it is part of the
+# layout with experts, which has a shared expert too. Further families:
 # tests/distributed/test_weights.py compares them with transformers.
-LONG = {"tp2_pp2", "dp2", "fused_files", "mixture_ep2", "latent"}
+LONG = {"pp2", "tp2_pp2", "dp2", "fused_files", "mixture_ep2", "latent"}
 
 
 def check_routing(line):
@@ -185,10 +67,11 @@ def check_routing(line):
     [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in LAYOUTS],
 )
 def test_two_steps_on(name, material, tmp_path):
-    family, layout = LAYOUTS[name]
+    family, changes, layout = LAYOUTS[name]
     settings = [*quickstart_settings(material, tmp_path), *layout]
     if family is not None:
-        settings.append(f"model.path={make_model(family, material / 'model', tmp_path / family)}")
+        given = {"scale": 0.05, "max_positions": 2048, "initializer_range": 0.1, **changes}
+        settings.append(f"model.path={make_for_engines(family, tmp_path / family, **given)}")
     run = rlmath("train", *settings)
     assert run.returncode == 0, run.stderr
     lines = metrics(tmp_path)
@@ -201,8 +84,9 @@ def test_two_steps_on(name, material, tmp_path):
         assert line["train/grad_norm"] >= 0.0
         if "actor.routing_replay=engine" in layout:
             check_routing(line)
-    if "actor.routing_replay=engine" in layout:
-        # The engine's routes were kept with the batch, and the others are recorded again.
+    if "actor.routing_replay=engine" in layout and name in LONG:
+        # The engine's routes were kept with the batch (tests/unit/training/test_kept_batches.py),
+        # and the others are recorded again.
         assert all(one["bit_equal"] for one in replayed(tmp_path, "2", "--from", "0")["steps"])
     samples = (tmp_path / "samples" / "step_000002.jsonl").read_text().splitlines()
     rows = [json.loads(row) for row in samples]

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 import ray
 import torch
-import transformers
 from reference import check_slices
 from safetensors.torch import save_file
 from shares_sender import ShareSender
@@ -18,27 +17,25 @@ from rlmath.weights.expert_shares import ExpertShare
 from rlmath.weights.fingerprint import fingerprints
 from rlmath.weights.hf_files import HfFolderReader
 from rlmath.weights.pieces import expert_tensors
+from tests.support.models import build
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A random MoE, whose experts' width is no multiple of 32 for a worker: vLLM pads on a CPU."""
-    config = transformers.Qwen3MoeConfig(
+    model = build(
+        "qwen3_moe",
+        dtype=torch.bfloat16,
         vocab_size=261,
         hidden_size=64,
         intermediate_size=96,
         num_hidden_layers=2,
         num_attention_heads=4,
-        num_key_value_heads=2,
         head_dim=32,
-        num_experts=4,
-        num_experts_per_tok=2,
         moe_intermediate_size=48,
-        norm_topk_prob=True,
+        mlp_only_layers=[],
         max_position_embeddings=1024,
-        tie_word_embeddings=False,
     )
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     made = tmp_path_factory.mktemp("moe") / "hf"
     model.save_pretrained(made)
     return made

@@ -9,7 +9,6 @@ import pytest
 import ray
 import torch
 from reference import Reference, check_slices, make_requests, random_prompts, send
-from test_unmerged_families import make_folder
 from trainers import start_sender
 
 from rlmath.checks.quantization import QUANTIZED_FAMILIES
@@ -23,6 +22,7 @@ from rlmath.training.gate import MAX_FACTOR
 from rlmath.weights.fingerprint import compare_fingerprints
 from rlmath.weights.pieces import hf_shapes
 from rlmath.weights.quantized_prints import is_quantized, quantized_fingerprints
+from tests.support.models import SMALL, make_for_engines
 
 
 def moved(reference, seed):
@@ -136,7 +136,7 @@ def test_a_stopped_worker_ends_with_its_engine(wide):
 @pytest.mark.long
 @pytest.mark.parametrize("family", QUANTIZED_FAMILIES)
 def test_an_engine_quantizes_each_sync_of(ray_session, log_dir_spec, tmp_path, family):
-    folder = make_folder(family, tmp_path / "model")
+    folder = make_for_engines(family, tmp_path / "model", **SMALL)
     reference = Reference(folder)
     spec = replace(
         log_dir_spec,

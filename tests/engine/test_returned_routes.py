@@ -14,13 +14,12 @@ import torch
 from reference import Reference, by_key, random_prompts, send
 from reference import make_requests as plain_requests
 from trainers import start_sender
-from transformers import AutoModelForCausalLM, Qwen3MoeConfig
 
 from rlmath.engines.requests import CPU_BLOCK_TOKENS
 from rlmath.engines.routes import RouteSpec
 from rlmath.model.spec import read_model_spec
-from rlmath.model.tiny_tokenizer import VOCABULARY_SIZE, build_tokenizer
 from rlmath.rollout.pool import RolloutPool
+from tests.support.models import make_for_engines
 
 LIMIT = 24
 # Rounding decides where the last expert that is taken and the first that is not are as close.
@@ -30,28 +29,17 @@ CLOSE = 1e-3
 @pytest.fixture(scope="module")
 def mixture(tmp_path_factory):
     """Layers 0, 2 and 3 have experts."""
-    torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("mixture")
-    config = Qwen3MoeConfig(
-        vocab_size=VOCABULARY_SIZE,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=32,
-        max_position_embeddings=512,
-        num_experts=8,
-        num_experts_per_tok=3,
-        moe_intermediate_size=48,
-        norm_topk_prob=True,
-        mlp_only_layers=[1],
-        tie_word_embeddings=False,
-        initializer_range=0.1,
-    )
-    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
-    build_tokenizer(512).save_pretrained(folder)
-    return folder
+    changes = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 48,
+        "eos_token_id": None,
+        "pad_token_id": None,
+        "initializer_range": 0.1,
+    }
+    return make_for_engines("qwen3_moe", tmp_path_factory.mktemp("mixture"), **changes)
 
 
 @pytest.fixture(scope="module")

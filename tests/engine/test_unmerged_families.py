@@ -3,45 +3,21 @@
 from dataclasses import replace
 
 import pytest
-import torch
 from adapters import Trainer
 from reference import make_requests, random_prompts
-from transformers import AutoModelForCausalLM
 
 from rlmath.checks.lora import UNMERGED_FAMILIES
 from rlmath.model.lora import Lora, default_targets
 from rlmath.model.spec import read_model_spec
-from rlmath.model.tiny_tokenizer import VOCABULARY_SIZE, build_tokenizer
 from rlmath.rollout.pool import RolloutPool
-from tests.distributed.test_weights import make_config
+from tests.support.models import SMALL, make_for_engines
 
 pytestmark = pytest.mark.long
 
 
-def make_folder(family, folder):
-    """A small random model with the tests' tokenizer."""
-    torch.manual_seed(0)
-    # CPU attention has heads of 32 and wider.
-    wide = {"head_dim": 32} if family in ("qwen3", "mistral") else {}
-    config = make_config(
-        family,
-        hidden_size=128,
-        intermediate_size=96,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        max_position_embeddings=512,
-        vocab_size=VOCABULARY_SIZE,
-        initializer_range=0.1,
-        **wide,
-    )
-    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
-    build_tokenizer(512).save_pretrained(folder)
-    return folder
-
-
 @pytest.mark.parametrize("family", UNMERGED_FAMILIES)
 def test_an_engine_computes_the_adapters_of(ray_session, log_dir_spec, tmp_path, family):
-    folder = make_folder(family, tmp_path / "model")
+    folder = make_for_engines(family, tmp_path / "model", **SMALL)
     model = read_model_spec(folder)
     assert model.family.name == family
     lora = Lora(4, 6.0, default_targets(model), layers=(0, 2))

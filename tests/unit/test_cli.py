@@ -92,6 +92,7 @@ def test_usage_errors_exit_2_with_one_message(arguments, expected, capsys):
         assert part in captured.err
 
 
+@pytest.mark.process
 def test_a_mistake_costs_a_second_and_shows_no_traceback(tmp_path, problems):
     arguments = ["train", "experiment=gsm8k_smoke", f"data.train_paths=[{problems}]"]
     arguments += ["actor.tensor_parallel=3", "data.answer_key=solution"]
@@ -110,6 +111,7 @@ def test_a_mistake_costs_a_second_and_shows_no_traceback(tmp_path, problems):
     assert used_s < 2, f"took {used_s:.1f} s of CPU"
 
 
+@pytest.mark.process
 def test_help_imports_nothing_heavy(tmp_path):
     code = (
         "import sys\n"
@@ -135,6 +137,7 @@ def test_help_imports_nothing_heavy(tmp_path):
     assert result.stdout == "[]\n"
 
 
+@pytest.mark.process
 def test_interrupted_exits_130(tmp_path, problems):
     """A real SIGINT, sent while the command waits for a file of the model that is a pipe."""
     folder = tmp_path / "model"

@@ -109,9 +109,6 @@ def test_rows_are_whole_blocks_and_sequences_are_as_before(recipe, layout):
     assert empty.tokens.size(1) == layout.tensor_parallel * fp8.block
 
 
-Texts = list[tuple[list[int], list[int]]]
-
-
 def batch_of(texts):
     """Prompts and responses; all of one group, which alone proves nothing."""
     batch = batch_of_sequences(texts)

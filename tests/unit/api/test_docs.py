@@ -30,6 +30,7 @@ def test_every_public_name_is_there_with_a_docstring(module):
             assert value.__doc__, f"{module}.{name} has no docstring"
 
 
+@pytest.mark.process
 def test_examples_of_the_library_run_without_ray_or_megatron():
     library = BLOCK.findall(PAGE.partition("## The library")[2])
     assert len(library) == 4
@@ -42,6 +43,7 @@ def test_examples_of_the_library_run_without_ray_or_megatron():
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.process
 def test_run_is_imported_when_it_is_asked_for():
     program = (
         "import sys, rlmath\n"

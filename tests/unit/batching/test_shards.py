@@ -183,10 +183,3 @@ def test_a_shard_travels_in_8_bytes_a_token_and_is_read_where_it_arrives():
         assert torch.equal(again.weights, shard.weights)
         places = [np.frombuffer(one, np.uint8).ctypes.data for one in arrived]
         assert again.batch.tokens.data_ptr() in places, "no copy"
-
-
-def spanned(group):
-    """A group of which one sample is of two weights versions."""
-    first, *rest = group.samples
-    sample = dataclasses.replace(first.sample, spans=((2, 0), (3, 1)))
-    return Group(group.problem, (dataclasses.replace(first, sample=sample), *rest))

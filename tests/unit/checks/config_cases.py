@@ -8,6 +8,7 @@ from typing import Any
 
 from rlmath.checks.machine import Machine
 from rlmath.errors import ModelError
+from rlmath.model.published import KNOWN
 from rlmath.model.spec import model_spec
 from rlmath.weights.pieces import hf_shapes
 
@@ -16,25 +17,8 @@ CPU_MACHINE = Machine(
 )
 GPU_MACHINE = Machine(gpus=8, torch_build="2.13.0", memory_bytes=1000 * 2**30)
 
-# As published with DeepSeek-R1-Distill-Qwen-1.5B and -7B.
-QWEN_1_5B = {
-    "architectures": ["Qwen2ForCausalLM"],
-    "hidden_size": 1536,
-    "intermediate_size": 8960,
-    "max_position_embeddings": 131072,
-    "num_attention_heads": 12,
-    "num_hidden_layers": 28,
-    "num_key_value_heads": 2,
-    "tie_word_embeddings": False,
-    "vocab_size": 151936,
-}
-QWEN_7B = QWEN_1_5B | {
-    "hidden_size": 3584,
-    "intermediate_size": 18944,
-    "num_attention_heads": 28,
-    "num_key_value_heads": 4,
-    "vocab_size": 152064,
-}
+QWEN_1_5B = KNOWN["DeepSeek-R1-Distill-Qwen-1.5B"]
+QWEN_7B = KNOWN["DeepSeek-R1-Distill-Qwen-7B"]
 
 
 def write_weights(file: Path, sizes: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ cause by name."""
 from __future__ import annotations
 
 import importlib
+import itertools
 import json
 import math
 import re
@@ -263,9 +264,13 @@ def test_a_folder_that_cannot_be_trained(
 
 
 @pytest.mark.parametrize(
-    "dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str
+    ("dtype", "value"),
+    [
+        *itertools.product((torch.float64, torch.float16, torch.bfloat16), (math.nan, 1.0)),
+        *itertools.product([torch.float32], (math.nan, math.inf, -math.inf, 1.0)),
+    ],
+    ids=str,
 )
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1.0])
 def test_nan_and_infinity_of_each_type(
     check: Callable[..., str],
     tmp_path: Path,
@@ -293,7 +298,9 @@ def test_values_of_large_models_are_left_to_the_ranks(
 
 
 @pytest.mark.parametrize("tool", ["convert", "validate"])
-@pytest.mark.parametrize("case", [case for case in CASES if "shorter" not in case])
+@pytest.mark.parametrize(
+    "case", ["NaN in a weight", "an index that is a list", "a Git LFS pointer", "another family"]
+)
 def test_the_tools_say_the_same(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -1,4 +1,4 @@
-"""Each recipe passes every check, shows its arithmetic, and is what it says."""
+"""Each recipe passes every check and shows its arithmetic."""
 
 from __future__ import annotations
 
@@ -28,94 +28,6 @@ RECIPES = {
     "open_r1": (28, 16, 1),
     "distill": (512, 4, 1),
 }
-FIGURES: dict[str, dict[str, Any]] = {
-    "rlinf_grpo": {
-        "algorithm.advantage": "grpo",
-        "algorithm.aggregation": "seq_mean_token_mean",
-        "algorithm.whiten_tokens": True,
-        "algorithm.loss_options.clip_low": 0.2,
-        "algorithm.loss_options.clip_high": 0.2,
-        "algorithm.early_stop_ratio": 5.0,
-        "algorithm.kl_coef": 0.0,
-        "actor.optimizer.lr": 2e-5,
-        "reward.correct": 5.0,
-        "reward.incorrect": -5.0,
-    },
-    "dapo": {
-        "algorithm.loss_options.clip_low": 0.2,
-        "algorithm.loss_options.clip_high": 0.28,
-        "algorithm.aggregation": "token_mean",
-        "algorithm.filter.keep": "accuracy",
-        "algorithm.filter.oversample": 3.0,
-        "algorithm.loss_options.dual_clip": 10.0,
-        "algorithm.early_stop_ratio": None,
-        "actor.optimizer.lr": 1e-6,
-        "actor.optimizer.warmup_steps": 320,
-        "reward.correct": 1.0,
-        "reward.incorrect": -1.0,
-    },
-    "dr_grpo": {
-        "algorithm.advantage": "dr_grpo",
-        "algorithm.aggregation": "seq_sum_constant",
-        "algorithm.early_stop_ratio": None,
-        "actor.optimizer.lr": 1e-6,
-    },
-    "reinforce_pp_baseline": {
-        "algorithm.advantage": "reinforce_pp_baseline",
-        "algorithm.loss_options.clip_low": 0.2,
-        "algorithm.loss_options.clip_high": 0.27,
-        "algorithm.kl_coef": 1e-4,
-        "algorithm.kl_estimator": "k2",
-        "algorithm.correction.kind": "token_mask",
-        "algorithm.correction.low": 0.5,
-        "algorithm.correction.high": 5.0,
-        "algorithm.early_stop_ratio": None,
-        "algorithm.truncated": "scale",
-        "algorithm.truncated_factor": 0.0,
-        "actor.optimizer.schedule": "cosine",
-        "actor.optimizer.min_lr": 1e-7,
-        # 3 % of 1000 steps of 8 updates.
-        "actor.optimizer.warmup_steps": 240,
-    },
-    "gspo": {
-        "algorithm.loss": "gspo",
-        "algorithm.loss_options.clip_low": 3e-4,
-        "algorithm.loss_options.clip_high": 4e-4,
-        "algorithm.aggregation": "seq_mean_token_mean",
-        "algorithm.early_stop_ratio": None,
-    },
-    "cispo": {
-        "algorithm.loss": "cispo",
-        "algorithm.loss_options.clip_low": 1.0,
-        "algorithm.kl_coef": 0.0,
-        "algorithm.early_stop_ratio": None,
-    },
-    "open_r1": {
-        "algorithm.aggregation": "token_mean",
-        "algorithm.advantage_options.epsilon": 1e-4,
-        "algorithm.early_stop_ratio": None,
-        "algorithm.kl_coef": 0.04,
-        "actor.optimizer.lr": 1e-6,
-        "actor.optimizer.min_lr": 1e-7,
-        "rollout.temperature": 0.7,
-    },
-}
-
-
-FIGURES["distill"] = {
-    "algorithm.advantage": "teacher",
-    "algorithm.distill_coef": 1.0,
-    "algorithm.distill_clip": 5.0,
-    "actor.optimizer.lr": 5e-5,
-    "rollout.temperature": 1.0,
-}
-
-
-def value(config: Config, key: str) -> Any:
-    found: Any = config
-    for name in key.split("."):
-        found = found[name] if isinstance(found, dict) else getattr(found, name)
-    return getattr(found, "name", found)
 
 
 def recipe(name: str, *overrides: str) -> Config:
@@ -154,23 +66,12 @@ def test_it_passes_the_checks_and_prints_its_batch(
     assert (prompts, samples, minibatches) == RECIPES[name]
 
 
-@pytest.mark.parametrize("name", FIGURES)
-def test_it_has_its_papers_figures(name: str) -> None:
-    config = recipe(name)
-    assert {key: value(config, key) for key in FIGURES[name]} == FIGURES[name]
-
-
 @pytest.mark.parametrize("name", ["dapo", "cispo"])
 def test_the_length_penalty_follows_the_limit(name: str) -> None:
     config = recipe(name, "rollout.max_response_tokens=20480")
     (penalty,) = (i for i in config.reward.items if i.name == "soft_overlong_punishment")
     reward: Any = get_reward(penalty.name, **penalty.params)
     assert (reward.max_completion_len, reward.soft_punish_cache) == (20480, 4096)
-
-
-def test_open_r1_has_its_three_rewards_of_one_weight() -> None:
-    items = [(item.name, item.weight) for item in recipe("open_r1").reward.items]
-    assert items == [("accuracy", 1.0), ("format", 1.0), ("tag_count", 1.0)]
 
 
 @pytest.mark.parametrize("name", RECIPES)

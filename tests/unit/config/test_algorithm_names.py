@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from rlmath.algorithms.aggregation import AGGREGATIONS
 from rlmath.algorithms.losses import LOSSES
 
@@ -17,6 +19,7 @@ print(code, [name for name in ("torch", "vllm", "megatron", "ray") if name in sy
 """
 
 
+@pytest.mark.process
 def test_a_wrong_name_is_reported_without_importing_torch() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "2 []"

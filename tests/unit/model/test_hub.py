@@ -16,6 +16,8 @@ from huggingface_hub.utils import validate_repo_id
 from rlmath.model.hub import hub_name, is_hub_model
 from tests.unit.documented import TINY, write_model
 
+pytestmark = pytest.mark.process
+
 ROOT = Path(__file__).resolve().parents[3]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

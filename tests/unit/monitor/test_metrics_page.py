@@ -32,7 +32,6 @@ from rlmath.config.rollout import RolloutConfig, RolloutSchedule
 from rlmath.config.schema import AlgorithmConfig
 from rlmath.data import ProblemStream
 from rlmath.evaluation.metrics import benchmark_metrics, tagged
-from rlmath.monitor.curves import PANELS
 from rlmath.rewards.stats import RewardStats
 from rlmath.rollout.lag import LengthTotals, lag_metrics
 from rlmath.rollout.sampler import Sampler
@@ -183,12 +182,6 @@ def test_what_the_loops_make_is_explained(group):
     )
     explained = {tag for tag in DOCUMENTED if tag.startswith(prefixes)}
     assert explained <= made, sorted(explained - made)
-
-
-def test_what_the_curves_show_is_set_in_bold():
-    drawn = {tag for panel in PANELS for tag, _ in panel.series}
-    drawn |= {panel.right[0] for panel in PANELS if panel.right}
-    assert set(re.findall(r"\*\*`([a-z_/]+)`\*\*", PAGE)) == drawn
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,8 +13,6 @@ from rlmath.training.export_rehearsal import rehearse_export
 from rlmath.training.summary import ExportError, check_export
 from rlmath.validation.convert import folder_fingerprints
 from rlmath.weights.hf_files import generation_config
-
-FOUND = Path(__file__).parents[4] / "shared" / "found"
 
 
 @pytest.fixture(scope="module")

@@ -31,19 +31,24 @@ CONFIG = load(
 )
 
 
-def sample(problem, index, length, spans=((4, 0),)):
+def sample(problem, index, length, spans=((4, 0),), **more):
     draw = np.random.default_rng(index)
     tokens, log_probs = draw.integers(0, 2**17, length, np.int32), -draw.random(length, np.float32)
     finish = "length" if index == 1 else "stop"
-    return Sample(problem, index, tokens, log_probs, "", finish, spans, seed=index, engine=0)
+    return Sample(problem, index, tokens, log_probs, "", finish, spans, index, 0, **more)
 
 
-def groups(spans=((3, 0), (4, 2))):
-    """Two rewards; one sample that nothing could score, one whose second reward failed."""
+def groups(spans=((3, 0), (4, 2)), **more):
+    """Two rewards; one sample that nothing could score, one whose second reward failed.
+
+    Args:
+        more: Of the last sample of each.
+    """
     scores = [(1.0, {"math": 1.0, "format": 0.0}), (None, {}), (0.1, {"math": 0.1, "format": None})]
     found = []
     for name, prompt in (("a.jsonl:1", (1, 2, 3)), ("b/x", (7,))):
-        samples = [sample(name, i, 5 + i, spans if i == 2 else ((4, 0),)) for i in range(3)]
+        samples = [sample(name, i, 5 + i) for i in range(2)]
+        samples.append(sample(name, 2, 7, spans, **more))
         graded = [
             GradedSample(one, reward, None, "ungraded", rewards=each)
             for one, (reward, each) in zip(samples, scores, strict=True)
@@ -91,11 +96,33 @@ def test_a_teachers_log_probs_come_back_bit_for_bit(tmp_path):
     assert part.teacher_log_probs.tolist() == teacher[1].tolist()
 
 
-@pytest.mark.parametrize("spans", [((4, 0),), ((3, 0), (4, 2))], ids=["one_version", "two"])
-def test_a_batch_comes_back_bit_for_bit(tmp_path, spans):
-    keep(tmp_path, 7, spans=spans)
+# A share without a sequence of two versions, with segments or with routes.
+NOTHING = {
+    "token_ages": lambda ages: not ages.any(),
+    "model_mask": torch.all,
+    "routes": lambda routes: not routes.numel(),
+    "route_lengths": lambda lengths: not lengths.any(),
+}
+ROUTES = np.arange(7 * 2 * 2, dtype=np.uint8).reshape(7, 2, 2)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        {"spans": ((4, 0),)},
+        {"spans": ((3, 0), (4, 2))},
+        {"segments": (("model", 0), ("observation", 3), ("model", 5)), "texts": ("a", "b", "c")},
+        {"routes": ROUTES},
+    ],
+    ids=lambda made: next(iter(made)),
+)
+def test_a_batch_comes_back_bit_for_bit(tmp_path, made):
+    keep(tmp_path, 7, **made)
     found = read_step(kept_file(tmp_path / FOLDER, 7))
-    wanted = batch_of(groups(spans))
+    wanted = batch_of(groups(**made))
+    whole = wanted.sequences.select([2])
+    assert (whole.model_mask is not None) == ("segments" in made)
+    assert (whole.routes is not None) == ("routes" in made)
     assert (found.kl_coef, found.entropy_coef) == (0.1 + 0.2, 1 / 3)
     assert found.layout == {
         **dataclasses.asdict(Layout(2, 1, 3)),
@@ -117,8 +144,8 @@ def test_a_batch_comes_back_bit_for_bit(tmp_path, spans):
         one, other = batch.sequences.select(rows), wanted.sequences.select(rows)
         for field in dataclasses.fields(TrainingBatch):
             mine, theirs = getattr(one, field.name), getattr(other, field.name)
-            if theirs is None and field.name == "token_ages":
-                assert mine is None or not mine.any()  # No sequence of this share has two versions.
+            if theirs is None and field.name in NOTHING:
+                assert mine is None or NOTHING[field.name](mine), field.name
                 continue
             assert (mine is None) == (theirs is None), field.name
             if mine is not None:

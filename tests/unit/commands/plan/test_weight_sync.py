@@ -125,8 +125,6 @@ def test_the_command_takes_the_runs_buckets(capsys: pytest.CaptureFixture[str]) 
     sizes = [bucket["num_bytes"] for bucket in planned["buckets"]]
     assert 2000 * 2**20 < max(sizes) <= 2048 * 2**20
     assert planned["times"]["ipc"]["seconds"] <= 9
-    assert main([*words, "cluster.placement=separate", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["times"]["nccl"]["seconds"] <= 5
 
 
 def test_the_command_says_seconds_and_why(capsys: pytest.CaptureFixture[str]) -> None:
