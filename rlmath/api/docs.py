@@ -34,12 +34,10 @@ internal and may change at any time.
 
 
 def public_names(module: str) -> list[str]:
-    """The public names of a module."""
     return sorted(importlib.import_module(module).__all__)
 
 
 def api_page() -> str:
-    """The page."""
     return "\n".join([_HEAD, *(line for module in PUBLIC for line in _module(module))])
 
 

@@ -35,16 +35,7 @@ MOST_ROWS = 1_000_000
 
 @dataclass(frozen=True)
 class Part:
-    """A kind of part.
-
-    Attributes:
-        setting: The setting that chooses it, or has a list of them.
-        module: Where its registry is.
-        registry: The registry's name.
-        decorator: For a function that is not registered; empty: the registry's own.
-        several: The setting is a list: of names, of items that have one, or of ``plugins``, which
-            have to be imported alone.
-    """
+    """A kind of part."""
 
     setting: str
     module: str
@@ -53,7 +44,6 @@ class Part:
     several: bool = False
 
     def names(self) -> Registry[Any, Any]:
-        """The registry."""
         found: Registry[Any, Any] = getattr(importlib.import_module(self.module), self.registry)
         return found
 
@@ -87,10 +77,6 @@ _LINE = 96
 
 class Given:
     """Writes what is given to a run's folder, and gives the settings that name it.
-
-    Args:
-        run_dir: ``runner.run_dir``.
-        plugins: ``plugins`` of the settings, which stay.
 
     Attributes:
         overrides: So far.
@@ -137,7 +123,7 @@ class Given:
         self.overrides.append(f"{part.setting}=[{', '.join(found)}]")
 
     def _item(self, argument: str, value: Any, part: Part) -> str:
-        """An item of the list that a setting is."""
+        """An item of the list of a setting."""
         if part.setting == "eval.benchmarks":
             benchmark, settings = value if isinstance(value, tuple) else (value, {})
             return _item_text({"name": self._named(argument, benchmark, part), **settings})

@@ -36,11 +36,7 @@ _SYNC_BYTES = 128 << 20
 
 
 class HashedStream:
-    """A file opened for writing that is hashed as it grows. It can only be appended to.
-
-    Args:
-        file: Open for writing, and empty.
-    """
+    """A file opened for writing that is hashed as it grows. It can only be appended to."""
 
     def __init__(self, file: io.BufferedWriter) -> None:
         self._file = file
@@ -84,7 +80,6 @@ class HashedStream:
         self._file.flush()
 
     def fileno(self) -> int:
-        """For ``os.fsync``."""
         return self._file.fileno()
 
     def close(self) -> None:

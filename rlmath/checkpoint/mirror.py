@@ -40,7 +40,6 @@ class Pace:
     """How long a mirror waits, in seconds.
 
     Attributes:
-        poll_s: Between two looks for new checkpoints.
         pause_s: After a failure; twice as long after each further one.
         last_pause_s: After a failure at the end of the run, at most.
     """
@@ -61,10 +60,6 @@ def mirroring(
     run_dir: str | Path, url: str | None, wait_s: float, pace: Pace = Pace()
 ) -> Iterator[None]:
     """Mirror a run's folder for as long as the block runs, and then until all is uploaded.
-
-    Args:
-        url: The remote folder; ``None``: nothing is mirrored.
-        wait_s: Time limit of the uploads at the end, in seconds.
 
     Raises:
         NotOurs: The remote folder is another run's.

@@ -51,8 +51,7 @@ def check_prints(folder: Path, rank: int, now: dict[str, float], *, same_layout:
     """Compare what was loaded with what was saved.
 
     Args:
-        same_layout: Ranks have the parts that they had; else the schedule's step is compared
-            alone.
+        same_layout: Ranks have the parts that they had; else the schedule's step is compared alone.
 
     Raises:
         BrokenCheckpoint: Something was not restored.

@@ -29,14 +29,7 @@ class NotOurs(UserError):
 
 @dataclass(frozen=True)
 class Owner:
-    """A run that is mirrored.
-
-    Attributes:
-        run: Its id.
-        start: Token of its last start.
-        place: Host and folder of that start.
-        started: When that was, as ISO 8601.
-    """
+    """A run that is mirrored."""
 
     run: str
     start: str

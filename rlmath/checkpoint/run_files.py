@@ -30,11 +30,7 @@ _State = tuple[int, int]
 
 
 class RunFiles:
-    """Uploads those that have changed since they were uploaded last.
-
-    Args:
-        there: Sizes of the files in the remote folder.
-    """
+    """Uploads those that have changed since they were uploaded last."""
 
     def __init__(self, run_dir: Path, claim: Claim, there: Mapping[str, int]) -> None:
         self._run_dir, self._claim, self._remote = run_dir, claim, claim.remote

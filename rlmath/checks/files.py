@@ -84,7 +84,7 @@ def model_folder(config: Config) -> Iterator[str]:
 
 
 def vllm_pattern(key: str, path: str) -> Iterator[str]:
-    """vLLM looks for weights with ``glob``, which takes a folder's name for a pattern as well."""
+    """vLLM looks for weights with ``glob``, which reads a folder's name as a pattern as well."""
     absolute = str(Path(path).absolute())
     if glob.has_magic(absolute):
         yield (

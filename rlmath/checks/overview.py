@@ -1,4 +1,4 @@
-"""What a run will do, for a person: the lines that ``--check`` and every start print.
+"""Lines that ``--check`` and every start print: what a run will do.
 
 The arithmetic of batch and layout is in :func:`rlmath.config.arithmetic.describe`; this has what is
 optimized, with which rewards, what is evaluated, and what a recipe set.
@@ -40,11 +40,7 @@ Origin: TypeAlias = Callable[[str], str]
 
 
 def describe_training(config: Config, origin: Origin | None = None) -> str:
-    """Loss, optimizer, rewards and evaluation of a training run.
-
-    Args:
-        origin: Where a setting's value comes from, in words.
-    """
+    """Loss, optimizer, rewards and evaluation of a training run."""
     algorithm = config.algorithm
     lines = [
         *_block("loss", _objective(config)),

@@ -1,9 +1,4 @@
-"""Every check of the settings, before anything starts: in seconds, and all problems at once.
-
-Each check is a generator of messages. A message begins with the setting's key, shows the
-arithmetic, and names values that would work. Ranges, and what a setting works with, stand with the
-fields (``utils/setting.py``, ``pairs.py``); this file has the order and the other contradictions.
-"""
+"""Every check of the settings, before anything starts: in seconds, and all problems at once."""
 
 from __future__ import annotations
 
@@ -73,7 +68,7 @@ def check(config: Config, command: Command = "train", machine: Machine | None = 
     """Refuse settings that cannot work.
 
     Args:
-        command: Which loop they are for; each asks for other files.
+        command: The loop; each asks for other files.
         machine: The machine that the run starts on; ``None``: this one.
 
     Raises:
@@ -85,7 +80,6 @@ def check(config: Config, command: Command = "train", machine: Machine | None = 
 
 
 def find_problems(config: Config, command: Command, machine: Machine) -> Iterator[str]:
-    """The problems themselves, see :func:`check`."""
     wrong_numbers = list(out_of_range(config))
     yield from wrong_numbers
     yield from names(config)

@@ -23,10 +23,8 @@ class Ready:
     """Settings with which a command can start.
 
     Attributes:
-        config: With the model's folder and the prompts' style decided.
-        machine: The machine that was checked for.
-        warnings: Lines about servers that were asked.
-        notes: On what was not checked.
+        config: Settings with the model's folder and the prompts' style decided.
+        notes: Notes on what was not checked.
         continuation: The checkpoint that is continued; ``None``: the command starts from the
             beginning.
     """
@@ -40,9 +38,6 @@ class Ready:
 
 def ready(config: Config, command: Command, *, check_only: bool = False) -> Ready:
     """Check settings, files and servers; download a model of the hub that is missing.
-
-    Args:
-        check_only: Nothing is downloaded, and the machine may be another one than the run's.
 
     Raises:
         UserError: Something is wrong; one message has all problems.

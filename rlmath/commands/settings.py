@@ -18,7 +18,6 @@ _GIVEN = ("model.path=tiny", "runner.run_dir=runs/none")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
     parser.add_argument(
         "words",
         nargs="*",
@@ -32,11 +31,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the settings that have all words. Returns the exit code.
-
-    Raises:
-        UserError: None has.
-    """
     words = [word.lower() for word in arguments.words if "=" not in word]
     load([*_GIVEN, *(word for word in arguments.words if "=" in word)])
     known = list(known_settings())
@@ -67,7 +61,6 @@ def known_settings() -> Iterator[tuple[Setting, str]]:
 
 
 def described(setting: Setting, of: str) -> str:
-    """Key, type, range, default and meaning."""
     kind = setting.type_text
     if str(setting.limits) != "finite":
         kind = f"{kind}, {setting.limits}"

@@ -48,7 +48,7 @@ class Composed:
     Attributes:
         choices: The option of each group, such as ``{"recipe": "dapo"}``; ``None``: none.
         given: Keys on the command line: settings, sections and groups.
-        folders: With the groups, the project's own first.
+        folders: Folders of groups, the project's own first.
     """
 
     config: Config
@@ -102,7 +102,6 @@ def _leaves(content: Any, prefix: str) -> set[str]:
 
 
 def load(overrides: Sequence[str] = (), config_dir: str | Path | None = None) -> Config:
-    """:func:`compose_settings`, without where they come from."""
     return compose_settings(overrides, config_dir).config
 
 
@@ -209,7 +208,6 @@ def _plain(value: Any) -> Any:
 
 
 def to_yaml(config: Config) -> str:
-    """The resolved settings as YAML, without secrets."""
     return OmegaConf.to_yaml(OmegaConf.create(to_plain(config)))
 
 
@@ -274,7 +272,6 @@ def _pickled_schema() -> bytes:
 
 @functools.cache
 def _register_schema() -> None:
-    """Name the schema for ``conf/config.yaml``. Hydra keeps it for the life of the process."""
     ConfigStore.instance().store(name="schema", node=Config)
 
 

@@ -77,5 +77,5 @@ def _of_rewards(config: Config) -> Iterator[str]:
 
 
 def _top(name: str) -> str:
-    """Of a file of a package, the package."""
+    """Package of a file in a package."""
     return name.partition("/")[0] if not name.startswith("/") else name

@@ -227,7 +227,6 @@ class Overlap:
 
     @property
     def budget_tokens(self) -> int | None:
-        """Tokens that a step adds to a response that it need not finish; ``None``: no limit."""
         return self.cut_after_tokens or None if self.max_lag else None
 
     @property
@@ -237,7 +236,6 @@ class Overlap:
 
     @property
     def name(self) -> RolloutSchedule:
-        """The schedule's name."""
         if not self.max_lag:
             return RolloutSchedule.synchronous
         if self.cut_after_tokens is None:

@@ -27,8 +27,6 @@ class AnswerShares:
     """Fractions of prompts that hold answers.
 
     Attributes:
-        own: Prompts that hold an answer accepted for them.
-        others: Prompts that hold an answer of the next problem.
         first: Place of the first prompt with its own answer, if any.
         answer: The answer in that prompt.
     """

@@ -21,13 +21,8 @@ class LightTokenizer:
     """
 
     def __init__(self, folder: str | Path) -> None:
-        """
-        Args:
-            folder: A Hugging Face folder with a tokenizer.json, or ``tiny``.
-
-        Raises:
-            UserError: There is no tokenizer.json in it that can be read.
-        """
+        """Raises:
+        UserError: There is no tokenizer.json in it that can be read."""
         import tokenizers
 
         self.name_or_path = str(folder)
@@ -58,7 +53,6 @@ class LightTokenizer:
     def __call__(
         self, texts: str | Sequence[str], *, add_special_tokens: bool = True, **_: Any
     ) -> _Encoded:
-        """Token ids of one text, or of each of several."""
         if isinstance(texts, str):
             return _Encoded(self._fast.encode(texts, add_special_tokens=add_special_tokens).ids)
         encoded = self._fast.encode_batch(list(texts), add_special_tokens=add_special_tokens)
@@ -76,8 +70,6 @@ class LightTokenizer:
 
 
 class _Encoded:
-    """By key and by attribute, as transformers gives them."""
-
     def __init__(self, input_ids: Any) -> None:
         self.input_ids = input_ids
 

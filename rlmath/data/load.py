@@ -37,7 +37,6 @@ class Example:
 
     Attributes:
         id: The data file's name and the row in it.
-        prompt_token_ids: The model's input.
         response_token_ids: The response to learn, the end-of-sequence token included.
     """
 
@@ -60,10 +59,8 @@ def load_problems(
     """Read problems, in the files' order.
 
     Args:
-        paths: Files, see :func:`rlmath.data.files.read_rows`.
         settings: The fields, how they become text, and how to treat rows that do not fit.
         limit: Keep the first N; ``None``: all.
-        graded: Whether responses are compared with the accepted answers.
         needs_box: Whether answers count only in a box.
 
     Returns:
@@ -87,13 +84,7 @@ def problems_of(
     graded: bool = True,
     needs_box: bool = False,
 ) -> tuple[list[Problem], LoadReport]:
-    """:func:`load_problems` of rows that are read already.
-
-    Args:
-        rows: The rows.
-        names: Where they come from, for messages.
-        settings: See there, as for the others.
-    """
+    """:func:`load_problems` of rows that are read already."""
     drafts, skipped = _read(rows, names, settings, tokenizer, answers_in(settings.answer_key))
     drafts, tokens, report = _within_limits(drafts, settings, tokenizer, skipped, limit)
     golds = gold_kinds((draft.place, draft.target) for draft in drafts)

@@ -52,7 +52,7 @@ class LoadReport:
         """One line for the log, without the counts that are zero.
 
         Args:
-            max_prompt_tokens: The limit that ``filtered`` counts against.
+            max_prompt_tokens: Limit of ``filtered``.
         """
         parts = [
             f"{self.kept} of {self.rows} rows kept",

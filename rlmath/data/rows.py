@@ -21,13 +21,7 @@ from rlmath.types import Problem
 
 @dataclass(frozen=True)
 class Target:
-    """The field read besides the prompt.
-
-    Attributes:
-        setting: The setting that names the field, for messages.
-        key: The field's name.
-        read: Converts the field's value to answers or a response.
-    """
+    """The field read besides the prompt."""
 
     setting: str
     key: str

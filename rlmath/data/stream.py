@@ -31,21 +31,13 @@ class Stream(Protocol):
     def __contains__(self, id_: str) -> bool: ...
     def __getitem__(self, id_: str) -> Problem: ...
 
-    def next(self, k: int) -> list[Problem]:
-        """The next ``k`` problems."""
-        ...
+    def next(self, k: int) -> list[Problem]: ...
 
     def snapshot(self, in_use: Collection[str] = ()) -> Callable[[], dict[str, Any]]:
-        """The position as it is now, to be encoded later.
-
-        Args:
-            in_use: Ids of problems that a resumed run asks for.
-        """
+        """The position as it is now, to be encoded later."""
         ...
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to a saved position."""
-        ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 class ProblemStream(Generic[Item]):
@@ -83,22 +75,18 @@ class ProblemStream(Generic[Item]):
 
     @property
     def epoch(self) -> float:
-        """Epochs completed, with the fraction of the present one."""
         return self._taken / len(self._items)
 
     def __len__(self) -> int:
-        """Number of problems in one epoch."""
         return len(self._items)
 
     def __contains__(self, id_: str) -> bool:
         return id_ in self._by_id
 
     def __getitem__(self, id_: str) -> Item:
-        """The problem with this id."""
         return self._by_id[id_]
 
     def next(self, k: int) -> list[Item]:
-        """The next ``k`` problems."""
         batch = []
         for _ in range(k):
             epoch, position = divmod(self._taken, len(self._items))

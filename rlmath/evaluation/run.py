@@ -48,7 +48,6 @@ def sample_and_grade(
     """The graded samples of a benchmark.
 
     Args:
-        step: Training step; each has its own random streams.
         journal: Source of samples that exist already, and storage of new ones.
 
     Raises:

@@ -16,8 +16,6 @@ class Votes:
     """Votes of the samples of one problem.
 
     Attributes:
-        correct: Votes for the right answer.
-        wrong: Votes for each wrong answer.
         silent: Samples without an answer, or with one that the grader could not judge.
     """
 

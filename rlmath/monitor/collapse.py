@@ -31,12 +31,7 @@ class Collapsed(UserError):
 
 
 class RollBack(Exception):
-    """A detector with the action ``rollback`` fired.
-
-    Attributes:
-        onset: First step that showed the collapse.
-        step: The step at which it was certain.
-    """
+    """A detector with the action ``rollback`` fired."""
 
     def __init__(self, onset: int, step: int, reason: str) -> None:
         super().__init__(reason)

@@ -21,13 +21,8 @@ class Panel:
 
     Attributes:
         unit: Label of the vertical axis.
-        series: Tag and its name in the legend; those that a run lacks are left out.
-        limits: Least and largest value of the vertical axis; ``None``: as the values have it.
-        least_range: Of the vertical axis, in its unit, so that noise does not look like a signal.
+        least_range: Minimum of the vertical axis' range: noise must not look like a signal.
         least_share: The same as a share of the largest value.
-        error: By tag, the tag of its standard error, drawn as a band.
-        level: A horizontal line to compare with.
-        right: Tag, name and unit of a series with its own axis on the right.
     """
 
     title: str
@@ -121,9 +116,6 @@ def plot_curves(run_dir: str | Path, title: str | None = None) -> Path:
 
     Panels are those of ``PANELS`` for which there are values, each reward where there are several,
     and the split of a step's seconds.
-
-    Args:
-        title: Above the panels; ``None``: the folder's name.
 
     Raises:
         ValueError: No metric of any panel has been written yet.
@@ -220,7 +212,6 @@ def _draw_panel(ax: Any, panel: Panel, lines: Sequence[dict[str, Any]]) -> None:
 def _draw_band(
     ax: Any, lines: Sequence[dict[str, Any]], tag: str, error: str | None, color: str
 ) -> None:
-    """One standard error to either side."""
     both = [line for line in lines if line.get(tag) is not None and line.get(error or "")]
     if both and error:
         steps = [line[STEP] for line in both]

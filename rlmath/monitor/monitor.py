@@ -1,4 +1,4 @@
-"""What the loops talk to: one object for metrics, samples, phases and the display."""
+"""One object of the loops for metrics, samples, phases and the display."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class Monitor:
         Args:
             kind: ``step`` for training's samples, ``eval`` or ``eval_<benchmark>`` for
                 evaluation's, which are all kept.
-            engines: What each engine did for them, for ``samples/step_000012.engines.json``.
+            engines: Work of each engine for them, for ``samples/step_000012.engines.json``.
         """
         if kind == "step":
             # While the ranks compute: of hundred million tokens it takes a second.
@@ -164,7 +164,6 @@ class Monitor:
 
     @property
     def digest_log(self) -> DigestLog:
-        """Where they are written."""
         return self._digests
 
     def _write_digests(self, step: int) -> None:

@@ -42,12 +42,6 @@ _HOLDER = re.compile(r"process (\d+) on (\S+)")
 
 @dataclass(frozen=True)
 class SamplesFile:
-    """A file of ``samples/``.
-
-    Attributes:
-        kind: ``step`` (training), ``eval`` or ``eval_<benchmark>``.
-    """
-
     kind: str
     step: int
     path: Path

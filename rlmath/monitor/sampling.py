@@ -14,10 +14,9 @@ class SamplingProgress:
     """A round of sampling: a step's, or a benchmark's.
 
     Attributes:
-        done: Samples that are finished.
         wanted: Samples asked for so far; a filter may ask for more.
         tokens: Response tokens of all engines since they started.
-        unfinished: Of each engine, samples that it has and has not finished.
+        unfinished: Samples of each engine that are not finished.
     """
 
     done: int

@@ -18,8 +18,6 @@ class AnswerGrader:
     """A ``MathGrader`` that is started for the first answer, or a running one.
 
     Args:
-        num_workers: Worker processes that compare answers.
-        timeout_s: Limit of one comparison, in seconds.
         fallback: Where to look for an answer without a box: ``none`` (nowhere), ``marker`` or
             ``number``.
         task: ``math`` or ``multiple_choice``.
@@ -66,7 +64,6 @@ class AnswerGrader:
 
     @property
     def grader(self) -> MathGrader:
-        """The grader, started if needed."""
         return self._running()
 
     def grade(self, texts: Sequence[str], golds: Sequence[list[str]]) -> list[Grade]:

@@ -59,7 +59,6 @@ class Reward:
 
     @property
     def value_range(self) -> Range | None:
-        """Lowest and highest value; ``None`` if unknown. A constant is a class attribute."""
         return None
 
     def submit(self, completions: Sequence[Any], **columns: Any) -> Future[Values]:
@@ -149,11 +148,6 @@ def token_counts(
 ) -> list[int]:
     """Length of each completion in tokens.
 
-    Args:
-        reward: Name of the reward, for error messages.
-        completions: Texts or messages, or token ids, which TRL's length rewards take first.
-        completion_ids: Token ids, one list per completion.
-
     Without token ids, characters are counted, with a warning. Only a manual call gets there;
     ``RewardMix`` always has token ids.
     """
@@ -240,11 +234,6 @@ def problem_keys(columns: Mapping[str, Any], count: int) -> list[str]:
 
 def check_values(reward: str, values: Any, count: int) -> tuple[Values, int]:
     """Convert a reward's return value to ``list[float | None]``.
-
-    Args:
-        reward: Name of the reward, for error messages.
-        values: A list, tuple, NumPy array or tensor of ``count`` numbers or ``None``.
-        count: Number of completions.
 
     Returns:
         The values, and the number of NaN or infinite ones. These become ``None``, because one of

@@ -14,9 +14,7 @@ class CircuitBreaker:
     call at a time is allowed, until one succeeds.
 
     Args:
-        failures: Consecutive failures that open it.
         cooldown_s: Seconds that it stays open.
-        clock: Monotonic time in seconds.
     """
 
     def __init__(

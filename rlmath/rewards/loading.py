@@ -153,7 +153,6 @@ class FunctionReward(Reward):
 
     Args:
         function: ``f(completions, **columns)``, sync or async.
-        name: For messages and metrics.
     """
 
     def __init__(self, function: Callable[..., Any], name: str) -> None:

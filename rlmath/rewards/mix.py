@@ -51,7 +51,6 @@ class RewardMix:
     """Rewards with weights. Thread-safe; close it after use.
 
     Args:
-        items: The rewards.
         answer_grader: The grader that the items share; closed with the mix.
         on_error: ``raise``: a reward that raises stops the run. ``none``: that call gives
             ``None`` and is counted as ``rewards/<label>/errors``.
@@ -201,7 +200,6 @@ class RewardMix:
         """Score completions: a whole group if :attr:`scope` is ``group``, else any number.
 
         Args:
-            completions: Strings or message lists.
             prescored: Result of :meth:`prescore` for these completions, in this order.
             **columns: One value per completion: ``prompts``, ``completion_ids``,
                 ``finish_reason``, ``answers`` (accepted answers) or ``solution``, ``problem_id``,
@@ -317,11 +315,9 @@ class RewardMix:
 
     @property
     def grader(self) -> MathGrader | None:
-        """The grader that the items share."""
         return None if self._answer_grader is None else self._answer_grader.grader
 
     def close(self) -> None:
-        """Stop all worker processes and threads of the rewards."""
         for item in self.items:
             item.reward.close()
         if self._answer_grader is not None:

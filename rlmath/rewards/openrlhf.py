@@ -113,12 +113,7 @@ def read_reply(name: str, reply: Any, count: int, logs: ExtraLogs) -> Values:
 
 
 class OpenRLHFReward(Reward):
-    """Adapter for a reward function in OpenRLHF's form.
-
-    Args:
-        function: ``reward_func(queries, prompts, labels)``, sync or async.
-        name: For messages and metrics.
-    """
+    """Adapter for a reward function in OpenRLHF's form."""
 
     needs_group = True
     thread_safe = False

@@ -16,10 +16,6 @@ def check_required(
 ) -> None:
     """Raise if a row lacks a column that a reward requires.
 
-    Args:
-        needed: Function and required parameters of each reward, by label.
-        rows: Place in the data and available columns of each row.
-
     Raises:
         RewardSettingError: Names the reward, its file, the parameters, the row and its columns.
     """

@@ -17,7 +17,6 @@ class ScoredSample:
 
     Attributes:
         total: The weighted sum, or ``None`` if the sample is unscored.
-        rewards: Each reward's value, before its weight.
         grade: Grade of the final answer, if a reward needed one.
         extra: Columns logged with ``log_extra``.
     """

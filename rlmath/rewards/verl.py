@@ -34,7 +34,6 @@ class VerlReward(Reward):
 
     Args:
         function: ``compute_score``, for one sample or batched.
-        name: For messages and metrics.
     """
 
     needs_group = False
@@ -101,7 +100,6 @@ class SlimeReward(Reward):
 
     Args:
         function: ``custom_rm(args, sample)``, sync or async.
-        name: For messages and metrics.
         params: Attributes of ``args``.
     """
 

@@ -35,7 +35,6 @@ class Comparison:
     """Two sides' log-probs of the same ``R`` tokens.
 
     Attributes:
-        names: The two sides.
         log_probs: ``[R]`` float32 each, in nats.
         places: Sequence, and position in its response, of each token.
         tokens: ``[R]`` int64.
@@ -102,7 +101,6 @@ class AlignmentReport:
                 )
 
     def table(self) -> str:
-        """One line per comparison, with the worst token below each."""
         lines = [
             f"{'':<24} {'mean exp|d|':>12} {'max |d|':>10} {'k3':>11} {'pearson':>9}  "
             f"(limit {self.limit})"
@@ -131,7 +129,6 @@ class AlignmentReport:
         return json.dumps(content, indent=1)
 
     def plot(self, path: str | Path) -> None:
-        """Write a scatter plot of each comparison as PNG."""
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
@@ -161,11 +158,8 @@ def compare_with_transformers(
     """Compare Megatron with ``transformers`` and further sides. Collective.
 
     Args:
-        folder: Hugging Face folder that all sides read.
-        batch: Sequences.
         platform: This process's, which has to be a Megatron rank.
         dtype: Type of Megatron's weights and activations; ``transformers`` has float32.
-        others: Further sides' log-probs ``[R]`` by name, such as vLLM's.
         layout: Layout of the ranks.
         sequence_parallel: Whether to split tokens between tensor ranks as well.
 
@@ -223,7 +217,6 @@ def compare(
     batch: TrainingBatch,
     others: dict[str, Tensor] | None = None,
 ) -> AlignmentReport | None:
-    """Run ``compare_with_transformers`` with an existing actor."""
     found = gathered_log_probs(actor, batch)
     dtype, report = actor.settings.model.dtype, None
     if dist.get_rank() == 0:

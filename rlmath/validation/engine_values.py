@@ -14,12 +14,6 @@ def engine_values(
 ) -> Values | None:
     """Values that an engine computes from one sequence.
 
-    Args:
-        pool: Engines with their weights.
-        tokens: The sequence.
-        layers: Number of the model's layers.
-        index: Number of the engine.
-
     Returns:
         Float32 values on the host; of the output layer only the last row. ``None``: the engine has
         other requests, whose tokens would be among these.

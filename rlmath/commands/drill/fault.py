@@ -1,4 +1,4 @@
-"""What a fault is."""
+"""A fault, and where it is planted."""
 
 from __future__ import annotations
 
@@ -17,13 +17,7 @@ Plant = Callable[["Scene"], AbstractContextManager[None]]
 
 @dataclass
 class Scene:
-    """Where faults are planted: the parts of a run.
-
-    Attributes:
-        config: The shrunk settings.
-        run: Ranks, engines and rewards.
-        folder: Of the drill.
-    """
+    """Where faults are planted: the parts of a run."""
 
     config: Config
     run: Running
@@ -40,14 +34,14 @@ class Fault:
 
     Attributes:
         name: For ``--only``.
-        what: What is planted, for the table.
+        what: Description for the table.
         where: The process: ``engine``, ``ranks``, ``driver`` or ``data``.
-        alarm: What has to fire, for the table.
+        alarm: Expected alarm, for the table.
         says: A part of its message, as a regular expression.
         plant: Plants it.
         from_step: The first step that has it.
         latest: Steps from then on, within which the alarm has to fire; 0: before the first step.
-        missing: Why a configuration cannot have the fault; ``None``: it can.
+        missing: Reason why a configuration cannot have the fault; ``None``: it can.
     """
 
     name: str
@@ -64,12 +58,7 @@ class Fault:
 def scene_fault(
     faults: list[Fault], name: str, alarm: str, says: str, where: str = "driver", **more: Any
 ) -> Callable[[Plant], Plant]:
-    """Register what plants a fault; its docstring is ``Fault.what``.
-
-    Args:
-        faults: Gets it.
-        more: Further fields.
-    """
+    """Register what plants a fault; its docstring is ``Fault.what``."""
 
     def register(plant: Plant) -> Plant:
         faults.append(Fault(name, sentence(plant), where, alarm, says, plant, **more))

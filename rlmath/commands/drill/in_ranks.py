@@ -35,11 +35,7 @@ def planted(scene: Scene, plant: RankPlant) -> Iterator[None]:
 def rank_fault(
     faults: list[Fault], name: str, alarm: str, says: str, around: Any = planted, **more: Any
 ) -> Callable[[RankPlant], RankPlant]:
-    """Register a function that plants a fault in a rank; see ``fault.scene_fault``.
-
-    Args:
-        around: Runs it in the ranks.
-    """
+    """Register a function that plants a fault in a rank; see ``fault.scene_fault``."""
 
     def register(plant: RankPlant) -> RankPlant:
         own = functools.partial(around, plant=plant)

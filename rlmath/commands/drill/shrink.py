@@ -42,11 +42,9 @@ class Shrunk:
     """A shrunk configuration.
 
     Attributes:
-        config: The settings.
         model: Contents of the model's config.json.
-        notes: What was changed, for people.
         changed: Keys of the settings that are not the user's.
-        lr_factor: What the user's learning rate is multiplied by.
+        lr_factor: Factor of the user's learning rate.
     """
 
     config: Config
@@ -66,11 +64,9 @@ def shrink(
     """Shrink a configuration.
 
     Args:
-        words: An experiment's name, or groups and settings as for ``rlmath train``.
-        folder: Where the model, its problems and the run go.
         config_dir: See :func:`rlmath.config.load.compose_settings`.
-        steps: Of the run.
-        lr_factor: What the learning rate is multiplied by, of the learning rate; ``None``: 1.
+        steps: Length of the run.
+        lr_factor: Factor of the learning rate, as a function of it; ``None``: 1.
 
     Raises:
         UserError: The settings cannot be composed, or the model is not known.
@@ -193,7 +189,6 @@ def smaller_model(config: dict[str, Any]) -> dict[str, Any]:
 def _changes(
     config: Config, folder: Path, model: dict[str, Any], steps: int
 ) -> Iterator[tuple[str, Any]]:
-    """Each setting that is another one, with its value."""
     algorithm, actor, rollout = config.algorithm, config.actor, config.rollout
     yield "model.path", str(folder / MODEL)
     yield "data.train_paths", [str(folder / DATA)]
@@ -287,7 +282,7 @@ def _layout(config: Config, model: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _without_teacher(config: Config) -> Iterator[tuple[str, Any]]:
-    """Of a shrunk vocabulary there is no teacher: what it would say, rewards have to."""
+    """Remove the teacher, which a shrunk vocabulary cannot have; rewards replace it."""
     if not config.algorithm.distill_coef:
         return
     for key, setting in by_key().items():

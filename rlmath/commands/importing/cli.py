@@ -19,7 +19,6 @@ FRAMEWORKS = {one.name: one for one in (VERL, TRL, OPENRLHF)}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``rlmath import``."""
     parser.add_argument(
         "file", type=Path, help="YAML, JSON, a shell script, or a Python script with GRPOConfig"
     )
@@ -90,7 +89,6 @@ def move_rewards(found: Imported, script: Path, module: Path) -> list[str]:
 
 
 def describe(framework: Framework, found: Imported) -> Iterator[str]:
-    """The lines that the command prints."""
     yield f"from     {framework.name} (table of {framework.version}): {len(found.settings)} values"
     for key, value, text in found.without:
         yield f"none     {key}={value}" + (f": {text}" if text else "")

@@ -86,7 +86,6 @@ On a machine without a GPU:
 
 
 def page() -> str:
-    """The page's text."""
     examples = (
         _VERL_EXAMPLE.format(files=_files("verl")),
         _TRL_EXAMPLE.format(files=_files("trl")),

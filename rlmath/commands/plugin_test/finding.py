@@ -1,4 +1,4 @@
-"""What a test of a part found, and comparisons that say where they fail."""
+"""Findings of a test, and comparisons that say where they fail."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ class Finding:
     """One invariant of one part.
 
     Attributes:
-        invariant: Its name.
         text: The case and the numbers where it is violated; empty: it holds.
     """
 
@@ -23,7 +22,6 @@ class Finding:
 
     @property
     def holds(self) -> bool:
-        """Whether nothing violates it."""
         return not self.text
 
 
@@ -48,7 +46,6 @@ def differs(
 
     Args:
         relative: Allowed, of the largest wanted value.
-        absolute: Allowed besides.
     """
     if got.shape != wanted.shape:
         return f"shape {list(got.shape)} instead of {list(wanted.shape)}"

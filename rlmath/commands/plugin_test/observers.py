@@ -87,7 +87,7 @@ class _StepCheck:
     name: str
 
     def run(self, groups: list[Group]) -> Any:
-        """What it returns of a healthy step, which it may not refuse."""
+        """Result of a healthy step, which it may not refuse."""
         check = STEP_CHECKS.get(self.name)()
         not_here: Any = _NotHere()
         monitor: Any = SimpleNamespace(warn=lambda *_, **__: None)
@@ -137,7 +137,6 @@ def _content(group: Group) -> list[Any]:
 
 
 def made_groups() -> list[Group]:
-    """Two groups of four samples."""
     groups = []
     for number in range(2):
         name, answer = f"p{number}", str(number + 1)

@@ -47,12 +47,7 @@ class Update:
 
 
 def check_ranks(updates: dict[str, Update], folder: Path) -> Iterator[tuple[str, Finding]]:
-    """Compare an update's metrics over layouts and micro-batches.
-
-    Args:
-        updates: By the part that is tested.
-        folder: For the model and the ranks' logs.
-    """
+    """Compare an update's metrics over layouts and micro-batches."""
     model = folder / "model"
     if not (model / "config.json").is_file():
         make_tiny_model(model, seed=0)
@@ -111,7 +106,6 @@ def update_with(
     aggregation: str | None = None,
     kl_estimator: str | None = None,
 ) -> Update:
-    """An update with one part of a plug-in, by name."""
     objective = ObjectiveSettings(kl_coef=0.1)
     if loss is not None:
         objective = dataclasses.replace(objective, loss=loss)

@@ -18,11 +18,7 @@ from rlmath.monitor.digests import read_digests
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was asked.
-
-    Attributes:
-        ok: Whether it holds; ``None``: it cannot be said.
-    """
+    """One thing that was asked."""
 
     name: str
     ok: bool | None
@@ -33,7 +29,7 @@ def run_test(shrunk: Shrunk, folder: Path, band: Band | None) -> Iterator[Findin
     """Run a recipe straight, then its second half again from the checkpoint in the middle.
 
     Args:
-        band: Of the mean reward of the last steps; ``None``: none is stored.
+        band: Expected mean reward of the last steps; ``None``: none is stored.
     """
     config = shrunk.config
     write_rows(Path(config.data.train_paths[0]), rows(config.data))

@@ -1,4 +1,4 @@
-"""Which settings a replay takes: a layout to compute in, and another choice to compare with."""
+"""The settings that a replay takes: a layout to compute in, and another choice to compare with."""
 
 from __future__ import annotations
 
@@ -55,12 +55,7 @@ _PARALLEL = re.compile(r"actor\.\w+_parallel")
 
 @dataclass(frozen=True)
 class Choices:
-    """The settings on the command line.
-
-    Attributes:
-        layout: ``key=value`` of where and how ranks compute.
-        update: ``key=value`` of the update to compare with the run's; none: there is none.
-    """
+    """The settings on the command line."""
 
     layout: tuple[str, ...]
     update: tuple[str, ...]
@@ -166,14 +161,7 @@ def other_config(source: Source, config: Config, choices: Choices) -> Config:
 def check_ranks(
     config: Config, machine: Machine, sequences: int, other: Config | None = None
 ) -> RunLayout:
-    """Refuse a layout that cannot do the step. Returns it.
-
-    Args:
-        other: Of :func:`other_config`.
-
-    Raises:
-        ConfigError: One line for each problem.
-    """
+    """Refuse a layout that cannot do the step. Returns it."""
     device = machine.device(config.cluster.device)
     problems = [*out_of_range(config), *model_folder(config)]
     if device is Device.cuda and not machine.has_cuda:

@@ -1,7 +1,6 @@
 """One pass over a run's samples: figures over all of them, and some to look at.
 
-Files are read one after another and rows are forgotten unless they are chosen, so a run of a
-thousand steps needs no more memory than what the page shows of it.
+Rows are forgotten unless they are chosen, so memory does not grow with the run.
 """
 
 from __future__ import annotations
@@ -35,9 +34,7 @@ class StepFigures:
     """Figures over all samples of one step and kind.
 
     Attributes:
-        lengths: In tokens.
-        rewards: Of the samples that have one.
-        statuses: Samples by the grader's status.
+        rewards: Rewards that are known.
         truncated: Samples cut off at the limit.
     """
 
@@ -59,13 +56,11 @@ class Samples:
     """The result of a pass over a run's samples.
 
     Attributes:
-        figures: By kind and step.
-        grades: By kind, problem and step: right and graded samples.
+        grades: Right and graded samples by kind, problem and step.
         chosen: Samples to show, in the order of the files.
-        left_out: Per kind, samples that are not shown.
         cut_texts: Characters of shown samples that are not.
         left_out_tokens: Samples that are shown without their values per token.
-        token_bytes: That those of the others take in the page, roughly.
+        token_bytes: Approximate bytes of values per token in the page.
     """
 
     figures: dict[str, dict[int, dict[str, Any]]] = field(default_factory=dict)
@@ -81,9 +76,9 @@ def read_samples_of(run: RunFolder, budget_bytes: int, token_bytes: int = 10**9)
     """Read every samples file of a run.
 
     Args:
-        budget_bytes: Of the chosen samples' texts in the page.
-        token_bytes: Of their values by token. Where they are too many, samples of some steps have
-            none; those that have are spread over the run.
+        budget_bytes: Limit of the chosen samples' texts in the page.
+        token_bytes: Limit of their values by token. Where they are too many, samples of some steps
+            have none; those that have are spread over the run.
 
     Returns:
         Figures over all samples; and of each file the groups of a few problems, whole. A problem's
@@ -183,7 +178,6 @@ def _summary(figures: StepFigures) -> dict[str, Any]:
 
 
 def _group_figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Over all samples of a group, shown or not."""
     rewards = [row["reward"] for row in rows if isinstance(row.get("reward"), int | float)]
     mean = sum(rewards) / len(rewards) if rewards else None
     spread = None
@@ -201,11 +195,7 @@ def _choose(
     token_bytes: float,
 ) -> tuple[list[dict[str, Any]], float]:
     """Groups in the order of their priority until the quota is used, at least one sample; with
-    long texts cut.
-
-    Args:
-        token_bytes: That values by token may take in the page by now.
-    """
+    long texts cut."""
     chosen: list[dict[str, Any]] = []
     used = 0.0
     for group in sorted(groups, key=lambda rows: priority(rows[0]["problem_id"])):
@@ -225,7 +215,6 @@ def _choose(
 def _with_tokens(
     row: dict[str, Any], found: Samples, traces: Traces | None, token_bytes: float
 ) -> dict[str, Any]:
-    """A row with what is known of it by token, unless that is too much."""
     trace = None if traces is None else traces.of(row)
     if trace is None and not row.get("token_ids"):
         return row

@@ -40,7 +40,6 @@ class Traces:
         self._read: tuple[int, dict[tuple[str, int, int], Trace]] = (0, {})
 
     def of(self, row: Mapping[str, Any]) -> Trace | None:
-        """The trace of a row of a samples file; ``None``: there is none."""
         key = f"{row['problem_id']}/{row.get('index')}"
         place = (key, row["response_tokens"], row.get("weights_version", -1))
         step = self._steps.get(place)

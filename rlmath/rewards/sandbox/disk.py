@@ -1,5 +1,3 @@
-"""Disk usage of a program without its own file system."""
-
 from __future__ import annotations
 
 import os

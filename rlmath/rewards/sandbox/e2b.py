@@ -25,7 +25,6 @@ class E2BProvider(CodeProvider):
     """One E2B sandbox per program.
 
     Args:
-        max_parallel: Maximum number of sandboxes at once.
         api_key: ``None`` reads ``E2B_API_KEY``.
         template: Sandbox template; ``None``: E2B's own.
 
@@ -58,7 +57,6 @@ class E2BProvider(CodeProvider):
         return _E2BProgram(self, program, limits)
 
     def run_python(self, script: str, timeout_s: float) -> str:
-        """Run a script in a new sandbox and return its output."""
         settings = {"api_key": self._api_key, "timeout": int(timeout_s) + 30}
         if self._template is not None:
             settings["template"] = self._template

@@ -25,7 +25,6 @@ class MorphProvider(CodeProvider):
     """One MorphCloud sandbox per run.
 
     Args:
-        max_parallel: Maximum number of sandboxes at once.
         api_key: ``None`` reads ``MORPH_API_KEY``.
 
     Raises:
@@ -56,7 +55,6 @@ class MorphProvider(CodeProvider):
         return _MorphProgram(self, program, limits)
 
     def run_python(self, script: str, timeout_s: float) -> str:
-        """Run a script in a new sandbox and return its output."""
         with self._slots:
             sandbox = None
             try:

@@ -46,8 +46,6 @@ class PistonProvider(CodeProvider):
         max_requests_per_endpoint: Maximum number of concurrent requests per server.
         retries: Additional attempts after the first, each on the next server.
         backoff_s: Pause before the first retry, in seconds; it doubles each time.
-        headers: Headers of each request.
-        versions: Runtime version by language; any version by default.
     """
 
     def __init__(
@@ -118,7 +116,6 @@ class PistonProvider(CodeProvider):
         raise ProviderError("piston: no attempt was made")
 
     def version(self, runtime: str) -> str:
-        """The version to request."""
         return self._versions.get(runtime, "*")
 
 

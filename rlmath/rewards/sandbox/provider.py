@@ -53,8 +53,6 @@ class Program:
     Attributes:
         language: ``python``, ``cpp``, ``c``, ``javascript``, ``bash``, or another of the provider.
         source: Text of the main file.
-        args: Command-line arguments.
-        files: Additional files, by path relative to the program's folder.
         collect: Files to return after a run, by relative path.
     """
 
@@ -94,10 +92,6 @@ class PreparedProgram(ABC):
     @abstractmethod
     def run(self, stdin: str = "", files: Mapping[str, str] | None = None) -> Execution:
         """Run the program once, with clean files.
-
-        Args:
-            stdin: Standard input.
-            files: Additional files for this run.
 
         Raises:
             ProviderError: The provider failed.

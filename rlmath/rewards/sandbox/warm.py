@@ -80,9 +80,6 @@ class Sandbox:
     def run(self, code: str, *, keep: bool = False) -> CellResult:
         """Run code.
 
-        Args:
-            keep: Keep the names that it defines, for the next call.
-
         Raises:
             ProviderError: The sandbox is lost, and nothing is known about the code.
         """
@@ -139,7 +136,6 @@ class Sandbox:
         return bytes(found)
 
     def close(self) -> None:
-        """End it."""
         self._is_clean = self.has_names = False
         # Wakes a thread that waits for its answer, too.
         with suppress(OSError):
@@ -216,7 +212,6 @@ class _Server:
         return self._process.poll() is None
 
     def close(self) -> None:
-        """End it, and with it all sandboxes."""
         self._control.close()
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
