@@ -76,11 +76,7 @@ _LINE = 96
 
 
 class Given:
-    """Writes what is given to a run's folder, and gives the settings that name it.
-
-    Attributes:
-        overrides: So far.
-    """
+    """Writes what is given to a run's folder, and gives the settings that name it."""
 
     def __init__(self, run_dir: str, plugins: Sequence[str] = ()) -> None:
         self._run_dir, self._folder = run_dir, Path(run_dir) / FOLDER

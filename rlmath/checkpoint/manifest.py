@@ -31,7 +31,6 @@ class Manifest:
     """Contents of a checkpoint.
 
     Attributes:
-        metrics: Values by which the best checkpoints are found.
         created_unix_s: Creation time, in seconds since 1970.
         files: Size in bytes and checksum of each file, by its path relative to the checkpoint.
     """

@@ -37,12 +37,7 @@ _LAST_TRIES = 5
 
 @dataclass(frozen=True)
 class Pace:
-    """How long a mirror waits, in seconds.
-
-    Attributes:
-        pause_s: After a failure; twice as long after each further one.
-        last_pause_s: After a failure at the end of the run, at most.
-    """
+    """How long a mirror waits, in seconds."""
 
     poll_s: float = 2.0
     pause_s: float = 5.0

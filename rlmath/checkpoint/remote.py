@@ -104,11 +104,7 @@ class _Connection:
 
 
 class RemoteFolder:
-    """The files below a URL, by their names relative to it.
-
-    Args:
-        limit_s: Time limit of a call, in seconds; a transfer has one more second for each MiB.
-    """
+    """The files below a URL, by their names relative to it."""
 
     def __init__(self, url: str, *, limit_s: float = _LIMIT_S, threads: int = _THREADS) -> None:
         self.url = url.rstrip("/")

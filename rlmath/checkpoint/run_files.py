@@ -101,11 +101,7 @@ class RunFiles:
 
 
 def download_run_files(remote: RemoteFolder, run_dir: Path) -> int:
-    """Download a run's files besides its checkpoints; those that are there are replaced.
-
-    Returns:
-        How many.
-    """
+    """Download a run's files besides its checkpoints; those that are there are replaced."""
     sizes = again(remote.sizes)
     wanted = {n: s for n, s in sizes.items() if _is_wanted(n, (*_LEFT_OUT, *_NOT_DOWNLOADED))}
     again(lambda: remote.get(wanted, run_dir))

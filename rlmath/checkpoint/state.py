@@ -64,7 +64,6 @@ class ModelState:
     """Live objects, not copies, of a rank's model that a checkpoint reads and sets.
 
     Attributes:
-        chunks: This rank's Megatron stage, one for each virtual stage.
         optimizer: Megatron's; ``None``: the model is not trained.
         scheduler: Megatron's learning-rate schedule; ``None`` without an optimizer.
         spec: Dataclass of the model's sizes; a checkpoint of another model is an error.

@@ -29,11 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class GradingNode:
-    """One node's workers, in a separate Ray actor.
-
-    Args:
-        num_workers: ``None``: a quarter of the node's cores.
-    """
+    """One node's workers, in a separate Ray actor."""
 
     def __init__(self, settings: GradingSettings, num_workers: int | None) -> None:
         end_with_parent(os.getppid())

@@ -32,7 +32,6 @@ class EnginePlace:
     """An engine's place in the cluster.
 
     Attributes:
-        options: Ray options of its actor.
         device_ids: Its GPUs, one per tensor-parallel rank, as Ray names them on the node; empty on
             CPU.
     """

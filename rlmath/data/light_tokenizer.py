@@ -17,7 +17,6 @@ class LightTokenizer:
 
     Attributes:
         chat_template: Jinja text, if any.
-        name_or_path: The folder, for messages.
     """
 
     def __init__(self, folder: str | Path) -> None:

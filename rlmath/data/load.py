@@ -113,8 +113,6 @@ def load_examples(
     ends with the tokenizer's end-of-sequence token, once.
 
     Args:
-        paths: Files, see :func:`rlmath.data.files.read_rows`.
-        settings: The prompt's field, and the rest as for :func:`load_problems`.
         max_tokens: Positions of the model; longer examples are treated as longer prompts are
             (``settings.overlong_prompts``). ``None``: no limit.
 

@@ -20,7 +20,6 @@ class Panel:
     """One pair of axes.
 
     Attributes:
-        unit: Label of the vertical axis.
         least_range: Minimum of the vertical axis' range: noise must not look like a signal.
         least_share: The same as a share of the largest value.
     """

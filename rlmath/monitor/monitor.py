@@ -185,11 +185,7 @@ class Monitor:
         self._lines.close()
 
     def log_step(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
-        """End a step: its metrics with the timings since the last one, shown and written.
-
-        Returns:
-            What was written.
-        """
+        """End a step: its metrics with the timings since the last one, shown and written."""
         self.finish_samples()
         timings = self.phase.finish_step()
         everything = {**metrics, **timings}
@@ -259,7 +255,6 @@ def open_monitor(
     """A monitor for the length of a run.
 
     Args:
-        total_steps: Number of the run's last step.
         last_step: The step that the run continues from; ``None``: it starts over.
         line_every: Outside a terminal, a line every N steps.
         sampling: How far the sampling is; ``None``: nothing is sampled.

@@ -35,7 +35,6 @@ class Attempt:
     """One start of the training loop.
 
     Attributes:
-        after_step: It began after this step; 0: from the start.
         made_with: See :func:`rlmath.checks.made_with.made_with`; empty outside a run.
         files: See :func:`rlmath.checks.inputs.contents`; empty outside a run.
     """

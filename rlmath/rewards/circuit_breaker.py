@@ -12,9 +12,6 @@ class CircuitBreaker:
 
     After ``failures`` consecutive failures no call is allowed for ``cooldown_s``. After that, one
     call at a time is allowed, until one succeeds.
-
-    Args:
-        cooldown_s: Seconds that it stays open.
     """
 
     def __init__(

@@ -52,7 +52,6 @@ class RewardMix:
     """Rewards with weights. Thread-safe; close it after use.
 
     Args:
-        answer_grader: The grader that the items share; closed with the mix.
         on_error: ``raise``: a reward that raises stops the run. ``none``: that call gives
             ``None`` and is counted as ``rewards/<label>/errors``.
     """

@@ -20,7 +20,6 @@ class MixItem:
     """One reward of the mix.
 
     Attributes:
-        weight: Its factor in the total; 0 only logs it.
         required: Its ``None`` makes the total ``None``.
         completion_format: ``chat`` (message lists) or ``text``: what it gets as completions.
     """

@@ -67,9 +67,7 @@ class AlignmentReport:
     """All comparisons of a run.
 
     Attributes:
-        comparisons: Pairs of sides.
         limit: Largest allowed ``mean_exp_abs_diff``.
-        difference: Place where Megatron and transformers diverge, if they do.
     """
 
     comparisons: list[Comparison]
@@ -160,8 +158,6 @@ def compare_with_transformers(
     Args:
         platform: This process's, which has to be a Megatron rank.
         dtype: Type of Megatron's weights and activations; ``transformers`` has float32.
-        layout: Layout of the ranks.
-        sequence_parallel: Whether to split tokens between tensor ranks as well.
 
     Returns:
         On rank 0; ``None`` on the others.

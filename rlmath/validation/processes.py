@@ -31,7 +31,6 @@ def on_ranks(layout: Layout, function: Callable[..., Any], arguments: tuple[Any,
 
     Args:
         function: A module-level function, so that new processes find it.
-        arguments: Its arguments, which can be pickled.
 
     Returns:
         The result of rank 0.

@@ -43,7 +43,6 @@ class Parting:
     """Divergence point of two runs.
 
     Attributes:
-        equal: Names of the phases before it.
         items: Items that differ; empty when the step's file with them is gone.
         odd_ranks: By run, the ranks whose weights differ from rank 0's.
     """

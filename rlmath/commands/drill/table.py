@@ -43,11 +43,7 @@ def markdown(outcomes: Sequence[Outcome]) -> str:
 
 
 def side_by_side(drills: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """Several drills as one table of the docs, and why a fault is in none of the runs of one.
-
-    Args:
-        drills: Outcomes from :func:`as_plain`, by column title.
-    """
+    """Several drills as one table of the docs, and why a fault is in none of the runs of one."""
     names = list(dict.fromkeys(one["name"] for found in drills.values() for one in found))
     rows = [f"| fault | {' | '.join(drills)} |", f"|---|{'---|' * len(drills)}"]
     reasons: dict[tuple[str, str], list[str]] = {}

@@ -88,7 +88,6 @@ class Moved:
     Attributes:
         addresses: ``STEP/PROBLEM/INDEX`` of its samples.
         before: Mean of the earlier window on the same stratum, or of all if it had none.
-        part: Part of the change.
     """
 
     addresses: list[str]

@@ -75,11 +75,7 @@ def fill_in(found: Imported, experiment: str) -> None:
 
 def move_rewards(found: Imported, script: Path, module: Path) -> list[str]:
     """Let reward functions of a script, which would train if it were imported, be those of a module
-    that has the functions alone.
-
-    Returns:
-        Their names.
-    """
+    that has the functions alone."""
     begin, moved = f"{script}:", []
     for item in found.settings.get("reward.items", []):
         if item["name"].startswith(begin) and script.suffix == ".py":

@@ -59,7 +59,6 @@ class Framework:
 
     Attributes:
         version: The framework's version that the table describes.
-        facts: The table.
         always: Differences that no setting of theirs selects.
         base: Settings here that no setting of theirs is the source of.
         run_length: Their settings that bound a run of epochs over N rows.

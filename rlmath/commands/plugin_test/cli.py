@@ -58,8 +58,6 @@ class Kind:
     """A kind of part that can be tested.
 
     Attributes:
-        registry: With the parts.
-        check: The invariants of one part, by its name.
         setting: Setting that chooses it in a run of a few steps, ``{}`` its name; empty: it takes
             part in each run that imports it, or in none.
         update: The field of an update of ranks that it is; empty: ranks do not call it.

@@ -93,9 +93,6 @@ def _compare(folder: Path, half: int, steps: int, failed: str) -> tuple[bool, st
 def another_seed(shrunk: Shrunk, folder: Path, seed: int) -> Path:
     """Run the recipe straight with another seed, after :func:`run_test` made model and problems.
 
-    Returns:
-        The run's folder.
-
     Raises:
         UserError: The run fails.
     """

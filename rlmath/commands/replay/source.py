@@ -38,7 +38,6 @@ class Source:
     Attributes:
         steps: Steps to redo, ascending, without those that trained nothing; the last is the step in
             question.
-        headers: Headers of their batches.
         broken: Nearer checkpoints that are unusable, with the reason.
     """
 

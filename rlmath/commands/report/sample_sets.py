@@ -34,7 +34,6 @@ class StepFigures:
     """Figures over all samples of one step and kind.
 
     Attributes:
-        rewards: Rewards that are known.
         truncated: Samples cut off at the limit.
     """
 

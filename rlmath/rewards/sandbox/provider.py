@@ -69,10 +69,7 @@ class Execution:
 
     Attributes:
         status: ``ok`` (exit code 0), ``runtime_error``, or the limit that ended it.
-        stdout: Standard output, up to the limit.
-        stderr: Standard error, up to the limit.
         exit_code: Exit code; a signal as its negated number; ``None`` if unknown.
-        seconds: Wall time.
         files: Collected files that exist, as text.
     """
 

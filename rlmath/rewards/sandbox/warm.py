@@ -49,11 +49,8 @@ class CellResult:
     Attributes:
         status: ``ok``, ``error``, ``timeout``, ``memory``, or ``flood``: more output than the
             limit.
-        head: The output's first bytes.
         tail: Its last bytes, as far as they are not in ``head``.
-        total: The output's length.
         exit_code: Exit code of its process, a signal as its negated number; 0 while that lives.
-        seconds: Wall time.
     """
 
     status: str
