@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from rlmath.config.schema import Config
 from rlmath.training.opening import Running
@@ -57,14 +60,22 @@ class Fault:
 
 def scene_fault(
     faults: list[Fault], name: str, alarm: str, says: str, where: str = "driver", **more: Any
-) -> Callable[[Plant], Plant]:
-    """Register what plants a fault; its docstring is ``Fault.what``."""
+) -> Callable[[Callable[[Scene], Any]], Callable[[Scene], Any]]:
+    """Register a function that plants a fault: it returns a context manager, or yields once. Its
+    docstring is ``Fault.what``."""
 
-    def register(plant: Plant) -> Plant:
-        faults.append(Fault(name, sentence(plant), where, alarm, says, plant, **more))
+    def register(plant: Callable[[Scene], Any]) -> Callable[[Scene], Any]:
+        inside = contextlib.contextmanager(plant) if inspect.isgeneratorfunction(plant) else plant
+        faults.append(Fault(name, sentence(plant), where, alarm, says, inside, **more))
         return plant
 
     return register
+
+
+def patched(owner: Any, name: str, change: Callable[..., Any]) -> Any:
+    """Put ``change(original, *arguments)`` in the place of a function of the driver."""
+    original = getattr(owner, name)
+    return mock.patch.object(owner, name, lambda *given, **more: change(original, *given, **more))
 
 
 def sentence(function: Callable[..., Any]) -> str:

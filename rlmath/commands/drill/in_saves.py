@@ -73,7 +73,6 @@ FAULTS: list[Fault] = [
     "the exported model is not the trained one.* differs",
     missing=_no_k,
 )
-@contextlib.contextmanager
 def exported(scene: Scene) -> Iterator[None]:
     """The export has k for v in one layer."""
     from safetensors.torch import load_file, save_file
