@@ -76,7 +76,6 @@ class HashedStream:
         return self._file.tell()
 
     def flush(self) -> None:
-        """Hand what is buffered to the system."""
         self._file.flush()
 
     def fileno(self) -> int:

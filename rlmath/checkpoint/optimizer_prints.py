@@ -43,7 +43,6 @@ def optimizer_prints(optimizer: Any, scheduler: Any) -> dict[str, float]:
 
 
 def save_prints(folder: Path, rank: int, prints: dict[str, float]) -> None:
-    """Write a rank's checksums into a checkpoint."""
     _path(folder, rank).write_text(json.dumps(prints) + "\n", encoding="utf-8")
 
 

@@ -46,7 +46,6 @@ def own_id(run_dir: Path) -> str | None:
 
 
 def keep_id(run_dir: Path, run: str) -> None:
-    """Give the run in a folder its id."""
     run_dir.mkdir(parents=True, exist_ok=True)
     (run_dir / OWNER_FILE).write_text(json.dumps({"run": run}) + "\n", encoding="utf-8")
 

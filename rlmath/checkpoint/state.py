@@ -89,8 +89,6 @@ class ModelState:
 
 
 class Saveable(Protocol):
-    """A model with a state to save."""
-
     def checkpoint_state(self) -> ModelState: ...
 
 
@@ -117,7 +115,6 @@ class PendingSave:
 
     @property
     def done(self) -> bool:
-        """Whether :meth:`wait` would return immediately."""
         return self._thread is None or not self._thread.is_alive()
 
     def join(self) -> None:
@@ -161,7 +158,6 @@ def save_model(model: Saveable, folder: str | Path, name: str = "actor") -> None
 def begin_save(
     model: Saveable, folder: str | Path, name: str = "actor", in_background: bool = True
 ) -> PendingSave:
-    """:func:`begin_saves` of one model."""
     return begin_saves({name: model}, folder, in_background)
 
 
@@ -280,7 +276,6 @@ def load_model(model: Saveable, folder: str | Path, name: str = "actor") -> None
 
 
 def _load(state: ModelState, target: Path, saved_layout: Any) -> None:
-    """This rank's part of :func:`load_model`."""
     from megatron.core import dist_checkpointing
     from megatron.core.dist_checkpointing.validation import StrictHandling
 

@@ -104,7 +104,6 @@ class CheckpointStore:
     # -- making ---------------------------------------------------------------------------------
 
     def begin(self, step: int) -> Path:
-        """An empty folder for the ranks to save into."""
         partial = self._partial(step)
         if partial.exists():
             shutil.rmtree(partial)

@@ -235,7 +235,6 @@ def _contents(data: DataConfig, prompt: Any) -> tuple[str, ...]:
 
 
 def run_dir(config: Config) -> Iterator[str]:
-    """The run can write where it is told to."""
     path = config.runner.run_dir
     if reason := unwritable(path):
         yield f"runner.run_dir={path}: {reason}; give another folder, or make room"

@@ -55,7 +55,6 @@ class Present:
 
 
 def present(nodes: Iterable[Mapping[str, Any]]) -> Present:
-    """A summary of ``ray.nodes()``."""
     there = [node for node in nodes if node["Alive"]]
     alive = [node["Resources"] for node in there]
     ranks = {

@@ -100,7 +100,6 @@ def examine(config: Config | None) -> Iterator[Finding]:
 
 
 def python_version() -> Iterator[Finding]:
-    """The Python that runs."""
     yield Finding("ok", "Python", f"{sys.version.split()[0]} at {sys.executable}")
 
 

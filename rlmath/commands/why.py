@@ -223,7 +223,6 @@ def reward_lines(found: Recorded) -> Iterator[str]:
 
 
 def group_lines(found: Recorded) -> Iterator[str]:
-    """The group's samples and what the filter made of them."""
     for row in found.group:
         here = "→" if row["index"] == found.row["index"] else " "
         reward, answer = row.get("reward"), row.get("answer")

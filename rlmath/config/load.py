@@ -58,7 +58,9 @@ class Composed:
 
     def file_of(self, group: str) -> Path | None:
         """The file of a group's chosen option; ``None``: none is chosen."""
-        name = self.choices.get(group)
+        return self._file(group, self.choices.get(group))
+
+    def _file(self, group: str, name: str | None) -> Path | None:
         files = (folder / group / f"{name}.yaml" for folder in self.folders)
         return next((file for file in files if file.is_file()), None)
 
@@ -75,8 +77,7 @@ class Composed:
 
     def _keys_of(self, group: str, name: str) -> Iterator[set[str]]:
         """Settings of a file of a group, and of the files of this group that it builds on."""
-        files = (folder / group / f"{name}.yaml" for folder in self.folders)
-        file = next((one for one in files if one.is_file()), None)
+        file = self._file(group, name)
         if file is None:
             return
         content = OmegaConf.load(file)
@@ -243,9 +244,8 @@ def _drop_options_of_others(
         others = [text for text, one in parsed.items() if one.key_or_group != section.chooser]
         if len(others) == len(overrides):
             continue
-        if value_of(_compose(others, more_folders)[0], section.chooser) == value_of(
-            config, section.chooser
-        ):
+        before = value_of(_compose(others, more_folders)[0], section.chooser)
+        if before == value_of(config, section.chooser):
             continue
         given: set[str] = set()
         for one in parsed.values():
@@ -282,14 +282,8 @@ def _compose(
 
     Files first, then the values that are given, which is Hydra's order too.
     """
-    files: list[str] = []
-    values: list[Override] = []
-    for text in overrides:
-        override = _parsed(text)
-        if _is_value(override):
-            values.append(override)
-        else:
-            files.append(text)
+    values = [one for one in map(_parsed, overrides) if _is_value(one)]
+    files = [text for text in overrides if not _is_value(_parsed(text))]
     try:
         if more_folders:
             composed, choices = _compose_files(files, more_folders)

@@ -231,7 +231,6 @@ class Overlap:
 
     @property
     def cuts(self) -> bool:
-        """Whether a response may be cut."""
         return self.max_lag > 0 and self.cut_after_tokens is not None
 
     @property

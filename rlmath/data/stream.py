@@ -25,8 +25,6 @@ Item = TypeVar("Item", bound=_HasId)
 
 
 class Stream(Protocol):
-    """The order of a run's problems."""
-
     def __len__(self) -> int: ...
     def __contains__(self, id_: str) -> bool: ...
     def __getitem__(self, id_: str) -> Problem: ...
@@ -70,7 +68,6 @@ class ProblemStream(Generic[Item]):
 
     @property
     def taken(self) -> int:
-        """Problems handed out so far, over all epochs."""
         return self._taken
 
     @property

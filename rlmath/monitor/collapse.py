@@ -159,12 +159,7 @@ class CollapseDetectors:
         }
         self._detectors: list[_Detector | _Sharpening] = [
             _Detector(
-                name,
-                metric,
-                rule,
-                threshold,
-                _action(settings, name),
-                settings.patience_steps,
+                name, metric, rule, threshold, _action(settings, name), settings.patience_steps
             )
             for name, (metric, rule) in rules.items()
             if (threshold := getattr(settings, name)) is not None
@@ -235,11 +230,9 @@ def _times_baseline(steps: int, both_ways: bool) -> Rule:
         if len(past) < steps:
             return None
         median = statistics.median(past[:steps])
-        if not value <= threshold * median:
-            return f"is {value:.4g}, {_ratio(value, median)} times the {median:.4g} of the start"
-        if both_ways and value < median / threshold:
-            return f"is {value:.4g}, {_ratio(value, median)} times the {median:.4g} of the start"
-        return None
+        if value <= threshold * median and not (both_ways and value < median / threshold):
+            return None
+        return f"is {value:.4g}, {_ratio(value, median)} times the {median:.4g} of the start"
 
     return rule
 

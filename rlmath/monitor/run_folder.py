@@ -218,7 +218,6 @@ class RunFolder:
         return not self.is_finished
 
     def state(self) -> str:
-        """How far the run is, in words."""
         wanted = self.settings.get("runner.steps")
         of = f" of {wanted}" if wanted is not None else ""
         if self.is_finished:

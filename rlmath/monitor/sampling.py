@@ -25,7 +25,6 @@ class SamplingProgress:
     unfinished: tuple[int, ...]
 
     def words(self, tokens_per_s: float | None) -> str:
-        """In a line, for a person."""
         parts = [f"{self.done:,}/{self.wanted:,} samples"]
         if tokens_per_s is not None:
             parts.append(f"{tokens_per_s:,.0f} tokens/s")

@@ -232,12 +232,11 @@ def problem_keys(columns: Mapping[str, Any], count: int) -> list[str]:
     return [""] * count
 
 
-def check_values(reward: str, values: Any, count: int) -> tuple[Values, int]:
+def check_values(reward: str, values: Any, count: int) -> Values:
     """Convert a reward's return value to ``list[float | None]``.
 
-    Returns:
-        The values, and the number of NaN or infinite ones. These become ``None``, because one of
-        them would make the whole group's statistics useless.
+    NaN and infinity become ``None``, because one of them would make the whole group's statistics
+    useless.
 
     Raises:
         RewardError: The length differs, or an entry is not a number.
@@ -254,20 +253,12 @@ def check_values(reward: str, values: Any, count: int) -> tuple[Values, int]:
     if len(values) != count:
         raise RewardError(f"reward {reward}: returned {len(values)} values for {count} completions")
     result: Values = []
-    not_finite = 0
     for value in values:
-        if value is None:
-            result.append(None)
-            continue
         try:
-            number = float(value)
+            number = None if value is None else float(value)
         except (TypeError, ValueError) as error:
             raise RewardError(
                 f"reward {reward}: returned {value!r}, which is neither a number nor None"
             ) from error
-        if not math.isfinite(number):
-            not_finite += 1
-            result.append(None)
-        else:
-            result.append(number)
-    return result, not_finite
+        result.append(number if number is not None and math.isfinite(number) else None)
+    return result

@@ -39,7 +39,6 @@ class CircuitBreaker:
             return True
 
     def succeeded(self) -> None:
-        """Record an answer."""
         with self._lock:
             self._failed = 0
 

@@ -258,7 +258,6 @@ class RewardMix:
         *,
         prescored: Sequence[Partial] | None = None,
     ) -> list[GradedSample]:
-        """Score samples of one problem, in order."""
         return self.graded(samples, self.begin_group(problem, samples, prescored))
 
     def begin_group(
@@ -290,7 +289,6 @@ class RewardMix:
         ]
 
     def prescore_group(self, problem: Problem, samples: Sequence[Sample]) -> list[Partial]:
-        """:meth:`prescore` for samples of one problem."""
         return self.prescore([s.text for s in samples], **group_columns(problem, samples))
 
     def metrics(self) -> dict[str, float]:
@@ -401,7 +399,7 @@ class RewardMix:
         """The checked values of a call; on an error, as ``on_error`` says."""
         count = len(batch.texts)
         try:
-            values, _ = check_values(item.label, call(), count)
+            values = check_values(item.label, call(), count)
         except RewardSettingError:
             raise
         except (Exception, SystemExit) as error:

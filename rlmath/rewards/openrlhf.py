@@ -96,13 +96,13 @@ def read_reply(name: str, reply: Any, count: int, logs: ExtraLogs) -> Values:
         RewardError: ``rewards`` is missing, or is not one number per query.
     """
     if not isinstance(reply, Mapping):
-        return check_values(name, reply, count)[0]
+        return check_values(name, reply, count)
     if "rewards" not in reply:
         raise RewardError(
             f"reward {name}: the reply has no 'rewards'; it has: "
             f"{', '.join(map(str, reply)) or 'nothing'}"
         )
-    values, _ = check_values(name, reply["rewards"], count)
+    values = check_values(name, reply["rewards"], count)
     if reply.get("scores") is not None:
         logs.add("scores", reply["scores"])
     extra = reply.get("extra_logs")

@@ -75,7 +75,7 @@ class VerlReward(Reward):
                 pending.append(self.function(**one))
             replies = _results(pending)
         scores = [self._score(reply) for reply in replies]
-        return check_values(self.__name__, scores, len(texts))[0]
+        return check_values(self.__name__, scores, len(texts))
 
     def _score(self, reply: Any) -> Any:
         if not isinstance(reply, Mapping):
@@ -134,7 +134,7 @@ class SlimeReward(Reward):
             )
         ]
         pending = [self.function(self._args, one) for one in samples]
-        return check_values(self.__name__, _results(pending), len(samples))[0]
+        return check_values(self.__name__, _results(pending), len(samples))
 
 
 def _ground_truth(row: Any, answers: Any) -> Any:

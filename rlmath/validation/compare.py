@@ -115,7 +115,6 @@ class AlignmentReport:
         return "\n".join(lines)
 
     def as_json(self) -> str:
-        """The table's numbers."""
         content: dict[str, Any] = {
             "limit": self.limit,
             "good": self.good,

@@ -22,7 +22,6 @@ _OF_ORDER = 1e-9
 
 
 def check_advantage(name: str, options: Options | None = None) -> Iterator[Finding]:
-    """Hold the estimator called ``name`` to the invariants."""
     part = _Part(name, options or ADVANTAGES.options(name)())
     traits = ADVANTAGES.traits(name)
     tests = {

@@ -17,7 +17,6 @@ _OF_ORDER = 1e-12
 
 
 def check_correction(name: str) -> Iterator[Finding]:
-    """Hold the correction called ``name`` to the invariants, with its default options."""
     part = _Part(CorrectionConfig(name))
     return findings(
         {

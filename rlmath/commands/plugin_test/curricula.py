@@ -15,7 +15,6 @@ PROBLEMS, STEPS, MOST_STEPS = 12, 30, 10_000
 
 
 def check_curriculum(name: str, options: Options | None = None) -> Iterator[Finding]:
-    """Hold the curriculum called ``name`` to the invariants."""
     part = _Part(name, options or CURRICULA.options(name)())
     return findings(
         {

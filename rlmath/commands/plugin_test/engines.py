@@ -17,7 +17,6 @@ from rlmath.model.tiny import tiny_config
 
 
 def check_family(name: str) -> Iterator[Finding]:
-    """Hold the model family called ``name`` to the invariants."""
     part = _Family(name)
     return findings(
         {
@@ -83,8 +82,6 @@ def _of_experts(tensor: HfTensor) -> bool:
 
 
 def check_transport(name: str) -> Iterator[Finding]:
-    """Hold the weight transport called ``name`` to the invariants."""
-
     def fits() -> Iterator[str]:
         places = list(itertools.product(("cpu", "cuda"), (False, True)))
         found = [transport_named(name).fits(*place) for place in places]
@@ -119,7 +116,6 @@ def check_transport(name: str) -> Iterator[Finding]:
 
 
 def check_engine_arguments(name: str) -> Iterator[Finding]:
-    """Hold the engine arguments called ``name`` to the invariants, with their default options."""
     options = ENGINE_ARGUMENTS.options(name)()
 
     def given() -> Iterator[str]:

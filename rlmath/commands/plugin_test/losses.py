@@ -22,7 +22,6 @@ FAR = 100.0
 
 
 def check_loss(name: str, options: Options | None = None) -> Iterator[Finding]:
-    """Hold the loss called ``name`` to the invariants; ``options``: ``None``: its defaults."""
     part = _Part(name, options or LOSSES.options(name)())
     return findings(
         {

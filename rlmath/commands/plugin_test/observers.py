@@ -22,8 +22,6 @@ from rlmath.types import GradedSample, Group, Problem, Sample
 
 
 def check_phase_observer(name: str) -> Iterator[Finding]:
-    """Hold the phase observer called ``name`` to the invariants, in an empty folder."""
-
     def in_folder(
         watch: Callable[[PhaseObserver], None], starts: int = 1
     ) -> Callable[[], Iterator[str]]:

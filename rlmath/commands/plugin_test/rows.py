@@ -101,8 +101,6 @@ def _short(row: Any) -> str:
 
 
 def check_benchmark(name: str) -> Iterator[Finding]:
-    """Hold the benchmark called ``name`` to the invariants."""
-
     def rows() -> list[Any]:
         return list(BENCHMARKS.get(name)(BENCHMARKS.options(name)()))
 
@@ -139,7 +137,6 @@ def check_benchmark(name: str) -> Iterator[Finding]:
 
 
 def check_verifier(name: str) -> Iterator[Finding]:
-    """Hold the verifier called ``name`` to the invariants, with its default options."""
     traits, options = VERIFIERS.traits(name), VERIFIERS.options(name)()
 
     def judge(answer: str, gold: str) -> Any:

@@ -19,7 +19,6 @@ FAR = 100.0
 
 
 def check_aggregation(name: str) -> Iterator[Finding]:
-    """Hold the aggregation called ``name`` to the invariants."""
     part = _Aggregation(name)
     return findings(
         {
@@ -83,7 +82,6 @@ class _Aggregation:
 
 
 def check_kl_estimator(name: str) -> Iterator[Finding]:
-    """Hold the KL estimator called ``name`` to the invariants."""
     part = _Kl(name)
     return findings(
         {

@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rlmath.rewards.base import RewardSettingError
@@ -133,38 +134,31 @@ def _checked(endpoint: Endpoint, reply: Any) -> Mapping[str, Any]:
     return reply
 
 
+@dataclass
 class _PistonProgram(PreparedProgram):
     """A program on Piston, which compiles in each run, so the first run has a compile error."""
 
-    def __init__(
-        self,
-        provider: PistonProvider,
-        runtime: str,
-        files: Mapping[str, str],
-        limits: Limits,
-        args: tuple[str, ...],
-    ) -> None:
-        self._provider = provider
-        self._runtime = runtime
-        self._files = files
-        self._limits = limits
-        self._args = args
+    provider: PistonProvider
+    runtime: str
+    files: Mapping[str, str]
+    limits: Limits
+    args: tuple[str, ...]
 
     def run(self, stdin: str = "", files: Mapping[str, str] | None = None) -> Execution:
-        limits = self._limits
-        content = {**self._files, **(files or {})}
+        limits = self.limits
+        content = {**self.files, **(files or {})}
         body = {
-            "language": self._runtime,
-            "version": self._provider.version(self._runtime),
+            "language": self.runtime,
+            "version": self.provider.version(self.runtime),
             "files": [{"name": name, "content": text} for name, text in content.items()],
             "stdin": stdin,
-            "args": list(self._args),
+            "args": list(self.args),
             "compile_timeout": _COMPILE_TIMEOUT_S * 1000,
             "run_timeout": round(limits.wall_s * 1000),
             "run_memory_limit": limits.memory_mib * 2**20,
         }
         begun = time.monotonic()
-        reply = self._provider.execute(body, limits.wall_s + _COMPILE_TIMEOUT_S + 30.0)
+        reply = self.provider.execute(body, limits.wall_s + _COMPILE_TIMEOUT_S + 30.0)
         seconds = time.monotonic() - begun
         compiled = reply.get("compile")
         if isinstance(compiled, Mapping) and compiled.get("code") not in (0, None):
