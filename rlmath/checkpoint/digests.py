@@ -135,13 +135,7 @@ def file_digest(path: Path) -> str:
     """
     with open(path, "rb", buffering=0) as file:
         found = os.fstat(file.fileno())
-        key = (
-            found.st_dev,
-            found.st_ino,
-            found.st_size,
-            found.st_mtime_ns,
-            found.st_ctime_ns,
-        )
+        key = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
         if key in _computed:
             return _computed[key]
         is_settled = time.time_ns() - found.st_ctime_ns > _SETTLED_NS

@@ -30,11 +30,7 @@ class CheckpointBytes:
 
 
 def checkpoint_bytes_of_rank(
-    parameters: int,
-    copies: int,
-    largest_parameter: int,
-    *,
-    background: bool = False,
+    parameters: int, copies: int, largest_parameter: int, *, background: bool = False
 ) -> CheckpointBytes:
     """Upper bound for a save with the distributed optimizer. Loading takes no more where there are
     copies, and 12 bytes a parameter of host memory where there are none.

@@ -22,12 +22,7 @@ from rlmath.checkpoint.remote import RemoteFolder
 from rlmath.checkpoint.remote_owner import Claim, NotOurs, claim, copies_of, is_manifest
 from rlmath.checkpoint.run_files import OWN_FOLDER, RunFiles
 from rlmath.checkpoint.store import STEP_NAME
-from rlmath.checkpoint.transfer import (
-    FOLDERS,
-    checkpoints_in,
-    delete_checkpoint,
-    upload_checkpoint,
-)
+from rlmath.checkpoint.transfer import FOLDERS, checkpoints_in, delete_checkpoint, upload_checkpoint
 from rlmath.errors import UserError, printable
 
 _MOST_PAUSE_S = 600.0

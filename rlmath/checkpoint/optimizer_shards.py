@@ -101,10 +101,7 @@ def parameter_state(part: Any, model_state: Any, loading: bool) -> dict[int, dic
 
 def _buckets(part: Any, model_state: Any) -> Iterator[tuple[Any, list[_Parameter]]]:
     from megatron.core.dist_checkpointing.dict_utils import nested_values
-    from megatron.core.dist_checkpointing.mapping import (
-        ShardedTensor,
-        ShardedTensorFactory,
-    )
+    from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 
     described = {
         one.data: one

@@ -32,12 +32,7 @@ from rlmath.checkpoint.random_streams import load_streams, save_streams
 from rlmath.checkpoint.reference_state import load_reference, sharded_reference, trained_names
 from rlmath.checkpoint.space import disk_full
 from rlmath.checkpoint.tensor_index import check_index
-from rlmath.checkpoint.writer import (
-    DISK_FULL,
-    background_group,
-    write_common,
-    write_tensors,
-)
+from rlmath.checkpoint.writer import DISK_FULL, background_group, write_common, write_tensors
 from rlmath.device.host_memory import host_copies
 from rlmath.errors import UserError
 

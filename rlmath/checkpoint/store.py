@@ -88,10 +88,7 @@ class CheckpointStore:
     """
 
     def __init__(
-        self,
-        folder: str | Path,
-        keep: int,
-        best: Mapping[str, Literal["max", "min"]] | None = None,
+        self, folder: str | Path, keep: int, best: Mapping[str, Literal["max", "min"]] | None = None
     ) -> None:
         if keep < 1:
             raise ValueError(f"keep={keep}; at least the newest checkpoint has to be kept")

@@ -157,10 +157,7 @@ def tensor_parallel_problems(part: str, ranks: int, model: ModelSpec, sliced: in
         sizes.append((together, model.kv_heads))
     if part == "actor" and model.latent is not None:
         rank, both = model.latent.query_rank, model.latent.kv_rank + model.latent.rotary_dim
-        sizes += [
-            (f"q_lora_rank {rank}", rank),
-            (f"kv_lora_rank + qk_rope_head_dim {both}", both),
-        ]
+        sizes += [(f"q_lora_rank {rank}", rank), (f"kv_lora_rank + qk_rope_head_dim {both}", both)]
 
     def obstacles(n: int) -> list[str]:
         found = [f"{text} / {n} leaves {size % n}" for text, size in sizes if size % n]

@@ -91,10 +91,7 @@ def describe_sft(config: Config, origin: Origin | None = None) -> str:
                 ],
             ),
             *_block("loss", ["negative log-likelihood of the responses, mean over their tokens"]),
-            *_block(
-                "lr",
-                _learning_rate(sft.optimizer, sft.steps, "sft.optimizer.lr", origin),
-            ),
+            *_block("lr", _learning_rate(sft.optimizer, sft.steps, "sft.optimizer.lr", origin)),
             *_lora(config.actor.lora),
         ]
     )

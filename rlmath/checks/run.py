@@ -40,14 +40,7 @@ from rlmath.config.collapse import DETECTORS
 from rlmath.config.options import SECTIONS
 from rlmath.config.removed import removed_value
 from rlmath.config.rollout import overlap_of
-from rlmath.config.schema import (
-    Config,
-    Device,
-    OptimizerConfig,
-    Placement,
-    RewardItem,
-    Schedule,
-)
+from rlmath.config.schema import Config, Device, OptimizerConfig, Placement, RewardItem, Schedule
 from rlmath.config.settings import by_key, out_of_range, value_of
 from rlmath.errors import ConfigError, ModelError
 from rlmath.model.hub import is_hub_model

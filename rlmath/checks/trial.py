@@ -25,14 +25,7 @@ from rlmath.data.light_tokenizer import LightTokenizer
 from rlmath.data.load import overlong_example
 from rlmath.data.prompt_report import prompt_warnings, shown_prompt, too_few
 from rlmath.data.prompts import Encoder, PromptRenderer
-from rlmath.data.rows import (
-    Draft,
-    Target,
-    answers_in,
-    problem_of,
-    responses_in,
-    usable_rows,
-)
+from rlmath.data.rows import Draft, Target, answers_in, problem_of, responses_in, usable_rows
 from rlmath.data.source_stream import first_rows
 from rlmath.errors import UserError
 from rlmath.model.folder import TINY

@@ -461,10 +461,7 @@ def _corrected(key: str, value: str) -> str:
 
 
 def _problem_of_override(
-    override: Override,
-    schema: Callable[[], DictConfig],
-    groups: set[str],
-    folders: Sequence[Path],
+    override: Override, schema: Callable[[], DictConfig], groups: set[str], folders: Sequence[Path]
 ) -> str | None:
     key, text = override.key_or_group, override.input_line or ""
     value_given = text.partition("=")[2]

@@ -186,8 +186,7 @@ class RolloutConfig:
         not_with=NotWith("cluster.device=cpu", "its kernels are for GPUs", "set it to false"),
     )
     engine_arguments: str | None = setting(
-        None,
-        "Your own function that returns further arguments of vLLM's engines; null: none.",
+        None, "Your own function that returns further arguments of vLLM's engines; null: none."
     )
     engine_options: dict[str, Any] = setting(dict, "Options of engine_arguments.")
     stall_timeout_s: float = setting(

@@ -14,14 +14,7 @@ from rlmath.data.golds import gold_kinds, refuse_no_gold
 from rlmath.data.prompt_report import prompt_warnings, shown_prompt
 from rlmath.data.prompts import Encoder, PromptRenderer
 from rlmath.data.report import LoadReport
-from rlmath.data.rows import (
-    Draft,
-    Target,
-    answers_in,
-    problem_of,
-    responses_in,
-    usable_rows,
-)
+from rlmath.data.rows import Draft, Target, answers_in, problem_of, responses_in, usable_rows
 from rlmath.errors import UserError
 from rlmath.types import Problem
 
@@ -224,10 +217,7 @@ def _within_limits(
 
 
 def _shown(
-    drafts: list[Draft],
-    settings: DataConfig,
-    tokenizer: PreTrainedTokenizerBase,
-    needs_box: bool,
+    drafts: list[Draft], settings: DataConfig, tokenizer: PreTrainedTokenizerBase, needs_box: bool
 ) -> dict[str, Any]:
     """Fields of the report about the prompts of kept rows."""
     found = prompt_warnings(drafts, settings, tokenizer, needs_box=needs_box)

@@ -184,10 +184,7 @@ class Encoder:
         self._tokenizer = tokenizer
         bare = self._plain(["1"])[0]
         full = list(tokenizer("1").input_ids)
-        place = next(
-            (at for at in range(len(full)) if full[at : at + len(bare)] == bare),
-            0,
-        )
+        place = next((at for at in range(len(full)) if full[at : at + len(bare)] == bare), 0)
         self.first_tokens: tuple[int, ...] = tuple(full[:place])
 
     def encode(self, texts: Sequence[str], add_first_tokens: bool) -> list[tuple[int, ...]]:

@@ -47,8 +47,8 @@ def answers_in(key: str, setting: str = "data.answer_key") -> Target:
     return Target(setting, key, accepted_answers)
 
 
-def responses_in(key: str, setting: str = "sft.response_key") -> Target:
-    return Target(setting, key, _response)
+def responses_in(key: str) -> Target:
+    return Target("sft.response_key", key, _response)
 
 
 def usable_rows(

@@ -69,10 +69,7 @@ PANELS = (
         right=("train/clip_fraction", "clipped", "share of tokens clipped"),
     ),
     Panel(
-        "Gradient norm",
-        "L2 norm before clipping",
-        (("train/grad_norm", "norm"),),
-        least_share=0.5,
+        "Gradient norm", "L2 norm before clipping", (("train/grad_norm", "norm"),), least_share=0.5
     ),
     Panel(
         "Alignment of engine and actor",

@@ -20,12 +20,7 @@ from rlmath.monitor.json_lines import LinesProcess
 from rlmath.monitor.phase_observers import PhaseObservers
 from rlmath.monitor.progress import ProgressDisplay
 from rlmath.monitor.prometheus import MetricsServer
-from rlmath.monitor.samples import (
-    limit_samples,
-    sample_as_text,
-    write_engines,
-    write_samples,
-)
+from rlmath.monitor.samples import limit_samples, sample_as_text, write_engines, write_samples
 from rlmath.monitor.sampling import SamplingProgress
 from rlmath.monitor.timing import PhaseTimer
 from rlmath.monitor.writer import DECISIONS_FILE, MetricsWriter

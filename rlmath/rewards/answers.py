@@ -56,9 +56,7 @@ class AnswerGrader:
         with self._lock:
             if self._grader is None:
                 self._grader = MathGrader(
-                    num_workers=self.num_workers,
-                    timeout_s=self.timeout_s,
-                    fallback=self.fallback,
+                    num_workers=self.num_workers, timeout_s=self.timeout_s, fallback=self.fallback
                 )
             return self._grader
 

@@ -163,8 +163,7 @@ def token_counts(
     if completions and all(_is_token_ids(c) and len(c) > 0 for c in completions):
         return [len(c) for c in completions]
     warnings.warn(
-        f"{reward}: no completion_ids given, so lengths are characters and not tokens",
-        stacklevel=3,
+        f"{reward}: no completion_ids given, so lengths are characters and not tokens", stacklevel=3
     )
     return [len(text) for text in texts_of(completions)]
 

@@ -11,8 +11,7 @@ from rlmath.rewards.base import RewardSettingError
 
 
 def check_required(
-    needed: Mapping[str, tuple[Callable[..., Any], Set[str]]],
-    rows: Iterable[tuple[str, Set[str]]],
+    needed: Mapping[str, tuple[Callable[..., Any], Set[str]]], rows: Iterable[tuple[str, Set[str]]]
 ) -> None:
     """Raise if a row lacks a column that a reward requires.
 

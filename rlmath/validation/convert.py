@@ -139,13 +139,7 @@ def to_hf(
     check_export_target(folder, checkpoint, source, overwrite)
     spec = read_model_spec(source)
     _check_same_model(saved, spec, source)
-    module = build_model(
-        spec,
-        ONE_RANK,
-        platform,
-        ModelSettings(saved.dtype),
-        spec.max_positions,
-    )
+    module = build_model(spec, ONE_RANK, platform, ModelSettings(saved.dtype), spec.max_positions)
     parallel = ParallelRank.from_megatron()
     merge = None
     if saved.lora is not None:

@@ -246,10 +246,7 @@ class _Table:
         for event in events[1:]:
             same = _joined(same, event)
             self._alike.append((same[one_of], int(same.max()) + 1, same))
-        self._groups = [
-            _codes([one.group for one in before]),
-            _codes([one.group for one in after]),
-        ]
+        self._groups = [_codes([one.group for one in before]), _codes([one.group for one in after])]
 
     def resampled(self, random: np.random.Generator) -> NDArray[np.float64]:
         """Weights of the samples: how often each group was drawn, each window separately."""

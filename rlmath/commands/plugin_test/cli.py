@@ -104,10 +104,7 @@ KINDS = (
     Kind("weight transport", TRANSPORTS, check_transport),
     Kind("model family", FAMILY_PLUGINS, check_family),
     Kind(
-        "engine arguments",
-        ENGINE_ARGUMENTS,
-        check_engine_arguments,
-        "rollout.engine_arguments={}",
+        "engine arguments", ENGINE_ARGUMENTS, check_engine_arguments, "rollout.engine_arguments={}"
     ),
 )
 

@@ -38,7 +38,7 @@ def check_loss(name: str, options: Options | None = None) -> Iterator[Finding]:
     )
 
 
-def made_inputs(seed: int = 0, spread: float = 0.3, masked: bool = True) -> LossInputs:
+def made_inputs(seed: int = 0, spread: float = 0.3) -> LossInputs:
     """Inputs of four sequences with token log-ratios around ``spread`` nats."""
     draw = torch.Generator().manual_seed(seed)
     counts = torch.tensor(LENGTHS)
@@ -46,7 +46,7 @@ def made_inputs(seed: int = 0, spread: float = 0.3, masked: bool = True) -> Loss
     tokens = int(counts.sum())
     old = -3.0 * torch.rand(tokens, dtype=torch.float64, generator=draw) - 0.05
     shift = spread * torch.randn(tokens, dtype=torch.float64, generator=draw)
-    mask = torch.rand(tokens, generator=draw) > (0.25 if masked else -1.0)
+    mask = torch.rand(tokens, generator=draw) > 0.25
     mask[ids == 1] = True  # A sequence of one token has it.
     of_loss = torch.zeros(len(LENGTHS), dtype=torch.int64).index_add(0, ids, mask.long())
     weights = sequence_weights("seq_mean_token_mean", of_loss, torch.arange(len(LENGTHS)) // 2)

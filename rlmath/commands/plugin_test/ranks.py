@@ -28,10 +28,7 @@ from rlmath.types import TrainingBatch
 _ALONE = Layout(), 64
 LAYOUTS = {
     "tensor 2 x data 2, micro-batches of 64 tokens": (Layout(2, 1, 2), 64),
-    "pipeline 2 x context 2, micro-batches of 32 tokens": (
-        Layout(1, 2, 1, context_parallel=2),
-        32,
-    ),
+    "pipeline 2 x context 2, micro-batches of 32 tokens": (Layout(1, 2, 1, context_parallel=2), 32),
 }
 _SEQUENCES, _GROUP, _MINIBATCHES = 8, 4, 2
 # Of float32 sums in another order.

@@ -59,11 +59,7 @@ def alternative(redone: Redone, both: Both, model_path: str, tokens: int) -> dic
 
 
 def _norms(found: Products) -> dict[str, float | None]:
-    return {
-        "own_norm": found.earlier**0.5,
-        "other_norm": found.own**0.5,
-        "cosine": found.cosine,
-    }
+    return {"own_norm": found.earlier**0.5, "other_norm": found.own**0.5, "cosine": found.cosine}
 
 
 def _batch(both: Both) -> Any:

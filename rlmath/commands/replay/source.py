@@ -170,9 +170,7 @@ def _impossible(
 
 
 def _possible(
-    recorded: Mapping[int, Mapping[str, Any]],
-    starts: Mapping[int, Start],
-    kept: Mapping[int, Path],
+    recorded: Mapping[int, Mapping[str, Any]], starts: Mapping[int, Start], kept: Mapping[int, Path]
 ) -> str:
     """Steps that can be replayed."""
     found = [

@@ -87,11 +87,7 @@ class PistonProvider(CodeProvider):
         return self.prepare_files(runtime, files, limits, args=program.args)
 
     def prepare_files(
-        self,
-        runtime: str,
-        files: Mapping[str, str],
-        limits: Limits,
-        args: tuple[str, ...] = (),
+        self, runtime: str, files: Mapping[str, str], limits: Limits, args: tuple[str, ...] = ()
     ) -> PreparedProgram:
         """Files for a runtime, by its name on the server; the first is the main file."""
         return _PistonProgram(self, runtime, files, limits, args)

@@ -19,15 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rlmath.rewards.base import RewardSettingError
-from rlmath.rewards.sandbox.cell_protocol import (
-    END,
-    KEEP,
-    READY,
-    REPLY,
-    REQUEST,
-    RUN,
-    STATUSES,
-)
+from rlmath.rewards.sandbox.cell_protocol import END, KEEP, READY, REPLY, REQUEST, RUN, STATUSES
 from rlmath.rewards.sandbox.local import LocalProvider, job_folder
 from rlmath.rewards.sandbox.provider import Limits, ProviderError
 from rlmath.utils.daemon_threads import DaemonThreads
