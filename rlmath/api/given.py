@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from rlmath.api.source import import_path, source_hash, source_text
-from rlmath.config.quoting import override, quoted_path
+from rlmath.config.quoting import quoted_path, written
 from rlmath.errors import UserError
 from rlmath.monitor.files import replacing
 from rlmath.plugins.registry import Registry
@@ -122,7 +122,7 @@ class Given:
         """An item of the list of a setting."""
         if part.setting == "eval.benchmarks":
             benchmark, settings = value if isinstance(value, tuple) else (value, {})
-            return _item_text({"name": self._named(argument, benchmark, part), **settings})
+            return written({"name": self._named(argument, benchmark, part), **settings})
         if part.setting != "plugins" or isinstance(value, str):
             return self._place(argument, value, part)
         place = import_path(value)
@@ -262,13 +262,6 @@ def _endless(argument: str, key: str) -> str:
         f"{argument} has more than {MOST_ROWS:,} rows, or no end. Larger data belongs in files, "
         f"{key}=[FILE]{source if key == 'data.train_paths' else ''}"
     )
-
-
-def _item_text(value: Any, key: str = "") -> str:
-    """An item of a list of settings, as an override has it."""
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{name}: {_item_text(one, name)}' for name, one in value.items())}}}"
-    return override(key, value).partition("=")[2]
 
 
 def _line(argument: str, number: int, row: Any) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from rlmath.algorithms.advantages import AdvantageSettings, needs_value_model
 from rlmath.config.groups import options
 from rlmath.config.load import compose_settings
-from rlmath.config.quoting import path_override
+from rlmath.config.quoting import override, path_override
 from rlmath.config.runner import RunnerConfig
 from rlmath.config.schema import Config, Device, Recompute
 from rlmath.config.settings import by_key, value_of
@@ -84,7 +84,7 @@ def shrink(
     factor = lr_factor(full.actor.optimizer.lr) if lr_factor else 1.0
     if factor != 1.0:
         changes += _learning_rates(full, factor)
-    composed = compose_settings([*base, *given, *(_text(*one) for one in changes)], config_dir)
+    composed = compose_settings([*base, *given, *(override(*one) for one in changes)], config_dir)
     notes = [note, *_describe_model(model, small)]
     silent = ("runner.", "data.", "eval.", "model.path")
     for key, value in changes:
@@ -319,20 +319,3 @@ def _plain(value: Any) -> Any:
 
 def _short(value: Any) -> str:
     return str(value) if len(str(value)) <= 60 else f"{str(value)[:57]}..."
-
-
-def _text(key: str, value: Any) -> str:
-    """As an override of Hydra."""
-    if value is None:
-        return f"{key}=null"
-    if isinstance(value, bool):
-        return f"{key}={str(value).lower()}"
-    if isinstance(value, list):
-        return f"{key}=[{','.join(_item(one) for one in value)}]"
-    return f"{key}={_item(value)}"
-
-
-def _item(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{_item(one)}" for key, one in value.items()) + "}"
-    return f"'{value}'" if isinstance(value, str) else str(value)

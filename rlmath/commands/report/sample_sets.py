@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from rlmath.commands.report.tokens import Traces
 from rlmath.monitor.run_folder import TRAINING, RunFolder
@@ -113,16 +116,8 @@ def read_samples_of(run: RunFolder, budget_bytes: int, token_bytes: int = 10**9)
 
 def quantiles(values: Sequence[float]) -> list[float]:
     """The values at ``QUANTILES``, by linear interpolation; none of nothing."""
-    if not values:
-        return []
-    ordered = sorted(values)
-    result = []
-    for share in QUANTILES:
-        place = share * (len(ordered) - 1)
-        low = math.floor(place)
-        high = min(low + 1, len(ordered) - 1)
-        result.append(ordered[low] + (ordered[high] - ordered[low]) * (place - low))
-    return result
+    found: list[float] = np.quantile(values, QUANTILES).tolist() if values else []
+    return found
 
 
 def cut_text(text: str, most: int = MAX_TEXT) -> tuple[str, int]:
@@ -178,10 +173,8 @@ def _summary(figures: StepFigures) -> dict[str, Any]:
 
 def _group_figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     rewards = [row["reward"] for row in rows if isinstance(row.get("reward"), int | float)]
-    mean = sum(rewards) / len(rewards) if rewards else None
-    spread = None
-    if mean is not None and len(rewards) > 1:
-        spread = math.sqrt(sum((one - mean) ** 2 for one in rewards) / (len(rewards) - 1))
+    mean = statistics.fmean(rewards) if rewards else None
+    spread = statistics.stdev(rewards) if len(rewards) > 1 else None
     right = sum(row.get("correct") is True for row in rows)
     return {"of_group": {"size": len(rows), "right": right, "mean": mean, "deviation": spread}}
 

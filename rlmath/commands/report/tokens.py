@@ -7,6 +7,7 @@ alone are known.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -53,12 +54,9 @@ class Traces:
 
 def tokenizer_of(run: RunFolder) -> LightTokenizer | None:
     """The tokenizer of the exported model, or of the trained one; ``None``: neither is here."""
-    for folder in (run.folder / "hf", run.settings.get("model.path")):
-        try:
-            if folder is not None:
-                return LightTokenizer(Path(folder) if isinstance(folder, Path) else str(folder))
-        except UserError:
-            continue
+    for folder in filter(None, (run.folder / "hf", run.settings.get("model.path"))):
+        with contextlib.suppress(UserError):
+            return LightTokenizer(folder)
     return None
 
 
