@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,6 +39,28 @@ def findings(tests: dict[str, Test]) -> Iterator[Finding]:
             yield Finding(invariant, next(test(), ""))
         except Exception as error:
             yield Finding(invariant, f"{type(error).__name__}: {error}")
+
+
+def repeats(run: Callable[[], Any]) -> Test:
+    """A test that a second call, with other random numbers, is equal to the last bit."""
+
+    def test() -> Iterator[str]:
+        first = run()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(1)
+            second = run()
+        for number, (one, other) in enumerate(itertools.zip_longest(*map(_parts, (first, second)))):
+            if isinstance(one, Tensor) and isinstance(other, Tensor):
+                if problem := differs(other, one):
+                    yield f"a second call differs, {problem}"
+            elif one != other:
+                yield f"item {number} was {one!s:.80}, and {other!s:.80} again"
+
+    return test
+
+
+def _parts(found: Any) -> Sequence[Any]:
+    return found if isinstance(found, list | tuple) else [found]
 
 
 def differs(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from rlmath.algorithms.aggregation import sequence_weights
 from rlmath.algorithms.losses import LOSSES, LossInputs, LossOutput, get_loss
-from rlmath.commands.plugin_test.finding import Finding, differs, findings, not_finite
+from rlmath.commands.plugin_test.finding import Finding, differs, findings, not_finite, repeats
 from rlmath.utils.setting import Options
 
 LENGTHS = (7, 1, 12, 4)
@@ -32,7 +32,7 @@ def check_loss(name: str, options: Options | None = None) -> Iterator[Finding]:
             f"finite at log-ratios of +-{FAR:g}": part.far,
             "equal over micro-batches": part.micro_batches,
             "metrics do not depend on the data": part.metric_names,
-            "deterministic": part.deterministic,
+            "deterministic": repeats(lambda: part.loss_and_gradient(made_inputs())),
             "inputs are left alone": part.inputs_unchanged,
         }
     )
@@ -170,15 +170,6 @@ class _Part:
             found = set(self.run(inputs).metric_sums)
             if found != wanted:
                 yield f"with {words} it counts {sorted(found)}, else {sorted(wanted)}"
-
-    def deterministic(self) -> Iterator[str]:
-        first = self.loss_and_gradient(made_inputs())
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(1)
-            again = self.loss_and_gradient(made_inputs())
-        for what, got, wanted in zip(("loss", "gradient"), again, first, strict=True):
-            if problem := differs(got, wanted):
-                yield f"a second call gives another {what} {problem}"
 
     def inputs_unchanged(self) -> Iterator[str]:
         inputs, kept = made_inputs(), made_inputs()

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from rlmath.actor.plan import PLAIN
-from rlmath.commands.plugin_test.finding import Finding, findings
+from rlmath.commands.plugin_test.finding import Finding, findings, repeats
 from rlmath.monitor.phase_observers import PHASE_OBSERVERS, PhaseObserver
 from rlmath.training.checks.base import STEP_CHECKS, BeforeUpdate, InvariantError
 from rlmath.types import GradedSample, Group, Problem, Sample
@@ -75,7 +75,7 @@ def check_step_check(name: str) -> Iterator[Finding]:
             "metrics are finite numbers by name": part.metrics,
             "a step without groups is no error": part.without_groups,
             "samples are left alone": part.samples_unchanged,
-            "deterministic": part.deterministic,
+            "deterministic": repeats(lambda: part.run(made_groups())),
         }
     )
 
@@ -119,11 +119,6 @@ class _StepCheck:
         for group, other in zip(groups, before, strict=True):
             if _content(group) != _content(other):
                 yield f"group {group.problem.id} is {_content(group)}, not {_content(other)}"
-
-    def deterministic(self) -> Iterator[str]:
-        first, second = self.run(made_groups()), self.run(made_groups())
-        if first != second:
-            yield f"it was {first}, and {second} again"
 
 
 def _content(group: Group) -> list[Any]:

@@ -116,8 +116,7 @@ def read_samples_of(run: RunFolder, budget_bytes: int, token_bytes: int = 10**9)
 
 def quantiles(values: Sequence[float]) -> list[float]:
     """The values at ``QUANTILES``, by linear interpolation; none of nothing."""
-    found: list[float] = np.quantile(values, QUANTILES).tolist() if values else []
-    return found
+    return [float(np.quantile(values, share)) for share in QUANTILES] if values else []
 
 
 def cut_text(text: str, most: int = MAX_TEXT) -> tuple[str, int]:
