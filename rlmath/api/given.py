@@ -44,8 +44,7 @@ class Part:
     several: bool = False
 
     def names(self) -> Registry[Any, Any]:
-        found: Registry[Any, Any] = getattr(importlib.import_module(self.module), self.registry)
-        return found
+        return getattr(importlib.import_module(self.module), self.registry)
 
 
 # By the arguments of ``Run.from_config``.

@@ -58,8 +58,7 @@ class _Parameter:
 
     @property
     def shape(self) -> torch.Size:
-        shape: torch.Size = self.described.data.shape
-        return shape
+        return self.described.data.shape
 
     @property
     def numel(self) -> int:

@@ -75,8 +75,7 @@ def _with_remote_run(config: Config, folder: str, notes: list[str], *, check_onl
         how = "never"
     else:
         how = fetch_run(url, Path(run_dir), folder)
-    found: Config = replaced(config, {"runner.resume": how})
-    return found
+    return replaced(config, {"runner.resume": how})
 
 
 def _machine(config: Config, *, check_only: bool) -> tuple[Machine, list[str]]:
@@ -113,5 +112,4 @@ def _with_hub_model(
         check(config, command, machine)
         print(f"model    {name}: downloading from the hub", flush=True)
         folder = hub.download_model(name)
-    found: Config = replaced(config, {"model.path": str(folder)})
-    return found
+    return replaced(config, {"model.path": str(folder)})

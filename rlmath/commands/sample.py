@@ -137,11 +137,10 @@ def _problems(config: Config, options: argparse.Namespace, folder: Path) -> Iter
 
 def _for_sft(config: Config, examples: Path) -> Config:
     """The settings of fine-tuning: the prompts are those that were sampled."""
-    found: Config = replaced(
+    return replaced(
         with_prompt_style(config, "evaluate"),
         {"sft.train_paths": [str(examples)], "data.eval_paths": [], "eval.checkpoint": None},
     )
-    return found
 
 
 def _next_command(options: argparse.Namespace, config: Config) -> str:

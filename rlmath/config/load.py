@@ -260,8 +260,7 @@ def _drop_options_of_others(
 
 def _schema() -> DictConfig:
     """The schema's defaults, the caller's to change."""
-    copy: DictConfig = pickle.loads(_pickled_schema())
-    return copy
+    return pickle.loads(_pickled_schema())
 
 
 @functools.cache

@@ -46,8 +46,7 @@ class LightTokenizer:
         self.chat_template = read_chat_template(Path(folder))
 
     def decode(self, ids: Sequence[int]) -> str:
-        text: str = self._fast.decode(list(ids), skip_special_tokens=False)
-        return text
+        return self._fast.decode(list(ids), skip_special_tokens=False)
 
     def __call__(
         self, texts: str | Sequence[str], *, add_special_tokens: bool = True, **_: Any

@@ -188,8 +188,7 @@ def compare_on_ranks(
         UserError: A rank failed, or cannot have its part of the model.
     """
     arguments = (str(folder), batch, dtype, others, layout, sequence_parallel)
-    report: AlignmentReport = on_ranks(layout, _compare_on_rank, arguments)
-    return report
+    return on_ranks(layout, _compare_on_rank, arguments)
 
 
 def _compare_on_rank(

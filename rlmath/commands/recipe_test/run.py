@@ -65,8 +65,7 @@ def _train(config: Config) -> str:
 
 def _run_settings(config: Config, run_dir: Path, *, save_every: int) -> Config:
     values = {"run_dir": str(run_dir), "save_every": save_every, "keep_checkpoints": 3}
-    made: Config = replaced(config, {f"runner.{key}": value for key, value in values.items()})
-    return made
+    return replaced(config, {f"runner.{key}": value for key, value in values.items()})
 
 
 def _compare(folder: Path, half: int, steps: int, failed: str) -> tuple[bool, str]:
