@@ -90,7 +90,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print what is recorded of a sample. Returns the exit code."""
+    """Print what is recorded of a sample. Returns the exit code.
+
+    Raises:
+        UserError: The run, the step or the sample is not there.
+    """
     found = read_sample(RunFolder(options.run_dir), options.sample)
     _show("Prompt", prompt_lines(found, options.whole))
     _show("Generation", generation_lines(found, options.whole))

@@ -93,6 +93,12 @@ class SourceStream:
         return self._known[id_]
 
     def next(self, k: int) -> list[Problem]:
+        """The next ``k`` problems.
+
+        Raises:
+            UserError: A row that cannot be read or is too long, where the settings say stop, or
+                too many of them one after another.
+        """
         return [self._next() for _ in range(k)]
 
     def _next(self) -> Problem:

@@ -161,7 +161,11 @@ def other_config(source: Source, config: Config, choices: Choices) -> Config:
 def check_ranks(
     config: Config, machine: Machine, sequences: int, other: Config | None = None
 ) -> RunLayout:
-    """Refuse a layout that cannot do the step. Returns it."""
+    """Refuse a layout that cannot do the step. Returns it.
+
+    Raises:
+        ConfigError: One line for each problem.
+    """
     device = machine.device(config.cluster.device)
     problems = [*out_of_range(config), *model_folder(config)]
     if device is Device.cuda and not machine.has_cuda:

@@ -61,7 +61,12 @@ class Both:
 def redo(
     source: Source, choices: Choices, other: Config | None, folder: Path
 ) -> tuple[list[Redone], Both | None]:
-    """Redo the steps of a source, and with ``other`` the last one under that as well."""
+    """Redo the steps of a source, and with ``other`` the last one under that as well.
+
+    Raises:
+        UserError: A batch is damaged, or the weights to begin with are not the run's.
+        ActorError: A rank failed.
+    """
     done: list[Redone] = []
     both = None
     with contextlib.closing(_steps(source, choices, other, folder)) as steps:
