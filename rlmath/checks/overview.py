@@ -119,16 +119,12 @@ def describe_recipe(composed: Composed) -> str:
     of_recipe = f"{composed.choices['recipe']}: {len(keys)} settings"
     if not replaced:
         return "\n".join(_block("recipe", [of_recipe + ", all in force"]))
-    lines = [f"{of_recipe}, {len(replaced)} of them replaced:"]
-    for key in replaced:
-        if any(key == one or key.startswith(one + ".") for one in composed.given):
-            by = "the command line"
-        elif composed.choices.get("experiment"):
-            by = f"experiment {composed.choices['experiment']}"
-        else:
-            by = "another file of settings"
-        lines.append(f"  {key}: {_text(wanted[key])} -> {_text(now[key])} ({by})")
-    return "\n".join(_block("recipe", lines))
+    lines = [
+        f"  {key}: {_text(wanted[key])} -> {_text(now[key])} ({composed.origin(key)})"
+        for key in replaced
+    ]
+    first = f"{of_recipe}, {len(replaced)} of them replaced:"
+    return "\n".join(_block("recipe", [first, *lines]))
 
 
 def _plugins(config: Config) -> Iterator[str]:

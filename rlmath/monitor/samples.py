@@ -138,9 +138,9 @@ def sample_as_text(problem: Problem, graded: GradedSample) -> str:
             f"weights version {sample.weights_version}",
             "",
             "── prompt",
-            _cut(problem.prompt),
+            cut_text(problem.prompt, _SHOWN_CHARACTERS)[0],
             "── response",
-            _cut(sample.text),
+            cut_text(sample.text, _SHOWN_CHARACTERS)[0],
         ]
     )
 
@@ -211,9 +211,10 @@ def _tokens(graded: GradedSample) -> dict[str, Any]:
     }
 
 
-def _cut(text: str) -> str:
-    left_out = len(text) - _SHOWN_CHARACTERS
-    if left_out <= 0:
-        return text
-    half = _SHOWN_CHARACTERS // 2
-    return f"{text[:half]}\n[… {left_out} characters left out …]\n{text[-half:]}"
+def cut_text(text: str, most: int) -> tuple[str, int]:
+    """``text`` without its middle if it is longer than ``most``, and the characters left out."""
+    cut = len(text) - most
+    if cut <= 0:
+        return text, 0
+    half = most // 2
+    return f"{text[:half]}\n[… {cut} characters left out …]\n{text[-half:]}", cut

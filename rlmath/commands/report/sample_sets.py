@@ -17,7 +17,7 @@ import numpy as np
 
 from rlmath.commands.report.tokens import Traces
 from rlmath.monitor.run_folder import TRAINING, RunFolder
-from rlmath.monitor.samples import data_id, priority
+from rlmath.monitor.samples import cut_text, data_id, priority
 
 # Shares of the quantiles of lengths and rewards.
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
@@ -119,15 +119,6 @@ def quantiles(values: Sequence[float]) -> list[float]:
     return [float(np.quantile(values, share)) for share in QUANTILES] if values else []
 
 
-def cut_text(text: str, most: int = MAX_TEXT) -> tuple[str, int]:
-    """``text`` without its middle if it is longer than ``most``, and the characters left out."""
-    cut = len(text) - most
-    if cut <= 0:
-        return text, 0
-    half = most // 2
-    return f"{text[:half]}\n[… {cut} characters left out …]\n{text[-half:]}", cut
-
-
 def heat_map(grades: Mapping[str, Mapping[int, Sequence[int]]]) -> dict[str, Any]:
     """Right and graded samples by problem and column of steps.
 
@@ -192,7 +183,7 @@ def _choose(
     for group in sorted(groups, key=lambda rows: priority(rows[0]["problem_id"])):
         of_group = _group_figures(group)
         for row in group:
-            texts = {key: cut_text(row[key]) for key in ("prompt", "response")}
+            texts = {key: cut_text(row[key], MAX_TEXT) for key in ("prompt", "response")}
             takes = _FIELDS_BYTES + sum(len(json.dumps(text)) for text, _ in texts.values())
             if chosen and used + takes > quota:
                 return chosen, used
