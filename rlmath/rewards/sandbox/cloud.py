@@ -170,7 +170,7 @@ def read_reply(printed: str, mark: str, limits: Limits) -> tuple[Execution, str 
 
 
 class CloudProvider(CodeProvider):
-    """Runs each program in a sandbox of its own.
+    """Runs each program in its own sandbox.
 
     Args:
         name: As in the settings; ``NAME_API_KEY`` is the variable of the key.
