@@ -23,5 +23,5 @@ need_number timeout_s "${2:-600}"
 need_number WORLD_SIZE "${WORLD_SIZE:-1}"
 head=$(head_address) || fail "no head answers (${MASTER_ADDR:-$address_file}); run start_ray.sh with RANK=0"
 export PYTHONPATH=$rlmath_root${PYTHONPATH:+:$PYTHONPATH}
-exec "$python" -W ignore -m rlmath.cluster.wait "$1" "${2:-600}" \
+exec "$python" -W ignore "$rlmath_root/ray_utils/wait.py" "$1" "${2:-600}" \
   --nodes "${WORLD_SIZE:-1}" --address "$head"

@@ -73,12 +73,7 @@ def with_benchmark(config: Config, name: str | None, settings: Mapping[str, Any]
 
 
 def evaluate(training: Training, config: Config, step: int) -> Mapping[str, float]:
-    """See :meth:`rlmath.Run.evaluate`.
-
-    Args:
-        config: With the benchmark alone.
-        step: The last one that is done.
-    """
+    """See :meth:`rlmath.Run.evaluate`."""
     began_s = time.monotonic()
     (found,) = _within_room(training, config)
     with training.monitor.phase("evaluate"):

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from rlmath.api.source import import_path, source_hash, source_text
-from rlmath.config.quoting import override, quoted_path
+from rlmath.config.quoting import quoted_path, written
 from rlmath.errors import UserError
 from rlmath.monitor.files import replacing
 from rlmath.plugins.registry import Registry
@@ -35,16 +35,7 @@ MOST_ROWS = 1_000_000
 
 @dataclass(frozen=True)
 class Part:
-    """A kind of part.
-
-    Attributes:
-        setting: The setting that chooses it, or has a list of them.
-        module: Where its registry is.
-        registry: The registry's name.
-        decorator: For a function that is not registered; empty: the registry's own.
-        several: The setting is a list: of names, of items that have one, or of ``plugins``, which
-            have to be imported alone.
-    """
+    """A kind of part."""
 
     setting: str
     module: str
@@ -53,9 +44,7 @@ class Part:
     several: bool = False
 
     def names(self) -> Registry[Any, Any]:
-        """The registry."""
-        found: Registry[Any, Any] = getattr(importlib.import_module(self.module), self.registry)
-        return found
+        return getattr(importlib.import_module(self.module), self.registry)
 
 
 # By the arguments of ``Run.from_config``.
@@ -86,15 +75,7 @@ _LINE = 96
 
 
 class Given:
-    """Writes what is given to a run's folder, and gives the settings that name it.
-
-    Args:
-        run_dir: ``runner.run_dir``.
-        plugins: ``plugins`` of the settings, which stay.
-
-    Attributes:
-        overrides: So far.
-    """
+    """Writes what is given to a run's folder, and gives the settings that name it."""
 
     def __init__(self, run_dir: str, plugins: Sequence[str] = ()) -> None:
         self._run_dir, self._folder = run_dir, Path(run_dir) / FOLDER
@@ -137,10 +118,10 @@ class Given:
         self.overrides.append(f"{part.setting}=[{', '.join(found)}]")
 
     def _item(self, argument: str, value: Any, part: Part) -> str:
-        """An item of the list that a setting is."""
+        """An item of the list of a setting."""
         if part.setting == "eval.benchmarks":
             benchmark, settings = value if isinstance(value, tuple) else (value, {})
-            return _item_text({"name": self._named(argument, benchmark, part), **settings})
+            return written({"name": self._named(argument, benchmark, part), **settings})
         if part.setting != "plugins" or isinstance(value, str):
             return self._place(argument, value, part)
         place = import_path(value)
@@ -280,13 +261,6 @@ def _endless(argument: str, key: str) -> str:
         f"{argument} has more than {MOST_ROWS:,} rows, or no end. Larger data belongs in files, "
         f"{key}=[FILE]{source if key == 'data.train_paths' else ''}"
     )
-
-
-def _item_text(value: Any, key: str = "") -> str:
-    """An item of a list of settings, as an override has it."""
-    if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{name}: {_item_text(one, name)}' for name, one in value.items())}}}"
-    return override(key, value).partition("=")[2]
 
 
 def _line(argument: str, number: int, row: Any) -> str:

@@ -52,7 +52,6 @@ class SharedMemory:
 
     Args:
         num_bytes: From :meth:`size_of`. Pages count once they are written.
-        descriptor: In the child: the parent's; ``None`` makes new memory.
     """
 
     def __init__(self, num_bytes: int, descriptor: int | None = None) -> None:
@@ -113,14 +112,7 @@ class _Given:
 
 
 class ChildWriter:
-    """A child process that writes one file of the tensors in a new shared memory.
-
-    It is started here, so that it imports torch while the memory is filled. If the writer is
-    dropped before :meth:`write`, it ends.
-
-    Args:
-        tensors: Whose copies the memory has room for.
-    """
+    """A child process that writes one file of the tensors in a new shared memory."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.memory = SharedMemory(SharedMemory.size_of(tensors))
@@ -142,7 +134,7 @@ class ChildWriter:
         """Write what a rank's plan of torch's distributed format says, and end the process.
 
         Args:
-            planner: Whose tensors are all in ``memory``, and do not change meanwhile.
+            planner: All its tensors are in ``memory``, and do not change meanwhile.
 
         Returns:
             The results of torch's ``write_data``.
@@ -173,11 +165,7 @@ class ChildWriter:
 
 
 def main(connection: int, descriptor: int, num_bytes: int, parent_pid: int) -> None:
-    """Write one file for the rank at the other end of an inherited connection.
-
-    Args:
-        parent_pid: Process id of the rank, with which this process ends.
-    """
+    """Write one file for the rank at the other end of an inherited connection."""
     end_with_parent(parent_pid)
     import torch.distributed.checkpoint  # Takes a second; the rank is copying.
 

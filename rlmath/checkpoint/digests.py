@@ -36,11 +36,7 @@ _SYNC_BYTES = 128 << 20
 
 
 class HashedStream:
-    """A file opened for writing that is hashed as it grows. It can only be appended to.
-
-    Args:
-        file: Open for writing, and empty.
-    """
+    """A file opened for writing that is hashed as it grows. It can only be appended to."""
 
     def __init__(self, file: io.BufferedWriter) -> None:
         self._file = file
@@ -80,11 +76,9 @@ class HashedStream:
         return self._file.tell()
 
     def flush(self) -> None:
-        """Hand what is buffered to the system."""
         self._file.flush()
 
     def fileno(self) -> int:
-        """For ``os.fsync``."""
         return self._file.fileno()
 
     def close(self) -> None:
@@ -141,13 +135,7 @@ def file_digest(path: Path) -> str:
     """
     with open(path, "rb", buffering=0) as file:
         found = os.fstat(file.fileno())
-        key = (
-            found.st_dev,
-            found.st_ino,
-            found.st_size,
-            found.st_mtime_ns,
-            found.st_ctime_ns,
-        )
+        key = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
         if key in _computed:
             return _computed[key]
         is_settled = time.time_ns() - found.st_ctime_ns > _SETTLED_NS

@@ -24,9 +24,7 @@ def write_driver_state(folder: Path, state: Mapping[str, Any]) -> None:
 
 
 def read_driver_state(folder: Path) -> dict[str, Any]:
-    """What :func:`write_driver_state` wrote into a checkpoint."""
-    content: dict[str, Any] = json.loads((folder / DRIVER_STATE).read_text(encoding="utf-8"))
-    return content
+    return json.loads((folder / DRIVER_STATE).read_text(encoding="utf-8"))
 
 
 def _check(value: Any, where: str) -> None:

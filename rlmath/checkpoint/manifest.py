@@ -28,12 +28,10 @@ class BrokenCheckpoint(UserError):
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a checkpoint consists of.
+    """Contents of a checkpoint.
 
     Attributes:
-        step: Optimization steps that were done.
-        metrics: Values by which the best checkpoints are found.
-        created_unix_s: When it was made, in seconds since 1970.
+        created_unix_s: Creation time, in seconds since 1970.
         files: Size in bytes and checksum of each file, by its path relative to the checkpoint.
     """
 
@@ -116,7 +114,7 @@ def verify(folder: Path, share: tuple[int, int] = (0, 1), under: str = "") -> Ma
         under: Only files below this folder.
 
     Raises:
-        BrokenCheckpoint: Naming the first file that is missing or not what was written, and how.
+        BrokenCheckpoint: A file is missing or not what was written; the message names it.
     """
     manifest = read_manifest(folder)
     files = {n: entry for n, entry in manifest.files.items() if Path(n).is_relative_to(under)}

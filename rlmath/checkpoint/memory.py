@@ -1,8 +1,8 @@
-"""What saving and loading a checkpoint takes on a rank beside the model and optimizer state.
+"""Memory of a rank for saving and loading a checkpoint, beside the model and optimizer state.
 
-Pure arithmetic, for the plan; ``optimizer_shards`` keeps to it. Megatron's own way gathers each
-DDP bucket (without overlap of gradients: the whole stage) in float32 on the GPU, and keeps 12 bytes
-a parameter of the stage in every rank's host memory.
+Pure arithmetic, for the plan; ``optimizer_shards`` keeps to it. Megatron's own way gathers each DDP
+bucket (without overlap of gradients: the whole stage) in float32 on the GPU, and keeps 12 bytes a
+parameter of the stage in every rank's host memory.
 """
 
 from __future__ import annotations
@@ -30,11 +30,7 @@ class CheckpointBytes:
 
 
 def checkpoint_bytes_of_rank(
-    parameters: int,
-    copies: int,
-    largest_parameter: int,
-    *,
-    background: bool = False,
+    parameters: int, copies: int, largest_parameter: int, *, background: bool = False
 ) -> CheckpointBytes:
     """Upper bound for a save with the distributed optimizer. Loading takes no more where there are
     copies, and 12 bytes a parameter of host memory where there are none.
@@ -44,8 +40,8 @@ def checkpoint_bytes_of_rank(
     optimizer holds any part: two more at most.
 
     Args:
-        parameters: Of the rank's stage. Experts, which have other copies, are a separate sum.
-        copies: Ranks that hold the same.
+        parameters: Parameters of the rank's stage. Experts, which have other copies, are a separate
+            sum.
         largest_parameter: Elements of the largest Megatron parameter of the rank.
         background: The weights are copied as well (``runner.background_checkpoints``).
     """

@@ -22,12 +22,7 @@ from rlmath.checkpoint.remote import RemoteFolder
 from rlmath.checkpoint.remote_owner import Claim, NotOurs, claim, copies_of, is_manifest
 from rlmath.checkpoint.run_files import OWN_FOLDER, RunFiles
 from rlmath.checkpoint.store import STEP_NAME
-from rlmath.checkpoint.transfer import (
-    FOLDERS,
-    checkpoints_in,
-    delete_checkpoint,
-    upload_checkpoint,
-)
+from rlmath.checkpoint.transfer import FOLDERS, checkpoints_in, delete_checkpoint, upload_checkpoint
 from rlmath.errors import UserError, printable
 
 _MOST_PAUSE_S = 600.0
@@ -37,13 +32,7 @@ _LAST_TRIES = 5
 
 @dataclass(frozen=True)
 class Pace:
-    """How long a mirror waits, in seconds.
-
-    Attributes:
-        poll_s: Between two looks for new checkpoints.
-        pause_s: After a failure; twice as long after each further one.
-        last_pause_s: After a failure at the end of the run, at most.
-    """
+    """How long a mirror waits, in seconds."""
 
     poll_s: float = 2.0
     pause_s: float = 5.0
@@ -61,10 +50,6 @@ def mirroring(
     run_dir: str | Path, url: str | None, wait_s: float, pace: Pace = Pace()
 ) -> Iterator[None]:
     """Mirror a run's folder for as long as the block runs, and then until all is uploaded.
-
-    Args:
-        url: The remote folder; ``None``: nothing is mirrored.
-        wait_s: Time limit of the uploads at the end, in seconds.
 
     Raises:
         NotOurs: The remote folder is another run's.

@@ -43,7 +43,6 @@ def optimizer_prints(optimizer: Any, scheduler: Any) -> dict[str, float]:
 
 
 def save_prints(folder: Path, rank: int, prints: dict[str, float]) -> None:
-    """Write a rank's checksums into a checkpoint."""
     _path(folder, rank).write_text(json.dumps(prints) + "\n", encoding="utf-8")
 
 
@@ -51,8 +50,7 @@ def check_prints(folder: Path, rank: int, now: dict[str, float], *, same_layout:
     """Compare what was loaded with what was saved.
 
     Args:
-        same_layout: Ranks have the parts that they had; else the schedule's step is compared
-            alone.
+        same_layout: Ranks have the parts that they had; else the schedule's step is compared alone.
 
     Raises:
         BrokenCheckpoint: Something was not restored.

@@ -40,13 +40,13 @@ class _Parameter:
     """A parameter of a bucket.
 
     Attributes:
-        index: Among all of the optimizer's, as Megatron counts when it loads.
+        index: Number among all of the optimizer's, as Megatron counts when it loads.
         described: Its place in the whole model.
         start: First element in the bucket.
-        pieces: Where this rank keeps its part: main parameter and Adam's moments, by kind; empty
-            when it has none.
-        local_start: Of that part in the rank's share of the bucket.
-        within: Of that part in the parameter.
+        pieces: Location of this rank's part: main parameter and Adam's moments, by kind; empty when
+            it has none.
+        local_start: Start of that part in the rank's share of the bucket.
+        within: Start of that part in the parameter.
     """
 
     index: int
@@ -58,8 +58,7 @@ class _Parameter:
 
     @property
     def shape(self) -> torch.Size:
-        shape: torch.Size = self.described.data.shape
-        return shape
+        return self.described.data.shape
 
     @property
     def numel(self) -> int:
@@ -72,10 +71,9 @@ class _Parameter:
 
 
 def parameter_state(part: Any, model_state: Any, loading: bool) -> dict[int, dict[str, Any]]:
-    """What this rank saves, or loads, of the optimizer's tensors, by parameter and kind.
+    """Tensors of the optimizer that this rank saves, or loads, by parameter and kind.
 
     Args:
-        part: Megatron's ``DistributedOptimizer``.
         model_state: The model's sharded state, whose tensors are the parameters themselves.
         loading: Empty tensors for what is to be loaded, without communication; else a collective of
             the part's data-parallel group.
@@ -102,10 +100,7 @@ def parameter_state(part: Any, model_state: Any, loading: bool) -> dict[int, dic
 
 def _buckets(part: Any, model_state: Any) -> Iterator[tuple[Any, list[_Parameter]]]:
     from megatron.core.dist_checkpointing.dict_utils import nested_values
-    from megatron.core.dist_checkpointing.mapping import (
-        ShardedTensor,
-        ShardedTensorFactory,
-    )
+    from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 
     described = {
         one.data: one
@@ -136,7 +131,7 @@ def _buckets(part: Any, model_state: Any) -> Iterator[tuple[Any, list[_Parameter
 
 
 def _owned(parameters: list[_Parameter], group: Any) -> list[_Parameter]:
-    """Those that this rank saves: the largest first, each to the rank that has least."""
+    """Parameters that this rank saves: the largest first, each to the rank that has least."""
     load = [0] * group.size()
     own = []
     for one in sorted(parameters, key=lambda one: (-one.numel, one.index)):

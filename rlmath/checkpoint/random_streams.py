@@ -13,7 +13,6 @@ _TRACKER = "megatron."
 
 
 def capture() -> dict[str, Tensor]:
-    """States of Python's, NumPy's and torch's generators and of Megatron's tracker."""
     from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
     version, words, gauss = random.getstate()
@@ -35,7 +34,6 @@ def capture() -> dict[str, Tensor]:
 
 
 def restore(states: dict[str, Tensor]) -> None:
-    """Set this process's generators to what :func:`capture` gave."""
     from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
     gauss = states["python.gauss"].tolist()
@@ -52,7 +50,6 @@ def restore(states: dict[str, Tensor]) -> None:
 
 
 def save_streams(folder: Path, rank: int) -> None:
-    """Write this rank's streams into a checkpoint."""
     from safetensors.torch import save_file
 
     save_file(capture(), str(_path(folder, rank)))

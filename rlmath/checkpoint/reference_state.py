@@ -14,12 +14,7 @@ PREFIX = "reference."
 
 
 def sharded_reference(module: Any, reference: list[Tensor]) -> dict[str, Any]:
-    """The reference's weights with their places in the full tensors, as those of the model.
-
-    Args:
-        module: This rank's stage of the policy, whose parameters the reference follows.
-        reference: A tensor for each of its parameters that are trained.
-    """
+    """The reference's weights with their places in the full tensors, as those of the model."""
     own = _by_name(module, reference)
     described = sharded_weights(module, PREFIX)
     state = {}
@@ -51,5 +46,4 @@ def _by_name(module: Any, reference: list[Tensor]) -> dict[str, Tensor]:
 
 
 def trained_names(module: Any) -> list[str]:
-    """Names of the parameters that are trained, in the order of the module's."""
     return [name for name, one in module.named_parameters() if one.requires_grad]

@@ -104,16 +104,7 @@ class _Connection:
 
 
 class RemoteFolder:
-    """The files below a URL, by their names relative to it.
-
-    Args:
-        url: One without :func:`url_problem`.
-        limit_s: Time limit of a call, in seconds; a transfer has one more second for each MiB.
-        threads: Number of files that are transferred at the same time.
-
-    Attributes:
-        num_put: Number of files that were uploaded.
-    """
+    """The files below a URL, by their names relative to it."""
 
     def __init__(self, url: str, *, limit_s: float = _LIMIT_S, threads: int = _THREADS) -> None:
         self.url = url.rstrip("/")
@@ -138,8 +129,6 @@ class RemoteFolder:
         return self._one(f"{under or '.'} cannot be listed", find)
 
     def names(self) -> list[str]:
-        """Names of the files and folders at its top."""
-
         def ls(fs: Any, root: str) -> list[str]:
             fs.invalidate_cache()
             try:
@@ -163,7 +152,6 @@ class RemoteFolder:
         )
 
     def write(self, name: str, data: bytes) -> None:
-        """Make or replace a file."""
         self._one(
             f"{name} cannot be written", lambda fs, root: fs.pipe_file(f"{root}/{name}", data)
         )
@@ -172,7 +160,6 @@ class RemoteFolder:
         """Upload files, several at the same time; one that fails does not keep the others.
 
         Args:
-            files: Local file by the name that it gets.
             arrived: Called with the name of each that was uploaded, by several threads.
         """
 
@@ -191,11 +178,6 @@ class RemoteFolder:
 
     def get(self, files: Mapping[str, int], into: Path, under: str = "") -> None:
         """Download files, several at the same time.
-
-        Args:
-            files: Sizes in bytes by name.
-            into: Local folder that they are written to, by these names.
-            under: Folder that the names are relative to.
 
         Raises:
             FileNotFoundError: One is not there.
@@ -222,8 +204,6 @@ class RemoteFolder:
         self._each((f"{n} cannot be downloaded", call(n), size) for n, size in files.items())
 
     def delete_file(self, name: str) -> None:
-        """Delete a file, if it is there."""
-
         def rm(fs: Any, root: str) -> None:
             with contextlib.suppress(FileNotFoundError):
                 fs.rm_file(f"{root}/{name}")
@@ -231,8 +211,6 @@ class RemoteFolder:
         self._one(f"{name} cannot be deleted", rm)
 
     def delete_folder(self, name: str) -> None:
-        """Delete a folder and all that is in it, if it is there."""
-
         def rm(fs: Any, root: str) -> None:
             fs.invalidate_cache()
             with contextlib.suppress(FileNotFoundError):

@@ -29,14 +29,7 @@ class NotOurs(UserError):
 
 @dataclass(frozen=True)
 class Owner:
-    """A run that is mirrored.
-
-    Attributes:
-        run: Its id.
-        start: Token of its last start.
-        place: Host and folder of that start.
-        started: When that was, as ISO 8601.
-    """
+    """A run that is mirrored."""
 
     run: str
     start: str
@@ -53,7 +46,6 @@ def own_id(run_dir: Path) -> str | None:
 
 
 def keep_id(run_dir: Path, run: str) -> None:
-    """Give the run in a folder its id."""
     run_dir.mkdir(parents=True, exist_ok=True)
     (run_dir / OWNER_FILE).write_text(json.dumps({"run": run}) + "\n", encoding="utf-8")
 

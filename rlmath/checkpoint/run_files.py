@@ -30,11 +30,7 @@ _State = tuple[int, int]
 
 
 class RunFiles:
-    """Uploads those that have changed since they were uploaded last.
-
-    Args:
-        there: Sizes of the files in the remote folder.
-    """
+    """Uploads those that have changed since they were uploaded last."""
 
     def __init__(self, run_dir: Path, claim: Claim, there: Mapping[str, int]) -> None:
         self._run_dir, self._claim, self._remote = run_dir, claim, claim.remote
@@ -105,11 +101,7 @@ class RunFiles:
 
 
 def download_run_files(remote: RemoteFolder, run_dir: Path) -> int:
-    """Download a run's files besides its checkpoints; those that are there are replaced.
-
-    Returns:
-        How many.
-    """
+    """Download a run's files besides its checkpoints; those that are there are replaced."""
     sizes = again(remote.sizes)
     wanted = {n: s for n, s in sizes.items() if _is_wanted(n, (*_LEFT_OUT, *_NOT_DOWNLOADED))}
     again(lambda: remote.get(wanted, run_dir))

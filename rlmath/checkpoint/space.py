@@ -31,7 +31,6 @@ def checkpoint_bytes(num_parameters: int, parameter_bytes: int, distributed_opti
     optimizer has some apart from the weights.
 
     Args:
-        num_parameters: Of the whole model.
         parameter_bytes: 4 for float32, 2 for bfloat16.
         distributed_optimizer: It always keeps main parameters; the plain one only under bfloat16.
     """
@@ -42,7 +41,7 @@ def checkpoint_bytes(num_parameters: int, parameter_bytes: int, distributed_opti
 
 
 def held_bytes(folder: str | Path) -> int:
-    """What the files in a folder take; 0 when it is not there."""
+    """Size of the files in a folder; 0 when it is not there."""
     files = (p for p in Path(folder).rglob("*") if p.is_file())
     return sum(p.stat().st_size for p in files)
 
@@ -57,14 +56,7 @@ def disk_full(folder: Path) -> DiskFull:
 
 
 def require_free(folder: Path, num_bytes: int) -> None:
-    """Refuse to begin what the disk has no room for.
-
-    Args:
-        folder: To be written.
-
-    Raises:
-        DiskFull: Less than ``num_bytes`` are free.
-    """
+    """Raise DiskFull if the disk of ``folder`` has less than ``num_bytes`` free."""
     if (free := _free_bytes(folder)) < num_bytes:
         raise DiskFull(
             f"{folder} needs {in_words(num_bytes)}, and {in_words(free)} are free; free some space"
@@ -78,7 +70,6 @@ def naming_full_disk(folder: Path, resumes: Callable[[], str]) -> Iterator[None]
     Args:
         folder: Where most files are written: the system names no file of which it could not write
             the rest.
-        resumes: Says where another start resumes.
 
     Raises:
         DiskFull: A file could not be written.

@@ -32,12 +32,7 @@ from rlmath.checkpoint.random_streams import load_streams, save_streams
 from rlmath.checkpoint.reference_state import load_reference, sharded_reference, trained_names
 from rlmath.checkpoint.space import disk_full
 from rlmath.checkpoint.tensor_index import check_index
-from rlmath.checkpoint.writer import (
-    DISK_FULL,
-    background_group,
-    write_common,
-    write_tensors,
-)
+from rlmath.checkpoint.writer import DISK_FULL, background_group, write_common, write_tensors
 from rlmath.device.host_memory import host_copies
 from rlmath.errors import UserError
 
@@ -48,11 +43,11 @@ _ABOUT = "about.json"
 
 @dataclass(frozen=True)
 class AdapterState:
-    """Adapters of a frozen model, of which alone a checkpoint is.
+    """Adapters of a frozen model; a checkpoint has them alone.
 
     Attributes:
         described: As JSON; a checkpoint of other adapters is an error.
-        base_fingerprint: Of the frozen model, which a load does not replace.
+        base_fingerprint: Fingerprint of the frozen model, which a load does not replace.
     """
 
     described: dict[str, Any]
@@ -61,18 +56,17 @@ class AdapterState:
 
 @dataclass(frozen=True)
 class ModelState:
-    """What a checkpoint reads of a rank's model, and sets in it: the live objects, not copies.
+    """Live objects, not copies, of a rank's model that a checkpoint reads and sets.
 
     Attributes:
-        chunks: This rank's Megatron stage, one for each virtual stage.
         optimizer: Megatron's; ``None``: the model is not trained.
         scheduler: Megatron's learning-rate schedule; ``None`` without an optimizer.
         spec: Dataclass of the model's sizes; a checkpoint of another model is an error.
         layout: Dataclass of the parallel layout.
-        dtype: Of the weights: ``float32`` or ``bfloat16``.
+        dtype: Type of the weights: ``float32`` or ``bfloat16``.
         optimizer_kind: ``distributed`` or ``plain``; ``None`` without an optimizer.
-        reference: Weights of the reference model in the order of the chunks' parameters;
-            ``None``: there is none to save.
+        reference: Weights of the reference model in the order of the chunks' parameters; ``None``:
+            there is none to save.
         reference_kind: ``frozen`` unless ``reference`` is saved.
         adapters: Parameters that want no gradient are not saved; ``None``: all are.
     """
@@ -90,8 +84,6 @@ class ModelState:
 
 
 class Saveable(Protocol):
-    """A model with a state to save."""
-
     def checkpoint_state(self) -> ModelState: ...
 
 
@@ -118,7 +110,6 @@ class PendingSave:
 
     @property
     def done(self) -> bool:
-        """Whether :meth:`wait` would return immediately."""
         return self._thread is None or not self._thread.is_alive()
 
     def join(self) -> None:
@@ -153,10 +144,6 @@ def check_saveable(model: Saveable) -> None:
 def save_model(model: Saveable, folder: str | Path, name: str = "actor") -> None:
     """Save a model with its optimizer, schedule and random streams; collective over all ranks.
 
-    Args:
-        model: Saved without optimizer and schedule if it has none.
-        folder: Of the checkpoint, from :meth:`CheckpointStore.begin`; the same on all nodes.
-
     Raises:
         UserError: On every rank: the disk is full, or the folder cannot be written.
     """
@@ -166,7 +153,6 @@ def save_model(model: Saveable, folder: str | Path, name: str = "actor") -> None
 def begin_save(
     model: Saveable, folder: str | Path, name: str = "actor", in_background: bool = True
 ) -> PendingSave:
-    """:func:`begin_saves` of one model."""
     return begin_saves({name: model}, folder, in_background)
 
 
@@ -182,7 +168,7 @@ def begin_saves(
 
     Args:
         models: By the name of their folder in the checkpoint.
-        folder: Of the checkpoint, from :meth:`CheckpointStore.begin`; the same on all nodes.
+        folder: From :meth:`CheckpointStore.begin`; the same on all nodes.
         in_background: Else it is written before this returns, from the tensors themselves.
     """
     group = _free_group()
@@ -201,11 +187,7 @@ def begin_saves(
 
 
 def _prepare_save(state: ModelState, target: Path, group: Any, copy: bool) -> Callable[[], None]:
-    """Write a model's small files and collect its tensors; the result writes those. Collective.
-
-    Args:
-        copy: Whether the model may change before its tensors are written.
-    """
+    """Write a model's small files and collect its tensors; the result writes those. Collective."""
     from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
 
     rank = dist.get_rank()
@@ -289,7 +271,6 @@ def load_model(model: Saveable, folder: str | Path, name: str = "actor") -> None
 
 
 def _load(state: ModelState, target: Path, saved_layout: Any) -> None:
-    """This rank's part of :func:`load_model`."""
     from megatron.core import dist_checkpointing
     from megatron.core.dist_checkpointing.validation import StrictHandling
 
@@ -319,13 +300,13 @@ def _load(state: ModelState, target: Path, saved_layout: Any) -> None:
 
 
 def _named_chunks(state: ModelState) -> Iterator[tuple[str, Any]]:
-    """What a checkpoint calls each chunk. The name of a tensor in it is that of any layout."""
+    """Each chunk with its name in a checkpoint, in which tensors have the names of any layout."""
     for index, chunk in enumerate(state.chunks):
         yield f"model{index if index else ''}", chunk
 
 
 def _references(state: ModelState) -> Iterator[tuple[str, Any, list[Tensor]]]:
-    """Each chunk with its part of the reference, and what a checkpoint calls that."""
+    """Each chunk with its part of the reference, and the name of that in a checkpoint."""
     left = list(state.reference or ())
     for index, chunk in enumerate(state.chunks):
         count = len(trained_names(chunk))
@@ -397,7 +378,7 @@ def _copy_to_host(sharded: Any) -> ChildWriter:
 
 
 def _about(state: ModelState) -> dict[str, Any]:
-    """What has to be equal for a load, and the layout, which need not be."""
+    """Properties that have to be equal for a load, and the layout, which need not be."""
     return {
         "shape": _as_json(state.spec),
         "dtype": state.dtype,

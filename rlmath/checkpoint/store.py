@@ -65,13 +65,10 @@ class Newest:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What the driver resumes from.
+    """A checkpoint that the driver resumes from.
 
     Attributes:
-        path: Folder that the ranks load from.
-        step: Optimization steps that were done.
-        driver_state: As it was given to :meth:`CheckpointStore.commit`.
-        metrics: Likewise.
+        driver_state: As given to :meth:`CheckpointStore.commit`, like ``metrics``.
         skipped: Newer ones that are incomplete, and what a killed process left.
     """
 
@@ -86,16 +83,12 @@ class CheckpointStore:
     """Makes, keeps and finds checkpoints in a folder.
 
     Args:
-        folder: Made when it is missing.
         keep: Newest ones that are kept, at least 1.
         best: Metrics whose best checkpoint is kept as well, and whether ``max`` or ``min`` is best.
     """
 
     def __init__(
-        self,
-        folder: str | Path,
-        keep: int,
-        best: Mapping[str, Literal["max", "min"]] | None = None,
+        self, folder: str | Path, keep: int, best: Mapping[str, Literal["max", "min"]] | None = None
     ) -> None:
         if keep < 1:
             raise ValueError(f"keep={keep}; at least the newest checkpoint has to be kept")
@@ -108,7 +101,6 @@ class CheckpointStore:
     # -- making ---------------------------------------------------------------------------------
 
     def begin(self, step: int) -> Path:
-        """An empty folder for the ranks to save into."""
         partial = self._partial(step)
         if partial.exists():
             shutil.rmtree(partial)
@@ -123,11 +115,7 @@ class CheckpointStore:
         An older checkpoint of the same step is replaced.
 
         Args:
-            driver_state: Of dict, list, str, int, float, bool and None.
-            metrics: Values by which the best are found; ones that are not finite never are.
-
-        Returns:
-            The checkpoint's folder.
+            driver_state: Values of dict, list, str, int, float, bool and None.
 
         Raises:
             TypeError: ``driver_state`` would not come back as it is.
@@ -172,7 +160,6 @@ class CheckpointStore:
     # -- finding --------------------------------------------------------------------------------
 
     def path(self, step: int) -> Path:
-        """Folder of a step's checkpoint, whether or not there is one."""
         return self.folder / f"step_{step:06d}"
 
     def owns(self, checkpoint: Path) -> bool:
@@ -207,7 +194,7 @@ class CheckpointStore:
     def resume(
         self, how: str, check: Callable[[Checkpoint], None] = lambda _: None
     ) -> Checkpoint | None:
-        """What ``runner.resume`` asks for, after cleaning what a killed process left.
+        """Checkpoint that ``runner.resume`` asks for, after cleaning what a killed process left.
 
         After ``never`` or a path, checkpoints that would be newer than the run's own beginning are
         moved to a folder beside this one, so that a later ``auto`` does not resume from them.
@@ -217,8 +204,8 @@ class CheckpointStore:
             check: Raises if the run cannot resume from a checkpoint; nothing is moved then.
 
         Raises:
-            UserError: The folder given is not a whole checkpoint, or there are checkpoints and
-                none is whole.
+            UserError: The folder given is not a whole checkpoint, or there are checkpoints and none
+                is whole.
         """
         if how not in ("auto", "never"):
             return self._resume_from(Path(how), check)
@@ -326,9 +313,6 @@ class CheckpointStore:
 
 def open_checkpoint(path: Path, verified: bool = False) -> Checkpoint:
     """A checkpoint's driver state and metrics.
-
-    Args:
-        verified: Its files have just been compared with the manifest.
 
     Raises:
         UserError: It is not there or not whole.

@@ -39,8 +39,6 @@ def upload_checkpoint(
     """Upload a checkpoint and compare what arrived; its manifest is written last.
 
     Args:
-        folder: The complete checkpoint.
-        name: Its name in the remote folder; what is there is replaced.
         sent: Files that an earlier call for the same checkpoint uploaded; it is added to.
         vouch: Called before the manifest is written; may raise.
 

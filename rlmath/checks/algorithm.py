@@ -19,7 +19,6 @@ from rlmath.rewards.registry import any_graded
 
 
 def algorithm_problems(config: Config) -> Iterator[str]:
-    """A message for each setting of ``algorithm`` that cannot work as it is."""
     algorithm = config.algorithm
     yield from _value_model(config)
     yield from unused_problems(config)

@@ -1,4 +1,4 @@
-"""What a resume continues and what it changes; see ``rlmath/monitor/run_settings.py``.
+"""The state that a resume continues, and its changes; see ``rlmath/monitor/run_settings.py``.
 
 ``config.yaml`` in a run's folder has the settings as given to the last start that began a step.
 Each such start adds a line to ``attempts.jsonl`` with the step after which it began, and keeps its
@@ -45,7 +45,7 @@ _UNGUARDED = ("reward.num_workers", "reward.timeout_s", "reward.workers_on")
 
 @dataclass(frozen=True)
 class _Loop:
-    """Where a command keeps what it continues from, in the run's folder."""
+    """Location of what a command continues from, in the run's folder."""
 
     config_file: str
     checkpoints: str
@@ -61,13 +61,12 @@ LOOPS = {
 
 @dataclass(frozen=True)
 class Continuation:
-    """The outcome of ``runner.resume``.
+    """Outcome of ``runner.resume``.
 
     Attributes:
         checkpoint: The newest; the run continues after it.
-        steps: That the run is to have, by ``setting``.
-        changes: Settings that differ from those that the checkpoint's steps were trained with, and
-            files that have other contents than then.
+        steps: Target number of steps, by ``setting``.
+        changes: Settings and files that differ from those of the checkpoint's steps.
         exported: The run has written the final model of this step.
         setting: The key of the number of steps.
     """
@@ -85,7 +84,6 @@ class Continuation:
         return self.step >= self.steps and self.exported
 
     def describe(self) -> str:
-        """A line, and one for each changed setting."""
         if self.finished:
             return (
                 f"resume   already at step {self.step} of {self.steps}; raise {self.setting} to "
@@ -100,9 +98,6 @@ def continuation(config: Config, command: str = "train") -> Continuation | None:
     """The checkpoint that is continued; ``None``: the run starts from the beginning.
 
     The newest checkpoint is found by name; whether it is complete is checked when it is read.
-
-    Args:
-        command: ``train`` or ``sft``; others continue nothing.
     """
     runner, loop = config.runner, LOOPS.get(command)
     saves = command == "train" or config.sft.save_every
@@ -209,11 +204,9 @@ def record(
     """Note that a start of the training loop begins its first step, and with which settings.
 
     Args:
-        config: In force.
-        after_step: The steps up to it are done.
-        begins: A run begins with it, also where it continues another one's checkpoint: what the
-            folder has of earlier starts is of another run.
-        given: As the user gave them; a restart may have changed some. ``None``: the same.
+        begins: A run begins with it, also where it continues another one's checkpoint: records of
+            earlier starts in the folder are of another run.
+        given: As the user gave them; a restart may have changed some. ``None``: as ``config``.
     """
     run_dir = Path(config.runner.run_dir)
     save(given or config, run_dir / CONFIG_FILE)

@@ -33,7 +33,7 @@ def transport_problems(config: Config, device: str, colocated: bool) -> Iterator
 
 
 def engine_argument_problems(config: Config, device: str) -> Iterator[str]:
-    """What ``rollout.engine_arguments`` returns and engines cannot take."""
+    """Values of ``rollout.engine_arguments`` that engines cannot take."""
     name = config.rollout.engine_arguments
     if name is None or not ENGINE_ARGUMENTS.has(name):
         return

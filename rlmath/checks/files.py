@@ -84,7 +84,7 @@ def model_folder(config: Config) -> Iterator[str]:
 
 
 def vllm_pattern(key: str, path: str) -> Iterator[str]:
-    """vLLM looks for weights with ``glob``, which takes a folder's name for a pattern as well."""
+    """vLLM looks for weights with ``glob``, which reads a folder's name as a pattern as well."""
     absolute = str(Path(path).absolute())
     if glob.has_magic(absolute):
         yield (
@@ -250,7 +250,6 @@ def _contents(data: DataConfig, prompt: Any) -> tuple[str, ...]:
 
 
 def run_dir(config: Config) -> Iterator[str]:
-    """The run can write where it is told to."""
     path = config.runner.run_dir
     if reason := unwritable(path):
         yield f"runner.run_dir={path}: {reason}; give another folder, or make room"

@@ -1,4 +1,4 @@
-"""What ``actor.fp8`` works with: machines, layouts, sizes of a model, and a correction."""
+"""Requirements of ``actor.fp8``: machines, layouts, sizes of a model, and a correction."""
 
 from __future__ import annotations
 

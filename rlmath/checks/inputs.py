@@ -44,7 +44,7 @@ def contents(files: Iterable[tuple[str, Path]]) -> dict[str, str]:
 
 
 def input_files(config: Config) -> Iterator[tuple[str, Path]]:
-    """Problems, and what decides about a model's prompts and stops."""
+    """Files of problems, and those that decide about a model's prompts and stops."""
     benchmarks = [path for one in benchmarks_of(config) for path in one.paths]
     for given in dict.fromkeys([*config.data.train_paths, *benchmarks]):
         if not is_hub(given):

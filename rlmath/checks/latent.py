@@ -1,4 +1,4 @@
-"""What multi-head latent attention (DeepSeek-V3) has not been proven with."""
+"""Settings that multi-head latent attention (DeepSeek-V3) has not been proven with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What has to divide what: batch, heads, layers, lengths and the engines' cache."""
+"""Divisibility of batch, heads, layers, lengths and the engines' cache."""
 
 from __future__ import annotations
 
@@ -142,7 +142,6 @@ def tensor_parallel_problems(part: str, ranks: int, model: ModelSpec, sliced: in
     """The model's matrices divide between the tensor ranks of a part.
 
     Args:
-        part: ``actor``, ``rollout`` or ``teacher``.
         sliced: Width of an expert that the ranks share; 0: they share none.
     """
 
@@ -158,10 +157,7 @@ def tensor_parallel_problems(part: str, ranks: int, model: ModelSpec, sliced: in
         sizes.append((together, model.kv_heads))
     if part == "actor" and model.latent is not None:
         rank, both = model.latent.query_rank, model.latent.kv_rank + model.latent.rotary_dim
-        sizes += [
-            (f"q_lora_rank {rank}", rank),
-            (f"kv_lora_rank + qk_rope_head_dim {both}", both),
-        ]
+        sizes += [(f"q_lora_rank {rank}", rank), (f"kv_lora_rank + qk_rope_head_dim {both}", both)]
 
     def obstacles(n: int) -> list[str]:
         found = [f"{text} / {n} leaves {size % n}" for text, size in sizes if size % n]
@@ -301,12 +297,7 @@ def cpu_cache_problem(
     tensor_parallel: int,
     value_bytes: int,
 ) -> Iterator[str]:
-    """See :func:`kv_cache`.
-
-    Args:
-        longest: Tokens of the longest sequence.
-        value_bytes: Of a key's or value's number.
-    """
+    """See :func:`kv_cache`."""
     blocks = -(-longest // CPU_BLOCK_TOKENS)
     heads, width = max(1, model.kv_heads // tensor_parallel), model.head_dim
     token_bytes = 2 * model.layers * heads * width * value_bytes

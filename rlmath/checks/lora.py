@@ -1,4 +1,4 @@
-"""What ``actor.lora`` asks for: matrices and layers that the model has, and a folder that fits."""
+"""Requirements of ``actor.lora``: matrices and layers of the model, and a folder that fits."""
 
 from __future__ import annotations
 

@@ -29,9 +29,8 @@ class Machine:
         torch_build: torch's version, such as ``2.13.0+cpu``; ``None`` when it is not installed.
         memory_bytes: Memory, the container's limit where there is one.
         disk_bytes: Free space where runs go; ``None``: asked of the run folder's disk.
-        transformer_engine: What Transformer Engine lacks; ``None``: nothing that can be seen
+        transformer_engine: Missing parts of Transformer Engine; ``None``: nothing that can be seen
             without importing it. Only looked for where there are GPUs.
-        flash_attention: Whether flash-attn is installed, which batch invariance needs.
         compute_capability: The least of the GPUs', which FP8 needs; ``None``: not known.
         elsewhere: It stands for another machine, whose disks and network are not those of this one.
     """
@@ -75,7 +74,6 @@ class Machine:
 
     @classmethod
     def here(cls) -> Machine:
-        """Look at the machine, without starting CUDA."""
         try:
             torch_build = importlib.metadata.version("torch")
         except importlib.metadata.PackageNotFoundError:

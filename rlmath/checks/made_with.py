@@ -1,4 +1,4 @@
-"""What a run's last bits may depend on besides its settings: versions, CPU and GPUs.
+"""Influences on a run's last bits besides its settings: versions, CPU and GPUs.
 
 Read from files: neither torch nor a driver is needed.
 """
@@ -25,8 +25,7 @@ _PACKAGES = (
 
 @functools.cache
 def made_with() -> dict[str, str]:
-    """Versions of packages that are installed, and this machine's kind; of the node that starts a
-    run."""
+    """Installed versions of packages, and the kind of this machine, the node that starts a run."""
     found = {"python": platform.python_version(), "machine": platform.machine()}
     for name in _PACKAGES:
         try:

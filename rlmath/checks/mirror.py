@@ -30,11 +30,7 @@ def mirror_problems(config: Config, command: str) -> Iterator[str]:
 
 
 def remote_problems(config: Config, command: str) -> Iterator[str]:
-    """Whether the folder can be written, read and cleared, and belongs to no other run.
-
-    Args:
-        config: Without :func:`mirror_problems`.
-    """
+    """Whether the folder can be written, read and cleared, and belongs to no other run."""
     url = config.runner.mirror
     if url is None or command == "evaluate":
         return

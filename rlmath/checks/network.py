@@ -20,24 +20,14 @@ from rlmath.utils.close_names import did_you_mean
 
 @dataclass
 class Answers:
-    """Servers and names that do not answer.
-
-    Attributes:
-        problems: For each of which the run would end at its start.
-        warnings: The run would start, or may start elsewhere.
-    """
+    """Servers and names that do not answer."""
 
     problems: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
 
 def ask(config: Config, command: str, *, elsewhere: bool, ask_hub: bool) -> Answers:
-    """Connect to the servers of checked settings, and ask the hub for what is named there.
-
-    Args:
-        elsewhere: The run is for another machine, which may reach other servers.
-        ask_hub: Ask for models and data as well, which a run that starts now fetches itself.
-    """
+    """Connect to the servers of checked settings, and ask the hub for what is named there."""
     answers = Answers()
     if command != "sft":
         with ThreadPoolExecutor() as pool:
@@ -56,7 +46,7 @@ def ask(config: Config, command: str, *, elsewhere: bool, ask_hub: bool) -> Answ
 
 
 def _servers(config: Config, command: str) -> Iterator[tuple[str, str, list[Endpoint]]]:
-    """Setting, cure and addresses, of which one has to answer."""
+    """Setting, cure and addresses, one of which has to answer."""
     for index, item in enumerate(config.reward.items):
         key = f"reward.items[{index}].name={item.name}"
         given = item.name

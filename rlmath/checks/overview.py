@@ -1,4 +1,4 @@
-"""What a run will do, for a person: the lines that ``--check`` and every start print.
+"""Lines that ``--check`` and every start print: what a run will do.
 
 The arithmetic of batch and layout is in :func:`rlmath.config.arithmetic.describe`; this has what is
 optimized, with which rewards, what is evaluated, and what a recipe set.
@@ -40,11 +40,7 @@ Origin: TypeAlias = Callable[[str], str]
 
 
 def describe_training(config: Config, origin: Origin | None = None) -> str:
-    """Loss, optimizer, rewards and evaluation of a training run.
-
-    Args:
-        origin: Where a setting's value comes from, in words.
-    """
+    """Loss, optimizer, rewards and evaluation of a training run."""
     algorithm = config.algorithm
     lines = [
         *_block("loss", _objective(config)),
@@ -95,10 +91,7 @@ def describe_sft(config: Config, origin: Origin | None = None) -> str:
                 ],
             ),
             *_block("loss", ["negative log-likelihood of the responses, mean over their tokens"]),
-            *_block(
-                "lr",
-                _learning_rate(sft.optimizer, sft.steps, "sft.optimizer.lr", origin),
-            ),
+            *_block("lr", _learning_rate(sft.optimizer, sft.steps, "sft.optimizer.lr", origin)),
             *_lora(config.actor.lora),
         ]
     )
@@ -126,16 +119,12 @@ def describe_recipe(composed: Composed) -> str:
     of_recipe = f"{composed.choices['recipe']}: {len(keys)} settings"
     if not replaced:
         return "\n".join(_block("recipe", [of_recipe + ", all in force"]))
-    lines = [f"{of_recipe}, {len(replaced)} of them replaced:"]
-    for key in replaced:
-        if any(key == one or key.startswith(one + ".") for one in composed.given):
-            by = "the command line"
-        elif composed.choices.get("experiment"):
-            by = f"experiment {composed.choices['experiment']}"
-        else:
-            by = "another file of settings"
-        lines.append(f"  {key}: {_text(wanted[key])} -> {_text(now[key])} ({by})")
-    return "\n".join(_block("recipe", lines))
+    lines = [
+        f"  {key}: {_text(wanted[key])} -> {_text(now[key])} ({composed.origin(key)})"
+        for key in replaced
+    ]
+    first = f"{of_recipe}, {len(replaced)} of them replaced:"
+    return "\n".join(_block("recipe", [first, *lines]))
 
 
 def _plugins(config: Config) -> Iterator[str]:

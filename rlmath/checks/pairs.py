@@ -18,11 +18,7 @@ _UNUSED = {
 
 
 def pair_problems(config: Config, device: Device, command: str) -> Iterator[str]:
-    """A message for each pair of values that does not work.
-
-    Args:
-        device: What ``cluster.device`` stands for.
-    """
+    """A message for each pair of values that does not work."""
     for key, setting in by_key().items():
         for rule in setting.not_with:
             with_key, _, wanted = rule.other.partition("=")

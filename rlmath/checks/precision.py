@@ -1,4 +1,4 @@
-"""Which layers and kernels the actor can have: Transformer Engine's, and batch-invariant ones."""
+"""Layers and kernels that the actor can have: Transformer Engine's, and batch-invariant ones."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def batch_invariance(
 
 
 def batch_invariant_model(config: Config, model: ModelSpec) -> Iterator[str]:
-    """Models of which every product has a batch-invariant kernel."""
+    """Models all of whose products have a batch-invariant kernel."""
     if config.precision.batch_invariant and model.experts:
         yield (
             f"{_KEY}: the grouped products of {model.experts} experts have no batch-invariant "

@@ -1,4 +1,4 @@
-"""What ``rollout.quantization`` and ``rollout.kv_cache_dtype`` work with: models, transports and a
+"""Requirements of ``rollout.quantization`` and ``rollout.kv_cache_dtype``: models, transports and a
 correction."""
 
 from __future__ import annotations
@@ -34,11 +34,7 @@ def quantization_problems(config: Config, command: str) -> Iterator[str]:
 
 
 def correction_problems(config: Config, command: str, key: str) -> Iterator[str]:
-    """The correction that training needs where engines multiply otherwise than the actor.
-
-    Args:
-        key: The setting by which they do, with its value.
-    """
+    """The correction that training needs where engines multiply otherwise than the actor."""
     if command == "train" and not config.algorithm.correction.is_on:
         recomputed = config.algorithm.old_log_probs is OldLogProbs.recompute
         yield (

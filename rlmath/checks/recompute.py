@@ -1,5 +1,3 @@
-"""What ``actor.recompute_modules`` asks for: modules that Megatron recomputes and the model has."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -1,9 +1,4 @@
-"""Every check of the settings, before anything starts: in seconds, and all problems at once.
-
-Each check is a generator of messages. A message begins with the setting's key, shows the
-arithmetic, and names values that would work. Ranges, and what a setting works with, stand with the
-fields (``utils/setting.py``, ``pairs.py``); this file has the order and the other contradictions.
-"""
+"""Every check of the settings, before anything starts: in seconds, and all problems at once."""
 
 from __future__ import annotations
 
@@ -45,14 +40,7 @@ from rlmath.config.collapse import DETECTORS
 from rlmath.config.options import SECTIONS
 from rlmath.config.removed import removed_value
 from rlmath.config.rollout import overlap_of
-from rlmath.config.schema import (
-    Config,
-    Device,
-    OptimizerConfig,
-    Placement,
-    RewardItem,
-    Schedule,
-)
+from rlmath.config.schema import Config, Device, OptimizerConfig, Placement, RewardItem, Schedule
 from rlmath.config.settings import by_key, out_of_range, value_of
 from rlmath.errors import ConfigError, ModelError
 from rlmath.model.hub import is_hub_model
@@ -73,8 +61,7 @@ def check(config: Config, command: Command = "train", machine: Machine | None = 
     """Refuse settings that cannot work.
 
     Args:
-        command: Which loop they are for; each asks for other files.
-        machine: The machine that the run starts on; ``None``: this one.
+        command: The loop; each asks for other files.
 
     Raises:
         ConfigError: One line for each problem.
@@ -85,7 +72,6 @@ def check(config: Config, command: Command = "train", machine: Machine | None = 
 
 
 def find_problems(config: Config, command: Command, machine: Machine) -> Iterator[str]:
-    """The problems themselves, see :func:`check`."""
     wrong_numbers = list(out_of_range(config))
     yield from wrong_numbers
     yield from names(config)

@@ -23,10 +23,8 @@ class Ready:
     """Settings with which a command can start.
 
     Attributes:
-        config: With the model's folder and the prompts' style decided.
-        machine: The machine that was checked for.
-        warnings: Lines about servers that were asked.
-        notes: On what was not checked.
+        config: Settings with the model's folder and the prompts' style decided.
+        notes: Notes on what was not checked.
         continuation: The checkpoint that is continued; ``None``: the command starts from the
             beginning.
     """
@@ -40,9 +38,6 @@ class Ready:
 
 def ready(config: Config, command: Command, *, check_only: bool = False) -> Ready:
     """Check settings, files and servers; download a model of the hub that is missing.
-
-    Args:
-        check_only: Nothing is downloaded, and the machine may be another one than the run's.
 
     Raises:
         UserError: Something is wrong; one message has all problems.
@@ -80,8 +75,7 @@ def _with_remote_run(config: Config, folder: str, notes: list[str], *, check_onl
         how = "never"
     else:
         how = fetch_run(url, Path(run_dir), folder)
-    found: Config = replaced(config, {"runner.resume": how})
-    return found
+    return replaced(config, {"runner.resume": how})
 
 
 def _machine(config: Config, *, check_only: bool) -> tuple[Machine, list[str]]:
@@ -118,5 +112,4 @@ def _with_hub_model(
         check(config, command, machine)
         print(f"model    {name}: downloading from the hub", flush=True)
         folder = hub.download_model(name)
-    found: Config = replaced(config, {"model.path": str(folder)})
-    return found
+    return replaced(config, {"model.path": str(folder)})

@@ -75,8 +75,7 @@ def _of_server(config: Config) -> Iterator[str]:
 
 
 def teacher_folder(config: Config, device: Device) -> Iterator[str]:
-    """The folder is there and whole, has the policy's vocabulary, and takes the longest
-    sequence."""
+    """The folder is whole, has the policy's vocabulary, and takes the longest sequence."""
     path, on_server = config.teacher.path, config.teacher.url is not None
     assert path is not None
     if not Path(path).is_dir():
@@ -151,9 +150,6 @@ def _vocabulary(config: Config, path: str) -> Iterator[str]:
 
 def vocabulary(path: str) -> dict[int, str]:
     """The token of each id, those that were added included.
-
-    Args:
-        path: A Hugging Face folder, or ``tiny``.
 
     Raises:
         UserError: It has no tokenizer.json that can be read.

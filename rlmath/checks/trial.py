@@ -1,4 +1,4 @@
-"""What ``--check`` tries out: the first rows as the run reads them, with the model's tokenizer, the
+"""The trial of ``--check``: the first rows as the run reads them, with the model's tokenizer, the
 making of every reward, and rewards of the user's own on two made-up responses.
 
 Needs neither torch nor transformers. The user's code runs, so this is not for every start.
@@ -25,14 +25,7 @@ from rlmath.data.light_tokenizer import LightTokenizer
 from rlmath.data.load import overlong_example
 from rlmath.data.prompt_report import prompt_warnings, shown_prompt, too_few
 from rlmath.data.prompts import Encoder, PromptRenderer
-from rlmath.data.rows import (
-    Draft,
-    Target,
-    answers_in,
-    problem_of,
-    responses_in,
-    usable_rows,
-)
+from rlmath.data.rows import Draft, Target, answers_in, problem_of, responses_in, usable_rows
 from rlmath.data.source_stream import first_rows
 from rlmath.errors import UserError
 from rlmath.model.folder import TINY
@@ -50,9 +43,6 @@ ROWS, PEEKED_OF_SOURCE = 1000, 64
 
 def trial(config: Config, command: str) -> list[str]:
     """Lines that say how the trial went.
-
-    Args:
-        config: Checked settings; the model may still be on the hub.
 
     Raises:
         UserError: A row is malformed or a prompt too long where the settings say stop, or a
@@ -94,7 +84,6 @@ class _Source:
         needs_box: An answer counts in a box alone.
         max_tokens: Positions of the model, for worked examples; ``None``: unknown.
         per_step: Setting and number of prompts of a step; ``None`` for benchmarks.
-        is_streamed: The rows are those of ``data.source``.
     """
 
     title: str
@@ -108,7 +97,6 @@ class _Source:
     is_streamed: bool = False
 
     def rows(self) -> Iterator[list[Row]]:
-        """The first rows of each file, or of the data source."""
         if self.is_streamed:
             yield first_rows(self.data, PEEKED_OF_SOURCE)
         for path in self.paths:
@@ -278,13 +266,7 @@ def _problem(data: DataConfig, draft: Draft, tokenizer: LightTokenizer) -> Probl
 def _rewards(
     config: Config, problems: Sequence[Problem], tokenizer: LightTokenizer, *, not_the_models: bool
 ) -> Iterator[str]:
-    """Make all rewards, and call those that the user wrote, as training would.
-
-    Args:
-        problems: The first is what they are called with; none: they are made and not called.
-        tokenizer: Of the model, or in its place.
-        not_the_models: It is in its place.
-    """
+    """Make all rewards, and call those that the user wrote, as training would."""
     from rlmath.rewards.mix import RewardMix  # With the grader: not for every start.
 
     reward = config.reward
@@ -312,7 +294,6 @@ def _rewards(
 
 
 def _is_own(name: str) -> bool:
-    """Whether a reward is a function of the user's; a server of theirs may not be in reach."""
     server = name.startswith(("http://", "https://"))
     return is_path(name) and not server and name not in available_rewards()
 

@@ -25,10 +25,10 @@ _BLOCK_BYTES, _BLOCKS = 2**20, 256
 
 
 def refuse_broken_folder(folder: Path) -> None:
-    """For tools: the checks of a model's folder that ``rlmath train --check`` makes.
+    """The checks of a model's folder that ``rlmath train --check`` makes, for tools.
 
     Raises:
-        UserError: With the first of ``folder_problems``.
+        UserError: The first of ``folder_problems``.
     """
     read_model_spec(folder)
     for problem in folder_problems(folder):

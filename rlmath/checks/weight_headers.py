@@ -1,4 +1,4 @@
-"""What the header of a safetensors file says of its tensors."""
+"""Tensors in the header of a safetensors file."""
 
 from __future__ import annotations
 

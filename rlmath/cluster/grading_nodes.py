@@ -29,11 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class GradingNode:
-    """One node's workers, in a separate Ray actor.
-
-    Args:
-        num_workers: ``None``: a quarter of the node's cores.
-    """
+    """One node's workers, in a separate Ray actor."""
 
     def __init__(self, settings: GradingSettings, num_workers: int | None) -> None:
         end_with_parent(os.getppid())
@@ -52,11 +48,9 @@ class _Node:
     """The driver's state of a node.
 
     Attributes:
-        node_id: Ray's id.
         actor: Its handle; ``None``: the node is lost.
         restarts: Number of restarts of the actor.
         refused: Consecutive jobs for which the node had no worker.
-        lock: Held while the actor is restarted.
     """
 
     node_id: str
@@ -68,8 +62,6 @@ class _Node:
 
 @dataclasses.dataclass
 class _Job:
-    """A job, its future, and how many nodes failed to do it."""
-
     job: dict[str, Any]
     future: Future[Result]
     failed: int = 0
@@ -79,7 +71,6 @@ class NodeWorkers:
     """A ``WorkerPool`` whose workers are on other nodes.
 
     Args:
-        node_ids: Ray's names of the nodes.
         num_workers: Workers per node; ``None``: a quarter of its cores.
 
     Attributes:
@@ -116,12 +107,10 @@ class NodeWorkers:
         return future
 
     def pids(self) -> list[int]:
-        """Process ids of the workers on this node."""
         with self._lock:
             return [] if self._own is None else self._own.pids()
 
     def close(self) -> None:
-        """End the workers; jobs that run or wait end as errors. A second call does nothing."""
         with self._lock:
             if self._closed.is_set():
                 return
@@ -304,11 +293,7 @@ def _kill(actor: Any) -> None:
 def node_workers(
     settings: GradingSettings, engines: Sequence[Any], num_workers: int | None
 ) -> NodeWorkers:
-    """Workers on the nodes of these engines.
-
-    Args:
-        engines: Handles of ``RolloutEngine`` actors.
-    """
+    """Workers on the nodes of these engines."""
     import ray
 
     places = ray.get([engine.place.remote() for engine in engines])

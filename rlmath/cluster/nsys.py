@@ -28,7 +28,6 @@ def under_nsys(output: Path, variables: Mapping[str, str]) -> dict[str, Any]:
     Args:
         output: Absolute path of the reports, without their suffix. nsys numbers them; the number of
             the process is added, so that those of an earlier start stay.
-        variables: Environment variables of the process.
     """
     # A shell reads Ray's command, which runs the `python` that is first on PATH.
     path = _PLAIN.sub(lambda match: f"\\{match[0]}", f"{output}_%p")

@@ -32,7 +32,6 @@ class EnginePlace:
     """An engine's place in the cluster.
 
     Attributes:
-        options: Ray options of its actor.
         device_ids: Its GPUs, one per tensor-parallel rank, as Ray names them on the node; empty on
             CPU.
     """
@@ -56,7 +55,6 @@ class Bundle:
     """One reserved GPU.
 
     Attributes:
-        index: Index of the bundle in its placement group.
         node: Ray's id of the node.
         gpu: The GPU's name on the node: a number, or a UUID if CUDA_VISIBLE_DEVICES holds UUIDs
             there.
@@ -221,7 +219,6 @@ def bundles_by_node(
 
 
 def probe_own_gpu() -> GpuReport:
-    """Probe the GPU of this Ray task."""
     import ray
 
     from rlmath.device.gpu_probe import probe

@@ -57,10 +57,7 @@ def _started_s(pid: int) -> float:
 
 
 def end_actors(
-    actors: Sequence[Any],
-    places: Sequence[ProcessPlace | None],
-    *,
-    have_children: bool = False,
+    actors: Sequence[Any], places: Sequence[ProcessPlace | None], *, have_children: bool = False
 ) -> None:
     """End Ray actors at once, whatever state they and Ray are in.
 

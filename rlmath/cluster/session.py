@@ -198,7 +198,6 @@ def _end_on_signals(over: threading.Event) -> list[int]:
 
 
 def _own_processes() -> dict[str, list[subprocess.Popen[bytes]]]:
-    """The processes of a Ray cluster that this process started, by kind; each leads a group."""
     node = ray._private.worker._global_node
     kinds = {} if node is None else node.all_processes
     return {kind: [info.process for info in infos] for kind, infos in kinds.items()}

@@ -57,7 +57,6 @@ class WatchedComponent:
     Attributes:
         progress: A value that changes whenever the component makes progress.
         waiting_on: One line for each thing that it waits for; none when idle.
-        processes: The processes to write stacks of when the run stalls.
     """
 
     progress: Callable[[], Hashable]

@@ -20,10 +20,7 @@ if TYPE_CHECKING:
 
 
 # Of each direction: settings of a run that mean the same here.
-SETTINGS = {
-    "to-hf": ("model.path", "plugins"),
-    "to-megatron": ("model.dtype", "plugins"),
-}
+SETTINGS = {"to-hf": ("model.path", "plugins"), "to-megatron": ("model.dtype", "plugins")}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

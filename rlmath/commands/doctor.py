@@ -49,11 +49,7 @@ Level = Literal["ok", "note", "bad"]
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of a check.
-
-    Attributes:
-        text: What is there; for ``note`` and ``bad`` what would help.
-    """
+    """The result of a check."""
 
     level: Level
     subject: str
@@ -66,7 +62,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the findings. Returns 0, or 2 when something is bad."""
     given = options.overrides
     config = load.load(given, options.config_dir) if given else None
     findings = list(examine(config))
@@ -82,7 +77,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def examine(config: Config | None) -> Iterator[Finding]:
-    """All findings; a check that fails itself is one of them."""
     run_dir = Path("." if config is None else config.runner.run_dir)
     machine_checks: list[Callable[[], Iterator[Finding]]] = [
         python_version,
@@ -106,7 +100,6 @@ def examine(config: Config | None) -> Iterator[Finding]:
 
 
 def python_version() -> Iterator[Finding]:
-    """Which Python runs."""
     yield Finding("ok", "Python", f"{sys.version.split()[0]} at {sys.executable}")
 
 
@@ -218,7 +211,6 @@ def transformer_engine() -> Finding:
 
 
 def _cudnn(number: int | None) -> str:
-    """The version 9.20.0 for torch's number 92000."""
     number = number or 0
     return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 

@@ -38,9 +38,6 @@ def run(config: Config, name: str = "evaluation") -> int:
 
     Writes to ``run_dir/evaluation``, apart from what a training run has there. What an earlier
     call has finished of the same evaluation is taken over, unless ``runner.resume=never``.
-
-    Args:
-        name: Folder to write to in ``run_dir``.
     """
     folder = Path(config.runner.run_dir) / name
     with only_run_in(folder), naming_full_disk(folder, lambda: "Finished samples are kept."):
@@ -88,7 +85,7 @@ def _evaluate_all(config: Config, folder: Path) -> int:
 def _evaluate_one(
     config: Config, sampling: Sampling, held_out: HeldOut, monitor: Monitor, folder: Path
 ) -> dict[str, Any]:
-    """Evaluate one benchmark; its entry in the results."""
+    """Evaluate one benchmark and return its entry in the results."""
     benchmark = held_out.benchmark
     fingerprint = about(config, held_out)
     with Journal(_journal_path(folder, benchmark.name), fingerprint) as journal:
@@ -116,7 +113,7 @@ def _journal_path(folder: Path, benchmark: str) -> Path:
 
 
 def _finished(config: Config, folder: Path, held_out: list[HeldOut]) -> dict[str, Any]:
-    """Entries of an earlier call that this one would make again just so."""
+    """Entries of an earlier call with the same settings."""
     if config.runner.resume == "never":
         return {}
     earlier = read_results(folder)

@@ -99,9 +99,6 @@ def _copy(folder: Path, target: Path) -> str:
 def push(folder: Path, repo: str, revision: str, *, private: bool) -> str:
     """Upload a folder to a branch of a model repository, which is made if missing.
 
-    Returns:
-        Where it is.
-
     Raises:
         UserError: The hub cannot be reached or refuses.
     """

@@ -137,11 +137,10 @@ def _problems(config: Config, options: argparse.Namespace, folder: Path) -> Iter
 
 def _for_sft(config: Config, examples: Path) -> Config:
     """The settings of fine-tuning: the prompts are those that were sampled."""
-    found: Config = replaced(
+    return replaced(
         with_prompt_style(config, "evaluate"),
         {"sft.train_paths": [str(examples)], "data.eval_paths": [], "eval.checkpoint": None},
     )
-    return found
 
 
 def _next_command(options: argparse.Namespace, config: Config) -> str:
@@ -159,15 +158,7 @@ def _next_command(options: argparse.Namespace, config: Config) -> str:
 
 @dataclass(frozen=True)
 class Kept:
-    """Worked examples, and what became of all samples.
-
-    Attributes:
-        rows: As `rlmath sft` reads them.
-        counts: Samples by outcome; each has one.
-        problems: Number of problems with a kept answer.
-        graded: Number of samples that were graded, truncated ones among them.
-        correct: Number of graded samples that are correct.
-    """
+    """Worked examples, and what became of all samples."""
 
     rows: list[dict[str, Any]]
     counts: Mapping[str, int]
@@ -179,7 +170,6 @@ class Kept:
         return sum(self.counts.values())
 
     def describe(self) -> str:
-        """One line with all figures."""
         rate = f"{100 * self.correct / self.graded:.1f} %" if self.graded else "unknown"
         counts = ", ".join(f"{self.counts[name]:,} {name}" for name in reversed(_OUTCOMES))
         return (
@@ -215,15 +205,9 @@ def keep_correct(
 ) -> Kept:
     """Choose the samples to train on.
 
-    A truncated answer is never kept, nor one whose grade failed. Of answers to the same prompt
-    that differ in white space alone the first is kept, and of the others the first ``per_problem``;
-    rows that repeat a prompt are one problem.
-
-    Args:
-        samples: Graded samples, as :func:`rlmath.monitor.samples.write_samples` writes them.
-        fields: The problems' rows by id.
-        prompt_key: Field with the prompt, which is copied as it is.
-        response_key: Field to put the answer in.
+    A truncated answer is never kept, nor one whose grade failed. Of answers to the same prompt that
+    differ in white space alone the first is kept, and of the others the first ``per_problem``; rows
+    that repeat a prompt are one problem.
     """
     rows, counts = [], Counter[str]()
     texts: dict[str, set[str]] = defaultdict(set)

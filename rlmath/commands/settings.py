@@ -18,7 +18,6 @@ _GIVEN = ("model.path=tiny", "runner.run_dir=runs/none")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
     parser.add_argument(
         "words",
         nargs="*",
@@ -67,7 +66,6 @@ def known_settings() -> Iterator[tuple[Setting, str]]:
 
 
 def described(setting: Setting, of: str) -> str:
-    """Key, type, range, default and meaning."""
     kind = setting.type_text
     if str(setting.limits) != "finite":
         kind = f"{kind}, {setting.limits}"

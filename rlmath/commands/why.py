@@ -28,8 +28,6 @@ _ENDS = {
 
 @dataclass(frozen=True)
 class Address:
-    """``STEP/PROBLEM/INDEX``, as ``rlmath explain`` and the report write it."""
-
     step: int
     problem: str
     index: int
@@ -61,11 +59,11 @@ class Recorded:
 
     Attributes:
         group: All samples of its problem, the sample among them, by index.
-        settings: In force when it was sampled, nested as in YAML.
+        settings: Settings in force when it was sampled, nested as in YAML.
         sampled: Digests and numbers of the step that sampled it; ``None``: they are gone.
         trained_in: The step that trained on it, which is a later one when its group was carried
             over; ``None``: no step has.
-        update: Digests and numbers of that step; ``None``: they are gone, or there is none.
+        update: Digests and numbers of that step; ``None``: gone, or no such step.
         trace: Its tokens in the update; ``None``: they were not kept (``runner.token_samples``).
     """
 
@@ -108,7 +106,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def read_sample(run: RunFolder, address: Address) -> Recorded:
-    """Read what a run has of a sample.
+    """Recorded values of a sample.
 
     Raises:
         UserError: The step or the sample is not there, or the run's settings are not.
@@ -133,12 +131,7 @@ def read_sample(run: RunFolder, address: Address) -> Recorded:
 def trained_in(
     run_dir: Path, row: Row, group: Sequence[Row], details: Mapping[str, Any] | None
 ) -> int | None:
-    """The step that trained on a sample, by the ledger; ``None``: none has.
-
-    Args:
-        group: Its group. The ledger has the seed of its first sample.
-        details: Digests of the step that sampled it: what is known without a ledger.
-    """
+    """The step that trained on a sample, by the ledger; ``None``: none has."""
     path = run_dir / LEDGER_FILE
     if row.get("dropped") is not None:
         return None
@@ -160,7 +153,6 @@ def trained_in(
 
 
 def prompt_lines(found: Recorded, whole: bool) -> Iterator[str]:
-    """The prompt and how it was rendered."""
     data = flat(found.settings.get("data", {}))
     template = "as it is in the data"
     if data.get("apply_chat_template"):
@@ -175,7 +167,6 @@ def prompt_lines(found: Recorded, whole: bool) -> Iterator[str]:
 
 
 def generation_lines(found: Recorded, whole: bool) -> Iterator[str]:
-    """Seed, engine, weights and end of the sample, and its text."""
     row, rollout = found.row, flat(found.settings.get("rollout", {}))
     version, spans = row.get("weights_version"), row.get("spans") or ()
     yield (
@@ -225,7 +216,6 @@ def grading_lines(found: Recorded) -> Iterator[str]:
 
 
 def reward_lines(found: Recorded) -> Iterator[str]:
-    """Each reward with its weight, up to the total."""
     row = found.row
     for name, value in (row.get("rewards") or {}).items():
         yield f"{name}: could not score it" if value is None else f"{name}: {value:g}"
@@ -237,7 +227,6 @@ def reward_lines(found: Recorded) -> Iterator[str]:
 
 
 def group_lines(found: Recorded) -> Iterator[str]:
-    """The group's samples and what the filter made of them."""
     for row in found.group:
         here = "→" if row["index"] == found.row["index"] else " "
         reward, answer = row.get("reward"), row.get("answer")

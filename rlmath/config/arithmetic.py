@@ -22,9 +22,8 @@ class RunLayout:
     """Ranks and engines of a run.
 
     Attributes:
-        device: ``Device.cpu`` or ``Device.cuda``.
         accelerators: GPUs of the cluster; 0 on CPU.
-        placement: Whether engines and actor share GPUs; says nothing on CPU.
+        placement: Whether engines and actor share GPUs; without meaning on CPU.
         teacher_engines: vLLM engines that have the teacher, on separate GPUs.
     """
 
@@ -48,13 +47,7 @@ class RunLayout:
 
 @dataclass(frozen=True)
 class Batch:
-    """Sizes of one step.
-
-    Attributes:
-        samples: Samples of each.
-        minibatches: Optimizer steps of a step.
-        data_parallel: Ranks that share a minibatch.
-    """
+    """Sizes of one step."""
 
     prompts: int
     samples: int
@@ -70,17 +63,14 @@ class Batch:
 
     @property
     def sequences_per_minibatch(self) -> int:
-        """Sequences of an optimizer step, over all ranks."""
         return self.sequences // self.minibatches
 
     @property
     def sequences_per_rank(self) -> int:
-        """Sequences of an optimizer step on one data-parallel rank."""
         return self.sequences_per_minibatch // self.data_parallel
 
     @property
     def max_sequence_tokens(self) -> int:
-        """Longest sequence, prompt and response."""
         return self.max_prompt_tokens + self.max_response_tokens
 
     @property
@@ -95,7 +85,6 @@ class Batch:
 
     @property
     def max_tokens_per_step(self) -> int:
-        """Tokens of a step, when every sequence is at the limit."""
         return self.sequences * self.max_sequence_tokens
 
     def divides(self) -> bool:
@@ -105,10 +94,6 @@ class Batch:
 
 def resolve_layout(config: Config, device: Device) -> RunLayout:
     """Fill in what the settings leave to the machine: data parallelism and number of engines.
-
-    Args:
-        config: The settings, with positive sizes.
-        device: ``cpu`` or ``cuda``: what ``cluster.device`` stands for here.
 
     Raises:
         ConfigError: The accelerators do not divide so, or are too few.
@@ -269,7 +254,6 @@ def describe(config: Config, layout: RunLayout) -> str:
 
 
 def _teacher(config: Config, layout: RunLayout) -> list[str]:
-    """Who scores what is sampled, when there is a teacher."""
     teacher = config.teacher
     if not config.algorithm.distill_coef:
         return []
@@ -283,7 +267,7 @@ def _teacher(config: Config, layout: RunLayout) -> list[str]:
 
 
 def _sampling(config: Config, batch: Batch) -> list[str]:
-    """What dynamic sampling asks for, when groups may be dropped."""
+    """Requests of dynamic sampling, when groups may be dropped."""
     rules = config.algorithm.filter
     if rules.keep == EVERY_GROUP:
         return []

@@ -24,13 +24,6 @@ HELD_OUT = "held_out"
 
 @dataclass(frozen=True)
 class Published:
-    """A known benchmark.
-
-    Attributes:
-        file: Its name in ``eval.data_dir``; empty: its rows come from a plug-in.
-        samples: Samples per problem.
-    """
-
     file: str = ""
     prompt_key: str = "problem"
     answer_key: str = "answer"
@@ -75,13 +68,8 @@ class Benchmark:
     """A benchmark with every setting decided.
 
     Attributes:
-        name: In the metrics' tags and of its files.
-        key: The setting that it comes from, for messages.
         paths: Files with its problems.
         plugin: Name in ``BENCHMARKS`` of what returns its rows; ``None``: they are in files.
-        options: Its options, as in YAML.
-        data: How they are read and become prompts.
-        temperature: Of sampling; 0: greedy.
         max_problems: Maximum number, the first ones; ``None``: all.
         tools: Whether the model uses ``rollout.tools``.
     """
@@ -106,11 +94,9 @@ class Benchmark:
 
     @property
     def title(self) -> str:
-        """Its name for people."""
         return "held-out problems" if self.name == HELD_OUT else self.name
 
     def describe(self) -> str:
-        """One line: how it is sampled."""
         samples = "1 sample" if self.samples == 1 else f"{self.samples} samples"
         options = "".join(f", {name} {value}" for name, value in self.options.items())
         rows = ", ".join(self.paths) or f"of a plug-in{options}"
@@ -123,7 +109,7 @@ class Benchmark:
 
 
 def benchmarks_of(config: Config) -> list[Benchmark]:
-    """What a run evaluates: the problems of ``data.eval_paths``, then ``eval.benchmarks``."""
+    """Benchmarks of a run: the problems of ``data.eval_paths``, then ``eval.benchmarks``."""
     found = []
     settings = config.eval
     longest = settings.max_response_tokens or config.rollout.max_response_tokens
@@ -164,7 +150,7 @@ def _resolved(config: Config, index: int, item: BenchmarkItem, longest: int) -> 
     reported = published is not None and bool(published.file)
 
     def pick(name: str, general: Any) -> Any:
-        """What is said nearest to the benchmark; 0 is a value."""
+        """Value given nearest to the benchmark; 0 is a value."""
         said = (getattr(item, name), getattr(published, name, None), general)
         return next((value for value in said if value is not None), None)
 

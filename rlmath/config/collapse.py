@@ -47,16 +47,10 @@ class CollapseConfig:
         0.3, "Maximum fraction of samples that the rewards could not score.", least=0, most=1
     )
     grading_failed: float | None = setting(
-        0.5,
-        "Maximum fraction of samples whose grade is a timeout or an error.",
-        least=0,
-        most=1,
+        0.5, "Maximum fraction of samples whose grade is a timeout or an error.", least=0, most=1
     )
     sandbox_timeouts: float | None = setting(
-        0.9,
-        "Maximum fraction of program runs in sandboxes that time out.",
-        least=0,
-        most=1,
+        0.9, "Maximum fraction of program runs in sandboxes that time out.", least=0, most=1
     )
     truncated: float | None = setting(
         0.7, "Maximum fraction of truncated responses.", least=0, most=1

@@ -22,13 +22,7 @@ _SETTING = re.compile(r"[+~]*[a-z_.][a-z0-9_.]*=", re.ASCII)
 
 @dataclass(frozen=True)
 class Given:
-    """The settings on a command line.
-
-    Attributes:
-        config: All settings, with their defaults.
-        keys: Those that were given.
-        words: As they were given.
-    """
+    """The settings on a command line."""
 
     config: Config
     keys: frozenset[str]
@@ -58,8 +52,6 @@ def take_settings(
     """Split a command line into settings and the rest.
 
     Args:
-        known: Settings and groups that the command uses.
-        base: Settings of the command where none are given.
         any_with: Options with which the command takes any setting.
 
     Raises:

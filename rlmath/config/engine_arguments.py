@@ -75,10 +75,11 @@ def known_arguments() -> frozenset[str]:
 
 
 def further_arguments(name: str | None, device: str, options: Any) -> dict[str, Any]:
-    """What the function called ``name`` returns; ``None``: nothing.
+    """Return value of the function called ``name``; ``None``: nothing.
 
     Raises:
-        ConfigError: It returns no mapping, or something that rlmath gives or vLLM has not.
+        ConfigError: It returns no mapping, or an argument that rlmath gives itself or vLLM does not
+            have.
     """
     if name is None:
         return {}

@@ -23,18 +23,13 @@ def write_experiment(
     groups: Sequence[str | Mapping[str, str]] = (),
     option: str = "--write",
 ) -> Path:
-    """Write ``experiment/<name>.yaml``.
+    """Write ``experiment/<name>.yaml`` and return its path.
 
     Args:
-        folder: Folder of groups; created if missing.
-        name: The experiment's.
         settings: By dotted key.
         head: Description for the first comment.
         groups: For its list of defaults.
         option: Command-line option that gives the name, for messages.
-
-    Returns:
-        The file.
 
     Raises:
         UserError: The name is none for a file, or there is such a file already.

@@ -1,4 +1,4 @@
-"""What ``actor.fp8`` and ``actor.fp8_recipe`` stand for."""
+"""Meaning of ``actor.fp8`` and ``actor.fp8_recipe``."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Composed:
     Attributes:
         choices: The option of each group, such as ``{"recipe": "dapo"}``; ``None``: none.
         given: Keys on the command line: settings, sections and groups.
-        folders: With the groups, the project's own first.
+        folders: Folders of groups, the project's own first.
     """
 
     config: Config
@@ -58,7 +58,9 @@ class Composed:
 
     def file_of(self, group: str) -> Path | None:
         """The file of a group's chosen option; ``None``: none is chosen."""
-        name = self.choices.get(group)
+        return self._file(group, self.choices.get(group))
+
+    def _file(self, group: str, name: str | None) -> Path | None:
         files = (folder / group / f"{name}.yaml" for folder in self.folders)
         return next((file for file in files if file.is_file()), None)
 
@@ -75,8 +77,7 @@ class Composed:
 
     def _keys_of(self, group: str, name: str) -> Iterator[set[str]]:
         """Settings of a file of a group, and of the files of this group that it builds on."""
-        files = (folder / group / f"{name}.yaml" for folder in self.folders)
-        file = next((one for one in files if one.is_file()), None)
+        file = self._file(group, name)
         if file is None:
             return
         content = OmegaConf.load(file)
@@ -102,7 +103,6 @@ def _leaves(content: Any, prefix: str) -> set[str]:
 
 
 def load(overrides: Sequence[str] = (), config_dir: str | Path | None = None) -> Config:
-    """:func:`compose_settings`, without where they come from."""
     return compose_settings(overrides, config_dir).config
 
 
@@ -209,7 +209,6 @@ def _plain(value: Any) -> Any:
 
 
 def to_yaml(config: Config) -> str:
-    """The resolved settings as YAML, without secrets."""
     return OmegaConf.to_yaml(OmegaConf.create(to_plain(config)))
 
 
@@ -245,9 +244,8 @@ def _drop_options_of_others(
         others = [text for text, one in parsed.items() if one.key_or_group != section.chooser]
         if len(others) == len(overrides):
             continue
-        if value_of(_compose(others, more_folders)[0], section.chooser) == value_of(
-            config, section.chooser
-        ):
+        before = value_of(_compose(others, more_folders)[0], section.chooser)
+        if before == value_of(config, section.chooser):
             continue
         given: set[str] = set()
         for one in parsed.values():
@@ -262,8 +260,7 @@ def _drop_options_of_others(
 
 def _schema() -> DictConfig:
     """The schema's defaults, the caller's to change."""
-    copy: DictConfig = pickle.loads(_pickled_schema())
-    return copy
+    return pickle.loads(_pickled_schema())
 
 
 @functools.cache
@@ -274,7 +271,6 @@ def _pickled_schema() -> bytes:
 
 @functools.cache
 def _register_schema() -> None:
-    """Name the schema for ``conf/config.yaml``. Hydra keeps it for the life of the process."""
     ConfigStore.instance().store(name="schema", node=Config)
 
 
@@ -285,14 +281,8 @@ def _compose(
 
     Files first, then the values that are given, which is Hydra's order too.
     """
-    files: list[str] = []
-    values: list[Override] = []
-    for text in overrides:
-        override = _parsed(text)
-        if _is_value(override):
-            values.append(override)
-        else:
-            files.append(text)
+    values = [one for one in map(_parsed, overrides) if _is_value(one)]
+    files = [text for text in overrides if not _is_value(_parsed(text))]
     try:
         if more_folders:
             composed, choices = _compose_files(files, more_folders)
@@ -470,10 +460,7 @@ def _corrected(key: str, value: str) -> str:
 
 
 def _problem_of_override(
-    override: Override,
-    schema: Callable[[], DictConfig],
-    groups: set[str],
-    folders: Sequence[Path],
+    override: Override, schema: Callable[[], DictConfig], groups: set[str], folders: Sequence[Path]
 ) -> str | None:
     key, text = override.key_or_group, override.input_line or ""
     value_given = text.partition("=")[2]

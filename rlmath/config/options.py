@@ -36,13 +36,7 @@ from rlmath.utils.setting import Options
 
 @dataclass(frozen=True)
 class OptionsSection:
-    """A section of options and what they belong to.
-
-    Attributes:
-        key: ``algorithm.loss_options``.
-        chooser: ``algorithm.loss``.
-        registry: Where the chooser's names are.
-    """
+    """A section of options and what they belong to."""
 
     key: str
     chooser: str
@@ -82,7 +76,6 @@ class OptionsSection:
         return made
 
     def of(self, config: Config) -> Options:
-        """The options of the chosen one; see :meth:`options`."""
         # By attributes, which `rlmath test` sees: value_of looks at settings that nobody uses.
         whole: Any = config
         given = functools.reduce(getattr, self.key.split("."), whole)
@@ -93,7 +86,6 @@ class OptionsSection:
         return None if value_of(config, self.chooser) is None else self.of(config)
 
     def settings(self, name: str) -> tuple[Setting, ...]:
-        """The options of ``name`` as settings."""
         return tuple(settings_of(self.registry.options(name), self.key + "."))
 
     def documented(self) -> Iterator[tuple[list[str], tuple[Setting, ...]]]:

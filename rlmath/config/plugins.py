@@ -12,10 +12,7 @@ from rlmath.plugins.loading import use
 from rlmath.plugins.source import PluginError, hashes, is_file, is_path, split
 
 # Settings that choose a part by name, or several.
-CHOOSERS = (
-    *(section.chooser for section in SECTIONS),
-    "runner.trackers",
-)
+CHOOSERS = (*(section.chooser for section in SECTIONS), "runner.trackers")
 
 
 def import_plugins(config: Config) -> None:
@@ -77,5 +74,5 @@ def _of_rewards(config: Config) -> Iterator[str]:
 
 
 def _top(name: str) -> str:
-    """Of a file of a package, the package."""
+    """Package of a file in a package."""
     return name.partition("/")[0] if not name.startswith("/") else name

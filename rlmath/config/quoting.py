@@ -29,16 +29,27 @@ def quoted_path(path: str | Path) -> str:
 
 
 def override(key: str, value: Any) -> str:
-    """``key=value`` for a setting that is a text, a number, true, false, null or one of several."""
+    """``key=value`` of a setting."""
+    return f"{key}={written(value, key)}"
+
+
+def written(value: Any, key: str = "") -> str:
+    """A value of a setting as Hydra reads it; lists and mappings of them too."""
     if isinstance(value, Enum):
-        return f"{key}={value.value}"
+        return str(value.value)
     if value is None or isinstance(value, bool):
-        return f"{key}={'null' if value is None else str(value).lower()}"
+        return "null" if value is None else str(value).lower()
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(written(one, key) for one in value)}]"
+    if isinstance(value, dict):
+        return (
+            f"{{{', '.join(f'{name}: {written(one, str(name))}' for name, one in value.items())}}}"
+        )
     if isinstance(value, str) and _FOR_MODEL.search(key):
         value = value.replace("\\", "\\\\").replace("\n", "\\n")
     if isinstance(value, str) and (value.lower() in _OTHER_TYPES or not _WORD.fullmatch(value)):
-        return f"{key}={_quoted(value)}"
-    return f"{key}={value}"
+        return _quoted(value)
+    return str(value)
 
 
 def typed(key: str, value: Any) -> Any:

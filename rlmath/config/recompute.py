@@ -1,4 +1,4 @@
-"""What ``actor.recompute=selective`` computes again, of what Megatron-core 0.16.1 can.
+"""Modules that ``actor.recompute=selective`` computes again, of those of Megatron-core 0.16.1.
 
 Of its other modules ``layernorm`` fails without Transformer Engine (``CheckpointWithoutOutput``
 takes ``fp8=False`` for a request for FP8) and finds no norms with it, where they are within the
@@ -21,7 +21,7 @@ MODULES = {
 
 
 def possible_modules(spec: ModelSpec) -> tuple[str, ...]:
-    """Those that a model has."""
+    """Modules that a model has."""
     has = {
         "core_attn": True,
         "mlp": spec.moe_layers < spec.layers,

@@ -192,8 +192,7 @@ class RolloutConfig:
         not_with=NotWith("cluster.device=cpu", "its kernels are for GPUs", "set it to false"),
     )
     engine_arguments: str | None = setting(
-        None,
-        "Your own function that returns further arguments of vLLM's engines; null: none.",
+        None, "Your own function that returns further arguments of vLLM's engines; null: none."
     )
     engine_options: dict[str, Any] = setting(dict, "Options of engine_arguments.")
     stall_timeout_s: float = setting(
@@ -233,17 +232,14 @@ class Overlap:
 
     @property
     def budget_tokens(self) -> int | None:
-        """Tokens that a step adds to a response that it need not finish; ``None``: no limit."""
         return self.cut_after_tokens or None if self.max_lag else None
 
     @property
     def cuts(self) -> bool:
-        """Whether a response may be cut."""
         return self.max_lag > 0 and self.cut_after_tokens is not None
 
     @property
     def name(self) -> RolloutSchedule:
-        """The schedule's name."""
         if not self.max_lag:
             return RolloutSchedule.synchronous
         if self.cut_after_tokens is None:

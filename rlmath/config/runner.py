@@ -35,8 +35,7 @@ class RunnerConfig:
         only_with=OnlyWith("best_metric", words="a metric"),
     )
     background_checkpoints: bool | None = setting(
-        None,
-        "Write checkpoints in the background from a copy in host memory; null: on CUDA only.",
+        None, "Write checkpoints in the background from a copy in host memory; null: on CUDA only."
     )
     max_restarts: int = setting(
         3,

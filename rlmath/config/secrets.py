@@ -23,7 +23,6 @@ def without_secrets(value: Any, key: str = "") -> Any:
 
     Args:
         value: Dictionaries and lists of anything.
-        key: That ``value`` stands under.
     """
     if isinstance(value, dict):
         return {name: without_secrets(inner, str(name)) for name, inner in value.items()}

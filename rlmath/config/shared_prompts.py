@@ -7,11 +7,7 @@ from rlmath.model.spec import ModelSpec
 
 
 def sharing_problem(spec: ModelSpec | None, device: str, context_parallel: int) -> str | None:
-    """Why the actor cannot share prompts; ``None``: it can.
-
-    Args:
-        spec: Of the model; ``None``: not known.
-    """
+    """Why the actor cannot share prompts; ``None``: it can."""
     if device != "cpu":
         return "attention on CUDA takes each sequence with its prompt, and cluster.device is cuda"
     if context_parallel > 1:

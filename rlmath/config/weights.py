@@ -15,13 +15,7 @@ MOST_BUCKET_MIB, BUCKET_SHARE = 2048, 1 / 64
 
 
 def bucket_mib(given: int | None, weights_bytes: int, *, cuda: bool = True) -> int:
-    """MiB of a bucket of the weight sync.
-
-    Args:
-        given: ``weights.bucket_size_mib``.
-        weights_bytes: Of the whole model, as it is sent.
-        cuda: Whether actor and engines are on GPUs.
-    """
+    """MiB of a bucket of the weight sync; ``weights_bytes``: of the whole model as it is sent."""
     if given is not None:
         return given
     if not cuda:

@@ -79,7 +79,7 @@ def _one_answer(value: Any) -> str:
     parts = _only_boxes(value) if several else []
     answer = ", ".join(parts) if parts else accepted_text(value)
     if not answer:
-        raise MalformedRowError(f"no answer in {_shorten(value)!r}")
+        raise MalformedRowError(f"no answer in {value!r:.80}")
     if not parts and "####" in value and _GROUPED_NUMBER.fullmatch(answer.lstrip("$ ")):
         answer = answer.lstrip("$ ").replace(",", "")
     return answer
@@ -107,7 +107,3 @@ def _only_boxes(text: str) -> list[str]:
 def _skip(text: str, position: int) -> int:
     match = _BETWEEN_BOXES.match(text, position)
     return match.end() if match else position
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -23,7 +23,6 @@ def has_field(fields: Mapping[str, Any], key: str) -> bool:
 
 
 def field_of(fields: Mapping[str, Any], key: str) -> Any:
-    """The value of a field for which :func:`has_field` is true; the full name takes precedence."""
     if key in fields:
         return fields[key]
     parent = _parent(fields, key)

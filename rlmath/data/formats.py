@@ -43,7 +43,6 @@ def reader_of(path: Path) -> Callable[[Path], Rows]:
 
 
 def is_data_file(path: Path) -> bool:
-    """Whether a file's suffix is that of a format with many rows."""
     return path.is_file() and path.suffix in {".parquet", ".jsonl", ".csv", ".arrow"}
 
 
@@ -64,7 +63,6 @@ def _reader_of_folder(path: Path) -> Callable[[Path], Rows]:
 
 
 def _conversion(path: Path) -> str:
-    """A command that writes a file as jsonl."""
     readers = {".xlsx": "excel", ".xls": "excel", ".tsv": "table", ".feather": "feather"}
     read = f"read_{readers[path.suffix]}" if path.suffix in readers else "read_json"
     target = path.with_suffix(".jsonl").name
@@ -75,7 +73,6 @@ def _conversion(path: Path) -> str:
 
 
 def _open(path: Path) -> BinaryIO:
-    """Open a file, decompressing its content."""
     if path.suffix not in COMPRESSED:
         return path.open("rb")
     import pyarrow

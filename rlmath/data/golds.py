@@ -33,13 +33,7 @@ _SHOWN = 10
 
 @dataclass
 class GoldKinds:
-    """Counts of problems by the kind of their accepted answers.
-
-    Attributes:
-        counts: Problems of each kind; ``unusable`` ones have no answer that can be matched.
-        examples: The first answer of each kind.
-        bad: Places of the first ten answers that no response can match, with the reason.
-    """
+    """Counts of problems by the kind of their accepted answers."""
 
     counts: dict[str, int] = field(default_factory=dict)
     examples: dict[str, str] = field(default_factory=dict)
@@ -63,11 +57,7 @@ class GoldKinds:
 
 
 def gold_kinds(problems: Iterable[tuple[str, Sequence[str]]]) -> GoldKinds:
-    """Inspect accepted answers, each different one once.
-
-    Args:
-        problems: Place and accepted answers of each.
-    """
+    """Inspect accepted answers, each different one once."""
     known: dict[str, tuple[str, str | None]] = {}
     found = GoldKinds()
     for place, answers in problems:

@@ -12,9 +12,6 @@ from rlmath.errors import UserError
 def hub_rows(path: str) -> Iterator[tuple[int, Any]]:
     """The rows of a data set, numbered from 1.
 
-    Args:
-        path: See :func:`rlmath.config.hub_names.parts_of`; or a folder in the hub's form.
-
     Raises:
         UserError: It cannot be fetched, or is not named so.
     """

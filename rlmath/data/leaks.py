@@ -24,14 +24,7 @@ MOST_PROBLEMS = 4096
 
 @dataclass(frozen=True)
 class AnswerShares:
-    """Fractions of prompts that hold answers.
-
-    Attributes:
-        own: Prompts that hold an answer accepted for them.
-        others: Prompts that hold an answer of the next problem.
-        first: Place of the first prompt with its own answer, if any.
-        answer: The answer in that prompt.
-    """
+    """Fractions of prompts that hold answers."""
 
     own: float
     others: float

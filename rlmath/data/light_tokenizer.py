@@ -17,17 +17,11 @@ class LightTokenizer:
 
     Attributes:
         chat_template: Jinja text, if any.
-        name_or_path: The folder, for messages.
     """
 
     def __init__(self, folder: str | Path) -> None:
-        """
-        Args:
-            folder: A Hugging Face folder with a tokenizer.json, or ``tiny``.
-
-        Raises:
-            UserError: There is no tokenizer.json in it that can be read.
-        """
+        """Raises:
+        UserError: There is no tokenizer.json in it that can be read."""
         import tokenizers
 
         self.name_or_path = str(folder)
@@ -52,13 +46,11 @@ class LightTokenizer:
         self.chat_template = read_chat_template(Path(folder))
 
     def decode(self, ids: Sequence[int]) -> str:
-        text: str = self._fast.decode(list(ids), skip_special_tokens=False)
-        return text
+        return self._fast.decode(list(ids), skip_special_tokens=False)
 
     def __call__(
         self, texts: str | Sequence[str], *, add_special_tokens: bool = True, **_: Any
     ) -> _Encoded:
-        """Token ids of one text, or of each of several."""
         if isinstance(texts, str):
             return _Encoded(self._fast.encode(texts, add_special_tokens=add_special_tokens).ids)
         encoded = self._fast.encode_batch(list(texts), add_special_tokens=add_special_tokens)
@@ -76,8 +68,6 @@ class LightTokenizer:
 
 
 class _Encoded:
-    """By key and by attribute, as transformers gives them."""
-
     def __init__(self, input_ids: Any) -> None:
         self.input_ids = input_ids
 

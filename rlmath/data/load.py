@@ -14,14 +14,7 @@ from rlmath.data.golds import gold_kinds, refuse_no_gold
 from rlmath.data.prompt_report import prompt_warnings, shown_prompt
 from rlmath.data.prompts import Encoder, PromptRenderer
 from rlmath.data.report import LoadReport
-from rlmath.data.rows import (
-    Draft,
-    Target,
-    answers_in,
-    problem_of,
-    responses_in,
-    usable_rows,
-)
+from rlmath.data.rows import Draft, Target, answers_in, problem_of, responses_in, usable_rows
 from rlmath.errors import UserError
 from rlmath.types import Problem
 
@@ -37,7 +30,6 @@ class Example:
 
     Attributes:
         id: The data file's name and the row in it.
-        prompt_token_ids: The model's input.
         response_token_ids: The response to learn, the end-of-sequence token included.
     """
 
@@ -60,10 +52,8 @@ def load_problems(
     """Read problems, in the files' order.
 
     Args:
-        paths: Files, see :func:`rlmath.data.files.read_rows`.
         settings: The fields, how they become text, and how to treat rows that do not fit.
         limit: Keep the first N; ``None``: all.
-        graded: Whether responses are compared with the accepted answers.
         needs_box: Whether answers count only in a box.
 
     Returns:
@@ -87,13 +77,7 @@ def problems_of(
     graded: bool = True,
     needs_box: bool = False,
 ) -> tuple[list[Problem], LoadReport]:
-    """:func:`load_problems` of rows that are read already.
-
-    Args:
-        rows: The rows.
-        names: Where they come from, for messages.
-        settings: See there, as for the others.
-    """
+    """:func:`load_problems` of rows that are read already."""
     drafts, skipped = _read(rows, names, settings, tokenizer, answers_in(settings.answer_key))
     drafts, tokens, report = _within_limits(drafts, settings, tokenizer, skipped, limit)
     golds = gold_kinds((draft.place, draft.target) for draft in drafts)
@@ -122,8 +106,6 @@ def load_examples(
     ends with the tokenizer's end-of-sequence token, once.
 
     Args:
-        paths: Files, see :func:`rlmath.data.files.read_rows`.
-        settings: The prompt's field, and the rest as for :func:`load_problems`.
         max_tokens: Positions of the model; longer examples are treated as longer prompts are
             (``settings.overlong_prompts``). ``None``: no limit.
 
@@ -235,10 +217,7 @@ def _within_limits(
 
 
 def _shown(
-    drafts: list[Draft],
-    settings: DataConfig,
-    tokenizer: PreTrainedTokenizerBase,
-    needs_box: bool,
+    drafts: list[Draft], settings: DataConfig, tokenizer: PreTrainedTokenizerBase, needs_box: bool
 ) -> dict[str, Any]:
     """Fields of the report about the prompts of kept rows."""
     found = prompt_warnings(drafts, settings, tokenizer, needs_box=needs_box)

@@ -76,10 +76,6 @@ def stream_of(
 ) -> ProblemStream[Item]:
     """A stream of the items of one list of files, in shares if there are weights.
 
-    Args:
-        items: In the files' order; their ids are the file's name and the row.
-        weights: One for each file, or none.
-
     Raises:
         UserError: A file gave no problem, so that its weight has nothing to draw from.
     """

@@ -23,12 +23,7 @@ def words_of(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Overlap:
-    """The evidence that a text is known.
-
-    Attributes:
-        source: The known text's name, as given to :class:`KnownTexts`.
-        words: The shared words.
-    """
+    """The evidence that a text is known."""
 
     source: str
     words: str
@@ -40,11 +35,6 @@ class KnownTexts:
     A text overlaps a known one when they share a run of ``n`` words. If either has fewer words,
     they overlap when all its words stand side by side in the other and are at least ``least``:
     shorter ones ("What is 2 + 2") would match by chance.
-
-    Args:
-        n: Words of a run.
-        least: Words from which a short text is looked up whole. A shorter one overlaps only an
-            equal text.
     """
 
     def __init__(self, n: int = NGRAM_WORDS, least: int = 5) -> None:

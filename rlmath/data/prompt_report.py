@@ -32,12 +32,7 @@ def shown_prompt(prompt: str) -> str:
 def prompt_warnings(
     drafts: Sequence[Draft], data: DataConfig, tokenizer: Tokenizer, *, needs_box: bool
 ) -> Iterator[str]:
-    """Warnings about prompts unlike those that the model was trained on.
-
-    Args:
-        drafts: At least one row.
-        needs_box: Whether answers count only in a box.
-    """
+    """Warnings about prompts unlike those that the model was trained on."""
     raw = [prompt_texts(field_of(draft.fields, data.prompt_key)) for draft in drafts]
     found = [match[0] for texts in raw for text in texts if (match := MARKERS.search(text))]
     of = f"of {len(drafts):,} prompts"

@@ -184,19 +184,11 @@ class Encoder:
         self._tokenizer = tokenizer
         bare = self._plain(["1"])[0]
         full = list(tokenizer("1").input_ids)
-        place = next(
-            (at for at in range(len(full)) if full[at : at + len(bare)] == bare),
-            0,
-        )
+        place = next((at for at in range(len(full)) if full[at : at + len(bare)] == bare), 0)
         self.first_tokens: tuple[int, ...] = tuple(full[:place])
 
     def encode(self, texts: Sequence[str], add_first_tokens: bool) -> list[tuple[int, ...]]:
-        """Token ids of each text.
-
-        Args:
-            texts: Texts; markers of special tokens in them become those tokens.
-            add_first_tokens: Begin with the tokenizer's first tokens unless they are there.
-        """
+        """Token ids of each text."""
         first = self.first_tokens if add_first_tokens else ()
         result: list[tuple[int, ...]] = []
         for start in range(0, len(texts), _TEXTS_PER_CALL):

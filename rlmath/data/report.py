@@ -49,11 +49,7 @@ class LoadReport:
         return [f"prompt   {self.prompt}", *(f"warning  {text}" for text in self.warnings)]
 
     def describe(self, max_prompt_tokens: int) -> str:
-        """One line for the log, without the counts that are zero.
-
-        Args:
-            max_prompt_tokens: The limit that ``filtered`` counts against.
-        """
+        """One line for the log, without the counts that are zero."""
         parts = [
             f"{self.kept} of {self.rows} rows kept",
             f"longest prompt {self.longest_prompt_tokens} tokens",

@@ -21,13 +21,7 @@ from rlmath.types import Problem
 
 @dataclass(frozen=True)
 class Target:
-    """The field read besides the prompt.
-
-    Attributes:
-        setting: The setting that names the field, for messages.
-        key: The field's name.
-        read: Converts the field's value to answers or a response.
-    """
+    """The field read besides the prompt."""
 
     setting: str
     key: str
@@ -53,8 +47,8 @@ def answers_in(key: str, setting: str = "data.answer_key") -> Target:
     return Target(setting, key, accepted_answers)
 
 
-def responses_in(key: str, setting: str = "sft.response_key") -> Target:
-    return Target(setting, key, _response)
+def responses_in(key: str) -> Target:
+    return Target("sft.response_key", key, _response)
 
 
 def usable_rows(

@@ -23,7 +23,7 @@ MOST_UNUSABLE = 1000
 
 
 def open_source(data: DataConfig) -> DataSource:
-    """``data.source``, at its beginning."""
+    """Open ``data.source`` at its beginning."""
     assert data.source is not None
     options = DATA_SOURCES.options(data.source).of(data.source_options)
     return DATA_SOURCES.get(data.source)(options)
@@ -65,12 +65,7 @@ def row_of(name: str, number: int, fields: Any) -> Row:
 
 
 class SourceStream:
-    """The problems of a data source, in its order; a :class:`rlmath.data.stream.Stream`.
-
-    Args:
-        data: Its ``source``, and how a row becomes a problem.
-        tokenizer: The model's.
-    """
+    """The problems of a data source, in its order; a :class:`rlmath.data.stream.Stream`."""
 
     def __init__(self, data: DataConfig, tokenizer: PreTrainedTokenizerBase) -> None:
         self._data, self._name = data, str(data.source)
@@ -88,7 +83,6 @@ class SourceStream:
         self._rows: Iterator[Any] = iter(self._source)
 
     def __len__(self) -> int:
-        """Rows of an epoch; as long as none has ended, a guess."""
         return self._of_last or MOST_UNUSABLE
 
     def __contains__(self, id_: str) -> bool:

@@ -26,9 +26,8 @@ class Source:
     """A data set of the hub.
 
     Attributes:
-        convert: Converts one of its rows to one of ours.
-        is_benchmark: For evaluation, not training.
-        data_file: The file to read; ``None``: all that the hub's data set has.
+        convert: Converts a row of theirs.
+        data_file: File to read; ``None``: all that the data set has.
     """
 
     hub: str
@@ -40,8 +39,6 @@ class Source:
 
 
 def fields(prompt: str, answer: str) -> Callable[[Row], dict[str, Any]]:
-    """A converter for rows with problem and answer in separate fields."""
-
     def convert(row: Row) -> dict[str, Any]:
         return training_row(row[prompt], row[answer])
 

@@ -25,27 +25,17 @@ Item = TypeVar("Item", bound=_HasId)
 
 
 class Stream(Protocol):
-    """The order of a run's problems."""
-
     def __len__(self) -> int: ...
     def __contains__(self, id_: str) -> bool: ...
     def __getitem__(self, id_: str) -> Problem: ...
 
-    def next(self, k: int) -> list[Problem]:
-        """The next ``k`` problems."""
-        ...
+    def next(self, k: int) -> list[Problem]: ...
 
     def snapshot(self, in_use: Collection[str] = ()) -> Callable[[], dict[str, Any]]:
-        """The position as it is now, to be encoded later.
-
-        Args:
-            in_use: Ids of problems that a resumed run asks for.
-        """
+        """The position as it is now, to be encoded later."""
         ...
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to a saved position."""
-        ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
 
 class ProblemStream(Generic[Item]):
@@ -78,27 +68,22 @@ class ProblemStream(Generic[Item]):
 
     @property
     def taken(self) -> int:
-        """Problems handed out so far, over all epochs."""
         return self._taken
 
     @property
     def epoch(self) -> float:
-        """Epochs completed, with the fraction of the present one."""
         return self._taken / len(self._items)
 
     def __len__(self) -> int:
-        """Number of problems in one epoch."""
         return len(self._items)
 
     def __contains__(self, id_: str) -> bool:
         return id_ in self._by_id
 
     def __getitem__(self, id_: str) -> Item:
-        """The problem with this id."""
         return self._by_id[id_]
 
     def next(self, k: int) -> list[Item]:
-        """The next ``k`` problems."""
         batch = []
         for _ in range(k):
             epoch, position = divmod(self._taken, len(self._items))

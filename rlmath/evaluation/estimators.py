@@ -18,8 +18,6 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
     equation 1.
 
     Args:
-        samples: ``n``, all samples.
-        correct: ``c``, the right ones.
         k: Size of a choice, of which one sample has to be right, from 1 to ``n``.
 
     Raises:
@@ -41,7 +39,6 @@ def maj_at_k(correct: int, wrong: Sequence[int], silent: int, k: int) -> float:
     Args:
         correct: Samples with the right answer.
         wrong: Samples with each of the wrong answers.
-        silent: Samples without an answer.
         k: Samples that vote, from 1 to all of them.
 
     Raises:

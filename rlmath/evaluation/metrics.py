@@ -24,10 +24,7 @@ def benchmark_metrics(groups: Sequence[Group]) -> dict[str, float]:
     sizes = [len(group.samples) for group in groups]
     mean, over_problems, over_samples = mean_and_errors([v.correct for v in votes], sizes)
     samples = [s for group in groups for s in group.samples]
-    metrics = {
-        "accuracy": mean,
-        "accuracy_standard_error": over_problems,
-    }
+    metrics = {"accuracy": mean, "accuracy_standard_error": over_problems}
     if min(sizes) > 1:
         metrics["accuracy_sampling_error"] = over_samples
     for k in ks_for(min(sizes)):

@@ -96,8 +96,7 @@ def plot(path: Path, model: str, entries: Mapping[str, Mapping[str, Any]]) -> No
 
     curves = {name: e for name, e in entries.items() if e["settings"]["samples"] > 1}
     figure = Figure(
-        figsize=(max(4.0, 1.1 * len(entries) + 2.0) + 5.2 * bool(curves), 4.2),
-        layout="constrained",
+        figsize=(max(4.0, 1.1 * len(entries) + 2.0) + 5.2 * bool(curves), 4.2), layout="constrained"
     )
     FigureCanvasAgg(figure)
     figure.suptitle(model, fontsize=11)

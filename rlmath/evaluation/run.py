@@ -28,11 +28,7 @@ SEED_OFFSET = 1_000_003
 def evaluate(
     sampling: Sampling, run_seed: int, held_out: Sequence[HeldOut], monitor: Monitor, step: int
 ) -> dict[str, float]:
-    """Sample and grade the held-out problems with the engines' present weights.
-
-    Returns:
-        Metrics by their tags.
-    """
+    """Sample and grade the held-out problems with the engines' present weights."""
     by_benchmark = {}
     with monitor.phase("evaluate"):
         for one in held_out:
@@ -48,7 +44,6 @@ def sample_and_grade(
     """The graded samples of a benchmark.
 
     Args:
-        step: Training step; each has its own random streams.
         journal: Source of samples that exist already, and storage of new ones.
 
     Raises:

@@ -13,13 +13,7 @@ from rlmath.types import GradedSample
 
 @dataclass(frozen=True)
 class Votes:
-    """Votes of the samples of one problem.
-
-    Attributes:
-        correct: Votes for the right answer.
-        wrong: Votes for each wrong answer.
-        silent: Samples without an answer, or with one that the grader could not judge.
-    """
+    """Votes of the samples of one problem."""
 
     correct: int
     wrong: tuple[int, ...]

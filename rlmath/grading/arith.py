@@ -110,7 +110,6 @@ class Exact:
         return value
 
     def named(self, kind: str, name: str) -> Any:
-        """Value of a variable or a constant."""
         if name not in self.values:
             raise Undecidable
         return self.values[name]
@@ -179,7 +178,6 @@ class Exact:
 
 
 def _fraction_of_hash(text: str) -> float:
-    """A number in (0, 1) that depends only on the text."""
     return (zlib.crc32(text.encode()) % 1_000_003 + 0.5) / 1_000_004
 
 
@@ -303,7 +301,6 @@ class Approximate(Exact):
         return self.real(_fraction_of_hash(f"{node[1]}({text})/{self.point}")) + 0.3
 
     def literal(self, value: Rational) -> Any:
-        """A rational number as mpmath's, which does not accept fractions."""
         if isinstance(value, Fraction) and value.denominator == 1:
             return value.numerator
         if self.digits and isinstance(value, Fraction):

@@ -25,7 +25,7 @@ _JOINED = re.compile(
 )
 _ONLY_LETTER = re.compile(
     r"(?:(?:because|so|thus|hence|then|therefore|actually|the|option|choice|answer|it|is|no)\s+)*"
-    r"\(?([A-J])\)?\s*[.!]?\s*",
+    r"\(?([A-J])\)?\s*[.!]?\s*"
 )
 _SEPARATOR = re.compile(r"^[\s,;&]+|[\s,;&.]*(?:\band\b)?[\s,;&.]*$")
 _PREDICATES = words("is isn't was are seems looks does doesn't can")

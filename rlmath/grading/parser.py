@@ -8,15 +8,7 @@ from __future__ import annotations
 
 from rlmath.grading.factors import Factors, on_unit_circle
 from rlmath.grading.lexer import Token
-from rlmath.grading.syntax import (
-    MULTIPLIERS,
-    RELATIONS,
-    ZERO,
-    Node,
-    ParseError,
-    is_numeric,
-    times,
-)
+from rlmath.grading.syntax import MULTIPLIERS, RELATIONS, ZERO, Node, ParseError, is_numeric, times
 
 
 def height(node: Node) -> int:

@@ -20,7 +20,7 @@ Verifier = Callable[[str, str, Any], bool]
 
 @dataclass(frozen=True)
 class VerifierTraits:
-    """What is true of a verifier.
+    """Properties of a verifier.
 
     Attributes:
         whole_response: It is given the whole response, and not the answer that rlmath finds in it

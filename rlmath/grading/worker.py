@@ -30,8 +30,7 @@ def send(connection: Connection, message: dict[str, Any]) -> None:
 
 def receive(connection: Connection) -> dict[str, Any]:
     """Read one message; EOFError when the other end is gone."""
-    message: dict[str, Any] = json.loads(connection.recv_bytes())
-    return message
+    return json.loads(connection.recv_bytes())
 
 
 def limit_resources(memory_limit_mib: int, beside: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""What a run shows: metrics, samples, curves, a display, a summary."""
+"""Output of a run: metrics, samples, curves, a display, a summary."""
 
 from rlmath.monitor.curves import plot_curves
 from rlmath.monitor.monitor import WARNINGS_FILE, Listeners, Monitor, open_monitor

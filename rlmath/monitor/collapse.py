@@ -31,12 +31,7 @@ class Collapsed(UserError):
 
 
 class RollBack(Exception):
-    """A detector with the action ``rollback`` fired.
-
-    Attributes:
-        onset: First step that showed the collapse.
-        step: The step at which it was certain.
-    """
+    """A detector with the action ``rollback`` fired."""
 
     def __init__(self, onset: int, step: int, reason: str) -> None:
         super().__init__(reason)
@@ -164,12 +159,7 @@ class CollapseDetectors:
         }
         self._detectors: list[_Detector | _Sharpening] = [
             _Detector(
-                name,
-                metric,
-                rule,
-                threshold,
-                _action(settings, name),
-                settings.patience_steps,
+                name, metric, rule, threshold, _action(settings, name), settings.patience_steps
             )
             for name, (metric, rule) in rules.items()
             if (threshold := getattr(settings, name)) is not None
@@ -192,9 +182,7 @@ def _action(settings: CollapseConfig, name: str) -> CollapseAction:
 
 
 def act(
-    alarms: Sequence[Alarm],
-    note: Callable[[int, str, str, str], None],
-    warn: Callable[[str], None],
+    alarms: Sequence[Alarm], note: Callable[[int, str, str, str], None], warn: Callable[[str], None]
 ) -> None:
     """Do what the alarms of a step ask for, the gravest at the end.
 
@@ -240,11 +228,9 @@ def _times_baseline(steps: int, both_ways: bool) -> Rule:
         if len(past) < steps:
             return None
         median = statistics.median(past[:steps])
-        if not value <= threshold * median:
-            return f"is {value:.4g}, {_ratio(value, median)} times the {median:.4g} of the start"
-        if both_ways and value < median / threshold:
-            return f"is {value:.4g}, {_ratio(value, median)} times the {median:.4g} of the start"
-        return None
+        if value <= threshold * median and not (both_ways and value < median / threshold):
+            return None
+        return f"is {value:.4g}, {_ratio(value, median)} times the {median:.4g} of the start"
 
     return rule
 

@@ -20,14 +20,8 @@ class Panel:
     """One pair of axes.
 
     Attributes:
-        unit: Label of the vertical axis.
-        series: Tag and its name in the legend; those that a run lacks are left out.
-        limits: Least and largest value of the vertical axis; ``None``: as the values have it.
-        least_range: Of the vertical axis, in its unit, so that noise does not look like a signal.
+        least_range: Minimum of the vertical axis' range: noise must not look like a signal.
         least_share: The same as a share of the largest value.
-        error: By tag, the tag of its standard error, drawn as a band.
-        level: A horizontal line to compare with.
-        right: Tag, name and unit of a series with its own axis on the right.
     """
 
     title: str
@@ -75,10 +69,7 @@ PANELS = (
         right=("train/clip_fraction", "clipped", "share of tokens clipped"),
     ),
     Panel(
-        "Gradient norm",
-        "L2 norm before clipping",
-        (("train/grad_norm", "norm"),),
-        least_share=0.5,
+        "Gradient norm", "L2 norm before clipping", (("train/grad_norm", "norm"),), least_share=0.5
     ),
     Panel(
         "Alignment of engine and actor",
@@ -121,9 +112,6 @@ def plot_curves(run_dir: str | Path, title: str | None = None) -> Path:
 
     Panels are those of ``PANELS`` for which there are values, each reward where there are several,
     and the split of a step's seconds.
-
-    Args:
-        title: Above the panels; ``None``: the folder's name.
 
     Raises:
         ValueError: No metric of any panel has been written yet.
@@ -220,7 +208,6 @@ def _draw_panel(ax: Any, panel: Panel, lines: Sequence[dict[str, Any]]) -> None:
 def _draw_band(
     ax: Any, lines: Sequence[dict[str, Any]], tag: str, error: str | None, color: str
 ) -> None:
-    """One standard error to either side."""
     both = [line for line in lines if line.get(tag) is not None and line.get(error or "")]
     if both and error:
         steps = [line[STEP] for line in both]

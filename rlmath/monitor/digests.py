@@ -32,9 +32,9 @@ class Phase:
     """A part of a step with its own digest.
 
     Attributes:
-        of: What has a digest each: ``problems``, ``samples`` (all that were sampled),
-            ``sequences`` (those trained on), ``minibatches``, ``tensors``, ``gradients`` (tensors
-            that are trained), ``value_minibatches`` or ``value_tensors`` (of the value model).
+        of: Kind of its items: ``problems``, ``samples`` (all that were sampled), ``sequences``
+            (those trained on), ``minibatches``, ``tensors``, ``gradients`` (tensors that are
+            trained), ``value_minibatches`` or ``value_tensors`` (of the value model).
     """
 
     name: str
@@ -83,11 +83,7 @@ def of_number(value: int) -> str:
 
 
 def comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by full key, without what differs between two folders of the same run.
-
-    Args:
-        settings: By full key, with ``runner.run_dir``.
-    """
+    """Settings by full key, without what differs between two folders of the same run."""
     folder = str(settings.get("runner.run_dir") or "\0")
     places = sorted({folder, str(Path(folder).absolute())}, key=len, reverse=True)
 
@@ -106,13 +102,13 @@ def comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class StepDigests:
-    """The digests of a step so far.
+    """Digests of a step so far.
 
     Attributes:
-        keys: What has digests, by kind; see :class:`Phase`.
+        keys: Keys of the items, by kind; see :class:`Phase`.
         items: Digest of each item, by phase, in the order of the keys.
-        numbers: What shows how far apart two runs are: by phase, of each item.
-        odd_ranks: Ranks that hold other weights than rank 0 after the update.
+        numbers: Numbers that show how far apart two runs are: by phase, of each item.
+        odd_ranks: Ranks whose weights differ from rank 0's after the update.
     """
 
     keys: dict[str, list[str]] = field(default_factory=dict)
@@ -128,11 +124,7 @@ class StepDigests:
         digests: Sequence[str],
         numbers: Sequence[Any] | None = None,
     ) -> None:
-        """A phase's digests, one for each key.
-
-        Args:
-            of: What the keys are; see :class:`Phase`.
-        """
+        """A phase's digests, one for each key."""
         self.keys[of] = list(keys)
         self.items[phase] = list(digests)
         if numbers is not None:
@@ -151,7 +143,6 @@ class StepDigests:
         }
 
     def details(self) -> dict[str, Any]:
-        """All items, for the step's own file."""
         return {
             "keys": self.keys,
             "items": {

@@ -30,10 +30,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def refuse_existing(option: str, paths: Iterable[Path], *, overwrite: bool) -> None:
-    """Say which files a tool would replace, before it begins.
-
-    Args:
-        option: Of the command line that names them.
+    """Refuse to replace existing files, before a tool begins.
 
     Raises:
         UserError: One is there.

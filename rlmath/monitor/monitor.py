@@ -1,4 +1,4 @@
-"""What the loops talk to: one object for metrics, samples, phases and the display."""
+"""One object of the loops for metrics, samples, phases and the display."""
 
 from __future__ import annotations
 
@@ -20,12 +20,7 @@ from rlmath.monitor.json_lines import LinesProcess
 from rlmath.monitor.phase_observers import PhaseObservers
 from rlmath.monitor.progress import ProgressDisplay
 from rlmath.monitor.prometheus import MetricsServer
-from rlmath.monitor.samples import (
-    limit_samples,
-    sample_as_text,
-    write_engines,
-    write_samples,
-)
+from rlmath.monitor.samples import limit_samples, sample_as_text, write_engines, write_samples
 from rlmath.monitor.sampling import SamplingProgress
 from rlmath.monitor.timing import PhaseTimer
 from rlmath.monitor.writer import DECISIONS_FILE, MetricsWriter
@@ -110,7 +105,7 @@ class Monitor:
         Args:
             kind: ``step`` for training's samples, ``eval`` or ``eval_<benchmark>`` for
                 evaluation's, which are all kept.
-            engines: What each engine did for them, for ``samples/step_000012.engines.json``.
+            engines: Work of each engine for them, for ``samples/step_000012.engines.json``.
         """
         if kind == "step":
             # While the ranks compute: of hundred million tokens it takes a second.
@@ -164,7 +159,6 @@ class Monitor:
 
     @property
     def digest_log(self) -> DigestLog:
-        """Where they are written."""
         return self._digests
 
     def _write_digests(self, step: int) -> None:
@@ -186,11 +180,7 @@ class Monitor:
         self._lines.close()
 
     def log_step(self, step: int, metrics: Mapping[str, float]) -> dict[str, float]:
-        """End a step: its metrics with the timings since the last one, shown and written.
-
-        Returns:
-            What was written.
-        """
+        """End a step: its metrics with the timings since the last one, shown and written."""
         self.finish_samples()
         timings = self.phase.finish_step()
         everything = {**metrics, **timings}
@@ -260,7 +250,6 @@ def open_monitor(
     """A monitor for the length of a run.
 
     Args:
-        total_steps: Number of the run's last step.
         last_step: The step that the run continues from; ``None``: it starts over.
         line_every: Outside a terminal, a line every N steps.
         sampling: How far the sampling is; ``None``: nothing is sampled.

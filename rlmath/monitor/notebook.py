@@ -13,7 +13,6 @@ class NotebookLine:
         self._handle: Any = None
 
     def show(self, text: str) -> None:
-        """Replace the line."""
         from IPython import get_ipython
         from IPython.display import display
 

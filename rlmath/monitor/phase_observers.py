@@ -1,4 +1,4 @@
-"""What a plug-in is told of the phases of a run, for tracing."""
+"""Plug-ins that are told of the phases of a run, for tracing."""
 
 from __future__ import annotations
 

@@ -47,12 +47,11 @@ class ProgressDisplay:
     ) -> None:
         """
         Args:
-            total_steps: Number of the run's last step.
             first_step: The first that this process makes; more than 1 when a run continues.
             live: Whether there is a bar; ``None``: in a terminal.
-            console: Where to; ``None``: standard output.
+            console: ``None``: standard output.
             line_every: A line every N steps, the first and the last.
-            sampling: How far the engines are; shown in the phases ``generate`` and ``evaluate``.
+            sampling: Progress of the engines; shown in the phases ``generate`` and ``evaluate``.
         """
         self._sampling, self._rate = sampling, TokenRate()
         self._phase_since = time.perf_counter()
@@ -127,7 +126,7 @@ class ProgressDisplay:
         """A step is over.
 
         Args:
-            metrics: Those of the step; what is not there is not shown.
+            metrics: Metrics of the step; missing ones are not shown.
         """
         self._done = step
         self._ends.append(time.perf_counter())
@@ -197,8 +196,6 @@ def step_line(
 
     Args:
         total: Number of the run's last step; 0: an evaluation, which has no steps.
-        seconds: That the step took.
-        left: Seconds to the run's end.
     """
     parts = [f"step {step:>{len(str(total))}}/{total}"] if total else []
     if metrics.get("sampling/requested_groups") == 0 and "rollout/rewards" not in metrics:

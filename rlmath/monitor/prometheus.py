@@ -34,14 +34,12 @@ RUN_METRICS = {
 
 
 class MetricsServer:
-    """Serves what it was last told, in a thread.
+    """Serves the last metrics, in a thread.
 
     Args:
-        port: To listen at; 0: any free one.
-        run: The run's name, a label of everything.
-        total_steps: Number of the run's last step.
-        address: To listen at; the default is reached from this machine alone.
-        sampling: How far the engines are, asked whenever the metrics are.
+        port: 0: any free one.
+        address: The default is reached from this machine alone.
+        sampling: Progress of the engines, asked at each scrape.
 
     Raises:
         OSError: The port is taken.
@@ -85,7 +83,6 @@ class MetricsServer:
             self._values["rlmath_warnings_total"] += 1
 
     def collect(self) -> Iterator[Metric]:
-        """All of it, for a scrape."""
         from prometheus_client import Metric
 
         with self._lock:

@@ -42,12 +42,6 @@ _HOLDER = re.compile(r"process (\d+) on (\S+)")
 
 @dataclass(frozen=True)
 class SamplesFile:
-    """A file of ``samples/``.
-
-    Attributes:
-        kind: ``step`` (training), ``eval`` or ``eval_<benchmark>``.
-    """
-
     kind: str
     step: int
     path: Path
@@ -224,7 +218,6 @@ class RunFolder:
         return not self.is_finished
 
     def state(self) -> str:
-        """How far the run is, in words."""
         wanted = self.settings.get("runner.steps")
         of = f" of {wanted}" if wanted is not None else ""
         if self.is_finished:

@@ -35,8 +35,6 @@ class Attempt:
     """One start of the training loop.
 
     Attributes:
-        after_step: It began after this step; 0: from the start.
-        settings: In force, nested as in YAML.
         made_with: See :func:`rlmath.checks.made_with.made_with`; empty outside a run.
         files: See :func:`rlmath.checks.inputs.contents`; empty outside a run.
     """
@@ -69,11 +67,7 @@ def attempt_of(found: Sequence[Attempt], step: int | None) -> Attempt:
 
 
 def history(found: Sequence[Attempt], until: int | None = None) -> list[tuple[int, list[Change]]]:
-    """Changes between attempts, each with the step after which it was made.
-
-    Args:
-        until: Leave out what came after this step.
-    """
+    """Changes between attempts, each with the step after which it was made."""
     result = []
     for before, after in itertools.pairwise(found):
         if until is not None and after.after_step >= until:

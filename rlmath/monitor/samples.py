@@ -33,18 +33,15 @@ def write_samples(
     token_samples: int = 0,
     process: LinesProcess | None = None,
 ) -> Path:
-    """Write ``samples/step_000012.jsonl``, one line per sample; it appears atomically.
+    """Write ``samples/step_000012.jsonl``, one line per sample, atomically, and return the file.
 
     Args:
-        compress_above_characters: With more characters of prompts and responses than this the
-            file is ``.jsonl.gz``.
+        compress_above_characters: With more characters of prompts and responses than this the file
+            is ``.jsonl.gz``.
         kind: First part of the file's name: ``step``, or ``eval`` for held-out problems.
         dropped: By problem, why ``algorithm.filter`` dropped its group.
         token_samples: Problems whose first sample has its tokens and their rollout log-probs.
         process: Writes compressed files; ``None``: this one does.
-
-    Returns:
-        The file.
     """
     characters = sum(
         len(group.problem.prompt) + len(graded.sample.text)
@@ -82,11 +79,7 @@ def priority(problem_id: str) -> bytes:
 
 
 def write_engines(run_dir: str | Path, step: int, engines: Mapping[str, object]) -> Path:
-    """Write ``samples/step_000012.engines.json``: what each engine did for the step's samples.
-
-    Args:
-        engines: See ``Generation.summary``.
-    """
+    """Write ``samples/step_000012.engines.json``: what each engine did for the step's samples."""
     path = Path(run_dir, FOLDER, f"step_{step:06d}.engines.json")
     with replacing(path) as file:
         file.write(f"{to_json({'step': step, **engines})}\n".encode())
@@ -145,9 +138,9 @@ def sample_as_text(problem: Problem, graded: GradedSample) -> str:
             f"weights version {sample.weights_version}",
             "",
             "── prompt",
-            _cut(problem.prompt),
+            cut_text(problem.prompt, _SHOWN_CHARACTERS)[0],
             "── response",
-            _cut(sample.text),
+            cut_text(sample.text, _SHOWN_CHARACTERS)[0],
         ]
     )
 
@@ -218,9 +211,10 @@ def _tokens(graded: GradedSample) -> dict[str, Any]:
     }
 
 
-def _cut(text: str) -> str:
-    left_out = len(text) - _SHOWN_CHARACTERS
-    if left_out <= 0:
-        return text
-    half = _SHOWN_CHARACTERS // 2
-    return f"{text[:half]}\n[… {left_out} characters left out …]\n{text[-half:]}"
+def cut_text(text: str, most: int) -> tuple[str, int]:
+    """``text`` without its middle if it is longer than ``most``, and the characters left out."""
+    cut = len(text) - most
+    if cut <= 0:
+        return text, 0
+    half = most // 2
+    return f"{text[:half]}\n[… {cut} characters left out …]\n{text[-half:]}", cut

@@ -14,10 +14,9 @@ class SamplingProgress:
     """A round of sampling: a step's, or a benchmark's.
 
     Attributes:
-        done: Samples that are finished.
         wanted: Samples asked for so far; a filter may ask for more.
         tokens: Response tokens of all engines since they started.
-        unfinished: Of each engine, samples that it has and has not finished.
+        unfinished: Samples of each engine that are not finished.
     """
 
     done: int
@@ -26,7 +25,6 @@ class SamplingProgress:
     unfinished: tuple[int, ...]
 
     def words(self, tokens_per_s: float | None) -> str:
-        """In a line, for a person."""
         parts = [f"{self.done:,}/{self.wanted:,} samples"]
         if tokens_per_s is not None:
             parts.append(f"{tokens_per_s:,.0f} tokens/s")

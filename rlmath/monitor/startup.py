@@ -1,4 +1,4 @@
-"""What a start is doing, line by line, so that no minute is silent."""
+"""Progress of a start, line by line, so that no minute is silent."""
 
 from __future__ import annotations
 
@@ -16,16 +16,11 @@ class StartLog:
     """Prints what begins, with the seconds since the start: the next line says how long it took."""
 
     def __init__(self, log_dir: Path) -> None:
-        """
-        Args:
-            log_dir: Where ranks and engines write; said once, with the first of them.
-        """
         self._log_dir = log_dir
         self._began = time.perf_counter()
         self._said_where = False
 
     def __call__(self, what: str, *, logs: bool = False) -> None:
-        """``what`` begins now; ``logs``: its output is in the folder of logs."""
         where = f"; logs in {self._log_dir}" if logs and not self._said_where else ""
         self._said_where |= logs
         print(f"start    {time.perf_counter() - self._began:5.1f} s  {what}{where}", flush=True)

@@ -16,7 +16,7 @@ def update_summary(run_dir: str | Path, values: Mapping[str, Any]) -> Path:
     """Set these keys of ``<run_dir>/summary.json`` and keep the others.
 
     Args:
-        values: What JSON can hold; floats that are not finite become ``null``.
+        values: JSON values; floats that are not finite become ``null``.
 
     Returns:
         The file, which readers see in its old or in its new state.

@@ -35,7 +35,6 @@ class PhaseTimer:
 
     @property
     def name(self) -> str:
-        """The innermost phase that is open, or ``other``."""
         return self._open[-1] if self._open else "other"
 
     @property

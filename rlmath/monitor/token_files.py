@@ -24,11 +24,10 @@ class TracedSample:
 
     Attributes:
         key: ``PROBLEM/INDEX``, within the step.
-        tokens: Of its response.
-        version: Of the weights that sampled its last token.
+        version: Weights version that sampled its last token.
         minibatch: From 0.
         discarded: The minibatch changed no weight.
-        weight: Of each of its tokens in the minibatch's loss.
+        weight: Weight of each of its tokens in the minibatch's loss.
         old_is_rollout: ``old_log_probs`` are the rollout log-probs (algorithm.old_log_probs).
     """
 
@@ -50,11 +49,7 @@ def write_tokens(
     step: int,
     samples: Sequence[tuple[TracedSample, Mapping[str, NDArray[Any]]]],
 ) -> None:
-    """Write a step's file; nothing without samples.
-
-    Args:
-        samples: Each with its values, ``[tokens]`` by name; see ``rlmath.actor.token_traces``.
-    """
+    """Write a step's file; nothing without samples."""
     if not samples:
         return
     import numpy as np

@@ -45,9 +45,6 @@ class MetricsWriter:
             last_step: The step of the checkpoint that the run continues from: what an interrupted
                 run wrote of later steps is dropped. ``None``: the run starts over, and what an
                 earlier one wrote here is moved to ``set_aside_<n>/``.
-            trackers: Where metrics are shown besides the file; see ``runner.trackers``.
-            name: Of the run for trackers; ``None``: its folder's.
-            warn: Called with a message when a tracker fails, from any thread.
         """
         self._run_dir = Path(run_dir)
         self._run_dir.mkdir(parents=True, exist_ok=True)
@@ -66,12 +63,7 @@ class MetricsWriter:
     def write_settings(
         self, text: str, values: Mapping[str, Any], metrics: Sequence[str] = ()
     ) -> None:
-        """Show the settings in the trackers.
-
-        Args:
-            values: By full key.
-            metrics: Tags that runs with other settings are to be compared by.
-        """
+        """Show the settings in the trackers."""
         self._trackers.settings(text, values, metrics)
 
     def write(
@@ -80,7 +72,6 @@ class MetricsWriter:
         """Write one step; each step once, in rising order.
 
         Args:
-            step: Optimization step; 0 is what is known before the first.
             texts: Tag to text, such as sampled responses. TensorBoard shows them exactly as they
                 are, markup in them included.
 
@@ -128,11 +119,7 @@ def _number(tag: str, value: Any) -> float:
 
 
 def set_aside(run_dir: Path, *more: str) -> None:
-    """Move what an earlier run wrote, if it came as far as a step, to its own folder.
-
-    Args:
-        more: Names of other files of that run.
-    """
+    """Move what an earlier run wrote, if it came as far as a step, to its own folder."""
     if not any(True for _ in _lines(run_dir / METRICS_FILE)):
         # Of a step that did not come to its end.
         (run_dir / DIGESTS_FILE).unlink(missing_ok=True)

@@ -18,8 +18,6 @@ class AnswerGrader:
     """A ``MathGrader`` that is started for the first answer, or a running one.
 
     Args:
-        num_workers: Worker processes that compare answers.
-        timeout_s: Limit of one comparison, in seconds.
         fallback: Where to look for an answer without a box: ``none`` (nowhere), ``marker`` or
             ``number``.
         task: ``math`` or ``multiple_choice``.
@@ -58,15 +56,12 @@ class AnswerGrader:
         with self._lock:
             if self._grader is None:
                 self._grader = MathGrader(
-                    num_workers=self.num_workers,
-                    timeout_s=self.timeout_s,
-                    fallback=self.fallback,
+                    num_workers=self.num_workers, timeout_s=self.timeout_s, fallback=self.fallback
                 )
             return self._grader
 
     @property
     def grader(self) -> MathGrader:
-        """The grader, started if needed."""
         return self._running()
 
     def grade(self, texts: Sequence[str], golds: Sequence[list[str]]) -> list[Grade]:

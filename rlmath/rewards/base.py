@@ -59,7 +59,6 @@ class Reward:
 
     @property
     def value_range(self) -> Range | None:
-        """Lowest and highest value; ``None`` if unknown. A constant is a class attribute."""
         return None
 
     def submit(self, completions: Sequence[Any], **columns: Any) -> Future[Values]:
@@ -149,11 +148,6 @@ def token_counts(
 ) -> list[int]:
     """Length of each completion in tokens.
 
-    Args:
-        reward: Name of the reward, for error messages.
-        completions: Texts or messages, or token ids, which TRL's length rewards take first.
-        completion_ids: Token ids, one list per completion.
-
     Without token ids, characters are counted, with a warning. Only a manual call gets there;
     ``RewardMix`` always has token ids.
     """
@@ -169,8 +163,7 @@ def token_counts(
     if completions and all(_is_token_ids(c) and len(c) > 0 for c in completions):
         return [len(c) for c in completions]
     warnings.warn(
-        f"{reward}: no completion_ids given, so lengths are characters and not tokens",
-        stacklevel=3,
+        f"{reward}: no completion_ids given, so lengths are characters and not tokens", stacklevel=3
     )
     return [len(text) for text in texts_of(completions)]
 
@@ -238,17 +231,11 @@ def problem_keys(columns: Mapping[str, Any], count: int) -> list[str]:
     return [""] * count
 
 
-def check_values(reward: str, values: Any, count: int) -> tuple[Values, int]:
+def check_values(reward: str, values: Any, count: int) -> Values:
     """Convert a reward's return value to ``list[float | None]``.
 
-    Args:
-        reward: Name of the reward, for error messages.
-        values: A list, tuple, NumPy array or tensor of ``count`` numbers or ``None``.
-        count: Number of completions.
-
-    Returns:
-        The values, and the number of NaN or infinite ones. These become ``None``, because one of
-        them would make the whole group's statistics useless.
+    NaN and infinity become ``None``, because one of them would make the whole group's statistics
+    useless.
 
     Raises:
         RewardError: The length differs, or an entry is not a number.
@@ -265,20 +252,12 @@ def check_values(reward: str, values: Any, count: int) -> tuple[Values, int]:
     if len(values) != count:
         raise RewardError(f"reward {reward}: returned {len(values)} values for {count} completions")
     result: Values = []
-    not_finite = 0
     for value in values:
-        if value is None:
-            result.append(None)
-            continue
         try:
-            number = float(value)
+            number = None if value is None else float(value)
         except (TypeError, ValueError) as error:
             raise RewardError(
                 f"reward {reward}: returned {value!r}, which is neither a number nor None"
             ) from error
-        if not math.isfinite(number):
-            not_finite += 1
-            result.append(None)
-        else:
-            result.append(number)
-    return result, not_finite
+        result.append(number if number is not None and math.isfinite(number) else None)
+    return result

@@ -13,12 +13,8 @@ class Batcher(Generic[T]):
     """Send items in batches of at most ``batch_size``, in order of arrival.
 
     A full batch is sent immediately. An incomplete batch is sent ``window_s`` after its first item
-    arrived, so the last samples of a step do not wait forever. Thread-safe.
-
-    Args:
-        batch_size: Maximum number of items in a batch.
-        window_s: Maximum time an item waits for others, in seconds.
-        send: Receives each batch; must not block.
+    arrived, so the last samples of a step do not wait forever. Thread-safe. ``send`` must not
+    block.
     """
 
     def __init__(self, batch_size: int, window_s: float, send: Callable[[list[T]], None]) -> None:
@@ -29,7 +25,6 @@ class Batcher(Generic[T]):
         self._lock = threading.Lock()
 
     def add(self, items: Sequence[T]) -> bool:
-        """Queue items. Returns ``False`` after :meth:`close`, when they are not queued."""
         full = []
         with self._lock:
             if self._closed:
@@ -51,7 +46,6 @@ class Batcher(Generic[T]):
         return True
 
     def flush(self) -> None:
-        """Send the queued items."""
         with self._lock:
             self._stop_timer()
             batch, self._waiting = self._waiting, []

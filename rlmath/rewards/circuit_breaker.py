@@ -12,11 +12,6 @@ class CircuitBreaker:
 
     After ``failures`` consecutive failures no call is allowed for ``cooldown_s``. After that, one
     call at a time is allowed, until one succeeds.
-
-    Args:
-        failures: Consecutive failures that open it.
-        cooldown_s: Seconds that it stays open.
-        clock: Monotonic time in seconds.
     """
 
     def __init__(
@@ -44,7 +39,6 @@ class CircuitBreaker:
             return True
 
     def succeeded(self) -> None:
-        """Record an answer."""
         with self._lock:
             self._failed = 0
 

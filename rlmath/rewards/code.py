@@ -16,13 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlmath.rewards.base import Value, Values, column
-from rlmath.rewards.program_tests import (
-    CodeReward,
-    as_record,
-    as_text,
-    extract_code,
-    same_output,
-)
+from rlmath.rewards.program_tests import CodeReward, as_record, as_text, extract_code, same_output
 from rlmath.rewards.sandbox import Program
 
 

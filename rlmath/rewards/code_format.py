@@ -29,10 +29,7 @@ class CodeFormat(Reward):
     value_range = (0.0, 1.0)
 
     def __init__(
-        self,
-        language: str = "python",
-        think_prefilled: bool | None = None,
-        strict: bool = True,
+        self, language: str = "python", think_prefilled: bool | None = None, strict: bool = True
     ) -> None:
         self.language = language
         self.think_prefilled = think_prefilled

@@ -58,12 +58,8 @@ def function_columns(
     does not affect the next sample, reward or epoch.
 
     Args:
-        columns: Columns of the samples.
-        texts: The completions.
         completion_format: ``chat``: completions and prompts as message lists.
         partials: Receive the columns that the function logs with ``log_extra``.
-        trainer_state: State with the current step.
-        log_metric: Receives a name and a number.
     """
     completions: list[Any] = list(texts)
     if completion_format == "chat":

@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Awaitable
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
 
@@ -59,8 +59,7 @@ def run_coroutine(awaitable: Awaitable[T]) -> T:
     loop = _running_loop()
     if _is_this_loop(loop):
         raise RuntimeError("an async reward called another async reward through its sync form")
-    result: Any = asyncio.run_coroutine_threadsafe(_wait(awaitable), loop).result()
-    return result
+    return asyncio.run_coroutine_threadsafe(_wait(awaitable), loop).result()
 
 
 def _is_this_loop(loop: asyncio.AbstractEventLoop) -> bool:

@@ -55,7 +55,6 @@ class Endpoint:
 
     @property
     def port_number(self) -> int:
-        """The TCP port."""
         return self.port or (443 if self.https else 80)
 
 
@@ -77,13 +76,6 @@ def post_json(
     max_reply_mib: int = 64,
 ) -> Any:
     """Send ``body`` and return the reply.
-
-    Args:
-        endpoint: The server.
-        body: Anything that can be written as JSON.
-        timeout_s: Limit of the whole call, in seconds.
-        headers: Additional headers.
-        max_reply_mib: Maximum size of the reply.
 
     Raises:
         CallFailed: No connection, no reply in time, a status other than 2xx, or invalid JSON.

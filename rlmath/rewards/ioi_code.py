@@ -159,12 +159,7 @@ class IOICode(CodeReward):
 
 
 def with_includes(source: str, header: str | None = None) -> str:
-    """Add the includes that solutions often omit, like Open-R1.
-
-    Args:
-        source: C++ source.
-        header: The problem's header, if any.
-    """
+    """Add the includes that solutions often omit, like Open-R1."""
     lines = []
     if "#include <bits/stdc++.h>" not in source:
         lines.append("#include <bits/stdc++.h>")

@@ -153,7 +153,6 @@ class FunctionReward(Reward):
 
     Args:
         function: ``f(completions, **columns)``, sync or async.
-        name: For messages and metrics.
     """
 
     def __init__(self, function: Callable[..., Any], name: str) -> None:
@@ -177,14 +176,14 @@ class FunctionReward(Reward):
 
             result = run_coroutine(result)
         # Manual calls must not return NaN or infinity either.
-        return check_values(self.__name__, result, count)[0]
+        return check_values(self.__name__, result, count)
 
     def submit(self, *args: Any, **columns: Any) -> Future[Values]:
         """The values of a coroutine function, which runs on the shared event loop."""
         awaitable, count = self._started(args, columns)
 
         async def checked() -> Values:
-            return check_values(self.__name__, await awaitable, count)[0]
+            return check_values(self.__name__, await awaitable, count)
 
         from rlmath.rewards.event_loop import start_coroutine
 

@@ -22,7 +22,6 @@ class MathAnswer(GradedReward):
     """``correct`` for a right final answer, ``incorrect`` otherwise.
 
     Args:
-        correct: Reward of a right answer.
         incorrect: Reward of anything else; must be below ``correct``.
         **grading: Settings of :class:`~rlmath.rewards.answers.GradedReward`.
     """

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, Literal
 
@@ -51,8 +52,6 @@ class RewardMix:
     """Rewards with weights. Thread-safe; close it after use.
 
     Args:
-        items: The rewards.
-        answer_grader: The grader that the items share; closed with the mix.
         on_error: ``raise``: a reward that raises stops the run. ``none``: that call gives
             ``None`` and is counted as ``rewards/<label>/errors``.
     """
@@ -103,16 +102,13 @@ class RewardMix:
         Args:
             items: Names, or mappings (or objects) with ``name``, ``weight`` (1), ``params`` ({}),
                 and optionally ``label``, ``required``, ``completion_format``, ``needs_group``.
-            correct: Default of the math reward's ``correct``.
-            incorrect: Default of the math reward's ``incorrect``.
+            correct: Default of the math reward's ``correct``; ``incorrect`` likewise.
             fallback: Fallback of the shared grader; an item with its own grading settings gets its
                 own grader.
-            num_workers: Worker processes of the shared grader.
             timeout_s: Limit of one comparison, in seconds.
             grader: A running grader to share instead; the caller closes it.
             completion_format: Form of the completions for rewards from import or file paths. TRL
                 passes message lists if the data's prompts are chats, else strings.
-            on_error: As in :class:`RewardMix`.
 
         Raises:
             RewardSettingError: An item does not exist, or a setting is invalid.
@@ -201,7 +197,6 @@ class RewardMix:
         """Score completions: a whole group if :attr:`scope` is ``group``, else any number.
 
         Args:
-            completions: Strings or message lists.
             prescored: Result of :meth:`prescore` for these completions, in this order.
             **columns: One value per completion: ``prompts``, ``completion_ids``,
                 ``finish_reason``, ``answers`` (accepted answers) or ``solution``, ``problem_id``,
@@ -263,7 +258,6 @@ class RewardMix:
         *,
         prescored: Sequence[Partial] | None = None,
     ) -> list[GradedSample]:
-        """Score samples of one problem, in order."""
         return self.graded(samples, self.begin_group(problem, samples, prescored))
 
     def begin_group(
@@ -295,7 +289,6 @@ class RewardMix:
         ]
 
     def prescore_group(self, problem: Problem, samples: Sequence[Sample]) -> list[Partial]:
-        """:meth:`prescore` for samples of one problem."""
         return self.prescore([s.text for s in samples], **group_columns(problem, samples))
 
     def metrics(self) -> dict[str, float]:
@@ -317,11 +310,9 @@ class RewardMix:
 
     @property
     def grader(self) -> MathGrader | None:
-        """The grader that the items share."""
         return None if self._answer_grader is None else self._answer_grader.grader
 
     def close(self) -> None:
-        """Stop all worker processes and threads of the rewards."""
         for item in self.items:
             item.reward.close()
         if self._answer_grader is not None:
@@ -353,93 +344,62 @@ class RewardMix:
         columns: Mapping[str, Any],
     ) -> None:
         """Fill ``partials`` with the values of ``items``."""
-        with used_for(self._use):
-            self._evaluate_now(items, partials, completions, columns)
-
-    def _evaluate_now(
-        self,
-        items: Sequence[MixItem],
-        partials: Sequence[Partial],
-        completions: Sequence[Any],
-        columns: Mapping[str, Any],
-    ) -> None:
         if not completions:
             return
-        texts = texts_of(completions)
-        columns = {k: v for k, v in columns.items() if v is not None}
-        if any(i.reward.needs_tokens for i in items) and "completion_ids" not in columns:
+        given = {k: v for k, v in columns.items() if v is not None}
+        batch = _Batch(partials, texts_of(completions), given)
+        if any(i.reward.needs_tokens for i in items) and "completion_ids" not in given:
             names = ", ".join(i.label for i in items if i.reward.needs_tokens)
             raise RewardSettingError(f"{names}: token lengths need the column completion_ids")
-        for item in items:
-            started_s = time.monotonic()
-            if item.reward.is_asynchronous:
-                call = self._submit(item, partials, texts, columns, started_s)
-                for partial in partials:
-                    partial.pending.append(call)
-            else:
-                values = self._call(item, partials, texts, columns)
-                self._note(item, partials, values, started_s)
+        with used_for(self._use):
+            for item in items:
+                started_s = time.monotonic()
+                if item.reward.is_asynchronous:
+                    call = self._submit(item, batch, started_s)
+                    for partial in partials:
+                        partial.pending.append(call)
+                else:
+                    self._note(item, batch, self._call(item, batch), started_s)
 
-    def _submit(
-        self,
-        item: MixItem,
-        partials: Sequence[Partial],
-        texts: list[str],
-        columns: Mapping[str, Any],
-        started_s: float,
-    ) -> Future[None]:
-        """Call an asynchronous reward; done when its values are in ``partials``."""
+    def _submit(self, item: MixItem, batch: _Batch, started_s: float) -> Future[None]:
+        """Call an asynchronous reward; done when its values are in the partials."""
         noted: Future[None] = Future()
         try:
             if isinstance(item.reward, FunctionReward):
-                coming = item.reward.submit(**self._for_function(item, partials, texts, columns))
+                coming = item.reward.submit(**self._for_function(item, batch))
             else:
-                coming = item.reward.submit(texts, **columns)
+                coming = item.reward.submit(batch.texts, **batch.columns)
         except Exception as error:
             coming = Future()
             coming.set_exception(error)
 
         def note(done: Future[Any]) -> None:
-            values = self._checked(item, done.result, texts, columns)
-            self._note(item, partials, values, started_s)
+            self._note(item, batch, self._checked(item, done.result, batch), started_s)
 
         coming.add_done_callback(lambda done: resolve(noted, lambda: note(done)))
         return noted
 
-    def _note(
-        self, item: MixItem, partials: Sequence[Partial], values: Values, started_s: float
-    ) -> None:
-        for partial, value in zip(partials, values, strict=True):
+    def _note(self, item: MixItem, batch: _Batch, values: Values, started_s: float) -> None:
+        for partial, value in zip(batch.partials, values, strict=True):
             partial.values[item.label] = value
         self._stats.add_values(item.label, values, time.monotonic() - started_s)
 
-    def _call(
-        self,
-        item: MixItem,
-        partials: Sequence[Partial],
-        texts: list[str],
-        columns: Mapping[str, Any],
-    ) -> Values:
+    def _call(self, item: MixItem, batch: _Batch) -> Values:
         def call() -> Values:
             if isinstance(item.reward, GradedReward):
-                return self._call_graded(item, item.reward, partials, texts, columns)
+                return self._call_graded(item, item.reward, batch)
             with self._locks[item.label]:
                 if isinstance(item.reward, FunctionReward):
-                    return item.reward(**self._for_function(item, partials, texts, columns))
-                return item.reward(texts, **columns)
+                    return item.reward(**self._for_function(item, batch))
+                return item.reward(batch.texts, **batch.columns)
 
-        return self._checked(item, call, texts, columns)
+        return self._checked(item, call, batch)
 
-    def _checked(
-        self,
-        item: MixItem,
-        call: Callable[[], Values],
-        texts: list[str],
-        columns: Mapping[str, Any],
-    ) -> Values:
+    def _checked(self, item: MixItem, call: Callable[[], Values], batch: _Batch) -> Values:
         """The checked values of a call; on an error, as ``on_error`` says."""
+        count = len(batch.texts)
         try:
-            values, _ = check_values(item.label, call(), len(texts))
+            values = check_values(item.label, call(), count)
         except RewardSettingError:
             raise
         except (Exception, SystemExit) as error:
@@ -448,41 +408,39 @@ class RewardMix:
             if self.on_error == "raise":
                 if isinstance(error, RewardError):
                     raise
-                raise reward_error(item.label, error, len(texts), columns) from error
-            log.warning("reward %s gave None to %d completions: %s", item.label, len(texts), error)
+                raise reward_error(item.label, error, count, batch.columns) from error
+            log.warning("reward %s gave None to %d completions: %s", item.label, count, error)
             self._stats.add_error(item.label)
-            values = [None] * len(texts)
+            values = [None] * count
         return values
 
-    def _call_graded(
-        self,
-        item: MixItem,
-        reward: GradedReward,
-        partials: Sequence[Partial],
-        texts: list[str],
-        columns: Mapping[str, Any],
-    ) -> Values:
+    def _call_graded(self, item: MixItem, reward: GradedReward, batch: _Batch) -> Values:
         """Call a graded reward; rewards with the same grader share its grades."""
-        grader = id(reward.answer_grader)
+        grader, partials = id(reward.answer_grader), batch.partials
         if any(grader not in p.grades for p in partials):
-            for partial, grade in zip(partials, reward.grades(texts, columns), strict=True):
+            grades = reward.grades(batch.texts, batch.columns)
+            for partial, grade in zip(partials, grades, strict=True):
                 partial.grades[grader] = grade
                 partial.grade = partial.grade or grade
             self._stats.add_statuses(item.label, (p.grades[grader].status for p in partials))
-        return reward(texts, **{**columns, GRADES_COLUMN: [p.grades[grader] for p in partials]})
+        given = {**batch.columns, GRADES_COLUMN: [p.grades[grader] for p in partials]}
+        return reward(batch.texts, **given)
 
-    def _for_function(
-        self,
-        item: MixItem,
-        partials: Sequence[Partial],
-        texts: list[str],
-        columns: Mapping[str, Any],
-    ) -> dict[str, Any]:
+    def _for_function(self, item: MixItem, batch: _Batch) -> dict[str, Any]:
         return function_columns(
-            columns,
-            texts,
+            batch.columns,
+            batch.texts,
             item.completion_format,
-            partials,
+            batch.partials,
             trainer_state=self.trainer_state,
             log_metric=lambda name, value: self._stats.add_note(item.label, name, value),
         )
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Completions to score, with their columns and their values so far."""
+
+    partials: Sequence[Partial]
+    texts: list[str]
+    columns: Mapping[str, Any]

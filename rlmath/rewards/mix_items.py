@@ -20,9 +20,6 @@ class MixItem:
     """One reward of the mix.
 
     Attributes:
-        reward: The callable.
-        label: Its name in the metrics.
-        weight: Its factor in the total; 0 only logs it.
         required: Its ``None`` makes the total ``None``.
         completion_format: ``chat`` (message lists) or ``text``: what it gets as completions.
     """
@@ -45,7 +42,6 @@ def build_items(
     Args:
         items: Names, or mappings (or objects) with ``name``, ``weight`` (1), ``params`` ({}), and
             if wanted ``label``, ``required``, ``completion_format``, ``needs_group``.
-        answer_grader: Shared by the graded rewards without their own grading settings.
         defaults: Parameters of the math reward, where an item does not give them.
         completion_format: Default format of completions for rewards from import or file paths.
 

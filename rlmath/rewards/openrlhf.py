@@ -96,13 +96,13 @@ def read_reply(name: str, reply: Any, count: int, logs: ExtraLogs) -> Values:
         RewardError: ``rewards`` is missing, or is not one number per query.
     """
     if not isinstance(reply, Mapping):
-        return check_values(name, reply, count)[0]
+        return check_values(name, reply, count)
     if "rewards" not in reply:
         raise RewardError(
             f"reward {name}: the reply has no 'rewards'; it has: "
             f"{', '.join(map(str, reply)) or 'nothing'}"
         )
-    values, _ = check_values(name, reply["rewards"], count)
+    values = check_values(name, reply["rewards"], count)
     if reply.get("scores") is not None:
         logs.add("scores", reply["scores"])
     extra = reply.get("extra_logs")
@@ -113,12 +113,7 @@ def read_reply(name: str, reply: Any, count: int, logs: ExtraLogs) -> Values:
 
 
 class OpenRLHFReward(Reward):
-    """Adapter for a reward function in OpenRLHF's form.
-
-    Args:
-        function: ``reward_func(queries, prompts, labels)``, sync or async.
-        name: For messages and metrics.
-    """
+    """Adapter for a reward function in OpenRLHF's form."""
 
     needs_group = True
     thread_safe = False

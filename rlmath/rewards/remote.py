@@ -62,14 +62,12 @@ class RemoteReward(Reward):
         retries: Additional attempts after the first.
         backoff_s: Pause before the first retry, with random jitter; it doubles each time, up to
             ``max_backoff_s``.
-        max_backoff_s: Maximum pause.
         batch_size: Maximum number of completions in a call.
         batch_window_s: Maximum time a finished completion waits for others to share a call.
         max_concurrent_calls: Maximum number of calls in flight; ``None``: 32 per address.
         breaker_failures: Consecutive failures that open a server's circuit breaker.
         breaker_cooldown_s: Seconds that it stays open. While all are open, completions are unscored
             immediately instead of after ``total_timeout_s``.
-        headers: Headers of each call, for example ``Authorization``.
         needs_group: The servers compare a problem's completions, so one call has all of them.
     """
 

@@ -11,14 +11,9 @@ from rlmath.rewards.base import RewardSettingError
 
 
 def check_required(
-    needed: Mapping[str, tuple[Callable[..., Any], Set[str]]],
-    rows: Iterable[tuple[str, Set[str]]],
+    needed: Mapping[str, tuple[Callable[..., Any], Set[str]]], rows: Iterable[tuple[str, Set[str]]]
 ) -> None:
     """Raise if a row lacks a column that a reward requires.
-
-    Args:
-        needed: Function and required parameters of each reward, by label.
-        rows: Place in the data and available columns of each row.
 
     Raises:
         RewardSettingError: Names the reward, its file, the parameters, the row and its columns.

@@ -29,8 +29,6 @@ def full_texts(
     """The completions, with the template's ``<think>`` prepended if the prompt ends with it.
 
     Args:
-        completions: As rewards get them.
-        columns: The other columns; ``prompts`` (or ``prompt``) is used.
         think_prefilled: Whether the template ends with ``<think>``; ``None``: detect it from the
             prompt.
     """

@@ -39,11 +39,7 @@ def used_for(use: Use) -> Iterator[None]:
 
 
 class PerUse(Generic[T]):
-    """An object per use. Thread-safe if the objects are.
-
-    Args:
-        make: Makes an empty one.
-    """
+    """An object per use. Thread-safe if the objects are."""
 
     def __init__(self, make: Callable[[], T]) -> None:
         self._make, self._lock = make, threading.Lock()
@@ -51,11 +47,9 @@ class PerUse(Generic[T]):
 
     @property
     def current(self) -> T:
-        """The object of the current use."""
         return self.of(current_use())
 
     def of(self, use: Use) -> T:
-        """The object of a use."""
         with self._lock:
             if use not in self._of:
                 self._of[use] = self._make()

@@ -34,7 +34,6 @@ class VerlReward(Reward):
 
     Args:
         function: ``compute_score``, for one sample or batched.
-        name: For messages and metrics.
     """
 
     needs_group = False
@@ -76,7 +75,7 @@ class VerlReward(Reward):
                 pending.append(self.function(**one))
             replies = _results(pending)
         scores = [self._score(reply) for reply in replies]
-        return check_values(self.__name__, scores, len(texts))[0]
+        return check_values(self.__name__, scores, len(texts))
 
     def _score(self, reply: Any) -> Any:
         if not isinstance(reply, Mapping):
@@ -101,7 +100,6 @@ class SlimeReward(Reward):
 
     Args:
         function: ``custom_rm(args, sample)``, sync or async.
-        name: For messages and metrics.
         params: Attributes of ``args``.
     """
 
@@ -136,7 +134,7 @@ class SlimeReward(Reward):
             )
         ]
         pending = [self.function(self._args, one) for one in samples]
-        return check_values(self.__name__, _results(pending), len(samples))[0]
+        return check_values(self.__name__, _results(pending), len(samples))
 
 
 def _ground_truth(row: Any, answers: Any) -> Any:

@@ -35,7 +35,6 @@ class Comparison:
     """Two sides' log-probs of the same ``R`` tokens.
 
     Attributes:
-        names: The two sides.
         log_probs: ``[R]`` float32 each, in nats.
         places: Sequence, and position in its response, of each token.
         tokens: ``[R]`` int64.
@@ -68,9 +67,7 @@ class AlignmentReport:
     """All comparisons of a run.
 
     Attributes:
-        comparisons: Pairs of sides.
         limit: Largest allowed ``mean_exp_abs_diff``.
-        difference: Place where Megatron and transformers diverge, if they do.
     """
 
     comparisons: list[Comparison]
@@ -102,7 +99,6 @@ class AlignmentReport:
                 )
 
     def table(self) -> str:
-        """One line per comparison, with the worst token below each."""
         lines = [
             f"{'':<24} {'mean exp|d|':>12} {'max |d|':>10} {'k3':>11} {'pearson':>9}  "
             f"(limit {self.limit:.6g})"
@@ -119,7 +115,6 @@ class AlignmentReport:
         return "\n".join(lines)
 
     def as_json(self) -> str:
-        """The table's numbers."""
         content: dict[str, Any] = {
             "limit": self.limit,
             "good": self.good,
@@ -131,7 +126,6 @@ class AlignmentReport:
         return json.dumps(content, indent=1)
 
     def plot(self, path: str | Path) -> None:
-        """Write a scatter plot of each comparison as PNG."""
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
@@ -161,13 +155,8 @@ def compare_with_transformers(
     """Compare Megatron with ``transformers`` and further sides. Collective.
 
     Args:
-        folder: Hugging Face folder that all sides read.
-        batch: Sequences.
         platform: This process's, which has to be a Megatron rank.
         dtype: Type of Megatron's weights and activations; ``transformers`` has float32.
-        others: Further sides' log-probs ``[R]`` by name, such as vLLM's.
-        layout: Layout of the ranks.
-        sequence_parallel: Whether to split tokens between tensor ranks as well.
 
     Returns:
         On rank 0; ``None`` on the others.
@@ -199,8 +188,7 @@ def compare_on_ranks(
         UserError: A rank failed, or cannot have its part of the model.
     """
     arguments = (str(folder), batch, dtype, others, layout, sequence_parallel)
-    report: AlignmentReport = on_ranks(layout, _compare_on_rank, arguments)
-    return report
+    return on_ranks(layout, _compare_on_rank, arguments)
 
 
 def _compare_on_rank(
@@ -223,7 +211,6 @@ def compare(
     batch: TrainingBatch,
     others: dict[str, Tensor] | None = None,
 ) -> AlignmentReport | None:
-    """Run ``compare_with_transformers`` with an existing actor."""
     found, noisy = gathered_log_probs(actor, batch), gathered_log_probs(actor, batch, "noise")
     dtype, report = actor.settings.model.dtype, None
     if dist.get_rank() == 0:

@@ -37,9 +37,6 @@ class CheckpointModel:
     """A checkpoint's record of its model.
 
     Attributes:
-        folder: Folder of the tensors.
-        spec: Sizes, as saved.
-        dtype: Type of the weights.
         layout: Tensor, pipeline and data parallelism of the run.
         lora: Adapters, if the checkpoint has those alone; ``None``: it has all weights.
         base_fingerprint: Fingerprint of the model that the adapters belong to.
@@ -75,7 +72,7 @@ def read_checkpoint(path: str | Path) -> CheckpointModel:
 
 
 def use_plugins_of_run(path: str | Path) -> None:
-    """Import the plug-ins of a checkpoint's run, of which one may have the model's family.
+    """Import the plug-ins of a checkpoint's run, one of which may have the model's family.
 
     Raises:
         UserError: One is not there any more.
@@ -128,13 +125,6 @@ def to_hf(
 ) -> int:
     """Write a checkpoint's weights as a Hugging Face folder, read it and compare every tensor.
 
-    Args:
-        checkpoint: See ``read_checkpoint``.
-        folder: Folder to write; see ``check_target`` for what it may hold.
-        source: Hugging Face folder with config.json and the tokenizer.
-        platform: From ``processes.open_process``.
-        overwrite: Replace whatever the folder holds.
-
     Returns:
         Number of tensors, all equal bit by bit.
 
@@ -149,13 +139,7 @@ def to_hf(
     check_export_target(folder, checkpoint, source, overwrite)
     spec = read_model_spec(source)
     _check_same_model(saved, spec, source)
-    module = build_model(
-        spec,
-        ONE_RANK,
-        platform,
-        ModelSettings(saved.dtype),
-        spec.max_positions,
-    )
+    module = build_model(spec, ONE_RANK, platform, ModelSettings(saved.dtype), spec.max_positions)
     parallel = ParallelRank.from_megatron()
     merge = None
     if saved.lora is not None:
@@ -222,10 +206,7 @@ def to_megatron(
     The checkpoint has only weights; any layout can load it.
 
     Args:
-        source: Hugging Face folder.
         checkpoint: Folder to write; ``actor`` in it must not be there yet.
-        dtype: Type of the weights.
-        platform: From ``processes.open_process``.
 
     Returns:
         Number of tensors, all equal bit by bit.

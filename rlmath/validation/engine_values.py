@@ -9,22 +9,14 @@ from rlmath.engines.protocol import Engine
 from rlmath.rollout.pool import RolloutPool
 
 
-def engine_values(
-    pool: RolloutPool, tokens: list[int], layers: int, index: int = 0
-) -> Values | None:
-    """Values that an engine computes from one sequence.
-
-    Args:
-        pool: Engines with their weights.
-        tokens: The sequence.
-        layers: Number of the model's layers.
-        index: Number of the engine.
+def engine_values(pool: RolloutPool, tokens: list[int], layers: int) -> Values | None:
+    """Values that the first engine computes from one sequence.
 
     Returns:
         Float32 values on the host; of the output layer only the last row. ``None``: the engine has
         other requests, whose tokens would be among these.
     """
-    noted = pool.ask(Engine.layer_values, tokens)[index]
+    noted = pool.ask(Engine.layer_values, tokens)[0]
     if noted is None:
         return None
     values = together(noted)

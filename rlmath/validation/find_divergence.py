@@ -42,8 +42,6 @@ def first_difference(
     Args:
         ours: From ``megatron_values``.
         theirs: From ``hf_values``, for the same tokens.
-        spec: The model.
-        dtype: Type in which Megatron computed.
 
     Returns:
         Layer and parameters, with the difference; ``None`` if there is none.
@@ -82,7 +80,6 @@ def beyond_rounding(
         ours: From ``megatron_values``.
         rounded: From the same with a ``noise_seed``.
         theirs: From ``engine_values``, for the same tokens.
-        spec: The model.
         factor: Allowed multiple of the difference that rounding makes.
 
     Returns:

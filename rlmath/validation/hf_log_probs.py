@@ -16,10 +16,6 @@ def hf_log_probs(folder: str | Path, batch: TrainingBatch, temperature: float) -
 
     One sequence at a time, without padding, in float32 up to the logits and in float64 after them.
 
-    Args:
-        folder: The model.
-        temperature: Divides the logits.
-
     Returns:
         ``[R]`` float32, in the batch's order.
     """

@@ -122,7 +122,6 @@ def megatron_values(
 
     Args:
         actor: At any tensor, pipeline, data and expert parallelism.
-        tokens: The sequence.
         noise_seed: Seed of a different rounding of every activation; ``None``: as usual.
     """
     chunks: list[Any] = list(map(unwrap, actor.chunks))

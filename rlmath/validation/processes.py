@@ -30,9 +30,7 @@ def on_ranks(layout: Layout, function: Callable[..., Any], arguments: tuple[Any,
     """Call ``function(platform, *arguments)`` on each rank, each in a separate process.
 
     Args:
-        layout: Layout of the ranks.
         function: A module-level function, so that new processes find it.
-        arguments: Its arguments, which can be pickled.
 
     Returns:
         The result of rank 0.

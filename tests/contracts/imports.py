@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("rlmath", "toolkits")
+FOLDERS = ("rlmath", "ray_utils", "toolkits")
 LIBRARIES = ("vllm", "megatron", "ray", "transformers")
 
 

@@ -24,8 +24,8 @@ def drill(folder, *words):
 SAID = {
     "swapped_k_v": ("WeightsError", "k_proj"),
     "unsent_tensor": ("WeightsError", "engine 0: the weight update left 1 tensors"),
-    "lost_mask": (None, ""),
     "half_updated_rank": (None, ""),
+    "lost_mask": (None, ""),
     "temperature": ("AlignmentError", "Values in all layers agree"),
     "attention_scale": ("AlignmentError", "They diverge first in layer 1, rotary embedding"),
     "prefix_cache": (None, ""),

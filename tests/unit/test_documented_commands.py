@@ -314,12 +314,19 @@ RULES: list[tuple[str, How]] = [
     ),
     (r"rlmath (train|evaluate|sft) ", check_settings),
     (
-        r"python -m rlmath.commands.importing.page",
-        named_in("tests/unit/commands/importing/test_import.py", "importing.page"),
+        r"python -m toolkits.pages.coming_from",
+        named_in("tests/unit/commands/importing/test_import.py", "toolkits.pages.coming_from"),
     ),
     (r"python make_data.py", named_in("tests/e2e/test_coming_from.py", "make_data.py")),
-    (r"python -m rlmath.config.docs", named_in("tests/unit/config/test_settings_page.py", "docs")),
-    (r"python -m rlmath.api.docs", named_in("tests/unit/api/test_docs.py", "docs")),
+    (
+        r"python -m toolkits.pages.settings",
+        named_in("tests/unit/config/test_settings_page.py", "settings_page"),
+    ),
+    (r"python -m toolkits.pages.api", named_in("tests/unit/api/test_docs.py", "api_page")),
+    (
+        r"python -m benchmarks.dry_run.table",
+        named_in("tests/dryrun/test_plan_agrees.py", "compare"),
+    ),
     (r"python -m rlmath.quickstart.make ", named_in("tests/e2e/conftest.py", "quickstart.make")),
     (
         r"\.venv/bin/python -m tests.e2e.golden_curve",

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from ray_utils.wait import present
 from rlmath.cluster.nodes import shares
-from rlmath.cluster.wait import present
 from rlmath.config.arithmetic import RunLayout
 from rlmath.config.schema import Device, Placement
 from rlmath.model.parallel import Layout

@@ -17,9 +17,6 @@ _AFTER = PHASES[-1].name
 
 @dataclass(frozen=True)
 class Setting:
-    """A setting that two runs do not share, or what they were made with (a version, the CPU);
-    ``None`` also where a run does not have it."""
-
     key: str
     a: Any
     b: Any
@@ -27,13 +24,12 @@ class Setting:
 
 @dataclass(frozen=True)
 class Item:
-    """Something with its own digest, which two runs do not share.
+    """An item with its own digest, which two runs do not share.
 
     Attributes:
         place: Among the phase's items, from 0.
-        a: Its key in the first run, such as ``train.jsonl:12/3``; ``None``: it has none there.
+        a: Its key in the first run, such as ``train.jsonl:12/3``; ``None``: absent.
         b: Its key in the second.
-        numbers: What both runs noted of it; ``None``: nothing.
     """
 
     place: int
@@ -44,12 +40,11 @@ class Item:
 
 @dataclass(frozen=True)
 class Parting:
-    """Where two runs part.
+    """Divergence point of two runs.
 
     Attributes:
-        equal: The phases before it, by name.
-        items: Those that differ; empty when the step's file with them is gone.
-        odd_ranks: Of the weights: by run, the ranks that hold others than rank 0.
+        items: Items that differ; empty when the step's file with them is gone.
+        odd_ranks: By run, the ranks whose weights differ from rank 0's.
     """
 
     step: int
@@ -62,13 +57,12 @@ class Parting:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two runs.
+    """Comparison of two runs.
 
     Attributes:
-        settings: Those that differ, at the step where the runs part or at the last one.
-        files: Files of the same name with other contents.
-        made_with: Versions and machines that differ then.
-        steps: Those that both runs have, ascending.
+        settings: Differing settings, at the divergence point or the last step.
+        made_with: Differing versions and machines.
+        steps: Common steps, ascending.
         only: By run, steps that the other does not have.
         parting: ``None``: all that both have is equal.
     """

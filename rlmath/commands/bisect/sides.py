@@ -1,4 +1,4 @@
-"""What two runs have of the item at which they part, side by side."""
+"""The item at which two runs diverge, side by side."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ _REWARDS = ("reward", "rewards", "status", "answer", "method", "correct")
 
 
 def sides(run_a: RunFolder, run_b: RunFolder, parting: Parting) -> Iterator[str]:
-    """Lines about the first item that differs, from the files of both runs."""
     if parting.phase.of in ("tensors", "gradients", "value_tensors"):
         yield from _tensors(parting)
         return

@@ -17,7 +17,6 @@ STEPS = 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of the command."""
     add = parser.add_argument
     add(
         "settings",
@@ -105,7 +104,7 @@ def _run(arguments: argparse.Namespace, folder: Path) -> int:
 
 
 def problems_of(shrunk: Shrunk) -> list[str]:
-    """What is wrong with shrunk settings; model and problems are made when nothing is."""
+    """Errors of shrunk settings; model and problems are made when there are none."""
     from rlmath.checks.layout import lengths
     from rlmath.checks.machine import Machine
     from rlmath.checks.run import find_problems

@@ -1,12 +1,15 @@
-"""What a fault is."""
+"""A fault, and where it is planted."""
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from rlmath.config.schema import Config
 from rlmath.training.opening import Running
@@ -17,13 +20,7 @@ Plant = Callable[["Scene"], AbstractContextManager[None]]
 
 @dataclass
 class Scene:
-    """Where faults are planted: the parts of a run.
-
-    Attributes:
-        config: The shrunk settings.
-        run: Ranks, engines and rewards.
-        folder: Of the drill.
-    """
+    """Where faults are planted: the parts of a run."""
 
     config: Config
     run: Running
@@ -40,14 +37,14 @@ class Fault:
 
     Attributes:
         name: For ``--only``.
-        what: What is planted, for the table.
+        what: Description for the table.
         where: The process: ``engine``, ``ranks``, ``driver`` or ``data``.
-        alarm: What has to fire, for the table.
+        alarm: Expected alarm, for the table.
         says: A part of its message, as a regular expression.
         plant: Plants it.
         from_step: The first step that has it.
         latest: Steps from then on, within which the alarm has to fire; 0: before the first step.
-        missing: Why a configuration cannot have the fault; ``None``: it can.
+        missing: Reason why a configuration cannot have the fault; ``None``: it can.
     """
 
     name: str
@@ -63,19 +60,22 @@ class Fault:
 
 def scene_fault(
     faults: list[Fault], name: str, alarm: str, says: str, where: str = "driver", **more: Any
-) -> Callable[[Plant], Plant]:
-    """Register what plants a fault; its docstring is ``Fault.what``.
+) -> Callable[[Callable[[Scene], Any]], Callable[[Scene], Any]]:
+    """Register a function that plants a fault: it returns a context manager, or yields once. Its
+    docstring is ``Fault.what``."""
 
-    Args:
-        faults: Gets it.
-        more: Further fields.
-    """
-
-    def register(plant: Plant) -> Plant:
-        faults.append(Fault(name, sentence(plant), where, alarm, says, plant, **more))
+    def register(plant: Callable[[Scene], Any]) -> Callable[[Scene], Any]:
+        inside = contextlib.contextmanager(plant) if inspect.isgeneratorfunction(plant) else plant
+        faults.append(Fault(name, sentence(plant), where, alarm, says, inside, **more))
         return plant
 
     return register
+
+
+def patched(owner: Any, name: str, change: Callable[..., Any]) -> Any:
+    """Put ``change(original, *arguments)`` in the place of a function of the driver."""
+    original = getattr(owner, name)
+    return mock.patch.object(owner, name, lambda *given, **more: change(original, *given, **more))
 
 
 def sentence(function: Callable[..., Any]) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from rlmath.commands.drill.fault import Fault, Scene, scene_fault
+from rlmath.commands.drill.fault import Fault, Scene, patched, scene_fault
 from rlmath.commands.drill.material import rows, write_rows
 from rlmath.config.schema import Config
 from rlmath.rewards.answers import AnswerGrader
@@ -33,18 +35,11 @@ def _many_answers(config: Config) -> str | None:
 
 
 @scene_fault(FAULTS, "one_seed", "invariant: independent samples", "have the same seed")
-@contextlib.contextmanager
-def one_seed(scene: Scene) -> Iterator[None]:
+def one_seed(scene: Scene) -> Any:
     """All samples of a problem get the same seed."""
     from rlmath.rollout import seeds
 
-    original = seeds.request_seed
-
-    def of_first(run_seed: int, step: int, problem_id: str, index: int) -> int:
-        return original(run_seed, step, problem_id, 0)
-
-    with mock.patch.object(seeds, "request_seed", of_first):
-        yield
+    return patched(seeds, "request_seed", lambda seed, *given: seed(*given[:-1], 0))
 
 
 @scene_fault(
@@ -53,19 +48,14 @@ def one_seed(scene: Scene) -> Iterator[None]:
     "invariant: independent samples",
     "pairs of samples of one problem are identical",
 )
-@contextlib.contextmanager
-def copied_samples(scene: Scene) -> Iterator[None]:
+def copied_samples(scene: Scene) -> Any:
     """Every second sample of a problem is a copy with a different seed."""
-    import dataclasses
-
     from rlmath.rollout.pool import RolloutPool
 
-    original = RolloutPool.generate
-
-    def generate(self: RolloutPool, *arguments: Any, **options: Any) -> Iterator[Any]:
+    def generate(original: Any, *arguments: Any, **options: Any) -> Iterator[Any]:
         first: dict[tuple[str, int], Any] = {}
         waiting: dict[tuple[str, int], Any] = {}
-        for sample in original(self, *arguments, **options):
+        for sample in original(*arguments, **options):
             pair = (sample.problem_id, sample.index // 2)
             second: Any = sample
             if sample.index % 2 == 0:
@@ -78,8 +68,7 @@ def copied_samples(scene: Scene) -> Iterator[None]:
                 yield dataclasses.replace(first[pair], index=second.index, seed=second.seed)
         yield from waiting.values()
 
-    with mock.patch.object(RolloutPool, "generate", generate):
-        yield
+    return patched(RolloutPool, "generate", generate)
 
 
 @scene_fault(
@@ -89,7 +78,6 @@ def copied_samples(scene: Scene) -> Iterator[None]:
     r"planted by rlmath drill|unscored: since step",
     latest=3,
 )
-@contextlib.contextmanager
 def rewards_that_raise(scene: Scene) -> Iterator[None]:
     """Every reward raises."""
 
@@ -110,16 +98,14 @@ def rewards_that_raise(scene: Scene) -> Iterator[None]:
     latest=3,
     missing=_no_grader,
 )
-@contextlib.contextmanager
-def grades_that_time_out(scene: Scene) -> Iterator[None]:
+def grades_that_time_out(scene: Scene) -> Any:
     """Every grade is a timeout."""
     from rlmath.grading import Grade
 
-    def timing_out(self: AnswerGrader, texts: list[str], golds: list[list[str]]) -> list[Grade]:
-        return [Grade(False, "timeout", None, None, "sympy", 5.0) for _ in texts]
-
-    with mock.patch.object(AnswerGrader, "grade", timing_out):
-        yield
+    late = Grade(False, "timeout", None, None, "sympy", 5.0)
+    return patched(
+        AnswerGrader, "grade", lambda original, grader, texts, golds: [late] * len(texts)
+    )
 
 
 @scene_fault(
@@ -129,7 +115,6 @@ def grades_that_time_out(scene: Scene) -> Iterator[None]:
     "sandbox_timeouts: since step",
     latest=3,
 )
-@contextlib.contextmanager
 def programs_that_time_out(scene: Scene) -> Iterator[None]:
     """A reward's programs all time out in the sandbox."""
     from rlmath.rewards.mix_items import MixItem
@@ -178,14 +163,11 @@ class _NeverEnding(PreparedProgram):
     latest=0,
     missing=_many_answers,
 )
-@contextlib.contextmanager
 def leaked_answers(scene: Scene) -> Iterator[None]:
     """The prompts contain their answers."""
-    (path,) = scene.config.data.train_paths
-    from pathlib import Path
-
-    write_rows(Path(path), rows(scene.config.data, HINT))
+    path = Path(scene.config.data.train_paths[0])
+    write_rows(path, rows(scene.config.data, HINT))
     try:
         yield
     finally:
-        write_rows(Path(path), rows(scene.config.data))
+        write_rows(path, rows(scene.config.data))

@@ -103,7 +103,7 @@ def scale_back(worker: Any) -> None:
 
 
 def _attentions(worker: Any) -> list[Any]:
-    """What computes the attention of each layer, in their order."""
+    """Attention implementation of each layer, in order."""
     found = (getattr(one, "impl", None) for one in worker.model_runner.get_model().modules())
     return [one for one in found if hasattr(one, "scale")]
 

@@ -7,10 +7,9 @@ import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-from unittest import mock
 
 from rlmath.algorithms.advantages import needs_value_model
-from rlmath.commands.drill.fault import Fault, Scene, scene_fault, sentence
+from rlmath.commands.drill.fault import Fault, Scene, patched, scene_fault, sentence
 from rlmath.config.lora import LoraRollout
 from rlmath.config.schema import Config
 
@@ -35,11 +34,7 @@ def planted(scene: Scene, plant: RankPlant) -> Iterator[None]:
 def rank_fault(
     faults: list[Fault], name: str, alarm: str, says: str, around: Any = planted, **more: Any
 ) -> Callable[[RankPlant], RankPlant]:
-    """Register a function that plants a fault in a rank; see ``fault.scene_fault``.
-
-    Args:
-        around: Runs it in the ranks.
-    """
+    """Register a function that plants a fault in a rank; see ``fault.scene_fault``."""
 
     def register(plant: RankPlant) -> RankPlant:
         own = functools.partial(around, plant=plant)
@@ -55,6 +50,11 @@ def replace(worker: Any, owner: Any, name: str, make: Callable[[Any], Any]) -> N
     own = owner.__dict__.get(name)
     worker.__dict__.setdefault(_KEPT, []).append((owner, name, own))
     setattr(owner, name, make(original))
+
+
+def wrap(worker: Any, owner: Any, name: str, change: Callable[..., Any]) -> None:
+    """Put ``change(original, *arguments)`` in the place of a method or a function."""
+    replace(worker, owner, name, lambda original: functools.partial(change, original))
 
 
 def restore(worker: Any) -> None:
@@ -137,39 +137,32 @@ def _sending(worker: Any, parameters: Sequence[Any], values: Callable[[], Sequen
     """Send other values of some parameters."""
     import torch
 
-    def make(send: Callable[[int], None]) -> Callable[[int], None]:
-        @torch.no_grad()
-        def sending(version: int) -> None:
-            own = [one.detach().clone() for one in parameters]
-            for one, value in zip(parameters, values(), strict=True):
-                one.copy_(value)
-            send(version)
-            for one, value in zip(parameters, own, strict=True):
-                one.copy_(value)
+    @torch.no_grad()
+    def sending(send: Callable[[int], None], version: int) -> None:
+        own = [one.detach().clone() for one in parameters]
+        for one, value in zip(parameters, values(), strict=True):
+            one.copy_(value)
+        send(version)
+        for one, value in zip(parameters, own, strict=True):
+            one.copy_(value)
 
-        return sending
-
-    replace(worker, worker.connection, "send_weights", make)
+    wrap(worker, worker.connection, "send_weights", sending)
 
 
 def leave_out_a_tensor(worker: Any) -> None:
     """The last tensor of the first bucket of each sync is not announced."""
     from rlmath.engines.transports import shared_memory
 
-    def make(contents: Callable[[Any, int], dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-        first: list[Any] = []
+    first: list[Any] = []
 
-        def without(bucket: Any, segment: int) -> dict[str, Any]:
-            message = contents(bucket, segment)
-            first[:] = first or [bucket]
-            if bucket is not first[0]:
-                return message
-            lists = {name: of[:-1] for name, of in message.items() if isinstance(of, list)}
-            return message | lists
+    def without(contents: Callable[..., Any], bucket: Any, segment: int) -> dict[str, Any]:
+        message: dict[str, Any] = contents(bucket, segment)
+        first[:] = first or [bucket]
+        if bucket is not first[0]:
+            return message
+        return message | {key: of[:-1] for key, of in message.items() if isinstance(of, list)}
 
-        return without
-
-    replace(worker, shared_memory, "bucket_contents", make)
+    wrap(worker, shared_memory, "bucket_contents", without)
 
 
 @scene_fault(
@@ -179,7 +172,6 @@ def leave_out_a_tensor(worker: Any) -> None:
     r"the weight update left .* which the actor did not send",
     where="ranks",
 )
-@contextlib.contextmanager
 def unsent_tensor(scene: Scene) -> Iterator[None]:
     """The sync leaves out a tensor."""
     try:
@@ -245,20 +237,17 @@ def _keeping(worker: Any, model: Any, chosen: Callable[[str], bool]) -> None:
     parameters = [p for name, p in model.module.named_parameters() if chosen(name)]
     assert parameters, "the rank has no such layer"
 
-    def make(finish: Callable[[bool], float]) -> Callable[[bool], float]:
-        @torch.no_grad()
-        def finishing(discard: bool) -> float:
-            model.load_parameters()
-            before = [one.detach().clone() for one in parameters]
-            lr = finish(discard)
-            model.load_parameters()
-            for one, value in zip(parameters, before, strict=True):
-                one.copy_(value)
-            return lr
+    @torch.no_grad()
+    def finishing(finish: Callable[[bool], float], discard: bool) -> float:
+        model.load_parameters()
+        before = [one.detach().clone() for one in parameters]
+        lr = finish(discard)
+        model.load_parameters()
+        for one, value in zip(parameters, before, strict=True):
+            one.copy_(value)
+        return lr
 
-        return finishing
-
-    replace(worker, model, "finish_minibatch", make)
+    wrap(worker, model, "finish_minibatch", finishing)
 
 
 # -- the batch ----------------------------------------------------------------------------------
@@ -296,10 +285,10 @@ def _dealt(worker: Any, change: Callable[[Any], Any]) -> None:
     """Change the rank's shard of every step. (Ray finds a worker's methods in its class.)"""
     from rlmath.actor import rank_step
 
-    def make(step: Any) -> Any:
-        return lambda policy, value_model, shard: step(policy, value_model, change(shard))
+    def step_of(step: Any, policy: Any, value_model: Any, shard: Any) -> Any:
+        return step(policy, value_model, change(shard))
 
-    replace(worker, rank_step, "RankStep", make)
+    wrap(worker, rank_step, "RankStep", step_of)
 
 
 @scene_fault(
@@ -309,18 +298,15 @@ def _dealt(worker: Any, change: Callable[[Any], Any]) -> None:
     "a loss mask or sequences were lost",
     where="ranks",
 )
-@contextlib.contextmanager
 def lost_mask(scene: Scene) -> Iterator[None]:
     """The ranks lose the loss mask of one sequence."""
     from rlmath.training import step_batch
 
-    original = step_batch.sampled_sequences
-
-    def masked(*arguments: Any, **options: Any) -> Any:
+    def masked(original: Any, *arguments: Any, **options: Any) -> Any:
         sequences = original(*arguments, **options)
         takes_part = sequences.takes_part.clone()
         takes_part[0] = False
         return dataclasses.replace(sequences, takes_part=takes_part)
 
-    with mock.patch.object(step_batch, "sampled_sequences", masked), planted(scene, lose_the_mask):
+    with patched(step_batch, "sampled_sequences", masked), planted(scene, lose_the_mask):
         yield

@@ -3,13 +3,11 @@ once."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
-from rlmath.commands.drill.fault import Fault, Scene, scene_fault
+from rlmath.commands.drill.fault import Fault, Scene, patched, scene_fault
 from rlmath.config.algorithm import KlPlace
 from rlmath.config.schema import Config
 from rlmath.training.checks.own_advantages import ESTIMATORS
@@ -18,13 +16,6 @@ OWN = "check: advantages recomputed from rewards"
 FOLLOW = "do not follow from their rewards"
 OPPOSITE = "All have the opposite sign"
 FAULTS: list[Fault] = []
-
-
-def in_batch(name: str, make: Callable[[Any], Any]) -> Any:
-    """Put ``make(original)`` in the place of a function that ``StepBatch`` calls."""
-    from rlmath.training import step_batch
-
-    return mock.patch.object(step_batch, name, make(getattr(step_batch, name)))
 
 
 def unknown_advantages(config: Config) -> str | None:
@@ -41,67 +32,59 @@ def unknown_advantages(config: Config) -> str | None:
 def negated(scene: Scene) -> Any:
     """The driver's advantages have the opposite sign."""
 
-    def make(estimate: Any) -> Any:
-        def estimated(*arguments: Any, **options: Any) -> Any:
-            found = estimate(*arguments, **options)
-            return dataclasses.replace(found, values=-found.values)
+    from rlmath.training import step_batch
 
-        return estimated
+    def estimated(estimate: Any, *arguments: Any, **options: Any) -> Any:
+        found = estimate(*arguments, **options)
+        return dataclasses.replace(found, values=-found.values)
 
-    return in_batch("sequence_advantages", make)
+    return patched(step_batch, "sequence_advantages", estimated)
 
 
 @scene_fault(FAULTS, "next_group", OWN, FOLLOW, missing=unknown_advantages)
 def in_next_group(scene: Scene) -> Any:
     """Each group's last sample counts in the next group."""
 
-    def make(estimate: Any) -> Any:
-        def estimated(rewards: Any, groups: Any, *arguments: Any, **options: Any) -> Any:
-            return estimate(rewards, groups.roll(1), *arguments, **options)
+    from rlmath.training import step_batch
 
-        return estimated
+    def estimated(estimate: Any, rewards: Any, groups: Any, *more: Any, **options: Any) -> Any:
+        return estimate(rewards, groups.roll(1), *more, **options)
 
-    return in_batch("sequence_advantages", make)
+    return patched(step_batch, "sequence_advantages", estimated)
 
 
 @scene_fault(FAULTS, "moved_rewards", OWN, FOLLOW, missing=unknown_advantages)
 def moved_on(scene: Scene) -> Any:
     """Each sample has the reward of the one before it."""
-    return in_batch("estimator_rewards", lambda rewards_of: lambda *x: rewards_of(*x).roll(1, 0))
+    from rlmath.training import step_batch
+
+    return patched(step_batch, "estimator_rewards", lambda of, *x: of(*x).roll(1, 0))
 
 
 @scene_fault(FAULTS, "another_text", "check: a sample is graded again", "another text was graded")
-@contextlib.contextmanager
-def another_text(scene: Scene) -> Iterator[None]:
+def another_text(scene: Scene) -> Any:
     """Each sample has the grade of the next one's text."""
     from rlmath.rewards.mix import RewardMix
 
-    original = RewardMix.graded
+    def graded(original: Any, mix: Any, samples: Any, partials: Any) -> Any:
+        return original(mix, samples, [*partials[1:], *partials[:1]])
 
-    def graded(self: Any, samples: Any, partials: Any) -> Any:
-        return original(self, samples, [*partials[1:], *partials[:1]])
-
-    with mock.patch.object(RewardMix, "graded", graded):
-        yield
+    return patched(RewardMix, "graded", graded)
 
 
 @scene_fault(FAULTS, "lost_end", "check: ends of responses", "the end-of-sequence token was lost")
-@contextlib.contextmanager
-def lost_ends(scene: Scene) -> Iterator[None]:
+def lost_ends(scene: Scene) -> Any:
     """Responses lose their end-of-sequence token."""
     from rlmath.rollout.pool import RolloutPool
 
-    original = RolloutPool.generate
-
-    def generate(self: Any, *arguments: Any, **options: Any) -> Iterator[Any]:
-        for sample in original(self, *arguments, **options):
+    def generate(original: Any, *arguments: Any, **options: Any) -> Iterator[Any]:
+        for sample in original(*arguments, **options):
             ended = sample.finish_reason == "stop" and len(sample.token_ids) > 1
             tokens, log_probs = sample.token_ids[:-1], sample.log_probs[:-1]
             changed = {"token_ids": tokens, "log_probs": log_probs} if ended else {}
             yield dataclasses.replace(sample, **changed)
 
-    with mock.patch.object(RolloutPool, "generate", generate):
-        yield
+    return patched(RolloutPool, "generate", generate)
 
 
 @scene_fault(
@@ -111,24 +94,21 @@ def lost_ends(scene: Scene) -> Iterator[None]:
     "samples were trained on before",
     latest=2,
 )
-@contextlib.contextmanager
-def repeated_group(scene: Scene) -> Iterator[None]:
+def repeated_group(scene: Scene) -> Any:
     """A step gets a group of the step before again."""
     from rlmath.training.group_source import GroupSource
 
-    original = GroupSource.take
     earlier: list[Any] = []
 
-    def take(self: Any, step: int) -> Any:
-        found = original(self, step)
+    def take(original: Any, source: Any, step: int) -> Any:
+        found = original(source, step)
         groups = found.groups
         if groups and earlier:
             found = dataclasses.replace(found, groups=(earlier[-1], *groups[1:]))
         earlier.extend(groups[:1])
         return found
 
-    with mock.patch.object(GroupSource, "take", take):
-        yield
+    return patched(GroupSource, "take", take)
 
 
 def no_data_parallel(config: Config) -> str | None:
@@ -145,16 +125,12 @@ def no_data_parallel(config: Config) -> str | None:
     "were trained on more than once",
     missing=no_data_parallel,
 )
-@contextlib.contextmanager
-def shard_of_another_rank(scene: Scene) -> Iterator[None]:
+def shard_of_another_rank(scene: Scene) -> Any:
     """A data-parallel rank trains the sequences of another."""
     from rlmath.actor import group
 
-    original = group.shards
-
-    def first_twice(*arguments: Any, **options: Any) -> Iterator[Any]:
+    def first_twice(original: Any, *arguments: Any, **options: Any) -> Iterator[Any]:
         first, *others = original(*arguments, **options)
         yield from (first, first, *others[1:])
 
-    with mock.patch.object(group, "shards", first_twice):
-        yield
+    return patched(group, "shards", first_twice)

@@ -19,11 +19,7 @@ RESUMED = "check: checksums of the checkpoint"
 
 @contextlib.contextmanager
 def resumed(scene: Scene, lose: str) -> Iterator[None]:
-    """A resume after which a part of the optimizer's state is not what was saved.
-
-    Args:
-        lose: The function that does not restore it.
-    """
+    """A resume after which a part of the optimizer's state is not what was saved."""
     folder = scene.folder / f"resumed_without_{lose}"
     folder.mkdir(parents=True, exist_ok=True)
     scene.run.actor.save_checkpoint(folder)
@@ -77,7 +73,6 @@ FAULTS: list[Fault] = [
     "the exported model is not the trained one.* differs",
     missing=_no_k,
 )
-@contextlib.contextmanager
 def exported(scene: Scene) -> Iterator[None]:
     """The export has k for v in one layer."""
     from safetensors.torch import load_file, save_file

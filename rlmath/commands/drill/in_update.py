@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from rlmath.commands.drill.fault import Fault, Scene
-from rlmath.commands.drill.in_ranks import RankPlant, planted, rank_fault, replace
+from rlmath.commands.drill.in_ranks import RankPlant, planted, rank_fault, replace, wrap
 from rlmath.commands.drill.in_samples import (
     FOLLOW,
     OPPOSITE,
@@ -82,7 +82,7 @@ def negate_on_ranks(worker: Any) -> None:
     """The ranks' advantages have the opposite sign."""
     from rlmath.actor import rank_step
 
-    replace(worker, rank_step, "token_advantages", lambda find: lambda *x: -find(*x))
+    wrap(worker, rank_step, "token_advantages", lambda find, *x: -find(*x))
 
 
 @rank_fault(FAULTS, "shifted_advantages", OWN, FOLLOW, missing=unknown_advantages)
@@ -90,46 +90,34 @@ def shift_on_ranks(worker: Any) -> None:
     """Each token has the advantage of one 7 tokens before it."""
     from rlmath.actor import rank_step
 
-    replace(worker, rank_step, "token_advantages", lambda find: lambda *x: find(*x).roll(SHIFT))
+    wrap(worker, rank_step, "token_advantages", lambda find, *x: find(*x).roll(SHIFT))
 
 
-@rank_fault(
-    FAULTS,
-    "no_gradient",
-    "check: gradients of each sequence",
-    NO_GRADIENT,
-)
+@rank_fault(FAULTS, "no_gradient", "check: gradients of each sequence", NO_GRADIENT)
 def drop_a_gradient(worker: Any) -> None:
     """The first micro-batch has no gradient."""
     from rlmath.actor import policy
 
-    def make(policy_loss: Any) -> Any:
-        def loss_of(*arguments: Any) -> Any:
-            objective, seen = policy_loss(*arguments), []
+    def loss_of(policy_loss: Any, *arguments: Any) -> Any:
+        objective, numbers = policy_loss(*arguments), itertools.count()
 
-            def losing(one: Any, log_probs: Any, entropy: Any) -> Any:
-                loss, kept = objective(one, log_probs, entropy)
-                seen.append(one)
-                return (0.0 * loss if len(seen) == 1 else loss), kept
+        def losing(*given: Any) -> Any:
+            loss, kept = objective(*given)
+            return (loss if next(numbers) else 0.0 * loss), kept
 
-            return losing
+        return losing
 
-        return loss_of
-
-    replace(worker, policy, "policy_loss", make)
+    wrap(worker, policy, "policy_loss", loss_of)
 
 
 def _with_objective(worker: Any, **changes: Callable[[Any], Any]) -> None:
     from rlmath.actor import policy_loss
 
-    def make(objective: Any) -> Any:
-        def changed(inputs: Any, settings: Any) -> Any:
-            other = {name: change(getattr(settings, name)) for name, change in changes.items()}
-            return objective(inputs, dataclasses.replace(settings, **other))
+    def changed(objective: Any, inputs: Any, settings: Any) -> Any:
+        other = {name: change(getattr(settings, name)) for name, change in changes.items()}
+        return objective(inputs, dataclasses.replace(settings, **other))
 
-        return changed
-
-    replace(worker, policy_loss, "policy_objective", make)
+    wrap(worker, policy_loss, "policy_objective", changed)
 
 
 @rank_fault(FAULTS, "no_kl", TERMS, "the KL term is missing", missing=_no_kl)
@@ -152,16 +140,13 @@ def turn_the_entropy(worker: Any) -> None:
 def _after_steps(worker: Any, change: Callable[[], None]) -> None:
     import torch
 
-    def make(finish: Callable[[bool], float]) -> Callable[[bool], float]:
-        @torch.no_grad()
-        def finishing(discard: bool) -> float:
-            lr = finish(discard)
-            change()
-            return lr
+    @torch.no_grad()
+    def finishing(finish: Callable[[bool], float], discard: bool) -> float:
+        lr = finish(discard)
+        change()
+        return lr
 
-        return finishing
-
-    replace(worker, worker.actor, "finish_minibatch", make)
+    wrap(worker, worker.actor, "finish_minibatch", finishing)
 
 
 def _moving(worker: Any, tensors: Callable[[], list[Any]]) -> None:
@@ -226,17 +211,14 @@ def move_the_base(worker: Any) -> None:
 
 
 def _around_steps(worker: Any, before: Callable[[], None], after: Callable[[], None]) -> None:
-    def make(step: Any) -> Any:
-        def stepping() -> Any:
-            before()
-            try:
-                return step()
-            finally:
-                after()
+    def stepping(step: Any) -> Any:
+        before()
+        try:
+            return step()
+        finally:
+            after()
 
-        return stepping
-
-    replace(worker, worker.actor.optimizer, "step", make)
+    wrap(worker, worker.actor.optimizer, "step", stepping)
 
 
 @rank_fault(FAULTS, "triple_rate", UPDATE, "did not take Adam's step")
@@ -287,18 +269,15 @@ def _with_gradient(worker: Any, change: Callable[[int, Any], Any]) -> None:
     """Change the gradient of one matrix of the last layer, of each micro-batch by its number."""
     _, matrix = worker.actor.gradient_shares.layers[-1]
 
-    def make(run: Callable[..., Any]) -> Callable[..., Any]:
-        def running(*arguments: Any) -> Any:
-            numbers = itertools.count()
-            handle = matrix.register_hook(lambda gradient: change(next(numbers), gradient))
-            try:
-                return run(*arguments)
-            finally:
-                handle.remove()
+    def running(run: Callable[..., Any], *arguments: Any) -> Any:
+        numbers = itertools.count()
+        handle = matrix.register_hook(lambda gradient: change(next(numbers), gradient))
+        try:
+            return run(*arguments)
+        finally:
+            handle.remove()
 
-        return running
-
-    replace(worker, worker.actor, "forward_backward", make)
+    wrap(worker, worker.actor, "forward_backward", running)
 
 
 @rank_fault(FAULTS, "no_layer_gradient", SHARES, "adds nothing to it")
@@ -326,15 +305,12 @@ def drop_a_ranks_gradient(worker: Any) -> None:
     if actor.dp_rank != actor.layout.data_parallel - 1:
         return
 
-    def make(finalize: Callable[..., Any]) -> Callable[..., Any]:
-        def finalizing(*arguments: Any, **options: Any) -> Any:
-            for one in actor.models:
-                one.zero_grad_buffer()
-            return finalize(*arguments, **options)
+    def finalizing(finalize: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        for one in actor.models:
+            one.zero_grad_buffer()
+        return finalize(*arguments, **options)
 
-        return finalizing
-
-    replace(worker, actor.chunks[0].config, "finalize_model_grads_func", make)
+    wrap(worker, actor.chunks[0].config, "finalize_model_grads_func", finalizing)
 
 
 @rank_fault(

@@ -70,8 +70,6 @@ def make_model(folder: Path, fields: dict[str, Any], config: Config) -> list[Pro
     Without a head start no response gets a reward, and nothing has a gradient.
 
     Args:
-        folder: Where to.
-        fields: Contents of config.json.
         config: The shrunk settings; ``data.train_paths`` are there.
 
     Returns:
@@ -153,7 +151,6 @@ def _answer(tokenizer: Any, draw: random.Random) -> list[int]:
 def _loss(
     model: Any, prompts: Sequence[Sequence[int]], answers: Sequence[Sequence[int]], pad: int
 ) -> Any:
-    """Cross entropy of the answers' tokens."""
     import torch
 
     longest = max(len(p) + len(a) for p, a in zip(prompts, answers, strict=True))

@@ -48,21 +48,15 @@ _EXPECTED = re.compile(r"^step \d+: (truncated|truncated_groups|equal_rewards|re
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a fault.
+    """Outcome of a fault.
 
     Attributes:
-        name: Of the fault, or ``healthy``.
-        what: Was planted.
-        where: The process.
-        alarm: That had to fire.
-        fired: Whether it did, and nothing did in the healthy run.
+        fired: Whether the expected alarm fired, and none in the healthy run.
         steps: From the first step with the fault to the alarm, that step included; 0: before it
             began. ``None``: no alarm.
         latest: Steps that were allowed.
         kind: Class of the error; ``warning``, or empty.
-        message: Of the alarm, or why there was none.
         skipped: The configuration cannot have this fault; ``message`` says why.
-        seconds: That it took.
     """
 
     name: str
@@ -81,14 +75,7 @@ class Outcome:
 def run_drill(
     shrunk: Shrunk, faults: Sequence[Fault], folder: Path, say: Callable[[Outcome], None]
 ) -> list[Outcome]:
-    """Plant each fault, after a healthy run.
-
-    Args:
-        shrunk: The settings.
-        faults: To plant.
-        folder: Of the drill.
-        say: Told each outcome as it comes.
-    """
+    """Plant each fault, after a healthy run."""
     config = shrunk.config
     write_rows(Path(config.data.train_paths[0]), rows(config.data))
     make_model(Path(config.model.path), shrunk.model, config)
@@ -102,11 +89,7 @@ def run_drill(
 
 
 class Drill:
-    """Ranks and engines that faults are planted in.
-
-    Args:
-        scene: Where.
-    """
+    """Ranks and engines that faults are planted in."""
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
@@ -133,7 +116,6 @@ class Drill:
         )
 
     def plant(self, fault: Fault) -> Outcome:
-        """A run with a fault."""
         began_s = time.monotonic()
         why = fault.missing(self._scene.config)
         latest = fault.latest + (steps_ahead(self._scene.config) if fault.latest else 0)
@@ -255,7 +237,6 @@ class _Run:
     detectors: CollapseDetectors
 
     def step(self, step: int) -> None:
-        """One step of training with its log line and detectors."""
         monitor = self.parts.monitor
         metrics = train_step(self.parts, step).metrics
         monitor.log_step(step, metrics)

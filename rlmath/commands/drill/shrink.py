@@ -14,7 +14,7 @@ from typing import Any
 from rlmath.algorithms.advantages import AdvantageSettings, needs_value_model
 from rlmath.config.groups import options
 from rlmath.config.load import compose_settings
-from rlmath.config.quoting import path_override
+from rlmath.config.quoting import override, path_override
 from rlmath.config.runner import RunnerConfig
 from rlmath.config.schema import Config, Device, Recompute
 from rlmath.config.settings import by_key, value_of
@@ -42,11 +42,9 @@ class Shrunk:
     """A shrunk configuration.
 
     Attributes:
-        config: The settings.
         model: Contents of the model's config.json.
-        notes: What was changed, for people.
         changed: Keys of the settings that are not the user's.
-        lr_factor: What the user's learning rate is multiplied by.
+        lr_factor: Factor of the user's learning rate.
     """
 
     config: Config
@@ -66,11 +64,9 @@ def shrink(
     """Shrink a configuration.
 
     Args:
-        words: An experiment's name, or groups and settings as for ``rlmath train``.
-        folder: Where the model, its problems and the run go.
         config_dir: See :func:`rlmath.config.load.compose_settings`.
-        steps: Of the run.
-        lr_factor: What the learning rate is multiplied by, of the learning rate; ``None``: 1.
+        steps: Length of the run.
+        lr_factor: Factor of the learning rate, as a function of it; ``None``: 1.
 
     Raises:
         UserError: The settings cannot be composed, or the model is not known.
@@ -88,7 +84,7 @@ def shrink(
     factor = lr_factor(full.actor.optimizer.lr) if lr_factor else 1.0
     if factor != 1.0:
         changes += _learning_rates(full, factor)
-    composed = compose_settings([*base, *given, *(_text(*one) for one in changes)], config_dir)
+    composed = compose_settings([*base, *given, *(override(*one) for one in changes)], config_dir)
     notes = [note, *_describe_model(model, small)]
     silent = ("runner.", "data.", "eval.", "model.path")
     for key, value in changes:
@@ -193,7 +189,6 @@ def smaller_model(config: dict[str, Any]) -> dict[str, Any]:
 def _changes(
     config: Config, folder: Path, model: dict[str, Any], steps: int
 ) -> Iterator[tuple[str, Any]]:
-    """Each setting that is another one, with its value."""
     algorithm, actor, rollout = config.algorithm, config.actor, config.rollout
     yield "model.path", str(folder / MODEL)
     yield "data.train_paths", [str(folder / DATA)]
@@ -287,7 +282,7 @@ def _layout(config: Config, model: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _without_teacher(config: Config) -> Iterator[tuple[str, Any]]:
-    """Of a shrunk vocabulary there is no teacher: what it would say, rewards have to."""
+    """Remove the teacher, which a shrunk vocabulary cannot have; rewards replace it."""
     if not config.algorithm.distill_coef:
         return
     for key, setting in by_key().items():
@@ -324,20 +319,3 @@ def _plain(value: Any) -> Any:
 
 def _short(value: Any) -> str:
     return str(value) if len(str(value)) <= 60 else f"{str(value)[:57]}..."
-
-
-def _text(key: str, value: Any) -> str:
-    """As an override of Hydra."""
-    if value is None:
-        return f"{key}=null"
-    if isinstance(value, bool):
-        return f"{key}={str(value).lower()}"
-    if isinstance(value, list):
-        return f"{key}=[{','.join(_item(one) for one in value)}]"
-    return f"{key}={_item(value)}"
-
-
-def _item(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{_item(one)}" for key, one in value.items()) + "}"
-    return f"'{value}'" if isinstance(value, str) else str(value)

@@ -13,7 +13,6 @@ _MESSAGE = 150
 
 
 def line(outcome: Outcome) -> str:
-    """One outcome for the terminal."""
     verdict = "skipped" if outcome.skipped else "ok" if outcome.fired else "FAILED"
     steps = "" if outcome.steps is None else f" after {_steps(outcome.steps)}"
     kind = f" {outcome.kind}{steps}:" if outcome.kind else ""
@@ -24,7 +23,6 @@ def line(outcome: Outcome) -> str:
 
 
 def summary(outcomes: Sequence[Outcome]) -> str:
-    """What the drill found, in one line or a few."""
     failed = [one for one in outcomes if not one.fired and not one.skipped]
     fired = sum(one.fired for one in outcomes[1:])
     skipped = sum(one.skipped for one in outcomes)
@@ -45,11 +43,7 @@ def markdown(outcomes: Sequence[Outcome]) -> str:
 
 
 def side_by_side(drills: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """Several drills as one table of the docs, and why a fault is in none of the runs of one.
-
-    Args:
-        drills: Outcomes from :func:`as_plain`, by what the columns are called.
-    """
+    """Several drills as one table of the docs, and why a fault is in none of the runs of one."""
     names = list(dict.fromkeys(one["name"] for found in drills.values() for one in found))
     rows = [f"| fault | {' | '.join(drills)} |", f"|---|{'---|' * len(drills)}"]
     reasons: dict[tuple[str, str], list[str]] = {}
@@ -81,7 +75,6 @@ def _cell(one: Mapping[str, Any]) -> str:
 
 
 def as_plain(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """For JSON."""
     return [dataclasses.asdict(one) for one in outcomes]
 
 

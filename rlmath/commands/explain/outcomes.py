@@ -22,9 +22,6 @@ class Outcome:
     Attributes:
         address: ``STEP/PROBLEM/INDEX``.
         group: Step and problem: what is drawn at once.
-        source: Of the problem: its data file.
-        dropped: Whether the filter dropped its group.
-        status: ``verdict`` (right or wrong), or the grader's other statuses.
         correct: ``None`` where there is no verdict.
         reward: ``None`` where nothing could score it.
         parts: The reward's weighted components by name; they add up to it.

@@ -88,7 +88,6 @@ class Moved:
     Attributes:
         addresses: ``STEP/PROBLEM/INDEX`` of its samples.
         before: Mean of the earlier window on the same stratum, or of all if it had none.
-        part: Of the change.
     """
 
     addresses: list[str]
@@ -102,9 +101,7 @@ class Explanation:
     """A change and its causes.
 
     Attributes:
-        before: Mean of the earlier window.
-        after: Mean of the later one.
-        samples: Of the windows, those that count.
+        samples: Samples that count in each window.
         shared_samples: Share of all samples that are of those.
         causes: Largest first; the shares add up to ``after - before``.
         moved: Groups that moved the mean most in the direction of the change.
@@ -192,7 +189,7 @@ class _Table:
     """The samples of both windows as paths.
 
     Attributes:
-        names: Of the causes, in the order of the shares: the chain, then components.
+        names: Names of the causes, in the order of the shares: the chain, then components.
         counts: ``[N]``, whether a sample counts.
     """
 
@@ -249,10 +246,7 @@ class _Table:
         for event in events[1:]:
             same = _joined(same, event)
             self._alike.append((same[one_of], int(same.max()) + 1, same))
-        self._groups = [
-            _codes([one.group for one in before]),
-            _codes([one.group for one in after]),
-        ]
+        self._groups = [_codes([one.group for one in before]), _codes([one.group for one in after])]
 
     def resampled(self, random: np.random.Generator) -> NDArray[np.float64]:
         """Weights of the samples: how often each group was drawn, each window separately."""

@@ -73,5 +73,4 @@ def _matters(cause: Cause) -> bool:
 
 
 def steps_text(steps: range) -> str:
-    """As the options take it."""
     return f"{steps.start}:{steps.stop}"

@@ -19,7 +19,6 @@ FRAMEWORKS = {one.name: one for one in (VERL, TRL, OPENRLHF)}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of ``rlmath import``."""
     parser.add_argument(
         "file", type=Path, help="YAML, JSON, a shell script, or a Python script with GRPOConfig"
     )
@@ -76,11 +75,7 @@ def fill_in(found: Imported, experiment: str) -> None:
 
 def move_rewards(found: Imported, script: Path, module: Path) -> list[str]:
     """Let reward functions of a script, which would train if it were imported, be those of a module
-    that has the functions alone.
-
-    Returns:
-        Their names.
-    """
+    that has the functions alone."""
     begin, moved = f"{script}:", []
     for item in found.settings.get("reward.items", []):
         if item["name"].startswith(begin) and script.suffix == ".py":
@@ -90,7 +85,6 @@ def move_rewards(found: Imported, script: Path, module: Path) -> list[str]:
 
 
 def describe(framework: Framework, found: Imported) -> Iterator[str]:
-    """The lines that the command prints."""
     yield f"from     {framework.name} (table of {framework.version}): {len(found.settings)} values"
     for key, value, text in found.without:
         yield f"none     {key}={value}" + (f": {text}" if text else "")

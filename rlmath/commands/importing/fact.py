@@ -50,7 +50,6 @@ class Fact:
 
     @property
     def key(self) -> str:
-        """The name in the version that the table is of."""
         return self.theirs.split()[0]
 
 
@@ -59,9 +58,7 @@ class Framework:
     """Another framework.
 
     Attributes:
-        name: As users write it.
         version: The framework's version that the table describes.
-        facts: The table.
         always: Differences that no setting of theirs selects.
         base: Settings here that no setting of theirs is the source of.
         run_length: Their settings that bound a run of epochs over N rows.
@@ -165,7 +162,6 @@ class Given:
         return key in self.values
 
     def fact(self, name: str) -> Fact | None:
-        """The row of a setting of theirs."""
         # The longest pattern says most.
         found = [one for one in self._patterns if fnmatch.fnmatchcase(name, one[0])]
         row = max(found, key=lambda one: len(one[0]))[1] if found else None
@@ -185,11 +181,9 @@ class Given:
             ) from None
 
     def whole(self, key: str) -> int:
-        """A setting that is a whole number."""
         return int(self.number(key))
 
     def true(self, key: str) -> bool:
-        """A setting that is true or false."""
         return str(self[key]).lower() in ("true", "1", "yes")
 
 
@@ -214,8 +208,6 @@ def translate(framework: Framework, values: Mapping[str, Any], rows: int | None 
     Their defaults count as given, since ours differ.
 
     Args:
-        framework: The framework whose table is used.
-        values: Their settings, by key.
         rows: Number of training rows, which turns epochs into steps; ``None``: not known.
 
     Raises:

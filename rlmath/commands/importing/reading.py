@@ -39,7 +39,6 @@ def read(file: Path, processes: int | None = None) -> tuple[str, Values, list[st
     """The framework and settings of a file.
 
     Args:
-        file: YAML, JSON, a shell script or a Python script.
         processes: Number of processes of TRL's launch; ``None``: the file's, if it has any.
 
     Returns:

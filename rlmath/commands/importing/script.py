@@ -119,12 +119,7 @@ def _take_dataset(
 
 
 def rewards_module(text: str, functions: list[str]) -> str:
-    """The source of functions of a script, with what they use from it, in the script's order.
-
-    Args:
-        text: The script.
-        functions: Names of functions that it defines.
-    """
+    """The source of functions of a script, with what they use from it, in the script's order."""
     source = _without_magics(text)
     lines, tree = source.splitlines(), ast.parse(source)
     defined = [(node, set(_defines(node))) for node in tree.body]

@@ -5,13 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from rlmath.commands.importing.fact import (
-    EPOCHS,
-    Given,
-    Settings,
-    lora_settings,
-    overlong_reward,
-)
+from rlmath.commands.importing.fact import EPOCHS, Given, Settings, lora_settings, overlong_reward
 
 ACTOR, ROOT = "actor_rollout_ref.actor.", "actor_rollout_ref."
 _LOSSES = {
@@ -58,9 +52,7 @@ def minibatches(given: Given) -> int:
 def advantage(given: Given) -> Settings:
     name = _ADVANTAGES.get(str(given["algorithm.adv_estimator"]), "grpo")
     unscaled = not given.true("algorithm.norm_adv_by_std_in_grpo")
-    found: Settings = {
-        "algorithm.advantage": "dr_grpo" if name == "grpo" and unscaled else name,
-    }
+    found: Settings = {"algorithm.advantage": "dr_grpo" if name == "grpo" and unscaled else name}
     if name == "gae":
         found |= {
             "value.gamma": given["algorithm.gamma"],

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from rlmath.algorithms.advantages import ADVANTAGES
-from rlmath.commands.plugin_test.finding import Finding, differs, findings, not_finite
+from rlmath.commands.plugin_test.finding import Finding, differs, findings, not_finite, repeats
 from rlmath.utils.setting import Options
 
 # Three groups, one sample of which nothing could score, and a group of equal rewards.
@@ -22,7 +22,6 @@ _OF_ORDER = 1e-9
 
 
 def check_advantage(name: str, options: Options | None = None) -> Iterator[Finding]:
-    """Hold the estimator called ``name`` to the invariants."""
     part = _Part(name, options or ADVANTAGES.options(name)())
     traits = ADVANTAGES.traits(name)
     tests = {
@@ -30,7 +29,7 @@ def check_advantage(name: str, options: Options | None = None) -> Iterator[Findi
         "unscored samples take no part": part.unscored,
         "order of samples makes no difference": part.order,
         "a higher reward has no lower advantage": part.direction,
-        "deterministic": part.deterministic,
+        "deterministic": repeats(part.run),
         "inputs are left alone": part.inputs_unchanged,
     }
     if traits.within_groups:
@@ -88,13 +87,6 @@ class _Part:
                         f"in a group the rewards {reward:g} and {other:g} have the advantages "
                         f"{found[i]:.9g} and {found[j]:.9g}"
                     )
-
-    def deterministic(self) -> Iterator[str]:
-        first = self.run()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(1)
-            if problem := differs(self.run(), first):
-                yield f"a second call differs, {problem}"
 
     def inputs_unchanged(self) -> Iterator[str]:
         rewards = torch.tensor(REWARDS, dtype=torch.float64)

@@ -58,11 +58,8 @@ class Kind:
     """A kind of part that can be tested.
 
     Attributes:
-        name: For people.
-        registry: With the parts.
-        check: The invariants of one part, by its name.
-        setting: That chooses it in a run of a few steps, ``{}`` its name; empty: it takes part in
-            each run that imports it, or in none.
+        setting: Setting that chooses it in a run of a few steps, ``{}`` its name; empty: it takes
+            part in each run that imports it, or in none.
         update: The field of an update of ranks that it is; empty: ranks do not call it.
     """
 
@@ -107,10 +104,7 @@ KINDS = (
     Kind("weight transport", TRANSPORTS, check_transport),
     Kind("model family", FAMILY_PLUGINS, check_family),
     Kind(
-        "engine arguments",
-        ENGINE_ARGUMENTS,
-        check_engine_arguments,
-        "rollout.engine_arguments={}",
+        "engine arguments", ENGINE_ARGUMENTS, check_engine_arguments, "rollout.engine_arguments={}"
     ),
 )
 
@@ -130,13 +124,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def check_plugin(place: str, folder: Path, on_ranks: bool = True) -> int:
-    """See :func:`run`.
-
-    Args:
-        place: A file or a module.
-        folder: For the models and the logs of ranks.
-        on_ranks: Also try it on ranks, and in a run.
-    """
+    """See :func:`run`; with ``on_ranks`` also on ranks, and in a run."""
     try:
         module = use(place)
     except PluginError as error:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from rlmath.algorithms.correction import CorrectionConfig, correct
-from rlmath.commands.plugin_test.finding import Finding, differs, findings, not_finite
+from rlmath.commands.plugin_test.finding import Finding, differs, findings, not_finite, repeats
 
 LENGTHS = (5, 1, 8, 3)
 FAR = 100.0
@@ -17,7 +17,6 @@ _OF_ORDER = 1e-12
 
 
 def check_correction(name: str) -> Iterator[Finding]:
-    """Hold the correction called ``name`` to the invariants, with its default options."""
     part = _Part(CorrectionConfig(name))
     return findings(
         {
@@ -25,7 +24,7 @@ def check_correction(name: str) -> Iterator[Finding]:
             "1 where engine and trainer agree": part.equal,
             f"finite at log-ratios of +-{FAR:g}": part.far,
             "each sequence for itself": part.alone,
-            "deterministic": part.deterministic,
+            "deterministic": repeats(lambda: part.weights(*part.inputs())),
         }
     )
 
@@ -75,7 +74,3 @@ class _Part:
             )
             if problem := differs(found, whole[rows], relative=_OF_ORDER):
                 yield f"of sequence {index} alone the weights differ, token {problem}"
-
-    def deterministic(self) -> Iterator[str]:
-        if problem := differs(self.weights(*self.inputs()), self.weights(*self.inputs())):
-            yield f"a second call differs {problem}"

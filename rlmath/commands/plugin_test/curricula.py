@@ -8,21 +8,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rlmath.algorithms.curriculum import CURRICULA, CooldownSettings, Curriculum
-from rlmath.commands.plugin_test.finding import Finding, findings
+from rlmath.commands.plugin_test.finding import Finding, findings, repeats
 from rlmath.utils.setting import Options
 
 PROBLEMS, STEPS, MOST_STEPS = 12, 30, 10_000
 
 
 def check_curriculum(name: str, options: Options | None = None) -> Iterator[Finding]:
-    """Hold the curriculum called ``name`` to the invariants."""
     part = _Part(name, options or CURRICULA.options(name)())
     return findings(
         {
             "a problem that was never tried is not skipped": part.untried,
             "a skipped problem comes again": part.comes_again,
             "its state continues as it would have": part.resumes,
-            "deterministic": part.deterministic,
+            "deterministic": repeats(lambda: part.visits(part.made(), 1, STEPS)),
         }
     )
 
@@ -75,9 +74,3 @@ class _Part:
             if skips != other:
                 case = f"resumed after step {half - 1}, at step {step} {problem} is skipped"
                 yield f"{case}: {skips}, not {other}"
-
-    def deterministic(self) -> Iterator[str]:
-        first, second = (self.visits(self.made(), 1, STEPS) for _ in range(2))
-        for (step, problem, skips), (_, _, other) in zip(first, second, strict=True):
-            if skips != other:
-                yield f"at step {step} {problem} is skipped: {skips}, and {other} again"

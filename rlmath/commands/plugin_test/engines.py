@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from rlmath.commands.plugin_test.finding import Finding, findings
+from rlmath.commands.plugin_test.finding import Finding, findings, repeats
 from rlmath.config.engine_arguments import ENGINE_ARGUMENTS, further_arguments
 from rlmath.engines.transport import MIB, TRANSPORTS, SyncSizes, transport_named
 from rlmath.model.families import FAMILIES, FAMILY_PLUGINS, Family, HfTensor
@@ -17,7 +17,6 @@ from rlmath.model.tiny import tiny_config
 
 
 def check_family(name: str) -> Iterator[Finding]:
-    """Hold the model family called ``name`` to the invariants."""
     part = _Family(name)
     return findings(
         {
@@ -83,8 +82,6 @@ def _of_experts(tensor: HfTensor) -> bool:
 
 
 def check_transport(name: str) -> Iterator[Finding]:
-    """Hold the weight transport called ``name`` to the invariants."""
-
     def fits() -> Iterator[str]:
         places = list(itertools.product(("cpu", "cuda"), (False, True)))
         found = [transport_named(name).fits(*place) for place in places]
@@ -119,20 +116,15 @@ def check_transport(name: str) -> Iterator[Finding]:
 
 
 def check_engine_arguments(name: str) -> Iterator[Finding]:
-    """Hold the engine arguments called ``name`` to the invariants, with their default options."""
     options = ENGINE_ARGUMENTS.options(name)()
 
-    def given() -> Iterator[str]:
-        for device in ("cpu", "cuda"):
-            further_arguments(name, device, options)
+    def given() -> list[dict[str, Any]]:
+        return [further_arguments(name, device, options) for device in ("cpu", "cuda")]
+
+    def fits() -> Iterator[str]:
+        given()
         yield from ()
 
-    def deterministic() -> Iterator[str]:
-        for device in ("cpu", "cuda"):
-            first, second = (further_arguments(name, device, options) for _ in range(2))
-            if first != second:
-                yield f"on {device} they were {first}, and {second} again"
-
     return findings(
-        {"vLLM has them, and rlmath does not give them": given, "deterministic": deterministic}
+        {"vLLM has them, and rlmath does not give them": fits, "deterministic": repeats(given)}
     )

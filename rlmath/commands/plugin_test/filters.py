@@ -20,7 +20,6 @@ CASES = (
 
 
 def check_filter(name: str, options: Options | None = None) -> Iterator[Finding]:
-    """Hold the group filter called ``name`` to the invariants."""
     part = _Part(name, options or GROUP_FILTERS.options(name)())
     tests = {
         "result is true or false": part.result,

@@ -1,9 +1,11 @@
-"""What a test of a part found, and comparisons that say where they fail."""
+"""Findings of a test, and comparisons that say where they fail."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +16,6 @@ class Finding:
     """One invariant of one part.
 
     Attributes:
-        invariant: Its name.
         text: The case and the numbers where it is violated; empty: it holds.
     """
 
@@ -23,7 +24,6 @@ class Finding:
 
     @property
     def holds(self) -> bool:
-        """Whether nothing violates it."""
         return not self.text
 
 
@@ -41,6 +41,28 @@ def findings(tests: dict[str, Test]) -> Iterator[Finding]:
             yield Finding(invariant, f"{type(error).__name__}: {error}")
 
 
+def repeats(run: Callable[[], Any]) -> Test:
+    """A test that a second call, with other random numbers, is equal to the last bit."""
+
+    def test() -> Iterator[str]:
+        first = run()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(1)
+            second = run()
+        for number, (one, other) in enumerate(itertools.zip_longest(*map(_parts, (first, second)))):
+            if isinstance(one, Tensor) and isinstance(other, Tensor):
+                if problem := differs(other, one):
+                    yield f"a second call differs, {problem}"
+            elif one != other:
+                yield f"item {number} was {one!s:.80}, and {other!s:.80} again"
+
+    return test
+
+
+def _parts(found: Any) -> Sequence[Any]:
+    return found if isinstance(found, list | tuple) else [found]
+
+
 def differs(
     got: Tensor, wanted: Tensor, *, relative: float = 0.0, absolute: float = 0.0
 ) -> str | None:
@@ -48,7 +70,6 @@ def differs(
 
     Args:
         relative: Allowed, of the largest wanted value.
-        absolute: Allowed besides.
     """
     if got.shape != wanted.shape:
         return f"shape {list(got.shape)} instead of {list(wanted.shape)}"

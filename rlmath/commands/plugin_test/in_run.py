@@ -19,13 +19,7 @@ NAMES = {
 
 
 def check_in_run(place: str, chosen: Mapping[str, str], folder: Path) -> Iterator[Finding]:
-    """Run the quickstart, shrunk, with the plug-in.
-
-    Args:
-        place: Of the plug-in.
-        chosen: Values of settings that choose its parts.
-        folder: Of the run.
-    """
+    """Run the quickstart, shrunk, with the plug-in."""
     source = chosen.get("data.source")
     given = [
         "quickstart",

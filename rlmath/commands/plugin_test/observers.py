@@ -15,15 +15,13 @@ from typing import Any
 import numpy as np
 
 from rlmath.actor.plan import PLAIN
-from rlmath.commands.plugin_test.finding import Finding, findings
+from rlmath.commands.plugin_test.finding import Finding, findings, repeats
 from rlmath.monitor.phase_observers import PHASE_OBSERVERS, PhaseObserver
 from rlmath.training.checks.base import STEP_CHECKS, BeforeUpdate, InvariantError
 from rlmath.types import GradedSample, Group, Problem, Sample
 
 
 def check_phase_observer(name: str) -> Iterator[Finding]:
-    """Hold the phase observer called ``name`` to the invariants, in an empty folder."""
-
     def in_folder(
         watch: Callable[[PhaseObserver], None], starts: int = 1
     ) -> Callable[[], Iterator[str]]:
@@ -77,7 +75,7 @@ def check_step_check(name: str) -> Iterator[Finding]:
             "metrics are finite numbers by name": part.metrics,
             "a step without groups is no error": part.without_groups,
             "samples are left alone": part.samples_unchanged,
-            "deterministic": part.deterministic,
+            "deterministic": repeats(lambda: part.run(made_groups())),
         }
     )
 
@@ -87,7 +85,7 @@ class _StepCheck:
     name: str
 
     def run(self, groups: list[Group]) -> Any:
-        """What it returns of a healthy step, which it may not refuse."""
+        """Result of a healthy step, which it may not refuse."""
         check = STEP_CHECKS.get(self.name)()
         not_here: Any = _NotHere()
         monitor: Any = SimpleNamespace(warn=lambda *_, **__: None)
@@ -122,11 +120,6 @@ class _StepCheck:
             if _content(group) != _content(other):
                 yield f"group {group.problem.id} is {_content(group)}, not {_content(other)}"
 
-    def deterministic(self) -> Iterator[str]:
-        first, second = self.run(made_groups()), self.run(made_groups())
-        if first != second:
-            yield f"it was {first}, and {second} again"
-
 
 def _content(group: Group) -> list[Any]:
     found = []
@@ -137,7 +130,6 @@ def _content(group: Group) -> list[Any]:
 
 
 def made_groups() -> list[Group]:
-    """Two groups of four samples."""
     groups = []
     for number in range(2):
         name, answer = f"p{number}", str(number + 1)

@@ -28,10 +28,7 @@ from rlmath.types import TrainingBatch
 _ALONE = Layout(), 64
 LAYOUTS = {
     "tensor 2 x data 2, micro-batches of 64 tokens": (Layout(2, 1, 2), 64),
-    "pipeline 2 x context 2, micro-batches of 32 tokens": (
-        Layout(1, 2, 1, context_parallel=2),
-        32,
-    ),
+    "pipeline 2 x context 2, micro-batches of 32 tokens": (Layout(1, 2, 1, context_parallel=2), 32),
 }
 _SEQUENCES, _GROUP, _MINIBATCHES = 8, 4, 2
 # Of float32 sums in another order.
@@ -47,12 +44,7 @@ class Update:
 
 
 def check_ranks(updates: dict[str, Update], folder: Path) -> Iterator[tuple[str, Finding]]:
-    """Compare an update's metrics over layouts and micro-batches.
-
-    Args:
-        updates: By the part that is tested.
-        folder: For the model and the ranks' logs.
-    """
+    """Compare an update's metrics over layouts and micro-batches."""
     model = folder / "model"
     if not (model / "config.json").is_file():
         make_tiny_model(model, seed=0)
@@ -111,7 +103,6 @@ def update_with(
     aggregation: str | None = None,
     kl_estimator: str | None = None,
 ) -> Update:
-    """An update with one part of a plug-in, by name."""
     objective = ObjectiveSettings(kl_coef=0.1)
     if loss is not None:
         objective = dataclasses.replace(objective, loss=loss)

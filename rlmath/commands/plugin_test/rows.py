@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from rlmath.commands.plugin_test.finding import Finding, findings
+from rlmath.commands.plugin_test.finding import Finding, findings, repeats
 from rlmath.config.benchmarks import BENCHMARKS
 from rlmath.config.data_sources import DATA_SOURCES, DataSource
 from rlmath.data.answers import accepted_answers
@@ -36,7 +36,7 @@ def check_data_source(name: str) -> Iterator[Finding]:
             "rows are mappings of values that JSON has": part.rows_are_plain,
             "a finite source begins again": part.begins_again,
             "resumes at the same row": part.resumes,
-            "deterministic": part.deterministic,
+            "deterministic": repeats(lambda: part.rows(part.made(), ROWS)),
         }
     )
 
@@ -89,20 +89,12 @@ class _Source:
                         f"{_short(other)}"
                     )
 
-    def deterministic(self) -> Iterator[str]:
-        first, second = (self.rows(self.made(), ROWS) for _ in range(2))
-        for number, (row, other) in enumerate(zip(first, second, strict=False), 1):
-            if row != other:
-                yield f"row {number} is {_short(row)}, and {_short(other)} of another one"
-
 
 def _short(row: Any) -> str:
     return str(row)[:80]
 
 
 def check_benchmark(name: str) -> Iterator[Finding]:
-    """Hold the benchmark called ``name`` to the invariants."""
-
     def rows() -> list[Any]:
         return list(BENCHMARKS.get(name)(BENCHMARKS.options(name)()))
 
@@ -124,22 +116,16 @@ def check_benchmark(name: str) -> Iterator[Finding]:
             if before != number:
                 yield f"rows {before} and {number} have the same id"
 
-    def deterministic() -> Iterator[str]:
-        for number, (row, other) in enumerate(itertools.zip_longest(rows(), rows()), 1):
-            if row != other:
-                yield f"row {number} is {_short(row)}, and {_short(other)} when asked again"
-
     return findings(
         {
             "rows have the problem and its answer": fields_are_there,
             "each row has its own id": places_differ,
-            "deterministic": deterministic,
+            "deterministic": repeats(rows),
         }
     )
 
 
 def check_verifier(name: str) -> Iterator[Finding]:
-    """Hold the verifier called ``name`` to the invariants, with its default options."""
     traits, options = VERIFIERS.traits(name), VERIFIERS.options(name)()
 
     def judge(answer: str, gold: str) -> Any:
@@ -147,8 +133,10 @@ def check_verifier(name: str) -> Iterator[Finding]:
             answer = f"The answer is \\boxed{{{answer}}}"
         return VERIFIERS.get(name)(answer, gold, options)
 
+    pairs = list(itertools.product((*GOLDS, ""), GOLDS))
+
     def result() -> Iterator[str]:
-        for answer, gold in itertools.product((*GOLDS, ""), GOLDS):
+        for answer, gold in pairs:
             found = judge(answer, gold)
             if not isinstance(found, bool):
                 yield f"of {answer!r} and {gold!r} it is {found!r}"
@@ -159,23 +147,16 @@ def check_verifier(name: str) -> Iterator[Finding]:
                 yield f"{gold!r} is not accepted where {gold!r} is the answer"
 
     def refuses() -> Iterator[str]:
-        for answer, gold in itertools.product((*GOLDS, ""), GOLDS):
+        for answer, gold in pairs:
             if answer != gold and judge(answer, gold):
                 yield f"{answer!r} is accepted where {gold!r} is the answer"
-
-    def deterministic() -> Iterator[str]:
-        pairs = list(itertools.product((*GOLDS, ""), GOLDS))
-        first = [judge(*pair) for pair in pairs]
-        for pair, one, other in zip(pairs, first, [judge(*pair) for pair in pairs], strict=True):
-            if one != other:
-                yield f"of {pair} it was {one}, and {other} again"
 
     return findings(
         {
             "result is true or false": result,
             "the accepted answer is accepted": accepts,
             "other answers are not accepted": refuses,
-            "deterministic": deterministic,
+            "deterministic": repeats(lambda: [judge(*pair) for pair in pairs]),
         }
     )
 
@@ -187,7 +168,7 @@ def check_reward(place: str) -> Iterator[Finding]:
         {
             "a number, or none, for each completion": part.numbers,
             "order of completions makes no difference": part.order,
-            "deterministic": part.deterministic,
+            "deterministic": repeats(part.run),
         }
     )
 
@@ -230,8 +211,3 @@ class _Reward:
         for text, one, other in zip(TEXTS, self.run(), self.run(TEXTS[::-1])[::-1], strict=True):
             if one != other:
                 yield f"of {text!r} it is {one}, and {other} in another order"
-
-    def deterministic(self) -> Iterator[str]:
-        for text, one, other in zip(TEXTS, self.run(), self.run(), strict=True):
-            if one != other:
-                yield f"of {text!r} it was {one}, and {other} again"

@@ -16,7 +16,6 @@ _METRICS = {"reward/mean": 0.5, "actor/grad_norm": math.nan, "timing/step_s": ma
 
 
 def check_tracker(name: str) -> Iterator[Finding]:
-    """Hold the tracker called ``name`` to the invariants, in an empty folder."""
     part = _Part(name)
     return findings(
         {

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from rlmath.algorithms.aggregation import AGGREGATIONS, denominator, sequence_weights
 from rlmath.algorithms.kl import kl_estimate
-from rlmath.commands.plugin_test.finding import Finding, differs, findings, not_finite
+from rlmath.commands.plugin_test.finding import Finding, differs, findings, not_finite, repeats
 
 COUNTS, GROUPS = (3, 1, 0, 5, 2, 2, 4), (9, 9, 9, 2, 2, 5, 5)
 LENGTH = 30
@@ -19,7 +19,6 @@ FAR = 100.0
 
 
 def check_aggregation(name: str) -> Iterator[Finding]:
-    """Hold the aggregation called ``name`` to the invariants."""
     part = _Aggregation(name)
     return findings(
         {
@@ -27,7 +26,7 @@ def check_aggregation(name: str) -> Iterator[Finding]:
             "sequences without tokens make no difference": part.empty,
             "order of sequences makes no difference": part.order,
             "whole: parts of a minibatch add up": part.parts,
-            "deterministic": part.deterministic,
+            "deterministic": repeats(part.run),
         }
     )
 
@@ -77,13 +76,8 @@ class _Aggregation:
                     f"differ {problem}"
                 )
 
-    def deterministic(self) -> Iterator[str]:
-        if problem := differs(self.run(), self.run()):
-            yield f"a second call differs {problem}"
-
 
 def check_kl_estimator(name: str) -> Iterator[Finding]:
-    """Hold the KL estimator called ``name`` to the invariants."""
     part = _Kl(name)
     return findings(
         {
@@ -91,7 +85,7 @@ def check_kl_estimator(name: str) -> Iterator[Finding]:
             "gradient": part.gradient,
             f"finite at differences of +-{FAR:g}": part.far,
             "each token for itself": part.elementwise,
-            "deterministic": part.deterministic,
+            "deterministic": repeats(lambda: part.run(*(one.detach() for one in part.inputs()))),
         }
     )
 
@@ -143,8 +137,3 @@ class _Kl:
         alone = torch.cat([self.run(*(one[i : i + 1] for one in inputs)) for i in range(9)])
         if problem := differs(alone, whole, relative=_OF_ORDER):
             yield f"of one token alone it differs, token {problem}"
-
-    def deterministic(self) -> Iterator[str]:
-        inputs = [one.detach() for one in self.inputs()]
-        if problem := differs(self.run(*inputs), self.run(*inputs)):
-            yield f"a second call differs {problem}"

@@ -31,10 +31,10 @@ class Band:
     """Between which rewards a recipe has to end.
 
     Attributes:
-        lr_factor: What the recipe's learning rate is multiplied by.
+        lr_factor: Factor of the recipe's learning rate.
         start: Mean reward of step 1, before any update, over the seeds.
         low: Least mean reward of the last ``LAST_STEPS`` steps.
-        measured: That mean for each seed.
+        measured: Mean for each seed.
     """
 
     steps: int
@@ -53,10 +53,6 @@ def lr_factor(lr: float) -> float:
 def band_of(steps: int, factor: float, starts: Sequence[float], measured: Sequence[float]) -> Band:
     """The band around what was measured: from the least to the largest, and ``MARGIN`` of the way
     from the start to their mean on either side.
-
-    Args:
-        starts: Reward of step 1 for each seed.
-        measured: Mean reward of the last steps for each seed.
 
     Raises:
         UserError: A recipe that learns nothing would be in it.
@@ -92,11 +88,7 @@ def reward_of(run_dir: Path) -> float:
 
 
 def band_file(folders: Sequence[Path], words: Sequence[str]) -> Path | None:
-    """Where the band of an experiment or a recipe is, or would be: beside its file.
-
-    Args:
-        folders: With groups, the project's own first.
-    """
+    """Where the band of an experiment or a recipe is, or would be: beside its file."""
     if len(words) != 1:
         return None  # With other settings, other rewards.
     name = words[0].partition("=")[2] or words[0]

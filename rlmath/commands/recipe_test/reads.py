@@ -1,4 +1,4 @@
-"""Which settings a run has read."""
+"""The settings that a run has read."""
 
 from __future__ import annotations
 
@@ -41,11 +41,7 @@ def watch_reads(config: Config) -> set[str]:
 
 
 def unread(config: Config, reads: set[str], changed: set[str]) -> list[str]:
-    """Settings with another value than the default that nobody has read.
-
-    Args:
-        changed: Keys whose values are not the user's.
-    """
+    """Settings with another value than the default that nobody has read."""
     return [
         key
         for key, one in by_key().items()

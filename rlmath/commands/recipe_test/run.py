@@ -18,11 +18,7 @@ from rlmath.monitor.digests import read_digests
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was asked.
-
-    Attributes:
-        ok: Whether it holds; ``None``: it cannot be said.
-    """
+    """One thing that was asked."""
 
     name: str
     ok: bool | None
@@ -33,7 +29,7 @@ def run_test(shrunk: Shrunk, folder: Path, band: Band | None) -> Iterator[Findin
     """Run a recipe straight, then its second half again from the checkpoint in the middle.
 
     Args:
-        band: Of the mean reward of the last steps; ``None``: none is stored.
+        band: Expected mean reward of the last steps; ``None``: none is stored.
     """
     config = shrunk.config
     write_rows(Path(config.data.train_paths[0]), rows(config.data))
@@ -69,8 +65,7 @@ def _train(config: Config) -> str:
 
 def _run_settings(config: Config, run_dir: Path, *, save_every: int) -> Config:
     values = {"run_dir": str(run_dir), "save_every": save_every, "keep_checkpoints": 3}
-    made: Config = replaced(config, {f"runner.{key}": value for key, value in values.items()})
-    return made
+    return replaced(config, {f"runner.{key}": value for key, value in values.items()})
 
 
 def _compare(folder: Path, half: int, steps: int, failed: str) -> tuple[bool, str]:
@@ -96,9 +91,6 @@ def _compare(folder: Path, half: int, steps: int, failed: str) -> tuple[bool, st
 
 def another_seed(shrunk: Shrunk, folder: Path, seed: int) -> Path:
     """Run the recipe straight with another seed, after :func:`run_test` made model and problems.
-
-    Returns:
-        The run's folder.
 
     Raises:
         UserError: The run fails.

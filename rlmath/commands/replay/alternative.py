@@ -1,4 +1,4 @@
-"""What another choice would have done to a batch, against what the run's own update did."""
+"""Another choice's update of a batch, against the run's own."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def alternative(redone: Redone, both: Both, model_path: str, tokens: int) -> dic
     """Compare the two updates.
 
     Args:
-        tokens: How many of those that gain most to name, and of those that lose most.
+        tokens: Number of tokens to name on either side.
 
     Returns:
         JSON values. ``minibatches``: metrics of each, of the run's ``own`` update and the ``other``
@@ -59,11 +59,7 @@ def alternative(redone: Redone, both: Both, model_path: str, tokens: int) -> dic
 
 
 def _norms(found: Products) -> dict[str, float | None]:
-    return {
-        "own_norm": found.earlier**0.5,
-        "other_norm": found.own**0.5,
-        "cosine": found.cosine,
-    }
+    return {"own_norm": found.earlier**0.5, "other_norm": found.own**0.5, "cosine": found.cosine}
 
 
 def _batch(both: Both) -> Any:

@@ -1,4 +1,4 @@
-"""Which settings a replay takes: a layout to compute in, and another choice to compare with."""
+"""The settings that a replay takes: a layout to compute in, and another choice to compare with."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rlmath.config.load import with_values
 from rlmath.config.options import section_of
 from rlmath.config.rollout import overlap_of
 from rlmath.config.schema import Config, Device, Placement
-from rlmath.config.settings import by_key, out_of_range
+from rlmath.config.settings import by_key, out_of_range, replaced
 from rlmath.config.teacher import TeacherConfig
 from rlmath.errors import ConfigError
 from rlmath.model.spec import read_model_spec
@@ -55,12 +55,7 @@ _PARALLEL = re.compile(r"actor\.\w+_parallel")
 
 @dataclass(frozen=True)
 class Choices:
-    """The settings on the command line.
-
-    Attributes:
-        layout: ``key=value`` of where and how ranks compute.
-        update: ``key=value`` of the update to compare with the run's; none: there is none.
-    """
+    """The settings on the command line."""
 
     layout: tuple[str, ...]
     update: tuple[str, ...]
@@ -144,13 +139,8 @@ def other_config(source: Source, config: Config, choices: Choices) -> Config:
         ConfigError: They do not fit together, or need what the run did not have.
     """
     changed = with_values(source.run.settings_of(source.step), choices.update)
-    for key in unused(changed):
-        if key not in choices.update_keys:
-            section = changed
-            *sections, name = key.split(".")
-            for one in sections:
-                section = getattr(section, one)
-            setattr(section, name, by_key()[key].default)
+    of_others = set(unused(changed)) - choices.update_keys
+    changed = replaced(changed, {key: by_key()[key].default for key in of_others})
     other = copy.deepcopy(config)
     other.algorithm, other.value = changed.algorithm, changed.value
     if overlap_of(other.rollout).max_lag:
@@ -167,9 +157,6 @@ def check_ranks(
     config: Config, machine: Machine, sequences: int, other: Config | None = None
 ) -> RunLayout:
     """Refuse a layout that cannot do the step. Returns it.
-
-    Args:
-        other: Of :func:`other_config`.
 
     Raises:
         ConfigError: One line for each problem.
@@ -223,7 +210,6 @@ def _refused(text: str, key: str) -> str:
         "actor.routing_replay": "ranks are built with it, and the run's were as they were",
         "cluster.placement": "there are no engines to place",
         "algorithm.reference.": "the reference model is the run's",
-        "algorithm.overlap_": "the batch says which log-probs are computed together",
         "algorithm.kl_": "only later steps would notice it",
         "algorithm.entropy_coef_": "only later steps would notice it",
         "value.warmup_steps": "it decides which steps update the policy, not how",

@@ -44,9 +44,9 @@ class StepVerdict:
     Attributes:
         minibatches: Where the step's file in ``samples/`` is gone, one of their means; ``None``:
             those of the run are not known.
-        tensors: Weights, of how many; ``None``: not known.
-        equal_tensors: Those with equal bits.
-        tolerance: Of loss and norm, where bits may differ.
+        tensors: Number of weights; ``None``: not known.
+        equal_tensors: Weights with equal bits.
+        tolerance: Tolerance of loss and norm, where bits may differ.
         must_be_exact: The layout is the run's, and on CPU: bits have to be equal.
     """
 
@@ -61,7 +61,6 @@ class StepVerdict:
 
     @property
     def is_exact(self) -> bool:
-        """Everything is equal to the last bit."""
         return not self.differing
 
     @property

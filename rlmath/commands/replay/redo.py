@@ -34,12 +34,11 @@ _OF_THE_RUNNER = ("steps", "seed")
 
 @dataclass(frozen=True)
 class Redone:
-    """A step that was done again.
+    """A step that was redone.
 
     Attributes:
-        digests: As the run's own are made.
-        layout: It was done in; see ``described_layout``.
-        made_on: The layout that the run did it in.
+        layout: Layout it was redone in; see ``described_layout``.
+        made_on: Layout of the run.
     """
 
     step: int
@@ -51,16 +50,6 @@ class Redone:
 
 @dataclass(frozen=True)
 class Both:
-    """The step in question as the run did it, and as another choice would have.
-
-    Attributes:
-        kept: What both trained on.
-        own: What the ranks observed of the run's update.
-        other: Of the other choice.
-        minibatches: Metrics of the other choice's.
-        same_split: Both have the same sequences in each minibatch.
-    """
-
     kept: KeptStep
     own: Sequence[ObservedUpdate]
     other: Sequence[ObservedUpdate]
@@ -73,10 +62,6 @@ def redo(
     source: Source, choices: Choices, other: Config | None, folder: Path
 ) -> tuple[list[Redone], Both | None]:
     """Redo the steps of a source, and with ``other`` the last one under that as well.
-
-    Args:
-        other: The settings of another update; ``None``: only the run's.
-        folder: For logs, and for weights on the way from one set of ranks to the next.
 
     Raises:
         UserError: A batch is damaged, or the weights to begin with are not the run's.
@@ -96,8 +81,6 @@ def redo(
 
 @dataclass(frozen=True)
 class _Step:
-    """One that is about to be redone."""
-
     step: int
     parts: UpdateParts
     kept: KeptStep

@@ -1,4 +1,4 @@
-"""What a run has kept for the replay of a step, and which steps can be replayed. Without torch."""
+"""The batches that a run has kept, and the steps that can be replayed. Without torch."""
 
 from __future__ import annotations
 
@@ -22,12 +22,7 @@ KEEP = "runner.replay_keep_gib"
 
 @dataclass(frozen=True)
 class Start:
-    """Where a replay begins.
-
-    Attributes:
-        step: After this one; 0: at the initial weights.
-        path: A checkpoint; ``None``: the model's folder.
-    """
+    """Where a replay begins."""
 
     step: int
     path: Path | None
@@ -38,13 +33,12 @@ class Start:
 
 @dataclass(frozen=True)
 class Source:
-    """All that is needed to redo a step.
+    """Everything needed to redo a step.
 
     Attributes:
-        steps: To redo, ascending; the last one is the step in question. Those that trained nothing
-            are left out.
-        headers: Of the batches of ``steps``.
-        broken: Checkpoints that would have been nearer, with what is wrong with them.
+        steps: Steps to redo, ascending, without those that trained nothing; the last is the step in
+            question.
+        broken: Nearer checkpoints that are unusable, with the reason.
     """
 
     run: RunFolder
@@ -65,7 +59,7 @@ def read_source(run_dir: Path, step: int, begin: int | None = None) -> Source:
     """Find what a replay needs.
 
     Args:
-        begin: After which step; ``None``: the nearest checkpoint.
+        begin: Step to begin after; ``None``: the nearest checkpoint.
 
     Raises:
         UserError: The run, the step, a batch or a place to begin is not there.
@@ -176,11 +170,9 @@ def _impossible(
 
 
 def _possible(
-    recorded: Mapping[int, Mapping[str, Any]],
-    starts: Mapping[int, Start],
-    kept: Mapping[int, Path],
+    recorded: Mapping[int, Mapping[str, Any]], starts: Mapping[int, Start], kept: Mapping[int, Path]
 ) -> str:
-    """Which steps can be replayed."""
+    """Steps that can be replayed."""
     found = [
         step
         for step, line in sorted(recorded.items())

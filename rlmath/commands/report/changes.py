@@ -1,4 +1,4 @@
-"""What changed at the end of a run: the last window of steps against the one before."""
+"""Changes at the end of a run: the last window of steps against the one before."""
 
 from __future__ import annotations
 

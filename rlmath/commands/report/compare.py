@@ -1,4 +1,4 @@
-"""What two runs differ in: their settings, and the problems that one of them solves."""
+"""Differences of two runs: their settings, and the problems that one of them solves."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def compare(settings: Sequence[Mapping[str, Any]], grades: Sequence[Grades]) -> 
     """Two runs beside each other, as JSON values.
 
     Args:
-        settings: Of each run, by full key.
-        grades: Of each run, by kind, problem and step: right and graded samples.
+        settings: Settings of each run, by full key.
+        grades: For each run, right and graded samples by kind, problem and step.
 
     Returns:
         ``settings``: ``[key, value, value]`` where they differ. ``problems``: by kind, of the

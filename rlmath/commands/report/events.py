@@ -1,4 +1,4 @@
-"""What happened in a run beside its steps, to be marked on its curves."""
+"""Events of a run beside its steps, to be marked on its curves."""
 
 from __future__ import annotations
 
@@ -30,11 +30,7 @@ _FAILURES = ("a part failed", "collapse")
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened at a step.
-
-    Attributes:
-        kind: Of ``KINDS``.
-    """
+    """Something that happened at a step."""
 
     step: int
     kind: str

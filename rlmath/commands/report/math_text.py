@@ -82,7 +82,6 @@ def split(text: str) -> list[str | tuple[str, str]]:
 
 
 def is_display(source: str) -> bool:
-    """Whether a formula stands in its own line."""
     return source.startswith(("$$", r"\[", r"\begin"))
 
 

@@ -38,7 +38,6 @@ def page(data: Mapping[str, Any], title: str, refresh_s: int | None = None) -> s
     """The page's text.
 
     Args:
-        data: JSON values; see ``page/main.js``.
         refresh_s: The page loads itself again after so long; ``None``: it does not.
     """
     style = (FOLDER / "report.css").read_text(encoding="utf-8")

@@ -40,11 +40,7 @@ _FACTS = (
 
 
 def run_data(run: RunFolder, samples: Samples, share: float = 1.0) -> dict[str, Any]:
-    """All that the page shows of a run, as JSON values.
-
-    Args:
-        share: Of the page's limits that this run may take.
-    """
+    """All that the page shows of a run, as JSON values; ``share``: of the page's limits."""
     events = events_of(run)
     notes: list[str] = []
     steps, metrics = _curves(run.metrics, notes)
@@ -118,7 +114,6 @@ def _text(value: Any) -> str:
 def _curves(
     lines: Sequence[Mapping[str, Any]], notes: list[str]
 ) -> tuple[list[int], dict[str, list[float | None]]]:
-    """Steps, and each metric at each of them; ``None`` where a step lacks it."""
     every = math.ceil(len(lines) / MAX_STEPS)
     if every > 1:
         kept = [line for index, line in enumerate(lines) if index % every == 0]
@@ -219,13 +214,6 @@ def _samples(
 
 
 class _Formulas:
-    """Formulas of all texts, each once.
-
-    Attributes:
-        table: ``[source, MathML as nested lists, whether it stands in its own line]`` each.
-        left_out: Formulas that the limit made text.
-    """
-
     def __init__(self, limit_bytes: int) -> None:
         self.table: list[list[Any]] = []
         self.left_out = 0

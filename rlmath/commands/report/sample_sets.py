@@ -1,7 +1,6 @@
 """One pass over a run's samples: figures over all of them, and some to look at.
 
-Files are read one after another and rows are forgotten unless they are chosen, so a run of a
-thousand steps needs no more memory than what the page shows of it.
+Rows are forgotten unless they are chosen, so memory does not grow with the run.
 """
 
 from __future__ import annotations
@@ -9,14 +8,17 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from rlmath.commands.report.tokens import Traces
 from rlmath.monitor.run_folder import TRAINING, RunFolder
-from rlmath.monitor.samples import data_id, priority
+from rlmath.monitor.samples import cut_text, data_id, priority
 
 # Shares of the quantiles of lengths and rewards.
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
@@ -36,9 +38,6 @@ class StepFigures:
     """Figures over all samples of one step and kind.
 
     Attributes:
-        lengths: In tokens.
-        rewards: Of the samples that have one.
-        statuses: Samples by the grader's status.
         truncated: Samples cut off at the limit.
     """
 
@@ -60,13 +59,11 @@ class Samples:
     """The result of a pass over a run's samples.
 
     Attributes:
-        figures: By kind and step.
-        grades: By kind, problem and step: right and graded samples.
+        grades: Right and graded samples by kind, problem and step.
         chosen: Samples to show, in the order of the files.
-        left_out: Per kind, samples that are not shown.
         cut_texts: Characters of shown samples that are not.
         left_out_tokens: Samples that are shown without their values per token.
-        token_bytes: That those of the others take in the page, roughly.
+        token_bytes: Approximate bytes of values per token in the page.
     """
 
     figures: dict[str, dict[int, dict[str, Any]]] = field(default_factory=dict)
@@ -82,9 +79,9 @@ def read_samples_of(run: RunFolder, budget_bytes: int, token_bytes: int = 10**9)
     """Read every samples file of a run.
 
     Args:
-        budget_bytes: Of the chosen samples' texts in the page.
-        token_bytes: Of their values by token. Where they are too many, samples of some steps have
-            none; those that have are spread over the run.
+        budget_bytes: Limit of the chosen samples' texts in the page.
+        token_bytes: Limit of their values by token. Where they are too many, samples of some steps
+            have none; those that have are spread over the run.
 
     Returns:
         Figures over all samples; and of each file the groups of a few problems, whole. A problem's
@@ -120,25 +117,7 @@ def read_samples_of(run: RunFolder, budget_bytes: int, token_bytes: int = 10**9)
 
 def quantiles(values: Sequence[float]) -> list[float]:
     """The values at ``QUANTILES``, by linear interpolation; none of nothing."""
-    if not values:
-        return []
-    ordered = sorted(values)
-    result = []
-    for share in QUANTILES:
-        place = share * (len(ordered) - 1)
-        low = math.floor(place)
-        high = min(low + 1, len(ordered) - 1)
-        result.append(ordered[low] + (ordered[high] - ordered[low]) * (place - low))
-    return result
-
-
-def cut_text(text: str, most: int = MAX_TEXT) -> tuple[str, int]:
-    """``text`` without its middle if it is longer than ``most``, and the characters left out."""
-    cut = len(text) - most
-    if cut <= 0:
-        return text, 0
-    half = most // 2
-    return f"{text[:half]}\n[… {cut} characters left out …]\n{text[-half:]}", cut
+    return [float(np.quantile(values, share)) for share in QUANTILES] if values else []
 
 
 def heat_map(grades: Mapping[str, Mapping[int, Sequence[int]]]) -> dict[str, Any]:
@@ -184,12 +163,9 @@ def _summary(figures: StepFigures) -> dict[str, Any]:
 
 
 def _group_figures(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Over all samples of a group, shown or not."""
     rewards = [row["reward"] for row in rows if isinstance(row.get("reward"), int | float)]
-    mean = sum(rewards) / len(rewards) if rewards else None
-    spread = None
-    if mean is not None and len(rewards) > 1:
-        spread = math.sqrt(sum((one - mean) ** 2 for one in rewards) / (len(rewards) - 1))
+    mean = statistics.fmean(rewards) if rewards else None
+    spread = statistics.stdev(rewards) if len(rewards) > 1 else None
     right = sum(row.get("correct") is True for row in rows)
     return {"of_group": {"size": len(rows), "right": right, "mean": mean, "deviation": spread}}
 
@@ -202,17 +178,14 @@ def _choose(
     token_bytes: float,
 ) -> tuple[list[dict[str, Any]], float]:
     """Groups in the order of their priority until the quota is used, at least one sample; with
-    long texts cut.
-
-    Args:
-        token_bytes: That values by token may take in the page by now.
-    """
+    long texts cut."""
     chosen: list[dict[str, Any]] = []
     used = 0.0
     for group in sorted(groups, key=lambda rows: priority(rows[0]["problem_id"])):
         of_group = _group_figures(group)
         for row in group:
-            cut = [cut_text(row["prompt"]), *(cut_text(text) for _, _, text in _parts(row))]
+            whole = [row["prompt"], *(text for _, _, text in _parts(row))]
+            cut = [cut_text(text, MAX_TEXT) for text in whole]
             texts = [text for text, _ in cut]
             takes = _FIELDS_BYTES + sum(len(json.dumps(text)) for text in texts)
             if chosen and used + takes > quota:
@@ -239,7 +212,6 @@ def _parts(row: Mapping[str, Any]) -> list[tuple[bool, int, str]]:
 def _with_tokens(
     row: dict[str, Any], found: Samples, traces: Traces | None, token_bytes: float
 ) -> dict[str, Any]:
-    """A row with what is known of it by token, unless that is too much."""
     trace = None if traces is None else traces.of(row)
     if trace is None and not row.get("token_ids"):
         return row

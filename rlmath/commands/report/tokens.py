@@ -7,6 +7,7 @@ alone are known.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -41,7 +42,6 @@ class Traces:
         self._read: tuple[int, dict[tuple[str, int, int], Trace]] = (0, {})
 
     def of(self, row: Mapping[str, Any]) -> Trace | None:
-        """The trace of a row of a samples file; ``None``: there is none."""
         key = f"{row['problem_id']}/{row.get('index')}"
         place = (key, row["response_tokens"], row.get("weights_version", -1))
         step = self._steps.get(place)
@@ -55,12 +55,9 @@ class Traces:
 
 def tokenizer_of(run: RunFolder) -> LightTokenizer | None:
     """The tokenizer of the exported model, or of the trained one; ``None``: neither is here."""
-    for folder in (run.folder / "hf", run.settings.get("model.path")):
-        try:
-            if folder is not None:
-                return LightTokenizer(Path(folder) if isinstance(folder, Path) else str(folder))
-        except UserError:
-            continue
+    for folder in filter(None, (run.folder / "hf", run.settings.get("model.path"))):
+        with contextlib.suppress(UserError):
+            return LightTokenizer(folder)
     return None
 
 

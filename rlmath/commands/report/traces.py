@@ -13,12 +13,8 @@ MAX_LINKS = 100
 
 
 def traces_of(run_dir: Path, page_dir: Path) -> list[list[str]]:
-    """Name and relative address of each trace in a run's folder, then of the folder where there are
-    more than ``MAX_LINKS``.
-
-    Args:
-        page_dir: Folder of the page.
-    """
+    """Name and relative address (from ``page_dir``) of each trace in a run's folder, then of the
+    folder where there are more than ``MAX_LINKS``."""
     folder = run_dir / PROFILE_FOLDER
     files = [file for file in sorted(folder.rglob("[!.]*")) if file.is_file()]
     named = [(str(file.relative_to(folder)), file) for file in files[:MAX_LINKS]]

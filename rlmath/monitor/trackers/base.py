@@ -1,4 +1,4 @@
-"""What a tracker is told."""
+"""The interface of a tracker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ class TrackedRun:
     """A run, or a part of it with its own metrics, such as its SFT.
 
     Attributes:
-        project: ``runner.tracker_project``.
         last_step: The step of the checkpoint that it continues from; ``None``: it starts over.
     """
 
@@ -51,7 +50,7 @@ class TrackerTraits:
     """Properties of a tracker.
 
     Attributes:
-        package: That it imports, as Python and pip call it; ``None``: none.
+        package: Package that it imports, as Python and pip call it; ``None``: none.
         inline: It is called in the thread of the run, as it is fast and needs no server; else in
             its own.
     """
@@ -70,8 +69,6 @@ class Tracker(Protocol):
         """The run's settings.
 
         Args:
-            text: All of them, as YAML.
-            values: By full key.
             compared_by: Metrics that runs with other settings are compared by.
         """
         ...

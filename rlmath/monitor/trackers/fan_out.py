@@ -18,11 +18,8 @@ _Call = Callable[[Tracker], None]
 
 
 class Trackers:
-    """Tells each tracker what it has to show.
-
-    Args:
-        warn: Called with a message, from any thread, once for each tracker that fails.
-    """
+    """Tells each tracker what it has to show; ``warn`` gets a message, from any thread, once for
+    each tracker that fails."""
 
     def __init__(self, names: Sequence[str], run: TrackedRun, warn: Callable[[str], None]) -> None:
         self._lines: list[_Inline | _InBackground] = [
@@ -54,8 +51,6 @@ class Trackers:
 
 
 class _Inline:
-    """A tracker that is called in the thread of the run."""
-
     def __init__(self, name: str, run: TrackedRun, warn: Callable[[str], None]) -> None:
         self._name, self._warn = name, warn
         self._tracker: Tracker | None = None
@@ -81,8 +76,6 @@ class _Inline:
 
 
 class _InBackground:
-    """A tracker in its own thread."""
-
     def __init__(self, name: str, run: TrackedRun, warn: Callable[[str], None]) -> None:
         self._name, self._run, self._warn = name, run, warn
         self._calls: queue.Queue[_Call | None] = queue.Queue(_MOST_WAITING)

@@ -48,11 +48,7 @@ _START_LIMIT_S = 30.0
 
 
 class Output:
-    """The first and the last bytes of an output of any length.
-
-    Args:
-        limit: Most bytes to keep.
-    """
+    """First and last bytes of an output, at most ``limit`` of them."""
 
     def __init__(self, limit: int) -> None:
         self.total = 0
@@ -60,7 +56,6 @@ class Output:
         self._half = limit // 2
 
     def add(self, block: bytes) -> None:
-        """Append a block."""
         self.total += len(block)
         room = self._half - len(self.head)
         self.head += block[:room]

@@ -16,13 +16,11 @@ class RunCounts:
         self._runs = self._timeouts = self._provider_errors = 0
 
     def add(self, execution: Execution) -> None:
-        """Count a finished run."""
         with self._lock:
             self._runs += 1
             self._timeouts += execution.status == "timeout"
 
     def add_provider_error(self) -> None:
-        """Count a response that could not be judged."""
         with self._lock:
             self._provider_errors += 1
 

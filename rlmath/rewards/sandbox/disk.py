@@ -1,5 +1,3 @@
-"""Disk usage of a program without its own file system."""
-
 from __future__ import annotations
 
 import os
@@ -20,8 +18,6 @@ def disk_use_mib(
     """Size of a folder plus the deleted files that processes keep open or mapped, in MiB.
 
     Args:
-        folder: The program's folder.
-        processes: Processes that may hold deleted files.
         file_size_mib: Limit of one file, counted for a deleted and mapped file whose size cannot
             be read.
         same_user: The program has this process's user id, so its open files are unreadable only

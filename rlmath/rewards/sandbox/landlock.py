@@ -33,10 +33,6 @@ def version() -> int:
 def restrict(readable: Iterable[str], writable: Iterable[str]) -> None:
     """Keep access to these folders and files only. Requires no_new_privs.
 
-    Args:
-        readable: Paths to read and execute.
-        writable: Paths with all rights.
-
     Raises:
         OSError: The kernel refused.
     """

@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rlmath.rewards.base import RewardSettingError
@@ -46,8 +47,6 @@ class PistonProvider(CodeProvider):
         max_requests_per_endpoint: Maximum number of concurrent requests per server.
         retries: Additional attempts after the first, each on the next server.
         backoff_s: Pause before the first retry, in seconds; it doubles each time.
-        headers: Headers of each request.
-        versions: Runtime version by language; any version by default.
     """
 
     def __init__(
@@ -88,11 +87,7 @@ class PistonProvider(CodeProvider):
         return self.prepare_files(runtime, files, limits, args=program.args)
 
     def prepare_files(
-        self,
-        runtime: str,
-        files: Mapping[str, str],
-        limits: Limits,
-        args: tuple[str, ...] = (),
+        self, runtime: str, files: Mapping[str, str], limits: Limits, args: tuple[str, ...] = ()
     ) -> PreparedProgram:
         """Files for a runtime, by its name on the server; the first is the main file."""
         return _PistonProgram(self, runtime, files, limits, args)
@@ -118,7 +113,6 @@ class PistonProvider(CodeProvider):
         raise ProviderError("piston: no attempt was made")
 
     def version(self, runtime: str) -> str:
-        """The version to request."""
         return self._versions.get(runtime, "*")
 
 
@@ -136,38 +130,31 @@ def _checked(endpoint: Endpoint, reply: Any) -> Mapping[str, Any]:
     return reply
 
 
+@dataclass
 class _PistonProgram(PreparedProgram):
     """A program on Piston, which compiles in each run, so the first run has a compile error."""
 
-    def __init__(
-        self,
-        provider: PistonProvider,
-        runtime: str,
-        files: Mapping[str, str],
-        limits: Limits,
-        args: tuple[str, ...],
-    ) -> None:
-        self._provider = provider
-        self._runtime = runtime
-        self._files = files
-        self._limits = limits
-        self._args = args
+    provider: PistonProvider
+    runtime: str
+    files: Mapping[str, str]
+    limits: Limits
+    args: tuple[str, ...]
 
     def run(self, stdin: str = "", files: Mapping[str, str] | None = None) -> Execution:
-        limits = self._limits
-        content = {**self._files, **(files or {})}
+        limits = self.limits
+        content = {**self.files, **(files or {})}
         body = {
-            "language": self._runtime,
-            "version": self._provider.version(self._runtime),
+            "language": self.runtime,
+            "version": self.provider.version(self.runtime),
             "files": [{"name": name, "content": text} for name, text in content.items()],
             "stdin": stdin,
-            "args": list(self._args),
+            "args": list(self.args),
             "compile_timeout": _COMPILE_TIMEOUT_S * 1000,
             "run_timeout": round(limits.wall_s * 1000),
             "run_memory_limit": limits.memory_mib * 2**20,
         }
         begun = time.monotonic()
-        reply = self._provider.execute(body, limits.wall_s + _COMPILE_TIMEOUT_S + 30.0)
+        reply = self.provider.execute(body, limits.wall_s + _COMPILE_TIMEOUT_S + 30.0)
         seconds = time.monotonic() - begun
         compiled = reply.get("compile")
         if isinstance(compiled, Mapping) and compiled.get("code") not in (0, None):

@@ -53,8 +53,6 @@ class Program:
     Attributes:
         language: ``python``, ``cpp``, ``c``, ``javascript``, ``bash``, or another of the provider.
         source: Text of the main file.
-        args: Command-line arguments.
-        files: Additional files, by path relative to the program's folder.
         collect: Files to return after a run, by relative path.
     """
 
@@ -71,10 +69,7 @@ class Execution:
 
     Attributes:
         status: ``ok`` (exit code 0), ``runtime_error``, or the limit that ended it.
-        stdout: Standard output, up to the limit.
-        stderr: Standard error, up to the limit.
         exit_code: Exit code; a signal as its negated number; ``None`` if unknown.
-        seconds: Wall time.
         files: Collected files that exist, as text.
     """
 
@@ -94,10 +89,6 @@ class PreparedProgram(ABC):
     @abstractmethod
     def run(self, stdin: str = "", files: Mapping[str, str] | None = None) -> Execution:
         """Run the program once, with clean files.
-
-        Args:
-            stdin: Standard input.
-            files: Additional files for this run.
 
         Raises:
             ProviderError: The provider failed.

@@ -19,15 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rlmath.rewards.base import RewardSettingError
-from rlmath.rewards.sandbox.cell_protocol import (
-    END,
-    KEEP,
-    READY,
-    REPLY,
-    REQUEST,
-    RUN,
-    STATUSES,
-)
+from rlmath.rewards.sandbox.cell_protocol import END, KEEP, READY, REPLY, REQUEST, RUN, STATUSES
 from rlmath.rewards.sandbox.local import LocalProvider, job_folder
 from rlmath.rewards.sandbox.provider import Limits, ProviderError
 from rlmath.utils.daemon_threads import DaemonThreads
@@ -49,11 +41,8 @@ class CellResult:
     Attributes:
         status: ``ok``, ``error``, ``timeout``, ``memory``, or ``flood``: more output than the
             limit.
-        head: The output's first bytes.
         tail: Its last bytes, as far as they are not in ``head``.
-        total: The output's length.
         exit_code: Exit code of its process, a signal as its negated number; 0 while that lives.
-        seconds: Wall time.
     """
 
     status: str
@@ -79,9 +68,6 @@ class Sandbox:
 
     def run(self, code: str, *, keep: bool = False) -> CellResult:
         """Run code.
-
-        Args:
-            keep: Keep the names that it defines, for the next call.
 
         Raises:
             ProviderError: The sandbox is lost, and nothing is known about the code.
@@ -140,7 +126,6 @@ class Sandbox:
         return bytes(found)
 
     def close(self) -> None:
-        """End it."""
         self._is_clean = self.has_names = False
         # Wakes a thread that waits for its answer, too.
         with suppress(OSError):
@@ -217,7 +202,6 @@ class _Server:
         return self._process.poll() is None
 
     def close(self) -> None:
-        """End it, and with it all sandboxes."""
         self._control.close()
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)

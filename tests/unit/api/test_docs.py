@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from rlmath.api import docs
 from tests.unit.documented import ROOT
+from toolkits.pages import api as docs
 
 BLOCK = re.compile(r"```python\n(.*?)```", re.DOTALL)
 PAGE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
@@ -16,7 +16,7 @@ PAGE = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
 
 def test_the_page_is_current():
     assert docs.API_PAGE.read_text(encoding="utf-8") == docs.api_page(), (
-        "run python -m rlmath.api.docs"
+        "run python -m toolkits.pages.api"
     )
 
 

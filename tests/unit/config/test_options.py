@@ -16,7 +16,6 @@ from rlmath.algorithms.losses import LOSSES, LossInputs
 from rlmath.algorithms.losses.base import policy_loss
 from rlmath.algorithms.objective import policy_objective
 from rlmath.checks.run import names
-from rlmath.config.docs import settings_page
 from rlmath.config.load import load
 from rlmath.config.removed import REMOVED, REMOVED_VALUES
 from rlmath.config.settings import by_key
@@ -24,6 +23,7 @@ from rlmath.errors import ConfigError
 from rlmath.training.algorithm_settings import advantage_settings
 from rlmath.training.plan import plan_step
 from rlmath.utils.setting import Options, setting
+from toolkits.pages.settings import settings_page
 
 GIVEN = ["model.path=m", "runner.run_dir=r"]
 

@@ -1,13 +1,13 @@
 import re
 
-from rlmath.config.docs import SETTINGS_PAGE, settings_page
 from rlmath.config.load import load
 from rlmath.config.settings import by_key, value_of
+from toolkits.pages.settings import SETTINGS_PAGE, settings_page
 
 
 def test_the_page_is_current() -> None:
     current = SETTINGS_PAGE.read_text(encoding="utf-8")
-    assert current == settings_page(), "run: python -m rlmath.config.docs"
+    assert current == settings_page(), "run: python -m toolkits.pages.settings"
 
 
 def test_the_page_begins_with_about_twenty_settings() -> None:

@@ -17,7 +17,7 @@ from rlmath.rewards.sandbox import (
     ProviderError,
     get_provider,
 )
-from rlmath.rewards.sandbox.cloud_script import build_script, read_reply
+from rlmath.rewards.sandbox.cloud import build_script, read_reply
 from tests.support.http_server import serve
 
 pytestmark = pytest.mark.process

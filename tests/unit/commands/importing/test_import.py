@@ -17,7 +17,6 @@ from rlmath.algorithms.losses import LOSSES
 from rlmath.cli import main
 from rlmath.commands.importing.cli import FRAMEWORKS, move_rewards
 from rlmath.commands.importing.fact import translate
-from rlmath.commands.importing.page import PAGE, page
 from rlmath.commands.importing.reading import read
 from rlmath.commands.importing.script import rewards_module
 from rlmath.config.load import load
@@ -25,6 +24,7 @@ from rlmath.config.options import SECTIONS
 from rlmath.config.settings import by_key
 from rlmath.errors import UserError
 from tests.unit.commands.importing.cases import base_of, cases
+from toolkits.pages.coming_from import PAGE, page
 
 TRL_CONFIG = Path(__file__).resolve().parents[4] / ".venv/trl/trl/trainer/grpo_config.py"
 
@@ -70,7 +70,7 @@ def test_every_setting_and_value_of_the_tables_exists() -> None:
 
 
 def test_page_is_current() -> None:
-    assert PAGE.read_text(encoding="utf-8") == page(), "python -m rlmath.commands.importing.page"
+    assert PAGE.read_text(encoding="utf-8") == page(), "python -m toolkits.pages.coming_from"
 
 
 @pytest.mark.skipif(not TRL_CONFIG.is_file(), reason="launchers/test.sh fetches TRL")

@@ -1,4 +1,4 @@
-"""Writes ``docs/coming_from.md``: ``python -m rlmath.commands.importing.page``."""
+"""Writes ``docs/coming_from.md``: ``python -m toolkits.pages.coming_from``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from rlmath.commands.importing.cli import FRAMEWORKS
 from rlmath.commands.importing.fact import Fact, Framework
 
-_ROOT = Path(__file__).resolve().parents[3]
+_ROOT = Path(__file__).resolve().parents[2]
 PAGE = _ROOT / "docs" / "coming_from.md"
 # Files of examples/coming_from, with the language of each.
 _EXAMPLES = {
@@ -18,7 +18,7 @@ _EXAMPLES = {
 
 _HEAD = """# Coming from TRL, verl or OpenRLHF
 
-This page is written by `python -m rlmath.commands.importing.page` from the tables in
+This page is written by `python -m toolkits.pages.coming_from` from the tables in
 `rlmath/commands/importing/`; change it there.
 
 ## Import a configuration
@@ -86,7 +86,6 @@ On a machine without a GPU:
 
 
 def page() -> str:
-    """The page's text."""
     examples = (
         _VERL_EXAMPLE.format(files=_files("verl")),
         _TRL_EXAMPLE.format(files=_files("trl")),

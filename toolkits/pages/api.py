@@ -1,4 +1,4 @@
-"""The public API, and ``docs/api.md`` from its docstrings: ``python -m rlmath.api.docs``."""
+"""The public API, and ``docs/api.md`` from its docstrings: ``python -m toolkits.pages.api``."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _ADDRESS = re.compile(r"<[^<>]* at 0x[0-9a-f]+>")
 PUBLIC = ("rlmath", *LIBRARY)
 _HEAD = """# Python API
 
-Written by `python -m rlmath.api.docs` from the docstrings; change them there. How a run is driven
-from Python, and examples of the library, are in [python.md](python.md); the protocols of your own
-losses, filters and so on are in [extending.md](extending.md).
+Written by `python -m toolkits.pages.api` from the docstrings; change them there. How a run is
+driven from Python, and examples of the library, are in [python.md](python.md); the protocols of
+your own losses, filters and so on are in [extending.md](extending.md).
 
 **This is all of the public API**: names in `__all__` of the modules below, and what the table of
 [extending.md](extending.md#kinds) names. Every other module, name and attribute of `rlmath` is
@@ -34,12 +34,10 @@ internal and may change at any time.
 
 
 def public_names(module: str) -> list[str]:
-    """The public names of a module."""
     return sorted(importlib.import_module(module).__all__)
 
 
 def api_page() -> str:
-    """The page."""
     return "\n".join([_HEAD, *(line for module in PUBLIC for line in _module(module))])
 
 

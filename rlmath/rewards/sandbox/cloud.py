@@ -1,20 +1,27 @@
-"""The Python script that runs a program inside a cloud sandbox, and the parser of its reply.
+"""Programs in cloud sandboxes that run Python code and return its output, such as E2B and Morph.
 
-E2B and Morph both run Python code and return its output. The script writes the files, compiles,
-runs the program as a child process with its own limits, and prints one line of JSON after a mark
-that the program cannot know.
+A script writes the files, compiles, runs the program as a child process with its own limits, and
+prints one line of JSON after a mark that the program cannot know.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
+import threading
+from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from secrets import token_hex
 from typing import Any
 
+from rlmath.rewards.base import RewardSettingError
 from rlmath.rewards.sandbox.provider import (
+    CodeProvider,
     Execution,
     Limits,
+    PreparedProgram,
     Program,
     ProviderError,
     canonical_language,
@@ -160,3 +167,64 @@ def read_reply(printed: str, mark: str, limits: Limits) -> tuple[Execution, str 
         ),
         None,
     )
+
+
+class CloudProvider(CodeProvider):
+    """Runs each program in its own sandbox.
+
+    Args:
+        name: As in the settings; ``NAME_API_KEY`` is the variable of the key.
+        package: As pip knows it.
+        modules: Its modules; :attr:`sdk` has them.
+
+    Raises:
+        RewardSettingError: The package or the key is missing.
+    """
+
+    def __init__(
+        self, name: str, package: str, modules: list[str], max_parallel: int, api_key: str | None
+    ) -> None:
+        try:
+            self.sdk: list[Any] = [importlib.import_module(one) for one in modules]
+        except ImportError as error:
+            raise RewardSettingError(
+                f"the code provider {name} needs the package {package} "
+                f"(pip install {package}); the provider local needs none"
+            ) from error
+        variable = f"{name.upper()}_API_KEY"
+        self.api_key = api_key or os.environ.get(variable)
+        if not self.api_key:
+            raise RewardSettingError(
+                f"the code provider {name} needs an API key: set {variable} or "
+                "provider_settings.api_key"
+            )
+        self.name, self.max_parallel = name, max_parallel
+        self._slots = threading.BoundedSemaphore(max_parallel)
+
+    def prepare(self, program: Program, limits: Limits) -> PreparedProgram:
+        build_script(program, limits, "", {})  # fail on an unknown language before renting
+        return _CloudProgram(self, program, limits)
+
+    def run_python(self, script: str, timeout_s: float) -> str:
+        with self._slots:
+            try:
+                return self.run_in_new_sandbox(script, timeout_s)
+            except Exception as error:  # the SDKs' exception classes are not stable
+                raise ProviderError(f"{self.name}: {type(error).__name__}: {error}") from error
+
+    @abstractmethod
+    def run_in_new_sandbox(self, script: str, timeout_s: float) -> str:
+        """Output of a script; the sandbox is ended."""
+
+
+@dataclass
+class _CloudProgram(PreparedProgram):
+    provider: CloudProvider
+    program: Program
+    limits: Limits
+
+    def run(self, stdin: str = "", files: Mapping[str, str] | None = None) -> Execution:
+        script, mark = build_script(self.program, self.limits, stdin, files or {})
+        printed = self.provider.run_python(script, total_limit_s(self.limits))
+        result, self.compile_error = read_reply(printed, mark, self.limits)
+        return result

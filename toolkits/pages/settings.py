@@ -1,4 +1,4 @@
-"""Writes ``docs/settings.md`` from the fields of the sections: ``python -m rlmath.config.docs``."""
+"""Writes ``docs/settings.md`` from the sections' fields: ``python -m toolkits.pages.settings``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SETTINGS_PAGE = Path(__file__).resolve().parents[2] / "docs" / "settings.md"
 
 _HEAD = """# Settings
 
-Every setting, its type, default and range. This page is written by `python -m rlmath.config.docs`
+Every setting, its type, default and range. `python -m toolkits.pages.settings` writes this page
 from the sections in `rlmath/config/`; change it there.
 
 A setting is given on the command line as `key=value` (`rlmath train experiment=quickstart

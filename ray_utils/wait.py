@@ -28,8 +28,6 @@ class Present:
     """Nodes, slots and ranks of a cluster.
 
     Attributes:
-        ranks: Ranks of the live nodes that have one.
-        nodes: Number of live nodes.
         slots: GPUs of all nodes, or CPUs where there is no GPU.
         unit: ``GPUs`` or ``CPU slots``.
         starved: Descriptions of nodes with too few cores for their GPUs.
@@ -57,7 +55,6 @@ class Present:
 
 
 def present(nodes: Iterable[Mapping[str, Any]]) -> Present:
-    """A summary of ``ray.nodes()``."""
     there = [node for node in nodes if node["Alive"]]
     alive = [node["Resources"] for node in there]
     ranks = {
