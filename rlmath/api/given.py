@@ -75,6 +75,7 @@ PARTS = {
     ),
     "trackers": Part("runner.trackers", "rlmath.monitor.trackers", "TRACKERS", several=True),
     "benchmarks": Part("eval.benchmarks", "rlmath.config.benchmarks", "BENCHMARKS", several=True),
+    "tools": Part("rollout.tools", "rlmath.config.environments", "TOOLS", several=True),
     "phase_observers": Part(
         "plugins", "rlmath.monitor.phase_observers", "PHASE_OBSERVERS", several=True
     ),

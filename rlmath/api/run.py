@@ -94,8 +94,8 @@ class Run:
             **parts: ``loss``, ``advantage``, ``aggregation``, ``kl_estimator``, ``correction``,
                 ``group_filter``, ``curriculum``, ``data_source``, ``verifier``, ``transport`` or
                 ``engine_arguments``: a function or class, or the name of one, as in
-                docs/extending.md. Lists of them: ``trackers``, ``benchmarks`` (with settings, as
-                pairs), ``phase_observers``, ``step_checks`` and ``families``.
+                docs/extending.md. Lists of them: ``trackers``, ``tools``, ``benchmarks`` (with
+                settings, as pairs), ``phase_observers``, ``step_checks`` and ``families``.
 
         Raises:
             UserError: Settings, files or what is given cannot work; one message has all problems.

@@ -15,6 +15,7 @@ from rlmath.plugins.source import PluginError, hashes, is_file, is_path, split
 CHOOSERS = (
     *(section.chooser for section in SECTIONS),
     "runner.trackers",
+    "rollout.tools",
 )
 
 

@@ -41,8 +41,9 @@ class RolloutConfig:
     )
     tools: list[str] = setting(
         list,
-        "Tools that the model may call between its turns: python, which runs the code of a fenced "
-        "python block. Empty: each response is one turn.",
+        "Tools that the model may call between its turns: python, which runs code in a sandbox, "
+        "and your own functions, as my_module:search or file.py:search. Empty: each response is "
+        "one turn.",
     )
     max_turns: int = setting(
         8,

@@ -28,52 +28,11 @@ from rlmath.environments.base import (
 from rlmath.environments.text import cut_bytes
 from rlmath.environments.tools import Tool, ToolEnvironment, ToolEpisode, ToolSession
 from rlmath.errors import ConfigError
-from rlmath.plugins.loading import attribute_of, refresh
-from rlmath.plugins.source import PluginError, split
 from rlmath.rewards.event_loop import run_coroutine
 from rlmath.types import Problem
 
 # Threads of calls that have not returned; beyond it something is broken for good.
 MOST_ABANDONED = 100
-
-
-def load_callable(setting: str, path: str) -> Callable[..., Any]:
-    """The function or class at ``my_module:name`` or ``path/to/file.py:name``.
-
-    Raises:
-        ConfigError: There is none.
-    """
-    place, attribute = split(path)
-    if not attribute:
-        raise ConfigError(f"{setting}={path}: name a function, as in {path}:search")
-    try:
-        found = attribute_of(refresh(place), attribute)
-    except PluginError as error:
-        raise ConfigError(f"{setting}={path}: {error}") from error
-    if not callable(found):
-        kind = type(found).__name__
-        raise ConfigError(f"{setting}={path}: {attribute} is a {kind} and cannot be called")
-    return found  # type: ignore[no-any-return]
-
-
-def load_tools(names: Sequence[str], python: Callable[[], Tool], limits: CallLimits) -> list[Tool]:
-    """The tools of ``rollout.tools``.
-
-    Args:
-        names: ``python``, or as in :func:`load_callable`.
-        python: Makes the Python tool.
-        limits: Limits of calls of functions.
-
-    Raises:
-        ConfigError: One is not there, or is no tool.
-    """
-    setting = "rollout.tools"
-    return [
-        python()
-        if name == "python"
-        else FunctionTool(f"{setting}={name}", load_callable(setting, name), limits)
-        for name in names
-    ]
 
 
 class CallLimits:

@@ -16,6 +16,7 @@ from rlmath.config.schema import Config
 from rlmath.evaluation.held_out import HeldOut
 from rlmath.monitor.files import replacing
 from rlmath.plugins.loading import receive, sources
+from rlmath.plugins.source import hashes, split
 from rlmath.types import Problem
 
 _MARK = "made_from.json"
@@ -74,7 +75,9 @@ def about(config: Config, held_out: HeldOut) -> dict[str, Any]:
 def tool_settings(config: Config) -> dict[str, Any]:
     """Settings that the calls of a response depend on."""
     names = ("tools", "max_turns", "max_calls", "call_timeout_s", "max_observation_tokens")
-    return {name: getattr(config.rollout, name) for name in names}
+    places = dict.fromkeys(place for place, name in map(split, config.rollout.tools) if name)
+    found = {name: digest for place in places for name, digest in hashes(place).items()}
+    return {name: getattr(config.rollout, name) for name in names} | {"sources": found}
 
 
 def _problems_sha256(problems: Sequence[Problem]) -> str:

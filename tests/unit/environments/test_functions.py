@@ -12,8 +12,6 @@ from rlmath.environments.functions import (
     CallLimits,
     ClassEnvironment,
     FunctionTool,
-    load_callable,
-    load_tools,
 )
 from rlmath.environments.tools import ToolEnvironment
 from rlmath.errors import ConfigError
@@ -195,25 +193,6 @@ def test_a_function_without_types_or_documentation_is_refused():
     for function in (no_types, no_entry, no_docs):
         with pytest.raises(ConfigError, match=r"rollout\.tools: .*Args"):
             tool(function)
-
-
-def test_tools_are_loaded_like_plugins(tmp_path):
-    file = tmp_path / "my_tools.py"
-    file.write_text(
-        'def search(query: str) -> str:\n    """Searches.\n\n    Args:\n        query: Q."""\n'
-        "    return query[::-1]\n\nTHREE = 3\n"
-    )
-    limits = CallLimits(5.0, 100)
-    python, search = load_tools(["python", f"{file}:search"], lambda: tool(multiply), limits)
-    assert python.name == "multiply" and search.call({"query": "abc"}).text == "cba"
-    for path, part in (
-        (f"{file}", "name a function"),
-        (f"{file}:find", "it has: search"),
-        (f"{file}:THREE", "is a int and cannot be called"),
-        ("no_such_module:x", "no module"),
-    ):
-        with pytest.raises(ConfigError, match=part):
-            load_callable("rollout.tools", path)
 
 
 def test_tool_environment():
