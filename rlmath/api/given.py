@@ -70,6 +70,7 @@ PARTS = {
     "data_source": Part("data.source", "rlmath.data", "DATA_SOURCES"),
     "verifier": Part("reward.verifier", "rlmath.grading.verifiers", "VERIFIERS"),
     "transport": Part("weights.transport", "rlmath.engines.transport", "TRANSPORTS"),
+    "environment": Part("rollout.environment", "rlmath.config.environments", "ENVIRONMENTS"),
     "engine_arguments": Part(
         "rollout.engine_arguments", "rlmath.config.engine_arguments", "ENGINE_ARGUMENTS"
     ),

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlmath.config.rollout import has_turns
 from rlmath.config.schema import BenchmarkItem, Config, DataConfig
 from rlmath.model.chat import is_instruct
 from rlmath.plugins import Registry
@@ -83,7 +84,7 @@ class Benchmark:
         data: How they are read and become prompts.
         temperature: Of sampling; 0: greedy.
         max_problems: Maximum number, the first ones; ``None``: all.
-        tools: Whether the model uses ``rollout.tools``.
+        tools: Whether the model uses ``rollout.tools`` and ``rollout.environment``.
     """
 
     name: str
@@ -200,4 +201,4 @@ def _resolved(config: Config, index: int, item: BenchmarkItem, longest: int) -> 
 
 
 def _uses_tools(config: Config) -> bool:
-    return config.eval.tools and bool(config.rollout.tools)
+    return config.eval.tools and has_turns(config.rollout)

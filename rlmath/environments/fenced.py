@@ -72,6 +72,12 @@ class Fenced(TurnFormat):
         tokens = (*before, *shown, *after)
         return Suffix(tokens, (len(before), len(before) + len(shown)))
 
+    def reply(self, turn_text: str, text: str) -> Suffix:
+        before = self._encode("" if turn_text.endswith("\n") else "\n")
+        shown, after = self._shortened(text.rstrip("\n")), self._encode("\n")
+        tokens = (*before, *shown, *after)
+        return Suffix(tokens, (len(before), len(before) + len(shown)))
+
     def _shortened(self, text: str) -> list[int]:
         """The tokens of a text; of a long one, those of its ends around a note."""
         longest = _CHARACTERS_PER_TOKEN * self._most

@@ -74,8 +74,12 @@ def about(config: Config, held_out: HeldOut) -> dict[str, Any]:
 
 def tool_settings(config: Config) -> dict[str, Any]:
     """Settings that the calls of a response depend on."""
-    names = ("tools", "max_turns", "max_calls", "call_timeout_s", "max_observation_tokens")
-    places = dict.fromkeys(place for place, name in map(split, config.rollout.tools) if name)
+    names = (
+        *("tools", "environment", "environment_options", "tool_format"),
+        *("max_turns", "max_calls", "call_timeout_s", "max_observation_tokens"),
+    )
+    named = [*config.rollout.tools, config.rollout.environment or ""]
+    places = dict.fromkeys(place for place, name in map(split, named) if name)
     found = {name: digest for place in places for name, digest in hashes(place).items()}
     return {name: getattr(config.rollout, name) for name in names} | {"sources": found}
 

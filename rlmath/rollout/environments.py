@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 import os
 
-from rlmath.config.environments import PYTHON
+from rlmath.config.rollout import has_turns
 from rlmath.config.schema import Config, RolloutConfig
 from rlmath.data import load_tokenizer
-from rlmath.environments.chosen import functions_of, output_bytes, schemas_of
-from rlmath.environments.fenced import Fenced
+from rlmath.environments.chosen import Chosen, output_bytes
 from rlmath.environments.python_tool import PythonTool
-from rlmath.environments.tools import ToolEnvironment
 from rlmath.rewards.sandbox import Limits
 from rlmath.rewards.sandbox.local import LocalProvider
 from rlmath.rollout.episodes import EpisodeLimits, Episodes
@@ -24,15 +22,13 @@ def episodes_of(config: Config) -> Episodes | None:
         UserError: No sandbox works on this machine, or the model has no tokenizer.
     """
     rollout = config.rollout
-    if not rollout.tools:
+    if not has_turns(rollout):
         return None
-    tokenizer = load_tokenizer(config.model.path)
-    turn_format = Fenced(tokenizer, schemas_of(rollout), rollout.max_observation_tokens)
+    tokenizer, chosen = load_tokenizer(config.model.path), Chosen(rollout)
+    turn_format = chosen.format_of(config, tokenizer)
     parallel = rollout.parallel_calls or os.cpu_count() or 1
-    functions = functions_of(rollout)
-    tools = [_python(rollout, parallel) if n == PYTHON else functions[n] for n in rollout.tools]
     return Episodes(
-        ToolEnvironment(turn_format, tools, rollout.max_calls),
+        chosen.environment(turn_format, lambda: _python(rollout, parallel)),
         turn_format,
         lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True)),
         EpisodeLimits(rollout.max_turns, rollout.tools_timeout_s),

@@ -4,9 +4,9 @@ ends its turn, and the program prints something of the turn."""
 import sys
 
 from rlmath.cli import main
+from rlmath.environments import chosen
 from rlmath.environments.base import ToolCall
 from rlmath.environments.fenced import Fenced
-from rlmath.rollout import environments
 
 ODD = "13579"
 
@@ -22,5 +22,5 @@ class Digits(Fenced):
         return [ToolCall("python", {"code": f"print(len({text!r}) % 7)"})]
 
 
-environments.Fenced = Digits
+chosen.Fenced = Digits
 sys.exit(main(sys.argv[1:]))

@@ -106,3 +106,9 @@ def test_a_block_calls_the_tool_that_its_fence_names(text, call):
     else:
         (found,) = made.calls(text)
         assert (found.name, found.arguments) == call
+
+
+def test_a_reply_is_a_paragraph_of_its_own():
+    suffix = FORMAT.reply("I guess 3.", "Higher.\n\n")
+    assert TOKENIZER.decode(list(suffix.token_ids)) == "\nHigher.\n"
+    assert TOKENIZER.decode(list(suffix.token_ids[slice(*suffix.observation)])) == "Higher."
