@@ -85,6 +85,7 @@ class Sample:
         calls: Tool, status and seconds of each call, in order.
         texts: The text of each segment with tokens; empty: ``text`` is one turn.
         failure: Why its environment could not answer, if it ``failed``.
+        environment_reward: The environment's; ``None``: it gave none.
     """
 
     problem_id: str
@@ -102,6 +103,7 @@ class Sample:
     calls: tuple[tuple[str, str, float], ...] = ()
     texts: tuple[str, ...] = ()
     failure: str | None = None
+    environment_reward: float | None = None
 
     @property
     def weights_version(self) -> int:

@@ -135,7 +135,7 @@ def sample(training: Training, wanted: Sampling) -> list[list[str]]:
     data, rollout = config.data, config.rollout
     tokenizer = load_tokenizer(config.model.path)
     renderer = PromptRenderer(data, tokenizer)
-    texts = [renderer.render(prompt) for prompt in wanted.prompts]
+    texts = [renderer.render(prompt, {}) for prompt in wanted.prompts]
     ids = Encoder(tokenizer).encode(texts, not data.apply_chat_template)
     most = rollout.max_response_tokens if wanted.max_tokens is None else wanted.max_tokens
     room = pool.spec.max_sequence_tokens

@@ -59,11 +59,13 @@ PARTS = {
     "data_source": Part("data.source", "rlmath.data", "DATA_SOURCES"),
     "verifier": Part("reward.verifier", "rlmath.grading.verifiers", "VERIFIERS"),
     "transport": Part("weights.transport", "rlmath.engines.transport", "TRANSPORTS"),
+    "environment": Part("rollout.environment", "rlmath.config.environments", "ENVIRONMENTS"),
     "engine_arguments": Part(
         "rollout.engine_arguments", "rlmath.config.engine_arguments", "ENGINE_ARGUMENTS"
     ),
     "trackers": Part("runner.trackers", "rlmath.monitor.trackers", "TRACKERS", several=True),
     "benchmarks": Part("eval.benchmarks", "rlmath.config.benchmarks", "BENCHMARKS", several=True),
+    "tools": Part("rollout.tools", "rlmath.config.environments", "TOOLS", several=True),
     "phase_observers": Part(
         "plugins", "rlmath.monitor.phase_observers", "PHASE_OBSERVERS", several=True
     ),

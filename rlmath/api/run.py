@@ -92,10 +92,10 @@ class Run:
             eval_data: Held-out problems, each a dictionary; read once.
             config_dir: A folder with your own groups of settings.
             **parts: ``loss``, ``advantage``, ``aggregation``, ``kl_estimator``, ``correction``,
-                ``group_filter``, ``curriculum``, ``data_source``, ``verifier``, ``transport`` or
-                ``engine_arguments``: a function or class, or the name of one, as in
-                docs/extending.md. Lists of them: ``trackers``, ``benchmarks`` (with settings, as
-                pairs), ``phase_observers``, ``step_checks`` and ``families``.
+                ``group_filter``, ``curriculum``, ``data_source``, ``verifier``, ``transport``,
+                ``environment`` or ``engine_arguments``: a function or class, or the name of one, as
+                in docs/extending.md. Lists of them: ``trackers``, ``tools``, ``benchmarks`` (with
+                settings, as pairs), ``phase_observers``, ``step_checks`` and ``families``.
 
         Raises:
             UserError: Settings, files or what is given cannot work; one message has all problems.

@@ -39,7 +39,7 @@ def unused(config: Config) -> Iterator[str]:
             continue
         chosen = value_of(config, rule.setting)
         used = chosen in rule.choices if rule.choices else chosen != by_key()[rule.setting].default
-        if not used:
+        if not used and not (rule.also and value_of(config, rule.also) is not None):
             yield key
 
 

@@ -1,21 +1,70 @@
-"""Checks of ``rollout.tools``."""
+"""Checks of ``rollout.tools`` and ``rollout.environment``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rlmath.config.benchmarks import HELD_OUT, benchmarks_of
+from rlmath.config.environments import ENVIRONMENTS, PYTHON, TOOLS
+from rlmath.config.rollout import ToolFormat, has_turns
 from rlmath.config.schema import Config
-
-TOOLS = ("python",)
+from rlmath.environments.chosen import Chosen
+from rlmath.errors import ConfigError
 
 
 def tool_problems(config: Config) -> Iterator[str]:
-    """Tools that are not there, or twice."""
-    tools = config.rollout.tools
-    for name in dict.fromkeys(tools):
-        if name not in TOOLS:
-            yield f"rollout.tools={name}: there is no such tool; there are {', '.join(TOOLS)}"
-        elif tools.count(name) > 1:
-            yield f"rollout.tools: {name} is listed {tools.count(name)} times; list it once"
-    if config.rollout.python_session and tools and "python" not in tools:
+    """Tools and an environment that are not there, cannot be used, or are there twice, and a reward
+    that nothing gives or reads."""
+    rollout, gives_reward = config.rollout, False
+    if rollout.python_session and rollout.tools and PYTHON not in rollout.tools:
         yield "rollout.python_session=true: python is not in rollout.tools; add it there"
+    problems = [one for name in rollout.tools for one in _problems(name)]
+    yield from problems
+    yield from _without_template(config)
+    if problems or (rollout.environment is not None and not ENVIRONMENTS.has(rollout.environment)):
+        return
+    if has_turns(rollout):
+        try:
+            made_of = Chosen(rollout).made_of
+        except ConfigError as error:
+            yield str(error)
+            return
+        gives_reward = made_of is not None and made_of.gives_reward
+    reads_reward = any(item.name == "environment" for item in config.reward.items)
+    if gives_reward and not reads_reward:
+        yield (
+            f"rollout.environment={rollout.environment}: gives a reward that nothing reads; add "
+            "{name: environment} to reward.items"
+        )
+    if reads_reward and not gives_reward:
+        why = "which has no get_reward" if rollout.environment else "which is null"
+        yield f"reward.items: environment is the reward of rollout.environment, {why}"
+
+
+def _without_template(config: Config) -> Iterator[str]:
+    """Prompts that are no chats, while calls are."""
+    chosen = config.rollout.tool_format
+    if not has_turns(config.rollout) or chosen is ToolFormat.fenced:
+        return
+    keys = ["data"] if config.data.apply_chat_template is False else []
+    keys += [
+        one.key
+        for one in benchmarks_of(config)
+        if one.name != HELD_OUT and one.tools and one.data.apply_chat_template is False
+    ]
+    for key in dict.fromkeys(keys):
+        yield (
+            f"{key}.apply_chat_template=false: rollout.tool_format={chosen.value} is the chat "
+            "template's; apply it, or use rollout.tool_format=fenced"
+        )
+
+
+def _problems(name: str) -> list[str]:
+    if name == PYTHON or TOOLS.has(name):
+        return []
+    if ":" in name:
+        return TOOLS.problems(name)
+    return [
+        f"rollout.tools={name}: there is no such tool; there are {PYTHON} and your own functions, "
+        "as my_module:function or file.py:function"
+    ]

@@ -17,6 +17,7 @@ from rlmath.checks.prompt_style import expects_request
 from rlmath.checks.run import known_model
 from rlmath.config.benchmarks import HELD_OUT, benchmarks_of
 from rlmath.config.hub_names import is_hub
+from rlmath.config.rollout import has_turns
 from rlmath.config.schema import Config, DataConfig, OverlongPrompt
 from rlmath.data.answers import accepted_answers
 from rlmath.data.files import Row
@@ -27,6 +28,7 @@ from rlmath.data.prompt_report import prompt_warnings, shown_prompt, too_few
 from rlmath.data.prompts import Encoder, PromptRenderer
 from rlmath.data.rows import Draft, Target, answers_in, problem_of, responses_in, usable_rows
 from rlmath.data.source_stream import first_rows
+from rlmath.environments.chosen import prompt_tokenizer
 from rlmath.errors import UserError
 from rlmath.model.folder import TINY
 from rlmath.model.hub import is_hub_model
@@ -55,7 +57,9 @@ def trial(config: Config, command: str) -> list[str]:
         lines = [f"prompts  not checked: {missing}"]
         drafts = [_drafts_in_its_place(source, tokenizer) for source in sources]
     else:
-        read = [_prompts(source, tokenizer) for source in sources]
+        uses_tools = any(source.uses_tools for source in sources)
+        with_tools = prompt_tokenizer(config, tokenizer) if uses_tools else tokenizer
+        read = [_prompts(one, with_tools if one.uses_tools else tokenizer) for one in sources]
         lines = [line for _, found in read for line in found]
         drafts = [of_source for of_source, _ in read]
     if command == "sft":
@@ -84,6 +88,8 @@ class _Source:
         needs_box: An answer counts in a box alone.
         max_tokens: Positions of the model, for worked examples; ``None``: unknown.
         per_step: Setting and number of prompts of a step; ``None`` for benchmarks.
+        is_streamed: The rows are those of ``data.source``.
+        uses_tools: The model may call ``rollout.tools`` and ``rollout.environment``.
     """
 
     title: str
@@ -95,6 +101,7 @@ class _Source:
     max_tokens: int | None = None
     per_step: tuple[str, int] | None = None
     is_streamed: bool = False
+    uses_tools: bool = False
 
     def rows(self) -> Iterator[list[Row]]:
         if self.is_streamed:
@@ -129,12 +136,14 @@ def _sources(config: Config, command: str) -> Iterator[_Source]:
         per_step = ("algorithm.prompts_per_step", config.algorithm.prompts_per_step)
         paths = _local(config.data.train_paths)
         source = _Source("", paths, config.data, answers, graded, boxed, per_step=per_step)
-        yield replace(source, is_streamed=config.data.source is not None)
+        streamed = config.data.source is not None
+        yield replace(source, is_streamed=streamed, uses_tools=has_turns(config.rollout))
     for benchmark in benchmarks_of(config):
         answers = answers_in(benchmark.data.answer_key)
         title = "" if command == "evaluate" and benchmark.name == HELD_OUT else benchmark.title
         title = f"{title}: " if title else ""
-        yield _Source(title, _local(benchmark.paths), benchmark.data, answers, graded, boxed)
+        source = _Source(title, _local(benchmark.paths), benchmark.data, answers, graded, boxed)
+        yield replace(source, uses_tools=benchmark.tools)
 
 
 def _local(paths: Sequence[str]) -> list[str]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlmath.config.rollout import has_turns
 from rlmath.config.schema import BenchmarkItem, Config, DataConfig
 from rlmath.model.chat import is_instruct
 from rlmath.plugins import Registry
@@ -71,7 +72,7 @@ class Benchmark:
         paths: Files with its problems.
         plugin: Name in ``BENCHMARKS`` of what returns its rows; ``None``: they are in files.
         max_problems: Maximum number, the first ones; ``None``: all.
-        tools: Whether the model uses ``rollout.tools``.
+        tools: Whether the model uses ``rollout.tools`` and ``rollout.environment``.
     """
 
     name: str
@@ -186,4 +187,4 @@ def _resolved(config: Config, index: int, item: BenchmarkItem, longest: int) -> 
 
 
 def _uses_tools(config: Config) -> bool:
-    return config.eval.tools and bool(config.rollout.tools)
+    return config.eval.tools and has_turns(config.rollout)

@@ -57,6 +57,10 @@ class DataConfig:
         "Today for chat templates with a date, as YYYY-MM-DD; null: the day of the start, if the "
         "template asks for it.",
     )
+    template_options: dict[str, Any] = setting(
+        dict,
+        "Further variables of the chat template, such as {enable_thinking: false}.",
+    )
     system_prompt: str | None = setting(
         None, "System message of every prompt; requires apply_chat_template."
     )

@@ -85,6 +85,6 @@ class EvalConfig:
     )
     tools: bool = setting(
         True,
-        "Let the model use rollout.tools; false: evaluate it without them.",
-        only_with=OnlyWith("rollout.tools", words="a list of tools"),
+        "Let the model use rollout.tools and rollout.environment; false: evaluate it without them.",
+        only_with=OnlyWith("rollout.tools", words="a list of tools", also="rollout.environment"),
     )

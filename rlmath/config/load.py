@@ -29,7 +29,7 @@ from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseExceptio
 from yaml import YAMLError
 
 from rlmath.config.groups import CONF_DIR, options
-from rlmath.config.options import SECTIONS, complete, section_of
+from rlmath.config.options import SECTIONS, complete, is_open
 from rlmath.config.placeholders import REFERENCE, unfilled_part, unknown_reference
 from rlmath.config.plugins import import_plugins
 from rlmath.config.quoting import path_override, quoted_path, typed
@@ -179,7 +179,7 @@ def with_values(saved: Mapping[str, Any], overrides: Sequence[str] = ()) -> Conf
             if chosen and chosen[-1] != value_of(merged, section.chooser):
                 OmegaConf.update(merged, section.key, {}, merge=False)
         for one in parsed:
-            addable = section_of(one.key_or_group) is not None
+            addable = is_open(one.key_or_group)
             value = typed(one.key_or_group, one.value())
             OmegaConf.update(merged, one.key_or_group, value, force_add=addable)
         config = OmegaConf.to_object(merged)
@@ -291,7 +291,7 @@ def _compose(
         for override in values:
             key = override.key_or_group
             # An option of a loss or an estimator is not in the schema.
-            addable = section_of(key) is not None
+            addable = is_open(key)
             OmegaConf.update(composed, key, typed(key, override.value()), force_add=addable)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_file_error(error)) from error
@@ -359,7 +359,7 @@ def _is_value(override: Override) -> bool:
     """``key=value`` of a setting. A file's name, ``+key`` and ``key@package`` are for Hydra."""
     key = override.key_or_group
     plain = override.type is OverrideType.CHANGE and override.package is None
-    return plain and (key in by_key() or section_of(key) is not None)
+    return plain and (key in by_key() or is_open(key))
 
 
 @functools.cache
@@ -484,7 +484,7 @@ def _problem_of_override(
         if not isinstance(value, dict):
             inside = [name for name in by_key() if name.startswith(key + ".") and "[]" not in name]
             return f"{text}: {key} is a section; set one of {', '.join(inside)}"
-    elif section_of(key) is not None and key not in by_key():
+    elif is_open(key) and key not in by_key():
         return None  # Which options there are depends on what the files choose.
     elif key not in by_key():
         return f"{text}: there is no setting {key}{_did_you_mean(key)}"

@@ -24,6 +24,7 @@ from rlmath.algorithms.losses import LOSSES
 from rlmath.config.benchmarks import BENCHMARKS
 from rlmath.config.data_sources import DATA_SOURCES
 from rlmath.config.engine_arguments import ENGINE_ARGUMENTS
+from rlmath.config.environments import ENVIRONMENTS
 from rlmath.config.schema import Config
 from rlmath.config.settings import Setting, settings_of, value_of
 from rlmath.config.transports import TRANSPORTS
@@ -117,6 +118,9 @@ SOURCE_OPTIONS = OptionsSection("data.source_options", "data.source", DATA_SOURC
 ENGINE_OPTIONS = OptionsSection(
     "rollout.engine_options", "rollout.engine_arguments", ENGINE_ARGUMENTS
 )
+ENVIRONMENT_OPTIONS = OptionsSection(
+    "rollout.environment_options", "rollout.environment", ENVIRONMENTS
+)
 TRANSPORT_OPTIONS = OptionsSection("weights.transport_options", "weights.transport", TRANSPORTS)
 SECTIONS = (
     LOSS_OPTIONS,
@@ -129,6 +133,7 @@ SECTIONS = (
     VERIFIER_OPTIONS,
     SOURCE_OPTIONS,
     ENGINE_OPTIONS,
+    ENVIRONMENT_OPTIONS,
     TRANSPORT_OPTIONS,
 )
 
@@ -142,6 +147,11 @@ def benchmark_options(index: int | None = None) -> OptionsSection:
 def section_of(key: str) -> OptionsSection | None:
     """The section that ``algorithm.loss_options.clip_high`` is in, or that is called so itself."""
     return next((one for one in SECTIONS if f"{key}.".startswith(one.key + ".")), None)
+
+
+def is_open(key: str) -> bool:
+    """Whether a key is in a section whose keys the schema does not list."""
+    return section_of(key) is not None or f"{key}.".startswith("data.template_options.")
 
 
 def complete(config: Config) -> None:

@@ -12,7 +12,7 @@ from rlmath.plugins.loading import use
 from rlmath.plugins.source import PluginError, hashes, is_file, is_path, split
 
 # Settings that choose a part by name, or several.
-CHOOSERS = (*(section.chooser for section in SECTIONS), "runner.trackers")
+CHOOSERS = (*(section.chooser for section in SECTIONS), "runner.trackers", "rollout.tools")
 
 
 def import_plugins(config: Config) -> None:

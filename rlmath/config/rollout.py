@@ -11,10 +11,11 @@ from rlmath.utils.setting import NotWith, OnlyWith, setting
 RolloutSchedule = StrEnum(
     "RolloutSchedule", ["synchronous", "carry_over", "pipelined", "continuous"]
 )
+ToolFormat = StrEnum("ToolFormat", ["fenced", "chat", "hermes", "llama3_json"])
 KvAtSync = StrEnum("KvAtSync", ["recompute", "keep"])
 Quantization = StrEnum("Quantization", ["none", "fp8"])
 KvCacheDtype = StrEnum("KvCacheDtype", ["auto", "fp8"])
-_TOOLS = OnlyWith("tools", words="a list of tools")
+_TOOLS = OnlyWith("tools", words="a list of tools", also="rollout.environment")
 
 
 @dataclass
@@ -41,8 +42,22 @@ class RolloutConfig:
     )
     tools: list[str] = setting(
         list,
-        "Tools that the model may call between its turns: python, which runs the code of a fenced "
-        "python block. Empty: each response is one turn.",
+        "Tools that the model may call between its turns: python, which runs code in a sandbox, "
+        "and your own functions, as my_module:search or file.py:search. Empty: each response is "
+        "one turn.",
+    )
+    environment: str | None = setting(
+        None,
+        "Your own environment, which answers the model's turns: a class, as my_module:MyEnv or "
+        "file.py:MyEnv; null: none.",
+    )
+    environment_options: dict[str, Any] = setting(dict, "Options of environment.")
+    tool_format: ToolFormat = setting(
+        ToolFormat.fenced,
+        "How the model calls tools. fenced: in fenced blocks of plain text; chat: as its chat "
+        "template shows, which then lists the tools in the prompt; hermes, llama3_json: in a chat "
+        "whose template shows no calls, as JSON in <tool_call> or as JSON alone.",
+        only_with=_TOOLS,
     )
     python_session: bool = setting(
         False,
@@ -268,3 +283,8 @@ def overlap_of(rollout: RolloutConfig) -> Overlap:
 def keeps_kv(rollout: RolloutConfig) -> bool:
     """Whether responses are continued from keys and values of older weights."""
     return rollout.kv is KvAtSync.keep and overlap_of(rollout).cuts_at_sync
+
+
+def has_turns(rollout: RolloutConfig) -> bool:
+    """Whether a response may have several turns."""
+    return bool(rollout.tools) or rollout.environment is not None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlmath.errors import UserError
-from rlmath.model.chat import CLOCK, clock, read_chat_template, render_chat, special_tokens
+from rlmath.model.chat import clock, read_chat_template, render_chat, special_tokens
 from rlmath.model.folder import TINY
 
 
@@ -17,6 +17,8 @@ class LightTokenizer:
 
     Attributes:
         chat_template: Jinja text, if any.
+        name_or_path: The folder, for messages.
+        special_tokens_map: Special tokens by name.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -45,6 +47,16 @@ class LightTokenizer:
             self._settings = json.loads(settings.read_text(encoding="utf-8"))
         self.chat_template = read_chat_template(Path(folder))
 
+    @property
+    def special_tokens_map(self) -> dict[str, str]:
+        return special_tokens(self._settings)
+
+    @property
+    def added_tokens_decoder(self) -> dict[int, Any]:
+        """Tokens that are no part of the vocabulary proper, by id."""
+        found: dict[int, Any] = self._fast.get_added_tokens_decoder()
+        return found
+
     def decode(self, ids: Sequence[int]) -> str:
         return self._fast.decode(list(ids), skip_special_tokens=False)
 
@@ -56,14 +68,23 @@ class LightTokenizer:
         encoded = self._fast.encode_batch(list(texts), add_special_tokens=add_special_tokens)
         return _Encoded([one.ids for one in encoded])
 
-    def apply_chat_template(self, messages: Sequence[dict[str, str]], **options: Any) -> str:
+    def apply_chat_template(
+        self,
+        messages: Sequence[dict[str, str]],
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = False,
+        tokenize: bool = False,
+        **options: Any,
+    ) -> str:
         """The text of a chat, rendered as transformers does."""
+        assert not tokenize
         return render_chat(
-            self.chat_template or "",
+            chat_template or self.chat_template or "",
             messages,
-            special_tokens(self._settings),
-            add_generation_prompt=options.get("add_generation_prompt", False),
-            strftime_now=options.get(CLOCK) or clock(None),
+            self.special_tokens_map,
+            add_generation_prompt=add_generation_prompt,
+            **{"strftime_now": clock(None), **options},
         )
 
 

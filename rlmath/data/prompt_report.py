@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rlmath.config.schema import DataConfig
 from rlmath.data.fields import field_of
 from rlmath.data.markers import MARKERS, asks_for_box, prompt_texts
-from rlmath.data.prompts import Encoder
+from rlmath.data.prompts import Encoder, EnvironmentTokenizer
 from rlmath.data.rows import Draft
 from rlmath.model.chat import is_instruct
 
@@ -40,6 +40,14 @@ def prompt_warnings(
         yield (
             f"a chat template is applied twice: {len(found):,} {of} have chat markers ({found[0]}) "
             "before data.apply_chat_template adds its own; set it to false"
+        )
+    untold = isinstance(tokenizer, EnvironmentTokenizer) and [
+        name for name in tokenizer.tool_names if name not in drafts[0].prompt
+    ]
+    if untold:
+        yield (
+            f"the chat template does not list the tools: describe {', '.join(untold)} in "
+            "data.system_prompt, with the form of a call"
         )
     unused = not data.apply_chat_template and bool(tokenizer.chat_template) and not found
     if unused and is_instruct(str(tokenizer.name_or_path)):

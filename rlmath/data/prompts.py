@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 
     from rlmath.data.light_tokenizer import LightTokenizer
 
-    Tokenizer: TypeAlias = PreTrainedTokenizerBase | LightTokenizer
+    Tokenizer: TypeAlias = "PreTrainedTokenizerBase | LightTokenizer | EnvironmentTokenizer"
 
 _TEXTS_PER_CALL = 8192
+# Between a problem and what an environment adds to it.
+OPENING_GLUE = "\n\n"
 _NO_SYSTEM = "write it into data.prompt_template, as in 'INSTRUCTIONS {prompt}'"
 
 
@@ -41,6 +43,44 @@ def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
         ) from error
 
 
+class EnvironmentTokenizer:
+    """A tokenizer for prompts that an environment takes part in.
+
+    Args:
+        tokenizer: The model's.
+        template: In place of its chat template.
+        tools: Schemas of tools that the template lists.
+        opening: Returns what the environment adds to the problem of a row, if anything.
+
+    Attributes:
+        tool_names: Names of the tools.
+        opening: As given.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: str | None,
+        tools: Sequence[Mapping[str, Any]],
+        opening: Callable[[Mapping[str, Any]], str | None] | None,
+    ) -> None:
+        self._tokenizer, self.chat_template, self._tools = tokenizer, template, list(tools)
+        self.opening = opening
+        self.tool_names = [str(tool["function"]["name"]) for tool in tools]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        return self._tokenizer(*arguments, **options)
+
+    def apply_chat_template(self, messages: Any, **options: Any) -> Any:
+        """The text of a chat whose model may call the tools."""
+        return self._tokenizer.apply_chat_template(
+            messages, chat_template=self.chat_template, tools=self._tools or None, **options
+        )
+
+
 class PromptRenderer:
     """Renders a prompt field as the text that the model continues.
 
@@ -56,6 +96,9 @@ class PromptRenderer:
         self._settings = settings
         self._tokenizer = tokenizer
         self._template_checked = False
+        self._opening = None
+        if isinstance(tokenizer, EnvironmentTokenizer):
+            self._opening = tokenizer.opening
         if settings.apply_chat_template and not tokenizer.chat_template:
             raise UserError(
                 "data.apply_chat_template=true: the model's tokenizer has no chat template; use "
@@ -71,25 +114,36 @@ class PromptRenderer:
                 f"data.prompt_template={settings.prompt_template!r}: there is no {{prompt}} in it"
             )
 
-    def render(self, value: Any) -> str:
+    def render(self, value: Any, row: Mapping[str, Any]) -> str:
         """The text of a prompt field.
+
+        Args:
+            value: The field's.
+            row: All fields, for an environment.
 
         Raises:
             MalformedRowError: As :func:`chat_messages`, or the chat template refuses it.
         """
-        messages = self.messages(value)
+        messages = self.messages(value, row)
         if not self._settings.apply_chat_template:
             return messages[-1]["content"]
         return self._apply_chat_template(messages)
 
-    def messages(self, value: Any) -> list[dict[str, str]]:
+    def messages(self, value: Any, row: Mapping[str, Any]) -> list[dict[str, str]]:
         """The chat messages of a prompt field: template filled, system prompt first.
+
+        Args:
+            value: The field's.
+            row: All fields, for an environment.
 
         Raises:
             MalformedRowError: As :func:`chat_messages`.
         """
         messages = chat_messages(value, bool(self._settings.apply_chat_template))
-        messages[-1] = {"role": "user", "content": self._fill_template(messages[-1]["content"])}
+        text = self._fill_template(messages[-1]["content"])
+        if self._opening is not None and (said := self._opening(row)):
+            text += OPENING_GLUE + said
+        messages[-1] = {"role": "user", "content": text}
         system = self._settings.system_prompt
         if system is not None:
             rest = messages[1:] if messages[0]["role"] == "system" else messages
@@ -121,7 +175,7 @@ class PromptRenderer:
                 messages,
                 tokenize=False,
                 add_generation_prompt=True,
-                **{CLOCK: clock(self._settings.template_date)},
+                **{CLOCK: clock(self._settings.template_date), **self._settings.template_options},
             )
         )
 

@@ -5,6 +5,7 @@ The loader and ``--check`` both read rows here, so that they accept the same one
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -66,7 +67,8 @@ def usable_rows(
             if isinstance(row.fields, MalformedRowError):
                 raise row.fields
             refuse_images(row.fields)
-            prompt = _field(row.fields, "data.prompt_key", settings.prompt_key, renderer.render)
+            render = functools.partial(renderer.render, row=row.fields)
+            prompt = _field(row.fields, "data.prompt_key", settings.prompt_key, render)
             value = _field(row.fields, target.setting, target.key, target.read)
         except MalformedRowError as error:
             message = f"{row.place}: {error}"
@@ -89,7 +91,7 @@ def problem_of(
     messages = None
     if settings.apply_chat_template:
         value = mended(field_of(draft.fields, settings.prompt_key))
-        messages = tuple(renderer.messages(value))
+        messages = tuple(renderer.messages(value, draft.fields))
     return Problem(draft.place, draft.prompt, token_ids, draft.target, draft.fields, messages)
 
 

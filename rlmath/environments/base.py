@@ -76,10 +76,13 @@ class Observation:
     """Results that the model reads before its next turn.
 
     Attributes:
-        results: One for each of the turn's calls, in their order; at least one.
+        results: One for each of the turn's calls, in their order; at least one. Or the
+            environment's reply to a turn without calls.
+        is_reply: They are that.
     """
 
     results: tuple[ToolResult, ...]
+    is_reply: bool = False
 
 
 @dataclass(frozen=True)
@@ -105,6 +108,14 @@ class Episode(ABC):
                 turn given to another a few times; then nothing grades the sample.
         """
 
+    def reward(self) -> float | None:
+        """The reward of the episode as it is, when a limit of the sample ends it; may take seconds.
+
+        Raises:
+            InfrastructureError: As :meth:`respond`.
+        """
+        return None
+
     def close(self) -> None:  # noqa: B027 - most have nothing to release
         """Release what the episode holds, also in the middle of it."""
 
@@ -116,9 +127,11 @@ class Environment(ABC):
         has_state: Whether an answer depends on earlier turns of the episode. An episode that takes
             the place of a lost one (after a failure, or in a resumed run) is then given these
             first, and its answers to them are dropped.
+        gives_reward: Whether :meth:`Episode.reward` is to be asked.
     """
 
     has_state: bool = True
+    gives_reward: bool = False
 
     @abstractmethod
     def begin(self, problem: Problem, sample: int) -> Episode:
@@ -148,6 +161,10 @@ class TurnFormat(ABC):
     @abstractmethod
     def suffix(self, turn_text: str, results: Sequence[ToolResult]) -> Suffix:
         """The tokens that follow a turn with calls."""
+
+    @abstractmethod
+    def reply(self, turn_text: str, text: str) -> Suffix:
+        """The tokens that follow a turn to which the environment replies."""
 
 
 @dataclass(frozen=True)

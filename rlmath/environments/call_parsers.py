@@ -68,11 +68,20 @@ def _call(found: Any) -> ToolCall:
     if not isinstance(found, dict) or not isinstance(found.get("name"), str):
         raise ValueError('A call is a JSON object with "name" and "arguments".')
     arguments = found.get("arguments", found.get("parameters", {}))
-    if isinstance(arguments, str):
-        arguments = _json(arguments)
-    if not isinstance(arguments, dict):
+    return ToolCall(found["name"], arguments_in(arguments))
+
+
+def arguments_in(found: Any) -> dict[str, Any]:
+    """The arguments of a call, by parameter name: as they are, or in JSON.
+
+    Raises:
+        ValueError: They are no object; the message is for the model.
+    """
+    if isinstance(found, str):
+        found = _json(found) if found.strip() else {}
+    if not isinstance(found, dict):
         raise ValueError("The arguments of a call are a JSON object.")
-    return ToolCall(found["name"], arguments)
+    return found
 
 
 PARSERS: dict[str, Callable[[str], Sequence[ToolCall] | None]] = {

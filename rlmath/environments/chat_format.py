@@ -7,8 +7,8 @@ model said is rendered.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import takewhile
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlmath.environments.base import Suffix, ToolCall, ToolResult, TurnFormat
@@ -36,6 +36,7 @@ class ChatFormat(TurnFormat):
         tools: Schemas of the tools.
         max_observation_tokens: Longest results of a turn, together; the middle of a longer one is
             left out.
+        replies: The environment replies to turns without calls, as the user.
         parser: ``hermes`` (Qwen and others: JSON in ``<tool_call>``), ``llama3_json``, or ``auto``:
             the one whose marks are in the template.
         template_date: Today as YYYY-MM-DD for templates that show it; ``None``: the machine's date.
@@ -43,7 +44,6 @@ class ChatFormat(TurnFormat):
 
     Attributes:
         template: The template in use, which may be patched; for the prompts, too.
-        shows_tools: Whether it tells the model about the tools; else the prompt has to.
 
     Raises:
         ConfigError: The template cannot be used; the message shows why.
@@ -56,6 +56,7 @@ class ChatFormat(TurnFormat):
         tools: Sequence[Mapping[str, Any]],
         max_observation_tokens: int,
         *,
+        replies: bool = False,
         parser: str = "auto",
         template_date: str | None = None,
         options: Mapping[str, Any] | None = None,
@@ -70,15 +71,18 @@ class ChatFormat(TurnFormat):
         added = tokenizer.added_tokens_decoder.values()
         self._special_tokens = [str(token) for token in added if token.special]
         self._clock, self._options = clock(template_date), dict(options or {})
-        self._parse = PARSERS[parser_of(template) if parser == "auto" else parser]
-        self._name = str(tools[0]["function"]["name"])
+        self._parse: Callable[[str], Sequence[ToolCall] | None] = lambda text: None
+        if tools:
+            self._parse = PARSERS[parser_of(template) if parser == "auto" else parser]
+        self._name = str(tools[0]["function"]["name"]) if tools else ""
+        # Who may write after a turn.
+        self._roles = ["tool"] * bool(tools) + ["user"] * replies
         self.template = self._checked(template)
-        question = [{"role": "user", "content": "1 + 1?"}]
-        self.shows_tools = self._name in self.render(question)
         # The template may shorten or quote a text: what surrounds it is found by comparison.
-        one, other = self._after_turn(["1"]), self._after_turn(["2"])
-        self._before = _common(one, other)
-        self._after = _common(one[::-1], other[::-1])
+        self._around: dict[str, tuple[int, int]] = {}
+        for role in self._roles:
+            one, other = self._after_turn(role, ["1"]), self._after_turn(role, ["2"])
+            self._around[role] = _common(one, other), _common(one[::-1], other[::-1])
 
     @property
     def stop(self) -> tuple[tuple[str, str], ...]:
@@ -111,26 +115,37 @@ class ChatFormat(TurnFormat):
         )
 
     def suffix(self, turn_text: str, results: Sequence[ToolResult]) -> Suffix:
-        share = self._most // len(results)
-        text = self._after_turn([self._shown(result.text, share) for result in results])
-        tokens = self._encode(text)
-        first = len(self._encode(text[: self._before]))
-        last = len(tokens) - len(self._encode(text[len(text) - self._after :]))
+        return self._suffix("tool", [result.text for result in results])
+
+    def reply(self, turn_text: str, text: str) -> Suffix:
+        return self._suffix("user", [text])
+
+    def _suffix(self, role: str, texts: Sequence[str]) -> Suffix:
+        share = self._most // len(texts)
+        text = self._after_turn(role, [self._shown(one, share) for one in texts])
+        tokens, (before, after) = self._encode(text), self._around[role]
+        first = len(self._encode(text[:before]))
+        last = len(tokens) - len(self._encode(text[len(text) - after :]))
         return Suffix(tuple(tokens), (first, max(first, last)))
 
-    def _after_turn(self, shown: Sequence[str]) -> str:
-        """The text between the end of a turn with calls and the next turn."""
-        history = self._history("")
-        results = [{"role": "tool", "name": self._name, "content": text} for text in shown]
+    def _after_turn(self, role: str, shown: Sequence[str]) -> str:
+        """The text between the end of a turn and the next turn."""
+        history = self._history(role, "")
+        results = [self._message(role, text) for text in shown]
         rest = self.render([*history, *results])[len(self.render(history, prompt=False)) :]
         return self._rest_of_turn + rest
 
-    def _history(self, content: str) -> list[dict[str, Any]]:
-        call = {"type": "function", "function": {"name": self._name, "arguments": {}}}
-        return [
-            {"role": "user", "content": "1 + 1?"},
-            {"role": "assistant", "content": content, "tool_calls": [call]},
-        ]
+    def _message(self, role: str, text: str) -> dict[str, Any]:
+        name = {"name": self._name} if role == "tool" else {}
+        return {"role": role, **name, "content": text}
+
+    def _history(self, role: str, content: str) -> list[dict[str, Any]]:
+        """A question and a turn that is followed by a message of this role."""
+        turn: dict[str, Any] = {"role": "assistant", "content": content}
+        if role == "tool":
+            call = {"type": "function", "function": {"name": self._name, "arguments": {}}}
+            turn["tool_calls"] = [call]
+        return [{"role": "user", "content": "1 + 1?"}, turn]
 
     def _checked(self, template: str) -> str:
         patched = template
@@ -151,7 +166,8 @@ class ChatFormat(TurnFormat):
                 "or a template that keeps them"
             )
         said = "Let me see."
-        turn = self._rendered(template, self._history(said), False).rpartition(said)[2]
+        turn = self._rendered(template, self._history(self._roles[0], said), False)
+        turn = turn.rpartition(said)[2]
         ends = [(turn.rfind(token) + len(token)) for token in self._special_tokens if token in turn]
         if not ends:
             raise ConfigError(
@@ -163,9 +179,9 @@ class ChatFormat(TurnFormat):
 
     def _difference(self, template: str) -> str | None:
         """Where a message changes with a later one; ``None``: nowhere."""
-        for thoughts in _THOUGHTS:
-            question, call = self._history(thoughts)
-            result = {"role": "tool", "name": self._name, "content": _RESULT}
+        for role, thoughts in itertools.product(self._roles, _THOUGHTS):
+            question, call = self._history(role, thoughts)
+            result = self._message(role, _RESULT)
             answer = {"role": "assistant", "content": f"{thoughts}2"}
             chain = [question, call, result, call, result, answer]
             before = self._rendered(template, chain[:2], False)
@@ -178,7 +194,7 @@ class ChatFormat(TurnFormat):
                         near = slice(max(0, at - 40), at + 40)
                         return f"{shorter[near]!r} became {longer[near]!r}"
                 if chain[length - 1] is result and _RESULT not in after[len(before) :]:
-                    raise ValueError("it does not show results of tools")
+                    raise ValueError(f"it does not show messages of the role {role}")
                 before = after
         return None
 
@@ -200,4 +216,7 @@ class ChatFormat(TurnFormat):
 
 def _common(one: str, other: str) -> int:
     """The length of what two texts begin with."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+    return sum(
+        1
+        for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+    )

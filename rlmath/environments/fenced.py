@@ -7,19 +7,21 @@
     1024
     ```
 
-The first ``python`` block of a turn ends it at its closing fence, as soon as the token with that is
-sampled. What follows is appended as tokens: the fence of an ``output`` block, the output, and its
-closing fence.
+A block calls the tool that its fence names. It has the tool's arguments as a JSON object, or as it
+is the text for a tool whose one parameter is a text. The first such block of a turn ends it at its
+closing fence, as soon as the token with that is sampled. What follows is appended as tokens: the
+fence of an ``output`` block, the output, and its closing fence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlmath.environments.base import Suffix, ToolCall, ToolResult, TurnFormat
+from rlmath.environments.call_parsers import arguments_in
 
-OPENING, CLOSING = "```python", "\n```"
+OPENING, CLOSING = "```", "\n```"
 # Characters of a token in prose, generously: a text longer than this is cut before it is tokenized.
 _CHARACTERS_PER_TOKEN = 16
 
@@ -29,30 +31,50 @@ class Fenced(TurnFormat):
 
     Args:
         tokenizer: The model's. Nothing that a tool returns becomes a special token.
+        tools: Schemas of the tools.
         max_observation_tokens: Longest output of a turn; the middle of a longer one is left out.
     """
 
-    def __init__(self, tokenizer: Any, max_observation_tokens: int) -> None:
+    def __init__(
+        self, tokenizer: Any, tools: Sequence[Mapping[str, Any]], max_observation_tokens: int
+    ) -> None:
         self._tokenizer, self._most = tokenizer, max_observation_tokens
+        functions = [tool["function"] for tool in tools]
+        # By name of the tool: the parameter that a block's text is.
+        self._texts = {str(one["name"]): _one_text(one["parameters"]) for one in functions}
         self._note = self._encode("\n[... the middle of the output was left out ...]\n")
 
     @property
     def stop(self) -> tuple[tuple[str, str], ...]:
-        return ((OPENING, CLOSING),)
+        return tuple((OPENING + name, CLOSING) for name in self._texts)
 
     def calls(self, text: str) -> Sequence[ToolCall] | None:
-        start = text.find(OPENING)
-        end = -1 if start < 0 else text.find(CLOSING, start + len(OPENING))
+        found = ((text.find(OPENING + name), name) for name in self._texts)
+        # Of tools that begin at one place, the one with the longest name.
+        start, name = min(
+            ((at, name) for at, name in found if at >= 0),
+            key=lambda one: (one[0], -len(one[1])),
+            default=(-1, ""),
+        )
+        first = start + len(OPENING) + len(name)
+        end = -1 if start < 0 else text.find(CLOSING, first)
         if end < 0:
             return None
         # The rest of the first line belongs to the fence.
-        _, _, code = text[start + len(OPENING) : end].partition("\n")
-        return [ToolCall("python", {"code": code})]
+        _, _, body = text[first:end].partition("\n")
+        parameter = self._texts[name]
+        return [ToolCall(name, arguments_in(body) if parameter is None else {parameter: body})]
 
     def suffix(self, turn_text: str, results: Sequence[ToolResult]) -> Suffix:
         before = self._encode(("" if turn_text.endswith("\n") else "\n") + "```output\n")
         shown = self._shortened("\n".join(result.text.rstrip("\n") for result in results))
         after = self._encode("\n```\n")
+        tokens = (*before, *shown, *after)
+        return Suffix(tokens, (len(before), len(before) + len(shown)))
+
+    def reply(self, turn_text: str, text: str) -> Suffix:
+        before = self._encode("" if turn_text.endswith("\n") else "\n")
+        shown, after = self._shortened(text.rstrip("\n")), self._encode("\n")
         tokens = (*before, *shown, *after)
         return Suffix(tokens, (len(before), len(before) + len(shown)))
 
@@ -70,3 +92,10 @@ class Fenced(TurnFormat):
     def _encode(self, text: str) -> list[int]:
         encoded = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)
         return list(encoded["input_ids"])
+
+
+def _one_text(parameters: Mapping[str, Any]) -> str | None:
+    """The name of the parameter of a tool that has one, a text."""
+    known = parameters["properties"]
+    texts = [name for name, one in known.items() if one.get("type") == "string"]
+    return texts[0] if len(texts) == len(known) == 1 else None

@@ -1,10 +1,5 @@
-"""A user's functions and classes as tools and environments, by TRL's interface.
-
-``rollout.tools``: typed, thread-safe functions with a Google-style docstring, sync or async. Their
-schema is that of ``transformers.utils.get_json_schema``.
-
-``rollout.environment``: a class whose public methods are tools, with ``reset(**row)`` and, if it
-knows the reward, ``get_reward()``. Each sample has its own instance.
+"""A user's functions as tools, by TRL's interface: typed, thread-safe, sync or async, with a
+Google-style docstring. Their schema is that of ``transformers.utils.get_json_schema``.
 """
 
 from __future__ import annotations
@@ -13,67 +8,18 @@ import asyncio
 import inspect
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from rlmath.environments.base import (
-    CallStatus,
-    Environment,
-    Episode,
-    InfrastructureError,
-    ToolResult,
-    TurnFormat,
-)
+from rlmath.environments.base import CallStatus, InfrastructureError, ToolResult
 from rlmath.environments.text import cut_bytes
-from rlmath.environments.tools import Tool, ToolEnvironment, ToolEpisode, ToolSession
+from rlmath.environments.tools import Tool, ToolSession
 from rlmath.errors import ConfigError
-from rlmath.plugins.loading import attribute_of, refresh
-from rlmath.plugins.source import PluginError, split
 from rlmath.rewards.event_loop import run_coroutine
-from rlmath.types import Problem
 
 # Threads of calls that have not returned; beyond it something is broken for good.
 MOST_ABANDONED = 100
-
-
-def load_callable(setting: str, path: str) -> Callable[..., Any]:
-    """The function or class at ``my_module:name`` or ``path/to/file.py:name``.
-
-    Raises:
-        ConfigError: There is none.
-    """
-    place, attribute = split(path)
-    if not attribute:
-        raise ConfigError(f"{setting}={path}: name a function, as in {path}:search")
-    try:
-        found = attribute_of(refresh(place), attribute)
-    except PluginError as error:
-        raise ConfigError(f"{setting}={path}: {error}") from error
-    if not callable(found):
-        kind = type(found).__name__
-        raise ConfigError(f"{setting}={path}: {attribute} is a {kind} and cannot be called")
-    return found  # type: ignore[no-any-return]
-
-
-def load_tools(names: Sequence[str], python: Callable[[], Tool], limits: CallLimits) -> list[Tool]:
-    """The tools of ``rollout.tools``.
-
-    Args:
-        names: ``python``, or as in :func:`load_callable`.
-        python: Makes the Python tool.
-        limits: Limits of calls of functions.
-
-    Raises:
-        ConfigError: One is not there, or is no tool.
-    """
-    setting = "rollout.tools"
-    return [
-        python()
-        if name == "python"
-        else FunctionTool(f"{setting}={name}", load_callable(setting, name), limits)
-        for name in names
-    ]
 
 
 class CallLimits:
@@ -208,99 +154,3 @@ def _with_nullable(schema: Any) -> Any:
 
 def _text(value: Any) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-
-
-class ClassEnvironment(Environment):
-    """A user's class as an environment.
-
-    Args:
-        setting: Where the user named it, for messages.
-        make: The class, or a function that makes an instance.
-        turn_format: Reads the calls of a turn.
-        tools: Further tools, beside the instance's methods.
-        limits: Limits of calls of the instance.
-        max_calls: As of :class:`ToolEnvironment`.
-
-    Raises:
-        ConfigError: It cannot be made, has no ``reset``, or a method is no tool.
-    """
-
-    def __init__(
-        self,
-        setting: str,
-        make: Callable[[], Any],
-        turn_format: TurnFormat,
-        tools: Sequence[Tool],
-        limits: CallLimits,
-        max_calls: int,
-    ) -> None:
-        self._setting, self._make, self._format = setting, make, turn_format
-        self._limits, self._max_calls = limits, max_calls
-        try:
-            probe = make()
-        except Exception as error:
-            raise ConfigError(
-                f"{setting}: {type(error).__name__} while making it: {error}"
-            ) from error
-        if not callable(getattr(probe, "reset", None)):
-            raise ConfigError(f"{setting}: {type(probe).__name__} has no method reset(**row)")
-        self._methods = [
-            FunctionTool(f"{setting}.{name}", getattr(probe, name), limits)
-            for name, _ in inspect.getmembers(type(probe), inspect.isfunction)
-            if not name.startswith("_") and name not in ("reset", "get_reward")
-        ]
-        self.tools: tuple[Tool, ...] = (*tools, *self._methods)
-        self._shared = ToolEnvironment(turn_format, self.tools, max_calls)
-
-    def begin(self, problem: Problem, sample: int) -> Episode:
-        instance = self._own("making it", self._make, {})
-        row = {"prompt": problem.messages or problem.prompt, **problem.columns}
-        said = self._own("reset", instance.reset, _accepted(instance.reset, row))
-        if said is not None:
-            raise ConfigError(
-                f"{self._setting}: reset returned {type(said).__name__}; prompts are tokenized "
-                "before samples begin, so put the text into the data's rows and return None"
-            )
-        others = self.tools[: len(self.tools) - len(self._methods)]
-        sessions = {tool.name: tool.begin() for tool in others}
-        sessions |= {method.name: method.bound_to(instance) for method in self._methods}
-        return _ClassEpisode(self, instance, self._format, sessions, self._max_calls)
-
-    def reward(self, instance: Any) -> float | None:
-        """The instance's reward; ``None`` if it gives none.
-
-        Raises:
-            InfrastructureError: It raised an error, or did not return.
-        """
-        if not callable(getattr(instance, "get_reward", None)):
-            return None
-        value = self._own("get_reward", instance.get_reward, {})
-        return None if value is None else float(value)
-
-    def _own(self, what: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-        """Call what the model has nothing to do with."""
-        try:
-            return self._limits.call(f"{self._setting}: {what}", function, arguments)
-        except BaseException as error:
-            text = f"{self._setting}: {type(error).__name__} in {what}: {error}"
-            raise InfrastructureError(text) from error
-
-    def close(self) -> None:
-        self._shared.close()
-
-
-class _ClassEpisode(ToolEpisode):
-    def __init__(self, environment: ClassEnvironment, instance: Any, *of_tools: Any) -> None:
-        super().__init__(*of_tools)
-        self._environment, self._instance = environment, instance
-
-    def reward(self) -> float | None:
-        return self._environment.reward(self._instance)
-
-
-def _accepted(function: Callable[..., Any], row: Mapping[str, Any]) -> dict[str, Any]:
-    """The row's fields that a function takes."""
-    parameters = inspect.signature(function).parameters
-    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
-        return dict(row)
-    return {name: value for name, value in row.items() if name in parameters}

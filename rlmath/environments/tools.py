@@ -16,7 +16,6 @@ from rlmath.environments.base import (
     Turn,
     TurnFormat,
 )
-from rlmath.errors import ConfigError
 from rlmath.types import Problem
 
 
@@ -63,25 +62,18 @@ class ToolEnvironment(Environment):
         turn_format: Reads the calls of a turn.
         tools: At least one, with different names.
         max_calls: Turns of a sample with calls, and calls of a turn; further ones are refused.
-
-    Raises:
-        ConfigError: Two tools have the same name.
     """
 
     def __init__(self, turn_format: TurnFormat, tools: Sequence[Tool], max_calls: int) -> None:
-        self._format, self.tools, self._max_calls = turn_format, tuple(tools), max_calls
+        self._format, self._tools, self._max_calls = turn_format, tuple(tools), max_calls
         self.has_state = any(tool.has_state for tool in tools)
-        names = [tool.name for tool in tools]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise ConfigError(f"rollout.tools: two tools are named {', '.join(twice)}")
 
     def begin(self, problem: Problem, sample: int) -> Episode:
-        sessions = {tool.name: tool.begin() for tool in self.tools}
+        sessions = {tool.name: tool.begin() for tool in self._tools}
         return ToolEpisode(self._format, sessions, self._max_calls)
 
     def close(self) -> None:
-        for tool in self.tools:
+        for tool in self._tools:
             tool.close()
 
 
@@ -99,13 +91,13 @@ class ToolEpisode(Episode):
         except ValueError as error:
             return Observation((ToolResult("", str(error), "error"),))
         if calls is None:
-            return End(self.reward())
+            return self.answered(turn)
         left = self._max_calls if turn.number < self._max_calls else 0
         return Observation(tuple(self._call(call, i < left) for i, call in enumerate(calls)))
 
-    def reward(self) -> float | None:
-        """The environment's reward at the end."""
-        return None
+    def answered(self, turn: Turn) -> Observation | End:
+        """Answer a turn without calls."""
+        return End(self.reward())
 
     def _call(self, call: ToolCall, is_allowed: bool) -> ToolResult:
         session = self._sessions.get(call.name)

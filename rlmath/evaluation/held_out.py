@@ -12,6 +12,7 @@ from rlmath.config.schema import Config
 from rlmath.data import problems_of
 from rlmath.data.files import Row, read_rows
 from rlmath.data.source_stream import row_of
+from rlmath.environments.chosen import prompt_tokenizer
 from rlmath.rewards.registry import reads_golds
 from rlmath.types import Problem
 
@@ -44,13 +45,15 @@ def load_held_out(config: Config, tokenizer: PreTrainedTokenizerBase) -> list[He
     Raises:
         UserError: As :func:`rlmath.data.load_problems`.
     """
-    found = []
-    for benchmark in benchmarks_of(config):
+    found, benchmarks = [], benchmarks_of(config)
+    uses_tools = any(one.tools for one in benchmarks)
+    with_tools = prompt_tokenizer(config, tokenizer) if uses_tools else tokenizer
+    for benchmark in benchmarks:
         problems, report = problems_of(
             rows_of(benchmark),
             benchmark.paths or (benchmark.name,),
             benchmark.data,
-            tokenizer,
+            with_tools if benchmark.tools else tokenizer,
             limit=benchmark.max_problems,
             graded=reads_golds(config.reward),
             needs_box=expects_request(config),

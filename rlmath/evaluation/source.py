@@ -16,6 +16,7 @@ from rlmath.config.schema import Config
 from rlmath.evaluation.held_out import HeldOut
 from rlmath.monitor.files import replacing
 from rlmath.plugins.loading import receive, sources
+from rlmath.plugins.source import hashes, split
 from rlmath.types import Problem
 
 _MARK = "made_from.json"
@@ -73,8 +74,14 @@ def about(config: Config, held_out: HeldOut) -> dict[str, Any]:
 
 def tool_settings(config: Config) -> dict[str, Any]:
     """Settings that the calls of a response depend on."""
-    names = ("tools", "max_turns", "max_calls", "call_timeout_s", "max_observation_tokens")
-    return {name: getattr(config.rollout, name) for name in names}
+    names = (
+        *("tools", "environment", "environment_options", "tool_format"),
+        *("max_turns", "max_calls", "call_timeout_s", "max_observation_tokens"),
+    )
+    named = [*config.rollout.tools, config.rollout.environment or ""]
+    places = dict.fromkeys(place for place, name in map(split, named) if name)
+    found = {name: digest for place in places for name, digest in hashes(place).items()}
+    return {name: getattr(config.rollout, name) for name in names} | {"sources": found}
 
 
 def _problems_sha256(problems: Sequence[Problem]) -> str:

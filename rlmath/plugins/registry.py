@@ -36,10 +36,11 @@ class Registry(Generic[T, TraitsT]):
         setting: The setting that chooses among them, for the error message.
         traits: What the kind declares about each of them, a dataclass; made without arguments, what
             holds where nothing is declared.
+        plain: A path may also name what is not registered; it has no options.
     """
 
-    def __init__(self, setting: str, traits: type[TraitsT]) -> None:
-        self._setting, self._traits = setting, traits
+    def __init__(self, setting: str, traits: type[TraitsT], *, plain: bool = False) -> None:
+        self._setting, self._traits, self._plain = setting, traits, plain
         self._known: dict[str, _Registered[T, TraitsT]] = {}
 
     def register(
@@ -146,6 +147,8 @@ class Registry(Generic[T, TraitsT]):
         for one in self._known.values():
             if one.value is value:
                 return one
+        if self._plain and callable(value):
+            return _Registered(value, Options, self._traits())
         raise PluginError(
             f"{self._setting}={name}: {attribute} is not registered for {self._setting}; see "
             "docs/extending.md for the decorator of this kind"

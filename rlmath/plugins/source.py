@@ -48,12 +48,14 @@ def hashes(place: str) -> dict[str, str]:
     """The hash of each source file of a place, by name; empty for one that is not there.
 
     A file has its own name as it was given. A module has all Python files of its top package, named
-    from the package on (``my_pkg/losses.py``).
+    from the package on (``my_pkg/losses.py``); rlmath itself has none, as a run names its version.
     """
     if is_file(place):
         file = file_of(place)
         return {place: hash_of(file.read_bytes())} if file.is_file() else {}
     top = place.partition(".")[0]
+    if top == "rlmath":
+        return {}
     try:
         spec = importlib.util.find_spec(top)
     except ValueError:  # Of __main__, which is in no file that another process could import.

@@ -21,7 +21,8 @@ def group_columns(problem: Problem, samples: Sequence[Sample]) -> dict[str, Any]
 
     The data row's fields, including prompt and answer, keep their names and values. The others are
     TRL's names, ``finish_reason``, ``answers`` (the accepted answers), ``problem_id``, and with a
-    chat template ``prompt_messages`` (the messages that ``prompts`` are rendered from). A field of
+    chat template ``prompt_messages`` (the messages that ``prompts`` are rendered from), and with an
+    environment that gives rewards ``environment_reward``. A field of
     the row that has one of these names, or the name of a parameter of :meth:`RewardMix.score`, is
     dropped.
     """
@@ -38,6 +39,8 @@ def group_columns(problem: Problem, samples: Sequence[Sample]) -> dict[str, Any]
         answers=[list(problem.answers)] * count,
         problem_id=[problem.id] * count,
     )
+    if any(s.environment_reward is not None for s in samples):
+        columns["environment_reward"] = [s.environment_reward for s in samples]
     if problem.messages is not None:
         columns["prompt_messages"] = [problem.messages] * count
     return columns

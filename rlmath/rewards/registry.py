@@ -24,6 +24,7 @@ _BUILT_IN = {
     "code": "rlmath.rewards.code:Code",
     "code_format": "rlmath.rewards.code_format:CodeFormat",
     "cosine": "rlmath.rewards.cosine:Cosine",
+    "environment": "rlmath.rewards.environment:EnvironmentReward",
     "format": "rlmath.rewards.format:Format",
     "ioi_code": "rlmath.rewards.ioi_code:IOICode",
     "length": "rlmath.rewards.length:Length",

@@ -5,17 +5,14 @@ from __future__ import annotations
 import math
 import os
 
+from rlmath.config.rollout import has_turns
 from rlmath.config.schema import Config, RolloutConfig
 from rlmath.data import load_tokenizer
-from rlmath.environments.fenced import Fenced
+from rlmath.environments.chosen import Chosen, output_bytes
 from rlmath.environments.python_tool import PythonTool
-from rlmath.environments.tools import ToolEnvironment
 from rlmath.rewards.sandbox import Limits
 from rlmath.rewards.sandbox.local import LocalProvider
 from rlmath.rollout.episodes import EpisodeLimits, Episodes
-
-# Of an output, generously: what the tool leaves of it is still cut to tokens.
-BYTES_PER_TOKEN = 16
 
 
 def episodes_of(config: Config) -> Episodes | None:
@@ -25,13 +22,13 @@ def episodes_of(config: Config) -> Episodes | None:
         UserError: No sandbox works on this machine, or the model has no tokenizer.
     """
     rollout = config.rollout
-    if not rollout.tools:
+    if not has_turns(rollout):
         return None
-    tokenizer = load_tokenizer(config.model.path)
-    turn_format = Fenced(tokenizer, rollout.max_observation_tokens)
+    tokenizer, chosen = load_tokenizer(config.model.path), Chosen(rollout)
+    turn_format = chosen.format_of(config, tokenizer)
     parallel = rollout.parallel_calls or os.cpu_count() or 1
     return Episodes(
-        ToolEnvironment(turn_format, [_python(rollout, parallel)], rollout.max_calls),
+        chosen.environment(turn_format, lambda: _python(rollout, parallel)),
         turn_format,
         lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True)),
         EpisodeLimits(rollout.max_turns, rollout.tools_timeout_s),
@@ -42,11 +39,10 @@ def episodes_of(config: Config) -> Episodes | None:
 def _python(rollout: RolloutConfig, parallel: int) -> PythonTool:
     seconds = rollout.call_timeout_s
     limits = Limits(cpu_s=math.ceil(seconds), wall_s=seconds)
-    kept = BYTES_PER_TOKEN * rollout.max_observation_tokens
     return PythonTool(
         LocalProvider(parallel),
         limits,
-        output_bytes=kept,
+        output_bytes=output_bytes(rollout),
         session=rollout.python_session,
         ahead=min(4, parallel),
         retries=0,  # Episodes are tried again.

@@ -26,7 +26,7 @@ from rlmath.environments.base import (
     TurnFormat,
 )
 from rlmath.errors import UserError
-from rlmath.types import ONE_TURN, Problem, Sample, SegmentKind
+from rlmath.types import ONE_TURN, FinishReason, Problem, Sample, SegmentKind
 from rlmath.utils.daemon_threads import DaemonThreads
 
 # How often a turn is given to an environment that does not work.
@@ -36,6 +36,8 @@ RETRY_AFTER_S = 0.5
 MAX_FAILED_SHARE = 0.05
 
 _Key = tuple[str, int, int]
+# Of the segment that a truncated sample awaits in place of glue, which would come first.
+_TRUNCATED: SegmentKind = "observation"
 
 
 class EnvironmentFailed(UserError):
@@ -124,6 +126,12 @@ class Episodes:
         self._waiting: dict[_Key, _Asked] = {}
         # Asked in a round that was cut; the next one asks again, and gets the same answer.
         self._parked: dict[_Key, _Asked] = {}
+
+    def ends_turn(self, sample: Sample) -> bool:
+        """Whether the environment is to be asked about an engine's sample: the model has ended its
+        turn, or is truncated and gets a reward."""
+        truncated = sample.finish_reason == "length" and self._environment.gives_reward
+        return truncated or sample.finish_reason == "stop"
 
     @property
     def waits(self) -> bool:
@@ -244,12 +252,19 @@ class Episodes:
         turns = self._turns(begun)
         answer = self._respond(begun, turns, stay)
         if isinstance(answer, End):
-            return replace(begun, finish_reason="stop")
+            reason: FinishReason = "length" if _is_truncated(begun) else "stop"
+            return replace(begun, finish_reason=reason, environment_reward=answer.reward)
         calls = (*begun.calls, *((r.name, r.status, round(r.seconds, 6)) for r in answer.results))
-        suffix = self._format.suffix(turns[-1].text, answer.results)
-        sample = _extended(replace(begun, calls=calls), suffix)
+        begun, results, last = replace(begun, calls=calls), answer.results, turns[-1].text
+        if answer.is_reply:
+            suffix = self._format.reply(last, results[0].text)
+        else:
+            suffix = self._format.suffix(last, results)
+        sample = _extended(begun, suffix)
         if len(turns) >= self._limits.max_turns or len(sample.token_ids) >= max_tokens:
-            return replace(begun, calls=calls, finish_reason="length")
+            assert stay.episode is not None
+            reward = stay.episode.reward()
+            return replace(begun, finish_reason="length", environment_reward=reward)
         return sample
 
     def _respond(self, sample: Sample, turns: Sequence[Turn], stay: _Stay) -> Observation | End:
@@ -273,16 +288,22 @@ class Episodes:
     def _respond_once(
         self, sample: Sample, turns: Sequence[Turn], stay: _Stay
     ) -> Observation | End:
+        # The environment sees no turn that is truncated.
+        complete = turns[: len(turns) - _is_truncated(sample)]
         if stay.episode is None or stay.answered >= len(turns):
             stay.episode = self._environment.begin(stay.problem, sample.index)
             stay.answered = 0
-        missed = turns[stay.answered :] if self._environment.has_state else turns[-1:]
+        answer: Observation | End | None = None
+        missed = complete[stay.answered :] if self._environment.has_state else complete[-1:]
         for turn in missed:
             if stay.is_over:
                 stay.episode.close()
                 raise InfrastructureError("the sample has ended")
             answer = stay.episode.respond(turn)
             stay.answered = turn.number + 1
+        if _is_truncated(sample):
+            return End(stay.episode.reward())
+        assert answer is not None
         return answer
 
     def _turns(self, sample: Sample) -> list[Turn]:
@@ -293,9 +314,15 @@ class Episodes:
 
 
 def awaiting(sample: Sample) -> Sample:
-    """A sample whose turn has ended, until its observation is there."""
-    end: tuple[SegmentKind, int] = ("glue", len(sample.token_ids))
+    """A sample whose turn has ended or is truncated, until the environment has answered."""
+    kind: SegmentKind = _TRUNCATED if sample.finish_reason == "length" else "glue"
+    end = (kind, len(sample.token_ids))
     return replace(sample, finish_reason="cut", segments=(*sample.segments, end))
+
+
+def _is_truncated(sample: Sample) -> bool:
+    """Whether a sample that awaits an answer gets no further turn."""
+    return sample.segments[-1][0] == _TRUNCATED
 
 
 def _extended(sample: Sample, suffix: Suffix) -> Sample:

@@ -354,7 +354,7 @@ class Generation:
         out = []
         for sample in samples:
             request = self._unfinished[sample.problem_id, sample.index]
-            if request.problem is None or sample.finish_reason != "stop":
+            if request.problem is None or not episodes.ends_turn(sample):
                 out.append(sample)
             else:
                 self._enqueue(replace(request, begun=awaiting(sample)))
@@ -386,10 +386,10 @@ class Generation:
         self._failed += sample.failure is not None
         if self._failed > max(1.0, MAX_FAILED_SHARE * self._num_requests):
             raise EnvironmentFailed(
-                f"{self._failed} of {self._num_requests} samples failed because the tools of "
-                f"rollout.tools did not work, more than {MAX_FAILED_SHARE:.0%}; the last one: "
+                f"{self._failed} of {self._num_requests} samples failed because tools or "
+                f"the environment did not work, more than {MAX_FAILED_SHARE:.0%}; the last one: "
                 f"sample {sample.index} of problem {sample.problem_id}: {sample.failure}. Nothing "
-                "is wrong with what the model wrote: fix the tools, then resume the run"
+                "is wrong with what the model wrote: fix that, then resume the run"
             )
 
     def _next_answers(self) -> list[Sample]:

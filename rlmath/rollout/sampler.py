@@ -17,7 +17,7 @@ from rlmath.algorithms.filters import drop_reasons
 from rlmath.batching.from_groups import apply_truncation_penalty
 from rlmath.config.actor import RoutingReplay
 from rlmath.config.options import CURRICULUM_OPTIONS, FILTER_OPTIONS
-from rlmath.config.rollout import keeps_kv, overlap_of
+from rlmath.config.rollout import has_turns, keeps_kv, overlap_of
 from rlmath.config.schema import Config
 from rlmath.data import Stream
 from rlmath.engines.requests import Request
@@ -404,7 +404,7 @@ class Sampler:
             step=step,
             wants_routes=self._wants_routes,
         )
-        if config.rollout.tools:
+        if has_turns(config.rollout):
             requests = in_environment(requests, [problem])
         if config.rollout.ignore_eos:
             requests = [dataclasses.replace(one, ignore_eos=True) for one in requests]
@@ -572,7 +572,7 @@ class Sampler:
                 saved,
                 self._problem(saved["problem_id"]),
                 wants_routes=self._wants_routes,
-                in_environment=bool(self._config.rollout.tools),
+                in_environment=has_turns(self._config.rollout),
             )
             for saved in state["live"]
         }

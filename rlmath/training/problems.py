@@ -11,6 +11,7 @@ from rlmath.data import Stream, load_problems, problems_of
 from rlmath.data.mixture import stream_of
 from rlmath.data.prompt_report import too_few
 from rlmath.data.source_stream import SourceStream, first_rows
+from rlmath.environments.chosen import prompt_tokenizer
 from rlmath.rewards.registry import reads_golds
 from rlmath.types import Problem
 
@@ -33,6 +34,7 @@ def open_problems(
         UserError: As :func:`rlmath.data.load_problems`.
     """
     data, per_step = config.data, config.algorithm.prompts_per_step
+    tokenizer = prompt_tokenizer(config, tokenizer)
     graded, needs_box = reads_golds(config.reward), expects_request(config)
     if data.source is not None:
         rows = first_rows(data, LOOKED_AT)

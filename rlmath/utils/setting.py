@@ -61,11 +61,13 @@ class OnlyWith:
         choices: Values of that setting with which this one is used; empty: any value but its
             default, described by ``words``.
         words: ``more than 0``.
+        also: Full key of a setting that uses it as well, unless that is null.
     """
 
     setting: str
     choices: tuple[Any, ...] = ()
     words: str = ""
+    also: str = ""
 
 
 @dataclass(frozen=True)

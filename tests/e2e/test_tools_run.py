@@ -110,3 +110,34 @@ def test_a_run_that_resumes_between_turns_samples_the_same(material, tmp_path, s
     for step in (3, 4):
         assert samples(resumed, step) == samples(straight, step)
         assert any(len(row.get("segments", ())) > 1 for row in samples(straight, step))
+
+
+def test_an_environment_in_a_chat_is_trained_on_with_its_reward(material, tmp_path):
+    run_dir = tmp_path / "run"
+    done = python(
+        "tests/e2e/chat_program.py",
+        "train",
+        *quickstart_settings(material, run_dir),
+        *("rollout.environment=tests/e2e/guess_environment.py:Guess", "rollout.max_turns=3"),
+        *("rollout.tool_format=hermes", "rollout.max_response_tokens=200"),
+        *("data.apply_chat_template=true", "data.max_prompt_tokens=100"),
+        *("reward.items=[{name: environment}, {name: math, weight: 0}]", "eval.tools=false"),
+        "eval.every=1",
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in metrics(run_dir) if "train/loss" in line]
+    assert len(lines) == 2
+    for line in lines:
+        assert line["tools/turns"] > 1 and line["tools/ok_share"] == 1
+        assert line["alignment/max_abs_diff"] < 1e-4
+        assert line["rollout/response_tokens"] < line["rollout/tokens"]
+    rows = list(read_samples(run_dir / "samples" / "step_000001.jsonl"))
+    # However a sample ends, it has the reward of what it did.
+    assert {row["finish_reason"] for row in rows} == {"stop", "length"}
+    for row in rows:
+        assert row["rewards"]["environment"] == row["reward"] == len(row.get("calls", ()))
+        assert "Guess.<|assistant|>" in row["prompt"]
+    said = [text for row in rows for kind, _, text in row.get("segments", ()) if kind != "model"]
+    assert any(" is not " in one for one in said) and "<|tool|>" in "".join(said)
+    evaluated = [line for line in metrics(run_dir) if any(key.startswith("eval/") for key in line)]
+    assert evaluated and not any("eval/tools_turns" in line for line in evaluated)

@@ -4,9 +4,9 @@ ends its turn, and the program prints a number of the turn, in a session one of 
 import sys
 
 from rlmath.cli import main
+from rlmath.environments import chosen
 from rlmath.environments.base import ToolCall
 from rlmath.environments.fenced import Fenced
-from rlmath.rollout import environments
 
 ODD = "13579"
 
@@ -23,5 +23,5 @@ class Digits(Fenced):
         return [ToolCall("python", {"code": code})]
 
 
-environments.Fenced = Digits
+chosen.Fenced = Digits
 sys.exit(main(sys.argv[1:]))

@@ -19,6 +19,8 @@ from reference import (
 )
 from trainers import start_sender
 
+from rlmath.environments.base import End
+from rlmath.environments.functions import CallLimits, FunctionTool
 from rlmath.model.tiny_tokenizer import build_tokenizer
 from rlmath.rollout.episodes import EnvironmentFailed
 from rlmath.rollout.journal import StepJournal
@@ -82,9 +84,30 @@ def model_segments(sample):
     return sum(kind == "model" for kind, _, _ in sample.pieces())
 
 
-def test_turns_with_nothing_between_them_are_one_turn(played, answers):
+def count(text: str) -> int:
+    """Counts.
+
+    Args:
+        text: What.
+    """
+    return len(text)
+
+
+def counting(turns):
+    """Calls a tool after each turn but the last."""
+    if turns[-1].token_ids[-1] == END_OF_TEXT_ID:
+        return End()
+    found = FunctionTool("rollout.tools", count, CallLimits(5.0, 100)).call(
+        {"text": turns[-1].text}
+    )
+    assert (found.status, found.text) == ("ok", str(len(turns[-1].text)))
+    return found.text
+
+
+@pytest.mark.parametrize("answer", [None, counting])
+def test_turns_with_nothing_between_them_are_one_turn(played, answers, answer):
     pool, *_ = played
-    answers()
+    answers(answer)
     requests, _ = in_turns()
     found = generate(pool, requests)
     whole = generate(pool, [replace(one, problem=None) for one in requests])

@@ -28,6 +28,9 @@ class Letters(TurnFormat):
     def calls(self, text):
         return None
 
+    def reply(self, turn_text, text):
+        return self.suffix(turn_text, ())
+
     def suffix(self, turn_text, results):
         tokens = (*self._glue, *self._observation, *self._glue)
         start = len(self._glue)
@@ -62,6 +65,9 @@ class _Script(Episode):
         self.turns.append(turn)
         said = self.own.answer(self.turns)
         return said if isinstance(said, End) else Observation((ToolResult("t", said, "ok", 0.1),))
+
+    def reward(self):
+        return float(len(self.turns)) if self.own.gives_reward else None
 
     def close(self):
         with self.own.lock:

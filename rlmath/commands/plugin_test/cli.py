@@ -25,6 +25,7 @@ from rlmath.commands.plugin_test.engines import (
     check_family,
     check_transport,
 )
+from rlmath.commands.plugin_test.environments import check_environment
 from rlmath.commands.plugin_test.filters import check_filter
 from rlmath.commands.plugin_test.finding import Finding
 from rlmath.commands.plugin_test.in_run import check_in_run
@@ -42,6 +43,7 @@ from rlmath.commands.plugin_test.weights_and_kl import check_aggregation, check_
 from rlmath.config.benchmarks import BENCHMARKS
 from rlmath.config.data_sources import DATA_SOURCES
 from rlmath.config.engine_arguments import ENGINE_ARGUMENTS
+from rlmath.config.environments import ENVIRONMENTS
 from rlmath.engines.transport import TRANSPORTS
 from rlmath.errors import UserError
 from rlmath.grading.verifiers import VERIFIERS
@@ -101,6 +103,7 @@ KINDS = (
     Kind("tracker", TRACKERS, check_tracker, "runner.trackers=[tensorboard,{}]"),
     Kind("phase observer", PHASE_OBSERVERS, check_phase_observer),
     Kind("step check", STEP_CHECKS, check_step_check),
+    Kind("environment", ENVIRONMENTS, check_environment),
     Kind("weight transport", TRANSPORTS, check_transport),
     Kind("model family", FAMILY_PLUGINS, check_family),
     Kind(

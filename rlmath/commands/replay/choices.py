@@ -20,7 +20,7 @@ from rlmath.checks.run import names
 from rlmath.commands.replay.source import Source
 from rlmath.config.arithmetic import RunLayout, resolve_layout
 from rlmath.config.load import with_values
-from rlmath.config.options import section_of
+from rlmath.config.options import is_open
 from rlmath.config.rollout import overlap_of
 from rlmath.config.schema import Config, Device, Placement
 from rlmath.config.settings import by_key, out_of_range, replaced
@@ -190,7 +190,7 @@ def check_ranks(
 
 
 def _is_setting(key: str) -> bool:
-    return key in by_key() or section_of(key) is not None
+    return key in by_key() or is_open(key)
 
 
 def _unknown(text: str) -> Iterator[str]:

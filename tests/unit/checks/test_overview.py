@@ -170,7 +170,7 @@ def test_fallback_number_in_training_warns(
     assert ("warning: fallback=number" in blocks["rewards"]) == warns
 
 
-@pytest.mark.parametrize("name", sorted(set(available_rewards()) - {"remote"}))
+@pytest.mark.parametrize("name", sorted(set(available_rewards()) - {"remote", "environment"}))
 def test_every_built_in_reward_knows_its_range(name: str) -> None:
     found = value_range(name, {})
     assert found is not None

@@ -10,7 +10,7 @@ CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": 
 
 
 def render(value, tokenizer, **settings):
-    return PromptRenderer(DataConfig(**settings), tokenizer).render(value)
+    return PromptRenderer(DataConfig(**settings), tokenizer).render(value, {})
 
 
 def test_text_stays_as_it_is(tokenizer):

@@ -42,19 +42,41 @@ CHATML = (
     "{{ '\n<tool_call>\n' + (c.function | tojson) + '\n</tool_call>' }}{% endfor %}"
     "{{ '<|im_end|>\n' }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}"
-    "{% if enable_thinking is defined and not enable_thinking %}"
-    "{{ '<think>\n\n</think>\n\n' }}{% endif %}{% endif %}"
+    "NO_THOUGHTS{% endif %}"
 )
-QWEN25 = CHATML.replace("THINK", "")
-# Empty thoughts are shown in the last message alone.
-THINKING = CHATML.replace(
-    "THINK",
-    "{%- set reasoning_content = '</think>' in m.content %}"
-    "{%- if m.role == 'assistant' and not reasoning_content %}"
-    "{%- if loop.last or (not loop.last and reasoning_content) %}"
-    "{{- '<think>\n\n</think>\n\n' }}{%- endif %}{%- endif %}",
+QWEN25 = CHATML.replace("THINK", "").replace("NO_THOUGHTS", "")
+# Thoughts are shown after the last question alone, and empty ones in the last message alone.
+THINKING = (
+    CHATML.replace(
+        "{% for m in messages %}{% if m.role == 'tool' %}",
+        "{% set ns = namespace(last_query_index=0) %}{% for m in messages %}"
+        "{% if m.role == 'user' %}{% set ns.last_query_index = loop.index0 %}{% endif %}"
+        "{% endfor %}"
+        "{% for m in messages %}{% if m.role == 'tool' %}",
+    )
+    .replace(
+        "THINK{{ m.content }}",
+        "{%- if m.role != 'assistant' %}{{ m.content }}{% else %}"
+        "{%- set content = m.content.split('</think>')[-1].lstrip('\n') %}"
+        "{%- set reasoning_content = '' %}{% if '</think>' in m.content %}"
+        "{%- set reasoning_content = m.content.split('</think>')[0] %}"
+        "{%- set reasoning_content = reasoning_content.split('<think>')[-1].strip('\n') %}"
+        "{%- endif %}"
+        "{%- if loop.index0 > ns.last_query_index %}"
+        "{%- if loop.last or (not loop.last and reasoning_content) %}"
+        "{{- '<think>\n' + reasoning_content + '\n</think>\n\n' + content }}"
+        "{%- else %}{{- content }}{%- endif %}"
+        "{%- else %}{{- content }}{%- endif %}{% endif %}",
+    )
+    .replace(
+        "NO_THOUGHTS",
+        "{% if enable_thinking is defined and not enable_thinking %}"
+        "{{ '<think>\n\n</think>\n\n' }}{% endif %}",
+    )
 )
-FORGETFUL = CHATML.replace("THINK", "{{ '(last)' if loop.last else '' }}")
+FORGETFUL = CHATML.replace("THINK", "{{ '(last)' if loop.last else '' }}").replace(
+    "NO_THOUGHTS", ""
+)
 LLAMA = (
     '{{ bos_token }}{# ipython "parameters": #}'
     "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}"
@@ -68,8 +90,17 @@ LLAMA = (
     "{% if add_generation_prompt %}"
     "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
 )
+# Show no tools: the parser is given, and the prompt describes them.
+LLAMA3 = (
+    "{% for m in messages %}{% if loop.first %}{{ bos_token }}{% endif %}"
+    "{{ '<|start_header_id|>' + m.role + '<|end_header_id|>\n\n' }}{{ m.content | trim }}<|eot_id|>"
+    "{% endfor %}{% if add_generation_prompt %}"
+    "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+)
 SMOL = (
-    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
+    "{% for m in messages %}{% if loop.first and m.role != 'system' %}"
+    "{{ '<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n' }}{% endif %}"
+    "{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 PUBLISHED = {
@@ -78,7 +109,9 @@ PUBLISHED = {
     for path in [Path(sys.prefix) / "trl" / "trl" / "chat_templates" / f"{name}.jinja"]
     if path.is_file()
 }
+ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>")
 TEMPLATES = {"qwen2.5": QWEN25, "qwen3": THINKING, "llama": LLAMA, **PUBLISHED}
+WITHOUT_TOOLS = {"llama3": LLAMA3, "smollm2": SMOL}
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +128,10 @@ def chat(tokenizer, template, most=1000, **settings):
 
 def result(text):
     return ToolResult("python", text, "ok")
+
+
+def encoded(tokenizer, text):
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def text_of(tokenizer, suffix, part=slice(None)):
@@ -118,7 +155,7 @@ HISTORY = [
 def test_the_suffix_continues_the_templates_own_text(tokenizer, name, thinking):
     options = {} if thinking is None else {"enable_thinking": thinking}
     made = chat(tokenizer, TEMPLATES[name], options=options)
-    assert made.shows_tools and made.stop == ()
+    assert made.stop == ()
     for text in ("1024", "", " [1, 2]", 'a "quoted" \\ é\n\n  text', "}\n</tool_response"):
         suffix = made.suffix("", [result(text)])
         tool = {"role": "tool", "name": "python", "content": text}
@@ -136,6 +173,33 @@ def test_the_suffix_continues_the_templates_own_text(tokenizer, name, thinking):
     assert made.render([*HISTORY, *tools]).endswith(two)
 
 
+@pytest.mark.parametrize("name", [*TEMPLATES, *WITHOUT_TOOLS])
+@pytest.mark.parametrize("thinking", [True, False])
+def test_a_trajectory_is_its_templates_chat_token_by_token(tokenizer, name, thinking):
+    """The prompt's tokens, then turns of the model and suffixes, each encoded alone."""
+    parser = {} if name in TEMPLATES else {"parser": "llama3_json" if "3" in name else "hermes"}
+    template = (TEMPLATES | WITHOUT_TOOLS)[name]
+    made = chat(tokenizer, template, options={"enable_thinking": thinking}, **parser)
+    thoughts = "Aha." if thinking and "qwen3" in name and "2507" not in name else ""
+    empty = "<think>\n\n</think>\n\n" if "qwen3" in name and "2507" not in name else ""
+    said = f"<think>\n{thoughts}\n</think>\n\n" if thoughts else empty
+    messages = [{"role": "user", "content": "What is 2 ** 10?"}]
+    tokens = encoded(tokenizer, made.render(messages))
+    for text in ("1024", "a\n\n[1, 2]"):
+        before = tokenizer.decode(tokens)
+        call = {"name": "python", "arguments": {"code": "2 ** 10"}}
+        calls = [{"type": "function", "function": call}]
+        messages.append({"role": "assistant", "content": f"{said}I ask.", "tool_calls": calls})
+        whole = made.render(messages, prompt=False)
+        assert whole.startswith(before)
+        turn = whole[len(before) : max(whole.rfind(mark) + len(mark) for mark in ENDS)]
+        assert "I ask." in turn or "llama" in name
+        tokens += encoded(tokenizer, turn)
+        tokens += made.suffix(turn, [result(text)]).token_ids
+        messages.append({"role": "tool", "name": "python", "content": text})
+    assert tokens == encoded(tokenizer, made.render(messages))
+
+
 def test_what_a_tool_returns_becomes_no_special_token(tokenizer):
     for template in (QWEN25, LLAMA):
         made = chat(tokenizer, template)
@@ -145,6 +209,22 @@ def test_what_a_tool_returns_becomes_no_special_token(tokenizer):
         special = set(tokenizer.convert_tokens_to_ids(list(MARKS)))
         counts = [sum(token in special for token in one.token_ids) for one in (normal, suffix)]
         assert counts[0] == counts[1] > 0
+
+
+@pytest.mark.parametrize("name", ["qwen2.5", "qwen3", "llama3", "smollm2"])
+def test_a_reply_is_a_message_of_the_user(tokenizer, name):
+    template = (TEMPLATES | WITHOUT_TOOLS)[name]
+    made = ChatFormat(tokenizer, template, [], 100, replies=True)
+    assert made.calls("<tool_call>{}</tool_call>") is None
+    question, answer = HISTORY[0], {"role": "assistant", "content": "I guess 3."}
+    suffix = made.reply("I guess 3.", "Higher.\n")
+    reply = {"role": "user", "content": "Higher."}
+    whole = encoded(tokenizer, made.render([question, answer, reply]))
+    assert tuple(whole[-len(suffix.token_ids) :]) == suffix.token_ids
+    assert text_of(tokenizer, suffix, slice(*suffix.observation)) == "Higher."
+    both = chat(tokenizer, template, replies=True, parser="hermes")
+    assert both.reply("", "Higher.") == suffix
+    assert both.suffix("", [result("Higher.")]) != suffix
 
 
 @pytest.mark.parametrize("most", [80, 200])
@@ -163,12 +243,13 @@ def test_a_template_that_changes_earlier_messages_is_patched_or_refused(tokenize
     assert chat(tokenizer, QWEN25).template == QWEN25
     with pytest.raises(ConfigError, match=r"\(last\).* became "):
         chat(tokenizer, FORGETFUL)
-    no_tools = SMOL.replace("{{ '<|im", "{% if m.role == 'tool' %}{{ raise_exception('no tools') }}"
-                            "{% endif %}{{ '<|im", 1)  # fmt: skip
+    first = "{{ '<|im_start|>' + m.role"
+    refusal = "{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
+    no_tools = SMOL.replace(first, refusal + first)
     with pytest.raises(ConfigError, match="refuses calls of tools: no tools"):
         chat(tokenizer, no_tools, parser="hermes")
     silent = SMOL.replace("m.content", "(m.content if m.role != 'tool' else '')")
-    with pytest.raises(ConfigError, match="does not show results"):
+    with pytest.raises(ConfigError, match="does not show messages of the role tool"):
         chat(tokenizer, silent, parser="hermes")
     with pytest.raises(ConfigError, match="no special token"):
         chat(tokenizer, SMOL.replace("<|im_end|>", ""), parser="hermes")
@@ -178,7 +259,6 @@ def test_a_template_without_tools_needs_a_parser_and_a_prompt(tokenizer):
     with pytest.raises(ConfigError, match="hermes or llama3_json"):
         chat(tokenizer, SMOL)
     made = chat(tokenizer, SMOL, parser="hermes")
-    assert not made.shows_tools
     suffix = made.suffix("", [result("5")])
     assert text_of(tokenizer, suffix) == "\n<|im_start|>tool\n5<|im_end|>\n<|im_start|>assistant\n"
 

@@ -7,7 +7,14 @@ from rlmath.environments.fenced import Fenced
 from rlmath.model.tiny_tokenizer import build_tokenizer
 
 TOKENIZER = build_tokenizer(1000)
-FORMAT = Fenced(TOKENIZER, 100)
+
+
+def schema(name, **parameters):
+    known = {key: {"type": kind} for key, kind in parameters.items()}
+    return {"function": {"name": name, "parameters": {"type": "object", "properties": known}}}
+
+
+FORMAT = Fenced(TOKENIZER, [schema("python", code="string")], 100)
 
 
 def rendered(turn, *texts):
@@ -59,3 +66,49 @@ def test_the_middle_of_a_long_output_is_left_out(length):
     else:
         assert len(shown) == 100 and "left out" in shown
         assert shown.startswith("aaaaaaaaaa") and shown.endswith("zzzzzzzzzz")
+
+
+@pytest.mark.parametrize(
+    ("text", "call"),
+    [
+        ("```search\nwho\nis\n```", ("search", {"query": "who\nis"})),
+        (
+            '```search_all\n{"query": "a", "most": 3}\n```',
+            ("search_all", {"query": "a", "most": 3}),
+        ),
+        ("```search_all\n[1]\n```", "JSON object"),
+        ("```search_all\nwho\n```", "not valid JSON"),
+        ("```search_all\n" + "[" * 100000 + "\n```", "not valid JSON"),
+        ("```now\n```", ("now", {})),
+        ("```double\n3\n```", "JSON object"),
+        ('```double\n{"n": 3}\n```\n```now\n```', ("double", {"n": 3})),
+        ("```lua\nx\n```\n```now\n\n```", ("now", {})),
+    ],
+)
+def test_a_block_calls_the_tool_that_its_fence_names(text, call):
+    made = Fenced(
+        TOKENIZER,
+        [
+            schema("search", query="string"),
+            schema("search_all", query="string", most="integer"),
+            schema("double", n="integer"),
+            schema("now"),
+        ],
+        100,
+    )
+    # What ends a turn on the engine is a call here.
+    assert set(made.stop) == {
+        (f"```{name}", "\n```") for name in ("search", "search_all", "double", "now")
+    }
+    if isinstance(call, str):
+        with pytest.raises(ValueError, match=call):
+            made.calls(text)
+    else:
+        (found,) = made.calls(text)
+        assert (found.name, found.arguments) == call
+
+
+def test_a_reply_is_a_paragraph_of_its_own():
+    suffix = FORMAT.reply("I guess 3.", "Higher.\n\n")
+    assert TOKENIZER.decode(list(suffix.token_ids)) == "\nHigher.\n"
+    assert TOKENIZER.decode(list(suffix.token_ids[slice(*suffix.observation)])) == "Higher."

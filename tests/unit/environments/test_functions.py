@@ -1,4 +1,4 @@
-"""Functions and classes of users as tools, as TRL takes them."""
+"""Functions of users as tools, as TRL takes them."""
 
 import asyncio
 import threading
@@ -10,10 +10,7 @@ import pytest
 from rlmath.environments.base import End, InfrastructureError, ToolCall, Turn, TurnFormat
 from rlmath.environments.functions import (
     CallLimits,
-    ClassEnvironment,
     FunctionTool,
-    load_callable,
-    load_tools,
 )
 from rlmath.environments.tools import ToolEnvironment
 from rlmath.errors import ConfigError
@@ -41,6 +38,8 @@ class Lines(TurnFormat):
 
     def suffix(self, turn_text, results):
         raise NotImplementedError
+
+    reply = suffix
 
 
 def turn(text, number=0):
@@ -197,25 +196,6 @@ def test_a_function_without_types_or_documentation_is_refused():
             tool(function)
 
 
-def test_tools_are_loaded_like_plugins(tmp_path):
-    file = tmp_path / "my_tools.py"
-    file.write_text(
-        'def search(query: str) -> str:\n    """Searches.\n\n    Args:\n        query: Q."""\n'
-        "    return query[::-1]\n\nTHREE = 3\n"
-    )
-    limits = CallLimits(5.0, 100)
-    python, search = load_tools(["python", f"{file}:search"], lambda: tool(multiply), limits)
-    assert python.name == "multiply" and search.call({"query": "abc"}).text == "cba"
-    for path, part in (
-        (f"{file}", "name a function"),
-        (f"{file}:find", "it has: search"),
-        (f"{file}:THREE", "is a int and cannot be called"),
-        ("no_such_module:x", "no module"),
-    ):
-        with pytest.raises(ConfigError, match=part):
-            load_callable("rollout.tools", path)
-
-
 def test_tool_environment():
     made = ToolEnvironment(Lines(), [tool(multiply), tool(choose)], max_calls=3)
     assert not made.has_state
@@ -229,96 +209,3 @@ def test_tool_environment():
     many = episode.respond(turn("multiply a=1\n" * 5)).results
     assert [one.status for one in many] == ["ok"] * 3 + ["refused"] * 2
     assert episode.respond(turn("answer")) == End(None)
-    with pytest.raises(ConfigError, match="two tools are named multiply"):
-        ToolEnvironment(Lines(), [tool(multiply), tool(multiply)], max_calls=4)
-
-
-class Counter:
-    """A game: reach the target."""
-
-    made = 0
-
-    def __init__(self):
-        type(self).made += 1
-
-    def reset(self, target, prompt, **row):
-        self.total, self.target, self.row = 0, target, row
-
-    def add(self, number: int) -> str:
-        """Adds.
-
-        Args:
-            number: What to add.
-        """
-        self.total += number
-        return f"total {self.total}"
-
-    async def read(self) -> int:
-        """Reads the total."""
-        return self.total
-
-    def get_reward(self):
-        return float(self.total == self.target)
-
-    def _private(self): ...
-
-    @property
-    def broken(self):
-        raise RuntimeError
-
-
-def environment(make, tools=()):
-    return ClassEnvironment(
-        "rollout.environment=x:Y", make, Lines(), tools, CallLimits(5.0, 100), max_calls=9
-    )
-
-
-def test_a_class_is_an_environment():
-    made = environment(Counter, [tool(multiply)])
-    assert made.has_state and [one.name for one in made.tools] == ["multiply", "add", "read"]
-    first, second = made.begin(PROBLEM, 0), made.begin(PROBLEM, 1)
-    assert first.respond(turn("add number=5\nread\nmultiply a=4")).results[1].text == "5"
-    assert second.respond(turn("read")).results[0].text == "0"
-    assert second.respond(turn("reset target=0")).results[0].status == "error"
-    assert second.respond(turn("get_reward")).results[0].status == "error"
-    assert first.respond(turn("answer")) == End(1.0)
-    assert second.respond(turn("answer")) == End(0.0)
-    first.close()
-    made.close()
-
-
-def test_environments_that_cannot_be_used_say_why():
-    class Broken:
-        def __init__(self):
-            raise OSError("no disk")
-
-    class NoReset: ...
-
-    class Untyped:
-        def reset(self): ...
-
-        def move(self, where): ...
-
-    class Talks(Counter):
-        def reset(self, **row):
-            return "Your move."
-
-    class Fails(Counter):
-        def get_reward(self):
-            raise OSError("gone")
-
-    class Silent:
-        def reset(self): ...
-
-    with pytest.raises(ConfigError, match="OSError while making it: no disk"):
-        environment(Broken)
-    with pytest.raises(ConfigError, match=r"NoReset has no method reset"):
-        environment(NoReset)
-    with pytest.raises(ConfigError, match=r"x:Y\.move"):
-        environment(Untyped)
-    with pytest.raises(ConfigError, match="put the text into the data's rows"):
-        environment(Talks).begin(PROBLEM, 0)
-    episode = environment(Fails).begin(PROBLEM, 0)
-    with pytest.raises(InfrastructureError, match="OSError in get_reward: gone"):
-        episode.respond(turn("answer"))
-    assert environment(Silent).begin(PROBLEM, 0).respond(turn("answer")) == End(None)

@@ -1,5 +1,6 @@
 """``rlmath test plugin``: wrong data sources, benchmarks, verifiers, rewards, phase observers, step
-checks, transports, families and engine arguments are caught by the name of what they violate."""
+checks, environments, transports, families and engine arguments are caught by the name of what they
+violate."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from rlmath.commands.plugin_test.rows import check_reward
 from rlmath.config.benchmarks import BENCHMARKS
 from rlmath.config.data_sources import DATA_SOURCES
 from rlmath.config.engine_arguments import ENGINE_ARGUMENTS
+from rlmath.config.environments import ENVIRONMENTS
 from rlmath.engines.transport import TRANSPORTS, SharedMemory, SyncBuffers
 from rlmath.grading.verifiers import VERIFIERS
 from rlmath.model.families import FAMILIES, FAMILY_PLUGINS
@@ -251,6 +253,67 @@ def test_a_wrong_step_check_is_caught_by_name(check: Any, invariant: str) -> Non
         assert violated("step check") == {}
     STEP_CHECKS.register("wrong")(check)
     assert list(violated("step check")) == [invariant]
+
+
+class Adds:
+    total = 0
+
+    def reset(self, prompt: str) -> str | None:
+        return f"Add to {prompt}"
+
+    def add(self, number: int) -> int:
+        """Adds.
+
+        Args:
+            number: What.
+        """
+        self.total += number
+        return self.total
+
+    def get_reward(self) -> float | None:
+        return float(self.total)
+
+
+class NeedsRow(Adds):
+    def reset(self, secret: str) -> str | None:  # type: ignore[override]
+        return None
+
+
+class Opens(Adds):
+    def reset(self, prompt: str) -> str | None:
+        return str(random.random())
+
+
+class Unbounded(Adds):
+    def get_reward(self) -> float | None:
+        return float("inf")
+
+
+class Shared(Adds):
+    def add(self, number: int) -> int:
+        """Adds.
+
+        Args:
+            number: What.
+        """
+        Adds.total += number
+        return Adds.total
+
+
+@pytest.mark.parametrize(
+    ("environment", "invariant"),
+    [
+        (NeedsRow, "its reset takes a row and its methods are tools"),
+        (Opens, "samples of a row begin with the same text"),
+        (Unbounded, "answers and rewards are as documented"),
+        (Shared, "deterministic, whatever other samples do"),
+    ],
+)
+def test_a_wrong_environment_is_caught_by_name(environment: Any, invariant: str) -> None:
+    ENVIRONMENTS.register("wrong")(Adds)
+    assert violated("environment") == {}
+    ENVIRONMENTS.register("wrong")(environment)
+    assert invariant in violated("environment")
 
 
 class Nowhere(SharedMemory):

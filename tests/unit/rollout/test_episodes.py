@@ -207,3 +207,43 @@ def test_a_stateless_environment_is_asked_about_the_last_turn_alone():
         begun = replace(begun, segments=(("model", 0), ("model", 3), ("glue", 6)))
         outcome(episodes, request(begun))
     assert [(one.number, list(one.token_ids)) for one in environment.asked] == [(1, [3, 4, 5])]
+
+
+def truncated(tokens):
+    return make_sample("p", 0, tokens, log_probs=-0.5, finish_reason="length")
+
+
+def test_a_sample_has_the_reward_of_its_environment_however_it_ends():
+    with playing(lambda turns: "seen" if len(turns) < 3 else End(7.0)) as (episodes, environment):
+        assert not episodes.ends_turn(truncated(4)) and episodes.ends_turn(make_sample("p", 0, 4))
+        environment.gives_reward = True
+        assert episodes.ends_turn(truncated(4))
+        # Truncated in its first turn, which the environment does not see.
+        _, sample = outcome(episodes, request(awaiting(truncated(4))))
+        sample = episodes.finish(sample)
+        assert (sample.finish_reason, sample.environment_reward) == ("length", 0.0)
+        assert sample.segments == (("model", 0),) and not environment.asked
+        assert sample_from_state(sample_to_state(sample)) == sample
+        # Truncated in its second turn, by another process than the one that saw the first.
+        _, first = outcome(episodes, request(turn()))
+        episodes.drop()
+        second = replace(
+            first,
+            token_ids=np.append(first.token_ids, 9).astype(np.int32),
+            log_probs=np.append(first.log_probs, -1).astype(np.float32),
+            finish_reason="length",
+        )
+        cut = awaiting(second)
+        assert sample_from_state(sample_to_state(cut)) == cut
+        _, sample = outcome(episodes, request(cut))
+        sample = episodes.finish(sample)
+        assert (sample.finish_reason, sample.environment_reward) == ("length", 1.0)
+        assert sample.token_ids.tolist() == second.token_ids.tolist()
+        # After an observation that did not fit.
+        _, sample = outcome(episodes, request(turn(), max_tokens=8))
+        assert (sample.finish_reason, sample.environment_reward) == ("length", 1.0)
+
+
+def test_the_end_of_an_episode_brings_the_reward():
+    with playing(lambda turns: End(0.5)) as (episodes, _):
+        assert outcome(episodes, request(turn()))[1].environment_reward == 0.5

@@ -1,0 +1,119 @@
+"""The invariants of an environment."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rlmath.commands.plugin_test.finding import Finding, findings
+from rlmath.config.environments import ENVIRONMENTS, maker_of
+from rlmath.data.prompts import OPENING_GLUE
+from rlmath.environments.base import End, Episode, ToolCall, Turn
+from rlmath.environments.classes import ClassEnvironment, UserClass
+from rlmath.environments.fenced import Fenced
+from rlmath.environments.functions import CallLimits
+from rlmath.types import Problem
+
+ROW = {"prompt": "2+2=", "solutions": ["4"], "answer": "4"}
+TEXTS = ("I begin.", "The answer is \\boxed{4}.", "", "4")
+# Values of parameters, by JSON type; tools get two of each.
+_VALUES: dict[str, tuple[Any, Any]] = {
+    "string": ("4", "a b"),
+    "integer": (4, -1),
+    "number": (4.0, 0.5),
+    "boolean": (True, False),
+    "array": ([], []),
+    "object": ({}, {}),
+}
+
+
+def check_environment(name: str) -> Iterator[Finding]:
+    """Hold the environment called ``name`` to the invariants, with its default options."""
+    part = _Environment(name)
+    return findings(
+        {
+            "its reset takes a row and its methods are tools": part.begins,
+            "samples of a row begin with the same text": part.same_opening,
+            "answers and rewards are as documented": part.answers,
+            "deterministic, whatever other samples do": part.apart,
+        }
+    )
+
+
+class _Turns(Fenced):
+    """Turns are told apart by number; the calls of each are given."""
+
+    def __init__(self, calls: Mapping[str, list[ToolCall]]) -> None:
+        self._calls = calls
+
+    def calls(self, text: str) -> list[ToolCall] | None:
+        return self._calls.get(text)
+
+
+class _Environment:
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def made_of(self) -> UserClass:
+        make = maker_of(self._name, ENVIRONMENTS.options(self._name)().plain())
+        return UserClass(f"environment {self._name}", make, CallLimits(30.0, 2**16))
+
+    def play(self, *others: Episode) -> list[Any]:
+        """Answers of an instance, with turns of others between."""
+        episode, turns = self.begun(), list(self.turns())
+        found: list[Any] = []
+        for turn in turns:
+            for other in others:
+                other.respond(turn)
+            said = episode.respond(turn)
+            if isinstance(said, End):
+                found.append(said.reward)
+                break
+            found.append([(one.status, one.text) for one in said.results])
+        found.append(episode.reward())
+        episode.close()
+        return found
+
+    def turns(self) -> Iterator[Turn]:
+        texts = [*self.calls(), *TEXTS]
+        for number, text in enumerate(texts):
+            yield Turn(number, (), text, "stop")
+
+    def calls(self) -> dict[str, list[ToolCall]]:
+        """Calls of each tool, by the text of their turn."""
+        found = {}
+        for tool in self.made_of().methods:
+            known = tool.schema["function"]["parameters"]["properties"]
+            for which in (0, 1):
+                arguments = {
+                    name: one["enum"][0] if "enum" in one else _VALUES[one["type"]][which]
+                    for name, one in known.items()
+                }
+                found[f"{tool.name} {which}"] = [ToolCall(tool.name, arguments)]
+        return found
+
+    def begun(self) -> Episode:
+        made_of = self.made_of()
+        said = made_of.opening(ROW)
+        prompt = "2+2=" + (OPENING_GLUE + said if said else "")
+        problem = Problem("p", prompt, (1,), ("4",), ROW)
+        return ClassEnvironment(made_of, _Turns(self.calls()), (), 100).begin(problem, 0)
+
+    def begins(self) -> Iterator[str]:
+        self.begun().close()
+        yield from ()
+
+    def same_opening(self) -> Iterator[str]:
+        first, second = self.made_of().opening(ROW), self.made_of().opening(ROW)
+        if first != second:
+            yield f"it was {first!r}, and {second!r} for another sample"
+
+    def answers(self) -> Iterator[str]:
+        self.play()
+        yield from ()
+
+    def apart(self) -> Iterator[str]:
+        alone, between = self.play(), self.play(self.begun())
+        for number, (one, other) in enumerate(zip(alone, between, strict=False)):
+            if one != other:
+                yield f"turn {number} was answered with {one}, and {other} beside another sample"

@@ -1,0 +1,1 @@
+"""Environments of other packages, a file each; see docs/tools.md."""

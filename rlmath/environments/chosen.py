@@ -1,0 +1,135 @@
+"""The tools and the environment that the settings name, and the format of their calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rlmath.config.environments import PYTHON, TOOLS, maker_of
+from rlmath.config.rollout import ToolFormat, has_turns
+from rlmath.config.schema import Config, RolloutConfig
+from rlmath.data.prompts import EnvironmentTokenizer
+from rlmath.environments.base import Environment, TurnFormat
+from rlmath.environments.chat_format import ChatFormat
+from rlmath.environments.classes import ClassEnvironment, UserClass
+from rlmath.environments.fenced import Fenced
+from rlmath.environments.functions import CallLimits, FunctionTool
+from rlmath.environments.python_tool import PythonTool
+from rlmath.environments.tools import Tool, ToolEnvironment
+from rlmath.errors import ConfigError
+from rlmath.model.chat import is_instruct
+
+# Of an output, generously: what a tool leaves of it is still cut to tokens.
+BYTES_PER_TOKEN = 16
+
+
+def output_bytes(rollout: RolloutConfig) -> int:
+    """Most bytes of a call's output."""
+    return BYTES_PER_TOKEN * rollout.max_observation_tokens
+
+
+class Chosen:
+    """The tools and the environment that the settings name. Nothing of the sandbox is started.
+
+    Args:
+        rollout: At least one of them.
+
+    Attributes:
+        made_of: The class of the environment; ``None``: there are tools alone.
+        schemas: The schema of each tool, those of the environment last.
+
+    Raises:
+        ConfigError: One is not there or cannot be used, or two tools have the same name.
+    """
+
+    def __init__(self, rollout: RolloutConfig) -> None:
+        self._rollout = rollout
+        self.limits = CallLimits(rollout.call_timeout_s, output_bytes(rollout))
+        self.made_of: UserClass | None = None
+        self._functions = {
+            name: FunctionTool(f"rollout.tools={name}", TOOLS.get(name), self.limits)
+            for name in rollout.tools
+            if name != PYTHON
+        }
+        if (name := rollout.environment) is not None:
+            make = maker_of(name, rollout.environment_options)
+            self.made_of = UserClass(f"rollout.environment={name}", make, self.limits)
+        methods = [] if self.made_of is None else self.made_of.methods
+        self.schemas: list[Mapping[str, Any]] = [
+            PythonTool.schema if name == PYTHON else self._functions[name].schema
+            for name in rollout.tools
+        ] + [one.schema for one in methods]
+        names = [str(one["function"]["name"]) for one in self.schemas]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ConfigError(f"rollout.tools: two tools are called {', '.join(twice)}")
+
+    @property
+    def replies(self) -> bool:
+        """Whether the environment replies to turns without calls."""
+        return self.made_of is not None and self.made_of.replies
+
+    def format_of(self, config: Config, tokenizer: Any) -> TurnFormat:
+        """The format of the calls.
+
+        Args:
+            tokenizer: The model's.
+
+        Raises:
+            ConfigError: The model's chat template cannot be used for it.
+        """
+        rollout, data, chosen = self._rollout, config.data, self._rollout.tool_format
+        if chosen is ToolFormat.fenced:
+            return Fenced(tokenizer, self.schemas, rollout.max_observation_tokens)
+        setting, fenced = f"rollout.tool_format={chosen.value}", "use rollout.tool_format=fenced"
+        if not data.apply_chat_template or not isinstance(tokenizer.chat_template, str):
+            raise ConfigError(f"{setting}: needs data.apply_chat_template=true; or {fenced}")
+        if not is_instruct(config.model.path):
+            raise ConfigError(
+                f"{setting}: {config.model.path} ends its turns with another token than its chat "
+                f"template; name that as eos_token in tokenizer_config.json, or {fenced}"
+            )
+        try:
+            return ChatFormat(
+                tokenizer,
+                tokenizer.chat_template,
+                self.schemas,
+                rollout.max_observation_tokens,
+                replies=self.replies,
+                parser="auto" if chosen is ToolFormat.chat else chosen.value,
+                template_date=data.template_date,
+                options=data.template_options,
+            )
+        except ConfigError as error:
+            raise ConfigError(f"{setting}: {error}") from error
+
+    def environment(self, turn_format: TurnFormat, python: Callable[[], Tool]) -> Environment:
+        """The environment.
+
+        Args:
+            turn_format: Reads the calls of a turn.
+            python: Makes the Python tool.
+        """
+        most, functions = self._rollout.max_calls, self._functions
+        tools = [python() if name == PYTHON else functions[name] for name in self._rollout.tools]
+        if self.made_of is None:
+            return ToolEnvironment(turn_format, tools, most)
+        return ClassEnvironment(self.made_of, turn_format, tools, most)
+
+
+def prompt_tokenizer(config: Config, tokenizer: Any) -> Any:
+    """The tokenizer for prompts that are answered in turns: its chat template lists the tools, and
+    the environment may add text to a problem.
+
+    Raises:
+        ConfigError: As :class:`Chosen` and :meth:`Chosen.format_of`.
+    """
+    if not has_turns(config.rollout):
+        return tokenizer
+    chosen = Chosen(config.rollout)
+    found = chosen.format_of(config, tokenizer)
+    template: str | None = tokenizer.chat_template
+    tools: tuple[Mapping[str, Any], ...] = ()
+    if isinstance(found, ChatFormat):
+        template, tools = found.template, tuple(chosen.schemas)
+    opening = None if chosen.made_of is None else chosen.made_of.opening
+    return EnvironmentTokenizer(tokenizer, template, tools, opening)

@@ -1,0 +1,226 @@
+"""A user's class as an environment: each sample has its own instance.
+
+``reset(**row)`` begins a sample. The other public methods are tools, by TRL's interface, unless the
+class has ``step(text)``, which replies to the model's turns. ``get_reward()`` gives the reward.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rlmath.data.prompts import OPENING_GLUE
+from rlmath.environments.base import (
+    End,
+    Environment,
+    Episode,
+    InfrastructureError,
+    Observation,
+    ToolResult,
+    Turn,
+    TurnFormat,
+)
+from rlmath.environments.functions import CallLimits, FunctionTool
+from rlmath.environments.text import cut_bytes
+from rlmath.environments.tools import Tool, ToolEpisode, ToolSession
+from rlmath.errors import ConfigError
+from rlmath.types import Problem
+
+log = logging.getLogger(__name__)
+
+_OWN = ("reset", "step", "get_reward", "close")
+
+
+class UserClass:
+    """A user's class.
+
+    Args:
+        setting: Where the user named it, for messages.
+        make: The class, or a function that makes an instance.
+        limits: Limits of calls of its methods.
+
+    Attributes:
+        methods: Methods that are tools.
+        replies: Whether it replies to turns.
+        gives_reward: Whether it knows the reward.
+
+    Raises:
+        ConfigError: It cannot be made, has no ``reset``, or a method is no tool.
+    """
+
+    def __init__(self, setting: str, make: Callable[[], Any], limits: CallLimits) -> None:
+        self.setting, self._make, self.limits = setting, make, limits
+        # Whether reset returns text: known from the first row.
+        self._opens: bool | None = None
+        try:
+            probe = make()
+        except Exception as error:
+            raise ConfigError(
+                f"{setting}: {type(error).__name__} while making it: {error}"
+            ) from error
+        if not callable(getattr(probe, "reset", None)):
+            raise ConfigError(f"{setting}: {type(probe).__name__} has no method reset(**row)")
+        self.replies = callable(getattr(probe, "step", None))
+        self.gives_reward = self.replies or callable(getattr(probe, "get_reward", None))
+        self.methods = [
+            FunctionTool(f"{setting}.{name}", getattr(probe, name), limits)
+            for name, _ in inspect.getmembers(type(probe), inspect.isfunction)
+            if not (self.replies or name.startswith("_") or name in _OWN)
+        ]
+        if not self.methods and not self.gives_reward:
+            raise ConfigError(f"{setting}: {type(probe).__name__} has no public method, so no tool")
+
+    def begin(self, row: Mapping[str, Any]) -> tuple[Any, str | None]:
+        """A new instance, and what its ``reset`` returned.
+
+        Raises:
+            InfrastructureError: It raised an error, did not return, or returned something else.
+        """
+        instance = self.call("making it", self._make)
+        said = self.call("reset", instance.reset, **_accepted(instance.reset, row))
+        if said is not None and not isinstance(said, str):
+            kind = type(said).__name__
+            raise InfrastructureError(f"{self.setting}: reset returned {kind}, not text or None")
+        return instance, said or None
+
+    def opening(self, row: Mapping[str, Any]) -> str | None:
+        """Text that ``reset`` adds to the prompt of a row. An environment that adds nothing to the
+        first one is not asked again.
+
+        Raises:
+            ConfigError: As :meth:`begin`.
+        """
+        if self._opens is False:
+            return None
+        try:
+            instance, said = self.begin(row)
+            self.close(instance)
+        except InfrastructureError as error:
+            raise ConfigError(str(error)) from error
+        self._opens = self._opens or said is not None
+        return said
+
+    def call(self, what: str, function: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        """Call what the model has nothing to do with, within the limits.
+
+        Raises:
+            InfrastructureError: It raised an error, or did not return.
+        """
+        place = f"{self.setting}: {what}"
+        try:
+            return self.limits.call(place, lambda: function(*given, **named), {})
+        except BaseException as error:
+            text = f"{self.setting}: {type(error).__name__} in {what}: {error}"
+            raise InfrastructureError(text) from error
+
+    def number(self, value: Any) -> float:
+        """A reward as a number.
+
+        Raises:
+            InfrastructureError: It is none, or not finite.
+        """
+        try:
+            found = float(value)
+        except (TypeError, ValueError) as error:
+            raise InfrastructureError(f"{self.setting}: the reward is {value!r}") from error
+        if not math.isfinite(found):
+            raise InfrastructureError(f"{self.setting}: the reward is {found}")
+        return found
+
+    def close(self, instance: Any) -> None:
+        """Let an instance release what it holds."""
+        if callable(getattr(instance, "close", None)):
+            self.call("close", instance.close)
+
+
+class ClassEnvironment(Environment):
+    """A user's class as an environment.
+
+    Args:
+        made_of: The class.
+        turn_format: Reads the calls of a turn.
+        tools: Further tools, beside the instance's methods.
+        max_calls: As of :class:`rlmath.environments.tools.ToolEnvironment`.
+    """
+
+    def __init__(
+        self, made_of: UserClass, turn_format: TurnFormat, tools: Sequence[Tool], max_calls: int
+    ) -> None:
+        self._class, self._format, self._tools = made_of, turn_format, tuple(tools)
+        self._max_calls, self.gives_reward = max_calls, made_of.gives_reward
+
+    def begin(self, problem: Problem, sample: int) -> Episode:
+        instance, said = self._class.begin(problem.columns)
+        prompt = problem.messages[-1]["content"] if problem.messages else problem.prompt
+        if said is not None and not prompt.endswith(OPENING_GLUE + said):
+            raise ConfigError(
+                f"{self._class.setting}: reset returned {said[:200]!r}, which the prompt of "
+                f"{problem.id} does not end with; it has to return the same for each sample of a "
+                "row, and text for the first row if for any"
+            )
+        sessions = {tool.name: tool.begin() for tool in self._tools}
+        sessions |= {one.name: one.bound_to(instance) for one in self._class.methods}
+        return _ClassEpisode(self._class, instance, self._format, sessions, self._max_calls)
+
+    def close(self) -> None:
+        for tool in self._tools:
+            tool.close()
+
+
+class _ClassEpisode(ToolEpisode):
+    def __init__(
+        self,
+        made_of: UserClass,
+        instance: Any,
+        turn_format: TurnFormat,
+        sessions: Mapping[str, ToolSession],
+        max_calls: int,
+    ) -> None:
+        super().__init__(turn_format, sessions, max_calls)
+        self._class, self._instance = made_of, instance
+        # Of the steps so far.
+        self._total = 0.0
+
+    def answered(self, turn: Turn) -> Observation | End:
+        if not self._class.replies:
+            return End(self.reward())
+        began_s = time.monotonic()
+        found = self._class.call("step", self._instance.step, turn.text)
+        try:
+            said, reward, is_done = found
+        except (TypeError, ValueError) as error:
+            raise InfrastructureError(
+                f"{self._class.setting}: step returned {found!r}; it returns a reply, a reward, "
+                "and whether the episode is over"
+            ) from error
+        self._total += self._class.number(reward)
+        if is_done:
+            return End(self.reward())
+        text = cut_bytes(str(said).encode("utf-8", "replace"), self._class.limits.output_bytes)
+        result = ToolResult("step", text, "ok", time.monotonic() - began_s)
+        return Observation((result,), is_reply=True)
+
+    def reward(self) -> float | None:
+        if not callable(getattr(self._instance, "get_reward", None)):
+            return self._total if self._class.replies else None
+        value = self._class.call("get_reward", self._instance.get_reward)
+        return None if value is None else self._class.number(value)
+
+    def close(self) -> None:
+        super().close()
+        try:
+            self._class.close(self._instance)
+        except InfrastructureError as error:
+            log.warning("%s", error)
+
+
+def _accepted(function: Callable[..., Any], row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row's fields that a function takes."""
+    parameters = inspect.signature(function).parameters
+    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+        return dict(row)
+    return {name: value for name, value in row.items() if name in parameters}
