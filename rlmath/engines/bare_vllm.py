@@ -1,42 +1,54 @@
-"""Tokens per second of vLLM's own ``LLM.generate``, in its own process: ``python -m`` this with two
-paths, of a JSON file that says what to run and of the one to write."""
+"""vLLM's own loop, that of ``LLM.generate``, over an engine that runs: ours is compared with it."""
 
 from __future__ import annotations
 
-import json
-import sys
 import time
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
+from rlmath.engines.requests import Request
 
-def main(asked_path: str, answer_path: str) -> None:
-    """Generate the same requests several times, with the sampling that training needs and without.
 
-    The answer has tokens per second of each round, by kind.
+def bare_rates(engine: Any, requests: Sequence[Request], rounds: int) -> dict[str, list[float]]:
+    """Tokens per second of each round, by kind of sampling: with the seeds and log-probs that
+    training needs, and without.
+
+    Args:
+        engine: vLLM's ``LLMEngine``, without requests.
+        requests: The requests of each round; all run to their limit.
+        rounds: Number of rounds of each kind.
     """
-    from vllm import LLM, SamplingParams, TokensPrompt
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
 
-    asked: dict[str, Any] = json.loads(Path(asked_path).read_text(encoding="utf-8"))
-    engine = LLM(**asked["engine"])
-    prompts = [TokensPrompt(prompt_token_ids=tokens) for tokens in asked["prompts"]]
-    common = {"max_tokens": asked["max_tokens"], "ignore_eos": True, "detokenize": False}
-    kinds: dict[str, list[Any]] = {
-        "same sampling": [SamplingParams(seed=s, logprobs=0, **common) for s in asked["seeds"]],
-        "plain sampling": [SamplingParams(**common) for _ in asked["seeds"]],
+    def parameters(request: Request, **more: Any) -> Any:
+        return SamplingParams(
+            max_tokens=request.max_tokens,
+            ignore_eos=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            **more,
+        )
+
+    kinds = {
+        "same sampling": [parameters(one, seed=one.seed, logprobs=0) for one in requests],
+        "plain sampling": [parameters(one) for one in requests],
     }
-    answer: dict[str, list[float]] = {}
-    for kind, parameters in kinds.items():
-        rates = []
-        for _ in range(asked["rounds"]):
-            started_s = time.perf_counter()
-            outputs = engine.generate(prompts, parameters, use_tqdm=False)
-            seconds = time.perf_counter() - started_s
-            rates.append(sum(len(one.outputs[0].token_ids) for one in outputs) / seconds)
-        answer[kind] = rates
-    Path(answer_path).write_text(json.dumps(answer), encoding="utf-8")
-    engine.llm_engine.engine_core.shutdown()
+    return {
+        kind: [_rate(engine, requests, of_kind) for _ in range(rounds)]
+        for kind, of_kind in kinds.items()
+    }
 
 
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+def _rate(engine: Any, requests: Sequence[Request], parameters: Sequence[Any]) -> float:
+    started_s, tokens = time.perf_counter(), 0
+    for number, (request, one) in enumerate(zip(requests, parameters, strict=True)):
+        prompt = {"type": "token", "prompt_token_ids": list(request.prompt_token_ids)}
+        engine.add_request(f"bare {number}", prompt, one)
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            tokens += sum(len(sample.token_ids) for sample in output.outputs)
+    seconds = time.perf_counter() - started_s
+    # Steps that were scheduled ahead; nothing may run when another round begins.
+    while engine.engine_core.engine_core.batch_queue:
+        engine.engine_core.get_output()
+    return tokens / seconds

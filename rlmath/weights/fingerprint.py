@@ -21,14 +21,20 @@ from torch import Tensor
 
 from rlmath.errors import WeightsError
 
-# Elements processed at once, at 8 bytes each: on a CPU as many as fit into a core's cache; on a GPU
-# enough (32 MiB) that computing a chunk takes longer than launching its dozen kernels.
-_CHUNK_ELEMENTS = {"cpu": 1 << 17, "cuda": 1 << 22}
+# Elements that a CPU processes at once, at 8 bytes each: as many as fit into a core's cache.
+_CHUNK_ELEMENTS = 1 << 17
 # Rows and columns use different numbers, or a transposed matrix would look the same.
 _ROWS_FROM = 1 << 40
 _MIX_1 = -7046029254386353131
 _MIX_2 = -4658895280553007687
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+# Bits that are 0 in zeros and subnormal numbers alone.
+_EXPONENTS = {
+    torch.float16: 0x7C00,
+    torch.bfloat16: 0x7F80,
+    torch.float32: 0x7F800000,
+    torch.float64: 0x7FF0000000000000,
+}
 
 
 def fingerprint(part: Tensor, first_row: int = 0, first_column: int = 0) -> int:
@@ -51,18 +57,25 @@ def fingerprint_on_device(part: Tensor, first_row: int = 0, first_column: int = 
     """:func:`fingerprint` as an int64 scalar on the part's device, without waiting for a GPU."""
     if part.ndim == 0 or part.numel() == 0:
         part = part.reshape(-1)
+    first_row, first_column = _ROWS_FROM + first_row, first_column * math.prod(part.shape[2:])
+    if part.is_cuda:
+        from rlmath.weights import fingerprint_triton
+
+        bits = part.detach().view(_INTEGERS[part.element_size()])
+        exponent = _EXPONENTS.get(part.dtype, 0)
+        return fingerprint_triton.total(bits, exponent, first_row, first_column, (_MIX_1, _MIX_2))
     columns = math.prod(part.shape[1:])
-    by_row = odd_factors(_ROWS_FROM + first_row, part.shape[0], part.device)
-    by_column = odd_factors(first_column * math.prod(part.shape[2:]), columns, part.device)
+    by_row = odd_factors(first_row, part.shape[0], part.device)
+    by_column = odd_factors(first_column, columns, part.device)
     smallest = torch.finfo(part.dtype).tiny if part.is_floating_point() else 0
-    rows_at_once = max(1, _CHUNK_ELEMENTS["cuda" if part.is_cuda else "cpu"] // max(columns, 1))
+    rows_at_once = max(1, _CHUNK_ELEMENTS // max(columns, 1))
     total = torch.zeros((), dtype=torch.int64, device=part.device)
     for low in range(0, part.shape[0], rows_at_once):
         chunk = part[low : low + rows_at_once]
         if smallest:
             chunk = chunk.masked_fill(chunk.abs() < smallest, 0)
         bits = chunk.contiguous().view(_INTEGERS[part.element_size()]).reshape(len(chunk), -1)
-        rows = bits.to(torch.int64).mul_(by_column).sum(1)
+        rows = (bits * by_column).sum(1)
         total += (rows * by_row[low : low + rows_at_once]).sum()
     return total
 

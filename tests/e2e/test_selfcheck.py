@@ -59,6 +59,7 @@ def test_the_command(tmp_path):
         assert 0 < figures["actor"][f"{layout} max |Δ|"] < 1e-4
         assert 1 < figures["actor"][f"{layout} mean exp|Δ|"] <= 1.0001
     assert figures["update"]["1024 tokens model FLOPs"] > 0
+    assert figures["update"]["1024 tokens log-probs"] < figures["update"]["1024 tokens update"]
     parallel = figures["parallel"]
     for layout in ("DP 2", "TP 2", "PP 2", "CP 2"):
         assert parallel[f"{layout} gradient norm"] > 0
@@ -74,7 +75,7 @@ def test_the_command(tmp_path):
     assert {f"step 2 {name}" for name, _ in FIGURES.values()} <= set(figures["training"])
     assert 1 <= figures["training"]["step 2 mean exp|Δ|"] <= 1.0001
     parts = [one["part"] for one in checks["update"]["not_applicable"]]
-    assert parts == ["memory against the plan, MFU", "softmax in Triton"]
+    assert parts == ["memory against the plan, MFU, launches", "Triton's kernels"]
 
 
 def test_engines_and_ranks(shared):
@@ -87,7 +88,11 @@ def test_engines_and_ranks(shared):
     checkpoint = values(shared["checkpoint"])["engines awake tensors that came back"]
     count, _, total = checkpoint.partition(" of ")
     assert int(count) == int(total) > 50
-    assert values(shared["throughput"])["engine / vLLM alone"] > 0
+    speed = values(shared["throughput"])
+    rates = ("decoding", "vLLM alone, plain sampling", "weight sync rate", "checkpoint rate")
+    assert all(speed[name] > 0 for name in (*rates, "engine / vLLM alone"))
+    size = values(shared["checkpoint"])["engines awake size"]
+    assert speed["checkpoint size"] == pytest.approx(size, rel=0.01)
 
 
 def test_a_stale_engine_after_the_first_sync_is_found(shared):

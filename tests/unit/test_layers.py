@@ -182,7 +182,7 @@ MAIN_PATH = {
 }
 MOST_LINES, MOST_ARGUMENTS = 60, 8
 # Megatron and Triton set them.
-MORE_ARGUMENTS = {"__init__", "_statistics", "_gradient"}
+MORE_ARGUMENTS = {"__init__", "_statistics", "_gradient", "_fingerprint"}
 
 
 def test_functions_of_the_main_path_fit_a_screen():

@@ -16,7 +16,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     parser.epilog = "model.path=FOLDER: a Hugging Face folder (default: a random model)"
     add("what", choices=["gpu"], help="gpu: this node's GPUs; without any, its CPU")
-    add("--only", metavar="NAME[,NAME]", help="only these checks; see --list")
+    add(
+        "--only",
+        metavar="NAME[,NAME]",
+        help="only these checks; speed: those that time; see --list",
+    )
     add("--list", action="store_true", help="list the checks and exit")
     add("--out", metavar="DIR", default="runs/selfcheck", help="default: runs/selfcheck")
     add("--append", action="store_true", help=f"append the results to {RESULTS_PAGE}")

@@ -1,15 +1,9 @@
-"""Triton's softmax of a chunk of logits, in Triton's interpreter; prints what it found as JSON.
-
-A separate process: the interpreter is chosen when Triton is imported.
-"""
+"""Triton's softmax of a chunk of logits, in Triton's interpreter; prints what it found as JSON."""
 
 import json
-import os
 import sys
 import tempfile
 from pathlib import Path
-
-os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 import torch.distributed as dist
@@ -17,8 +11,8 @@ import torch.distributed as dist
 from rlmath.actor import softmax_tables, softmax_triton
 from rlmath.actor.head import Head, HeadLinear
 from rlmath.actor.logprobs import Distribution, VocabSlice
+from rlmath.commands.selfcheck.kernels import compare_fingerprints, compare_softmax
 from rlmath.commands.selfcheck.record import Record
-from rlmath.commands.selfcheck.softmax import compare_softmax
 from rlmath.device import choose_platform
 from tests.contracts.fake_cuda import LiveBytes
 
@@ -171,6 +165,7 @@ def selfcheck():
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "record.jsonl")
         compare_softmax(choose_platform("cpu"), Record(path), 40, 3, torch.float32)
+        compare_fingerprints(choose_platform("cpu"), Record(path), rows=9)
         return [json.loads(line) for line in path.read_text().splitlines()]
 
 

@@ -1,39 +1,19 @@
 """``actor.logits=triton``: its kernels in Triton's interpreter, against float64 and tables."""
 
-import importlib.util
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from rlmath.commands.plan.activations import KERNEL_ROW_BYTES
+from tests.unit.interpreted import run_interpreted
 
 pytestmark = pytest.mark.process
-
-ROOT = Path(__file__).parents[3]
-# Where launchers/test.sh puts it, apart from the packages that vLLM and Megatron see.
-APART = Path(sys.prefix) / "triton"
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    if not APART.is_dir() and importlib.util.find_spec("triton") is None:
-        pytest.skip("Triton is not installed; bash launchers/test.sh fetches it")
-    path = os.pathsep.join([str(ROOT), *([str(APART)] if APART.is_dir() else [])])
-    run = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("softmax_program.py"))],
-        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        cwd=tmp_path_factory.mktemp("triton"),
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=300,
-        check=True,
-    )
-    result = json.loads(run.stdout)
-    return result
+    program = Path(__file__).with_name("softmax_program.py")
+    return run_interpreted(program, tmp_path_factory.mktemp("triton"))
 
 
 def test_values_and_gradients_are_those_of_float64(found):
@@ -69,5 +49,5 @@ def test_slices_of_tensor_ranks_are_put_together(found):
 
 def test_selfcheck_compares_them(found):
     names = {line.get("name") for line in found["selfcheck"]}
-    assert {"softmax in tables", "softmax in Triton"} <= names
+    assert {"softmax in tables", "softmax in Triton", "fingerprint of bfloat16"} <= names
     assert not [line for line in found["selfcheck"] if line["event"] == "problem"]

@@ -204,7 +204,7 @@ def test_an_update_is_held_to_its_plan(tmp_path: Path, record: Record) -> None:
     assert 0 < planned.recompute_layers < shape.layers
     promised = update.planned_gib(shape, planned)
     # 4 x 16,384 tokens x 3 x 3.6 GFLOP at half of the card's peak.
-    fast = update.Measured(16384, 1.5, promised, 1.0)
+    fast = update.Measured(16384, 1.5, 0.5, promised, 1.0)
     update.report(record, card, shape, fast, planned)
     assert problems(tmp_path) == []
     figures = {one["name"]: one["value"] for one in outcome(tmp_path).figures}
@@ -212,14 +212,12 @@ def test_an_update_is_held_to_its_plan(tmp_path: Path, record: Record) -> None:
     assert 0.3 < figures["16384 tokens MFU"] < 0.9
     # With this constant the plan would have said 1.5 s.
     assert figures["plan: mfu"] == pytest.approx(0.4 / figures["16384 tokens time / plan"])
+    assert figures["16384 tokens log-probs MFU"] == pytest.approx(figures["16384 tokens MFU"])
     # The plan's time is that of its MFU, with the recomputed layers on top.
     again = planned.recompute_layers / shape.layers / 3
-    ratio = (1 + again) * figures["16384 tokens time / plan"]
-    assert ratio == pytest.approx(
-        figures["16384 tokens planned MFU of long micro-batches"] / figures["16384 tokens MFU"],
-        rel=0.01,
-    )
-    slow = update.Measured(16384, 15.0, 1.2 * promised, float("nan"))
+    assert (1 + again) * figures["16384 tokens planned MFU"] == pytest.approx(0.4, rel=0.01)
+    assert figures["16384 tokens planned log-probs MFU"] == pytest.approx(0.4, rel=0.01)
+    slow = update.Measured(16384, 15.0, 5.0, 1.2 * promised, float("nan"))
     update.report(record, card, shape, slow, planned)
     norm, memory, late = problems(tmp_path)
     assert "norm is nan" in norm
@@ -244,12 +242,16 @@ def test_an_update_that_waits_for_a_slow_host_passes(tmp_path: Path, record: Rec
     shape = model_spec(KNOWN[material.GPU_MODEL])
     card = dataclasses.replace(node(tmp_path), gpu_name="NVIDIA H200", gpu_gib=140.4)
     planned = update.least_recompute(shape, card, 4096)
-    update.report(record, card, shape, update.Measured(4096, 1.228, 38.42, 7.6), planned)
+    update.report(record, card, shape, update.Measured(4096, 1.228, 0.4, 38.42, 7.6), planned)
     assert problems(tmp_path) == []
-    update.report(record, card, shape, update.Measured(4096, 1.7, 38.42, 7.6), planned)
+    update.report(record, card, shape, update.Measured(4096, 1.7, 0.4, 38.42, 7.6), planned)
     assert "2.2 times the planned 0.77 s" in problems(tmp_path)[0]
-    figures = [one["value"] for one in outcome(tmp_path).figures if "layer_launch" in one["name"]]
-    assert figures[0] == pytest.approx(0.0023 * 1.228 / 0.77, rel=0.01)
+    # A plan's MFU is that of 16,384 tokens, and its launches are those of the shortest passes.
+    update.report_launches(record, shape, update.Measured(256, 0.84, 0.224, 20.0, 7.6))
+    figures = {one["name"]: one["value"] for one in outcome(tmp_path).figures}
+    assert "plan: mfu" not in figures
+    assert figures["plan: layer_launch_s"] == pytest.approx(0.0025)
+    assert figures["host time of a layer, forward"] == pytest.approx(2.0)
 
 
 def test_a_step_without_a_gradient_fails(

@@ -154,6 +154,9 @@ def test_gpu_memory_that_stays_is_a_problem(
 def test_only_names_checks() -> None:
     assert select(None) == CHECKS
     assert [one.name for one in select("update, actor")] == ["actor", "update"]
+    speed = select("speed, update")
+    assert [one.name for one in speed] == ["update", "throughput"]
+    assert sum(one.limit_s for one in speed) <= 480
     for names in ("actor,none_such", ""):
         with pytest.raises(UserError, match="weight_sync"):
             select(names)

@@ -1,10 +1,11 @@
-"""Memory and time of an update against the plan, and model FLOPs utilization (MFU)."""
+"""Memory and time of updates and log-probs against the plan: model FLOPs utilization (MFU), and the
+host's time of a layer."""
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,10 +25,10 @@ from rlmath.commands.plan.memory import (
     usable_bytes,
 )
 from rlmath.commands.plan.time import Work, actor_time_s, forward_flops
+from rlmath.commands.selfcheck.kernels import compare_fingerprints, compare_softmax
 from rlmath.commands.selfcheck.material import actor_settings, random_batch
 from rlmath.commands.selfcheck.node import Node
 from rlmath.commands.selfcheck.record import Record
-from rlmath.commands.selfcheck.softmax import compare_softmax
 from rlmath.commands.selfcheck.worker import RECORD_FILE
 from rlmath.device import Platform
 from rlmath.errors import UserError
@@ -35,11 +36,16 @@ from rlmath.model.parallel import Layout
 from rlmath.model.spec import ModelSpec, read_model_spec
 from rlmath.validation.processes import ONE_RANK, on_ranks
 
-# Tokens of a sequence, each its own micro-batch.
-LENGTHS = {"cuda": (4096, 16384), "cpu": (256, 1024)}
+# Tokens of a sequence, each its own micro-batch. The plan's MFU is that of MFU_TOKENS.
+LENGTHS = {"cuda": (4096, 8192, 16384, 32768), "cpu": (256, 1024)}
+MFU_TOKENS = 16384
+# So few that a GPU has computed a layer before the host has launched the next.
+LAUNCH_TOKENS = 256
 MICROBATCHES = 4
+# Reading them takes longer than a launch.
+FINGERPRINT_ROWS = 2**16 + 11
 # The fastest counts: the first ones of a process also wait for a GPU that has been idle.
-TIMED_UPDATES = 3
+TIMED = 3
 PROMPT_TOKENS = 4
 # The plan promises what it says of memory to this share.
 PLAN_TOLERANCE = 0.1
@@ -50,27 +56,29 @@ MOST_OF_PLANNED_TIME = 2.0
 
 
 def run(node: Node, record: Record) -> None:
-    """Updates of each length on one rank, of which the fastest counts."""
+    """Updates and log-probs of each length on one rank, of which the fastest count."""
     if not node.on_cuda:
         reason = "memory and speed of a CPU are not planned for"
-        record.not_applicable("memory against the plan, MFU", reason)
-        record.not_applicable("softmax in Triton", "Triton compiles for GPUs")
+        record.not_applicable("memory against the plan, MFU, launches", reason)
+        record.not_applicable("Triton's kernels", "Triton compiles for GPUs")
     with record.phase("rank"):
         on_ranks(ONE_RANK, update_on_rank, (node,))
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One update.
+    """An update of ``MICROBATCHES`` sequences, and their log-probs.
 
     Attributes:
-        tokens: Of a sequence.
-        seconds: Of the fastest update.
-        peak_gib: Highest memory of the rank in it.
+        tokens: Length of a sequence.
+        seconds: The fastest update.
+        log_probs_s: The fastest log-probs.
+        peak_gib: Highest memory of the rank in an update.
     """
 
     tokens: int
     seconds: float
+    log_probs_s: float
     peak_gib: float
     grad_norm: float
 
@@ -78,21 +86,21 @@ class Measured:
 def update_on_rank(platform: Platform, node: Node) -> None:
     record = Record(Path(node.folder) / RECORD_FILE)
     spec = read_model_spec(node.model)
-    for tokens in LENGTHS[node.device]:
-        tokens = min(tokens, spec.max_positions)
+    for tokens in sorted({min(one, spec.max_positions) for one in LENGTHS[node.device]}):
         planned = None
         if node.on_cuda:
             planned = least_recompute(spec, node, tokens, platform.layer_spec)
         recompute = planned.recompute_layers if planned else 0
-        with record.phase(f"update at {tokens} tokens"):
-            measured = measure_update(platform, node, tokens, recompute)
-        gc.collect()
-        platform.release_cached_memory()
+        with record.phase(f"{tokens} tokens"):
+            measured = measure(platform, node, tokens, recompute)
         report(record, node, spec, measured, planned)
     if node.on_cuda:
-        with record.phase("softmax in Triton"):
+        with record.phase("launches"):
+            report_launches(record, spec, measure(platform, node, LAUNCH_TOKENS, 0))
+        with record.phase("Triton's kernels"):
             rows = rows_per_chunk(spec.vocab, element_bytes=2)
             compare_softmax(platform, record, spec.vocab, rows, getattr(torch, node.dtype))
+            compare_fingerprints(platform, record, FINGERPRINT_ROWS)
 
 
 def least_recompute(
@@ -122,43 +130,67 @@ def planned_gib(spec: ModelSpec, actor: ActorShape) -> float:
     return peak / GIB - ACTOR_PROCESS_GIB
 
 
-def planned_seconds(
-    spec: ModelSpec, actor: ActorShape, card: Gpu, efficiency: Efficiency | None = None
-) -> float:
-    """Planned seconds of an update, with the plan's assumptions unless others are given."""
+def planned_seconds(spec: ModelSpec, actor: ActorShape, card: Gpu) -> tuple[float, float]:
+    """Planned seconds of log-probs and of an update."""
     response = actor.max_tokens - PROMPT_TOKENS
-    work = Work(MICROBATCHES, 1, 1, PROMPT_TOKENS, response, response)
-    return actor_time_s(spec, actor, work, card, efficiency or Efficiency(), gpus_per_node=1)[1]
+    log_probs_s, update_s = (
+        actor_time_s(
+            spec,
+            actor,
+            Work(MICROBATCHES, 1, minibatches, PROMPT_TOKENS, response, response),
+            card,
+            Efficiency(),
+            gpus_per_node=1,
+        )[phase]
+        # A step of one minibatch has no pass for log-probs.
+        for phase, minibatches in ((0, 2), (1, 1))
+    )
+    return log_probs_s, update_s
 
 
-def plan_constant(
-    spec: ModelSpec, actor: ActorShape, card: Gpu, seconds: float
-) -> tuple[str, float]:
-    """Name and value of the plan's constant with which it would say what an update took: launches
-    where these bound it, else the share of the peak."""
-    usual = Efficiency()
-    planned_s = planned_seconds(spec, actor, card)
-    without = dataclasses.replace(usual, layer_launch_s=0.0)
-    if planned_s > planned_seconds(spec, actor, card, without):
-        return "layer_launch_s", usual.layer_launch_s * seconds / planned_s
-    return "mfu", usual.mfu * planned_s / seconds
+def measure(platform: Platform, node: Node, tokens: int, recompute: int) -> Measured:
+    """An update and log-probs of ``MICROBATCHES`` sequences, after those that warm up."""
+    try:
+        return _measure(platform, node, tokens, recompute)
+    finally:
+        gc.collect()
+        platform.release_cached_memory()
 
 
-def measure_update(platform: Platform, node: Node, tokens: int, recompute: int) -> Measured:
-    """An update of ``MICROBATCHES`` sequences, after one that warms everything up."""
+def _measure(platform: Platform, node: Node, tokens: int, recompute: int) -> Measured:
     settings = actor_settings(node, tokens, tokens, recompute=recompute)
     actor = MegatronActor(settings, ONE_RANK, platform)
     batch = random_batch(node.model, [tokens] * MICROBATCHES, PROMPT_TOKENS)
-    actor.update(batch, StepPlan(), seed=0)
+    norm = actor.update(batch, StepPlan(), seed=0).minibatches[0]["grad_norm"]
     platform.reset_peak_memory()
-    seconds = float("inf")
-    for seed in range(1, TIMED_UPDATES + 1):
+    update_s = _fastest(platform, lambda seed: actor.update(batch, StepPlan(), seed))
+    peak_gib = platform.peak_memory_gib()
+    actor.log_probs(batch)
+    log_probs_s = _fastest(platform, lambda seed: actor.log_probs(batch))
+    return Measured(tokens, update_s, log_probs_s, peak_gib, norm)
+
+
+def _fastest(platform: Platform, action: Callable[[int], object]) -> float:
+    seconds = []
+    for seed in range(1, TIMED + 1):
         platform.synchronize()
         started_s = time.perf_counter()
-        result = actor.update(batch, StepPlan(), seed)
+        action(seed)
         platform.synchronize()
-        seconds = min(seconds, time.perf_counter() - started_s)
-    return Measured(tokens, seconds, platform.peak_memory_gib(), result.minibatches[0]["grad_norm"])
+        seconds.append(time.perf_counter() - started_s)
+    return min(seconds)
+
+
+def report_launches(record: Record, spec: ModelSpec, measured: Measured) -> None:
+    """The host's time of a layer, which is all that passes of so few tokens take."""
+    layers = MICROBATCHES * spec.layers
+    planned_s = Efficiency().layer_launch_s
+    # Backward is taken to launch twice what forward does.
+    launch_s = measured.seconds / layers / 3
+    record.figure("host time of a layer, forward", 1e3 * measured.log_probs_s / layers, "ms")
+    record.figure("host time of a layer, update / 3", 1e3 * launch_s, "ms", key=True)
+    record.figure("planned host time of a layer", 1e3 * planned_s, "ms")
+    record.figure(FIGURE + "layer_launch_s", launch_s)
 
 
 def report(
@@ -176,7 +208,8 @@ def report(
     flops_per_s = 3 * forward_flops(spec, measured.tokens) * tokens / seconds
     record.figure(f"{name} update", seconds, "s")
     record.figure(f"{name} throughput", tokens / seconds, "tokens/s")
-    record.figure(f"{name} model FLOPs", flops_per_s / 1e12, "TFLOP/s", key=True)
+    record.figure(f"{name} model FLOPs", flops_per_s / 1e12, "TFLOP/s", key=not node.on_cuda)
+    record.figure(f"{name} log-probs", measured.log_probs_s, "s")
     record.figure(f"{name} gradient norm", measured.grad_norm)
     record.figure(f"{name} peak memory", measured.peak_gib, "GiB")
     record.require(
@@ -201,13 +234,16 @@ def report(
         reason = f"{node.gpu_name} is not in rlmath/commands/plan/gpus.py, so its peak is not known"
         record.not_applicable(f"{name} MFU", reason)
         return
-    planned_s = planned_seconds(spec, planned, node.card)
-    ratio = seconds / planned_s
-    record.figure(f"{name} MFU", flops_per_s / (node.card.peak_tflops * 1e12), key=True)
-    record.figure(f"{name} planned MFU of long micro-batches", Efficiency().mfu)
+    log_probs_s, planned_s = planned_seconds(spec, planned, node.card)
+    ratio, peak = seconds / planned_s, node.card.peak_tflops * 1e12
+    mfu, forward = flops_per_s / peak, flops_per_s * seconds / 3 / peak
+    record.figure(f"{name} MFU", mfu, key=True)
+    record.figure(f"{name} planned MFU", mfu * ratio)
     record.figure(f"{name} planned time", planned_s, "s")
-    key, value = plan_constant(spec, planned, node.card, seconds)
-    record.figure(FIGURE + key, value)
+    record.figure(f"{name} log-probs MFU", forward / measured.log_probs_s, key=True)
+    record.figure(f"{name} planned log-probs MFU", forward / log_probs_s)
+    if measured.tokens == MFU_TOKENS:
+        record.figure(FIGURE + "mfu", Efficiency().mfu / ratio)
     record.figure(f"{name} time / plan", ratio, limit=f"<= {MOST_OF_PLANNED_TIME:g}", key=True)
     record.require(
         ratio <= MOST_OF_PLANNED_TIME,

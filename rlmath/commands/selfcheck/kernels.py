@@ -1,4 +1,5 @@
-"""The softmax of a chunk of logits: Triton's kernels (``actor.logits=triton``) against tables."""
+"""Triton's kernels against torch: the softmax of a chunk of logits (``actor.logits=triton``), and
+the fingerprint of a tensor."""
 
 from __future__ import annotations
 
@@ -12,12 +13,15 @@ from rlmath.actor import softmax_tables
 from rlmath.actor.logprobs import Distribution
 from rlmath.commands.selfcheck.record import Record
 from rlmath.device import Platform
+from rlmath.weights.fingerprint import fingerprint_on_device
 
 # Log-probs are float32 sums over the vocabulary in two orders; gradients are rounded to the type
 # of the logits, bfloat16, from nearly equal numbers.
 LARGEST_DIFFERENCE = 1e-4
 LARGEST_ROUNDING = 2**-7
 REPEATS = 5
+# Several blocks of columns, of which the last is not full.
+FINGERPRINT_COLUMNS = 1536 + 3
 
 
 def compare_softmax(
@@ -50,6 +54,28 @@ def compare_softmax(
         f"{rounding:.2g} of the largest",
         "Use actor.logits=chunked, which takes torch's, and report this with the file.",
     )
+
+
+def compare_fingerprints(platform: Platform, record: Record, rows: int) -> None:
+    """Fingerprints of the same random bits here and on a CPU, and the rate of reading them."""
+    for dtype in (torch.bfloat16, torch.float32):
+        size = rows, FINGERPRINT_COLUMNS * dtype.itemsize
+        drawn = torch.randint(256, size, dtype=torch.uint8).view(dtype)
+        values, best_s = drawn.to(platform.torch_device), float("inf")
+        for _ in range(REPEATS):  # The first compiles.
+            platform.synchronize()
+            started_s = time.perf_counter()
+            found = fingerprint_on_device(values)
+            platform.synchronize()
+            best_s = min(best_s, time.perf_counter() - started_s)
+        name = str(dtype).removeprefix("torch.")
+        record.figure(f"fingerprint of {name}", values.nbytes / best_s / 1e9, "GB/s")
+        record.require(
+            bool(found.cpu() == fingerprint_on_device(drawn)),
+            f"Triton's fingerprint of {name} differs from that of a CPU",
+            "Do not trust comparisons of weights and digests of runs on this machine; report this "
+            "with the file.",
+        )
 
 
 def _timed(
