@@ -154,7 +154,11 @@ class MegatronActor(RankModel):
         Returns:
             The values in the shard's order, on all ranks of the last stage; else ``None``.
         """
-        micro_batches = self.micro_batches(shard.whole())
+        # Where products round otherwise, experts may be chosen otherwise: a MoE's old log-probs
+        # come from the update's micro-batches, and so do the routes that the update replays.
+        is_update_share = name == "old" and self.spec.experts > 0
+        share = shard.whole() if is_update_share else shard.forward_share()
+        micro_batches = self.micro_batches(share)
         self.load_parameters()  # What is entered below may read them.
         with contextlib.ExitStack() as stack:
             for around in self.passes[name]:

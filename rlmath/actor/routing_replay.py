@@ -85,8 +85,8 @@ class RoutingReplay:
 
     @contextlib.contextmanager
     def following(self, shard: Shard, micro_batches: Sequence[PackedMicroBatch]) -> Iterator[None]:
-        """Route a pass over a whole shard as the engine did, without recording."""
-        engine = self._engine_routes(shard.whole(), micro_batches)
+        """Route a forward-only pass over a shard as the engine did, without recording."""
+        engine = self._engine_routes(shard.forward_share(), micro_batches)
         if engine is None:
             yield
             return

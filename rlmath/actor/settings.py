@@ -52,6 +52,8 @@ class ActorSettings:
             that is not trained (the reference).
         temperature: Sampling temperature, at which log-probs are taken.
         max_tokens_per_microbatch: Token budget of a micro-batch.
+        max_tokens_per_forward: Token budget of a micro-batch of a forward-only pass; ``None``: it
+            takes the update's micro-batches.
         max_sequence_length: Longest prompt and response together, in tokens.
         reference: Whether to keep a reference model, in host memory.
         distributed_optimizer: Share the optimizer's state between data-parallel ranks.
@@ -74,6 +76,7 @@ class ActorSettings:
     temperature: float
     max_tokens_per_microbatch: int
     max_sequence_length: int
+    max_tokens_per_forward: int | None = None
     reference: ReferenceSettings = field(default_factory=ReferenceSettings)
     distributed_optimizer: bool = ActorConfig.distributed_optimizer
     overlap_gradients: bool = ActorConfig.overlap_gradients
@@ -109,6 +112,7 @@ def shard_settings(actor: ActorSettings, layout: Layout, plan: StepPlan = PLAIN)
     return ShardSettings(
         layout.data_parallel,
         actor.max_tokens_per_microbatch,
+        max_tokens_per_forward=actor.max_tokens_per_forward,
         minibatches=plan.minibatches,
         seed=plan.seed,
         # Megatron's interleaved schedule needs whole rounds of the stages.

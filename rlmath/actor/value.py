@@ -136,7 +136,7 @@ class ValueModel(RankModel):
             values = _at_rows(one, output)
             return values.sum(), values
 
-        kept = self.forward(self.micro_batches(shard.whole()), keep)
+        kept = self.forward(self.micro_batches(shard.forward_share()), keep)
         return torch.cat(kept).cpu() if self.is_last_stage else None
 
     def update(self, batch: TrainingBatch, plan: StepPlan, seed: int) -> list[dict[str, float]]:

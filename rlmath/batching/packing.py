@@ -90,6 +90,40 @@ def assign(
     return ranks
 
 
+def join_micro_batches(
+    ranks: Sequence[Sequence[MicroBatch]], max_tokens: int, multiple_of: int = 1
+) -> list[tuple[int, ...]]:
+    """Join consecutive micro-batches within a larger budget, into as many on every rank.
+
+    Args:
+        ranks: Micro-batches of each rank, as many on every rank.
+        max_tokens: Token budget; a micro-batch above it stays alone.
+        multiple_of: As in ``assign``.
+
+    Returns:
+        For each rank, the number of sequences in each of its joined micro-batches.
+    """
+    joined = [_runs(rank, max_tokens) for rank in ranks]
+    count = -(-max(map(len, joined), default=0) // multiple_of) * multiple_of
+    for runs in joined:
+        while len(runs) < count:
+            place = max(range(len(runs)), key=lambda i: len(runs[i]))
+            half = (len(runs[place]) + 1) // 2
+            runs[place : place + 1] = [runs[place][:half], runs[place][half:]]
+    return [tuple(sum(len(one.sequences) for one in run) for run in runs) for runs in joined]
+
+
+def _runs(micro_batches: Sequence[MicroBatch], budget: int) -> list[Sequence[MicroBatch]]:
+    runs: list[Sequence[MicroBatch]] = []
+    start = tokens = 0
+    for end, one in enumerate(micro_batches):
+        if end > start and tokens + one.num_tokens > budget:
+            runs.append(micro_batches[start:end])
+            start, tokens = end, 0
+        tokens += one.num_tokens
+    return [*runs, micro_batches[start:]] if micro_batches else runs
+
+
 def _check(
     lengths: Sequence[int],
     data_parallel: int,

@@ -19,7 +19,7 @@ from torch import Tensor
 from rlmath.algorithms.aggregation import sequence_weights
 from rlmath.algorithms.ragged import repeat
 from rlmath.batching.minibatches import minibatches
-from rlmath.batching.packing import assign
+from rlmath.batching.packing import assign, join_micro_batches
 from rlmath.batching.shared_prompts import GroupedSequences, assign_sharing
 from rlmath.types import MicroBatch, TrainingBatch
 from rlmath.utils.setting import Options
@@ -67,6 +67,8 @@ class ShardSettings:
     Attributes:
         data_parallel: Number of ranks.
         max_tokens_per_microbatch: Token budget of a micro-batch.
+        max_tokens_per_forward: Token budget of a micro-batch of a forward-only pass; ``None``: it
+            takes the update's micro-batches.
         minibatches: Number of optimizer steps.
         seed: Seed of the split into minibatches.
         multiple_of: Divisor of a rank's number of micro-batches per minibatch.
@@ -79,6 +81,7 @@ class ShardSettings:
 
     data_parallel: int
     max_tokens_per_microbatch: int
+    max_tokens_per_forward: int | None = None
     minibatches: int = 1
     seed: int = 0
     multiple_of: int = 1
@@ -118,12 +121,15 @@ class Shard:
         places: ``[N]`` int64, indices of the sequences in the step.
         weights: ``[N]`` float32, weight of a token of each sequence in its minibatch's loss.
         counts: For each minibatch, the number of sequences in each micro-batch.
+        forward_counts: The number of sequences in each micro-batch of a forward-only pass;
+            ``None``: it takes the update's.
     """
 
     batch: TrainingBatch
     places: Tensor
     weights: Tensor
     counts: tuple[tuple[int, ...], ...]
+    forward_counts: tuple[int, ...] | None = None
 
     def with_values(self, **values: Tensor | None) -> Shard:
         """The shard with other token values, by field names of ``TrainingBatch``."""
@@ -139,6 +145,12 @@ class Shard:
     def whole(self) -> Share:
         """All minibatches as one, with the same micro-batches."""
         return self._share(0, [count for counts in self.counts for count in counts])
+
+    def forward_share(self) -> Share:
+        """All minibatches as one, with the micro-batches of a forward-only pass."""
+        if self.forward_counts is None:
+            return self.whole()
+        return self._share(0, self.forward_counts)
 
     def _share(self, first: int, counts: Sequence[int]) -> Share:
         batch = self.batch.part(first, sum(counts))
@@ -166,6 +178,7 @@ class Shard:
             "places": state["places"].numpy(),
             "weights": state["weights"].numpy(),
             "counts": state["counts"],
+            "forward_counts": state["forward_counts"],
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -176,6 +189,7 @@ class Shard:
             places=_tensor(state["places"]),
             weights=_tensor(state["weights"]),
             counts=state["counts"],
+            forward_counts=state["forward_counts"],
         )
 
 
@@ -192,16 +206,16 @@ def shards(
     Raises:
         ValueError: As in :func:`dealt`.
     """
-    for rows, weights, counts in dealt(sequences, settings, only):
+    for rows, weights, counts, forward in dealt(sequences, settings, only):
         places = torch.tensor(rows, dtype=torch.int64)
-        yield Shard(sequences.select(rows), places, weights, counts)
+        yield Shard(sequences.select(rows), places, weights, counts, forward)
 
 
 def dealt(
     sequences: Sequences, settings: ShardSettings, only: int | None = None
-) -> Iterator[tuple[list[int], Tensor, tuple[tuple[int, ...], ...]]]:
-    """For each data-parallel rank: its sequences in order, the token weight of each, and
-    ``Shard.counts``.
+) -> Iterator[tuple[list[int], Tensor, tuple[tuple[int, ...], ...], tuple[int, ...] | None]]:
+    """For each data-parallel rank: its sequences in order, the token weight of each,
+    ``Shard.counts`` and ``Shard.forward_counts``.
 
     Args:
         sequences: Sequences of a step.
@@ -216,6 +230,7 @@ def dealt(
     weights = torch.zeros(len(lengths))
     rows: list[list[int]] = [[] for _ in range(settings.data_parallel)]
     counts: list[list[tuple[int, ...]]] = [[] for _ in range(settings.data_parallel)]
+    packed: list[list[MicroBatch]] = [[] for _ in range(settings.data_parallel)]
     for members in minibatches(group_ids.tolist(), settings.minibatches, settings.seed):
         own, groups = token_counts[members], group_ids[members]
         found = sequence_weights(
@@ -237,9 +252,13 @@ def dealt(
         for rank, micro_batches in enumerate(dealt):
             rows[rank] += [members[i] for one in micro_batches for i in one.sequences]
             counts[rank].append(tuple(len(one.sequences) for one in micro_batches))
+            packed[rank] += micro_batches
+    forward: Sequence[tuple[int, ...] | None] = [None] * settings.data_parallel
+    if settings.max_tokens_per_forward is not None:
+        forward = join_micro_batches(packed, settings.max_tokens_per_forward, settings.multiple_of)
     for rank in range(settings.data_parallel) if only is None else (only,):
         own = torch.tensor(rows[rank], dtype=torch.int64)
-        yield rows[rank], weights[own], tuple(counts[rank])
+        yield rows[rank], weights[own], tuple(counts[rank]), forward[rank]
 
 
 def response_rows(places: Tensor, response_lengths: Tensor) -> Tensor:

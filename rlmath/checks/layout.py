@@ -315,6 +315,17 @@ def cpu_cache_problem(
         )
 
 
+def forward_budget(config: Config) -> Iterator[str]:
+    """Forward-only passes join micro-batches of the update."""
+    update, forward = config.actor.max_tokens_per_microbatch, config.actor.max_tokens_per_forward
+    if forward is not None and forward < update:
+        yield (
+            f"actor.max_tokens_per_forward={forward}: forward-only passes join micro-batches of "
+            f"the update, which have up to {update} tokens (actor.max_tokens_per_microbatch); use "
+            "at least as many, or null"
+        )
+
+
 def engine_steps(config: Config, device: Device) -> Iterator[str]:
     """One engine step has room for each running sequence."""
     rollout = config.rollout

@@ -11,6 +11,7 @@ from rlmath.actor.model import ModelSettings
 from rlmath.actor.settings import ActorSettings, ReferenceSettings
 from rlmath.algorithms.advantages import needs_value_model
 from rlmath.config.arithmetic import RunLayout, policy_updates, value_updates
+from rlmath.config.forward_tokens import forward_tokens
 from rlmath.config.fp8_training import fp8_of
 from rlmath.config.lora import adapters_of
 from rlmath.config.precision import ProductDType
@@ -94,6 +95,7 @@ def actor_settings(
         overlap_param_gather=config.actor.overlap_param_gather,
         temperature=temperature,
         max_tokens_per_microbatch=config.actor.max_tokens_per_microbatch,
+        max_tokens_per_forward=forward_tokens(config.actor, layout.device),
         max_sequence_length=config.data.max_prompt_tokens + config.rollout.max_response_tokens,
         share_prompts=shares_prompts(
             config.actor.share_prompts, spec, layout.device.value, layout.actor.context_parallel

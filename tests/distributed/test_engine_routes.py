@@ -82,7 +82,15 @@ class Run:
         settings = ModelSettings(
             torch.float32, sequence_parallel=True, recompute="full", recompute_num_layers=1
         )
-        actor = build(layout, platform, model, model=settings, routing_replay=self.replay)
+        actor = build(
+            layout,
+            platform,
+            model,
+            model=settings,
+            routing_replay=self.replay,
+            # Of the passes that the update does not replay.
+            max_tokens_per_forward=160,
+        )
         update = StepPlan(routing_mismatch=True)
         shard = actor.shard_of(batch, update)
         rows = response_rows(shard.places, batch.response_lengths)

@@ -40,7 +40,10 @@ ADVANTAGES = SequenceAdvantages(torch.linspace(-1.0, 2.0, 12).double(), whiten_e
 
 def run(layout, platform, model, batch):
     """Two steps; in the second the reference is another model. What the reporting ranks have."""
-    actor = build(layout, platform, model, reference=ReferenceSettings("frozen"))
+    # Beside one rank, whose passes take the update's micro-batches.
+    forward = None if layout.world_size == 1 else 160
+    reference = ReferenceSettings("frozen")
+    actor = build(layout, platform, model, reference=reference, max_tokens_per_forward=forward)
     for seed in range(2):
         shard = pickle.loads(pickle.dumps(actor.shard_of(batch, PLAN, seed)))
         step = RankStep(actor, None, shard)

@@ -28,6 +28,7 @@ def build(layout, platform, model, share_prompts=False):
         optimizer=OptimizerConfig(lr=1e-3, adam_eps=1e-5),
         temperature=1.0,
         max_tokens_per_microbatch=64,
+        max_tokens_per_forward=None if layout.world_size == 1 else 160,
         max_sequence_length=64,
         share_prompts=share_prompts,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rlmath.model.fp8_training import Fp8Training, padded_tokens
 from rlmath.model.lora import Lora
@@ -25,6 +25,7 @@ class ActorShape:
         overlap_gradients: They are summed over copies while the last micro-batch is computed.
         overlap_param_gather: Updated weights are gathered during the next forward pass.
         unmerged: Engines get the adapters alone.
+        max_forward_tokens: Longest micro-batch of a forward-only pass, if above ``max_tokens``.
     """
 
     layout: Layout
@@ -37,11 +38,17 @@ class ActorShape:
     overlap_param_gather: bool = False
     unmerged: bool = False
     fp8: Fp8Training | None = None
+    max_forward_tokens: int = 0
 
     @property
     def engine_adapters(self) -> Lora | None:
         """Adapters that engines compute beside the base model; ``None``: they get all weights."""
         return self.lora if self.unmerged else None
+
+    @property
+    def in_forward(self) -> ActorShape:
+        """The same with the micro-batches of a forward-only pass."""
+        return replace(self, max_tokens=max(self.max_forward_tokens, self.max_tokens))
 
     @property
     def tokens(self) -> int:

@@ -52,6 +52,7 @@ SETTINGS = (
     "actor.context_parallel",
     "actor.expert_parallel",
     "actor.max_tokens_per_microbatch",
+    "actor.max_tokens_per_forward",
     "actor.recompute",
     "actor.recompute_num_layers",
     "actor.recompute_modules",

@@ -16,6 +16,7 @@ from rlmath.commands.plan.engine_memory import (
 )
 from rlmath.commands.plan.memory import COPYING, GIB, MIB, Phase, Step, actor_phases
 from rlmath.config.arithmetic import resolve_layout
+from rlmath.config.forward_tokens import forward_tokens
 from rlmath.config.fp8_training import fp8_of
 from rlmath.config.lora import LoraRollout, adapters_of
 from rlmath.config.recompute import modules_of
@@ -139,6 +140,7 @@ def settings_in_plan(config: Config, spec: ModelSpec) -> tuple[ActorShape, Step]
         recompute_modules=modules_of(settings, spec),
         overlap_gradients=settings.overlap_gradients,
         overlap_param_gather=settings.overlap_param_gather,
+        max_forward_tokens=forward_tokens(settings, Device.cuda) or 0,
     )
     sequences = algorithm.prompts_per_step * algorithm.group_size
     minibatches = algorithm.minibatches_per_step * layout.actor.data_parallel

@@ -58,6 +58,8 @@ LEAST_EXPERT_WIDTH = 512
 RUNNING_CHOICES = (64, 128, 256, 512, 1024)
 # Of a micro-batch, beyond which more tokens make nothing faster.
 BUSY_TOKENS = 16384
+# Micro-batches of the update that a forward-only pass takes as one, at most.
+MOST_JOINED = 4
 # Models up to this size (those called 3B), and those with experts, get at least that many if they
 # fit and no prediction says that fewer are faster.
 SMALL_PARAMETERS = 3.5e9
@@ -115,6 +117,7 @@ class Plan:
         if actor.fp8 is not None:
             values["actor.fp8_recipe"] = config.actor.fp8_recipe
         values["actor.max_tokens_per_microbatch"] = actor.max_tokens
+        values["actor.max_tokens_per_forward"] = actor.in_forward.max_tokens
         values["rollout.tensor_parallel"] = self.engine_tp
         values["rollout.max_running_sequences"] = self.max_running
         values["rollout.gpu_memory_utilization"] = self.engine_share
@@ -285,6 +288,8 @@ def _plan(request: PlanRequest, split: ActorShape, step: Step) -> Plan:
     actor, phases = _with_least_recompute(request, split, step)
     if "actor.max_tokens_per_microbatch" not in request.given.keys:
         actor, phases = _with_more_sequences(request, actor, step, phases)
+    if "actor.max_tokens_per_forward" not in request.given.keys:
+        actor, phases = _with_joined_micro_batches(request, actor, step, phases)
     share = engine_share(request.gpu.memory_gib, resident_bytes(phases))
     engine_tp, max_running, cache_tokens, decoded = _best_engine(
         request, share, name, actor.engine_adapters
@@ -397,6 +402,28 @@ def _with_more_sequences(
     limit = (1 + EQUAL_SHARE) * min(seconds(one) for one, _ in fitting)
     fast = [pair for pair in fitting if seconds(pair[0]) <= limit]
     return fast[-1] if launch_bound else fast[0]
+
+
+def _with_joined_micro_batches(
+    request: PlanRequest, actor: ActorShape, step: Step, phases: list[Phase]
+) -> tuple[ActorShape, list[Phase]]:
+    """The most micro-batches of the update that a forward-only pass takes as one: those with which
+    it is fastest, and no phase takes more memory than the fullest one takes already."""
+    peak = max(phase.num_bytes for phase in phases)
+
+    def seconds(one: ActorShape) -> float:
+        spec, work = request.spec, request.work
+        given = (spec, one, work, request.gpu, request.efficiency, request.gpus_per_node)
+        return actor_time_s(*given)[0]
+
+    best, found = dataclasses.replace(actor, max_forward_tokens=0), phases
+    for times in range(2, MOST_JOINED + 1):
+        one = dataclasses.replace(actor, max_forward_tokens=times * actor.max_tokens)
+        larger = beside_sleeping_engine(request.spec, one, step)
+        if max(phase.num_bytes for phase in larger) > peak or seconds(one) > seconds(best):
+            break
+        best, found = one, larger
+    return best, found
 
 
 def most_tokens(request: PlanRequest, plan: Plan, unit: int = 1024) -> int:

@@ -226,7 +226,7 @@ def buffer_bytes(spec: ModelSpec, actor: ActorShape, step: Step) -> float:
     width = spec.head_dim if spec.latent is None else spec.rotary_dim
     rotary = (2 if step.value_model else 1) * 4 * step.longest_tokens * width
     gathered = actor.layout.tensor_parallel > 1 and actor.layers == "local"
-    return rotary + (2 * actor.tokens * spec.hidden if gathered else 0)
+    return rotary + (2 * actor.in_forward.tokens * spec.hidden if gathered else 0)
 
 
 def stage_phases(spec: ModelSpec, actor: ActorShape, step: Step, stage: int) -> list[Phase]:
@@ -237,6 +237,7 @@ def stage_phases(spec: ModelSpec, actor: ActorShape, step: Step, stage: int) -> 
     trained = trained_parameters(spec, actor, stage)
     in_flight = micro_batches_in_flight(layout, step.microbatches, stage)
     masks = attention_masks_bytes(spec, actor, step.longest_tokens)
+    forward_masks = attention_masks_bytes(spec, actor.in_forward, step.longest_tokens)
 
     # Each phase has loaded what it needs (rlmath/actor/worker.py): log-probs and the weight sync
     # the policy's weights, an update all of its model, and a checkpoint the weights of both.
@@ -261,7 +262,7 @@ def stage_phases(spec: ModelSpec, actor: ActorShape, step: Step, stage: int) -> 
             "state": policy_bytes,
             "value model": value_bytes,
             "buffers": buffer_bytes(spec, actor, step),
-            "attention masks": masks if {"layer", "logits", "activations"} & terms.keys() else 0.0,
+            "attention masks": masks if "activations" in terms else 0.0,
         }
         named = {key.replace("_", " "): size for key, size in terms.items()}
         return Phase(name, {k: v for k, v in (resident | named).items() if v})
@@ -279,16 +280,16 @@ def stage_phases(spec: ModelSpec, actor: ActorShape, step: Step, stage: int) -> 
             return 0.0
         return logits_bytes(
             spec,
-            actor,
+            actor if backward else actor.in_forward,
             backward=backward,
             in_float32=step.lm_head_float32,
             whole=step.whole_logits,
             kernels=step.triton_logits,
         )
 
-    widest = max(forward_bytes(spec, actor, stage), logits(backward=False))
+    widest = max(forward_bytes(spec, actor.in_forward, stage), logits(backward=False))
     what = "logits" if widest == logits(backward=False) else "layer"
-    forward = {what: widest, **copies}
+    forward = {what: widest, "attention_masks": forward_masks, **copies}
     phases = [phase("state"), phase("log-probs", **forward)]
     if step.reference:
         phases.append(phase("reference", **forward))

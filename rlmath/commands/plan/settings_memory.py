@@ -14,9 +14,13 @@ from rlmath.commands.plan.memory import GIB, Phase, actor_phases, usable_bytes
 from rlmath.commands.plan.teacher import describe_teacher
 from rlmath.config.rollout import Quantization
 from rlmath.config.schema import Config, DType, Placement
+from rlmath.config.settings import replaced, value_of
 from rlmath.errors import ConfigError
 from rlmath.model.spec import ModelSpec
 
+UPDATE_KEY, FORWARD_KEY = "actor.max_tokens_per_microbatch", "actor.max_tokens_per_forward"
+# Tokens that budgets are multiples of.
+UNIT = 1024
 # Of these phases none depends on the card.
 _SHOWN = ("log-probs", "logits", "training", "optimizer step", "weight sync")
 
@@ -44,6 +48,7 @@ def describe_memory(config: Config, spec: ModelSpec) -> list[str]:
             f"{misses[largest.name]}. rlmath plan layout model.path={config.model.path} "
             f"cluster.nodes={config.cluster.nodes} finds settings that fit, and --write keeps them"
         )
+    card = "h100" if "h100" in fitting else min(fitting, key=lambda name: GPUS[name].memory_gib)
     share = config.rollout.gpu_memory_utilization
     lines = [f"memory   GiB on the fullest GPU, as rlmath plan predicts: {peaks}"]
     beside = "" if colocated else " of separate GPUs"
@@ -51,10 +56,31 @@ def describe_memory(config: Config, spec: ModelSpec) -> list[str]:
         f"         beside it the engines take {share:g}{beside} "
         f"(rollout.gpu_memory_utilization); fits {', '.join(fitting)}"
     )
+    most = ", ".join(
+        f"{_largest(config, spec, GPUS[card], key):,} ({key})" for key in (UPDATE_KEY, FORWARD_KEY)
+    )
+    lines.append(f"         largest micro-batches that fit an {card} so, in tokens: {most}")
     h100 = misses["h100"]
     if h100 is not None:
         lines.append(f"         an H100 is too small: {h100}")
     return lines + describe_teacher(config)
+
+
+def _largest(config: Config, spec: ModelSpec, gpu: Gpu, key: str) -> int:
+    """The largest token budget that fits a card, up to that which takes all of an update, or of a
+    step in a forward-only pass, as one micro-batch."""
+    _, step = settings_in_plan(config, spec)
+    budget = value_of(config, UPDATE_KEY)
+    everything = step.microbatches * step.longest_tokens
+    everything *= step.minibatches if key == FORWARD_KEY else 1
+    # Memory grows with the budget.
+    low, high = budget // UNIT, max(budget, everything) // UNIT + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        larger = replaced(config, {FORWARD_KEY: None, key: middle * UNIT})
+        fits = _miss(larger, spec, gpu) is None
+        low, high = (middle, high) if fits else (low, middle)
+    return max(budget, low * UNIT)
 
 
 def _phases(config: Config, spec: ModelSpec, gpu_gib: float) -> list[Phase]:

@@ -189,12 +189,13 @@ def actor_time_s(
     # Share of time in which stages wait: (p - 1) / m, Narayanan et al. 2021, section 2.2.1, and
     # section 2.2.2 for several chunks.
     bubble = 1 + (pp - 1) / microbatches / layout.virtual_stages
-    forward *= slowest_stage_share(spec, layout, work.mean_tokens, cost)
+    arithmetic = forward * slowest_stage_share(spec, layout, work.mean_tokens, cost)
     passes = microbatches * work.minibatches
-    forward = _with_launches(forward, spec, layout, passes, efficiency)
+    forward = _with_launches(arithmetic, spec, layout, passes, efficiency)
     # Each pass of a stage sends and receives for each of its chunks.
     chunks = layout.virtual_stages if pp > 1 else 0
-    messages = 2 * passes * chunks * efficiency.pipeline_message_s
+    message_s = 2 * chunks * efficiency.pipeline_message_s
+    messages = passes * message_s
     again = actor.recompute_layers * pp / spec.layers
     modules = _recomputed_flops(spec, actor, work.mean_tokens, cost) / flops
     # Of the layers' communication a recomputed MoE sends its tokens again, a dense feed-forward
@@ -208,8 +209,16 @@ def actor_time_s(
     reduced_s = 4 / 6 * data_s
     once = tensor + experts + messages
     per_stage = max(layout.stage_sizes(spec.layers))
-    context += (cp - 1) * passes * per_stage * efficiency.context_step_s
-    log_probs = (forward + once + context) * bubble if work.minibatches > 1 else 0.0
+    context_s = (cp - 1) * per_stage * efficiency.context_step_s
+    log_probs = 0.0
+    if work.minibatches > 1:
+        # Joined over minibatches; a MoE's routes are those of the update's micro-batches.
+        joined = passes * (1.0 if spec.experts else actor.max_tokens / actor.in_forward.max_tokens)
+        joined = max(1.0, joined)
+        log_probs = _with_launches(arithmetic, spec, layout, joined, efficiency)
+        log_probs += tensor + experts + context + joined * (message_s + context_s)
+        log_probs *= 1 + (pp - 1) / joined / layout.virtual_stages
+    context += passes * context_s
     # Backward is two forward passes, of which one is the gradients of weights, which frozen ones
     # have none of; a recomputed layer has one more (the same, section 3).
     compute = forward * ((2 if actor.lora else 3) + again + modules)

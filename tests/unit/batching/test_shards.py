@@ -167,6 +167,24 @@ def test_micro_batches_lie_side_by_side_and_are_the_same_for_log_probs_and_updat
             assert start <= share.batch.tokens.data_ptr() < start + end
 
 
+@pytest.mark.parametrize("multiple_of", [1, 3])
+@pytest.mark.parametrize("budget", [60, 150, 10**6])
+def test_a_forward_pass_joins_micro_batches_over_minibatches(budget, multiple_of):
+    found = dealt(sequences(), 2, max_tokens_per_forward=budget, multiple_of=multiple_of)
+    for shard in found:
+        joined, whole = shard.forward_share().micro_batches, shard.whole().micro_batches
+        # The same sequences in the same order, so that values are in the shard's.
+        assert [i for one in joined for i in one.sequences] == list(range(len(shard.batch)))
+        ends = [one.sequences[-1] for one in whole if one.sequences]
+        assert {one.sequences[-1] for one in joined if one.sequences} <= {*ends}
+        assert all(one.num_tokens <= max(budget, 60) for one in joined)
+        assert len(joined) % multiple_of == 0
+        assert pickle.loads(pickle.dumps(shard)).forward_counts == shard.forward_counts
+    first, second = (one.forward_counts for one in found)
+    assert len(first) == len(second) <= len(whole)
+    assert len(first) == (multiple_of if budget > 1000 else len(first)) < len(whole) or budget == 60
+
+
 def test_a_shard_travels_in_8_bytes_a_token_and_is_read_where_it_arrives():
     given = sequences(longest=2000)
     for shard in dealt(given, 2, max_tokens_per_microbatch=4000):

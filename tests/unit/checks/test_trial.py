@@ -4,6 +4,7 @@ on a machine without any."""
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -169,6 +170,14 @@ def test_settings_for_gpus_are_checked_without_them(
     assert "Qwen/Qwen3-8B: Qwen3ForCausalLM, 8.19 billion parameters" in out
     assert "8 ranks on 8 GPUs, colocated: tensor 4 x pipeline 1 x data 2" in out
     assert "fits a100-80, " in out
+    largest = re.search(r"largest micro-batches that fit an h100 so.*: ([\d,]+) .*, ([\d,]+) ", out)
+    update, forward = (int(one.replace(",", "")) for one in largest.groups()) if largest else (0, 0)
+    assert forward > update > 16384
+    tokens = "actor.max_tokens_per_microbatch"
+    assert main([*gpu, f"{tokens}={update + 1024}"]) == 0
+    assert "an H100 is too small" in capsys.readouterr().out
+    assert main([*gpu, f"{tokens}=8192", "actor.max_tokens_per_forward=8191"]) == 2
+    assert "actor.max_tokens_per_forward=8191" in capsys.readouterr().err
     assert "this machine has no GPU" in out
     assert "Qwen/Qwen3-8B will be downloaded" in out
     assert "an H100 is too small" not in out

@@ -104,7 +104,7 @@ def test_options_of_an_aggregation_and_of_an_estimator_reach_the_ranks(own_plugi
     settings = ShardSettings(
         1, 64, aggregation=plan.aggregation, aggregation_options=plan.aggregation_options
     )
-    ((_, weights, _),) = dealt(batch, settings)
+    ((_, weights, *_),) = dealt(batch, settings)
     assert weights.tolist() == pytest.approx([1 / 8] * 8)
     far = torch.tensor([0.5])
     kl = kl_estimate(plan.objective.kl_estimator, far, 0 * far, far, plan.objective.kl_options)
