@@ -1,4 +1,4 @@
-"""Tensors that vLLM's reload holds back until a layer has all of its own."""
+"""Tensors that vLLM's reload holds back until it has all of a layer."""
 
 from __future__ import annotations
 
