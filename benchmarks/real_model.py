@@ -66,11 +66,11 @@ def main() -> None:
         start = arguments.to / f"start_{seed}"
         part(f"sft/{seed}", lambda: _sft(start, common, seed))  # noqa: B023
         run_dir = arguments.to / f"{arguments.label}_{seed}"
-        settings = [*common, f"runner.seed={seed}", *arguments.overrides]
+        settings = [*common, f"runner.seed={seed}", f"data.seed={seed}", *arguments.overrides]
         part(f"{arguments.label}/{seed}", lambda: _train(run_dir, start / "sft", settings))  # noqa: B023
     if arguments.peer:
         seed = arguments.seeds[0]
-        settings = [*common, f"runner.seed={seed}", *arguments.overrides]
+        settings = [*common, f"runner.seed={seed}", f"data.seed={seed}", *arguments.overrides]
         start = arguments.to / f"start_{seed}"
         part(f"trl/{seed}", lambda: _trl(arguments.to / f"trl_{seed}", start / "sft", settings))
     if arguments.plot:
@@ -99,7 +99,7 @@ def _material(raw: Path, to: Path) -> list[str]:
 
 def _sft(run_dir: Path, common: list[str], seed: int) -> dict[str, Any]:
     began_s = time.perf_counter()
-    settings = [*common, f"runner.run_dir={run_dir}", f"runner.seed={seed}"]
+    settings = [*common, f"runner.run_dir={run_dir}", f"runner.seed={seed}", f"data.seed={seed}"]
     run_python("-m", "rlmath", "sft", *settings)
     return {"wall_s": time.perf_counter() - began_s}
 
@@ -161,7 +161,7 @@ def _trl(to: Path, start: Path, settings: list[str]) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(line.removeprefix("result "))
     curve = [{"step": 0} | _evaluate(to / "evaluate_0", settings, start)]
     for step in range(config["eval_every"], config["steps"] + 1, config["eval_every"]):
-        model = run_dir / f"checkpoint-{step}"
+        model = run_dir / f"checkpoint-{step * config['minibatches_per_step']}"
         curve.append({"step": step} | _evaluate(to / f"evaluate_{step}", settings, model))
     samples = "evaluation/samples/eval_{}_000000.jsonl"
     rise = {
@@ -185,10 +185,15 @@ print(json.dumps({
     "system_prompt": config.data.system_prompt,
     "prompts_per_step": algorithm.prompts_per_step,
     "group_size": algorithm.group_size,
+    "minibatches_per_step": algorithm.minibatches_per_step,
+    "rewards": [
+        {"name": item.name, "weight": item.weight, "params": dict(item.params)}
+        for item in config.reward.items
+    ],
     "part_sequences": 32,
     "max_response_tokens": config.rollout.max_response_tokens,
-    "clip_low": algorithm.loss_options.clip_low,
-    "clip_high": algorithm.loss_options.clip_high,
+    "clip_low": algorithm.loss_options["clip_low"],
+    "clip_high": algorithm.loss_options["clip_high"],
     "lr": optimizer.lr,
     "adam_beta2": optimizer.adam_beta2,
     "adam_eps": optimizer.adam_eps,

@@ -29,7 +29,7 @@ def main() -> None:
     from transformers import AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    from rlmath.grading import grade
+    from rlmath.rewards import get_reward
 
     settings: dict[str, Any] = arguments.settings
     rows = [json.loads(line) for line in arguments.rows.read_text().splitlines()]
@@ -38,18 +38,13 @@ def main() -> None:
         [
             {
                 "prompt": [*system, {"role": "user", "content": row["prompt"]}],
-                "solutions": row["solutions"],
+                "answers": row["solutions"],
             }
             for row in rows
         ]
     )
 
-    def reward(
-        completions: list[list[dict[str, str]]], solutions: list[list[str]], **_: Any
-    ) -> list[float]:
-        texts = [completion[-1]["content"] for completion in completions]
-        grades = (grade(text, golds) for text, golds in zip(texts, solutions, strict=True))
-        return [5.0 if one.correct else -5.0 for one in grades]
+    rewards = [get_reward(item["name"], **item["params"]) for item in settings["rewards"]]
 
     class Clock(TrainerCallback):
         """Seconds at which steps end, without what saves take."""
@@ -66,13 +61,17 @@ def main() -> None:
             self.seconds.append(before + time.perf_counter() - self._last_s)
 
     clock = Clock()
-    batch = settings["prompts_per_step"] * settings["group_size"]
+    # TRL counts optimizer steps.
+    updates = settings["minibatches_per_step"]
+    batch = settings["prompts_per_step"] * settings["group_size"] // updates
     # What fits the memory of a laptop; TRL adds the gradients of the parts before it steps.
     part = min(batch, settings["part_sequences"])
     config = GRPOConfig(
         output_dir=str(arguments.to),
         per_device_train_batch_size=part,
         gradient_accumulation_steps=batch // part,
+        steps_per_generation=updates * batch // part,
+        reward_weights=[item["weight"] for item in settings["rewards"]],
         num_generations=settings["group_size"],
         max_completion_length=settings["max_response_tokens"],
         temperature=1.0,
@@ -90,10 +89,10 @@ def main() -> None:
         adam_epsilon=settings["adam_eps"],
         weight_decay=0.0,
         max_grad_norm=1.0,
-        max_steps=arguments.steps,
+        max_steps=arguments.steps * updates,
         logging_steps=1,
         save_strategy="steps",
-        save_steps=arguments.save_every,
+        save_steps=arguments.save_every * updates,
         save_only_model=True,
         seed=arguments.seed,
         report_to="none",
@@ -105,7 +104,7 @@ def main() -> None:
     )
     trainer = GRPOTrainer(
         model=arguments.model,
-        reward_funcs=reward,
+        reward_funcs=rewards,
         args=config,
         train_dataset=data,
         processing_class=AutoTokenizer.from_pretrained(arguments.model),

@@ -31,6 +31,7 @@ from rlmath.engines.engine_workers import (
 )
 from rlmath.engines.patches.cpu_imports import without_compiler
 from rlmath.engines.patches.engine_precision import check_workers, worker_precision
+from rlmath.engines.patches.register import require_plugin
 from rlmath.engines.requests import EngineSpec, Progress, Request, prompt_digest
 from rlmath.engines.running_request import RunningRequest
 from rlmath.types import ONE_TURN, FinishReason, Sample
@@ -268,6 +269,7 @@ class StepLoop:
 
     def _make_engine(self) -> None:
         spec = self._spec
+        require_plugin()
         with paused_collector():
             with _quickly(spec.device):
                 from vllm.v1.engine.llm_engine import LLMEngine

@@ -24,6 +24,7 @@ from rlmath.batching.shards import Sequences
 from rlmath.config.actor import Fp8
 from rlmath.config.schema import Config, DType
 from rlmath.errors import UserError, WeightsError
+from rlmath.model.precision import NOISE_FACTOR
 from rlmath.model.spec import read_model_spec
 from rlmath.rollout.weight_sync import compare_weights
 from rlmath.training.algorithm_settings import engines_in_fp8
@@ -33,11 +34,10 @@ from rlmath.types import TrainingBatch
 if TYPE_CHECKING:
     from rlmath.training.opening import Running
 
-# How many times the rounding noise a difference may be. Healthy engines were at most 1.2 and 1.8
-# times as far away, on an H100 0.8 and 0.9, but for single tokens of MoEs (REROUTED_SHARE).
-# Fingerprints and the comparison of constants find the planted faults that are within the limits in
-# bfloat16. All margins: docs/weights.md.
-MEAN_FACTOR = 2.0
+# How many times the largest rounding noise of a token the largest difference may be, as
+# NOISE_FACTOR is for the mean. Healthy engines were at most 1.8 times as far away, on an H100 0.9,
+# but for single tokens of MoEs (REROUTED_SHARE). Fingerprints and the comparison of constants find
+# the planted faults that are within the limits in bfloat16. All margins: docs/weights.md.
 MAX_FACTOR = 3.0
 # Least limits in float32, where kernels also differ in the order in which they add up.
 FLOAT32_EXCESS = 1e-5
@@ -99,7 +99,7 @@ def limits(config: Config, noise: Noise) -> Limits:
     given = config.alignment.max_mean_exp_abs_diff
     if given is not None:
         return Limits(given, torch.inf)
-    excess, largest = MEAN_FACTOR * noise.excess, MAX_FACTOR * noise.max_abs
+    excess, largest = NOISE_FACTOR * noise.excess, MAX_FACTOR * noise.max_abs
     if config.model.dtype is DType.float32:
         excess, largest = max(excess, FLOAT32_EXCESS), max(largest, FLOAT32_MAX)
     return Limits(1 + excess, largest)
@@ -387,7 +387,7 @@ def _message(config: Config, seen: _Seen, allowed: Limits, noise: Noise, tokens:
         f"{found} (limit {allowed.mean_exp_abs:.7g}), and the largest difference "
         f"{seen.largest:.3g} nats (limit {allowed.max_abs:.3g}); rounding noise of the same "
         f"model{of} is {1 + noise.excess:.7g} and {noise.max_abs:.3g}, and the limits are "
-        f"{MEAN_FACTOR:g} and {MAX_FACTOR:g} times that"
+        f"{NOISE_FACTOR:g} and {MAX_FACTOR:g} times that"
     )
 
 

@@ -21,6 +21,7 @@ from rlmath.model.precision import log_prob_limit
 from rlmath.model.spec import read_model_spec
 from rlmath.monitor import plot_curves, read_metrics, update_summary
 from rlmath.monitor.progress import duration
+from rlmath.training.gate import measure_noise
 from rlmath.training.opening import RunningRanks
 from rlmath.types import TrainingBatch
 from rlmath.validation.convert import folder_fingerprints
@@ -83,12 +84,13 @@ def _check_log_probs(run: RunningRanks, folder: Path, batch: TrainingBatch) -> d
     theirs = hf_log_probs(folder, batch, config.rollout.temperature)
     metrics = measure(ours, theirs).metrics()
     moe = read_model_spec(config.model.path).experts > 0
-    limit = log_prob_limit(config.model.dtype is DType.float32, moe=moe)
+    noise = measure_noise(run.actor, batch, seed=0).excess
+    limit = log_prob_limit(config.model.dtype is DType.float32, moe, noise)
     # Written so that NaN is above it.
     if not metrics["mean_exp_abs_diff"] <= limit:
         raise WeightsError(
             f"mean exp|logp_megatron - logp_transformers| over {len(batch)} sequences is "
-            f"{metrics['mean_exp_abs_diff']:.6f}, above {limit}"
+            f"{metrics['mean_exp_abs_diff']:.6f}, above {limit:.6g}"
         )
     return {
         _OF_THE_EXPORT[0]: metrics["mean_exp_abs_diff"],

@@ -98,14 +98,14 @@ class AlignmentReport:
                 place = f"; they diverge at {self.difference}" if self.difference else ""
                 raise WeightsError(
                     f"{' and '.join(comparison.names)}: mean exp|difference| of log-probs is "
-                    f"{value:.6f}, above {self.limit}; worst at {comparison.worst()}{place}"
+                    f"{value:.6f}, above {self.limit:.6g}; worst at {comparison.worst()}{place}"
                 )
 
     def table(self) -> str:
         """One line per comparison, with the worst token below each."""
         lines = [
             f"{'':<24} {'mean exp|d|':>12} {'max |d|':>10} {'k3':>11} {'pearson':>9}  "
-            f"(limit {self.limit})"
+            f"(limit {self.limit:.6g})"
         ]
         for comparison in self.comparisons:
             m = comparison.metrics()
@@ -224,10 +224,11 @@ def compare(
     others: dict[str, Tensor] | None = None,
 ) -> AlignmentReport | None:
     """Run ``compare_with_transformers`` with an existing actor."""
-    found = gathered_log_probs(actor, batch)
+    found, noisy = gathered_log_probs(actor, batch), gathered_log_probs(actor, batch, "noise")
     dtype, report = actor.settings.model.dtype, None
     if dist.get_rank() == 0:
-        limit = log_prob_limit(dtype is torch.float32, moe=actor.spec.experts > 0)
+        excess = measure(found, noisy).metrics()["mean_exp_abs_diff"] - 1
+        limit = log_prob_limit(dtype is torch.float32, actor.spec.experts > 0, excess)
         sides = {"transformers": hf_log_probs(folder, batch, 1.0)} | (others or {})
         comparisons = [
             comparison(("megatron", name), found, values, batch) for name, values in sides.items()
@@ -254,10 +255,11 @@ def comparison(
     return Comparison(names, (first, second), *_responses(batch))
 
 
-def gathered_log_probs(actor: MegatronActor, batch: TrainingBatch) -> Tensor:
-    """Log-probs ``[R]`` of the batch on every rank, from those that report. Collective."""
+def gathered_log_probs(actor: MegatronActor, batch: TrainingBatch, name: str = "policy") -> Tensor:
+    """Log-probs ``[R]`` of the batch by a forward pass of this name, on every rank, from those that
+    report. Collective."""
     gathered: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(gathered, actor.log_probs(batch))
+    dist.all_gather_object(gathered, actor.log_probs(batch, name))
     result = torch.full((int(batch.response_lengths.sum()),), torch.nan)
     for values in gathered:
         if values is not None:

@@ -25,7 +25,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=STEPS,
         help=f"steps of the run, an even number (default: {STEPS})",
     )
-    add("--write-band", action="store_true", help="store the band of the reward beside the recipe")
+    add(
+        "--write-band",
+        action="store_true",
+        help="store the band of the reward beside the recipe, at the learning rate of a stored one",
+    )
     add("--bands", action="store_true", help="print all stored bands as a table and exit")
     add("--out", metavar="DIR", help="folder of the runs; default: a temporary one")
     add("--config-dir", metavar="DIR", help="folder with your own config groups")
@@ -74,7 +78,7 @@ def _run(arguments: argparse.Namespace, folder: Path) -> int:
         raise UserError(
             f"--write-band: give one experiment or recipe, no other settings, and {STEPS} steps"
         )
-    band = bands.read_band(file) if arguments.steps == STEPS and not arguments.write_band else None
+    band = bands.read_band(file) if arguments.steps == STEPS else None
     shrunk = shrink(
         arguments.settings,
         folder,
@@ -87,7 +91,7 @@ def _run(arguments: argparse.Namespace, folder: Path) -> int:
         raise ConfigError.of(problems)
     print("\n".join(shrunk.notes), flush=True)
     failed = False
-    for one in test.run_test(shrunk, folder, band):
+    for one in test.run_test(shrunk, folder, None if arguments.write_band else band):
         verdict = {True: "ok", False: "FAILED", None: "-"}[one.ok]
         print(f"{verdict:<7} {one.name:<16} {one.text}", flush=True)
         failed |= one.ok is False

@@ -8,6 +8,7 @@ process: its engines set ``RLMATH_ENGINE=1``, which their workers inherit.
 
 from __future__ import annotations
 
+import importlib.metadata
 import multiprocessing
 import os
 
@@ -31,6 +32,19 @@ NCCL_SHARES = "nccl_shares"
 IPC_VIEWS = "ipc_views"
 # Products of adapters on CPU, by the name that vLLM resolves.
 CPU_ADAPTERS = "rlmath.engines.patches.cpu_adapters.OneAdapter"
+
+
+def require_plugin() -> None:
+    """Check that vLLM will find ``register``.
+
+    Raises:
+        RuntimeError: It will not, so its models would be computed otherwise than the actor's.
+    """
+    if "rlmath" not in importlib.metadata.entry_points(group="vllm.general_plugins").names:
+        raise RuntimeError(
+            "vLLM does not find rlmath's plugin: rlmath is on Python's path without being "
+            "installed in this environment. Install it: python -m pip install --no-deps -e FOLDER"
+        )
 
 
 def adapter_backend(transport: str) -> str:

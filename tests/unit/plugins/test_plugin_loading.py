@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import pickle
 import random
@@ -23,6 +24,7 @@ from rlmath.checks.run import names
 from rlmath.commands.plugin_test.cli import KINDS
 from rlmath.commands.plugin_test.ranks import made_batch
 from rlmath.config.load import load, to_plain, with_values
+from rlmath.engines.patches.register import require_plugin
 from rlmath.errors import ConfigError
 from rlmath.plugins import loading
 from rlmath.plugins.source import PluginError, hashes
@@ -242,3 +244,11 @@ def test_the_source_of_a_reward_is_guarded_and_not_run(tmp_path: Path) -> None:
     for name in (str(reward), f"{reward}:f"):
         config = load([*GIVEN, f"reward.items=[{{name: '{name}'}}]"])
         assert config.plugin_hashes == hashes(str(reward))
+
+
+def test_an_engine_that_would_miss_rlmaths_plugin_does_not_start(monkeypatch):
+    require_plugin()
+    nothing = importlib.metadata.EntryPoints()
+    monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: nothing)
+    with pytest.raises(RuntimeError, match="without being installed"):
+        require_plugin()
