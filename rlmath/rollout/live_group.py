@@ -98,7 +98,8 @@ class LiveGroup:
             "step": self.step,
             "problem_id": self.problem.id,
             **prompt_to_state(self.problem),
-            "max_tokens": [one.max_tokens for one in self.requests],
+            "max_tokens": max(one.max_tokens for one in self.requests),
+            "own_max_tokens": [one.max_tokens for one in self.requests],
             "temperature": first.temperature,
             "ignore_eos": first.ignore_eos,
             "seeds": [one.seed for one in self.requests],
@@ -124,9 +125,9 @@ class LiveGroup:
             in_environment: As in ``requests_for``, for the continuing run.
         """
         problem = with_saved_prompt(problem, state)
-        seeds, longest = state["seeds"], state["max_tokens"]
-        if isinstance(longest, int):  # As older runs saved it, for all alike.
-            longest = [longest] * len(seeds)
+        seeds = state["seeds"]
+        # Older runs saved one for all.
+        longest = state.get("own_max_tokens") or [state["max_tokens"]] * len(seeds)
         requests = tuple(
             Request(
                 problem.id,
