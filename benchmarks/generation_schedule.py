@@ -32,10 +32,11 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.simulation.lengths import OWN_SD, log_level  # noqa: E402
+from benchmarks.simulation.lengths import OWN_SD  # noqa: E402
 from benchmarks.simulation.virtual_engines import VirtualPool  # noqa: E402
 from rlmath.engines.requests import Request  # noqa: E402
 from rlmath.rollout.generation import Generation  # noqa: E402
+from rlmath.rollout.imposed_lengths import log_level  # noqa: E402
 
 ENGINES, PROBLEMS, GROUP_SIZE, LONGEST = 128, 512, 16, 27648
 # Keys and values of Qwen2.5-1.5B in bfloat16: 28 layers, 2 heads of 128.

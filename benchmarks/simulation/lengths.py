@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from rlmath.engines.requests import Request
 from rlmath.monitor.samples import data_id
+from rlmath.rollout.imposed_lengths import log_level
 
 # Of the logarithm of a length: between problems, and between the samples of a problem. Published
 # step times of RLinf's 1.5B recipe fit these with 3 ms a decode step (docs/records/performance.md).
@@ -43,20 +44,3 @@ def log_normal_lengths(
     of_problem = level + draw.normal(0, PROBLEM_SD, (problems, 1))
     own = draw.normal(0, OWN_SD, (problems, samples))
     return Lengths(np.clip(np.exp(of_problem + own), 1, longest).astype(np.int64))
-
-
-def log_level(mean: float, longest: int, sd: float) -> float:
-    """Mean logarithm of the log-normal lengths whose mean, truncated at the longest, is ``mean``.
-
-    Args:
-        mean: In tokens.
-        longest: In tokens.
-        sd: Standard deviation of the logarithm.
-    """
-    spread = np.random.default_rng(0).normal(0, sd, 100_000)
-    low, high = 0.0, 25.0
-    for _ in range(40):
-        middle = (low + high) / 2
-        cut = np.minimum(np.exp(middle + spread), longest)
-        low, high = (middle, high) if cut.mean() < mean else (low, middle)
-    return low

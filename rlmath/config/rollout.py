@@ -40,6 +40,14 @@ class RolloutConfig:
         "Continue after an end-of-sequence token up to max_response_tokens, to benchmark a fixed "
         "length.",
     )
+    imposed_mean_tokens: int | None = setting(
+        None,
+        "Mean of the lengths to which responses are sampled, log-normal and truncated at "
+        "max_response_tokens, to benchmark a distribution of lengths. null: all have "
+        "max_response_tokens.",
+        least=1,
+        only_with=OnlyWith("ignore_eos", (True,)),
+    )
     tools: list[str] = setting(
         list,
         "Tools that the model may call between its turns: python, which runs code in a sandbox, "

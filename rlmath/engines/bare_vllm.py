@@ -20,6 +20,10 @@ def bare_rates(engine: Any, requests: Sequence[Request], rounds: int) -> dict[st
     """
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
+    scheduler = engine.engine_core.engine_core.scheduler
+    # vLLM's front end knows no tokens in arrays.
+    plain, scheduler.is_plain = getattr(scheduler, "is_plain", False), False
+
     def parameters(request: Request, **more: Any) -> Any:
         return SamplingParams(
             max_tokens=request.max_tokens,
@@ -33,10 +37,12 @@ def bare_rates(engine: Any, requests: Sequence[Request], rounds: int) -> dict[st
         "same sampling": [parameters(one, seed=one.seed, logprobs=0) for one in requests],
         "plain sampling": [parameters(one) for one in requests],
     }
-    return {
+    found = {
         kind: [_rate(engine, requests, of_kind) for _ in range(rounds)]
         for kind, of_kind in kinds.items()
     }
+    scheduler.is_plain = plain
+    return found
 
 
 def _rate(engine: Any, requests: Sequence[Request], parameters: Sequence[Any]) -> float:

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 CPU_BATCHED_TOKENS = 4096
 # vLLM's name of what rollout.quantization=fp8 asks for; its rule is rlmath/model/fp8.py.
 FP8 = "fp8_per_channel"
-# Scheduler of CPU engines, by the name that vLLM resolves.
+# Schedulers of CPU engines and of those that schedule ahead, by the names that vLLM resolves.
 CPU_SCHEDULER = "rlmath.engines.patches.cpu_scheduler.DecodeScheduler"
+ASYNC_SCHEDULER = "rlmath.engines.patches.async_scheduler.AsyncDecodeScheduler"
 
 
 def vllm_arguments(spec: EngineSpec) -> EngineArgs:
@@ -86,6 +87,7 @@ def cuda_arguments(spec: EngineSpec) -> dict[str, Any]:
         "gpu_memory_utilization": spec.gpu_memory_utilization,
         "kv_cache_memory_bytes": spec.kv_cache_bytes,
         "async_scheduling": spec.async_scheduling,
+        "scheduler_cls": ASYNC_SCHEDULER if spec.async_scheduling else None,
         # Strings name GPUs of the node. vLLM takes numbers as positions in CUDA_VISIBLE_DEVICES,
         # which Ray sets for engines of one rank and leaves alone for wider ones.
         "device_ids": list(spec.device_ids) or None,

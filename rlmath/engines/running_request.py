@@ -29,12 +29,48 @@ class RunningRequest:
     # For a request with texts that end the turn.
     turn_end: TurnEnd | None = None
 
+    def begin(self, version: int) -> None:
+        """Note which weights sample the tokens from now on."""
+        if not self.spans or self.spans[-1][0] != version:
+            self.spans.append((version, len(self.token_ids)))
+
+    def take(self, output: Any, version: int) -> int:
+        """Add what vLLM's engine core returned for it.
+
+        Args:
+            output: vLLM's ``EngineCoreOutput``.
+            version: Weights version of the step.
+
+        Returns:
+            Tokens of its begun part that were still in the KV cache.
+        """
+        if output.new_token_ids:
+            self.begin(version)
+        self.token_ids.extend(output.new_token_ids)
+        if output.new_logprobs is not None:
+            # Column 0 is the sampled token.
+            sampled = output.new_logprobs.logprobs[:, 0]
+            self.log_probs.frombytes(sampled.astype(np.float32, copy=False).tobytes())
+        if output.routed_experts is not None and self.request.wants_routes:
+            self.routes.append(output.routed_experts)
+        if output.new_prompt_logprobs_tensors is not None:
+            of_prompt = output.new_prompt_logprobs_tensors.logprobs[:, 0]
+            self.prompt_log_probs = of_prompt.float().numpy()
+        if output.prefill_stats is None or not self.request.begun_tokens:
+            return 0
+        return int(output.prefill_stats.num_cached_tokens)
+
     def ends_turn(self, token_ids: Sequence[int]) -> bool:
         """Whether the turn ends with one of its newest tokens; later ones are dropped."""
         kept = None if self.turn_end is None else self.turn_end.add(token_ids)
-        if kept is not None and kept < len(token_ids):
-            del self.token_ids[kept - len(token_ids) :], self.log_probs[kept - len(token_ids) :]
+        if kept is not None:
+            self.drop(len(token_ids) - kept)
         return kept is not None
+
+    def drop(self, count: int) -> None:
+        """Drop the last tokens."""
+        if count:
+            del self.token_ids[-count:], self.log_probs[-count:]
 
     @classmethod
     def of(cls, request: Request, tokenizer: Any) -> RunningRequest:

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from rlmath.engines.decoded_rows import DecodedRows
 from rlmath.engines.engine_workers import (
     bind_worker_to_gpu,
     check_gpus,
@@ -96,6 +97,7 @@ class StepLoop:
         self._engine: Any = None
         self._tokenizer: Any = None
         self._running: dict[str, RunningRequest] = {}
+        self._decoded = DecodedRows()
         self._num_submitted = 0
         # Whether a wrong number of rows of routes was reported.
         self._told_of_rows = False
@@ -364,6 +366,7 @@ class StepLoop:
     def _cut_running(self) -> None:
         """Cut all running requests. A token being sampled is lost, and sampled again later."""
         self._engine.engine_core.abort_requests(list(self._running))
+        self._decoded.flush()
         cut = [self._sample(running, "length") for running in self._running.values()]
         self._running.clear()
         self._drain()
@@ -407,6 +410,7 @@ class StepLoop:
         """Start a generation with an empty engine."""
         self._engine.engine_core.abort_requests(list(self._running))
         self._running.clear()
+        self._decoded.clear()
         self._drain()
         with self._changed:
             self._generation = generation
@@ -424,40 +428,41 @@ class StepLoop:
     def _step(self) -> None:
         """Run one step of all running sequences.
 
-        Tokens and log-probs are read from the engine's core as arrays. vLLM's own front end would
-        create a text and an object for every token, a tenth of a small model's time.
+        Tokens and log-probs are read from the engine's core as arrays, those of sequences that
+        surely continue for all of them at once (``patches/short_steps.py``). vLLM's own front end
+        would create a text and an object for every token, a tenth of a small model's time.
         """
-        finished, aborted = [], []
-        tokens = dropped = reused = 0
+        ended: list[tuple[str, str]] = []
+        aborted: list[str] = []
+        tokens = reused = 0
         outputs = self._engine.engine_core.get_output()
         # vLLM's label of the weights in this step, which may differ from the active ones.
         version = int(outputs.weight_version or 0)
+        decoded = getattr(outputs, "decoded", None)
+        if decoded is not None:
+            tokens += decoded.tokens.size
+            self._decoded.add(decoded, version, self._running)
+            aborted += self._decoded.ended_turns()
+            ended += [(request_id, "stop") for request_id in aborted]
+        if outputs.outputs:
+            self._decoded.flush()
         for output in outputs.outputs:
             running = self._running[output.request_id]
             tokens += len(output.new_token_ids)
-            if output.new_token_ids and (not running.spans or running.spans[-1][0] != version):
-                running.spans.append((version, len(running.token_ids)))
-            running.token_ids.extend(output.new_token_ids)
-            if output.new_logprobs is not None:
-                # Column 0 is the sampled token.
-                sampled = output.new_logprobs.logprobs[:, 0]
-                running.log_probs.frombytes(sampled.astype(np.float32, copy=False).tobytes())
-            if output.routed_experts is not None and running.request.wants_routes:
-                running.routes.append(output.routed_experts)
-            if output.prefill_stats is not None and running.request.begun_tokens:
-                reused += output.prefill_stats.num_cached_tokens
-            if output.new_prompt_logprobs_tensors is not None:
-                of_prompt = output.new_prompt_logprobs_tensors.logprobs[:, 0]
-                running.prompt_log_probs = of_prompt.float().numpy()
+            reused += running.take(output, version)
             reason = None if output.finish_reason is None else str(output.finish_reason)
             if running.ends_turn(output.new_token_ids):
                 if reason is None:
                     aborted.append(output.request_id)
                 reason = "stop"
             if reason is not None:
-                del self._running[output.request_id]
-                dropped += len(running.request.prompt_token_ids) + len(running.token_ids)
-                finished.append(self._sample(running, reason))
+                ended.append((output.request_id, reason))
+        of_ended = [(self._running.pop(request_id), reason) for request_id, reason in ended]
+        finished = [self._sample(running, reason) for running, reason in of_ended]
+        dropped = sum(
+            len(running.request.prompt_token_ids) + len(running.token_ids)
+            for running, _ in of_ended
+        )
         self._engine.engine_core.abort_requests(aborted)
         if finished and not self._running:
             self._drain()

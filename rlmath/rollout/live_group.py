@@ -98,7 +98,8 @@ class LiveGroup:
             "step": self.step,
             "problem_id": self.problem.id,
             **prompt_to_state(self.problem),
-            "max_tokens": first.max_tokens,
+            "max_tokens": max(one.max_tokens for one in self.requests),
+            "own_max_tokens": [one.max_tokens for one in self.requests],
             "temperature": first.temperature,
             "ignore_eos": first.ignore_eos,
             "seeds": [one.seed for one in self.requests],
@@ -124,12 +125,15 @@ class LiveGroup:
             in_environment: As in ``requests_for``, for the continuing run.
         """
         problem = with_saved_prompt(problem, state)
+        seeds = state["seeds"]
+        # Older runs saved one for all.
+        longest = state.get("own_max_tokens") or [state["max_tokens"]] * len(seeds)
         requests = tuple(
             Request(
                 problem.id,
                 index,
                 problem.prompt_token_ids,
-                state["max_tokens"],
+                max_tokens,
                 state["temperature"],
                 1.0,
                 seed,
@@ -137,7 +141,7 @@ class LiveGroup:
                 wants_routes=wants_routes,
                 problem=problem if in_environment else None,
             )
-            for index, seed in enumerate(state["seeds"])
+            for index, (seed, max_tokens) in enumerate(zip(seeds, longest, strict=True))
         )
         found = cls(state["ordinal"], state["step"], problem, requests)
         for sample in (*state["finished"], *state["cut"]):

@@ -23,6 +23,7 @@ from rlmath.data import Stream
 from rlmath.engines.requests import Request
 from rlmath.rollout.collect import LOOK_EVERY_S, Collector, Grading, SamplingCancelled
 from rlmath.rollout.group_state import group_from_state, group_to_state
+from rlmath.rollout.imposed_lengths import with_imposed_length
 from rlmath.rollout.journal import SampleJournal
 from rlmath.rollout.lag import LengthTotals, lag_metrics
 from rlmath.rollout.ledger import Event, Ledger, LedgerError
@@ -407,7 +408,8 @@ class Sampler:
         if has_turns(config.rollout):
             requests = in_environment(requests, [problem])
         if config.rollout.ignore_eos:
-            requests = [dataclasses.replace(one, ignore_eos=True) for one in requests]
+            mean_tokens = config.rollout.imposed_mean_tokens
+            requests = [with_imposed_length(one, mean_tokens) for one in requests]
         return LiveGroup(ordinal, now, problem, tuple(requests))
 
     def _with_penalty(self, group: Group) -> Group:

@@ -7,7 +7,7 @@ import torch
 from vllm.engine import arg_utils
 
 from rlmath.config.engine_arguments import RESERVED, known_arguments
-from rlmath.engines.engine_arguments import FP8, vllm_arguments
+from rlmath.engines.engine_arguments import ASYNC_SCHEDULER, FP8, vllm_arguments
 from rlmath.engines.requests import EngineSpec
 from rlmath.model.fp8 import quantized
 from rlmath.model.lora import Lora
@@ -88,7 +88,7 @@ def test_arguments_of_a_cuda_engine():
     assert given.distributed_executor_backend == "uni"
     assert (given.max_num_batched_tokens, given.async_scheduling) == (8192, True)
     assert (given.kv_cache_memory_bytes, given.device_ids) == (5, None)
-    assert given.enable_chunked_prefill and given.scheduler_cls is None
+    assert given.enable_chunked_prefill and given.scheduler_cls == ASYNC_SCHEDULER
 
 
 def test_reserved_arguments_are_those_that_engines_are_given(monkeypatch):

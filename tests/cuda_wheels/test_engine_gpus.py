@@ -55,7 +55,7 @@ def test_engines_take_the_gpus_that_they_were_given(found):
 def test_steps_are_large_and_scheduled_ahead(found, name):
     assert found[name]["batched_tokens"] == EngineSpec.max_batched_tokens == 16384
     assert found[name]["async_scheduling"] is True
-    assert found[name]["scheduler"] == "AsyncScheduler"
+    assert found[name]["scheduler"] == "AsyncDecodeScheduler"
     # The step loop waits for one step at most when an engine is idle.
     assert found[name]["batches_in_flight"] == 2
     assert found[name]["kv_cache_bytes"] is None

@@ -1,9 +1,9 @@
 """A CPU engine with vLLM's asynchronous scheduling, in a separate process.
 
-What is real: vLLM's engine core with its queue of two batches, AsyncScheduler, the executor, the
-model, and rlmath's step loop. What stands in: vLLM turns asynchronous scheduling off on CPU, so its
-platform is told not to; and a CPU worker computes a batch at once, where a GPU would compute it
-while the next one is scheduled, so that its copies of tokens need no second stream.
+What is real: vLLM's engine core with its queue of two batches, the scheduler of GPU engines, the
+executor, the model, and rlmath's step loop. What stands in: vLLM turns asynchronous scheduling off
+on CPU, so its platform is told not to; and a CPU worker computes a batch at once, where a GPU would
+compute it while the next one is scheduled, so that its copies of tokens need no second stream.
 
 Prints what an engine without and then one with it gave, as JSON. Arguments: the model folder, a
 folder for logs.
@@ -47,7 +47,7 @@ def let_vllm_schedule_ahead():
 
     CpuPlatform.check_and_update_config = classmethod(check_and_schedule_ahead)
     CPUModelRunner.use_async_scheduling = property(lambda runner: False, lambda runner, value: None)
-    engine_arguments.CPU_SCHEDULER = "vllm.v1.core.sched.async_scheduler.AsyncScheduler"
+    engine_arguments.CPU_SCHEDULER = engine_arguments.ASYNC_SCHEDULER
 
 
 def requests(step, *, max_tokens):
@@ -85,6 +85,8 @@ def run():
         output = step()
         in_flight.append(len(core.batch_queue or ()))
         at_once.extend(len(one.new_token_ids) for one in output.outputs)
+        decoded = getattr(output, "decoded", None)
+        at_once.append(0 if decoded is None else decoded.tokens.shape[1])
         return output
 
     client.get_output = get_output

@@ -35,7 +35,7 @@ def found(model_folder, tmp_path_factory):
 
 def test_batches_are_scheduled_ahead(found):
     assert found["sync"]["most_in_flight"] == 0
-    assert found["async"]["scheduler"] == "AsyncScheduler"
+    assert found["async"]["scheduler"] == "AsyncDecodeScheduler"
     assert found["async"]["most_in_flight"] == 1
     assert found["sync"]["most_at_once"] == 8
     assert found["async"]["most_at_once"] == 1

@@ -75,6 +75,7 @@ class Plan:
         max_running: ``rollout.max_running_sequences``.
         running: Sequences that an engine runs at once, on average.
         phases: What a GPU holds in each, the fullest one.
+        tail_s: Seconds of sampling after the mean response.
         host_bytes: Host memory that the ranks of a node take at most for tensors.
     """
 
@@ -88,6 +89,7 @@ class Plan:
     running: int
     phases: tuple[Phase, ...]
     seconds: dict[str, float]
+    tail_s: float
     host_bytes: float
 
     @property
@@ -325,6 +327,7 @@ def _plan(request: PlanRequest, split: ActorShape, step: Step) -> Plan:
         max_running=max_running,
         running=decoded.running,
         phases=tuple(together),
+        tail_s=decoded.tail_s,
         host_bytes=host,
         seconds={
             "generate": with_calls_s(decoded.seconds, request.work),

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -34,7 +33,6 @@ from rlmath.commands.plan.models import (
     telling_stages,
 )
 from rlmath.config.weights import BUCKET_MIB
-from rlmath.engines.transport import shared_buffer_bytes
 from rlmath.model.lora import MERGED_ELEMENTS, Lora, adapted_entries, adapter_shapes
 from rlmath.model.parallel import Layout
 from rlmath.model.spec import ModelSpec, padded_vocab_size
@@ -356,9 +354,8 @@ def trainer_sync_bytes(spec: ModelSpec, actor: ActorShape, bucket_bytes: int) ->
     """Buffers of a trainer rank in a weight sync over ``ipc``, at the worst of its buckets.
 
     ``rlmath.engines.transport`` bounds it by pieces that are all as large as the largest tensor.
-    Here each bucket has its size: while vLLM reads one, the next is gathered, with its messages
-    where several ranks share the model; vLLM's buffer holds the largest, and it keeps the last
-    tensor that it took.
+    Here each bucket has its size: while the engine reads one, the next is gathered beside it, with
+    its messages where several ranks share the model.
     """
     layout = actor.layout
     tp, pp, ep = layout.tensor_parallel, layout.pipeline_parallel, layout.expert_parallel
@@ -401,11 +398,8 @@ def _sync_peak(spec: ModelSpec, lora: Lora | None, bucket_bytes: int, several: b
         if not buckets or sum(buckets[-1]) + size > limit:
             buckets.append([])
         buckets[-1].append(size)
-    most = last = 0
-    for bucket, following in itertools.zip_longest(buckets, buckets[1:], fillvalue=[0]):
-        most = max(most, sum(bucket) + (2 if several else 1) * sum(following) + last)
-        last = bucket[-1]
-    return most + shared_buffer_bytes(bucket_bytes, max(sizes))
+    # Both halves of the buffer that engines load from, and the messages of a bucket.
+    return (3 if several else 2) * max(map(sum, buckets))
 
 
 def largest_tensor_bytes(spec: ModelSpec) -> int:

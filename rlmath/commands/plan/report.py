@@ -9,6 +9,7 @@ from typing import Any
 
 from rlmath.checks.latent import ON_CPU_ALONE
 from rlmath.commands.plan.engine_memory import ENGINE_STEP_TOKENS
+from rlmath.commands.plan.faster import proposals
 from rlmath.commands.plan.gpus import Gpu
 from rlmath.commands.plan.layouts import EQUAL_SHARE, Plan, most_tokens
 from rlmath.commands.plan.memory import GIB, usable_bytes
@@ -96,12 +97,23 @@ def as_text(request: PlanRequest, plans: Sequence[Plan], most: int, batch: str) 
         "its settings:",
         *(f"  {line}" for line in overrides(request, best)),
         "",
+        *_faster(request, best),
         *_assumptions(request, best),
     ]
     lines += [f"warning: {text}" for text in warnings(request, best)]
     if work.mean_response_tokens * 2 == work.response_tokens:
         lines.append("  the mean response is taken as half of the longest: --mean-response-tokens")
     return "\n".join(lines)
+
+
+def _faster(request: PlanRequest, best: Plan) -> list[str]:
+    found = proposals(request, best)
+    if not found:
+        return []
+    head = (
+        f"faster than {best.step_s:,.0f} s, with corrected samples, watched by the alignment gate:"
+    )
+    return [head, *(f"  {line}" for line in found), ""]
 
 
 def warnings(request: PlanRequest, best: Plan) -> list[str]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from torch import Tensor
 from vllm.distributed.weight_transfer import ParamMeta, WeightSource
 
 from rlmath.device.streams import SideStream
 from rlmath.weights.expert_shares import ExpertRoutes
-from rlmath.weights.gather import BucketGatherer
+from rlmath.weights.gather import BucketGatherer, Room
 
 
 class GatheredSource(WeightSource):
@@ -46,16 +46,27 @@ class GatheredSource(WeightSource):
 
         Yielded tensors are not referenced, so their memory is freed when vLLM drops them.
         """
-        buckets = self._gatherer.gather(self._destination, self._routes)
+        for bucket in self._buckets(None):
+            bucket.reverse()
+            while bucket:
+                self._side_stream.hand_over()
+                yield bucket.pop()
+
+    def buckets(self, room: Room) -> Iterator[Mapping[str, Tensor]]:
+        """A new pass, bucket by bucket in the caller's memory; see ``BucketGatherer.gather``."""
+        for bucket in self._buckets(room):
+            self._side_stream.hand_over()
+            yield dict(bucket)
+
+    def _buckets(self, room: Room | None) -> Iterator[list[tuple[str, Tensor]]]:
+        buckets = self._gatherer.gather(self._destination, self._routes, room=room)
         while True:
             with self._side_stream.queue():
                 bucket = next(buckets, None)
             if bucket is None:
                 break
-            bucket.reverse()
-            while bucket:
-                self._side_stream.hand_over()
-                yield bucket.pop()
+            yield bucket
+            del bucket
         # A rank that only sends reads nothing, but must not change its weights earlier either.
         self._side_stream.hand_over()
 

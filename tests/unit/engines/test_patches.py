@@ -62,7 +62,7 @@ def test_every_module_has_a_row_and_a_section():
     modules = {path.name for path in PLUGIN.glob("*.py")} - {"__init__.py"}
     assert modules
     assert {name for name in modules if f"| [`{name}`]({name}) |" in PAGE} == modules
-    assert {name for name in modules if f"`{name}`" in SECTIONS} == modules
+    assert {name for name in modules if any(f"`{name}`" in title for title in SECTIONS)} == modules
 
 
 def test_every_change_is_described_in_full():

@@ -587,3 +587,26 @@ def test_the_command_proposes_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert "what actor.offload=optimizer moves takes 25 GB/s each way" in said
     assert main(["plan", "layout", *size, *more, "actor.offload=none"]) == 2
     assert "no layout of this model fits 2 GPUs" in capsys.readouterr().err
+
+
+def test_long_responses_are_proposed_fp8_keys_and_values_and_carry_over(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["model.path=DeepSeek-R1-Distill-Qwen-7B", "cluster=gpu16x8"]
+    words += ["algorithm.prompts_per_step=512", "algorithm.group_size=16"]
+    faster = "rollout.kv_cache_dtype=fp8 rollout.schedule=carry_over rollout.max_lag=2"
+
+    def planned(*more: str) -> str:
+        assert main(["plan", "layout", *words, *more]) == 0
+        return capsys.readouterr().out
+
+    text = planned("rollout.max_response_tokens=27648")
+    head, *lines = text.partition("faster than ")[2].splitlines()[:4]
+    seconds = [float(head.split()[0].replace(",", ""))]
+    seconds += [float(line.split(": ")[1].split()[0].replace(",", "")) for line in lines if line]
+    assert len(seconds) == 4 and seconds == sorted(seconds, reverse=True)
+    assert lines[-1].strip().startswith(f"{faster} algorithm.correction.kind=token_truncate")
+    # As it would be given.
+    given = planned("rollout.max_response_tokens=27648", "rollout.kv_cache_dtype=fp8")
+    assert "kv_cache_dtype" not in given.partition("faster than ")[2].partition("assumed")[0]
+    assert "faster than" not in planned("rollout.max_response_tokens=2048")
