@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
-import itertools
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -38,6 +37,7 @@ from rlmath.types import TrainingBatch
 PLATFORM = Platform("cuda", "fake", "local")  # type: ignore[arg-type]
 # Lines of a peak's contents that are kept.
 _MOST_LINES = 25
+MIB = 2**20
 
 
 def prepare_process() -> None:
@@ -182,8 +182,7 @@ class _Rank:
         assert "optimizer step" in self.phases
 
     def _weight_sync(self) -> None:
-        """As the transport ``ipc`` does: buckets are gathered into the halves of a buffer."""
-        from rlmath.weights.buckets import align
+        """As the transport ``ipc`` does: vLLM's buffer, and tensors gathered bucket by bucket."""
         from rlmath.weights.gather import BucketGatherer
 
         actor = self.actor
@@ -194,11 +193,15 @@ class _Rank:
             self.job.bucket_mib,
             merge=actor.merger(),
         )
-        half = align(max(bucket.packed_bytes for bucket in gatherer.buckets))
-        buffer = torch.empty(2 * half, dtype=torch.uint8, device=META)
-        halves = itertools.cycle(buffer.split(half))
-        for _ in gatherer.gather(destination=None, room=lambda _: next(halves)):
-            pass
+        largest = max(meta.num_bytes for meta in gatherer.tensors)
+        size = max(self.job.bucket_mib * MIB, largest)
+        buffer = torch.empty(size, dtype=torch.uint8, device=META)
+        buckets = gatherer.gather(destination=None)
+        while bucket := next(buckets, None):
+            bucket.reverse()
+            while bucket:  # What was read is let go, as GatheredSource does.
+                flat = bucket.pop()[1].contiguous().view(-1).view(torch.uint8)
+                buffer[: flat.numel()].copy_(flat)
 
     def _checkpoint(self) -> None:
         from rlmath.checkpoint import state

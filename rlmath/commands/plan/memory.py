@@ -354,8 +354,9 @@ def trainer_sync_bytes(spec: ModelSpec, actor: ActorShape, bucket_bytes: int) ->
     """Buffers of a trainer rank in a weight sync over ``ipc``, at the worst of its buckets.
 
     ``rlmath.engines.transport`` bounds it by pieces that are all as large as the largest tensor.
-    Here each bucket has its size: while the engine reads one, the next is gathered beside it, with
-    its messages where several ranks share the model.
+    Here each bucket has its size: while vLLM reads one, the next is gathered, with its messages
+    where several ranks share the model; vLLM's buffer holds the largest, and it keeps the last
+    tensor that it took.
     """
     layout = actor.layout
     tp, pp, ep = layout.tensor_parallel, layout.pipeline_parallel, layout.expert_parallel
