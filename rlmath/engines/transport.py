@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlmath.config.transports import TRANSPORTS
-from rlmath.engines.patches.register import IPC_VIEWS, NCCL_SHARES
+from rlmath.engines.patches.register import NCCL_SHARES
 from rlmath.utils.setting import Options
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class SyncSizes:
     @property
     def piece(self) -> int:
         """Maximum size of a piece."""
-        return max(self.bucket_bytes, self.largest_tensor_bytes)
+        return shared_buffer_bytes(self.bucket_bytes, self.largest_tensor_bytes)
 
     @property
     def gathered(self) -> int:
@@ -82,6 +82,11 @@ class SyncSizes:
         """Size that vLLM's reload adds on each worker."""
         module = self.largest_module_bytes or self.largest_tensor_bytes
         return module + -(-module // self.engine_tensor_parallel)
+
+
+def shared_buffer_bytes(bucket_bytes: int, largest_tensor_bytes: int) -> int:
+    """Size of ``ipc``'s buffer, which must fit each tensor whole for vLLM's producer."""
+    return max(bucket_bytes, largest_tensor_bytes)
 
 
 class Transport:
@@ -156,18 +161,22 @@ class SharedMemory(Transport):
 
 @TRANSPORTS.register("ipc")
 class Ipc(Transport):
-    """vLLM's transport for trainer and engine on the same GPU, with rlmath's two ends: tensors are
-    gathered into the buffer that the engine's worker loads from, one half of it at a time.
+    """vLLM's transport for trainer and engine on the same GPU, with rlmath's trainer.
+
+    In addition to the gathered tensors, a trainer rank has the last tensor that vLLM took and
+    vLLM's shared buffer; an engine's worker has copies of the piece from the shared buffer.
     """
 
-    backend, adapters = IPC_VIEWS, "ipc"
+    backend = adapters = "ipc"
 
     def fits(self, device: str, colocated: bool) -> bool:
         return device == "cuda" and colocated
 
     def plan_bytes(self, sizes: SyncSizes) -> SyncBuffers:
-        # Halves of the buffer begin at multiples of 64 bytes.
-        return SyncBuffers(sizes.gathered + 2 * 63, sizes.reload)
+        piece = sizes.piece
+        return SyncBuffers(
+            sizes.gathered + sizes.largest_tensor_bytes + piece, piece + sizes.reload
+        )
 
     def of_ranks(
         self, plan: TransportPlan, world_size: int, gpus: Callable[[], Sequence[str]]
@@ -184,6 +193,7 @@ class Ipc(Transport):
         from rlmath.engines.transports.vllm_source import GatheredSource, SharedSource
 
         client, side_stream = transports.client_of(plan), platform.side_stream()
+        largest = max(tensor.num_bytes for tensor in gatherer.tensors)
         # Each worker reads from the rank on its own GPU: all ranks gather the whole bucket, except
         # experts that their workers do not keep.
         routes = None if plan.experts is None else gatherer.expert_routes(plan.experts)
@@ -191,7 +201,7 @@ class Ipc(Transport):
         if plan.serving is not None and plan.serving.isdisjoint(gatherer.ranks):
             # No engine needs this rank's copy of the model.
             source = SharedSource(gatherer, None, side_stream)
-        buffer_bytes = max(bucket.packed_bytes for bucket in gatherer.buckets)
+        buffer_bytes = shared_buffer_bytes(plan.bucket_size_mib * MIB, largest)
         trainer = IpcTrainer(client, source, plan.serves, buffer_bytes)
         return transports.TrainerConnection(trainer, client, side_stream)
 

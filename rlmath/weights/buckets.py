@@ -65,12 +65,6 @@ class Bucket:
     tensors: tuple[BucketTensor, ...]
     num_bytes: int
 
-    @property
-    def packed_bytes(self) -> int:
-        """Size without gaps between rows, as :func:`packed_in_buffer` places tensors."""
-        sizes = [one.meta.num_bytes for one in self.tensors]
-        return sum(map(align, sizes[:-1])) + sizes[-1]
-
 
 def align(num_bytes: int) -> int:
     """The next multiple of ``ALIGNMENT_BYTES``."""
@@ -112,17 +106,3 @@ def view_in_buffer(buffer: Tensor, tensor: BucketTensor) -> Tensor:
         return flat.view(meta.shape)
     rows = flat.view(meta.shape[0], meta.row_stride_bytes // meta.dtype.itemsize)
     return rows[:, : meta.shape[1]]
-
-
-def packed_in_buffer(buffer: Tensor, bucket: Bucket) -> dict[str, Tensor]:
-    """Views of a bucket's tensors, one after the other in a flat buffer; each is contiguous.
-
-    Args:
-        buffer: uint8, contiguous, at least the bucket's ``packed_bytes`` long.
-        bucket: The tensors.
-    """
-    views, at = {}, 0
-    for meta in (one.meta for one in bucket.tensors):
-        views[meta.name] = buffer[at : at + meta.num_bytes].view(meta.dtype).view(meta.shape)
-        at += align(meta.num_bytes)
-    return views

@@ -28,7 +28,6 @@ from rlmath.weights.buckets import (
     TensorMeta,
     align,
     cut_into_buckets,
-    packed_in_buffer,
     view_in_buffer,
 )
 from rlmath.weights.expert_shares import ExpertRoutes, ExpertShare, Need, are_worth_it
@@ -37,8 +36,6 @@ from rlmath.weights.pieces import expert_tensors, hf_shapes
 from rlmath.weights.runs import Run
 from rlmath.weights.slices import WeightSlice, fingerprint_in
 
-# A flat uint8 buffer for a bucket, of at least its ``packed_bytes``.
-Room = Callable[[Bucket], Tensor]
 # (parameter, some of its rows or columns, their dimension, the first index) -> values to send
 Merge = Callable[[Tensor, Tensor, int, int], Tensor]
 
@@ -216,7 +213,6 @@ class BucketGatherer:
         destination: int | None,
         routes: ExpertRoutes | None = None,
         names: Collection[str] | None = None,
-        room: Room | None = None,
     ) -> Iterator[list[tuple[str, Tensor]]]:
         """Gather all buckets in order (see ``rlmath.weights.megatron.hf_tensors``).
 
@@ -226,8 +222,6 @@ class BucketGatherer:
                 have their whole shape, with NaN where this rank needs nothing; or, with
                 ``routes.alone``, the shape of this rank's part, and are left out if it has none.
             names: Only these tensors, the same on all ranks; ``None``: all.
-            room: Memory to gather a bucket into, while the one before may still be read; ``None``:
-                new memory.
         """
         if destination is not None and destination not in self.ranks:
             # That rank is in another copy of the model (data parallel), which serves it.
@@ -237,14 +231,13 @@ class BucketGatherer:
             metas = [meta for meta in self.tensors if meta.name in names]
             buckets = cut_into_buckets(metas, self._bucket_size_mib)
         following = iter(buckets)
-        pending = self._begin(next(following), destination, routes, room)
+        pending = self._begin(next(following), destination, routes)
         while pending is not None:
             # Messages are freed before the next ones start, and a bucket when the caller drops it:
             # ``rlmath.engines.transport`` relies on both.
             finished = [pending.finish()]
-            bucket, pending = next(following, None), None
-            if bucket is not None:
-                pending = self._begin(bucket, destination, routes, room)
+            bucket = next(following, None)
+            pending = None if bucket is None else self._begin(bucket, destination, routes)
             yield finished.pop()
 
     @torch.no_grad()
@@ -388,11 +381,7 @@ class BucketGatherer:
 
     @torch.no_grad()
     def _begin(
-        self,
-        bucket: Bucket,
-        destination: int | None,
-        routes: ExpertRoutes | None,
-        room: Room | None,
+        self, bucket: Bucket, destination: int | None, routes: ExpertRoutes | None
     ) -> _Pending:
         """Start a bucket's messages; returns the pending transfer."""
         me = self.parallel.global_rank
@@ -400,7 +389,7 @@ class BucketGatherer:
         types = {t.meta.name: t.meta.dtype for t in bucket.tensors}
         pending = _Pending({}, {}, [], [])
         if wanted:
-            self._make_room(bucket, routes, pending, room)
+            self._make_room(bucket, routes, pending)
         whole, group = pending.whole, self.parallel.group
         operations: list[dist.P2POp] = []
         of_experts = routes or ()
@@ -432,17 +421,8 @@ class BucketGatherer:
             self._exchange_experts(bucket, routes, pending)
         return pending
 
-    def _make_room(
-        self,
-        bucket: Bucket,
-        routes: ExpertRoutes | None,
-        pending: _Pending,
-        room: Room | None,
-    ) -> None:
-        """Find memory for this rank's tensors of a bucket."""
-        if room is not None:
-            pending.whole.update(packed_in_buffer(room(bucket), bucket))
-            return
+    def _make_room(self, bucket: Bucket, routes: ExpertRoutes | None, pending: _Pending) -> None:
+        """Allocate memory for this rank's tensors of a bucket."""
         for meta in (tensor.meta for tensor in bucket.tensors):
             shape = meta.shape
             if routes is not None and routes.alone and meta.name in routes:

@@ -16,7 +16,6 @@ import pytest
 import torch
 import yaml
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from rlmath.actor.offload import DeviceState
 from rlmath.actor.worker import ActorWorker
@@ -24,13 +23,12 @@ from rlmath.device import Platform
 from rlmath.device.streams import SideStream
 from rlmath.engines.engine import RolloutEngine
 from rlmath.engines.transport import SyncSizes, transport_named
-from rlmath.engines.transports import ipc
 from rlmath.engines.transports.connection import connect
 from rlmath.errors import WeightsError
 from rlmath.model.published import KNOWN
 from rlmath.model.rank_layout import ParallelRank
 from rlmath.model.spec import model_spec
-from rlmath.weights.buckets import TensorMeta, cut_into_buckets, packed_in_buffer
+from rlmath.weights.buckets import TensorMeta, cut_into_buckets
 from tests.contracts.fake_cuda import FakeCuda, LiveBytes, Races
 from tests.contracts.vllm_worker import join, plan_for
 from tests.unit.weights.model_ranks import gatherer_of, modules_like
@@ -63,13 +61,9 @@ class Tensors:
         self.tensors = [TensorMeta(n, tuple(t.shape), t.dtype) for n, t in tensors.items()]
         self.buckets = cut_into_buckets(self.tensors, bucket_size_mib)
 
-    def gather(self, destination, routes, room=None):
+    def gather(self, destination, routes):
         for bucket in self.buckets:
-            given = {t.meta.name: self.values[t.meta.name] for t in bucket.tensors}
-            if room is not None:
-                places = packed_in_buffer(room(bucket), bucket)
-                given = {name: places[name].copy_(tensor) for name, tensor in given.items()}
-            yield list(given.items())
+            yield [(t.meta.name, self.values[t.meta.name]) for t in bucket.tensors]
 
 
 def awkward_tensors(seed):
@@ -131,7 +125,7 @@ def test_each_engine_gets_the_handles_of_its_own_gpus_without_a_barrier_of_the_w
     assert [rank["of_world"] for rank in ranks] == [[]] * 4
 
     def update(*gpus):
-        buckets = [["update_weights", list(gpus)]] * 6
+        buckets = [["update_weights", list(gpus)]] * 3
         return [["start_weight_update", []], *buckets, ["finish_weight_update", []]]
 
     opened = ["init_weight_transfer_engine", []]
@@ -141,72 +135,24 @@ def test_each_engine_gets_the_handles_of_its_own_gpus_without_a_barrier_of_the_w
     # No rank fills its buffer again before its engine has read all of them.
     for rank, caller in zip(ranks, (0, 0, 2, 2), strict=True):
         read_s = ranks[caller]["read_s"]
-        assert len(rank["full_s"]) == len(read_s) == 12
+        assert len(rank["full_s"]) == len(read_s) == 6
         assert all(full > read for full, read in zip(rank["full_s"][1:], read_s[:-1], strict=True))
-
-
-class CopiedBytes(TorchDispatchMode):
-    """Bytes that operations wrote, but for views and new memory."""
-
-    def __init__(self):
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        out = function(*args, **(kwargs or {}))
-        is_view = any(
-            a.alias_info and not a.alias_info.is_write for a in function._schema.arguments
-        )
-        if isinstance(out, Tensor) and not is_view and "empty" not in str(function):
-            self.count += out.nbytes
-        return out
-
-
-@pytest.mark.parametrize(("ranks", "most"), [(1, 1.0), (2, 1.5)])
-def test_ipc_copies_a_byte_once_before_the_engine_loads_it(monkeypatch, cuda, ranks, most):
-    """vLLM's own ends copied it three times: gathered, packed, and taken from the buffer. Several
-    ranks pack what they send each other."""
-    worker = join(monkeypatch, "ipc", cuda, "cpu")
-    gatherer, model = gatherer_of(monkeypatch, DENSE, ranks, 0.01)
-    cuda.install_messages(monkeypatch)
-    connection = connect(plan_for(worker, "ipc", 1), gatherer, CUDA)
-    weights = sum(tensor.num_bytes for tensor in gatherer.tensors)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_()
-    update, of_worker = worker.update_weights, CopiedBytes()
-
-    def counted(info):
-        with of_worker:
-            update(info)
-
-    monkeypatch.setattr(worker, "update_weights", counted)
-    worker.keeps = False
-    with CopiedBytes() as of_trainer:
-        connection.send_weights(1)
-    assert len(gatherer.buckets) > 5
-    assert of_trainer.count / weights == pytest.approx(most, abs=0.02)
-    assert of_worker.count == 0
-    worker.keeps = True
-    connection.send_weights(2)
-    if ranks == 1:
-        # A bucket is not overwritten by the next one while it is loaded.
-        expected = dict(one for bucket in gatherer.gather(None) for one in bucket)
-        assert all(torch.equal(worker.updates[-1][name], one) for name, one in expected.items())
 
 
 def test_a_rank_whose_gpu_has_no_engine_exports_no_buffer(monkeypatch, cuda):
     """torch keeps an exported buffer until a reader has opened it and let go of it: a rank without
     a reader would lose one at every weight sync."""
+    from vllm.distributed.weight_transfer import packed_tensor
+
     worker = join(monkeypatch, "ipc", cuda, "cpu")
     exports = []
-    export = ipc.reduce_tensor
+    export = packed_tensor.reduce_tensor
 
     def noted(buffer):
         exports.append(buffer)
         return export(buffer)
 
-    monkeypatch.setattr(ipc, "reduce_tensor", noted)
+    monkeypatch.setattr(packed_tensor, "reduce_tensor", noted)
     source = Tensors(awkward_tensors(0), 1)
     gathered = []
 

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.multiprocessing import reductions
 
 from rlmath.engines import transports
-from rlmath.engines.patches.register import IPC_VIEWS
-from rlmath.engines.transports import TransportPlan, ipc
+from rlmath.engines.transports import TransportPlan
 
 TIMEOUT_S = 60
 
@@ -35,12 +34,9 @@ class Worker:
         self.channels: list[Channel] = []
         from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 
-        if IPC_VIEWS not in WeightTransferEngineFactory._registry:
-            module = "rlmath.engines.transports.ipc_engine"
-            WeightTransferEngineFactory.register_engine(IPC_VIEWS, module, "IpcEngine")
         model = nn.Module()
         model.load_weights = self._load
-        config = SimpleNamespace(backend=IPC_VIEWS if backend == "ipc" else backend)
+        config = SimpleNamespace(backend=backend)
         vllm_config = SimpleNamespace(parallel_config=None, model_config=None)
         self.engine: Any = WeightTransferEngineFactory.create_engine(
             config, vllm_config, torch.device(device, 0), model
@@ -133,7 +129,7 @@ def join(patch, backend, cuda, device):
         assert buffer is not None, "the trainer has dropped what it sent"
         return buffer
 
-    patch.setattr(ipc, "reduce_tensor", export)
+    patch.setattr(packed_tensor, "reduce_tensor", export)
     patch.setattr(reductions, "rebuild_cuda_tensor", rebuild)
     channels = []
 

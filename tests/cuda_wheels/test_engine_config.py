@@ -52,7 +52,7 @@ def test_engine_configuration(answers, model, width, executor):
     assert found["dtype"] == "torch.bfloat16"
     assert found["logprobs_mode"] == "processed_logprobs"
     assert found["max_model_len"] == 28672
-    assert found["transfer"] == "ipc_views"
+    assert found["transfer"] == "ipc"
     assert found["sleeps"] is True
     # The CPU's scheduler and eager mode stay on the CPU.
     assert found["scheduler"] in ("Scheduler", "AsyncDecodeScheduler")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from rlmath.commands.plan.models import (
     telling_stages,
 )
 from rlmath.config.weights import BUCKET_MIB
+from rlmath.engines.transport import shared_buffer_bytes
 from rlmath.model.lora import MERGED_ELEMENTS, Lora, adapted_entries, adapter_shapes
 from rlmath.model.parallel import Layout
 from rlmath.model.spec import ModelSpec, padded_vocab_size
@@ -399,8 +401,11 @@ def _sync_peak(spec: ModelSpec, lora: Lora | None, bucket_bytes: int, several: b
         if not buckets or sum(buckets[-1]) + size > limit:
             buckets.append([])
         buckets[-1].append(size)
-    # Both halves of the buffer that engines load from, and the messages of a bucket.
-    return (3 if several else 2) * max(map(sum, buckets))
+    most = last = 0
+    for bucket, following in itertools.zip_longest(buckets, buckets[1:], fillvalue=[0]):
+        most = max(most, sum(bucket) + (2 if several else 1) * sum(following) + last)
+        last = bucket[-1]
+    return most + shared_buffer_bytes(bucket_bytes, max(sizes))
 
 
 def largest_tensor_bytes(spec: ModelSpec) -> int:

@@ -16,9 +16,9 @@ from rlmath.model.spec import ModelSpec
 
 # A call of rank 0, or of an engine's rank, to an engine and of that to its workers, there and back.
 CALL_S = 0.005
-# How often a worker's GPU reads or writes each byte: gathered by the rank into the buffer that the
-# engine reads, loaded, and copied to where it computes; over the network also packed into messages.
-IPC_COPIES, COPIES = 6, 8
+# How often a worker's GPU reads or writes each byte: packed by the rank, copied to the buffer that
+# the engine reads, copied from it, and loaded.
+COPIES = 8
 # And each byte of experts of which it gets a part: a tensor for the whole, NaN at first.
 FILLS = 1
 
@@ -75,7 +75,7 @@ def sync_time(
         return weight_sync_time_s(spec, actor, gpu, efficiency, gpus_per_node, expert_part)
 
     calls_s, memory = buckets * CALL_S, gpu.memory_gb_per_s * 1e9
-    copies_s = (IPC_COPIES if colocated else COPIES) * weights_bytes / memory
+    copies_s = COPIES * weights_bytes / memory
     if colocated:
         # Each rank gets its worker's share, one stage's ranks sending at a time.
         return SyncTime("ipc", gather_s(actor.pipeline_parallel / engine_tp), copies_s, calls_s)

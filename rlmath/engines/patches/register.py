@@ -23,13 +23,11 @@ SHARED_MEMORY = "shared_memory"
 _TRANSPORTS = "rlmath.engines.transports"
 ADAPTER_ENGINES = {
     SHARED_MEMORY: (f"{_TRANSPORTS}.shared_memory_engine", "SharedMemoryAdapters"),
-    "ipc": (f"{_TRANSPORTS}.ipc_engine", "IpcAdapters"),
+    "ipc": (f"{_TRANSPORTS}.adapter_cuda", "IpcAdapters"),
     "nccl": (f"{_TRANSPORTS}.adapter_cuda", "NcclAdapters"),
 }
 # vLLM's ``nccl``, and each worker's share of an MoE's experts from its own sender.
 NCCL_SHARES = "nccl_shares"
-# vLLM's ``ipc``, loaded from the trainer's buffer.
-IPC_VIEWS = "ipc_views"
 # Products of adapters on CPU, by the name that vLLM resolves.
 CPU_ADAPTERS = "rlmath.engines.patches.cpu_adapters.OneAdapter"
 
@@ -102,10 +100,6 @@ def register() -> None:
     if NCCL_SHARES not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(
             NCCL_SHARES, f"{_TRANSPORTS}.nccl_shares_engine", "SharesEngine"
-        )
-    if IPC_VIEWS not in WeightTransferEngineFactory._registry:
-        WeightTransferEngineFactory.register_engine(
-            IPC_VIEWS, f"{_TRANSPORTS}.ipc_engine", "IpcEngine"
         )
     for transport, (module, name) in ADAPTER_ENGINES.items():
         if adapter_backend(transport) not in WeightTransferEngineFactory._registry:

@@ -3,25 +3,21 @@
 In vLLM's trainer rank 0 sends the handles of all GPUs to every engine, with two global barriers for
 each bucket: at 1,000 GPUs and 512 MiB per bucket, 166 MB of handles per bucket. Here the ranks of
 an engine wait only for each other and for that engine. Beyond that, ranks are only coupled by the
-gathering of the next bucket. vLLM's also copies every gathered tensor into the buffer that the
-engine reads, which in turn copies it; here it is gathered there, and loaded from there
-(``ipc_engine.py``).
+gathering of the next bucket.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.multiprocessing.reductions import reduce_tensor
+from vllm.distributed.weight_transfer import WeightSource
 from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerWeightTransferEngine
 
 from rlmath.engines.transports.client import EngineClient
 from rlmath.engines.transports.vllm_source import GatheredSource
-from rlmath.weights.buckets import align
 
 
 @functools.cache
@@ -39,7 +35,7 @@ class IpcTrainer(IPCTrainerWeightTransferEngine):  # type: ignore[misc]
         source: The gathered tensors.
         ranks: Ranks that serve the same engine, the caller first; empty if no engine shares this
             rank's GPU. Such a rank only takes part in the gathering.
-        buffer_bytes: Size of the largest bucket.
+        buffer_bytes: Size of the buffer that the worker reads from.
     """
 
     def __init__(
@@ -62,36 +58,17 @@ class IpcTrainer(IPCTrainerWeightTransferEngine):  # type: ignore[misc]
         if self.is_sender:
             client.init_weight_transfer_engine({"packed": True})
 
-    def _send_packed(self, source: GatheredSource) -> None:
-        """Send bucket by bucket, each gathered where the engine reads it: into one half of a buffer
-        while the engine loads the other.
+    def _send_packed(self, source: WeightSource) -> None:
+        """Send in messages; without an engine on this rank's GPU, only take part in the gathering.
 
-        A rank without an engine on its GPU only takes part in the gathering: nobody opens its
-        buffer, and torch frees an exported buffer only after a reader has opened and released it.
+        Nobody opens that rank's buffer, and torch frees an exported buffer only after a reader has
+        opened and released it.
         """
-        if not self._group_size:
-            for _ in source:
-                pass
+        if self._group_size:
+            super()._send_packed(source)
             return
-        half = align(self.packed_buffer_size_bytes)
-        buffer = torch.empty(2 * half, dtype=torch.uint8, device="cuda")
-        _, export = reduce_tensor(buffer)
-        halves = itertools.cycle(buffer.split(half))
-        for bucket in source.buckets(lambda _: next(halves)):
-            # The engine is another process, which waits for no stream of this one.
-            torch.cuda.current_stream().synchronize()
-            (handles,) = self._all_gather_and_merge_handles([{self.gpu_uuid: export}])
-            if self.is_sender:
-                self.client.update_weights(
-                    {
-                        "names": list(bucket),
-                        "dtype_names": [str(t.dtype).split(".")[-1] for t in bucket.values()],
-                        "shapes": [list(tensor.shape) for tensor in bucket.values()],
-                        "ipc_handles": handles,
-                        "offsets_bytes": [t.storage_offset() * t.itemsize for t in bucket.values()],
-                    }
-                )
-            self._post_send_sync()
+        for _ in source:
+            pass
 
     def _all_gather_and_merge_handles(
         self, handles: list[dict[str, tuple[Any, ...]]]

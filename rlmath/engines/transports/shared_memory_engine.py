@@ -18,11 +18,11 @@ from vllm.model_executor.model_loader.reload import (
     finalize_layerwise_reload,
     initialize_layerwise_reload,
 )
+from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 from rlmath.engines.transports.adapter_engine import ReceivesAdapters
 from rlmath.engines.transports.cpu_load import CpuLoader
 from rlmath.engines.transports.engine_parts import PRODUCTS, UNSENT
-from rlmath.engines.transports.reload_pending import keep_pending
 from rlmath.engines.transports.segments import map_copy_on_write, map_writable, open_segment
 from rlmath.errors import WeightsError
 from rlmath.weights.buckets import BucketTensor, TensorMeta, view_in_buffer
@@ -145,7 +145,7 @@ class SharedMemoryEngine(WeightTransferEngine[SharedMemoryInitInfo, SharedMemory
     def _load(self, memory: Any, update_info: SharedMemoryUpdateInfo) -> None:
         base = torch.frombuffer(memory, dtype=torch.uint8)
         self._loaded |= self.model.load_weights(self._tensors(base, update_info))
-        keep_pending(self.model, base)
+        self._keep_pending(base)
 
     def _tensors(
         self, base: torch.Tensor, update_info: SharedMemoryUpdateInfo
@@ -161,6 +161,20 @@ class SharedMemoryEngine(WeightTransferEngine[SharedMemoryInitInfo, SharedMemory
                 strict=True,
             )
         ]
+
+    def _keep_pending(self, base: torch.Tensor) -> None:
+        """Copy tensors that vLLM holds back for a layer whose others are in a later bucket.
+
+        The reload references a layer's tensors until it has all of them (such as query without key
+        and value), but the segment is overwritten meanwhile.
+        """
+        begin = base.data_ptr()
+        end = begin + base.numel()
+        for layer in self.model.modules():
+            for _, bound in get_layerwise_info(layer).loaded_weights:
+                for key, value in bound.arguments.items():
+                    if isinstance(value, torch.Tensor) and begin <= value.data_ptr() < end:
+                        bound.arguments[key] = value.clone()
 
 
 class SharedMemoryAdapters(ReceivesAdapters, SharedMemoryEngine):

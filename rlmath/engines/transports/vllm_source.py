@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from torch import Tensor
 from vllm.distributed.weight_transfer import ParamMeta, WeightSource
 
 from rlmath.device.streams import SideStream
 from rlmath.weights.expert_shares import ExpertRoutes
-from rlmath.weights.gather import BucketGatherer, Room
+from rlmath.weights.gather import BucketGatherer
 
 
 class GatheredSource(WeightSource):
@@ -46,27 +46,16 @@ class GatheredSource(WeightSource):
 
         Yielded tensors are not referenced, so their memory is freed when vLLM drops them.
         """
-        for bucket in self._buckets(None):
-            bucket.reverse()
-            while bucket:
-                self._side_stream.hand_over()
-                yield bucket.pop()
-
-    def buckets(self, room: Room) -> Iterator[Mapping[str, Tensor]]:
-        """A new pass, bucket by bucket in the caller's memory; see ``BucketGatherer.gather``."""
-        for bucket in self._buckets(room):
-            self._side_stream.hand_over()
-            yield dict(bucket)
-
-    def _buckets(self, room: Room | None) -> Iterator[list[tuple[str, Tensor]]]:
-        buckets = self._gatherer.gather(self._destination, self._routes, room=room)
+        buckets = self._gatherer.gather(self._destination, self._routes)
         while True:
             with self._side_stream.queue():
                 bucket = next(buckets, None)
             if bucket is None:
                 break
-            yield bucket
-            del bucket
+            bucket.reverse()
+            while bucket:
+                self._side_stream.hand_over()
+                yield bucket.pop()
         # A rank that only sends reads nothing, but must not change its weights earlier either.
         self._side_stream.hand_over()
 

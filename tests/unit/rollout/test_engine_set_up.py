@@ -129,7 +129,7 @@ def test_adapters_that_engines_compute_are_in_vllms_arguments(tmp_path):
     config = load(["model=tiny", "cluster=gpu8", "runner.run_dir=r", *lora])
     layout = resolve_layout(config, Device.cuda)
     spec = engine_spec(config, layout, trains=True)
-    assert spec.adapters is None and spec.transfer_backend == "ipc_views"
+    assert spec.adapters is None and spec.transfer_backend == "ipc"
     assert adapter_arguments(spec.adapters) == {}
     config.actor.lora.rollout = LoraRollout.unmerged
     spec = engine_spec(config, layout, trains=True)

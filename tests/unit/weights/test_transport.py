@@ -43,8 +43,8 @@ MIB = 2**20
 @pytest.mark.parametrize(
     ("transport", "trainer_mib", "engine_mib"),
     [
-        # Two gathered and one packed; halves of the buffer begin at multiples of 64 bytes.
-        ("ipc", 3 * 1090 + 126 / MIB, 2 * 1090),
+        # Two gathered and one packed; vLLM's last tensor and its shared buffer.
+        ("ipc", 5 * 1090, 1090 + 2 * 1090),
         ("nccl", 3 * 1090 + 2 * (512 + 1090), 2 * (512 + 1090) + 2 * 1090),
         ("shared_memory", 2 * 1090, 0),
     ],
@@ -63,7 +63,7 @@ def test_one_rank_packs_nothing_and_engine_ranks_share_a_module():
         engine_tensor_parallel=4,
     )
     found = transport_named("ipc").plan_bytes(sizes)
-    assert found == SyncBuffers(2 * 512 * MIB + 126, (800 + 200) * MIB)
+    assert found == SyncBuffers((3 * 512 + 100) * MIB, (512 + 800 + 200) * MIB)
 
 
 @pytest.mark.parametrize(
