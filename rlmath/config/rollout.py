@@ -207,6 +207,18 @@ class RolloutConfig:
             "true",
         ),
     )
+    short_steps: bool | None = setting(
+        None,
+        "Schedule decode-only steps in rlmath's short path, which takes a quarter of the host's "
+        "time per sequence and step, instead of vLLM's; null: on CPU alone, as it has not run on a "
+        "GPU.",
+        not_with=NotWith(
+            "rollout.async_scheduling=false",
+            "the short path on GPUs schedules ahead",
+            "set it to null, or rollout.async_scheduling=true",
+            "true",
+        ),
+    )
     flashinfer: bool = setting(
         False,
         "Use FlashInfer's kernels for top-k and top-p sampling, all-reduces and FP8 products. They "

@@ -67,7 +67,7 @@ def _cpu_arguments(spec: EngineSpec) -> dict[str, Any]:
         "enforce_eager": True,
         "kv_cache_memory_bytes": int(spec.cpu_kv_cache_gib * 2**30),
         "async_scheduling": False,
-        "scheduler_cls": CPU_SCHEDULER,
+        "scheduler_cls": CPU_SCHEDULER if spec.short_steps else None,
         "ir_op_priority": PRIORITY,
     }
 
@@ -87,7 +87,7 @@ def cuda_arguments(spec: EngineSpec) -> dict[str, Any]:
         "gpu_memory_utilization": spec.gpu_memory_utilization,
         "kv_cache_memory_bytes": spec.kv_cache_bytes,
         "async_scheduling": spec.async_scheduling,
-        "scheduler_cls": ASYNC_SCHEDULER if spec.async_scheduling else None,
+        "scheduler_cls": ASYNC_SCHEDULER if spec.short_steps and spec.async_scheduling else None,
         # Strings name GPUs of the node. vLLM takes numbers as positions in CUDA_VISIBLE_DEVICES,
         # which Ray sets for engines of one rank and leaves alone for wider ones.
         "device_ids": list(spec.device_ids) or None,

@@ -193,6 +193,7 @@ class EngineSpec:
             only.
         max_batched_tokens: Most tokens of one step. CUDA only.
         async_scheduling: Schedule a step while the one before runs. CUDA only.
+        short_steps: Schedule decode-only steps in rlmath's short path.
         device_ids: The engine's GPUs, one for each tensor-parallel rank, as CUDA_VISIBLE_DEVICES
             names them on the node; none: those that the process sees, from the first. CUDA only.
         kv_cache_bytes: Size of each rank's KV cache; ``None``: what memory profiling leaves within
@@ -228,6 +229,7 @@ class EngineSpec:
     sleeps: bool = False
     max_batched_tokens: int = RolloutConfig.max_batched_tokens
     async_scheduling: bool = False
+    short_steps: bool = True
     device_ids: tuple[str, ...] = ()
     kv_cache_bytes: int | None = None
     precision: Precision = field(default_factory=Precision)

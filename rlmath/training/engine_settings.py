@@ -64,6 +64,7 @@ def engine_spec(config: Config, layout: RunLayout, *, trains: bool) -> EngineSpe
         sleeps=on_cuda and colocated,
         max_batched_tokens=rollout.max_batched_tokens,
         async_scheduling=on_cuda if rollout.async_scheduling is None else rollout.async_scheduling,
+        short_steps=not on_cuda if rollout.short_steps is None else rollout.short_steps,
         flashinfer=rollout.flashinfer,
         precision=precision(config),
         quantization=rollout.quantization,

@@ -55,7 +55,7 @@ def test_engine_configuration(answers, model, width, executor):
     assert found["transfer"] == "ipc"
     assert found["sleeps"] is True
     # The CPU's scheduler and eager mode stay on the CPU.
-    assert found["scheduler"] in ("Scheduler", "AsyncDecodeScheduler")
+    assert found["scheduler"] in ("Scheduler", "AsyncScheduler")
     assert found["cuda_graphs"] != "NONE"
     assert found["chunked_prefill"] is True
 

@@ -16,6 +16,7 @@ from rlmath.config.rollout import Quantization
 from rlmath.config.schema import Device
 from rlmath.engines.engine import RolloutEngine
 from rlmath.engines.engine_arguments import (
+    ASYNC_SCHEDULER,
     adapter_arguments,
     cache_archive,
     cache_folder,
@@ -48,6 +49,14 @@ def test_an_engine_schedules_ahead_on_cuda_and_not_on_cpu_unless_told():
     assert spec_of(Device.cuda).async_scheduling
     assert not spec_of(Device.cpu, "cluster=local").async_scheduling
     assert not spec_of(Device.cuda, "rollout.async_scheduling=false").async_scheduling
+
+
+def test_short_steps_are_on_on_cpu_and_on_gpus_where_told():
+    assert spec_of(Device.cpu, "cluster=local").short_steps
+    assert not spec_of(Device.cuda).short_steps
+    chosen = spec_of(Device.cuda, "rollout.short_steps=true")
+    assert cuda_arguments(chosen)["scheduler_cls"] == ASYNC_SCHEDULER
+    assert cuda_arguments(replace(chosen, short_steps=False))["scheduler_cls"] is None
 
 
 def test_a_step_of_an_engine_is_as_long_as_the_plan_assumes():
