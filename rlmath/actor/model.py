@@ -114,6 +114,9 @@ def transformer_config(
         softmax_scale=softmax_scale(spec) if spec.latent is None else None,
         **latent_settings(spec),
         **window_settings(spec, max_sequence_length),
+        # Micro-batches vary in size, also between ranks that share experts; Megatron checks the
+        # dispatcher for that even without experts.
+        variable_seq_lengths=True,
         moe_token_dispatcher_type="alltoall",
         # The loss is already divided by its global denominator; gradients are summed, not averaged.
         calculate_per_token_loss=True,
@@ -159,11 +162,6 @@ def _parallel(spec: ModelSpec, layout: Layout) -> dict[str, Any]:
         "pipeline_model_parallel_size": layout.pipeline_parallel,
         "pipeline_model_parallel_layout": _stages(spec, layout),
         "context_parallel_size": layout.context_parallel,
-        # Micro-batches vary in size, also between ranks that share experts; Megatron checks the
-        # dispatcher for that even without experts.
-        "variable_seq_lengths": True,
-        # Megatron would wait for the device after each message, for old versions of torch.
-        "batch_p2p_sync": False,
         **_interleaving(layout),
     }
 

@@ -2,9 +2,9 @@
 
 Between the first micro-batch and the last the host only queues work: what a callback keeps stays on
 the device until the schedule is done, and its inputs were copied there before. The host waits for
-the GPU only where it must: in MoE layers for the number of tokens per expert, which Megatron needs
-to allocate, and after the schedule for a minibatch's sums and its gradient norm, which decide
-whether the optimizer steps.
+the GPU only where it must: under pipeline parallelism for the size of a neighbor's micro-batch, in
+MoE layers for the number of tokens per expert (Megatron needs both to allocate), and after the
+schedule for a minibatch's sums and its gradient norm, which decide whether the optimizer steps.
 """
 
 from __future__ import annotations
@@ -58,20 +58,9 @@ def run_schedule(
     """
     from megatron.core.pipeline_parallel import get_forward_backward_func
 
-    # Megatron's frames outlive the pass, until garbage is collected: what they refer to is small.
-    sizes, skipped = [one.tokens.size(1) for one in micro_batches], dict[int, bool]()
-
-    def skips(number: int) -> bool:
-        if number not in skipped:
-            skipped[number] = stops.skips(number)
-        return skipped[number]
-
-    def tokens_of(number: int) -> int:
-        return shortest.tokens.size(1) if skips(number) else sizes[number]
-
     def forward_step(left: Iterator[tuple[int, PackedMicroBatch]], module: torch.nn.Module) -> Any:
         number, one = next(left)
-        if skips(number):
+        if stops.skips(number):
             one = shortest
         output = module(one.tokens, one.position_ids, None, packed_seq_params=one.packed_seq_params)
 
@@ -94,25 +83,10 @@ def run_schedule(
             seq_length=max(one.tokens.size(1) for one in micro_batches),
             micro_batch_size=1,
             forward_only=not backward,
-            **_messages(chunks, len(micro_batches), tokens_of),
         )
     for chunk in chunks:
         release_routing(chunk)
     return kept
-
-
-def _messages(
-    chunks: Sequence[torch.nn.Module], micro_batches: int, tokens_of: Callable[[int], int]
-) -> dict[str, Any]:
-    """Arguments of Megatron's schedule for its messages; empty on a single stage."""
-    from megatron.core import parallel_state
-
-    if parallel_state.get_pipeline_model_parallel_world_size() == 1:
-        return {}
-    from rlmath.actor.stage_messages import StageMessages
-
-    messages = StageMessages(chunks, micro_batches, tokens_of)
-    return {"p2p_communicator": messages, "pg_collection": messages.groups}
 
 
 def of_log_probs(

@@ -72,8 +72,7 @@ class Stops:
             self._first += micro_batches
 
     def skips(self, number: int) -> bool:
-        """Whether the ranks skip a micro-batch of the pass that is about to begin, or of which a
-        message is about to be awaited: all ranks do as this says."""
+        """Whether the ranks skip a micro-batch of the pass that is about to begin."""
         with self._changed:
             self._changed.wait_for(lambda: not self._is_held)
             if self.is_skipped(number):

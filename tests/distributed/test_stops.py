@@ -85,7 +85,8 @@ def run(layout, platform, model, batch, asked_in):
     counts = [len(share.micro_batches) for share in shard.shares()]
     assert len(counts) == 2 and min(counts) >= 3, "too few to stop among"
     found = ""
-    number = -1 if asked_in is None else sum(counts[:asked_in]) + 2
+    chunks = len(actor.chunks)
+    number = -1 if asked_in is None else chunks * sum(counts[:asked_in]) + 2
     with asking_before(number if dist.get_rank() == 0 else -1):
         try:
             found = repr(actor.update_shard(shard, UPDATE).minibatches)
