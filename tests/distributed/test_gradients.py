@@ -20,7 +20,7 @@ from rlmath.model.parallel import Layout
 from rlmath.model.spec import read_model_spec
 from rlmath.weights.gather import BucketGatherer
 from rlmath.weights.hf_files import HfFolderReader
-from tests.distributed.test_weights import make_config, perturb
+from tests.support.models import make_config, perturb
 from tests.support.actors import build, in_float64, make_batch
 
 DENSE = ("qwen2", "qwen3", "olmo3")

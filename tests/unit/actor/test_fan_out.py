@@ -106,7 +106,9 @@ def begun(network, ranks, monkeypatch):
     monkeypatch.setattr(group, "ray", network)
     monkeypatch.setattr(rank_calls, "ray", network)
     layout = Layout(TENSOR_PARALLEL, 1, ranks // TENSOR_PARALLEL)
-    settings = SimpleNamespace(max_tokens_per_microbatch=64, share_prompts=False)
+    settings = SimpleNamespace(
+        max_tokens_per_microbatch=64, max_tokens_per_forward=64, share_prompts=False
+    )
     actor = ActorGroup(settings, layout, device="cpu", seed=0, num_threads=1, log_dir="")
     actor._workers = [network.worker(rank) for rank in range(ranks)]
     actor._dp = [rank // TENSOR_PARALLEL for rank in range(ranks)]

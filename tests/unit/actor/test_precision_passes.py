@@ -191,7 +191,7 @@ def test_the_gates_noise_is_of_a_pass_without_fp8(name, expected):
         forward=lambda *_: seen.append({one.config.fp8 for one in made if hasattr(one, "config")}),
         _of_log_probs=lambda _: None,
     )
-    shard = SimpleNamespace(whole=lambda: None)
+    shard = SimpleNamespace(forward_share=lambda: None)
     actor.passes = forward_passes(actor)
     MegatronActor.shard_log_probs(actor, shard, name, seed=1)
     assert seen == [{expected}]

@@ -139,7 +139,7 @@ def test_sft_reads_the_file_with_the_printed_command(
     assert "\\boxed" in config.data.prompt_template
 
     class Renderer:
-        def render(self, value):
+        def render(self, value, row):
             return value
 
     drafts, skipped = usable_rows(

@@ -5,6 +5,7 @@ import random
 
 from rlmath.environments.base import ToolResult
 from rlmath.environments.fenced import CLOSING, Fenced
+from rlmath.environments.python_tool import PythonTool
 from rlmath.model.tiny_tokenizer import build_tokenizer
 from rlmath.quickstart import make_products
 from rlmath.quickstart.problems import Exercise
@@ -22,7 +23,7 @@ def test_the_example_with_a_tool_has_the_tokens_of_a_rollout():
     encode = tokenizer.encode
     text = use_tool(EXERCISE)
     first = text[: text.index(CLOSING) + len(CLOSING)]
-    fenced = Fenced(tokenizer, 64)
+    fenced = Fenced(tokenizer, [PythonTool.schema], 64)
     (call,) = fenced.calls(first)
     assert eval(call.arguments["code"]) == EXERCISE.result == 407726
     suffix = fenced.suffix(first, [ToolResult("python", "407726\n", "ok")]).token_ids

@@ -333,7 +333,7 @@ def test_a_rewards_parameters_are_checked_before_anything_starts(monkeypatch, tm
     config = SimpleNamespace(
         cluster=SimpleNamespace(device=SimpleNamespace(value="cpu"), ray_address=None),
         runner=SimpleNamespace(run_dir=str(tmp_path)),
-        rollout=SimpleNamespace(tools=[]),
+        rollout=SimpleNamespace(tools=[], environment=None),
     )
 
     def start(**fields):

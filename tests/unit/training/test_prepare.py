@@ -59,7 +59,9 @@ class Ranks:
         self.policy = Policy()
 
     def run_part(self, sequences, plan):
-        limit = SimpleNamespace(max_tokens_per_microbatch=6, share_prompts=False)
+        limit = SimpleNamespace(
+            max_tokens_per_microbatch=6, max_tokens_per_forward=6, share_prompts=False
+        )
         (shard,) = shards(sequences, shard_settings(limit, Layout(), plan))
         # As it travels: read-only arrays and a bit mask.
         self.step = RankStep(self.policy, self.policy, pickle.loads(pickle.dumps(shard)))
