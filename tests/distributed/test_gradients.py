@@ -20,8 +20,8 @@ from rlmath.model.parallel import Layout
 from rlmath.model.spec import read_model_spec
 from rlmath.weights.gather import BucketGatherer
 from rlmath.weights.hf_files import HfFolderReader
-from tests.support.models import make_config, perturb
 from tests.support.actors import build, in_float64, make_batch
+from tests.support.models import make_config, perturb
 
 DENSE = ("qwen2", "qwen3", "olmo3")
 EXPERTS = ("qwen3_moe", "glm4_moe", "deepseek_v3")

@@ -323,10 +323,6 @@ RULES: list[tuple[str, How]] = [
         named_in("tests/unit/config/test_settings_page.py", "settings_page"),
     ),
     (r"python -m toolkits.pages.api", named_in("tests/unit/api/test_docs.py", "api_page")),
-    (
-        r"python -m benchmarks.dry_run.table",
-        named_in("tests/dryrun/test_plan_agrees.py", "compare"),
-    ),
     (r"python -m rlmath.quickstart.make ", named_in("tests/e2e/conftest.py", "quickstart.make")),
     (
         r"\.venv/bin/python -m tests.e2e.golden_curve",
