@@ -156,8 +156,8 @@ class MegatronActor(RankModel):
         """
         share = shard.forward_share()
         if name == "old" and (self.spec.experts or self.settings.model.fp8 is not None):
-            # Of the update's micro-batches. In others a MoE may choose other experts, and the update
-            # replays the routes of this pass; in FP8 the scales depend on what is packed together.
+            # The update's micro-batches: in others a MoE may choose other experts, and the update
+            # replays this pass's routes; in FP8 the scales depend on what is packed together.
             share = shard.whole()
         micro_batches = self.micro_batches(share)
         self.load_parameters()  # What is entered below may read them.
