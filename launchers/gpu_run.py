@@ -38,6 +38,8 @@ MANIFEST = "manifest.json"
 KEPT = ("selfcheck.md", "metrics.jsonl", "summary.json", "curves.png", "results.json")
 KEPT_BYTES = 8 * 2**20
 TAIL_CHARACTERS = 6000
+# A metric that SFT has not.
+_ALIGNMENT = "alignment/mean_exp_abs_diff"
 # An item that has less than this is not begun.
 LEAST_S = 10.0
 # The list where --items names no other: in order of what is missed most. {python}, {model}, {data}
@@ -335,11 +337,18 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _keep(folder: Path) -> None:
-    """Copy what should come back to the item's folder itself, which is as deep as files come."""
-    for path in sorted(folder.rglob("*")):
-        small = path.is_file() and path.stat().st_size <= KEPT_BYTES
-        if path.name in KEPT and small and path.parent != folder:
+    """Copy what should come back to the item's folder itself, which is as deep as files come.
+
+    Of several files of a name the newest: an item may train twice, and the last run is meant.
+    """
+    deeper = [path for path in folder.rglob("*") if path.name in KEPT and path.parent != folder]
+    for path in sorted(filter(Path.is_file, deeper), key=_changed_ns):
+        if path.stat().st_size <= KEPT_BYTES:
             shutil.copyfile(path, folder / path.name)
+
+
+def _changed_ns(path: Path) -> int:
+    return path.stat().st_mtime_ns
 
 
 def _machine(python: str) -> dict[str, Any]:
@@ -428,7 +437,7 @@ def _figures(folder: Path) -> Iterator[str]:
     """Of a training run: steps, held-out accuracy at the first and the last evaluation, speed."""
     path = folder / "metrics.jsonl"
     if not path.is_file():
-        path = next(folder.rglob("metrics.jsonl"), path)
+        path = max(folder.rglob("metrics.jsonl"), key=_changed_ns, default=path)
     if not path.is_file():
         return
     rows = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
@@ -444,7 +453,9 @@ def _figures(folder: Path) -> Iterator[str]:
     if len(steps) > 1:
         seconds = sorted(row["timing/step"] for row in steps[1:])
         yield f"{seconds[len(seconds) // 2]:.1f} s a step"
-        yield f"mean exp\\|Δ\\| {max(row['alignment/mean_exp_abs_diff'] for row in steps):.4f}"
+    apart = [row[_ALIGNMENT] for row in steps if _ALIGNMENT in row]
+    if apart:
+        yield f"mean exp\\|Δ\\| {max(apart):.4f}"
 
 
 if __name__ == "__main__":

@@ -154,10 +154,11 @@ class MegatronActor(RankModel):
         Returns:
             The values in the shard's order, on all ranks of the last stage; else ``None``.
         """
-        # Where products round otherwise, experts may be chosen otherwise: a MoE's old log-probs
-        # come from the update's micro-batches, and so do the routes that the update replays.
-        is_update_share = name == "old" and self.spec.experts > 0
-        share = shard.whole() if is_update_share else shard.forward_share()
+        share = shard.forward_share()
+        if name == "old" and (self.spec.experts or self.settings.model.fp8 is not None):
+            # The update's micro-batches: in others a MoE may choose other experts, and the update
+            # replays this pass's routes; in FP8 the scales depend on what is packed together.
+            share = shard.whole()
         micro_batches = self.micro_batches(share)
         self.load_parameters()  # What is entered below may read them.
         with contextlib.ExitStack() as stack:

@@ -222,9 +222,10 @@ class ActorConfig:
         None,
         "Maximum tokens per micro-batch of a forward-only pass (old log-probs, reference, values), "
         "which joins micro-batches of the update: it keeps no activations, and larger ones leave "
-        "the GPU waiting for the host less often. The old-log-prob pass of a MoE takes the "
-        "update's, so that its routes are the update's. null: twice max_tokens_per_microbatch on "
-        "CUDA without pipeline stages, else as many; rlmath plan layout proposes up to four times.",
+        "the GPU waiting for the host less often. The old-log-prob pass of a MoE, and in FP8, "
+        "takes the update's, so that routes and scales are the update's. null: twice "
+        "max_tokens_per_microbatch on CUDA without pipeline stages, else as many; rlmath plan "
+        "layout proposes up to four times.",
         least=1,
     )
     share_prompts: SharePrompts = setting(

@@ -212,11 +212,19 @@ class RolloutConfig:
         "Schedule decode-only steps in rlmath's short path, which takes a quarter of the host's "
         "time per sequence and step, instead of vLLM's; null: on CPU alone, as it has not run on a "
         "GPU.",
-        not_with=NotWith(
-            "rollout.async_scheduling=false",
-            "the short path on GPUs schedules ahead",
-            "set it to null, or rollout.async_scheduling=true",
-            "true",
+        not_with=(
+            NotWith(
+                "rollout.async_scheduling=false",
+                "the short path on GPUs schedules ahead",
+                "set it to null, or rollout.async_scheduling=true",
+                "true",
+            ),
+            NotWith(
+                "actor.routing_replay=engine",
+                "vLLM's own path alone returns routes, so it would be taken in every step",
+                "set it to null",
+                "true",
+            ),
         ),
     )
     flashinfer: bool = setting(

@@ -67,7 +67,8 @@ def _cpu_arguments(spec: EngineSpec) -> dict[str, Any]:
         "enforce_eager": True,
         "kv_cache_memory_bytes": int(spec.cpu_kv_cache_gib * 2**30),
         "async_scheduling": False,
-        "scheduler_cls": CPU_SCHEDULER if spec.short_steps else None,
+        # Routes come from it, too: vLLM's own asks a CPU's runner for none.
+        "scheduler_cls": CPU_SCHEDULER if spec.short_steps or spec.routes else None,
         "ir_op_priority": PRIORITY,
     }
 

@@ -15,6 +15,7 @@ The actor implements the last two in ``rlmath/actor/logprobs.py``, vLLM in its s
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 # vLLM's mode for log-probs after temperature instead of the model's raw logits.
@@ -32,11 +33,13 @@ def log_prob_limit(in_float32: bool, moe: bool, noise_excess: float = 0.0) -> fl
         in_float32: Both compute in float32 instead of bfloat16.
         moe: The model is an MoE, where bfloat16 rounding can route a token to another expert.
         noise_excess: Mean of exp|difference|, minus 1, of this model with every activation rounded
-            otherwise. It depends on model and text: 0.0002 to 0.11 in bfloat16.
+            otherwise. It depends on model and text: 0.0002 to 0.11 in bfloat16. Infinity and NaN
+            raise no limit.
     """
     if in_float32:
         return 1.0001
-    return max(1.05 if moe else 1.02, 1 + NOISE_FACTOR * noise_excess)
+    least = 1.05 if moe else 1.02
+    return max(least, 1 + NOISE_FACTOR * noise_excess) if math.isfinite(noise_excess) else least
 
 
 @dataclass(frozen=True)

@@ -207,6 +207,11 @@ class Gate:
         self._measured_at = 0
         self._explained_at: int | None = None
 
+    @property
+    def noise_excess(self) -> float:
+        """Of the last measurement; 0 before the first."""
+        return 0.0 if self._noise is None else self._noise.excess
+
     def check(
         self,
         run: Running,

@@ -7,8 +7,9 @@ import torch
 from vllm.engine import arg_utils
 
 from rlmath.config.engine_arguments import RESERVED, known_arguments
-from rlmath.engines.engine_arguments import ASYNC_SCHEDULER, FP8, vllm_arguments
+from rlmath.engines.engine_arguments import ASYNC_SCHEDULER, CPU_SCHEDULER, FP8, vllm_arguments
 from rlmath.engines.requests import EngineSpec
+from rlmath.engines.routes import RouteSpec
 from rlmath.model.fp8 import quantized
 from rlmath.model.lora import Lora
 from rlmath.model.precision import Precision
@@ -89,6 +90,14 @@ def test_arguments_of_a_cuda_engine():
     assert (given.max_num_batched_tokens, given.async_scheduling) == (8192, True)
     assert (given.kv_cache_memory_bytes, given.device_ids) == (5, None)
     assert given.enable_chunked_prefill and given.scheduler_cls == ASYNC_SCHEDULER
+
+
+def test_a_cpu_engine_returns_routes_without_short_steps_too():
+    """vLLM's own scheduler asks a CPU's runner for none."""
+    plain = spec("cpu", 1, short_steps=False)
+    assert vllm_arguments(plain).scheduler_cls is None
+    with_routes = dataclasses.replace(plain, routes=RouteSpec((0, 1), 4, 2))
+    assert vllm_arguments(with_routes).scheduler_cls == CPU_SCHEDULER
 
 
 def test_reserved_arguments_are_those_that_engines_are_given(monkeypatch):

@@ -212,8 +212,9 @@ def actor_time_s(
     context_s = (cp - 1) * per_stage * efficiency.context_step_s
     log_probs = 0.0
     if work.minibatches > 1:
-        # Joined over minibatches; a MoE's routes are those of the update's micro-batches.
-        joined = passes * (1.0 if spec.experts else actor.max_tokens / actor.in_forward.max_tokens)
+        # Joined over minibatches; routes, and scales in FP8, are of the update's micro-batches.
+        of_update = bool(spec.experts or actor.fp8)
+        joined = passes * (1.0 if of_update else actor.max_tokens / actor.in_forward.max_tokens)
         joined = max(1.0, joined)
         log_probs = _with_launches(arithmetic, spec, layout, joined, efficiency)
         log_probs += tensor + experts + context + joined * (message_s + context_s)

@@ -20,14 +20,15 @@ from rlmath.training.checks.unchanged import ChangedWeights
 
 def step_checks() -> StepChecks:
     """New checks: what they remember of earlier steps is of one run."""
+    agreement = LogProbAgreement()
     return StepChecks(
         [
             IndependentSamples(),
             SampledResponses(),
             # Before the gate asks the engines for samples, which leave blocks in the cache.
             PrefixCache(),
-            LogProbAgreement(),
-            Invariants(),
+            agreement,
+            Invariants(agreement.gate),
             TrainedSequences(),
             LossParts(),
             ChangedWeights(),

@@ -34,7 +34,7 @@ class LogProbAgreement(StepCheck):
     and a warning."""
 
     def __init__(self) -> None:
-        self._gate = Gate()
+        self.gate = Gate()
         # Of a step with a gate that had no tokens to judge.
         self._unjudged: Sequence[Group] = ()
 
@@ -75,7 +75,7 @@ class LogProbAgreement(StepCheck):
         self._unjudged = ()
         try:
             run = cast("Running", now.run)  # A replay has no engines, and its plan no gate.
-            return self._gate.check(run, alignment, sequences, step=now.step, updated=updated)
+            return self.gate.check(run, alignment, sequences, step=now.step, updated=updated)
         except AlignmentError as error:
             if now.run.config.alignment.on_fail is OnMisalignment.stop:
                 raise

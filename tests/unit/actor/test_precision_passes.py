@@ -198,6 +198,37 @@ def test_the_gates_noise_is_of_a_pass_without_fp8(name, expected):
     assert all(one.config.fp8 == "hybrid" for one in made if isinstance(one, TeLayer))
 
 
+@pytest.mark.parametrize(
+    ("fp8", "experts", "name", "expected"),
+    [
+        (None, 0, "old", "forward"),
+        (BLOCKWISE, 0, "old", "update"),
+        (None, 8, "old", "update"),
+        (BLOCKWISE, 8, "reference", "forward"),
+    ],
+)
+def test_scales_and_routes_of_the_old_log_probs_are_those_of_the_update(
+    fp8, experts, name, expected
+):
+    """Both depend on the sequences that are packed together."""
+    from rlmath.actor.policy import MegatronActor
+
+    taken = []
+    actor = SimpleNamespace(
+        settings=SimpleNamespace(model=SimpleNamespace(fp8=fp8)),
+        spec=SimpleNamespace(experts=experts),
+        passes={name: []},
+        is_last_stage=False,
+        load_parameters=lambda: None,
+        micro_batches=taken.append,
+        forward=lambda *_: None,
+        _of_log_probs=lambda _: None,
+    )
+    shard = SimpleNamespace(forward_share=lambda: "forward", whole=lambda: "update")
+    MegatronActor.shard_log_probs(actor, shard, name)
+    assert taken == [expected]
+
+
 def test_settings_of_megatron():
     assert fp8_settings(None, on_te=False) == {}
     assert fp8_settings(BLOCKWISE, on_te=True) == {"fp8": "hybrid", "fp8_recipe": "blockwise"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import stat
 import subprocess
@@ -309,6 +310,14 @@ def test_te_says_which_attention_it_took(monkeypatch: pytest.MonkeyPatch) -> Non
         assert actor.attention_backend(platform) == name
     platform.layer_spec = "local"
     assert actor.attention_backend(platform) == "torch scaled_dot_product_attention"
+
+
+def test_limit_of_log_probs_is_that_of_the_models_rounding_noise(tmp_path: Path) -> None:
+    ours, one = torch.full((20,), -2.0), node(tmp_path, model=str(make_tiny_model(tmp_path / "m")))
+    assert actor._limit(one, ours, ours) == 1.02
+    assert actor._limit(one, ours, ours + 0.05) == pytest.approx(1 + 2 * math.expm1(0.05))
+    on_cpu = dataclasses.replace(one, device="cpu")
+    assert actor._limit(on_cpu, ours, ours + 0.05) == 1.0001
 
 
 def test_layouts_that_need_more_gpus_are_not_applicable(tmp_path: Path, record: Record) -> None:

@@ -162,6 +162,22 @@ def test_a_machine_that_goes_away_leaves_what_was_done_and_the_rest_runs_later(s
     assert "| `long` | passed |" in gpu_run(store, "collect", out).stdout
 
 
+def test_of_an_item_that_trains_twice_the_last_run_comes_back(store, tmp_path):
+    sft, lines = ({"step": i, "timing/step": 9.0} for i in (1, 2)), tmp_path / "metrics.jsonl"
+    lines.write_text("".join(json.dumps(one) + "\n" for one in sft))
+    first = f"mkdir -p {{out}}/start/sft_log && cp {lines} {{out}}/start/sft_log/"
+    row = '{{"step":1,"timing/step":2.0,"alignment/mean_exp_abs_diff":1.25}}'
+    last = f"mkdir {{out}}/run && for i in 1 2 3; do echo '{row}'; done > {{out}}/run/metrics.jsonl"
+    listed = items(tmp_path, ("both", 30, f"{first} && {last}"), ("sft", 30, first))
+    out = tmp_path / "out"
+    done = gpu_run(store, "run", out, "--limit-s", "60", "--items", listed)
+    assert done.returncode == 0, done.stdout
+    assert (out / "00_both" / "metrics.jsonl").read_text().count("alignment") == 3
+    page = gpu_run(store, "collect", out).stdout
+    assert "3 steps; 2.0 s a step; mean exp\\|Δ\\| 1.2500 |" in page
+    assert "2 steps; 9.0 s a step |" in page
+
+
 def test_without_time_left_an_item_is_not_begun(store, tmp_path):
     out = tmp_path / "out"
     done = gpu_run(

@@ -1,18 +1,24 @@
 """The export is rehearsed before a run, and checked after it."""
 
 import json
+import math
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
-from rlmath.errors import UserError
+from rlmath.config.load import load
+from rlmath.errors import UserError, WeightsError
 from rlmath.model.tiny import make_tiny_model
+from rlmath.training import summary
 from rlmath.training.export_rehearsal import rehearse_export
 from rlmath.training.summary import ExportError, check_export
 from rlmath.validation.convert import folder_fingerprints
 from rlmath.weights.hf_files import generation_config
+from tests.support.batches import batch_of_lengths
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +65,37 @@ def test_an_export_that_would_fail_or_differ_is_refused(tiny, tmp_path):
     (other / "additional_chat_templates" / "default.jinja").write_text("{{ messages }}")
     with pytest.raises(UserError, match="would differ in chat template"):
         rehearse_export(other)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "noise", "off", "fits"),
+    [
+        ("bfloat16", 0.0, 0.015, True),
+        ("bfloat16", 0.0, 0.07, False),
+        ("bfloat16", 0.05, 0.07, True),
+        ("bfloat16", 0.05, 0.15, False),
+        ("float32", 0.05, 0.07, False),
+        # A model that computes no numbers any more raises no limit.
+        ("bfloat16", 800.0, 800.0, False),
+        ("bfloat16", math.nan, 0.07, False),
+    ],
+)
+def test_log_probs_of_an_export_are_held_to_the_models_rounding_noise(
+    monkeypatch, dtype, noise, off, fits
+):
+    ours = torch.full((6,), -1.0)
+    actor = SimpleNamespace(
+        log_probs=lambda batch, name="policy", seed=0: (ours + noise * (name == "noise"), ours)
+    )
+    config = load(["model.path=tiny", "runner.run_dir=r", f"model.dtype={dtype}"])
+    monkeypatch.setattr(summary, "hf_log_probs", lambda *_: ours - off)
+    monkeypatch.setattr(summary, "read_model_spec", lambda _: SimpleNamespace(experts=0))
+    run, batch = SimpleNamespace(config=config, actor=actor), batch_of_lengths([2], [6])
+    if fits:
+        summary._check_log_probs(run, Path("hf"), batch)
+        return
+    with pytest.raises(WeightsError, match="over 1 sequences is"):
+        summary._check_log_probs(run, Path("hf"), batch)
 
 
 def test_export_with_exchanged_tensors_is_named_and_not_called_a_model(tmp_path):

@@ -91,6 +91,17 @@ def test_matrices_take_half_the_time_and_the_rest_its_own() -> None:
     assert slower > plain
 
 
+def test_old_log_probs_in_fp8_join_no_micro_batches() -> None:
+    work, launches = Work(512, 8, 2, 1024, 3072, 1536), Efficiency(layer_launch_s=0.1)
+
+    def seconds(actor: ActorShape, times: int) -> float:
+        one = dataclasses.replace(actor, max_forward_tokens=times * actor.max_tokens)
+        return actor_time_s(QWEN, one, work, GPUS["h100"], launches, 8)[0]
+
+    assert seconds(PLAIN, 4) < seconds(PLAIN, 1)
+    assert seconds(FP8, 4) == seconds(FP8, 1)
+
+
 def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     def said(*more: str) -> Any:
         code = main([*ASKED, *more])

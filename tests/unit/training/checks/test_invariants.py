@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from types import SimpleNamespace
-from typing import Any, cast
+import math
+import re
+from typing import Any
 
 import pytest
 
 from rlmath.actor.settings import UpdateResult
 from rlmath.config.load import load
 from rlmath.config.schema import Config, OnMisalignment
-from rlmath.training.checks.base import InvariantError
-from rlmath.training.checks.invariants import check_invariants, violations
+from rlmath.training.checks.base import InvariantError, report
+from rlmath.training.checks.catalog import step_checks
+from rlmath.training.checks.invariants import Invariants, missing_routes, violations
+from rlmath.training.checks.log_probs import LogProbAgreement
+from rlmath.training.gate import Noise
 
 KEPT = {"importance_ratio": 1.0, "kl": 0.0, "grad_norm": 1.0, "lr": 1e-3, "token_count": 4.0}
 
@@ -40,6 +44,27 @@ def test_the_first_ratio_is_one() -> None:
     assert not broken(settings("algorithm.old_log_probs=engine"), {"importance_ratio": 1.1}, {})
     assert not broken(settings("model.dtype=bfloat16"), {"importance_ratio": 1.0004}, {})
     assert not broken(settings(), {"importance_ratio": 9.0}, {}, early_stopped={0: "above 5"})
+
+
+def test_first_ratio_of_bfloat16_may_be_off_by_the_models_own_rounding_noise() -> None:
+    """Its old log-probs may come from other micro-batches (actor.max_tokens_per_forward)."""
+    config = settings("model.dtype=bfloat16", "algorithm.kl_coef=0.1")
+    unsure = {"importance_ratio": 1.03, "kl": 0.03}
+    assert (
+        len(broken(config, unsure, {})) == len(broken(config, unsure, {}, noise_excess=0.02)) == 2
+    )
+    assert not broken(config, unsure, {}, noise_excess=0.07)
+    assert len(broken(config, unsure, {}, noise_excess=math.nan)) == 2
+    assert broken(settings(), {"importance_ratio": 1.0004}, {}, noise_excess=0.07), "float32"
+
+
+def test_the_noise_is_that_of_the_runs_gate() -> None:
+    checks = {type(one): one for one in step_checks()._checks}
+    agreement, invariants = checks[LogProbAgreement], checks[Invariants]
+    assert isinstance(agreement, LogProbAgreement) and isinstance(invariants, Invariants)
+    assert invariants._gate is agreement.gate and agreement.gate.noise_excess == 0.0
+    agreement.gate._noise = Noise(0.07, 1.0)
+    assert agreement.gate.noise_excess == 0.07
 
 
 def test_without_a_learning_rate_all_ratios_are_one() -> None:
@@ -88,22 +113,15 @@ def test_no_advantage_no_gradient() -> None:
 
 
 def test_engines_give_routes_of_all_but_the_last_tokens() -> None:
-    config, listener = settings(), cast(Any, SimpleNamespace())
-
-    def check(missing: int, lengths: list[int]) -> None:
+    def found(missing: int, lengths: list[int]) -> str:
         share = {"routing/engine_missing_share": missing / sum(lengths)}
-        result = UpdateResult([KEPT], {}, None, routing=share)
-        check_invariants(config, True, result, 1, listener, (), lengths)
+        return " ".join(missing_routes(share, lengths))
 
-    check(2, [100, 100])
-    check(100, [2] * 100)  # Short ones have as much.
-    check(21, [100, 100])
-    with pytest.raises(
-        InvariantError, match=r"16\.0% of the tokens .*\(1\.0%\).* at most 10% more"
-    ):
-        check(32, [100, 100])
-    with pytest.raises(InvariantError, match=r"100\.0% of the tokens"):
-        check(200, [2] * 100)
+    assert not found(2, [100, 100])
+    assert not found(100, [2] * 100)  # Short ones have as much.
+    assert not found(21, [100, 100])
+    assert re.search(r"16\.0% of the tokens .*\(1\.0%\).* at most 10% more", found(32, [100, 100]))
+    assert "100.0% of the tokens" in found(200, [2] * 100)
 
 
 def test_on_fail_stops_or_warns() -> None:
@@ -112,10 +130,10 @@ def test_on_fail_stops_or_warns() -> None:
     class Listener:
         warn = staticmethod(warnings.append)
 
-    result = UpdateResult([KEPT | {"importance_ratio": 2.0}], {}, None)
+    sentences = broken(config, {"importance_ratio": 2.0})
     with pytest.raises(InvariantError, match=r"step 7: the importance ratio .* alignment\.on_fail"):
-        check_invariants(config, True, result, 7, Listener())  # type: ignore[arg-type]
+        report(config, sentences, 7, Listener())  # type: ignore[arg-type]
     lenient = dataclasses.replace(config.alignment, on_fail=OnMisalignment.warn)
     config = dataclasses.replace(config, alignment=lenient)
-    check_invariants(config, True, result, 7, Listener())  # type: ignore[arg-type]
+    report(config, sentences, 7, Listener())  # type: ignore[arg-type]
     assert len(warnings) == 1 and warnings[0].startswith("step 7: the importance ratio")
