@@ -112,7 +112,11 @@ class _Given:
 
 
 class ChildWriter:
-    """A child process that writes one file of the tensors in a new shared memory."""
+    """A child process that writes one file of the tensors in a new shared memory.
+
+    It starts here, to import torch while the memory is filled, and ends if the writer is dropped
+    before :meth:`write`.
+    """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.memory = SharedMemory(SharedMemory.size_of(tensors))
