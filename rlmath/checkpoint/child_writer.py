@@ -52,6 +52,7 @@ class SharedMemory:
 
     Args:
         num_bytes: From :meth:`size_of`. Pages count once they are written.
+        descriptor: The parent's, in the child; ``None`` makes new memory.
     """
 
     def __init__(self, num_bytes: int, descriptor: int | None = None) -> None:

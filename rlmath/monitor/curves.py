@@ -117,6 +117,9 @@ def plot_curves(run_dir: str | Path, title: str | None = None) -> Path:
     Panels are those of ``PANELS`` for which there are values, each reward where there are several,
     and the split of a step's seconds.
 
+    Args:
+        title: Text above the panels; ``None``: the folder's name.
+
     Raises:
         ValueError: No metric of any panel has been written yet.
     """
