@@ -117,7 +117,7 @@ def read_samples_of(run: RunFolder, budget_bytes: int, token_bytes: int = 10**9)
 
 def quantiles(values: Sequence[float]) -> list[float]:
     """The values at ``QUANTILES``, by linear interpolation; none of nothing."""
-    return [float(one) for one in np.quantile(values, QUANTILES)] if values else []
+    return [float(np.quantile(values, share)) for share in QUANTILES] if values else []
 
 
 def heat_map(grades: Mapping[str, Mapping[int, Sequence[int]]]) -> dict[str, Any]:
