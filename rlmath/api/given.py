@@ -35,7 +35,14 @@ MOST_ROWS = 1_000_000
 
 @dataclass(frozen=True)
 class Part:
-    """A kind of part."""
+    """A kind of part.
+
+    Attributes:
+        setting: The setting that chooses it, or has a list of them.
+        decorator: Decorator of a function that is not registered; empty: the registry's own.
+        several: The setting is a list: of names, of items that have one, or of ``plugins``, which
+            only have to be imported.
+    """
 
     setting: str
     module: str

@@ -52,6 +52,7 @@ class SharedMemory:
 
     Args:
         num_bytes: From :meth:`size_of`. Pages count once they are written.
+        descriptor: The parent's, in the child; ``None`` makes new memory.
     """
 
     def __init__(self, num_bytes: int, descriptor: int | None = None) -> None:
@@ -112,7 +113,11 @@ class _Given:
 
 
 class ChildWriter:
-    """A child process that writes one file of the tensors in a new shared memory."""
+    """A child process that writes one file of the tensors in a new shared memory.
+
+    It starts here, to import torch while the memory is filled, and ends if the writer is dropped
+    before :meth:`write`.
+    """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.memory = SharedMemory(SharedMemory.size_of(tensors))

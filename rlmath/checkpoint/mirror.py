@@ -32,7 +32,12 @@ _LAST_TRIES = 5
 
 @dataclass(frozen=True)
 class Pace:
-    """How long a mirror waits, in seconds."""
+    """How long a mirror waits, in seconds.
+
+    Attributes:
+        pause_s: After a failure; twice as long after each further one.
+        last_pause_s: Longest pause after a failure at the end of the run.
+    """
 
     poll_s: float = 2.0
     pause_s: float = 5.0
@@ -49,7 +54,8 @@ class MirrorIncomplete(UserError):
 def mirroring(
     run_dir: str | Path, url: str | None, wait_s: float, pace: Pace = Pace()
 ) -> Iterator[None]:
-    """Mirror a run's folder for as long as the block runs, and then until all is uploaded.
+    """Mirror a run's folder for as long as the block runs, and then for up to ``wait_s`` seconds
+    until all is uploaded.
 
     Raises:
         NotOurs: The remote folder is another run's.

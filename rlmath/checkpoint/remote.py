@@ -104,7 +104,12 @@ class _Connection:
 
 
 class RemoteFolder:
-    """The files below a URL, by their names relative to it."""
+    """The files below a URL, by their names relative to it.
+
+    Args:
+        limit_s: Time limit of a call, in seconds; a transfer has one more second for each MiB.
+        threads: Number of files that are transferred at the same time.
+    """
 
     def __init__(self, url: str, *, limit_s: float = _LIMIT_S, threads: int = _THREADS) -> None:
         self.url = url.rstrip("/")
@@ -178,6 +183,9 @@ class RemoteFolder:
 
     def get(self, files: Mapping[str, int], into: Path, under: str = "") -> None:
         """Download files, several at the same time.
+
+        Args:
+            files: Sizes in bytes by name, relative to ``under``.
 
         Raises:
             FileNotFoundError: One is not there.

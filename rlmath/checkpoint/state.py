@@ -187,7 +187,11 @@ def begin_saves(
 
 
 def _prepare_save(state: ModelState, target: Path, group: Any, copy: bool) -> Callable[[], None]:
-    """Write a model's small files and collect its tensors; the result writes those. Collective."""
+    """Write a model's small files and collect its tensors; the result writes those. Collective.
+
+    Args:
+        copy: Whether the model may change before its tensors are written.
+    """
     from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
 
     rank = dist.get_rank()

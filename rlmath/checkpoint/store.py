@@ -116,6 +116,7 @@ class CheckpointStore:
 
         Args:
             driver_state: Values of dict, list, str, int, float, bool and None.
+            metrics: Values by which the best are found; ones that are not finite never are.
 
         Raises:
             TypeError: ``driver_state`` would not come back as it is.

@@ -297,7 +297,7 @@ def cpu_cache_problem(
     tensor_parallel: int,
     value_bytes: int,
 ) -> Iterator[str]:
-    """See :func:`kv_cache`."""
+    """See :func:`kv_cache`; ``longest`` in tokens, ``value_bytes`` of one number of a key."""
     blocks = -(-longest // CPU_BLOCK_TOKENS)
     heads, width = max(1, model.kv_heads // tensor_parallel), model.head_dim
     token_bytes = 2 * model.layers * heads * width * value_bytes

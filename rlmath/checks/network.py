@@ -20,7 +20,8 @@ from rlmath.utils.close_names import did_you_mean
 
 @dataclass
 class Answers:
-    """Servers and names that do not answer."""
+    """Servers and names that do not answer: ``problems``, with which the run would end at its
+    start, and ``warnings``."""
 
     problems: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)

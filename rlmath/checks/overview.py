@@ -116,13 +116,16 @@ def describe_recipe(composed: Composed) -> str:
     )
     keys = list(flat(OmegaConf.to_container(recipe)))
     replaced = [key for key in keys if key in now and now[key] != wanted[key]]
-    of_recipe = f"{composed.choices['recipe']}: {len(keys)} settings"
+    name = composed.choices["recipe"]
+    of_recipe = f"{name}: {len(keys)} settings"
     if not replaced:
         return "\n".join(_block("recipe", [of_recipe + ", all in force"]))
-    lines = [
-        f"  {key}: {_text(wanted[key])} -> {_text(now[key])} ({composed.origin(key)})"
-        for key in replaced
-    ]
+    lines = []
+    for key in replaced:
+        by = composed.origin(key)
+        # Another loss on the command line has its own options.
+        by = "the default" if by == f"recipe {name}" else by
+        lines.append(f"  {key}: {_text(wanted[key])} -> {_text(now[key])} ({by})")
     first = f"{of_recipe}, {len(replaced)} of them replaced:"
     return "\n".join(_block("recipe", [first, *lines]))
 

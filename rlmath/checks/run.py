@@ -62,6 +62,7 @@ def check(config: Config, command: Command = "train", machine: Machine | None = 
 
     Args:
         command: The loop; each asks for other files.
+        machine: The machine that the run starts on; ``None``: this one.
 
     Raises:
         ConfigError: One line for each problem.

@@ -39,6 +39,8 @@ class Ready:
 def ready(config: Config, command: Command, *, check_only: bool = False) -> Ready:
     """Check settings, files and servers; download a model of the hub that is missing.
 
+    With ``check_only`` nothing is downloaded, and the machine may be another one than the run's.
+
     Raises:
         UserError: Something is wrong; one message has all problems.
     """

@@ -111,6 +111,7 @@ class NodeWorkers:
             return [] if self._own is None else self._own.pids()
 
     def close(self) -> None:
+        """End the workers; jobs that run or wait end as errors."""
         with self._lock:
             if self._closed.is_set():
                 return

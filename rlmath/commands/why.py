@@ -131,7 +131,8 @@ def read_sample(run: RunFolder, address: Address) -> Recorded:
 def trained_in(
     run_dir: Path, row: Row, group: Sequence[Row], details: Mapping[str, Any] | None
 ) -> int | None:
-    """The step that trained on a sample, by the ledger; ``None``: none has."""
+    """The step that trained on a sample, by the ledger, which has the seed of its group's first
+    sample, or without one by the digests of the step that sampled it; ``None``: none has."""
     path = run_dir / LEDGER_FILE
     if row.get("dropped") is not None:
         return None

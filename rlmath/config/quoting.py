@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ def written(value: Any, key: str = "") -> str:
         return "null" if value is None else str(value).lower()
     if isinstance(value, list | tuple):
         return f"[{', '.join(written(one, key) for one in value)}]"
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return (
             f"{{{', '.join(f'{name}: {written(one, str(name))}' for name, one in value.items())}}}"
         )

@@ -275,6 +275,7 @@ class Overlap:
 
     @property
     def budget_tokens(self) -> int | None:
+        """Tokens that a step adds to a response that it need not finish; ``None``: no limit."""
         return self.cut_after_tokens or None if self.max_lag else None
 
     @property

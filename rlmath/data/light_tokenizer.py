@@ -22,8 +22,13 @@ class LightTokenizer:
     """
 
     def __init__(self, folder: str | Path) -> None:
-        """Raises:
-        UserError: There is no tokenizer.json in it that can be read."""
+        """
+        Args:
+            folder: A Hugging Face folder, or ``tiny``.
+
+        Raises:
+            UserError: There is no tokenizer.json in it that can be read.
+        """
         import tokenizers
 
         self.name_or_path = str(folder)

@@ -242,7 +242,7 @@ class Encoder:
         self.first_tokens: tuple[int, ...] = tuple(full[:place])
 
     def encode(self, texts: Sequence[str], add_first_tokens: bool) -> list[tuple[int, ...]]:
-        """Token ids of each text."""
+        """Token ids of each text; markers of special tokens in it become those tokens."""
         first = self.first_tokens if add_first_tokens else ()
         result: list[tuple[int, ...]] = []
         for start in range(0, len(texts), _TEXTS_PER_CALL):

@@ -32,7 +32,8 @@ class Stream(Protocol):
     def next(self, k: int) -> list[Problem]: ...
 
     def snapshot(self, in_use: Collection[str] = ()) -> Callable[[], dict[str, Any]]:
-        """The position as it is now, to be encoded later."""
+        """The position as it is now, to be encoded later; ``in_use``: ids of problems that a
+        resumed run asks for."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 LOGPROBS_MODE = "processed_logprobs"
 
 # How many times a model's own rounding noise the mean difference of two correct implementations may
-# be. Healthy engines were at most 1.2 times as far away, on an H100 0.8 (docs/weights.md).
+# be. Healthy engines were at most 1.2 times as far away, on an H100 0.8 (docs/records/weights.md).
 NOISE_FACTOR = 2.0
 
 

@@ -31,7 +31,8 @@ class Collapsed(UserError):
 
 
 class RollBack(Exception):
-    """A detector with the action ``rollback`` fired."""
+    """A detector with the action ``rollback`` fired: the collapse shows from step ``onset`` on and
+    was certain at ``step``."""
 
     def __init__(self, onset: int, step: int, reason: str) -> None:
         super().__init__(reason)

@@ -20,8 +20,12 @@ class Panel:
     """One pair of axes.
 
     Attributes:
-        least_range: Minimum of the vertical axis' range: noise must not look like a signal.
+        series: Tag and its name in the legend; those that a run lacks are left out.
+        least_range: Minimum range of the vertical axis, in its unit: noise must not look like a
+            signal.
         least_share: The same as a share of the largest value.
+        error: By tag, the tag of its standard error, drawn as a band.
+        right: Tag, name and unit of a series with its own axis on the right.
     """
 
     title: str
@@ -112,6 +116,9 @@ def plot_curves(run_dir: str | Path, title: str | None = None) -> Path:
 
     Panels are those of ``PANELS`` for which there are values, each reward where there are several,
     and the split of a step's seconds.
+
+    Args:
+        title: Text above the panels; ``None``: the folder's name.
 
     Raises:
         ValueError: No metric of any panel has been written yet.

@@ -49,7 +49,8 @@ def write_tokens(
     step: int,
     samples: Sequence[tuple[TracedSample, Mapping[str, NDArray[Any]]]],
 ) -> None:
-    """Write a step's file; nothing without samples."""
+    """Write a step's file, with each sample's values, ``[tokens]`` by name; nothing without
+    samples."""
     if not samples:
         return
     import numpy as np

@@ -45,6 +45,8 @@ class MetricsWriter:
             last_step: The step of the checkpoint that the run continues from: what an interrupted
                 run wrote of later steps is dropped. ``None``: the run starts over, and what an
                 earlier one wrote here is moved to ``set_aside_<n>/``.
+            name: Name of the run in trackers; ``None``: its folder's.
+            warn: Called with a message when a tracker fails, from any thread.
         """
         self._run_dir = Path(run_dir)
         self._run_dir.mkdir(parents=True, exist_ok=True)

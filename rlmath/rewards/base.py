@@ -59,6 +59,7 @@ class Reward:
 
     @property
     def value_range(self) -> Range | None:
+        """Lowest and highest value; ``None`` if unknown. A constant is a class attribute."""
         return None
 
     def submit(self, completions: Sequence[Any], **columns: Any) -> Future[Values]:
@@ -232,7 +233,8 @@ def problem_keys(columns: Mapping[str, Any], count: int) -> list[str]:
 
 
 def check_values(reward: str, values: Any, count: int) -> Values:
-    """Convert a reward's return value to ``list[float | None]``.
+    """Convert a reward's return value, a list, tuple, NumPy array or tensor of ``count`` numbers or
+    ``None``, to ``list[float | None]``.
 
     NaN and infinity become ``None``, because one of them would make the whole group's statistics
     useless.

@@ -25,6 +25,7 @@ class Batcher(Generic[T]):
         self._lock = threading.Lock()
 
     def add(self, items: Sequence[T]) -> bool:
+        """Queue items; after :meth:`close`, ``False``, and they are not queued."""
         full = []
         with self._lock:
             if self._closed:

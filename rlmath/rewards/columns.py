@@ -13,18 +13,20 @@ from rlmath.types import Problem, Sample
 # Passed to user functions in addition to the columns of ``group_columns``.
 ADDED_COLUMNS = {"completions", "solution", "trainer_state", "log_metric", "log_extra"}
 # Fields of the data that would shadow a parameter.
-_RESERVED_FIELDS = {"completions", "prescored", "self", "prompt_messages", GRADES_COLUMN}
+_RESERVED_FIELDS = {
+    *("completions", "prescored", "self", "prompt_messages", "environment_reward"),
+    GRADES_COLUMN,
+}
 
 
 def group_columns(problem: Problem, samples: Sequence[Sample]) -> dict[str, Any]:
     """Columns that rewards receive for samples of one problem.
 
     The data row's fields, including prompt and answer, keep their names and values. The others are
-    TRL's names, ``finish_reason``, ``answers`` (the accepted answers), ``problem_id``, and with a
-    chat template ``prompt_messages`` (the messages that ``prompts`` are rendered from), and with an
-    environment that gives rewards ``environment_reward``. A field of
-    the row that has one of these names, or the name of a parameter of :meth:`RewardMix.score`, is
-    dropped.
+    TRL's names, ``finish_reason``, ``answers`` (the accepted answers), ``problem_id``, with a chat
+    template ``prompt_messages`` (the messages that ``prompts`` are rendered from), and with an
+    environment that gives rewards ``environment_reward``. A field of the row that has one of these
+    names, or the name of a parameter of :meth:`RewardMix.score`, is dropped.
     """
     count = len(samples)
     columns: dict[str, Any] = {

@@ -20,6 +20,7 @@ class MixItem:
     """One reward of the mix.
 
     Attributes:
+        weight: Factor in the total; 0 only logs the value.
         required: Its ``None`` makes the total ``None``.
         completion_format: ``chat`` (message lists) or ``text``: what it gets as completions.
     """

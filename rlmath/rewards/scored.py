@@ -16,6 +16,8 @@ class ScoredSample:
     """Final result of a mix for a completion.
 
     Attributes:
+        total: Weighted sum; ``None``: the sample is unscored.
+        rewards: Value of each reward, before its weight.
         grade: Grade of the final answer, if a reward needed one.
         extra: Columns logged with ``log_extra``.
     """

@@ -10,7 +10,7 @@ import numpy as np
 from rlmath.engines.requests import Request
 
 # Standard deviation of the logarithm of a length. Lengths of published runs on mathematics fit it
-# (docs/performance.md).
+# (docs/records/performance.md).
 SPREAD = 0.86
 
 

@@ -17,6 +17,8 @@ _AFTER = PHASES[-1].name
 
 @dataclass(frozen=True)
 class Setting:
+    """A setting, version or machine that two runs do not share; ``None`` where one lacks it."""
+
     key: str
     a: Any
     b: Any

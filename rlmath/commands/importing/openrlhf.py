@@ -350,7 +350,8 @@ FACTS = (
                    given.true("train.async_enable")
                    and not given.true("algo.advantage.is_correction_enable"))),
     Fact("train.partial_rollout_enable partial_rollout", "", False, note="see docs/schedules.md"),
-    Fact("train.agent_func_path agent_func_path", "", None, note="a sample is one turn"),
+    Fact("train.agent_func_path agent_func_path", "", None,
+         note="see OpenRLHFAgent in docs/tools.md"),
     Fact("actor.* critic.* train.* algo.* reward.* eval.* data.* vllm.* rollout.*", "",
          note="not in the table; nothing is taken from it"),
     Fact(_NO_EFFECT, "", harmless=True),

@@ -407,7 +407,7 @@ FACTS = (
          convert=lambda given: {"precision.lm_head_dtype": "float32"}
          if given.true("cast_lm_head_to_fp32") else {}),
     Fact("router_aux_loss_coef", "", None, note="there is no load-balancing loss"),
-    Fact("max_tool_calling_iterations", "", None, note="a sample is one turn"),
+    Fact("max_tool_calling_iterations", "", None, note="see rollout.max_turns (docs/tools.md)"),
     Fact("learning_rate", "actor.optimizer.lr", 1e-6),
     Fact("lr_scheduler_type", "actor.optimizer.schedule", "linear", convert=_schedule),
     Fact("lr_scheduler_kwargs", "actor.optimizer.min_lr", convert=_schedule),

@@ -260,7 +260,7 @@ FACTS = (
     Fact(ROOT + "rollout.enable_prefix_caching", "rollout.prefix_caching", True),
     Fact(ROOT + "rollout.ignore_eos", "rollout.ignore_eos", False),
     Fact(ROOT + "rollout.quantization", "rollout.quantization", None, {"None": None, "fp8": "fp8"}),
-    Fact(ROOT + "rollout.multi_turn.*", "", note="a sample is one turn"),
+    Fact(ROOT + "rollout.multi_turn.*", "", note="see rollout.tools (docs/tools.md)"),
     Fact(ROOT + "rollout.val_kwargs.temperature", "eval.temperature", 0),
     Fact(ROOT + "rollout.val_kwargs.top_p", "eval.top_p", 1.0),
     Fact(ROOT + "rollout.val_kwargs.n", "eval.samples", 1),

@@ -39,7 +39,7 @@ def _alternatives(request: PlanRequest, best: Plan) -> Iterator[tuple[float, dic
     """Predicted seconds of a step, and the settings.
 
     A carried-over response is not waited for, so the step has no tail; what engines read again is
-    not counted (docs/performance.md has simulations that do).
+    not counted (docs/records/performance.md has simulations that do).
     """
     yield best.step_s - best.tail_s, CARRY_OVER
     if request.kv_cache_in_fp8 or request.gpu.fp8_tflops is None:

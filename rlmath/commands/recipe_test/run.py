@@ -18,7 +18,7 @@ from rlmath.monitor.digests import read_digests
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was asked."""
+    """One thing that was asked; ``ok``: whether it holds, ``None`` if that cannot be said."""
 
     name: str
     ok: bool | None

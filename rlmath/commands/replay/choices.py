@@ -139,8 +139,9 @@ def other_config(source: Source, config: Config, choices: Choices) -> Config:
         ConfigError: They do not fit together, or need what the run did not have.
     """
     changed = with_values(source.run.settings_of(source.step), choices.update)
-    of_others = set(unused(changed)) - choices.update_keys
-    changed = replaced(changed, {key: by_key()[key].default for key in of_others})
+    # One that is no longer used may leave another one unused.
+    while of_others := set(unused(changed)) - choices.update_keys:
+        changed = replaced(changed, {key: by_key()[key].default for key in of_others})
     other = copy.deepcopy(config)
     other.algorithm, other.value = changed.algorithm, changed.value
     if overlap_of(other.rollout).max_lag:

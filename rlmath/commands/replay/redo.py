@@ -50,6 +50,13 @@ class Redone:
 
 @dataclass(frozen=True)
 class Both:
+    """The step in question under the run's ``own`` choice and the ``other`` one.
+
+    Attributes:
+        minibatches: Metrics of the other choice's.
+        same_split: Both have the same sequences in each minibatch.
+    """
+
     kept: KeptStep
     own: Sequence[ObservedUpdate]
     other: Sequence[ObservedUpdate]

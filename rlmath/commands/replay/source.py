@@ -22,7 +22,7 @@ KEEP = "runner.replay_keep_gib"
 
 @dataclass(frozen=True)
 class Start:
-    """Where a replay begins."""
+    """Where a replay begins: after ``step``, from a checkpoint or, at 0, the model's folder."""
 
     step: int
     path: Path | None

@@ -214,6 +214,9 @@ def _samples(
 
 
 class _Formulas:
+    """Formulas of all texts, each once: ``[source, MathML as nested lists, whether it stands in its
+    own line]``; ``left_out``: those that the limit made text."""
+
     def __init__(self, limit_bytes: int) -> None:
         self.table: list[list[Any]] = []
         self.left_out = 0

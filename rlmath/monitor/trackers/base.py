@@ -69,6 +69,8 @@ class Tracker(Protocol):
         """The run's settings.
 
         Args:
+            text: All of them as YAML.
+            values: All of them by full key.
             compared_by: Metrics that runs with other settings are compared by.
         """
         ...

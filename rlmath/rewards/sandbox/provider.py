@@ -53,6 +53,7 @@ class Program:
     Attributes:
         language: ``python``, ``cpp``, ``c``, ``javascript``, ``bash``, or another of the provider.
         source: Text of the main file.
+        files: Additional files, by path relative to the program's folder.
         collect: Files to return after a run, by relative path.
     """
 
@@ -69,6 +70,7 @@ class Execution:
 
     Attributes:
         status: ``ok`` (exit code 0), ``runtime_error``, or the limit that ended it.
+        stdout: Standard output up to the limit, like ``stderr``.
         exit_code: Exit code; a signal as its negated number; ``None`` if unknown.
         files: Collected files that exist, as text.
     """

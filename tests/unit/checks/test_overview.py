@@ -131,6 +131,10 @@ def test_a_recipe_says_what_replaced_its_settings(
     assert len(lines) == 5
     # The reward's parameter is an interpolation, and it is in force.
     assert not any("reward.items" in line for line in lines)
+    # Another loss has its own options, which no file has set.
+    lines = check([*words, "algorithm.loss=cispo"], capsys)[1]["recipe"].split("\n")
+    assert "algorithm.loss: ppo_clip -> cispo (the command line)" in lines
+    assert "algorithm.loss_options.clip_high: 0.28 -> 0.2 (the default)" in lines
 
 
 def test_a_recipe_may_be_composed_of_others(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from omegaconf import OmegaConf
@@ -59,6 +60,8 @@ def test_other_values_are_read_back() -> None:
         "data.overlong_prompts": OverlongPrompt.stop,
         "eval.top_p": 0.5,
         "data.max_prompt_tokens": 7,
+        "data.train_paths": ["a b", "c,[d]"],
+        "data.template_options": MappingProxyType({"thinking": False, "name": "a b"}),
     }
     given = [override(key, value) for key, value in values.items()]
     config = OmegaConf.structured(load(["model.path=m", "runner.run_dir=r", *given]))

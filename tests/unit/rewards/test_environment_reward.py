@@ -8,7 +8,8 @@ from rlmath.rewards.mix_items import MixItem
 from rlmath.types import Problem
 from tests.support.samples import make_sample
 
-PROBLEM = Problem("p", "?", (1,), ("2",))
+# A field of the data is no reward of the environment.
+PROBLEM = Problem("p", "?", (1,), ("2",), {"environment_reward": 9.0})
 
 
 def graded(*given):

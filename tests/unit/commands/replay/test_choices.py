@@ -12,7 +12,7 @@ import pytest
 from rlmath.checks.machine import Machine
 from rlmath.cli import main
 from rlmath.commands.replay.choices import check_ranks, other_config, read_choices, run_config
-from rlmath.config.algorithm import KlPlace
+from rlmath.config.algorithm import AlgorithmConfig, KlPlace, ReferenceConfig
 from rlmath.config.load import load, to_plain
 from rlmath.config.schema import Device
 from rlmath.errors import ConfigError
@@ -125,8 +125,13 @@ def test_another_loss_has_its_own_options(model: Path) -> None:
         ).algorithm.loss_options
     )
     kl = ("algorithm.kl_coef=0.1", "algorithm.kl_in=reward", "algorithm.kl_estimator=k1")
-    config, other = both(model, "kl_coef=0", given=kl)
+    of_kl = ("algorithm.kl_target=0.1", "algorithm.kl_horizon_samples=7")
+    reference = ("algorithm.reference.kind=reset", "algorithm.reference.every=3")
+    config, other = both(model, "kl_coef=0", given=(*kl, *of_kl, *reference))
     assert (config.algorithm.kl_in, other.algorithm.kl_in) == (KlPlace.reward, KlPlace.loss)
+    # Not used by what is not used any more: kl_target's, and those of the reference's kind.
+    assert other.algorithm.kl_horizon_samples == AlgorithmConfig().kl_horizon_samples
+    assert other.algorithm.reference == ReferenceConfig()
 
 
 @pytest.mark.parametrize(
