@@ -57,6 +57,7 @@ def run_schedule(
         UpdateStopped: Micro-batches were skipped; the gradients must be dropped.
     """
     from megatron.core.pipeline_parallel import get_forward_backward_func
+    from megatron.core.utils import get_attr_wrapped_model
 
     def forward_step(left: Iterator[tuple[int, PackedMicroBatch]], module: torch.nn.Module) -> Any:
         number, one = next(left)
@@ -86,6 +87,9 @@ def run_schedule(
         )
     for chunk in chunks:
         release_routing(chunk)
+        # Else it keeps the last micro-batch's input from another stage, and the input's gradient:
+        # 224 MiB for 16,384 tokens of a 7B model, until the next pass.
+        get_attr_wrapped_model(chunk, "set_input_tensor")(None)
     return kept
 
 
