@@ -89,8 +89,7 @@ def run_schedule(
         )
     for chunk in chunks:
         release_routing(chunk)
-        # Else it keeps the last micro-batch's input from another stage, and the input's gradient:
-        # 224 MiB for 16,384 tokens of a 7B model, until the next pass.
+        # Else it keeps its last input, and the gradient: 224 MiB for 16,384 tokens of a 7B model.
         get_attr_wrapped_model(chunk, "set_input_tensor")(None)
     return kept
 
