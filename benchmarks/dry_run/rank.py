@@ -46,7 +46,6 @@ def prepare_process() -> None:
     groups.install()
     _remember_in_flight()
     _route_evenly()
-    _know_shapes_of_neighbors()
     # What is imported stays: no collection of garbage, of which each count needs several, looks at
     # it.
     gc.collect()
@@ -124,11 +123,7 @@ class _Rank:
     def count(self, began: float) -> RankCount:
         from rlmath.checkpoint.optimizer_state import initialize_states
 
-        global _sent_shape
         job, actor = self.job, self.actor
-        share = actor.shard_of(self._batch()).whole()
-        tokens = actor.micro_batches(share)[0].tokens.size(1)
-        _sent_shape = (tokens // job.layout.tensor_parallel, 1, actor.spec.hidden)
         # What Adam would allocate at its first step.
         for model in filter(None, (actor, self.value_model)):
             if job.offload == "none":  # Else it was made at once.
@@ -400,22 +395,3 @@ def _route_evenly() -> None:
         return result
 
     dispatcher.preprocess = evenly
-
-
-_sent_shape: tuple[int, int, int] = (0, 0, 0)
-
-
-def _know_shapes_of_neighbors() -> None:
-    """Micro-batches are all alike, so what a neighbor stage sends has the shape of what this one
-    sends."""
-    from megatron.core.pipeline_parallel.p2p_communication import P2PCommunicator
-
-    communicator: Any = P2PCommunicator
-
-    def shapes(
-        self: Any, tensor_send_next: Any, tensor_send_prev: Any, recv_prev: bool, recv_next: bool
-    ) -> tuple[Any, Any]:
-        shape = _sent_shape
-        return (shape if recv_prev else None), (shape if recv_next else None)
-
-    communicator._communicate_shapes = shapes

@@ -62,8 +62,11 @@ def sums_of_sequences(inputs: LossInputs, count: int) -> Tensor:
     found = advantages.new_zeros(count, 4)
     found.index_add_(0, inputs.sequence_ids, torch.stack(columns, dim=1))
 
+    # A hook that refers to its own tensor, as ``inputs`` does, would keep the graph for ever.
+    sequences = inputs.sequence_ids
+
     def received(gradient: Tensor) -> None:
-        total = found.new_zeros(count).index_add_(0, inputs.sequence_ids, gradient.double())
+        total = found.new_zeros(count).index_add_(0, sequences, gradient.double())
         found[:, GRADIENT] = total
 
     if inputs.log_probs.requires_grad:

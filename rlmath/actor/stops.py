@@ -72,7 +72,8 @@ class Stops:
             self._first += micro_batches
 
     def skips(self, number: int) -> bool:
-        """Whether the ranks skip a micro-batch of the pass that is about to begin."""
+        """Whether the ranks skip a micro-batch of the pass that is about to begin, or that another
+        stage is about to send. The answer is the same on all ranks, and whenever it is asked."""
         with self._changed:
             self._changed.wait_for(lambda: not self._is_held)
             if self.is_skipped(number):

@@ -119,6 +119,7 @@ def run(layout, platform, model, changes, passes, with_values):
             values = torch.zeros(batch.loss_mask.numel())
             batch = dataclasses.replace(batch, values=values, returns=values)
             ValueModel(actor.settings, layout, platform).update(batch, plan, 0)
+    assert all(one.decoder.input_tensor is None for one in actor.chunks), "kept between passes"
     return dict(waits.found)
 
 
@@ -142,9 +143,12 @@ def f(rows, mask):
     assert waits.found == {(name, "made.py:f"): n for name, n in {**expected, "tensor": 1}.items()}
 
 
-def test_a_dense_model(ranks, tiny_model):
+@pytest.mark.parametrize(
+    "layout", [ONE, Layout(2, 2, 1), Layout(1, 2, 1, virtual_stages=2)], ids=str
+)
+def test_a_dense_model(ranks, tiny_model, layout):
     changes = {"reference": ReferenceSettings("frozen")}
-    for found in ranks.run(ONE, run, tiny_model, changes, ("old", "reference"), True):
+    for found in ranks.run(layout, run, tiny_model, changes, ("old", "reference"), True):
         assert unexpected(found, ALLOWED) == {}
 
 

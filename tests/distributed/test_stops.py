@@ -45,12 +45,11 @@ def ranks_store():
 def asking_before(number):
     """Ask when this process begins a pass's micro-batch of this number, from 1, and wait until the
     ranks are held or have answered."""
-    skips, count, store = Stops.skips, 0, ranks_store()
+    skips, numbers, store = Stops.skips, set(), ranks_store()
 
     def skips_and_asks(self, one):
-        nonlocal count
-        count += 1
-        if count == number:
+        numbers.add(self._first + one)
+        if len(numbers) == number:
             ask_to_stop(store.host, store.port)
             with self._changed:
                 self._changed.wait_for(
@@ -85,8 +84,7 @@ def run(layout, platform, model, batch, asked_in):
     counts = [len(share.micro_batches) for share in shard.shares()]
     assert len(counts) == 2 and min(counts) >= 3, "too few to stop among"
     found = ""
-    chunks = len(actor.chunks)
-    number = -1 if asked_in is None else chunks * sum(counts[:asked_in]) + 2
+    number = -1 if asked_in is None else sum(counts[:asked_in]) + 2
     with asking_before(number if dist.get_rank() == 0 else -1):
         try:
             found = repr(actor.update_shard(shard, UPDATE).minibatches)

@@ -86,8 +86,8 @@ class Efficiency:
             leaves to each of eight.
         network_gb_per_s: Of each GPU to other nodes, in one direction: 400 Gbit/s.
         all_reduce_s: Latency of a small all-reduce between the ranks of an engine.
-        pipeline_message_s: Of a message between stages beside its bytes: its shape is sent before
-            it, and the device synchronized twice.
+        pipeline_message_s: Of a message between stages beside its bytes; unless stages are
+            interleaved, the device is synchronized after it.
         context_step_s: Of a layer's attention, for each further context rank: its launches.
         tail_share: Of an engine's sequences those that run to the longest response.
     """

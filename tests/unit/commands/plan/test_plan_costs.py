@@ -40,7 +40,7 @@ def test_launches_of_dense_layers_run_beside_kernels_and_those_of_experts_after_
     assert added == pytest.approx(3 * 8 * MOE.layers * (1e-3 - 1e-6), rel=1e-6)
 
 
-def test_a_pipeline_message_costs_a_shape_and_two_synchronizations() -> None:
+def test_a_pipeline_message_costs_its_latency() -> None:
     layout, work = Layout(pipeline_parallel=2), dataclasses.replace(WORK, prompts=8)
     found = {cost: update_s(DENSE, layout, work, pipeline_message_s=cost) for cost in (0.0, 1e-3)}
     # Each of 8 micro-batches goes in and out, forward and backward; stages wait for one more.
