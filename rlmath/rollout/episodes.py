@@ -218,9 +218,10 @@ class Episodes:
         """Samples whose answers take too long, truncated."""
         now_s, found = time.monotonic(), []
         for key, asked in list(self._waiting.items()):
-            if asked.since_s is None:
+            since_s = asked.since_s  # Its thread may change it at any time.
+            if since_s is None:
                 continue
-            if now_s - asked.since_s + asked.stay.spent_s > self._limits.wall_s:
+            if now_s - since_s + asked.stay.spent_s > self._limits.wall_s:
                 self._leave(key)
                 self._threads.add_one()  # That thread may never come back.
                 found.append((asked.request, replace(asked.begun, finish_reason="length")))
@@ -232,15 +233,16 @@ class Episodes:
         stay = self._stays.pop(key, None)
         if stay is not None:
             stay.is_over = True
-            if stay.episode is not None:
-                stay.episode.close()
+            episode = stay.episode  # Its thread may change it at any time.
+            if episode is not None:
+                episode.close()
 
     # The following methods run in the threads.
 
     def _answer(self, asked: _Asked) -> None:
         asked.since_s = began_s = time.monotonic()
         try:
-            sample = self._outcome(asked.begun, asked.request.max_tokens, asked.stay)
+            sample = self._tried(asked.begun, asked.request.max_tokens, asked.stay)
         except BaseException as error:  # A tool may well end its interpreter.
             said = f"{type(error).__name__}: {error}"
             sample = replace(asked.begun, finish_reason="failed", failure=said)
@@ -248,12 +250,26 @@ class Episodes:
         asked.stay.spent_s += time.monotonic() - began_s
         self._done.put((asked, sample))
 
+    def _tried(self, begun: Sample, max_tokens: int, stay: _Stay) -> Sample:
+        for left in reversed(range(TRIES)):
+            try:
+                return self._outcome(begun, max_tokens, stay)
+            except InfrastructureError:
+                self._end(stay)
+                if not left or stay.is_over:
+                    raise
+                time.sleep(RETRY_AFTER_S)
+        raise AssertionError("unreachable")
+
     def _outcome(self, begun: Sample, max_tokens: int, stay: _Stay) -> Sample:
         turns = self._turns(begun)
         answer = self._respond(begun, turns, stay)
         if isinstance(answer, End):
             reason: FinishReason = "length" if _is_truncated(begun) else "stop"
             return replace(begun, finish_reason=reason, environment_reward=answer.reward)
+        lost = [r for r in answer.results if r.status == "infrastructure"]
+        if lost:
+            raise InfrastructureError(f"{lost[0].name}: {lost[0].text}")
         calls = (*begun.calls, *((r.name, r.status, round(r.seconds, 6)) for r in answer.results))
         begun, results, last = replace(begun, calls=calls), answer.results, turns[-1].text
         if answer.is_reply:
@@ -268,37 +284,18 @@ class Episodes:
         return sample
 
     def _respond(self, sample: Sample, turns: Sequence[Turn], stay: _Stay) -> Observation | End:
-        for left in reversed(range(TRIES)):
-            try:
-                answer = self._respond_once(sample, turns, stay)
-                if isinstance(answer, Observation):
-                    lost = [r for r in answer.results if r.status == "infrastructure"]
-                    if lost:
-                        raise InfrastructureError(f"{lost[0].name}: {lost[0].text}")
-                return answer
-            except InfrastructureError:
-                episode, stay.episode = stay.episode, None
-                if episode is not None:
-                    episode.close()
-                if not left or stay.is_over:
-                    raise
-                time.sleep(RETRY_AFTER_S)
-        raise AssertionError("unreachable")
-
-    def _respond_once(
-        self, sample: Sample, turns: Sequence[Turn], stay: _Stay
-    ) -> Observation | End:
         # The environment sees no turn that is truncated.
         complete = turns[: len(turns) - _is_truncated(sample)]
-        if stay.episode is None or stay.answered >= len(turns):
+        if stay.answered >= len(turns):
+            self._end(stay)
+        if stay.episode is None:
             stay.episode = self._environment.begin(stay.problem, sample.index)
             stay.answered = 0
+        _check_stays(stay)
         answer: Observation | End | None = None
         missed = complete[stay.answered :] if self._environment.has_state else complete[-1:]
         for turn in missed:
-            if stay.is_over:
-                stay.episode.close()
-                raise InfrastructureError("the sample has ended")
+            _check_stays(stay)
             answer = stay.episode.respond(turn)
             stay.answered = turn.number + 1
         if _is_truncated(sample):
@@ -310,7 +307,13 @@ class Episodes:
         """The model's turns."""
         spans = [(a, b) for kind, a, b in sample.pieces() if kind == "model"]
         pieces = [sample.token_ids[a:b].tolist() for a, b in spans]
-        return [Turn(number, ids, self._decode(ids), "stop") for number, ids in enumerate(pieces)]
+        before = 0 if self._environment.has_state else len(sample.calls)
+        return [Turn(number, ids, self._decode(ids), before) for number, ids in enumerate(pieces)]
+
+    def _end(self, stay: _Stay) -> None:
+        episode, stay.episode = stay.episode, None
+        if episode is not None:
+            episode.close()
 
 
 def awaiting(sample: Sample) -> Sample:
@@ -318,6 +321,11 @@ def awaiting(sample: Sample) -> Sample:
     kind: SegmentKind = _TRUNCATED if sample.finish_reason == "length" else "glue"
     end = (kind, len(sample.token_ids))
     return replace(sample, finish_reason="cut", segments=(*sample.segments, end))
+
+
+def _check_stays(stay: _Stay) -> None:
+    if stay.is_over:
+        raise InfrastructureError("the sample has ended")
 
 
 def _is_truncated(sample: Sample) -> bool:
