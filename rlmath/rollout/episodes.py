@@ -224,7 +224,11 @@ class Episodes:
             if now_s - since_s + asked.stay.spent_s > self._limits.wall_s:
                 self._leave(key)
                 self._threads.add_one()  # That thread may never come back.
-                found.append((asked.request, replace(asked.begun, finish_reason="length")))
+                calls = asked.begun.calls
+                if not _is_truncated(asked.begun):
+                    calls = (*calls, ("environment", "timeout", round(now_s - since_s, 6)))
+                sample = replace(asked.begun, finish_reason="length", calls=calls)
+                found.append((asked.request, sample))
         return found
 
     def _leave(self, key: _Key) -> None:

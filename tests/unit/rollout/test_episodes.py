@@ -164,6 +164,8 @@ def test_a_call_that_never_returns_truncates_its_sample_and_holds_up_no_other():
         time.sleep(0.1)
         assert episodes.outcomes() == []
     assert [found[i].finish_reason for i in range(3)] == ["length", "cut", "cut"]
+    # It is known by its calls that no limit of tokens truncated it.
+    assert [call[:2] for call in found[0].calls] == [("environment", "timeout")]
 
 
 def test_a_sample_that_has_left_begins_no_other_episode():
