@@ -58,7 +58,6 @@ class PythonTool(Tool):
             longest lose theirs; their next call first repeats the earlier ones.
         preload: Packages that warm sandboxes import ahead, if they are installed.
         retries: Further attempts if a sandbox fails.
-        seed: Seed of unseeded random numbers.
 
     Raises:
         ConfigError: ``session`` without warm sandboxes.
@@ -78,11 +77,9 @@ class PythonTool(Tool):
         most: int = 256,
         preload: tuple[str, ...] = PRELOAD,
         retries: int = 2,
-        seed: int = 0,
     ) -> None:
         self._provider, self._limits, self._output_bytes = provider, limits, output_bytes
         self._retries = retries
-        self._seed = seed
         self.has_state = session
         self.pool: WarmSandboxes | None = None
         reason = "the provider is not the local one"
@@ -95,7 +92,6 @@ class PythonTool(Tool):
                     ahead=ahead,
                     most=most,
                     preload=preload,
-                    seed=seed,
                 )
                 self._owners = _Owners(self.pool, most)
                 with self.pool.one():  # one that works
@@ -148,7 +144,7 @@ class PythonTool(Tool):
 
     def _run_cold(self, code: str) -> ToolResult:
         source, file = _CELL.read_text(encoding="utf-8"), "code_of_the_model.py"
-        program = Program("python", source, (file, str(self._seed)), {file: code})
+        program = Program("python", source, (file,), {file: code})
 
         def attempt() -> Execution:
             with self._provider.prepare(program, self._limits) as prepared:

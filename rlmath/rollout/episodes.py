@@ -246,7 +246,7 @@ class Episodes:
     def _answer(self, asked: _Asked) -> None:
         asked.since_s = began_s = time.monotonic()
         try:
-            sample = self._tried(asked.begun, asked.request.max_tokens, asked.stay)
+            sample = self._try(asked.begun, asked.request.max_tokens, asked.stay)
         except BaseException as error:  # A tool may well end its interpreter.
             said = f"{type(error).__name__}: {error}"
             sample = replace(asked.begun, finish_reason="failed", failure=said)
@@ -254,7 +254,7 @@ class Episodes:
         asked.stay.spent_s += time.monotonic() - began_s
         self._done.put((asked, sample))
 
-    def _tried(self, begun: Sample, max_tokens: int, stay: _Stay) -> Sample:
+    def _try(self, begun: Sample, max_tokens: int, stay: _Stay) -> Sample:
         for left in reversed(range(TRIES)):
             try:
                 return self._outcome(begun, max_tokens, stay)

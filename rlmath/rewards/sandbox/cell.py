@@ -29,11 +29,11 @@ def new_main() -> dict[str, Any]:
     return vars(main)
 
 
-def be_deterministic(seed: int) -> None:
+def be_deterministic() -> None:
     """Seed ``random`` and, if it has been imported, ``numpy.random``."""
-    random.seed(seed)
+    random.seed(0)
     if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed(seed)
+        sys.modules["numpy.random"].seed(0)
 
 
 def run(code: str, names: dict[str, Any], file: str) -> int:
@@ -111,12 +111,12 @@ def _write(text: str) -> None:
 
 
 def main() -> NoReturn:
-    """Run the file that is named first, with a seed."""
-    file, seed = sys.argv[1:]
+    """Run the file that is named."""
+    (file,) = sys.argv[1:]
     with open(file, encoding="utf-8") as opened:
         code = opened.read()
     sys.argv = [""]
-    be_deterministic(int(seed))
+    be_deterministic()
     status = run(code, new_main(), "<cell 1>")
     finish()
     os._exit(status)

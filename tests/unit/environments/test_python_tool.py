@@ -51,7 +51,7 @@ class Cold(CodeProvider):
 def tool(request):
     if request.param == "warm" and LEVEL != "namespace":
         pytest.skip("warm sandboxes need namespaces")
-    made = make(None if request.param == "warm" else Cold(), seed=3)
+    made = make(None if request.param == "warm" else Cold())
     assert (made.pool is not None) == (request.param == "warm")
     yield made
     made.close()
