@@ -72,12 +72,14 @@ class _Asked:
         stay: The sample's.
         since_s: When its answer began; ``None``: it waits for a thread.
         outcome: The answered sample, if nobody waited for it.
+        is_late: Its thread was replaced.
     """
 
     request: Request
     stay: _Stay
     since_s: float | None = None
     outcome: Sample | None = None
+    is_late: bool = False
 
     @property
     def begun(self) -> Sample:
@@ -223,6 +225,7 @@ class Episodes:
                 continue
             if now_s - since_s + asked.stay.spent_s > self._limits.wall_s:
                 self._leave(key)
+                asked.is_late = True
                 self._threads.add_one()  # That thread may never come back.
                 calls = asked.begun.calls
                 if not _is_truncated(asked.begun):
@@ -253,6 +256,8 @@ class Episodes:
         asked.since_s = None
         asked.stay.spent_s += time.monotonic() - began_s
         self._done.put((asked, sample))
+        if asked.is_late:
+            self._threads.end_one()
 
     def _try(self, begun: Sample, max_tokens: int, stay: _Stay) -> Sample:
         for left in reversed(range(TRIES)):

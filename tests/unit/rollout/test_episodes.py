@@ -159,9 +159,14 @@ def test_a_call_that_never_returns_truncates_its_sample_and_holds_up_no_other():
         while len(found) < 3:
             found |= {sample.index: sample for _, sample in until(episodes)}
         assert not episodes.waits
+        # Its late answer is nobody's, and its thread one too many.
+        threads = list(episodes._threads._threads)
+        assert len(threads) == 2
         gate.set()
-        # Its late answer is nobody's.
-        time.sleep(0.1)
+        end = time.monotonic() + 10
+        while all(one.is_alive() for one in threads) and time.monotonic() < end:
+            time.sleep(0.01)
+        assert sum(one.is_alive() for one in threads) == episodes._threads._count == 1
         assert episodes.outcomes() == []
     assert [found[i].finish_reason for i in range(3)] == ["length", "cut", "cut"]
     # It is known by its calls that no limit of tokens truncated it.
