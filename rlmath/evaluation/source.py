@@ -80,7 +80,8 @@ def tool_settings(config: Config) -> dict[str, Any]:
         "max_observation_tokens",
     )
     named = [*config.rollout.tools, config.rollout.environment or ""]
-    places = dict.fromkeys(place for place, name in map(split, named) if name)
+    # An environment that is registered with options may be of any plug-in.
+    places = dict.fromkeys([*config.plugins, *(at for at, name in map(split, named) if name)])
     found = {name: digest for place in places for name, digest in hashes(place).items()}
     return {name: getattr(config.rollout, name) for name in names} | {"sources": found}
 

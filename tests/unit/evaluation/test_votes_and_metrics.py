@@ -140,12 +140,20 @@ def test_another_evaluation_is_known_by_its_problems_and_rewards(tmp_path: Path)
     assert seen() != first
 
 
-def test_another_evaluation_is_known_by_each_setting_of_tools() -> None:
+def test_another_evaluation_is_known_by_each_setting_of_tools(tmp_path: Path) -> None:
     config = load(["model=tiny", "runner.run_dir=r", "rollout.tools=[python]"])
     for key, setting in by_key().items():
         rule, name = setting.only_with, key.removeprefix("rollout.")
         if rule is not None and rule.also == "rollout.environment" and name != key:
             assert name in tool_settings(config) or name == "parallel_calls", key
+    # Also one that a plug-in registers.
+    file = tmp_path / "mine.py"
+    config = replace(config, plugins=[str(file)])
+    sources = []
+    for text in ("x = 1", "x = 2"):
+        file.write_text(text)
+        sources.append(tool_settings(config)["sources"])
+    assert sources[0] != sources[1]
 
 
 def test_what_a_benchmark_is_sampled_with() -> None:
