@@ -260,8 +260,8 @@ class _ClassEpisode(ToolEpisode):
 
 def _accepted(function: Callable[..., Any], row: Mapping[str, Any]) -> dict[str, Any]:
     """The row's fields that a function takes, which it may change."""
-    row = own_copy(dict(row))
+    own: dict[str, Any] = own_copy(dict(row))
     parameters = inspect.signature(function).parameters
     if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
-        return row
-    return {name: value for name, value in row.items() if name in parameters}
+        return own
+    return {name: value for name, value in own.items() if name in parameters}
