@@ -16,7 +16,7 @@ def tool_problems(config: Config) -> Iterator[str]:
     """Tools and an environment that are not there, cannot be used, or are there twice, and a reward
     that nothing gives or reads."""
     rollout, gives_reward = config.rollout, False
-    if rollout.python_session and rollout.tools and PYTHON not in rollout.tools:
+    if rollout.python_session and has_turns(rollout) and PYTHON not in rollout.tools:
         yield "rollout.python_session=true: python is not in rollout.tools; add it there"
     problems = [one for name in rollout.tools for one in _problems(name)]
     yield from problems

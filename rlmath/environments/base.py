@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rlmath.types import FinishReason, Problem
+from rlmath.types import Problem
 
 # ``error``: the call's own fault, which the model reads. ``refused``: a limit of the sample.
 # ``infrastructure``: nothing is known about the call; never shown to the model.
@@ -62,13 +62,13 @@ class Turn:
         number: From 0.
         token_ids: The turn's tokens, with the stop token if it was sampled.
         text: The turn without special tokens.
-        finish_reason: ``stop`` or ``length``.
+        calls_before: Calls of earlier turns, where the episode is not given these.
     """
 
     number: int
     token_ids: Sequence[int]
     text: str
-    finish_reason: FinishReason
+    calls_before: int = 0
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ def llama3_json(text: str) -> Sequence[ToolCall] | None:
     while rest:
         try:
             found, end = json.JSONDecoder(strict=False).raw_decode(rest)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"The call is not valid JSON: {error}.") from error
         calls.append(_call(found))
         rest = rest[end:].strip().removeprefix(";").strip()

@@ -78,6 +78,8 @@ class ChatFormat(TurnFormat):
         # Who may write after a turn.
         self._roles = ["tool"] * bool(tools) + ["user"] * replies
         self.template = self._checked(template)
+        if tools and parser == "auto":
+            self._check_parser()
         # The template may shorten or quote a text: what surrounds it is found by comparison.
         self._around: dict[str, tuple[int, int]] = {}
         for role in self._roles:
@@ -89,8 +91,8 @@ class ChatFormat(TurnFormat):
         return ()
 
     def calls(self, text: str) -> Sequence[ToolCall] | None:
-        # Calls in thoughts are none.
-        return self._parse(text.rpartition("</think>")[2])
+        # Calls in thoughts are none, also in those that the turn's end broke off.
+        return self._parse(text.rpartition("</think>")[2].partition("<think>")[0])
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, prompt: bool = True) -> str:
         """The text of a chat whose model may call the tools.
@@ -177,13 +179,33 @@ class ChatFormat(TurnFormat):
         self._rest_of_turn = turn[max(ends) :]
         return template
 
+    def _check_parser(self) -> None:
+        """Refuse a template whose calls the parser does not read, such as XML."""
+        question, turn = self._history("tool", "")
+        turn["tool_calls"][0]["function"]["arguments"] = {"x": "1"}
+        said, begun = self.render([question, turn], prompt=False), self.render([question])
+        if not said.startswith(begun):  # The prompt begins thoughts.
+            begun = self.render([question], prompt=False)
+        said = said.removeprefix(begun)
+        for token in self._special_tokens:  # The environment sees none.
+            said = said.replace(token, "")
+        try:
+            found = self.calls(said)
+        except ValueError:
+            found = None
+        if found != [ToolCall(self._name, {"x": "1"})]:
+            raise ConfigError(
+                f"the chat template shows a call as {said!r:.200}, and known are JSON in "
+                "<tool_call> and JSON alone; use the fenced format"
+            )
+
     def _difference(self, template: str) -> str | None:
         """Where a message changes with a later one; ``None``: nowhere."""
-        for role, thoughts in itertools.product(self._roles, _THOUGHTS):
-            question, call = self._history(role, thoughts)
-            result = self._message(role, _RESULT)
-            answer = {"role": "assistant", "content": f"{thoughts}2"}
-            chain = [question, call, result, call, result, answer]
+        for first, second, thoughts in itertools.product(self._roles, self._roles, _THOUGHTS):
+            chain = self._history(first, "")[:1]
+            for role in (first, second):
+                chain += [self._history(role, thoughts)[1], self._message(role, _RESULT)]
+            chain.append({"role": "assistant", "content": f"{thoughts}2"})
             before = self._rendered(template, chain[:2], False)
             for length in range(3, len(chain) + 1):
                 after = self._rendered(template, chain[:length], False)
@@ -193,8 +215,9 @@ class ChatFormat(TurnFormat):
                         at = _common(shorter, longer)
                         near = slice(max(0, at - 40), at + 40)
                         return f"{shorter[near]!r} became {longer[near]!r}"
-                if chain[length - 1] is result and _RESULT not in after[len(before) :]:
-                    raise ValueError(f"it does not show messages of the role {role}")
+                last = chain[length - 1]
+                if last["role"] in self._roles and _RESULT not in after[len(before) :]:
+                    raise ValueError(f"it does not show messages of the role {last['role']}")
                 before = after
         return None
 

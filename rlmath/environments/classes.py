@@ -11,6 +11,8 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
+from contextlib import suppress
 from typing import Any
 
 from rlmath.data.prompts import OPENING_GLUE
@@ -28,11 +30,16 @@ from rlmath.environments.functions import CallLimits, FunctionTool
 from rlmath.environments.text import cut_bytes
 from rlmath.environments.tools import Tool, ToolEpisode, ToolSession
 from rlmath.errors import ConfigError
+from rlmath.rewards.columns import own_copy
 from rlmath.types import Problem
+from rlmath.utils.daemon_threads import DaemonThreads
+from rlmath.utils.ending_signals import is_signal
 
 log = logging.getLogger(__name__)
 
 _OWN = ("reset", "step", "get_reward", "close")
+# Instances that are closed at once.
+_CLOSING = 16
 
 
 class UserClass:
@@ -73,6 +80,8 @@ class UserClass:
         ]
         if not self.methods and not self.gives_reward:
             raise ConfigError(f"{setting}: {type(probe).__name__} has no public method, so no tool")
+        with suppress(InfrastructureError):  # It has had no reset.
+            self._close(probe)
 
     def begin(self, row: Mapping[str, Any]) -> tuple[Any, str | None]:
         """A new instance, and what its ``reset`` returned.
@@ -81,10 +90,15 @@ class UserClass:
             InfrastructureError: It raised an error, did not return, or returned something else.
         """
         instance = self.call("making it", self._make)
-        said = self.call("reset", instance.reset, **_accepted(instance.reset, row))
-        if said is not None and not isinstance(said, str):
-            kind = type(said).__name__
-            raise InfrastructureError(f"{self.setting}: reset returned {kind}, not text or None")
+        try:
+            said = self.call("reset", instance.reset, **_accepted(instance.reset, row))
+            if said is not None and not isinstance(said, str):
+                kind = type(said).__name__
+                text = f"{self.setting}: reset returned {kind}, not text or None"
+                raise InfrastructureError(text)
+        except InfrastructureError:
+            self.close(instance)
+            raise
         return instance, said or None
 
     def opening(self, row: Mapping[str, Any]) -> str | None:
@@ -98,7 +112,7 @@ class UserClass:
             return None
         try:
             instance, said = self.begin(row)
-            self.close(instance)
+            self._close(instance)
         except InfrastructureError as error:
             raise ConfigError(str(error)) from error
         self._opens = self._opens or said is not None
@@ -114,6 +128,8 @@ class UserClass:
         try:
             return self.limits.call(place, lambda: function(*given, **named), {})
         except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) or is_signal(error):
+                raise
             text = f"{self.setting}: {type(error).__name__} in {what}: {error}"
             raise InfrastructureError(text) from error
 
@@ -132,7 +148,13 @@ class UserClass:
         return found
 
     def close(self, instance: Any) -> None:
-        """Let an instance release what it holds."""
+        """Let an instance release what it holds; an error of it is logged."""
+        try:
+            self._close(instance)
+        except InfrastructureError as error:
+            log.warning("%s", error)
+
+    def _close(self, instance: Any) -> None:
         if callable(getattr(instance, "close", None)):
             self.call("close", instance.close)
 
@@ -152,11 +174,15 @@ class ClassEnvironment(Environment):
     ) -> None:
         self._class, self._format, self._tools = made_of, turn_format, tuple(tools)
         self._max_calls, self.gives_reward = max_calls, made_of.gives_reward
+        # What closes an instance may take its time: sampling does not wait for it.
+        self._threads = DaemonThreads(_CLOSING, "closing")
+        self._closing: set[Future[None]] = set()
 
     def begin(self, problem: Problem, sample: int) -> Episode:
         instance, said = self._class.begin(problem.columns)
         prompt = problem.messages[-1]["content"] if problem.messages else problem.prompt
         if said is not None and not prompt.endswith(OPENING_GLUE + said):
+            self._class.close(instance)
             raise ConfigError(
                 f"{self._class.setting}: reset returned {said[:200]!r}, which the prompt of "
                 f"{problem.id} does not end with; it has to return the same for each sample of a "
@@ -164,9 +190,23 @@ class ClassEnvironment(Environment):
             )
         sessions = {tool.name: tool.begin() for tool in self._tools}
         sessions |= {one.name: one.bound_to(instance) for one in self._class.methods}
-        return _ClassEpisode(self._class, instance, self._format, sessions, self._max_calls)
+        given = (self._class, instance, self._format, sessions, self._max_calls)
+        return _ClassEpisode(*given, self._close_instance)
+
+    def _close_instance(self, instance: Any) -> None:
+        if not hasattr(instance, "close"):
+            return
+        try:
+            closing = self._threads.submit(self._class.close, instance)
+        except RuntimeError:  # The run ends.
+            self._class.close(instance)
+            return
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
 
     def close(self) -> None:
+        wait(list(self._closing), self._class.limits.timeout_s)
+        self._threads.close()
         for tool in self._tools:
             tool.close()
 
@@ -179,9 +219,11 @@ class _ClassEpisode(ToolEpisode):
         turn_format: TurnFormat,
         sessions: Mapping[str, ToolSession],
         max_calls: int,
+        close: Callable[[Any], None],
     ) -> None:
         super().__init__(turn_format, sessions, max_calls)
         self._class, self._instance = made_of, instance
+        self._close, self._to_close = close, [instance]
         # Of the steps so far.
         self._total = 0.0
 
@@ -212,15 +254,14 @@ class _ClassEpisode(ToolEpisode):
 
     def close(self) -> None:
         super().close()
-        try:
-            self._class.close(self._instance)
-        except InfrastructureError as error:
-            log.warning("%s", error)
+        with suppress(IndexError):  # It was closed before, maybe by another thread.
+            self._close(self._to_close.pop())
 
 
 def _accepted(function: Callable[..., Any], row: Mapping[str, Any]) -> dict[str, Any]:
-    """The row's fields that a function takes."""
+    """The row's fields that a function takes, which it may change."""
+    own: dict[str, Any] = own_copy(dict(row))
     parameters = inspect.signature(function).parameters
     if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
-        return dict(row)
-    return {name: value for name, value in row.items() if name in parameters}
+        return own
+    return {name: value for name, value in own.items() if name in parameters}

@@ -112,13 +112,15 @@ class FunctionTool(Tool, ToolSession):
         """Call a function that has this tool's schema."""
         begun = time.monotonic()
         status: CallStatus = "error"
-        wrong = next(self._check.iter_errors(dict(arguments)), None)
-        if wrong is not None:
-            where = wrong.json_path.removeprefix("$").removeprefix(".") or "arguments"
-            return ToolResult(self.name, f"{self.name}: {where}: {wrong.message}", status)
         try:
-            value = self._limits.call(self.name, function, arguments)
-            text, status = _text(value), "ok"
+            # Raises itself for arguments that are nested a thousand deep.
+            wrong = next(self._check.iter_errors(dict(arguments)), None)
+            if wrong is None:
+                text = _text(self._limits.call(self.name, function, arguments))
+                status = "ok"
+            else:
+                where = wrong.json_path.removeprefix("$").removeprefix(".") or "arguments"
+                text = f"{self.name}: {where}: {wrong.message}"
         except InfrastructureError:
             raise
         except BaseException as error:

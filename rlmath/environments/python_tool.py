@@ -58,8 +58,6 @@ class PythonTool(Tool):
             longest lose theirs; their next call first repeats the earlier ones.
         preload: Packages that warm sandboxes import ahead, if they are installed.
         retries: Further attempts if a sandbox fails.
-        seed: Seed of unseeded random numbers.
-        clock: Seconds since 1970 that the code's clock shows; ``None``: the real time.
 
     Raises:
         ConfigError: ``session`` without warm sandboxes.
@@ -79,12 +77,9 @@ class PythonTool(Tool):
         most: int = 256,
         preload: tuple[str, ...] = PRELOAD,
         retries: int = 2,
-        seed: int = 0,
-        clock: float | None = None,
     ) -> None:
         self._provider, self._limits, self._output_bytes = provider, limits, output_bytes
         self._retries = retries
-        self._arguments = (str(seed),) if clock is None else (str(seed), repr(clock))
         self.has_state = session
         self.pool: WarmSandboxes | None = None
         reason = "the provider is not the local one"
@@ -97,8 +92,6 @@ class PythonTool(Tool):
                     ahead=ahead,
                     most=most,
                     preload=preload,
-                    seed=seed,
-                    clock=clock,
                 )
                 self._owners = _Owners(self.pool, most)
                 with self.pool.one():  # one that works
@@ -151,7 +144,7 @@ class PythonTool(Tool):
 
     def _run_cold(self, code: str) -> ToolResult:
         source, file = _CELL.read_text(encoding="utf-8"), "code_of_the_model.py"
-        program = Program("python", source, (file, *self._arguments), {file: code})
+        program = Program("python", source, (file,), {file: code})
 
         def attempt() -> Execution:
             with self._provider.prepare(program, self._limits) as prepared:
@@ -218,6 +211,7 @@ class _Kept(ToolSession):
     def __init__(self, tool: PythonTool, owners: _Owners) -> None:
         self._tool, self._owners = tool, owners
         self._cells: list[str] = []
+        self.is_closed = False
 
     def call(self, arguments: Mapping[str, Any]) -> ToolResult:
         code = _code_of(arguments)
@@ -248,8 +242,8 @@ class _Kept(ToolSession):
             self._owners.release(self, sandbox)
 
     def close(self) -> None:
+        self.is_closed = True
         self._owners.drop(self)
-        self._cells.clear()
 
 
 class _Owners:
@@ -262,17 +256,19 @@ class _Owners:
     def __init__(self, pool: WarmSandboxes, most: int) -> None:
         self._pool, self._most = pool, most
         self._lock = threading.Lock()
-        self._in_call: dict[ToolSession, Sandbox | None] = {}
-        self._between_calls: dict[ToolSession, Sandbox] = {}  # the one used last comes last
+        self._in_call: dict[_Kept, Sandbox | None] = {}
+        self._between_calls: dict[_Kept, Sandbox] = {}  # the one used last comes last
 
-    def acquire(self, session: ToolSession) -> Sandbox:
+    def acquire(self, session: _Kept) -> Sandbox:
         """A session's sandbox for a call, or one without names if it has none.
 
         Raises:
-            ProviderError: None can be started, or the session was dropped meanwhile.
+            ProviderError: None can be started, or the session is closed.
         """
         taken = None
         with self._lock:
+            if session.is_closed:  # Between two calls of a turn.
+                raise ProviderError("the session was closed")
             own = self._between_calls.pop(session, None)
             others = self._between_calls
             if own is None and others and len(self._in_call) + len(others) >= self._most:
@@ -294,7 +290,7 @@ class _Owners:
         self._pool.give_back(found)
         raise ProviderError("the session was closed")
 
-    def release(self, session: ToolSession, sandbox: Sandbox) -> None:
+    def release(self, session: _Kept, sandbox: Sandbox) -> None:
         """End a call: the sandbox stays the session's, unless its names are lost or others wait."""
         with self._lock:
             is_open = session in self._in_call
@@ -305,7 +301,7 @@ class _Owners:
                 return
         self._pool.give_back(sandbox)
 
-    def drop(self, session: ToolSession) -> None:
+    def drop(self, session: _Kept) -> None:
         """End a session; a call that is running fails."""
         with self._lock:
             idle, used = self._between_calls.pop(session, None), self._in_call.pop(session, None)

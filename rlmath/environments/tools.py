@@ -61,7 +61,7 @@ class ToolEnvironment(Environment):
     Args:
         turn_format: Reads the calls of a turn.
         tools: At least one, with different names.
-        max_calls: Turns of a sample with calls, and calls of a turn; further ones are refused.
+        max_calls: Calls of a sample; further ones are refused.
     """
 
     def __init__(self, turn_format: TurnFormat, tools: Sequence[Tool], max_calls: int) -> None:
@@ -84,15 +84,19 @@ class ToolEpisode(Episode):
         self, turn_format: TurnFormat, sessions: Mapping[str, ToolSession], max_calls: int
     ) -> None:
         self._format, self._sessions, self._max_calls = turn_format, sessions, max_calls
+        self._made = 0  # calls, so far
 
     def respond(self, turn: Turn) -> Observation | End:
+        made = max(self._made, turn.calls_before)
         try:
             calls = self._format.calls(turn.text)
         except ValueError as error:
+            self._made = made + 1
             return Observation((ToolResult("", str(error), "error"),))
         if calls is None:
             return self.answered(turn)
-        left = self._max_calls if turn.number < self._max_calls else 0
+        self._made = made + len(calls)
+        left = self._max_calls - made
         return Observation(tuple(self._call(call, i < left) for i, call in enumerate(calls)))
 
     def answered(self, turn: Turn) -> Observation | End:

@@ -52,10 +52,12 @@ class Journal:
             self._file.close()
 
     def keep(self, samples: Iterable[Sample]) -> Iterator[Sample]:
-        """The samples, each written before it is yielded."""
+        """The samples, each written before it is yielded; not one whose environment did not work,
+        which an evaluation that resumes samples again."""
         for sample in samples:
-            tokens = sample.token_ids.tolist()
-            self._write({**vars(sample), "token_ids": tokens, "log_probs": [], "routes": None})
+            if sample.failure is None:
+                tokens = sample.token_ids.tolist()
+                self._write({**vars(sample), "token_ids": tokens, "log_probs": [], "routes": None})
             yield sample
 
     def _write(self, value: Mapping[str, Any]) -> None:

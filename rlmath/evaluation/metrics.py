@@ -37,6 +37,9 @@ def benchmark_metrics(groups: Sequence[Group]) -> dict[str, float]:
     of_tools = environment_metrics([s.sample for s in samples])
     shown = ("turns", "calls", "failed_share") if of_tools else ()
     metrics |= {f"tools_{name}": of_tools[name] for name in shown}
+    rewards = [s.reward for s in samples if s.reward is not None]
+    if rewards and all(s.status == "ungraded" for s in samples):
+        metrics["reward"] = _mean(rewards)
     for status in (*STATUSES[2:], "ungraded"):
         metrics[f"{status}_share"] = _mean([s.status == status for s in samples])
     return metrics

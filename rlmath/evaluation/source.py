@@ -75,11 +75,13 @@ def about(config: Config, held_out: HeldOut) -> dict[str, Any]:
 def tool_settings(config: Config) -> dict[str, Any]:
     """Settings that the calls of a response depend on."""
     names = (
-        *("tools", "environment", "environment_options", "tool_format"),
-        *("max_turns", "max_calls", "call_timeout_s", "max_observation_tokens"),
+        *("tools", "environment", "environment_options", "tool_format", "python_session"),
+        *("max_turns", "max_calls", "call_timeout_s", "tools_timeout_s"),
+        "max_observation_tokens",
     )
     named = [*config.rollout.tools, config.rollout.environment or ""]
-    places = dict.fromkeys(place for place, name in map(split, named) if name)
+    # An environment that is registered with options may be of any plug-in.
+    places = dict.fromkeys([*config.plugins, *(at for at, name in map(split, named) if name)])
     found = {name: digest for place in places for name, digest in hashes(place).items()}
     return {name: getattr(config.rollout, name) for name in names} | {"sources": found}
 

@@ -70,7 +70,7 @@ def function_columns(
     if completion_format == "chat":
         completions = [[{"role": "assistant", "content": t}] for t in texts]
     extended: dict[str, Any] = {
-        **{name: _own_copy(values) for name, values in columns.items()},
+        **{name: own_copy(values) for name, values in columns.items()},
         "trainer_state": trainer_state,
         "log_metric": log_metric,
         "log_extra": _extra_logger(partials),
@@ -88,12 +88,12 @@ def function_columns(
     return {**extended, "completions": completions}
 
 
-def _own_copy(value: Any) -> Any:
+def own_copy(value: Any) -> Any:
     """Copy lists and dicts recursively; arrays and token ids are not copied."""
     if isinstance(value, list):
-        return [_own_copy(item) for item in value]
+        return [own_copy(item) for item in value]
     if isinstance(value, dict):
-        return {key: _own_copy(item) for key, item in value.items()}
+        return {key: own_copy(item) for key, item in value.items()}
     return value
 
 

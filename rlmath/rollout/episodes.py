@@ -72,12 +72,14 @@ class _Asked:
         stay: The sample's.
         since_s: When its answer began; ``None``: it waits for a thread.
         outcome: The answered sample, if nobody waited for it.
+        is_late: Its thread was replaced.
     """
 
     request: Request
     stay: _Stay
     since_s: float | None = None
     outcome: Sample | None = None
+    is_late: bool = False
 
     @property
     def begun(self) -> Sample:
@@ -218,12 +220,18 @@ class Episodes:
         """Samples whose answers take too long, truncated."""
         now_s, found = time.monotonic(), []
         for key, asked in list(self._waiting.items()):
-            if asked.since_s is None:
+            since_s = asked.since_s  # Its thread may change it at any time.
+            if since_s is None:
                 continue
-            if now_s - asked.since_s + asked.stay.spent_s > self._limits.wall_s:
+            if now_s - since_s + asked.stay.spent_s > self._limits.wall_s:
                 self._leave(key)
+                asked.is_late = True
                 self._threads.add_one()  # That thread may never come back.
-                found.append((asked.request, replace(asked.begun, finish_reason="length")))
+                calls = asked.begun.calls
+                if not _is_truncated(asked.begun):
+                    calls = (*calls, ("environment", "timeout", round(now_s - since_s, 6)))
+                sample = replace(asked.begun, finish_reason="length", calls=calls)
+                found.append((asked.request, sample))
         return found
 
     def _leave(self, key: _Key) -> None:
@@ -232,21 +240,35 @@ class Episodes:
         stay = self._stays.pop(key, None)
         if stay is not None:
             stay.is_over = True
-            if stay.episode is not None:
-                stay.episode.close()
+            episode = stay.episode  # Its thread may change it at any time.
+            if episode is not None:
+                episode.close()
 
     # The following methods run in the threads.
 
     def _answer(self, asked: _Asked) -> None:
         asked.since_s = began_s = time.monotonic()
         try:
-            sample = self._outcome(asked.begun, asked.request.max_tokens, asked.stay)
+            sample = self._try(asked.begun, asked.request.max_tokens, asked.stay)
         except BaseException as error:  # A tool may well end its interpreter.
             said = f"{type(error).__name__}: {error}"
             sample = replace(asked.begun, finish_reason="failed", failure=said)
         asked.since_s = None
         asked.stay.spent_s += time.monotonic() - began_s
         self._done.put((asked, sample))
+        if asked.is_late:
+            self._threads.end_one()
+
+    def _try(self, begun: Sample, max_tokens: int, stay: _Stay) -> Sample:
+        for left in reversed(range(TRIES)):
+            try:
+                return self._outcome(begun, max_tokens, stay)
+            except InfrastructureError:
+                self._end(stay)
+                if not left or stay.is_over:
+                    raise
+                time.sleep(RETRY_AFTER_S)
+        raise AssertionError("unreachable")
 
     def _outcome(self, begun: Sample, max_tokens: int, stay: _Stay) -> Sample:
         turns = self._turns(begun)
@@ -254,6 +276,9 @@ class Episodes:
         if isinstance(answer, End):
             reason: FinishReason = "length" if _is_truncated(begun) else "stop"
             return replace(begun, finish_reason=reason, environment_reward=answer.reward)
+        lost = [r for r in answer.results if r.status == "infrastructure"]
+        if lost:
+            raise InfrastructureError(f"{lost[0].name}: {lost[0].text}")
         calls = (*begun.calls, *((r.name, r.status, round(r.seconds, 6)) for r in answer.results))
         begun, results, last = replace(begun, calls=calls), answer.results, turns[-1].text
         if answer.is_reply:
@@ -268,37 +293,18 @@ class Episodes:
         return sample
 
     def _respond(self, sample: Sample, turns: Sequence[Turn], stay: _Stay) -> Observation | End:
-        for left in reversed(range(TRIES)):
-            try:
-                answer = self._respond_once(sample, turns, stay)
-                if isinstance(answer, Observation):
-                    lost = [r for r in answer.results if r.status == "infrastructure"]
-                    if lost:
-                        raise InfrastructureError(f"{lost[0].name}: {lost[0].text}")
-                return answer
-            except InfrastructureError:
-                episode, stay.episode = stay.episode, None
-                if episode is not None:
-                    episode.close()
-                if not left or stay.is_over:
-                    raise
-                time.sleep(RETRY_AFTER_S)
-        raise AssertionError("unreachable")
-
-    def _respond_once(
-        self, sample: Sample, turns: Sequence[Turn], stay: _Stay
-    ) -> Observation | End:
         # The environment sees no turn that is truncated.
         complete = turns[: len(turns) - _is_truncated(sample)]
-        if stay.episode is None or stay.answered >= len(turns):
+        if stay.answered >= len(turns):
+            self._end(stay)
+        if stay.episode is None:
             stay.episode = self._environment.begin(stay.problem, sample.index)
             stay.answered = 0
+        _check_stays(stay)
         answer: Observation | End | None = None
         missed = complete[stay.answered :] if self._environment.has_state else complete[-1:]
         for turn in missed:
-            if stay.is_over:
-                stay.episode.close()
-                raise InfrastructureError("the sample has ended")
+            _check_stays(stay)
             answer = stay.episode.respond(turn)
             stay.answered = turn.number + 1
         if _is_truncated(sample):
@@ -310,7 +316,13 @@ class Episodes:
         """The model's turns."""
         spans = [(a, b) for kind, a, b in sample.pieces() if kind == "model"]
         pieces = [sample.token_ids[a:b].tolist() for a, b in spans]
-        return [Turn(number, ids, self._decode(ids), "stop") for number, ids in enumerate(pieces)]
+        before = 0 if self._environment.has_state else len(sample.calls)
+        return [Turn(number, ids, self._decode(ids), before) for number, ids in enumerate(pieces)]
+
+    def _end(self, stay: _Stay) -> None:
+        episode, stay.episode = stay.episode, None
+        if episode is not None:
+            episode.close()
 
 
 def awaiting(sample: Sample) -> Sample:
@@ -318,6 +330,11 @@ def awaiting(sample: Sample) -> Sample:
     kind: SegmentKind = _TRUNCATED if sample.finish_reason == "length" else "glue"
     end = (kind, len(sample.token_ids))
     return replace(sample, finish_reason="cut", segments=(*sample.segments, end))
+
+
+def _check_stays(stay: _Stay) -> None:
+    if stay.is_over:
+        raise InfrastructureError("the sample has ended")
 
 
 def _is_truncated(sample: Sample) -> bool:

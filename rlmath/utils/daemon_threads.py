@@ -66,6 +66,14 @@ class DaemonThreads:
             if self._waiting and not self._closed:
                 self._start()
 
+    def end_one(self) -> None:
+        """Undo :meth:`add_one`, as that call has returned."""
+        with self._lock:
+            self._count -= 1
+            if len(self._threads) > self._count:
+                self._threads.pop()
+                self._calls.put(None)
+
     def close(self, wait_s: float = 0.0) -> bool:
         """Accept no more calls, and cancel those not yet started.
 

@@ -40,6 +40,15 @@ def check_environment(name: str) -> Iterator[Finding]:
     )
 
 
+def _value(schema: Mapping[str, Any], which: int) -> Any:
+    """One of two values of a parameter."""
+    if "enum" in schema:
+        return schema["enum"][0]
+    schema = schema["anyOf"][0] if "anyOf" in schema else schema
+    kind = schema.get("type", "string")
+    return _VALUES[kind[0] if isinstance(kind, list) else kind][which]
+
+
 class _Turns(Fenced):
     """Turns are told apart by number; the calls of each are given."""
 
@@ -77,7 +86,7 @@ class _Environment:
     def turns(self) -> Iterator[Turn]:
         texts = [*self.calls(), *TEXTS]
         for number, text in enumerate(texts):
-            yield Turn(number, (), text, "stop")
+            yield Turn(number, (), text)
 
     def calls(self) -> dict[str, list[ToolCall]]:
         """Calls of each tool, by the text of their turn."""
@@ -85,10 +94,7 @@ class _Environment:
         for tool in self.made_of().methods:
             known = tool.schema["function"]["parameters"]["properties"]
             for which in (0, 1):
-                arguments = {
-                    name: one["enum"][0] if "enum" in one else _VALUES[one["type"]][which]
-                    for name, one in known.items()
-                }
+                arguments = {name: _value(one, which) for name, one in known.items()}
                 found[f"{tool.name} {which}"] = [ToolCall(tool.name, arguments)]
         return found
 

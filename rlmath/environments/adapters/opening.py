@@ -2,6 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+
+def problem_in(row: Mapping[str, Any], key: str) -> str:
+    """The problem of a row.
+
+    Raises:
+        ValueError: It is not there, or no text.
+    """
+    found = row.get(key)
+    if not isinstance(found, str):
+        raise ValueError(
+            f"the row has no text {key!r} (rollout.environment_options.prompt_key); it has: "
+            f"{', '.join(row)}"
+        )
+    return found
+
 
 def added(prompt: str, returned: str) -> str | None:
     """The text after the problem in what the environment returns for it.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlmath.config.environments import ENVIRONMENTS
-from rlmath.environments.adapters.opening import added
+from rlmath.environments.adapters.opening import added, problem_in
 from rlmath.errors import ConfigError
 from rlmath.plugins.loading import attribute_of, load
 from rlmath.plugins.source import split
@@ -37,8 +37,13 @@ class OpenRLHFAgent:
 
     async def reset(self, **row: Any) -> str | None:
         """See :mod:`rlmath.environments.classes`."""
-        prompt = str(row.get(self._options.prompt_key, ""))
-        self._label = row.get(self._options.label_key)
+        key = self._options.label_key
+        if key not in row:
+            raise ValueError(
+                f"the row has no {key!r} (rollout.environment_options.label_key); it has: "
+                f"{', '.join(row)}"
+            )
+        prompt, self._label = problem_in(row, self._options.prompt_key), row[key]
         states = {"observation": prompt, "label": self._label}
         found = await _awaited(self._agent.reset(states))
         self._said = str(found["observation"])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlmath.config.environments import ENVIRONMENTS
-from rlmath.environments.adapters.opening import added
+from rlmath.environments.adapters.opening import added, problem_in
 from rlmath.utils.setting import Options, setting
 
 
@@ -30,8 +30,8 @@ class SkyRLGym:
         import skyrl_gym
 
         options = self._options
+        prompt = problem_in(row, options.prompt_key)
         self._env = skyrl_gym.make(options.id, env_config=options.config, extras=row)
-        prompt = str(row.get(options.prompt_key, ""))
         messages, _ = self._env.init([{"role": "user", "content": prompt}])
         if len(messages) != 1 or messages[0]["role"] != "user":
             raise ValueError("init returns another chat than the problem's one message")

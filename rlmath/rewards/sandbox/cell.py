@@ -11,13 +11,11 @@ from __future__ import annotations
 import ast
 import atexit
 import contextlib
-import datetime
 import linecache
 import os
 import random
 import sys
 import threading
-import time
 import traceback
 from types import ModuleType
 from typing import Any, NoReturn
@@ -31,53 +29,11 @@ def new_main() -> dict[str, Any]:
     return vars(main)
 
 
-def be_deterministic(seed: int, clock: float | None) -> None:
-    """Seed ``random`` and, if it has been imported, ``numpy.random``, and set the wall clock.
-
-    Args:
-        clock: Seconds since 1970 that the wall clock always shows; ``None``: the machine's.
-    """
-    random.seed(seed)
+def be_deterministic() -> None:
+    """Seed ``random`` and, if it has been imported, ``numpy.random``."""
+    random.seed(0)
     if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed(seed)
-    if clock is not None:
-        _stop_clock(clock)
-
-
-def _stop_clock(now: float) -> None:
-    class Date(datetime.date):
-        @classmethod
-        def today(cls) -> Any:
-            return cls.fromtimestamp(now)
-
-    class Datetime(datetime.datetime):
-        @classmethod
-        def now(cls, tz: Any = None) -> Any:
-            return cls.fromtimestamp(now, tz)
-
-        @classmethod
-        def utcnow(cls) -> Any:
-            return cls.utcfromtimestamp(now)
-
-        @classmethod
-        def today(cls) -> Any:
-            return cls.fromtimestamp(now)
-
-    for fixed, name in ((Date, "date"), (Datetime, "datetime")):
-        fixed.__name__ = f"datetime.{name}"  # as their representation begins
-        fixed.__module__, fixed.__qualname__ = "datetime", name
-        setattr(datetime, name, fixed)
-    real = {name: getattr(time, name) for name in ("gmtime", "localtime", "ctime", "strftime")}
-    changed: dict[str, Any] = {
-        "time": lambda: now,
-        "time_ns": lambda: int(now * 1e9),
-        "gmtime": lambda seconds=None: real["gmtime"](now if seconds is None else seconds),
-        "localtime": lambda seconds=None: real["localtime"](now if seconds is None else seconds),
-        "ctime": lambda seconds=None: real["ctime"](now if seconds is None else seconds),
-        "strftime": lambda form, t=None: real["strftime"](form, t or real["localtime"](now)),
-    }
-    for name, function in changed.items():
-        setattr(time, name, function)
+        sys.modules["numpy.random"].seed(0)
 
 
 def run(code: str, names: dict[str, Any], file: str) -> int:
@@ -155,12 +111,12 @@ def _write(text: str) -> None:
 
 
 def main() -> NoReturn:
-    """Run the file that is named first, with a seed and, if given, a fixed clock."""
-    file, seed, *clock = sys.argv[1:]
+    """Run the file that is named."""
+    (file,) = sys.argv[1:]
     with open(file, encoding="utf-8") as opened:
         code = opened.read()
     sys.argv = [""]
-    be_deterministic(int(seed), float(clock[0]) if clock else None)
+    be_deterministic()
     status = run(code, new_main(), "<cell 1>")
     finish()
     os._exit(status)

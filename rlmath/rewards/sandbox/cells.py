@@ -255,7 +255,7 @@ def _become_cell(job: dict[str, Any], descriptors: tuple[int, ...]) -> NoReturn:
         sc.prctl(sc.PR_SET_DUMPABLE, 1)
         sc.install_seccomp(job["filter"])
         gc.enable()
-        cell.be_deterministic(job["seed"], job["clock"])
+        cell.be_deterministic()
         names, own, number = cell.new_main(), os.getpid(), 0
         cell.run("None", {}, "<cell 0>")  # what every call needs is now in this process's memory
         os.write(_DONE, READY)

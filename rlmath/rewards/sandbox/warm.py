@@ -220,8 +220,6 @@ class WarmSandboxes:
         ahead: How many to keep ready.
         most: Most that exist at a time, those that keep names included.
         preload: Packages that are imported ahead, if they are installed.
-        seed: Seed of unseeded random numbers.
-        clock: Seconds since 1970 that the code's clock shows; ``None``: the real time.
 
     Raises:
         RewardSettingError: The provider has another level.
@@ -236,8 +234,6 @@ class WarmSandboxes:
         ahead: int,
         most: int,
         preload: tuple[str, ...] = PRELOAD,
-        seed: int = 0,
-        clock: float | None = None,
     ) -> None:
         if provider.level != "namespace":
             raise RewardSettingError(
@@ -259,8 +255,6 @@ class WarmSandboxes:
             "argv": provider.resolve(("{python}",)),
             "output_bytes": output_bytes,
             "preload": preload,
-            "seed": seed,
-            "clock": clock,
         }
         self._changed = threading.Condition()
         self._server: _Server | None = None

@@ -91,6 +91,9 @@ def test_an_agent_of_openrlhf(words, tmp_path):
         play(agent("Rewrites"), row)
     with pytest.raises(InfrastructureError, match="step returns sampling_params"):
         play(agent("Samples"), row, "3")
+    for lacks, key in (({"answer": "5"}, "prompt"), ({"prompt": "What is 2+2+1?"}, "answer")):
+        with pytest.raises(ConfigError, match=f"{key}.*_key"):
+            play(agent("AgentInstance"), {"question": "?", **lacks})
     with pytest.raises(ConfigError, match="name a class"):
         play(lambda: OpenRLHFAgent(OpenRLHFOptions()), row)
 

@@ -255,6 +255,31 @@ def test_a_template_that_changes_earlier_messages_is_patched_or_refused(tokenize
         chat(tokenizer, SMOL.replace("<|im_end|>", ""), parser="hermes")
 
 
+def test_a_template_with_calls_that_nobody_reads_is_refused(tokenizer):
+    xml = QWEN25.replace("(c.function | tojson)", "'<function=' + c.function.name + '></function>'")
+    with pytest.raises(ConfigError, match=r"shows a call as .*<function=python>"):
+        chat(tokenizer, xml)
+    # The environment sees no special token.
+    special = build_tokenizer(8192)
+    special.add_special_tokens({"additional_special_tokens": [*MARKS, "<tool_call>"]})
+    with pytest.raises(ConfigError, match="shows a call as"):
+        chat(special, QWEN25)
+
+
+def test_a_template_that_changes_results_of_tools_once_the_environment_replies_is_refused(
+    tokenizer,
+):
+    hides = "{% if not (m.role == 'tool' and messages[-1].role == 'user') %}"
+    template = QWEN25.replace("{% for m in messages %}", "{% for m in messages %}" + hides, 1)
+    template = template.replace(
+        "{% endif %}{% endfor %}{% if add", "{% endif %}" * 2 + "{% endfor %}{% if add"
+    )
+    assert chat(tokenizer, template).template == template
+    ChatFormat(tokenizer, template, [], 100, replies=True)
+    with pytest.raises(ConfigError, match="became"):
+        chat(tokenizer, template, replies=True)
+
+
 def test_a_template_without_tools_needs_a_parser_and_a_prompt(tokenizer):
     with pytest.raises(ConfigError, match="hermes or llama3_json"):
         chat(tokenizer, SMOL)
@@ -268,6 +293,9 @@ def test_calls_of_templates(tokenizer):
     call = '<tool_call>\n{"name": "python", "arguments": {"code": "1"}}\n</tool_call>'
     assert made.calls(f"text {call}") == [ToolCall("python", {"code": "1"})]
     assert made.calls(f"<think>{call}</think>The answer is 3.") is None
+    assert (
+        made.calls(f"<think>{call}") is None and made.calls(f"<think></think><think>{call}") is None
+    )
     assert (
         made.calls(f"<think>{call}</think>{call}{call}") == [ToolCall("python", {"code": "1"})] * 2
     )
@@ -309,6 +337,7 @@ def test_hermes(text, calls):
         ('{"name": "f"}; {"name": "g"}', [ToolCall("f", {}), ToolCall("g", {})]),
         ('{"name": "f", "parameters": {"x": 1}', "not valid JSON"),
         ('{"name": "f"} and so on', "not valid JSON"),
+        ('{"name": "f", "parameters": ' + "[" * 100000, "not valid JSON"),
     ],
 )
 def test_llama3_json(text, calls):

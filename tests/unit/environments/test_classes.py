@@ -1,6 +1,8 @@
 """Classes of users as environments, as TRL takes them, and those that reply to turns."""
 
 import dataclasses
+import threading
+import time
 
 import pytest
 
@@ -85,9 +87,11 @@ def test_a_class_is_an_environment():
     assert (first.reward(), second.reward()) == (1.0, 0.0)
     assert first.respond(turn("answer")) == End(1.0)
     assert second.respond(turn("answer")) == End(0.0)
+    before = Counter.closed
     first.close()
-    assert Counter.closed == 1
+    first.close()
     made.close()
+    assert Counter.closed == before + 1
 
 
 def test_an_environment_replies_to_turns():
@@ -142,6 +146,71 @@ def test_a_fault_of_an_environment_never_reaches_the_model(change, part):
     wrong = type("Wrong", (Guess if "step" in change else Counter,), change)
     with pytest.raises(InfrastructureError, match=part):
         environment(wrong).begin(PROBLEM, 0).respond(turn("answer"))
+
+
+def test_nothing_waits_for_an_instance_that_closes_slowly():
+    gate = threading.Event()
+
+    class Slow(Counter):
+        ended = 0
+
+        def close(self):
+            if hasattr(self, "total"):
+                gate.wait(10)
+                type(self).ended += 1
+
+    made = environment(Slow)
+    began_s = time.monotonic()
+    for sample in range(5):
+        made.begin(PROBLEM, sample).close()
+    assert time.monotonic() - began_s < 4 and Slow.ended == 0
+    gate.set()
+    made.close()
+    assert Slow.ended == 5
+
+
+def test_each_instance_that_is_made_is_closed():
+    class Fails(Counter):
+        made = ended = 0
+
+        def __init__(self):
+            type(self).made += 1
+
+        def reset(self, target, **row):
+            raise OSError("no port left")
+
+        def close(self):
+            type(self).ended += 1
+
+    made = environment(Fails)
+    for _ in range(3):
+        with pytest.raises(InfrastructureError, match="no port left"):
+            made.begin(PROBLEM, 0)
+    with pytest.raises(ConfigError, match="no port left"):
+        made_of(Fails).opening(PROBLEM.columns)
+    assert Fails.ended == Fails.made == 6
+
+
+def test_a_row_is_the_instances_own():
+    class Board(Counter):
+        def reset(self, board, **row):
+            board.append(row["more"].pop("x"))
+
+    row = {"board": [1], "more": {"x": 2}}
+    made = environment(Board)
+    for sample in range(2):
+        made.begin(Problem("q", "?", (1,), ("2",), row), sample)
+    assert row == {"board": [1], "more": {"x": 2}}
+
+
+def test_a_signal_while_an_environment_is_called_is_no_fault_of_it(monkeypatch):
+    def killed(*given):
+        raise KeyboardInterrupt
+
+    made = made_of(Counter)
+    monkeypatch.setattr(made.limits, "call", killed)
+    with pytest.raises(KeyboardInterrupt):
+        made.opening(PROBLEM.columns)
 
 
 def test_what_reset_returns_is_the_end_of_the_prompt():

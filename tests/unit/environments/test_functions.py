@@ -43,7 +43,7 @@ class Lines(TurnFormat):
 
 
 def turn(text, number=0):
-    return Turn(number, (), text, "stop")
+    return Turn(number, (), text)
 
 
 def multiply(a: int, b: int = 2) -> int:
@@ -116,6 +116,17 @@ def test_calls():
 def test_arguments_that_do_not_fit_are_an_error_that_the_model_reads(function, arguments, part):
     found = tool(function).call(arguments)
     assert found.status == "error" and part in found.text
+
+
+def test_arguments_that_the_check_cannot_take_are_an_error_too():
+    deep = []
+    for _ in range(5000):
+        deep = [deep]
+    for arguments in ({"a": deep}, {"a": {"\ud800": 1}}, {"a": 1, "\ud800": 1}):
+        found = tool(multiply).call(arguments)
+        assert found.status == "error" and found.text.encode()
+    # Like any text that the model reads, cut.
+    assert len(tool(multiply).call({"a": "x" * 10_000}).text) < 1100
 
 
 def test_results_of_all_kinds():
@@ -204,8 +215,10 @@ def test_tool_environment():
     assert [(one.status, one.text) for one in results[:2]] == [("ok", "6"), ("ok", "15")]
     assert results[2].status == "error" and "multiply, choose" in results[2].text
     assert episode.respond(turn("???")).results[0].text == "not a call"
-    assert episode.respond(turn("multiply a=1", 2)).results[0].status == "ok"
-    assert episode.respond(turn("multiply a=1", 3)).results[0].status == "refused"
-    many = episode.respond(turn("multiply a=1\n" * 5)).results
+    # All of a response count: several in a turn, and those that another episode was given.
+    assert episode.respond(turn("multiply a=1", 1)).results[0].status == "refused"
+    many = made.begin(PROBLEM, 0).respond(turn("multiply a=1\n" * 5)).results
     assert [one.status for one in many] == ["ok"] * 3 + ["refused"] * 2
+    later = made.begin(PROBLEM, 0).respond(Turn(1, (), "multiply a=1\n" * 2, 2)).results
+    assert [one.status for one in later] == ["ok", "refused"]
     assert episode.respond(turn("answer")) == End(None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ import pytest
 
 from rlmath.config.benchmarks import benchmarks_of, longest_response_tokens
 from rlmath.config.load import load
+from rlmath.config.settings import by_key
 from rlmath.evaluation.held_out import HeldOut
 from rlmath.evaluation.journal import Journal
 from rlmath.evaluation.metrics import benchmark_metrics, tagged
 from rlmath.evaluation.results import table, write_results
-from rlmath.evaluation.source import about
+from rlmath.evaluation.source import about, tool_settings
 from rlmath.evaluation.votes import Votes, count_votes
 from rlmath.types import GradedSample, Group, Problem, Sample
 
@@ -63,7 +65,13 @@ def test_benchmark_metrics() -> None:
     assert metrics["maj_at_8"] == 0.0
     assert metrics["pass_at_8"] == 1.0
     assert metrics["no_answer_share"] == metrics["timeout_share"] == 0.125
-    assert metrics["response_length"] == 2
+    assert metrics["response_length"] == 2 and "reward" not in metrics
+
+
+def test_where_nothing_compares_answers_the_reward_is_the_figure() -> None:
+    (one,) = group((None, "ungraded")).samples
+    samples = tuple(replace(one, reward=reward) for reward in (1.0, 0.5, None))
+    assert benchmark_metrics([replace(MIXED, samples=samples)])["reward"] == 0.75
 
 
 def test_tags_are_means_over_benchmarks() -> None:
@@ -86,7 +94,8 @@ def test_a_journal_resumes_where_it_was_cut_off(tmp_path: Path) -> None:
         file.write(b'{"problem_id": "f:1", "ind')
     with Journal(path, {"of": 1}) as journal:
         assert list(journal.samples.values()) == samples[:2]
-        list(journal.keep(samples[2:]))
+        failed = replace(samples[2], index=9, failure="the sandbox is gone")
+        assert list(journal.keep([*samples[2:], failed])) == [*samples[2:], failed]
     with Journal(path, {"of": 1}) as journal:
         assert list(journal.samples.values()) == samples
     with Journal(path, {"of": 2}) as journal:
@@ -129,6 +138,22 @@ def test_another_evaluation_is_known_by_its_problems_and_rewards(tmp_path: Path)
     assert seen("3") != first
     reward.write_text("def mine(completions): return []")
     assert seen() != first
+
+
+def test_another_evaluation_is_known_by_each_setting_of_tools(tmp_path: Path) -> None:
+    config = load(["model=tiny", "runner.run_dir=r", "rollout.tools=[python]"])
+    for key, setting in by_key().items():
+        rule, name = setting.only_with, key.removeprefix("rollout.")
+        if rule is not None and rule.also == "rollout.environment" and name != key:
+            assert name in tool_settings(config) or name == "parallel_calls", key
+    # Also one that a plug-in registers.
+    file = tmp_path / "mine.py"
+    config = replace(config, plugins=[str(file)])
+    sources = []
+    for text in ("x = 1", "x = 2"):
+        file.write_text(text)
+        sources.append(tool_settings(config)["sources"])
+    assert sources[0] != sources[1]
 
 
 def test_what_a_benchmark_is_sampled_with() -> None:

@@ -90,7 +90,9 @@ def reward_tags():
 
 
 def eval_tags(group):
-    figures = benchmark_metrics([group, group])
+    samples = [dataclasses.replace(s, status="ungraded", reward=1.0) for s in group.samples]
+    ungraded = dataclasses.replace(group, samples=tuple(samples))
+    figures = benchmark_metrics([group, group]) | benchmark_metrics([ungraded, ungraded])
     tags = tagged({"held_out": figures, "aime24": figures}).keys()
     tags = {re.sub(r"eval/(held_out|aime24)/", "eval/<benchmark>/", tag) for tag in tags}
     return {re.sub(r"_at_\d+", "_at_<k>", tag) for tag in tags}

@@ -261,11 +261,12 @@ class Adds:
     def reset(self, prompt: str) -> str | None:
         return f"Add to {prompt}"
 
-    def add(self, number: int) -> int:
+    def add(self, number: int, more: int | str = 0) -> int:
         """Adds.
 
         Args:
             number: What.
+            more: Nothing.
         """
         self.total += number
         return self.total

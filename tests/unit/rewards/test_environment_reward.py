@@ -31,6 +31,8 @@ def test_the_environments_reward_is_an_item_of_the_sum():
     assert [one.reward for one in found] == [1.0, -1.0, 1.0]
 
 
-def test_samples_of_which_none_has_a_reward():
+def test_samples_of_which_none_has_a_reward(monkeypatch):
+    # A field of the data is not the environment's.
+    monkeypatch.setitem(PROBLEM.columns, "environment_reward", 9.0)
     found = graded((None, "stop"), (None, "length"))
     assert all(one.rewards["environment"] is None for one in found)

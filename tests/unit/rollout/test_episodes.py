@@ -159,11 +159,18 @@ def test_a_call_that_never_returns_truncates_its_sample_and_holds_up_no_other():
         while len(found) < 3:
             found |= {sample.index: sample for _, sample in until(episodes)}
         assert not episodes.waits
+        # Its late answer is nobody's, and its thread one too many.
+        threads = list(episodes._threads._threads)
+        assert len(threads) == 2
         gate.set()
-        # Its late answer is nobody's.
-        time.sleep(0.1)
+        end = time.monotonic() + 10
+        while all(one.is_alive() for one in threads) and time.monotonic() < end:
+            time.sleep(0.01)
+        assert sum(one.is_alive() for one in threads) == episodes._threads._count == 1
         assert episodes.outcomes() == []
     assert [found[i].finish_reason for i in range(3)] == ["length", "cut", "cut"]
+    # It is known by its calls that no limit of tokens truncated it.
+    assert [call[:2] for call in found[0].calls] == [("environment", "timeout")]
 
 
 def test_a_sample_that_has_left_begins_no_other_episode():
@@ -242,6 +249,65 @@ def test_a_sample_has_the_reward_of_its_environment_however_it_ends():
         # After an observation that did not fit.
         _, sample = outcome(episodes, request(turn(), max_tokens=8))
         assert (sample.finish_reason, sample.environment_reward) == ("length", 1.0)
+
+
+def test_a_reward_that_fails_at_a_limit_is_asked_again():
+    with playing(lambda turns: "seen") as (episodes, environment):
+        fails = [True]
+
+        class Gives(float):
+            def __bool__(self):
+                if fails and fails.pop():
+                    broken(None)
+                return True
+
+        environment.gives_reward = Gives()
+        _, sample = outcome(episodes, request(turn(), max_tokens=8))
+        assert (sample.failure, sample.environment_reward) == (None, 1.0)
+        assert environment.begun == 2 and environment.closed == 1
+
+
+def test_a_sample_that_leaves_while_its_episode_begins_leaves_no_episode_behind():
+    gate = threading.Event()
+    with playing(lambda turns: "seen", wall_s=0.1) as (episodes, environment):
+        begin = environment.begin
+        environment.begin = lambda *given: gate.wait() and begin(*given)
+        environment.gives_reward = True
+        _, sample = outcome(episodes, request(awaiting(truncated(4))))
+        assert sample.finish_reason == "length" and environment.begun == 0
+        gate.set()
+        end = time.monotonic() + 10
+        while not environment.closed and time.monotonic() < end:
+            time.sleep(0.01)
+        assert environment.begun == environment.closed == 1
+
+
+def test_an_answer_that_comes_while_its_time_is_looked_at():
+    class Answered:
+        """Its thread ends between two looks."""
+
+        looks = iter([0.0, None, None])
+        since_s = property(lambda self: next(self.looks))
+        stay = module._Stay(PROBLEM)
+        request = request(turn())
+        begun = request.begun
+
+    with playing(lambda turns: "seen") as (episodes, _):
+        episodes._waiting[module._key(Answered.begun)] = Answered()
+        assert [sample.finish_reason for _, sample in episodes._overdue()] == ["length"]
+
+
+def test_calls_of_earlier_turns_are_known_where_only_the_last_is_asked():
+    for has_state, wanted in ((False, [0, 1]), (True, [0, 0])):
+        with playing(lambda turns: "seen", has_state=has_state) as (episodes, environment):
+            _, first = outcome(episodes, request(turn()))
+            second = replace(
+                first,
+                token_ids=np.append(first.token_ids, 9).astype(np.int32),
+                log_probs=np.append(first.log_probs, -1).astype(np.float32),
+            )
+            outcome(episodes, request(awaiting(second)))
+        assert [one.calls_before for one in environment.asked] == wanted
 
 
 def test_the_end_of_an_episode_brings_the_reward():
