@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import weakref
 
 import pytest
 import torch
@@ -47,6 +48,28 @@ def reported(advantages: Tensor, loss: str = "ppo_clip", noise: float = 0.0) -> 
     assert sums[:, GRADIENT].isnan().all()
     policy_objective(inputs, ObjectiveSettings(loss=loss)).loss.backward()
     return SequenceReport(torch.zeros(4), PLACES, torch.arange(4)[PLACES] * 7, sums)
+
+
+def test_the_report_of_a_micro_batch_keeps_none_of_its_graph() -> None:
+    """A cycle through a hook is not Python's, so no garbage collection would free it."""
+    received = torch.zeros(6, requires_grad=True)
+    log_probs, ids = received * 2, torch.tensor([0, 0, 0, 1, 1, 1])
+    inputs = LossInputs(
+        log_probs=log_probs,
+        old_log_probs=log_probs.detach(),
+        engine_log_probs=log_probs.detach(),
+        advantages=torch.ones(6),
+        mask=ids == ids,
+        weights=torch.ones(6) / 6,
+        sequence_ids=ids,
+        num_sequences=2,
+    )
+    sums = sums_of_sequences(inputs, 2)
+    log_probs.sum().backward()
+    assert sums[:, GRADIENT].tolist() == [3.0, 3.0]
+    kept = weakref.ref(received)
+    del received, log_probs, inputs
+    assert kept() is None
 
 
 def by_token(values: Tensor) -> Tensor:
