@@ -16,7 +16,7 @@ from toolkits.equation_reward import equation
         ("61,921 - 61,916 = 1", 1.0),
         ("7 + 2 = 5. The answer is \\boxed{5}.", 0.0),
         # The answer alone is no equation, and only the first one counts.
-        ("5 = 5", 0.0),
+        ("5.00 = 5", 0.0),
         ("7 + 2 = 9, 7 - 2 = 5", 0.0),
         ("3 ** 2 - 4 = 5", 0.0),
         ("1 / 0 = 5", 0.0),
