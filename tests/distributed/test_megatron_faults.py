@@ -294,10 +294,10 @@ def test_overlapped_sums_where_the_number_of_micro_batches_changes(ranks, models
     """SkyRL#2008, #2146: Megatron learns in the first step how many backward passes there are, if
     the schedule does not say which is the last. Here one schedule has all of a step's."""
     for found in ranks.run(DP2, run_windows):
-        # Two ranks: 2 passes are 4, 3 are 6; the last one's sum began before it.
+        # Two ranks: 2 passes are 4. Of 3 the last one's sum begins before it, so chance decides
+        # whether it is in.
         assert found[0] == found[2] == 4.0
         assert "Communication call has not been issued" in found[1]
-        assert found[3] != 6.0
     batches = [make_batch(num, seed=num) for num in (12, 3, 24, 6)]
     folder = models["qwen2"][0]
     overlapped = ranks.run(DP2, run_micro_batches, folder, batches, True)

@@ -11,6 +11,7 @@ import pytest
 HOST = "rlmath-node"
 # A rank as ActorWorker.start makes one, but on CPU: gloo carries everything.
 RANK = """
+import os
 import sys
 rank, own, node_address = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 from rlmath.device import CPU
@@ -23,6 +24,7 @@ from rlmath.checkpoint.writer import background_group
 found = [None, None]
 dist.all_gather_object(found, rank, group=background_group())
 assert found == [0, 1], found
+os._exit(0)  # At the interpreter's end, a thread of gloo may still run, which aborts.
 """
 
 
