@@ -201,7 +201,7 @@ def _dispatch(arguments: list[str]) -> int:
 
 
 def _declared(module: Command, name: str, arguments: Sequence[str]) -> tuple[str, ...] | None:
-    """What a command declares, for the subcommand that is asked for if it has several."""
+    """Arguments of a command, for the subcommand that is asked for if it has several."""
     found = getattr(module, name, None)
     if isinstance(found, dict):
         return next((value for word, value in found.items() if word in arguments), None)

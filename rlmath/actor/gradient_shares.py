@@ -1,4 +1,4 @@
-"""What each micro-batch adds to the gradient, at a few elements of each layer's matrices.
+"""Each micro-batch's share of the gradient, at a few elements of each layer's matrices.
 
 A hook reads what autograd gives a parameter before Megatron adds it to its buffer, and before the
 sum over ranks may begin. So a micro-batch that adds nothing to a layer shows, on each rank and

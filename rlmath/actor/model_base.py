@@ -1,4 +1,4 @@
-"""What the models that a rank trains have in common: the policy and the value model.
+"""Base of the models that a rank trains: the policy and the value model.
 
 What a rank does follows from its place in the layout and from its shard of the step
 (``rlmath.batching.shards``), which is dealt before: the ranks need not agree on anything.

@@ -30,7 +30,7 @@ from rlmath.utils.ending_signals import is_signal
 
 @dataclass(frozen=True)
 class Source:
-    """What another process needs to import a place.
+    """Data that another process needs to import a place.
 
     Attributes:
         place: As in the settings.
@@ -126,7 +126,7 @@ def _public(module: ModuleType) -> list[str]:
 
 
 def setup_hook() -> Callable[[], None] | None:
-    """What each other process calls first; ``None``: there is nothing to import."""
+    """Function that each other process calls first; ``None``: there is nothing to import."""
     found = sources()
     if not found:
         return None
@@ -140,7 +140,7 @@ def setup_hook() -> Callable[[], None] | None:
 
 
 def sources() -> tuple[Source, ...]:
-    """What other processes import, in order; for :func:`receive`."""
+    """Places that other processes import, in order; for :func:`receive`."""
     return tuple(_imported[place] for place in _everywhere if place in _imported)
 
 

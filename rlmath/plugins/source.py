@@ -40,7 +40,7 @@ def file_of(place: str) -> Path:
 
 
 def hash_of(content: bytes) -> str:
-    """What stands for a source file in ``config.yaml``."""
+    """Hash of a source file in ``config.yaml``."""
     return hashlib.sha256(content).hexdigest()[:HASH_DIGITS]
 
 

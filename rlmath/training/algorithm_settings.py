@@ -1,4 +1,4 @@
-"""What ``algorithm`` in the settings means to each part that the algorithm is made of."""
+"""Meaning of ``algorithm`` in the settings for each part that the algorithm is made of."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def reference_share(algorithm: AlgorithmConfig, step: int) -> float:
 
 
 def engines_in_fp8(config: Config) -> InFp8:
-    """What the engines compute in FP8."""
+    """Parts that the engines compute in FP8."""
     rollout = config.rollout
     return InFp8(
         matrices=rollout.quantization is not Quantization.none,

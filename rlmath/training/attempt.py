@@ -213,7 +213,7 @@ def leave_gpus_to_ranks(run: Running) -> None:
 
 
 def watchdog_probes(run: Running, monitor: Monitor) -> list[WatchedComponent]:
-    """What a run can wait for, for the watchdog."""
+    """Events that a run can wait for, for the watchdog."""
     phase = monitor.phase
     probes = [
         WatchedComponent(lambda: phase.changes, lambda: [f"the phase {phase.name}"]),

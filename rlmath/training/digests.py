@@ -1,4 +1,4 @@
-"""What a step tells ``rlmath bisect`` of its batch, its update and its weights."""
+"""Digests of a step's batch, update and weights, for ``rlmath bisect``."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class Noise:
 
 @dataclass(frozen=True)
 class Limits:
-    """What engine and actor may differ by.
+    """Largest allowed differences of engine and actor.
 
     Attributes:
         mean_exp_abs: Of the mean of exp|difference| over all tokens.
@@ -147,7 +147,7 @@ def measure_noise(
 
 @dataclass(frozen=True)
 class _Seen:
-    """What the samples of the present weights show.
+    """Differences in the samples of the present weights.
 
     Attributes:
         places: Sequences of the batch that were compared.
@@ -209,7 +209,7 @@ class Gate:
 
     @property
     def noise_excess(self) -> float:
-        """Of the last measurement; 0 before the first."""
+        """Excess of the last measurement; 0 before the first."""
         return 0.0 if self._noise is None else self._noise.excess
 
     def check(

@@ -1,4 +1,4 @@
-"""What each step trained on, in the run's folder, for ``rlmath replay``.
+"""Batches that steps trained on, in the run's folder, for ``rlmath replay``.
 
 ``replay/step_000012.bin`` has the sequences of a step with all that its update read: token ids,
 rollout log-probs, masks, rewards, and the coefficients of the KL and the entropy. It is written by

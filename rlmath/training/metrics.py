@@ -1,4 +1,4 @@
-"""What a training step reports, by the names that ``docs/metrics.md`` explains."""
+"""Metrics of a training step, by the names that ``docs/metrics.md`` explains."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _standard_error(groups: Sequence[Group]) -> dict[str, float]:
-    """Of the mean reward, over problems: samples of one problem are alike."""
+    """Standard error of the mean reward, over problems: samples of one problem are alike."""
     scored = [[s.reward for s in group.samples if s.reward is not None] for group in groups]
     means = [_mean(rewards) for rewards in scored if rewards]
     if len(means) < 2:

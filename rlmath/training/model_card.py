@@ -138,7 +138,7 @@ def _adapter_lines(run_dir: Path, step: int | None) -> list[str]:
 
 
 def _changes_lines(history: Sequence[tuple[int, list[run_settings.Change]]]) -> list[str]:
-    """What was in force before: each change of a setting, with the steps that it separates."""
+    """Settings in force before: each change of a setting, with the steps that it separates."""
     if not history:
         return []
     rows = [

@@ -65,7 +65,7 @@ def actor_settings(
     optimizer_steps: int,
     temperature: float,
 ) -> ActorSettings:
-    """What each Megatron rank builds.
+    """Parts that each Megatron rank builds.
 
     Args:
         optimizer_steps: Of the whole run, where a decaying schedule ends if the settings leave it

@@ -1,4 +1,4 @@
-"""What a step trains on: all that its update reads, besides the weights and the settings."""
+"""Batch of a step: all that its update reads, besides the weights and the settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training run leaves for a person: curves, a summary, and whether its export is right."""
+"""Files for a person at the end of a run: curves, a summary, and whether its export is right."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def summarize(config: Config, layout: RunLayout, extra: dict[str, float]) -> dic
 
 
 def ending(config: Config, summary: Mapping[str, Any]) -> str:
-    """What a run came to, where everything is, and what to do next, for the terminal."""
+    """Result of a run, where everything is, and what to do next, for the terminal."""
     run_dir = Path(config.runner.run_dir)
     took = duration(summary["train_s"])
     spent = f"trained on {summary['tokens_generated']:,} response tokens; {took} of steps"

@@ -1,4 +1,4 @@
-"""What would fit, when nothing does."""
+"""Layouts and settings that would fit, when nothing does."""
 
 from __future__ import annotations
 

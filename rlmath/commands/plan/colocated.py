@@ -1,4 +1,4 @@
-"""What actor and engine hold together on a GPU that they share, from a layout or from settings."""
+"""Memory of actor and engine on a GPU that they share, from a layout or from settings."""
 
 from __future__ import annotations
 

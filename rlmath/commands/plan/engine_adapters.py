@@ -1,4 +1,4 @@
-"""What adapters take in an engine that computes them itself (``actor.lora.rollout=unmerged``)."""
+"""Memory of adapters in an engine that computes them itself (``actor.lora.rollout=unmerged``)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one rank of an engine holds, in bytes."""
+"""Memory of one rank of an engine, in bytes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Bytes and operations of ``actor.fp8``, from Transformer Engine's tensors.
 
-What a tensor in FP8 takes is held to Transformer Engine's own quantizers on meta tensors
+What a tensor in FP8 takes is compared with Transformer Engine's own quantizers on meta tensors
 (``tests/cuda_wheels/test_fp8_context.py``). When it is there, and what it costs in time, is
 arithmetic alone: no step in FP8 has run.
 """

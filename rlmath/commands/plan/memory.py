@@ -1,4 +1,4 @@
-"""What one GPU holds in each phase of a step, in bytes, term by term.
+"""Memory of one GPU in each phase of a step, in bytes, term by term.
 
 Weights and activations are bfloat16, gradients and Adam's state float32, as the actor has them.
 ``activations.py`` has what grows with the micro-batch; this has the state, what is done with it,

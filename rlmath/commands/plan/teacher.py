@@ -1,4 +1,4 @@
-"""What a teacher's engines take of their GPUs."""
+"""Memory of a teacher's engines on their GPUs."""
 
 from __future__ import annotations
 

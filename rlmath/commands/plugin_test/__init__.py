@@ -1,1 +1,1 @@
-"""``rlmath test plugin``: a user's part is held to the invariants of rlmath's own."""
+"""``rlmath test plugin``: checks a user's part against the invariants of rlmath's own."""

@@ -1,4 +1,4 @@
-"""What a check reports while it runs.
+"""Figures and problems that a check reports while it runs.
 
 Every call appends one line to a file, so that a check that hangs or crashes leaves what it had
 measured until then.

@@ -1,4 +1,4 @@
-"""What the checks found, as lines for the terminal and as the one file to send."""
+"""Results of the checks, as lines for the terminal and as the one file to send."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def check_constants(pool: RolloutPool, spec: ModelSpec) -> None:
 
 
 def wrong_constant(found: dict[str, Any], spec: ModelSpec) -> str | None:
-    """What a worker computes otherwise; ``None``: nothing.
+    """Constants that a worker has otherwise; ``None``: nothing.
 
     Args:
         found: Of a worker; see ``Engine.constants``.

@@ -18,7 +18,7 @@ Rewards = Sequence[float | None]
 
 @dataclass(frozen=True)
 class ScoredGroups:
-    """What advantages are made of.
+    """Inputs of the advantages.
 
     Attributes:
         rewards: Of the samples of each group, as float32 has them.

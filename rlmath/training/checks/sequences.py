@@ -106,7 +106,7 @@ class TrainedSequences(StepCheck):
 def expected_sequences(
     config: Config, groups: Sequence[Group], tokens: Tensor, weights: Mapping[str, float]
 ) -> Expected:
-    """What a step's sequences have to be by its samples.
+    """Expected sequences of a step, from its samples.
 
     Args:
         groups: To train on.

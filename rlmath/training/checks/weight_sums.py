@@ -1,4 +1,4 @@
-"""What the tokens of a minibatch weigh in its loss, by the lengths alone.
+"""Weights of a minibatch's tokens in its loss, by the lengths alone.
 
 The weights of a step's tokens are dealt with its shards, and a rank that lost a mask, divided by
 its own tokens or averaged over ranks trains on something else while every curve looks alike. So the
@@ -80,7 +80,7 @@ SUMS: dict[str, _Sums] = {
 
 
 def expected_sums(config: Config, sequences: Sequences, seed: int) -> list[WeightSums]:
-    """What each minibatch of a step should report; nothing for an aggregation of a plug-in.
+    """Expected report of each minibatch of a step; nothing for an aggregation of a plug-in.
 
     Args:
         config: Its aggregation and number of minibatches.
