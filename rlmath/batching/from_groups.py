@@ -25,29 +25,18 @@ class SampledSequences:
 
     Only lengths and other per-sequence numbers are arrays. Tokens and log-probs are copied once,
     into the batches of the ranks that train on them.
-
-    Attributes:
-        samples: ``[N]``.
-        prompts: ``[N]`` int32 arrays of token ids.
-        prompt_lengths: ``[N]`` int64, in tokens.
-        response_lengths: ``[N]`` int64, in tokens.
-        model_lengths: ``[N]`` int64, response tokens that the model sampled.
-        group_ids: ``[N]`` int64; the same for sequences of one problem.
-        weights_versions: ``[N]`` int64, version that sampled the last token of each sequence.
-        rewards: ``[N]`` float32; 0 for unscored samples.
-        takes_part: ``[N]`` bool, whether the sequence is in the loss.
-        teacher_log_probs: ``[N]`` float32 arrays, for each response's tokens; ``None``: no teacher.
     """
 
-    samples: tuple[GradedSample, ...]
-    prompts: tuple[NDArray[np.int32], ...]
-    prompt_lengths: Tensor
-    response_lengths: Tensor
-    model_lengths: Tensor
-    group_ids: Tensor
-    weights_versions: Tensor
-    rewards: Tensor
-    takes_part: Tensor
+    samples: tuple[GradedSample, ...]  # [N].
+    prompts: tuple[NDArray[np.int32], ...]  # [N] int32 arrays of token ids.
+    prompt_lengths: Tensor  # [N] int64, in tokens.
+    response_lengths: Tensor  # [N] int64, in tokens.
+    model_lengths: Tensor  # [N] int64, response tokens that the model sampled.
+    group_ids: Tensor  # [N] int64; the same for sequences of one problem.
+    weights_versions: Tensor  # [N] int64, version that sampled the last token of each sequence.
+    rewards: Tensor  # [N] float32; 0 for unscored samples.
+    takes_part: Tensor  # [N] bool, whether the sequence is in the loss.
+    # [N] float32 arrays, for each response's tokens; None: no teacher.
     teacher_log_probs: tuple[NDArray[np.float32], ...] | None = None
 
     def __len__(self) -> int:
@@ -199,17 +188,11 @@ def _truncated(samples: Sequence[GradedSample]) -> Tensor:
 
 @dataclass(frozen=True)
 class SampleRewards:
-    """Rewards of a step's samples; NaN where unscored.
+    """Rewards of a step's samples; NaN where unscored."""
 
-    Attributes:
-        totals: ``[N]`` float32.
-        separate: ``[N, K]`` float32, each reward before weighting.
-        weights: Weights of the ``K`` rewards by name, in order.
-    """
-
-    totals: Tensor
-    separate: Tensor
-    weights: Mapping[str, float]
+    totals: Tensor  # [N] float32.
+    separate: Tensor  # [N, K] float32, each reward before weighting.
+    weights: Mapping[str, float]  # Weights of the K rewards by name, in order.
 
     @classmethod
     def of(cls, groups: Sequence[Group], weights: Mapping[str, float]) -> SampleRewards:

@@ -23,19 +23,13 @@ _MICRO_BATCH_TOKENS = 64
 
 @dataclass(frozen=True)
 class GroupedSequences:
-    """Sequences, some with the same prompt.
+    """Sequences, some with the same prompt."""
 
-    Attributes:
-        lengths: ``[N]``, prompt plus response, in tokens.
-        group_ids: ``[N]``; sequences of a group with prompts of equal length have the same prompt.
-            (If they differ nevertheless, nothing is shared, and a micro-batch may exceed the
-            budget.)
-        prompt_lengths: ``[N]``, in tokens.
-    """
-
-    lengths: Sequence[int]
+    lengths: Sequence[int]  # [N], prompt plus response, in tokens.
+    # [N]; sequences of a group with prompts of equal length have the same prompt. (If they differ
+    # nevertheless, nothing is shared, and a micro-batch may exceed the budget.)
     group_ids: Sequence[int]
-    prompt_lengths: Sequence[int]
+    prompt_lengths: Sequence[int]  # [N], in tokens.
 
     def tokens(self, sequences: Sequence[int]) -> int:
         """Tokens of a micro-batch of these sequences; a copied token counts as a quarter."""

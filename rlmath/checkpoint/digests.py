@@ -82,11 +82,8 @@ class HashedStream:
         return self._file.fileno()
 
     def close(self) -> None:
-        """Close the file; it may be closed already.
-
-        Raises:
-            OSError: The disk failed to hold a part that was written.
-        """
+        """Close the file; it may be closed already. Raises OSError: the disk failed to hold a part
+        that was written."""
         self._threads.shutdown()
         self._file.close()
         self._wait_for_sync()
@@ -110,10 +107,7 @@ def hashed_stream(path: Path) -> Iterator[HashedStream]:
 
 def take_note(path: Path) -> tuple[int, str] | None:
     """Size and checksum that a file's writer noted, and remove the note; ``None``: there is none.
-
-    Raises:
-        OSError: The file has another size than its writer gave it.
-    """
+    Raises OSError: the file has another size than its writer gave it."""
     note = path.with_name(path.name + SUFFIX)
     try:
         size, digest = note.read_text(encoding="ascii").split()
@@ -128,11 +122,7 @@ def take_note(path: Path) -> tuple[int, str] | None:
 
 def file_digest(path: Path) -> str:
     """Checksum of a file, as hexadecimal digits. A file that has not changed since this process
-    hashed it is not read again.
-
-    Raises:
-        OSError: The file cannot be read.
-    """
+    hashed it is not read again. Raises OSError: the file cannot be read."""
     with open(path, "rb", buffering=0) as file:
         found = os.fstat(file.fileno())
         key = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)

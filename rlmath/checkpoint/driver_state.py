@@ -13,12 +13,8 @@ DRIVER_STATE = "driver_state.json"
 
 
 def write_driver_state(folder: Path, state: Mapping[str, Any]) -> None:
-    """Write the driver's state.
-
-    Raises:
-        TypeError: Something in it would come back as something else; the message says what and
-            where.
-    """
+    """Write the driver's state. Raises TypeError: something in it would come back as something
+    else; the message says what and where."""
     _check(state, "state")
     write_json(folder / DRIVER_STATE, state)
 

@@ -26,11 +26,8 @@ def split_url(url: str) -> tuple[str, str | None, int | None]:
 
 
 def describe_remote(url: str, folder: str) -> str:
-    """The newest checkpoint that a run could continue from, in words, by its manifest alone.
-
-    Raises:
-        UserError: There is none.
-    """
+    """The newest checkpoint that a run could continue from, in words, by its manifest alone. Raises
+    UserError: there is none."""
     run_url, _, step = split_url(url)
     remote = RemoteFolder(run_url)
     found = {s: f for s, f in checkpoints_in(remote, folder).items() if MANIFEST in f}

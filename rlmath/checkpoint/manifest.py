@@ -28,16 +28,12 @@ class BrokenCheckpoint(UserError):
 
 @dataclass(frozen=True)
 class Manifest:
-    """Contents of a checkpoint.
-
-    Attributes:
-        created_unix_s: Creation time, in seconds since 1970.
-        files: Size in bytes and checksum of each file, by its path relative to the checkpoint.
-    """
+    """Contents of a checkpoint."""
 
     step: int
     metrics: Mapping[str, float]
-    created_unix_s: float
+    created_unix_s: float  # Creation time, in seconds since 1970.
+    # Size in bytes and checksum of each file, by its path relative to the checkpoint.
     files: Mapping[str, tuple[int, str]]
 
     @property
@@ -79,11 +75,8 @@ def write_manifest(folder: Path, step: int, metrics: Mapping[str, float]) -> Man
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a checkpoint, without looking at the files.
-
-    Raises:
-        BrokenCheckpoint: There is none, or it is not what was written.
-    """
+    """The manifest of a checkpoint, without looking at the files. Raises BrokenCheckpoint: there is
+    none, or it is not what was written."""
     path = folder / MANIFEST
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

@@ -37,24 +37,16 @@ def keep_to_bounded_memory(part: Any) -> None:
 
 @dataclass
 class _Parameter:
-    """A parameter of a bucket.
+    """A parameter of a bucket."""
 
-    Attributes:
-        index: Number among all of the optimizer's, as Megatron counts when it loads.
-        described: Its place in the whole model.
-        start: First element in the bucket.
-        pieces: Location of this rank's part: main parameter and Adam's moments, by kind; empty when
-            it has none.
-        local_start: Start of that part in the rank's share of the bucket.
-        within: Start of that part in the parameter.
-    """
-
-    index: int
-    described: Any
-    start: int
+    index: int  # Number among all of the optimizer's, as Megatron counts when it loads.
+    described: Any  # Its place in the whole model.
+    start: int  # First element in the bucket.
+    # Location of this rank's part: main parameter and Adam's moments, by kind; empty when it has
+    # none.
     pieces: dict[str, Tensor]
-    local_start: int
-    within: int
+    local_start: int  # Start of that part in the rank's share of the bucket.
+    within: int  # Start of that part in the parameter.
 
     @property
     def shape(self) -> torch.Size:

@@ -51,11 +51,8 @@ def keep_id(run_dir: Path, run: str) -> None:
 
 
 def owner_of(remote: RemoteFolder) -> Owner | None:
-    """The run that a remote folder belongs to; ``None``: to none.
-
-    Raises:
-        RemoteError: It cannot be read.
-    """
+    """The run that a remote folder belongs to; ``None``: to none. Raises RemoteError: it cannot be
+    read."""
     try:
         found = json.loads(remote.read(OWNER_FILE))
         return Owner(**{name: str(found[name]) for name in Owner.__dataclass_fields__})
@@ -112,14 +109,11 @@ def is_manifest(checkpoint: Path, manifest: bytes) -> bool:
 
 @dataclass(frozen=True)
 class Claim:
-    """A start that mirrors to a remote folder.
-
-    Attributes:
-        earlier: Token of the run's last start that mirrored to it; ``None``: this is the first.
-    """
+    """A start that mirrors to a remote folder."""
 
     remote: RemoteFolder
     owner: Owner
+    # Token of the run's last start that mirrored to it; None: this is the first.
     earlier: str | None
 
     def check(self) -> None:

@@ -61,22 +61,15 @@ LOOPS = {
 
 @dataclass(frozen=True)
 class Continuation:
-    """Outcome of ``runner.resume``.
+    """Outcome of ``runner.resume``."""
 
-    Attributes:
-        checkpoint: The newest; the run continues after it.
-        steps: Target number of steps, by ``setting``.
-        changes: Settings and files that differ from those of the checkpoint's steps.
-        exported: The run has written the final model of this step.
-        setting: The key of the number of steps.
-    """
-
-    checkpoint: Path
+    checkpoint: Path  # The newest; the run continues after it.
     step: int
-    steps: int
-    setting: str
+    steps: int  # Target number of steps, by setting.
+    setting: str  # The key of the number of steps.
+    # Settings and files that differ from those of the checkpoint's steps.
     changes: tuple[Change, ...]
-    exported: bool
+    exported: bool  # The run has written the final model of this step.
 
     @property
     def finished(self) -> bool:

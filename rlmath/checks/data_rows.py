@@ -13,11 +13,8 @@ PEEKED_ROWS = 4
 
 
 def rows_of(path: str) -> Iterator[Row]:
-    """The rows of a file or a data set of the hub, with its whole path in their places.
-
-    Raises:
-        UserError: As :func:`rlmath.data.files.read_rows`, or there is no row in it.
-    """
+    """The rows of a file or a data set of the hub, with its whole path in their places. Raises
+    UserError: as :func:`rlmath.data.files.read_rows`, or there is no row in it."""
     row = None
     for row in read_rows([path]):
         yield dataclasses.replace(row, place=f"{path}:{row.place.rpartition(':')[2]}")

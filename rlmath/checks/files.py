@@ -207,10 +207,8 @@ def first_problem(data: DataConfig, path: str, target: Target) -> Iterator[str]:
     """The first error in the first rows of a file, with its place.
 
     With ``malformed_rows=skip`` a malformed row is left out when the run reads it. Rows are then
-    read up to the first that can be used: a file without any is refused.
-
-    Raises:
-        UserError: The file is missing, empty, of another kind, or cannot be read.
+    read up to the first that can be used: a file without any is refused. Raises UserError: the file
+    is missing, empty, of another kind, or cannot be read.
     """
     skip = data.malformed_rows is MalformedRow.skip
     first = None

@@ -139,11 +139,8 @@ def experts(config: Config, model: ModelSpec, layout: RunLayout) -> Iterator[str
 
 
 def tensor_parallel_problems(part: str, ranks: int, model: ModelSpec, sliced: int) -> Iterator[str]:
-    """The model's matrices divide between the tensor ranks of a part.
-
-    Args:
-        sliced: Width of an expert that the ranks share; 0: they share none.
-    """
+    """The model's matrices divide between the tensor ranks of a part. ``sliced``: Width of an
+    expert that the ranks share; 0: they share none."""
 
     sizes = [
         (f"{model.heads} attention heads", model.heads),

@@ -22,26 +22,19 @@ _PROBE_BYTES = 2**20
 
 @dataclass(frozen=True)
 class Machine:
-    """This machine.
+    """This machine."""
 
-    Attributes:
-        gpus: NVIDIA GPUs that this process may use.
-        torch_build: torch's version, such as ``2.13.0+cpu``; ``None`` when it is not installed.
-        memory_bytes: Memory, the container's limit where there is one.
-        disk_bytes: Free space where runs go; ``None``: asked of the run folder's disk.
-        transformer_engine: Missing parts of Transformer Engine; ``None``: nothing that can be seen
-            without importing it. Only looked for where there are GPUs.
-        compute_capability: The least of the GPUs', which FP8 needs; ``None``: not known.
-        elsewhere: It stands for another machine, whose disks and network are not those of this one.
-    """
-
-    gpus: int
-    torch_build: str | None
-    memory_bytes: int
-    disk_bytes: int | None = None
+    gpus: int  # NVIDIA GPUs that this process may use.
+    torch_build: str | None  # torch's version, such as 2.13.0+cpu; None when it is not installed.
+    memory_bytes: int  # Memory, the container's limit where there is one.
+    disk_bytes: int | None = None  # Free space where runs go; None: asked of the run folder's disk.
+    # Missing parts of Transformer Engine; None: nothing that can be seen without importing it. Only
+    # looked for where there are GPUs.
     transformer_engine: str | None = None
     flash_attention: bool = True
+    # The least of the GPUs', which FP8 needs; None: not known.
     compute_capability: tuple[int, int] | None = None
+    # It stands for another machine, whose disks and network are not those of this one.
     elsewhere: bool = False
 
     @property

@@ -81,11 +81,7 @@ def _connect(server: tuple[str, str, list[Endpoint]]) -> tuple[str, str, list[st
 
 
 def _hub(config: Config, command: str) -> Iterator[str]:
-    """Errors in names of the hub.
-
-    Raises:
-        HubUnreachable: It cannot be asked.
-    """
+    """Errors in names of the hub. Raises HubUnreachable: it cannot be asked."""
     name = config.model.path
     if hub.is_hub_model(name) and hub.cached_model(name) is None and (said := hub.refusal(name)):
         known = [address for key in (*KNOWN, *VERSIONS) if (address := hub_address(key))]

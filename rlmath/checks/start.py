@@ -20,19 +20,13 @@ from rlmath.model import hub
 
 @dataclass(frozen=True)
 class Ready:
-    """Settings with which a command can start.
+    """Settings with which a command can start."""
 
-    Attributes:
-        config: Settings with the model's folder and the prompts' style decided.
-        notes: Notes on what was not checked.
-        continuation: The checkpoint that is continued; ``None``: the command starts from the
-            beginning.
-    """
-
-    config: Config
+    config: Config  # Settings with the model's folder and the prompts' style decided.
     machine: Machine
     warnings: tuple[str, ...]
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # Notes on what was not checked.
+    # The checkpoint that is continued; None: the command starts from the beginning.
     continuation: attempts.Continuation | None
 
 
@@ -40,9 +34,7 @@ def ready(config: Config, command: Command, *, check_only: bool = False) -> Read
     """Check settings, files and servers; download a model of the hub that is missing.
 
     With ``check_only`` nothing is downloaded, and the machine may be another one than the run's.
-
-    Raises:
-        UserError: Something is wrong; one message has all problems.
+    Raises UserError: something is wrong; one message has all problems.
     """
     machine, notes = _machine(config, check_only=check_only)
     if hub.is_hub_model(config.model.path):

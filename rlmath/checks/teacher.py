@@ -149,11 +149,8 @@ def _vocabulary(config: Config, path: str) -> Iterator[str]:
 
 
 def vocabulary(path: str) -> dict[int, str]:
-    """The token of each id, those that were added included.
-
-    Raises:
-        UserError: It has no tokenizer.json that can be read.
-    """
+    """The token of each id, those that were added included. Raises UserError: it has no
+    tokenizer.json that can be read."""
     file = Path(path) / "tokenizer.json"
     try:
         if path == TINY:

@@ -25,11 +25,8 @@ _BLOCK_BYTES, _BLOCKS = 2**20, 256
 
 
 def refuse_broken_folder(folder: Path) -> None:
-    """The checks of a model's folder that ``rlmath train --check`` makes, for tools.
-
-    Raises:
-        UserError: The first of ``folder_problems``.
-    """
+    """The checks of a model's folder that ``rlmath train --check`` makes, for tools. Raises
+    UserError: the first of ``folder_problems``."""
     read_model_spec(folder)
     for problem in folder_problems(folder):
         raise UserError(f"{folder}: {problem}")

@@ -45,18 +45,12 @@ class GradingNode:
 
 @dataclasses.dataclass
 class _Node:
-    """The driver's state of a node.
-
-    Attributes:
-        actor: Its handle; ``None``: the node is lost.
-        restarts: Number of restarts of the actor.
-        refused: Consecutive jobs for which the node had no worker.
-    """
+    """The driver's state of a node."""
 
     node_id: str
-    actor: Any
-    restarts: int = 0
-    refused: int = 0
+    actor: Any  # Its handle; None: the node is lost.
+    restarts: int = 0  # Number of restarts of the actor.
+    refused: int = 0  # Consecutive jobs for which the node had no worker.
     lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
 
 

@@ -45,11 +45,8 @@ def _address(node: dict[str, Any]) -> tuple[list[tuple[int, str]], int, str]:
 
 
 def refuse_idle_gpus() -> None:
-    """Refuse to train on CPUs in a cluster that has GPUs but whose head has none.
-
-    Raises:
-        UserError: The cluster has GPUs.
-    """
+    """Refuse to train on CPUs in a cluster that has GPUs but whose head has none. Raises UserError:
+    the cluster has GPUs."""
     import ray
 
     gpus = int(ray.cluster_resources().get("GPU", 0))
@@ -61,11 +58,8 @@ def refuse_idle_gpus() -> None:
 
 
 def options_of_nodes(nodes: int) -> list[dict[str, Any]]:
-    """Ray options that put an actor on each node, the head first.
-
-    Raises:
-        UserError: The cluster has fewer nodes.
-    """
+    """Ray options that put an actor on each node, the head first. Raises UserError: the cluster has
+    fewer nodes."""
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     alive = sorted_nodes()

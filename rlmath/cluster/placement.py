@@ -29,14 +29,10 @@ BAD_NODES_VARIABLE = "RLMATH_BAD_NODES"
 
 @dataclass(frozen=True)
 class EnginePlace:
-    """An engine's place in the cluster.
-
-    Attributes:
-        device_ids: Its GPUs, one per tensor-parallel rank, as Ray names them on the node; empty on
-            CPU.
-    """
+    """An engine's place in the cluster."""
 
     options: dict[str, Any] = field(default_factory=dict)
+    # Its GPUs, one per tensor-parallel rank, as Ray names them on the node; empty on CPU.
     device_ids: tuple[str, ...] = ()
 
 
@@ -52,16 +48,11 @@ class Places:
 
 @dataclass(frozen=True)
 class Bundle:
-    """One reserved GPU.
-
-    Attributes:
-        node: Ray's id of the node.
-        gpu: The GPU's name on the node: a number, or a UUID if CUDA_VISIBLE_DEVICES holds UUIDs
-            there.
-    """
+    """One reserved GPU."""
 
     index: int
-    node: str
+    node: str  # Ray's id of the node.
+    # The GPU's name on the node: a number, or a UUID if CUDA_VISIBLE_DEVICES holds UUIDs there.
     gpu: str
 
 
@@ -188,10 +179,8 @@ def bundles_by_node(
     GPUs, by Ray's id of their node.
 
     Ray tells a bundle's node, but its GPU only to tasks that run in the bundle, so a small task in
-    each bundle reports and probes it. The bundle keeps that GPU.
-
-    Raises:
-        UserError: Tasks do not start on some node.
+    each bundle reports and probes it. The bundle keeps that GPU. Raises UserError: tasks do not
+    start on some node.
     """
     import ray
     from ray.util.placement_group import placement_group_table
@@ -262,10 +251,8 @@ def assign(
 
     Colocated, ranks and engines both take the bundles from the first on, so that an engine shares
     the GPUs of the ranks with the same indices. Among groups that share no GPUs, the wider
-    tensor-parallel ones choose first.
-
-    Raises:
-        UserError: A tensor-parallel group would be on two nodes.
+    tensor-parallel ones choose first. Raises UserError: a tensor-parallel group would be on two
+    nodes.
     """
     free = [list(of_node) for of_node in nodes]
     wanted = {

@@ -10,11 +10,8 @@ from rlmath.plugins.loading import Imported, imported, setup_hook
 
 
 def check_plugins() -> None:
-    """Import this process's plug-ins in a process on each node, as ranks and engines will.
-
-    Raises:
-        ConfigError: A node lacks a package or has another source of it; the message names both.
-    """
+    """Import this process's plug-ins in a process on each node, as ranks and engines will. Raises
+    ConfigError: a node lacks a package or has another source of it; the message names both."""
     if setup_hook() is None:
         return
     import ray

@@ -25,16 +25,12 @@ SAME_START_S = 1.5
 
 @dataclass(frozen=True)
 class ProcessPlace:
-    """The node and id of a process of the run.
+    """The node and id of a process of the run."""
 
-    Attributes:
-        node_id: Ray's id of the node.
-        started_s: Its start, in seconds since the node booted: the process id may have been reused
-            since, and Unix time moves when the clock is set.
-    """
-
-    node_id: str
+    node_id: str  # Ray's id of the node.
     pid: int
+    # Its start, in seconds since the node booted: the process id may have been reused since, and
+    # Unix time moves when the clock is set.
     started_s: float
 
 
@@ -47,11 +43,8 @@ def own_place() -> ProcessPlace:
 
 
 def _started_s(pid: int) -> float:
-    """Seconds from the boot of the node to the start of a process.
-
-    Raises:
-        psutil.NoSuchProcess: There is none.
-    """
+    """Seconds from the boot of the node to the start of a process. Raises psutil.NoSuchProcess:
+    there is none."""
     # psutil adds the time of boot; setting the clock changes both alike.
     return psutil.Process(pid).create_time() - psutil.boot_time()
 

@@ -40,10 +40,8 @@ def ray_session(config: ClusterConfig) -> Iterator[None]:
     """Ray for the length of a run: the cluster at ``ray_address``, or a new one on this machine.
 
     A cluster that rlmath starts listens on the loopback interface only and ends with the run, even
-    if the driver is killed. One that was started apart listens where its starter chose.
-
-    Raises:
-        UserError: There is no cluster at the address, or a node lacks a plug-in.
+    if the driver is killed. One that was started apart listens where its starter chose. Raises
+    UserError: there is no cluster at the address, or a node lacks a plug-in.
     """
     # Ray turns authentication on automatically where it finds a token; nodes that differ in that
     # cannot talk to each other, so it is set explicitly unless the user has set it.
@@ -178,11 +176,7 @@ def without_services() -> Iterator[None]:
 
 def _end_on_signals(over: threading.Event) -> list[int]:
     """Unwind the run on signals that end it, as Ctrl-C does; Ray's own handler of SIGTERM would
-    end it at once.
-
-    Returns:
-        A list that holds the exit code once a signal has come.
-    """
+    end it at once. Returns a list that holds the exit code once a signal has come."""
     asked: list[int] = []
     head = next(iter(_own_processes().get(ray_constants.PROCESS_TYPE_GCS_SERVER, [])), None)
 

@@ -52,14 +52,10 @@ class Process:
 
 @dataclass(frozen=True)
 class WatchedComponent:
-    """A component that a run waits for.
+    """A component that a run waits for."""
 
-    Attributes:
-        progress: A value that changes whenever the component makes progress.
-        waiting_on: One line for each thing that it waits for; none when idle.
-    """
-
-    progress: Callable[[], Hashable]
+    progress: Callable[[], Hashable]  # A value that changes whenever the component makes progress.
+    # One line for each thing that it waits for; none when idle.
     waiting_on: Callable[[], Sequence[str]]
     processes: Callable[[], Sequence[Process]] = tuple
 

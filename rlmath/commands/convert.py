@@ -49,11 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, given: Given) -> int:
-    """Convert. Returns the exit code.
-
-    Raises:
-        UserError: The input cannot be used, or the target is not to be replaced.
-    """
+    """Convert. Returns the exit code. Raises UserError: the input cannot be used, or the target is
+    not to be replaced."""
     with without_warnings():
         return (_export if options.command == "to-hf" else _take)(options, given)
 

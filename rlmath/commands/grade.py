@@ -68,12 +68,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Grade the file; one JSON line per row, then a line of counts on stderr.
-
-    Raises:
-        UserError: the file cannot be read, a row lacks a column, the verdicts cannot be written, or
-            math-verify is not installed.
-    """
+    """Grade the file; one JSON line per row, then a line of counts on stderr. Raises UserError: the
+    file cannot be read, a row lacks a column, the verdicts cannot be written, or math-verify is not
+    installed."""
     other = _math_verify() if options.against else None
     verifier = _verifier(options.verifier, options.verifier_option)
     rows = list(read_rows(options.file, options.response_key, options.gold_key))
@@ -163,10 +160,7 @@ def _line(number: int, grade: Grade, grader: MathGrader, gold: Any) -> dict[str,
 
 def read_rows(path: Path, response_key: str, gold_key: str) -> Iterable[tuple[str, Any]]:
     """(response, gold) of each row; a gold in JSONL may be a text, a number or a list of these.
-
-    Raises:
-        UserError: naming the file, the row and the column.
-    """
+    Raises UserError: naming the file, the row and the column."""
     if path.suffix not in (".jsonl", ".csv"):
         raise UserError(f"{path}: rlmath grade reads .jsonl and .csv files")
     if not path.is_file():

@@ -36,11 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, given: Given) -> int:
-    """Upload a model folder with its card, or one of each checkpoint. Returns the exit code.
-
-    Raises:
-        UserError: The run has no model, or the hub refuses.
-    """
+    """Upload a model folder with its card, or one of each checkpoint. Returns the exit code. Raises
+    UserError: the run has no model, or the hub refuses."""
     checkpoint: str | None = given.get("eval.checkpoint")
     run_dir: Path = options.run_dir
     checkpoints: list[Path | None] = [None if checkpoint is None else Path(checkpoint)]
@@ -97,11 +94,8 @@ def _copy(folder: Path, target: Path) -> str:
 
 
 def push(folder: Path, repo: str, revision: str, *, private: bool) -> str:
-    """Upload a folder to a branch of a model repository, which is made if missing.
-
-    Raises:
-        UserError: The hub cannot be reached or refuses.
-    """
+    """Upload a folder to a branch of a model repository, which is made if missing. Raises
+    UserError: the hub cannot be reached or refuses."""
     from huggingface_hub import HfApi
 
     api = HfApi()

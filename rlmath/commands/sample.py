@@ -62,11 +62,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Sample, filter and write ``run_dir/sample/correct.jsonl``. Returns the exit code.
-
-    Raises:
-        UserError: The settings cannot work, or no answer is known to be correct.
-    """
+    """Sample, filter and write ``run_dir/sample/correct.jsonl``. Returns the exit code. Raises
+    UserError: the settings cannot work, or no answer is known to be correct."""
     given = load.load(_overrides(options), options.config_dir)
     folder = Path(given.runner.run_dir) / SAMPLE_FOLDER
     if problems := list(_problems(given, options, folder)):

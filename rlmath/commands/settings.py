@@ -31,11 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the settings that have all words. Returns the exit code.
-
-    Raises:
-        UserError: None has.
-    """
+    """Print the settings that have all words. Returns the exit code. Raises UserError: none has."""
     words = [word.lower() for word in arguments.words if "=" not in word]
     load([*_GIVEN, *(word for word in arguments.words if "=" in word)])
     known = list(known_settings())

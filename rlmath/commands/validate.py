@@ -46,11 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace, given: Given) -> int:
-    """Compare. Returns the exit code.
-
-    Raises:
-        UserError: The model, the sequences or the layout cannot be used.
-    """
+    """Compare. Returns the exit code. Raises UserError: the model, the sequences or the layout
+    cannot be used."""
     if options.out:
         refuse_existing("--out", _files(options.out), overwrite=options.overwrite)
     with without_warnings():

@@ -15,10 +15,8 @@ def is_hub(path: object) -> bool:
 def parts_of(path: str) -> tuple[str, str | None, str]:
     """Name, configuration and split of ``hub:ORGANIZATION/NAME:CONFIGURATION:SPLIT``.
 
-    The configuration may be empty or left out; the split is ``train`` where it is left out.
-
-    Raises:
-        UserError: It is not written so.
+    The configuration may be empty or left out; the split is ``train`` where it is left out. Raises
+    UserError: it is not written so.
     """
     name, *rest = path.removeprefix(PREFIX).split(":")
     if not name or len(rest) > 2:

@@ -43,18 +43,13 @@ from rlmath.utils.close_names import did_you_mean
 
 @dataclass(frozen=True)
 class Composed:
-    """Settings, and where they come from.
-
-    Attributes:
-        choices: The option of each group, such as ``{"recipe": "dapo"}``; ``None``: none.
-        given: Keys on the command line: settings, sections and groups.
-        folders: Folders of groups, the project's own first.
-    """
+    """Settings, and where they come from."""
 
     config: Config
+    # The option of each group, such as {"recipe": "dapo"}; None: none.
     choices: Mapping[str, str | None]
-    given: frozenset[str]
-    folders: tuple[Path, ...]
+    given: frozenset[str]  # Keys on the command line: settings, sections and groups.
+    folders: tuple[Path, ...]  # Folders of groups, the project's own first.
 
     def file_of(self, group: str) -> Path | None:
         """The file of a group's chosen option; ``None``: none is chosen."""

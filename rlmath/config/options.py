@@ -44,12 +44,9 @@ class OptionsSection:
     registry: Registry[Any, Any]
 
     def options(self, name: str, given: Mapping[str, Any]) -> Options:
-        """The options of ``name``, typed; those that are not given have their defaults.
-
-        Raises:
-            ConfigError: One line for each option that it does not have or that has a wrong type,
-                or for numbers that do not fit together.
-        """
+        """The options of ``name``, typed; those that are not given have their defaults. Raises
+        ConfigError: one line for each option that it does not have or that has a wrong type, or for
+        numbers that do not fit together."""
         kind = self.registry.options(name)
         known = {one.key.rpartition(".")[2]: one for one in self.settings(name)}
         problems = []
@@ -157,10 +154,8 @@ def is_open(key: str) -> bool:
 def complete(config: Config) -> None:
     """Fill in the options that are not given, and write all as they stand in YAML.
 
-    A name that is not registered is left to the checks.
-
-    Raises:
-        ConfigError: See :meth:`OptionsSection.options`.
+    A name that is not registered is left to the checks. Raises ConfigError: See
+    :meth:`OptionsSection.options`.
     """
     problems = []
     for section in SECTIONS:

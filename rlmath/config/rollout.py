@@ -252,15 +252,11 @@ class RolloutConfig:
 
 @dataclass(frozen=True)
 class Overlap:
-    """How sampling and training overlap.
+    """How sampling and training overlap."""
 
-    Attributes:
-        max_lag: A group is trained at most this many steps after the one that admitted it.
-        cut_after_tokens: Tokens that a step adds to a response before it is continued with newer
-            weights; 0: until new weights come; ``None``: no response is cut.
-    """
-
-    max_lag: int = 0
+    max_lag: int = 0  # A group is trained at most this many steps after the one that admitted it.
+    # Tokens that a step adds to a response before it is continued with newer weights; 0: until new
+    # weights come; None: no response is cut.
     cut_after_tokens: int | None = None
 
     @property

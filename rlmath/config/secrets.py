@@ -19,10 +19,8 @@ def without_secrets(value: Any, key: str = "") -> Any:
     """``value`` with passwords, tokens and keys replaced.
 
     A text is one when the key that it stands under says so (``api_key``, ``password``, ``token``,
-    ``Authorization``, ...); passwords within URLs are replaced wherever they are.
-
-    Args:
-        value: Dictionaries and lists of anything.
+    ``Authorization``, ...); passwords within URLs are replaced wherever they are. ``value``:
+    Dictionaries and lists of anything.
     """
     if isinstance(value, dict):
         return {name: without_secrets(inner, str(name)) for name, inner in value.items()}

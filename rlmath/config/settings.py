@@ -23,28 +23,19 @@ from rlmath.utils.setting import NotWith, OnlyWith, Range, about
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting.
+    """One setting."""
 
-    Attributes:
-        key: As on the command line: ``actor.optimizer.lr``; fields of list items are written
-            ``reward.items[].name``.
-        type: The annotation, without ``None``.
-        optional: Whether ``null`` is allowed.
-        default: ``MISSING`` when it has to be given.
-        only_with: When it is used; its ``setting`` is a full key.
-        not_with: Values of other settings that it does not work with.
-        common: One of the settings that most users change.
-    """
-
+    # As on the command line: actor.optimizer.lr; fields of list items are written
+    # reward.items[].name.
     key: str
-    type: Any
-    optional: bool
-    default: Any
+    type: Any  # The annotation, without None.
+    optional: bool  # Whether null is allowed.
+    default: Any  # MISSING when it has to be given.
     doc: str
     limits: Range
-    only_with: OnlyWith | None
-    not_with: tuple[NotWith, ...]
-    common: bool
+    only_with: OnlyWith | None  # When it is used; its setting is a full key.
+    not_with: tuple[NotWith, ...]  # Values of other settings that it does not work with.
+    common: bool  # One of the settings that most users change.
 
     @property
     def choices(self) -> list[str]:

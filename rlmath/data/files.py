@@ -17,16 +17,12 @@ from rlmath.errors import UserError
 
 @dataclass(frozen=True)
 class Row:
-    """One row of a data file.
+    """One row of a data file."""
 
-    Attributes:
-        place: File and row, such as ``train.jsonl:17``, from 1: the line of a jsonl file, the row
-            of others, the file of a folder. Unique within one list of files.
-        fields: The row, or the error that makes it unusable.
-    """
-
+    # File and row, such as train.jsonl:17, from 1: the line of a jsonl file, the row of others, the
+    # file of a folder. Unique within one list of files.
     place: str
-    fields: dict[str, Any] | MalformedRowError
+    fields: dict[str, Any] | MalformedRowError  # The row, or the error that makes it unusable.
 
 
 def read_rows(paths: Sequence[str | Path]) -> Iterator[Row]:

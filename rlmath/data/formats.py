@@ -23,12 +23,8 @@ class MalformedRowError(ValueError):
 
 
 def reader_of(path: Path) -> Callable[[Path], Rows]:
-    """The reader for a file or a folder.
-
-    Raises:
-        UserError: It is a folder or a format that cannot be read; the message has a command that
-            converts it.
-    """
+    """The reader for a file or a folder. Raises UserError: it is a folder or a format that cannot
+    be read; the message has a command that converts it."""
     if path.is_dir():
         return _reader_of_folder(path)
     names = path.name.removesuffix(path.suffix) if path.suffix in COMPRESSED else path.name

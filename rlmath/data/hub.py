@@ -10,11 +10,8 @@ from rlmath.errors import UserError
 
 
 def hub_rows(path: str) -> Iterator[tuple[int, Any]]:
-    """The rows of a data set, numbered from 1.
-
-    Raises:
-        UserError: It cannot be fetched, or is not named so.
-    """
+    """The rows of a data set, numbered from 1. Raises UserError: it cannot be fetched, or is not
+    named so."""
     name, config, split = parts_of(path)
     import datasets
 

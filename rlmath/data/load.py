@@ -26,15 +26,11 @@ _ROWS_IN_REPORT = 10
 
 @dataclass(frozen=True)
 class Example:
-    """A prompt with the response to imitate.
+    """A prompt with the response to imitate."""
 
-    Attributes:
-        id: The data file's name and the row in it.
-        response_token_ids: The response to learn, the end-of-sequence token included.
-    """
-
-    id: str
+    id: str  # The data file's name and the row in it.
     prompt_token_ids: tuple[int, ...]
+    # The response to learn, the end-of-sequence token included.
     response_token_ids: tuple[int, ...]
 
     def __len__(self) -> int:

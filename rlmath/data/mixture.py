@@ -53,11 +53,8 @@ class MixedStream(ProblemStream[Item]):
         return super().state_dict() | {"weights": self._weights, "parts": parts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to a saved position.
-
-        Raises:
-            UserError: It is a position in other data or in another order.
-        """
+        """Go to a saved position. Raises UserError: it is a position in other data or in another
+        order."""
         if "source" not in state and state.get("weights") != self._weights:
             raise UserError(
                 "the checkpoint's place in the data cannot be found again: data.train_weights was "
@@ -74,11 +71,8 @@ class MixedStream(ProblemStream[Item]):
 def stream_of(
     items: Sequence[Item], weights: Sequence[float], seed: int, shuffle: bool
 ) -> ProblemStream[Item]:
-    """A stream of the items of one list of files, in shares if there are weights.
-
-    Raises:
-        UserError: A file gave no problem, so that its weight has nothing to draw from.
-    """
+    """A stream of the items of one list of files, in shares if there are weights. Raises UserError:
+    a file gave no problem, so that its weight has nothing to draw from."""
     if not weights:
         return ProblemStream(items, seed, shuffle)
     by_file: dict[str, list[Item]] = {}

@@ -25,11 +25,8 @@ _NO_SYSTEM = "write it into data.prompt_template, as in 'INSTRUCTIONS {prompt}'"
 
 
 def load_tokenizer(folder: str | Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of a Hugging Face folder.
-
-    Raises:
-        UserError: The folder has none that transformers can load.
-    """
+    """The tokenizer of a Hugging Face folder. Raises UserError: the folder has none that
+    transformers can load."""
     from transformers import AutoTokenizer
 
     if not Path(folder).is_dir():
@@ -259,12 +256,9 @@ class Encoder:
 
 
 def chat_messages(value: Any, apply_chat_template: bool) -> list[dict[str, str]]:
-    """A prompt field as chat messages; a text is one user message.
-
-    Raises:
-        MalformedRowError: The field is empty, is neither a text nor a list of chat messages whose
-            last is the user's, or is a list of several without ``apply_chat_template``.
-    """
+    """A prompt field as chat messages; a text is one user message. Raises MalformedRowError: the
+    field is empty, is neither a text nor a list of chat messages whose last is the user's, or is a
+    list of several without ``apply_chat_template``."""
     if isinstance(value, str):
         messages = [{"role": "user", "content": value}]
     elif isinstance(value, list):

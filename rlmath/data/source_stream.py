@@ -30,11 +30,8 @@ def open_source(data: DataConfig) -> DataSource:
 
 
 def first_rows(data: DataConfig, count: int) -> list[Row]:
-    """The first rows of ``data.source``, of one that is made for it.
-
-    Raises:
-        UserError: It raises, or gives something else than rows.
-    """
+    """The first rows of ``data.source``, of one that is made for it. Raises UserError: it raises,
+    or gives something else than rows."""
     name = str(data.source)
     try:
         given = list(itertools.islice(iter(open_source(data)), count))
@@ -50,11 +47,8 @@ def first_rows(data: DataConfig, count: int) -> list[Row]:
 
 
 def row_of(name: str, number: int, fields: Any) -> Row:
-    """A row of a plug-in with its place: its ``id``, or its number.
-
-    Raises:
-        UserError: It is no mapping, or JSON cannot keep it for a resume.
-    """
+    """A row of a plug-in with its place: its ``id``, or its number. Raises UserError: it is no
+    mapping, or JSON cannot keep it for a resume."""
     if not isinstance(fields, Mapping):
         raise UserError(f"{name}: row {number} is a {type(fields).__name__}, not a mapping")
     try:
@@ -93,12 +87,8 @@ class SourceStream:
         return self._known[id_]
 
     def next(self, k: int) -> list[Problem]:
-        """The next ``k`` problems.
-
-        Raises:
-            UserError: A row that cannot be read or is too long, where the settings say stop, or
-                too many of them one after another.
-        """
+        """The next ``k`` problems. Raises UserError: a row that cannot be read or is too long,
+        where the settings say stop, or too many of them one after another."""
         return [self._next() for _ in range(k)]
 
     def _next(self) -> Problem:
@@ -170,11 +160,7 @@ class SourceStream:
         return copied
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to a saved place.
-
-        Raises:
-            UserError: It is a place in other data.
-        """
+        """Go to a saved place. Raises UserError: it is a place in other data."""
         if state.get("source") != self._name:
             raise UserError(
                 "the checkpoint's place in the data cannot be found again: data.source was "

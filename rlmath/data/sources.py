@@ -23,19 +23,14 @@ class UnusableRowError(ValueError):
 
 @dataclass(frozen=True)
 class Source:
-    """A data set of the hub.
-
-    Attributes:
-        convert: Converts a row of theirs.
-        data_file: File to read; ``None``: all that the data set has.
-    """
+    """A data set of the hub."""
 
     hub: str
     config: str | None
     split: str
-    convert: Callable[[Row], dict[str, Any]]
+    convert: Callable[[Row], dict[str, Any]]  # Converts a row of theirs.
     is_benchmark: bool = False
-    data_file: str | None = None
+    data_file: str | None = None  # File to read; None: all that the data set has.
 
 
 def fields(prompt: str, answer: str) -> Callable[[Row], dict[str, Any]]:

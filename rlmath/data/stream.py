@@ -112,11 +112,8 @@ class ProblemStream(Generic[Item]):
         return lambda: state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a saved position.
-
-        Raises:
-            UserError: It is a position in other data or in another order.
-        """
+        """Restore a saved position. Raises UserError: it is a position in other data or in another
+        order."""
         own = self.state_dict()
         if "source" in state:
             raise UserError(

@@ -25,18 +25,12 @@ from rlmath.utils.node_cache import node_cache
 
 @dataclass(frozen=True)
 class LinkProbe:
-    """Measurement of the links between ranks at the start, and the rates expected.
+    """Measurement of the links between ranks at the start, and the rates expected."""
 
-    Attributes:
-        num_bytes: Size of the all-reduce.
-        least_within_node: GB/s below which the user is warned; likewise ``least_between_nodes``.
-        cause_within_node: The usual cause of a low rate; likewise ``cause_between_nodes``.
-    """
-
-    num_bytes: int
-    least_within_node: float
+    num_bytes: int  # Size of the all-reduce.
+    least_within_node: float  # GB/s below which the user is warned; likewise least_between_nodes.
     least_between_nodes: float
-    cause_within_node: str
+    cause_within_node: str  # The usual cause of a low rate; likewise cause_between_nodes.
     cause_between_nodes: str
 
 
@@ -67,14 +61,11 @@ _GLOO_LINKS = LinkProbe(
 
 @dataclass(frozen=True)
 class Platform:
-    """The kind of device that a process computes on.
-
-    Attributes:
-        layer_spec: Megatron layers: Transformer Engine's, or Megatron's own (``local``).
-    """
+    """The kind of device that a process computes on."""
 
     name: Literal["cpu", "cuda"]
     collective_backend: Literal["gloo", "nccl"]
+    # Megatron layers: Transformer Engine's, or Megatron's own (local).
     layer_spec: Literal["local", "transformer_engine"]
 
     @property

@@ -12,10 +12,8 @@ def enable_batch_invariance() -> None:
 
     For the life of the process Megatron's Triton kernels replace torch's matrix products and means,
     and Transformer Engine's products and norms. The ranks' environment must include
-    :data:`rlmath.device.environment.DETERMINISTIC`. Idempotent.
-
-    Raises:
-        UserError: flash-attn is missing, or Transformer Engine cannot use the installed one.
+    :data:`rlmath.device.environment.DETERMINISTIC`. Idempotent. Raises UserError: flash-attn is
+    missing, or Transformer Engine cannot use the installed one.
     """
     from megatron.core.transformer.custom_layers.batch_invariant_kernels import (
         enable_batch_invariant_mode,

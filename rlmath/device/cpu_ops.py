@@ -40,10 +40,7 @@ class _RMSNorm(torch.autograd.Function):
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """``x / sqrt(mean(x^2) + eps) * weight`` over the last dimension (arXiv:1910.07467, eq. 4).
-
-    Args:
-        x: ``[..., d]``; weight: ``[d]``.
-    """
+    ``x``: ``[..., d]``; weight: ``[d]``."""
     result: Tensor = _RMSNorm.apply(x, weight, eps)  # type: ignore[assignment]
     return result
 
@@ -164,9 +161,7 @@ class PackedRotary:
 
     Megatron splits the row by sequence and recomputes cosines and sines for the queries and keys of
     each layer. All layers share the same angles, so they are computed once per micro-batch here.
-
-    Args:
-        otherwise: Megatron's own function, for anything but the plain packed case.
+    ``otherwise``: Megatron's own function, for anything but the plain packed case.
     """
 
     def __init__(self, otherwise: Any) -> None:

@@ -68,11 +68,8 @@ class _NullEvent:
 
 
 def install() -> None:
-    """Answer Megatron's CUDA calls with the CPU, in this process and for good. Idempotent.
-
-    Raises:
-        RuntimeError: vLLM is already imported here, or this process does have CUDA.
-    """
+    """Answer Megatron's CUDA calls with the CPU, in this process and for good. Idempotent. Raises
+    RuntimeError: vLLM is already imported here, or this process does have CUDA."""
     global _installed
     if _installed:
         return

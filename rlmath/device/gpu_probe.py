@@ -23,17 +23,11 @@ SIDE, LARGEST = 512, 8
 
 @dataclass(frozen=True)
 class GpuReport:
-    """The result of a GPU's probe.
+    """The result of a GPU's probe."""
 
-    Attributes:
-        host: Name of its node, Slurm's if there is one.
-        gpu: Its name on the node.
-        fault: Description of the fault; empty if it works.
-    """
-
-    host: str
-    gpu: str
-    fault: str
+    host: str  # Name of its node, Slurm's if there is one.
+    gpu: str  # Its name on the node.
+    fault: str  # Description of the fault; empty if it works.
 
     def describe(self) -> str:
         return f"GPU {self.gpu} of {self.host}: {self.fault}"
@@ -41,10 +35,7 @@ class GpuReport:
 
 def probe(gpu: str, timeout_s: float = PROBE_TIMEOUT_S) -> GpuReport:
     """Probe the first visible GPU in a child process, since a hung GPU hangs its caller.
-
-    Args:
-        timeout_s: Time after which it counts as hung.
-    """
+    ``timeout_s``: time after which it counts as hung."""
     host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     fault = nvidia.ecc_fault(gpu) or _fault_of(
         [sys.executable, "-W", "ignore", "-m", "rlmath.device.gpu_probe"], timeout_s
@@ -73,11 +64,8 @@ def _fault_of(command: list[str], timeout_s: float) -> str:
 
 
 def check(device: torch.device) -> None:
-    """Copy 1 MiB to a device and back, and multiply it there.
-
-    Raises:
-        RuntimeError: CUDA's error, or a result that differs from the CPU's.
-    """
+    """Copy 1 MiB to a device and back, and multiply it there. Raises RuntimeError: CUDA's error, or
+    a result that differs from the CPU's."""
     generator = torch.Generator().manual_seed(0)
     here = torch.randint(-LARGEST, LARGEST, (SIDE, SIDE), generator=generator).float()
     there = here.to(device)

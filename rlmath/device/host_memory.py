@@ -55,10 +55,8 @@ def pinned_buffer(num_bytes: int) -> Tensor:
 
     torch's own pinned allocator rounds up to a power of two, which would take up to twice the
     memory of an optimizer's state. Whole pages are locked, and CUDA refuses to lock one twice, so
-    no other buffer may begin or end on them.
-
-    Raises:
-        RuntimeError: The memory cannot be locked; the message gives the size requested.
+    no other buffer may begin or end on them. Raises RuntimeError: the memory cannot be locked; the
+    message gives the size requested.
     """
     if not num_bytes:
         return torch.empty(0, dtype=torch.uint8, device="cpu")

@@ -18,15 +18,11 @@ MOST_THREADS = 16
 
 @dataclass(frozen=True)
 class Cores:
-    """A process's share of a node.
+    """A process's share of a node."""
 
-    Attributes:
-        ids: Cores that it may use: those of the GPU's socket, or all if that is unknown.
-        threads: Threads for one of its operators.
-    """
-
+    # Cores that it may use: those of the GPU's socket, or all if that is unknown.
     ids: frozenset[int]
-    threads: int
+    threads: int  # Threads for one of its operators.
 
 
 def cores_beside(bus_id: str, allowed: frozenset[int], sys_root: Path = Path("/sys")) -> Cores:

@@ -15,20 +15,14 @@ TIMEOUT_S = 30.0
 
 @dataclass(frozen=True)
 class GpuState:
-    """One GPU.
-
-    Attributes:
-        uuid: ``GPU-...``.
-        name: Such as ``NVIDIA H100 80GB HBM3``.
-        used_mib: Memory in use by any process.
-    """
+    """One GPU."""
 
     index: int
-    uuid: str
-    name: str
+    uuid: str  # GPU-....
+    name: str  # Such as NVIDIA H100 80GB HBM3.
     driver: str
     total_mib: int
-    used_mib: int
+    used_mib: int  # Memory in use by any process.
 
 
 def gpu_states() -> list[GpuState]:
@@ -56,11 +50,7 @@ def process_counts() -> dict[str, int]:
 
 def ecc_fault(gpu: str) -> str:
     """Why a GPU needs a reset or a replacement, by its ECC state; empty if it needs neither or
-    keeps no count.
-
-    Args:
-        gpu: Its number or uuid.
-    """
+    keeps no count. ``gpu``: its number or uuid."""
     fields = "ecc.errors.uncorrected.volatile.total,remapped_rows.pending,remapped_rows.failure"
     rows = _query(f"--query-gpu={fields}", f"--id={gpu}")
     errors, pending, failure = rows[0] if rows and len(rows[0]) == 3 else ("", "", "")
@@ -75,11 +65,7 @@ def ecc_fault(gpu: str) -> str:
 
 def xids(gpu: str) -> list[int]:
     """The driver's error codes (XID) for a GPU in the kernel's log, if this process may read it;
-    for every GPU if the driver no longer knows this one.
-
-    Args:
-        gpu: Its number or uuid.
-    """
+    for every GPU if the driver no longer knows this one. ``gpu``: its number or uuid."""
     rows = _query("--query-gpu=pci.bus_id", f"--id={gpu}")
     # nvidia-smi prints 00000000:1B:00.0, the log 0000:1b:00.
     bus = rows[0][0].lower()[4:].partition(".")[0] if rows else ""

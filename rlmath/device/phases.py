@@ -14,11 +14,8 @@ Method = Callable[Concatenate[Rank, P], R]
 
 
 def phase(name: str) -> Callable[[Method[Rank, P, R]], Method[Rank, P, R]]:
-    """Let traces of torch and of Nsight Systems show a method of a rank as a phase.
-
-    Args:
-        name: As in the metric ``timing/...``.
-    """
+    """Let traces of torch and of Nsight Systems show a method of a rank as a phase. ``name``: as in
+    the metric ``timing/...``."""
 
     def with_range(method: Method[Rank, P, R]) -> Method[Rank, P, R]:
         @functools.wraps(method)

@@ -13,25 +13,17 @@ _GIB = 2**30
 
 @dataclass(frozen=True)
 class Residue:
-    """Memory of a Megatron rank after it has made room for engines.
+    """Memory of a Megatron rank after it has made room for engines."""
 
-    Attributes:
-        device_bytes: Bytes that the rank keeps on its device: on CUDA its allocator's and its
-            communicators', on CPU its models' storages.
-        host_bytes: Bytes of copies in host memory.
-        others_bytes: Bytes of the GPU that others use; ``None`` on CPU.
-        spare_bytes: Bytes that the rank held in addition during the step's update, beside the
-            same others.
-        communicator_bytes: NCCL's part of ``device_bytes``, which offloading cannot free.
-        gpu_bytes: Memory of the GPU; ``None`` on CPU.
-    """
-
+    # Bytes that the rank keeps on its device: on CUDA its allocator's and its communicators', on
+    # CPU its models' storages.
     device_bytes: int
-    host_bytes: int
-    others_bytes: int | None
+    host_bytes: int  # Bytes of copies in host memory.
+    others_bytes: int | None  # Bytes of the GPU that others use; None on CPU.
+    # Bytes that the rank held in addition during the step's update, beside the same others.
     spare_bytes: int = 0
-    communicator_bytes: int = 0
-    gpu_bytes: int | None = None
+    communicator_bytes: int = 0  # NCCL's part of device_bytes, which offloading cannot free.
+    gpu_bytes: int | None = None  # Memory of the GPU; None on CPU.
 
 
 def check_engine_room(ranks: Sequence[Residue], share: float) -> None:

@@ -22,11 +22,8 @@ def read_results(folder: Path) -> dict[str, Any]:
 
 
 def write_results(folder: Path, model: str, entries: Mapping[str, Mapping[str, Any]]) -> None:
-    """Rewrite the three files of results.
-
-    Args:
-        entries: By benchmark: ``metrics``, ``settings``, ``problems``, ``about``.
-    """
+    """Rewrite the three files of results. ``entries``: by benchmark: ``metrics``, ``settings``,
+    ``problems``, ``about``."""
     with replacing(folder / RESULTS_FILE) as file:
         content = finite({"model": model, "benchmarks": entries})
         file.write((json.dumps(content, indent=2) + "\n").encode())

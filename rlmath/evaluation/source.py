@@ -26,10 +26,8 @@ def with_checkpoint(config: Config, folder: Path) -> Config:
     """The settings with ``model.path`` for ``eval.checkpoint``'s weights in Hugging Face format.
 
     The folder is written to ``folder``, unless one from the same checkpoint is there, by a separate
-    process: one that was a Megatron rank is not fit to be shared with vLLM.
-
-    Raises:
-        UserError: The checkpoint is missing, or is of another model than ``model.path``.
+    process: one that was a Megatron rank is not fit to be shared with vLLM. Raises UserError: the
+    checkpoint is missing, or is of another model than ``model.path``.
     """
     checkpoint = config.eval.checkpoint
     if checkpoint is None:
@@ -46,11 +44,8 @@ def with_checkpoint(config: Config, folder: Path) -> Config:
 
 
 def export_checkpoint(checkpoint: str, folder: Path, source: str) -> None:
-    """Write a checkpoint as a Hugging Face folder, in a separate process.
-
-    Raises:
-        UserError: As :func:`rlmath.validation.convert.to_hf`.
-    """
+    """Write a checkpoint as a Hugging Face folder, in a separate process. Raises UserError: as
+    :func:`rlmath.validation.convert.to_hf`."""
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(
         1, mp_context=spawn, initializer=receive, initargs=(sources(),)

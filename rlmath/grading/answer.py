@@ -51,33 +51,21 @@ _ENDING = frozenset(("\\", ".", ",", ";", ":"))
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer, ready to be compared.
+    """An answer, ready to be compared."""
 
-    Attributes:
-        text: the original text, without a surrounding box.
-        key: its tokens without spaces and layout; equal keys mean equal answers.
-        node: its tree (see `parser`); `("text", words)` if it is prose or cannot be parsed.
-        words: for comparisons as text: the words of prose; otherwise the key.
-        letter: the option letter in `B`, `(B)` or `B) 12`, else "".
-        rest: the text after that letter, else "".
-        prose: whether it is words, numbers and punctuation, with at least one English word.
-        problem: why the text cannot be an accepted answer (unbalanced braces, …), else "".
-        options: letters, each with the text after it, if several options are named.
-        boxes: number of boxes that an accepted answer is joined from.
-        parameters: names that the answer declares, with their domains; not part of `node`.
-    """
-
-    text: str
-    key: str
-    node: Node
-    words: str
-    letter: str = ""
-    rest: str = ""
+    text: str  # the original text, without a surrounding box.
+    key: str  # its tokens without spaces and layout; equal keys mean equal answers.
+    node: Node  # its tree (see `parser`); `("text", words)` if it is prose or cannot be parsed.
+    words: str  # for comparisons as text: the words of prose; otherwise the key.
+    letter: str = ""  # the option letter in `B`, `(B)` or `B) 12`, else "".
+    rest: str = ""  # the text after that letter, else "".
+    # whether it is words, numbers and punctuation, with at least one English word.
     prose: bool = False
-    problem: str = ""
-    options: Options = ()
+    problem: str = ""  # why the text cannot be an accepted answer (unbalanced braces, …), else "".
+    options: Options = ()  # letters, each with the text after it, if several options are named.
+    # names that the answer declares, with their domains; not part of `node`.
     parameters: tuple[tuple[str, str], ...] = ()
-    boxes: int = 1
+    boxes: int = 1  # number of boxes that an accepted answer is joined from.
 
     @property
     def items(self) -> int:

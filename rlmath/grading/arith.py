@@ -258,11 +258,8 @@ class Approximate(Exact):
         self.complex = self.numbers.mpc if digits else complex
 
     def __call__(self, node: Node) -> Any:
-        """The value, a complex number.
-
-        Raises:
-            Undecidable: it is not finite or not computable here.
-        """
+        """The value, a complex number. Raises Undecidable: it is not finite or not computable
+        here."""
         try:
             value = self.complex(self.value(node))
         except (ZeroDivisionError, OverflowError, ValueError, TypeError) as error:
@@ -414,11 +411,8 @@ def equal_integers(first: Node, second: Node) -> bool:
 
 
 def residue(node: Node, prime: int) -> int:
-    """Value of integers, sums, products and powers in the field of `prime` elements.
-
-    Raises:
-        Undecidable: the tree has something else.
-    """
+    """Value of integers, sums, products and powers in the field of `prime` elements. Raises
+    Undecidable: the tree has something else."""
     kind = node[0]
     if kind == "n":
         return node[1] % prime

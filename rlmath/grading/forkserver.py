@@ -89,11 +89,8 @@ class ForkServer:
         return int(json.loads(reply)["pid"])
 
     def fork(self, requests: int, replies: int) -> int:
-        """Start a worker that reads `requests` and writes `replies`; its process id.
-
-        Raises:
-            ForkServerDied: the server is gone.
-        """
+        """Start a worker that reads `requests` and writes `replies`; its process id. Raises
+        ForkServerDied: the server is gone."""
         return self._exchange({"do": "fork"}, (requests, replies))
 
     def reap(self, pid: int) -> None:

@@ -10,20 +10,15 @@ from rlmath.grading.syntax import CONSTANTS, CURRENCIES, CURRENCY_WORDS, FUNCTIO
 
 
 class Token(NamedTuple):
-    """One token.
+    """One token."""
 
-    Attributes:
-        kind: `num` (digits, perhaps with a point), `grouped` (a number with thousands
-            separators that could also be a list, such as `1,234`), `word` (a run of letters),
-            `cmd` (a LaTeX command, without its backslash), `text` (content of `\\text{…}`),
-            `op` (one character), `begin`, `end` (environment name), `name` (of a vector: `vec AB`).
-        value: the text; `grouped` includes the commas.
-        spaced: whether white space precedes it.
-    """
-
+    # `num` (digits, perhaps with a point), `grouped` (a number with thousands separators that could
+    # also be a list, such as `1,234`), `word` (a run of letters), `cmd` (a LaTeX command, without
+    # its backslash), `text` (content of `\text{…}`), `op` (one character), `begin`, `end`
+    # (environment name), `name` (of a vector: `vec AB`).
     kind: str
-    value: str
-    spaced: bool
+    value: str  # the text; `grouped` includes the commas.
+    spaced: bool  # whether white space precedes it.
 
     @property
     def is_word(self) -> bool:
@@ -106,11 +101,8 @@ _WORDY = re.compile(r"[^\W\d_]")
 
 
 def lex(text: str, max_tokens: int) -> list[Token]:
-    """Tokens of `text`, without typographic characters (call `unicode.to_latex` first).
-
-    Raises:
-        TooLong: there are more than `max_tokens`.
-    """
+    """Tokens of `text`, without typographic characters (call `unicode.to_latex` first). Raises
+    TooLong: there are more than `max_tokens`."""
     lexer = _Lexer(max_tokens)
     lexer.read(text, 0)
     return lexer.tokens

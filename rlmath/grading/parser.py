@@ -31,11 +31,8 @@ class Parser(Factors):
     """
 
     def parse(self) -> Node:
-        """Parse the whole answer.
-
-        Raises:
-            ParseError: it is not a formula, or is nested too deeply.
-        """
+        """Parse the whole answer. Raises ParseError: it is not a formula, or is nested too
+        deeply."""
         self.turn_brackets()
         node = self.items()
         if self.position < self.size:

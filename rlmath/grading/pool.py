@@ -39,11 +39,7 @@ class WorkerTimeout(Exception):
 
 
 class Worker:
-    """One process, in its own process group.
-
-    Raises:
-        ForkServerDied: the fork server is gone.
-    """
+    """One process, in its own process group. Raises ForkServerDied: the fork server is gone."""
 
     def __init__(self, server: ForkServer, settings: GradingSettings) -> None:
         self.server = server

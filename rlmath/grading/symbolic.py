@@ -42,11 +42,8 @@ class Unsupported(Exception):
 
 
 def build(node: Node) -> Any:
-    """The SymPy expression of a tree.
-
-    Raises:
-        Unsupported: it contains something that is not an expression.
-    """
+    """The SymPy expression of a tree. Raises Unsupported: it contains something that is not an
+    expression."""
     kind = node[0]
     if kind in ("n", "d", "rep"):
         return sp.Rational(*Fraction(node[1]).as_integer_ratio())

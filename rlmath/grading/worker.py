@@ -34,11 +34,8 @@ def receive(connection: Connection) -> dict[str, Any]:
 
 
 def limit_resources(memory_limit_mib: int, beside: int = 0) -> None:
-    """Bound the address space; allow no files, core dumps or further processes.
-
-    Args:
-        beside: Bytes that are no part of the limit.
-    """
+    """Bound the address space; allow no files, core dumps or further processes. ``beside``: bytes
+    that are no part of the limit."""
     size = memory_limit_mib * 1024 * 1024 + beside
     resource.setrlimit(resource.RLIMIT_AS, (size, size))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -134,11 +134,8 @@ class _Sharpening:
 
 
 class CollapseDetectors:
-    """All detectors of a run.
-
-    Args:
-        history: The run's steps so far, as in ``metrics.jsonl``; nothing fires for them.
-    """
+    """All detectors of a run. ``history``: the run's steps so far, as in ``metrics.jsonl``; nothing
+    fires for them."""
 
     def __init__(self, settings: CollapseConfig, history: Iterable[Mapping[str, Any]] = ()) -> None:
         baseline = settings.baseline_steps

@@ -29,15 +29,12 @@ _ITEM_CHARACTERS = 8
 
 @dataclass(frozen=True)
 class Phase:
-    """A part of a step with its own digest.
-
-    Attributes:
-        of: Kind of its items: ``problems``, ``samples`` (all that were sampled), ``sequences``
-            (those trained on), ``minibatches``, ``tensors``, ``gradients`` (tensors that are
-            trained), ``value_minibatches`` or ``value_tensors`` (of the value model).
-    """
+    """A part of a step with its own digest."""
 
     name: str
+    # Kind of its items: problems, samples (all that were sampled), sequences (those trained on),
+    # minibatches, tensors, gradients (tensors that are trained), value_minibatches or value_tensors
+    # (of the value model).
     of: str
     words: str
 
@@ -102,18 +99,15 @@ def comparable(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass
 class StepDigests:
-    """Digests of a step so far.
+    """Digests of a step so far."""
 
-    Attributes:
-        keys: Keys of the items, by kind; see :class:`Phase`.
-        items: Digest of each item, by phase, in the order of the keys.
-        numbers: Numbers that show how far apart two runs are: by phase, of each item.
-        odd_ranks: Ranks whose weights differ from rank 0's after the update.
-    """
-
+    # Keys of the items, by kind; see Phase.
     keys: dict[str, list[str]] = field(default_factory=dict)
+    # Digest of each item, by phase, in the order of the keys.
     items: dict[str, list[str]] = field(default_factory=dict)
+    # Numbers that show how far apart two runs are: by phase, of each item.
     numbers: dict[str, list[Any]] = field(default_factory=dict)
+    # Ranks whose weights differ from rank 0's after the update.
     odd_ranks: list[int] = field(default_factory=list)
 
     def add(
@@ -206,12 +200,8 @@ def _rewards(graded: GradedSample) -> str:
 
 
 class DigestLog:
-    """Writes the digests of a run.
-
-    Args:
-        last_step: The step of the checkpoint that the run continues from: later lines are dropped.
-            ``None``: the run starts over.
-    """
+    """Writes the digests of a run. ``last_step``: the step of the checkpoint that the run continues
+    from: later lines are dropped. ``None``: the run starts over."""
 
     def __init__(self, run_dir: Path, last_step: int | None) -> None:
         self._run_dir = run_dir

@@ -30,11 +30,7 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
 
 
 def refuse_existing(option: str, paths: Iterable[Path], *, overwrite: bool) -> None:
-    """Refuse to replace existing files, before a tool begins.
-
-    Raises:
-        UserError: One is there.
-    """
+    """Refuse to replace existing files, before a tool begins. Raises UserError: one is there."""
     for path in paths:
         if path.is_dir():
             raise UserError(f"{option}: {path} is a folder; give the name of a file")

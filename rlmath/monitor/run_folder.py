@@ -80,11 +80,8 @@ class RunFolder:
         return attempts(self.folder)
 
     def settings_of(self, step: int) -> Mapping[str, Any]:
-        """The settings in force in a step, nested as in YAML.
-
-        Raises:
-            UserError: The run has not noted any.
-        """
+        """The settings in force in a step, nested as in YAML. Raises UserError: the run has not
+        noted any."""
         if not self.attempts:
             raise UserError(f"{self.folder} has no {CONFIG_FILE}, so its settings are not known")
         return attempt_of(self.attempts, step).settings
@@ -132,11 +129,8 @@ class RunFolder:
 
     @functools.cached_property
     def digests(self) -> dict[int, dict[str, Any]]:
-        """The digests of each step, by phase; those of a start are under the step before it.
-
-        Raises:
-            UserError: There are none.
-        """
+        """The digests of each step, by phase; those of a start are under the step before it. Raises
+        UserError: there are none."""
         found: dict[int, dict[str, Any]] = {}
         for line in read_digests(self.folder):
             found.setdefault(line["step"], {}).update(line)

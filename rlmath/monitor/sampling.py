@@ -11,18 +11,12 @@ _RATE_S = 10.0
 
 @dataclass(frozen=True)
 class SamplingProgress:
-    """A round of sampling: a step's, or a benchmark's.
-
-    Attributes:
-        wanted: Samples asked for so far; a filter may ask for more.
-        tokens: Response tokens of all engines since they started.
-        unfinished: Samples of each engine that are not finished.
-    """
+    """A round of sampling: a step's, or a benchmark's."""
 
     done: int
-    wanted: int
-    tokens: int
-    unfinished: tuple[int, ...]
+    wanted: int  # Samples asked for so far; a filter may ask for more.
+    tokens: int  # Response tokens of all engines since they started.
+    unfinished: tuple[int, ...]  # Samples of each engine that are not finished.
 
     def words(self, tokens_per_s: float | None) -> str:
         parts = [f"{self.done:,}/{self.wanted:,} samples"]

@@ -20,24 +20,15 @@ _PATTERN = "step_*.tokens.bin"
 
 @dataclass(frozen=True)
 class TracedSample:
-    """A sample in the update.
+    """A sample in the update."""
 
-    Attributes:
-        key: ``PROBLEM/INDEX``, within the step.
-        version: Weights version that sampled its last token.
-        minibatch: From 0.
-        discarded: The minibatch changed no weight.
-        weight: Weight of each of its tokens in the minibatch's loss.
-        old_is_rollout: ``old_log_probs`` are the rollout log-probs (algorithm.old_log_probs).
-    """
-
-    key: str
+    key: str  # PROBLEM/INDEX, within the step.
     tokens: int
-    version: int
-    minibatch: int
-    discarded: bool
-    weight: float
-    old_is_rollout: bool
+    version: int  # Weights version that sampled its last token.
+    minibatch: int  # From 0.
+    discarded: bool  # The minibatch changed no weight.
+    weight: float  # Weight of each of its tokens in the minibatch's loss.
+    old_is_rollout: bool  # old_log_probs are the rollout log-probs (algorithm.old_log_probs).
 
 
 def token_file(run_dir: str | Path, step: int) -> Path:

@@ -56,11 +56,8 @@ _failed: dict[str, str] = {}
 
 
 def load(place: str) -> ModuleType:
-    """The module at a place, imported if it is not yet.
-
-    Raises:
-        PluginError: It is not there, or raised while it was imported.
-    """
+    """The module at a place, imported if it is not yet. Raises PluginError: it is not there, or
+    raised while it was imported."""
     if place in _failed:
         raise PluginError(_failed[place])
     if place not in _imported:
@@ -70,11 +67,8 @@ def load(place: str) -> ModuleType:
 
 def refresh(place: str) -> ModuleType:
     """:func:`load`, and import a file again that has changed since: for the start of a run in a
-    process that has had one before. Of this process alone, see :func:`use`.
-
-    Raises:
-        PluginError: See there.
-    """
+    process that has had one before. Of this process alone, see :func:`use`. Raises PluginError: See
+    there."""
     _failed.pop(place, None)
     if is_file(place) and place in _imported:
         now = _source(place)
@@ -85,21 +79,15 @@ def refresh(place: str) -> ModuleType:
 
 def use(place: str) -> ModuleType:
     """:func:`refresh`, here and in each other process that this one's Ray starts from now on.
-
-    Raises:
-        PluginError: See there.
-    """
+    Raises PluginError: See there."""
     module = refresh(place)
     _everywhere[place] = None
     return module
 
 
 def attribute_of(module: ModuleType, attribute: str) -> Any:
-    """A module's attribute, which may have dots.
-
-    Raises:
-        PluginError: There is none; the message lists the module's functions.
-    """
+    """A module's attribute, which may have dots. Raises PluginError: there is none; the message
+    lists the module's functions."""
     found: Any = module
     for part in attribute.split("."):
         if not hasattr(found, part):
@@ -146,10 +134,7 @@ def sources() -> tuple[Source, ...]:
 
 def environment() -> dict[str, str]:
     """The variable from which :func:`import_from_environment` imports; none if there is nothing.
-
-    Raises:
-        PluginError: The files are too long for it.
-    """
+    Raises PluginError: the files are too long for it."""
     found = sources()
     if not found:
         return {}

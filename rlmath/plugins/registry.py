@@ -67,11 +67,8 @@ class Registry(Generic[T, TraitsT]):
         return add
 
     def get(self, name: str) -> T:
-        """The function called ``name``.
-
-        Raises:
-            PluginError: There is none of that name; the message lists those that there are.
-        """
+        """The function called ``name``. Raises PluginError: there is none of that name; the message
+        lists those that there are."""
         return self._find(name).value
 
     def name(self, name: str) -> str:
@@ -80,11 +77,8 @@ class Registry(Generic[T, TraitsT]):
         return next(known for known, one in self._known.items() if one is found)
 
     def options(self, name: str) -> type[Options]:
-        """The options of the function called ``name``; without arguments the defaults.
-
-        Raises:
-            PluginError: There is none of that name.
-        """
+        """The options of the function called ``name``; without arguments the defaults. Raises
+        PluginError: there is none of that name."""
         return self._find(name).options
 
     def traits(self, name: str) -> TraitsT:

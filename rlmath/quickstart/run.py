@@ -51,11 +51,8 @@ def main(overrides: Sequence[str]) -> int:
 
 
 def warm_start(config: Config, machine: Machine) -> Path:
-    """Make the model and the problems, and fine-tune the model to its weak start.
-
-    Returns:
-        The folder of the model that the run begins with.
-    """
+    """Make the model and the problems, and fine-tune the model to its weak start. Returns the
+    folder of the model that the run begins with."""
     _make_material(config)
     checks.check(_without_lora(config), "sft", machine)
     _say(f"1/2  light SFT on {config.sft.steps * config.sft.sequences_per_step} worked examples")

@@ -75,11 +75,8 @@ def post_json(
     headers: Mapping[str, str] | None = None,
     max_reply_mib: int = 64,
 ) -> Any:
-    """Send ``body`` and return the reply.
-
-    Raises:
-        CallFailed: No connection, no reply in time, a status other than 2xx, or invalid JSON.
-    """
+    """Send ``body`` and return the reply. Raises CallFailed: no connection, no reply in time, a
+    status other than 2xx, or invalid JSON."""
     data = json.dumps(body, default=str).encode()
     deadline = time.monotonic() + timeout_s
     make = http.client.HTTPSConnection if endpoint.https else http.client.HTTPConnection

@@ -189,11 +189,8 @@ def _files(row: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _printed_score(printed: str) -> float:
-    """The score printed by a problem's package; 0 if it printed nothing.
-
-    Raises:
-        ProviderError: The output is not a score, so the package itself failed.
-    """
+    """The score printed by a problem's package; 0 if it printed nothing. Raises ProviderError: the
+    output is not a score, so the package itself failed."""
     words = printed.split()
     try:
         score = float(words[0]) if words else 0.0

@@ -149,10 +149,8 @@ class FunctionReward(Reward):
 
     A function may have the attributes ``needs_group`` and ``thread_safe``. By default it gets whole
     groups, one call at a time, as in TRL. A coroutine function has many calls in flight without
-    blocking a thread, unless it has ``thread_safe = False``.
-
-    Args:
-        function: ``f(completions, **columns)``, sync or async.
+    blocking a thread, unless it has ``thread_safe = False``. ``function``: ``f(completions,
+    **columns)``, sync or async.
     """
 
     def __init__(self, function: Callable[..., Any], name: str) -> None:

@@ -90,11 +90,8 @@ class ExtraLogs:
 
 
 def read_reply(name: str, reply: Any, count: int, logs: ExtraLogs) -> Values:
-    """The rewards of an OpenRLHF reply; its other metrics are added to ``logs``.
-
-    Raises:
-        RewardError: ``rewards`` is missing, or is not one number per query.
-    """
+    """The rewards of an OpenRLHF reply; its other metrics are added to ``logs``. Raises
+    RewardError: ``rewards`` is missing, or is not one number per query."""
     if not isinstance(reply, Mapping):
         return check_values(name, reply, count)
     if "rewards" not in reply:

@@ -80,11 +80,8 @@ def as_text(value: Any) -> str:
 
 
 def as_record(name: str, value: Any) -> Mapping[str, Any]:
-    """A column's value as a mapping, parsed if it is JSON.
-
-    Raises:
-        RewardSettingError: Neither a mapping nor a JSON object.
-    """
+    """A column's value as a mapping, parsed if it is JSON. Raises RewardSettingError: neither a
+    mapping nor a JSON object."""
     if isinstance(value, str):
         try:
             value = json.loads(value)

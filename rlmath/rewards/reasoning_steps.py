@@ -28,11 +28,7 @@ _STEP = re.compile(
 
 
 class ReasoningSteps(Reward):
-    """``min(1, steps / full_steps)``.
-
-    Args:
-        full_steps: Number of steps that earns 1.0.
-    """
+    """``min(1, steps / full_steps)``. ``full_steps``: number of steps that earns 1.0."""
 
     __name__ = "reasoning_steps_reward"
     value_range = (0.0, 1.0)

@@ -159,11 +159,7 @@ class RemoteReward(Reward):
         return [query.value.result() for query in queries]
 
     def probe(self) -> None:
-        """Connect to every server once.
-
-        Raises:
-            RewardSettingError: None can be reached.
-        """
+        """Connect to every server once. Raises RewardSettingError: none can be reached."""
         failures = [f"{one.url}: {why}" for one in self.endpoints if (why := unreachable(one))]
         if len(failures) == len(self.endpoints):
             raise RewardSettingError(

@@ -13,11 +13,8 @@ from rlmath.rewards.base import RewardSettingError
 def check_required(
     needed: Mapping[str, tuple[Callable[..., Any], Set[str]]], rows: Iterable[tuple[str, Set[str]]]
 ) -> None:
-    """Raise if a row lacks a column that a reward requires.
-
-    Raises:
-        RewardSettingError: Names the reward, its file, the parameters, the row and its columns.
-    """
+    """Raise if a row lacks a column that a reward requires. Raises RewardSettingError: names the
+    reward, its file, the parameters, the row and its columns."""
     seen: set[frozenset[str]] = set()
     for place, columns in rows:
         kind = frozenset(columns)

@@ -19,11 +19,7 @@ from rlmath.rewards.tags import full_texts
 
 
 class TagCount(Reward):
-    """0.0 to 1.0 in quarters.
-
-    Args:
-        think_prefilled: As in :class:`~rlmath.rewards.format.Format`.
-    """
+    """0.0 to 1.0 in quarters. ``think_prefilled``: as in :class:`~rlmath.rewards.format.Format`."""
 
     __name__ = "tag_count_reward"
     value_range = (0.0, 1.0)

@@ -27,11 +27,8 @@ def full_texts(
     completions: Sequence[Any], columns: Mapping[str, Any], think_prefilled: bool | None
 ) -> list[str]:
     """The completions, with the template's ``<think>`` prepended if the prompt ends with it.
-
-    Args:
-        think_prefilled: Whether the template ends with ``<think>``; ``None``: detect it from the
-            prompt.
-    """
+    ``think_prefilled``: whether the template ends with ``<think>``; ``None``: detect it from the
+    prompt."""
     texts = texts_of(completions)
     if think_prefilled is not None:
         return ["<think>\n" + t for t in texts] if think_prefilled else texts

@@ -30,10 +30,8 @@ class VerlReward(Reward):
 
     ``data_source`` and ``extra_info`` are the data row's fields of these names; without a field
     ``extra_info`` it is the row's other fields. ``ground_truth`` is the row's
-    ``reward_model.ground_truth``, else the accepted answer or the list of them.
-
-    Args:
-        function: ``compute_score``, for one sample or batched.
+    ``reward_model.ground_truth``, else the accepted answer or the list of them. ``function``:
+    ``compute_score``, for one sample or batched.
     """
 
     needs_group = False

@@ -60,11 +60,8 @@ class Grading:
             self._arrived[problem.id] = []
 
     def adopt(self, other: Grading) -> set[str]:
-        """Take over the complete groups that another grading has not returned.
-
-        Returns:
-            Their problem ids.
-        """
+        """Take over the complete groups that another grading has not returned. Returns their
+        problem ids."""
         left = other._graded.keys() - other._given
         for id_ in left:
             self._problems[id_] = other._problems[id_]
@@ -117,11 +114,8 @@ class Grading:
         self._cancelled.set()
 
     def wait(self) -> tuple[Group, ...]:
-        """All groups, in the order of the problems, each with its samples by index.
-
-        Raises:
-            RewardError: A reward failed.
-        """
+        """All groups, in the order of the problems, each with its samples by index. Raises
+        RewardError: a reward failed."""
         return tuple(self._graded[id_].result() for id_ in self._problems)
 
     def ungraded(self) -> list[tuple[str, int]]:

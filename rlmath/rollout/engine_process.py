@@ -105,11 +105,8 @@ class EngineProcess:
         return found
 
     def get(self, ref: Any, what: str = "failed") -> Any:
-        """An answer of the engine.
-
-        Raises:
-            EngineError: It failed; the message has its reason and the end of its log.
-        """
+        """An answer of the engine. Raises EngineError: it failed; the message has its reason and
+        the end of its log."""
         try:
             return ray.get(ref)
         except RayError as error:

@@ -16,11 +16,8 @@ from rlmath.rollout.episodes import EpisodeLimits, Episodes
 
 
 def episodes_of(config: Config) -> Episodes | None:
-    """Answers of the model's turns; ``None``: each response is one turn.
-
-    Raises:
-        UserError: No sandbox works on this machine, or the model has no tokenizer.
-    """
+    """Answers of the model's turns; ``None``: each response is one turn. Raises UserError: no
+    sandbox works on this machine, or the model has no tokenizer."""
     rollout = config.rollout
     if not has_turns(rollout):
         return None

@@ -127,11 +127,8 @@ class Generation:
         self._idle_since_s: list[float | None] = [self._began_s] * engines
 
     def add(self, requests: Sequence[Request]) -> None:
-        """Put requests at the end of the queue.
-
-        Raises:
-            ValueError: Two requests have one key, or one is longer than the engines' sequences.
-        """
+        """Put requests at the end of the queue. Raises ValueError: two requests have one key, or
+        one is longer than the engines' sequences."""
         new = {request.key for request in requests} - self._unfinished.keys()
         if len(new) != len(requests):
             raise ValueError(
@@ -477,10 +474,8 @@ class Generation:
     def _replace(self, index: int, error: EngineError) -> None:
         """Restart an engine; its requests go back to the head of the queue.
 
-        The requests keep their seeds, so that their samples are the same.
-
-        Raises:
-            EngineError: No restarts are left.
+        The requests keep their seeds, so that their samples are the same. Raises EngineError: no
+        restarts are left.
         """
         held = self.held[index]
         self._pool.replace(index, error, unfinished=len(held))

@@ -46,15 +46,11 @@ def lag_metrics(groups: Sequence[Group], now: int) -> dict[str, float]:
 
 @dataclass
 class LengthTotals:
-    """Lengths of responses over a run, the input of :meth:`bias`.
+    """Lengths of responses over a run, the input of :meth:`bias`."""
 
-    Attributes:
-        finished: Number of responses in the groups finished so far, and of their tokens.
-        trained: The same for those that were trained on.
-    """
-
+    # Number of responses in the groups finished so far, and of their tokens.
     finished: tuple[int, int] = (0, 0)
-    trained: tuple[int, int] = (0, 0)
+    trained: tuple[int, int] = (0, 0)  # The same for those that were trained on.
 
     def add(self, finished: Iterable[Group], trained: Iterable[Group]) -> None:
         """Add a step's groups."""

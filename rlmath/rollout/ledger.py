@@ -55,30 +55,18 @@ class LedgerError(UserError):
 
 @dataclass
 class Balance:
-    """State from the events of a run.
+    """State from the events of a run."""
 
-    Attributes:
-        events: Number of events.
-        admitted: Number of admitted groups.
-        ended: Number of groups by how they ended.
-        live: Ordinals of admitted groups that have not ended.
-        next_ordinal: Larger than the ordinal of any admitted group.
-        step: Step of the last event.
-    """
-
-    events: int = 0
-    admitted: int = 0
-    ended: Counter[str] = field(default_factory=Counter)
-    live: set[int] = field(default_factory=set)
-    next_ordinal: int = 0
-    step: int = 0
+    events: int = 0  # Number of events.
+    admitted: int = 0  # Number of admitted groups.
+    ended: Counter[str] = field(default_factory=Counter)  # Number of groups by how they ended.
+    live: set[int] = field(default_factory=set)  # Ordinals of admitted groups that have not ended.
+    next_ordinal: int = 0  # Larger than the ordinal of any admitted group.
+    step: int = 0  # Step of the last event.
 
     def add(self, event: dict[str, Any]) -> None:
-        """Add an event.
-
-        Raises:
-            LedgerError: A group is admitted twice, or ends without being live.
-        """
+        """Add an event. Raises LedgerError: a group is admitted twice, or ends without being
+        live."""
         kind, group = Event(event["event"]), event["group"]
         self.step = event["step"]
         if kind is Event.admitted:

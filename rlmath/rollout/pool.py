@@ -133,11 +133,8 @@ class RolloutPool:
         return [] if self._episodes is None else self._episodes.waiting()
 
     def start(self) -> None:
-        """Start all engines, in parallel.
-
-        Raises:
-            EngineStartError: An engine could not start in time; none is left running.
-        """
+        """Start all engines, in parallel. Raises EngineStartError: an engine could not start in
+        time; none is left running."""
         self.launch()
         self.wait_until_ready()
 
@@ -154,11 +151,8 @@ class RolloutPool:
             engine.start()
 
     def wait_until_ready(self) -> None:
-        """Wait for the starts that ``launch`` began.
-
-        Raises:
-            EngineStartError: An engine could not start in time; none is left running.
-        """
+        """Wait for the starts that ``launch`` began. Raises EngineStartError: an engine could not
+        start in time; none is left running."""
         try:
             while starting := self.starting():
                 ready, _ = ray.wait(list(starting), num_returns=1, timeout=ANSWER_EVERY_S)
@@ -232,11 +226,8 @@ class RolloutPool:
             self.has_weights_at_hand = False
 
     def set_version(self, version: int) -> None:
-        """Record an update that the trainer has sent, and check every engine's version.
-
-        Raises:
-            EngineError: An engine has another version.
-        """
+        """Record an update that the trainer has sent, and check every engine's version. Raises
+        EngineError: an engine has another version."""
         for index, found in enumerate(self.ask(Engine.weights_version)):
             if found != version:
                 raise EngineError(
@@ -253,11 +244,8 @@ class RolloutPool:
 
     def settle(self) -> None:
         """Wait for restarted engines and connect all engines, before new weights are sent; engines
-        that wait for weights get these.
-
-        Raises:
-            EngineError: An engine did not start, and no restarts are left.
-        """
+        that wait for weights get these. Raises EngineError: an engine did not start, and no
+        restarts are left."""
         while starting := self.starting():
             ready, _ = ray.wait(list(starting), num_returns=1, timeout=ANSWER_EVERY_S)
             for index, error in self.bring_up_started(starting, ready):
@@ -290,11 +278,7 @@ class RolloutPool:
         self, method: Callable[Concatenate[Any, P], T], *arguments: P.args, **more: P.kwargs
     ) -> list[T]:
         """Results of a method of :class:`rlmath.engines.protocol.Engine`, such as
-        ``ask(Engine.gpus)``, on each engine.
-
-        Raises:
-            EngineError: An engine failed.
-        """
+        ``ask(Engine.gpus)``, on each engine. Raises EngineError: an engine failed."""
         name = method.__name__
         refs = [getattr(one.handle, name).remote(*arguments, **more) for one in self._engines]
         return [engine.get(ref) for engine, ref in zip(self._engines, refs, strict=True)]

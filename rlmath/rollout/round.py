@@ -12,31 +12,19 @@ from rlmath.types import Group, Problem
 
 @dataclass
 class Round:
-    """A step's sampling.
+    """A step's sampling."""
 
-    Attributes:
-        step: The optimization step, from 1.
-        finished: Graded groups by ordinal, including dropped ones.
-        dropped: Reason of the drop by problem.
-        metrics: Set when the sampling ends.
-        engines: Each engine's work, see ``Generation.summary``.
-        is_open: Whether these groups were sampled while the previous step trained, and the step's
-            own sampling is still to come.
-    """
-
-    step: int
-    finished: dict[int, Group]
-    dropped: dict[str, str]
-    metrics: dict[str, float] = field(default_factory=dict)
-    engines: Mapping[str, Any] | None = None
+    step: int  # The optimization step, from 1.
+    finished: dict[int, Group]  # Graded groups by ordinal, including dropped ones.
+    dropped: dict[str, str]  # Reason of the drop by problem.
+    metrics: dict[str, float] = field(default_factory=dict)  # Set when the sampling ends.
+    engines: Mapping[str, Any] | None = None  # Each engine's work, see Generation.summary.
+    # Whether these groups were sampled while the previous step trained, and the step's own sampling
+    # is still to come.
     is_open: bool = False
 
     def to_state(self, kept: Mapping[int, Group]) -> dict[str, Any]:
-        """Plain JSON values.
-
-        Args:
-            kept: Groups stored elsewhere in the checkpoint, by ordinal.
-        """
+        """Plain JSON values. ``kept``: groups stored elsewhere in the checkpoint, by ordinal."""
         return {
             "step": self.step,
             "finished": [
@@ -81,21 +69,14 @@ class Round:
 
 @dataclass(frozen=True)
 class Sampled:
-    """The result of a step's sampling.
+    """The result of a step's sampling."""
 
-    Attributes:
-        groups: Groups to train on; empty when too few passed the filter, which are then kept for
-            the next step.
-        finished: All groups sampled in this step, in the order of their problems.
-        metrics: ``sampling/...`` and ``curriculum/...``.
-        shortage: Why there are fewer groups than ``prompts_per_step``; empty if there are not.
-        dropped: The filter's reason for each dropped group, by problem.
-        engines: Summary of each engine's work; see ``Generation.summary``.
-    """
-
+    # Groups to train on; empty when too few passed the filter, which are then kept for the next
+    # step.
     groups: tuple[Group, ...]
-    finished: tuple[Group, ...]
-    metrics: dict[str, float]
-    shortage: str
-    dropped: dict[str, str]
+    finished: tuple[Group, ...]  # All groups sampled in this step, in the order of their problems.
+    metrics: dict[str, float]  # sampling/... and curriculum/....
+    shortage: str  # Why there are fewer groups than prompts_per_step; empty if there are not.
+    dropped: dict[str, str]  # The filter's reason for each dropped group, by problem.
+    # Summary of each engine's work; see Generation.summary.
     engines: Mapping[str, Any] | None = None

@@ -208,11 +208,7 @@ class Sampler:
         return self._work
 
     def poll(self) -> bool:
-        """Take finished grades.
-
-        Returns:
-            Whether the step can take its groups.
-        """
+        """Take finished grades. Returns whether the step can take its groups."""
         with self.changed:
             if self._work is None:
                 return self.is_sampled
@@ -250,11 +246,8 @@ class Sampler:
         )
 
     def close(self, step: int) -> Round:
-        """End the sampling of a step, whose remaining samples are all finished or cut.
-
-        Returns:
-            What no step has taken yet.
-        """
+        """End the sampling of a step, whose remaining samples are all finished or cut. Returns what
+        no step has taken yet."""
         with self.changed:
             work, self._work, self._stopped = self._work, None, False
             assert work is not None and work.step == step, f"step {step} is not being sampled"
@@ -439,11 +432,7 @@ class Sampler:
 
     def _admit_resumed(self, step: int) -> None:
         """Let live groups of a checkpoint, if admitted under other settings, be as old as it takes
-        to train them under the present ones.
-
-        Args:
-            step: The next step.
-        """
+        to train them under the present ones. ``step``: the next step."""
         before, self._resumed_with = self._resumed_with, None
         if before is None or before == self._lag_settings():
             return
@@ -548,11 +537,8 @@ class Sampler:
         return encode
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from a checkpoint.
-
-        Raises:
-            UserError: It was made with other data or in another order.
-        """
+        """Resume from a checkpoint. Raises UserError: it was made with other data or in another
+        order."""
         self._stream.load_state_dict(state["stream"])
         self._asked = int(state["asked"])
         self._rates.load_state(state["pass_rates"])

@@ -11,14 +11,8 @@ from rlmath.rollout.pool import RolloutPool
 
 @dataclass(frozen=True)
 class Sampling:
-    """Components that sample and grade.
+    """Components that sample and grade."""
 
-    Attributes:
-        pool: The engines, ready, and connected to the actor if there is one.
-        rewards: The reward mix.
-        collector: Grades the pool's samples while others are sampled.
-    """
-
-    pool: RolloutPool
-    rewards: RewardMix
-    collector: Collector
+    pool: RolloutPool  # The engines, ready, and connected to the actor if there is one.
+    rewards: RewardMix  # The reward mix.
+    collector: Collector  # Grades the pool's samples while others are sampled.

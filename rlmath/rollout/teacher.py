@@ -35,28 +35,19 @@ class TeacherError(ComponentError):
 
 @dataclass(frozen=True)
 class ToScore:
-    """A sequence for the teacher.
+    """A sequence for the teacher."""
 
-    Attributes:
-        name: Name of problem and sample, for messages.
-        prompt_token_ids: Prompt of the problem.
-        sample: Sample with the tokens to score.
-    """
-
-    name: str
-    prompt_token_ids: tuple[int, ...]
-    sample: Sample
+    name: str  # Name of problem and sample, for messages.
+    prompt_token_ids: tuple[int, ...]  # Prompt of the problem.
+    sample: Sample  # Sample with the tokens to score.
 
 
 class Teacher(Protocol):
     """Interface of teachers."""
 
     def probe(self) -> None:
-        """Check in seconds that it works, before anything is started.
-
-        Raises:
-            UserError: It cannot be used with these settings.
-        """
+        """Check in seconds that it works, before anything is started. Raises UserError: it cannot
+        be used with these settings."""
 
     def submit(self, sequence: ToScore) -> Future[LogProbs]:
         """Score a sequence in the background.
@@ -168,11 +159,8 @@ class _Closed(TeacherError):
 
 
 class TeacherScores:
-    """A teacher's scores of samples, requested as soon as their group is sampled.
-
-    Args:
-        teacher: Scores.
-    """
+    """A teacher's scores of samples, requested as soon as their group is sampled. ``teacher``:
+    scores."""
 
     def __init__(self, teacher: Teacher) -> None:
         self.teacher = teacher
@@ -186,11 +174,8 @@ class TeacherScores:
                 self._futures[_key(one)] = self.teacher.submit(one)
 
     def take(self, groups: Sequence[Group]) -> list[LogProbs]:
-        """The log-probs of all samples of the groups, in order; waits for them.
-
-        Raises:
-            ComponentError: A sample could not be scored.
-        """
+        """The log-probs of all samples of the groups, in order; waits for them. Raises
+        ComponentError: a sample could not be scored."""
         for group in groups:
             self.submit(group)
         sequences = sequences_of(groups)

@@ -13,10 +13,7 @@ class WakeRoom:
 
     The engines' need is measured as the memory that they took of each rank's GPU in the last weight
     sync, including buffers. The first sync is therefore sequential: first the copies, then the
-    engines.
-
-    Attributes:
-        used: Whether they overlapped in the last weight sync.
+    engines. ``used``: whether they overlapped in the last weight sync.
     """
 
     def __init__(self) -> None:
@@ -24,11 +21,8 @@ class WakeRoom:
         self._taken_bytes: list[int] | None = None
 
     def decide(self, asleep: Sequence[Residue]) -> bool:
-        """Decide whether to overlap; the result is kept in ``used``.
-
-        Args:
-            asleep: Memory of each rank, with its optimizer, while the engines sleep.
-        """
+        """Decide whether to overlap; the result is kept in ``used``. ``asleep``: memory of each
+        rank, with its optimizer, while the engines sleep."""
         self.used = bool(asleep) and self._fits(asleep)
         return self.used
 

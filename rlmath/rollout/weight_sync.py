@@ -47,17 +47,11 @@ class WeightSender(Protocol):
 
 @dataclass(frozen=True)
 class Comparison:
-    """The extent of a comparison after a sync.
+    """The extent of a comparison after a sync."""
 
-    Attributes:
-        part: Slice of the weights; ``None``: all of them.
-        work: Work of the slice, as counted by ``Rotation``.
-        covers_all: Whether every tensor has been compared when this is done.
-    """
-
-    part: WeightSlice | None = None
-    work: float = 0.0
-    covers_all: bool = True
+    part: WeightSlice | None = None  # Slice of the weights; None: all of them.
+    work: float = 0.0  # Work of the slice, as counted by Rotation.
+    covers_all: bool = True  # Whether every tensor has been compared when this is done.
 
 
 class Verification:

@@ -90,18 +90,13 @@ def check_resumed(config: Config, stream: Stream, found: Checkpoint) -> None:
 
 @dataclass(frozen=True)
 class _Begin:
-    """Data of a run, and where it begins, before anything is started.
-
-    Attributes:
-        store: The run's checkpoints.
-        checkpoint: To begin with; ``None``: the model's own weights.
-    """
+    """Data of a run, and where it begins, before anything is started."""
 
     stream: Stream
     held_out: Sequence[HeldOut]
     problems: Sequence[Problem]
-    store: CheckpointStore
-    checkpoint: Checkpoint | None
+    store: CheckpointStore  # The run's checkpoints.
+    checkpoint: Checkpoint | None  # To begin with; None: the model's own weights.
 
     @property
     def own_step(self) -> int:
@@ -112,11 +107,8 @@ class _Begin:
 
 
 def load_data(config: Config) -> _Begin:
-    """Read problems and the last checkpoint.
-
-    Raises:
-        UserError: The data, or the checkpoint with these settings, cannot be used.
-    """
+    """Read problems and the last checkpoint. Raises UserError: the data, or the checkpoint with
+    these settings, cannot be used."""
     tokenizer = load_tokenizer(config.model.path)
     rehearse_export(config.model.path)
     stream, problems = open_problems(config, tokenizer)

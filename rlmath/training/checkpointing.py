@@ -152,9 +152,7 @@ class Saver:
         """Let the ranks write what they hold at the end of a step whose metrics are still to come.
 
         :meth:`save` makes a checkpoint of it once the step is done. If it never is, there is none.
-
-        Raises:
-            DiskFull: There was no room; earlier checkpoints are untouched.
+        Raises DiskFull: there was no room; earlier checkpoints are untouched.
         """
         self._look(wait=True)
         self._folder = self._store.begin(step)
@@ -166,11 +164,8 @@ class Saver:
             raise
 
     def save(self) -> None:
-        """Make a checkpoint of the last step that is done.
-
-        Raises:
-            DiskFull: There was no room; earlier checkpoints are untouched.
-        """
+        """Make a checkpoint of the last step that is done. Raises DiskFull: there was no room;
+        earlier checkpoints are untouched."""
         try:
             self._save()
         except (KeyboardInterrupt, SystemExit):

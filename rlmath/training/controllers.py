@@ -25,12 +25,8 @@ class Coefficients:
         self.entropy_coef = algorithm.entropy_coef
 
     def entropy_coef_at(self, entropy: float | None) -> float:
-        """The coefficient of this step's update; advances the controller.
-
-        Args:
-            entropy: Mean entropy of the step's tokens before the update, in nats; required with a
-                target.
-        """
+        """The coefficient of this step's update; advances the controller. ``entropy``: mean entropy
+        of the step's tokens before the update, in nats; required with a target."""
         settings = self._algorithm
         target = settings.entropy_target
         if target is None:
@@ -49,11 +45,7 @@ class Coefficients:
         return active
 
     def metrics(self, entropy_coef: float) -> dict[str, float]:
-        """The coefficients of a step's update.
-
-        Args:
-            entropy_coef: From :meth:`entropy_coef_at`.
-        """
+        """The coefficients of a step's update. ``entropy_coef``: from :meth:`entropy_coef_at`."""
         return {"train/kl_coef": self.kl_coef, "train/entropy_coef": entropy_coef}
 
     def see_kl(self, kl: float | None, samples: int) -> None:

@@ -45,11 +45,7 @@ def digest_gradient(
     gradients: Mapping[str, int],
 ) -> None:
     """Loss, gradient norm and all else that is known of each minibatch, to the last bit; and the
-    gradient by tensor.
-
-    Args:
-        gradients: Fingerprints.
-    """
+    gradient by tensor. ``gradients``: fingerprints."""
     _digest_minibatches(digests, "gradient", "minibatches", minibatches)
     _digest_tensors(digests, "gradient_tensors", "gradients", gradients)
 
@@ -57,11 +53,7 @@ def digest_gradient(
 def digest_values(
     digests: StepDigests, minibatches: Sequence[Mapping[str, float]], weights: Mapping[str, int]
 ) -> None:
-    """The value model's update, and its weights after it.
-
-    Args:
-        weights: Fingerprints.
-    """
+    """The value model's update, and its weights after it. ``weights``: fingerprints."""
     _digest_minibatches(digests, "value_gradient", "value_minibatches", minibatches)
     _digest_tensors(digests, "value_weights", "value_tensors", weights)
 
@@ -87,11 +79,8 @@ def digest_start(monitor: Monitor, actor: ActorGroup) -> None:
 
 
 def digest_weights(monitor: Monitor, actor: ActorGroup) -> list[WeightChanges]:
-    """The weights by tensor after an update; and which ranks have others than rank 0.
-
-    Returns:
-        Of each rank, with what did not change.
-    """
+    """The weights by tensor after an update; and which ranks have others than rank 0. Returns of
+    each rank, with what did not change."""
     with monitor.phase("digests"):
         changes = actor.weights_changes()
     first, *others = (one.fingerprints for one in changes)

@@ -69,15 +69,10 @@ class _LogProbs(Protocol):
 
 @dataclass(frozen=True)
 class Noise:
-    """The actor against itself with another rounding.
+    """The actor against itself with another rounding."""
 
-    Attributes:
-        excess: Mean of exp|difference|, minus 1.
-        max_abs: Largest |difference|, in nats.
-    """
-
-    excess: float
-    max_abs: float
+    excess: float  # Mean of exp|difference|, minus 1.
+    max_abs: float  # Largest |difference|, in nats.
 
 
 @dataclass(frozen=True)
@@ -135,10 +130,7 @@ def measure_noise(
 ) -> Noise:
     """Take the log-probs of a few sequences twice, the second time with another rounding, and in
     the model's type if the actor trains in FP8 (``actor.fp8``), as engines compute them.
-
-    Args:
-        quantized: And with what the engines have in FP8.
-    """
+    ``quantized``: and with what the engines have in FP8."""
     usual, _ = actor.log_probs(batch)
     noisy, _ = actor.log_probs(batch, "quantized_noise" if quantized else "noise", seed)
     found = measure(usual, noisy).metrics()
@@ -295,11 +287,8 @@ class Gate:
         step: int,
         updated: bool,
     ) -> NoReturn:
-        """Say where the two differ, unless an earlier step's message did.
-
-        Raises:
-            AlignmentError: Always.
-        """
+        """Say where the two differ, unless an earlier step's message did. Raises AlignmentError:
+        always."""
         worst = seen.farthest[seen.worst]
         said += _worst(seen.sequence, worst)
         if not self._explains(step):

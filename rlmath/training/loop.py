@@ -73,11 +73,7 @@ Ask = Callable[[Training], Any]
 
 
 def run(config: Config) -> int:
-    """Train as the settings say.
-
-    Returns:
-        The exit code.
-    """
+    """Train as the settings say. Returns the exit code."""
     for _ in steps(config):
         pass
     return 0
@@ -156,10 +152,7 @@ def curves_if_interrupted(run_dir: Path) -> Iterator[None]:
 
 def step_and_save(training: Training, step: int) -> tuple[Trained, Mapping[str, float]]:
     """One step of the loop with its evaluation, its log line and, when it is due, its checkpoint.
-
-    Returns:
-        The step, and its line of ``metrics.jsonl``.
-    """
+    Returns the step, and its line of ``metrics.jsonl``."""
     runner, every = training.config.runner, training.config.eval.every
     last = step == runner.steps
     save_due = last or bool(runner.save_every and step % runner.save_every == 0)
@@ -201,11 +194,8 @@ def evaluate_held_out(training: Training, step: int) -> dict[str, float]:
 
 
 def export(training: Training, batch: TrainingBatch | None) -> None:
-    """Write the trained model, the summary and the model card.
-
-    Args:
-        batch: A few sequences for checking the exported model; ``None``: it is not checked.
-    """
+    """Write the trained model, the summary and the model card. ``batch``: a few sequences for
+    checking the exported model; ``None``: it is not checked."""
     config, run = training.config, training.parts.run
     run_dir = Path(config.runner.run_dir)
     # Nothing is sampled any more, and a GPU has no room for both.

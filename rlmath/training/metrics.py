@@ -131,9 +131,5 @@ def _all_equal(samples: Sequence[GradedSample]) -> bool:
 
 
 def memory_by_phase(peaks: Mapping[str, int]) -> dict[str, float]:
-    """The metrics of a step.
-
-    Args:
-        peaks: In bytes, by phase; see ``ActorGroup.take_peaks``.
-    """
+    """The metrics of a step. ``peaks``: in bytes, by phase; see ``ActorGroup.take_peaks``."""
     return {f"memory/{phase}_peak_gib": peak / 2**30 for phase, peak in peaks.items()}

@@ -56,11 +56,8 @@ def _weights(name: str, mismatch: Mismatch) -> dict[str, float]:
 def choose_correction(
     settings: CorrectionConfig, seen: Mismatch, monitor: Monitor, step: int
 ) -> CorrectionConfig:
-    """The settings of a correction, with ``auto`` resolved; which it chose is recorded.
-
-    Args:
-        seen: Over the tokens of the loss.
-    """
+    """The settings of a correction, with ``auto`` resolved; which it chose is recorded. ``seen``:
+    over the tokens of the loss."""
     if settings.kind != AUTO:
         return settings
     kind, reason = choose(seen)

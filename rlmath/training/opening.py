@@ -54,29 +54,19 @@ from rlmath.types import Problem
 
 @dataclass(frozen=True)
 class RunningRanks:
-    """Megatron ranks that are ready.
+    """Megatron ranks that are ready."""
 
-    Attributes:
-        config: With the model's path resolved.
-        layout: Ranks and engines.
-    """
-
-    config: Config
-    layout: RunLayout
+    config: Config  # With the model's path resolved.
+    layout: RunLayout  # Ranks and engines.
     actor: ActorGroup
 
 
 @dataclass(frozen=True)
 class Running(RunningRanks):
-    """Ranks and engines that are ready, and connected.
+    """Ranks and engines that are ready, and connected."""
 
-    Attributes:
-        sampling: Engines and rewards.
-        teacher: Scores what is sampled; ``None``: there is none.
-    """
-
-    sampling: Sampling
-    teacher: TeacherScores | None = None
+    sampling: Sampling  # Engines and rewards.
+    teacher: TeacherScores | None = None  # Scores what is sampled; None: there is none.
 
 
 @contextlib.contextmanager

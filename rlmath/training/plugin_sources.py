@@ -8,10 +8,7 @@ from typing import Any
 
 class PluginSources:
     """A part of the driver's state: which source files the steps so far were trained with.
-
-    Args:
-        hashes: ``plugin_hashes`` of the settings.
-    """
+    ``hashes``: ``plugin_hashes`` of the settings."""
 
     def __init__(self, hashes: Mapping[str, str]) -> None:
         self._hashes = dict(hashes)

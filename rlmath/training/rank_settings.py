@@ -31,11 +31,7 @@ LOGS = "logs"
 
 
 def training_ranks(config: Config, layout: RunLayout, *, offloads: bool = False) -> ActorSettings:
-    """Ranks of reinforcement learning.
-
-    Args:
-        offloads: There are engines to make room for.
-    """
+    """Ranks of reinforcement learning. ``offloads``: there are engines to make room for."""
     settings = actor_settings(
         config,
         layout,

@@ -39,11 +39,8 @@ def check_resumed_model(config: Config, path: Path) -> None:
 
 
 def check_resumed_weights(config: Config, path: Path) -> None:
-    """Compare data type and adapters of a checkpoint with the settings.
-
-    Raises:
-        UserError: It is of other weights than those that are trained.
-    """
+    """Compare data type and adapters of a checkpoint with the settings. Raises UserError: it is of
+    other weights than those that are trained."""
     about = _about(path / _ABOUT)
     if about is None:  # The ranks say what is wrong with it.
         return

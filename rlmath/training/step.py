@@ -108,11 +108,8 @@ class StepParts(UpdateParts):
 
 
 def train_step(parts: StepParts, step: int, write: Callable[[], None] | None = None) -> Trained:
-    """Take the step's groups, update from them, and sync the weights to the engines.
-
-    Args:
-        write: Writes the ranks' part of this step's checkpoint, before the engines wake.
-    """
+    """Take the step's groups, update from them, and sync the weights to the engines. ``write``:
+    writes the ranks' part of this step's checkpoint, before the engines wake."""
     run, monitor, source = parts.run, parts.monitor, parts.source
     plan = plan_step(run.config, step, parts.coefficients.kl_coef)
     sampled = source.take(step)
@@ -143,11 +140,8 @@ def train_step(parts: StepParts, step: int, write: Callable[[], None] | None = N
 
 def batch_of(run: Running, groups: Sequence[Group], monitor: Monitor) -> StepBatch:
     """All samples of the groups, at least one, with a teacher's log-probs if there is one: most
-    were asked for while other groups were sampled.
-
-    Raises:
-        ComponentError: A sample could not be scored.
-    """
+    were asked for while other groups were sampled. Raises ComponentError: a sample could not be
+    scored."""
     scored = None
     if run.teacher is not None:
         with monitor.phase("teacher"):
@@ -263,12 +257,8 @@ def renew_reference(parts: UpdateParts, step: int) -> None:
 
 def sync_weights(parts: StepParts, step: int, write: Callable[[], None] | None) -> dict[str, float]:
     """Write the ranks' part of a checkpoint if one is due, then sync the weights to the engines,
-    which wake for them.
-
-    Returns:
-        ``memory/...`` of what actor and engines keep while the other has the GPU, and how much of
-        the weights was compared.
-    """
+    which wake for them. Returns ``memory/...`` of what actor and engines keep while the other has
+    the GPU, and how much of the weights was compared."""
     run, monitor, verification, room = parts.run, parts.monitor, parts.verification, parts.wake_room
     if write is not None:
         with monitor.phase("save"):

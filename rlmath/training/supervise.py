@@ -38,10 +38,8 @@ def supervise(config: Config, attempt: Callable[[Config], Events]) -> Events:
     ``runner.max_restarts`` times without a new checkpoint between; no more when its code raised the
     same error at the same step twice running. After a collapse whose detector
     asks for it, it is run again from the newest checkpoint before the collapse with a lower
-    learning rate, at most ``collapse.max_rollbacks`` times in the run's life.
-
-    Raises:
-        Exception: What ended the last attempt.
+    learning rate, at most ``collapse.max_rollbacks`` times in the run's life. Raises Exception:
+    what ended the last attempt.
     """
     run_dir = Path(config.runner.run_dir)
     store = open_store(config)
@@ -154,11 +152,8 @@ def _with_lower_lr(config: Config, rollbacks: Path) -> Config:
 
 
 def _roll_back(config: Config, store: CheckpointStore, collapse: RollBack, rollbacks: Path) -> str:
-    """Put the checkpoints since the collapse aside, and note the lower learning rate.
-
-    Returns:
-        Where the next attempt resumes.
-    """
+    """Put the checkpoints since the collapse aside, and note the lower learning rate. Returns where
+    the next attempt resumes."""
     earlier = _read(rollbacks)
     if len(earlier) >= config.collapse.max_rollbacks:
         raise UserError(

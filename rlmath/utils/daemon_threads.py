@@ -33,11 +33,8 @@ class DaemonThreads:
         self._lock = threading.Lock()
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
-        """Call ``function(*arguments)`` in a thread and return its future result.
-
-        Raises:
-            RuntimeError: After :meth:`close`.
-        """
+        """Call ``function(*arguments)`` in a thread and return its future result. Raises
+        RuntimeError: after :meth:`close`."""
         future: Future[T] = Future()
 
         def call() -> None:

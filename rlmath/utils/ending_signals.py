@@ -27,10 +27,7 @@ def on_ending_signals(handler: Handler) -> dict[signal.Signals, Any]:
     """Install a handler for the signals; only the main thread can.
 
     An ignored SIGHUP stays ignored, and so do SIGUSR1 and SIGUSR2: that is how ``nohup`` lets a run
-    outlive its terminal.
-
-    Returns:
-        The previous handlers.
+    outlive its terminal. Returns the previous handlers.
     """
     if threading.current_thread() is not threading.main_thread():
         return {}
@@ -81,11 +78,7 @@ def ending_by_exit() -> Iterator[None]:
 @contextlib.contextmanager
 def signals_wait(meanwhile: str) -> Iterator[None]:
     """Delay the first ending signal, or Ctrl-C, to the end of the block; a second one takes effect
-    immediately.
-
-    Args:
-        meanwhile: Description of the block, for the printed line.
-    """
+    immediately. ``meanwhile``: Description of the block, for the printed line."""
     noted: list[int] = []
     before: dict[int, Handler] = {}
 

@@ -15,11 +15,8 @@ LOCK = ".lock"
 
 
 def node_cache() -> Path:
-    """The node's folder for compiled code, below that for temporary files (``TMPDIR``).
-
-    Raises:
-        PermissionError: Others can write there, so this process would run their code.
-    """
+    """The node's folder for compiled code, below that for temporary files (``TMPDIR``). Raises
+    PermissionError: others can write there, so this process would run their code."""
     root = Path(tempfile.gettempdir()) / f"rlmath_compiled_{os.getuid()}"
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     state = root.lstat()

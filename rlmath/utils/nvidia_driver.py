@@ -48,11 +48,8 @@ def is_too_old(version: str) -> bool:
 
 
 def why_no_device(cuda: str | None) -> str:
-    """Why torch sees no CUDA device, as far as the driver shows, and how to fix it.
-
-    Args:
-        cuda: ``torch.version.cuda``; ``None``: a build without CUDA.
-    """
+    """Why torch sees no CUDA device, as far as the driver shows, and how to fix it. ``cuda``:
+    ``torch.version.cuda``; ``None``: a build without CUDA."""
     if cuda is None:
         return (
             "torch is a build without CUDA; install the CUDA build with "

@@ -6,11 +6,7 @@ from collections.abc import Iterable
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """``1 to 4, 7``.
-
-    Args:
-        numbers: Ascending.
-    """
+    """``1 to 4, 7``. ``numbers``: Ascending."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and number == parts[-1][1] + 1:

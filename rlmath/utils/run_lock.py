@@ -19,10 +19,7 @@ def only_run_in(folder: str | Path) -> Iterator[None]:
     """Lock a folder for the duration of a run; the kernel releases it when the process ends.
 
     On a file system without locks the run continues with a warning: such file systems are common on
-    clusters, and refusing would forbid every run there.
-
-    Raises:
-        UserError: Another run holds it.
+    clusters, and refusing would forbid every run there. Raises UserError: another run holds it.
     """
     path = Path(folder) / LOCK_FILE
     path.parent.mkdir(parents=True, exist_ok=True)

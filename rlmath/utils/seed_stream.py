@@ -18,11 +18,7 @@ _INVERSE_FACTORS = tuple(pow(factor, -1, 2**64) for factor in _FACTORS)
 
 
 class SeedStream:
-    """Numbers in ``[0, 2**63)``, one after another.
-
-    Args:
-        seed: Taken modulo ``2**64``.
-    """
+    """Numbers in ``[0, 2**63)``, one after another. ``seed``: Taken modulo ``2**64``."""
 
     def __init__(self, seed: int) -> None:
         self._state = _mixed(seed & _MASK)
@@ -34,11 +30,8 @@ class SeedStream:
 
 
 class SeedStreams:
-    """Several streams in parallel, each giving one number at a time.
-
-    Args:
-        streams: Must not be used until :meth:`put_back`.
-    """
+    """Several streams in parallel, each giving one number at a time. ``streams``: Must not be used
+    until :meth:`put_back`."""
 
     def __init__(self, streams: Sequence[SeedStream]) -> None:
         self._streams = streams

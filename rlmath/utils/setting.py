@@ -54,57 +54,36 @@ class Range:
 
 @dataclass(frozen=True)
 class OnlyWith:
-    """The condition under which a setting is used; otherwise it must keep its default.
+    """The condition under which a setting is used; otherwise it must keep its default."""
 
-    Attributes:
-        setting: A setting of the same section, or a full key such as ``algorithm.kl_coef``.
-        choices: Values of that setting with which this one is used; empty: any value but its
-            default, described by ``words``.
-        words: ``more than 0``.
-        also: Full key of a setting that uses it as well, unless that is null.
-    """
-
-    setting: str
+    setting: str  # A setting of the same section, or a full key such as algorithm.kl_coef.
+    # Values of that setting with which this one is used; empty: any value but its default,
+    # described by words.
     choices: tuple[Any, ...] = ()
-    words: str = ""
-    also: str = ""
+    words: str = ""  # more than 0.
+    also: str = ""  # Full key of a setting that uses it as well, unless that is null.
 
 
 @dataclass(frozen=True)
 class NotWith:
-    """A value of a setting that does not work with a value of another one.
+    """A value of a setting that does not work with a value of another one."""
 
-    Attributes:
-        other: ``model.dtype=float32``, as in YAML. ``cluster.device`` is the resolved device:
-            ``cpu`` or ``cuda``.
-        why: The reason.
-        fix: ``use bfloat16``.
-        value: The value of this setting, as in YAML; empty: any value but its default.
-    """
-
+    # model.dtype=float32, as in YAML. cluster.device is the resolved device: cpu or cuda.
     other: str
-    why: str
-    fix: str
-    value: str = ""
+    why: str  # The reason.
+    fix: str  # use bfloat16.
+    value: str = ""  # The value of this setting, as in YAML; empty: any value but its default.
 
 
 @dataclass(frozen=True)
 class About:
-    """Metadata of a field made by :func:`setting`.
+    """Metadata of a field made by :func:`setting`."""
 
-    Attributes:
-        doc: Effect of the setting, then the meaning of special values.
-        limits: The range of a number.
-        only_with: Condition of use; ``None``: always used.
-        not_with: Values of other settings that it does not work with.
-        common: Whether most users change it.
-    """
-
-    doc: str
-    limits: Range
-    only_with: OnlyWith | None
-    not_with: tuple[NotWith, ...]
-    common: bool
+    doc: str  # Effect of the setting, then the meaning of special values.
+    limits: Range  # The range of a number.
+    only_with: OnlyWith | None  # Condition of use; None: always used.
+    not_with: tuple[NotWith, ...]  # Values of other settings that it does not work with.
+    common: bool  # Whether most users change it.
 
 
 def setting(
@@ -148,10 +127,7 @@ def about(field: dataclasses.Field[Any]) -> About | None:
 @dataclass(frozen=True)
 class Options:
     """Options of a loss or estimator: a frozen dataclass next to it, with fields by ``setting``.
-
-    Raises:
-        ValueError: A number is outside its range.
-    """
+    Raises ValueError: a number is outside its range."""
 
     @classmethod
     def of(cls, plain: Mapping[str, Any]) -> Self:

@@ -95,11 +95,8 @@ def hide() -> None:
 
 
 def refusal(problem: str) -> str:
-    """The error for a run on CUDA with Transformer Engine's layers.
-
-    Args:
-        problem: From :func:`missing_part` or :func:`import_error`.
-    """
+    """The error for a run on CUDA with Transformer Engine's layers. ``problem``: from
+    :func:`missing_part` or :func:`import_error`."""
     return (
         f"actor.layers: on CUDA the actor uses Transformer Engine's layers, but {problem}. Install "
         "it with `bash launchers/setup.sh cuda`, or set actor.layers=local to use Megatron's own. "

@@ -32,18 +32,12 @@ from rlmath.validation.processes import ONE_RANK, on_ranks
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two sides' log-probs of the same ``R`` tokens.
-
-    Attributes:
-        log_probs: ``[R]`` float32 each, in nats.
-        places: Sequence, and position in its response, of each token.
-        tokens: ``[R]`` int64.
-    """
+    """Two sides' log-probs of the same ``R`` tokens."""
 
     names: tuple[str, str]
-    log_probs: tuple[Tensor, Tensor]
-    places: list[tuple[int, int]]
-    tokens: Tensor
+    log_probs: tuple[Tensor, Tensor]  # [R] float32 each, in nats.
+    places: list[tuple[int, int]]  # Sequence, and position in its response, of each token.
+    tokens: Tensor  # [R] int64.
 
     def metrics(self) -> dict[str, float]:
         """``mean_exp_abs_diff`` and related metrics, and ``pearson``, the correlation."""
@@ -64,14 +58,10 @@ class Comparison:
 
 @dataclass(frozen=True)
 class AlignmentReport:
-    """All comparisons of a run.
-
-    Attributes:
-        limit: Largest allowed ``mean_exp_abs_diff``.
-    """
+    """All comparisons of a run."""
 
     comparisons: list[Comparison]
-    limit: float
+    limit: float  # Largest allowed mean_exp_abs_diff.
     difference: str | None
 
     @property
@@ -182,11 +172,8 @@ def compare_on_ranks(
     others: dict[str, Tensor] | None = None,
     sequence_parallel: bool = False,
 ) -> AlignmentReport:
-    """Run ``compare_with_transformers`` with a process for each rank.
-
-    Raises:
-        UserError: A rank failed, or cannot have its part of the model.
-    """
+    """Run ``compare_with_transformers`` with a process for each rank. Raises UserError: a rank
+    failed, or cannot have its part of the model."""
     arguments = (str(folder), batch, dtype, others, layout, sequence_parallel)
     return on_ranks(layout, _compare_on_rank, arguments)
 

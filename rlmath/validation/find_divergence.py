@@ -59,15 +59,11 @@ def first_difference(
 
 @dataclass(frozen=True)
 class Divergence:
-    """A place where an engine and the actor diverge.
+    """A place where an engine and the actor diverge."""
 
-    Attributes:
-        place: Layer and parameters.
-        ratio: Their largest difference there, as a multiple of the one that the actor's own
-            rounding noise makes.
-    """
-
-    place: str
+    place: str  # Layer and parameters.
+    # Their largest difference there, as a multiple of the one that the actor's own rounding noise
+    # makes.
     ratio: float
 
 

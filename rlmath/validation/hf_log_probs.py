@@ -15,9 +15,7 @@ def hf_log_probs(folder: str | Path, batch: TrainingBatch, temperature: float) -
     """Log-probabilities of the batch's response tokens from ``transformers``, on the CPU.
 
     One sequence at a time, without padding, in float32 up to the logits and in float64 after them.
-
-    Returns:
-        ``[R]`` float32, in the batch's order.
+    Returns ``[R]`` float32, in the batch's order.
     """
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging

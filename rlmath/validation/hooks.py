@@ -23,13 +23,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Part:
-    """One rank's part of a value ``[tokens, width]``.
-
-    Attributes:
-        cut: Dimension split between tensor ranks: columns, rows (tokens), or nothing.
-    """
+    """One rank's part of a value ``[tokens, width]``."""
 
     value: Tensor
+    # Dimension split between tensor ranks: columns, rows (tokens), or nothing.
     cut: Literal["columns", "rows", "nothing"] = "nothing"
 
 

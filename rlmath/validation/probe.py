@@ -14,11 +14,8 @@ from rlmath.types import TrainingBatch
 
 
 def batch_of(sequences: Sequence[tuple[list[int], list[int]]]) -> TrainingBatch:
-    """A batch of (prompt, response) token ids without further values.
-
-    Raises:
-        WeightsError: A prompt or a response has no tokens.
-    """
+    """A batch of (prompt, response) token ids without further values. Raises WeightsError: a prompt
+    or a response has no tokens."""
     for number, (prompt, response) in enumerate(sequences):
         if not prompt or not response:
             raise WeightsError(f"sequence {number} has no {'response' if prompt else 'prompt'}")

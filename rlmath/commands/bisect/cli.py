@@ -29,11 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print where two runs part. Returns the exit code: 0 if they do not, else 1.
-
-    Raises:
-        UserError: A run has no digests, or they share no step.
-    """
+    """Print where two runs part. Returns the exit code: 0 if they do not, else 1. Raises UserError:
+    a run has no digests, or they share no step."""
     runs = RunFolder(options.run_a), RunFolder(options.run_b)
     found = compare(*runs)
     lines = [] if found.parting is None else list(sides(*runs, found.parting))

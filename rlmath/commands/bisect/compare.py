@@ -26,63 +26,42 @@ class Setting:
 
 @dataclass(frozen=True)
 class Item:
-    """An item with its own digest, which two runs do not share.
+    """An item with its own digest, which two runs do not share."""
 
-    Attributes:
-        place: Among the phase's items, from 0.
-        a: Its key in the first run, such as ``train.jsonl:12/3``; ``None``: absent.
-        b: Its key in the second.
-    """
-
-    place: int
-    a: str | None
-    b: str | None
+    place: int  # Among the phase's items, from 0.
+    a: str | None  # Its key in the first run, such as train.jsonl:12/3; None: absent.
+    b: str | None  # Its key in the second.
     numbers: tuple[Any, Any] | None = None
 
 
 @dataclass(frozen=True)
 class Parting:
-    """Divergence point of two runs.
-
-    Attributes:
-        items: Items that differ; empty when the step's file with them is gone.
-        odd_ranks: By run, the ranks whose weights differ from rank 0's.
-    """
+    """Divergence point of two runs."""
 
     step: int
     phase: Phase
     equal: tuple[str, ...]
-    items: tuple[Item, ...]
+    items: tuple[Item, ...]  # Items that differ; empty when the step's file with them is gone.
     total: int
+    # By run, the ranks whose weights differ from rank 0's.
     odd_ranks: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Comparison of two runs.
+    """Comparison of two runs."""
 
-    Attributes:
-        settings: Differing settings, at the divergence point or the last step.
-        made_with: Differing versions and machines.
-        steps: Common steps, ascending.
-        only: By run, steps that the other does not have.
-        parting: ``None``: all that both have is equal.
-    """
-
-    settings: tuple[Setting, ...]
+    settings: tuple[Setting, ...]  # Differing settings, at the divergence point or the last step.
     files: tuple[Setting, ...]
-    made_with: tuple[Setting, ...]
-    steps: tuple[int, ...]
-    only: tuple[tuple[int, ...], tuple[int, ...]]
-    parting: Parting | None
+    made_with: tuple[Setting, ...]  # Differing versions and machines.
+    steps: tuple[int, ...]  # Common steps, ascending.
+    only: tuple[tuple[int, ...], tuple[int, ...]]  # By run, steps that the other does not have.
+    parting: Parting | None  # None: all that both have is equal.
 
 
 def compare(run_a: RunFolder, run_b: RunFolder) -> Comparison:
-    """Compare the digests of two runs, step by step and phase by phase.
-
-    Raises:
-        UserError: A run has no digests, or they share no step.
-    """
+    """Compare the digests of two runs, step by step and phase by phase. Raises UserError: a run has
+    no digests, or they share no step."""
     a, b = run_a.digests, run_b.digests
     steps = sorted(a.keys() & b.keys())
     if not steps:

@@ -18,11 +18,8 @@ FAULTS: tuple[Fault, ...] = (
 
 
 def select(names: str | None) -> list[Fault]:
-    """The faults of a comma-separated list; all without one.
-
-    Raises:
-        UserError: There is no such fault.
-    """
+    """The faults of a comma-separated list; all without one. Raises UserError: there is no such
+    fault."""
     if names is None:
         return list(FAULTS)
     known = {fault.name: fault for fault in FAULTS}

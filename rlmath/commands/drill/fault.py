@@ -33,28 +33,18 @@ def _always(config: Config) -> str | None:
 
 @dataclass(frozen=True)
 class Fault:
-    """A silent fault, and the alarm that has to fire.
+    """A silent fault, and the alarm that has to fire."""
 
-    Attributes:
-        name: For ``--only``.
-        what: Description for the table.
-        where: The process: ``engine``, ``ranks``, ``driver`` or ``data``.
-        alarm: Expected alarm, for the table.
-        says: A part of its message, as a regular expression.
-        plant: Plants it.
-        from_step: The first step that has it.
-        latest: Steps from then on, within which the alarm has to fire; 0: before the first step.
-        missing: Reason why a configuration cannot have the fault; ``None``: it can.
-    """
-
-    name: str
-    what: str
-    where: str
-    alarm: str
-    says: str
-    plant: Plant
-    from_step: int = 2
+    name: str  # For --only.
+    what: str  # Description for the table.
+    where: str  # The process: engine, ranks, driver or data.
+    alarm: str  # Expected alarm, for the table.
+    says: str  # A part of its message, as a regular expression.
+    plant: Plant  # Plants it.
+    from_step: int = 2  # The first step that has it.
+    # Steps from then on, within which the alarm has to fire; 0: before the first step.
     latest: int = 1
+    # Reason why a configuration cannot have the fault; None: it can.
     missing: Callable[[Config], str | None] = field(default=_always)
 
 

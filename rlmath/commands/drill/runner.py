@@ -48,27 +48,20 @@ _EXPECTED = re.compile(r"^step \d+: (truncated|truncated_groups|equal_rewards|re
 
 @dataclass(frozen=True)
 class Outcome:
-    """Outcome of a fault.
-
-    Attributes:
-        fired: Whether the expected alarm fired, and none in the healthy run.
-        steps: From the first step with the fault to the alarm, that step included; 0: before it
-            began. ``None``: no alarm.
-        latest: Steps that were allowed.
-        kind: Class of the error; ``warning``, or empty.
-        skipped: The configuration cannot have this fault; ``message`` says why.
-    """
+    """Outcome of a fault."""
 
     name: str
     what: str
     where: str
     alarm: str
-    fired: bool
+    fired: bool  # Whether the expected alarm fired, and none in the healthy run.
+    # From the first step with the fault to the alarm, that step included; 0: before it began. None:
+    # no alarm.
     steps: int | None
-    latest: int
-    kind: str
+    latest: int  # Steps that were allowed.
+    kind: str  # Class of the error; warning, or empty.
     message: str
-    skipped: bool
+    skipped: bool  # The configuration cannot have this fault; message says why.
     seconds: float
 
 
@@ -144,11 +137,8 @@ class Drill:
     def _steps(
         self, fault: Fault | None, last: int, is_alarm: Callable[[str], bool]
     ) -> tuple[str, str, int]:
-        """Train until an alarm, or to the last step.
-
-        Returns:
-            Class of the alarm's error (or ``warning``), its message and step; empty without one.
-        """
+        """Train until an alarm, or to the last step. Returns Class of the alarm's error (or
+        ``warning``), its message and step; empty without one."""
         name = CONTROL if fault is None else fault.name
         folder = self._scene.folder / name
         folder.mkdir(parents=True, exist_ok=True)

@@ -39,19 +39,13 @@ REWARDS = (
 
 @dataclass(frozen=True)
 class Shrunk:
-    """A shrunk configuration.
-
-    Attributes:
-        model: Contents of the model's config.json.
-        changed: Keys of the settings that are not the user's.
-        lr_factor: Factor of the user's learning rate.
-    """
+    """A shrunk configuration."""
 
     config: Config
-    model: dict[str, Any]
+    model: dict[str, Any]  # Contents of the model's config.json.
     notes: tuple[str, ...]
-    changed: frozenset[str] = frozenset()
-    lr_factor: float = 1.0
+    changed: frozenset[str] = frozenset()  # Keys of the settings that are not the user's.
+    lr_factor: float = 1.0  # Factor of the user's learning rate.
 
 
 def shrink(
@@ -131,11 +125,8 @@ def _model_of(config: Config) -> tuple[dict[str, Any], str]:
 
 
 def smaller_model(config: dict[str, Any]) -> dict[str, Any]:
-    """config.json of a model of the same family that two CPU cores train in seconds.
-
-    Raises:
-        ModelError: The family is not supported.
-    """
+    """config.json of a model of the same family that two CPU cores train in seconds. Raises
+    ModelError: the family is not supported."""
     spec = model_spec(config)
     layers = min(spec.layers, LAYERS)
     small = {

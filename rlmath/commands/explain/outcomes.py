@@ -17,36 +17,24 @@ _VERDICTS = ("correct", "wrong")
 
 @dataclass(frozen=True)
 class Outcome:
-    """A sample of a window.
+    """A sample of a window."""
 
-    Attributes:
-        address: ``STEP/PROBLEM/INDEX``.
-        group: Step and problem: what is drawn at once.
-        correct: ``None`` where there is no verdict.
-        reward: ``None`` where nothing could score it.
-        parts: The reward's weighted components by name; they add up to it.
-    """
-
-    address: str
+    address: str  # STEP/PROBLEM/INDEX.
     problem: str
-    group: tuple[int, str]
+    group: tuple[int, str]  # Step and problem: what is drawn at once.
     source: str
     dropped: bool
     truncated: bool
     no_answer: bool
     status: str
-    correct: bool | None
+    correct: bool | None  # None where there is no verdict.
     tokens: int
-    reward: float | None
-    parts: Mapping[str, float]
+    reward: float | None  # None where nothing could score it.
+    parts: Mapping[str, float]  # The reward's weighted components by name; they add up to it.
 
 
 def read_window(run: RunFolder, steps: range) -> list[Outcome]:
-    """The training samples of these steps.
-
-    Raises:
-        UserError: There are none.
-    """
+    """The training samples of these steps. Raises UserError: there are none."""
     found: list[Outcome] = []
     for step, file in run.training_steps.items():
         if step in steps:

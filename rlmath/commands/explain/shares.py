@@ -83,41 +83,29 @@ class Cause:
 
 @dataclass(frozen=True)
 class Moved:
-    """A group of the later window and what it adds to the change.
+    """A group of the later window and what it adds to the change."""
 
-    Attributes:
-        addresses: ``STEP/PROBLEM/INDEX`` of its samples.
-        before: Mean of the earlier window on the same stratum, or of all if it had none.
-    """
-
-    addresses: list[str]
-    before: float
+    addresses: list[str]  # STEP/PROBLEM/INDEX of its samples.
+    before: float  # Mean of the earlier window on the same stratum, or of all if it had none.
     now: float
     part: float
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """A change and its causes.
-
-    Attributes:
-        samples: Samples that count in each window.
-        shared_samples: Share of all samples that are of those.
-        causes: Largest first; the shares add up to ``after - before``.
-        moved: Groups that moved the mean most in the direction of the change.
-        difficulty: Where no problem was sampled in both windows: shares of both windows' groups by
-            how many of their verdicts are right.
-    """
+    """A change and its causes."""
 
     metric: Metric
     before: float
     after: float
     standard_error: float
-    samples: tuple[int, int]
+    samples: tuple[int, int]  # Samples that count in each window.
     shared_problems: int
-    shared_samples: float
-    causes: list[Cause]
-    moved: list[Moved]
+    shared_samples: float  # Share of all samples that are of those.
+    causes: list[Cause]  # Largest first; the shares add up to after - before.
+    moved: list[Moved]  # Groups that moved the mean most in the direction of the change.
+    # Where no problem was sampled in both windows: shares of both windows' groups by how many of
+    # their verdicts are right.
     difficulty: dict[str, tuple[float, float]]
 
     @property
@@ -316,10 +304,7 @@ class _Table:
     ) -> list[NDArray[np.float64]]:
         """The mean of ``values`` on each path in both windows, weighted by those of the windows: of
         the path, else of paths with the same events in the window, else of the other window.
-
-        Args:
-            level: -1: of paths; -2: of outcomes, without lengths.
-        """
+        ``level``: -1: of paths; -2: of outcomes, without lengths."""
         by_path = [_mean(self._nodes[level], values, w) for w in weights]
         alike = [_mean(self._alike[level], values, w) for w in weights]
         result = []
@@ -373,11 +358,8 @@ def _values(
 
 
 def _shapley(found: NDArray[np.float64], n: int) -> NDArray[np.float64]:
-    """Shapley values of the chain's causes, then of the components.
-
-    Args:
-        found: ``[2**n, 2, K]``, a component's part of the mean with the causes of a mask and its
-            own values from the later window.
+    """Shapley values of the chain's causes, then of the components. ``found``: ``[2**n, 2, K]``, a
+    component's part of the mean with the causes of a mask and its own values from the later window.
     """
     players = n + 1  # Of a component's game: the chain and its own values.
     masks = np.arange(1 << n)

@@ -26,11 +26,8 @@ _FILES = ("csv", "json", "parquet", "arrow")
 
 
 def python_settings(file: Path, text: str, unread: list[str]) -> dict[str, Any]:
-    """The keyword arguments of ``GRPOConfig`` and what the script says beside it.
-
-    Raises:
-        UserError: The script is no Python, or has no ``GRPOConfig(...)``.
-    """
+    """The keyword arguments of ``GRPOConfig`` and what the script says beside it. Raises UserError:
+    the script is no Python, or has no ``GRPOConfig(...)``."""
     try:
         tree = ast.parse(_without_magics(text))
     except SyntaxError as error:

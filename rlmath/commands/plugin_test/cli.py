@@ -57,19 +57,15 @@ from rlmath.training.checks.base import STEP_CHECKS
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of part that can be tested.
-
-    Attributes:
-        setting: Setting that chooses it in a run of a few steps, ``{}`` its name; empty: it takes
-            part in each run that imports it, or in none.
-        update: The field of an update of ranks that it is; empty: ranks do not call it.
-    """
+    """A kind of part that can be tested."""
 
     name: str
     registry: Registry[Any, Any]
     check: Callable[[str], Iterator[Finding]]
+    # Setting that chooses it in a run of a few steps, {} its name; empty: it takes part in each run
+    # that imports it, or in none.
     setting: str = ""
-    update: str = ""
+    update: str = ""  # The field of an update of ranks that it is; empty: ranks do not call it.
 
 
 KINDS = (
@@ -114,11 +110,8 @@ KINDS = (
 
 def run(arguments: argparse.Namespace) -> int:
     """Test all that a file or a package registers, and the rewards of one that registers nothing.
-    Returns the exit code: 0 if all holds.
-
-    Raises:
-        UserError: It cannot be imported, or has nothing that can be tested.
-    """
+    Returns the exit code: 0 if all holds. Raises UserError: it cannot be imported, or has nothing
+    that can be tested."""
     places = arguments.settings[1:]
     if len(places) != 1 or "=" in places[0]:
         raise UserError("rlmath test plugin: give one file or package, such as my_file.py")

@@ -13,14 +13,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Finding:
-    """One invariant of one part.
-
-    Attributes:
-        text: The case and the numbers where it is violated; empty: it holds.
-    """
+    """One invariant of one part."""
 
     invariant: str
-    text: str = ""
+    text: str = ""  # The case and the numbers where it is violated; empty: it holds.
 
     @property
     def holds(self) -> bool:
@@ -67,10 +63,7 @@ def differs(
     got: Tensor, wanted: Tensor, *, relative: float = 0.0, absolute: float = 0.0
 ) -> str | None:
     """Where two tensors differ most, with both numbers; ``None``: nowhere by more than is allowed.
-
-    Args:
-        relative: Allowed, of the largest wanted value.
-    """
+    ``relative``: Allowed, of the largest wanted value."""
     if got.shape != wanted.shape:
         return f"shape {list(got.shape)} instead of {list(wanted.shape)}"
     if not got.numel():

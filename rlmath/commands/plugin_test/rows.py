@@ -178,11 +178,8 @@ class _Reward:
     place: str
 
     def run(self, texts: tuple[str, ...] = TEXTS) -> list[float | None]:
-        """Value of each response; a call gets its own copy of the row.
-
-        Raises:
-            RewardError: It raises, or returns something else than numbers.
-        """
+        """Value of each response; a call gets its own copy of the row. Raises RewardError: it
+        raises, or returns something else than numbers."""
         columns = {"prompt": "2+2=", "solutions": ["4"]}
         problem = Problem("p", "2+2=", (1, 2, 3), ("4",), columns)
         samples = [

@@ -28,21 +28,14 @@ MARGIN = 1 / 3
 
 @dataclass(frozen=True)
 class Band:
-    """Between which rewards a recipe has to end.
-
-    Attributes:
-        lr_factor: Factor of the recipe's learning rate.
-        start: Mean reward of step 1, before any update, over the seeds.
-        low: Least mean reward of the last ``LAST_STEPS`` steps.
-        measured: Mean for each seed.
-    """
+    """Between which rewards a recipe has to end."""
 
     steps: int
-    lr_factor: float
-    start: float
-    low: float
+    lr_factor: float  # Factor of the recipe's learning rate.
+    start: float  # Mean reward of step 1, before any update, over the seeds.
+    low: float  # Least mean reward of the last LAST_STEPS steps.
     high: float
-    measured: tuple[float, ...]
+    measured: tuple[float, ...]  # Mean for each seed.
 
 
 def lr_factor(lr: float) -> float:
@@ -52,11 +45,8 @@ def lr_factor(lr: float) -> float:
 
 def band_of(steps: int, factor: float, starts: Sequence[float], measured: Sequence[float]) -> Band:
     """The band around what was measured: from the least to the largest, and ``MARGIN`` of the way
-    from the start to their mean on either side.
-
-    Raises:
-        UserError: A recipe that learns nothing would be in it.
-    """
+    from the start to their mean on either side. Raises UserError: a recipe that learns nothing
+    would be in it."""
     start, mean = sum(starts) / len(starts), sum(measured) / len(measured)
     margin = MARGIN * abs(mean - start)
     low, high = min(measured) - margin, max(measured) + margin

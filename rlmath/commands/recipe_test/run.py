@@ -27,10 +27,7 @@ class Finding:
 
 def run_test(shrunk: Shrunk, folder: Path, band: Band | None) -> Iterator[Finding]:
     """Run a recipe straight, then its second half again from the checkpoint in the middle.
-
-    Args:
-        band: Expected mean reward of the last steps; ``None``: none is stored.
-    """
+    ``band``: Expected mean reward of the last steps; ``None``: none is stored."""
     config = shrunk.config
     write_rows(Path(config.data.train_paths[0]), rows(config.data))
     make_model(Path(config.model.path), shrunk.model, config)
@@ -91,10 +88,7 @@ def _compare(folder: Path, half: int, steps: int, failed: str) -> tuple[bool, st
 
 def another_seed(shrunk: Shrunk, folder: Path, seed: int) -> Path:
     """Run the recipe straight with another seed, after :func:`run_test` made model and problems.
-
-    Raises:
-        UserError: The run fails.
-    """
+    Raises UserError: the run fails."""
     run_dir = folder / f"seed_{seed}"
     config = _run_settings(shrunk.config, run_dir, save_every=0)
     failed = _train(replaced(config, {"data.seed": seed, "runner.seed": seed}))

@@ -100,11 +100,8 @@ def read_choices(overrides: Sequence[str]) -> Choices:
 
 
 def run_config(source: Source, step: int, choices: Choices, folder: Path) -> Config:
-    """The settings of a step, to be redone here.
-
-    Raises:
-        ConfigError: An override that does not fit.
-    """
+    """The settings of a step, to be redone here. Raises ConfigError: an override that does not
+    fit."""
     config = with_values(source.run.settings_of(step), choices.layout)
     config.model.path = str(_model_folder(config, source.run.folder))
     runner, cluster, keys = config.runner, config.cluster, choices.layout_keys
@@ -133,11 +130,8 @@ def run_config(source: Source, step: int, choices: Choices, folder: Path) -> Con
 
 
 def other_config(source: Source, config: Config, choices: Choices) -> Config:
-    """The settings of the update to compare with.
-
-    Raises:
-        ConfigError: They do not fit together, or need what the run did not have.
-    """
+    """The settings of the update to compare with. Raises ConfigError: they do not fit together, or
+    need what the run did not have."""
     changed = with_values(source.run.settings_of(source.step), choices.update)
     # One that is no longer used may leave another one unused.
     while of_others := set(unused(changed)) - choices.update_keys:
@@ -157,11 +151,8 @@ def other_config(source: Source, config: Config, choices: Choices) -> Config:
 def check_ranks(
     config: Config, machine: Machine, sequences: int, other: Config | None = None
 ) -> RunLayout:
-    """Refuse a layout that cannot do the step. Returns it.
-
-    Raises:
-        ConfigError: One line for each problem.
-    """
+    """Refuse a layout that cannot do the step. Returns it. Raises ConfigError: one line for each
+    problem."""
     device = machine.device(config.cluster.device)
     problems = [*out_of_range(config), *model_folder(config)]
     if device is Device.cuda and not machine.has_cuda:

@@ -39,25 +39,18 @@ class Minibatch:
 
 @dataclass(frozen=True)
 class StepVerdict:
-    """How a step that was done again compares.
-
-    Attributes:
-        minibatches: Where the step's file in ``samples/`` is gone, one of their means; ``None``:
-            those of the run are not known.
-        tensors: Number of weights; ``None``: not known.
-        equal_tensors: Weights with equal bits.
-        tolerance: Tolerance of loss and norm, where bits may differ.
-        must_be_exact: The layout is the run's, and on CPU: bits have to be equal.
-    """
+    """How a step that was done again compares."""
 
     step: int
     equal: tuple[str, ...]
     differing: tuple[str, ...]
+    # Where the step's file in samples/ is gone, one of their means; None: those of the run are not
+    # known.
     minibatches: tuple[Minibatch, ...] | None
-    tensors: int | None
-    equal_tensors: int | None
-    tolerance: float
-    must_be_exact: bool
+    tensors: int | None  # Number of weights; None: not known.
+    equal_tensors: int | None  # Weights with equal bits.
+    tolerance: float  # Tolerance of loss and norm, where bits may differ.
+    must_be_exact: bool  # The layout is the run's, and on CPU: bits have to be equal.
 
     @property
     def is_exact(self) -> bool:

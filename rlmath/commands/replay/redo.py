@@ -34,35 +34,25 @@ _OF_THE_RUNNER = ("steps", "seed")
 
 @dataclass(frozen=True)
 class Redone:
-    """A step that was redone.
-
-    Attributes:
-        layout: Layout it was redone in; see ``described_layout``.
-        made_on: Layout of the run.
-    """
+    """A step that was redone."""
 
     step: int
     digests: StepDigests
     metrics: Mapping[str, float]
-    layout: Mapping[str, Any]
-    made_on: Mapping[str, Any]
+    layout: Mapping[str, Any]  # Layout it was redone in; see described_layout.
+    made_on: Mapping[str, Any]  # Layout of the run.
 
 
 @dataclass(frozen=True)
 class Both:
-    """The step in question under the run's ``own`` choice and the ``other`` one.
-
-    Attributes:
-        minibatches: Metrics of the other choice's.
-        same_split: Both have the same sequences in each minibatch.
-    """
+    """The step in question under the run's ``own`` choice and the ``other`` one."""
 
     kept: KeptStep
     own: Sequence[ObservedUpdate]
     other: Sequence[ObservedUpdate]
-    minibatches: Sequence[Mapping[str, float]]
+    minibatches: Sequence[Mapping[str, float]]  # Metrics of the other choice's.
     metrics: Mapping[str, float]
-    same_split: bool
+    same_split: bool  # Both have the same sequences in each minibatch.
 
 
 def redo(

@@ -33,19 +33,15 @@ class Start:
 
 @dataclass(frozen=True)
 class Source:
-    """Everything needed to redo a step.
-
-    Attributes:
-        steps: Steps to redo, ascending, without those that trained nothing; the last is the step in
-            question.
-        broken: Nearer checkpoints that are unusable, with the reason.
-    """
+    """Everything needed to redo a step."""
 
     run: RunFolder
     start: Start
+    # Steps to redo, ascending, without those that trained nothing; the last is the step in
+    # question.
     steps: tuple[int, ...]
     headers: Mapping[int, Mapping[str, Any]]
-    broken: tuple[str, ...] = ()
+    broken: tuple[str, ...] = ()  # Nearer checkpoints that are unusable, with the reason.
 
     @property
     def step(self) -> int:

@@ -48,11 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the page. Returns the exit code.
-
-    Raises:
-        UserError: There is no run.
-    """
+    """Write the page. Returns the exit code. Raises UserError: there is no run."""
     if (options.steps is None) != (options.against is None):
         raise UserError("give both --steps and --against, or neither")
     folders = [options.run_dir, *([options.other] if options.other else [])]

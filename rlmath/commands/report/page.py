@@ -35,11 +35,8 @@ SCRIPTS = (
 
 
 def page(data: Mapping[str, Any], title: str, refresh_s: int | None = None) -> str:
-    """The page's text.
-
-    Args:
-        refresh_s: The page loads itself again after so long; ``None``: it does not.
-    """
+    """The page's text. ``refresh_s``: the page loads itself again after so long; ``None``: it does
+    not."""
     style = (FOLDER / "report.css").read_text(encoding="utf-8")
     scripts = "\n".join((FOLDER / f"{name}.js").read_text(encoding="utf-8") for name in SCRIPTS)
     script = f'"use strict";\n(() => {{\n{scripts}\n}})();\n'

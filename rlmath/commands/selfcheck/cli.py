@@ -27,11 +27,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, given: Given) -> int:
-    """List the checks, or run them. Returns 0 when none failed, else 1.
-
-    Raises:
-        UserError: There is no such check or model, or nowhere to append to.
-    """
+    """List the checks, or run them. Returns 0 when none failed, else 1. Raises UserError: there is
+    no such check or model, or nowhere to append to."""
     checks = select(arguments.only)
     if arguments.list:
         width = max(len(check.name) for check in CHECKS)

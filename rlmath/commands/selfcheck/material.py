@@ -39,10 +39,7 @@ def random_model(folder: Path, *, on_cuda: bool) -> Path:
 
 def make_shaped_model(folder: Path, name: str, seed: int = 0) -> Path:
     """Random bfloat16 weights in the sizes of a published model, with the tiny model's tokenizer.
-
-    Args:
-        name: A key of ``rlmath.model.published.KNOWN``.
-    """
+    ``name``: a key of ``rlmath.model.published.KNOWN``."""
     from safetensors.torch import save_file
 
     config = {

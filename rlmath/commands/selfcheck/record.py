@@ -18,11 +18,8 @@ Value = float | int | str | bool
 
 
 class Record:
-    """The lines of one check, written in its process.
-
-    Args:
-        path: File that is appended to; its folder has to exist.
-    """
+    """The lines of one check, written in its process. ``path``: File that is appended to; its
+    folder has to exist."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -63,10 +63,7 @@ def adopting_child_processes() -> Iterator[None]:
 
 def run_check(check: Check, node: Node) -> Result:
     """Run a check to its end or its limit. Nothing that it started is left when this returns.
-
-    Args:
-        node: With the check's own folder, which is made; what an earlier run left in it is
-            removed.
+    ``node``: with the check's own folder, which is made; what an earlier run left in it is removed.
     """
     folder = Path(node.folder)
     record_path = folder / RECORD_FILE

@@ -79,11 +79,8 @@ def plan_values(results: Sequence[Result]) -> dict[str, float]:
 
 
 def run_checks(checks: Sequence[Check], out: Path, model: str | None) -> list[Result]:
-    """Run checks one after another, with a line for each as it ends.
-
-    Args:
-        out: Folder; the file to send in it is written after every check.
-    """
+    """Run checks one after another, with a line for each as it ends. ``out``: folder; the file to
+    send in it is written after every check."""
     out.mkdir(parents=True, exist_ok=True)
     node = this_node(out, model)
     described = about()

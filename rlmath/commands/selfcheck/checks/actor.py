@@ -68,11 +68,8 @@ def compare_on_rank(
     expected: Tensor,
     layouts: dict[str, Layout],
 ) -> tuple[float, float]:
-    """On each rank: take the log-probs in each layout; rank 0 reports.
-
-    Returns:
-        Over the layouts, the largest mean exp|Δ| and the largest |Δ|.
-    """
+    """On each rank: take the log-probs in each layout; rank 0 reports. Returns over the layouts,
+    the largest mean exp|Δ| and the largest |Δ|."""
     record = Record(Path(node.folder) / RECORD_FILE)
     rank, worst_mean, worst = dist.get_rank(), 0.0, 0.0
     settings = actor_settings(node, TOKENS_PER_PACK, max(LENGTHS), trains=False)

@@ -67,19 +67,12 @@ def run(node: Node, record: Record) -> None:
 
 @dataclass(frozen=True)
 class Measured:
-    """An update of ``MICROBATCHES`` sequences, and their log-probs.
+    """An update of ``MICROBATCHES`` sequences, and their log-probs."""
 
-    Attributes:
-        tokens: Length of a sequence.
-        seconds: The fastest update.
-        log_probs_s: The fastest log-probs.
-        peak_gib: Highest memory of the rank in an update.
-    """
-
-    tokens: int
-    seconds: float
-    log_probs_s: float
-    peak_gib: float
+    tokens: int  # Length of a sequence.
+    seconds: float  # The fastest update.
+    log_probs_s: float  # The fastest log-probs.
+    peak_gib: float  # Highest memory of the rank in an update.
     grad_norm: float
 
 
@@ -106,11 +99,8 @@ def update_on_rank(platform: Platform, node: Node) -> None:
 def least_recompute(
     spec: ModelSpec, node: Node, tokens: int, layers_of: str = "transformer_engine"
 ) -> ActorShape:
-    """The layout of one rank with as few recomputed layers as the plan lets fit.
-
-    Raises:
-        UserError: None fits.
-    """
+    """The layout of one rank with as few recomputed layers as the plan lets fit. Raises UserError:
+    none fits."""
     for layers in range(spec.layers + 1):
         actor = ActorShape(Layout(), layers, tokens, layers=layers_of)
         if planned_gib(spec, actor) + ACTOR_PROCESS_GIB <= usable_bytes(node.gpu_gib) / GIB:
