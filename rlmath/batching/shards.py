@@ -174,15 +174,12 @@ class Shard:
 def shards(
     sequences: Sequences, settings: ShardSettings, only: int | None = None
 ) -> Iterator[Shard]:
-    """The shard of each data-parallel rank, created lazily.
+    """The shard of each data-parallel rank, created lazily. Raises ValueError: as in :func:`dealt`.
 
     Args:
         sequences: Sequences of a step.
         settings: Parameters of the split.
         only: Create only the shard of this rank.
-
-    Raises:
-        ValueError: As in :func:`dealt`.
     """
     for rows, weights, counts, forward in dealt(sequences, settings, only):
         places = torch.tensor(rows, dtype=torch.int64)
@@ -193,15 +190,13 @@ def dealt(
     sequences: Sequences, settings: ShardSettings, only: int | None = None
 ) -> Iterator[tuple[list[int], Tensor, tuple[tuple[int, ...], ...], tuple[int, ...] | None]]:
     """For each data-parallel rank: its sequences in order, the token weight of each,
-    ``Shard.counts`` and ``Shard.forward_counts``.
+    ``Shard.counts`` and ``Shard.forward_counts``. Raises ValueError: a minibatch has fewer
+    sequences than ranks, or there are fewer than minibatches.
 
     Args:
         sequences: Sequences of a step.
         settings: Parameters of the split.
         only: Yield only this rank's.
-
-    Raises:
-        ValueError: A minibatch has fewer sequences than ranks, or there are fewer than minibatches.
     """
     lengths = sequences.sequence_lengths.tolist()
     group_ids, token_counts = sequences.group_ids, sequences.loss_token_counts

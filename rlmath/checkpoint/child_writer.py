@@ -133,13 +133,11 @@ class ChildWriter:
         theirs.close()
 
     def write(self, folder: Path, plan: Any, planner: Any) -> list[Any]:
-        """Write what a rank's plan of torch's distributed format says, and end the process.
+        """Write what a rank's plan of torch's distributed format says, and end the process. Returns
+        the results of torch's ``write_data``.
 
         Args:
             planner: All its tensors are in ``memory``, and do not change meanwhile.
-
-        Returns:
-            The results of torch's ``write_data``.
 
         Raises:
             OSError: It could not be written, or the process was killed.

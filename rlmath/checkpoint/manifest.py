@@ -100,14 +100,12 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def verify(folder: Path, share: tuple[int, int] = (0, 1), under: str = "") -> Manifest:
-    """Compare files of a checkpoint with the manifest; each is read once by a process.
+    """Compare files of a checkpoint with the manifest; each is read once by a process. Raises
+    BrokenCheckpoint: a file is missing or not what was written; the message names it.
 
     Args:
         share: Number of this process, and of those that share the files' contents out among them.
         under: Only files below this folder.
-
-    Raises:
-        BrokenCheckpoint: A file is missing or not what was written; the message names it.
     """
     manifest = read_manifest(folder)
     files = {n: entry for n, entry in manifest.files.items() if Path(n).is_relative_to(under)}

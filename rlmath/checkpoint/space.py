@@ -66,14 +66,8 @@ def require_free(folder: Path, num_bytes: int) -> None:
 @contextlib.contextmanager
 def naming_full_disk(folder: Path, resumes: Callable[[], str]) -> Iterator[None]:
     """Let a full disk end this block with an error that names the folder and where to resume.
-
-    Args:
-        folder: Where most files are written: the system names no file of which it could not write
-            the rest.
-
-    Raises:
-        DiskFull: A file could not be written.
-    """
+    ``folder``: where most files are written: the system names no file of which it could not write
+    the rest. Raises DiskFull: a file could not be written."""
     try:
         yield
     except DiskFull as error:

@@ -103,13 +103,11 @@ def newest_manifest(remote: RemoteFolder, folder: str) -> tuple[int, bytes] | No
 def download_newest(
     remote: RemoteFolder, folder: str, store: CheckpointStore, step: int | None = None
 ) -> tuple[Path | None, list[Skipped]]:
-    """Make a local checkpoint of the newest complete one below a remote folder.
+    """Make a local checkpoint of the newest complete one below a remote folder. Returns the
+    checkpoint, or ``None``; and those that are not complete, newest first.
 
     Args:
         step: Take this one alone; ``None``: the newest that is complete.
-
-    Returns:
-        The checkpoint, or ``None``; and those that are not complete, newest first.
 
     Raises:
         RemoteError: The remote folder failed repeatedly. None is skipped for that.

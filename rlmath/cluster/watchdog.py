@@ -67,15 +67,12 @@ def write_stacks_on_signal() -> None:
 
 @contextlib.contextmanager
 def watch_progress(stall_s: float | None, components: Sequence[WatchedComponent]) -> Iterator[None]:
-    """Watch a block in the main thread.
+    """Watch a block in the main thread. Raises Stalled: Raised in the block, wherever it is.
 
     Args:
         stall_s: Seconds without progress of any component after which the run counts as stalled;
             ``None``: no limit.
         components: Components that the run can wait for.
-
-    Raises:
-        Stalled: Raised in the block, wherever it is.
     """
     if stall_s is None or threading.current_thread() is not threading.main_thread():
         yield

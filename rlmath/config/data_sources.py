@@ -23,15 +23,12 @@ class DataSource(Protocol):
     def __iter__(self) -> Iterator[Mapping[str, Any]]:
         """The rows from the present place on. When they end, it is called again for the next
         epoch, from the first row on."""
-        ...
 
     def state_dict(self) -> dict[str, Any]:
         """The present place, as values that JSON has: behind the last row that was given."""
-        ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go to a saved place; called before the first row."""
-        ...
 
 
 DATA_SOURCES: Registry[Callable[[Any], DataSource], NoTraits] = Registry("data.source", NoTraits)

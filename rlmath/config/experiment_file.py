@@ -23,16 +23,14 @@ def write_experiment(
     groups: Sequence[str | Mapping[str, str]] = (),
     option: str = "--write",
 ) -> Path:
-    """Write ``experiment/<name>.yaml`` and return its path.
+    """Write ``experiment/<name>.yaml`` and return its path. Raises UserError: the name is none for
+    a file, or there is such a file already.
 
     Args:
         settings: By dotted key.
         head: Description for the first comment.
         groups: For its list of defaults.
         option: Command-line option that gives the name, for messages.
-
-    Raises:
-        UserError: The name is none for a file, or there is such a file already.
     """
     if not _NAME.fullmatch(name):
         raise UserError(f"{option} {name}: give a name of letters, digits, -, _ and .")

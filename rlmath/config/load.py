@@ -104,19 +104,14 @@ def load(overrides: Sequence[str] = (), config_dir: str | Path | None = None) ->
 def compose_settings(
     overrides: Sequence[str] = (), config_dir: str | Path | None = None
 ) -> Composed:
-    """Compose, resolve and type the settings.
+    """Compose, resolve and type the settings. Returns the settings, as the schema's dataclasses,
+    with every ``${...}`` resolved, and the options that were chosen. Raises ConfigError: names
+    every override that cannot be applied, and what would work instead.
 
     Args:
         overrides: Hydra overrides: ``experiment=quickstart``, ``actor.tensor_parallel=2``.
         config_dir: A folder with further options of the groups, such as
             ``experiment/mine.yaml``; rlmath's own come first where both have one of a name.
-
-    Returns:
-        The settings, as the schema's dataclasses, with every ``${...}`` resolved, and the options
-        that were chosen.
-
-    Raises:
-        ConfigError: Names every override that cannot be applied, and what would work instead.
     """
     given_dir = None if config_dir is None else Path(config_dir).expanduser()
     folders = [CONF_DIR] + ([given_dir.resolve()] if given_dir is not None else [])
@@ -148,13 +143,8 @@ def compose_settings(
 
 def with_values(saved: Mapping[str, Any], overrides: Sequence[str] = ()) -> Config:
     """Settings that :func:`save` wrote, as the schema's dataclasses, with other values of some.
-
-    Args:
-        overrides: ``key=value`` of settings; of groups there is nothing left in saved settings.
-
-    Raises:
-        ConfigError: An override cannot be applied, or the settings are of another version.
-    """
+    ``overrides``: ``key=value`` of settings; of groups there is nothing left in saved settings.
+    Raises ConfigError: an override cannot be applied, or the settings are of another version."""
     overrides = [_readable(text) for text in overrides]
     problems = _problems_of_overrides(overrides, [CONF_DIR])
     parsed = [] if problems else [_parsed(text) for text in overrides]

@@ -26,16 +26,14 @@ class Row:
 
 
 def read_rows(paths: Sequence[str | Path]) -> Iterator[Row]:
-    """All rows of all files, in order, without empty lines of jsonl files.
+    """All rows of all files, in order, without empty lines of jsonl files. Raises UserError: a file
+    is missing, given twice, of another kind, or broken as a whole.
 
     Args:
         paths: ``.jsonl`` (an object per line), ``.json`` (a list of objects, or an object with
             one list of objects in it), ``.csv``, each also compressed; ``.parquet``, ``.arrow``;
             a folder of ``save_to_disk`` or of one JSON file per problem; or a data set of the
             hub, see :func:`rlmath.data.hub.hub_rows`.
-
-    Raises:
-        UserError: A file is missing, given twice, of another kind, or broken as a whole.
     """
     files = [Path(path) for path in paths if not is_hub(path)]
     for path in files:

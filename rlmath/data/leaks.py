@@ -54,14 +54,8 @@ def shares(prompts: Sequence[str], answers: Sequence[Sequence[str]]) -> AnswerSh
 
 
 def check(found: AnswerShares, count: int, most: float, paths: Sequence[str | Path]) -> None:
-    """Refuse data whose prompts hold their answers.
-
-    Args:
-        most: ``data.max_leaked_answers``.
-
-    Raises:
-        UserError: More do than chance explains.
-    """
+    """Refuse data whose prompts hold their answers. ``most``: ``data.max_leaked_answers``. Raises
+    UserError: more do than chance explains."""
     if count < LEAST_PROBLEMS or found.own - found.others <= most:
         return
     names = ", ".join(str(path) for path in paths)

@@ -45,16 +45,13 @@ def load_problems(
     graded: bool = True,
     needs_box: bool = False,
 ) -> tuple[list[Problem], LoadReport]:
-    """Read problems, in the files' order.
+    """Read problems, in the files' order. Returns the problems, and what became of the rows.
+    ``Problem.columns`` has every field of the row as it is in the file.
 
     Args:
         settings: The fields, how they become text, and how to treat rows that do not fit.
         limit: Keep the first N; ``None``: all.
         needs_box: Whether answers count only in a box.
-
-    Returns:
-        The problems, and what became of the rows. ``Problem.columns`` has every field of the row
-        as it is in the file.
 
     Raises:
         UserError: A file or a row that cannot be read, a prompt that is too long (where the

@@ -112,14 +112,12 @@ class PromptRenderer:
             )
 
     def render(self, value: Any, row: Mapping[str, Any]) -> str:
-        """The text of a prompt field.
+        """The text of a prompt field. Raises MalformedRowError: as :func:`chat_messages`, or the
+        chat template refuses it.
 
         Args:
             value: The field's.
             row: All fields, for an environment.
-
-        Raises:
-            MalformedRowError: As :func:`chat_messages`, or the chat template refuses it.
         """
         messages = self.messages(value, row)
         if not self._settings.apply_chat_template:
@@ -127,14 +125,12 @@ class PromptRenderer:
         return self._apply_chat_template(messages)
 
     def messages(self, value: Any, row: Mapping[str, Any]) -> list[dict[str, str]]:
-        """The chat messages of a prompt field: template filled, system prompt first.
+        """The chat messages of a prompt field: template filled, system prompt first. Raises
+        MalformedRowError: as :func:`chat_messages`.
 
         Args:
             value: The field's.
             row: All fields, for an environment.
-
-        Raises:
-            MalformedRowError: As :func:`chat_messages`.
         """
         messages = chat_messages(value, bool(self._settings.apply_chat_template))
         text = self._fill_template(messages[-1]["content"])

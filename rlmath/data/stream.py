@@ -34,7 +34,6 @@ class Stream(Protocol):
     def snapshot(self, in_use: Collection[str] = ()) -> Callable[[], dict[str, Any]]:
         """The position as it is now, to be encoded later; ``in_use``: ids of problems that a
         resumed run asks for."""
-        ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 

@@ -94,15 +94,13 @@ class Platform:
         """Prepare this process to host Megatron; call before importing ``megatron``.
 
         Variables that CUDA and NCCL read must be set before torch starts them, so they are not set
-        here: see :func:`rlmath.device.environment.rank_environment`.
+        here: see :func:`rlmath.device.environment.rank_environment`. Raises UserError: Transformer
+        Engine's layers are requested, and importing it fails.
 
         Args:
             local_rank: Index of the rank's accelerator among the process's visible ones (CUDA).
             num_threads: Threads of one CPU operator; ``None``: on CUDA the process's share of the
                 cores beside its GPU, to which it is bound.
-
-        Raises:
-            UserError: Transformer Engine's layers are requested, and importing it fails.
         """
         if self.name == "cuda":
             os.environ.setdefault("TRITON_CACHE_DIR", str(node_cache() / "ranks_triton"))

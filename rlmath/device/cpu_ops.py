@@ -72,14 +72,12 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale
     """Attention, causal unless a mask says otherwise.
 
     torch's bfloat16 backward kernel sets up a whole product for each block of a few rows: at 90
-    tokens it takes twice as long as the float32 kernel with its copies, at 256 as long.
+    tokens it takes twice as long as the float32 kernel with its copies, at 256 as long. Returns
+    ``[n, heads, l, e]``.
 
     Args:
         query: ``[n, heads, l, d]``; key: ``[n, kv_heads, l, d]``; value: ``[n, kv_heads, l, e]``.
         mask: ``[l, l]`` or ``[n, 1, l, l]`` bool, true where a query sees a key.
-
-    Returns:
-        ``[n, heads, l, e]``.
     """
     dtype = query.dtype
     if dtype == torch.bfloat16 and key.size(2) <= _MAX_WIDENED_TOKENS:
@@ -97,28 +95,16 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale
 
 def swiglu(x: Tensor, bias: Tensor | None = None, *_: Any) -> Tensor:
     """``silu(gate) * up`` (arXiv:2002.05202, eq. 6) of ``x = [gate, up]``; takes the place of
-    Megatron's ``bias_swiglu_impl`` and its arguments.
-
-    Args:
-        x: ``[..., 2 d]``; bias: ``[2 d]`` or ``None``.
-
-    Returns:
-        ``[..., d]``.
-    """
+    Megatron's ``bias_swiglu_impl`` and its arguments. ``x``: ``[..., 2 d]``; bias: ``[2 d]`` or
+    ``None``. Returns ``[..., d]``."""
     result: Tensor = _SwiGLU.apply(x if bias is None else x + bias)  # type: ignore[assignment]
     return result
 
 
 def weighted_swiglu(x: Tensor, bias: Tensor | None, weights: Tensor, *_: Any) -> Tensor:
     """``swiglu`` times a router's weight for each token, in the type of ``x``; takes the place of
-    Megatron's ``weighted_bias_swiglu_impl``.
-
-    Args:
-        x: ``[t, 2 d]``; bias: ``[2 d]`` or ``None``; weights: ``[t, 1]``.
-
-    Returns:
-        ``[t, d]``.
-    """
+    Megatron's ``weighted_bias_swiglu_impl``. ``x``: ``[t, 2 d]``; bias: ``[2 d]`` or ``None``;
+    weights: ``[t, 1]``. Returns ``[t, d]``."""
     return (swiglu(x, bias) * weights).to(x.dtype)
 
 

@@ -27,15 +27,12 @@ class Residue:
 
 
 def check_engine_room(ranks: Sequence[Residue], share: float) -> None:
-    """Compare the GPU memory that ranks leave with the engines' share, before engines start.
+    """Compare the GPU memory that ranks leave with the engines' share, before engines start. Raises
+    UserError: a GPU has too little; the message gives sizes on the fullest and a share that fits.
 
     Args:
         ranks: In order of rank.
         share: ``rollout.gpu_memory_utilization``.
-
-    Raises:
-        UserError: A GPU has too little; the message gives sizes on the fullest and a share that
-            fits.
     """
     counted = [
         (one.device_bytes + one.others_bytes, number, one, one.gpu_bytes)

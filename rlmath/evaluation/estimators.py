@@ -15,13 +15,8 @@ def pass_at_k(samples: int, correct: int, k: int) -> float:
     """Chance that at least one of ``k`` samples is right: ``1 - C(n - c, k) / C(n, k)``.
 
     The unbiased estimator of Chen et al. 2021 (Evaluating Large Language Models Trained on Code),
-    equation 1.
-
-    Args:
-        k: Size of a choice, of which one sample has to be right, from 1 to ``n``.
-
-    Raises:
-        ValueError: ``k`` or ``correct`` is out of its range.
+    equation 1. ``k``: size of a choice, of which one sample has to be right, from 1 to ``n``.
+    Raises ValueError: ``k`` or ``correct`` is out of its range.
     """
     _check(samples, correct, k)
     return 1.0 - comb(samples - correct, k) / comb(samples, k)

@@ -38,14 +38,9 @@ class ForkServerDied(Exception):
 
 
 class ForkServer:
-    """The parent's handle on one fork server.
-
-    Args:
-        settings: sent to the workers; `startup_timeout_s` limits the start and every fork.
-
-    Raises:
-        ForkServerDied: it did not start in time.
-    """
+    """The parent's handle on one fork server. ``settings``: sent to the workers;
+    `startup_timeout_s` limits the start and every fork. Raises ForkServerDied: it did not start in
+    time."""
 
     def __init__(self, settings: GradingSettings) -> None:
         root = str(Path(__file__).resolve().parents[2])

@@ -99,15 +99,12 @@ class Workers(Protocol):
 
     def submit(self, job: dict[str, Any]) -> Future[Result]:
         """Queue a job; its future always gets a result."""
-        ...
 
     def pids(self) -> list[int]:
         """Process ids of the workers on this machine."""
-        ...
 
     def close(self) -> None:
         """Stop the workers; running and queued jobs fail."""
-        ...
 
 
 _Entry = tuple[dict[str, Any], Future[Result]] | None

@@ -118,15 +118,12 @@ def _vanishes(a: Node, g: Node) -> bool:
 
 
 class ScalarComparer(ABC):
-    """Compares numbers and expressions.
+    """Compares numbers and expressions. ``last_layer``: the layer that decided the last comparison.
 
     Args:
         settings: tolerances and limits.
         oracle: decides pairs of expressions that the fast tests cannot.
         only_oracle: skip the fast tests of expressions; for audits.
-
-    Attributes:
-        last_layer: the layer that decided the last comparison.
     """
 
     def __init__(

@@ -110,13 +110,8 @@ def plot_curves(run_dir: str | Path, title: str | None = None) -> Path:
     """Draw ``<run_dir>/curves.png`` from its ``metrics.jsonl``; resumes are marked.
 
     Panels are those of ``PANELS`` for which there are values, each reward where there are several,
-    and the split of a step's seconds.
-
-    Args:
-        title: Text above the panels; ``None``: the folder's name.
-
-    Raises:
-        ValueError: No metric of any panel has been written yet.
+    and the split of a step's seconds. ``title``: text above the panels; ``None``: the folder's
+    name. Raises ValueError: no metric of any panel has been written yet.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -19,15 +19,12 @@ class PhaseObserver(Protocol):
 
     def begin(self, phase: str, step: int) -> None:
         """A phase of a step begins, such as ``generate`` or ``update``."""
-        ...
 
     def end(self, phase: str, step: int, seconds: float) -> None:
         """It is over after ``seconds``, phases within it included."""
-        ...
 
     def close(self) -> None:
         """The run is over."""
-        ...
 
 
 # Each is called in a run that imports it.

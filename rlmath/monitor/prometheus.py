@@ -34,15 +34,12 @@ RUN_METRICS = {
 
 
 class MetricsServer:
-    """Serves the last metrics, in a thread.
+    """Serves the last metrics, in a thread. Raises OSError: the port is taken.
 
     Args:
         port: 0: any free one.
         address: The default is reached from this machine alone.
         sampling: Progress of the engines, asked at each scrape.
-
-    Raises:
-        OSError: The port is taken.
     """
 
     def __init__(

@@ -49,16 +49,8 @@ class SamplesFile:
 
 class RunFolder:
     """A run as its files have it. Each file is read when it is first asked for, and then kept.
-
-    Args:
-        folder: The run's ``runner.run_dir``.
-
-    Attributes:
-        damaged: Lines of samples that could not be read, by file; counted while they are.
-
-    Raises:
-        UserError: There is no run.
-    """
+    ``folder``: the run's ``runner.run_dir``. ``damaged``: lines of samples that could not be read,
+    by file; counted while they are. Raises UserError: there is no run."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)

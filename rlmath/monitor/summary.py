@@ -13,14 +13,9 @@ SUMMARY_FILE = "summary.json"
 
 
 def update_summary(run_dir: str | Path, values: Mapping[str, Any]) -> Path:
-    """Set these keys of ``<run_dir>/summary.json`` and keep the others.
-
-    Args:
-        values: JSON values; floats that are not finite become ``null``.
-
-    Returns:
-        The file, which readers see in its old or in its new state.
-    """
+    """Set these keys of ``<run_dir>/summary.json`` and keep the others. ``values``: JSON values;
+    floats that are not finite become ``null``. Returns the file, which readers see in its old or in
+    its new state."""
     path = Path(run_dir) / SUMMARY_FILE
     merged = {**read_summary(run_dir), **finite(values)}
     with replacing(path) as file:

@@ -172,15 +172,10 @@ def receive(sources: tuple[Source, ...]) -> None:
 
 @dataclass(frozen=True)
 class Imported:
-    """What a process has of the plug-ins.
+    """What a process has of the plug-ins."""
 
-    Attributes:
-        failed: A message for each that could not be imported.
-        hashes: Of the source files of the others, by name.
-    """
-
-    failed: tuple[str, ...]
-    hashes: dict[str, str]
+    failed: tuple[str, ...]  # A message for each that could not be imported.
+    hashes: dict[str, str]  # Of the source files of the others, by name.
 
 
 def imported() -> Imported:

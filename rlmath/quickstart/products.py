@@ -54,7 +54,7 @@ def make_products(
     """Write ``train.jsonl``, ``sft.jsonl`` and ``eval.jsonl``, whose problems are held out.
 
     Rows are those of :func:`~rlmath.quickstart.problems.make_problems`. The same arguments give the
-    same bytes.
+    same bytes. Returns the folder.
 
     Args:
         folder: Created if missing; existing files of the same names are replaced.
@@ -62,9 +62,6 @@ def make_products(
         num_train: Problems to train on by reinforcement learning.
         num_eval: Held-out problems.
         num_sft: Worked examples, of other problems.
-
-    Returns:
-        The folder.
     """
     rng = random.Random(seed)
     drawn = rng.sample(range(900 * 900), num_train + num_eval + num_sft)

@@ -32,15 +32,13 @@ _OPENRLHF_PARAMETERS = {"queries", "prompts", "labels"}
 
 
 def load_reward(path: str, params: Mapping[str, Any]) -> Reward:
-    """Load the reward at an import or file path.
+    """Load the reward at an import or file path. Raises RewardSettingError: nothing is found, or it
+    does not take these arguments.
 
     Args:
         path: As in this module's docstring.
         params: Keyword arguments, bound to a reward function or passed to the factory or class
             that makes the reward.
-
-    Raises:
-        RewardSettingError: Nothing is found, or it does not take these arguments.
     """
     found = _find(path)
     if isinstance(found, Reward):

@@ -51,15 +51,13 @@ def answer_body(text: str, *, strict: bool = True) -> str | None:
     """The text between ``<answer>`` and ``</answer>`` if the whole text has the layout.
 
     One think block, then one answer block, then only white space. The reasoning may contain the
-    answer tags but no second ``<think>``; the answer may contain none of the four tags.
+    answer tags but no second ``<think>``; the answer may contain none of the four tags. Returns the
+    body; ``None`` if the layout differs.
 
     Args:
         text: The whole completion, including the template's ``<think>``.
         strict: Each tag must be on its own line, as in Open-R1; otherwise white space around tags
             is free.
-
-    Returns:
-        The body; ``None`` if the layout differs.
     """
     opening = "<think>\n" if strict else "<think>"
     if not text.startswith(opening):

@@ -71,14 +71,8 @@ class EngineProcess:
         self._deadline_s = time.monotonic() + self.start_timeout_s
 
     def started(self) -> int | None:
-        """Take the answer to ``start``, which must be there.
-
-        Returns:
-            Bytes of each rank's KV cache; ``None`` where vLLM does not measure it (CPU).
-
-        Raises:
-            EngineError: It could not start.
-        """
+        """Take the answer to ``start``, which must be there. Returns bytes of each rank's KV cache;
+        ``None`` where vLLM does not measure it (CPU). Raises EngineError: it could not start."""
         ref, self.starting = self.starting, None
         found: int | None = self.get(ref, "could not start")
         return found

@@ -112,14 +112,11 @@ class Ledger:
             self._append([{"step": after_step, "event": Event.resumed}])
 
     def write(self, step: int, lines: Iterable[dict[str, Any]]) -> None:
-        """Append events of a step.
+        """Append events of a step. Raises LedgerError: as in :meth:`Balance.add`.
 
         Args:
             step: Optimization step, from 1.
             lines: Lines with ``event``, ``group`` and further fields.
-
-        Raises:
-            LedgerError: As in :meth:`Balance.add`.
         """
         events = [{"step": step, **line} for line in lines]
         for event in events:
@@ -166,14 +163,12 @@ class Ledger:
             sync(self._path.parent)
 
     def check(self, step: int, live: Collection[int]) -> None:
-        """Check conservation: every admitted group has ended or is live.
+        """Check conservation: every admitted group has ended or is live. Raises LedgerError: a
+        group was lost or counted twice.
 
         Args:
             step: Step that ends.
             live: Ordinals of the groups kept for later steps.
-
-        Raises:
-            LedgerError: A group was lost or counted twice.
         """
         balance = self.balance
         lost, unknown = balance.live - set(live), set(live) - balance.live

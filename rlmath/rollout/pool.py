@@ -376,14 +376,12 @@ class RolloutPool:
     def bring_up_started(
         self, starting: Mapping[Any, EngineProcess], ready: Sequence[Any]
     ) -> list[tuple[int, EngineError]]:
-        """Give the weights in force to restarted engines.
+        """Give the weights in force to restarted engines. Returns indices of engines that failed or
+        took too long, and why.
 
         Args:
             starting: The result of ``starting``.
             ready: The answers that have arrived.
-
-        Returns:
-            Indices of engines that failed or took too long, and why.
         """
         failed = []
         for ref, engine in starting.items():

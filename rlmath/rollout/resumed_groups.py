@@ -13,15 +13,13 @@ from rlmath.rollout.group_state import response_tokens
 
 def check_resumed_groups(config: Config, path: Path, sampler: Mapping[str, Any]) -> None:
     """Check the groups of a checkpoint that are still to be sampled or trained on, before anything
-    is started.
+    is started. Raises UserError: Engines or ranks would be set up for shorter responses than the
+    groups have.
 
     Args:
         config: Checked settings.
         path: Path of the checkpoint, for the message.
         sampler: The sampler's state in it.
-
-    Raises:
-        UserError: Engines or ranks would be set up for shorter responses than the groups have.
     """
     limit = config.rollout.max_response_tokens
     live = [group["max_tokens"] for group in sampler.get("live", ())]

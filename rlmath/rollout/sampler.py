@@ -123,7 +123,7 @@ class Sampler:
         ahead: bool = False,
     ) -> Round:
         """Sample and grade until a step has its groups, or may request no more; where responses are
-        cut at the weight sync, until :meth:`stop`.
+        cut at the weight sync, until :meth:`stop`. Raises SamplingCancelled: after :meth:`cancel`.
 
         Args:
             step: The optimization step that trains the groups, from 1.
@@ -134,9 +134,6 @@ class Sampler:
             weights: Identity of the sampling weights, for the journal; ``None``: unknown.
             ahead: Whether the step before is still in progress: the engines have that one's
                 weights, and the ledger records the groups as admitted in it.
-
-        Raises:
-            SamplingCancelled: After :meth:`cancel`.
         """
         assert not self.is_sampled, f"step {step} was already sampled"
         with self.changed:

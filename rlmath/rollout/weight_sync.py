@@ -27,22 +27,18 @@ class WeightSender(Protocol):
 
     def begin_room(self) -> Sequence[Residue]:
         """Begin to give up memory; the memory left until ``make_room``."""
-        ...
 
     def make_room(
         self, part: str, meanwhile: Callable[[], None] | None = None
     ) -> Sequence[Residue]:
         """Give up memory before engines take it for ``weights`` or ``kv_cache``, calling
         ``meanwhile`` in the meantime; the memory left."""
-        ...
 
     def send_weights(self, version: int) -> None:
         """Make every rank call ``TrainerConnection.send_weights``, and wait for all."""
-        ...
 
     def weights_fingerprints(self, part: WeightSlice | None = None) -> dict[str, int]:
         """Fingerprints of the engines' expected tensors; see ``BucketGatherer.fingerprints``."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -213,19 +209,15 @@ def compare_weights(
     sent: Mapping[str, int] | None = None,
     part: WeightSlice | None = None,
 ) -> int:
-    """Compare what every engine holds with the actor's present weights.
+    """Compare what every engine holds with the actor's present weights. Returns the number of
+    tensors that were compared. Raises WeightsError: an engine holds other weights; the tensors are
+    named.
 
     Args:
         sender: The actor.
         pool: Its engines.
         sent: Fingerprints of the actor's weights; ``None``: they are taken now.
         part: Only this slice; ``None``: everything.
-
-    Returns:
-        The number of tensors that were compared.
-
-    Raises:
-        WeightsError: An engine holds other weights; the tensors are named.
     """
     sent = sender.weights_fingerprints(part) if sent is None else sent
     compared = 0

@@ -16,14 +16,8 @@ _TEXT = "Put 3/4 in \\boxed{}.\n  Grüße, 日本 <|im_end|>"
 
 
 def rehearse_export(model: str | Path) -> None:
-    """Write and read all of an export but the tensors.
-
-    Args:
-        model: Folder of the model that is trained.
-
-    Raises:
-        UserError: It would fail at the end of the run, or give another tokenizer.
-    """
+    """Write and read all of an export but the tensors. ``model``: folder of the model that is
+    trained. Raises UserError: it would fail at the end of the run, or give another tokenizer."""
     theirs = load_tokenizer(model)
     with tempfile.TemporaryDirectory(prefix="rlmath_export_") as folder:
         try:

@@ -101,7 +101,8 @@ def limits(config: Config, noise: Noise) -> Limits:
 
 
 def probe(weights_versions: Tensor, sequence_lengths: Tensor, now: int, least: int) -> list[int]:
-    """Sequences of about ``PROBE_TOKENS`` tokens, evenly over those of the present weights.
+    """Sequences of about ``PROBE_TOKENS`` tokens, evenly over those of the present weights. Returns
+    Places among the ``N``, in their order; none if no sequence is of the present weights.
 
     Args:
         weights_versions: ``[N]`` int64, of the engines that sampled.
@@ -109,9 +110,6 @@ def probe(weights_versions: Tensor, sequence_lengths: Tensor, now: int, least: i
         now: The actor's weights version.
         least: Sequences that the ranks need, one for each data-parallel rank. If fewer are of
             the present weights, others are added.
-
-    Returns:
-        Places among the ``N``, in their order; none if no sequence is of the present weights.
     """
     is_fresh = weights_versions == now
     fresh: list[int] = torch.nonzero(is_fresh).flatten().tolist()

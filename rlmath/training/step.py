@@ -159,14 +159,8 @@ def run_passes(parts: UpdateParts, batch: StepBatch, plan: StepPlan) -> Alignmen
 def update(
     parts: UpdateParts, batch: StepBatch, plan: StepPlan, alignment: Alignment | None, step: int
 ) -> dict[str, float]:
-    """Advantages and update of a batch that the ranks have.
-
-    Args:
-        alignment: From :func:`run_passes`.
-
-    Returns:
-        The metrics of it, and of the passes.
-    """
+    """Advantages and update of a batch that the ranks have. ``alignment``: from :func:`run_passes`.
+    Returns the metrics of it, and of the passes."""
     run, monitor, coefficients = parts.run, parts.monitor, parts.coefficients
     actor, config = run.actor, run.config
     plan = complete(plan, alignment, coefficients, monitor, step)

@@ -72,14 +72,8 @@ class DaemonThreads:
                 self._calls.put(None)
 
     def close(self, wait_s: float = 0.0) -> bool:
-        """Accept no more calls, and cancel those not yet started.
-
-        Args:
-            wait_s: How long to wait for running calls, in seconds.
-
-        Returns:
-            Whether no call is running.
-        """
+        """Accept no more calls, and cancel those not yet started. ``wait_s``: how long to wait for
+        running calls, in seconds. Returns whether no call is running."""
         with self._lock:
             self._closed = True
             waiting, self._waiting = self._waiting, set()

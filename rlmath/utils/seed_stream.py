@@ -53,14 +53,12 @@ class SeedStreams:
 
 
 def skip(seed: int, count: int) -> int:
-    """The seed of the stream that starts after the first ``count`` numbers of another.
+    """The seed of the stream that starts after the first ``count`` numbers of another. Returns a
+    number in ``[0, 2**64)``.
 
     Args:
         seed: Seed of the other stream.
         count: At least 0.
-
-    Returns:
-        A number in ``[0, 2**64)``.
     """
     return _unmixed((_mixed(seed & _MASK) + count * _STRIDE) & _MASK)
 

@@ -142,14 +142,12 @@ def compare_with_transformers(
     layout: Layout = ONE_RANK,
     sequence_parallel: bool = False,
 ) -> AlignmentReport | None:
-    """Compare Megatron with ``transformers`` and further sides. Collective.
+    """Compare Megatron with ``transformers`` and further sides. Collective. Returns on rank 0;
+    ``None`` on the others.
 
     Args:
         platform: This process's, which has to be a Megatron rank.
         dtype: Type of Megatron's weights and activations; ``transformers`` has float32.
-
-    Returns:
-        On rank 0; ``None`` on the others.
     """
     spec = read_model_spec(folder)
     settings = ActorSettings(

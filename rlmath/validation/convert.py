@@ -110,9 +110,7 @@ def to_hf(
     overwrite: bool = False,
 ) -> int:
     """Write a checkpoint's weights as a Hugging Face folder, read it and compare every tensor.
-
-    Returns:
-        Number of tensors, all equal bit by bit.
+    Returns number of tensors, all equal bit by bit.
 
     Raises:
         UserError: The checkpoint is of another model than ``source``, or ``folder`` holds files
@@ -184,13 +182,11 @@ def to_megatron(
 ) -> int:
     """Write a Hugging Face folder's weights as a checkpoint, load it and compare every tensor.
 
-    The checkpoint has only weights; any layout can load it.
+    The checkpoint has only weights; any layout can load it. Returns number of tensors, all equal
+    bit by bit.
 
     Args:
         checkpoint: Folder to write; ``actor`` in it must not be there yet.
-
-    Returns:
-        Number of tensors, all equal bit by bit.
 
     Raises:
         UserError: The folder has a checkpoint already.

@@ -37,14 +37,12 @@ _STEPS = {
 def first_difference(
     ours: Values, theirs: Values, spec: ModelSpec, dtype: torch.dtype
 ) -> str | None:
-    """Find the first place where Megatron and ``transformers`` differ.
+    """Find the first place where Megatron and ``transformers`` differ. Returns Layer and
+    parameters, with the difference; ``None`` if there is none.
 
     Args:
         ours: From ``megatron_values``.
         theirs: From ``hf_values``, for the same tokens.
-
-    Returns:
-        Layer and parameters, with the difference; ``None`` if there is none.
     """
     for key in _in_order(spec):
         if key not in ours or key not in theirs:
@@ -70,16 +68,14 @@ class Divergence:
 def beyond_rounding(
     ours: Values, rounded: Values, theirs: Values, spec: ModelSpec, factor: float
 ) -> tuple[Divergence | None, Divergence]:
-    """The first place where two programs differ by more than rounding.
+    """The first place where two programs differ by more than rounding. Returns the first place
+    beyond it, if any, and the place with the largest multiple.
 
     Args:
         ours: From ``megatron_values``.
         rounded: From the same with a ``noise_seed``.
         theirs: From ``engine_values``, for the same tokens.
         factor: Allowed multiple of the difference that rounding makes.
-
-    Returns:
-        The first place beyond it, if any, and the place with the largest multiple.
     """
     worst = Divergence("nothing", 0.0)
     for key in _in_order(spec):

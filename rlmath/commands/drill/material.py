@@ -67,13 +67,8 @@ def write_rows(path: Path, made: Sequence[dict[str, Any]]) -> None:
 def make_model(folder: Path, fields: dict[str, Any], config: Config) -> list[Problem]:
     """Write the model of a config.json, tuned to box a digit below 4 after a few random letters.
 
-    Without a head start no response gets a reward, and nothing has a gradient.
-
-    Args:
-        config: The shrunk settings; ``data.train_paths`` are there.
-
-    Returns:
-        The problems, as a run reads them.
+    Without a head start no response gets a reward, and nothing has a gradient. ``config``: the
+    shrunk settings; ``data.train_paths`` are there. Returns the problems, as a run reads them.
     """
     import torch
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM, GenerationConfig

@@ -55,15 +55,13 @@ def shrink(
     steps: int,
     lr_factor: Callable[[float], float] | None = None,
 ) -> Shrunk:
-    """Shrink a configuration.
+    """Shrink a configuration. Raises UserError: the settings cannot be composed, or the model is
+    not known.
 
     Args:
         config_dir: See :func:`rlmath.config.load.compose_settings`.
         steps: Length of the run.
         lr_factor: Factor of the learning rate, as a function of it; ``None``: 1.
-
-    Raises:
-        UserError: The settings cannot be composed, or the model is not known.
     """
     given = [_as_override(word, config_dir) for word in words]
     base = [path_override("runner.run_dir", folder / "run")]

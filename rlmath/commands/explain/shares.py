@@ -121,14 +121,9 @@ def explain(
     trained_only: bool = False,
     replicates: int = REPLICATES,
 ) -> Explanation:
-    """Split the change of a mean; see the module's docstring.
-
-    Args:
-        trained_only: Groups that the filter dropped do not count, and the filter is a cause.
-
-    Raises:
-        UserError: No sample of a window counts.
-    """
+    """Split the change of a mean; see the module's docstring. ``trained_only``: groups that the
+    filter dropped do not count, and the filter is a cause. Raises UserError: no sample of a window
+    counts."""
     table = _Table(before, after, metric, trained_only)
     ones = np.ones(len(before) + len(after))
     means, shares = table.shares(ones)

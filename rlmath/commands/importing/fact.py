@@ -186,13 +186,9 @@ class Imported:
 def translate(framework: Framework, values: Mapping[str, Any], rows: int | None = None) -> Imported:
     """An experiment's settings from another framework's.
 
-    Their defaults count as given, since ours differ.
-
-    Args:
-        rows: Number of training rows, which turns epochs into steps; ``None``: not known.
-
-    Raises:
-        UserError: A value that is no number, or batch sizes that do not divide.
+    Their defaults count as given, since ours differ. ``rows``: number of training rows, which turns
+    epochs into steps; ``None``: not known. Raises UserError: a value that is no number, or batch
+    sizes that do not divide.
     """
     given = Given(framework, values)
     if rows is not None and framework.run_length is not None:

@@ -36,14 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Test a recipe, or a plug-in.
-
-    Returns:
-        0 when everything that was asked holds, else 1.
-
-    Raises:
-        UserError: Settings that cannot work.
-    """
+    """Test a recipe, or a plug-in. Returns 0 when everything that was asked holds, else 1. Raises
+    UserError: settings that cannot work."""
     if arguments.bands:
         from rlmath.commands.recipe_test.band import table
 

@@ -24,10 +24,7 @@ _BEFORE, _AFTER = 6, 3
 
 
 def alternative(redone: Redone, both: Both, model_path: str, tokens: int) -> dict[str, Any]:
-    """Compare the two updates.
-
-    Args:
-        tokens: Number of tokens to name on either side.
+    """Compare the two updates. ``tokens``: number of tokens to name on either side.
 
     Returns:
         JSON values. ``minibatches``: metrics of each, of the run's ``own`` update and the ``other``

@@ -70,14 +70,9 @@ class Choices:
 
 
 def read_choices(overrides: Sequence[str]) -> Choices:
-    """Sort the overrides of a command line.
-
-    Args:
-        overrides: ``key=value``; ``correction.kind`` stands for ``algorithm.correction.kind``.
-
-    Raises:
-        ConfigError: One that a replay cannot take, and why.
-    """
+    """Sort the overrides of a command line. ``overrides``: ``key=value``; ``correction.kind``
+    stands for ``algorithm.correction.kind``. Raises ConfigError: one that a replay cannot take, and
+    why."""
     layout: list[str] = []
     update: list[str] = []
     problems: list[str] = []

@@ -52,14 +52,8 @@ class Source:
 
 
 def read_source(run_dir: Path, step: int, begin: int | None = None) -> Source:
-    """Find what a replay needs.
-
-    Args:
-        begin: Step to begin after; ``None``: the nearest checkpoint.
-
-    Raises:
-        UserError: The run, the step, a batch or a place to begin is not there.
-    """
+    """Find what a replay needs. ``begin``: step to begin after; ``None``: the nearest checkpoint.
+    Raises UserError: the run, the step, a batch or a place to begin is not there."""
     run = RunFolder(run_dir)
     recorded = run.digests
     run.settings_of(step)

@@ -16,14 +16,12 @@ MAX_WINDOW = 50  # files of samples in each window
 def changes_of(
     run: RunFolder, later: range | None = None, earlier: range | None = None
 ) -> list[dict[str, Any]]:
-    """Explanations of reward, accuracy and length, as JSON values; those that have values.
+    """Explanations of reward, accuracy and length, as JSON values; those that have values. Raises
+    UserError: a window that was given has no samples.
 
     Args:
         later: The later window; ``None``: the last steps with samples, at most half of them.
         earlier: The window to compare with; ``None``: what comes before.
-
-    Raises:
-        UserError: A window that was given has no samples.
     """
     if later is None:
         steps = list(run.training_steps)

@@ -30,18 +30,13 @@ PACKAGES = (
 
 
 def run(checks: Sequence[Check], out: str, model: str | None, append_to: str | None) -> int:
-    """Run checks, print what they find, and write the files.
+    """Run checks, print what they find, and write the files. Returns 0 when none failed, else 1.
+    Raises UserError: there is no such model, or nowhere to append to.
 
     Args:
         out: Folder for the file to send and for the files of each check.
         model: Hugging Face folder; ``None``: one with random weights is made.
         append_to: A page of the clone that results are appended to; ``None``: none.
-
-    Returns:
-        0 when none failed, else 1.
-
-    Raises:
-        UserError: There is no such model, or nowhere to append to.
     """
     folder = Path(out).absolute()
     if append_to is not None and not (ROOT / append_to).is_file():
