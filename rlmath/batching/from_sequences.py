@@ -12,12 +12,8 @@ from rlmath.types import TrainingBatch
 def batch_of_sequences(
     sequences: Sequence[tuple[Sequence[int], Sequence[int]]], advantage: float = 0.0
 ) -> TrainingBatch:
-    """Concatenate (prompt, response) token ids, each in its own group.
-
-    Args:
-        sequences: Pairs with a response of at least one token.
-        advantage: Advantage of every response token.
-    """
+    """Concatenate (prompt, response) token ids, each in its own group. ``sequences``: pairs with a
+    response of at least one token."""
     count, total = len(sequences), sum(len(response) for _, response in sequences)
     return TrainingBatch(
         tokens=torch.tensor(

@@ -175,12 +175,7 @@ def shards(
     sequences: Sequences, settings: ShardSettings, only: int | None = None
 ) -> Iterator[Shard]:
     """The shard of each data-parallel rank, created lazily. Raises ValueError: as in :func:`dealt`.
-
-    Args:
-        sequences: Sequences of a step.
-        settings: Parameters of the split.
-        only: Create only the shard of this rank.
-    """
+    ``only``: Create only the shard of this rank."""
     for rows, weights, counts, forward in dealt(sequences, settings, only):
         places = torch.tensor(rows, dtype=torch.int64)
         yield Shard(sequences.select(rows), places, weights, counts, forward)
@@ -191,13 +186,7 @@ def dealt(
 ) -> Iterator[tuple[list[int], Tensor, tuple[tuple[int, ...], ...], tuple[int, ...] | None]]:
     """For each data-parallel rank: its sequences in order, the token weight of each,
     ``Shard.counts`` and ``Shard.forward_counts``. Raises ValueError: a minibatch has fewer
-    sequences than ranks, or there are fewer than minibatches.
-
-    Args:
-        sequences: Sequences of a step.
-        settings: Parameters of the split.
-        only: Yield only this rank's.
-    """
+    sequences than ranks, or there are fewer than minibatches. ``only``: Yield only this rank's."""
     lengths = sequences.sequence_lengths.tolist()
     group_ids, token_counts = sequences.group_ids, sequences.loss_token_counts
     weights = torch.zeros(len(lengths))

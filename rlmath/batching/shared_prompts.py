@@ -67,7 +67,6 @@ def assign_sharing(
     share more, small ones balance ranks better.
 
     Args:
-        sequences: Sequences of a minibatch.
         data_parallel: As in ``assign``, like the others.
 
     Returns:

@@ -18,7 +18,6 @@ class LightTokenizer:
     Attributes:
         chat_template: Jinja text, if any.
         name_or_path: The folder, for messages.
-        special_tokens_map: Special tokens by name.
     """
 
     def __init__(self, folder: str | Path) -> None:

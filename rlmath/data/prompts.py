@@ -44,14 +44,9 @@ class EnvironmentTokenizer:
     """A tokenizer for prompts that an environment takes part in.
 
     Args:
-        tokenizer: The model's.
         template: In place of its chat template.
         tools: Schemas of tools that the template lists.
         opening: Returns what the environment adds to the problem of a row, if anything.
-
-    Attributes:
-        tool_names: Names of the tools.
-        opening: As given.
     """
 
     def __init__(
@@ -113,12 +108,7 @@ class PromptRenderer:
 
     def render(self, value: Any, row: Mapping[str, Any]) -> str:
         """The text of a prompt field. Raises MalformedRowError: as :func:`chat_messages`, or the
-        chat template refuses it.
-
-        Args:
-            value: The field's.
-            row: All fields, for an environment.
-        """
+        chat template refuses it. ``row``: all fields, for an environment."""
         messages = self.messages(value, row)
         if not self._settings.apply_chat_template:
             return messages[-1]["content"]
@@ -126,12 +116,7 @@ class PromptRenderer:
 
     def messages(self, value: Any, row: Mapping[str, Any]) -> list[dict[str, str]]:
         """The chat messages of a prompt field: template filled, system prompt first. Raises
-        MalformedRowError: as :func:`chat_messages`.
-
-        Args:
-            value: The field's.
-            row: All fields, for an environment.
-        """
+        MalformedRowError: as :func:`chat_messages`. ``row``: all fields, for an environment."""
         messages = chat_messages(value, bool(self._settings.apply_chat_template))
         text = self._fill_template(messages[-1]["content"])
         if self._opening is not None and (said := self._opening(row)):

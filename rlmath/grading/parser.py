@@ -23,12 +23,8 @@ def height(node: Node) -> int:
 
 
 class Parser(Factors):
-    """Parses lists, relations, unions, sums and products.
-
-    Args:
-        tokens: tokens of one answer; the list is modified.
-        max_depth: limit on nesting.
-    """
+    """Parses lists, relations, unions, sums and products. ``tokens``: tokens of one answer; the
+    list is modified."""
 
     def parse(self) -> Node:
         """Parse the whole answer. Raises ParseError: it is not a formula, or is nested too

@@ -121,7 +121,6 @@ class ScalarComparer(ABC):
     """Compares numbers and expressions. ``last_layer``: the layer that decided the last comparison.
 
     Args:
-        settings: tolerances and limits.
         oracle: decides pairs of expressions that the fast tests cannot.
         only_oracle: skip the fast tests of expressions; for audits.
     """

@@ -72,7 +72,6 @@ def work_out(exercise: Exercise, slip: bool = False) -> str:
     """The column-by-column solution, ending in the boxed result.
 
     Args:
-        exercise: What to solve.
         slip: Get the carry or borrow wrong, and with it the result (by 10). Made-up borrows that
             would end below zero are not made: ``43 - 41`` is then solved rightly.
     """

@@ -27,12 +27,8 @@ class Grading:
     """Groups that become complete and graded while others are still sampled.
 
     Rewards that compare a problem's samples run when its last sample arrives. No thread is blocked
-    by asynchronous rewards: their pending results are collected when they arrive.
-
-    Args:
-        rewards: Rewards for grading.
-        threads: Threads for grading.
-        group_size: Default number of samples per problem.
+    by asynchronous rewards: their pending results are collected when they arrive. ``group_size``:
+    default number of samples per problem.
     """
 
     def __init__(self, rewards: RewardMix, threads: DaemonThreads, group_size: int) -> None:
@@ -47,13 +43,9 @@ class Grading:
         self._repetition: dict[tuple[str, int], Repetition] = {}
 
     def expect(self, problems: Sequence[Problem], group_size: int | None = None) -> None:
-        """Announce problems whose samples will arrive, with their own ids.
-
-        Args:
-            problems: The problems.
-            group_size: Samples of each; ``None``: the default. A group continued by a resumed run
-                may have a different size than the current settings.
-        """
+        """Announce problems whose samples will arrive, with their own ids. ``group_size``: samples
+        of each; ``None``: the default. A group continued by a resumed run may have a different size
+        than the current settings."""
         for problem in problems:
             self._sizes[problem.id] = self._group_size if group_size is None else group_size
             self._problems[problem.id] = problem
@@ -189,11 +181,7 @@ class Grading:
 
 class Collector:
     """Grading threads. They mostly wait for the grader's processes, so they need no core.
-
-    Args:
-        rewards: Rewards for grading.
-        num_threads: Number of samples graded concurrently.
-    """
+    ``num_threads``: number of samples graded concurrently."""
 
     def __init__(self, rewards: RewardMix, num_threads: int = 4) -> None:
         self._rewards = rewards
@@ -201,12 +189,8 @@ class Collector:
         self._threads = DaemonThreads(num_threads, "grade")
 
     def begin(self, group_size: int, rewards: RewardMix | None = None) -> Grading:
-        """Start grading samples that arrive one by one, for problems announced later.
-
-        Args:
-            group_size: Samples of each problem.
-            rewards: Rewards for grading; ``None``: training's.
-        """
+        """Start grading samples that arrive one by one, for problems announced later. ``rewards``:
+        rewards for grading; ``None``: training's."""
         self._last = Grading(rewards or self._rewards, self._threads, group_size)
         return self._last
 
@@ -222,7 +206,6 @@ class Collector:
         Args:
             problems: Problems with their own ids; every sample answers one of them.
             samples: Samples in any order.
-            group_size: Samples per problem.
             rewards: As in :meth:`begin`.
         """
         grading = self.begin(group_size, rewards)

@@ -24,13 +24,9 @@ class EngineProcess:
     ``start``.
 
     Args:
-        spec: How the engine is set up.
         index: Its number in the pool.
-        place: Where it goes.
-        start_timeout_s: Seconds that it may take to start.
 
     Attributes:
-        handle: Ray's handle of the actor.
         starting: The answer to ``start`` that is still waited for; ``None``: none is.
         waits_for_weights: It has started again and can sample only after the next weight sync.
         has_sampled: It has given a token.

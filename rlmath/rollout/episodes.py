@@ -89,7 +89,6 @@ class Episodes:
         environment: Answers turns; closed by :meth:`close`.
         turn_format: How answers become tokens.
         decode: Text of tokens, without special ones.
-        limits: Limits of each sample.
         parallel: Number of turns that are answered at once.
     """
 

@@ -55,7 +55,6 @@ class Generation:
         pool: The engines; restarts one that fails.
         number: Larger than the previous generation's: engines drop requests of older ones.
         stall_timeout_s: Seconds without a token after which an engine with work counts as hung.
-        journal: The step's journal, if any.
         outlasts_engines: Wait until the round is cut, instead of failing, when no engine has the
             weights in force any more.
         episodes: Answer the turns of requests that have a problem.
@@ -63,7 +62,6 @@ class Generation:
         wait: Waits for answers as ``ray.wait`` does.
 
     Attributes:
-        number: As given.
         held: Requests of each engine, by key.
         tokens: Response tokens of each engine since its start.
         tokens_held: Tokens of each engine's unfinished requests at its last answer.
@@ -304,12 +302,8 @@ class Generation:
             yield index, self._queue.popleft()
 
     def load(self, index: int, rest: float) -> float:
-        """Tokens that an engine holds plus those that its requests are expected to add.
-
-        Args:
-            index: The engine.
-            rest: See :meth:`expected_rest`.
-        """
+        """Tokens that an engine holds plus those that its requests are expected to add. ``rest``:
+        See :meth:`expected_rest`."""
         return self.tokens_held[index] + rest * len(self.held[index])
 
     def expected_rest(self) -> float:

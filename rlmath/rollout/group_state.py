@@ -95,12 +95,8 @@ def group_to_state(group: Group) -> dict[str, Any]:
 
 
 def group_from_state(state: Mapping[str, Any], problem: Problem) -> Group:
-    """Inverse of :func:`group_to_state`.
-
-    Args:
-        state: Its result.
-        problem: Problem of the group, with the group's id, from the current data.
-    """
+    """Inverse of :func:`group_to_state`. ``problem``: Problem of the group, with the group's id,
+    from the current data."""
     samples = tuple(
         GradedSample(
             sample_from_state(graded["sample"]),

@@ -178,12 +178,8 @@ class SampleJournal:
 
     @contextlib.contextmanager
     def step(self, step: int, weights: str | None) -> Iterator[StepJournal]:
-        """The opened journal of a step.
-
-        Args:
-            step: Optimization step, from 1.
-            weights: Identity of the weights that sample it; ``None``: unknown, so nothing is kept.
-        """
+        """The opened journal of a step. ``weights``: Identity of the weights that sample it;
+        ``None``: unknown, so nothing is kept."""
         path = None
         if self._folder is not None and weights is not None:
             path = self._folder / f"step_{step:06d}.bin"

@@ -112,12 +112,8 @@ class Ledger:
             self._append([{"step": after_step, "event": Event.resumed}])
 
     def write(self, step: int, lines: Iterable[dict[str, Any]]) -> None:
-        """Append events of a step. Raises LedgerError: as in :meth:`Balance.add`.
-
-        Args:
-            step: Optimization step, from 1.
-            lines: Lines with ``event``, ``group`` and further fields.
-        """
+        """Append events of a step. Raises LedgerError: as in :meth:`Balance.add`. ``lines``: lines
+        with ``event``, ``group`` and further fields."""
         events = [{"step": step, **line} for line in lines]
         for event in events:
             self.balance.add(event)
@@ -164,12 +160,7 @@ class Ledger:
 
     def check(self, step: int, live: Collection[int]) -> None:
         """Check conservation: every admitted group has ended or is live. Raises LedgerError: a
-        group was lost or counted twice.
-
-        Args:
-            step: Step that ends.
-            live: Ordinals of the groups kept for later steps.
-        """
+        group was lost or counted twice. ``live``: Ordinals of the groups kept for later steps."""
         balance = self.balance
         lost, unknown = balance.live - set(live), set(live) - balance.live
         if not lost and not unknown and len(live) == len(balance.live):

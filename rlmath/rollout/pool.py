@@ -52,11 +52,8 @@ class RolloutPool:
     """vLLM engines as Ray actors. A context manager; ``start`` is called on entry.
 
     Args:
-        spec: Settings of each engine.
-        num_engines: Number of engines.
         stall_timeout_s: Seconds without a token after which an engine with work counts as hung.
         max_restarts: Restarts of engines that died or hung; after these ``generate`` raises.
-        start_timeout_s: Seconds that the engines may take to start.
         places: Place of each engine; none: anywhere.
         trainer: Sends the weights in force to restarted engines. ``None``: the engines have only
             the model folder's weights.
@@ -65,9 +62,7 @@ class RolloutPool:
     Attributes:
         has_weights_at_hand: Whether the trainer still has the weights in force. While it updates
             them, a restarted engine waits for the next weight sync.
-        restarts: Number of engine restarts so far.
         generation: The present ``generate``, or the last one.
-        weights_version: Version of the weights in force.
         has_folder_weights: Whether these are the model folder's, with which an engine starts.
             Version 0 can be others: adapters of another run.
         verified_syncs: Number of weight syncs since an engine last started after which the engines'
@@ -338,8 +333,6 @@ class RolloutPool:
         """Restart an engine.
 
         Args:
-            index: Its number.
-            error: The failure.
             unfinished: Number of its unfinished requests.
 
         Raises:

@@ -17,7 +17,6 @@ def check_resumed_groups(config: Config, path: Path, sampler: Mapping[str, Any])
     groups have.
 
     Args:
-        config: Checked settings.
         path: Path of the checkpoint, for the message.
         sampler: The sampler's state in it.
     """

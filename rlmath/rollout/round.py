@@ -47,7 +47,6 @@ class Round:
         """Inverse of :meth:`to_state`.
 
         Args:
-            state: Its result.
             kept: As in :meth:`to_state`.
             problem: Returns a problem by its id.
         """

@@ -22,9 +22,7 @@ def request_seed(run_seed: int, step: int, problem_id: str, index: int) -> int:
     may hold a slash: different samples never read as the same text.
 
     Args:
-        run_seed: Seed of the run.
         step: Optimization step that the sample is for.
-        problem_id: The problem.
         index: The sample's place in the problem's group.
 
     Returns:

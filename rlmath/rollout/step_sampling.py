@@ -66,8 +66,6 @@ class StepSampling:
         while_grading: A context manager for the time in which grades are awaited.
 
     Attributes:
-        step: The step under way.
-        grading: The grading of samples.
         is_taken: As in the arguments; set when the step takes its groups.
         unfinished: Groups that are not decided, by ordinal; at the end, groups for later steps.
         cut_groups: Ordinals of groups with a cut sample, even if it was finished later.

@@ -39,7 +39,6 @@ class ServerTeacher:
         sequence_tokens: Maximum sequence length, including the token that the server samples.
         connections: Number of sequences scored concurrently.
         timeout_s: Timeout of an attempt.
-        attempts: Attempts per sequence.
     """
 
     def __init__(

@@ -74,11 +74,7 @@ def open_ranks(
     config: Config, settings: Callable[[Config, RunLayout], ActorSettings]
 ) -> Iterator[RunningRanks]:
     """Start ranks alone. Raises UserError: the model, the cluster or the machine does not allow it.
-
-    Args:
-        config: Checked settings.
-        settings: Of the ranks, from those and the layout.
-    """
+    ``settings``: of the ranks, from those and the layout."""
     machine = _machine(config, trains=True)
     config, layout = machine.config, machine.layout
     with machine.placed() as places:
@@ -94,12 +90,8 @@ def open_ranks(
 @contextlib.contextmanager
 def open_engines(config: Config, problems: Iterable[Problem] = ()) -> Iterator[Sampling]:
     """Start engines and rewards alone. Raises UserError: the model, the cluster or the machine does
-    not allow it.
-
-    Args:
-        config: Checked settings.
-        problems: To be sampled: the rewards' parameters are checked against their columns.
-    """
+    not allow it. ``problems``: to be sampled: the rewards' parameters are checked against their
+    columns."""
     machine = _machine(config, trains=False)
     config = machine.config
     with contextlib.ExitStack() as stack:
@@ -121,7 +113,6 @@ def open_training(
     the model, the cluster or the machine does not allow it.
 
     Args:
-        config: Checked settings.
         problems: To be sampled: the rewards' parameters are checked against their columns.
         engines_read: Engines read the model's weights; else the caller sends them all before they
             sample.

@@ -21,7 +21,6 @@ def check_resumed_model(config: Config, path: Path) -> None:
     """Compare what a training run's checkpoint has with the settings; the ranks compare the rest.
 
     Args:
-        config: Checked settings.
         path: Of the checkpoint.
 
     Raises:

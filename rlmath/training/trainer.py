@@ -19,9 +19,7 @@ class ActorTrainer:
     """A ``rlmath.rollout.pool.Trainer``.
 
     Args:
-        config: Checked settings.
         spec: Of the engines.
-        actor: The ranks.
     """
 
     def __init__(self, config: Config, spec: EngineSpec, actor: ActorGroup) -> None:

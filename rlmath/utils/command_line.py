@@ -107,7 +107,6 @@ def run_command(
 
     Args:
         command: Takes the arguments and returns the exit code.
-        arguments: Arguments of the command line.
         is_run: A run that may take days: neither its terminal nor a signal may lose its progress.
     """
     escape_unencodable()

@@ -60,7 +60,6 @@ def shrink(
 
     Args:
         config_dir: See :func:`rlmath.config.load.compose_settings`.
-        steps: Length of the run.
         lr_factor: Factor of the learning rate, as a function of it; ``None``: 1.
     """
     given = [_as_override(word, config_dir) for word in words]
