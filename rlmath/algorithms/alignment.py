@@ -24,24 +24,18 @@ def token_lags(batch: TrainingBatch, now: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Alignment:
-    """The actor's log-probs against the rollout log-probs, over some of a step's sequences.
+    """The actor's log-probs against the rollout log-probs, over some of a step's sequences."""
 
-    Attributes:
-        fresh: Over all tokens, masked or not, that the current weights sampled and for which the
-            comparison is valid.
-        by_lag: Over the tokens of the loss, by the age of the weights that sampled them.
-        entropy_sum: The actor's entropy over the tokens of the loss, in nats.
-        places: ``[N]`` int64, indices of the sequences in the step.
-        farthest: ``[N, 4]`` float64: for each sequence the token with the largest difference, among
-            those sampled by its newest weights: the difference in nats (infinite for NaN, 0 where
-            no token can be compared), the token's index in the response, and the log-probs of
-            actor and engine.
-    """
-
+    # Over all tokens, masked or not, that the current weights sampled and for which the comparison
+    # is valid.
     fresh: Mismatch
+    # Over the tokens of the loss, by the age of the weights that sampled them.
     by_lag: Mapping[int, Mismatch]
-    entropy_sum: float
-    places: Tensor
+    entropy_sum: float  # The actor's entropy over the tokens of the loss, in nats.
+    places: Tensor  # [N] int64, indices of the sequences in the step.
+    # [N, 4] float64: for each sequence the token with the largest difference, among those sampled
+    # by its newest weights: the difference in nats (infinite for NaN, 0 where no token can be
+    # compared), the token's index in the response, and the log-probs of actor and engine.
     farthest: Tensor
 
     @classmethod

@@ -28,19 +28,12 @@ _LOWEST, _BIN_NATS, _BINS = -20.0, 0.05, 1200
 
 @dataclass(frozen=True)
 class DistillTotals:
-    """Sums of the reverse KL over tokens of the loss. Totals of several ranks add up.
+    """Sums of the reverse KL over tokens of the loss. Totals of several ranks add up."""
 
-    Attributes:
-        tokens: ``[PARTS]`` number of tokens in each part of the responses.
-        sums: ``[PARTS]`` sums of ``log pi_old - log p_teacher``, clipped, in nats.
-        clipped: Number of tokens beyond the bound.
-        histogram: Token counts by that difference, int64.
-    """
-
-    tokens: tuple[float, ...]
-    sums: tuple[float, ...]
-    clipped: float
-    histogram: Tensor
+    tokens: tuple[float, ...]  # [PARTS] number of tokens in each part of the responses.
+    sums: tuple[float, ...]  # [PARTS] sums of log pi_old - log p_teacher, clipped, in nats.
+    clipped: float  # Number of tokens beyond the bound.
+    histogram: Tensor  # Token counts by that difference, int64.
 
     def __add__(self, other: DistillTotals) -> DistillTotals:
         return DistillTotals(
@@ -74,15 +67,10 @@ class DistillTotals:
 
 @dataclass(frozen=True)
 class Distilled:
-    """A teacher's advantages for responses.
+    """A teacher's advantages for responses."""
 
-    Attributes:
-        advantages: ``[R]`` float32, to be added; 0 where the mask is false.
-        totals: Totals for the metrics.
-    """
-
-    advantages: Tensor
-    totals: DistillTotals
+    advantages: Tensor  # [R] float32, to be added; 0 where the mask is false.
+    totals: DistillTotals  # Totals for the metrics.
 
 
 def distill(

@@ -31,23 +31,15 @@ G = TypeVar("G")
 
 @dataclass(frozen=True)
 class PoolCounts:
-    """Counts of a step's prompts.
+    """Counts of a step's prompts."""
 
-    Attributes:
-        requested: Prompts submitted for this step.
-        finished: Groups that finished.
-        kept: Finished groups that passed the filter.
-        dropped: Dropped groups, by reason.
-        carried_over: Groups left for the next step.
-        pass_rate: Share of right samples in all finished groups, dropped ones included: in the kept
-            ones alone it would always be near one half. ``None``: nothing was graded.
-    """
-
-    requested: int
-    finished: int
-    kept: int
-    dropped: dict[str, int]
-    carried_over: int
+    requested: int  # Prompts submitted for this step.
+    finished: int  # Groups that finished.
+    kept: int  # Finished groups that passed the filter.
+    dropped: dict[str, int]  # Dropped groups, by reason.
+    carried_over: int  # Groups left for the next step.
+    # Share of right samples in all finished groups, dropped ones included: in the kept ones alone
+    # it would always be near one half. None: nothing was graded.
     pass_rate: float | None
 
 

@@ -12,17 +12,13 @@ Kind = Literal["keep", "early_stop", "no_signal"]
 
 @dataclass(frozen=True)
 class Decision:
-    """Whether to keep a minibatch.
+    """Whether to keep a minibatch."""
 
-    Attributes:
-        kind: ``keep``; ``early_stop``: discard, because the policy has moved too far or a number
-            is not finite; ``no_signal``: discard, because the gradient is exactly 0 and a step
-            would only apply old momentum and weight decay.
-        reason: Why it is discarded; empty if kept.
-    """
-
+    # keep; early_stop: discard, because the policy has moved too far or a number is not finite;
+    # no_signal: discard, because the gradient is exactly 0 and a step would only apply old momentum
+    # and weight decay.
     kind: Kind
-    reason: str = ""
+    reason: str = ""  # Why it is discarded; empty if kept.
 
     @property
     def discard(self) -> bool:

@@ -43,30 +43,19 @@ def _largest_in_bins() -> Tensor:
 
 @dataclass(frozen=True)
 class Mismatch:
-    """Totals over unmasked tokens.
+    """Totals over unmasked tokens."""
 
-    Attributes:
-        tokens: Number of tokens.
-        exp_abs_sum: Sum of ``exp(|d|)``.
-        abs_sum: Sum of ``|d|``, in nats.
-        abs_max: Largest ``|d|``, in nats.
-        k3_sum: Sum of ``w - 1 - d``, the k3 estimate of KL(engine || trainer) in nats.
-        scale: Largest ``d``; 0 without tokens. Weights are summed relative to it, because ``w^2``
-            underflows below ``d = -372`` and overflows above 354.
-        w_sum: Sum of ``exp(d - scale)``.
-        w_square_sum: Sum of ``exp(2 (d - scale))``, at least 1 if there are tokens.
-        histogram: Number of tokens per bin of ``d``, int64.
-    """
-
-    tokens: int
-    exp_abs_sum: float
-    abs_sum: float
-    abs_max: float
-    k3_sum: float
+    tokens: int  # Number of tokens.
+    exp_abs_sum: float  # Sum of exp(|d|).
+    abs_sum: float  # Sum of |d|, in nats.
+    abs_max: float  # Largest |d|, in nats.
+    k3_sum: float  # Sum of w - 1 - d, the k3 estimate of KL(engine || trainer) in nats.
+    # Largest d; 0 without tokens. Weights are summed relative to it, because w^2 underflows below d
+    # = -372 and overflows above 354.
     scale: float
-    w_sum: float
-    w_square_sum: float
-    histogram: Tensor
+    w_sum: float  # Sum of exp(d - scale).
+    w_square_sum: float  # Sum of exp(2 (d - scale)), at least 1 if there are tokens.
+    histogram: Tensor  # Number of tokens per bin of d, int64.
 
     def __add__(self, other: Mismatch) -> Mismatch:
         if not self.tokens or not other.tokens:

@@ -90,23 +90,14 @@ def policy_objective(inputs: LossInputs, settings: ObjectiveSettings) -> LossOut
 
 @dataclass
 class _Terms:
-    """The objective while its terms are added.
+    """The objective while its terms are added."""
 
-    Attributes:
-        loss: Their sum.
-        token_losses: Each token's, without its weight.
-        sizes: The sum with absolute values of the tokens' terms.
-        bonus: The entropy bonus before its coefficient.
-        checked: Values of tokens that have to be finite.
-        sums: Metrics.
-    """
-
-    loss: Tensor
-    token_losses: Tensor
-    sizes: Tensor
-    bonus: Tensor
-    checked: list[Tensor]
-    sums: dict[str, Tensor]
+    loss: Tensor  # Their sum.
+    token_losses: Tensor  # Each token's, without its weight.
+    sizes: Tensor  # The sum with absolute values of the tokens' terms.
+    bonus: Tensor  # The entropy bonus before its coefficient.
+    checked: list[Tensor]  # Values of tokens that have to be finite.
+    sums: dict[str, Tensor]  # Metrics.
 
 
 def _policy_inputs(

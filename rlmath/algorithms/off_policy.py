@@ -29,15 +29,10 @@ def off_policy_keep(inputs: LossInputs, max_kl: float) -> Tensor:
 
 @dataclass(frozen=True)
 class OffPolicyTotals:
-    """Effect of the mask. Totals of several ranks and minibatches add up.
+    """Effect of the mask. Totals of several ranks and minibatches add up."""
 
-    Attributes:
-        tokens: Number of tokens in the loss.
-        masked: How many of them were excluded.
-    """
-
-    tokens: int = 0
-    masked: int = 0
+    tokens: int = 0  # Number of tokens in the loss.
+    masked: int = 0  # How many of them were excluded.
 
     def __add__(self, other: OffPolicyTotals) -> OffPolicyTotals:
         return OffPolicyTotals(self.tokens + other.tokens, self.masked + other.masked)

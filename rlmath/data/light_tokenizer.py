@@ -13,12 +13,7 @@ from rlmath.model.folder import TINY
 
 
 class LightTokenizer:
-    """The interface that :class:`rlmath.data.prompts.PromptRenderer` and ``Encoder`` need.
-
-    Attributes:
-        chat_template: Jinja text, if any.
-        name_or_path: The folder, for messages.
-    """
+    """The interface that :class:`rlmath.data.prompts.PromptRenderer` and ``Encoder`` need."""
 
     def __init__(self, folder: str | Path) -> None:
         """
@@ -30,9 +25,9 @@ class LightTokenizer:
         """
         import tokenizers
 
-        self.name_or_path = str(folder)
+        self.name_or_path = str(folder)  # The folder, for messages.
         self._settings: dict[str, Any] = {}
-        self.chat_template: str | None
+        self.chat_template: str | None  # Jinja text, if any.
         if str(folder) == TINY:
             from rlmath.model.tiny_tokenizer import CHAT_TEMPLATE, END_OF_TEXT, fast_tokenizer
 

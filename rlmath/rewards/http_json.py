@@ -21,16 +21,12 @@ PROBE_TIMEOUT_S = 3.0
 
 
 class CallFailed(Exception):
-    """One call to a server failed.
-
-    Attributes:
-        retry: Whether the same call may succeed later or on another server.
-        retry_after_s: Pause that the server asked for, in seconds; 0 if none.
-    """
+    """One call to a server failed."""
 
     def __init__(self, message: str, *, retry: bool = True, retry_after_s: float = 0.0) -> None:
         super().__init__(message)
-        self.retry = retry
+        self.retry = retry  # Whether the same call may succeed later or on another server.
+        # Pause that the server asked for, in seconds; 0 if none.
         self.retry_after_s = retry_after_s
 
 

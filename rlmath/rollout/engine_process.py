@@ -25,11 +25,6 @@ class EngineProcess:
 
     Args:
         index: Its number in the pool.
-
-    Attributes:
-        starting: The answer to ``start`` that is still waited for; ``None``: none is.
-        waits_for_weights: It has started again and can sample only after the next weight sync.
-        has_sampled: It has given a token.
     """
 
     def __init__(
@@ -56,9 +51,10 @@ class EngineProcess:
         self._place_ref = self.handle.place.remote()
         # Whatever goes wrong with its imports, its start says.
         self.handle.prepare.remote()
-        self.starting: Any = None
+        self.starting: Any = None  # The answer to start that is still waited for; None: none is.
+        # It has started again and can sample only after the next weight sync.
         self.waits_for_weights = False
-        self.has_sampled = False
+        self.has_sampled = False  # It has given a token.
         self._deadline_s = 0.0
 
     def start(self) -> None:

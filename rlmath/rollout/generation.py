@@ -60,17 +60,6 @@ class Generation:
         episodes: Answer the turns of requests that have a problem.
         clock_s: The clock; with ``wait``, replaced in simulations.
         wait: Waits for answers as ``ray.wait`` does.
-
-    Attributes:
-        held: Requests of each engine, by key.
-        tokens: Response tokens of each engine since its start.
-        tokens_held: Tokens of each engine's unfinished requests at its last answer.
-        finished: Number of each engine's finished samples.
-        finished_tokens: Response tokens of these.
-        tokens_reused: Tokens of continued responses and their prompts whose keys and values the
-            engines still had.
-        idle_s: Seconds of this round that each engine had no work.
-        duration_s: From the first request to the last sample; 0 until then.
     """
 
     def __init__(
@@ -99,12 +88,16 @@ class Generation:
         self._episodes = episodes
         self._failed = self._num_requests = 0
         engines = len(pool.processes)
+        # Requests of each engine, by key.
         self.held: list[dict[Key, Request]] = [{} for _ in range(engines)]
-        self.tokens = [0] * engines
+        self.tokens = [0] * engines  # Response tokens of each engine since its start.
+        # Tokens of each engine's unfinished requests at its last answer.
         self.tokens_held = [0] * engines
         # Number of each engine's finished samples, and their tokens.
-        self.finished = [0] * engines
-        self.finished_tokens = [0] * engines
+        self.finished = [0] * engines  # Number of each engine's finished samples.
+        self.finished_tokens = [0] * engines  # Response tokens of these.
+        # Tokens of continued responses and their prompts whose keys and values the engines still
+        # had.
         self.tokens_reused = 0
         self._longest = 1
         self._queue: deque[Request] = deque()
@@ -119,8 +112,8 @@ class Generation:
         self._waited_s = 0.0
         self._waited_before_s = [0.0] * engines
         self._next_check_s = self._answer_every_s
-        self.idle_s = [0.0] * engines
-        self.duration_s = 0.0
+        self.idle_s = [0.0] * engines  # Seconds of this round that each engine had no work.
+        self.duration_s = 0.0  # From the first request to the last sample; 0 until then.
         self._began_s = self._clock_s()
         self._idle_since_s: list[float | None] = [self._began_s] * engines
 

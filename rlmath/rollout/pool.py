@@ -58,15 +58,6 @@ class RolloutPool:
         trainer: Sends the weights in force to restarted engines. ``None``: the engines have only
             the model folder's weights.
         episodes: Answer the turns of requests that have a problem; ``None``: there are none.
-
-    Attributes:
-        has_weights_at_hand: Whether the trainer still has the weights in force. While it updates
-            them, a restarted engine waits for the next weight sync.
-        generation: The present ``generate``, or the last one.
-        has_folder_weights: Whether these are the model folder's, with which an engine starts.
-            Version 0 can be others: adapters of another run.
-        verified_syncs: Number of weight syncs since an engine last started after which the engines'
-            weights were compared with the trainer's.
     """
 
     def __init__(
@@ -95,6 +86,8 @@ class RolloutPool:
         self._max_restarts = max_restarts
         self._apart = False
         self._trainer, self._episodes = trainer, episodes
+        # Whether the trainer still has the weights in force. While it updates them, a restarted
+        # engine waits for the next weight sync.
         self.has_weights_at_hand = True
         self._bringing_up = threading.Lock()
         self.restarts = 0
@@ -102,9 +95,13 @@ class RolloutPool:
         self._early_reason = ""
         self._restarts_told = 0
         self._generating = False
-        self.generation: Generation | None = None
+        self.generation: Generation | None = None  # The present generate, or the last one.
         self.weights_version = 0
+        # Whether these are the model folder's, with which an engine starts. Version 0 can be
+        # others: adapters of another run.
         self.has_folder_weights = spec.reads_weights
+        # Number of weight syncs since an engine last started after which the engines' weights were
+        # compared with the trainer's.
         self.verified_syncs = 0
 
     @property

@@ -47,10 +47,6 @@ class Sampler:
         ledger: The run's ledger; ``None``: one in memory.
         journal: The run's journal; ``None``: a crash loses unfinished samples.
         on_kept: Called with each group that passed the filter, while others are sampled.
-
-    Attributes:
-        changed: Guards the sampler; notified when there are new requests or grades.
-        round: Sampled groups that no step has taken yet.
     """
 
     def __init__(
@@ -98,7 +94,8 @@ class Sampler:
         self._work: StepSampling | None = None
         self._grading: Grading | None = None
         self._events: list[dict[str, Any]] = []
-        self.round: Round | None = None
+        self.round: Round | None = None  # Sampled groups that no step has taken yet.
+        # Guards the sampler; notified when there are new requests or grades.
         self.changed = threading.Condition()
         # Whether what samples is to end, or to fail.
         self._stopped = self._cancelled = False

@@ -63,9 +63,6 @@ class Verification:
             are also compared in the first three syncs of started or restarted engines.
         rotation: The slices; ``None``: all weights are compared each time, and with ``every`` of
             ``None`` as often as that takes 0.5 %.
-
-    Attributes:
-        compared_share: Share of the weights, by work, compared after the last sync.
     """
 
     def __init__(self, every: int | None = None, rotation: Rotation | None = None) -> None:
@@ -77,7 +74,7 @@ class Verification:
         self._full_s, self._overhead_s = 0.0, 0.0
         # Time that comparisons may still take.
         self._balance_s = 0.0
-        self.compared_share = 0.0
+        self.compared_share = 0.0  # Share of the weights, by work, compared after the last sync.
 
     def due(self, pool: RolloutPool, now_s: float) -> Comparison | None:
         """The comparison after the sync that begins at ``now_s``, if any."""

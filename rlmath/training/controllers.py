@@ -12,16 +12,12 @@ from rlmath.config.schema import AlgorithmConfig
 
 
 class Coefficients:
-    """The two coefficients, from step to step; their state is part of checkpoints.
-
-    Attributes:
-        kl_coef: For the next update.
-        entropy_coef: The controller's; an update uses :meth:`entropy_coef_at`.
-    """
+    """The two coefficients, from step to step; their state is part of checkpoints."""
 
     def __init__(self, algorithm: AlgorithmConfig) -> None:
         self._algorithm = algorithm
-        self.kl_coef = algorithm.kl_coef
+        self.kl_coef = algorithm.kl_coef  # For the next update.
+        # The controller's; an update uses entropy_coef_at.
         self.entropy_coef = algorithm.entropy_coef
 
     def entropy_coef_at(self, entropy: float | None) -> float:

@@ -16,21 +16,14 @@ from rlmath.utils.setting import Options
 
 @dataclass(frozen=True)
 class AdvantageSettings:
-    """The estimator and its options.
+    """The estimator and its options."""
 
-    Attributes:
-        name: Registered name of the estimator.
-        options: The estimator's options; ``None``: its defaults.
-        whiten_tokens: Whiten the advantages of any estimator over the tokens of the loss.
-        whiten_epsilon: Added to the standard deviation of that whitening.
-        reward_weights: For ``gdpo``: the separately normalized rewards, by name, with their
-            weights.
-    """
-
-    name: str = "grpo"
-    options: Options | None = None
+    name: str = "grpo"  # Registered name of the estimator.
+    options: Options | None = None  # The estimator's options; None: its defaults.
+    # Whiten the advantages of any estimator over the tokens of the loss.
     whiten_tokens: bool = False
-    whiten_epsilon: float = 1e-6
+    whiten_epsilon: float = 1e-6  # Added to the standard deviation of that whitening.
+    # For gdpo: the separately normalized rewards, by name, with their weights.
     reward_weights: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -41,15 +34,11 @@ class AdvantageSettings:
 
 @dataclass(frozen=True)
 class SequenceAdvantages:
-    """Advantages of sequences from rewards alone, before per-token terms.
+    """Advantages of sequences from rewards alone, before per-token terms."""
 
-    Attributes:
-        values: ``[N]`` float, one value for all response tokens of a sequence.
-        whiten_epsilon: Added to the standard deviation when whitening over the tokens of the loss,
-            after token rewards are added; ``None``: no whitening.
-    """
-
-    values: Tensor
+    values: Tensor  # [N] float, one value for all response tokens of a sequence.
+    # Added to the standard deviation when whitening over the tokens of the loss, after token
+    # rewards are added; None: no whitening.
     whiten_epsilon: float | None = None
 
     def select(self, rows: Tensor) -> SequenceAdvantages:

@@ -169,12 +169,7 @@ def _difficulty(
 
 
 class _Table:
-    """The samples of both windows as paths.
-
-    Attributes:
-        names: Names of the causes, in the order of the shares: the chain, then components.
-        counts: ``[N]``, whether a sample counts.
-    """
+    """The samples of both windows as paths."""
 
     def __init__(
         self,
@@ -196,11 +191,12 @@ class _Table:
         self._values, parts = _values(self._all, metric, lengths)
         self._scored = ~np.isnan(self._values)
         kept = [not (trained_only and one.dropped) for one in self._all]
-        self.counts = self._scored & np.array(kept)
+        self.counts = self._scored & np.array(kept)  # [N], whether a sample counts.
         for window, rows in (("earlier", ~self._later), ("later", self._later)):
             if not self.counts[rows].any():
                 what = {"reward": "a reward", "accuracy": "a verdict"}.get(metric, "a length")
                 raise UserError(f"no sample of the {window} window has {what} and counts")
+        # Names of the causes, in the order of the shares: the chain, then components.
         self.names = [*CHAIN, *parts]
         self._parts = np.stack([np.where(self.counts, part, 0.0) for part in parts.values()])
         edges = np.quantile(lengths, np.arange(1, _BINS) / _BINS)
