@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from known_texts import NGRAM_WORDS, KnownTexts
 from rlmath.config.command_line import take_settings
 from rlmath.data.files import MalformedRowError, read_rows
-from rlmath.data.overlap import NGRAM_WORDS, KnownTexts
 from rlmath.errors import UserError
 from rlmath.monitor.files import refuse_existing, replacing
 from rlmath.utils.command_line import run_command

@@ -18,10 +18,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from hub_sources import SOURCES, Source, UnusableRowError
+from known_texts import words_of
 from rlmath.config.benchmarks import PUBLISHED
 from rlmath.data.files import MalformedRowError, read_rows
-from rlmath.data.overlap import words_of
-from rlmath.data.sources import SOURCES, Source, UnusableRowError
 from rlmath.errors import UserError
 from rlmath.monitor.files import refuse_existing, replacing
 from rlmath.utils.command_line import run_command

@@ -25,9 +25,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hub_sources import UnusableRowError
+from known_texts import words_of
 from rlmath.data.files import MalformedRowError, read_rows
-from rlmath.data.overlap import words_of
-from rlmath.data.sources import UnusableRowError
 from rlmath.errors import UserError
 from rlmath.monitor.files import refuse_existing, replacing
 from rlmath.utils.command_line import run_command

@@ -50,8 +50,8 @@ class Mismatch:
     abs_sum: float  # Sum of |d|, in nats.
     abs_max: float  # Largest |d|, in nats.
     k3_sum: float  # Sum of w - 1 - d, the k3 estimate of KL(engine || trainer) in nats.
-    # Largest d; 0 without tokens. Weights are summed relative to it, because w^2 underflows below d
-    # = -372 and overflows above 354.
+    # Largest d; 0 without tokens. Weights are summed relative to it, because w^2 underflows below
+    # d = -372 and overflows above 354.
     scale: float
     w_sum: float  # Sum of exp(d - scale).
     w_square_sum: float  # Sum of exp(2 (d - scale)), at least 1 if there are tokens.

@@ -68,7 +68,6 @@ class RunnerConfig:
         "plugin_hashes that a resumed run may change, such as [algorithm.loss,reward]; any other "
         "change of these is an error.",
     )
-    samples_every: int = setting(1, "Write all samples to samples/ every N steps.", least=1)
     samples_keep_gib: float | None = setting(
         None,
         "Remove the oldest steps' files in samples/ when they take more than this many GiB; null: "

@@ -110,12 +110,10 @@ class Monitor:
         if kind == "step":
             # While the ranks compute: of hundred million tokens it takes a second.
             self._digesting = self._thread.submit(digest_samples, groups)
-        every = self._runner.samples_every
-        if kind != "step" or (every and step % every == 0):
-            self.finish_samples()
-            self._writing = self._thread.submit(
-                self._write_samples, step, groups, kind, dropped, engines
-            )
+        self.finish_samples()
+        self._writing = self._thread.submit(
+            self._write_samples, step, groups, kind, dropped, engines
+        )
         tags = "rollout" if kind == "step" else kind.replace("_", "/", 1)
         for index, group in enumerate(groups[: self._runner.tensorboard_samples]):
             text = sample_as_text(group.problem, group.samples[0])
@@ -189,7 +187,6 @@ class Monitor:
         self._write_digests(step)
         keep_gib = self._runner.samples_keep_gib
         if keep_gib is not None and step % _LOOK_AT_SIZES_EVERY == 0:
-            # Also where no samples are written: each step has digests.
             self._tell_if_not_written(lambda: limit_samples(self.run_dir, keep_gib))
         self._writer.write(step, everything, self._texts)
         self._display.step(step, everything)

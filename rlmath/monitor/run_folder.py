@@ -169,8 +169,8 @@ class RunFolder:
         have = list(self.training_steps)
         has = f"steps {have[0]} to {have[-1]}" if have else "no step"
         return UserError(
-            f"{self.folder} has no samples of {steps}; its samples/ has {has}. See "
-            "runner.samples_every and runner.samples_keep_gib"
+            f"{self.folder} has no samples of {steps}; its samples/ has {has} "
+            "(runner.samples_keep_gib)"
         )
 
     @property

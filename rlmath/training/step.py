@@ -164,8 +164,8 @@ def update(
     run, monitor, coefficients = parts.run, parts.monitor, parts.coefficients
     actor, config = run.actor, run.config
     plan = complete(plan, alignment, coefficients, monitor, step)
-    count = 0 if step % config.runner.samples_every else config.runner.token_samples
-    plan = dataclasses.replace(plan, traced=traced_places(batch.keys, count))
+    traced = traced_places(batch.keys, config.runner.token_samples)
+    plan = dataclasses.replace(plan, traced=traced)
     with monitor.phase("advantage"):
         advantages = None if plan.values else batch.advantages(config)
     digest_start(monitor, actor)

@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from hub_sources import SOURCES
 from rlmath.checks.machine import Machine
 from rlmath.checks.run import check
 from rlmath.cli import COMMANDS as OF_RLMATH
@@ -31,7 +32,6 @@ from rlmath.commands.selfcheck.catalog import select
 from rlmath.config.command_line import take_settings
 from rlmath.config.groups import options
 from rlmath.config.load import load, save
-from rlmath.data.sources import SOURCES
 from rlmath.monitor.summary import update_summary
 from rlmath.quickstart import EXPERIMENTS
 from tests.unit.documented import ROOT, Command, documented_commands, make_clone

@@ -265,7 +265,7 @@ def _left_out(run: RunFolder, samples: Samples, events: int) -> list[str]:
             "problems, drawn by their ids. Distributions and pass rates are over all of them."
         )
     if not total:
-        notes.append("The run's folder has no samples (runner.samples_every, samples_keep_gib).")
+        notes.append("The run's folder has no samples (runner.samples_keep_gib).")
     if samples.cut_texts:
         notes.append(f"{samples.cut_texts:,} characters in the middle of long texts are left out.")
     if events > MAX_EVENTS:

@@ -48,7 +48,7 @@ def test_files_of_samples_are_limited(tmp_path, group):
 
 
 def test_a_step_leaves_metrics_timings_samples_and_texts(tmp_path, group, capsys):
-    runner = RunnerConfig(run_dir=str(tmp_path), samples_every=2, tensorboard_samples=1)
+    runner = RunnerConfig(run_dir=str(tmp_path), tensorboard_samples=1)
     with open_monitor(tmp_path, runner, total_steps=2) as monitor:
         monitor.begin_step()
         monitor.log_samples(0, [group], kind="eval")
@@ -74,7 +74,7 @@ def test_a_step_leaves_metrics_timings_samples_and_texts(tmp_path, group, capsys
     files = {
         path.name: len(list(read_samples(path))) for path in (tmp_path / "samples").glob("*.jsonl")
     }
-    assert files == {"eval_000000.jsonl": 2, "step_000002.jsonl": 4}
+    assert files == {"eval_000000.jsonl": 2, "step_000001.jsonl": 4, "step_000002.jsonl": 4}
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     texts = {tag: [e.step for e in events.Tensors(tag)] for tag in events.Tags()["tensors"]}

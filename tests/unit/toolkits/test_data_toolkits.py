@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rlmath.data.overlap import KnownTexts, words_of
-from rlmath.data.sources import SOURCES
+from hub_sources import SOURCES
+from known_texts import KnownTexts, words_of
 from rlmath.errors import UserError
 from toolkits import small_model, word_problems
 
