@@ -17,20 +17,25 @@ CURVES_FILE = "curves.png"
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes."""
+    """One pair of axes.
+
+    Attributes:
+        series: Tag and its name in the legend; those that a run lacks are left out.
+        least_range: Minimum range of the vertical axis, in its unit: noise must not look like a
+            signal.
+        least_share: The same as a share of the largest value.
+        error: By tag, the tag of its standard error, drawn as a band.
+        right: Tag, name and unit of a series with its own axis on the right.
+    """
 
     title: str
     unit: str
-    # Tag and its name in the legend; those that a run lacks are left out.
     series: tuple[tuple[str, str], ...]
     limits: tuple[float, float] | None = None
-    # Minimum range of the vertical axis, in its unit: noise must not look like a signal.
     least_range: float = 0.0
-    least_share: float = 0.0  # The same as a share of the largest value.
-    # By tag, the tag of its standard error, drawn as a band.
+    least_share: float = 0.0
     error: Mapping[str, str] = field(default_factory=dict)
     level: float | None = None
-    # Tag, name and unit of a series with its own axis on the right.
     right: tuple[str, str, str] | None = None
 
 
@@ -78,29 +83,45 @@ PANELS = (
         level=1.0,
     ),
 )
-# Of a step's phases by name, so that a color means the same phase in every run; series take them in
-# this order.
-_COLORS = {
-    "generate": "#1f5fa8",
-    "update": "#c8501e",
-    "log_probs": "#3a8a4d",
-    "grade": "#7b4fa3",
-    "evaluate": "#8a6d1f",
-    "weight_sync": "#4aa3a8",
-    "save": "#a83a5e",
-    "advantage": "#777777",
-    "teacher": "#d9a441",
-    "values": "#20304f",
-    "other": "#bbbbbb",
-}
+# Phases of a step by name, so that a color means the same phase in every run.
+_PHASES = (
+    "generate",
+    "update",
+    "log_probs",
+    "grade",
+    "evaluate",
+    "weight_sync",
+    "save",
+    "advantage",
+    "teacher",
+    "values",
+)
+_OTHER = "other"
+_COLORS = (
+    "#1f5fa8",
+    "#c8501e",
+    "#3a8a4d",
+    "#7b4fa3",
+    "#8a6d1f",
+    "#4aa3a8",
+    "#a83a5e",
+    "#777777",
+    "#d9a441",
+    "#20304f",
+)
 
 
 def plot_curves(run_dir: str | Path, title: str | None = None) -> Path:
     """Draw ``<run_dir>/curves.png`` from its ``metrics.jsonl``; resumes are marked.
 
     Panels are those of ``PANELS`` for which there are values, each reward where there are several,
-    and the split of a step's seconds. ``title``: text above the panels; ``None``: the folder's
-    name. Raises ValueError: no metric of any panel has been written yet.
+    and the split of a step's seconds.
+
+    Args:
+        title: Text above the panels; ``None``: the folder's name.
+
+    Raises:
+        ValueError: No metric of any panel has been written yet.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -164,7 +185,7 @@ def panels_of(lines: Sequence[dict[str, Any]]) -> list[Panel]:
 
 def _draw_panel(ax: Any, panel: Panel, lines: Sequence[dict[str, Any]]) -> None:
     handles = []
-    for color, (tag, name) in zip(_COLORS.values(), panel.series, strict=False):
+    for color, (tag, name) in zip(_COLORS, panel.series, strict=False):
         points = _points(lines, tag)
         if points:
             handles += _draw_series(ax, points, name, color)
@@ -183,7 +204,7 @@ def _draw_panel(ax: Any, panel: Panel, lines: Sequence[dict[str, Any]]) -> None:
     if panel.right and points:
         _, name, unit = panel.right
         beside = ax.twinx()
-        handles += _draw_series(beside, points, f"{name} (right)", _COLORS["update"], faint=True)
+        handles += _draw_series(beside, points, f"{name} (right)", _COLORS[1], faint=True)
         beside.set_ylabel(unit)
         beside.set_ylim(0, 1.3 * beside.get_ylim()[1])  # The upper part is for the legend.
         beside.spines["top"].set_visible(False)
@@ -235,7 +256,7 @@ def _draw_timing(ax: Any, phases: Sequence[str], lines: Sequence[dict[str, Any]]
     steps = [line[STEP] for line in timed]
     values = [[line.get(phase) or 0.0 for line in timed] for phase in phases]
     names = [phase.removeprefix("timing/") for phase in phases]
-    colors = [_COLORS.get(name, "#666666") for name in names]
+    colors = [_phase_color(name) for name in names]
     if len(steps) == 1:
         bottom = 0.0
         for name, color, (seconds,) in zip(names, colors, values, strict=True):
@@ -248,6 +269,12 @@ def _draw_timing(ax: Any, phases: Sequence[str], lines: Sequence[dict[str, Any]]
     highest = max(sum(seconds) for seconds in zip(*values, strict=True))
     ax.set_ylim(0, 1.35 * highest or 1.0)  # The upper part is for the legend.
     ax.legend(fontsize=8, ncols=min(len(names), 4), frameon=False, loc="upper left")
+
+
+def _phase_color(name: str) -> str:
+    if name in _PHASES:
+        return _COLORS[_PHASES.index(name)]
+    return "#bbbbbb" if name == _OTHER else "#666666"
 
 
 def _phases(lines: Sequence[dict[str, Any]]) -> list[str]:

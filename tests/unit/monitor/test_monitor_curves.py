@@ -3,7 +3,7 @@ import json
 import pytest
 
 from rlmath.monitor import MetricsWriter, plot_curves
-from rlmath.monitor.curves import _COLORS, PANELS, _widen, panels_of
+from rlmath.monitor.curves import PANELS, _phase_color, _widen, panels_of
 from rlmath.monitor.run_settings import ATTEMPTS_FILE
 
 
@@ -81,8 +81,10 @@ def test_noise_does_not_fill_an_axis():
     assert high - low == pytest.approx(0.01)
 
 
-def test_each_phase_has_a_color_of_its_own():
-    assert len(set(_COLORS.values())) == len(_COLORS)
+def test_a_phase_has_one_color_in_every_run():
+    names = ("generate", "update", "log_probs", "grade", "evaluate", "weight_sync", "save")
+    colors = [_phase_color(name) for name in (*names, "other")]
+    assert len(set(colors)) == len(colors)
 
 
 def test_a_resume_and_the_standard_error_are_drawn(tmp_path, read_png):
