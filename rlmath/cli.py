@@ -285,7 +285,7 @@ def _finish_mirror(config: Config) -> None:
 
 
 def _overview(composed: Composed, config: Config, command: str, machine: Machine) -> Iterator[str]:
-    """What the command will do."""
+    """Overview of what the command will do."""
     from rlmath.checks import overview
     from rlmath.checks import run as checks
     from rlmath.config import arithmetic

@@ -72,14 +72,14 @@ class Sample:
         finish_reason: ``stop`` (the model ended it), ``length`` (truncated: a budget ran out),
             ``cut`` (unfinished: a later step continues it), or ``failed`` (its environment could
             not answer, so nothing grades it). Training sees no cut ones.
-        spans: Which weights sampled which tokens: versions, each with the place of its first token.
+        spans: Weights versions that sampled, each with the place of its first token.
         seed: Seed of this request's random stream.
         engine: Index of the engine that produced it.
         routes: ``[m, MoE layers, experts of a token]`` uint8, or int16 beyond 256 experts: the
             experts that the engine sent the first ``m`` tokens of prompt and response to. The last
             token that was sampled went through no layer, so ``m`` is one less than the tokens.
             ``None``: the engine returned none.
-        prompt_digest: Of the prompt's tokens as the engine read them, see
+        prompt_digest: Digest of the prompt's tokens as the engine read them, see
             :func:`rlmath.engines.requests.prompt_digest`; ``None``: not known.
         segments: Who wrote which tokens.
         calls: Tool, status and seconds of each call, in order.
@@ -157,7 +157,7 @@ class Sample:
         )
 
     def log_prob(self) -> float:
-        """Of the whole response, in nats, added up in float64."""
+        """Log-probability of the whole response, in nats, summed in float64."""
         return float(self.log_probs.sum(dtype="float64"))
 
     def token_ages(self) -> NDArray[np.uint8]:
@@ -185,7 +185,7 @@ class Repetition:
     """How much a response repeats itself; see ``monitor/repetition.py``.
 
     Attributes:
-        compression_ratio: Of the end of its text.
+        compression_ratio: Compression ratio of the end of its text.
         repeated_ngrams: Share of the n-grams of its last tokens that came before.
         is_repetitive: Whether either is past its limit.
     """
@@ -206,7 +206,7 @@ class GradedSample:
         correct: Whether the final answer is right; ``None`` when no grader looked.
         status: The grader's status (``correct``, ``wrong``, ``no_answer``, ``bad_gold``,
             ``timeout``, ``error``), or ``ungraded``.
-        answer: What the grader took for the answer.
+        answer: The answer that the grader extracted.
         rewards: Each reward on its own, by name, before weighting.
         method: The grader's layer that decided, such as ``exact`` or ``sympy``; ``None`` when no
             grader looked.

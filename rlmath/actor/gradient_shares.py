@@ -61,7 +61,7 @@ class Groups:
 
     @classmethod
     def of_megatron(cls) -> Groups:
-        """Of this process, whose parallel state is initialized."""
+        """The groups of this process, whose parallel state is initialized."""
         from megatron.core import parallel_state as state
 
         found = (
@@ -102,7 +102,7 @@ class _Unit:
     Attributes:
         name: To call them by.
         kind: See :class:`_Watched`.
-        numbers: Of the matrices.
+        numbers: Numbers of the matrices.
     """
 
     name: str
@@ -115,7 +115,7 @@ class GradientShares:
 
     Args:
         models: Chunks in Megatron's data-parallel wrapper.
-        groups: Whose gradients are summed.
+        groups: Ranks that sum their gradients.
     """
 
     def __init__(self, models: Sequence[Any], groups: Groups) -> None:
@@ -195,7 +195,7 @@ class GradientShares:
             self._given[number].append(self._added(number))
 
     def _added(self, number: int) -> Tensor:
-        """What the buffer has more than at the last call; a pass begins with 0."""
+        """Growth of the buffer since the last call; a pass begins with 0."""
         now = self._buffer(number)
         share = now - self._held[number] if number in self._held else now
         self._held[number] = now
@@ -229,7 +229,7 @@ class GradientShares:
     def _wrong_sum(
         self, buffers: Sequence[Sequence[int]], group: Any, more: Any = None
     ) -> StepFinding:
-        """Of buffers, each with what is given to it, that ranks of one or two groups add up."""
+        """First wrong sum among buffers that ranks of one or two groups add up."""
         if not buffers:
             return StepFinding()
         now = torch.cat([self._buffer(numbers[0]).double() for numbers in buffers])
@@ -295,7 +295,7 @@ class GradientShares:
         self._passes -= 1
 
     def totals(self) -> list[Tensor]:
-        """Of each matrix that is looked at, ``[elements]`` float64 of what the pass gave."""
+        """``[elements]`` float64 that the pass gave to each matrix that is watched."""
         return [self._of(number).sum(0) for number in self._given]
 
     @torch.no_grad()
@@ -304,7 +304,7 @@ class GradientShares:
 
         Args:
             again: From :meth:`totals` of that pass.
-            micro_batch: Of the last pass, which looked at the same elements.
+            micro_batch: Its index in the last pass, which watched the same elements.
         """
         for (number, shares), other in zip(self._given.items(), again, strict=True):
             if micro_batch >= len(shares):

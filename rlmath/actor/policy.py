@@ -75,11 +75,11 @@ class MegatronActor(RankModel):
     """This process's part of the policy, and of its reference model.
 
     Attributes:
-        reference: What the reference model has in place of what is trained, in host memory;
+        reference: The reference's values of the trained weights, in host memory;
             ``None``: there is no reference, or it is the model without its adapters.
         routing: Records the routes of the old-log-prob pass, its own or the engine's, and replays
             them in the update; ``None``: no pass replays any.
-        passes: What surrounds each forward pass, by its name.
+        passes: Context managers of each forward pass, by its name.
         observer: Sees updates; ``None``: nobody does.
         updates: So far.
     """
@@ -111,7 +111,7 @@ class MegatronActor(RankModel):
         self.passes = forward_passes(self)
 
     def _trained(self) -> list[Tensor]:
-        """What training changes, and so all in which the reference differs: under LoRA adapters."""
+        """Parameters that training changes, and the reference does not have; adapters under LoRA."""
         everything = self.settings.lora is None
         return [p for p in self.module.parameters() if p.requires_grad or everything]
 
@@ -148,8 +148,8 @@ class MegatronActor(RankModel):
         """Log-probs and entropies of the shard's response tokens.
 
         Args:
-            name: Of the forward pass; see :func:`rlmath.actor.passes.forward_passes`.
-            seed: Of what the pass draws at random.
+            name: Name of the forward pass; see :func:`rlmath.actor.passes.forward_passes`.
+            seed: Seed of the pass's random draws.
 
         Returns:
             The values in the shard's order, on all ranks of the last stage; else ``None``.
@@ -212,7 +212,7 @@ class MegatronActor(RankModel):
 
         Args:
             shard: With advantages; only ranks of the last stage read the values of tokens.
-            plan: Of the step.
+            plan: Plan of the step.
 
         Raises:
             ValueError: No advantages, several minibatches without old log-probs, or routing replay
@@ -307,7 +307,7 @@ class MegatronActor(RankModel):
         Args:
             share: This rank's sequences of the minibatch.
             outcomes: From :meth:`_backward`.
-            index: Of the minibatch, from 0.
+            index: Index of the minibatch, from 0.
 
         Returns:
             Its metrics, what became of it, and the farthest token.

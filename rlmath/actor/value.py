@@ -95,7 +95,7 @@ class ValueModel(RankModel):
     """This process's part of the value model.
 
     Attributes:
-        step_findings: Of the last update.
+        step_findings: Findings of the last update.
     """
 
     _prints: TensorPrints | None = None
@@ -149,7 +149,7 @@ class ValueModel(RankModel):
 
         Args:
             shard: With ``values`` and ``returns``; only ranks of the last stage read them.
-            plan: Of the step.
+            plan: Plan of the step.
 
         Returns:
             Metrics of each minibatch, equal on all ranks.

@@ -35,8 +35,8 @@ class Source:
     Attributes:
         place: As in the settings.
         module: Its name in ``sys.modules``.
-        file: Of a file, for tracebacks; ``None``: a module on Python's path.
-        text: Of the file.
+        file: Path of a source file, for tracebacks; ``None``: a module on Python's path.
+        text: Content of the file.
     """
 
     place: str
@@ -187,11 +187,11 @@ def receive(sources: tuple[Source, ...]) -> None:
 
 @dataclass(frozen=True)
 class Imported:
-    """What a process has of the plug-ins.
+    """The plug-ins that a process imported.
 
     Attributes:
         failed: A message for each that could not be imported.
-        hashes: Of the source files of the others, by name.
+        hashes: Hashes of the source files of the others, by name.
     """
 
     failed: tuple[str, ...]
@@ -199,7 +199,7 @@ class Imported:
 
 
 def imported() -> Imported:
-    """What this process has."""
+    """The plug-ins that this process imported."""
     found: dict[str, str] = {}
     for place in _everywhere:
         source = _imported.get(place)

@@ -16,7 +16,7 @@ TraitsT = TypeVar("TraitsT")
 
 @dataclass(frozen=True)
 class NoTraits:
-    """Of a kind about which nothing has to be declared."""
+    """Traits of a kind that declares none."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Registry(Generic[T, TraitsT]):
 
     Args:
         setting: The setting that chooses among them, for the error message.
-        traits: What the kind declares about each of them, a dataclass; made without arguments, what
-            holds where nothing is declared.
+        traits: Dataclass of what the kind declares about each of them; its defaults hold where
+            nothing is declared.
         plain: A path may also name what is not registered; it has no options.
     """
 
@@ -50,8 +50,8 @@ class Registry(Generic[T, TraitsT]):
 
         Args:
             name: Its name in the settings.
-            options: What it may be told besides its inputs; it is passed one of these.
-            traits: What is true of it, for the parts that ask; ``None``: the kind's defaults.
+            options: Settings that it takes besides its inputs; it is passed one of these.
+            traits: Properties that it declares; ``None``: the kind's defaults.
 
         Raises:
             PluginError: The name is taken. A file that is imported again replaces what it had.
@@ -88,7 +88,7 @@ class Registry(Generic[T, TraitsT]):
         return self._find(name).options
 
     def traits(self, name: str) -> TraitsT:
-        """What is declared about the function called ``name``.
+        """Declared traits of the function called ``name``.
 
         Raises:
             PluginError: There is none of that name.

@@ -13,7 +13,7 @@ from rlmath.weights.sequence_fingerprints import SequenceFingerprints
 
 
 def digest_sequences(digests: StepDigests, batch: StepBatch, found: SequenceFingerprints) -> None:
-    """Which samples are trained on, and what the update reads of each."""
+    """Add which samples are trained on, and the update's inputs of each."""
     keys = batch.keys
     versions = batch.sequences.weights_versions.tolist()
     takes_part = batch.takes_part.tolist()
@@ -28,10 +28,10 @@ def digest_sequences(digests: StepDigests, batch: StepBatch, found: SequenceFing
 def add_fingerprints(
     digests: StepDigests, keys: Sequence[str], found: SequenceFingerprints
 ) -> None:
-    """What ranks computed of a step's sequences.
+    """Add what ranks computed of a step's sequences.
 
     Args:
-        keys: Of all sequences of the step.
+        keys: Keys of all sequences of the step.
     """
     own = [keys[place] for place in found.places.tolist()]
     for name, bits in found.bits.items():

@@ -85,8 +85,8 @@ class Limits:
     """Largest allowed differences of engine and actor.
 
     Attributes:
-        mean_exp_abs: Of the mean of exp|difference| over all tokens.
-        max_abs: Of the largest |difference| among the probe's tokens, in nats.
+        mean_exp_abs: Limit of the mean of exp|difference| over all tokens.
+        max_abs: Limit of the largest |difference| among the probe's tokens, in nats.
     """
 
     mean_exp_abs: float
@@ -151,11 +151,11 @@ class _Seen:
 
     Attributes:
         places: Sequences of the batch that were compared.
-        farthest: Of each its farthest token; see ``Alignment.farthest``.
+        farthest: Farthest token of each; see ``Alignment.farthest``.
         among: The probe's, as indices of ``places``.
         worst: Index of the sequence with the farthest token of the present weights.
-        mean: Of exp|difference|.
-        largest: Of the probe's |difference|, in nats.
+        mean: Mean of exp|difference|.
+        largest: Largest |difference| of the probe, in nats.
     """
 
     places: Tensor
@@ -224,8 +224,8 @@ class Gate:
         """Judge the samples of the present weights.
 
         Args:
-            alignment: Of the actor under the weights that sampled, over some sequences of the step.
-            sequences: Of the step.
+            alignment: Log-prob comparison over some sequences, under the weights that sampled them.
+            sequences: Sequences of the step.
             updated: The actor's weights have changed since the log-probs were taken.
 
         Returns:

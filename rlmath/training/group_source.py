@@ -190,10 +190,10 @@ class GroupSource:
 
 
 def weights_digest(run: Running, monitor: Monitor, version: int) -> str | None:
-    """What tells the weights that sample, and how engines compute with them.
+    """Digest of the weights that sample, and of how engines compute with them.
 
     Args:
-        version: Of the weights: updates that were done.
+        version: Version of the weights: number of updates so far.
 
     Returns:
         ``None``: it is not known.

@@ -46,9 +46,9 @@ class StepDone:
     """A step that is done, logged and, where it was due, saved.
 
     Attributes:
-        number: Of the step, from 1.
+        number: Number of the step, from 1.
         metrics: Its line of ``metrics.jsonl``.
-        groups: That it trained on: problems with their graded samples.
+        groups: Groups that it trained on: problems with their graded samples.
     """
 
     number: int
@@ -63,7 +63,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Answer:
-    """What was asked between two steps has been done."""
+    """Answer to what was asked between two steps."""
 
     value: Any
 

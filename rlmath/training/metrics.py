@@ -94,7 +94,7 @@ def update_metrics(result: UpdateResult) -> dict[str, float]:
 
 
 def off_policy_metrics(result: UpdateResult, now: int) -> dict[str, float]:
-    """What ``off_policy_mask_kl`` left out, by the age of the weights that sampled.
+    """Samples that ``off_policy_mask_kl`` left out, by the age of the weights that sampled.
 
     Args:
         now: The weights version before the update.

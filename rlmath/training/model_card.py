@@ -72,7 +72,7 @@ def model_card(run_dir: Path, step: int | None = None) -> str:
 
     Args:
         run_dir: A training run's folder.
-        step: Of a checkpoint; ``None``: the run's end.
+        step: Step of a checkpoint; ``None``: the run's end.
 
     Raises:
         UserError: It is no run's folder.

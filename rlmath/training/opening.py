@@ -87,7 +87,7 @@ def open_ranks(
 
     Args:
         config: Checked settings.
-        settings: Of the ranks, from those and the layout.
+        settings: Makes the ranks' settings from the configuration and the layout.
 
     Raises:
         UserError: The model, the cluster or the machine does not allow it.

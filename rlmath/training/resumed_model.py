@@ -22,7 +22,7 @@ def check_resumed_model(config: Config, path: Path) -> None:
 
     Args:
         config: Checked settings.
-        path: Of the checkpoint.
+        path: Folder of the checkpoint.
 
     Raises:
         UserError: It is of other weights than those that are trained, or has no value model.

@@ -79,7 +79,7 @@ def supervise(config: Config, attempt: Callable[[Config], Events]) -> Events:
 
 @dataclasses.dataclass(frozen=True)
 class _Raised:
-    """What a component raised, and in which step: the same error again means that a restart does
+    """Error of a component, and its step: the same error again means that a restart does
     not help."""
 
     step: int
@@ -104,7 +104,7 @@ def _last_step(run_dir: Path) -> int:
 
 
 def _newest_whole(store: CheckpointStore) -> Manifest | None:
-    """Of the checkpoint that is resumed from: a damaged one counts for nothing, and one that was
+    """Manifest of the checkpoint to resume from; a damaged one is skipped, and one that was
     made again is another."""
     path = store.newest_whole().path
     return None if path is None else read_manifest(path)
@@ -124,13 +124,13 @@ def _resuming(config: Config, how: str) -> Config:
 
 
 def _first_step(newest: Manifest | None, how: str) -> int:
-    """That an attempt begins with."""
+    """First step of an attempt."""
     begins_from = newest if how == "auto" else read_manifest(Path(how))
     return 1 + (begins_from.step if begins_from else 0)
 
 
 def _redone(last: int, newest: Manifest | None, how: str) -> str:
-    """Which steps are repeated, up to the one that failed or showed the collapse."""
+    """The steps that are repeated, up to the one that failed or showed the collapse."""
     first = _first_step(newest, how)
     steps = f"step {first} is" if last <= first else f"steps {first} to {last} are"
     own = f"the checkpoint of step {first - 1}" if first > 1 else "the beginning"

@@ -148,7 +148,7 @@ def feed_forward_width(spec: ModelSpec, moe: float | None = None) -> int:
     """Widest of what a token meets in one layer's feed-forward.
 
     Args:
-        moe: Of the layers, those that are MoE; ``None``: of all of the model's.
+        moe: MoE layers among the layers that count; ``None``: all of the model's.
     """
     if moe is None:
         moe = spec.moe_layers / spec.layers

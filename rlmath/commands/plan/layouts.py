@@ -74,7 +74,7 @@ class Plan:
         engine_share: ``rollout.gpu_memory_utilization``.
         max_running: ``rollout.max_running_sequences``.
         running: Sequences that an engine runs at once, on average.
-        phases: What a GPU holds in each, the fullest one.
+        phases: Memory of the fullest GPU in each phase.
         tail_s: Seconds of sampling after the mean response.
         host_bytes: Host memory that the ranks of a node take at most for tensors.
     """

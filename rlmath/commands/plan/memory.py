@@ -55,16 +55,16 @@ class Step:
     """Properties of a step that the actor's memory depends on, beside the layout.
 
     Attributes:
-        microbatches: Of an optimizer step on a data-parallel rank; no more are in flight.
+        microbatches: Micro-batches of an optimizer step on a data-parallel rank; the most in flight.
         reference: A reference model, which the host keeps, changes places with the model's weights.
         value_model: A value model is trained in the same processes.
         lm_head_float32: The output layer multiplies in float32.
-        whole_logits: Those of a micro-batch are there as a whole.
+        whole_logits: All logits of a micro-batch are in memory at once.
         triton_logits: Kernels take their softmax (``actor.logits=triton``).
         offload: ``none``, ``optimizer`` or ``all``: what goes to host memory while engines sample.
         offload_in_backward: The optimizer's state is on the GPU for its steps alone.
         quantized: Engines have the matrices of layers in FP8.
-        replayed_tokens: Of a data-parallel rank's share of the step, whose routes the host keeps
+        replayed_tokens: Tokens of a data-parallel rank's share whose routes the host keeps
             (``actor.routing_replay``); 0: none.
         sampled_routes: Samples carry routes as well (``actor.routing_replay=engine``).
     """

@@ -1,4 +1,4 @@
-"""What a plan is asked for, and the settings of ``rlmath train`` that a layout of it stands for."""
+"""Request of a plan, and the settings of ``rlmath train`` that stand for one of its layouts."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def settings(node: Node, folder: str, gpus: int, overrides: Sequence[str] = ()) 
 
     Args:
         folder: Name of the run's folder in that of the check.
-        gpus: That the run has; says nothing on CPU.
+        gpus: GPUs of the run; ignored on CPU.
     """
     problems = Path(node.folder) / "problems.jsonl"
     problems.write_text('{"prompt": "1 + 1?", "solutions": ["2"]}\n', encoding="utf-8")
@@ -124,7 +124,7 @@ def requests(
     """Requests on random prompts of uneven length, sampled at temperature 1.
 
     Args:
-        count: Of them, shared out over the prompts.
+        count: Number of requests, spread over the prompts.
         step: Gives other prompts and random streams.
     """
     lengths = [PROMPT_TOKENS - 3 * number for number in range(prompts)]

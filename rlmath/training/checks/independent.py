@@ -55,7 +55,7 @@ def trained_again(
     """A sentence if a step trains on samples of an earlier one.
 
     Args:
-        keys: Of the step's samples.
+        keys: Keys of the step's samples.
         earlier: Steps, and the keys of their samples.
     """
     for step, trained in earlier:
@@ -106,7 +106,7 @@ def log_tail(log_probabilities: Sequence[float], count: int) -> float:
     Chernoff's: ``min over s >= 0 of sum_i log(1 + p_i (exp(s) - 1)) - s count``.
 
     Args:
-        log_probabilities: Of each event.
+        log_probabilities: Log-probability of each event.
         count: From 1.
     """
     # An engine that overflowed gives NaN, of which nothing follows.

@@ -21,11 +21,11 @@ class ScoredGroups:
     """Inputs of the advantages.
 
     Attributes:
-        rewards: Of the samples of each group, as float32 has them.
-        separate: Of each group and sample, each reward that is normalized on its own (``gdpo``).
-        weights: Of these.
+        rewards: Rewards of each group's samples, in float32.
+        separate: Rewards that ``gdpo`` normalizes separately, for each group and sample.
+        weights: Weights of these rewards.
         tokens: In the loss, of the samples of each group.
-        options: Of the estimator.
+        options: Options of the estimator.
     """
 
     rewards: Sequence[Rewards]
@@ -194,8 +194,8 @@ def own_advantages(
     """The advantage of each sample's tokens, group after group.
 
     Args:
-        name: Of the estimator.
-        groups: What it reads.
+        name: Name of the estimator.
+        groups: Inputs of the estimator.
         whiten_epsilon: Whiten over the tokens in the loss after it; ``None``: do not.
 
     Returns:

@@ -104,7 +104,7 @@ def ends_of_responses(model_path: str) -> frozenset[int]:
 
 
 def response_limits(config: Config) -> frozenset[int]:
-    """What a response's limit may be, in tokens: samples may be of an earlier step's."""
+    """Allowed limits of a response, in tokens: samples may be of an earlier step's."""
     stages = config.algorithm.curriculum.length_stages
     return frozenset(
         [config.rollout.max_response_tokens, *(one.max_response_tokens for one in stages)]
@@ -134,9 +134,9 @@ def wrong_ends(
     """A sentence for the first sample that does not end as its finish reason says.
 
     Args:
-        samples: Of a step.
+        samples: Samples of a step.
         ends: Tokens at which engines stop; empty: unknown.
-        limits: Of a response, in tokens.
+        limits: Limits of a response, in tokens.
         since: Weights version from which on responses had these limits.
     """
     for graded in samples:
@@ -207,8 +207,8 @@ def wrong_rewards(
     """A sentence for the first sample whose reward does not follow from its grade and parts.
 
     Args:
-        samples: Of a step.
-        items: Of the reward mix.
+        samples: Samples of a step.
+        items: Items of the reward mix.
         penalized: Rewards of truncated samples were changed.
     """
     weights = {item.label: item.weight for item in items if item.weight}

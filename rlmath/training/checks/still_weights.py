@@ -76,7 +76,7 @@ def moved(found: Sequence[Sequence[str]]) -> list[str]:
     """A sentence if frozen weights have changed.
 
     Args:
-        found: Of each rank the names of tensors that have.
+        found: Names of the changed tensors of each rank.
     """
     named = [f"{name} on rank {rank}" for rank, names in enumerate(found) for name in names]
     if not named:
@@ -97,7 +97,7 @@ def different_copies(changes: Sequence[WeightChanges]) -> list[str]:
     """A sentence if data-parallel ranks hold different weights.
 
     Args:
-        changes: Of each rank.
+        changes: Changes of each rank.
     """
     if not changes:
         return []

@@ -59,7 +59,7 @@ def check_changes(
     error and a warning.
 
     Args:
-        changes: Of each rank.
+        changes: Changes of each rank.
         update: Metrics of the update, ``train/...``; without them nothing was trained.
 
     Raises:
@@ -123,8 +123,8 @@ def unchanged_parts(dtype: DType, unchanged: Sequence[Sequence[Run] | None]) -> 
     """A sentence if any rank has parts that should have changed.
 
     Args:
-        dtype: Of the weights.
-        unchanged: Of each rank the parts that are as they were; ``None``: not known.
+        dtype: Type of the weights.
+        unchanged: Unchanged parts of each rank; ``None``: not known.
     """
     stuck: dict[str, dict[int, Run]] = {}
     for rank, runs in enumerate(unchanged):
