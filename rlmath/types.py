@@ -207,7 +207,7 @@ class GradedSample:
         status: The grader's status (``correct``, ``wrong``, ``no_answer``, ``bad_gold``,
             ``timeout``, ``error``), or ``ungraded``.
         answer: The answer that the grader extracted.
-        rewards: Each reward on its own, by name, before weighting.
+        rewards: Each reward separately, by name, before weighting.
         method: The grader's layer that decided, such as ``exact`` or ``sympy``; ``None`` when no
             grader looked.
         untabled: Whether the grader saw the box alone, as the text beside it is in a language
@@ -333,21 +333,21 @@ class TrainingBatch:
         of_responses = _slices(self.response_lengths, rows)
         routes, route_lengths = self.routes, self.route_lengths
         if routes is not None and route_lengths is not None:
-            routes = _concatenated(routes, _slices(route_lengths, rows))
+            routes = _concatenate(routes, _slices(route_lengths, rows))
             route_lengths = route_lengths[rows]
 
         def responses(values: Tensor | None) -> Tensor | None:
-            return None if values is None else _concatenated(values, of_responses)
+            return None if values is None else _concatenate(values, of_responses)
 
         return TrainingBatch(
-            tokens=_concatenated(self.tokens, _slices(self.sequence_lengths, rows)),
+            tokens=_concatenate(self.tokens, _slices(self.sequence_lengths, rows)),
             prompt_lengths=self.prompt_lengths[rows],
             response_lengths=self.response_lengths[rows],
             group_ids=self.group_ids[rows],
             weights_versions=self.weights_versions[rows],
             rewards=self.rewards[rows],
-            engine_log_probs=_concatenated(self.engine_log_probs, of_responses),
-            loss_mask=_concatenated(self.loss_mask, of_responses),
+            engine_log_probs=_concatenate(self.engine_log_probs, of_responses),
+            loss_mask=_concatenate(self.loss_mask, of_responses),
             advantages=responses(self.advantages),
             old_log_probs=responses(self.old_log_probs),
             ref_log_probs=responses(self.ref_log_probs),
@@ -396,5 +396,5 @@ def _slices(lengths: Tensor, rows: Tensor) -> list[slice]:
     return [slice(*ends) for ends in zip(starts[rows].tolist(), ends[rows].tolist(), strict=True)]
 
 
-def _concatenated(values: Tensor, slices: Sequence[slice]) -> Tensor:
+def _concatenate(values: Tensor, slices: Sequence[slice]) -> Tensor:
     return torch.cat([values[one] for one in slices]) if slices else values[:0]

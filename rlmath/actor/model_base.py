@@ -1,7 +1,7 @@
 """Base of the models that a rank trains: the policy and the value model.
 
 What a rank does follows from its place in the layout and from its shard of the step
-(``rlmath.batching.shards``), which is dealt before: the ranks need not agree on anything.
+(``rlmath.batching.shards``), which is assigned before: the ranks need not agree on anything.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from rlmath.checkpoint.state import AdapterState, ModelState
 from rlmath.config.optimizer import OptimizerConfig
 from rlmath.config.shared_prompts import sharing_problem
 from rlmath.device import Platform
-from rlmath.model.lora import adapts_experts, described
+from rlmath.model.lora import adapts_experts, describe
 from rlmath.model.parallel import Layout
 from rlmath.types import MicroBatch, TrainingBatch
 from rlmath.weights.tensor_prints import TensorPrints
@@ -166,7 +166,7 @@ class RankModel:
             kind = "distributed" if self.settings.distributed_optimizer else "plain"
         adapters = None
         if self.settings.lora is not None:
-            adapters = AdapterState(described(self.settings.lora), self._base_fingerprint)
+            adapters = AdapterState(describe(self.settings.lora), self._base_fingerprint)
         return ModelState(
             chunks=self.chunks,
             optimizer=self.optimizer,
@@ -350,7 +350,7 @@ class RankModel:
         from megatron.core import parallel_state
 
         assert self.gradient_shares is not None
-        given = self.gradient_shares.given(count)
+        given = self.gradient_shares.gradient_sizes(count)
         sizes = torch.zeros(count, dtype=torch.float64, device=given.device)
         for number, signal in enumerate(signals):
             sizes[number] = signal

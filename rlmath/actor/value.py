@@ -224,11 +224,11 @@ def value_loss(fields: LossFields, clip: float | None) -> OnOutput[Tensor]:
         sums = [loss.detach(), mask.sum(), moved.sum(), clipped, torch.zeros_like(loss)]
         kept = torch.stack([x.detach().double() for x in sums])
 
-        def received(gradient: Tensor) -> None:
+        def receive(gradient: Tensor) -> None:
             kept[-1] = gradient.abs().sum()
 
         if values.requires_grad:
-            values.register_hook(received)
+            values.register_hook(receive)
         return loss, kept
 
     return objective

@@ -173,7 +173,7 @@ class Shard:
         mask = batch.pop("loss_mask")
         return {
             "batch": {name: None if v is None else v.numpy() for name, v in batch.items()},
-            "mask": _packed(mask),
+            "mask": _pack_bits(mask),
             "tokens": mask.numel(),
             "places": state["places"].numpy(),
             "weights": state["weights"].numpy(),
@@ -183,7 +183,7 @@ class Shard:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         batch = {name: _tensor(value) for name, value in state["batch"].items()}
-        mask = _unpacked(_tensor(state["mask"]), state["tokens"])
+        mask = _unpack_bits(_tensor(state["mask"]), state["tokens"])
         vars(self).update(
             batch=TrainingBatch(**batch, loss_mask=mask),
             places=_tensor(state["places"]),
@@ -204,14 +204,14 @@ def shards(
         only: Create only the shard of this rank.
 
     Raises:
-        ValueError: As in :func:`dealt`.
+        ValueError: As in :func:`assign_shards`.
     """
-    for rows, weights, counts, forward in dealt(sequences, settings, only):
+    for rows, weights, counts, forward in assign_shards(sequences, settings, only):
         places = torch.tensor(rows, dtype=torch.int64)
         yield Shard(sequences.select(rows), places, weights, counts, forward)
 
 
-def dealt(
+def assign_shards(
     sequences: Sequences, settings: ShardSettings, only: int | None = None
 ) -> Iterator[tuple[list[int], Tensor, tuple[tuple[int, ...], ...], tuple[int, ...] | None]]:
     """For each data-parallel rank: its sequences in order, the token weight of each,
@@ -269,14 +269,14 @@ def response_rows(places: Tensor, response_lengths: Tensor) -> Tensor:
     return torch.cat(pieces)
 
 
-def _packed(mask: Tensor) -> Any:
+def _pack_bits(mask: Tensor) -> Any:
     """Pack eight tokens into a byte."""
     import numpy as np
 
     return np.packbits(mask.numpy())
 
 
-def _unpacked(packed: Tensor | None, count: int) -> Tensor:
+def _unpack_bits(packed: Tensor | None, count: int) -> Tensor:
     import numpy as np
 
     assert packed is not None

@@ -104,7 +104,7 @@ class Mirror:
         """Upload what is left, and end.
 
         Returns:
-            What is missing in the remote folder, and why; empty: nothing.
+            The files that the remote folder lacks, and why; empty: none.
         """
         self._ending.set()
         self._thread.join(1.0)
@@ -212,7 +212,7 @@ class Mirror:
         return identity in (self._uploaded.get(name), self._broken.get(name))
 
     def _upload(self, name: str, identity: tuple[int, int]) -> None:
-        with self._held(name) as folder:
+        with self._hold_files(name) as folder:
             try:
                 if self._partly[0] != identity:
                     verify(folder)
@@ -233,7 +233,7 @@ class Mirror:
         self._uploaded[name] = identity
 
     @contextlib.contextmanager
-    def _held(self, name: str) -> Iterator[Path]:
+    def _hold_files(self, name: str) -> Iterator[Path]:
         """A checkpoint in hard links, as the run may delete it before it is uploaded."""
         held = self._run_dir / OWN_FOLDER / "checkpoint"
         shutil.rmtree(held, ignore_errors=True)

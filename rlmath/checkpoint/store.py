@@ -262,7 +262,7 @@ class CheckpointStore:
         """Move checkpoints of later steps to a folder beside this one, as after a rollback.
 
         Returns:
-            That folder; ``None`` when there was nothing to move.
+            The folder; ``None`` when there was nothing to move.
         """
         steps = [step for step in self.steps() if step > newer_than]
         if not steps:

@@ -21,7 +21,7 @@ class LoadReport:
         contradictions: Duplicates whose accepted answers differ from the earlier row's.
         longest_prompt_tokens: Longest prompt of all readable rows, filtered ones included.
         skipped_rows: Places and reasons of the first ten skipped rows.
-        mended: Kept rows in which LaTeX commands were restored, see :mod:`rlmath.data.control`.
+        restored: Kept rows in which LaTeX commands were restored, see :mod:`rlmath.data.control`.
         prompt: The first kept prompt as the model gets it, shortened.
         warnings: Signs that prompts are unlike those that the model was trained on.
         longest_tokens: Longest worked example, prompt and response together; 0 for problems.
@@ -38,7 +38,7 @@ class LoadReport:
     contradictions: int = 0
     longest_prompt_tokens: int = 0
     skipped_rows: tuple[str, ...] = ()
-    mended: int = 0
+    restored: int = 0
     prompt: str = ""
     warnings: tuple[str, ...] = ()
     longest_tokens: int = 0
@@ -72,9 +72,9 @@ class LoadReport:
                     * bool(self.contradictions)
                 )
             )
-        if self.mended:
+        if self.restored:
             parts.append(
-                f"{self.mended} with control characters where LaTeX commands were meant, restored"
+                f"{self.restored} with control characters where LaTeX commands were meant, restored"
             )
         if self.golds is not None:
             parts.append(f"answers: {self.golds.describe()}")

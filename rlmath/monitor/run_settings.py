@@ -35,7 +35,7 @@ class Attempt:
     """One start of the training loop.
 
     Attributes:
-        made_with: See :func:`rlmath.checks.made_with.made_with`; empty outside a run.
+        made_with: See :func:`rlmath.checks.made_with.software_versions`; empty outside a run.
         files: See :func:`rlmath.checks.inputs.contents`; empty outside a run.
     """
 
@@ -82,7 +82,7 @@ def history(found: Sequence[Attempt], until: int | None = None) -> list[tuple[in
     return result
 
 
-def resumed_after(run_dir: Path) -> list[int]:
+def resume_steps(run_dir: Path) -> list[int]:
     """Steps after which a start of the training loop resumed, in order."""
     return sorted({one["after_step"] for one in _of_this_run(run_dir)} - {0})
 

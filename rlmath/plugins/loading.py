@@ -70,10 +70,10 @@ def load(place: str) -> ModuleType:
 
 def refresh(place: str) -> ModuleType:
     """:func:`load`, and import a file again that has changed since: for the start of a run in a
-    process that has had one before. Of this process alone, see :func:`use`.
+    process that has had one before. In this process alone, see :func:`use`.
 
     Raises:
-        PluginError: See there.
+        PluginError: As in :func:`load`.
     """
     _failed.pop(place, None)
     if is_file(place) and place in _imported:
@@ -87,7 +87,7 @@ def use(place: str) -> ModuleType:
     """:func:`refresh`, here and in each other process that this one's Ray starts from now on.
 
     Raises:
-        PluginError: See there.
+        PluginError: As in :func:`load`.
     """
     module = refresh(place)
     _everywhere[place] = None
@@ -198,7 +198,7 @@ class Imported:
     hashes: dict[str, str]
 
 
-def imported() -> Imported:
+def imported_plugins() -> Imported:
     """The plug-ins that this process imported."""
     found: dict[str, str] = {}
     for place in _everywhere:

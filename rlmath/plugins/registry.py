@@ -95,7 +95,7 @@ class Registry(Generic[T, TraitsT]):
         """
         return self._find(name).traits
 
-    def registered(self, value: T) -> tuple[str, type[Options], TraitsT] | None:
+    def registration(self, value: T) -> tuple[str, type[Options], TraitsT] | None:
         """Name, options and traits that a function is registered with; ``None``: it is not."""
         found = ((name, one) for name, one in self._known.items() if one.value is value)
         return next(((name, one.options, one.traits) for name, one in found), None)

@@ -70,7 +70,7 @@ class EngineProcess:
         self.starting = self.handle.start.remote()
         self._deadline_s = time.monotonic() + self.start_timeout_s
 
-    def started(self) -> int | None:
+    def finish_start(self) -> int | None:
         """Take the answer to ``start``, which must be there.
 
         Returns:

@@ -50,7 +50,7 @@ class LiveGroup:
         """Number of samples that are not finished."""
         return len(self.requests) - len(self.finished)
 
-    def known(self) -> list[Sample]:
+    def known_samples(self) -> list[Sample]:
         """Finished and unfinished samples, continued ones as they were before."""
         return [*self.finished.values(), *self.cut.values(), *self.begun.values()]
 

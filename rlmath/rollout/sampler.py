@@ -238,7 +238,7 @@ class Sampler:
             metrics = done.metrics | self._metrics(counts, len(groups), step)
             if self._max_lag:
                 self._lengths.add(done.finished.values(), groups)
-                live = [sample for group in self._live.values() for sample in group.known()]
+                live = [sample for group in self._live.values() for sample in group.known_samples()]
                 metrics |= lag_metrics(groups, step - 1) | self._lengths.bias(live)
         return Sampled(
             groups=tuple(groups),
@@ -253,7 +253,7 @@ class Sampler:
         """End the sampling of a step, whose remaining samples are all finished or cut.
 
         Returns:
-            What no step has taken yet.
+            The groups that no step has taken yet.
         """
         with self.changed:
             work, self._work, self._stopped = self._work, None, False

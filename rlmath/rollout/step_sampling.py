@@ -155,12 +155,12 @@ class StepSampling:
             if not is_awaited:
                 return self._finish_the_oldest()
             with self._while_grading():
-                self._decide(self.grading.finished(block=True))
+                self._decide(self.grading.take_finished(block=True))
         return requests
 
     def look(self) -> None:
         """Take what has come from elsewhere than engines: finished grades."""
-        self._decide(self.grading.finished())
+        self._decide(self.grading.take_finished())
 
     @property
     def is_ready(self) -> bool:

@@ -90,7 +90,7 @@ def digest_weights(monitor: Monitor, actor: ActorGroup) -> list[WeightChanges]:
     """The weights by tensor after an update; and which ranks have others than rank 0.
 
     Returns:
-        Of each rank, with what did not change.
+        Changes of each rank, with the parts that did not change.
     """
     with monitor.phase("digests"):
         changes = actor.weights_changes()

@@ -247,7 +247,7 @@ class Gate:
         allowed, rerouted = limits(run.config, noise), 0
         if not seen.within(allowed):
             if not given:
-                rerouted = _rerouted(run, alignment.fresh, allowed, updated)
+                rerouted = _count_rerouted(run, alignment.fresh, allowed, updated)
             if not rerouted:
                 said = _message(run.config, seen, allowed, noise, alignment.fresh.tokens)
                 self._fail(run, sequences, seen, noise, said, step=step, updated=updated)
@@ -362,7 +362,7 @@ def _fewest_beyond(fresh: Mismatch, allowed: Limits) -> int:
         limit /= HISTOGRAM_STEP
 
 
-def _rerouted(run: Running, fresh: Mismatch, allowed: Limits, updated: bool) -> int:
+def _count_rerouted(run: Running, fresh: Mismatch, allowed: Limits, updated: bool) -> int:
     """Tokens of an MoE that took other experts in the engine: the few that are farthest away, where
     the rest is within the limits and the weights, if they can be compared, are equal. 0: that is
     not what makes the difference.

@@ -14,7 +14,7 @@ from rlmath.actor.group import ActorGroup
 from rlmath.actor.settings import ActorSettings
 from rlmath.cluster.grading_nodes import node_workers
 from rlmath.cluster.nodes import refuse_idle_gpus
-from rlmath.cluster.placement import Places, placed
+from rlmath.cluster.placement import Places, place
 from rlmath.cluster.session import ray_session
 from rlmath.config.arithmetic import RunLayout, resolve_layout
 from rlmath.config.reward import RewardConfig, WorkersOn
@@ -94,7 +94,7 @@ def open_ranks(
     """
     machine = _machine(config, trains=True)
     config, layout = machine.config, machine.layout
-    with machine.placed() as places:
+    with machine.place() as places:
         actor = _actor(machine, settings(config, layout), places)
         try:
             start(actor, None, machine.say)
@@ -120,7 +120,7 @@ def open_engines(config: Config, problems: Iterable[Problem] = ()) -> Iterator[S
     with contextlib.ExitStack() as stack:
         rewards = stack.enter_context(_checked_rewards(config, problems))
         episodes = _episodes(config, stack)
-        places = stack.enter_context(machine.placed())
+        places = stack.enter_context(machine.place())
         spec = _engine_spec(machine, trains=False)
         pool = pool_of(config, spec, machine.layout.engines, places.engines, None, episodes)
         stack.callback(pool.shutdown)
@@ -152,7 +152,7 @@ def open_training(
         if teacher is not None:
             teacher.probe()
         episodes = _episodes(config, stack)
-        places = stack.enter_context(machine.placed())
+        places = stack.enter_context(machine.place())
         spec = _engine_spec(machine, trains=True)
         spec = dataclasses.replace(spec, reads_weights=engines_read)
         settings = training_ranks(config, layout, offloads=True)
@@ -185,7 +185,7 @@ class _Machine:
     say: Say
 
     @contextlib.contextmanager
-    def placed(self) -> Iterator[Places]:
+    def place(self) -> Iterator[Places]:
         """Ray, with accelerators for ranks and engines."""
         cluster, device = self.config.cluster, self.layout.device
         self.say("starting Ray")
@@ -193,7 +193,7 @@ class _Machine:
             joins = cluster.ray_address is not None
             if joins and device is Device.cpu and cluster.device is Device.auto:
                 refuse_idle_gpus()
-            with placed(self.layout, cluster.nodes) as places:
+            with place(self.layout, cluster.nodes) as places:
                 yield places
 
 

@@ -15,7 +15,7 @@ from rlmath.training.rank_settings import profile_folder
 
 
 @contextlib.contextmanager
-def profiled(run: Running, monitor: Monitor, step: int) -> Iterator[None]:
+def profile_step(run: Running, monitor: Monitor, step: int) -> Iterator[None]:
     """Profile this block on all ranks and engines, if ``runner.profile`` names the step.
 
     A trace that cannot be written is a warning. When the block fails, ranks that still answer

@@ -11,7 +11,7 @@ from rlmath.algorithms.advantages import needs_value_model
 from rlmath.config.lora import adapters_of
 from rlmath.config.schema import Config
 from rlmath.errors import UserError
-from rlmath.model.lora import described
+from rlmath.model.lora import describe
 from rlmath.model.spec import read_model_spec
 
 _ABOUT = Path("actor", "about.json")
@@ -50,7 +50,7 @@ def check_resumed_weights(config: Config, path: Path) -> None:
     lora = adapters_of(config.actor.lora, read_model_spec(config.model.path), config.runner.seed)
     own = {
         "model.dtype": config.model.dtype.value,
-        **_adapters(None if lora is None else described(lora)),
+        **_adapters(None if lora is None else describe(lora)),
     }
     was = {"model.dtype": about.get("dtype"), **_adapters(about.get("lora"))}
     differing = [key for key in own.keys() | was.keys() if was.get(key) != own.get(key)]

@@ -36,7 +36,7 @@ class StepBatch:
     """A step's sequences with their rewards.
 
     Attributes:
-        sequences: ``N``, to be dealt to the ranks.
+        sequences: ``N``, to shard over the ranks.
         keys: ``PROBLEM/INDEX`` of each.
         takes_part: ``[N]`` bool, whether the sequence is in the loss.
         rewards: Rewards of each sequence.

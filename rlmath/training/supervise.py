@@ -41,7 +41,7 @@ def supervise(config: Config, attempt: Callable[[Config], Events]) -> Events:
     learning rate, at most ``collapse.max_rollbacks`` times in the run's life.
 
     Raises:
-        Exception: What ended the last attempt.
+        Exception: The error that ended the last attempt.
     """
     run_dir = Path(config.runner.run_dir)
     store = open_store(config)

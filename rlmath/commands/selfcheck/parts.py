@@ -81,7 +81,7 @@ def settings(node: Node, folder: str, gpus: int, overrides: Sequence[str] = ()) 
 
 
 @contextlib.contextmanager
-def started(
+def start(
     config: Config, record: Record, name: str = "ranks and engines"
 ) -> Iterator[tuple[ActorGroup, RolloutPool]]:
     """Ranks and engines of these settings, connected.
@@ -89,21 +89,19 @@ def started(
     Args:
         name: In the names of the record's phases.
     """
-    with _recorded(open_training(config), record, name) as run:
+    with _record(open_training(config), record, name) as run:
         yield run.actor, run.sampling.pool
 
 
 @contextlib.contextmanager
 def started_engines(config: Config, record: Record, name: str) -> Iterator[RolloutPool]:
-    """Engines of these settings alone; see :func:`started`."""
-    with _recorded(open_engines(config), record, name) as sampling:
+    """Engines of these settings alone; see :func:`start`."""
+    with _record(open_engines(config), record, name) as sampling:
         yield sampling.pool
 
 
 @contextlib.contextmanager
-def _recorded(
-    opened: contextlib.AbstractContextManager[T], record: Record, name: str
-) -> Iterator[T]:
+def _record(opened: contextlib.AbstractContextManager[T], record: Record, name: str) -> Iterator[T]:
     with contextlib.ExitStack() as stack:
         with record.phase(f"start of {name}"):
             found = stack.enter_context(opened)
@@ -150,7 +148,7 @@ def sample(pool: RolloutPool, wanted: Sequence[Request]) -> list[Sample]:
 
 
 def as_batch(wanted: Sequence[Request], samples: Sequence[Sample]) -> TrainingBatch:
-    """A batch of samples with the engines' log-probs, and advantages of both signs."""
+    """A batch of samples with the rollout log-probs, and advantages of both signs."""
     pairs = zip(wanted, samples, strict=True)
     batch = batch_of([(list(r.prompt_token_ids), s.token_ids.tolist()) for r, s in pairs])
     log_probs = torch.from_numpy(np.concatenate([one.log_probs for one in samples]))
@@ -165,7 +163,7 @@ def as_batch(wanted: Sequence[Request], samples: Sequence[Sample]) -> TrainingBa
 
 
 def mismatch(actor: ActorGroup, batch: TrainingBatch) -> dict[str, float]:
-    """How far the engines' log-probs are from the actor's; see ``Mismatch.metrics``."""
+    """How far the rollout log-probs are from the actor's; see ``Mismatch.metrics``."""
     log_probs, _ = actor.log_probs(batch)
     return measure(log_probs, batch.engine_log_probs).metrics()
 

@@ -94,7 +94,7 @@ class AfterSync:
         step: From 1.
         compared_all: The engines' weights have all been compared with the actor's.
         asleep: Memory of each rank's GPU in use while the engines slept.
-        beside_engines: Memory that each rank kept after offloading all; empty: nothing is offloaded.
+        beside_engines: Memory that each rank kept after offloading; empty: nothing is offloaded.
         wake_overlapped: Engines woke while ranks copied; see ``rlmath.rollout.wake_room``.
     """
 

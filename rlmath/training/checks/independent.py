@@ -43,13 +43,13 @@ class IndependentSamples(StepCheck):
         if now.batch is not None:
             own = [sample for group in now.groups for sample in _samples(group)]
             keys = frozenset((one.problem_id, one.index, one.seed) for one in own)
-            broken += trained_again(keys, self._trained)
+            broken += repeated_samples(keys, self._trained)
             self._trained.append((now.step, keys))
         report(now.run.config, broken, now.step, now.monitor)
         return {}
 
 
-def trained_again(
+def repeated_samples(
     keys: frozenset[_Key], earlier: Iterable[tuple[int, frozenset[_Key]]]
 ) -> list[str]:
     """A sentence if a step trains on samples of an earlier one.

@@ -59,7 +59,7 @@ class SampledResponses(StepCheck):
             limits, since = response_limits(config), self._first_version
             broken += wrong_ends(samples, self._ends, limits, since)
         broken += wrong_rewards(samples, rewards.items, _is_penalized(config))
-        group, again = chosen(groups, now.step)
+        group, again = choose(groups, now.step)
         for graded in again[:TEXTS_AGAIN]:
             broken += wrong_text(graded, self._decode)
         report(config, broken, now.step, now.monitor)
@@ -237,7 +237,7 @@ def wrong_rewards(
     return []
 
 
-def chosen(groups: Sequence[Group], step: int) -> tuple[Group | None, list[GradedSample]]:
+def choose(groups: Sequence[Group], step: int) -> tuple[Group | None, list[GradedSample]]:
     """The group to look at again, and which of its samples.
 
     Groups with both outcomes come in turn. Its samples begin with two next to each other that have

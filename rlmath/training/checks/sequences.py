@@ -192,8 +192,8 @@ def wrong_places(found: SequenceReport, names: Sequence[str], *, complete: bool)
     if twice or (never and complete):
         return [
             f"{len(twice)} of {len(names)} sequences were trained on more than once"
-            f"{_named(twice)} and {len(never)} were not trained on{_named(never)}: a data-parallel "
-            "rank has sequences of another rank"
+            f"{_list_names(twice)} and {len(never)} were not trained on{_list_names(never)}: a "
+            "data-parallel rank has sequences of another rank"
         ]
     return []
 
@@ -206,7 +206,7 @@ def wrong_tokens(found: SequenceReport, expected: Expected) -> list[str]:
     names = [expected.names[found.places[i]] for i in wrong]
     return [
         f"{len(wrong)} of {len(found.places)} sequences have other tokens on the ranks than prompt "
-        f"and sample have{_named(names)}"
+        f"and sample have{_list_names(names)}"
     ]
 
 
@@ -288,6 +288,6 @@ def wrong_gradients(
     ]
 
 
-def _named(names: Sequence[str]) -> str:
+def _list_names(names: Sequence[str]) -> str:
     more = ", ..." if len(names) > _NAMED else ""
     return f" ({', '.join(names[:_NAMED])}{more})" if names else ""

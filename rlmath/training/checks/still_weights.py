@@ -33,9 +33,9 @@ class StillWeights(StepCheck):
         return {}
 
     def after_update(self, now: AfterUpdate) -> Metrics:
-        broken = different_copies(now.changes) + drifted(now.changes)
+        broken = different_copies(now.changes) + find_drift(now.changes)
         if self._begun:
-            broken += moved(now.run.actor.call(look_again))
+            broken += find_moved(now.run.actor.call(look_again))
         report(now.run.config, broken, now.step, now.monitor)
         return {}
 
@@ -68,11 +68,11 @@ def begin(worker: ActorWorker) -> None:
 
 def look_again(worker: ActorWorker) -> list[str]:
     """Runs in a rank: what has changed since :func:`begin`."""
-    found: list[str] = worker.frozen_weights.changed()
+    found: list[str] = worker.frozen_weights.find_changed()
     return found
 
 
-def moved(found: Sequence[Sequence[str]]) -> list[str]:
+def find_moved(found: Sequence[Sequence[str]]) -> list[str]:
     """A sentence if frozen weights have changed.
 
     Args:
@@ -85,7 +85,7 @@ def moved(found: Sequence[Sequence[str]]) -> list[str]:
     return [f"weights that are frozen have changed: {', '.join(named[:_NAMED])}{more}"]
 
 
-def drifted(changes: Sequence[WeightChanges]) -> list[str]:
+def find_drift(changes: Sequence[WeightChanges]) -> list[str]:
     """A sentence if ranks of a copy of the model differ in what they should hold alike."""
     found = next((one.drifted for one in changes if one.drifted), "")
     return (

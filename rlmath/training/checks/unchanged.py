@@ -70,7 +70,7 @@ def check_changes(
     found = [one.unchanged for one in changes]
     lora = config.actor.lora
     if lora.rank:
-        found = [None if one is None else _adapted(one, lora) for one in found]
+        found = [None if one is None else _adapted_parts(one, lora) for one in found]
     report(config, unchanged_parts(config.model.dtype, found), step, monitor)
 
 
@@ -85,7 +85,7 @@ def has_trained(config: Config, update: Mapping[str, float]) -> bool:
     )
 
 
-def _adapted(runs: Sequence[Run], lora: LoraConfig) -> tuple[Run, ...]:
+def _adapted_parts(runs: Sequence[Run], lora: LoraConfig) -> tuple[Run, ...]:
     """The parts that have an adapter whatever the model."""
     chosen = Lora(
         rank=lora.rank,

@@ -1,6 +1,6 @@
 """Weights of a minibatch's tokens in its loss, by the lengths alone.
 
-The weights of a step's tokens are dealt with its shards, and a rank that lost a mask, divided by
+The weights of a step's tokens are part of its shards, and a rank that lost a mask, divided by
 its own tokens or averaged over ranks trains on something else while every curve looks alike. So the
 ranks report the number of tokens in the loss, the sum of their weights and the sum of the squares;
 the driver works the three out from the lengths, with separate formulas.
