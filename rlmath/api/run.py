@@ -154,7 +154,7 @@ class Run:
         raise StopIteration
 
     def save(self, folder: str | Path) -> None:
-        """Write the model as it is now to a Hugging Face folder, and compare each tensor with the
+        """Write the current model to a Hugging Face folder, and compare each tensor with the
         ranks'.
 
         A run that comes to its last step also exports its model to ``hf/`` of the run folder, and
@@ -172,7 +172,7 @@ class Run:
         self._ask(lambda training: save(training, Path(folder)))
 
     def evaluate(self, benchmark: str | None = None, **settings: Any) -> dict[str, float]:
-        """Sample and grade a benchmark with the model as it is now.
+        """Sample and grade a benchmark with the current model.
 
         Responses and results are written to ``evaluation/step_NNNNNN`` of the run folder. Responses
         are no longer than the run's engines have room for; a shorter limit than the published one
@@ -203,7 +203,7 @@ class Run:
         temperature: float | None = None,
         max_tokens: int | None = None,
     ) -> list[list[str]]:
-        """Sample responses with the model as it is now.
+        """Sample responses with the current model.
 
         Args:
             prompts: Problems; they become prompts as the training data's do.

@@ -150,7 +150,7 @@ class RemoteFolder:
         """The contents of a file.
 
         Raises:
-            FileNotFoundError: It is not there.
+            FileNotFoundError: It does not exist.
         """
         return self._one(
             f"{name} cannot be read", lambda fs, root: bytes(fs.cat_file(f"{root}/{name}"))
@@ -188,7 +188,7 @@ class RemoteFolder:
             files: Sizes in bytes by name, relative to ``under``.
 
         Raises:
-            FileNotFoundError: One is not there.
+            FileNotFoundError: One does not exist.
             RemoteError: One failed, or its name leads out of ``into``.
         """
 

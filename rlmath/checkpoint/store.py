@@ -52,11 +52,11 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Newest:
-    """The newest whole checkpoint.
+    """The newest complete checkpoint.
 
     Attributes:
         path: ``None`` when there is none.
-        skipped: Newer ones that are not whole, newest first.
+        skipped: Newer incomplete ones, newest first.
     """
 
     path: Path | None
@@ -95,7 +95,7 @@ class CheckpointStore:
         self.folder = Path(folder)
         self.keep = keep
         self.best = dict(best or {})
-        # Found not whole: these neither count as kept nor get deleted.
+        # Found incomplete: these neither count as kept nor get deleted.
         self._broken: set[str] = set()
 
     # -- making ---------------------------------------------------------------------------------
@@ -168,13 +168,13 @@ class CheckpointStore:
         return checkpoint.resolve().parent == self.folder.resolve()
 
     def steps(self) -> list[int]:
-        """Steps that have a checkpoint, ascending; whether they are whole is not looked at."""
+        """Steps that have a checkpoint, ascending; complete or not."""
         if not self.folder.is_dir():
             return []
         matches = (STEP_NAME.fullmatch(p.name) for p in self.folder.iterdir() if p.is_dir())
         return sorted(int(m.group(1)) for m in matches if m)
 
-    def newest_whole(self) -> Newest:
+    def newest_complete(self) -> Newest:
         """The newest checkpoint all of whose files are what was written.
 
         Changes nothing, so others may call it while a run is active.
@@ -201,12 +201,12 @@ class CheckpointStore:
         moved to a folder beside this one, so that a later ``auto`` does not resume from them.
 
         Args:
-            how: ``auto`` (the newest whole one, or ``None``), ``never``, or a checkpoint's folder.
+            how: ``auto`` (the newest complete one or ``None``), ``never``, or a checkpoint folder.
             check: Raises if the run cannot resume from a checkpoint; nothing is moved then.
 
         Raises:
-            UserError: The folder given is not a whole checkpoint, or there are checkpoints and none
-                is whole.
+            UserError: The folder given is no complete checkpoint, or none of the checkpoints is
+                complete.
         """
         if how not in ("auto", "never"):
             return self._resume_from(Path(how), check)
@@ -214,7 +214,7 @@ class CheckpointStore:
         if how == "never":
             self.set_aside(newer_than=-1)
             return None
-        newest = self.newest_whole()
+        newest = self.newest_complete()
         if newest.path is not None:
             found = open_checkpoint(newest.path, verified=True)
             check(found)
@@ -222,7 +222,7 @@ class CheckpointStore:
         if newest.skipped:
             reasons = "".join(f"\n  - {s.path.name}: {s.reason}" for s in newest.skipped)
             raise UserError(
-                f"No checkpoint in {self.folder} is whole:{reasons}\n"
+                f"No checkpoint in {self.folder} is complete:{reasons}\n"
                 "Restore one from a copy, or start again with runner.resume=never."
             )
         return None
@@ -316,7 +316,7 @@ def open_checkpoint(path: Path, verified: bool = False) -> Checkpoint:
     """A checkpoint's driver state and metrics.
 
     Raises:
-        UserError: It is not there or not whole.
+        UserError: It does not exist or is incomplete.
     """
     if not (path / MANIFEST).is_file():
         raise UserError(
@@ -327,7 +327,7 @@ def open_checkpoint(path: Path, verified: bool = False) -> Checkpoint:
         manifest = read_manifest(path) if verified else verify(path)
     except BrokenCheckpoint as error:
         raise UserError(
-            f"The checkpoint {path} is not whole: {error}. Restore it from a copy, or let "
-            "runner.resume=auto take the newest whole one."
+            f"The checkpoint {path} is incomplete: {error}. Restore it from a copy, or let "
+            "runner.resume=auto take the newest complete one."
         ) from None
     return Checkpoint(path, manifest.step, read_driver_state(path), manifest.metrics)

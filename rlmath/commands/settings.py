@@ -13,7 +13,7 @@ from rlmath.errors import UserError
 from rlmath.utils.close_names import did_you_mean
 
 _WIDTH = 100
-# What has to be given, and says nothing about the settings that there are.
+# What has to be given, and is no property of a setting.
 _GIVEN = ("model.path=tiny", "runner.run_dir=runs/none")
 
 

@@ -419,7 +419,7 @@ _TEXTS = (str, list[str])
 
 def _problems_of_overrides(overrides: Sequence[str], folders: Sequence[Path]) -> list[str]:
     problems = []
-    # Built when a value's type has to be checked: a wrong name is told without.
+    # Built when a value's type has to be checked: a wrong name is reported without it.
     schema = functools.cache(_schema)
     groups = {path.name for folder in folders for path in folder.iterdir() if path.is_dir()}
     known = {*by_key(), *sections()}

@@ -18,7 +18,7 @@ def require_fp8(fp8: Fp8Training) -> None:
     Transformer Engine would fail with an assertion in the first forward pass.
 
     Raises:
-        UserError: They do not suffice; the message names what is there and what is needed.
+        UserError: They do not suffice; the message names the versions and what is needed.
     """
     problem = capability_problem(fp8, torch.cuda.get_device_capability())
     if problem is not None:

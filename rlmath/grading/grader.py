@@ -75,7 +75,7 @@ class MathGrader:
         if timeout_s is not None:
             changes["timeout_s"] = timeout_s
         self.settings = dataclasses.replace(settings or GradingSettings(), **changes)
-        # What workers do.
+        # The layer of the workers.
         self._layer = "sympy" if self.settings.verifier is None else "verifier"
         self._comparer = threading.local()
         self._lock = threading.Lock()

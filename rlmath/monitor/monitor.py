@@ -33,7 +33,7 @@ _LOOK_AT_SIZES_EVERY = 100
 
 @dataclass(frozen=True)
 class Listeners:
-    """Who else is told."""
+    """The other receivers of its lines."""
 
     phase: Callable[[], object] = lambda: None
     warning: Callable[[str], object] = lambda _: None

@@ -1,4 +1,4 @@
-"""Plug-ins that are told of the phases of a run, for tracing."""
+"""Plug-ins that observe the phases of a run, for tracing."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def load(place: str) -> ModuleType:
     """The module at a place, imported if it is not yet.
 
     Raises:
-        PluginError: It is not there, or raised while it was imported.
+        PluginError: It does not exist, or raised while it was imported.
     """
     if place in _failed:
         raise PluginError(_failed[place])

@@ -70,7 +70,7 @@ class Registry(Generic[T, TraitsT]):
         """The function called ``name``.
 
         Raises:
-            PluginError: There is none of that name; the message lists those that there are.
+            PluginError: No such name; the message lists the known ones.
         """
         return self._find(name).value
 

@@ -102,7 +102,7 @@ class EpisodeLimits:
 
 
 class Episodes:
-    """Episodes of all samples that are under way. One thread calls its methods.
+    """Episodes of all running samples. One thread calls its methods.
 
     Args:
         environment: Answers turns; closed by :meth:`close`.

@@ -18,7 +18,7 @@ from rlmath.types import Problem, Sample
 
 @dataclass
 class LiveGroup:
-    """A problem's samples under way.
+    """A problem's samples while its group is incomplete.
 
     Attributes:
         ordinal: Its place in the order of admission, over all steps.

@@ -189,7 +189,7 @@ class RolloutPool:
         Args:
             requests: The first requests.
             more: Called after every answer of an engine for requests to add. It may wait when it
-                is told that no engine has work; if it returns nothing then, the round ends.
+                learns that no engine has work; if it returns nothing then, the round ends.
             journal: Source of existing samples, which engines need not make; keeps the others.
             outlasts_engines: When no engine has the weights in force any more, wait for
                 :meth:`cut` instead of failing.

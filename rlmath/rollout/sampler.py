@@ -94,9 +94,9 @@ class Sampler:
         # Steps that trained fewer groups than prompts_per_step, which makes others older.
         self._short_steps: list[int] = []
         self._lengths = LengthTotals()
-        # Number of groups to have under way or waiting.
+        # Number of groups to have running or waiting.
         self._live_target = algorithm.prompts_per_step
-        # The sampling under way, the grading of the one before, and events not yet in the ledger.
+        # The current sampling, the grading of the one before, and events not yet in the ledger.
         self._work: StepSampling | None = None
         self._grading: Grading | None = None
         self._events: list[dict[str, Any]] = []
@@ -185,7 +185,7 @@ class Sampler:
         """Begin to sample; :meth:`close` ends it.
 
         Args:
-            step: The step under way.
+            step: The current step.
             collector: The grading.
             while_grading: See :meth:`generate`.
             is_taken: Whether the step has its groups already.
@@ -259,7 +259,7 @@ class Sampler:
             work, self._work, self._stopped = self._work, None, False
             assert work is not None and work.step == step, f"step {step} is not being sampled"
             self._live = dict(sorted(work.unfinished.items()))
-            # Grades that are under way are not asked for again.
+            # Pending grades are not asked for again.
             is_graded = any(group.is_complete for group in self._live.values())
             self._grading = work.grading if is_graded else None
             done = self._gather(work)

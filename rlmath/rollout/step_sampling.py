@@ -64,18 +64,18 @@ class StepSampling:
     """Requests to engines, and what becomes of their samples. Not for several threads at once.
 
     Args:
-        step: The optimization step under way, from 1.
+        step: The current optimization step, from 1.
         parts: Shared with the steps before.
         unfinished: Groups that earlier steps left unfinished, by ordinal.
         steps_left: Steps after this one that may train the groups that it admits.
-        live_groups: Number of groups to have under way or waiting; ``None``: as many as may be.
+        live_groups: Number of groups to have running or waiting; ``None``: as many as may be.
         before: Grading of the step before; what it has not given is taken over.
         is_taken: Whether the step has its groups already; those that are admitted from then on are
             for later steps.
         while_grading: A context manager for the time in which grades are awaited.
 
     Attributes:
-        step: The step under way.
+        step: The current step.
         grading: The grading of samples.
         is_taken: As in the arguments; set when the step takes its groups.
         unfinished: Groups that are not decided, by ordinal; at the end, groups for later steps.

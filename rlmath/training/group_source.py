@@ -137,7 +137,7 @@ class GroupSource:
 
         Args:
             step: The step that trains on it.
-            ahead: The step before is under way.
+            ahead: The step before is still running.
         """
         if self._idle_since_s is not None:
             self._waited_s["engines"] += time.monotonic() - self._idle_since_s

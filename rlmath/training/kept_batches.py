@@ -140,7 +140,7 @@ def read_step(path: Path) -> KeptStep:
 
     Raises:
         BrokenFile: It is damaged.
-        OSError: It is not there, or cannot be read.
+        OSError: It does not exist, or cannot be read.
     """
     header, arrays = read_arrays(path)
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}

@@ -173,7 +173,7 @@ def step_and_save(training: Training, step: int) -> tuple[Trained, Mapping[str, 
         try:
             metrics |= evaluate_held_out(training, step)
         except (KeyboardInterrupt, SystemExit, EngineError, RewardError):
-            # The update is whole, and is saved with what came before it. The last step is done
+            # The update is complete, and is saved with what came before it. The last step is done
             # again, so that a run does not end without its last evaluation.
             if not last:
                 _finish_step(training, step, metrics)

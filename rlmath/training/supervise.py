@@ -58,7 +58,7 @@ def supervise(config: Config, attempt: Callable[[Config], Events]) -> Events:
             yield from attempt(_with_lower_lr(_resuming(config, how), rollbacks))
             return
         except COMPONENT_FAILURES as error:
-            newest = _newest_whole(store)
+            newest = _newest_complete(store)
             restarts = restarts + 1 if newest == saved else 1
             saved = newest
             before, raised = raised, _Raised.of(error, run_dir)
@@ -103,10 +103,10 @@ def _last_step(run_dir: Path) -> int:
     return max((line["step"] for line in read_metrics(run_dir)), default=0)
 
 
-def _newest_whole(store: CheckpointStore) -> Manifest | None:
+def _newest_complete(store: CheckpointStore) -> Manifest | None:
     """Manifest of the checkpoint to resume from; a damaged one is skipped, and one that was
     made again is another."""
-    path = store.newest_whole().path
+    path = store.newest_complete().path
     return None if path is None else read_manifest(path)
 
 
@@ -167,7 +167,7 @@ def _roll_back(config: Config, store: CheckpointStore, collapse: RollBack, rollb
         ) from None
     store.set_aside(newer_than=collapse.onset - 1)
     how = _next_resume(config, store)
-    newest = _newest_whole(store)
+    newest = _newest_complete(store)
     to = _first_step(newest, how) - 1
     factor = config.collapse.rollback_lr_factor * (earlier[-1]["lr_factor"] if earlier else 1.0)
     entry = {"step": collapse.step, "to": to, "lr_factor": factor, "reason": collapse.reason}

@@ -75,7 +75,7 @@ def use_plugins_of_run(path: str | Path) -> None:
     """Import the plug-ins of a checkpoint's run, one of which may have the model's family.
 
     Raises:
-        UserError: One is not there any more.
+        UserError: One does not exist any more.
     """
     from omegaconf import OmegaConf
 

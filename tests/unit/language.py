@@ -55,6 +55,9 @@ WORDS = {
     r"anew|manieth": "again, N",
     r"stand(?:s|ing)? in the way|stood in the way": "be an error",
     r"whole or not (?:there|at all)": "atomic",
+    r"as (?:it is|they are) now": "current",
+    r"those that there are": "existing, known",
+    r"under way": "running, current",
 }
 WORD = re.compile(rf"\b(?:{'|'.join(WORDS)})\b", re.IGNORECASE)
 

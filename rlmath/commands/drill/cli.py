@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
         0 when every alarm fired and the healthy run had none, else 1.
 
     Raises:
-        UserError: Settings that cannot work, or a fault that there is not.
+        UserError: Settings that cannot work, or an unknown fault.
     """
     if arguments.list:
         from rlmath.commands.drill.catalog import FAULTS

@@ -429,7 +429,7 @@ def _codes(values: Sequence[Any]) -> NDArray[np.int64]:
 
 
 def _pair_numbers(first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Numbers for the pairs that there are."""
+    """Number of each pair, equal for equal pairs."""
     found: NDArray[np.int64] = np.unique(
         first * (int(second.max()) + 1) + second, return_inverse=True
     )[1]

@@ -270,7 +270,7 @@ def _lora(given: Given) -> Settings:
 
 
 def _lora_note(given: Given) -> str:
-    """those that there are here; without any, all."""
+    """those that exist here; without any, all."""
     targets = given["lora_target_modules"]
     unknown = (
         [one for one in targets if one not in ALL_TARGETS] if isinstance(targets, list) else []

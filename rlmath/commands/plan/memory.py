@@ -315,7 +315,7 @@ def stage_phases(spec: ModelSpec, actor: ActorShape, step: Step, stage: int) -> 
 def micro_batches_in_flight(layout: Layout, microbatches: int, stage: int) -> float:
     """Micro-batches whose activations a stage keeps at once, at most.
 
-    One forward, one backward: as many as there are stages from it to the last (Korthikanti et al.
+    One forward, one backward: one for each stage from it to the last (Korthikanti et al.
     2022, section 4.2.3). Interleaved, each of its chunks has a share of a micro-batch: before its
     first backward pass a stage has run twice as many chunks as there are stages behind it, all
     chunks but the last of a round of micro-batches, and one more (Narayanan et al. 2021,

@@ -50,7 +50,7 @@ def _value(schema: Mapping[str, Any], which: int) -> Any:
 
 
 class _Turns(Fenced):
-    """Turns are told apart by number; the calls of each are given."""
+    """Turns differ by number; each has its calls."""
 
     def __init__(self, calls: Mapping[str, list[ToolCall]]) -> None:
         self._calls = calls

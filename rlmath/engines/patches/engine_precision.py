@@ -24,7 +24,7 @@ def engine_arguments(precision: Precision) -> dict[str, Any]:
 
 
 def register_router() -> None:
-    """Have vLLM build routers that multiply in float32, if this process was told to.
+    """Have vLLM build routers that multiply in float32, if this process has to.
 
     Qwen3-MoE's own router multiplies in the model's type, and has no setting for it. vLLM lets
     layers be replaced by name.
