@@ -345,7 +345,7 @@ def play(
         figures.append(ray.get(rank.call.remote("add_advantages", None, PLAN, own)))
         ray.get(rank.call.remote("update", None, PLAN))
     with phase("mismatch_advantages"):
-        joined = Alignment.joined(alignments)
+        joined = Alignment.join(alignments)
         joined.fresh.metrics()
     assert sorted(joined.places.tolist()) == list(range(len(sequences)))
     return tokens, sent

@@ -72,7 +72,7 @@ def _change_feed_forward(worker: Any, change: Callable[[Any], Any]) -> None:
         return
     from vllm import _custom_ops as ops
 
-    from rlmath.engines.transports.packed import unpacked
+    from rlmath.engines.transports.packed import unpack
 
     (module,) = (
         one
@@ -81,7 +81,7 @@ def _change_feed_forward(worker: Any, change: Callable[[Any], Any]) -> None:
     )
     isa = module.quant_method.moe_kernel.fused_experts.isa
     held = module.w13_weight.data
-    experts = unpacked(held, isa)
+    experts = unpack(held, isa)
     assert experts is not None
     experts = torch.stack([change(one.clone()) for one in experts])
     held.copy_(ops.cpu_prepack_moe_weight(experts, isa))

@@ -31,15 +31,15 @@ IN_RANKS = (
     (
         "actor.gradient_shares",
         "GradientShares",
-        ("begin", "_receive", "sums", "given", "nothing_given", "differs_from", "totals"),
+        ("begin", "_receive", "sums", "gradient_sizes", "nothing_given", "differs_from", "totals"),
     ),
     ("actor.step_probe", "StepProbe", ("before", "after")),
     ("actor.model_base", "RankModel", ("check_given", "worst_findings")),
-    ("actor.policy", "MegatronActor", ("_computed_again",)),
+    ("actor.policy", "MegatronActor", ("_compute_again",)),
     ("actor.policy", "", ("sequence_report",)),
     ("actor.policy_loss", "", ("sums_of_sequences",)),
-    ("actor.frozen_weights", "FrozenWeights", ("changed",)),
-    ("weights.gather", "BucketGatherer", ("drifted",)),
+    ("actor.frozen_weights", "FrozenWeights", ("find_changed",)),
+    ("weights.gather", "BucketGatherer", ("find_drift",)),
 )
 # Older than the step checks, and with other users: the gate, and fingerprints of all weights.
 NOT_COUNTED = ("LogProbAgreement", "ChangedWeights", "EngineConstants", "LeftoverMemory")

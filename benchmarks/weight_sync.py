@@ -152,7 +152,8 @@ def _checks(
     """
     from rlmath.model.spec import read_model_spec
     from rlmath.rollout.weight_sync import MAX_SHARE_OF_TIME, compare_weights, sync_weights
-    from rlmath.training.checks.engine_constants import check_constants, check_prefix_cache
+    from rlmath.training.checks.engine_constants import check_constants
+    from rlmath.training.checks.prefix_cache import check_prefix_cache
 
     spec = read_model_spec(model)
     plain: list[float] = []

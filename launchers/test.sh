@@ -40,7 +40,7 @@ cuda_wheels() {
   mkdir -p "$venv/stub"
   "${CC:-cc}" -shared -fPIC -o "$venv/stub/libcuda.so.1" tests/cuda_wheels/stub_libcuda.c
   export LD_LIBRARY_PATH=$venv/stub${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
-  # A GPU that there is after all is not touched; the tests forge one.
+  # A GPU of this machine is not touched; the tests forge one.
   export CUDA_VISIBLE_DEVICES='' RLMATH_CUDA_WHEELS=1 PYTHONPATH=$PWD
   [ $# -gt 0 ] || set -- tests/cuda_wheels
   exec "$venv/bin/python" -m pytest "$@"

@@ -189,18 +189,22 @@ def _dispatch(arguments: list[str]) -> int:
     module.add_arguments(parser)
     if not hasattr(module, "SETTINGS"):
         return module.run(parser.parse_intermixed_args(rest))
-    settings = _declared(module, "SETTINGS", rest)
+    settings = _declared_arguments(module, "SETTINGS", rest)
     if settings is None:
         parser.parse_args(rest)  # It says which subcommands there are.
         raise AssertionError("a subcommand that is known has settings")
     from rlmath.config.command_line import take_settings
 
-    base, any_with = (_declared(module, name, rest) or () for name in ("BASE", "ANY_WITH"))
+    base, any_with = (
+        _declared_arguments(module, name, rest) or () for name in ("BASE", "ANY_WITH")
+    )
     given, rest = take_settings(rest, settings, base, any_with)
     return module.run(parser.parse_args(rest), given)
 
 
-def _declared(module: Command, name: str, arguments: Sequence[str]) -> tuple[str, ...] | None:
+def _declared_arguments(
+    module: Command, name: str, arguments: Sequence[str]
+) -> tuple[str, ...] | None:
     """Arguments of a command, for the subcommand that is asked for if it has several."""
     found = getattr(module, name, None)
     if isinstance(found, dict):
@@ -285,7 +289,7 @@ def _finish_mirror(config: Config) -> None:
 
 
 def _overview(composed: Composed, config: Config, command: str, machine: Machine) -> Iterator[str]:
-    """What the command will do."""
+    """Overview of what the command will do."""
     from rlmath.checks import overview
     from rlmath.checks import run as checks
     from rlmath.config import arithmetic

@@ -72,14 +72,14 @@ class Sample:
         finish_reason: ``stop`` (the model ended it), ``length`` (truncated: a budget ran out),
             ``cut`` (unfinished: a later step continues it), or ``failed`` (its environment could
             not answer, so nothing grades it). Training sees no cut ones.
-        spans: Which weights sampled which tokens: versions, each with the place of its first token.
+        spans: Weights versions that sampled, each with the place of its first token.
         seed: Seed of this request's random stream.
         engine: Index of the engine that produced it.
         routes: ``[m, MoE layers, experts of a token]`` uint8, or int16 beyond 256 experts: the
             experts that the engine sent the first ``m`` tokens of prompt and response to. The last
             token that was sampled went through no layer, so ``m`` is one less than the tokens.
             ``None``: the engine returned none.
-        prompt_digest: Of the prompt's tokens as the engine read them, see
+        prompt_digest: Digest of the prompt's tokens as the engine read them, see
             :func:`rlmath.engines.requests.prompt_digest`; ``None``: not known.
         segments: Who wrote which tokens.
         calls: Tool, status and seconds of each call, in order.
@@ -157,7 +157,7 @@ class Sample:
         )
 
     def log_prob(self) -> float:
-        """Of the whole response, in nats, added up in float64."""
+        """Log-probability of the whole response, in nats, summed in float64."""
         return float(self.log_probs.sum(dtype="float64"))
 
     def token_ages(self) -> NDArray[np.uint8]:
@@ -185,7 +185,7 @@ class Repetition:
     """How much a response repeats itself; see ``monitor/repetition.py``.
 
     Attributes:
-        compression_ratio: Of the end of its text.
+        compression_ratio: Compression ratio of the end of its text.
         repeated_ngrams: Share of the n-grams of its last tokens that came before.
         is_repetitive: Whether either is past its limit.
     """
@@ -206,8 +206,8 @@ class GradedSample:
         correct: Whether the final answer is right; ``None`` when no grader looked.
         status: The grader's status (``correct``, ``wrong``, ``no_answer``, ``bad_gold``,
             ``timeout``, ``error``), or ``ungraded``.
-        answer: What the grader took for the answer.
-        rewards: Each reward on its own, by name, before weighting.
+        answer: The answer that the grader extracted.
+        rewards: Each reward separately, by name, before weighting.
         method: The grader's layer that decided, such as ``exact`` or ``sympy``; ``None`` when no
             grader looked.
         untabled: Whether the grader saw the box alone, as the text beside it is in a language
@@ -333,21 +333,21 @@ class TrainingBatch:
         of_responses = _slices(self.response_lengths, rows)
         routes, route_lengths = self.routes, self.route_lengths
         if routes is not None and route_lengths is not None:
-            routes = _concatenated(routes, _slices(route_lengths, rows))
+            routes = _concatenate(routes, _slices(route_lengths, rows))
             route_lengths = route_lengths[rows]
 
         def responses(values: Tensor | None) -> Tensor | None:
-            return None if values is None else _concatenated(values, of_responses)
+            return None if values is None else _concatenate(values, of_responses)
 
         return TrainingBatch(
-            tokens=_concatenated(self.tokens, _slices(self.sequence_lengths, rows)),
+            tokens=_concatenate(self.tokens, _slices(self.sequence_lengths, rows)),
             prompt_lengths=self.prompt_lengths[rows],
             response_lengths=self.response_lengths[rows],
             group_ids=self.group_ids[rows],
             weights_versions=self.weights_versions[rows],
             rewards=self.rewards[rows],
-            engine_log_probs=_concatenated(self.engine_log_probs, of_responses),
-            loss_mask=_concatenated(self.loss_mask, of_responses),
+            engine_log_probs=_concatenate(self.engine_log_probs, of_responses),
+            loss_mask=_concatenate(self.loss_mask, of_responses),
             advantages=responses(self.advantages),
             old_log_probs=responses(self.old_log_probs),
             ref_log_probs=responses(self.ref_log_probs),
@@ -396,5 +396,5 @@ def _slices(lengths: Tensor, rows: Tensor) -> list[slice]:
     return [slice(*ends) for ends in zip(starts[rows].tolist(), ends[rows].tolist(), strict=True)]
 
 
-def _concatenated(values: Tensor, slices: Sequence[slice]) -> Tensor:
+def _concatenate(values: Tensor, slices: Sequence[slice]) -> Tensor:
     return torch.cat([values[one] for one in slices]) if slices else values[:0]

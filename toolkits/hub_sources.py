@@ -40,7 +40,7 @@ def fields(prompt: str, answer: str) -> Callable[[Row], dict[str, Any]]:
     return convert
 
 
-def kept(**names: str) -> Callable[[Row], dict[str, Any]]:
+def keep_fields(**names: str) -> Callable[[Row], dict[str, Any]]:
     """A converter that keeps these fields of a benchmark: our name to theirs."""
 
     def convert(row: Row) -> dict[str, Any]:
@@ -121,29 +121,41 @@ SOURCES = {
     "orz": Source("Open-Reasoner-Zero/orz_math_57k_collection", None, "train", _orz),
     "openr1": Source("open-r1/OpenR1-Math-220k", "default", "train", fields("problem", "answer")),
     "aime24": Source(
-        "HuggingFaceH4/aime_2024", None, "train", kept(problem="problem", answer="answer"), True
+        "HuggingFaceH4/aime_2024",
+        None,
+        "train",
+        keep_fields(problem="problem", answer="answer"),
+        True,
     ),
     "aime25": Source(
-        "math-ai/aime25", None, "test", kept(problem="problem", answer="answer"), True
+        "math-ai/aime25", None, "test", keep_fields(problem="problem", answer="answer"), True
     ),
     "amc23": Source(
-        "math-ai/amc23", None, "test", kept(question="question", answer="answer"), True
+        "math-ai/amc23", None, "test", keep_fields(question="question", answer="answer"), True
     ),
     "math500": Source(
-        "HuggingFaceH4/MATH-500", None, "test", kept(problem="problem", answer="answer"), True
+        "HuggingFaceH4/MATH-500",
+        None,
+        "test",
+        keep_fields(problem="problem", answer="answer"),
+        True,
     ),
     "gpqa_diamond": Source("Idavidrein/gpqa", "gpqa_diamond", "train", _gpqa, True),
     "minerva": Source(
-        "math-ai/minervamath", None, "test", kept(problem="question", solution="answer"), True
+        "math-ai/minervamath",
+        None,
+        "test",
+        keep_fields(problem="question", solution="answer"),
+        True,
     ),
     "olympiadbench": Source(
         "Hothan/OlympiadBench",
         "OE_TO_maths_en_COMP",
         "train",
-        kept(question="question", final_answer="final_answer"),
+        keep_fields(question="question", final_answer="final_answer"),
         True,
     ),
     "gsm8k": Source(
-        "openai/gsm8k", "main", "test", kept(question="question", answer="answer"), True
+        "openai/gsm8k", "main", "test", keep_fields(question="question", answer="answer"), True
     ),
 }

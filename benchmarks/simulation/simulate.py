@@ -327,14 +327,14 @@ class InstantGrades:
         samples.append(sample)
         if len(samples) == self._group_size:
             in_order = sorted(samples, key=lambda one: one.index)
-            graded = tuple(self.graded(one) for one in in_order)
+            graded = tuple(self.grade(one) for one in in_order)
             self._done.append(Group(self._problems[sample.problem_id], graded))
 
-    def graded(self, sample: Sample) -> GradedSample:
+    def grade(self, sample: Sample) -> GradedSample:
         """Its grade."""
         return GradedSample(sample, 1.0, None, "ungraded")
 
-    def finished(self, block: bool = False, meanwhile: Any = None) -> list[Group]:
+    def take_finished(self, block: bool = False, meanwhile: Any = None) -> list[Group]:
         done, self._done = self._done, []
         return done
 

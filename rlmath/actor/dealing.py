@@ -12,7 +12,7 @@ from rlmath.actor.token_values import TokenValues
 from rlmath.batching.shards import response_rows
 
 
-def assembled(
+def assemble(
     shares: Sequence[TokenValues], places: Sequence[Tensor], response_lengths: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Put data-parallel shares in the batch's order; each token must occur exactly once."""

@@ -31,7 +31,7 @@ class FrozenWeights:
         self._budget = mib_per_step * 2**20
         self._sums = [checksum(values()) for _, values in self._tensors]
 
-    def changed(self) -> list[str]:
+    def find_changed(self) -> list[str]:
         """Names of the next tensors whose values have changed since construction."""
         found, left = [], self._budget
         for _ in range(len(self._tensors)):

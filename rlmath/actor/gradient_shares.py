@@ -3,7 +3,7 @@
 A hook reads what autograd gives a parameter before Megatron adds it to its buffer, and before the
 sum over ranks may begin. So a micro-batch that adds nothing to a layer shows, on each rank and
 stage; and the buffers have to be the sum of what micro-batches and data-parallel ranks gave.
-Without the sum over ranks every rank trains on its own sequences alone: with the distributed
+Without the sum over ranks every rank trains on its sequences alone: with the distributed
 optimizer no copy of the weights differs then, as each rank's part of them is gathered by all.
 
 Some matrices may rightly get nothing on a rank: an expert that no token goes to, and a part of an
@@ -61,7 +61,7 @@ class Groups:
 
     @classmethod
     def of_megatron(cls) -> Groups:
-        """Of this process, whose parallel state is initialized."""
+        """The groups of this process, whose parallel state is initialized."""
         from megatron.core import parallel_state as state
 
         found = (
@@ -102,7 +102,7 @@ class _Unit:
     Attributes:
         name: To call them by.
         kind: See :class:`_Watched`.
-        numbers: Of the matrices.
+        numbers: Numbers of the matrices.
     """
 
     name: str
@@ -115,13 +115,13 @@ class GradientShares:
 
     Args:
         models: Chunks in Megatron's data-parallel wrapper.
-        groups: Whose gradients are summed.
+        groups: Ranks that sum their gradients.
     """
 
     def __init__(self, models: Sequence[Any], groups: Groups) -> None:
         self._groups, self._passes = groups, 0
         self._device = next(iter(models[0].parameters())).device
-        self._watched = list(_watched(models))
+        self._watched = list(_watchable_matrices(models))
         self._units = list(_units(self._watched))
         # Of those looked at in this pass: what each micro-batch gave, and what the buffer had; at
         # its end all that was given.
@@ -179,7 +179,7 @@ class GradientShares:
             return
         if getattr(parameter, "grad_added_to_main_grad", False):
             # Transformer Engine has added it in its product.
-            share = self._added(number)
+            share = self._growth(number)
         else:
             assert parameter.grad is not None
             share = self._elements(number, parameter.grad)
@@ -192,10 +192,10 @@ class GradientShares:
 
     def _receive_from_head(self, number: int) -> None:
         if number in self._given:
-            self._given[number].append(self._added(number))
+            self._given[number].append(self._growth(number))
 
-    def _added(self, number: int) -> Tensor:
-        """What the buffer has more than at the last call; a pass begins with 0."""
+    def _growth(self, number: int) -> Tensor:
+        """Growth of the buffer since the last call; a pass begins with 0."""
         now = self._buffer(number)
         share = now - self._held[number] if number in self._held else now
         self._held[number] = now
@@ -229,7 +229,7 @@ class GradientShares:
     def _wrong_sum(
         self, buffers: Sequence[Sequence[int]], group: Any, more: Any = None
     ) -> StepFinding:
-        """Of buffers, each with what is given to it, that ranks of one or two groups add up."""
+        """First wrong sum among buffers that ranks of one or two groups add up."""
         if not buffers:
             return StepFinding()
         now = torch.cat([self._buffer(numbers[0]).double() for numbers in buffers])
@@ -255,11 +255,11 @@ class GradientShares:
     def _of(self, number: int) -> Tensor:
         """``[micro-batches, elements]`` float64."""
         if number not in self._shares:
-            self._shares[number] = _stacked(self._given[number], self._watched[number].elements)
+            self._shares[number] = _stack(self._given[number], self._watched[number].elements)
         return self._shares[number]
 
     @torch.no_grad()
-    def given(self, count: int) -> Tensor:
+    def gradient_sizes(self, count: int) -> Tensor:
         """``[units, count]`` float64 on the device, the largest size of what each micro-batch
         gave. Collective.
 
@@ -295,7 +295,7 @@ class GradientShares:
         self._passes -= 1
 
     def totals(self) -> list[Tensor]:
-        """Of each matrix that is looked at, ``[elements]`` float64 of what the pass gave."""
+        """``[elements]`` float64 that the pass gave to each matrix that is watched."""
         return [self._of(number).sum(0) for number in self._given]
 
     @torch.no_grad()
@@ -304,7 +304,7 @@ class GradientShares:
 
         Args:
             again: From :meth:`totals` of that pass.
-            micro_batch: Of the last pass, which looked at the same elements.
+            micro_batch: Its index in the last pass, which watched the same elements.
         """
         for (number, shares), other in zip(self._given.items(), again, strict=True):
             if micro_batch >= len(shares):
@@ -325,7 +325,7 @@ class GradientShares:
         """Whether a micro-batch whose log-probs have a gradient gives a matrix nothing.
 
         Args:
-            given: See :meth:`given`.
+            given: See :meth:`gradient_sizes`.
             signals: ``[count]``, the size of each micro-batch's gradient by its log-probs.
         """
         judged = signals > LEAST_SIGNAL * signals.max() if len(signals) else signals > 0
@@ -338,7 +338,7 @@ class GradientShares:
         return StepFinding(NO_SHARE, 0.0, float(given.max()), place)
 
 
-def _watched(models: Sequence[Any]) -> Iterator[_Watched]:
+def _watchable_matrices(models: Sequence[Any]) -> Iterator[_Watched]:
     """Neither routers nor what tensor ranks have alike, which Megatron adds up over these as well.
     Of an adapter the second factor: the first has no gradient at the start."""
     for model in models:
@@ -397,7 +397,7 @@ def _spread(parameter: Tensor) -> tuple[int, int]:
     return count, max(1, stride - (stride % parameter.shape[-1] == 0))
 
 
-def _stacked(shares: Sequence[Tensor], elements: int) -> Tensor:
+def _stack(shares: Sequence[Tensor], elements: int) -> Tensor:
     """``[micro-batches, elements]`` float64; no row: the hook was never called."""
     if not shares:
         return torch.zeros(1, elements, dtype=torch.float64)

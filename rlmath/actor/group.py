@@ -17,7 +17,7 @@ from ray.exceptions import (
 from torch import Tensor
 
 from rlmath.actor.communicators import describe
-from rlmath.actor.dealing import assembled
+from rlmath.actor.dealing import assemble
 from rlmath.actor.plan import StepPlan
 from rlmath.actor.rank_calls import ActorError, RankCalls
 from rlmath.actor.rank_step import StepResult
@@ -182,11 +182,11 @@ class ActorGroup:
         calls = self._of_shards("log_probs", [ray.put(one) for one in dealt], name, seed)
         by_rank = dict(x for x in zip(self._dp, calls, strict=True) if x[1] is not None)
         found = [by_rank[i] for i in range(len(dealt))]
-        return assembled(found, [one.places for one in dealt], batch.response_lengths)
+        return assemble(found, [one.places for one in dealt], batch.response_lengths)
 
     def run_part(self, sequences: Sequences, plan: StepPlan) -> Alignment | None:
-        """Deal a step's sequences to the data-parallel ranks, which keep them, and run the forward
-        passes over them. See ``RankStep.run_passes``.
+        """Shard a step's sequences over the data-parallel ranks, which keep them, and run the
+        forward passes over them. See ``RankStep.run_passes``.
 
         Args:
             sequences: Sequences to train on.
@@ -197,7 +197,7 @@ class ActorGroup:
             self._shares.append(shard.places)
             refs.append(ray.put(shard))
         found = [x for x in self._of_shards("run_part", refs, plan) if x is not None]
-        return Alignment.joined(found) if found else None
+        return Alignment.join(found) if found else None
 
     def finish_step(
         self, plan: StepPlan, advantages: SequenceAdvantages | None = None
@@ -219,7 +219,7 @@ class ActorGroup:
                 worker.finish_step.remote(plan, own[i])
                 for worker, i in zip(self._workers, self._dp, strict=True)
             ]
-            return StepResult.joined(self._calls.results(calls, "finish_step"))
+            return StepResult.join(self._calls.results(calls, "finish_step"))
         except UpdateStopped:
             self.changed = False
             raise

@@ -48,7 +48,7 @@ def latent_settings(spec: ModelSpec) -> dict[str, Any]:
 def prepare_without_te() -> None:
     """Let Megatron build MLA without Transformer Engine.
 
-    Megatron 0.16 assumes that it is installed, because stand-ins for its names can be imported.
+    Megatron 0.16 assumes that it is installed, because placeholders for its names can be imported.
     """
     from megatron.core.transformer import multi_latent_attention
 

@@ -79,7 +79,7 @@ class VocabSlice:
         local = targets - self.start
         return local, (local >= 0) & (local < self.num_valid)
 
-    def tempered(self, logits: Tensor) -> Tensor:
+    def apply_temperature(self, logits: Tensor) -> Tensor:
         """Logits ``[n, num_valid]`` at the temperature, in float32 at least, in a new tensor."""
         dtype = torch.promote_types(logits.dtype, torch.float32)
         if logits.dtype == dtype:
@@ -90,7 +90,7 @@ class VocabSlice:
         """log Z, the target's log-prob and the entropy of rows over all slices, ``[n]`` each.
 
         Args:
-            x: ``[n, num_valid]`` from :meth:`tempered`; overwritten.
+            x: ``[n, num_valid]`` from :meth:`apply_temperature`; overwritten.
             local: ``[n]`` from :meth:`places`.
             mine: ``[n]`` from :meth:`places`.
         """
@@ -135,7 +135,7 @@ class VocabSlice:
         """Gradient ``[n, num_valid]`` of the slice's logits, before the temperature.
 
         Args:
-            x: ``[n, num_valid]`` from :meth:`tempered`; overwritten.
+            x: ``[n, num_valid]`` from :meth:`apply_temperature`; overwritten.
             log_z: ``[n]`` from :meth:`statistics`, like ``entropy``.
             entropy: ``[n]``.
             local: ``[n]`` from :meth:`places`, like ``mine``.
@@ -171,7 +171,9 @@ class _VocabParallelLogProbs(torch.autograd.Function):
         local, mine = vocab.places(targets)
         for chunk in _chunks(rows):
             log_z[chunk], log_probs[chunk], entropy[chunk] = vocab.statistics(
-                vocab.tempered(logits[rows[chunk], : vocab.num_valid]), local[chunk], mine[chunk]
+                vocab.apply_temperature(logits[rows[chunk], : vocab.num_valid]),
+                local[chunk],
+                mine[chunk],
             )
         ctx.save_for_backward(logits, rows, local, mine, log_z, entropy)
         ctx.vocab = vocab
@@ -188,7 +190,7 @@ class _VocabParallelLogProbs(torch.autograd.Function):
             grad_log_probs = torch.zeros_like(log_z)
         for chunk in _chunks(rows):
             out[rows[chunk], : vocab.num_valid] = vocab.gradient(
-                vocab.tempered(logits[rows[chunk], : vocab.num_valid]),
+                vocab.apply_temperature(logits[rows[chunk], : vocab.num_valid]),
                 log_z[chunk],
                 entropy[chunk],
                 local[chunk],

@@ -116,7 +116,7 @@ class Adapter(nn.Module):
         return (self.mask[rows, :, None] * b[:, None, :]).flatten(1)
 
     @torch.no_grad()
-    def merged(self, values: Tensor, a: Tensor, b: Tensor, dim: int, start: int) -> Tensor:
+    def merge(self, values: Tensor, a: Tensor, b: Tensor, dim: int, start: int) -> Tensor:
         """Rows or columns of the rank's matrix with the adapter merged.
 
         Computed in float32 and rounded once, to the type of ``values``.
@@ -225,7 +225,7 @@ def attach_adapter(linear: Any, adapter: Adapter) -> None:
         output, bias = multiply(x, *args, **kwargs)
         return (adapter(x, output) if adapter.enabled else output), bias
 
-    def described(
+    def sharded_state(
         prefix: str = "", sharded_offsets: Any = (), metadata: Any = None
     ) -> dict[str, Any]:
         own = f"{prefix}adapter."
@@ -234,7 +234,7 @@ def attach_adapter(linear: Any, adapter: Adapter) -> None:
         return found | adapter.sharded_state_dict(own, sharded_offsets, metadata)
 
     setattr(linear, name, with_adapter)
-    linear.sharded_state_dict = described
+    linear.sharded_state_dict = sharded_state
 
 
 def _need_gradient(_: Any, __: Any, output: Tensor) -> Tensor:
@@ -303,5 +303,5 @@ class Merger:
         if adapter is None:
             return values
         a, b = (self._read(one.detach()).to(self._device) for one in (adapter.a, adapter.b))
-        merged: Tensor = adapter.merged(values.to(self._device), a, b, dim, start)
+        merged: Tensor = adapter.merge(values.to(self._device), a, b, dim, start)
         return merged

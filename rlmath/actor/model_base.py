@@ -1,7 +1,7 @@
 """Base of the models that a rank trains: the policy and the value model.
 
 What a rank does follows from its place in the layout and from its shard of the step
-(``rlmath.batching.shards``), which is dealt before: the ranks need not agree on anything.
+(``rlmath.batching.shards``), which is assigned before: the ranks need not agree on anything.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from rlmath.checkpoint.state import AdapterState, ModelState
 from rlmath.config.optimizer import OptimizerConfig
 from rlmath.config.shared_prompts import sharing_problem
 from rlmath.device import Platform
-from rlmath.model.lora import adapts_experts, described
+from rlmath.model.lora import adapts_experts, describe
 from rlmath.model.parallel import Layout
 from rlmath.types import MicroBatch, TrainingBatch
 from rlmath.weights.tensor_prints import TensorPrints
@@ -55,11 +55,11 @@ class RankModel:
         adapters: Under LoRA those of this rank's stage, which alone are trained.
         reports: One rank of each data-parallel share returns its values.
         read_s: Seconds in which its weights were read.
-        device_state: What of the model is on the device; see ``release_optimizer``. Whoever reads
+        device_state: Parts of the model on the device; see ``release_optimizer``. Whoever reads
             parameters outside a forward pass reads through it, or calls ``load_parameters`` first.
-        parameter_gather: Of updated parameters.
+        parameter_gather: All-gather of updated parameters.
         step_probe: Looks at the optimizer's steps; ``None``: there is no optimizer.
-        step_finding: Of the last step.
+        step_finding: Finding of the last step.
     """
 
     def __init__(self, settings: ActorSettings, layout: Layout, platform: Platform) -> None:
@@ -159,14 +159,14 @@ class RankModel:
         return chunks
 
     def checkpoint_state(self) -> ModelState:
-        """What a checkpoint saves of this rank, and loads into it."""
+        """State of this rank that a checkpoint saves and loads."""
         self.parameter_gather.finish()
         kind = None
         if self.settings.optimizer is not None:
             kind = "distributed" if self.settings.distributed_optimizer else "plain"
         adapters = None
         if self.settings.lora is not None:
-            adapters = AdapterState(described(self.settings.lora), self._base_fingerprint)
+            adapters = AdapterState(describe(self.settings.lora), self._base_fingerprint)
         return ModelState(
             chunks=self.chunks,
             optimizer=self.optimizer,
@@ -180,7 +180,7 @@ class RankModel:
 
     @functools.cached_property
     def _base_fingerprint(self) -> int:
-        """Of the frozen model, over all tensors, on any layout. Collective the first time."""
+        """Fingerprint of the frozen model, equal on any layout. Collective the first time."""
         from rlmath.weights.fingerprint import add
         from rlmath.weights.gather import BucketGatherer
 
@@ -188,7 +188,7 @@ class RankModel:
         return functools.reduce(add, found.values())
 
     def merger(self) -> Merger | None:
-        """What is sent and written of matrices with adapters; ``None``: there are none."""
+        """Merges adapters into their matrices for sync and files; ``None``: no adapters."""
         if not self.settings.lora:
             return None
         return Merger(self.module, self.device_state.read, self.platform.torch_device)
@@ -343,14 +343,14 @@ class RankModel:
         this rank nothing. Collective.
 
         Args:
-            signals: Of each micro-batch of the last pass, on ranks of the last stage, the size of
-                the gradient that goes back.
+            signals: Size of the gradient that goes back, for each micro-batch of the last pass;
+                only ranks of the last stage have it.
             count: Micro-batches.
         """
         from megatron.core import parallel_state
 
         assert self.gradient_shares is not None
-        given = self.gradient_shares.given(count)
+        given = self.gradient_shares.gradient_sizes(count)
         sizes = torch.zeros(count, dtype=torch.float64, device=given.device)
         for number, signal in enumerate(signals):
             sizes[number] = signal
@@ -365,7 +365,7 @@ class RankModel:
             self._gradient_finding = self.gradient_shares.nothing_given(given, sizes)
 
     def worst_findings(self, mine: Sequence[StepFinding]) -> StepFindings:
-        """Of each minibatch the first rank with a finding, and that. Collective."""
+        """First rank with a finding, and the finding, for each minibatch. Collective."""
         kinds = torch.tensor([one.kind for one in mine], dtype=torch.float64)
         of_ranks = self.all_gather(kinds)
         if not bool(of_ranks.any()):

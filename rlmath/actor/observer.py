@@ -108,13 +108,13 @@ class UpdateObserver:
         values = torch.zeros(share.batch.loss_mask.numel())
         self._pulls.append(Pulls(share.places, share.batch.response_lengths, values))
 
-        def watched(one: PackedMicroBatch, log_probs: Tensor, entropy: Tensor) -> tuple[Tensor, T]:
+        def observe(one: PackedMicroBatch, log_probs: Tensor, entropy: Tensor) -> tuple[Tensor, T]:
             loss, kept = objective(one, log_probs, entropy)
             (slopes,) = torch.autograd.grad(loss, log_probs, retain_graph=True)
             values[one.response_rows.cpu()] = -slopes.detach().float().cpu()
             return loss, kept
 
-        return watched
+        return observe
 
     def see_gradient(self, optimizer: Any) -> None:
         """Record a minibatch's summed gradient, before clipping and applying it. Collective."""

@@ -31,7 +31,7 @@ class StepPlan:
         minibatches: Number of optimizer steps.
         seed: Seed of the split into minibatches.
         constant_length: See ``sequence_weights``.
-        aggregation_options: See there.
+        aggregation_options: Options of the aggregation, see ``sequence_weights``.
         old_is_engine: The rollout log-probs are those of the old policy.
         correction: Correction of the mismatch, if any. ``auto`` is resolved after the forward
             passes.

@@ -27,7 +27,7 @@ from rlmath.actor.policy_loss import (
     off_policy,
     policy_loss,
     sequence_report,
-    stacked,
+    stack_values,
 )
 from rlmath.actor.schedule import OnLogProbs, OnOutput, of_log_probs
 from rlmath.actor.sequence_report import GRADIENT, SequenceReport
@@ -75,11 +75,11 @@ class MegatronActor(RankModel):
     """This process's part of the policy, and of its reference model.
 
     Attributes:
-        reference: What the reference model has in place of what is trained, in host memory;
+        reference: The reference's values of the trained weights, in host memory;
             ``None``: there is no reference, or it is the model without its adapters.
         routing: Records the routes of the old-log-prob pass, its own or the engine's, and replays
             them in the update; ``None``: no pass replays any.
-        passes: What surrounds each forward pass, by its name.
+        passes: Context managers of each forward pass, by its name.
         observer: Sees updates; ``None``: nobody does.
         updates: So far.
     """
@@ -95,7 +95,9 @@ class MegatronActor(RankModel):
         if settings.reference.renewed or (settings.reference.kind == "frozen" and not is_base):
             # An average in bfloat16 would lose each step's small share.
             dtype = torch.float32 if settings.reference.kind == "averaged" else None
-            self.reference = [p.detach().to("cpu", dtype, copy=True) for p in self._trained()]
+            self.reference = [
+                p.detach().to("cpu", dtype, copy=True) for p in self._trainable_parameters()
+            ]
         self.routing: RoutingReplay | None = None
         if settings.routing_replay != "none":
             from rlmath.actor.routing_replay import RoutingReplay
@@ -110,8 +112,8 @@ class MegatronActor(RankModel):
             )
         self.passes = forward_passes(self)
 
-    def _trained(self) -> list[Tensor]:
-        """What training changes, and so all in which the reference differs: under LoRA adapters."""
+    def _trainable_parameters(self) -> list[Tensor]:
+        """Parameters that training changes and the reference lacks; adapters under LoRA."""
         everything = self.settings.lora is None
         return [p for p in self.module.parameters() if p.requires_grad or everything]
 
@@ -148,8 +150,8 @@ class MegatronActor(RankModel):
         """Log-probs and entropies of the shard's response tokens.
 
         Args:
-            name: Of the forward pass; see :func:`rlmath.actor.passes.forward_passes`.
-            seed: Of what the pass draws at random.
+            name: Name of the forward pass; see :func:`rlmath.actor.passes.forward_passes`.
+            seed: Seed of the pass's random draws.
 
         Returns:
             The values in the shard's order, on all ranks of the last stage; else ``None``.
@@ -177,7 +179,7 @@ class MegatronActor(RankModel):
             with base_model(self.adapters):
                 yield
         else:
-            with swap_parameters(self._trained(), self.reference):
+            with swap_parameters(self._trainable_parameters(), self.reference):
                 yield
 
     @torch.no_grad()
@@ -190,7 +192,7 @@ class MegatronActor(RankModel):
         """
         assert self.reference is not None
         self.load_parameters()
-        for mine, parameter in zip(self.reference, self._trained(), strict=True):
+        for mine, parameter in zip(self.reference, self._trainable_parameters(), strict=True):
             mine.lerp_(parameter.detach().to("cpu", mine.dtype), share)
         if clear_optimizer:
             with self.device_state.optimizer_readable():
@@ -212,7 +214,7 @@ class MegatronActor(RankModel):
 
         Args:
             shard: With advantages; only ranks of the last stage read the values of tokens.
-            plan: Of the step.
+            plan: Plan of the step.
 
         Raises:
             ValueError: No advantages, several minibatches without old log-probs, or routing replay
@@ -250,7 +252,7 @@ class MegatronActor(RankModel):
             traces=tuple(done.traces),
             gradients=self._prints.take(),
             off_policy=add_by_version(done.left_out),
-            sequences=SequenceReport.joined(done.reports) if done.reports else None,
+            sequences=SequenceReport.join(done.reports) if done.reports else None,
             schedule_steps=schedule_steps,
             step_findings=self.worst_findings(done.findings),
         )
@@ -271,7 +273,7 @@ class MegatronActor(RankModel):
             measures_routing: Compare its log-probs with those of freely routed tokens.
         """
         free = self._freely_routed(minibatch) if measures_routing else None
-        again = self._computed_again(minibatch, plan) if index == 0 else None
+        again = self._compute_again(minibatch, plan) if index == 0 else None
         outcomes = self._backward(minibatch, plan, begin, self.observer)
         if again is not None and not self._gradient_finding.kind:
             assert self.gradient_shares is not None
@@ -307,7 +309,7 @@ class MegatronActor(RankModel):
         Args:
             share: This rank's sequences of the minibatch.
             outcomes: From :meth:`_backward`.
-            index: Of the minibatch, from 0.
+            index: Index of the minibatch, from 0.
 
         Returns:
             Its metrics, what became of it, and the farthest token.
@@ -330,7 +332,7 @@ class MegatronActor(RankModel):
         metrics["discarded"] = float(decision.discard)
         return metrics, decision, farthest
 
-    def _computed_again(self, share: Share, plan: StepPlan) -> tuple[list[Tensor], int] | None:
+    def _compute_again(self, share: Share, plan: StepPlan) -> tuple[list[Tensor], int] | None:
         """In every 64th update, the gradient of one micro-batch by its sequences alone, packed in
         two parts, at the elements that the next pass looks at. Collective.
 
@@ -338,7 +340,7 @@ class MegatronActor(RankModel):
         otherwise, and not in FP8, whose scales depend on what is packed together.
 
         Returns:
-            Of each matrix its elements, and the micro-batch; ``None``: not in this update.
+            Elements of each matrix, and the micro-batch; ``None``: not in this update.
         """
         number, rest = divmod(self.updates, GRADIENT_TWICE_EVERY)
         due = rest == GRADIENT_TWICE_FIRST
@@ -373,7 +375,7 @@ class MegatronActor(RankModel):
             observer: Sees it; ``None``: nobody does.
 
         Returns:
-            What each micro-batch gave, on ranks of the last stage.
+            Outcome of each micro-batch, on ranks of the last stage.
         """
         micro_batches, batch = self.micro_batches(share), share.batch
         fields = LossFields(
@@ -427,9 +429,9 @@ class MegatronActor(RankModel):
             for output, values in outcomes:
                 own = Farthest.of(output, values.response_rows, share)
                 farthest = max(farthest, own, key=abs)
-            for row in stacked([output.metric_sums for output in outputs], names.sums):
+            for row in stack_values([output.metric_sums for output in outputs], names.sums):
                 sums += row
-            for row in stacked([output.metric_maxima for output in outputs], names.maxima):
+            for row in stack_values([output.metric_maxima for output in outputs], names.maxima):
                 # torch.maximum keeps NaN, which has to be seen.
                 maxima = torch.maximum(maxima, row)
         own_farthest = torch.tensor(dataclasses.astuple(farthest), dtype=torch.float64)

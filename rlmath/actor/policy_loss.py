@@ -76,7 +76,7 @@ def policy_loss(
         sums = sums_of_sequences(inputs, count)
         kept = TokenValues(one.response_rows, log_probs.detach(), entropy.detach(), sums)
         # output.loss references the graph; what is kept must not.
-        return output.loss, (_detached(output), kept)
+        return output.loss, (_detach(output), kept)
 
     return objective
 
@@ -106,12 +106,12 @@ def keep_values(
     return log_probs.sum(), TokenValues(one.response_rows, log_probs, entropy)
 
 
-def stacked(values: Sequence[Mapping[str, Tensor]], names: Sequence[str]) -> Tensor:
+def stack_values(values: Sequence[Mapping[str, Tensor]], names: Sequence[str]) -> Tensor:
     """``[micro-batches, names]`` on the CPU, in one copy."""
     return torch.stack([torch.stack([one[name] for name in names]) for one in values]).cpu()
 
 
-def _detached(output: LossOutput) -> LossOutput:
+def _detach(output: LossOutput) -> LossOutput:
     return dataclasses.replace(output, loss=output.loss.detach())
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rlmath.model.fp8 import cached
+from rlmath.model.fp8 import round_cached
 
 # Megatron's name of the module with a layer's rotated and normalized queries, keys and values.
 ATTENTION = "core_attention"
@@ -31,7 +31,7 @@ def quantized_cache(module: nn.Module) -> Iterator[None]:
     @torch.no_grad()
     def before(attention: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         query, key, value, *rest = arguments
-        return query, cached(key), cached(value), *rest
+        return query, round_cached(key), round_cached(value), *rest
 
     with contextlib.ExitStack() as stack:
         for name, part in module.named_modules():

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from rlmath.model.fp8 import rounded
+from rlmath.model.fp8 import round_values
 
 # Megatron's names of the matrices of a layer; an engine's output layer is not quantized.
 MATRICES = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
@@ -38,13 +38,13 @@ def quantized_products(module: nn.Module) -> Iterator[None]:
         adapter = getattr(matrix, "adapter", None)
         if adapter is not None and adapter.enabled:
             # Engines get the sum, and quantize that.
-            weight = adapter.merged(weight, adapter.a.data, adapter.b.data, 0, 0)
+            weight = adapter.merge(weight, adapter.a.data, adapter.b.data, 0, 0)
             adapter.enabled = False
             merged.add(id(matrix))
-        matrix.weight.data = rounded(weight)
+        matrix.weight.data = round_values(weight)
         if "LayerNorm" in type(matrix).__name__:
             return arguments
-        return (rounded(arguments[0]), *arguments[1:])
+        return (round_values(arguments[0]), *arguments[1:])
 
     def after(matrix: Any, arguments: Any, output: Any) -> None:
         matrix.weight.data = kept.pop(id(matrix))

@@ -65,13 +65,13 @@ class TokenFigures:
     distill: DistillTotals | None = None
 
     @classmethod
-    def joined(cls, parts: Sequence[TokenFigures]) -> TokenFigures:
+    def join(cls, parts: Sequence[TokenFigures]) -> TokenFigures:
         """Join the figures of all ranks."""
         totals = [one.correction for one in parts if one.correction is not None]
         distilled = [one.distill for one in parts if one.distill is not None]
         return cls(
             any(one.any_advantage for one in parts),
-            SequenceFingerprints.joined([one.fingerprints for one in parts]),
+            SequenceFingerprints.join([one.fingerprints for one in parts]),
             functools.reduce(operator.add, totals) if totals else None,
             functools.reduce(operator.add, distilled) if distilled else None,
         )
@@ -136,16 +136,16 @@ class StepResult:
     policy: UpdateResult | None
 
     @classmethod
-    def joined(cls, parts: Sequence[StepResult]) -> StepResult:
+    def join(cls, parts: Sequence[StepResult]) -> StepResult:
         """Join the results of all ranks that report."""
         tokens = [one.tokens for one in parts if one.tokens is not None]
         values = [one.values for one in parts if one.values is not None]
         policy = [one.policy for one in parts if one.policy is not None]
         moments = functools.reduce(operator.add, [one.moments for one in values], Moments())
         return cls(
-            TokenFigures.joined(tokens) if tokens else None,
+            TokenFigures.join(tokens) if tokens else None,
             dataclasses.replace(values[0], moments=moments) if values else None,
-            UpdateResult.joined(policy) if policy else None,
+            UpdateResult.join(policy) if policy else None,
         )
 
 

@@ -60,11 +60,11 @@ def run_schedule(
     from megatron.core.pipeline_parallel import get_forward_backward_func
     from megatron.core.utils import get_attr_wrapped_model
 
-    def taken(number: int) -> PackedMicroBatch:
+    def take(number: int) -> PackedMicroBatch:
         return shortest if stops.skips(number) else micro_batches[number]
 
     def forward_step(left: Iterator[int], module: torch.nn.Module) -> Any:
-        one = taken(next(left))
+        one = take(next(left))
         output = module(one.tokens, one.position_ids, None, packed_seq_params=one.packed_seq_params)
 
         def loss_of(result: Tensor) -> Any:
@@ -85,7 +85,7 @@ def run_schedule(
             seq_length=max(one.tokens.size(1) for one in micro_batches),
             micro_batch_size=1,
             forward_only=not backward,
-            **_messages(chunks, len(numbers), lambda number: taken(number).tokens.size(1)),
+            **_messages(chunks, len(numbers), lambda number: take(number).tokens.size(1)),
         )
     for chunk in chunks:
         release_routing(chunk)

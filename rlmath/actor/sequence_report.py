@@ -35,7 +35,7 @@ class SequenceReport:
     sums: Tensor
 
     @classmethod
-    def joined(cls, parts: Sequence[SequenceReport]) -> SequenceReport:
+    def join(cls, parts: Sequence[SequenceReport]) -> SequenceReport:
         """Combine several ranks' or minibatches' reports."""
         return cls(
             torch.cat([one.minibatches for one in parts]),
@@ -53,10 +53,10 @@ def sums_of_sequences(inputs: LossInputs, count: int) -> Tensor:
         inputs: Inputs of a micro-batch.
         count: Number of its sequences.
     """
-    advantages = inputs.masked(inputs.advantages).double()
-    weights = inputs.masked(inputs.weights).double()
+    advantages = inputs.zero_masked(inputs.advantages).double()
+    weights = inputs.zero_masked(inputs.weights).double()
     if inputs.policy_factors is not None:
-        weights = weights * inputs.masked(inputs.policy_factors).double()
+        weights = weights * inputs.zero_masked(inputs.policy_factors).double()
     columns = [advantages, weights * advantages, weights * advantages.abs()]
     columns.append(torch.full_like(advantages, torch.nan))
     found = advantages.new_zeros(count, 4)
@@ -65,10 +65,10 @@ def sums_of_sequences(inputs: LossInputs, count: int) -> Tensor:
     # A hook that refers to its own tensor, as ``inputs`` does, would keep the graph for ever.
     sequences = inputs.sequence_ids
 
-    def received(gradient: Tensor) -> None:
+    def receive(gradient: Tensor) -> None:
         total = found.new_zeros(count).index_add_(0, sequences, gradient.double())
         found[:, GRADIENT] = total
 
     if inputs.log_probs.requires_grad:
-        inputs.log_probs.register_hook(received)
+        inputs.log_probs.register_hook(receive)
     return found

@@ -108,7 +108,7 @@ class StartedRank:
 
 
 def shard_settings(actor: ActorSettings, layout: Layout, plan: StepPlan = PLAIN) -> ShardSettings:
-    """Settings for dealing a step's sequences to the ranks of a layout."""
+    """Settings for sharding a step's sequences over the ranks of a layout."""
     return ShardSettings(
         layout.data_parallel,
         actor.max_tokens_per_microbatch,
@@ -163,16 +163,16 @@ class UpdateResult:
     step_findings: StepFindings = ()
 
     @classmethod
-    def joined(cls, parts: Sequence[UpdateResult]) -> UpdateResult:
+    def join(cls, parts: Sequence[UpdateResult]) -> UpdateResult:
         """Join the results of all ranks that report."""
         sequences = [one.sequences for one in parts if one.sequences is not None]
         prints = [one.fingerprints for one in parts if one.fingerprints is not None]
         alignments = [one.alignment for one in parts if one.alignment is not None]
         return replace(
             parts[0],
-            alignment=Alignment.joined(alignments) if alignments else None,
-            fingerprints=SequenceFingerprints.joined(prints) if prints else None,
+            alignment=Alignment.join(alignments) if alignments else None,
+            fingerprints=SequenceFingerprints.join(prints) if prints else None,
             traces=tuple(trace for one in parts for trace in one.traces),
             off_policy=add_by_version(one.off_policy for one in parts),
-            sequences=SequenceReport.joined(sequences) if sequences else None,
+            sequences=SequenceReport.join(sequences) if sequences else None,
         )

@@ -26,7 +26,9 @@ def statistics(
         mine: ``[n]`` from :meth:`VocabSlice.places`.
     """
     found = [
-        vocab.statistics(vocab.tempered(logits[part, : vocab.num_valid]), local[part], mine[part])
+        vocab.statistics(
+            vocab.apply_temperature(logits[part, : vocab.num_valid]), local[part], mine[part]
+        )
         for part in _parts(logits)
     ]
     log_z, log_probs, entropy = (torch.cat(column) for column in zip(*found, strict=True))
@@ -51,7 +53,7 @@ def write_gradient(
         valid = logits[part, : vocab.num_valid]
         valid.copy_(
             vocab.gradient(
-                vocab.tempered(valid),
+                vocab.apply_temperature(valid),
                 log_z[part],
                 entropy[part],
                 local[part],

@@ -43,8 +43,8 @@ class StepFinding(NamedTuple):
 
     Attributes:
         kind: Index into ``FINDINGS``.
-        found: What is there: a moment, a count, or a weight's change.
-        wanted: What should be.
+        found: Actual value: a moment, a count, or a weight's change.
+        wanted: Expected value.
         place: Where, if more is known than the rank.
     """
 
@@ -69,7 +69,7 @@ class AdamState:
         counts: Adam steps taken.
         decay: Weight decay that each should have: matrices alone.
         gradients: Before clipping; empty after a step.
-        drift: Of the model's parameters from ``weights`` rounded to their type.
+        drift: Difference between the model's parameters and the rounded ``weights``.
     """
 
     weights: Tensor
@@ -151,7 +151,7 @@ class StepProbe:
 
     Args:
         optimizer: Megatron's Adam.
-        settings: Of it.
+        settings: Settings of the optimizer.
     """
 
     def __init__(self, optimizer: Any, settings: OptimizerConfig) -> None:
@@ -180,8 +180,8 @@ class StepProbe:
         """The step is taken.
 
         Args:
-            lr: That it should have had.
-            norm: Of the whole gradient, before clipping.
+            lr: Learning rate of the step's plan.
+            norm: Norm of the whole gradient, before clipping.
         """
         assert self._before is not None
         clip = min(1.0, self._settings.clip_grad_norm / (norm + 1e-6))

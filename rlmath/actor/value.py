@@ -95,7 +95,7 @@ class ValueModel(RankModel):
     """This process's part of the value model.
 
     Attributes:
-        step_findings: Of the last update.
+        step_findings: Findings of the last update.
     """
 
     _prints: TensorPrints | None = None
@@ -149,7 +149,7 @@ class ValueModel(RankModel):
 
         Args:
             shard: With ``values`` and ``returns``; only ranks of the last stage read them.
-            plan: Of the step.
+            plan: Plan of the step.
 
         Returns:
             Metrics of each minibatch, equal on all ranks.
@@ -224,11 +224,11 @@ def value_loss(fields: LossFields, clip: float | None) -> OnOutput[Tensor]:
         sums = [loss.detach(), mask.sum(), moved.sum(), clipped, torch.zeros_like(loss)]
         kept = torch.stack([x.detach().double() for x in sums])
 
-        def received(gradient: Tensor) -> None:
+        def receive(gradient: Tensor) -> None:
             kept[-1] = gradient.abs().sum()
 
         if values.requires_grad:
-            values.register_hook(received)
+            values.register_hook(receive)
         return loss, kept
 
     return objective

@@ -40,12 +40,12 @@ def scale_by_layer(layers: Any, spec: ModelSpec) -> None:
         softmax_scale(spec, spec.window_rope if spec.is_windowed(layer) else None)
         for layer in range(spec.layers)
     ]
-    scaled = _scaled(attention, scales)
+    scaled = _with_scales(attention, scales)
     for one in submodules_of_layers(layers):
         one.self_attention.submodules.core_attention = scaled
 
 
-def _scaled(attention: type[Any], scales: list[float | None]) -> type[Any]:
+def _with_scales(attention: type[Any], scales: list[float | None]) -> type[Any]:
     class ScaledAttention(attention):  # type: ignore[misc]
         """Attention with the scale of its layer, counted from 1."""
 

@@ -363,7 +363,7 @@ class ActorWorker:
             self.gatherer = self._gatherer()
         changes: WeightChanges = self.gatherer.changes()
         if (adapters := self._replicated_adapters) is not None and not changes.drifted:
-            return dataclasses.replace(changes, drifted=adapters.drifted())
+            return dataclasses.replace(changes, drifted=adapters.find_drift())
         return changes
 
     @functools.cached_property

@@ -52,7 +52,7 @@ class Alignment:
         """Compare the log-probs of a batch's sequences with the engines'.
 
         Args:
-            batch: The batch, with the engines' log-probs.
+            batch: The batch, with the rollout log-probs.
             log_probs: ``[R]``, the actor's before the first update, in nats.
             entropy: ``[R]``, the actor's, in nats.
             now: The actor's weights version.
@@ -94,7 +94,7 @@ class Alignment:
         )
 
     @classmethod
-    def joined(cls, parts: Sequence[Alignment]) -> Alignment:
+    def join(cls, parts: Sequence[Alignment]) -> Alignment:
         """Combine the reports of all ranks."""
         total: Alignment = parts[0]
         for one in parts[1:]:

@@ -110,7 +110,7 @@ def auto(ratios: LogRatios, bounds: Bounds, options: Options) -> Weighted:
 @CORRECTIONS.register("token_truncate", traits=CorrectionTraits(high=2.0))
 def token_truncate(ratios: LogRatios, bounds: Bounds, options: Options) -> Weighted:
     """``min(w, high)``."""
-    return _truncated(ratios.tokens.exp(), bounds)
+    return _truncate(ratios.tokens.exp(), bounds)
 
 
 @CORRECTIONS.register("token_mask", traits=CorrectionTraits(0.5, 5.0))
@@ -123,7 +123,7 @@ def token_mask(ratios: LogRatios, bounds: Bounds, options: Options) -> Weighted:
 @CORRECTIONS.register("seq_truncate", traits=CorrectionTraits(high=2.0))
 def seq_truncate(ratios: LogRatios, bounds: Bounds, options: Options) -> Weighted:
     """``min(W, high)``."""
-    return _truncated(ratios.sums.exp(), bounds)
+    return _truncate(ratios.sums.exp(), bounds)
 
 
 @CORRECTIONS.register("seq_mask_geometric", traits=CorrectionTraits(0.99, 1.01))
@@ -139,7 +139,7 @@ def seq_mask_sum(ratios: LogRatios, bounds: Bounds, options: Options) -> Weighte
     return Weighted(ratio, _inside(ratio, bounds))
 
 
-def _truncated(ratio: Tensor, bounds: Bounds) -> Weighted:
+def _truncate(ratio: Tensor, bounds: Bounds) -> Weighted:
     return Weighted(ratio.clamp(max=bounds.high), truncated=ratio > bounds.high)
 
 

@@ -37,8 +37,8 @@ class DistillTotals:
 
     def __add__(self, other: DistillTotals) -> DistillTotals:
         return DistillTotals(
-            _added(self.tokens, other.tokens),
-            _added(self.sums, other.sums),
+            _add(self.tokens, other.tokens),
+            _add(self.sums, other.sums),
             self.clipped + other.clipped,
             self.histogram + other.histogram,
         )
@@ -131,5 +131,5 @@ def _parts(lengths: Tensor) -> Tensor:
     return PARTS * within // lengths[of_token].clamp(min=1)
 
 
-def _added(one: Sequence[float], other: Sequence[float]) -> tuple[float, ...]:
+def _add(one: Sequence[float], other: Sequence[float]) -> tuple[float, ...]:
     return tuple(a + b for a, b in zip(one, other, strict=True))

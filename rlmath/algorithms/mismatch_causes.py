@@ -30,15 +30,15 @@ def likely_cause(
     if not size:
         return ""
     return (
-        _shifted(ours, theirs, response_lengths, size)
-        or _rounded(engine, actor)
-        or _truncated(off, noise, size)
+        _find_shift(ours, theirs, response_lengths, size)
+        or _find_rounding(engine, actor)
+        or _find_truncation(off, noise, size)
         or _another_prompt(off.abs(), response_lengths)
         or _temperature(ours, theirs, entropy, size)
     )
 
 
-def _shifted(ours: Tensor, theirs: Tensor, lengths: Tensor, size: float) -> str:
+def _find_shift(ours: Tensor, theirs: Tensor, lengths: Tensor, size: float) -> str:
     """Each log-prob belongs to the neighboring token."""
     ends = torch.cumsum(lengths, 0)
     inner = torch.ones(len(ours), dtype=torch.bool)
@@ -53,24 +53,24 @@ def _shifted(ours: Tensor, theirs: Tensor, lengths: Tensor, size: float) -> str:
         left = float((mine - other)[inner].abs().mean())
         if left < (1 - EXPLAINED) * size:
             return (
-                f"A shift by one token: the engine's log-prob of a token is the actor's of the one "
+                f"A shift by one token: the rollout log-prob of a token is the actor's of the one "
                 f"{word} it (mean difference {left:.3g} instead of {size:.3g} nats)"
             )
     return ""
 
 
-def _rounded(engine: Tensor, actor: Tensor) -> str:
+def _find_rounding(engine: Tensor, actor: Tensor) -> str:
     """Every log-prob of one side is a bfloat16 number."""
     exact = [bool((one.float() == one.bfloat16().float()).all()) for one in (engine, actor)]
     if exact == [True, False]:
         return (
-            "Rounding to bfloat16: each of the engine's log-probs is a bfloat16 number, and the "
+            "Rounding to bfloat16: each rollout log-prob is a bfloat16 number, and the "
             "actor's are not: the engine's logits or log-probs are not computed in float32"
         )
     return ""
 
 
-def _truncated(off: Tensor, noise: float, size: float) -> str:
+def _find_truncation(off: Tensor, noise: float, size: float) -> str:
     """The engine renormalizes over fewer tokens, so no log-prob of a sampled token decreases."""
     lowest = float(off.min())
     if lowest >= -2 * noise and float(off.mean()) > max(4 * noise, EXPLAINED * size):

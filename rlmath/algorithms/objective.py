@@ -125,9 +125,9 @@ def _add_kl(
     # Masked before the estimate, so no value at a masked token reaches exp().
     kl = kl_estimate(
         settings.kl_estimator,
-        inputs.masked(inputs.log_probs),
-        inputs.masked(inputs.ref_log_probs),
-        inputs.masked(inputs.old_log_probs),
+        inputs.zero_masked(inputs.log_probs),
+        inputs.zero_masked(inputs.ref_log_probs),
+        inputs.zero_masked(inputs.old_log_probs),
         settings.kl_options,
     )
     terms.sums["weighted/kl_loss"] = (weights * kl).detach().sum().double()
@@ -148,7 +148,7 @@ def _add_entropy(
                 f"entropy_coef = {settings.entropy_coef} needs entropy, which is missing"
             )
         return
-    entropy = inputs.masked(inputs.entropy)
+    entropy = inputs.zero_masked(inputs.entropy)
     terms.sums["token/entropy"] = entropy.detach().double().sum()
     terms.checked.append(entropy.detach())
     if settings.entropy_coef:
@@ -174,7 +174,7 @@ def _add_ratios(
     finite = torch.stack([values.isfinite() for values in checked]).all(dim=0)
     beyond = inputs.mask & (ratio > settings.ratio_threshold)
     terms.sums |= {
-        "token/importance_ratio": inputs.masked(ratio).sum(),
+        "token/importance_ratio": inputs.zero_masked(ratio).sum(),
         "token/ratio_over_threshold": beyond.sum().double(),
         "token/approx_kl": (torch.expm1(log_ratio) - log_ratio).sum(),
         "count/token": inputs.mask.sum().double(),

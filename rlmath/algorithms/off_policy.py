@@ -15,7 +15,7 @@ def off_policy_keep(inputs: LossInputs, max_kl: float) -> Tensor:
 
     A sequence is excluded if its advantage is negative and its mean of
     ``log(pi_engine / pi_current)`` is above ``max_kl`` nats. DeepSeek-V3.2 (arXiv:2512.02556),
-    eq. 9, with the engine's log-probs as the sampling policy's, so mismatch and staleness both
+    eq. 9, with the rollout log-probs as the sampling policy's, so mismatch and staleness both
     count. Learning from one's own mistakes helps; mistakes that the policy no longer makes only
     add noise.
 
@@ -65,7 +65,7 @@ def add_by_version(
     return dict(found)
 
 
-def masked_by_lag(by_version: Mapping[int, OffPolicyTotals], now: int) -> dict[str, float]:
+def mask_share_by_lag(by_version: Mapping[int, OffPolicyTotals], now: int) -> dict[str, float]:
     """``lag_<n>/off_policy_masked``, the share of excluded tokens of each lag; empty if all tokens
     are of the newest weights.
 

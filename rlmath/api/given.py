@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from rlmath.api.source import import_path, source_hash, source_text
-from rlmath.config.quoting import quoted_path, written
+from rlmath.config.quoting import format_value, quoted_path
 from rlmath.errors import UserError
 from rlmath.monitor.files import replacing
 from rlmath.plugins.registry import Registry
@@ -130,13 +130,13 @@ class Given:
         """An item of the list of a setting."""
         if part.setting == "eval.benchmarks":
             benchmark, settings = value if isinstance(value, tuple) else (value, {})
-            return written({"name": self._named(argument, benchmark, part), **settings})
+            return format_value({"name": self._name_of(argument, benchmark, part), **settings})
         if part.setting != "plugins" or isinstance(value, str):
             return self._place(argument, value, part)
         place = import_path(value)
         if place is None:
-            place = self._named(argument, value, part)
-        elif part.names().registered(value) is None:
+            place = self._name_of(argument, value, part)
+        elif part.names().registration(value) is None:
             raise UserError(
                 f"{argument}: {place} is not registered, so that importing it does nothing; "
                 f"register it with @{part.registry}.register of {part.module}"
@@ -191,15 +191,15 @@ class Given:
 
     def _place(self, argument: str, value: Any, part: Part | None) -> str:
         """The value of the setting that names a part or a reward, in quotes where needed."""
-        return quoted_path(self._named(argument, value, part))
+        return quoted_path(self._name_of(argument, value, part))
 
-    def _named(self, argument: str, value: Any, part: Part | None) -> str:
+    def _name_of(self, argument: str, value: Any, part: Part | None) -> str:
         if isinstance(value, str):
             return value
         if not callable(value):
             kind = type(value).__name__
             raise UserError(f"{argument} is a {kind}; give a function or class, or its name")
-        known = None if part is None else part.names().registered(value)
+        known = None if part is None else part.names().registration(value)
         found = import_path(value)
         if found is not None:
             is_own = known is not None and found.startswith("rlmath.")
@@ -215,7 +215,7 @@ class Given:
                 f"# {name}, given in Python as {argument}; written by rlmath.Run. Below is its",
                 "# source, and the pickled object, which is what runs.",
                 f"{mark}#",
-                *(f"#     {line}" for line in source_text(_shown(value)).splitlines()),
+                *(f"#     {line}" for line in source_text(_preview(value)).splitlines()),
                 "",
                 *_unpickling(argument, name, sent),
                 "",
@@ -257,7 +257,7 @@ def _has_place(rows: Any) -> bool:
     return all(callable(getattr(rows, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
-def _shown(value: Any) -> Any:
+def _preview(value: Any) -> Any:
     return value.source if isinstance(value, _Copies) else value
 
 

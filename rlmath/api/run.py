@@ -15,7 +15,7 @@ from rlmath.checks import start
 from rlmath.config.load import compose_settings
 from rlmath.config.quoting import path_override
 from rlmath.config.schema import Config
-from rlmath.config.settings import replaced
+from rlmath.config.settings import replace_values
 from rlmath.errors import UserError
 from rlmath.types import Group
 from rlmath.utils.ending_signals import ending_by_exit
@@ -142,7 +142,7 @@ class Run:
         """Train the next step.
 
         Raises:
-            Exception: What ended the run, after it has saved what it can.
+            Exception: The error that ended the run, which has saved what it can.
         """
         from rlmath.training.loop import Finished, StepDone
 
@@ -154,7 +154,7 @@ class Run:
         raise StopIteration
 
     def save(self, folder: str | Path) -> None:
-        """Write the model as it is now to a Hugging Face folder, and compare each tensor with the
+        """Write the current model to a Hugging Face folder, and compare each tensor with the
         ranks'.
 
         A run that comes to its last step also exports its model to ``hf/`` of the run folder, and
@@ -172,7 +172,7 @@ class Run:
         self._ask(lambda training: save(training, Path(folder)))
 
     def evaluate(self, benchmark: str | None = None, **settings: Any) -> dict[str, float]:
-        """Sample and grade a benchmark with the model as it is now.
+        """Sample and grade a benchmark with the current model.
 
         Responses and results are written to ``evaluation/step_NNNNNN`` of the run folder. Responses
         are no longer than the run's engines have room for; a shorter limit than the published one
@@ -203,7 +203,7 @@ class Run:
         temperature: float | None = None,
         max_tokens: int | None = None,
     ) -> list[list[str]]:
-        """Sample responses with the model as it is now.
+        """Sample responses with the current model.
 
         Args:
             prompts: Problems; they become prompts as the training data's do.
@@ -274,7 +274,7 @@ class Run:
 
         try:
             opened = self._events
-            event = next(self._opened()) if opened is None else opened.send(ask)
+            event = next(self._open_events()) if opened is None else opened.send(ask)
         except BaseException:
             self._events = None
             self.close()
@@ -286,7 +286,7 @@ class Run:
             self.number = event.number
         return event
 
-    def _opened(self) -> Events:
+    def _open_events(self) -> Events:
         for other in list(_open):
             print(f"closing the run in {other.folder}: a process has one open run", flush=True)
             other.close()
@@ -294,7 +294,7 @@ class Run:
         atexit.register(_close_all)  # Before Ray's own, which was registered when it was imported.
         config = self._config
         if self._was_opened:
-            config = replaced(config, {"runner.resume": "auto"})
+            config = replace_values(config, {"runner.resume": "auto"})
         self._was_opened, self._is_finished = True, False
         _open.append(self)
         self._events = _events(config)

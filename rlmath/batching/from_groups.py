@@ -61,18 +61,18 @@ class SampledSequences:
         routes, route_lengths = _routes([s for _, s in chosen])
         loss_mask, model = repeat(self.takes_part[rows], responses), _model_mask(chosen)
         return TrainingBatch(
-            tokens=_concatenated(tokens, np.int32),
+            tokens=_concatenate(tokens, np.int32),
             prompt_lengths=self.prompt_lengths[rows],
             response_lengths=responses,
             group_ids=self.group_ids[rows],
             weights_versions=self.weights_versions[rows],
             rewards=self.rewards[rows],
-            engine_log_probs=_concatenated([s.log_probs for _, s in chosen], np.float32),
+            engine_log_probs=_concatenate([s.log_probs for _, s in chosen], np.float32),
             loss_mask=loss_mask if model is None else loss_mask & model,
             token_ages=token_ages([s for _, s in chosen]),
             teacher_log_probs=None
             if scored is None
-            else _concatenated([scored[i] for i in rows.tolist()], np.float32),
+            else _concatenate([scored[i] for i in rows.tolist()], np.float32),
             routes=routes,
             route_lengths=route_lengths,
             model_mask=model,
@@ -108,7 +108,7 @@ def sampled_sequences(
         [s.sample.failure is None and (s.reward is not None or not reads_rewards) for s in samples]
     )
     if truncated is TruncatedRule.mask:
-        takes_part &= handle_truncated(rewards, _truncated(samples), truncated)[1]
+        takes_part &= handle_truncated(rewards, _truncation_flags(samples), truncated)[1]
     if mask_duplicates:
         sizes = [len(group.samples) for group in groups]
         for own, group in zip(takes_part.split(sizes), groups, strict=True):
@@ -136,14 +136,14 @@ def token_ages(samples: Sequence[Sample]) -> Tensor | None:
     """See ``TrainingBatch.token_ages``."""
     if all(len(sample.spans) == 1 for sample in samples):
         return None
-    return _concatenated([sample.token_ages() for sample in samples], np.uint8)
+    return _concatenate([sample.token_ages() for sample in samples], np.uint8)
 
 
 def _model_mask(chosen: Sequence[tuple[Any, Sample]]) -> Tensor | None:
     """See ``TrainingBatch.model_mask``."""
     if all(sample.segments == ONE_TURN for _, sample in chosen):
         return None
-    return _concatenated([sample.model_mask() for _, sample in chosen], np.bool_)
+    return _concatenate([sample.model_mask() for _, sample in chosen], np.bool_)
 
 
 def _routes(samples: Sequence[Sample]) -> tuple[Tensor | None, Tensor | None]:
@@ -155,7 +155,7 @@ def _routes(samples: Sequence[Sample]) -> tuple[Tensor | None, Tensor | None]:
     return torch.from_numpy(np.concatenate(found)), torch.tensor(lengths)
 
 
-def _concatenated(arrays: Sequence[NDArray[Any]], dtype: Any) -> Tensor:
+def _concatenate(arrays: Sequence[NDArray[Any]], dtype: Any) -> Tensor:
     # With few sequences, a rank may have none.
     return torch.from_numpy(np.concatenate([np.empty(0, dtype), *arrays], dtype=dtype))
 
@@ -171,7 +171,7 @@ def apply_truncation_penalty(
     if rule not in (TruncatedRule.penalize, TruncatedRule.scale):
         return group
     rewards = torch.tensor([_number(s.reward) for s in samples], dtype=torch.float64)
-    changed, _ = handle_truncated(rewards, _truncated(samples), rule, penalty, factor)
+    changed, _ = handle_truncated(rewards, _truncation_flags(samples), rule, penalty, factor)
     return Group(
         group.problem,
         tuple(
@@ -181,7 +181,7 @@ def apply_truncation_penalty(
     )
 
 
-def _truncated(samples: Sequence[GradedSample]) -> Tensor:
+def _truncation_flags(samples: Sequence[GradedSample]) -> Tensor:
     """``[N]`` bool, whether a response was truncated."""
     return torch.tensor([s.sample.finish_reason == "length" for s in samples])
 

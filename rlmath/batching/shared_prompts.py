@@ -33,11 +33,11 @@ class GroupedSequences:
 
     def tokens(self, sequences: Sequence[int]) -> int:
         """Tokens of a micro-batch of these sequences; a copied token counts as a quarter."""
-        return sum(self.lengths[i] for i in sequences) - math.floor(self._saved(sequences))
+        return sum(self.lengths[i] for i in sequences) - math.floor(self._saved_tokens(sequences))
 
     def cost(self, sequences: Sequence[int]) -> float:
         """Relative cost of a micro-batch of these sequences (see ``packing.cost``)."""
-        return sum(cost(self.lengths[i]) for i in sequences) - self._saved(sequences)
+        return sum(cost(self.lengths[i]) for i in sequences) - self._saved_tokens(sequences)
 
     def by_prompt(self) -> list[list[int]]:
         """The sequences of each prompt, ordered by first sequence."""
@@ -46,7 +46,7 @@ class GroupedSequences:
             found.setdefault(prompt, []).append(i)
         return list(found.values())
 
-    def _saved(self, sequences: Sequence[int]) -> float:
+    def _saved_tokens(self, sequences: Sequence[int]) -> float:
         prompts = [(self.group_ids[i], self.prompt_lengths[i]) for i in sequences]
         copies = sum(length - 1 for _, length in prompts)
         copies -= sum(length - 1 for _, length in set(prompts))

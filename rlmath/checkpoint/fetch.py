@@ -71,7 +71,7 @@ def _fetch(remote: RemoteFolder, url: str, run_dir: Path, folder: str, step: int
     there = again(lambda: checkpoints_in(remote, folder))
     complete = [s for s, files in there.items() if MANIFEST in files and step in (None, s)]
     if not complete:
-        raise _none(url, folder, _torn(there))
+        raise _none(url, folder, _list_torn(there))
     if steps and step is None and steps[-1] >= max(complete):
         print(f"resume   {run_dir} is not behind {remote.url}: nothing is downloaded", flush=True)
         return "auto"
@@ -90,7 +90,7 @@ def _fetch(remote: RemoteFolder, url: str, run_dir: Path, folder: str, step: int
     return "auto" if step is None or not steps else str(path)
 
 
-def _torn(there: dict[int, dict[str, int]]) -> str:
+def _list_torn(there: dict[int, dict[str, int]]) -> str:
     names = [f"step_{step:06d}" for step, files in sorted(there.items()) if MANIFEST not in files]
     return "".join(f"\n  - {name}: its upload was not finished" for name in names)
 

@@ -23,7 +23,7 @@ _NUM_THREADS = min(32, 2 * len(os.sched_getaffinity(0)))
 
 
 class BrokenCheckpoint(UserError):
-    """A checkpoint that is not whole: a file is missing, cut off, or not what was written."""
+    """An incomplete checkpoint: a file is missing, cut off, or not what was written."""
 
 
 @dataclass(frozen=True)

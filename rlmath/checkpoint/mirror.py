@@ -32,11 +32,16 @@ _LAST_TRIES = 5
 
 @dataclass(frozen=True)
 class Pace:
-    """How long a mirror waits, in seconds."""
+    """How long a mirror waits, in seconds.
+
+    Attributes:
+        pause_s: After a failure; twice as long after each further one.
+        last_pause_s: Longest pause after a failure at the end of the run.
+    """
 
     poll_s: float = 2.0
-    pause_s: float = 5.0  # After a failure; twice as long after each further one.
-    last_pause_s: float = 10.0  # Longest pause after a failure at the end of the run.
+    pause_s: float = 5.0
+    last_pause_s: float = 10.0
 
 
 class MirrorIncomplete(UserError):
@@ -96,8 +101,11 @@ class Mirror:
         self._thread.start()
 
     def close(self, wait_s: float) -> str:
-        """Upload what is left, and end. Returns what is missing in the remote folder, and why;
-        empty: nothing."""
+        """Upload what is left, and end.
+
+        Returns:
+            The files that the remote folder lacks, and why; empty: none.
+        """
         self._ending.set()
         self._thread.join(1.0)
         if self._thread.is_alive():
@@ -204,7 +212,7 @@ class Mirror:
         return identity in (self._uploaded.get(name), self._broken.get(name))
 
     def _upload(self, name: str, identity: tuple[int, int]) -> None:
-        with self._held(name) as folder:
+        with self._hold_files(name) as folder:
             try:
                 if self._partly[0] != identity:
                     verify(folder)
@@ -225,7 +233,7 @@ class Mirror:
         self._uploaded[name] = identity
 
     @contextlib.contextmanager
-    def _held(self, name: str) -> Iterator[Path]:
+    def _hold_files(self, name: str) -> Iterator[Path]:
         """A checkpoint in hard links, as the run may delete it before it is uploaded."""
         held = self._run_dir / OWN_FOLDER / "checkpoint"
         shutil.rmtree(held, ignore_errors=True)

@@ -78,15 +78,15 @@ def parameter_state(part: Any, model_state: Any, loading: bool) -> dict[int, dic
             values = {one.index: {k: torch.zeros(one.numel) for k in KINDS} for one in local}
             for one in local:
                 # Exactly one rank has the beginning.
-                result[one.index] = _described(one, values[one.index], int(one.within != 0))
+                result[one.index] = _describe(one, values[one.index], int(one.within != 0))
         elif group.size() == 1:
             for one in filter(lambda one: one.is_main, parameters):
                 flat = {kind: piece.detach() for kind, piece in one.pieces.items()}
-                result[one.index] = _described(one, flat, 0)
+                result[one.index] = _describe(one, flat, 0)
         else:
-            own = _owned(parameters, group)
-            values = _gathered(bucket, parameters, own, group)
-            result |= {one.index: _described(one, values[one.index], 0) for one in own}
+            own = _own_parameters(parameters, group)
+            values = _gather(bucket, parameters, own, group)
+            result |= {one.index: _describe(one, values[one.index], 0) for one in own}
     return result
 
 
@@ -122,7 +122,7 @@ def _buckets(part: Any, model_state: Any) -> Iterator[tuple[Any, list[_Parameter
         yield from zip(buffer.buckets, found, strict=True)
 
 
-def _owned(parameters: list[_Parameter], group: Any) -> list[_Parameter]:
+def _own_parameters(parameters: list[_Parameter], group: Any) -> list[_Parameter]:
     """Parameters that this rank saves: the largest first, each to the rank that has least."""
     load = [0] * group.size()
     own = []
@@ -136,7 +136,7 @@ def _owned(parameters: list[_Parameter], group: Any) -> list[_Parameter]:
     return own
 
 
-def _gathered(
+def _gather(
     bucket: Any, parameters: list[_Parameter], own: list[_Parameter], group: Any
 ) -> dict[int, dict[str, Tensor]]:
     """Flat float32 tensors in host memory of the parameters that this rank saves."""
@@ -171,7 +171,7 @@ def _copy_overlap(source: Tensor, source_start: int, target: Tensor, target_star
         )
 
 
-def _described(one: _Parameter, values: dict[str, Tensor], replica: int) -> dict[str, Any]:
+def _describe(one: _Parameter, values: dict[str, Tensor], replica: int) -> dict[str, Any]:
     from megatron.core.dist_checkpointing.mapping import ShardedTensorFactory
 
     result = {}

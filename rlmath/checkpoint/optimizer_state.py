@@ -90,8 +90,8 @@ def _load_part(part: Any, state: dict[str, Any]) -> None:
     tensors = state.pop("param_state", None)
     torch_adam = _is_torch_adam(part.optimizer)
     if tensors is not None and not torch_adam:
-        # A fused Adam that loads a state makes both moments again, beside those that there are: 8
-        # bytes a parameter of GPU memory. Tensors are loaded below, into the ones that there are;
+        # A fused Adam that loads a state makes both moments again, beside the existing ones: 8
+        # bytes a parameter of GPU memory. Tensors are loaded below, into the existing ones;
         # besides them there is the step.
         for group, saved in zip(part.param_groups, state["optimizer"]["param_groups"], strict=True):
             group["step"] = int(saved["step"])

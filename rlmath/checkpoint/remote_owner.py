@@ -62,7 +62,7 @@ def owner_of(remote: RemoteFolder) -> Owner | None:
         raise RemoteError(f"{remote.url}/{OWNER_FILE} is damaged; delete it") from None
 
 
-def refused(remote: RemoteFolder, run_dir: Path) -> str | None:
+def refusal(remote: RemoteFolder, run_dir: Path) -> str | None:
     """The reason why the run in a folder may not be mirrored to a remote one; ``None``: it may."""
     owner = owner_of(remote)
     if owner is None:
@@ -131,7 +131,7 @@ def claim(remote: RemoteFolder, run_dir: Path) -> Claim:
         NotOurs: It may not be mirrored there.
         RemoteError: The folder cannot be read or written.
     """
-    if reason := refused(remote, run_dir):
+    if reason := refusal(remote, run_dir):
         raise NotOurs(f"runner.mirror={remote.url}: {reason}")
     before = owner_of(remote)
     run = own_id(run_dir) or uuid.uuid4().hex

@@ -52,21 +52,30 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Newest:
-    """The newest whole checkpoint."""
+    """The newest complete checkpoint.
 
-    path: Path | None  # None when there is none.
-    skipped: list[Skipped]  # Newer ones that are not whole, newest first.
+    Attributes:
+        path: ``None`` when there is none.
+        skipped: Newer incomplete ones, newest first.
+    """
+
+    path: Path | None
+    skipped: list[Skipped]
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint that the driver resumes from."""
+    """A checkpoint that the driver resumes from.
+
+    Attributes:
+        driver_state: As given to :meth:`CheckpointStore.commit`, like ``metrics``.
+        skipped: Newer ones that are incomplete, and what a killed process left.
+    """
 
     path: Path
     step: int
-    driver_state: dict[str, Any]  # As given to CheckpointStore.commit, like metrics.
+    driver_state: dict[str, Any]
     metrics: Mapping[str, float]
-    # Newer ones that are incomplete, and what a killed process left.
     skipped: tuple[Skipped, ...] = ()
 
 
@@ -86,7 +95,7 @@ class CheckpointStore:
         self.folder = Path(folder)
         self.keep = keep
         self.best = dict(best or {})
-        # Found not whole: these neither count as kept nor get deleted.
+        # Found incomplete: these neither count as kept nor get deleted.
         self._broken: set[str] = set()
 
     # -- making ---------------------------------------------------------------------------------
@@ -159,13 +168,13 @@ class CheckpointStore:
         return checkpoint.resolve().parent == self.folder.resolve()
 
     def steps(self) -> list[int]:
-        """Steps that have a checkpoint, ascending; whether they are whole is not looked at."""
+        """Steps that have a checkpoint, ascending; complete or not."""
         if not self.folder.is_dir():
             return []
         matches = (STEP_NAME.fullmatch(p.name) for p in self.folder.iterdir() if p.is_dir())
         return sorted(int(m.group(1)) for m in matches if m)
 
-    def newest_whole(self) -> Newest:
+    def newest_complete(self) -> Newest:
         """The newest checkpoint all of whose files are what was written.
 
         Changes nothing, so others may call it while a run is active.
@@ -192,12 +201,12 @@ class CheckpointStore:
         moved to a folder beside this one, so that a later ``auto`` does not resume from them.
 
         Args:
-            how: ``auto`` (the newest whole one, or ``None``), ``never``, or a checkpoint's folder.
+            how: ``auto`` (the newest complete one or ``None``), ``never``, or a checkpoint folder.
             check: Raises if the run cannot resume from a checkpoint; nothing is moved then.
 
         Raises:
-            UserError: The folder given is not a whole checkpoint, or there are checkpoints and none
-                is whole.
+            UserError: The folder given is no complete checkpoint, or none of the checkpoints is
+                complete.
         """
         if how not in ("auto", "never"):
             return self._resume_from(Path(how), check)
@@ -205,7 +214,7 @@ class CheckpointStore:
         if how == "never":
             self.set_aside(newer_than=-1)
             return None
-        newest = self.newest_whole()
+        newest = self.newest_complete()
         if newest.path is not None:
             found = open_checkpoint(newest.path, verified=True)
             check(found)
@@ -213,7 +222,7 @@ class CheckpointStore:
         if newest.skipped:
             reasons = "".join(f"\n  - {s.path.name}: {s.reason}" for s in newest.skipped)
             raise UserError(
-                f"No checkpoint in {self.folder} is whole:{reasons}\n"
+                f"No checkpoint in {self.folder} is complete:{reasons}\n"
                 "Restore one from a copy, or start again with runner.resume=never."
             )
         return None
@@ -250,8 +259,11 @@ class CheckpointStore:
         return found
 
     def set_aside(self, newer_than: int) -> Path | None:
-        """Move checkpoints of later steps to a folder beside this one, as after a rollback. Returns
-        That folder; ``None`` when there was nothing to move."""
+        """Move checkpoints of later steps to a folder beside this one, as after a rollback.
+
+        Returns:
+            The folder; ``None`` when there was nothing to move.
+        """
         steps = [step for step in self.steps() if step > newer_than]
         if not steps:
             return None
@@ -301,7 +313,11 @@ class CheckpointStore:
 
 
 def open_checkpoint(path: Path, verified: bool = False) -> Checkpoint:
-    """A checkpoint's driver state and metrics. Raises UserError: it is not there or not whole."""
+    """A checkpoint's driver state and metrics.
+
+    Raises:
+        UserError: It does not exist or is incomplete.
+    """
     if not (path / MANIFEST).is_file():
         raise UserError(
             f"{path} is no checkpoint (it has no {MANIFEST}); runner.resume takes auto, never or "
@@ -311,7 +327,7 @@ def open_checkpoint(path: Path, verified: bool = False) -> Checkpoint:
         manifest = read_manifest(path) if verified else verify(path)
     except BrokenCheckpoint as error:
         raise UserError(
-            f"The checkpoint {path} is not whole: {error}. Restore it from a copy, or let "
-            "runner.resume=auto take the newest whole one."
+            f"The checkpoint {path} is incomplete: {error}. Restore it from a copy, or let "
+            "runner.resume=auto take the newest complete one."
         ) from None
     return Checkpoint(path, manifest.step, read_driver_state(path), manifest.metrics)

@@ -143,14 +143,14 @@ def _download(
             if sizes[file] != size:
                 raise BrokenCheckpoint(f"{file} has {sizes[file]} bytes, written were {size}")
         require_free(store.path(step), manifest.num_bytes)
-        again(lambda: remote.get(_left(manifest, partial), partial, name))
+        again(lambda: remote.get(_missing_sizes(manifest, partial), partial, name))
     except FileNotFoundError as error:
         raise BrokenCheckpoint(f"{error} is missing") from None
     verify(partial)
     return store.adopt(step)
 
 
-def _left(manifest: Manifest, folder: Path) -> dict[str, int]:
+def _missing_sizes(manifest: Manifest, folder: Path) -> dict[str, int]:
     """Sizes of the files that a download still has to get."""
     return {
         file: size

@@ -240,7 +240,7 @@ def _filter(algorithm: AlgorithmConfig) -> Iterator[str]:
     ):
         yield (
             f"algorithm.truncated={algorithm.truncated.name}: changes the sum of the rewards, but "
-            f"advantage={algorithm.advantage} normalizes each on its own; add the reward "
+            f"advantage={algorithm.advantage} normalizes each separately; add the reward "
             "stop_properly to reward.items instead"
         )
     if _filter_traits(algorithm).compares and algorithm.group_size == 1:

@@ -17,7 +17,7 @@ from typing import Any
 from rlmath.checkpoint.manifest import MANIFEST
 from rlmath.checkpoint.store import STEP_NAME
 from rlmath.checks.inputs import contents, input_files
-from rlmath.checks.made_with import made_with
+from rlmath.checks.made_with import software_versions
 from rlmath.config.load import save, to_plain
 from rlmath.config.schema import Config
 from rlmath.model.folder import TINY
@@ -161,7 +161,7 @@ def _source_changes(before: Mapping[str, str], now: Mapping[str, str]) -> Iterat
             yield Change(f"plugin_hashes.{name}", old, new)
 
 
-def refused(config: Config, command: str = "train") -> list[str]:
+def refusals(config: Config, command: str = "train") -> list[str]:
     """Messages for changes that make a resumed run another experiment and were not asked for.
 
     A checkpoint named by ``runner.resume`` is a decision; so is an entry of
@@ -214,7 +214,7 @@ def record(
         "begins": begins,
         "config": name,
         "started": started,
-        "made_with": made_with(),
+        "made_with": software_versions(),
         "files": contents(input_files(config)),
     }
     with file.open("a", encoding="utf-8") as out:

@@ -12,7 +12,7 @@ from rlmath.config.benchmarks import (
     PUBLISHED,
     Benchmark,
     benchmarks_of,
-    published_of,
+    find_published,
 )
 from rlmath.config.schema import Config
 from rlmath.plugins.source import split
@@ -38,7 +38,7 @@ def benchmark_problems(config: Config, command: str) -> Iterator[str]:
         elif item.name in names:
             what = "the problems of data.eval_paths" if item.name == HELD_OUT else "another"
             yield f"{key}.name={item.name}: is that of {what}; each needs its own name"
-        elif item.path is None and published_of(item.name) is None:
+        elif item.path is None and find_published(item.name) is None:
             known = [*PUBLISHED, *BENCHMARKS.names()]
             hint = did_you_mean(item.name, known)
             yield (

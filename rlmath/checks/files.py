@@ -124,7 +124,7 @@ def data_files(config: Config, command: str) -> Iterator[str]:
     """
     data, sft = config.data, config.sft
     if command == "sft":
-        yield from _given("sft.train_paths", sft.train_paths, "worked examples")
+        yield from _path_errors("sft.train_paths", sft.train_paths, "worked examples")
         for path in dict.fromkeys(sft.train_paths):
             yield from _data_file(data, "sft.train_paths", path, responses_in(sft.response_key))
         return
@@ -132,7 +132,7 @@ def data_files(config: Config, command: str) -> Iterator[str]:
         if data.source is not None:
             yield from _data_source(data)
         else:
-            yield from _given("data.train_paths", data.train_paths, "problems")
+            yield from _path_errors("data.train_paths", data.train_paths, "problems")
         if data.train_weights and len(data.train_weights) != len(data.train_paths):
             yield (
                 f"data.train_weights={data.train_weights}: {len(data.train_weights)} weights for "
@@ -144,7 +144,7 @@ def data_files(config: Config, command: str) -> Iterator[str]:
             if not _waits_for_launcher(config, path):
                 yield from _data_file(data, "data.train_paths", path, answers_in(data.answer_key))
     elif not config.eval.benchmarks:
-        yield from _given("data.eval_paths", data.eval_paths, "problems")
+        yield from _path_errors("data.eval_paths", data.eval_paths, "problems")
     for benchmark in benchmarks_of(config):
         section = "data" if benchmark.name == HELD_OUT else benchmark.key
         target = answers_in(benchmark.data.answer_key, f"{section}.answer_key")
@@ -177,7 +177,7 @@ def _data_source(data: DataConfig) -> Iterator[str]:
         yield from [one for row in rows if (one := _row_problem(data, row, target))][:1]
 
 
-def _given(key: str, paths: list[str], what: str) -> Iterator[str]:
+def _path_errors(key: str, paths: list[str], what: str) -> Iterator[str]:
     if not paths:
         or_benchmarks = (
             ", or known benchmarks, such as eval.benchmarks=[{name: aime24}]"

@@ -73,7 +73,7 @@ def lora_model(config: Config, model: ModelSpec) -> Iterator[str]:
             f"{parameters:,}; use a lower rank, or 0 to train all weights"
         )
     if adapters.init_from is not None:
-        yield from _applied_twice(Path(config.model.path), Path(adapters.init_from))
+        yield from _merged_base_errors(Path(config.model.path), Path(adapters.init_from))
         # It imports torch, which takes seconds that a check without it has no use for.
         from rlmath.weights.peft_folder import check_adapters
 
@@ -83,7 +83,7 @@ def lora_model(config: Config, model: ModelSpec) -> Iterator[str]:
             yield f"actor.lora.init_from: {error}"
 
 
-def _applied_twice(model: Path, adapters: Path) -> Iterator[str]:
+def _merged_base_errors(model: Path, adapters: Path) -> Iterator[str]:
     """A run exports its model with the adapters merged in, beside the adapters alone."""
     model, adapters = model.resolve(), adapters.resolve()
     if adapters == model.with_name(f"{model.name}_adapter"):

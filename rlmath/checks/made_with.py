@@ -24,7 +24,7 @@ _PACKAGES = (
 
 
 @functools.cache
-def made_with() -> dict[str, str]:
+def software_versions() -> dict[str, str]:
     """Installed versions of packages, and the kind of this machine, the node that starts a run."""
     found = {"python": platform.python_version(), "machine": platform.machine()}
     for name in _PACKAGES:

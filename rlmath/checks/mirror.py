@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rlmath.checkpoint.remote import RemoteError, RemoteFolder, is_url, url_problem
-from rlmath.checkpoint.remote_owner import refused
+from rlmath.checkpoint.remote_owner import refusal
 from rlmath.config.schema import Config
 
 _LIMIT_S = 30.0
@@ -39,7 +39,7 @@ def remote_problems(config: Config, command: str) -> Iterator[str]:
         _write_and_delete(remote)
         # A run that is still to be downloaded takes its id with it.
         if not is_url(config.runner.resume):
-            reason = refused(remote, Path(config.runner.run_dir))
+            reason = refusal(remote, Path(config.runner.run_dir))
             if reason is not None:
                 yield f"runner.mirror={url}: {reason}"
     except (RemoteError, FileNotFoundError) as error:

@@ -31,7 +31,7 @@ def pair_problems(config: Config, device: Device, command: str) -> Iterator[str]
                 yield f"{key}={value} with {rule.other}: {rule.why}; {rule.fix}"
 
 
-def unused(config: Config) -> Iterator[str]:
+def unused_keys(config: Config) -> Iterator[str]:
     """Keys of settings that were changed and that nothing uses."""
     for key, setting in by_key().items():
         rule = setting.only_with
@@ -44,7 +44,7 @@ def unused(config: Config) -> Iterator[str]:
 
 
 def unused_problems(config: Config) -> Iterator[str]:
-    for key in unused(config):
+    for key in unused_keys(config):
         setting = by_key()[key]
         rule = setting.only_with
         assert rule is not None

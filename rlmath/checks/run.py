@@ -104,7 +104,7 @@ def find_problems(config: Config, command: Command, machine: Machine) -> Iterato
         yield from tool_problems(config)
         yield from quantization_problems(config, command)
     if command != "evaluate":
-        yield from attempts.refused(config, command)
+        yield from attempts.refusals(config, command)
         yield from check_layout.forward_budget(config)
     model = known_model(config)
     yield from share_prompts(config, model, device, command)

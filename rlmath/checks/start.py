@@ -13,7 +13,7 @@ from rlmath.checks.mirror import remote_problems
 from rlmath.checks.prompt_style import with_prompt_style
 from rlmath.checks.run import Command, check, known_model
 from rlmath.config.schema import Config, Device
-from rlmath.config.settings import replaced
+from rlmath.config.settings import replace_values
 from rlmath.errors import ConfigError
 from rlmath.model import hub
 
@@ -48,7 +48,7 @@ def ready(config: Config, command: Command, *, check_only: bool = False) -> Read
     if resumes and is_url(config.runner.resume):
         folder = attempts.LOOPS[command].checkpoints
         config = _with_remote_run(config, folder, notes, check_only=check_only)
-        problems = [*attempts.refused(config, command)]
+        problems = [*attempts.refusals(config, command)]
         if not check_only:  # Its folder has the run's id now.
             problems += remote_problems(config, command)
         if problems:
@@ -69,7 +69,7 @@ def _with_remote_run(config: Config, folder: str, notes: list[str], *, check_onl
         how = "never"
     else:
         how = fetch_run(url, Path(run_dir), folder)
-    return replaced(config, {"runner.resume": how})
+    return replace_values(config, {"runner.resume": how})
 
 
 def _machine(config: Config, *, check_only: bool) -> tuple[Machine, list[str]]:
@@ -106,4 +106,4 @@ def _with_hub_model(
         check(config, command, machine)
         print(f"model    {name}: downloading from the hub", flush=True)
         folder = hub.download_model(name)
-    return replaced(config, {"model.path": str(folder)})
+    return replace_values(config, {"model.path": str(folder)})

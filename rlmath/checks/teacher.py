@@ -75,7 +75,7 @@ def _of_server(config: Config) -> Iterator[str]:
 
 
 def teacher_folder(config: Config, device: Device) -> Iterator[str]:
-    """The folder is whole, has the policy's vocabulary, and takes the longest sequence."""
+    """The folder is complete, has the policy's vocabulary, and takes the longest sequence."""
     path, on_server = config.teacher.path, config.teacher.url is not None
     assert path is not None
     if not Path(path).is_dir():

@@ -1,4 +1,4 @@
-"""Whether safetensors files are whole and of the model that config.json describes.
+"""Whether safetensors files are complete and of the model that config.json describes.
 
 By their headers, which is quick even for a large model, and the values of a small one.
 """
@@ -234,6 +234,6 @@ def _problem(file: Path) -> str | None:
     if whole == size:
         return None
     return (
-        f"is not whole: header {LENGTH_BYTES + length:,} + tensors {max(ends, default=0):,} = "
+        f"is incomplete: header {LENGTH_BYTES + length:,} + tensors {max(ends, default=0):,} = "
         f"{whole:,} bytes, and the file has {size:,}; fetch it again"
     )

@@ -157,7 +157,7 @@ class NodeWorkers:
         actor, node.actor, node.refused = node.actor, None, 0
         _kill(actor)
 
-    def _revived(self, node: _Node) -> bool:
+    def _revive(self, node: _Node) -> bool:
         """Restart a node's actor and return whether it is alive. One thread restarts it while the
         others wait."""
         with node.lock:
@@ -189,19 +189,19 @@ class NodeWorkers:
             entry = self._queue.get()
             if entry is None:
                 return
-            result = self._done_by(node, entry.job)
+            result = self._run_job(node, entry.job)
             if result is None:
                 self._again(entry)
             elif result.reply.get("error") in (NO_WORKER, CLOSED):
-                self._refused(node, entry)
+                self._give_back(node, entry)
             else:
                 node.refused = 0
                 entry.future.set_result(result)
-            if node.actor is None and not self._revived(node):
+            if node.actor is None and not self._revive(node):
                 self._leave()
                 return
 
-    def _done_by(self, node: _Node, job: dict[str, Any]) -> Result | None:
+    def _run_job(self, node: _Node, job: dict[str, Any]) -> Result | None:
         """The result of a job; ``None``: there is none, as the actor is lost."""
         import ray
 
@@ -221,7 +221,7 @@ class NodeWorkers:
                 self.done[node.node_id] += 1
         return result
 
-    def _refused(self, node: _Node, entry: _Job) -> None:
+    def _give_back(self, node: _Node, entry: _Job) -> None:
         """Give back a job for which a node has no worker: the processes of a node that is ending
         may be gone before its actor. After a few refusals in a row the node gets no more jobs;
         otherwise it would take them faster than the nodes that do them.

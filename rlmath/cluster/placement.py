@@ -57,7 +57,7 @@ class Bundle:
 
 
 @contextlib.contextmanager
-def placed(layout: RunLayout, nodes: int = 1) -> Iterator[Places]:
+def place(layout: RunLayout, nodes: int = 1) -> Iterator[Places]:
     """Reserve the cluster's accelerators for a layout, until the block ends.
 
     On CPU nothing is reserved: all processes share the machine, or go to the nodes that
@@ -88,7 +88,7 @@ def placed(layout: RunLayout, nodes: int = 1) -> Iterator[Places]:
         )
         return
     share = COLOCATED_SHARE if layout.placement is Placement.colocated else 1.0
-    with _reserved(layout) as (group, of_nodes):
+    with _reserve(layout) as (group, of_nodes):
         rank_bundles, engine_bundles, teacher_bundles = assign(layout, of_nodes)
         yield Places(
             [_in_bundle(group, bundle, share) for bundle in rank_bundles],
@@ -98,7 +98,7 @@ def placed(layout: RunLayout, nodes: int = 1) -> Iterator[Places]:
 
 
 @contextlib.contextmanager
-def _reserved(layout: RunLayout) -> Iterator[tuple[Any, list[list[Bundle]]]]:
+def _reserve(layout: RunLayout) -> Iterator[tuple[Any, list[list[Bundle]]]]:
     """A placement group of working GPUs, and its bundles; see :func:`bundles_by_node`.
 
     The next try leaves out nodes with a GPU that fails its probe.

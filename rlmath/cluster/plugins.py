@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rlmath.cluster.nodes import sorted_nodes
 from rlmath.errors import ConfigError
-from rlmath.plugins.loading import Imported, imported, setup_hook
+from rlmath.plugins.loading import Imported, imported_plugins, setup_hook
 
 
 def check_plugins() -> None:
@@ -19,7 +19,7 @@ def check_plugins() -> None:
 
     nodes = sorted_nodes()
     answers = [
-        ray.remote(imported)
+        ray.remote(imported_plugins)
         .options(
             num_cpus=0,
             max_retries=0,
@@ -28,7 +28,7 @@ def check_plugins() -> None:
         .remote()
         for node in nodes
     ]
-    here = imported()
+    here = imported_plugins()
     problems = [
         problem
         for node, answer in zip(nodes, ray.get(answers), strict=True)

@@ -56,7 +56,7 @@ def end_actors(
 
     Args:
         places: Their places where known; those on this node are ended without Ray, which cannot
-            end stopped actors, nor any once it was told to end itself.
+            end stopped actors, nor any after its own signal to end.
         have_children: Their processes have children, which are ended first: once an actor's
             process is gone, nothing leads to a child that is stopped or waits in a kernel.
     """

@@ -202,7 +202,7 @@ def _end_with(head: subprocess.Popen[bytes], over: threading.Event, code: int) -
     and Ray would end this process with its own code.
 
     Args:
-        head: Ends on its own in time when the run's own shutdown told it to.
+        head: Ends in time when the run's own shutdown told it to.
         over: Set when that shutdown is complete.
     """
     while head.poll() is None:

@@ -111,7 +111,7 @@ def packages() -> Iterator[Finding]:
         yield Finding("bad", "rlmath", "is not installed; pip install -e '.[cpu]' or '.[cuda]'")
         return
     good = []
-    for requirement in asked_by(extra, map(Requirement, wanted)):
+    for requirement in requirements_of(extra, map(Requirement, wanted)):
         name = requirement.name
         try:
             version = importlib.metadata.version(name)
@@ -126,7 +126,7 @@ def packages() -> Iterator[Finding]:
         yield Finding("ok", "packages", ", ".join(good))
 
 
-def asked_by(extra: str, requirements: Iterable[Requirement]) -> list[Requirement]:
+def requirements_of(extra: str, requirements: Iterable[Requirement]) -> list[Requirement]:
     """Requirements of rlmath with an extra, and of the extras that this one names."""
     every, extras = list(requirements), {extra}
 

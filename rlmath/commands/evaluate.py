@@ -14,7 +14,7 @@ from rlmath.config.schema import Config
 from rlmath.data import load_tokenizer
 from rlmath.evaluation.held_out import HeldOut, load_held_out
 from rlmath.evaluation.journal import Journal
-from rlmath.evaluation.metrics import benchmark_metrics, tagged
+from rlmath.evaluation.metrics import benchmark_metrics, tag_metrics
 from rlmath.evaluation.results import (
     PLOT_FILE,
     RESULTS_FILE,
@@ -50,7 +50,7 @@ def _evaluate_all(config: Config, folder: Path) -> int:
     config = with_checkpoint(config, folder / "model")
     save(config, folder / "config.yaml")
     held_out = load_held_out(config, load_tokenizer(config.model.path))
-    entries = _finished(config, folder, held_out)
+    entries = _finished_entries(config, folder, held_out)
     for one in held_out:
         if one.benchmark.name in entries:
             print(
@@ -76,7 +76,7 @@ def _evaluate_all(config: Config, folder: Path) -> int:
                 write_results(folder, evaluated, {name: entries[name] for name in order})
                 _journal_path(folder, one.benchmark.name).unlink()
             by_name = {h.benchmark.name: entries[h.benchmark.name]["metrics"] for h in held_out}
-            monitor.log_step(0, tagged(by_name))
+            monitor.log_step(0, tag_metrics(by_name))
     print(table(entries))
     print(f"written to {folder}: {RESULTS_FILE}, {TABLE_FILE}, {PLOT_FILE}; responses in samples/")
     return 0
@@ -112,7 +112,7 @@ def _journal_path(folder: Path, benchmark: str) -> Path:
     return folder / "unfinished" / f"{benchmark}.jsonl"
 
 
-def _finished(config: Config, folder: Path, held_out: list[HeldOut]) -> dict[str, Any]:
+def _finished_entries(config: Config, folder: Path, held_out: list[HeldOut]) -> dict[str, Any]:
     """Entries of an earlier call with the same settings."""
     if config.runner.resume == "never":
         return {}

@@ -23,7 +23,7 @@ from rlmath.config.command_line import count
 from rlmath.config.hub_names import is_hub
 from rlmath.config.quoting import override, quoted_path
 from rlmath.config.schema import Config
-from rlmath.config.settings import replaced
+from rlmath.config.settings import replace_values
 from rlmath.data.fields import field_of
 from rlmath.data.files import MalformedRowError, read_rows
 from rlmath.errors import ConfigError, UserError
@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
     from rlmath.commands import evaluate
 
     evaluate.run(ready.config, SAMPLE_FOLDER)
-    kept = _kept(ready.config, options, folder / FOLDER)
+    kept = _read_kept(ready.config, options, folder / FOLDER)
     print(kept.describe(), flush=True)
     if not kept.counts["kept"]:
         raise UserError(
@@ -134,7 +134,7 @@ def _problems(config: Config, options: argparse.Namespace, folder: Path) -> Iter
 
 def _for_sft(config: Config, examples: Path) -> Config:
     """The settings of fine-tuning: the prompts are those that were sampled."""
-    return replaced(
+    return replace_values(
         with_prompt_style(config, "evaluate"),
         {"sft.train_paths": [str(examples)], "data.eval_paths": [], "eval.checkpoint": None},
     )
@@ -175,7 +175,7 @@ class Kept:
         )
 
 
-def _kept(config: Config, options: argparse.Namespace, samples: Path) -> Kept:
+def _read_kept(config: Config, options: argparse.Namespace, samples: Path) -> Kept:
     found = sorted(samples.glob("eval_000000.jsonl*"))
     if not found:
         raise UserError(f"{samples}: its files are gone; sample again with runner.resume=never")

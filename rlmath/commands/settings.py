@@ -13,7 +13,7 @@ from rlmath.errors import UserError
 from rlmath.utils.close_names import did_you_mean
 
 _WIDTH = 100
-# What has to be given, and says nothing about the settings that there are.
+# What has to be given, and is no property of a setting.
 _GIVEN = ("model.path=tiny", "runner.run_dir=runs/none")
 
 
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.keys:
         print("\n".join(dict.fromkeys(f"{one.key}=" for one, _ in found if "[]" not in one.key)))
     else:
-        print("\n\n".join(described(setting, of) for setting, of in found))
+        print("\n\n".join(describe(setting, of) for setting, of in found))
     return 0
 
 
@@ -56,12 +56,12 @@ def known_settings() -> Iterator[tuple[Setting, str]]:
     for setting in settings():
         yield setting, ""
     for section in (*SECTIONS, benchmark_options()):
-        for names, options in section.documented():
+        for names, options in section.options_by_names():
             for option in options:
                 yield option, f"with {section.chooser}={', '.join(names)}"
 
 
-def described(setting: Setting, of: str) -> str:
+def describe(setting: Setting, of: str) -> str:
     kind = setting.type_text
     if str(setting.limits) != "finite":
         kind = f"{kind}, {setting.limits}"

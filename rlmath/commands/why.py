@@ -108,13 +108,13 @@ def read_sample(run: RunFolder, address: Address) -> Recorded:
         raise UserError(_not_there(address, rows, group))
     row, settings = rows[address.key], run.settings_of(address.step)
     sampled = run.details(address.step)
-    step = trained_in(run.folder, row, group, sampled)
+    step = training_step(run.folder, row, group, sampled)
     update = None if step is None else run.details(step)
     trace = Traces(run.folder).of(row)
     return Recorded(run, address, row, group, settings, sampled, step, update, trace)
 
 
-def trained_in(
+def training_step(
     run_dir: Path, row: Row, group: Sequence[Row], details: Mapping[str, Any] | None
 ) -> int | None:
     """The step that trained on a sample, by the ledger, which has the seed of its group's first
@@ -173,8 +173,8 @@ def generation_lines(found: Recorded, whole: bool) -> Iterator[str]:
         mean = total / max(1, row["response_tokens"])
         yield f"{words}: sum {total:.6g}, mean {mean:.4g} per token"
     if "token_ids" in row:
-        yield f"tokens: {_shortened(row['token_ids'], whole)}"
-        yield f"log-probs: {_shortened(row['log_probs'], whole)}"
+        yield f"tokens: {_shorten(row['token_ids'], whole)}"
+        yield f"log-probs: {_shorten(row['log_probs'], whole)}"
 
 
 def turn_lines(row: Row, whole: bool) -> Iterator[str]:
@@ -298,7 +298,7 @@ def _text(text: str, whole: bool) -> Iterator[str]:
     yield from (f"| {line}" for line in text.split("\n"))
 
 
-def _shortened(values: Sequence[object], whole: bool) -> str:
+def _shorten(values: Sequence[object], whole: bool) -> str:
     if whole or len(values) <= _NUMBERS:
         return str(values)
     half = _NUMBERS // 2

@@ -57,7 +57,7 @@ BENCHMARKS: Registry[Callable[[Any], Iterable[Mapping[str, Any]]], Published] = 
 )
 
 
-def published_of(name: str) -> Published | None:
+def find_published(name: str) -> Published | None:
     """The settings of a known benchmark or of a plug-in's; ``None``: it is neither."""
     if name in PUBLISHED:
         return PUBLISHED[name]
@@ -129,7 +129,7 @@ def benchmarks_of(config: Config) -> list[Benchmark]:
                 tools=_uses_tools(config),
             )
         )
-    found += [_resolved(config, i, item, longest) for i, item in enumerate(settings.benchmarks)]
+    found += [_resolve(config, i, item, longest) for i, item in enumerate(settings.benchmarks)]
     return found
 
 
@@ -143,8 +143,8 @@ def longest_response_tokens(config: Config, *, trains: bool) -> int:
     return max([*lengths, *([config.rollout.max_response_tokens] * (trains or not lengths))])
 
 
-def _resolved(config: Config, index: int, item: BenchmarkItem, longest: int) -> Benchmark:
-    known = published_of(item.name)
+def _resolve(config: Config, index: int, item: BenchmarkItem, longest: int) -> Benchmark:
+    known = find_published(item.name)
     published = known if config.eval.published_settings else None
     data, settings = config.data, config.eval
     # The prompt of the published results; a plug-in's rows have their own.

@@ -12,7 +12,7 @@ from rlmath.config.groups import CONF_DIR
 from rlmath.config.load import load
 from rlmath.config.quoting import override
 from rlmath.config.schema import Config
-from rlmath.config.settings import by_key, out_of_range, replaced, value_of
+from rlmath.config.settings import by_key, out_of_range, replace_values, value_of
 from rlmath.errors import ConfigError, UserError
 
 # Stands for a model that is not given.
@@ -32,12 +32,12 @@ class Given:
         """The value of a setting that was given; ``None``: the command chooses it."""
         return value_of(self.config, key) if key in self.keys else None
 
-    def replaced(self, values: Mapping[str, Any]) -> Given:
+    def replace(self, values: Mapping[str, Any]) -> Given:
         """The same with other values, as if they had been given; ``None``: one that was not."""
         given = {key: value for key, value in values.items() if value is not None}
         words = [word for word in self.words if word.partition("=")[0] not in values]
         return Given(
-            replaced(self.config, given),
+            replace_values(self.config, given),
             self.keys - values.keys() | given.keys(),
             (*words, *(override(key, value) for key, value in given.items())),
         )

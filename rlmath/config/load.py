@@ -32,7 +32,7 @@ from rlmath.config.groups import CONF_DIR, options
 from rlmath.config.options import SECTIONS, complete, is_open
 from rlmath.config.placeholders import REFERENCE, unfilled_part, unknown_reference
 from rlmath.config.plugins import import_plugins
-from rlmath.config.quoting import path_override, quoted_path, typed
+from rlmath.config.quoting import path_override, quoted_path, read_typed
 from rlmath.config.removed import removed_setting, removed_value
 from rlmath.config.schema import Config
 from rlmath.config.secrets import without_secrets
@@ -137,7 +137,7 @@ def compose_settings(
     _drop_options_of_others(config, overrides, folders[1:])
     import_plugins(config)
     complete(config)
-    given = frozenset(_parsed(text).key_or_group for text in overrides)
+    given = frozenset(_parse_override(text).key_or_group for text in overrides)
     return Composed(config, choices, given, tuple(folders))
 
 
@@ -147,7 +147,7 @@ def with_values(saved: Mapping[str, Any], overrides: Sequence[str] = ()) -> Conf
     Raises ConfigError: an override cannot be applied, or the settings are of another version."""
     overrides = [_readable(text) for text in overrides]
     problems = _problems_of_overrides(overrides, [CONF_DIR])
-    parsed = [] if problems else [_parsed(text) for text in overrides]
+    parsed = [] if problems else [_parse_override(text) for text in overrides]
     problems += [
         f"{one.input_line}: saved settings are changed one by one, by key=value of a setting"
         for one in parsed
@@ -165,7 +165,7 @@ def with_values(saved: Mapping[str, Any], overrides: Sequence[str] = ()) -> Conf
                 OmegaConf.update(merged, section.key, {}, merge=False)
         for one in parsed:
             addable = is_open(one.key_or_group)
-            value = typed(one.key_or_group, one.value())
+            value = read_typed(one.key_or_group, one.value())
             OmegaConf.update(merged, one.key_or_group, value, force_add=addable)
         config = OmegaConf.to_object(merged)
     except OmegaConfBaseException as error:
@@ -224,7 +224,7 @@ def _drop_options_of_others(
     config: Config, overrides: Sequence[str], more_folders: Sequence[Path]
 ) -> None:
     """Where the command line chooses another loss than the files, their options are not its."""
-    parsed = {text: _parsed(text) for text in overrides}
+    parsed = {text: _parse_override(text) for text in overrides}
     for section in SECTIONS:
         others = [text for text, one in parsed.items() if one.key_or_group != section.chooser]
         if len(others) == len(overrides):
@@ -266,8 +266,8 @@ def _compose(
 
     Files first, then the values that are given, which is Hydra's order too.
     """
-    values = [one for one in map(_parsed, overrides) if _is_value(one)]
-    files = [text for text in overrides if not _is_value(_parsed(text))]
+    values = [one for one in map(_parse_override, overrides) if _is_value(one)]
+    files = [text for text in overrides if not _is_value(_parse_override(text))]
     try:
         if more_folders:
             composed, choices = _compose_files(files, more_folders)
@@ -277,7 +277,7 @@ def _compose(
             key = override.key_or_group
             # An option of a loss or an estimator is not in the schema.
             addable = is_open(key)
-            OmegaConf.update(composed, key, typed(key, override.value()), force_add=addable)
+            OmegaConf.update(composed, key, read_typed(key, override.value()), force_add=addable)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_file_error(error)) from error
     except YAMLError as error:
@@ -297,7 +297,7 @@ def _readable(text: str) -> str:
     if setting is None or not value or REFERENCE in value or setting.type not in _TEXTS:
         return text
     try:
-        if not _parsed(text).is_sweep_override():
+        if not _parse_override(text).is_sweep_override():
             return text
     except OverrideParseException:
         pass
@@ -329,12 +329,12 @@ def _expand_home(section: Any) -> None:
 
 def value_of_override(text: str) -> Any:
     """The value in an override that has been checked, as settings get it."""
-    override = _parsed(text)
-    return typed(override.key_or_group, override.value())
+    override = _parse_override(text)
+    return read_typed(override.key_or_group, override.value())
 
 
 @functools.lru_cache(maxsize=1024)
-def _parsed(text: str) -> Override:
+def _parse_override(text: str) -> Override:
     """One override, which nothing changes: ``value()`` makes new lists and dictionaries."""
     (override,) = OverridesParser.create().parse_overrides([text])
     return override
@@ -404,7 +404,7 @@ _TEXTS = (str, list[str])
 
 def _problems_of_overrides(overrides: Sequence[str], folders: Sequence[Path]) -> list[str]:
     problems = []
-    # Built when a value's type has to be checked: a wrong name is told without.
+    # Built when a value's type has to be checked: a wrong name is reported without it.
     schema = functools.cache(_schema)
     groups = {path.name for folder in folders for path in folder.iterdir() if path.is_dir()}
     known = {*by_key(), *sections()}
@@ -414,14 +414,14 @@ def _problems_of_overrides(overrides: Sequence[str], folders: Sequence[Path]) ->
             problems.append(f"{text}: {unknown} refers to no setting; {_NO_REFERENCE}")
             continue
         try:
-            override = _parsed(text)
+            override = _parse_override(text)
         except OverrideParseException:
             left = unfilled_part(value) if _IS_PATH.search(key) else None
             if left is not None:
                 problems.append(f"{text}: {left} was not filled in; write what it stands for")
                 continue
             problems.append(
-                f"{text}: not an override that can be read; write {_corrected(key, value)}"
+                f"{text}: not an override that can be read; write {_suggest_quoting(key, value)}"
             )
             continue
         problem = _problem_of_override(override, schema, groups, folders)
@@ -430,7 +430,7 @@ def _problems_of_overrides(overrides: Sequence[str], folders: Sequence[Path]) ->
     return problems
 
 
-def _corrected(key: str, value: str) -> str:
+def _suggest_quoting(key: str, value: str) -> str:
     """How to write an override that cannot be read, quoted for Hydra and for the shell."""
     setting = by_key().get(key)
     if setting is None or not value:

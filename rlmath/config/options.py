@@ -86,7 +86,7 @@ class OptionsSection:
     def settings(self, name: str) -> tuple[Setting, ...]:
         return tuple(settings_of(self.registry.options(name), self.key + "."))
 
-    def documented(self) -> Iterator[tuple[list[str], tuple[Setting, ...]]]:
+    def options_by_names(self) -> Iterator[tuple[list[str], tuple[Setting, ...]]]:
         """Names that share their options, and these; names without options are left out."""
         shared: dict[type[Options], list[str]] = {}
         for name in self.registry.names():

@@ -26,45 +26,44 @@ def path_override(key: str, path: str | Path) -> str:
 def quoted_path(path: str | Path) -> str:
     """A path as the value of an override or an item of a list."""
     text = str(path)
-    return text if _PLAIN.fullmatch(text) else _quoted(text)
+    return text if _PLAIN.fullmatch(text) else _quote(text)
 
 
 def override(key: str, value: Any) -> str:
     """``key=value`` of a setting."""
-    return f"{key}={written(value, key)}"
+    return f"{key}={format_value(value, key)}"
 
 
-def written(value: Any, key: str = "") -> str:
+def format_value(value: Any, key: str = "") -> str:
     """A value of a setting as Hydra reads it; lists and mappings of them too."""
     if isinstance(value, Enum):
         return str(value.value)
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     if isinstance(value, list | tuple):
-        return f"[{', '.join(written(one, key) for one in value)}]"
+        return f"[{', '.join(format_value(one, key) for one in value)}]"
     if isinstance(value, Mapping):
-        return (
-            f"{{{', '.join(f'{name}: {written(one, str(name))}' for name, one in value.items())}}}"
-        )
+        pairs = (f"{name}: {format_value(one, str(name))}" for name, one in value.items())
+        return f"{{{', '.join(pairs)}}}"
     if isinstance(value, str) and _FOR_MODEL.search(key):
         value = value.replace("\\", "\\\\").replace("\n", "\\n")
     if isinstance(value, str) and (value.lower() in _OTHER_TYPES or not _WORD.fullmatch(value)):
-        return _quoted(value)
+        return _quote(value)
     return str(value)
 
 
-def typed(key: str, value: Any) -> Any:
+def read_typed(key: str, value: Any) -> Any:
     r"""The value that is meant by one typed on a command line: in a text for the model ``\n`` is a
     line break, ``\\`` a backslash, and any other backslash itself (``\boxed``)."""
     if isinstance(value, dict):
-        return {name: typed(str(name), inner) for name, inner in value.items()}
+        return {name: read_typed(str(name), inner) for name, inner in value.items()}
     if isinstance(value, list):
-        return [typed(key, inner) for inner in value]
+        return [read_typed(key, inner) for inner in value]
     if isinstance(value, str) and _FOR_MODEL.search(key):
         return _ESCAPE.sub(lambda match: "\n" if match[1] == "n" else "\\", value)
     return value
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     # Only a quote, and backslashes right before one, are escaped.
     return '"' + re.sub(r'(\\*)("|\Z)', lambda m: m[1] * 2 + ('\\"' if m[2] else ""), text) + '"'

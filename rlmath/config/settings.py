@@ -103,7 +103,7 @@ def value_of(config: Any, key: str) -> Any:
     return config
 
 
-def replaced(config: Any, values: Mapping[str, Any]) -> Any:
+def replace_values(config: Any, values: Mapping[str, Any]) -> Any:
     """A copy of settings, or of a section, with other values by key."""
     own: dict[str, Any] = {}
     inner: dict[str, dict[str, Any]] = {}
@@ -113,7 +113,7 @@ def replaced(config: Any, values: Mapping[str, Any]) -> Any:
             inner.setdefault(name, {})[rest] = value
         else:
             own[name] = value
-    sections = {name: replaced(getattr(config, name), more) for name, more in inner.items()}
+    sections = {name: replace_values(getattr(config, name), more) for name, more in inner.items()}
     return dataclasses.replace(config, **own, **sections)
 
 

@@ -36,14 +36,14 @@ def accepted_answers(value: Any) -> tuple[str, ...]:
     Raises:
         MalformedRowError: It is empty or of another type.
     """
-    values = _listed(value)
+    values = _as_list(value)
     if not values:
         raise MalformedRowError("an empty list: at least one accepted answer is needed")
     # A list may repeat itself; the order stays.
     return tuple(dict.fromkeys(_one_answer(item) for item in values))
 
 
-def _listed(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     """The answers of a field; a string may hold a JSON list of strings (``'["85"]'``)."""
     if isinstance(value, str) and _LIST_OF_STRINGS.match(value):
         for read in (json.loads, ast.literal_eval):

@@ -17,12 +17,12 @@ _LETTERS = {"\a": "a", "\b": "b", "\v": "v", "\f": "f", "\t": "t", "\n": "n", "\
 UNPRINTABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 
-def mended(value: Any) -> Any:
+def restore_commands(value: Any) -> Any:
     """A copy of a field's value with these commands restored in all texts; other values as is."""
     if isinstance(value, str):
         return _LOST.sub(lambda match: "\\" + _LETTERS[match[0]], value)
     if isinstance(value, list):
-        return [mended(item) for item in value]
+        return [restore_commands(item) for item in value]
     if isinstance(value, dict):
-        return {key: mended(item) for key, item in value.items()}
+        return {key: restore_commands(item) for key, item in value.items()}
     return value

@@ -44,7 +44,7 @@ def is_data_file(path: Path) -> bool:
 
 def _reader_of_folder(path: Path) -> Callable[[Path], Rows]:
     if (path / _SAVED).is_file():
-        return _saved
+        return _read_saved
     if (path / _SPLITS).is_file():
         splits = json.loads((path / _SPLITS).read_bytes()).get("splits", [])
         which = " or ".join(str(path / split) for split in splits)
@@ -155,7 +155,7 @@ def _arrow(path: Path) -> Rows:
                 yield number, fields
 
 
-def _saved(folder: Path) -> Rows:
+def _read_saved(folder: Path) -> Rows:
     files = json.loads((folder / _SAVED).read_bytes())["_data_files"]
     rows = (fields for file in files for _, fields in _arrow(folder / file["filename"]))
     yield from enumerate(rows, start=1)

@@ -83,7 +83,9 @@ def problems_of(
     ]
     shares = leaks.shares([draft.prompt for draft in drafts], [draft.target for draft in drafts])
     leaks.check(shares, len(drafts), settings.max_leaked_answers, names)
-    return problems, replace(report, golds=golds, **_shown(drafts, settings, tokenizer, needs_box))
+    return problems, replace(
+        report, golds=golds, **_prompt_fields(drafts, settings, tokenizer, needs_box)
+    )
 
 
 def load_examples(
@@ -120,7 +122,7 @@ def load_examples(
         Example(draft.place, prompt, response if response[-1] == end else (*response, end))
         for draft, prompt, response in zip(drafts, prompts, responses, strict=True)
     ]
-    report = replace(report, **_shown(drafts, settings, tokenizer, needs_box=False))
+    report = replace(report, **_prompt_fields(drafts, settings, tokenizer, needs_box=False))
     return _fitting_examples(examples, settings, report, max_tokens)
 
 
@@ -193,7 +195,7 @@ def _within_limits(
         )
     wanted = fitting if limit is None else fitting[:limit]
     kept = [drafts[index] for index in wanted]
-    duplicates, contradictions = _repeated(kept)
+    duplicates, contradictions = _count_repeated(kept)
     report = LoadReport(
         rows=len(drafts) + len(skipped),
         kept=len(kept),
@@ -204,12 +206,12 @@ def _within_limits(
         contradictions=contradictions,
         longest_prompt_tokens=longest,
         skipped_rows=tuple(skipped[:_ROWS_IN_REPORT]),
-        mended=sum(draft.is_mended for draft in kept),
+        restored=sum(draft.is_restored for draft in kept),
     )
     return kept, [tokens[index] for index in wanted], report
 
 
-def _shown(
+def _prompt_fields(
     drafts: list[Draft], settings: DataConfig, tokenizer: PreTrainedTokenizerBase, needs_box: bool
 ) -> dict[str, Any]:
     """Fields of the report about the prompts of kept rows."""
@@ -217,7 +219,7 @@ def _shown(
     return {"prompt": shown_prompt(drafts[0].prompt), "warnings": tuple(found)}
 
 
-def _repeated(drafts: list[Draft]) -> tuple[int, int]:
+def _count_repeated(drafts: list[Draft]) -> tuple[int, int]:
     """Rows with the prompt of an earlier row, and those of them with another target."""
     first: dict[str, Any] = {}
     duplicates = contradictions = 0

@@ -135,7 +135,7 @@ class PromptRenderer:
 
     def _apply_chat_template(self, messages: list[dict[str, str]]) -> str:
         try:
-            text = self._rendered(messages)
+            text = self._render(messages)
         except Exception as error:  # A template's own, such as TypeError, beside Jinja's.
             self._check_renders(messages, error)
             roles = ", ".join(message["role"] for message in messages)
@@ -147,7 +147,7 @@ class PromptRenderer:
             self._template_checked = True
         return text
 
-    def _rendered(self, messages: list[dict[str, str]]) -> str:
+    def _render(self, messages: list[dict[str, str]]) -> str:
         return str(
             self._tokenizer.apply_chat_template(
                 messages,
@@ -164,7 +164,7 @@ class PromptRenderer:
     def _check_renders(self, messages: list[dict[str, str]], error: Exception) -> None:
         """Raise ``UserError`` if the failed template would fail for other rows as well."""
         try:
-            self._rendered([{"role": "user", "content": "1 + 1?"}])
+            self._render([{"role": "user", "content": "1 + 1?"}])
         except Exception as plain:
             raise UserError(
                 f"{self._template} (chat_template.jinja, or chat_template in "
@@ -183,7 +183,7 @@ class PromptRenderer:
         which transformers does silently."""
         last = messages[-1]
         other = [*messages[:-1], last | {"content": last["content"] + " x"}]
-        if self._rendered(other) == text:
+        if self._render(other) == text:
             raise UserError(
                 f"{self._template} leaves out the user's message: every prompt would be {text!r}"
             )
@@ -198,7 +198,7 @@ class PromptRenderer:
     def _without_system(self, messages: list[dict[str, str]]) -> str | None:
         """The text of all but the first message; ``None`` if the template refuses them."""
         try:
-            return self._rendered(messages[1:])
+            return self._render(messages[1:])
         except Exception:
             return None
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from rlmath.config.schema import DataConfig, MalformedRow
 from rlmath.data.answers import accepted_answers
-from rlmath.data.control import mended
+from rlmath.data.control import restore_commands
 from rlmath.data.fields import field_of, has_field, no_such_field, refuse_images
 from rlmath.data.files import MalformedRowError, Row
 from rlmath.data.prompts import PromptRenderer
@@ -33,14 +33,14 @@ class Target:
 class Draft:
     """A readable row before tokenization; ``target`` is its answers or its response.
 
-    ``is_mended`` says that LaTeX commands in it were restored (:mod:`rlmath.data.control`).
+    ``is_restored`` says that LaTeX commands in it were restored (:mod:`rlmath.data.control`).
     """
 
     place: str
     prompt: str
     target: Any
     fields: dict[str, Any]
-    is_mended: bool = False
+    is_restored: bool = False
 
 
 def answers_in(key: str, setting: str = "data.answer_key") -> Target:
@@ -55,8 +55,11 @@ def responses_in(key: str) -> Target:
 def usable_rows(
     rows: Iterable[Row], settings: DataConfig, renderer: PromptRenderer, target: Target
 ) -> tuple[list[Draft], list[str]]:
-    """The readable rows, and why each of the others was skipped. Raises UserError: a malformed row,
-    unless ``malformed_rows`` is ``skip``."""
+    """The readable rows, and why each of the others was skipped.
+
+    Raises:
+        UserError: A malformed row, unless ``malformed_rows`` is ``skip``.
+    """
     drafts: list[Draft] = []
     skipped: list[str] = []
     for row in rows:
@@ -78,7 +81,7 @@ def usable_rows(
             continue
         keys = (settings.prompt_key, target.key)
         texts = [field_of(row.fields, key) for key in keys]
-        drafts.append(Draft(row.place, prompt, value, row.fields, mended(texts) != texts))
+        drafts.append(Draft(row.place, prompt, value, row.fields, restore_commands(texts) != texts))
     return drafts, skipped
 
 
@@ -87,15 +90,18 @@ def problem_of(
 ) -> Problem:
     messages = None
     if settings.apply_chat_template:
-        value = mended(field_of(draft.fields, settings.prompt_key))
+        value = restore_commands(field_of(draft.fields, settings.prompt_key))
         messages = tuple(renderer.messages(value, draft.fields))
     return Problem(draft.place, draft.prompt, token_ids, draft.target, draft.fields, messages)
 
 
 def read_value(value: Any, read: Callable[[Any], Any]) -> Any:
-    """The result of ``read`` for a field's value with LaTeX commands restored. Raises
-    MalformedRowError: from ``read``, or because a text has half of a surrogate pair."""
-    result = read(mended(value))
+    """The result of ``read`` for a field's value with LaTeX commands restored.
+
+    Raises:
+        MalformedRowError: From ``read``, or because a text has half of a surrogate pair.
+    """
+    result = read(restore_commands(value))
     try:
         for text in result if isinstance(result, tuple) else (result,):
             text.encode()

@@ -136,7 +136,7 @@ class SourceStream:
         return self._state(self._known)
 
     def snapshot(self, in_use: Collection[str] = ()) -> Callable[[], dict[str, Any]]:
-        """The place as it is now, with the rows of the problems that are in use; the others are
+        """The current place, with the rows of the problems that are in use; the others are
         forgotten."""
         self._known = {id_: self._known[id_] for id_ in in_use}
         state = self._state(self._known)

@@ -32,7 +32,7 @@ class Stream(Protocol):
     def next(self, k: int) -> list[Problem]: ...
 
     def snapshot(self, in_use: Collection[str] = ()) -> Callable[[], dict[str, Any]]:
-        """The position as it is now, to be encoded later; ``in_use``: ids of problems that a
+        """The current position, to be encoded later; ``in_use``: ids of problems that a
         resumed run asks for."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
@@ -106,7 +106,7 @@ class ProblemStream(Generic[Item]):
         }
 
     def snapshot(self, in_use: Collection[str] = ()) -> Callable[[], dict[str, Any]]:
-        """:meth:`state_dict` as it is now; all problems are at hand, used or not."""
+        """The current :meth:`state_dict`; all problems are at hand, used or not."""
         state = copy.deepcopy(self.state_dict())
         return lambda: state
 

@@ -112,16 +112,16 @@ class _Rotate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         ctx.save_for_backward(cos, sin)
-        return _rotated(x, cos, sin, 1.0)
+        return _rotate(x, cos, sin, 1.0)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         # The inverse of a rotation is the one by the opposite angle.
         cos, sin = ctx.saved_tensors
-        return _rotated(grads[0], cos, sin, -1.0), None, None
+        return _rotate(grads[0], cos, sin, -1.0), None, None
 
 
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor, direction: float) -> Tensor:
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, direction: float) -> Tensor:
     turning = cos.size(-1)
     half = turning // 2
     swapped = torch.cat((x[..., half:turning], x[..., :half]), -1)

@@ -99,14 +99,14 @@ def _as_is(function: Any = None, **_: Any) -> Any:
 
 def _on_cpu(factory: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(factory)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         device = kwargs.get("device")
         if device is not None and str(device).startswith("cuda"):
             kwargs["device"] = _CPU
         kwargs.pop("pin_memory", None)
         return factory(*args, **kwargs)
 
-    return wrapped
+    return wrapper
 
 
 def _patch_tensor_methods() -> None:

@@ -1,1 +1,1 @@
-"""Engines: what is asked of one, and vLLM, the one that there is."""
+"""The interface of an engine, and vLLM, the only implementation."""

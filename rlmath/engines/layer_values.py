@@ -127,11 +127,11 @@ def _hooks_of(name: str, module: Any, after: bool, noted: Noted) -> list[Any]:
         return [output(gate_and_up)]
     if step == "self_attn.o_proj":
 
-        def taken(_: Any, inputs: Any, kwargs: Any) -> None:
+        def take(_: Any, inputs: Any, kwargs: Any) -> None:
             value = inputs[0] if inputs else kwargs["input_"]
             note((layer, "attention"), value, True)
 
-        handles = [module.register_forward_pre_hook(taken, with_kwargs=True)]
+        handles = [module.register_forward_pre_hook(take, with_kwargs=True)]
         if not after:
             handles.append(output(lambda value: note((layer, "attention_out"), value)))
         return handles

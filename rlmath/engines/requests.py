@@ -208,7 +208,7 @@ class EngineSpec:
         role: Name of the engine in messages and files.
         reads_weights: Whether it reads the model folder's weights; else it starts with random ones,
             and a weight sync has to bring all of them before the first request.
-        routes: What of an MoE's routes comes with the samples that want them; ``None``: nothing.
+        routes: Routes of an MoE to return with samples that ask for them; ``None``: none.
         arguments: Further ones of vLLM's engine, from ``rollout.engine_arguments``.
         profile: How it is profiled; ``None``: it is not.
     """

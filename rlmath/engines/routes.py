@@ -50,7 +50,7 @@ class RouteSpec:
         """Type of ``Sample.routes``."""
         return np.uint8 if self.experts <= 256 else np.int16
 
-    def taken(
+    def assemble(
         self, begun: NDArray[Any] | None, rows: Sequence[NDArray[Any]], tokens: int
     ) -> NDArray[Any] | None:
         """Compute ``Sample.routes``.

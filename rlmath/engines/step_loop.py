@@ -480,7 +480,9 @@ class StepLoop:
     def _sample(self, running: RunningRequest, finish_reason: str) -> Sample:
         request = running.request
         if request.scores:
-            return scored(request, running.prompt_log_probs, self.weights_version, self._index)
+            return scored_sample(
+                request, running.prompt_log_probs, self.weights_version, self._index
+            )
         if finish_reason not in ("stop", "length"):
             raise RuntimeError(
                 f"{request.problem_id}, sample {request.index}: vLLM ended it with "
@@ -526,7 +528,7 @@ class StepLoop:
         if spec is None or not request.wants_routes:
             return begun
         tokens = len(request.prompt_token_ids) + len(running.token_ids)
-        found = spec.taken(begun, running.routes, tokens)
+        found = spec.assemble(begun, running.routes, tokens)
         if found is None and request.begun is None and not is_cut and not self._told_of_rows:
             self._told_of_rows = True
             print(
@@ -540,8 +542,10 @@ class StepLoop:
         return found
 
 
-def scored(request: Request, prompt_log_probs: Any, weights_version: int, engine: int) -> Sample:
-    """The sample of a scoring request, with the engine's log-probs.
+def scored_sample(
+    request: Request, prompt_log_probs: Any, weights_version: int, engine: int
+) -> Sample:
+    """The sample of a scoring request, with the log-probs of its tokens.
 
     Args:
         prompt_log_probs: Float32 log-probs of each read token except the first; ``None``: vLLM

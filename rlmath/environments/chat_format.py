@@ -77,7 +77,7 @@ class ChatFormat(TurnFormat):
         self._name = str(tools[0]["function"]["name"]) if tools else ""
         # Who may write after a turn.
         self._roles = ["tool"] * bool(tools) + ["user"] * replies
-        self.template = self._checked(template)
+        self.template = self._check_template(template)
         if tools and parser == "auto":
             self._check_parser()
         # The template may shorten or quote a text: what surrounds it is found by comparison.
@@ -103,9 +103,9 @@ class ChatFormat(TurnFormat):
         Raises:
             Exception: Raised by the template.
         """
-        return self._rendered(self.template, messages, prompt)
+        return self._render(self.template, messages, prompt)
 
-    def _rendered(self, template: str, messages: Sequence[Mapping[str, Any]], prompt: bool) -> str:
+    def _render(self, template: str, messages: Sequence[Mapping[str, Any]], prompt: bool) -> str:
         return render_chat(
             template,
             messages,
@@ -124,7 +124,7 @@ class ChatFormat(TurnFormat):
 
     def _suffix(self, role: str, texts: Sequence[str]) -> Suffix:
         share = self._most // len(texts)
-        text = self._after_turn(role, [self._shown(one, share) for one in texts])
+        text = self._after_turn(role, [self._shorten(one, share) for one in texts])
         tokens, (before, after) = self._encode(text), self._around[role]
         first = len(self._encode(text[:before]))
         last = len(tokens) - len(self._encode(text[len(text) - after :]))
@@ -149,7 +149,7 @@ class ChatFormat(TurnFormat):
             turn["tool_calls"] = [call]
         return [{"role": "user", "content": "1 + 1?"}, turn]
 
-    def _checked(self, template: str) -> str:
+    def _check_template(self, template: str) -> str:
         patched = template
         for part, instead in _PATCHES:
             patched = patched.replace(part, instead)
@@ -168,7 +168,7 @@ class ChatFormat(TurnFormat):
                 "or a template that keeps them"
             )
         said = "Let me see."
-        turn = self._rendered(template, self._history(self._roles[0], said), False)
+        turn = self._render(template, self._history(self._roles[0], said), False)
         turn = turn.rpartition(said)[2]
         ends = [(turn.rfind(token) + len(token)) for token in self._special_tokens if token in turn]
         if not ends:
@@ -206,10 +206,10 @@ class ChatFormat(TurnFormat):
             for role in (first, second):
                 chain += [self._history(role, thoughts)[1], self._message(role, _RESULT)]
             chain.append({"role": "assistant", "content": f"{thoughts}2"})
-            before = self._rendered(template, chain[:2], False)
+            before = self._render(template, chain[:2], False)
             for length in range(3, len(chain) + 1):
-                after = self._rendered(template, chain[:length], False)
-                begun = self._rendered(template, chain[:length], True)
+                after = self._render(template, chain[:length], False)
+                begun = self._render(template, chain[:length], True)
                 for shorter, longer in ((before, after), (after, begun)):
                     if not longer.startswith(shorter):
                         at = _common(shorter, longer)
@@ -221,7 +221,7 @@ class ChatFormat(TurnFormat):
                 before = after
         return None
 
-    def _shown(self, text: str, most: int) -> str:
+    def _shorten(self, text: str, most: int) -> str:
         """A result without special tokens, and at most ``most`` tokens long."""
         for token in self._special_tokens:
             text = text.replace(token, f"{token[0]} {token[1:]}")

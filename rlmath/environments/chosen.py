@@ -39,7 +39,7 @@ class Chosen:
         schemas: The schema of each tool, those of the environment last.
 
     Raises:
-        ConfigError: One is not there or cannot be used, or two tools have the same name.
+        ConfigError: One does not exist or cannot be used, or two tools have the same name.
     """
 
     def __init__(self, rollout: RolloutConfig) -> None:

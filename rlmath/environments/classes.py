@@ -91,7 +91,7 @@ class UserClass:
         """
         instance = self.call("making it", self._make)
         try:
-            said = self.call("reset", instance.reset, **_accepted(instance.reset, row))
+            said = self.call("reset", instance.reset, **_accepted_fields(instance.reset, row))
             if said is not None and not isinstance(said, str):
                 kind = type(said).__name__
                 text = f"{self.setting}: reset returned {kind}, not text or None"
@@ -189,7 +189,7 @@ class ClassEnvironment(Environment):
                 "row, and text for the first row if for any"
             )
         sessions = {tool.name: tool.begin() for tool in self._tools}
-        sessions |= {one.name: one.bound_to(instance) for one in self._class.methods}
+        sessions |= {one.name: one.bind(instance) for one in self._class.methods}
         given = (self._class, instance, self._format, sessions, self._max_calls)
         return _ClassEpisode(*given, self._close_instance)
 
@@ -227,7 +227,7 @@ class _ClassEpisode(ToolEpisode):
         # Of the steps so far.
         self._total = 0.0
 
-    def answered(self, turn: Turn) -> Observation | End:
+    def answer(self, turn: Turn) -> Observation | End:
         if not self._class.replies:
             return End(self.reward())
         began_s = time.monotonic()
@@ -258,7 +258,7 @@ class _ClassEpisode(ToolEpisode):
             self._close(self._to_close.pop())
 
 
-def _accepted(function: Callable[..., Any], row: Mapping[str, Any]) -> dict[str, Any]:
+def _accepted_fields(function: Callable[..., Any], row: Mapping[str, Any]) -> dict[str, Any]:
     """The row's fields that a function takes, which it may change."""
     own: dict[str, Any] = own_copy(dict(row))
     parameters = inspect.signature(function).parameters

@@ -67,18 +67,18 @@ class Fenced(TurnFormat):
 
     def suffix(self, turn_text: str, results: Sequence[ToolResult]) -> Suffix:
         before = self._encode(("" if turn_text.endswith("\n") else "\n") + "```output\n")
-        shown = self._shortened("\n".join(result.text.rstrip("\n") for result in results))
+        shown = self._shorten("\n".join(result.text.rstrip("\n") for result in results))
         after = self._encode("\n```\n")
         tokens = (*before, *shown, *after)
         return Suffix(tokens, (len(before), len(before) + len(shown)))
 
     def reply(self, turn_text: str, text: str) -> Suffix:
         before = self._encode("" if turn_text.endswith("\n") else "\n")
-        shown, after = self._shortened(text.rstrip("\n")), self._encode("\n")
+        shown, after = self._shorten(text.rstrip("\n")), self._encode("\n")
         tokens = (*before, *shown, *after)
         return Suffix(tokens, (len(before), len(before) + len(shown)))
 
-    def _shortened(self, text: str) -> list[int]:
+    def _shorten(self, text: str) -> list[int]:
         """The tokens of a text; of a long one, those of its ends around a note."""
         longest = _CHARACTERS_PER_TOKEN * self._most
         tokens = self._encode(text[:longest])

@@ -101,7 +101,7 @@ class FunctionTool(Tool, ToolSession):
     def begin(self) -> ToolSession:
         return self
 
-    def bound_to(self, instance: Any) -> ToolSession:
+    def bind(self, instance: Any) -> ToolSession:
         """The tool as a method of an instance."""
         return _Method(self, getattr(instance, self.name))
 

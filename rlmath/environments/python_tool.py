@@ -112,7 +112,7 @@ class PythonTool(Tool):
         return _Kept(self, self._owners) if self.has_state else _Stateless(self)
 
     def run(self, code: str) -> ToolResult:
-        """Run code on its own."""
+        """Run code in a new session."""
         if self.pool is None:
             return self._run_cold(code)
         pool = self.pool

@@ -94,12 +94,12 @@ class ToolEpisode(Episode):
             self._made = made + 1
             return Observation((ToolResult("", str(error), "error"),))
         if calls is None:
-            return self.answered(turn)
+            return self.answer(turn)
         self._made = made + len(calls)
         left = self._max_calls - made
         return Observation(tuple(self._call(call, i < left) for i, call in enumerate(calls)))
 
-    def answered(self, turn: Turn) -> Observation | End:
+    def answer(self, turn: Turn) -> Observation | End:
         """Answer a turn without calls."""
         return End(self.reward())
 

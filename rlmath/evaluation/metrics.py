@@ -45,7 +45,7 @@ def benchmark_metrics(groups: Sequence[Group]) -> dict[str, float]:
     return metrics
 
 
-def tagged(by_benchmark: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+def tag_metrics(by_benchmark: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """The metrics of a step: ``eval/<benchmark>/<figure>``, and their means ``eval/<figure>``.
 
     Every benchmark weighs the same in the mean, and only figures that all have are in it; the

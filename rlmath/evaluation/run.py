@@ -14,7 +14,7 @@ from rlmath.engines.requests import Request
 from rlmath.errors import WeightsError
 from rlmath.evaluation.held_out import HeldOut
 from rlmath.evaluation.journal import Journal
-from rlmath.evaluation.metrics import benchmark_metrics, tagged
+from rlmath.evaluation.metrics import benchmark_metrics, tag_metrics
 from rlmath.monitor import Monitor
 from rlmath.rollout.pool import RolloutPool
 from rlmath.rollout.sampling import Sampling
@@ -35,7 +35,7 @@ def evaluate(
             groups = sample_and_grade(sampling, run_seed, one, step)
             monitor.log_samples(step, groups, kind=sample_kind(one.benchmark.name))
             by_benchmark[one.benchmark.name] = benchmark_metrics(groups)
-    return tagged(by_benchmark)
+    return tag_metrics(by_benchmark)
 
 
 def sample_and_grade(
@@ -87,7 +87,7 @@ def _refuse_nan(pool: RolloutPool, requests: Sequence[Request]) -> Iterator[Samp
                 "model.dtype, or an earlier checkpoint"
             )
             raise WeightsError(
-                f"{sample.problem_id}: the engine's log-probs are NaN, so its answer means "
+                f"{sample.problem_id}: the rollout log-probs are NaN, so its answer means "
                 f"nothing: {reason}"
             )
         yield sample

@@ -10,16 +10,16 @@ from rlmath.grading import units
 from rlmath.grading.box import BRACE
 from rlmath.grading.formula_spellings import usual
 from rlmath.grading.lexer import Token, TooLong, lex
-from rlmath.grading.listing import listed
+from rlmath.grading.listing import list_items
 from rlmath.grading.number_spellings import plain_numbers
 from rlmath.grading.options import Options, read_options
 from rlmath.grading.parameters import congruences, take_declarations
 from rlmath.grading.parser import Parser
-from rlmath.grading.prose import unwrapped
+from rlmath.grading.prose import unwrap
 from rlmath.grading.quantities_in_other_languages import in_english
 from rlmath.grading.settings import GradingSettings
 from rlmath.grading.syntax import FUNCTIONS, GREEK, Node, ParseError, words
-from rlmath.grading.unicode import to_latex, unescaped
+from rlmath.grading.unicode import to_latex, unescape
 
 _PREFIX = re.compile(
     r"\s*(?:∴|\\therefore\b)?\s*(?:(?:so|thus|therefore|hence)\b,?\s*)?(?:(?:the\s+)?(?:final\s+|correct\s+)?answer\s*(?:is|:|=)+\s*|"
@@ -91,9 +91,9 @@ def read(text: str, settings: GradingSettings) -> Answer:
     stripped = text.strip()
     if len(stripped) > settings.max_answer_chars:
         return _unread(stripped, "longer than max_answer_chars")
-    latex = in_english(usual(to_latex(unescaped(stripped)).strip("* ")))
+    latex = in_english(usual(to_latex(unescape(stripped)).strip("* ")))
     latex = _POSSESSIVE.sub("s", plain_numbers(latex))
-    problem = _malformed(latex)
+    problem = _find_malformed(latex)
     prefix = _PREFIX.match(latex)
     if prefix is not None and prefix.end() < len(latex):
         latex = latex[prefix.end() :]
@@ -117,7 +117,7 @@ def read(text: str, settings: GradingSettings) -> Answer:
         return Answer(stripped, key, ("text", ""), words, problem=problem or "nothing to compare")
     node, parameters = _family(tokens, settings)
     if node is None:
-        node = _tree(unwrapped(list(tokens)), words, settings)
+        node = _tree(unwrap(list(tokens)), words, settings)
     return Answer(
         stripped, key, node, words, letter, rest, prose, problem, options, tuple(parameters)
     )
@@ -158,7 +158,7 @@ def is_answer(text: str, settings: GradingSettings) -> bool:
     return answer.node[0] not in ("text", "blank") or bool(answer.letter or answer.options)
 
 
-def _malformed(latex: str) -> str:
+def _find_malformed(latex: str) -> str:
     depth = 0
     for brace in BRACE.findall(latex):
         depth += {"{": 1, "}": -1}.get(brace, 0)
@@ -173,16 +173,16 @@ def _words(tokens: list[Token]) -> str:
     found: list[str] = []
     for token in tokens:
         if token.kind == "text":
-            found.extend(map(_folded, token.value.replace(",", " ").replace(".", " ").split()))
+            found.extend(map(_fold_case, token.value.replace(",", " ").replace(".", " ").split()))
         elif token.kind in ("word", "num", "grouped"):
-            found.append(_folded(token.value))
+            found.append(_fold_case(token.value))
         elif numeric and token.value in "-/()!":
             found.append(token.value)
     kept = [w for w in found if w not in _ARTICLES] if len(found) > 1 else found
     return " ".join(kept)
 
 
-def _folded(word: str) -> str:
+def _fold_case(word: str) -> str:
     """A word in lower case, unless its case may be significant: HTT, ABC."""
     lowered = word.lower()
     capitals = len(word) > 1 and word.isupper() and lowered not in _SHORT_WORDS
@@ -236,7 +236,7 @@ def _family(
         if residues is not None:
             items = []
             for head, modulus in residues:
-                label, values = listed(Parser(head, settings.max_depth).parse())
+                label, values = list_items(Parser(head, settings.max_depth).parse())
                 step: Node = ("*", (("n", modulus), ("s", _INDEX)))
                 classes: list[Node] = [("+", (value, step)) for value in values]
                 items += [c if label is None else ("rel", ("=",), (label, c)) for c in classes]
@@ -245,7 +245,7 @@ def _family(
         head, declarations = take_declarations(tokens)
         if declarations:
             names = [(name, d.domain) for d in declarations for name in d.names]
-            return Parser(unwrapped(list(head)), settings.max_depth).parse(), names
+            return Parser(unwrap(list(head)), settings.max_depth).parse(), names
     except (ParseError, RecursionError):
         pass
     return None, []

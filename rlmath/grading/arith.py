@@ -72,7 +72,7 @@ class Exact:
         except (Undecidable, ZeroDivisionError, OverflowError, ValueError):
             return None
 
-    def bounded(self, value: Any) -> Any:
+    def check_size(self, value: Any) -> Any:
         if _bits(value) > self.max_bits:
             raise Undecidable
         return value
@@ -84,18 +84,18 @@ class Exact:
         if kind == "grouped":
             return self.literal(Fraction(node[1].replace(",", "")))
         if kind in ("s", "k"):
-            return self.named(kind, node[1])
+            return self.named_value(kind, node[1])
         if kind == "neg":
             return -self.value(node[1])
         if kind == "+":
             total: Any = 0
             for term in node[1]:
-                total = self.added(total, self.value(term))
+                total = self.add(total, self.value(term))
             return total
         if kind == "*":
             product: Any = 1
             for factor in node[1]:
-                product = self.bounded(product * self.value(factor))
+                product = self.check_size(product * self.value(factor))
             return product
         if kind in ("/", "pct"):
             bottom = self.value(node[2]) if kind == "/" else 100
@@ -109,16 +109,16 @@ class Exact:
     def literal(self, value: Rational) -> Any:
         return value
 
-    def named(self, kind: str, name: str) -> Any:
+    def named_value(self, kind: str, name: str) -> Any:
         if name not in self.values:
             raise Undecidable
         return self.values[name]
 
-    def added(self, total: Any, value: Any) -> Any:
-        return self.bounded(total + value)
+    def add(self, total: Any, value: Any) -> Any:
+        return self.check_size(total + value)
 
     def quotient(self, top: Any, bottom: Any) -> Any:
-        return _tidy(self.bounded(Fraction(top) / Fraction(bottom)))
+        return _tidy(self.check_size(Fraction(top) / Fraction(bottom)))
 
     def other(self, node: Node) -> Any:
         """Value of a unit or an unknown function."""
@@ -165,13 +165,13 @@ class Exact:
             raise Undecidable
         whole = [int(a) for a in args]
         if name == "factorial" and 0 <= whole[0] <= _MAX_FACTORIAL:
-            return self.bounded(math.factorial(whole[0]))
+            return self.check_size(math.factorial(whole[0]))
         if name == "factorial2" and 0 <= whole[0] <= _MAX_FACTORIAL:
-            return self.bounded(math.prod(range(whole[0], 0, -2)))
+            return self.check_size(math.prod(range(whole[0], 0, -2)))
         if name == "binom" and len(whole) == 2 and whole[1] >= 0 and 0 <= whole[0] <= 5_000:
-            return self.bounded(math.comb(whole[0], whole[1]))
+            return self.check_size(math.comb(whole[0], whole[1]))
         if name in ("gcd", "lcm"):
-            return math.gcd(*whole) if name == "gcd" else self.bounded(math.lcm(*whole))
+            return math.gcd(*whole) if name == "gcd" else self.check_size(math.lcm(*whole))
         if name == "mod" and len(whole) == 2 and whole[1] != 0:
             return whole[0] % whole[1]
         raise Undecidable
@@ -268,7 +268,7 @@ class Approximate(Exact):
             raise Undecidable
         return value
 
-    def named(self, kind: str, name: str) -> Any:
+    def named_value(self, kind: str, name: str) -> Any:
         if kind == "s" and self.values:
             return self.values.get(name, 2)
         if kind == "s":
@@ -278,7 +278,7 @@ class Approximate(Exact):
             raise Undecidable
         return self.complex(0, 1) if name == "i" else +getattr(self.numbers, name)
 
-    def added(self, total: Any, value: Any) -> Any:
+    def add(self, total: Any, value: Any) -> Any:
         self.scale = max(self.scale, abs(value))
         return total + value
 
@@ -294,7 +294,7 @@ class Approximate(Exact):
             return self.value(node[1]) * factor
         if node[0] != "app":
             raise Undecidable
-        text = ",".join(self.written(self.complex(self.value(part))) for part in node[2])
+        text = ",".join(self.write(self.complex(self.value(part))) for part in node[2])
         return self.real(_fraction_of_hash(f"{node[1]}({text})/{self.point}")) + 0.3
 
     def literal(self, value: Rational) -> Any:
@@ -304,13 +304,13 @@ class Approximate(Exact):
             return self.numbers.mpf(value.numerator) / value.denominator
         return value
 
-    def written(self, value: Any) -> str:
+    def write(self, value: Any) -> str:
         """A number without the digits that rounding may have changed."""
         if self.digits:
             return f"{self.numbers.nstr(value, self.digits * 3 // 4)}"
         return f"{value.real:.9g}/{value.imag:.9g}"
 
-    def bounded(self, value: Any) -> Any:
+    def check_size(self, value: Any) -> Any:
         exact = isinstance(value, int | Fraction)
         if _bits(value) > _MAX_APPROXIMATE_BITS if exact else not self.numbers.isfinite(value):
             raise Undecidable
@@ -345,7 +345,7 @@ class Approximate(Exact):
                 with contextlib.suppress(Undecidable):
                     return self.literal(super().function(name, args))
             values = [self.complex(a) for a in args]
-            return self.stepped(name, values) if name in _STEPPED else self.gamma(name, values)
+            return self.step(name, values) if name in _STEPPED else self.gamma(name, values)
         if len(args) != 1:
             raise Undecidable
         self.scale = max(self.scale, 1, abs(first))
@@ -372,7 +372,7 @@ class Approximate(Exact):
             return value.real ** (1 / degree.real)
         return value ** (1 / degree)
 
-    def stepped(self, name: str, values: list[Any]) -> Any:
+    def step(self, name: str, values: list[Any]) -> Any:
         if any(abs(v.imag) > 1e-12 for v in values):
             raise Undecidable
         real = [v.real for v in values]

@@ -161,12 +161,12 @@ def is_in_formula(text: str) -> bool:
 
 def _is_part_before(before: str, inside: bool) -> bool:
     """Whether signs directly before a box make it part of a value: `2`, `-`, `\\sqrt{`, `f(`."""
-    rest = _peeled(before)
+    rest = _peel(before)
     bracket = _OPENED.search(rest, max(0, len(rest) - 8))
     while bracket is not None:
         if _CALLED_BEFORE.search(rest, 0, bracket.start()) or (bracket[0] == "|" and inside):
             return True  # f(, 2(
-        rest = _peeled(rest[: bracket.start()])
+        rest = _peel(rest[: bracket.start()])
         bracket = _OPENED.search(rest, max(0, len(rest) - 8))
     gap = before[len(rest) :]
     if not rest or (gap.lstrip(" ").startswith("\n") and rest[-1] not in "+*/^_<×·÷"):
@@ -200,7 +200,7 @@ def _is_part_before(before: str, inside: bool) -> bool:
     return _is_factor(rest, glued)
 
 
-def _peeled(text: str) -> str:
+def _peel(text: str) -> str:
     """A text without markup, spaces, currency signs and opened styles at its end."""
     while True:
         rest = text.rstrip(_MARKUP)

@@ -26,14 +26,14 @@ _SEPARATOR = re.compile(r"\\(?:q?quad|[,;:! \\()\[\]])|(?<!~)~(?!~)|[\s$,;.|/()\
 Boxes = list[tuple[str, str]]  # (text between it and the box before it, content)
 
 
-def joined(boxes: Boxes, count: int, ordered: bool = False) -> str | None:
+def join_boxes(boxes: Boxes, count: int, ordered: bool = False) -> str | None:
     """Several boxes as one answer; None if there are fewer, or they are in different paragraphs.
 
     A list if only a comma or `and` separates them, else a tuple: `x is 3 and y is 4`.
     """
     if len(boxes) < count or not all(content for _, content in boxes):
         return None
-    boxes = _unnamed(boxes, numbered=False)
+    boxes = _strip_names(boxes, numbered=False)
     gaps = [gap for gap, _ in boxes[1:]]
     if any("\n\n" in gap or len(gap) > 2 * _MAX_GAP_CHARS for gap in gaps):
         return None
@@ -42,7 +42,7 @@ def joined(boxes: Boxes, count: int, ordered: bool = False) -> str | None:
     return inner if listed else f"({inner})"
 
 
-def listed(boxes: Boxes, count: int) -> str | None:
+def list_boxes(boxes: Boxes, count: int) -> str | None:
     """`2, -3` from `\\boxed{2} and \\boxed{-3}`; None unless `count` boxes in a row end the text.
 
     With different names before them, `x=1, y=2`. One more box in the row, or a box that contains a
@@ -52,8 +52,8 @@ def listed(boxes: Boxes, count: int) -> str | None:
         boxes: the last `count` + 1 boxes of a text, see `last_boxes`.
         count: number of boxes to list.
     """
-    boxes = _unnamed(boxes, numbered=True)
-    row = _unnamed(boxes[-count:], numbered=True)
+    boxes = _strip_names(boxes, numbered=True)
+    row = _strip_names(boxes[-count:], numbered=True)
     if len(row) < count or not all(content for _, content in row):
         return None
     names = [_NAME_BEFORE.search(gap[-20:]) for gap, _ in row]
@@ -69,12 +69,12 @@ def listed(boxes: Boxes, count: int) -> str | None:
         return None
     if len(boxes) > count and _conjunction(row[0][0]) is not None:
         return None
-    return ", ".join(content if "=" not in content else _grouped(content) for _, content in row)
+    return ", ".join(content if "=" not in content else _group_pairs(content) for _, content in row)
 
 
 def guesses(pair: Boxes) -> str | None:
     """`5 or 6` from `\\boxed{5} or \\boxed{6}`: two guesses are not a single answer."""
-    pair = _unnamed(pair, numbered=False)
+    pair = _strip_names(pair, numbered=False)
     if len(pair) < 2:
         return None
     (_, first), (gap, second) = pair
@@ -109,7 +109,7 @@ def _is_one(content: str) -> bool:
     return bool(_TUPLE.fullmatch(content) or _ASSIGNED.fullmatch(content))
 
 
-def _grouped(content: str) -> str:
+def _group_pairs(content: str) -> str:
     """`p=5, q=2` as the pair `(5, 2)`, ordered by name."""
     if not _ASSIGNED.fullmatch(content):
         return content
@@ -117,7 +117,7 @@ def _grouped(content: str) -> str:
     return f"({', '.join(value.strip() for _, value in pairs)})"
 
 
-def _unnamed(row: Boxes, *, numbered: bool) -> Boxes:
+def _strip_names(row: Boxes, *, numbered: bool) -> Boxes:
     """Boxes without `x =` between them if all of them are values of one x, or of x_1, x_2."""
     names = [_NAME_BEFORE.search(gap[-20:]) for gap, _ in row]
     named = {name and (name[1] if numbered else name[1] + (name[2] or "")) for name in names}

@@ -13,8 +13,8 @@ from rlmath.grading import units
 from rlmath.grading.answer import Answer, read
 from rlmath.grading.language_tables import ENGLISH
 from rlmath.grading.list_comparer import MAX_ITEMS
-from rlmath.grading.listing import assignments, every, hoisted, is_listing, unwrap
-from rlmath.grading.matrices import folded
+from rlmath.grading.listing import assignments, every, hoist_units, is_listing, unwrap
+from rlmath.grading.matrices import fold_matrices
 from rlmath.grading.options import CHOICES, names_another
 from rlmath.grading.quantity_comparer import QuantityComparer
 from rlmath.grading.scalars import SCALARS, Verdict, has_remainder, with_constant_of
@@ -139,7 +139,7 @@ class Comparer(QuantityComparer):
     def text(self, answer: Answer, gold: Answer) -> bool:
         if not answer.words or not gold.words:
             return False
-        if _unbraced(answer.words) == _unbraced(gold.words):
+        if _strip_braces(answer.words) == _strip_braces(gold.words):
             return True
         if gold.words in _YES_OR_NO and answer.prose:
             return answer.words.startswith(gold.words) and _explains(answer.text, gold.words)
@@ -152,7 +152,7 @@ class Comparer(QuantityComparer):
         """Whether the two trees are equal answers."""
         if answer == gold:
             return True
-        a, g = hoisted(folded(unwrap(answer))), hoisted(folded(unwrap(gold)))
+        a, g = hoist_units(fold_matrices(unwrap(answer))), hoist_units(fold_matrices(unwrap(gold)))
         if a[0] in ("n", "d", "/", "neg", "rep") and g[0] in ("n", "d", "/", "neg", "rep"):
             return self.scalars(a, g)
         self.last_layer = "structure"
@@ -206,7 +206,7 @@ def _text_items(text: str) -> list[str]:
     )
 
 
-def _unbraced(words: str) -> str:
+def _strip_braces(words: str) -> str:
     """`ABC` for `{ ABC }`, which remains of `\\boldsymbol{ABC}`."""
     inner = words[2:-2]
     whole = words.startswith("{ ") and words.endswith(" }") and not {"{", "}"} & set(inner)

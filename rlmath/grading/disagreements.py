@@ -13,7 +13,7 @@ class DisagreementFile:
     def __init__(self, path: str, max_lines: int) -> None:
         self.path = Path(path)
         self.max_lines = max_lines
-        self.written = 0
+        self.write = 0
         self._lock = threading.Lock()
         self.path.parent.mkdir(parents=True, exist_ok=True)
 
@@ -21,8 +21,8 @@ class DisagreementFile:
         """Record one pair on which the layers disagree."""
         line = {"answer": answer, "gold": gold, "fast": fast, "sympy": sympy, "method": method}
         with self._lock:
-            if self.written >= self.max_lines:
+            if self.write >= self.max_lines:
                 return
-            self.written += 1
+            self.write += 1
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line, ensure_ascii=False) + "\n")

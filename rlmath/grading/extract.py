@@ -90,14 +90,14 @@ def extract(
         return Extraction(value, "box", not beside.isascii() and is_untabled(beside))
     if fallback == "none":
         return NOTHING
-    return _unboxed(text[-_TAIL_CHARS:], fallback, task, is_answer)
+    return _extract_unboxed(text[-_TAIL_CHARS:], fallback, task, is_answer)
 
 
-def _unboxed(
+def _extract_unboxed(
     text: str, fallback: Fallback, task: str, is_answer: Callable[[str], bool]
 ) -> Extraction:
-    tagged = marker.tagged(text)
-    announced = marker.announced(text if tagged is None else tagged)
+    tagged = marker.find_tagged(text)
+    announced = marker.find_announced(text if tagged is None else tagged)
     if tagged is not None:
         return Extraction(tagged if announced is None else announced, "tag")
     if announced is not None:
@@ -128,9 +128,9 @@ def _boxed_value(text: str, final: tuple[int, int], boxes: int, ordered: bool, i
         return ""
     taken, count = None, boxes
     if boxes > 1:
-        taken = box_rows.joined(last_boxes(text, boxes), boxes, ordered)
+        taken = box_rows.join_boxes(last_boxes(text, boxes), boxes, ordered)
     elif items > 1 and last_command(text, final[0]) is not None:
-        taken, count = box_rows.listed(last_boxes(text, items + 1), items), items
+        taken, count = box_rows.list_boxes(last_boxes(text, items + 1), items), items
     elif last_command(text, final[0]) is not None:
         taken, count = box_rows.guesses(last_boxes(text, 2)), 2
     begin = final[0]

@@ -31,7 +31,7 @@ from rlmath.grading.syntax import (
     ParseError,
     holds,
     is_numeric,
-    replaced,
+    replace,
     symbol,
     times,
     words,
@@ -146,7 +146,7 @@ class Factors(Cases):
             self.op(".")
             return ("unit", self.signed_factor(), value)
         if len(value) == 1 or value in GREEK:
-            return self.subscripted(value)
+            return self.subscripted_symbol(value)
         glued = _GLUED.fullmatch(value)
         if glued is not None and not script:
             self.position -= 1
@@ -163,7 +163,7 @@ class Factors(Cases):
         if len(value) <= 3 or value.isupper() or _MIXED_NAMES.fullmatch(value):
             # a run of one-letter names; the last one takes the subscript or the arguments
             head = [symbol(letter) for letter in value[:-1]]
-            last = self.subscripted(value[-1])
+            last = self.subscripted_symbol(value[-1])
             if self.at("op", "^") and head:
                 last = self.late_subscript(self.power(last))
             return ("*", (*head, last))
@@ -172,19 +172,19 @@ class Factors(Cases):
     def phrase(self, value: str) -> Node:
         """A word as a name: only with a subscript, arguments or `=` after it."""
         if len(value) == 1:
-            return self.subscripted(value)
+            return self.subscripted_symbol(value)
         if value.lower() not in _NAMED_VALUES and any(map(wording.changes_value, value.split())):
             raise ParseError("a word that changes what it names")
-        node = self.subscripted(value.lower())
+        node = self.subscripted_symbol(value.lower())
         if node != ("s", value.lower()) or self.at("op", "="):
             return node
         raise ParseError("prose")
 
-    def subscripted(self, name: str) -> Node:
+    def subscripted_symbol(self, name: str) -> Node:
         """A symbol with its subscript, primes and arguments."""
         if self.op("_"):
             name += "_" + self.subscript()
-        return self.applied(name)
+        return self.application(name)
 
     def subscript(self) -> str:
         if not self.op("{"):
@@ -205,7 +205,7 @@ class Factors(Cases):
                 parts.append(token.value)
         return "".join(parts)
 
-    def applied(self, name: str) -> Node:
+    def application(self, name: str) -> Node:
         """`f(x)` is an application if `f` is a usual name of a function, else a product."""
         if name == "Gamma" and self.at("op", "("):
             argument = self.function_argument()[0]
@@ -304,7 +304,7 @@ class Factors(Cases):
         if name in FUNCTIONS:
             return self.function(name)
         if name in GREEK:
-            return self.subscripted(name)
+            return self.subscripted_symbol(name)
         if name == "emptyset":
             return ("empty",)
         if name == "mathbb":
@@ -320,7 +320,7 @@ class Factors(Cases):
         if name in DECORATIONS:
             argument = self.argument()
             if argument[0] == "s":
-                return self.applied(f"{name}_{argument[1]}")
+                return self.application(f"{name}_{argument[1]}")
             if is_numeric(argument) and holds(argument, ("k", "i")):
                 return ("f", "conj", (argument,))
             return ("app", name, (_points(argument, either_way=name == "overline"),))
@@ -427,7 +427,7 @@ class Factors(Cases):
         if below is not None and below[0] == "rel" and below[2][0] == ("k", "i"):
             index: Node = ("s", "i")  # a bound variable, not the imaginary unit
             below = (*below[:2], (index, *below[2][1:]))
-            body = replaced(body, ("k", "i"), index)
+            body = replace(body, ("k", "i"), index)
         return ("big", name, below, above, body)
 
     def limits(self) -> tuple[Node | None, Node | None]:

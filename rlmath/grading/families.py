@@ -12,10 +12,10 @@ import math
 from fractions import Fraction
 
 from rlmath.grading.arith import Approximate, approximate
-from rlmath.grading.listing import is_label, listed
+from rlmath.grading.listing import is_label, list_items
 from rlmath.grading.relations import RelationComparer
 from rlmath.grading.scalars import SCALARS, Verdict, is_whole
-from rlmath.grading.syntax import Node, holds, rational, replaced, subtrees, symbols
+from rlmath.grading.syntax import Node, holds, rational, replace, subtrees, symbols
 
 _MAX_RESIDUES = 64
 _MAX_PARAMETERS = 3
@@ -32,7 +32,7 @@ class FamilyComparer(RelationComparer):
         if not of_a and not of_g:
             return self.nodes(a, g)
         a, g = _without_one_label(a, g)
-        mine, theirs = _inferred(a, of_a, g, of_g), _inferred(g, of_g, a, of_a)
+        mine, theirs = _infer_parameters(a, of_a, g, of_g), _infer_parameters(g, of_g, a, of_a)
         if mine is None or theirs is None or len(mine) != len(theirs):
             return False
         if not _alike(list(mine.values()), list(theirs.values())):
@@ -50,15 +50,15 @@ class FamilyComparer(RelationComparer):
         for order in itertools.permutations(theirs):
             names = dict(zip(mine, order, strict=True))
             if all(_alike([mine[x]], [theirs[y]]) for x, y in names.items()):
-                verdicts.add(self.nodes(_renamed(a, names), g))
+                verdicts.add(self.nodes(_rename(a, names), g))
                 if True in verdicts:
                     return True
         return None if None in verdicts else False
 
     def lattices(self, a: Node, g: Node, mine: str, theirs: str) -> Verdict:
         """Compare unions of a + bℤ as sets of numbers; None if one is not such a union."""
-        label_a, items_a = listed(a)
-        label_g, items_g = listed(g)
+        label_a, items_a = list_items(a)
+        label_g, items_g = list_items(g)
         one, two = self.lattice(items_a, mine), self.lattice(items_g, theirs)
         if one is None or two is None:
             return None
@@ -71,7 +71,7 @@ class FamilyComparer(RelationComparer):
         for item in items:
             if item[0] not in SCALARS | {"unit"} or name not in set(symbols(item)):
                 return None
-            at = [replaced(item, ("s", name), rational(j)) for j in _PROBED]
+            at = [replace(item, ("s", name), rational(j)) for j in _PROBED]
             values = approximate(self.exact, *at)
             if values is None:
                 return None
@@ -138,7 +138,7 @@ def _without_one_label(a: Node, g: Node) -> tuple[Node, Node]:
     return (named[2][1], g) if named is a else (a, named[2][1])
 
 
-def _inferred(
+def _infer_parameters(
     own: Node, declared: Parameters, other: Node, theirs: Parameters
 ) -> Parameters | None:
     """Parameters of one answer: declared, or the symbols that the other does not have."""
@@ -187,9 +187,9 @@ def _restricts(node: Node, parameters: Parameters) -> bool:
     return any(_restricts(part, parameters) for part in parts)
 
 
-def _renamed(node: Node, names: dict[str, str]) -> Node:
+def _rename(node: Node, names: dict[str, str]) -> Node:
     for old in names:
-        node = replaced(node, ("s", old), ("s", f"\0{old}"))
+        node = replace(node, ("s", old), ("s", f"\0{old}"))
     for old, new in names.items():
-        node = replaced(node, ("s", f"\0{old}"), ("s", new))
+        node = replace(node, ("s", f"\0{old}"), ("s", new))
     return node

@@ -89,7 +89,7 @@ class ForkServer:
         return self._exchange({"do": "fork"}, (requests, replies))
 
     def reap(self, pid: int) -> None:
-        """Let go of a worker that has been killed."""
+        """Forget a worker that has been killed."""
         self._exchange({"do": "reap", "pid": pid})
 
     def close(self) -> None:

@@ -44,7 +44,7 @@ def usual(text: str) -> str:
     if ratio is not None:
         return f"{ratio[1]}:{ratio[2]}"  # 3 to 4
     if "{" in text:
-        text = _BRACED_OPERATOR.sub(_unbraced, text)
+        text = _BRACED_OPERATOR.sub(_strip_braces, text)
         text = _BOUND_OPERATOR.sub(r" \g<operator> ", text)
         text = _BUILDER.sub(r"\\{\g<name> | \g<condition>\\}", text)
     if "\\complement" in text:
@@ -54,7 +54,7 @@ def usual(text: str) -> str:
     if "(" in text:
         text = _BRACKETED_UNIT.sub(_with_power, text)
     if "_" in text:
-        counted = _CHOOSE.sub(_chosen, text)
+        counted = _CHOOSE.sub(_spell_choice, text)
         if not _NAMES.search(_COMMAND.sub("", _LABEL.sub("", counted))):
             text = counted  # P_1^2 beside other names is a square
     return text
@@ -64,7 +64,7 @@ def _with_power(match: re.Match[str]) -> str:
     return f"\\text{{ {match['unit']}{match['power'] or ''}}}"
 
 
-def _unbraced(match: re.Match[str]) -> str:
+def _strip_braces(match: re.Match[str]) -> str:
     """` - ` for `{-}` and `\\text{-}`; a script, an argument and `\\mathbb{R}^{+}` are kept."""
     command = match["command"] or ""
     if command and not _DROPPED.fullmatch(command):
@@ -72,7 +72,7 @@ def _unbraced(match: re.Match[str]) -> str:
     return f" {match['operator']} "
 
 
-def _chosen(match: re.Match[str]) -> str:
+def _spell_choice(match: re.Match[str]) -> str:
     """`\\binom{10}{3}` for `C_{10}^{3}`, and 10!/7! for `A_{10}^{3}`; other indices are kept."""
     under = match["under"] or match["left"]
     low, high = match["low"] or match["low2"], match["high"] or match["high2"]

@@ -7,7 +7,7 @@ import re
 
 from rlmath.grading.answer import Answer, read
 from rlmath.grading.box import last_box, last_boxes
-from rlmath.grading.box_rows import joined
+from rlmath.grading.box_rows import join_boxes
 from rlmath.grading.compare import Comparer
 from rlmath.grading.extract import extract
 from rlmath.grading.result import GoldReport
@@ -24,10 +24,10 @@ _KINDS = {
 
 def accepted_text(gold: str) -> str:
     """The part of a gold that is compared."""
-    return accepted(gold)[0]
+    return accepted_part(gold)[0]
 
 
-def accepted(gold: str) -> tuple[str, int]:
+def accepted_part(gold: str) -> tuple[str, int]:
     """(text, boxes): the part of a gold that is compared, and its number of boxes.
 
     The last box, or several boxes of one sentence joined; else the text after `####`, or all of it.
@@ -39,7 +39,7 @@ def accepted(gold: str) -> tuple[str, int]:
     if len(different) > 1 and _TAKEN_BACK.search(boxes[-1][0]):
         return boxes[-1][1], 1
     if len(different) > 1:
-        text = joined(boxes, len(boxes)) if len(boxes) == len(different) <= _MAX_BOXES else None
+        text = join_boxes(boxes, len(boxes)) if len(boxes) == len(different) <= _MAX_BOXES else None
         return (boxes[-1][1], 0) if text is None else (text, len(boxes))
     if boxes:
         return boxes[-1][1], 1
@@ -74,7 +74,7 @@ def kind_of(answer: Answer) -> str:
 
 def inspect(gold: str, settings: GradingSettings, task: str = "math") -> tuple[Answer, GoldReport]:
     """Parse an accepted answer and check that it can be used."""
-    text, boxes = accepted(gold) if isinstance(gold, str) else ("", 1)
+    text, boxes = accepted_part(gold) if isinstance(gold, str) else ("", 1)
     answer = dataclasses.replace(read(text, settings), boxes=max(boxes, 1))
     problem: str | None = answer.problem or None
     if not isinstance(gold, str):

@@ -75,7 +75,7 @@ class MathGrader:
         if timeout_s is not None:
             changes["timeout_s"] = timeout_s
         self.settings = dataclasses.replace(settings or GradingSettings(), **changes)
-        # What workers do.
+        # The layer of the workers.
         self._layer = "sympy" if self.settings.verifier is None else "verifier"
         self._comparer = threading.local()
         self._lock = threading.Lock()
@@ -200,7 +200,7 @@ class MathGrader:
             outcome = self._cache.get((found.text, raw, request.task))
             if outcome is None:
                 answer = answer or read(found.text, self.settings)
-                outcome = self._compared(answer, gold, (found.text, raw, request.task))
+                outcome = self._compare(answer, gold, (found.text, raw, request.task))
             if outcome is None:
                 pending.append(raw)
                 continue
@@ -252,7 +252,7 @@ class MathGrader:
         if "error" in reply:
             raise UserError(f"grading workers: {reply['error']}")
 
-    def _compared(self, answer: Answer, gold: Answer, key: _Key) -> Outcome | None:
+    def _compare(self, answer: Answer, gold: Answer, key: _Key) -> Outcome | None:
         """The verdict of the fast layers; None if only a worker can tell."""
         comparer = self._own_comparer()
         verdict = comparer.same(answer, gold, key[2])
@@ -275,7 +275,7 @@ class MathGrader:
         lock = threading.Lock()
         seconds = time.perf_counter() - request.started
 
-        def arrived(raw: str, done: Future[Result]) -> None:
+        def on_arrival(raw: str, done: Future[Result]) -> None:
             nonlocal waiting, seconds
             result = done.result()
             with lock:
@@ -292,7 +292,7 @@ class MathGrader:
 
         for raw in pending:
             job = self._shared_job((text, raw, request.task), golds[raw])
-            job.add_done_callback(lambda done, raw=raw: arrived(raw, done))  # type: ignore[misc]
+            job.add_done_callback(lambda done, raw=raw: on_arrival(raw, done))  # type: ignore[misc]
 
     def _shared_job(self, key: _Key, gold: Answer | str) -> Future[Result]:
         """One job per pair, however many samples wait for it."""
@@ -305,14 +305,14 @@ class MathGrader:
         with self._lock:
             self._in_flight[key] = job
 
-        def done(finished: Future[Result]) -> None:
+        def on_done(finished: Future[Result]) -> None:
             outcome = _outcome(finished.result(), self._layer)
             if outcome[0] != "error":
                 self._remember(key, outcome)
             with self._lock:
                 self._in_flight.pop(key, None)
 
-        job.add_done_callback(done)
+        job.add_done_callback(on_done)
         return job
 
     def _finish(
@@ -376,13 +376,13 @@ class MathGrader:
             return
         fast, method = outcome[0] == "correct", outcome[1]
 
-        def checked(done: Future[Result]) -> None:
+        def on_checked(done: Future[Result]) -> None:
             verdict = done.result().reply.get("verdict")
             if verdict is not None and bool(verdict) != fast:
                 file.add(text, gold.text, fast, bool(verdict), method)
 
         job = {"answer": text, "gold": gold.text, "task": task, "audit": True}
-        self._workers().submit(job).add_done_callback(checked)
+        self._workers().submit(job).add_done_callback(on_checked)
 
 
 def _store(cache: dict[Any, Any], key: Any, value: Any, size: int) -> None:

@@ -30,7 +30,7 @@ def check(node: Node) -> None:
     _bits(node)
 
 
-def _bounded(bits: float) -> float:
+def _check_bits(bits: float) -> float:
     if bits > MAX_BITS:
         raise TooCostly(f"a number of about 2^{bits:.3g}; at most 2^{MAX_BITS:.0f}")
     return bits
@@ -46,7 +46,7 @@ def _bits(node: Node) -> float:
     kind = node[0]
     if kind in ("n", "d", "rep"):
         top, bottom = Fraction(node[1]).as_integer_ratio()
-        return _bounded(float(top.bit_length() + bottom.bit_length()))
+        return _check_bits(float(top.bit_length() + bottom.bit_length()))
     if kind in ("s", "k", "blank", "empty", "text", "clock", "base"):
         return 2.0
     if kind == "grouped":
@@ -55,18 +55,18 @@ def _bits(node: Node) -> float:
         base, exponent = _bits(node[1]), _bits(node[2])
         size = _value(exponent)
         if is_constant(node):
-            return _bounded(max(base, 1.0) * size)
+            return _check_bits(max(base, 1.0) * size)
         if size > MAX_SYMBOLIC_POWER and node[2][0] == "n":
             raise TooCostly(f"a power of {size:.3g} of a sum; at most {MAX_SYMBOLIC_POWER:.0f}")
-        return _bounded(base + exponent)
+        return _check_bits(base + exponent)
     if kind == "f" and node[1] in ("factorial", "factorial2", "binom"):
         size = max(_value(_bits(part)) for part in node[2])
         if is_constant(node[2][0]):
             if size > MAX_FACTORIAL:
                 raise TooCostly(f"a factorial of about {size:.3g}; at most {MAX_FACTORIAL:.0f}")
-            return _bounded(size * math.log2(size + 2))
+            return _check_bits(size * math.log2(size + 2))
         return 2.0
-    return _bounded(sum(map(_bits, _parts(node))) + 1.0)
+    return _check_bits(sum(map(_bits, _parts(node))) + 1.0)
 
 
 def _parts(node: Node) -> Iterator[Node]:

@@ -141,7 +141,7 @@ class _Lexer:
                     spaced = True
                     continue
                 if name in _TEXT:
-                    position = self.styled(text, position, name, spaced, nesting)
+                    position = self.read_styled(text, position, name, spaced, nesting)
                 elif name in ("begin", "end"):
                     found = _NAME.match(text, position)
                     if found is not None:
@@ -188,7 +188,7 @@ class _Lexer:
                 self.add("op", ",", False)
             self.add("num", part, spaced and index == 0)
 
-    def styled(self, text: str, position: int, name: str, spaced: bool, nesting: int) -> int:
+    def read_styled(self, text: str, position: int, name: str, spaced: bool, nesting: int) -> int:
         """`\\text{…}` and similar: words become one token, formulas are split into theirs."""
         start = position
         while text[start : start + 1].isspace():
@@ -227,7 +227,7 @@ class _Lexer:
                     self.tokens[index] = Token("text", token.value, True)
         elif (alias := _ALIASES.get(stripped, stripped)) in FUNCTIONS or stripped in CONSTANTS:
             self.add("word", alias if alias in FUNCTIONS else stripped, spaced)
-        elif wordy and (len(stripped) != len(plain) or "," in plain or _mixed(plain)):
+        elif wordy and (len(stripped) != len(plain) or "," in plain or _is_mixed(plain)):
             if nesting < 4:
                 self.read(stripped, nesting + 1)
                 if first < len(self.tokens):
@@ -242,6 +242,6 @@ class _Lexer:
             self.add("op", "}", False)
 
 
-def _mixed(text: str) -> bool:
+def _is_mixed(text: str) -> bool:
     """Whether a `\\text{…}` contains digits or operators."""
     return any(c.isdigit() or c in "=<>+*$" for c in text)

@@ -11,7 +11,7 @@ from rlmath.grading.listing import (
     assignments,
     every,
     expand,
-    listed,
+    list_items,
     plus_minus,
     solutions,
 )
@@ -42,7 +42,7 @@ class ListComparer(PiecewiseComparer):
         if "tup" in (a[0], g[0]) and plus_minus(a if a[0] == "tup" else g) is None:
             return self.labeled_tuple(a, g)
         if a[0] == "grouped" or g[0] == "grouped":
-            return self.grouped(a, g)
+            return self.compare_grouped(a, g)
         comma = self.decimal_comma(a, g)
         if comma is not None:
             return comma
@@ -58,8 +58,8 @@ class ListComparer(PiecewiseComparer):
                 return verdict
         if a[0] == g[0] == "list" and a[2] != g[2] and all(p[0] == "s" for p in (*a[1], *g[1])):
             return False  # p and q is not p or q
-        label_a, items_a = listed(a)
-        label_g, items_g = listed(g)
+        label_a, items_a = list_items(a)
+        label_g, items_g = list_items(g)
         if all(item[0] == "tup" for item in (*items_a, *items_g)):
             items_a, items_g = list(self.distinct(items_a)), list(self.distinct(items_g))
         if label_a is not None and label_g is not None and self.nodes(label_a, label_g) is not True:
@@ -69,7 +69,7 @@ class ListComparer(PiecewiseComparer):
             return False  # several names against one
         if items_a == [a] and items_g == [g]:
             return False  # 5 in {4, 5} lists nothing
-        return self.unordered(as_lines(items_a), as_lines(items_g))
+        return self.compare_unordered(as_lines(items_a), as_lines(items_g))
 
     def systems(self, a: list[tuple[Node, Node]], g: list[tuple[Node, Node]]) -> Verdict:
         """`x=1, y=2`: the same value for every name."""
@@ -82,8 +82,10 @@ class ListComparer(PiecewiseComparer):
                 return False
             return every(self.nodes(value, values[name]) for name, value in a)
         if _are_numbered(names_a, names_g) or _are_numbered(names_g, names_a):
-            return self.unordered([value for _, value in a], [value for _, value in g])
-        return self.unordered([("tup", "(", ")", p) for p in a], [("tup", "(", ")", p) for p in g])
+            return self.compare_unordered([value for _, value in a], [value for _, value in g])
+        return self.compare_unordered(
+            [("tup", "(", ")", p) for p in a], [("tup", "(", ")", p) for p in g]
+        )
 
     def named_against_bare(
         self, named: list[tuple[Node, Node]], bare: Node, *, answer_is_named: bool
@@ -93,7 +95,7 @@ class ListComparer(PiecewiseComparer):
             return None  # x=1, x=2 and x_1=1, x_2=2
         points = solutions(named)
         if points is not None and bare[0] in ("list", "set"):
-            return self.unordered(*((points, bare[1])[:: 1 if answer_is_named else -1]))
+            return self.compare_unordered(*((points, bare[1])[:: 1 if answer_is_named else -1]))
         if bare[0] != "list" or len(bare[1]) != len(named):
             return False
         labels = [item[2][0] if item[0] == "rel" else None for item in bare[1]]
@@ -112,7 +114,7 @@ class ListComparer(PiecewiseComparer):
                     return True
         return None
 
-    def grouped(self, a: Node, g: Node) -> Verdict:
+    def compare_grouped(self, a: Node, g: Node) -> Verdict:
         """`1,234`: one number, or a list if it answers a list. A gold `1,234` is the number."""
         if a[0] == "grouped" and g[0] == "grouped":
             return a[1] == g[1]
@@ -124,10 +126,10 @@ class ListComparer(PiecewiseComparer):
         pair = g[0] == "set" and len(g[1]) < 3  # {1,234} is a set of two
         if g[0] in ("list", "set") and not pair and "." not in a[1]:
             items = tuple(number(part) for part in a[1].split(","))
-            return self.unordered(items, g[1]) if len(items) == len(g[1]) else False
+            return self.compare_unordered(items, g[1]) if len(items) == len(g[1]) else False
         return self.nodes(number(a[1].replace(",", "")), g)
 
-    def unordered(self, first: Sequence[Node], second: Sequence[Node]) -> Verdict:
+    def compare_unordered(self, first: Sequence[Node], second: Sequence[Node]) -> Verdict:
         """Whether one sequence is a permutation of the other."""
         if len(first) != len(second):
             return False
@@ -149,12 +151,12 @@ class ListComparer(PiecewiseComparer):
 
     def sets(self, a: Node, g: Node) -> Verdict:
         if a[0] == "set" and g[0] == "set":
-            return self.unordered(self.distinct(expand(a[1])), self.distinct(expand(g[1])))
+            return self.compare_unordered(self.distinct(expand(a[1])), self.distinct(expand(g[1])))
         if "empty" in (a[0], g[0]):
             return False
         one, other = (a[1], g) if a[0] == "set" else (g[1], a)
         if other[0] in ("list", "pm"):
-            return self.unordered(expand(one), expand(listed(other)[1]))
+            return self.compare_unordered(expand(one), expand(list_items(other)[1]))
         expanded = self.distinct(expand(one))
         if len(expanded) == 1 and other[0] in SCALARS:
             return self.nodes(expanded[0], other)
@@ -183,7 +185,7 @@ class ListComparer(PiecewiseComparer):
             return self.matrices(a, g)
         verdict = self.same_real_set(a, g)
         if verdict is None and a[0] == g[0] == "setop" and a[1] == g[1] != "setminus":
-            return self.unordered(_operands(a, a[1]), _operands(g, g[1]))
+            return self.compare_unordered(_operands(a, a[1]), _operands(g, g[1]))
         return False if verdict is None else verdict
 
     def labeled_tuple(self, a: Node, g: Node) -> Verdict:

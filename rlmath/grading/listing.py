@@ -19,11 +19,11 @@ def every(verdicts: Iterable[bool | None]) -> bool | None:
     return None if unknown else True
 
 
-def hoisted(node: Node) -> Node:
+def hoist_units(node: Node) -> Node:
     """Move units and percent signs outward: -($5) is (-5) dollars, $1 million is dollars."""
     kind = node[0]
     if kind == "neg":
-        inner = hoisted(node[1])
+        inner = hoist_units(node[1])
         if inner[0] in ("unit", "pct"):
             return (inner[0], ("neg", inner[1]), *inner[2:])
     if kind == "*" and node[1][0][0] in ("unit", "pct") and all(is_numeric(p) for p in node[1][1:]):
@@ -34,10 +34,10 @@ def hoisted(node: Node) -> Node:
         return node[1]  # 20% off, 5% per year
     if kind == "rel" and node[1] == ("in",) and node[2][1][0] == "set":
         return ("rel", ("=",), (node[2][0], ("list", node[2][1][1], ",")))
-    return combined(node)
+    return combine_units(node)
 
 
-def combined(node: Node) -> Node:
+def combine_units(node: Node) -> Node:
     """`2 hours 30 minutes` and `12 dollars and 50 cents` as one quantity."""
     parts: Sequence[Node] = node[1] if node[0] in ("+", "list") else ()
     if len(parts) < 2 or not all(p[0] == "unit" and is_numeric(p[1]) for p in parts):
@@ -142,7 +142,7 @@ def plus_minus(node: Node) -> tuple[Node, Node] | None:
     return None
 
 
-def listed(node: Node) -> tuple[Node | None, list[Node]]:
+def list_items(node: Node) -> tuple[Node | None, list[Node]]:
     """(name, items) of `1, 2`, `x = 1, 2`, `x = 1 or x = 2`, `x = ±1` or a single value."""
     if node[0] == "set":
         return None, expand(node[1])

@@ -29,14 +29,14 @@ _POLITE = re.compile(r"(?:です|である|だ)\Z")
 _DISPLAYS = {"\\[": "\\]", "$$": "$$"}
 
 
-def tagged(text: str) -> str | None:
+def find_tagged(text: str) -> str | None:
     """Content of the last `<answer>…</answer>`; None without one."""
     close = text.rfind("</answer>") if "<" in text else -1
     start = text.rfind("<answer>", 0, close) if close >= 0 else -1
     return None if start < 0 else text[start + len("<answer>") : close].strip()
 
 
-def announced(text: str) -> str | None:
+def find_announced(text: str) -> str | None:
     """The text after the last marker; None without a marker."""
     end = _last_marker(text)
     if end < 0:

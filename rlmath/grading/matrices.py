@@ -22,26 +22,26 @@ def as_matrix(node: Node) -> tuple[Rows, str] | None:
     return tuple((part,) for part in node[3]), "matrix"
 
 
-def folded(node: Node) -> Node:
+def fold_matrices(node: Node) -> Node:
     """Compute sums, products and multiples of matrices; other nodes are returned unchanged."""
     kind = node[0]
     if kind == "matrix" and node[2] == "det":
         size = len(node[1])
-        return _expanded(node[1]) if size == len(node[1][0]) and size in (2, 3) else node
+        return _expand(node[1]) if size == len(node[1][0]) and size in (2, 3) else node
     if kind == "^" and node[1][0] == "matrix" and node[2] == ("s", "T"):
         return ("matrix", tuple(zip(*node[1][1], strict=True)), node[1][2])
     if kind in ("neg", "/"):
-        inner = folded(node[1])
+        inner = fold_matrices(node[1])
         factor: Node = ("n", -1) if kind == "neg" else ("/", ("n", 1), node[2])
-        return _scaled(factor, inner) if inner[0] == "matrix" else node
+        return _scale(factor, inner) if inner[0] == "matrix" else node
     if kind not in ("+", "*") or len(node[1]) > _MAX_PARTS:
         return node
     if not any(_holds_matrix(part) for part in node[1]):
         return node
-    parts = [folded(part) for part in node[1]]
+    parts = [fold_matrices(part) for part in node[1]]
     result = parts[0]
     for part in parts[1:]:
-        combined = _added(result, part) if kind == "+" else _multiplied(result, part)
+        combined = _add(result, part) if kind == "+" else _multiply(result, part)
         if combined is None:
             return node
         result = combined
@@ -58,12 +58,12 @@ def _is_matrix(node: Node) -> bool:
     return node[0] == "matrix" and node[2] == "matrix"
 
 
-def _scaled(factor: Node, matrix: Node) -> Node:
+def _scale(factor: Node, matrix: Node) -> Node:
     rows = tuple(tuple(("*", (factor, entry)) for entry in row) for row in matrix[1])
     return ("matrix", rows, matrix[2])
 
 
-def _added(a: Node, b: Node) -> Node | None:
+def _add(a: Node, b: Node) -> Node | None:
     if not _is_matrix(a) or not _is_matrix(b):
         return None
     if len(a[1]) != len(b[1]) or len(a[1][0]) != len(b[1][0]):
@@ -75,7 +75,7 @@ def _added(a: Node, b: Node) -> Node | None:
     return ("matrix", rows, "matrix")
 
 
-def _multiplied(a: Node, b: Node) -> Node | None:
+def _multiply(a: Node, b: Node) -> Node | None:
     if _is_matrix(a) and _is_matrix(b):
         if len(a[1][0]) != len(b[1]) or len(a[1]) * len(b[1][0]) * len(b[1]) > _MAX_ENTRIES:
             return None
@@ -89,17 +89,17 @@ def _multiplied(a: Node, b: Node) -> Node | None:
         )
         return ("matrix", rows, "matrix")
     if _is_matrix(b):
-        return _scaled(a, b)
-    return _scaled(b, a) if _is_matrix(a) else ("*", (a, b))
+        return _scale(a, b)
+    return _scale(b, a) if _is_matrix(a) else ("*", (a, b))
 
 
-def _expanded(rows: Rows) -> Node:
+def _expand(rows: Rows) -> Node:
     """Expand a determinant along its first row (Laplace)."""
     if len(rows) == 1:
         return rows[0][0]
     terms: list[Node] = []
     for column, factor in enumerate(rows[0]):
-        minor = _expanded(tuple(row[:column] + row[column + 1 :] for row in rows[1:]))
+        minor = _expand(tuple(row[:column] + row[column + 1 :] for row in rows[1:]))
         term: Node = ("*", (factor, minor))
         terms.append(("neg", term) if column % 2 else term)
     return ("+", tuple(terms))

@@ -95,7 +95,7 @@ class Numerals(TokenStream):
             self.position += 1
             return with_dots(text)
         if text.isdigit():
-            mixed = self.mixed(text, token)
+            mixed = self.mixed_number(text, token)
             if mixed is not None:
                 return mixed
         half = self.half_day() if text.isdigit() and int(text[:4]) <= 12 else ""
@@ -176,7 +176,7 @@ class Numerals(TokenStream):
             self.expect("op", "}")
         return token.value
 
-    def mixed(self, whole: str, token: Token) -> Node | None:
+    def mixed_number(self, whole: str, token: Token) -> Node | None:
         """`1\\frac{1}{2}` or `1 1/2`: a whole number followed by a proper fraction."""
         mark = self.position
         top = bottom = ""

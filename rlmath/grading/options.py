@@ -78,7 +78,7 @@ def read_options(latex: str) -> tuple[str, str, Options]:
         or (rest.startswith("(") and plain[: match.start(3)].endswith(")"))  # (b)(0) is a product
         or any(other.upper() != letter.upper() for other in _OTHER_LETTER.findall(rest))
         or re.match(r"(?:and|or|nor|but|not|is|isn't)\b|[,;&/]", rest)
-        or _doubted(rest)
+        or _is_doubted(rest)
     ):
         return "", "", ()
     return letter.upper(), rest, ()
@@ -90,7 +90,7 @@ def names_another(rest: str, letter: str) -> bool:
     return found is not None and found.group(1) != letter
 
 
-def _doubted(rest: str) -> bool:
+def _is_doubted(rest: str) -> bool:
     """Whether the text after a letter retracts it: `B) is wrong`, not `E) none of these`."""
     found = wording.words_of(rest)
     if not found:

@@ -10,7 +10,7 @@ _CONNECTING = frozenset(("is", "equals"))
 _NO_LABELS = frozenset(("given", "question", "problem", "choice", "todo"))  # `Given: 36 cows`
 
 
-def unwrapped(tokens: list[Token]) -> list[Token]:
+def unwrap(tokens: list[Token]) -> list[Token]:
     """The tokens without known words before and after the value; unchanged if in doubt."""
     if not any(token.is_word for token in tokens):
         return tokens
@@ -42,7 +42,7 @@ def _without_lead(tokens: list[Token]) -> list[Token]:
             ):
                 cut, named = index + 1, ""
         elif lead_length(words):
-            cut, named = index + 1, _named(words)
+            cut, named = index + 1, _variable_name(words)
     if not cut or not _holds_value(tokens[cut:]):
         return tokens
     if named:
@@ -50,7 +50,7 @@ def _without_lead(tokens: list[Token]) -> list[Token]:
     return tokens[cut:]
 
 
-def _named(words: list[str]) -> str:
+def _variable_name(words: list[str]) -> str:
     """The variable of `x is` and `the value of x is`, which becomes `x =`."""
     if len(words) < 2 or words[-1] not in _CONNECTING:
         return ""

@@ -213,7 +213,7 @@ class Quantities(Numerals):
         while self.op("'"):
             count += 1
         if node[0] == "s":
-            return self.applied(node[1] + "'" * count)
+            return self.application(node[1] + "'" * count)
         if is_numeric(node):
             return ("unit", node, "arcmin" if count == 1 else "arcsec")
         return ("app", "'" * count, (node,))

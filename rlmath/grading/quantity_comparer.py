@@ -29,13 +29,13 @@ class QuantityComparer(ListComparer):
                 return False  # $1250 %
             if wording.alters(a[2], g[2]) or wording.alters(g[2], a[2]):
                 return False  # 31 halved apples
-            return self.nodes(a[1] if factor == 1 else _scaled(a[1], factor), g[1])
+            return self.nodes(a[1] if factor == 1 else _scale(a[1], factor), g[1])
         united, plain = (a, g) if a[0] == "unit" else (g, a)
         quantity = _quantity(plain)
         if quantity is not None:
             factor = units.same(united[2], quantity[1])
             if factor is not None:
-                return self.nodes(_scaled(united[1], factor), quantity[0])
+                return self.nodes(_scale(united[1], factor), quantity[0])
         if united[2] in _OF_NUMBERS and (united[1][0] in _NOT_MEASURED or united[1] == _INFINITE):
             return False  # the interior of a set
         turned: Verdict = False
@@ -74,7 +74,7 @@ class QuantityComparer(ListComparer):
             return False
         if plain[0] not in SCALARS:
             return self.nodes(a, plain) if g[0] == "pct" and plain is not a else False
-        verdict = self.scalars(_scaled(percent, Fraction(1, 100)), plain)
+        verdict = self.scalars(_scale(percent, Fraction(1, 100)), plain)
         if verdict is True or not self.settings.percent_either_way:
             return verdict
         if not is_numeric(percent):
@@ -130,7 +130,7 @@ def _is_percent(node: Node) -> bool:
     return node[0] == "pct"
 
 
-def _scaled(node: Node, factor: Fraction) -> Node:
+def _scale(node: Node, factor: Fraction) -> Node:
     return ("*", (node, rational(factor)))
 
 

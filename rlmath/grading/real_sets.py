@@ -15,7 +15,7 @@ from rlmath.grading.syntax import (
     is_constant,
     is_numeric,
     rational,
-    replaced,
+    replace,
     subtrees,
     symbols,
 )
@@ -197,7 +197,7 @@ class _Reader:
         if len(operators) > 2:
             return None
         pairs = zip(operators, sides, sides[1:], strict=False)
-        return self.all_of([self.compared(*pair) for pair in pairs])
+        return self.all_of([self.solve_comparison(*pair) for pair in pairs])
 
     def all_of(self, parts: list[RealSet | None]) -> RealSet | None:
         """Intersection of sets; None if one is not a set."""
@@ -208,7 +208,7 @@ class _Reader:
             result = self.intersection(result, part)
         return result
 
-    def compared(self, operator: str, left: Node, right: Node) -> RealSet | None:
+    def solve_comparison(self, operator: str, left: Node, right: Node) -> RealSet | None:
         """Solution set of `x < b`, `|x - a| < b` or `x^2 < b`; None for anything else."""
         if (
             not _variable(left)
@@ -231,7 +231,7 @@ class _Reader:
         if len(names) != 1 or operator not in ("<", "<=", ">", ">=") or not _is_polynomial(node):
             return None
         name = next(iter(names))
-        values = [self.exact(replaced(node, ("s", name), ("n", j))) for j in range(5)]
+        values = [self.exact(replace(node, ("s", name), ("n", j))) for j in range(5)]
         if any(value is None for value in values):
             return None
         at = [Fraction(value) for value in values if value is not None]
@@ -261,7 +261,7 @@ class _Reader:
         if len(names) != 1:
             return None
         name = next(iter(names))
-        at = [replaced(node, ("s", name), ("n", j)) for j in range(3)]
+        at = [replace(node, ("s", name), ("n", j)) for j in range(3)]
         values = approximate(self.exact, *at)
         if values is None:
             return None

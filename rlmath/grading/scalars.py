@@ -23,7 +23,7 @@ from rlmath.grading.syntax import (
     Rational,
     holds,
     is_constant,
-    replaced,
+    replace,
     subtrees,
     symbols,
 )
@@ -160,7 +160,7 @@ class ScalarComparer(ABC):
         if a == ("k", "oo") or g == ("k", "oo") or ("neg", ("k", "oo")) in (a, g):
             return False
         if holds(a, _I) != holds(g, _I):  # a CAS writes I for i
-            a, g = replaced(a, _CAPITAL_I, _I), replaced(g, _CAPITAL_I, _I)
+            a, g = replace(a, _CAPITAL_I, _I), replace(g, _CAPITAL_I, _I)
         self.last_layer = "expression"
         verdict = None if self.only_oracle else self.expressions(a, g)
         if verdict is None and self.oracle is not None:
@@ -301,7 +301,7 @@ def with_constant_of(a: Node, g: Node) -> Node:
     """`a` with the constant of integration that `g` has: `x^2 + c` for `x^2 + C`."""
     for mine, theirs in ((_SMALL_C, _CAPITAL_C), (_CAPITAL_C, _SMALL_C)):
         if a[0] == g[0] == "+" and mine in a[1] and theirs in g[1] and not holds(a, theirs):
-            return replaced(a, mine, theirs)
+            return replace(a, mine, theirs)
     return a
 
 

@@ -163,12 +163,12 @@ def _numerically(a: Any, b: Any) -> bool | None:
 
 def _close(x: Any, y: Any) -> bool:
     """Equal to about 45 digits."""
-    x, y = (_rounded(v) for v in (x, y))
+    x, y = (_round(v) for v in (x, y))
     size = max(abs(x), abs(y))
     return bool(abs(x - y) <= size * sp.Float(10) ** (15 - _DIGITS))
 
 
-def _rounded(value: Any) -> Any:
+def _round(value: Any) -> Any:
     """A value with parts without a correct digit replaced by 0."""
     real, imaginary = (0 if getattr(p, "_prec", 2) == 1 else p for p in value.as_real_imag())
     return real + sp.I * imaginary

@@ -120,11 +120,11 @@ def rational(value: Rational) -> Node:
     return ("neg", plain) if value < 0 else plain
 
 
-def replaced(node: Node, old: Node, new: Node) -> Node:
+def replace(node: Node, old: Node, new: Node) -> Node:
     """The tree with every `old` replaced by `new`."""
     if node == old:
         return new
-    return tuple(replaced(part, old, new) if isinstance(part, tuple) else part for part in node)
+    return tuple(replace(part, old, new) if isinstance(part, tuple) else part for part in node)
 
 
 def subtrees(node: Node) -> Iterator[Node]:

@@ -77,7 +77,7 @@ def _compatible(character: str) -> str:
     return unicodedata.normalize("NFKC", character)
 
 
-def unescaped(text: str) -> str:
+def unescape(text: str) -> str:
     """Undo damage from string literals: `\\\\frac` for `\\frac`, a form feed for `\\f`.
 
     Backslash pairs stay where they can end the row of a matrix.

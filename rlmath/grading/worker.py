@@ -44,7 +44,7 @@ def limit_resources(memory_limit_mib: int, beside: int = 0) -> None:
         resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
 
 
-def _mapped() -> int:
+def _mapped_bytes() -> int:
     """Bytes of this process's address space."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[0]) * resource.getpagesize()
@@ -56,7 +56,7 @@ def serve(requests: int, replies: int, settings: GradingSettings) -> None:
 
     jobs, answers = Connection(requests, writable=False), Connection(replies, readable=False)
     # A verifier's packages may map more than the limit before its first job.
-    limit_resources(settings.memory_limit_mib, _mapped() if settings.verifier else 0)
+    limit_resources(settings.memory_limit_mib, _mapped_bytes() if settings.verifier else 0)
     sys.setrecursionlimit(5_000)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     alarm_s = int(settings.timeout_s) + _GRACE_S

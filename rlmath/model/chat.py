@@ -67,7 +67,7 @@ def render_chat(
         Exception: Raised by the template, such as ``jinja2.TemplateError``.
     """
     return str(
-        _compiled(template).render(
+        _compile(template).render(
             messages=messages,
             tools=tools,
             documents=None,
@@ -78,7 +78,7 @@ def render_chat(
 
 
 @functools.lru_cache(maxsize=8)
-def _compiled(template: str) -> Any:
+def _compile(template: str) -> Any:
     import jinja2.ext
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 

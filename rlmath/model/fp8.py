@@ -39,7 +39,7 @@ class InFp8:
 NOTHING = InFp8()
 
 
-def quantized(rows: Tensor) -> tuple[Tensor, Tensor]:
+def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Quantize rows to FP8.
 
     Args:
@@ -54,13 +54,13 @@ def quantized(rows: Tensor) -> tuple[Tensor, Tensor]:
     return (rows / scale).clamp(-LARGEST, LARGEST).to(DTYPE), scale
 
 
-def rounded(rows: Tensor) -> Tensor:
+def round_values(rows: Tensor) -> Tensor:
     """Round values to FP8 and back, in their own type."""
-    values, scale = quantized(rows)
+    values, scale = quantize(rows)
     return (values.float() * scale).to(rows.dtype)
 
 
-def cached(values: Tensor) -> Tensor:
+def round_cached(values: Tensor) -> Tensor:
     """Round keys or values like an FP8 KV cache without a scale (``rollout.kv_cache_dtype=fp8``).
 
     The type is kept; values beyond the largest number are clamped to it.

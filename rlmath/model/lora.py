@@ -140,7 +140,7 @@ def adapter_parameters(spec: ModelSpec, lora: Lora) -> int:
     return sum(rows * columns for rows, columns in adapter_shapes(spec, lora).values())
 
 
-def described(lora: Lora) -> dict[str, Any]:
+def describe(lora: Lora) -> dict[str, Any]:
     """Properties that must match for adapters to be loaded, for a checkpoint."""
     layers = None if lora.layers is None else list(lora.layers)
     return {
@@ -152,7 +152,7 @@ def described(lora: Lora) -> dict[str, Any]:
 
 
 def from_described(saved: dict[str, Any]) -> Lora:
-    """The adapters that :func:`described` describes."""
+    """The adapters that :func:`describe` describes."""
     layers = saved["layers"]
     return Lora(
         saved["rank"],

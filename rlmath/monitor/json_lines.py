@@ -67,14 +67,14 @@ class LinesProcess:
             _send(process.stdin, None)
             process.stdin.flush()
         except BrokenPipeError:
-            raise self._died() from None
+            raise self._death() from None
         except BaseException:
             self.close()  # It has half a file.
             raise
         try:
             failure: OSError | None = pickle.load(process.stdout)
         except (EOFError, pickle.UnpicklingError):
-            raise self._died() from None
+            raise self._death() from None
         if failure is not None:
             raise failure
 
@@ -101,7 +101,7 @@ class LinesProcess:
             )
         return self._process
 
-    def _died(self) -> ProcessDied:
+    def _death(self) -> ProcessDied:
         process = self._process
         self.close()
         code = None if process is None else process.returncode

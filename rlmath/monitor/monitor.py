@@ -33,7 +33,7 @@ _LOOK_AT_SIZES_EVERY = 100
 
 @dataclass(frozen=True)
 class Listeners:
-    """Who else is told."""
+    """The other receivers of its lines."""
 
     phase: Callable[[], object] = lambda: None
     warning: Callable[[str], object] = lambda _: None
@@ -201,9 +201,9 @@ class Monitor:
         self.phase.finish_step()
 
     @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
+    def pause(self) -> Iterator[None]:
         """Between two steps the caller has the run: no phase, no time of a step, nothing to say."""
-        with self.phase.paused(), self._display.paused():
+        with self.phase.pause(), self._display.pause():
             yield
 
     def note(self, step: int, what: str, choice: str, reason: str) -> None:

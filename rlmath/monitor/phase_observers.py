@@ -1,4 +1,4 @@
-"""Plug-ins that are told of the phases of a run, for tracing."""
+"""Plug-ins that observe the phases of a run, for tracing."""
 
 from __future__ import annotations
 
@@ -40,24 +40,24 @@ class PhaseObservers:
         self._warn = warn
         self._observers: dict[str, PhaseObserver] = {}
         for name in PHASE_OBSERVERS.in_order():
-            self._guarded(name, functools.partial(self._make, name, run_dir))
+            self._guard(name, functools.partial(self._make, name, run_dir))
 
     def begin(self, phase: str, step: int) -> None:
         for name, one in list(self._observers.items()):
-            self._guarded(name, functools.partial(one.begin, phase, step))
+            self._guard(name, functools.partial(one.begin, phase, step))
 
     def end(self, phase: str, step: int, seconds: float) -> None:
         for name, one in list(self._observers.items()):
-            self._guarded(name, functools.partial(one.end, phase, step, seconds))
+            self._guard(name, functools.partial(one.end, phase, step, seconds))
 
     def close(self) -> None:
         for name, one in list(self._observers.items()):
-            self._guarded(name, one.close)
+            self._guard(name, one.close)
 
     def _make(self, name: str, run_dir: Path) -> None:
         self._observers[name] = PHASE_OBSERVERS.get(name)(run_dir)
 
-    def _guarded(self, name: str, call: Callable[[], None]) -> None:
+    def _guard(self, name: str, call: Callable[[], None]) -> None:
         try:
             call()
         except Exception as error:

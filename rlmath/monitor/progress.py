@@ -111,7 +111,7 @@ class ProgressDisplay:
         self._print(f"{label:<8} {elapsed:5.1f} s  {words}")
 
     @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
+    def pause(self) -> Iterator[None]:
         """Say nothing during this block: the caller has the run."""
         began = time.perf_counter()
         self._is_paused = True

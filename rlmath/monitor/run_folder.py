@@ -27,7 +27,7 @@ from rlmath.monitor.run_settings import (
     attempts,
     flat,
     history,
-    resumed_after,
+    resume_steps,
 )
 from rlmath.monitor.samples import FOLDER as SAMPLES
 from rlmath.monitor.summary import read_summary
@@ -90,7 +90,7 @@ class RunFolder:
 
     @functools.cached_property
     def resumed_after(self) -> list[int]:
-        return resumed_after(self.folder)
+        return resume_steps(self.folder)
 
     @functools.cached_property
     def metrics(self) -> list[dict[str, Any]]:

@@ -32,13 +32,16 @@ class Change:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One start of the training loop."""
+    """One start of the training loop.
+
+    Attributes:
+        made_with: See :func:`rlmath.checks.made_with.software_versions`; empty outside a run.
+        files: See :func:`rlmath.checks.inputs.contents`; empty outside a run.
+    """
 
     after_step: int
     settings: Mapping[str, Any]
-    # See rlmath.checks.made_with.made_with; empty outside a run.
     made_with: Mapping[str, str] = field(default_factory=dict)
-    # See rlmath.checks.inputs.contents; empty outside a run.
     files: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -79,7 +82,7 @@ def history(found: Sequence[Attempt], until: int | None = None) -> list[tuple[in
     return result
 
 
-def resumed_after(run_dir: Path) -> list[int]:
+def resume_steps(run_dir: Path) -> list[int]:
     """Steps after which a start of the training loop resumed, in order."""
     return sorted({one["after_step"] for one in _of_this_run(run_dir)} - {0})
 

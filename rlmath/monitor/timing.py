@@ -45,7 +45,7 @@ class PhaseTimer:
         return self._changes
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
+    def pause(self) -> Iterator[None]:
         """Leave the seconds of this block, between two steps, out of the step."""
         began = time.perf_counter()
         self._is_paused = True

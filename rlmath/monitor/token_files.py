@@ -53,7 +53,7 @@ def write_tokens(
         write_arrays(file, header, arrays)
 
 
-def traced_in(run_dir: str | Path) -> Iterator[tuple[int, Sequence[TracedSample]]]:
+def read_traced(run_dir: str | Path) -> Iterator[tuple[int, Sequence[TracedSample]]]:
     """Steps with a file that can be read, and its samples."""
     for path in sorted(Path(run_dir, "samples").glob(_PATTERN)):
         try:

@@ -35,8 +35,8 @@ class Source:
     Attributes:
         place: As in the settings.
         module: Its name in ``sys.modules``.
-        file: Of a file, for tracebacks; ``None``: a module on Python's path.
-        text: Of the file.
+        file: Path of a source file, for tracebacks; ``None``: a module on Python's path.
+        text: Content of the file.
     """
 
     place: str
@@ -56,8 +56,11 @@ _failed: dict[str, str] = {}
 
 
 def load(place: str) -> ModuleType:
-    """The module at a place, imported if it is not yet. Raises PluginError: it is not there, or
-    raised while it was imported."""
+    """The module at a place, imported if it is not yet.
+
+    Raises:
+        PluginError: It does not exist, or raised while it was imported.
+    """
     if place in _failed:
         raise PluginError(_failed[place])
     if place not in _imported:
@@ -67,8 +70,11 @@ def load(place: str) -> ModuleType:
 
 def refresh(place: str) -> ModuleType:
     """:func:`load`, and import a file again that has changed since: for the start of a run in a
-    process that has had one before. Of this process alone, see :func:`use`. Raises PluginError: See
-    there."""
+    process that has had one before. In this process alone, see :func:`use`.
+
+    Raises:
+        PluginError: As in :func:`load`.
+    """
     _failed.pop(place, None)
     if is_file(place) and place in _imported:
         now = _source(place)
@@ -79,15 +85,21 @@ def refresh(place: str) -> ModuleType:
 
 def use(place: str) -> ModuleType:
     """:func:`refresh`, here and in each other process that this one's Ray starts from now on.
-    Raises PluginError: See there."""
+
+    Raises:
+        PluginError: As in :func:`load`.
+    """
     module = refresh(place)
     _everywhere[place] = None
     return module
 
 
 def attribute_of(module: ModuleType, attribute: str) -> Any:
-    """A module's attribute, which may have dots. Raises PluginError: there is none; the message
-    lists the module's functions."""
+    """A module's attribute, which may have dots.
+
+    Raises:
+        PluginError: There is none; the message lists the module's functions.
+    """
     found: Any = module
     for part in attribute.split("."):
         if not hasattr(found, part):
@@ -134,7 +146,10 @@ def sources() -> tuple[Source, ...]:
 
 def environment() -> dict[str, str]:
     """The variable from which :func:`import_from_environment` imports; none if there is nothing.
-    Raises PluginError: the files are too long for it."""
+
+    Raises:
+        PluginError: The files are too long for it.
+    """
     found = sources()
     if not found:
         return {}
@@ -172,14 +187,19 @@ def receive(sources: tuple[Source, ...]) -> None:
 
 @dataclass(frozen=True)
 class Imported:
-    """What a process has of the plug-ins."""
+    """The plug-ins that a process imported.
 
-    failed: tuple[str, ...]  # A message for each that could not be imported.
-    hashes: dict[str, str]  # Of the source files of the others, by name.
+    Attributes:
+        failed: A message for each that could not be imported.
+        hashes: Hashes of the source files of the others, by name.
+    """
+
+    failed: tuple[str, ...]
+    hashes: dict[str, str]
 
 
-def imported() -> Imported:
-    """What this process has."""
+def imported_plugins() -> Imported:
+    """The plug-ins that this process imported."""
     found: dict[str, str] = {}
     for place in _everywhere:
         source = _imported.get(place)

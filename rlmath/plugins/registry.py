@@ -16,7 +16,7 @@ TraitsT = TypeVar("TraitsT")
 
 @dataclass(frozen=True)
 class NoTraits:
-    """Of a kind about which nothing has to be declared."""
+    """Traits of a kind that declares none."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Registry(Generic[T, TraitsT]):
 
     Args:
         setting: The setting that chooses among them, for the error message.
-        traits: What the kind declares about each of them, a dataclass; made without arguments, what
-            holds where nothing is declared.
+        traits: Dataclass of what the kind declares about each of them; its defaults hold where
+            nothing is declared.
         plain: A path may also name what is not registered; it has no options.
     """
 
@@ -50,8 +50,8 @@ class Registry(Generic[T, TraitsT]):
 
         Args:
             name: Its name in the settings.
-            options: What it may be told besides its inputs; it is passed one of these.
-            traits: What is true of it, for the parts that ask; ``None``: the kind's defaults.
+            options: Settings that it takes besides its inputs; it is passed one of these.
+            traits: Properties that it declares; ``None``: the kind's defaults.
 
         Raises:
             PluginError: The name is taken. A file that is imported again replaces what it had.
@@ -67,8 +67,11 @@ class Registry(Generic[T, TraitsT]):
         return add
 
     def get(self, name: str) -> T:
-        """The function called ``name``. Raises PluginError: there is none of that name; the message
-        lists those that there are."""
+        """The function called ``name``.
+
+        Raises:
+            PluginError: No such name; the message lists the known ones.
+        """
         return self._find(name).value
 
     def name(self, name: str) -> str:
@@ -77,19 +80,22 @@ class Registry(Generic[T, TraitsT]):
         return next(known for known, one in self._known.items() if one is found)
 
     def options(self, name: str) -> type[Options]:
-        """The options of the function called ``name``; without arguments the defaults. Raises
-        PluginError: there is none of that name."""
+        """The options of the function called ``name``; without arguments the defaults.
+
+        Raises:
+            PluginError: There is none of that name.
+        """
         return self._find(name).options
 
     def traits(self, name: str) -> TraitsT:
-        """What is declared about the function called ``name``.
+        """Declared traits of the function called ``name``.
 
         Raises:
             PluginError: There is none of that name.
         """
         return self._find(name).traits
 
-    def registered(self, value: T) -> tuple[str, type[Options], TraitsT] | None:
+    def registration(self, value: T) -> tuple[str, type[Options], TraitsT] | None:
         """Name, options and traits that a function is registered with; ``None``: it is not."""
         found = ((name, one) for name, one in self._known.items() if one.value is value)
         return next(((name, one.options, one.traits) for name, one in found), None)

@@ -72,6 +72,7 @@ def work_out(exercise: Exercise, slip: bool = False) -> str:
     """The column-by-column solution, ending in the boxed result.
 
     Args:
+        exercise: Exercise to solve.
         slip: Get the carry or borrow wrong, and with it the result (by 10). Made-up borrows that
             would end below zero are not made: ``43 - 41`` is then solved rightly.
     """
@@ -111,7 +112,7 @@ def make_problems(
 
     Args:
         folder: Made if missing; files of the same names in it are replaced.
-        seed: Of what is drawn and of the slips.
+        seed: Seed of the exercises and of the slips.
         num_train: Problems to train on by reinforcement learning.
         num_eval: Held-out problems.
         num_sft: Worked examples for the warm start; their problems may be training problems, and

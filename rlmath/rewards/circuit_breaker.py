@@ -38,11 +38,11 @@ class CircuitBreaker:
             self._closed_at = self._clock() + self._cooldown_s
             return True
 
-    def succeeded(self) -> None:
+    def record_success(self) -> None:
         with self._lock:
             self._failed = 0
 
-    def failed(self) -> None:
+    def record_failure(self) -> None:
         """Record a failed call: no answer, or the server reported that it is unavailable."""
         with self._lock:
             self._failed += 1

@@ -74,7 +74,9 @@ class IOICode(CodeReward):
         if source is None:
             return 0.0
         scores = (
-            self._packaged(source, tests, row) if _files(row) else self._plain(source, tests, row)
+            self._run_packaged(source, tests, row)
+            if _files(row)
+            else self._plain(source, tests, row)
         )
         precision = row.get("score_precision")
         return round(min(scores), 2 if precision is None else int(precision))
@@ -95,7 +97,7 @@ class IOICode(CodeReward):
                     break
         return scores
 
-    def _packaged(
+    def _run_packaged(
         self, source: str, tests: Sequence[tuple[str, str]], row: Mapping[str, Any]
     ) -> list[float]:
         name, package = str(row["id"]).lower(), _files(row)
@@ -117,7 +119,7 @@ class IOICode(CodeReward):
         """One request per test; the server's runtime compiles and compares."""
         allowed = Limits(cpu_s=run_s, wall_s=float(run_s), memory_mib=self._memory_mib(row))
         scores: list[float] = []
-        with self.counted(provider.prepare_files("cms_ioi", files, allowed)) as package:
+        with self.count_runs(provider.prepare_files("cms_ioi", files, allowed)) as package:
             for given, wanted in tests:
                 result = package.run("", {"input.txt": given, "correct_output.txt": wanted})
                 ended = result.status in ("timeout", "memory", "output_limit", "disk_limit")

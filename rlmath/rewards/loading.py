@@ -163,10 +163,10 @@ class FunctionReward(Reward):
         )
         self._takes_any = _takes_any(function)
         self._names = _parameters(function)
-        self.required_columns: frozenset[str] = frozenset(_required(function))
+        self.required_columns: frozenset[str] = frozenset(_required_names(function))
 
     def __call__(self, *args: Any, **columns: Any) -> Values:
-        result, count = self._started(args, columns)
+        result, count = self._start(args, columns)
         if inspect.isawaitable(result):
             from rlmath.rewards.event_loop import run_coroutine  # Imports asyncio.
 
@@ -176,16 +176,16 @@ class FunctionReward(Reward):
 
     def submit(self, *args: Any, **columns: Any) -> Future[Values]:
         """The values of a coroutine function, which runs on the shared event loop."""
-        awaitable, count = self._started(args, columns)
+        awaitable, count = self._start(args, columns)
 
-        async def checked() -> Values:
+        async def check() -> Values:
             return check_values(self.__name__, await awaitable, count)
 
         from rlmath.rewards.event_loop import start_coroutine
 
-        return start_coroutine(checked())
+        return start_coroutine(check())
 
-    def _started(self, args: tuple[Any, ...], columns: dict[str, Any]) -> tuple[Any, int]:
+    def _start(self, args: tuple[Any, ...], columns: dict[str, Any]) -> tuple[Any, int]:
         """The function's return value (may be awaitable) and the number of completions."""
         columns.update(self._by_name(args, columns))
         rows = columns.get("completions", columns.get("completion_ids"))
@@ -234,7 +234,7 @@ def _positional(function: Any) -> list[str]:
     return [p.name for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
 
 
-def _required(function: Any) -> set[str]:
+def _required_names(function: Any) -> set[str]:
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):

@@ -40,7 +40,7 @@ from rlmath.rewards.program_tests import SANDBOX_RUNS, SANDBOX_TIMEOUTS
 from rlmath.rewards.required_columns import check_required
 from rlmath.rewards.scored import Partial, ScoredSample
 from rlmath.rewards.stats import RewardStats
-from rlmath.rewards.uses import Use, used_for
+from rlmath.rewards.uses import Use, use_for
 from rlmath.types import GradedSample, Problem, Sample
 from rlmath.utils.ending_signals import is_signal
 from rlmath.utils.futures import resolve
@@ -258,7 +258,7 @@ class RewardMix:
         *,
         prescored: Sequence[Partial] | None = None,
     ) -> list[GradedSample]:
-        return self.graded(samples, self.begin_group(problem, samples, prescored))
+        return self.grade(samples, self.begin_group(problem, samples, prescored))
 
     def begin_group(
         self,
@@ -271,7 +271,7 @@ class RewardMix:
             [s.text for s in samples], prescored=prescored, **group_columns(problem, samples)
         )
 
-    def graded(self, samples: Sequence[Sample], partials: Sequence[Partial]) -> list[GradedSample]:
+    def grade(self, samples: Sequence[Sample], partials: Sequence[Partial]) -> list[GradedSample]:
         """The samples with their totals, in order; waits for pending calls."""
         scored = self.totals(partials)
         return [
@@ -297,7 +297,7 @@ class RewardMix:
         result = self._stats.drain()
         sandbox = {SANDBOX_RUNS: 0.0, SANDBOX_TIMEOUTS: 0.0}
         for item in self.items:
-            with used_for(self._use):
+            with use_for(self._use):
                 own = item.reward.drain_metrics()
             for name, value in own.items():
                 result[f"rewards/{item.label}/{name}"] = value
@@ -351,7 +351,7 @@ class RewardMix:
         if any(i.reward.needs_tokens for i in items) and "completion_ids" not in given:
             names = ", ".join(i.label for i in items if i.reward.needs_tokens)
             raise RewardSettingError(f"{names}: token lengths need the column completion_ids")
-        with used_for(self._use):
+        with use_for(self._use):
             for item in items:
                 started_s = time.monotonic()
                 if item.reward.is_asynchronous:
@@ -374,7 +374,7 @@ class RewardMix:
             coming.set_exception(error)
 
         def note(done: Future[Any]) -> None:
-            self._note(item, batch, self._checked(item, done.result, batch), started_s)
+            self._note(item, batch, self._check_values(item, done.result, batch), started_s)
 
         coming.add_done_callback(lambda done: resolve(noted, lambda: note(done)))
         return noted
@@ -393,9 +393,9 @@ class RewardMix:
                     return item.reward(**self._for_function(item, batch))
                 return item.reward(batch.texts, **batch.columns)
 
-        return self._checked(item, call, batch)
+        return self._check_values(item, call, batch)
 
-    def _checked(self, item: MixItem, call: Callable[[], Values], batch: _Batch) -> Values:
+    def _check_values(self, item: MixItem, call: Callable[[], Values], batch: _Batch) -> Values:
         """The checked values of a call; on an error, as ``on_error`` says."""
         count = len(batch.texts)
         try:

@@ -139,9 +139,9 @@ class CodeReward(Reward):
 
     def prepare(self, program: Program, limits: Limits) -> PreparedProgram:
         """:meth:`CodeProvider.prepare`, with the runs counted."""
-        return self.counted(self.provider.prepare(program, limits))
+        return self.count_runs(self.provider.prepare(program, limits))
 
-    def counted(self, program: PreparedProgram) -> PreparedProgram:
+    def count_runs(self, program: PreparedProgram) -> PreparedProgram:
         """Wrap a program so that its runs are counted."""
         return CountedProgram(program, self._counts.current)
 

@@ -26,7 +26,7 @@ from rlmath.rewards.batcher import Batcher
 from rlmath.rewards.circuit_breaker import CircuitBreaker
 from rlmath.rewards.http_json import CallFailed, Endpoint, post_json, unreachable
 from rlmath.rewards.openrlhf import ExtraLogs, openrlhf_inputs, read_reply
-from rlmath.rewards.uses import PerUse, Use, current_use, used_for
+from rlmath.rewards.uses import PerUse, Use, current_use, use_for
 from rlmath.utils.futures import gather
 
 log = logging.getLogger(__name__)
@@ -183,7 +183,7 @@ class RemoteReward(Reward):
         def score() -> None:
             values: Values
             try:
-                with used_for(queries[0].use):
+                with use_for(queries[0].use):
                     values = self._score(queries, turn)
             except BaseException as error:
                 for query in queries:
@@ -253,9 +253,9 @@ class RemoteReward(Reward):
             )
         except CallFailed as error:
             # A server that rejects a request is available.
-            (breaker.failed if error.retry else breaker.succeeded)()
+            (breaker.record_failure if error.retry else breaker.record_success)()
             raise
-        breaker.succeeded()
+        breaker.record_success()
         return reply
 
     def _count(self, name: str) -> None:

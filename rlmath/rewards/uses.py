@@ -29,7 +29,7 @@ def current_use() -> Use:
 
 
 @contextlib.contextmanager
-def used_for(use: Use) -> Iterator[None]:
+def use_for(use: Use) -> Iterator[None]:
     """Set the use of the calls in this block."""
     token = _USE.set(use)
     try:

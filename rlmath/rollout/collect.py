@@ -81,7 +81,7 @@ class Grading:
         if len(own) == self._sizes[problem.id]:
             self._graded[problem.id] = self._finish(problem, own)
 
-    def finished(self, block: bool = False) -> list[Group]:
+    def take_finished(self, block: bool = False) -> list[Group]:
         """Groups graded since the last call.
 
         Args:
@@ -102,7 +102,7 @@ class Grading:
         return [left[id_].result() for id_ in new]
 
     def cancel(self) -> None:
-        """Let the thread that waits in :meth:`finished` give up, within a second."""
+        """Let the thread that waits in :meth:`take_finished` give up, within a second."""
         self._cancelled.set()
 
     def wait(self) -> tuple[Group, ...]:
@@ -110,7 +110,7 @@ class Grading:
         RewardError: a reward failed."""
         return tuple(self._graded[id_].result() for id_ in self._problems)
 
-    def ungraded(self) -> list[tuple[str, int]]:
+    def ungraded_samples(self) -> list[tuple[str, int]]:
         """Problem and index of the samples that are being graded or wait for it.
 
         All samples of a group while rewards that compare them run.
@@ -144,8 +144,8 @@ class Grading:
             )
             whole.add_done_callback(add_up)
 
-        def graded(whole: Future[list[Partial]]) -> Group:
-            found = {s.sample.index: s for s in self._rewards.graded(sound, whole.result())}
+        def grade(whole: Future[list[Partial]]) -> Group:
+            found = {s.sample.index: s for s in self._rewards.grade(sound, whole.result())}
             return Group(
                 problem,
                 tuple(
@@ -158,7 +158,7 @@ class Grading:
             )
 
         def add_up(whole: Future[list[Partial]]) -> None:
-            resolve(group, lambda: graded(whole))
+            resolve(group, lambda: grade(whole))
 
         pieces.add_done_callback(compare)
         return group
@@ -167,13 +167,13 @@ class Grading:
         """The result of ``work``, run in a thread, once nothing of it is pending."""
         result: Future[list[Partial]] = Future()
 
-        def started(call: Future[list[Partial]]) -> None:
+        def on_start(call: Future[list[Partial]]) -> None:
             failed = call.cancelled() or call.exception() is not None
             pending = [] if failed else [one for piece in call.result() for one in piece.pending]
             when_all(pending, lambda: resolve(result, call.result))
 
         try:
-            self._threads.submit(work).add_done_callback(started)
+            self._threads.submit(work).add_done_callback(on_start)
         except RuntimeError as error:  # The threads have stopped.
             result.set_exception(error)
         return result
@@ -214,9 +214,9 @@ class Collector:
             grading.add(sample)
         return grading
 
-    def ungraded(self) -> list[tuple[str, int]]:
-        """:meth:`Grading.ungraded` of the last samples."""
-        return [] if self._last is None else self._last.ungraded()
+    def ungraded_samples(self) -> list[tuple[str, int]]:
+        """:meth:`Grading.ungraded_samples` of the last samples."""
+        return [] if self._last is None else self._last.ungraded_samples()
 
     def cancel(self) -> None:
         """Let the thread that waits for the last samples' grades give up, within a second."""

@@ -83,7 +83,7 @@ class EpisodeLimits:
 
 
 class Episodes:
-    """Episodes of all samples that are under way. One thread calls its methods.
+    """Episodes of all running samples. One thread calls its methods.
 
     Args:
         environment: Answers turns; closed by :meth:`close`.
@@ -124,7 +124,7 @@ class Episodes:
         """Problem and index of the samples whose turns are being answered. Thread-safe."""
         return [(one.begun.problem_id, one.begun.index) for one in list(self._waiting.values())]
 
-    def prepared(self, request: Request) -> Request:
+    def prepare(self, request: Request) -> Request:
         """A request whose turns end where the format says."""
         return replace(request, stop=self._format.stop)
 
@@ -261,7 +261,7 @@ class Episodes:
             suffix = self._format.reply(last, results[0].text)
         else:
             suffix = self._format.suffix(last, results)
-        sample = _extended(begun, suffix)
+        sample = _extend(begun, suffix)
         if len(turns) >= self._limits.max_turns or len(sample.token_ids) >= max_tokens:
             assert stay.episode is not None
             reward = stay.episode.reward()
@@ -318,7 +318,7 @@ def _is_truncated(sample: Sample) -> bool:
     return sample.segments[-1][0] == _TRUNCATED
 
 
-def _extended(sample: Sample, suffix: Suffix) -> Sample:
+def _extend(sample: Sample, suffix: Suffix) -> Sample:
     """A sample that awaits an observation, with it; the model's next turn follows."""
     first, (a, b), count = len(sample.token_ids), suffix.observation, len(suffix.token_ids)
     if not 0 <= a <= b <= count:

@@ -1,12 +1,12 @@
-"""One round of sampling: a queue of requests, dealt to the engines, each answered exactly once.
+"""One round of sampling: a queue of requests for the engines, each answered exactly once.
 
-Samples are dealt one by one, each to the engine with the least load, and never more than a fair
+Samples are assigned one by one, each to the engine with the least load, and never more than a fair
 share to one engine. Load is in tokens: those that an engine holds, and those that its requests are
 expected to add by the lengths seen in this round. Responses to one problem have similar lengths: a
 group on one engine would keep that engine busy long after the others, and a round ends with its
 last sample. Each sample has its own seed, so it does not depend on the engine that makes it.
 
-``benchmarks/generation_schedule.py`` compares this with other ways of dealing.
+``benchmarks/generation_schedule.py`` compares this with other assignments.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Generation:
         self._refuse_overlong(requests)
         self._num_requests += len(requests)
         if self._episodes is not None:
-            prepared = self._episodes.prepared
+            prepared = self._episodes.prepare
             requests = [one if one.problem is None else prepared(one) for one in requests]
         self._unfinished |= {request.key: request for request in requests}
         if any(request.stays_on is not None for request in requests):
@@ -143,7 +143,7 @@ class Generation:
         found = None if self._journal is None else self._journal.find(request)
         is_asked = request.begun is not None and request.begun.awaits_observation
         if found is not None and is_asked:
-            self._observed(request, found)
+            self._continue_observed(request, found)
         elif found is not None:
             self._found.append(found)
         elif is_asked:
@@ -155,14 +155,14 @@ class Generation:
     def samples(self, more: MoreRequests | None) -> Iterator[Sample]:
         """Yield the samples; see :meth:`RolloutPool.generate`."""
         try:
-            self._deal()
+            self._assign()
             while True:
                 if self._is_cut.is_set():
                     self._found += [cut_sample(request) for request in self._queue]
                     self._queue.clear()
                 if more is not None and (new := more(self._idle)):
                     self.add(new)
-                    self._deal()
+                    self._assign()
                 if self._found:
                     samples, self._found = self._found, []
                 elif self._idle:
@@ -171,7 +171,7 @@ class Generation:
                     samples = self._next_answers()
                 samples = self._through_episodes(samples)
                 # Engines first, so that they work while the caller handles the samples.
-                self._deal()
+                self._assign()
                 for sample in samples:
                     del self._unfinished[sample.problem_id, sample.index]
                     yield sample
@@ -236,8 +236,8 @@ class Generation:
         ]
         return {"seconds": round(self.duration_s, 3), "engines": engines}
 
-    def _deal(self) -> None:
-        """Deal requests to the free engines, and ask all busy ones for an answer."""
+    def _assign(self) -> None:
+        """Assign requests to the free engines, and ask all busy ones for an answer."""
         processes = self._pool.processes
         free = [i for i, one in enumerate(processes) if i not in self._owing and one.can_sample]
         dealt: dict[int, list[Request]] = {index: [] for index in free}
@@ -350,12 +350,12 @@ class Generation:
                 continue
             if self._journal is not None:
                 self._journal.keep(request, sample)
-            self._observed(request, sample)
+            self._continue_observed(request, sample)
         if self._is_cut.is_set():
             out += episodes.cut()
         return [episodes.finish(one) for one in out]
 
-    def _observed(self, request: Request, sample: Sample) -> None:
+    def _continue_observed(self, request: Request, sample: Sample) -> None:
         """Continue a request's sample, which has its observation, if the round allows it."""
         first = self._unfinished[request.key]
         left = first.budget_tokens
@@ -404,7 +404,7 @@ class Generation:
         for ref in ready:
             if ref in starting:
                 continue
-            index = self._answered(ref)
+            index = self._pop_answer(ref)
             try:
                 samples += self._take(ref, index)
             except EngineError as error:
@@ -416,7 +416,7 @@ class Generation:
             self._replace(index, why)
         return samples
 
-    def _answered(self, ref: Any) -> int:
+    def _pop_answer(self, ref: Any) -> int:
         """Remove a pending answer; the index of the engine that owed it."""
         index = self._answers.pop(ref)
         self._owing.discard(index)
@@ -429,7 +429,7 @@ class Generation:
             try:
                 self._check_stall(index, waited_s, len(self.held[index]))
             except EngineError as error:
-                self._answered(ref)
+                self._pop_answer(ref)
                 self._replace(index, error)
 
     def _take(self, ref: Any, index: int) -> Sequence[Sample]:

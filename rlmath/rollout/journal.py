@@ -64,7 +64,7 @@ class StepJournal:
         """Load the samples of a file; return where its last whole record ends."""
         end = 0
         for payload, after in _records(path.read_bytes()):
-            key, sample = _unpacked(payload)
+            key, sample = _unpack(payload)
             self._known[key] = sample
             end = after
         return end
@@ -121,7 +121,7 @@ class StepJournal:
         assert self._file is not None
         if self._failed is not None:
             return  # Nothing after an incomplete record is found.
-        record = framed(key, sample)
+        record = frame(key, sample)
         try:
             self._file.write(record)
             self._file.flush()
@@ -247,13 +247,13 @@ def new_part(request: Request, sample: Sample) -> Sample:
     )
 
 
-def framed(key: str, sample: Sample) -> bytes:
+def frame(key: str, sample: Sample) -> bytes:
     """A record of the journal."""
-    payload = _packed(key, sample)
+    payload = _pack(key, sample)
     return _FRAME.pack(len(payload), zlib.crc32(payload)) + payload
 
 
-def _packed(key: str, sample: Sample) -> bytes:
+def _pack(key: str, sample: Sample) -> bytes:
     plain: dict[str, Any] = dict(vars(sample)) | {"key": key}
     tokens = plain.pop("token_ids").astype("<i4")
     log_probs = plain.pop("log_probs").astype("<f4")
@@ -266,7 +266,7 @@ def _packed(key: str, sample: Sample) -> bytes:
     return zlib.compress(head + tokens.tobytes() + log_probs.tobytes(), _COMPRESSION) + routes
 
 
-def _unpacked(payload: bytes) -> tuple[str, Sample]:
+def _unpack(payload: bytes) -> tuple[str, Sample]:
     stream = zlib.decompressobj()
     head, _, arrays = stream.decompress(payload).partition(b"\n")
     plain = json.loads(head)

@@ -141,7 +141,7 @@ class Ledger:
                 f"has {known} events of the {events} that the checkpoint counts. Lines may be lost "
                 "when a machine crashes. The run "
                 "resumes with the groups of the checkpoint; the ledger does not say what became of "
-                "the others since its last line" + _named("recorded as lost", lost),
+                "the others since its last line" + _name_groups("recorded as lost", lost),
                 file=sys.stderr,
                 flush=True,
             )
@@ -169,8 +169,8 @@ class Ledger:
         raise LedgerError(
             f"step {step}: {balance.admitted} groups were admitted, but {ended} and {len(live)} "
             f"live make {sum(balance.ended.values()) + len(live)}"
-            + _named("lost", lost)
-            + _named("live and not in the ledger", unknown)
+            + _name_groups("lost", lost)
+            + _name_groups("live and not in the ledger", unknown)
             + ". This is a bug in rlmath; the run stops so that it does not train on a group twice."
         )
 
@@ -238,5 +238,5 @@ def _in_short(path: Path) -> tuple[Iterator[tuple[Event, int, int]], int]:
     return zip((names[one] for one in kinds), steps, groups, strict=True), end
 
 
-def _named(what: str, groups: Collection[int]) -> str:
+def _name_groups(what: str, groups: Collection[int]) -> str:
     return f"; {what}: {sorted(groups)[:10]}" if groups else ""

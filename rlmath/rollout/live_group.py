@@ -18,18 +18,26 @@ from rlmath.types import Problem, Sample
 
 @dataclass
 class LiveGroup:
-    """A problem's samples under way."""
+    """A problem's samples while its group is incomplete.
 
-    ordinal: int  # Its place in the order of admission, over all steps.
-    step: int  # Step that admitted it.
-    problem: Problem  # The problem, with the group's id.
-    # The first requests, without a budget; each sample keeps its seed.
+    Attributes:
+        ordinal: Its place in the order of admission, over all steps.
+        step: Step that admitted it.
+        problem: The problem, with the group's id.
+        requests: The first requests, without a budget; each sample keeps its seed.
+        finished: Samples by index.
+        cut: Unfinished samples by index.
+        begun: Samples that engines continue, by index, with their tokens before.
+        graded: Indices of the samples handed to grading in this step.
+    """
+
+    ordinal: int
+    step: int
+    problem: Problem
     requests: tuple[Request, ...]
-    finished: dict[int, Sample] = field(default_factory=dict)  # Samples by index.
-    cut: dict[int, Sample] = field(default_factory=dict)  # Unfinished samples by index.
-    # Samples that engines continue, by index, with their tokens before.
+    finished: dict[int, Sample] = field(default_factory=dict)
+    cut: dict[int, Sample] = field(default_factory=dict)
     begun: dict[int, Sample] = field(default_factory=dict)
-    # Indices of the samples handed to grading in this step.
     graded: set[int] = field(default_factory=set)
 
     @property
@@ -42,7 +50,7 @@ class LiveGroup:
         """Number of samples that are not finished."""
         return len(self.requests) - len(self.finished)
 
-    def known(self) -> list[Sample]:
+    def known_samples(self) -> list[Sample]:
         """Finished and unfinished samples, continued ones as they were before."""
         return [*self.finished.values(), *self.cut.values(), *self.begun.values()]
 
@@ -111,6 +119,7 @@ class LiveGroup:
         """Restore a group from :meth:`to_state`.
 
         Args:
+            state: The saved values.
             problem: The problem with the group's id, as the data has it now.
             wants_routes: As in ``Request``, for the continuing run.
             in_environment: As in ``requests_for``, for the continuing run.

@@ -149,7 +149,7 @@ class RolloutPool:
             while starting := self.starting():
                 ready, _ = ray.wait(list(starting), num_returns=1, timeout=ANSWER_EVERY_S)
                 for ref in ready:
-                    self._started(starting[ref])
+                    self._finish_start(starting[ref])
                 for engine in starting.values():
                     engine.check_start_time()
         except EngineError as error:
@@ -175,7 +175,7 @@ class RolloutPool:
         Args:
             requests: The first requests.
             more: Called after every answer of an engine for requests to add. It may wait when it
-                is told that no engine has work; if it returns nothing then, the round ends.
+                learns that no engine has work; if it returns nothing then, the round ends.
             journal: Source of existing samples, which engines need not make; keeps the others.
             outlasts_engines: When no engine has the weights in force any more, wait for
                 :meth:`cut` instead of failing.
@@ -319,8 +319,8 @@ class RolloutPool:
         spec = replace(self._spec, kv_cache_bytes=self._kv_cache_bytes.get(index))
         return EngineProcess(spec, index, self._places[index], self._start_timeout_s)
 
-    def _started(self, engine: EngineProcess) -> None:
-        self._kv_cache_bytes[engine.index] = engine.started()
+    def _finish_start(self, engine: EngineProcess) -> None:
+        self._kv_cache_bytes[engine.index] = engine.finish_start()
 
     def starting(self) -> dict[Any, EngineProcess]:
         """Engines that are not ready yet, by their pending answer."""
@@ -384,7 +384,7 @@ class RolloutPool:
         return failed
 
     def _bring_up(self, engine: EngineProcess) -> None:
-        self._started(engine)
+        self._finish_start(engine)
         self._apart = True
         with self._bringing_up:
             if not self.has_folder_weights and not self.has_weights_at_hand:

@@ -43,10 +43,16 @@ class Sampler:
     :meth:`stop` and :meth:`cancel`.
 
     Args:
+        config: Checked settings.
+        stream: The problems.
         at_least_groups: Fewest groups of a step.
         ledger: The run's ledger; ``None``: one in memory.
         journal: The run's journal; ``None``: a crash loses unfinished samples.
         on_kept: Called with each group that passed the filter, while others are sampled.
+
+    Attributes:
+        changed: Guards the sampler; notified when there are new requests or grades.
+        round: Sampled groups that no step has taken yet.
     """
 
     def __init__(
@@ -88,14 +94,13 @@ class Sampler:
         # Steps that trained fewer groups than prompts_per_step, which makes others older.
         self._short_steps: list[int] = []
         self._lengths = LengthTotals()
-        # Number of groups to have under way or waiting.
+        # Number of groups to have running or waiting.
         self._live_target = algorithm.prompts_per_step
-        # The sampling under way, the grading of the one before, and events not yet in the ledger.
+        # The current sampling, the grading of the one before, and events not yet in the ledger.
         self._work: StepSampling | None = None
         self._grading: Grading | None = None
         self._events: list[dict[str, Any]] = []
-        self.round: Round | None = None  # Sampled groups that no step has taken yet.
-        # Guards the sampler; notified when there are new requests or grades.
+        self.round: Round | None = None
         self.changed = threading.Condition()
         # Whether what samples is to end, or to fail.
         self._stopped = self._cancelled = False
@@ -118,15 +123,20 @@ class Sampler:
         ahead: bool = False,
     ) -> Round:
         """Sample and grade until a step has its groups, or may request no more; where responses are
-        cut at the weight sync, until :meth:`stop`. Raises SamplingCancelled: after :meth:`cancel`.
+        cut at the weight sync, until :meth:`stop`.
 
         Args:
             step: The optimization step that trains the groups, from 1.
+            pool: The engines.
+            collector: The grading.
             while_grading: A context manager for the time in which engines are idle and grades are
                 awaited.
             weights: Identity of the sampling weights, for the journal; ``None``: unknown.
             ahead: Whether the step before is still in progress: the engines have that one's
                 weights, and the ledger records the groups as admitted in it.
+
+        Raises:
+            SamplingCancelled: After :meth:`cancel`.
         """
         assert not self.is_sampled, f"step {step} was already sampled"
         with self.changed:
@@ -175,7 +185,8 @@ class Sampler:
         """Begin to sample; :meth:`close` ends it.
 
         Args:
-            step: The step under way.
+            step: The current step.
+            collector: The grading.
             while_grading: See :meth:`generate`.
             is_taken: Whether the step has its groups already.
         """
@@ -197,7 +208,11 @@ class Sampler:
         return self._work
 
     def poll(self) -> bool:
-        """Take finished grades. Returns whether the step can take its groups."""
+        """Take finished grades.
+
+        Returns:
+            Whether the step can take its groups.
+        """
         with self.changed:
             if self._work is None:
                 return self.is_sampled
@@ -223,7 +238,7 @@ class Sampler:
             metrics = done.metrics | self._metrics(counts, len(groups), step)
             if self._max_lag:
                 self._lengths.add(done.finished.values(), groups)
-                live = [sample for group in self._live.values() for sample in group.known()]
+                live = [sample for group in self._live.values() for sample in group.known_samples()]
                 metrics |= lag_metrics(groups, step - 1) | self._lengths.bias(live)
         return Sampled(
             groups=tuple(groups),
@@ -235,13 +250,16 @@ class Sampler:
         )
 
     def close(self, step: int) -> Round:
-        """End the sampling of a step, whose remaining samples are all finished or cut. Returns what
-        no step has taken yet."""
+        """End the sampling of a step, whose remaining samples are all finished or cut.
+
+        Returns:
+            The groups that no step has taken yet.
+        """
         with self.changed:
             work, self._work, self._stopped = self._work, None, False
             assert work is not None and work.step == step, f"step {step} is not being sampled"
             self._live = dict(sorted(work.unfinished.items()))
-            # Grades that are under way are not asked for again.
+            # Pending grades are not asked for again.
             is_graded = any(group.is_complete for group in self._live.values())
             self._grading = work.grading if is_graded else None
             done = self._gather(work)
@@ -421,7 +439,11 @@ class Sampler:
 
     def _admit_resumed(self, step: int) -> None:
         """Let live groups of a checkpoint, if admitted under other settings, be as old as it takes
-        to train them under the present ones. ``step``: the next step."""
+        to train them under the present ones.
+
+        Args:
+            step: The next step.
+        """
         before, self._resumed_with = self._resumed_with, None
         if before is None or before == self._lag_settings():
             return
@@ -526,8 +548,11 @@ class Sampler:
         return encode
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from a checkpoint. Raises UserError: it was made with other data or in another
-        order."""
+        """Resume from a checkpoint.
+
+        Raises:
+            UserError: It was made with other data or in another order.
+        """
         self._stream.load_state_dict(state["stream"])
         self._asked = int(state["asked"])
         self._rates.load_state(state["pass_rates"])

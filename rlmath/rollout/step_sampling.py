@@ -33,21 +33,30 @@ from rlmath.types import Group, Sample
 
 @dataclass(frozen=True)
 class SamplingParts:
-    """Parts shared by the sampling of all steps."""
+    """Parts shared by the sampling of all steps.
 
-    kept: GroupPool[Group]  # Groups that passed the filter, those of earlier steps included.
-    # Steps that admitted them, by ordinal; a step adds those that it keeps.
+    Attributes:
+        kept: Groups that passed the filter, those of earlier steps included.
+        kept_since: Steps that admitted them, by ordinal; a step adds those that it keeps.
+        last_steps: Last step that may train each group that may be older than ``max_lag``.
+        groups_per_step: Number of groups that a step trains.
+        overlap: When responses are cut, and how old groups may be.
+        keeps_kv: Responses are continued by the engines that began them (``rollout.kv``).
+        admit: Admits that many new groups.
+        grading: The grading of samples.
+        graded: Called with each graded group; returns it in the form to be filtered.
+        on_kept: Called with each group that passed the filter.
+    """
+
+    kept: GroupPool[Group]
     kept_since: dict[int, int]
-    # Last step that may train each group that may be older than max_lag.
     last_steps: Mapping[int, int]
-    groups_per_step: int  # Number of groups that a step trains.
-    overlap: Overlap  # When responses are cut, and how old groups may be.
-    keeps_kv: bool  # Responses are continued by the engines that began them (rollout.kv).
-    admit: Callable[[int], Sequence[LiveGroup]]  # Admits that many new groups.
-    grading: Grading  # The grading of samples.
-    # Called with each graded group; returns it in the form to be filtered.
+    groups_per_step: int
+    overlap: Overlap
+    keeps_kv: bool
+    admit: Callable[[int], Sequence[LiveGroup]]
+    grading: Grading
     graded: Callable[[Group], Group]
-    # Called with each group that passed the filter.
     on_kept: Callable[[Group], None] = lambda _: None
 
 
@@ -55,17 +64,19 @@ class StepSampling:
     """Requests to engines, and what becomes of their samples. Not for several threads at once.
 
     Args:
-        step: The optimization step under way, from 1.
+        step: The current optimization step, from 1.
         parts: Shared with the steps before.
         unfinished: Groups that earlier steps left unfinished, by ordinal.
         steps_left: Steps after this one that may train the groups that it admits.
-        live_groups: Number of groups to have under way or waiting; ``None``: as many as may be.
+        live_groups: Number of groups to have running or waiting; ``None``: as many as may be.
         before: Grading of the step before; what it has not given is taken over.
         is_taken: Whether the step has its groups already; those that are admitted from then on are
             for later steps.
         while_grading: A context manager for the time in which grades are awaited.
 
     Attributes:
+        step: The current step.
+        grading: The grading of samples.
         is_taken: As in the arguments; set when the step takes its groups.
         unfinished: Groups that are not decided, by ordinal; at the end, groups for later steps.
         cut_groups: Ordinals of groups with a cut sample, even if it was finished later.
@@ -144,12 +155,12 @@ class StepSampling:
             if not is_awaited:
                 return self._finish_the_oldest()
             with self._while_grading():
-                self._decide(self.grading.finished(block=True))
+                self._decide(self.grading.take_finished(block=True))
         return requests
 
     def look(self) -> None:
         """Take what has come from elsewhere than engines: finished grades."""
-        self._decide(self.grading.finished())
+        self._decide(self.grading.take_finished())
 
     @property
     def is_ready(self) -> bool:

@@ -179,7 +179,7 @@ class TeacherScores:
         for group in groups:
             self.submit(group)
         sequences = sequences_of(groups)
-        return checked(sequences, [self._futures.pop(_key(one)).result() for one in sequences])
+        return check_scores(sequences, [self._futures.pop(_key(one)).result() for one in sequences])
 
 
 def _key(sequence: ToScore) -> tuple[str, int, int]:
@@ -214,7 +214,7 @@ def _request(place: int, sequence: ToScore) -> Request:
     )
 
 
-def checked(sequences: Sequence[ToScore], found: Sequence[Any]) -> list[LogProbs]:
+def check_scores(sequences: Sequence[ToScore], found: Sequence[Any]) -> list[LogProbs]:
     """Check that every token has a log-prob; minus infinity is allowed: a token ruled out."""
     for sequence, log_probs in zip(sequences, found, strict=True):
         wanted = len(sequence.sample.token_ids)

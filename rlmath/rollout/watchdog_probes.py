@@ -46,7 +46,7 @@ def grades(collector: Collector) -> WatchedComponent:
     """A probe of samples being graded."""
 
     def waiting_on() -> list[str]:
-        left = collector.ungraded()
+        left = collector.ungraded_samples()
         return [f"the grade of sample {index} of problem {id_}" for id_, index in left[:10]]
 
-    return WatchedComponent(lambda: tuple(collector.ungraded()), waiting_on)
+    return WatchedComponent(lambda: tuple(collector.ungraded_samples()), waiting_on)

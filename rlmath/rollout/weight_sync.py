@@ -109,7 +109,7 @@ class Verification:
             self._rotation.restart()
         return Comparison()
 
-    def done(self, pool: RolloutPool, comparison: Comparison, seconds: float) -> None:
+    def record(self, pool: RolloutPool, comparison: Comparison, seconds: float) -> None:
         """Record a comparison that found no difference and took ``seconds``."""
         if comparison.part is None:
             # The comparisons at a start of engines are no debt, and no time of a step.
@@ -182,7 +182,7 @@ def sync_weights(
     if verification is not None and due is not None:
         began_s = time.monotonic()
         compare_weights(sender, pool, sent, due.part)
-        verification.done(pool, due, cost_s + time.monotonic() - began_s)
+        verification.record(pool, due, cost_s + time.monotonic() - began_s)
     return asleep, offloaded
 
 

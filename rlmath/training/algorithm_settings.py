@@ -18,7 +18,7 @@ def advantage_settings(config: Config, weights: Mapping[str, float]) -> Advantag
     """How rewards become advantages.
 
     Args:
-        weights: Of the rewards, by name; those of weight 0 are only watched.
+        weights: Weights of the rewards, by name; rewards of weight 0 are only logged.
     """
     algorithm = config.algorithm
     return AdvantageSettings(

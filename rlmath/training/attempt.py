@@ -48,10 +48,10 @@ from rlmath.types import Problem
 
 @dataclass(frozen=True)
 class Training:
-    """What the loop works with. Made by :func:`open_run`.
+    """Parts of the training loop. Made by :func:`open_run`.
 
     Attributes:
-        parts: What a step works with.
+        parts: Parts of a step.
         done: Steps done before this start.
         begins: A run begins: what the folder had of steps is of another one.
     """
@@ -76,7 +76,7 @@ class Training:
 
 
 def check_resumed(config: Config, stream: Stream, found: Checkpoint) -> None:
-    """What can be said of a checkpoint before ranks and engines are started.
+    """Check a checkpoint before ranks and engines are started.
 
     Raises:
         UserError: The run cannot continue from it.

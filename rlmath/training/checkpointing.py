@@ -91,7 +91,7 @@ class Saver:
             the ranks need for it.
 
     Attributes:
-        committed_step: Of the run's newest complete checkpoint; 0: there is none.
+        committed_step: Step of the run's newest complete checkpoint; 0: there is none.
     """
 
     def __init__(

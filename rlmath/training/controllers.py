@@ -62,7 +62,7 @@ class Coefficients:
         return state
 
     def snapshot(self) -> Callable[[], dict[str, Any]]:
-        """:meth:`state_dict` as it is now."""
+        """The current :meth:`state_dict`."""
         state = self.state_dict()
         return lambda: state
 

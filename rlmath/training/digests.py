@@ -13,7 +13,7 @@ from rlmath.weights.sequence_fingerprints import SequenceFingerprints
 
 
 def digest_sequences(digests: StepDigests, batch: StepBatch, found: SequenceFingerprints) -> None:
-    """Which samples are trained on, and what the update reads of each."""
+    """Add which samples are trained on, and the update's inputs of each."""
     keys = batch.keys
     versions = batch.sequences.weights_versions.tolist()
     takes_part = batch.takes_part.tolist()
@@ -28,10 +28,10 @@ def digest_sequences(digests: StepDigests, batch: StepBatch, found: SequenceFing
 def add_fingerprints(
     digests: StepDigests, keys: Sequence[str], found: SequenceFingerprints
 ) -> None:
-    """What ranks computed of a step's sequences.
+    """Add what ranks computed of a step's sequences.
 
     Args:
-        keys: Of all sequences of the step.
+        keys: Keys of all sequences of the step.
     """
     own = [keys[place] for place in found.places.tolist()]
     for name, bits in found.bits.items():
@@ -45,7 +45,11 @@ def digest_gradient(
     gradients: Mapping[str, int],
 ) -> None:
     """Loss, gradient norm and all else that is known of each minibatch, to the last bit; and the
-    gradient by tensor. ``gradients``: fingerprints."""
+    gradient by tensor.
+
+    Args:
+        gradients: Fingerprints.
+    """
     _digest_minibatches(digests, "gradient", "minibatches", minibatches)
     _digest_tensors(digests, "gradient_tensors", "gradients", gradients)
 
@@ -53,7 +57,11 @@ def digest_gradient(
 def digest_values(
     digests: StepDigests, minibatches: Sequence[Mapping[str, float]], weights: Mapping[str, int]
 ) -> None:
-    """The value model's update, and its weights after it. ``weights``: fingerprints."""
+    """The value model's update, and its weights after it.
+
+    Args:
+        weights: Fingerprints.
+    """
     _digest_minibatches(digests, "value_gradient", "value_minibatches", minibatches)
     _digest_tensors(digests, "value_weights", "value_tensors", weights)
 
@@ -79,8 +87,11 @@ def digest_start(monitor: Monitor, actor: ActorGroup) -> None:
 
 
 def digest_weights(monitor: Monitor, actor: ActorGroup) -> list[WeightChanges]:
-    """The weights by tensor after an update; and which ranks have others than rank 0. Returns of
-    each rank, with what did not change."""
+    """The weights by tensor after an update; and which ranks have others than rank 0.
+
+    Returns:
+        Changes of each rank, with the parts that did not change.
+    """
     with monitor.phase("digests"):
         changes = actor.weights_changes()
     first, *others = (one.fingerprints for one in changes)

@@ -106,14 +106,14 @@ def engines_have_to_read(config: Config, *, resumes: bool) -> bool:
 
 
 def returned_routes(config: Config) -> RouteSpec | None:
-    """What of an MoE's routes engines return with the samples; ``None``: nothing."""
+    """Routes of an MoE that engines return with the samples; ``None``: none."""
     if config.actor.routing_replay is not RoutingReplay.engine:
         return None
     return RouteSpec.of(read_model_spec(config.model.path))
 
 
 def engine_adapters(config: Config) -> Lora | None:
-    """What engines compute beside the base model; ``None``: weight syncs bring all weights."""
+    """Adapters that engines compute; ``None``: weight syncs bring all weights."""
     lora = config.actor.lora
     if lora.rollout is LoraRollout.merged:
         return None

@@ -80,8 +80,8 @@ class Limits:
     """Largest allowed differences of engine and actor.
 
     Attributes:
-        mean_exp_abs: Of the mean of exp|difference| over all tokens.
-        max_abs: Of the largest |difference| among the probe's tokens, in nats.
+        mean_exp_abs: Limit of the mean of exp|difference| over all tokens.
+        max_abs: Limit of the largest |difference| among the probe's tokens, in nats.
     """
 
     mean_exp_abs: float
@@ -141,11 +141,11 @@ class _Seen:
 
     Attributes:
         places: Sequences of the batch that were compared.
-        farthest: Of each its farthest token; see ``Alignment.farthest``.
+        farthest: Farthest token of each; see ``Alignment.farthest``.
         among: The probe's, as indices of ``places``.
         worst: Index of the sequence with the farthest token of the present weights.
-        mean: Of exp|difference|.
-        largest: Of the probe's |difference|, in nats.
+        mean: Mean of exp|difference|.
+        largest: Largest |difference| of the probe, in nats.
     """
 
     places: Tensor
@@ -214,8 +214,8 @@ class Gate:
         """Judge the samples of the present weights.
 
         Args:
-            alignment: Of the actor under the weights that sampled, over some sequences of the step.
-            sequences: Of the step.
+            alignment: Log-prob comparison over some sequences, under the weights that sampled them.
+            sequences: Sequences of the step.
             updated: The actor's weights have changed since the log-probs were taken.
 
         Returns:
@@ -237,7 +237,7 @@ class Gate:
         allowed, rerouted = limits(run.config, noise), 0
         if not seen.within(allowed):
             if not given:
-                rerouted = _rerouted(run, alignment.fresh, allowed, updated)
+                rerouted = _count_rerouted(run, alignment.fresh, allowed, updated)
             if not rerouted:
                 said = _message(run.config, seen, allowed, noise, alignment.fresh.tokens)
                 self._fail(run, sequences, seen, noise, said, step=step, updated=updated)
@@ -349,7 +349,7 @@ def _fewest_beyond(fresh: Mismatch, allowed: Limits) -> int:
         limit /= HISTOGRAM_STEP
 
 
-def _rerouted(run: Running, fresh: Mismatch, allowed: Limits, updated: bool) -> int:
+def _count_rerouted(run: Running, fresh: Mismatch, allowed: Limits, updated: bool) -> int:
     """Tokens of an MoE that took other experts in the engine: the few that are farthest away, where
     the rest is within the limits and the weights, if they can be compared, are equal. 0: that is
     not what makes the difference.

@@ -137,7 +137,7 @@ class GroupSource:
 
         Args:
             step: The step that trains on it.
-            ahead: The step before is under way.
+            ahead: The step before is still running.
         """
         if self._idle_since_s is not None:
             self._waited_s["engines"] += time.monotonic() - self._idle_since_s
@@ -190,10 +190,10 @@ class GroupSource:
 
 
 def weights_digest(run: Running, monitor: Monitor, version: int) -> str | None:
-    """What tells the weights that sample, and how engines compute with them.
+    """Digest of the weights that sample, and of how engines compute with them.
 
     Args:
-        version: Of the weights: updates that were done.
+        version: Version of the weights: number of updates so far.
 
     Returns:
         ``None``: it is not known.

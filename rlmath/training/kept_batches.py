@@ -38,9 +38,9 @@ class KeptStep:
     """A step as it was kept.
 
     Attributes:
-        kl_coef: Of the step's update.
+        kl_coef: KL coefficient of the step's update.
         entropy_coef: The controller's before the step.
-        layout: Of the ranks that did the step, as :func:`described_layout` has it.
+        layout: Layout of the ranks that did the step, see :func:`described_layout`.
     """
 
     batch: StepBatch
@@ -140,7 +140,7 @@ def read_step(path: Path) -> KeptStep:
 
     Raises:
         BrokenFile: It is damaged.
-        OSError: It is not there, or cannot be read.
+        OSError: It does not exist, or cannot be read.
     """
     header, arrays = read_arrays(path)
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
@@ -156,7 +156,7 @@ def read_step(path: Path) -> KeptStep:
 
 
 def described_layout(run: RunningRanks) -> dict[str, Any]:
-    """What the last bits of an update depend on, besides batch, weights and settings."""
+    """Parts of the layout that the last bits of an update depend on."""
     layout = run.layout
     described = dataclasses.asdict(layout.actor)
     described["pipeline_layers"] = list(layout.actor.pipeline_layers)

@@ -25,7 +25,7 @@ from rlmath.training.attempt import Training, open_run
 from rlmath.training.grace import grace_of
 from rlmath.training.model_card import HF_ADAPTER, write_card
 from rlmath.training.opening import with_model_folder
-from rlmath.training.profiling import profiled
+from rlmath.training.profiling import profile_step
 from rlmath.training.step import Trained, train_step
 from rlmath.training.summary import check_export, ending, no_room_to_compare, summarize
 from rlmath.training.supervise import Events, supervise
@@ -46,9 +46,9 @@ class StepDone:
     """A step that is done, logged and, where it was due, saved.
 
     Attributes:
-        number: Of the step, from 1.
+        number: Number of the step, from 1.
         metrics: Its line of ``metrics.jsonl``.
-        groups: That it trained on: problems with their graded samples.
+        groups: Groups that it trained on: problems with their graded samples.
     """
 
     number: int
@@ -63,7 +63,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class Answer:
-    """What was asked between two steps has been done."""
+    """Answer to what was asked between two steps."""
 
     value: Any
 
@@ -109,7 +109,7 @@ def train(config: Config, given: Config | None = None) -> Events:
         grace_of(config, training.parts.run.actor) as grace,
     ):
         batch: TrainingBatch | None = None
-        yield from asked_between(training, Opened(training))
+        yield from answer_between(training, Opened(training))
         training.monitor.begin_step()
         if training.done == 0 and training.held_out and config.eval.every:
             metrics = evaluate_held_out(training, 0)
@@ -121,17 +121,17 @@ def train(config: Config, given: Config | None = None) -> Events:
             # Of an earlier one where the last step was skipped.
             batch = made.shortest if made.shortest is not None else batch
             grace.step_done()
-            yield from asked_between(training, StepDone(step, line, made.groups))
+            yield from answer_between(training, StepDone(step, line, made.groups))
         with signals_wait("a save"):
             training.saver.finish()
         export(training, batch)
-        yield from asked_between(training, Finished())
+        yield from answer_between(training, Finished())
 
 
-def asked_between(training: Training, event: Opened | StepDone | Finished | Answer) -> Events:
+def answer_between(training: Training, event: Opened | StepDone | Finished | Answer) -> Events:
     """Yield an event, and then an ``Answer`` for each ``Ask`` that is sent in reply."""
     while True:
-        with training.monitor.paused():
+        with training.monitor.pause():
             ask: Ask | None = yield event
         if ask is None:
             return
@@ -159,19 +159,19 @@ def step_and_save(training: Training, step: int) -> tuple[Trained, Mapping[str, 
     # The ranks collect what they save on the GPUs that sleeping engines have left to them.
     early = save_due and training.parts.run.sampling.pool.spec.sleeps
     write = functools.partial(training.saver.write, step) if early else None
-    with profiled(training.parts.run, training.monitor, step):
+    with profile_step(training.parts.run, training.monitor, step):
         trained = train_step(training.parts, step, write)
     metrics = trained.metrics
     if training.held_out and every and (last or step % every == 0):
         try:
             metrics |= evaluate_held_out(training, step)
         except (KeyboardInterrupt, SystemExit, EngineError, RewardError):
-            # The update is whole, and is saved with what came before it. The last step is done
+            # The update is complete, and is saved with what came before it. The last step is done
             # again, so that a run does not end without its last evaluation.
             if not last:
-                _done(training, step, metrics)
+                _finish_step(training, step, metrics)
             raise
-    line = _done(training, step, metrics)
+    line = _finish_step(training, step, metrics)
     act(training.detectors.see(step, metrics), training.monitor.note, training.monitor.warn)
     if save_due:
         with training.monitor.phase("save"), signals_wait("a save"):
@@ -180,7 +180,7 @@ def step_and_save(training: Training, step: int) -> tuple[Trained, Mapping[str, 
     return trained, line
 
 
-def _done(training: Training, step: int, metrics: dict[str, float]) -> Mapping[str, float]:
+def _finish_step(training: Training, step: int, metrics: dict[str, float]) -> Mapping[str, float]:
     """Logged before it is saved: a checkpoint has the metrics of all of its steps."""
     line = training.monitor.log_step(step, metrics)
     training.saver.step_done(step, metrics)

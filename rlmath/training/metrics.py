@@ -7,7 +7,7 @@ from itertools import pairwise
 from statistics import stdev
 from typing import TYPE_CHECKING
 
-from rlmath.algorithms.off_policy import masked_by_lag
+from rlmath.algorithms.off_policy import mask_share_by_lag
 from rlmath.environments.metrics import environment_metrics
 from rlmath.grading.result import FAILED_GRADES, STATUSES
 from rlmath.monitor.repetition import repetition
@@ -94,12 +94,12 @@ def update_metrics(result: UpdateResult) -> dict[str, float]:
 
 
 def off_policy_metrics(result: UpdateResult, now: int) -> dict[str, float]:
-    """What ``off_policy_mask_kl`` left out, by the age of the weights that sampled.
+    """Samples that ``off_policy_mask_kl`` left out, by the age of the weights that sampled.
 
     Args:
         now: The weights version before the update.
     """
-    found = masked_by_lag(result.off_policy, now)
+    found = mask_share_by_lag(result.off_policy, now)
     return {f"correction/{name}": share for name, share in found.items()}
 
 

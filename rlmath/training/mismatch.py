@@ -22,7 +22,7 @@ _WEIGHTS = ("mean_w", "p99_w", "k3", "effective_sample_size")
 
 
 def kind_numbers() -> dict[str, int]:
-    """Those numbers; a correction of a plug-in comes after rlmath's own."""
+    """Number of each kind in the metrics; a plug-in's correction comes after rlmath's own."""
     kinds = [name for name in CORRECTIONS.in_order() if name != AUTO]
     return {kind: number for number, kind in enumerate(kinds)}
 

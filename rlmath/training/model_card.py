@@ -72,7 +72,7 @@ def model_card(run_dir: Path, step: int | None = None) -> str:
 
     Args:
         run_dir: A training run's folder.
-        step: Of a checkpoint; ``None``: the run's end.
+        step: Step of a checkpoint; ``None``: the run's end.
 
     Raises:
         UserError: It is no run's folder.
@@ -142,7 +142,7 @@ def _changes_lines(history: Sequence[tuple[int, list[run_settings.Change]]]) -> 
     if not history:
         return []
     rows = [
-        f"| {after} | `{_shown(one.key)}` | {_shown(one.before)} | {_shown(one.now)} |"
+        f"| {after} | `{_format(one.key)}` | {_format(one.before)} | {_format(one.now)} |"
         for after, changes in history
         for one in changes
         if one.key.partition(".")[0] not in _NOT_IN_RECIPE
@@ -159,7 +159,7 @@ def _changes_lines(history: Sequence[tuple[int, list[run_settings.Change]]]) -> 
     ]
 
 
-def _shown(value: Any) -> str:
+def _format(value: Any) -> str:
     return _ABSOLUTE.sub(r"\1", "null" if value is None else str(value)).replace("|", "\\|")
 
 

@@ -14,7 +14,7 @@ from rlmath.actor.group import ActorGroup
 from rlmath.actor.settings import ActorSettings
 from rlmath.cluster.grading_nodes import node_workers
 from rlmath.cluster.nodes import refuse_idle_gpus
-from rlmath.cluster.placement import Places, placed
+from rlmath.cluster.placement import Places, place
 from rlmath.cluster.session import ray_session
 from rlmath.config.arithmetic import RunLayout, resolve_layout
 from rlmath.config.reward import RewardConfig, WorkersOn
@@ -54,30 +54,47 @@ from rlmath.types import Problem
 
 @dataclass(frozen=True)
 class RunningRanks:
-    """Megatron ranks that are ready."""
+    """Megatron ranks that are ready.
 
-    config: Config  # With the model's path resolved.
-    layout: RunLayout  # Ranks and engines.
+    Attributes:
+        config: With the model's path resolved.
+        layout: Ranks and engines.
+    """
+
+    config: Config
+    layout: RunLayout
     actor: ActorGroup
 
 
 @dataclass(frozen=True)
 class Running(RunningRanks):
-    """Ranks and engines that are ready, and connected."""
+    """Ranks and engines that are ready, and connected.
 
-    sampling: Sampling  # Engines and rewards.
-    teacher: TeacherScores | None = None  # Scores what is sampled; None: there is none.
+    Attributes:
+        sampling: Engines and rewards.
+        teacher: Scores what is sampled; ``None``: there is none.
+    """
+
+    sampling: Sampling
+    teacher: TeacherScores | None = None
 
 
 @contextlib.contextmanager
 def open_ranks(
     config: Config, settings: Callable[[Config, RunLayout], ActorSettings]
 ) -> Iterator[RunningRanks]:
-    """Start ranks alone. Raises UserError: the model, the cluster or the machine does not allow it.
-    ``settings``: of the ranks, from those and the layout."""
+    """Start ranks alone.
+
+    Args:
+        config: Checked settings.
+        settings: Makes the ranks' settings from the configuration and the layout.
+
+    Raises:
+        UserError: The model, the cluster or the machine does not allow it.
+    """
     machine = _machine(config, trains=True)
     config, layout = machine.config, machine.layout
-    with machine.placed() as places:
+    with machine.place() as places:
         actor = _actor(machine, settings(config, layout), places)
         try:
             start(actor, None, machine.say)
@@ -89,15 +106,21 @@ def open_ranks(
 
 @contextlib.contextmanager
 def open_engines(config: Config, problems: Iterable[Problem] = ()) -> Iterator[Sampling]:
-    """Start engines and rewards alone. Raises UserError: the model, the cluster or the machine does
-    not allow it. ``problems``: to be sampled: the rewards' parameters are checked against their
-    columns."""
+    """Start engines and rewards alone.
+
+    Args:
+        config: Checked settings.
+        problems: To be sampled: the rewards' parameters are checked against their columns.
+
+    Raises:
+        UserError: The model, the cluster or the machine does not allow it.
+    """
     machine = _machine(config, trains=False)
     config = machine.config
     with contextlib.ExitStack() as stack:
         rewards = stack.enter_context(_checked_rewards(config, problems))
         episodes = _episodes(config, stack)
-        places = stack.enter_context(machine.placed())
+        places = stack.enter_context(machine.place())
         spec = _engine_spec(machine, trains=False)
         pool = pool_of(config, spec, machine.layout.engines, places.engines, None, episodes)
         stack.callback(pool.shutdown)
@@ -109,13 +132,16 @@ def open_engines(config: Config, problems: Iterable[Problem] = ()) -> Iterator[S
 def open_training(
     config: Config, *, problems: Iterable[Problem] = (), engines_read: bool = True
 ) -> Iterator[Running]:
-    """Start what reinforcement learning needs; see :func:`start` for the order. Raises UserError:
-    the model, the cluster or the machine does not allow it.
+    """Start what reinforcement learning needs; see :func:`start` for the order.
 
     Args:
+        config: Checked settings.
         problems: To be sampled: the rewards' parameters are checked against their columns.
         engines_read: Engines read the model's weights; else the caller sends them all before they
             sample.
+
+    Raises:
+        UserError: The model, the cluster or the machine does not allow it.
     """
     distills = config.algorithm.distill_coef > 0
     machine = _machine(config, trains=True, distills=distills)
@@ -126,7 +152,7 @@ def open_training(
         if teacher is not None:
             teacher.probe()
         episodes = _episodes(config, stack)
-        places = stack.enter_context(machine.placed())
+        places = stack.enter_context(machine.place())
         spec = _engine_spec(machine, trains=True)
         spec = dataclasses.replace(spec, reads_weights=engines_read)
         settings = training_ranks(config, layout, offloads=True)
@@ -159,7 +185,7 @@ class _Machine:
     say: Say
 
     @contextlib.contextmanager
-    def placed(self) -> Iterator[Places]:
+    def place(self) -> Iterator[Places]:
         """Ray, with accelerators for ranks and engines."""
         cluster, device = self.config.cluster, self.layout.device
         self.say("starting Ray")
@@ -167,7 +193,7 @@ class _Machine:
             joins = cluster.ray_address is not None
             if joins and device is Device.cpu and cluster.device is Device.auto:
                 refuse_idle_gpus()
-            with placed(self.layout, cluster.nodes) as places:
+            with place(self.layout, cluster.nodes) as places:
                 yield places
 
 

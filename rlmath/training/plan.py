@@ -23,7 +23,7 @@ def plan_step(config: Config, step: int, kl_coef: float | None = None) -> StepPl
     """The plan of a step, counted from 1.
 
     Args:
-        kl_coef: Of this step; ``None``: that of the settings.
+        kl_coef: KL coefficient of this step; ``None``: the setting's.
     """
     algorithm, value = config.algorithm, config.value
     kl_coef = algorithm.kl_coef if kl_coef is None else kl_coef

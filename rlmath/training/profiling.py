@@ -15,11 +15,11 @@ from rlmath.training.rank_settings import profile_folder
 
 
 @contextlib.contextmanager
-def profiled(run: Running, monitor: Monitor, step: int) -> Iterator[None]:
+def profile_step(run: Running, monitor: Monitor, step: int) -> Iterator[None]:
     """Profile this block on all ranks and engines, if ``runner.profile`` names the step.
 
     A trace that cannot be written is a warning. When the block fails, ranks that still answer
-    write theirs; the others end with the run. A run that is told to end has no time for it.
+    write theirs; the others end with the run. A run that has to end has no time for it.
     """
     profile = run.config.runner.profile
     if step not in profile.steps:

@@ -64,8 +64,7 @@ def actor_settings(
     """Parts that each Megatron rank builds.
 
     Args:
-        optimizer_steps: Of the whole run, where a decaying schedule ends if the settings leave it
-            open.
+        optimizer_steps: Steps of the whole run; default end of a decaying schedule.
         temperature: At which log-probs are taken.
     """
     import torch
@@ -123,7 +122,7 @@ def whole_schedule(optimizer: OptimizerConfig, optimizer_steps: int) -> Optimize
 
 
 def precision(config: Config) -> Precision:
-    """What actor and engines keep alike; a dense model has no router."""
+    """Precision that actor and engines share; a dense model has no router."""
     given = config.precision
     is_moe = read_model_spec(config.model.path).experts > 0
     router = given.router_dtype if is_moe else ProductDType.model

@@ -11,7 +11,7 @@ from rlmath.algorithms.advantages import needs_value_model
 from rlmath.config.lora import adapters_of
 from rlmath.config.schema import Config
 from rlmath.errors import UserError
-from rlmath.model.lora import described
+from rlmath.model.lora import describe
 from rlmath.model.spec import read_model_spec
 
 _ABOUT = Path("actor", "about.json")
@@ -21,7 +21,8 @@ def check_resumed_model(config: Config, path: Path) -> None:
     """Compare what a training run's checkpoint has with the settings; the ranks compare the rest.
 
     Args:
-        path: Of the checkpoint.
+        config: Checked settings.
+        path: Folder of the checkpoint.
 
     Raises:
         UserError: It is of other weights than those that are trained, or has no value model.
@@ -38,15 +39,18 @@ def check_resumed_model(config: Config, path: Path) -> None:
 
 
 def check_resumed_weights(config: Config, path: Path) -> None:
-    """Compare data type and adapters of a checkpoint with the settings. Raises UserError: it is of
-    other weights than those that are trained."""
+    """Compare data type and adapters of a checkpoint with the settings.
+
+    Raises:
+        UserError: It is of other weights than those that are trained.
+    """
     about = _about(path / _ABOUT)
     if about is None:  # The ranks say what is wrong with it.
         return
     lora = adapters_of(config.actor.lora, read_model_spec(config.model.path), config.runner.seed)
     own = {
         "model.dtype": config.model.dtype.value,
-        **_adapters(None if lora is None else described(lora)),
+        **_adapters(None if lora is None else describe(lora)),
     }
     was = {"model.dtype": about.get("dtype"), **_adapters(about.get("lora"))}
     differing = [key for key in own.keys() | was.keys() if was.get(key) != own.get(key)]

@@ -61,7 +61,7 @@ class Trained:
 
     Attributes:
         metrics: Its metrics except the timings, which the monitor has.
-        groups: That it trained on.
+        groups: Groups that it trained on.
         shortest: Its ``runner.check_export_sequences`` shortest sequences; ``None`` when there are
             none.
     """
@@ -73,12 +73,12 @@ class Trained:
 
 @dataclass(frozen=True)
 class UpdateParts:
-    """What an update works with. A run does it once, and ``rlmath replay`` again.
+    """Parts of an update. A run does it once, and ``rlmath replay`` again.
 
     Attributes:
         run: The ranks.
         monitor: Times it, and takes digests and warnings.
-        coefficients: Of the loss, which an update may move.
+        coefficients: Coefficients of the loss, which an update may move.
         checks: Judge each step.
     """
 
@@ -90,7 +90,7 @@ class UpdateParts:
 
 @dataclass(frozen=True)
 class StepParts(UpdateParts):
-    """What a step works with.
+    """Parts of a step.
 
     Attributes:
         run: Ranks and engines.

@@ -26,7 +26,7 @@ from rlmath.types import Group
 
 
 class StepSequences(Sequences, Protocol):
-    """Of samples, or of a batch that was kept."""
+    """Sequences of samples, or of a kept batch."""
 
     def __len__(self) -> int: ...
 
@@ -36,11 +36,11 @@ class StepBatch:
     """A step's sequences with their rewards.
 
     Attributes:
-        sequences: ``N``, to be dealt to the ranks.
+        sequences: ``N``, to shard over the ranks.
         keys: ``PROBLEM/INDEX`` of each.
         takes_part: ``[N]`` bool, whether the sequence is in the loss.
-        rewards: Of each sequence.
-        weights_version: Of the actor before the update.
+        rewards: Rewards of each sequence.
+        weights_version: Version of the actor's weights before the update.
     """
 
     sequences: StepSequences
@@ -53,7 +53,7 @@ class StepBatch:
         return len(self.keys)
 
     def advantages(self, config: Config) -> SequenceAdvantages:
-        """Of the sequences, from rewards alone."""
+        """Advantages of the sequences, from rewards alone."""
         settings = advantage_settings(config, self.rewards.weights)
         return sequence_advantages(
             estimator_rewards(self.rewards, settings),
@@ -75,9 +75,9 @@ class StepBatch:
         """All samples of the groups, at least one.
 
         Args:
-            rewards: Those that graded the groups.
-            weights_version: Of the actor before the update.
-            teacher_log_probs: Of the tokens of each sample; ``None``: there is no teacher.
+            rewards: Rewards that graded the groups.
+            weights_version: Version of the actor's weights before the update.
+            teacher_log_probs: Teacher's log-probs of each sample's tokens; ``None``: no teacher.
         """
         sequences = sampled_sequences(
             groups,

@@ -38,8 +38,10 @@ def supervise(config: Config, attempt: Callable[[Config], Events]) -> Events:
     ``runner.max_restarts`` times without a new checkpoint between; no more when its code raised the
     same error at the same step twice running. After a collapse whose detector
     asks for it, it is run again from the newest checkpoint before the collapse with a lower
-    learning rate, at most ``collapse.max_rollbacks`` times in the run's life. Raises Exception:
-    what ended the last attempt.
+    learning rate, at most ``collapse.max_rollbacks`` times in the run's life.
+
+    Raises:
+        Exception: The error that ended the last attempt.
     """
     run_dir = Path(config.runner.run_dir)
     store = open_store(config)
@@ -56,7 +58,7 @@ def supervise(config: Config, attempt: Callable[[Config], Events]) -> Events:
             yield from attempt(_with_lower_lr(_resuming(config, how), rollbacks))
             return
         except COMPONENT_FAILURES as error:
-            newest = _newest_whole(store)
+            newest = _newest_complete(store)
             restarts = restarts + 1 if newest == saved else 1
             saved = newest
             before, raised = raised, _Raised.of(error, run_dir)
@@ -77,7 +79,7 @@ def supervise(config: Config, attempt: Callable[[Config], Events]) -> Events:
 
 @dataclasses.dataclass(frozen=True)
 class _Raised:
-    """What a component raised, and in which step: the same error again means that a restart does
+    """Error of a component, and its step: the same error again means that a restart does
     not help."""
 
     step: int
@@ -101,10 +103,10 @@ def _last_step(run_dir: Path) -> int:
     return max((line["step"] for line in read_metrics(run_dir)), default=0)
 
 
-def _newest_whole(store: CheckpointStore) -> Manifest | None:
-    """Of the checkpoint that is resumed from: a damaged one counts for nothing, and one that was
+def _newest_complete(store: CheckpointStore) -> Manifest | None:
+    """Manifest of the checkpoint to resume from; a damaged one is skipped, and one that was
     made again is another."""
-    path = store.newest_whole().path
+    path = store.newest_complete().path
     return None if path is None else read_manifest(path)
 
 
@@ -122,13 +124,13 @@ def _resuming(config: Config, how: str) -> Config:
 
 
 def _first_step(newest: Manifest | None, how: str) -> int:
-    """That an attempt begins with."""
+    """First step of an attempt."""
     begins_from = newest if how == "auto" else read_manifest(Path(how))
     return 1 + (begins_from.step if begins_from else 0)
 
 
 def _redone(last: int, newest: Manifest | None, how: str) -> str:
-    """Which steps are repeated, up to the one that failed or showed the collapse."""
+    """The steps that are repeated, up to the one that failed or showed the collapse."""
     first = _first_step(newest, how)
     steps = f"step {first} is" if last <= first else f"steps {first} to {last} are"
     own = f"the checkpoint of step {first - 1}" if first > 1 else "the beginning"
@@ -152,8 +154,11 @@ def _with_lower_lr(config: Config, rollbacks: Path) -> Config:
 
 
 def _roll_back(config: Config, store: CheckpointStore, collapse: RollBack, rollbacks: Path) -> str:
-    """Put the checkpoints since the collapse aside, and note the lower learning rate. Returns where
-    the next attempt resumes."""
+    """Put the checkpoints since the collapse aside, and note the lower learning rate.
+
+    Returns:
+        Where the next attempt resumes.
+    """
     earlier = _read(rollbacks)
     if len(earlier) >= config.collapse.max_rollbacks:
         raise UserError(
@@ -162,7 +167,7 @@ def _roll_back(config: Config, store: CheckpointStore, collapse: RollBack, rollb
         ) from None
     store.set_aside(newer_than=collapse.onset - 1)
     how = _next_resume(config, store)
-    newest = _newest_whole(store)
+    newest = _newest_complete(store)
     to = _first_step(newest, how) - 1
     factor = config.collapse.rollback_lr_factor * (earlier[-1]["lr_factor"] if earlier else 1.0)
     entry = {"step": collapse.step, "to": to, "lr_factor": factor, "reason": collapse.reason}

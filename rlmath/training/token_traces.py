@@ -1,4 +1,4 @@
-"""Which samples of a step are traced token by token, and where what the ranks say of them goes."""
+"""Samples of a step to trace token by token, and the files of their traces."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def traced_places(keys: Sequence[str], count: int) -> tuple[int, ...]:
 
     Args:
         keys: ``PROBLEM/INDEX`` of each sequence of the step.
-        count: Of the problems.
+        count: Number of problems.
     """
     first: dict[str, int] = {}
     for place, key in enumerate(keys):
@@ -31,7 +31,7 @@ def write_traces(
     """Write what the ranks traced beside the step's samples.
 
     Args:
-        batch: Of the step.
+        batch: Batch of the step.
     """
     of_engine = config.algorithm.old_log_probs is OldLogProbs.engine
     versions = batch.sequences.weights_versions

@@ -19,7 +19,9 @@ class ActorTrainer:
     """A ``rlmath.rollout.pool.Trainer``.
 
     Args:
-        spec: Of the engines.
+        config: Checked settings.
+        spec: Spec of the engines.
+        actor: The ranks.
     """
 
     def __init__(self, config: Config, spec: EngineSpec, actor: ActorGroup) -> None:
@@ -39,7 +41,7 @@ class ActorTrainer:
 
 
 def transport_plan(config: Config, spec: EngineSpec, engines: Sequence[Any]) -> TransportPlan:
-    """What the actor has to know to send weights to some of a pool's engines."""
+    """The actor's plan for sending weights to some of a pool's engines."""
     model = read_model_spec(config.model.path)
     weights_bytes = model.num_parameters * (4 if config.model.dtype is DType.float32 else 2)
     cuda = spec.device == "cuda"

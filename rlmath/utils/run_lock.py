@@ -29,14 +29,14 @@ def only_run_in(folder: str | Path) -> Iterator[None]:
         except BlockingIOError:
             file.seek(0)
             raise UserError(
-                f"runner.run_dir={folder}: a run is at work there ({file.read().strip()}); wait "
+                f"runner.run_dir={folder}: a run is active there ({file.read().strip()}); wait "
                 "for its end, or give another folder"
             ) from None
         except OSError as error:
             print(
                 f"warning: runner.run_dir={folder} is not locked: {path} cannot be locked there "
                 f"({error.strerror or error}). A second run in this folder would not be refused "
-                "and would overwrite this one's files; make sure that there is none",
+                "and would overwrite this one's files; make sure that none is active",
                 flush=True,
             )
             yield

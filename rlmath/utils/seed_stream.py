@@ -21,12 +21,12 @@ class SeedStream:
     """Numbers in ``[0, 2**63)``, one after another. ``seed``: Taken modulo ``2**64``."""
 
     def __init__(self, seed: int) -> None:
-        self._state = _mixed(seed & _MASK)
+        self._state = _mix(seed & _MASK)
 
     def next(self) -> int:
         """The next number."""
         self._state = (self._state + _STRIDE) & _MASK
-        return _mixed(self._state) >> 1  # Positive as int64.
+        return _mix(self._state) >> 1  # Positive as int64.
 
 
 class SeedStreams:
@@ -60,17 +60,17 @@ def skip(seed: int, count: int) -> int:
         seed: Seed of the other stream.
         count: At least 0.
     """
-    return _unmixed((_mixed(seed & _MASK) + count * _STRIDE) & _MASK)
+    return _unmix((_mix(seed & _MASK) + count * _STRIDE) & _MASK)
 
 
-def _mixed(x: int) -> int:
+def _mix(x: int) -> int:
     x = ((x ^ (x >> 30)) * _FACTORS[0]) & _MASK
     x = ((x ^ (x >> 27)) * _FACTORS[1]) & _MASK
     return x ^ (x >> 31)
 
 
-def _unmixed(x: int) -> int:
-    """Inverse of :func:`_mixed`."""
+def _unmix(x: int) -> int:
+    """Inverse of :func:`_mix`."""
     x = x ^ (x >> 31) ^ (x >> 62)
     x = (x * _INVERSE_FACTORS[1]) & _MASK
     x = x ^ (x >> 27) ^ (x >> 54)

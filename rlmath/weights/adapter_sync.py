@@ -44,7 +44,7 @@ class AdapterSource:
         own = local_adapters(model_chunks, spec, parallel, lora)
         of_b = {id(one.tensor) for one in own if one.name.endswith(".b")}
 
-        def scaled(parameter: Tensor, values: Tensor, dim: int, start: int) -> Tensor:
+        def scale(parameter: Tensor, values: Tensor, dim: int, start: int) -> Tensor:
             if id(parameter) not in of_b:
                 return values
             return (values.float() * lora.scale).to(values.dtype)
@@ -55,7 +55,7 @@ class AdapterSource:
             parallel,
             bucket_size_mib,
             read=read,
-            merge=scaled,
+            merge=scale,
             adapters=lora,
         )
         # The base model is not sent, but engines must still have it.

@@ -148,7 +148,7 @@ class ExpertRoutes:
         """This rank's part in the transfer of the expert tensors among ``names``; cached."""
         key = tuple(names)
         if key not in self._found:
-            self._found[key] = self._planned(key)
+            self._found[key] = self._plan(key)
         return self._found[key]
 
     def is_all_needed(self, name: str) -> bool:
@@ -171,10 +171,10 @@ class ExpertRoutes:
         has it, in turn."""
         key = tuple(self._holders[run]), destination
         if key not in self._sources:
-            self._sources[key] = self._chosen(*key)
+            self._sources[key] = self._choose(*key)
         return self._sources[key]
 
-    def _chosen(self, holders: tuple[int, ...], destination: int) -> int:
+    def _choose(self, holders: tuple[int, ...], destination: int) -> int:
         if destination in holders:
             return destination
         node = self._needs[destination].node
@@ -184,7 +184,7 @@ class ExpertRoutes:
     def _part(self, run: Run, share: ExpertShare) -> Run | None:
         return share.of(run, self._experts[run.name], self._sizes[run.name][run.dim])
 
-    def _planned(self, names: Sequence[str]) -> Exchange:
+    def _plan(self, names: Sequence[str]) -> Exchange:
         found, me = Exchange(), self._rank
         share = self._needs[me].share
         outgoing: dict[int, list[tuple[Run, Run]]] = {}

@@ -281,7 +281,7 @@ class BucketGatherer:
         if before is not None:
             unchanged = tuple(run for run, value in own.items() if before.get(run) == value)
         senders = {run: value for run, value in own.items() if self._is_sender(run)}
-        return WeightChanges(self._add_up(senders), unchanged, self.drifted(own))
+        return WeightChanges(self._add_up(senders), unchanged, self.find_drift(own))
 
     def _is_sender(self, run: Run) -> bool:
         """Whether this rank is the first that has a run."""
@@ -319,11 +319,11 @@ class BucketGatherer:
         Raises:
             WeightsError: On all ranks; names a tensor and two ranks that differ.
         """
-        if drifted := self.drifted():
+        if drifted := self.find_drift():
             raise WeightsError(drifted)
 
     @torch.no_grad()
-    def drifted(self, known: Mapping[Run, int] | None = None) -> str:
+    def find_drift(self, known: Mapping[Run, int] | None = None) -> str:
         """The first difference between ranks that should have the same values, or an empty string;
         the same on all ranks. Collective over the group.
 
@@ -402,7 +402,7 @@ class BucketGatherer:
                     run.of(whole[run.name]).copy_(self._local[run].values())
             if source == me and (destination == me or len(self.ranks) == 1):
                 continue
-            packed, parts = _packed(runs, types, self.device)
+            packed, parts = _pack(runs, types, self.device)
             if source == me:
                 for run, part in parts:
                     part.copy_(self._local[run].values())
@@ -447,7 +447,7 @@ class BucketGatherer:
         for run, part in exchange.own:
             targets.setdefault(run, []).append((part, pending.place(part)))
         for ranks, parts in exchange.sends:
-            packed, views = _packed([part for _, part in parts], types, self.device)
+            packed, views = _pack([part for _, part in parts], types, self.device)
             for (run, part), (_, view) in zip(parts, views, strict=True):
                 targets.setdefault(run, []).append((part, view))
             operations += [dist.P2POp(dist.isend, packed, rank, group) for rank in ranks]
@@ -456,7 +456,7 @@ class BucketGatherer:
             for part, place in places:
                 place.copy_(values.narrow(run.dim, part.start - run.start, part.length))
         for rank, received in exchange.receives.items():
-            packed, views = _packed(received, types, self.device)
+            packed, views = _pack(received, types, self.device)
             pending.received += views
             operations.append(dist.P2POp(dist.irecv, packed, rank, group))
         pending.start(operations)
@@ -515,7 +515,7 @@ class _Pending:
         return list(self.whole.items())
 
 
-def _packed(
+def _pack(
     runs: Iterable[Run], types: dict[str, torch.dtype], device: torch.device
 ) -> tuple[Tensor, list[tuple[Run, Tensor]]]:
     """A flat buffer for these runs, and a view of each run's shape in it."""

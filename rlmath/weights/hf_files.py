@@ -301,7 +301,7 @@ class HfFolderWriter:
         )
 
 
-def fused_for_files(
+def fuse_for_files(
     spec: ModelSpec, tensors: Iterable[tuple[str, Tensor]]
 ) -> Iterator[tuple[str, Tensor]]:
     """Convert tensors in the order of ``hf_shapes`` to those of the files, in the order of

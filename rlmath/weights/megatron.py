@@ -20,7 +20,7 @@ from rlmath.errors import WeightsError
 from rlmath.model.rank_layout import ParallelRank
 from rlmath.model.spec import ModelSpec
 from rlmath.weights.gather import BucketGatherer
-from rlmath.weights.hf_files import HfFolderReader, HfFolderWriter, fused_for_files
+from rlmath.weights.hf_files import HfFolderReader, HfFolderWriter, fuse_for_files
 from rlmath.weights.parameters import local_parameters
 from rlmath.weights.pieces import (
     EMBEDDING,
@@ -154,7 +154,7 @@ def save_to_hf(
         announced = {name: (shape, types[parts[name][0]]) for name, shape in shapes.items()}
         with HfFolderWriter(folder, announced, source, shard_size_mib, overwrite) as writer:
             tensors = itertools.chain.from_iterable(gatherer.gather(0))
-            for name, tensor in fused_for_files(spec, tensors):
+            for name, tensor in fuse_for_files(spec, tensors):
                 writer.add(name, tensor)
     else:
         for _ in gatherer.gather(0):

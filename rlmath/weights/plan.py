@@ -149,7 +149,7 @@ def plan_weights(
     buckets = tuple(
         PlannedBucket(
             bucket,
-            tuple(op for t in bucket.tensors for op in _sorted(gathers[t.meta.name])),
+            tuple(op for t in bucket.tensors for op in _sort(gathers[t.meta.name])),
             tuple(op for t in bucket.tensors for op in loads[t.meta.name]),
         )
         for bucket in cut_into_buckets(metas, bucket_size_mib)
@@ -265,5 +265,5 @@ def _operation(
     return Operation(name, rank, dim, start, length, num_bytes)
 
 
-def _sorted(operations: list[Operation]) -> list[Operation]:
+def _sort(operations: list[Operation]) -> list[Operation]:
     return sorted(operations, key=lambda op: op.start)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from rlmath.model.fp8 import quantized
+from rlmath.model.fp8 import quantize
 from rlmath.model.lora import TARGETS
 from rlmath.weights.fingerprint import fingerprint
 from rlmath.weights.gather import BucketGatherer
@@ -31,7 +31,7 @@ def quantized_fingerprints(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, i
     found = {}
     for name, tensor in tensors:
         if is_quantized(name):
-            values, scale = quantized(tensor)
+            values, scale = quantize(tensor)
             found[name] = fingerprint(values.view(torch.uint8))
             found[name + SCALE] = fingerprint(scale)
         else:

@@ -49,7 +49,7 @@ class SequenceFingerprints:
         )
 
     @classmethod
-    def joined(cls, parts: Sequence[SequenceFingerprints]) -> SequenceFingerprints:
+    def join(cls, parts: Sequence[SequenceFingerprints]) -> SequenceFingerprints:
         """Combine the fingerprints of all ranks, in the order of the step."""
         places = torch.cat([one.places for one in parts])
         order = torch.argsort(places)

@@ -108,7 +108,7 @@ class TensorPrints:
             minibatch: Index from 0; the same gradients in another order have another fingerprint.
         """
         for part in self._own:
-            for row, block in self._reduced(part):
+            for row, block in self._reduced_rows(part):
                 self._count(part, row, block, 2 * minibatch + 1)
 
     @torch.no_grad()
@@ -130,7 +130,7 @@ class TensorPrints:
             # Wraps like a fingerprint. The host does not wait for the GPU before `take`.
             self._sums[self._places[part.run.name]] += found.to(self._sums.device) * factor
 
-    def _reduced(self, part: _Part) -> Iterator[tuple[int, Tensor]]:
+    def _reduced_rows(self, part: _Part) -> Iterator[tuple[int, Tensor]]:
         """The rows of a parameter's gradient that this rank counts, with their first index."""
         gradient: Tensor | None = getattr(part.parameter, "main_grad", None)
         if gradient is None:

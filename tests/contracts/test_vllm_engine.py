@@ -10,7 +10,7 @@ from rlmath.config.engine_arguments import RESERVED, known_arguments
 from rlmath.engines.engine_arguments import ASYNC_SCHEDULER, CPU_SCHEDULER, FP8, vllm_arguments
 from rlmath.engines.requests import EngineSpec
 from rlmath.engines.routes import RouteSpec
-from rlmath.model.fp8 import quantized
+from rlmath.model.fp8 import quantize
 from rlmath.model.lora import Lora
 from rlmath.model.precision import Precision
 from rlmath.model.tiny import make_tiny_model
@@ -151,6 +151,6 @@ def test_the_rule_is_vllms_bit_by_bit(dtype):
     rows[3] = 0
     scale = fp8._fp8_channel_scale(fp8.weight_amax(rows, dim=-1, keepdim=True))
     values = fp8._fp8_quant_per_channel(rows, scale)
-    mine, my_scale = quantized(rows)
+    mine, my_scale = quantize(rows)
     assert torch.equal(scale, my_scale)
     assert torch.equal(values.view(torch.uint8), mine.view(torch.uint8))

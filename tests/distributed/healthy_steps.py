@@ -279,7 +279,7 @@ def judge(config: Config, of_ranks: Sequence[Sequence[Seen]], lag: int) -> list[
         session.actor = SimpleNamespace(call=lambda one, found=ranks: [x.moved for x in found])
         batch, monitor = batch_of(config, step, lag), SimpleNamespace(warn=said.append)
         sampled = BeforeUpdate(session, monitor, step, plan, groups, groups, batch)  # type: ignore[arg-type]
-        report = StepResult.joined([one.report for one in ranks])
+        report = StepResult.join([one.report for one in ranks])
         metrics = {
             "train/kl_coef": config.algorithm.kl_coef,
             "train/entropy_coef": config.algorithm.entropy_coef,

@@ -6,6 +6,6 @@ class Process:
 
     def loss(self, objective):
         from rlmath.algorithms.losses import LOSSES
-        from rlmath.plugins.loading import imported
+        from rlmath.plugins.loading import imported_plugins
 
-        return LOSSES.get(objective.loss).__name__, objective.loss_options.scale, imported()
+        return LOSSES.get(objective.loss).__name__, objective.loss_options.scale, imported_plugins()

@@ -88,7 +88,7 @@ def place(case, names):
         placement=Placement(case["placement"]),
     )
     try:
-        with placement.placed(layout) as places:
+        with placement.place(layout) as places:
             table = ray.util.placement_group_table()
             states = [
                 one["bundles_to_node_id"] for one in table.values() if one["state"] == "CREATED"

@@ -312,7 +312,7 @@ def test_a_disk_that_runs_full_fails_on_all_ranks_and_spares_the_rest(ranks, tin
         assert said[0].startswith("DiskFull: The disk ran full while")
         store.abandon(2)
         filler.unlink()
-        assert store.newest_whole().path == first
+        assert store.newest_complete().path == first
         # The ranks are fit to save again.
         assert ranks.run(TP2, run_save_into, tiny_model, str(store.begin(2))) == ["", ""]
         second = store.commit(2, {}, {})

@@ -191,7 +191,7 @@ def run(layout, platform, folders, batch, setup):
             gatherer = BucketGatherer(actor.chunks, actor.spec, actor.parallel, merge=gradient_of)
             gathered = itertools.chain.from_iterable(gatherer.gather(None))
             whole = {name: tensor.clone() for name, tensor in gathered}
-            found[family] = whole, gatherer.drifted(), norm
+            found[family] = whole, gatherer.find_drift(), norm
             return norm
 
         actor.gradient_norm = look

@@ -10,7 +10,7 @@ from rlmath.cluster.session import ray_session
 from rlmath.config.load import load
 from rlmath.config.schema import ClusterConfig
 from rlmath.errors import ConfigError
-from rlmath.plugins.loading import imported
+from rlmath.plugins.loading import imported_plugins
 from rlmath.training.plan import plan_step
 from tests.distributed.plugin_process import Process
 from tests.unit.plugins.test_plugin_loading import LOSS, file, own_plugins  # noqa: F401
@@ -21,7 +21,7 @@ GIVEN = ["model.path=m", "runner.run_dir=r"]
 def test_an_actor_with_its_own_environment_has_the_loss_of_a_file(file):  # noqa: F811
     config = load([*GIVEN, f"algorithm.loss={file}:mine"])
     objective = plan_step(config, 1).objective
-    here = imported()
+    here = imported_plugins()
     # Nobody else reads it from here on.
     file.unlink()
     with ray_session(ClusterConfig(object_store_mib=80)):

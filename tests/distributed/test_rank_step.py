@@ -86,9 +86,9 @@ def alone(ranks, tiny_model, batch):
 def joined(results):
     shares = [one for one in results if one is not None]
     order = torch.cat([rows for rows, *_ in shares]).argsort()
-    sequences = SequenceReport.joined([one[5].sequences for one in shares])
+    sequences = SequenceReport.join([one[5].sequences for one in shares])
     in_step = sequences.places.argsort()
-    alignment = Alignment.joined([one[3] for one in shares])
+    alignment = Alignment.join([one[3] for one in shares])
     totals = shares[0][4].correction
     distilled = shares[0][4].distill
     for one in shares[1:]:

@@ -32,7 +32,7 @@ from rlmath.training.checks.sequences import (
     wrong_places,
     wrong_tokens,
 )
-from rlmath.training.checks.still_weights import begin, look_again, moved
+from rlmath.training.checks.still_weights import begin, find_moved, look_again
 from rlmath.weights.sequence_fingerprints import token_digests
 from tests.support.actors import build, make_batch
 
@@ -103,7 +103,7 @@ def run(layout, platform, model, batch, lora):
 def sentences(of_ranks, batch):
     """What the driver's checks say."""
     results = [one for one, _, _ in of_ranks if one is not None]
-    result = UpdateResult.joined(results)
+    result = UpdateResult.join(results)
     report = result.sequences
     assert isinstance(report, SequenceReport)
     count = len(batch)
@@ -124,7 +124,7 @@ def sentences(of_ranks, batch):
         *(said for one in result.minibatches for said in wrong_loss(one, KL, ENTROPY)),
         *wrong_rates(settings, of_ranks[0][2], result.minibatches),
         *wrong_steps(result.step_findings),
-        *moved([names for _, names, _ in of_ranks]),
+        *find_moved([names for _, names, _ in of_ranks]),
     ]
 
 

@@ -35,8 +35,8 @@ CHECKS: dict[str, Run] = {
 def run(node, record):
     """All of ``CHECKS``, and those with a fault planted, on the same ranks and engines."""
     config = parts.settings(node, "run", 0, ["weights.bucket_size_mib=1"])
-    with parts.started(config, record) as pair:
-        parts.started, parts.started_engines = _shared(pair), _shared(pair[1])
+    with parts.start(config, record) as pair:
+        parts.start, parts.started_engines = _shared(pair), _shared(pair[1])
         for name, check in CHECKS.items():
             _run(node, name, check)
         with _stale_at_the_second_sync(*pair):

@@ -153,7 +153,7 @@ def test_a_continuous_run_is_killed_and_every_update_can_be_done_again(material,
         *("train", *quickstart_settings(material, folder), *SETTINGS),
         *("rollout.schedule=continuous", "rollout.max_lag=2", "rollout.engines=2"),
         f"rollout.kv={kv}",
-        # Engines that are slower than the actor have responses under way when it is done.
+        # Engines that are slower than the actor have running responses when it is done.
         *("rollout.max_running_sequences=1", "rollout.max_response_tokens=96"),
         "rollout.ignore_eos=true",
     ]

@@ -5,7 +5,7 @@ import torch
 from vllm import _custom_ops as ops
 from vllm.platforms import current_platform
 
-from rlmath.engines.transports.cpu_load import _joined
+from rlmath.engines.transports.cpu_load import _join
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -23,7 +23,7 @@ def _gapped(rows, columns, gap, dtype=torch.float32):
 def test_rows_with_gaps_are_packed_as_they_are(rows, columns):
     matrix = _gapped(rows, columns, 16)
     runs = [matrix[: rows // 2], matrix[rows // 2 :]]
-    joined = _joined(runs)
+    joined = _join(runs)
     # No copy was made.
     assert joined.data_ptr() == matrix.data_ptr()
     assert joined.equal(matrix)
@@ -34,22 +34,22 @@ def test_rows_with_gaps_are_packed_as_they_are(rows, columns):
 
 def test_runs_apart_are_copied_together():
     a, b = _gapped(8, 64, 16), _gapped(9, 64, 16)
-    assert _joined([a, b]).equal(torch.cat([a, b]))
-    assert _joined([b[4:], b[:4]]).equal(torch.cat([b[4:], b[:4]]))
+    assert _join([a, b]).equal(torch.cat([a, b]))
+    assert _join([b[4:], b[:4]]).equal(torch.cat([b[4:], b[:4]]))
     plain = torch.randn(8, 64)
-    assert _joined([plain[:3], plain[3:]]).data_ptr() == plain.data_ptr()
-    assert _joined([plain, a]).equal(torch.cat([plain, a]))
+    assert _join([plain[:3], plain[3:]]).data_ptr() == plain.data_ptr()
+    assert _join([plain, a]).equal(torch.cat([plain, a]))
     # A tensor rank's columns.
     columns = plain[:, 16:32]
-    assert _joined([columns]).equal(columns)
+    assert _join([columns]).equal(columns)
 
 
 def test_where_another_library_packs_it_gets_no_gaps(monkeypatch):
     matrix = _gapped(8, 64, 16)
-    assert not _joined([matrix]).is_contiguous()
+    assert not _join([matrix]).is_contiguous()
     import vllm.model_executor.layers.utils as utils
 
     monkeypatch.setattr(utils, "check_cpu_sgl_kernel", lambda n, k, dtype: True)
-    joined = _joined([matrix])
+    joined = _join([matrix])
     assert joined.is_contiguous()
     assert joined.equal(matrix)

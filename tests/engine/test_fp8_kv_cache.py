@@ -12,7 +12,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from rlmath.config.rollout import KvCacheDtype
-from rlmath.model.fp8 import cached
+from rlmath.model.fp8 import round_cached
 from rlmath.rollout.pool import RolloutPool
 
 NAME = "kv_cache_in_fp8"
@@ -24,7 +24,9 @@ pytestmark = pytest.mark.skipif(
 
 
 def attend(module, query, key, value, *rest, **named):
-    return sdpa_attention_forward(module, query, cached(key), cached(value), *rest, **named)
+    return sdpa_attention_forward(
+        module, query, round_cached(key), round_cached(value), *rest, **named
+    )
 
 
 def log_probs(reference, prompts, samples, how):

@@ -14,7 +14,7 @@ from trainers import start_sender
 from rlmath.checks.quantization import QUANTIZED_FAMILIES
 from rlmath.config.rollout import Quantization
 from rlmath.errors import WeightsError
-from rlmath.model.fp8 import rounded
+from rlmath.model.fp8 import round_values
 from rlmath.model.precision import NOISE_FACTOR
 from rlmath.model.spec import read_model_spec
 from rlmath.rollout.pool import RolloutPool
@@ -46,7 +46,7 @@ class InFp8(torch.nn.Linear):
     """As the engine multiplies."""
 
     def forward(self, x):
-        return torch.nn.functional.linear(rounded(x), rounded(self.weight), self.bias)
+        return torch.nn.functional.linear(round_values(x), round_values(self.weight), self.bias)
 
 
 def check_against_fp8(reference, prompts, samples):

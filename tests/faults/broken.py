@@ -235,7 +235,7 @@ def assert_says_what_it_saved(run):
     """After a signal: the last step is saved, or the run says why it is not."""
     last = metrics(run.run_dir)[-1]["step"]
     assert (run.run_dir / "curves.png").is_file(), "an interrupted run has its curves"
-    newest = CheckpointStore(run.run_dir / "checkpoints", keep=1).newest_whole()
+    newest = CheckpointStore(run.run_dir / "checkpoints", keep=1).newest_complete()
     assert not newest.skipped
     found = re.search(r"interrupted(; saved after| in the update of) step (\d+)", run.output())
     assert found, run.output()[-2000:]

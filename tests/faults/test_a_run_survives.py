@@ -143,7 +143,7 @@ def test_a_run_resumes_in_another_layout(material, straight, tmp_path):
         assert run.ended() == 2, run.output()[-4000:]
         assert "error: The disk ran full while" in run.output()
         assert "Traceback" not in run.output()
-        newest = CheckpointStore(disk, keep=1).newest_whole()
+        newest = CheckpointStore(disk, keep=1).newest_complete()
         assert newest.path == disk / "step_000003"
         assert sorted(one.name for one in disk.iterdir()) == ["filler", "step_000003"]
     assert "resumed after step 2" in run.output()

@@ -1,35 +1,37 @@
-"""What a syntax tree says about the language of a file: openings, names and words.
-
-``python -m tests.unit.language`` lowers the numbers of ``language_allowed.json`` to what is found;
-it raises none, and so the list only shrinks.
-"""
+"""Language of a file, read from its syntax tree: openings, names and words."""
 
 from __future__ import annotations
 
 import ast
 import functools
 import io
-import json
 import re
 import tokenize
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-ALLOWED = Path(__file__).with_name("language_allowed.json")
 KINDS = ("openings", "participles", "words")
 # Openings without a noun or a verb of their own, as of "Of the ranks." and "What it takes.".
-OPENING = re.compile(r"(?:Of|What|That|Those|Whose|Which|See there)\b")
-ATTRIBUTE = re.compile(r"\s+\*{0,2}[a-z_]+(?:, [a-z_]+)*: (?P<text>.*)")
+OPENING = re.compile(
+    r"(?:(?:In |To |From )?(?:What|That which|Which|Whose)|Of|That|Those|See there)\b"
+)
+ATTRIBUTE = re.compile(r"\s+\*{0,2}\w+(?:, \*{0,2}\w+)*: (?P<text>.*)")
+SECTIONS = ("Returns:", "Yields:")
 IRREGULAR = re.findall(
     r"\w+",
-    "begun bound bought broken brought built caught chosen dealt done drawn driven fallen fed felt "
-    "found given gone grown heard held hidden kept known laid led left lent lost made meant met "
-    "paid said seen sent shown shut spent spoken stood stuck taken taught thought thrown told torn "
-    "understood won worn written",
+    "begun bent bound bought broken brought built caught chosen dealt done drawn driven fallen fed "
+    "felt flown forgotten found frozen given gone grown heard held hidden hung kept known laid led "
+    "left lent lost made meant met paid risen said seen sent shown shrunk shut slept sold sought "
+    "spent spoken spun stolen stood struck stuck sunk swept swung taken taught thought thrown told "
+    "torn understood woken won worn woven written",
 )
 NO_PARTICIPLE = {"need", "feed", "seed", "embed", "speed", "exceed", "proceed", "succeed"}
-PREPOSITIONS = re.findall(
-    r"\w+", "after as at before by for from in into of off on out over to up with"
+# Words after which a name is still one of a participle: ``done_by``, ``computed_again``.
+AFTER = re.findall(
+    r"\w+",
+    "after again ahead alone along alike apart as at away back before behind beside between by "
+    "down first for from in into last like off on once only out over there through to together "
+    "too twice under up with within without yet",
 )
 # Words of the glossary in all their forms, and what to write.
 WORDS = {
@@ -37,7 +39,7 @@ WORDS = {
     r"(?:get|gets|getting|got) on": "make progress",
     r"mend(?:s|ed|ing)?": "fix",
     r"re-?fit(?:s|ted|ting)?": "weight sync",
-    r"engine(?:'s|s')? log-?probs?": "rollout log-probs",
+    r"(?<!-)engine(?:'s|s')? log-?probs?": "rollout log-probs",
     r"passed over": "skipped",
     r"surplus(?:es)?": "carried over",
     r"dear(?:er|est)": "more, most expensive",
@@ -46,12 +48,16 @@ WORDS = {
     r"stand-?ins?": "fake",
     r"wish(?:es|ed|ing)?": "plan request",
     r"orphan(?:s|ed)?": "child process",
-    r"(?:of|on) (?:its|their|our|your) own": "its own, separate",
+    r"of (?:its|their|our) own": "separate",
+    r"on (?:its|their|our) own(?! (?:line|GPU|stream)s?\b)": "alone, separately",
     r"by (?:itself|themselves)": "automatically, alone",
     r"so many|every so (?:\w+th|often)": "N",
     r"anew|manieth": "again, N",
     r"stand(?:s|ing)? in the way|stood in the way": "be an error",
     r"whole or not (?:there|at all)": "atomic",
+    r"as (?:it is|they are) now": "current",
+    r"those that there are": "existing, known",
+    r"under way": "running, current",
 }
 WORD = re.compile(rf"\b(?:{'|'.join(WORDS)})\b", re.IGNORECASE)
 
@@ -66,9 +72,11 @@ def openings(source: str) -> list[str]:
         if docstring is None:
             continue
         first = node.body[0].lineno
-        for number, line in enumerate(docstring.split("\n")):
+        lines = docstring.split("\n")
+        for number, line in enumerate(lines):
             attribute = ATTRIBUTE.match(line)
-            text = line if not number else attribute["text"] if attribute else ""
+            opens = not number or lines[number - 1].strip() in SECTIONS
+            text = line.strip() if opens else attribute["text"] if attribute else ""
             if OPENING.match(text):
                 found.append(f"{first + number}: {text}")
     return found
@@ -84,7 +92,7 @@ def participles(source: str) -> list[str]:
             continue
         word, *rest = node.name.strip("_").split("_")
         participle = word in IRREGULAR or (word.endswith("ed") and word not in NO_PARTICIPLE)
-        if participle and (not rest or rest[0] in PREPOSITIONS):
+        if participle and (not rest or rest[0] in AFTER):
             found.append(f"{node.lineno}: {node.name}")
     return found
 
@@ -114,28 +122,3 @@ def files() -> list[Path]:
         for path in sorted((ROOT / "rlmath").rglob("*.py"))
         if path.name not in ("wording.py", "language_tables.py")
     ]
-
-
-def allowed() -> dict[str, dict[str, int]]:
-    """File to kind to number."""
-    return json.loads(ALLOWED.read_text(encoding="utf-8"))
-
-
-def lower() -> None:
-    """Write the numbers that are found where they are lower than the list's."""
-    before = allowed() if ALLOWED.is_file() else None
-    after = {}
-    for path in files():
-        name = path.relative_to(ROOT).as_posix()
-        counts = {kind: len(lines) for kind, lines in found_in(path).items()}
-        if before is not None:
-            counts = {k: min(n, before.get(name, {}).get(k, 0)) for k, n in counts.items()}
-        counts = {kind: number for kind, number in counts.items() if number}
-        if counts:
-            after[name] = counts
-    lines = ",\n".join(f" {json.dumps(name)}: {json.dumps(value)}" for name, value in after.items())
-    ALLOWED.write_text(f"{{\n{lines}\n}}\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    lower()

@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from rlmath.cli import _PACKAGES
-from rlmath.commands.doctor import asked_by
+from rlmath.commands.doctor import requirements_of
 
 pytestmark = pytest.mark.process
 
@@ -73,7 +73,7 @@ def test_the_command_knows_what_the_extras_bring():
 def test_an_extra_that_an_extra_names_is_asked_for():
     lines = ['rlmath[common]; extra == "cpu"', 'ray>=2; extra == "common"', "sympy"]
     lines += ['vllm; extra == "cuda"']
-    found = asked_by("cpu", map(Requirement, lines))
+    found = requirements_of("cpu", map(Requirement, lines))
     assert [one.name for one in found] == ["ray", "sympy"]
 
 

@@ -329,10 +329,6 @@ RULES: list[tuple[str, How]] = [
         named_in("tests/e2e/test_golden_curve.py", "golden_curve"),
     ),
     (r"python -m tests.distributed.healthy_steps", has_options),
-    (
-        r"python -m tests.unit.language",
-        named_in("tests/unit/test_language.py", "tests.unit.language"),
-    ),
     (r"python toolkits/prepare_data.py ", check_sources),
     (r"python toolkits/decontaminate.py ", write_in_shell),
     (r"python toolkits/filter_by_pass_rate.py ", check_filter),

@@ -54,7 +54,7 @@ def settings_page() -> str:
         for options in SECTIONS:
             parent, _, chooser = options.chooser.rpartition(".")
             if section == parent:
-                for names, found in options.documented():
+                for names, found in options.options_by_names():
                     parts += _table(f"{options.key} of {chooser}={', '.join(names)}", found)
     return "\n".join(parts)
 

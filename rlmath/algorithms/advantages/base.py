@@ -113,7 +113,7 @@ class Groups:
         """``[N]`` mean reward of each sample's group."""
         return self.sum(self.rewards) / self.sizes.clamp(min=1)
 
-    def centered(self) -> Tensor:
+    def center_rewards(self) -> Tensor:
         """``[N]`` reward minus its group's mean; exactly 0 in a group of equal rewards."""
         difference = torch.where(self.scored, self.rewards - self.mean(), 0.0)
         # The mean of equal numbers may have a rounding error, which a tiny std would magnify.
@@ -121,14 +121,14 @@ class Groups:
 
     def std(self) -> Tensor:
         """``[N]`` standard deviation (Bessel) of each sample's group; 0 in a group of one."""
-        return (self.sum(self.centered().square()) / (self.sizes - 1).clamp(min=1)).sqrt()
+        return (self.sum(self.center_rewards().square()) / (self.sizes - 1).clamp(min=1)).sqrt()
 
     def std_of_others(self) -> Tensor:
         """``[N]`` standard deviation (Bessel) of the other samples of each sample's group.
 
         0 where these are all equal, and in groups of fewer than three.
         """
-        own = self.centered().square()
+        own = self.center_rewards().square()
         total = self.sum(own)
         # The others' mean differs from the group's by own / (n - 1).
         left = total - own * self.sizes / (self.sizes - 1).clamp(min=1)

@@ -32,4 +32,4 @@ def batch_std(
     groups = Groups(rewards, group_ids)
     scored = groups.rewards[groups.scored]
     std = scored.std() if scored.numel() > 1 else torch.zeros((), dtype=torch.float64)
-    return (groups.centered() / (std + options.epsilon)).to(rewards.dtype)
+    return (groups.center_rewards() / (std + options.epsilon)).to(rewards.dtype)

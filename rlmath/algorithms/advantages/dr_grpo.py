@@ -30,4 +30,4 @@ def dr_grpo(
     Returns:
         ``[N]``, in the rewards' dtype; 0 where unscored and in groups of one.
     """
-    return Groups(rewards, group_ids).centered().to(rewards.dtype)
+    return Groups(rewards, group_ids).center_rewards().to(rewards.dtype)

@@ -43,7 +43,7 @@ def gdpo(
     total = torch.zeros(table.shape[0], dtype=torch.float64, device=table.device)
     for column, factor in enumerate(factors):
         groups = Groups(table[:, column], group_ids)
-        total += factor * groups.centered() / (groups.std() + options.epsilon)
+        total += factor * groups.center_rewards() / (groups.std() + options.epsilon)
     scored = ~table.isnan().all(dim=1)
     return whiten(total, scored, options.epsilon).to(rewards.dtype)
 

@@ -50,9 +50,9 @@ def grpo(
     groups = Groups(rewards, group_ids)
     if options.leave_one_out_std:
         std = groups.std_of_others()
-        advantages = groups.centered() / torch.where(std > 0, std + options.epsilon, 1.0)
+        advantages = groups.center_rewards() / torch.where(std > 0, std + options.epsilon, 1.0)
     else:
-        advantages = groups.centered() / (groups.std() + options.epsilon)
+        advantages = groups.center_rewards() / (groups.std() + options.epsilon)
     if options.leave_one_out:
         advantages = advantages * groups.sizes / (groups.sizes - 1).clamp(min=1)
     return advantages.to(rewards.dtype)

@@ -16,7 +16,7 @@ from rlmath.utils.lazy_torch import Tensor
 @ADVANTAGES.register(
     "reinforce_pp_baseline",
     EpsilonOptions,
-    AdvantageTraits(before_whitening=Groups.centered),
+    AdvantageTraits(before_whitening=Groups.center_rewards),
 )
 def reinforce_pp_baseline(
     rewards: Tensor,
@@ -44,4 +44,6 @@ def reinforce_pp_baseline(
     """
     groups = Groups(rewards, group_ids)
     counts = needs_token_counts("reinforce_pp_baseline", token_counts)
-    return whiten(groups.centered(), counts * groups.scored, options.epsilon).to(rewards.dtype)
+    return whiten(groups.center_rewards(), counts * groups.scored, options.epsilon).to(
+        rewards.dtype
+    )

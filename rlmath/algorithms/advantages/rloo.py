@@ -30,4 +30,6 @@ def rloo(
         ``[N]``, in the rewards' dtype; 0 where unscored and in groups of one.
     """
     groups = Groups(rewards, group_ids)
-    return (groups.centered() * groups.sizes / (groups.sizes - 1).clamp(min=1)).to(rewards.dtype)
+    return (groups.center_rewards() * groups.sizes / (groups.sizes - 1).clamp(min=1)).to(
+        rewards.dtype
+    )

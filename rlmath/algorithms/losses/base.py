@@ -66,13 +66,13 @@ class LossInputs:
     policy_factors: Tensor | None = None
     num_sequences: int | None = None
 
-    def masked(self, values: Tensor) -> Tensor:
+    def zero_masked(self, values: Tensor) -> Tensor:
         """``values`` at unmasked tokens; elsewhere 0, with gradient 0."""
         return torch.where(self.mask, values, torch.zeros_like(values))
 
     def raw_log_ratio(self) -> Tensor:
         """``[r]`` log of the importance ratio of the current to the old policy; 0 if masked."""
-        return self.masked(self.log_probs - self.old_log_probs)
+        return self.zero_masked(self.log_probs - self.old_log_probs)
 
     def log_ratio(self) -> Tensor:
         """The log-ratio clamped to ``±LOG_RATIO_LIMIT``; gradient 0 beyond.
@@ -89,17 +89,17 @@ class LossInputs:
         if n is None:
             n = int(self.sequence_ids.max()) + 1 if self.sequence_ids.numel() else 0
         zeros = torch.zeros(n, dtype=values.dtype, device=values.device)
-        totals = zeros.index_add(0, self.sequence_ids, self.masked(values))
+        totals = zeros.index_add(0, self.sequence_ids, self.zero_masked(values))
         counts = zeros.index_add(0, self.sequence_ids, self.mask.to(values.dtype))
         return (totals / counts.clamp(min=1))[self.sequence_ids]
 
     def token_advantages(self) -> Tensor:
         """``[r]`` advantages in the dtype of the log-probs, 0 at masked tokens."""
-        return self.masked(self.advantages.to(self.log_probs.dtype))
+        return self.zero_masked(self.advantages.to(self.log_probs.dtype))
 
     def token_weights(self) -> Tensor:
         """``[r]`` weights in the dtype of the log-probs, 0 at masked tokens."""
-        return self.masked(self.weights.to(self.log_probs.dtype))
+        return self.zero_masked(self.weights.to(self.log_probs.dtype))
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ def policy_loss(
                     f"algorithm.loss={name}: returned losses of shape {list(losses.shape)} for "
                     f"{inputs.log_probs.numel()} tokens: one for each is needed"
                 )
-            losses = inputs.masked(losses)
+            losses = inputs.zero_masked(losses)
             total = (inputs.token_weights() * losses).sum()
             sums = {"weighted/policy_loss": total.detach().double()}
             for key, flag in flags.items():

@@ -17,5 +17,5 @@ def cispo(inputs: LossInputs, options: ClipOptions) -> tuple[Tensor, dict[str, T
     ratio = inputs.log_ratio().detach().exp()
     low, high = 1.0 - options.clip_low, 1.0 + options.clip_high
     advantages = inputs.token_advantages()
-    losses = -ratio.clamp(low, high) * advantages * inputs.masked(inputs.log_probs)
+    losses = -ratio.clamp(low, high) * advantages * inputs.zero_masked(inputs.log_probs)
     return losses, {"clip_fraction_low": ratio < low, "clip_fraction_high": ratio > high}

@@ -55,8 +55,8 @@ def dppo(inputs: LossInputs, options: DppoOptions) -> tuple[Tensor, dict[str, Te
     log_ratio = inputs.log_ratio()
     advantages = inputs.token_advantages()
     with torch.no_grad():
-        p = inputs.masked(inputs.log_probs).double()
-        q = inputs.masked(inputs.old_log_probs).double()
+        p = inputs.zero_masked(inputs.log_probs).double()
+        q = inputs.zero_masked(inputs.old_log_probs).double()
         divergence = _tv(p, q) if options.divergence is Divergence.tv else _kl(p, q)
         away = (log_ratio * advantages) > 0
         masked = away & (divergence > options.limit)

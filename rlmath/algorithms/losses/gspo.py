@@ -22,10 +22,10 @@ def gspo(inputs: LossInputs, options: DualClipOptions) -> tuple[Tensor, dict[str
     (arXiv:2602.05261), which multiplies each sequence's term by its length. With ``dual_clip = c``
     the loss is at most ``-c A`` where ``A < 0``, as in ``ppo_clip``.
     """
-    return clipped(inputs, options, inputs.sequence_mean(inputs.log_ratio()).exp())
+    return clip_ratio(inputs, options, inputs.sequence_mean(inputs.log_ratio()).exp())
 
 
-def clipped(
+def clip_ratio(
     inputs: LossInputs, options: DualClipOptions, ratio: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The surrogate of a sequence's ratio ``[r]``, with the flags of clipped tokens."""

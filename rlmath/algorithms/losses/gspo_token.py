@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rlmath.algorithms.losses.base import LossInputs, LossTraits, policy_loss
 from rlmath.algorithms.losses.clip import DualClipOptions
-from rlmath.algorithms.losses.gspo import clipped
+from rlmath.algorithms.losses.gspo import clip_ratio
 from rlmath.utils.lazy_torch import Tensor
 
 
@@ -19,5 +19,5 @@ def gspo_token(inputs: LossInputs, options: DualClipOptions) -> tuple[Tensor, di
     advantage and weight for all tokens of a sequence the gradient equals that of ``gspo``.
     """
     sequence = inputs.sequence_mean(inputs.log_ratio()).detach().exp()
-    own = inputs.masked(inputs.log_probs)
-    return clipped(inputs, options, sequence * (own - own.detach()).exp())
+    own = inputs.zero_masked(inputs.log_probs)
+    return clip_ratio(inputs, options, sequence * (own - own.detach()).exp())

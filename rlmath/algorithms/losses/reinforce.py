@@ -13,4 +13,4 @@ def reinforce(inputs: LossInputs, options: Options) -> tuple[Tensor, dict[str, T
 
     No importance ratio and no clip, so only valid on policy, with one minibatch per step.
     """
-    return -inputs.token_advantages() * inputs.masked(inputs.log_probs), {}
+    return -inputs.token_advantages() * inputs.zero_masked(inputs.log_probs), {}

@@ -110,19 +110,19 @@ def _gradients(run_a: RunFolder, run_b: RunFolder, step: int) -> Iterator[str]:
     a, b = known
     names = [name for name in a if a[name] != b.get(name)]
     if names:
-        yield f"gradients of {len(names)} of {len(a)} tensors differ: {_named(names)}"
+        yield f"gradients of {len(names)} of {len(a)} tensors differ: {_list_names(names)}"
 
 
 def _tensors(parting: Parting) -> Iterator[str]:
     names = [str(item.a or item.b) for item in parting.items]
     if len(names) > 1:
-        yield f"tensors: {_named(names)}"
+        yield f"tensors: {_list_names(names)}"
     for name, ranks in zip("AB", parting.odd_ranks, strict=True):
         if ranks:
             yield f"in {name}, these ranks hold other weights than rank 0: {list(ranks)}"
 
 
-def _named(names: Sequence[str]) -> str:
+def _list_names(names: Sequence[str]) -> str:
     more = f" and {len(names) - _TENSORS} more" if len(names) > _TENSORS else ""
     return f"{', '.join(names[:_TENSORS])}{more}"
 

@@ -62,7 +62,7 @@ def scene_fault(
     return register
 
 
-def patched(owner: Any, name: str, change: Callable[..., Any]) -> Any:
+def patch(owner: Any, name: str, change: Callable[..., Any]) -> Any:
     """Put ``change(original, *arguments)`` in the place of a function of the driver."""
     original = getattr(owner, name)
     return mock.patch.object(owner, name, lambda *given, **more: change(original, *given, **more))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from rlmath.commands.drill.fault import Fault, Scene, patched, scene_fault
+from rlmath.commands.drill.fault import Fault, Scene, patch, scene_fault
 from rlmath.commands.drill.material import rows, write_rows
 from rlmath.config.schema import Config
 from rlmath.rewards.answers import AnswerGrader
@@ -39,7 +39,7 @@ def one_seed(scene: Scene) -> Any:
     """All samples of a problem get the same seed."""
     from rlmath.rollout import seeds
 
-    return patched(seeds, "request_seed", lambda seed, *given: seed(*given[:-1], 0))
+    return patch(seeds, "request_seed", lambda seed, *given: seed(*given[:-1], 0))
 
 
 @scene_fault(
@@ -68,7 +68,7 @@ def copied_samples(scene: Scene) -> Any:
                 yield dataclasses.replace(first[pair], index=second.index, seed=second.seed)
         yield from waiting.values()
 
-    return patched(RolloutPool, "generate", generate)
+    return patch(RolloutPool, "generate", generate)
 
 
 @scene_fault(
@@ -103,9 +103,7 @@ def grades_that_time_out(scene: Scene) -> Any:
     from rlmath.grading import Grade
 
     late = Grade(False, "timeout", None, None, "sympy", 5.0)
-    return patched(
-        AnswerGrader, "grade", lambda original, grader, texts, golds: [late] * len(texts)
-    )
+    return patch(AnswerGrader, "grade", lambda original, grader, texts, golds: [late] * len(texts))
 
 
 @scene_fault(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from rlmath.algorithms.advantages import needs_value_model
-from rlmath.commands.drill.fault import Fault, Scene, patched, scene_fault, sentence
+from rlmath.commands.drill.fault import Fault, Scene, patch, scene_fault, sentence
 from rlmath.config.lora import LoraRollout
 from rlmath.config.schema import Config
 
@@ -22,7 +22,7 @@ RankPlant = Callable[[Any], None]
 
 
 @contextlib.contextmanager
-def planted(scene: Scene, plant: RankPlant) -> Iterator[None]:
+def plant_in_ranks(scene: Scene, plant: RankPlant) -> Iterator[None]:
     """Run ``plant(worker)`` in every rank, and put back what it replaced."""
     scene.run.actor.call(plant)
     try:
@@ -32,7 +32,7 @@ def planted(scene: Scene, plant: RankPlant) -> Iterator[None]:
 
 
 def rank_fault(
-    faults: list[Fault], name: str, alarm: str, says: str, around: Any = planted, **more: Any
+    faults: list[Fault], name: str, alarm: str, says: str, around: Any = plant_in_ranks, **more: Any
 ) -> Callable[[RankPlant], RankPlant]:
     """Register a function that plants a fault in a rank; see ``fault.scene_fault``."""
 
@@ -69,7 +69,7 @@ def restore(worker: Any) -> None:
 # -- where a fault does not apply ---------------------------------------------------------------
 
 
-def _frozen_on_purpose(config: Config) -> str | None:
+def _frozen_layer(config: Config) -> str | None:
     """Under LoRA a layer without adapters does not change."""
     layers = config.actor.lora.layers
     if config.actor.lora.rank and layers is not None and 0 not in layers:
@@ -77,7 +77,7 @@ def _frozen_on_purpose(config: Config) -> str | None:
     return None
 
 
-def _unmerged(config: Config) -> str | None:
+def _needs_merged(config: Config) -> str | None:
     """No k and v are sent."""
     if config.actor.lora.rollout is LoraRollout.merged:
         return None
@@ -87,7 +87,7 @@ def _unmerged(config: Config) -> str | None:
 def _no_tensor_parallel(config: Config) -> str | None:
     if config.actor.tensor_parallel == 1:
         return "actor.tensor_parallel=1: there is one tensor rank"
-    return _frozen_on_purpose(config)
+    return _frozen_layer(config)
 
 
 def _no_value_model(config: Config) -> str | None:
@@ -108,7 +108,9 @@ def send_old_weights(worker: Any) -> None:
     _sending(worker, parameters, lambda: old)
 
 
-@rank_fault(FAULTS, "swapped_k_v", "fingerprints after the weight sync", STALE, missing=_unmerged)
+@rank_fault(
+    FAULTS, "swapped_k_v", "fingerprints after the weight sync", STALE, missing=_needs_merged
+)
 def swap_k_and_v(worker: Any) -> None:
     """K and v are swapped in the sync."""
     spec = worker.actor.spec
@@ -120,12 +122,12 @@ def swap_k_and_v(worker: Any) -> None:
     parameters = [p for name, p in named if _has_k_and_v(name)]
     assert parameters, "no rank has a matrix of key and value"
 
-    def swapped(one: Any) -> Any:
+    def swap(one: Any) -> Any:
         groups = one.detach().view(-1, per_group, width, *one.shape[1:])
         order = [*range(per_group - 2), per_group - 1, per_group - 2]
         return groups[:, order].reshape(one.shape).clone()
 
-    _sending(worker, parameters, lambda: [swapped(one) for one in parameters])
+    _sending(worker, parameters, lambda: [swap(one) for one in parameters])
 
 
 def _has_k_and_v(name: str) -> bool:
@@ -175,7 +177,7 @@ def leave_out_a_tensor(worker: Any) -> None:
 def unsent_tensor(scene: Scene) -> Iterator[None]:
     """The sync leaves out a tensor."""
     try:
-        with planted(scene, leave_out_a_tensor):
+        with plant_in_ranks(scene, leave_out_a_tensor):
             yield
     finally:
         scene.run.sampling.pool.call_workers(end_update)
@@ -197,7 +199,7 @@ def end_update(worker: Any) -> None:
     "frozen_layer",
     "invariant: every matrix changes on every rank",
     r"did not change a single bit of .*layers\.0\.",
-    missing=_frozen_on_purpose,
+    missing=_frozen_layer,
 )
 def freeze_a_layer(worker: Any) -> None:
     """One layer is never updated."""
@@ -256,12 +258,12 @@ def _keeping(worker: Any, model: Any, chosen: Callable[[str], bool]) -> None:
 def lose_the_mask(worker: Any) -> None:
     """All response tokens are in the loss."""
 
-    def changed(shard: Any) -> Any:
+    def change(shard: Any) -> Any:
         import torch
 
         return shard.with_values(loss_mask=torch.ones_like(shard.batch.loss_mask))
 
-    _dealt(worker, changed)
+    _change_shards(worker, change)
 
 
 @rank_fault(
@@ -273,15 +275,15 @@ def lose_the_mask(worker: Any) -> None:
 def divide_by_all_tokens(worker: Any) -> None:
     """The loss is divided by prompt + response tokens."""
 
-    def changed(shard: Any) -> Any:
+    def change(shard: Any) -> Any:
         batch = shard.batch
         share = float(batch.response_lengths.sum() / batch.sequence_lengths.sum())
         return dataclasses.replace(shard, weights=shard.weights * share)
 
-    _dealt(worker, changed)
+    _change_shards(worker, change)
 
 
-def _dealt(worker: Any, change: Callable[[Any], Any]) -> None:
+def _change_shards(worker: Any, change: Callable[[Any], Any]) -> None:
     """Change the rank's shard of every step. (Ray finds a worker's methods in its class.)"""
     from rlmath.actor import rank_step
 
@@ -302,11 +304,11 @@ def lost_mask(scene: Scene) -> Iterator[None]:
     """The ranks lose the loss mask of one sequence."""
     from rlmath.training import step_batch
 
-    def masked(original: Any, *arguments: Any, **options: Any) -> Any:
+    def mask(original: Any, *arguments: Any, **options: Any) -> Any:
         sequences = original(*arguments, **options)
         takes_part = sequences.takes_part.clone()
         takes_part[0] = False
         return dataclasses.replace(sequences, takes_part=takes_part)
 
-    with patched(step_batch, "sampled_sequences", masked), planted(scene, lose_the_mask):
+    with patch(step_batch, "sampled_sequences", mask), plant_in_ranks(scene, lose_the_mask):
         yield

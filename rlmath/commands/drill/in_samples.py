@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from rlmath.commands.drill.fault import Fault, Scene, patched, scene_fault
+from rlmath.commands.drill.fault import Fault, Scene, patch, scene_fault
 from rlmath.config.algorithm import KlPlace
 from rlmath.config.schema import Config
 from rlmath.training.checks.own_advantages import ESTIMATORS
@@ -29,16 +29,16 @@ def unknown_advantages(config: Config) -> str | None:
 
 
 @scene_fault(FAULTS, "negated_in_driver", OWN, OPPOSITE, missing=unknown_advantages)
-def negated(scene: Scene) -> Any:
+def negate_advantages(scene: Scene) -> Any:
     """The driver's advantages have the opposite sign."""
 
     from rlmath.training import step_batch
 
-    def estimated(estimate: Any, *arguments: Any, **options: Any) -> Any:
+    def negate(estimate: Any, *arguments: Any, **options: Any) -> Any:
         found = estimate(*arguments, **options)
         return dataclasses.replace(found, values=-found.values)
 
-    return patched(step_batch, "sequence_advantages", estimated)
+    return patch(step_batch, "sequence_advantages", negate)
 
 
 @scene_fault(FAULTS, "next_group", OWN, FOLLOW, missing=unknown_advantages)
@@ -47,18 +47,18 @@ def in_next_group(scene: Scene) -> Any:
 
     from rlmath.training import step_batch
 
-    def estimated(estimate: Any, rewards: Any, groups: Any, *more: Any, **options: Any) -> Any:
+    def roll(estimate: Any, rewards: Any, groups: Any, *more: Any, **options: Any) -> Any:
         return estimate(rewards, groups.roll(1), *more, **options)
 
-    return patched(step_batch, "sequence_advantages", estimated)
+    return patch(step_batch, "sequence_advantages", roll)
 
 
 @scene_fault(FAULTS, "moved_rewards", OWN, FOLLOW, missing=unknown_advantages)
-def moved_on(scene: Scene) -> Any:
+def move_rewards(scene: Scene) -> Any:
     """Each sample has the reward of the one before it."""
     from rlmath.training import step_batch
 
-    return patched(step_batch, "estimator_rewards", lambda of, *x: of(*x).roll(1, 0))
+    return patch(step_batch, "estimator_rewards", lambda of, *x: of(*x).roll(1, 0))
 
 
 @scene_fault(FAULTS, "another_text", "check: a sample is graded again", "another text was graded")
@@ -66,10 +66,10 @@ def another_text(scene: Scene) -> Any:
     """Each sample has the grade of the next one's text."""
     from rlmath.rewards.mix import RewardMix
 
-    def graded(original: Any, mix: Any, samples: Any, partials: Any) -> Any:
+    def shift(original: Any, mix: Any, samples: Any, partials: Any) -> Any:
         return original(mix, samples, [*partials[1:], *partials[:1]])
 
-    return patched(RewardMix, "graded", graded)
+    return patch(RewardMix, "grade", shift)
 
 
 @scene_fault(FAULTS, "lost_end", "check: ends of responses", "the end-of-sequence token was lost")
@@ -84,7 +84,7 @@ def lost_ends(scene: Scene) -> Any:
             changed = {"token_ids": tokens, "log_probs": log_probs} if ended else {}
             yield dataclasses.replace(sample, **changed)
 
-    return patched(RolloutPool, "generate", generate)
+    return patch(RolloutPool, "generate", generate)
 
 
 @scene_fault(
@@ -108,7 +108,7 @@ def repeated_group(scene: Scene) -> Any:
         earlier.extend(groups[:1])
         return found
 
-    return patched(GroupSource, "take", take)
+    return patch(GroupSource, "take", take)
 
 
 def no_data_parallel(config: Config) -> str | None:
@@ -133,4 +133,4 @@ def shard_of_another_rank(scene: Scene) -> Any:
         first, *others = original(*arguments, **options)
         yield from (first, first, *others[1:])
 
-    return patched(group, "shards", first_twice)
+    return patch(group, "shards", first_twice)

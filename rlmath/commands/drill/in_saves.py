@@ -10,7 +10,7 @@ from typing import Any
 
 from rlmath.commands.drill.fault import Fault, Scene, scene_fault
 from rlmath.commands.drill.in_engines import is_latent
-from rlmath.commands.drill.in_ranks import planted, replace
+from rlmath.commands.drill.in_ranks import plant_in_ranks, replace
 from rlmath.commands.drill.in_update import begin_the_schedule_again, lose_the_moments
 from rlmath.config.schema import Config
 
@@ -18,12 +18,12 @@ RESUMED = "check: checksums of the checkpoint"
 
 
 @contextlib.contextmanager
-def resumed(scene: Scene, lose: str) -> Iterator[None]:
+def resume_without(scene: Scene, lose: str) -> Iterator[None]:
     """A resume after which a part of the optimizer's state is not what was saved."""
     folder = scene.folder / f"resumed_without_{lose}"
     folder.mkdir(parents=True, exist_ok=True)
     scene.run.actor.save_checkpoint(folder)
-    with planted(scene, functools.partial(_restore_nothing, name=lose)):
+    with plant_in_ranks(scene, functools.partial(_restore_nothing, name=lose)):
         scene.run.actor.load_checkpoint(folder)
     yield
 
@@ -51,7 +51,7 @@ FAULTS: list[Fault] = [
         "ranks",
         RESUMED,
         "state was not restored as it was saved",
-        functools.partial(resumed, lose="load_optimizer_state"),
+        functools.partial(resume_without, lose="load_optimizer_state"),
         latest=2,
     ),
     Fault(
@@ -60,7 +60,7 @@ FAULTS: list[Fault] = [
         "ranks",
         RESUMED,
         "step of the learning-rate schedule",
-        functools.partial(resumed, lose="load_schedule_state"),
+        functools.partial(resume_without, lose="load_schedule_state"),
         latest=2,
     ),
 ]
@@ -73,7 +73,7 @@ FAULTS: list[Fault] = [
     "the exported model is not the trained one.* differs",
     missing=_no_k,
 )
-def exported(scene: Scene) -> Iterator[None]:
+def export_wrong(scene: Scene) -> Iterator[None]:
     """The export has k for v in one layer."""
     from safetensors.torch import load_file, save_file
 

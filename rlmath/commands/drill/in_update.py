@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from rlmath.commands.drill.fault import Fault, Scene
-from rlmath.commands.drill.in_ranks import RankPlant, planted, rank_fault, replace, wrap
+from rlmath.commands.drill.in_ranks import RankPlant, plant_in_ranks, rank_fault, replace, wrap
 from rlmath.commands.drill.in_samples import (
     FOLLOW,
     OPPOSITE,
@@ -61,7 +61,7 @@ def _no_lora(config: Config) -> str | None:
     return None if config.actor.lora.rank else "actor.lora.rank=0: there is no base model"
 
 
-def _summed_in_pass(config: Config) -> str | None:
+def _sums_in_pass(config: Config) -> str | None:
     if config.actor.overlap_gradients:
         return "actor.overlap_gradients=true: no gradient is there before the sum over ranks"
     return None
@@ -113,11 +113,11 @@ def drop_a_gradient(worker: Any) -> None:
 def _with_objective(worker: Any, **changes: Callable[[Any], Any]) -> None:
     from rlmath.actor import policy_loss
 
-    def changed(objective: Any, inputs: Any, settings: Any) -> Any:
+    def changing(objective: Any, inputs: Any, settings: Any) -> Any:
         other = {name: change(getattr(settings, name)) for name, change in changes.items()}
         return objective(inputs, dataclasses.replace(settings, **other))
 
-    wrap(worker, policy_loss, "policy_objective", changed)
+    wrap(worker, policy_loss, "policy_objective", changing)
 
 
 @rank_fault(FAULTS, "no_kl", TERMS, "the KL term is missing", missing=_no_kl)
@@ -177,7 +177,7 @@ def put_back(worker: Any) -> None:
 def moving(scene: Scene, plant: RankPlant) -> Iterator[None]:
     """Frozen weights move until the end of the context."""
     try:
-        with planted(scene, plant):
+        with plant_in_ranks(scene, plant):
             yield
     finally:
         scene.run.actor.call(put_back)
@@ -297,7 +297,7 @@ def drop_a_layers_micro_batch(worker: Any) -> None:
     "no_rank_gradient",
     SHARES,
     "is not the sum over micro-batches|the gradient norm is exactly 0",
-    missing=_summed_in_pass,
+    missing=_sums_in_pass,
 )
 def drop_a_ranks_gradient(worker: Any) -> None:
     """A data-parallel rank's gradient is lost before the sum over ranks."""

@@ -128,7 +128,7 @@ def explain(
     ones = np.ones(len(before) + len(after))
     means, shares = table.shares(ones)
     random = np.random.default_rng(0)
-    drawn = [table.shares(table.resampled(random)) for _ in range(replicates)]
+    drawn = [table.shares(table.resample(random)) for _ in range(replicates)]
     spread = np.nanstd([found for _, found in drawn], axis=0, ddof=1) if replicates > 1 else None
     changes = [pair[1] - pair[0] for pair, _ in drawn]
     causes = [
@@ -147,7 +147,7 @@ def explain(
         shared_problems=len(shared),
         shared_samples=in_shared / (len(before) + len(after)),
         causes=sorted(causes, key=lambda cause: -abs(cause.share)),
-        moved=table.moved(means),
+        moved=table.top_moves(means),
         difficulty={} if shared else _difficulty(before, after),
     )
 
@@ -211,7 +211,7 @@ class _Table:
         # Of each sample the node after each event; the last is its path.
         nodes = [self._strata]
         for event in events:
-            nodes.append(_joined(nodes[-1], event))
+            nodes.append(_pair_numbers(nodes[-1], event))
         self._paths = nodes[-1]
         sizes = [int(node.max()) + 1 for node in nodes]
         # Any sample of a path tells the nodes on it.
@@ -223,11 +223,11 @@ class _Table:
         same = events[0]
         self._alike = []
         for event in events[1:]:
-            same = _joined(same, event)
+            same = _pair_numbers(same, event)
             self._alike.append((same[one_of], int(same.max()) + 1, same))
         self._groups = [_codes([one.group for one in before]), _codes([one.group for one in after])]
 
-    def resampled(self, random: np.random.Generator) -> NDArray[np.float64]:
+    def resample(self, random: np.random.Generator) -> NDArray[np.float64]:
         """Weights of the samples: how often each group was drawn, each window separately."""
         weights = []
         for groups in self._groups:
@@ -305,7 +305,7 @@ class _Table:
             result.append(np.nan_to_num(np.where(np.isnan(own), alike[1 - k], own)))
         return result
 
-    def moved(self, means: tuple[float, float]) -> list[Moved]:
+    def top_moves(self, means: tuple[float, float]) -> list[Moved]:
         """The groups of the later window that moved the mean most."""
         size = int(self._strata.max()) + 1
         known = np.where(self.counts & ~self._later, 1.0, 0.0)
@@ -401,8 +401,8 @@ def _codes(values: Sequence[Any]) -> NDArray[np.int64]:
     return np.array([numbers.setdefault(value, len(numbers)) for value in values], np.int64)
 
 
-def _joined(first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Numbers for the pairs that there are."""
+def _pair_numbers(first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Number of each pair, equal for equal pairs."""
     found: NDArray[np.int64] = np.unique(
         first * (int(second.max()) + 1) + second, return_inverse=True
     )[1]

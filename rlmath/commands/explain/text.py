@@ -49,7 +49,7 @@ def lines(found: Explanation, earlier: range, later: range) -> Iterator[str]:
         for name, (before, after) in found.difficulty.items():
             yield f"  {name:<{width}}  {before:7.1%} before  {after:7.1%} now"
     else:
-        yield _shared(found)
+        yield _shared_text(found)
     if found.moved:
         yield "Groups that moved it most (samples as STEP/PROBLEM/INDEX):"
     for one in found.moved:
@@ -59,7 +59,7 @@ def lines(found: Explanation, earlier: range, later: range) -> Iterator[str]:
         )
 
 
-def _shared(found: Explanation) -> str:
+def _shared_text(found: Explanation) -> str:
     return (
         f"{found.shared_problems:,} problems were sampled in both windows, with "
         f"{found.shared_samples:.0%} of the samples; on others, skill and difficulty cannot be "

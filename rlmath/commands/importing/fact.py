@@ -77,7 +77,7 @@ def elsewhere(given: Given) -> Settings:
 
 
 def lora_settings(rank: Any, alpha: Any, targets: Any) -> Settings:
-    """Adapters; of targets those that there are here."""
+    """Adapters, with the targets that exist here."""
     if not rank:
         return {}
     found: Settings = {"actor.lora.rank": int(rank), "actor.lora.alpha": alpha}
@@ -95,7 +95,7 @@ def data_paths(names: Any, config: Any = None, split: Any = None) -> list[str]:
 
 
 def trackers(key: str) -> Callable[[Given], Settings]:
-    """Their loggers, of which those that there are here."""
+    """Their loggers that exist here."""
 
     def convert(given: Given) -> Settings:
         names = given[key] if isinstance(given[key], list) else [given[key]]

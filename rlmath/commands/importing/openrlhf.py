@@ -108,8 +108,8 @@ def _rewards(given: Given) -> Settings:
         items = [{"name": "remote", "params": {"urls": servers}}]
     elif places and places[0].endswith(".py"):
         items = [{"name": f"{places[0]}:reward_func"}]
-    if _truncated(given) < 0:
-        items.append({"name": "stop_properly", "params": {"penalty": _truncated(given)}})
+    if _truncated_part(given) < 0:
+        items.append({"name": "stop_properly", "params": {"penalty": _truncated_part(given)}})
     if given["reward.overlong_buffer_len"]:
         buffer, factor = (
             given.number(f"reward.overlong_{one}") for one in ("buffer_len", "penalty_factor")
@@ -138,7 +138,7 @@ def _gpus(given: Given) -> Settings:
     return {"cluster.gpus_per_node": gpus + engines, "actor.data_parallel": copies}
 
 
-def _truncated(given: Given) -> float:
+def _truncated_part(given: Given) -> float:
     """1 where truncated responses are as others."""
     coefficient = given["reward.stop_properly_penalty_coef"]
     return 1.0 if coefficient is None else float(coefficient)
@@ -283,10 +283,10 @@ FACTS = (
          convert=elsewhere),
     Fact("reward.stop_properly_penalty_coef stop_properly_penalty_coef",
          "algorithm.truncated_factor", None, convert=lambda given: {}
-         if not 0 <= _truncated(given) < 1 else {
-             "algorithm.truncated": "scale", "algorithm.truncated_factor": _truncated(given)},
+         if not 0 <= _truncated_part(given) < 1 else {
+             "algorithm.truncated": "scale", "algorithm.truncated_factor": _truncated_part(given)},
          note=when("below 0 it is the reward of a truncated response in OpenRLHF; here the reward "
-                   "stop_properly adds it", lambda given: _truncated(given) < 0)),
+                   "stop_properly adds it", lambda given: _truncated_part(given) < 0)),
     Fact("actor.adam.lr actor_learning_rate", "actor.optimizer.lr", 1e-6),
     Fact("actor.adam.weight_decay l2", "actor.optimizer.weight_decay", 0.0),
     Fact("actor.adam.betas adam_betas", "actor.optimizer.adam_beta1 actor.optimizer.adam_beta2",

@@ -53,7 +53,7 @@ def read(file: Path, processes: int | None = None) -> tuple[str, Values, list[st
         raise UserError(f"{file}: cannot be read: {error}") from error
     unread: list[str] = []
     if file.suffix in (".yaml", ".yml", ".json"):
-        name, values = _structured(file, text)
+        name, values = _parse_structured(file, text)
     elif file.suffix == ".py":
         name, values = TRL, python_settings(file, text, unread)
     else:
@@ -63,7 +63,7 @@ def read(file: Path, processes: int | None = None) -> tuple[str, Values, list[st
     return name, values, unread
 
 
-def _structured(file: Path, text: str) -> tuple[str, Values]:
+def _parse_structured(file: Path, text: str) -> tuple[str, Values]:
     try:
         content = json.loads(text) if file.suffix == ".json" else yaml.safe_load(text)
     except (ValueError, yaml.YAMLError) as error:
@@ -72,7 +72,7 @@ def _structured(file: Path, text: str) -> tuple[str, Values]:
         raise UserError(f"{file}: has to be a mapping of settings")
     if "actor_rollout_ref" in content or "data" in content:
         references = flat(content)
-        return VERL, {key: _resolved(value, references) for key, value in references.items()}
+        return VERL, {key: _resolve(value, references) for key, value in references.items()}
     return TRL, {str(key): _number(value) for key, value in content.items()}
 
 
@@ -88,7 +88,7 @@ def flat(content: Mapping[Any, Any], prefix: str = "") -> Values:
     return found
 
 
-def _resolved(value: Any, values: Values) -> Any:
+def _resolve(value: Any, values: Values) -> Any:
     """``${a.b}`` and ``${oc.select:a.b,default}`` as what they refer to."""
     reference = re.fullmatch(r"\$\{(?:oc\.select:)?([\w.]+)(?:,(.*))?\}", str(value))
     if reference is None:
@@ -223,7 +223,7 @@ class _Shell:
             if not is_case:
                 self._choose(self._holds(line))
             else:
-                self._subject = self._filled(line.split()[1].strip('"'))
+                self._subject = self._fill(line.split()[1].strip('"'))
             if re.search(r"\b(fi|esac)\s*$", line):
                 self._end()
             return True
@@ -260,7 +260,7 @@ class _Shell:
         test = re.search(r'\[\[?\s+"?([^"\]]*?)"?\s+(==?|!=)\s+"?([^"\]]*?)"?\s+\]', line)
         if test is None:
             return False
-        left, right = self._filled(test[1]), self._filled(test[3])
+        left, right = self._fill(test[1]), self._fill(test[3])
         return (left == right) == (test[2] != "!=")
 
     def _assign(self, name: str, adds: bool, value: str) -> None:
@@ -279,12 +279,12 @@ class _Shell:
                 line,
             )
         try:
-            return shlex.split(self._filled(line), comments=True)
+            return shlex.split(self._fill(line), comments=True)
         except ValueError:
             self.unread.append(f"not read: {line[:60]!r}: its quotes do not close")
             return []
 
-    def _filled(self, text: str) -> str:
+    def _fill(self, text: str) -> str:
         text = _HERE.sub(lambda _: str(self.folder), text)
         for _ in range(8):
             before = text

@@ -34,12 +34,12 @@ def python_settings(file: Path, text: str, unread: list[str]) -> dict[str, Any]:
         raise UserError(f"{file}: is no Python (line {error.lineno}: {error.msg})") from error
     names = _constants(tree)
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    configs = [one for one in calls if _called(one) == "GRPOConfig"]
+    configs = [one for one in calls if _called_name(one) == "GRPOConfig"]
     if not configs:
         raise UserError(f"{file}: has no GRPOConfig(...); give the script that makes one")
     values: dict[str, Any] = {}
     for call in calls:
-        kind = _called(call)
+        kind = _called_name(call)
         if kind == "from_pretrained" and "model_name_or_path" not in values:
             _take(values, "model_name_or_path", _argument(call, "model_name", 0), names)
         elif kind in ("LoraConfig", "get_peft_model"):
@@ -99,7 +99,7 @@ def _take_dataset(
     split = None
     if isinstance(last, ast.Subscript):  # load_dataset(...)["train"]
         split, last = last.slice, last.value
-    if isinstance(last, ast.Call) and _called(last) == "load_dataset":
+    if isinstance(last, ast.Call) and _called_name(last) == "load_dataset":
         files = _argument(last, "data_files")
         split = split or _argument(last, "split")
         name = _argument(last, "path", 0)
@@ -132,7 +132,7 @@ def rewards_module(text: str, functions: list[str]) -> str:
     parts = []
     for node, own in defined:
         if isinstance(node, ast.Import | ast.ImportFrom):
-            node.names = [one for one in node.names if _bound(one) in used or _is_future(node)]
+            node.names = [one for one in node.names if _bound_name(one) in used or _is_future(node)]
             if node.names:
                 parts.append(ast.unparse(node))
         elif own & used:
@@ -146,7 +146,7 @@ def _defines(node: ast.stmt) -> Iterator[str]:
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         yield node.name
     elif isinstance(node, ast.Import | ast.ImportFrom):
-        yield from map(_bound, node.names)
+        yield from map(_bound_name, node.names)
     elif isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         for one in (name for target in targets for name in ast.walk(target)):
@@ -154,7 +154,7 @@ def _defines(node: ast.stmt) -> Iterator[str]:
                 yield one.id
 
 
-def _bound(name: ast.alias) -> str:
+def _bound_name(name: ast.alias) -> str:
     return name.asname or name.name.partition(".")[0]
 
 
@@ -167,7 +167,7 @@ def _without_magics(text: str) -> str:
     return re.sub(r"^(\s*)[%!].*$", r"\1pass", text, flags=re.MULTILINE)
 
 
-def _called(call: ast.Call) -> str:
+def _called_name(call: ast.Call) -> str:
     function = call.func
     return getattr(function, "attr", getattr(function, "id", ""))
 

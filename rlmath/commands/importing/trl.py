@@ -270,7 +270,7 @@ def _lora(given: Given) -> Settings:
 
 
 def _lora_note(given: Given) -> str:
-    """those that there are here; without any, all."""
+    """those that exist here; without any, all."""
     targets = given["lora_target_modules"]
     unknown = (
         [one for one in targets if one not in ALL_TARGETS] if isinstance(targets, list) else []
@@ -454,7 +454,7 @@ TRL = Framework(
     always=(
         "TRL adds 1e-4 to the standard deviation that advantages are divided by, which is set; "
         "both divide by n - 1",
-        "the engines' log-probs are at the sampling temperature in both",
+        "the rollout log-probs are at the sampling temperature in both",
         "the accepted answer is data.answer_key; reward functions get every column of the row",
     ),
     base={

@@ -148,7 +148,7 @@ def feed_forward_width(spec: ModelSpec, moe: float | None = None) -> int:
     """Widest of what a token meets in one layer's feed-forward.
 
     Args:
-        moe: Of the layers, those that are MoE; ``None``: of all of the model's.
+        moe: MoE layers among the layers that count; ``None``: all of the model's.
     """
     if moe is None:
         moe = spec.moe_layers / spec.layers
@@ -161,16 +161,16 @@ def kept_bytes(spec: ModelSpec, actor: ActorShape, in_flight: float, stage: int)
 
     A recomputed layer keeps its input, 2 h bytes a token (Korthikanti et al. 2022, section 5).
     """
-    inputs = _recomputed(spec, actor, stage) * 2 * spec.hidden / actor.layout.tensor_parallel
+    inputs = _recomputed_layers(spec, actor, stage) * 2 * spec.hidden / actor.layout.tensor_parallel
     return in_flight * (_whole_layers_bytes(spec, actor, stage) + actor.tokens * inputs)
 
 
-def _recomputed(spec: ModelSpec, actor: ActorShape, stage: int) -> int:
+def _recomputed_layers(spec: ModelSpec, actor: ActorShape, stage: int) -> int:
     return min(actor.recompute_layers, actor.layout.stage_sizes(spec.layers)[stage])
 
 
 def _whole_layers_bytes(spec: ModelSpec, actor: ActorShape, stage: int) -> float:
-    whole = actor.layout.stage_sizes(spec.layers)[stage] - _recomputed(spec, actor, stage)
+    whole = actor.layout.stage_sizes(spec.layers)[stage] - _recomputed_layers(spec, actor, stage)
     return whole * actor.tokens * layer_bytes(spec, actor, stage)
 
 

@@ -20,7 +20,7 @@ class ActorShape:
         max_tokens: Longest micro-batch, over its context ranks.
         layers: ``transformer_engine`` or ``local``, see ``activations.py``.
         lora: The policy's adapters, which alone are trained; ``None``: all weights are.
-        recompute_modules: Of every layer, computed again in the backward pass; with some,
+        recompute_modules: Modules that every layer recomputes in the backward pass; with some,
             ``recompute_layers`` is 0.
         overlap_gradients: They are summed over copies while the last micro-batch is computed.
         overlap_param_gather: Updated weights are gathered during the next forward pass.

@@ -52,7 +52,7 @@ def _what_would(request: PlanRequest) -> Iterator[str]:
 _Changes = Iterator[Iterable[tuple[str, PlanRequest]]]
 
 
-def _said(values: Mapping[str, Any]) -> str:
+def _format_values(values: Mapping[str, Any]) -> str:
     return " ".join(f"{key}={value}" for key, value in values.items())
 
 
@@ -62,7 +62,7 @@ def _more_nodes(request: PlanRequest) -> _Changes:
         gpus = times * request.gpus
         node = max(request.gpus_per_node, min(gpus, 8))
         values = {"cluster.nodes": -(-gpus // node), "cluster.gpus_per_node": node}
-        text = f"{gpus} {request.gpu.name}: {_said(values)}"
+        text = f"{gpus} {request.gpu.name}: {_format_values(values)}"
         found.append((text, request.with_settings(values)))
     yield found
 
@@ -78,7 +78,7 @@ def _other_settings(request: PlanRequest) -> _Changes:
         yield [("the optimizer's state in host memory", request.with_settings(free))]
     if not config.actor.lora.rank:
         rank = {"actor.lora.rank": _LORA_RANK}
-        yield [(f"adapters alone trained: {_said(rank)}", request.with_settings(rank))]
+        yield [(f"adapters alone trained: {_format_values(rank)}", request.with_settings(rank))]
 
 
 def _larger_gpus(request: PlanRequest) -> _Changes:
@@ -101,7 +101,7 @@ def _shorter_responses(request: PlanRequest) -> _Changes:
         }
         mean = min(work.mean_response_tokens, max(1, tokens // 2))
         shorter = dataclasses.replace(request, mean_response_tokens=mean).with_settings(values)
-        found.append((f"shorter responses: {_said(values)}", shorter))
+        found.append((f"shorter responses: {_format_values(values)}", shorter))
     yield found
 
 

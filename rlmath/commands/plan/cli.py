@@ -17,7 +17,7 @@ from rlmath.commands.plan.experiment import train_command, write_experiment
 from rlmath.commands.plan.gpus import GPUS, Efficiency, Gpu, gpu_named
 from rlmath.commands.plan.models import SHAPE_FLAGS, read_plan_model
 from rlmath.commands.plan.report import as_json, as_text
-from rlmath.commands.plan.request import CALL_S, PlanRequest, checked, overrides
+from rlmath.commands.plan.request import CALL_S, PlanRequest, check_settings, overrides
 from rlmath.config.arithmetic import describe
 from rlmath.config.command_line import Given, count, positive, share
 from rlmath.config.fp8_training import fp8_of
@@ -118,7 +118,7 @@ def run(arguments: argparse.Namespace, given: Given) -> int:
     """
     request, plans = plans_or_advice(request_of(arguments, given))
     settings = overrides(request, plans[0])
-    config, layout = checked(request, settings)
+    config, layout = check_settings(request, settings)
     if arguments.json:
         print(json.dumps(as_json(request, plans), indent=1))
     elif arguments.command:

@@ -54,9 +54,9 @@ def with_awake_engine(
     there is no such phase.
 
     Args:
-        phases: Of :func:`beside_sleeping_engine`.
+        phases: Phases from :func:`beside_sleeping_engine`.
         engine_bytes: All that an engine may take of a GPU.
-        adapters: What the engine computes itself (``ActorShape.engine_adapters``).
+        adapters: Adapters that the engine computes itself (``ActorShape.engine_adapters``).
     """
     sync = next(phase for phase in phases if phase.name == "weight sync")
     awake = {"engine weights": engine_weights_bytes(spec, engine_tp, step.quantized)}

@@ -15,7 +15,7 @@ class Gpu:
 
     Attributes:
         peak_tflops: bfloat16 matrix products without sparsity, in 10^12 operations a second.
-        memory_gb_per_s: Of its memory, in 10^9 bytes a second.
+        memory_gb_per_s: Memory bandwidth, in 10^9 bytes a second.
         link_gb_per_s: To the other cards of its node, in one direction.
         runs: rlmath has builds for it; false: a plan for comparison only.
         fp8_tflops: Matrix products in FP8, as ``peak_tflops``; ``None``: no ``actor.fp8``.
@@ -72,24 +72,24 @@ class Efficiency:
     The values, and where each was measured, are in ``measured.json``.
 
     Attributes:
-        mfu: Of the peak, the share that forward and backward passes get which keep the GPU busy,
+        mfu: Share of the peak that forward and backward passes reach which keep the GPU busy,
             with what is recomputed counted, at 16,384 tokens a micro-batch. Megatron-LM reports
             0.44 to 0.57 of dense models (Narayanan et al. 2021, table 1).
         layer_launch_s: Least time of the forward pass of a layer, in which the host launches its
             kernels; the backward pass takes two. A layer of experts waits for the device's token
             counts, so that its launches come after its kernels and not beside them.
         decode_step_s: Time of a decoding step that no size explains: scheduling, sampling.
-        decode_bandwidth: Of the memory's bandwidth, the share that decoding gets.
-        link: Of a link's rate, the share that a collective gets.
+        decode_bandwidth: Share of the memory bandwidth that decoding reaches.
+        link: Share of a link's rate that a collective reaches.
         host_gb_per_s: Between a GPU and page-locked host memory, in one direction and while all
             GPUs of the node do the same: of the 63 GB/s of PCIe 5.0 x16 what a node's memory
             leaves to each of eight.
-        network_gb_per_s: Of each GPU to other nodes, in one direction: 400 Gbit/s.
+        network_gb_per_s: Rate of each GPU to other nodes, in one direction: 400 Gbit/s.
         all_reduce_s: Latency of a small all-reduce between the ranks of an engine.
-        pipeline_message_s: Of a message between stages beside its bytes; unless stages are
+        pipeline_message_s: Latency of a message between stages; unless stages are
             interleaved, the device is synchronized after it.
-        context_step_s: Of a layer's attention, for each further context rank: its launches.
-        tail_share: Of an engine's sequences those that run to the longest response.
+        context_step_s: Launch time of a layer's attention, for each further context rank.
+        tail_share: Share of an engine's sequences that run to the longest response.
     """
 
     mfu: float = MEASURED["mfu"]

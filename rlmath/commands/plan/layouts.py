@@ -74,7 +74,7 @@ class Plan:
         engine_share: ``rollout.gpu_memory_utilization``.
         max_running: ``rollout.max_running_sequences``.
         running: Sequences that an engine runs at once, on average.
-        phases: What a GPU holds in each, the fullest one.
+        phases: Memory of the fullest GPU in each phase.
         tail_s: Seconds of sampling after the mean response.
         host_bytes: Host memory that the ranks of a node take at most for tensors.
     """
@@ -160,7 +160,7 @@ def _offloads(given: Given) -> Iterator[tuple[Offload, bool]]:
 
 
 def find_plans(request: PlanRequest) -> list[Plan]:
-    """Every layout that fits, the fastest first; see :func:`_ordered`.
+    """Every layout that fits, the fastest first; see :func:`_order`.
 
     Raises:
         UserError: None does; the message has the reason of each kind, nearest miss first.
@@ -173,7 +173,7 @@ def find_plans(request: PlanRequest) -> list[Plan]:
         except _Miss as miss:
             misses.append(miss)
     if plans:
-        return _ordered(plans)
+        return _order(plans)
     reasons = sorted(misses, key=lambda miss: miss.excess)[:4]
     raise UserError(
         f"no layout of this model fits {request.gpus} GPUs of {request.gpu.memory_gib:g} GiB "
@@ -182,7 +182,7 @@ def find_plans(request: PlanRequest) -> list[Plan]:
     )
 
 
-def _ordered(plans: list[Plan]) -> list[Plan]:
+def _order(plans: list[Plan]) -> list[Plan]:
     """The fastest first; of those that may as well be, those with fewer kinds of parallelism."""
     limit = (1 + EQUAL_SHARE) * min(plan.step_s for plan in plans)
 
@@ -351,7 +351,7 @@ def _with_least_recompute(
     """The fewest recomputed layers of a stage, ``least`` or more, with which every phase of the
     actor fits."""
     per_stage, name = max(split.layout.stage_sizes(request.spec.layers)), str(split)
-    wanted = _recomputed(request.given)
+    wanted = _recomputed_layers(request.given)
     if wanted is not None and not 0 <= wanted <= per_stage:
         raise _Miss(
             f"{name}: actor.recompute_num_layers={wanted}, but a stage has {per_stage}",
@@ -368,7 +368,7 @@ def _with_least_recompute(
     raise AssertionError("a phase that does not fit is refused")
 
 
-def _recomputed(given: Given) -> int | None:
+def _recomputed_layers(given: Given) -> int | None:
     """Layers of a stage that are recomputed; ``None``: as few as fit."""
     if given.get("actor.recompute") in (Recompute.none, Recompute.selective):
         return 0

@@ -55,16 +55,16 @@ class Step:
     """Properties of a step that the actor's memory depends on, beside the layout.
 
     Attributes:
-        microbatches: Of an optimizer step on a data-parallel rank; no more are in flight.
+        microbatches: Most micro-batches in flight: those of an optimizer step on a rank.
         reference: A reference model, which the host keeps, changes places with the model's weights.
         value_model: A value model is trained in the same processes.
         lm_head_float32: The output layer multiplies in float32.
-        whole_logits: Those of a micro-batch are there as a whole.
+        whole_logits: All logits of a micro-batch are in memory at once.
         triton_logits: Kernels take their softmax (``actor.logits=triton``).
         offload: ``none``, ``optimizer`` or ``all``: what goes to host memory while engines sample.
         offload_in_backward: The optimizer's state is on the GPU for its steps alone.
         quantized: Engines have the matrices of layers in FP8.
-        replayed_tokens: Of a data-parallel rank's share of the step, whose routes the host keeps
+        replayed_tokens: Tokens of a data-parallel rank's share whose routes the host keeps
             (``actor.routing_replay``); 0: none.
         sampled_routes: Samples carry routes as well (``actor.routing_replay=engine``).
     """
@@ -115,15 +115,15 @@ class StateBytes:
     def without_optimizer(self) -> float:
         return self.weights + self.gradients
 
-    def copied(self, offload: str) -> float:
+    def copied_bytes(self, offload: str) -> float:
         """In host memory; gradients, which are zero between updates, are only freed."""
         weights = self.weights if offload == "all" else 0.0
         return 0.0 if offload == "none" else self.optimizer + weights
 
-    def moved(self, step: Step) -> float:
+    def moved_bytes(self, step: Step) -> float:
         """To host memory, and back, in a step."""
         again = step.minibatches - 1 if step.offload_in_backward else 0
-        return self.copied(step.offload) + again * self.optimizer
+        return self.copied_bytes(step.offload) + again * self.optimizer
 
     def __add__(self, other: StateBytes) -> StateBytes:
         return StateBytes(
@@ -203,7 +203,7 @@ def value_state_bytes(spec: ModelSpec, actor: ActorShape, stage: int) -> StateBy
 def moved_bytes(spec: ModelSpec, actor: ActorShape, step: Step) -> float:
     """Bytes that a rank of the fullest stage moves to host memory in a step, and back."""
     return max(
-        sum(one.moved(step) for one in _models(spec, actor, step, stage))
+        sum(one.moved_bytes(step) for one in _models(spec, actor, step, stage))
         for stage in telling_stages(spec, actor.layout)
     )
 
@@ -315,7 +315,7 @@ def stage_phases(spec: ModelSpec, actor: ActorShape, step: Step, stage: int) -> 
 def micro_batches_in_flight(layout: Layout, microbatches: int, stage: int) -> float:
     """Micro-batches whose activations a stage keeps at once, at most.
 
-    One forward, one backward: as many as there are stages from it to the last (Korthikanti et al.
+    One forward, one backward: one for each stage from it to the last (Korthikanti et al.
     2022, section 4.2.3). Interleaved, each of its chunks has a share of a micro-batch: before its
     first backward pass a stage has run twice as many chunks as there are stages behind it, all
     chunks but the last of a round of micro-batches, and one more (Narayanan et al. 2021,
@@ -458,7 +458,7 @@ def host_bytes(spec: ModelSpec, actor: ActorShape, step: Step, ranks_of_node: in
         saved = checkpoint_bytes(spec, actor, stage, background=True).host_bytes
         # Without its adapters the policy is the reference.
         reference = 0 if actor.lora else 2 * rank_parameters(spec, actor, stage)
-        moved = sum(one.copied(step.offload) for one in _models(spec, actor, step, stage))
+        moved = sum(one.copied_bytes(step.offload) for one in _models(spec, actor, step, stage))
         kept = (reference if step.reference else 0) + route_bytes(spec, actor, step, stage)
         most = max(most, saved + moved + kept)
     return ranks_of_node * most + sampled_route_bytes(spec, actor, step, ranks_of_node)

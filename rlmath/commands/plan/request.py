@@ -1,4 +1,4 @@
-"""What a plan is asked for, and the settings of ``rlmath train`` that a layout of it stands for."""
+"""Request of a plan, and the settings of ``rlmath train`` that stand for one of its layouts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rlmath.config.load import load
 from rlmath.config.quoting import override, path_override
 from rlmath.config.rollout import KvCacheDtype, Quantization
 from rlmath.config.schema import Config, Device, Placement
-from rlmath.config.settings import out_of_range, replaced
+from rlmath.config.settings import out_of_range, replace_values
 from rlmath.config.weights import bucket_mib
 from rlmath.errors import ConfigError
 from rlmath.model.spec import ModelSpec
@@ -105,11 +105,11 @@ class PlanRequest:
 
     def with_settings(self, values: Mapping[str, Any]) -> PlanRequest:
         """The same with other settings, as if they had been given; ``None``: one that is not."""
-        return dataclasses.replace(self, given=self.given.replaced(values))
+        return dataclasses.replace(self, given=self.given.replace(values))
 
     def layout_config(self, values: Mapping[str, Any]) -> Config:
         """The settings of a run with a layout, on CUDA and colocated."""
-        config: Config = replaced(
+        config: Config = replace_values(
             self.config,
             {"cluster.placement": Placement.colocated, "cluster.device": Device.cuda, **values},
         )
@@ -141,11 +141,11 @@ def overrides(request: PlanRequest, plan: Plan) -> list[str]:
     return [own.pop(word.partition("=")[0], word) for word in words] + list(own.values())
 
 
-def checked(request: PlanRequest, words: list[str]) -> tuple[Config, RunLayout]:
+def check_settings(request: PlanRequest, words: list[str]) -> tuple[Config, RunLayout]:
     """Compose the settings and put them through the checks that need neither files nor GPUs.
 
     Raises:
-        ConfigError: What ``rlmath train`` would say.
+        ConfigError: ``rlmath train`` would refuse the settings.
     """
     config = load(["runner.run_dir=runs/plan", *words])
     problems = list(out_of_range(config))

@@ -14,7 +14,7 @@ from rlmath.commands.plan.memory import GIB, Phase, actor_phases, usable_bytes
 from rlmath.commands.plan.teacher import describe_teacher
 from rlmath.config.rollout import Quantization
 from rlmath.config.schema import Config, DType, Placement
-from rlmath.config.settings import replaced, value_of
+from rlmath.config.settings import replace_values, value_of
 from rlmath.errors import ConfigError
 from rlmath.model.spec import ModelSpec
 
@@ -77,7 +77,7 @@ def _largest(config: Config, spec: ModelSpec, gpu: Gpu, key: str) -> int:
     low, high = budget // UNIT, max(budget, everything) // UNIT + 1
     while high - low > 1:
         middle = (low + high) // 2
-        larger = replaced(config, {FORWARD_KEY: None, key: middle * UNIT})
+        larger = replace_values(config, {FORWARD_KEY: None, key: middle * UNIT})
         fits = _miss(larger, spec, gpu) is None
         low, high = (middle, high) if fits else (low, middle)
     return max(budget, low * UNIT)

@@ -73,7 +73,7 @@ def forward_flops(spec: ModelSpec, sequence_tokens: float, cost: float = 1.0) ->
     queries, a gated feed-forward and a causal mask.
 
     Args:
-        cost: Of an operation of a layer's matrices, see ``fp8.py``.
+        cost: Relative cost of an operation of a layer's matrices, see ``fp8.py``.
     """
     attention = _attention_flops(spec, sequence_tokens)
     return cost * 2 * active_matrices(spec) + attention + _output_flops(spec)
@@ -261,8 +261,8 @@ class Decoding:
 
     Attributes:
         running: Sequences at once.
-        step_s: Of one token of each of them.
-        tail_s: Of ``seconds``, after the mean response.
+        step_s: Seconds of a decoding step: one token of each running sequence.
+        tail_s: Share of ``seconds`` after the mean response.
     """
 
     seconds: float
@@ -289,7 +289,7 @@ def decoding(
     "Efficiently Scaling Transformer Inference", section 2.1).
 
     Args:
-        weights_bytes: Of a rank; ``None``: in bfloat16, like ``token_bytes``.
+        weights_bytes: Weights of a rank; ``None``: in bfloat16, like ``token_bytes``.
         token_bytes: Keys and values of one token on a rank.
     """
     weights = engine_weights_bytes(spec, tp) if weights_bytes is None else weights_bytes
@@ -327,7 +327,7 @@ def offload_time_s(moved_bytes: float, efficiency: Efficiency) -> float:
     """State to host memory and back, once in a step; nothing is taken to hide it.
 
     Args:
-        moved_bytes: Of one rank, in one direction.
+        moved_bytes: Bytes of one rank, in one direction.
     """
     return 2 * moved_bytes / (efficiency.host_gb_per_s * 1e9)
 
@@ -348,7 +348,7 @@ def weight_sync_time_s(
     """Every rank of a copy gathers what it lacks; a copy on one node does so over its links.
 
     Args:
-        expert_part: Of all experts' bytes, what the rank that moves most of them moves, if each
+        expert_part: Share of all experts' bytes that the busiest rank moves, if each
             gets a share (``rlmath.weights.expert_shares``); 1: all get all.
     """
     ranks = ranks_of_copy(layout)

@@ -66,7 +66,7 @@ def sync_time(
     it passes on of ``d`` between the ranks and, of its stage's experts, ``e / (p h)``.
 
     Args:
-        weights_bytes: Of all tensors as they are sent.
+        weights_bytes: Size of all tensors as they are sent.
         engine_tp: Workers of an engine.
         colocated: Engines share the actor's GPUs.
     """

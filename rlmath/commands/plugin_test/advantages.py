@@ -26,7 +26,7 @@ def check_advantage(name: str, options: Options | None = None) -> Iterator[Findi
     traits = ADVANTAGES.traits(name)
     tests = {
         "result has one number per sample": part.shapes,
-        "unscored samples take no part": part.unscored,
+        "unscored samples take no part": part.without_reward,
         "order of samples makes no difference": part.order,
         "a higher reward has no lower advantage": part.direction,
         "deterministic": repeats(part.run),
@@ -65,7 +65,7 @@ class _Part:
             if problem := not_finite(found):
                 yield f"advantage {problem}"
 
-    def unscored(self) -> Iterator[str]:
+    def without_reward(self) -> Iterator[str]:
         found, gone = self.run(), torch.tensor(REWARDS).isnan()
         if problem := differs(found[gone], torch.zeros(1, dtype=found.dtype)):
             yield f"the advantage of a sample without a reward is not 0, {problem}"

@@ -18,10 +18,10 @@ def check_curriculum(name: str, options: Options | None = None) -> Iterator[Find
     part = _Part(name, options or CURRICULA.options(name)())
     return findings(
         {
-            "a problem that was never tried is not skipped": part.untried,
+            "a problem that was never tried is not skipped": part.new_problem,
             "a skipped problem comes again": part.comes_again,
             "its state continues as it would have": part.resumes,
-            "deterministic": repeats(lambda: part.visits(part.made(), 1, STEPS)),
+            "deterministic": repeats(lambda: part.visits(part.make(), 1, STEPS)),
         }
     )
 
@@ -31,7 +31,7 @@ class _Part:
     name: str
     options: Options
 
-    def made(self) -> Curriculum:
+    def make(self) -> Curriculum:
         return CURRICULA.get(self.name)(CooldownSettings(cooldown=True), self.options)
 
     def visits(self, one: Curriculum, first: int, last: int) -> list[tuple[int, str, bool]]:
@@ -48,14 +48,14 @@ class _Part:
                     one.update(problem, passed, 4, step)
         return seen
 
-    def untried(self) -> Iterator[str]:
-        one = self.made()
+    def new_problem(self) -> Iterator[str]:
+        one = self.make()
         for step in (1, 50):
             if one.is_on_cooldown("p0", step):
                 yield f"at step {step} a problem that was never tried is skipped"
 
     def comes_again(self) -> Iterator[str]:
-        one = self.made()
+        one = self.make()
         self.visits(one, 1, STEPS)
         for number in range(PROBLEMS):
             later = range(STEPS, STEPS + MOST_STEPS)
@@ -63,7 +63,7 @@ class _Part:
                 yield f"p{number} is skipped from step {STEPS} to {later[-1]}"
 
     def resumes(self) -> Iterator[str]:
-        straight, first, second = self.made(), self.made(), self.made()
+        straight, first, second = self.make(), self.make(), self.make()
         half = STEPS // 2
         wanted = self.visits(straight, 1, STEPS)[(half - 1) * PROBLEMS :]
         self.visits(first, 1, half)

@@ -32,14 +32,14 @@ def check_family(name: str) -> Iterator[Finding]:
 class _Family:
     name: str
 
-    def made(self) -> Family:
+    def make(self) -> Family:
         return FAMILY_PLUGINS.get(self.name)()
 
     def tensors(self) -> list[HfTensor]:
-        return [tensor for entry in self.made().entries for tensor in entry.hf]
+        return [tensor for entry in self.make().entries for tensor in entry.hf]
 
     def result(self) -> Iterator[str]:
-        found: Any = self.made()
+        found: Any = self.make()
         if not isinstance(found, Family):
             yield f"it is a {type(found).__name__}"
         elif not found.architectures or not found.entries:
@@ -53,13 +53,13 @@ class _Family:
             for one in FAMILY_PLUGINS.get(name)().architectures
         ]
         known = {*others, *(one for family in FAMILIES for one in family.architectures)}
-        for architecture in self.made().architectures:
+        for architecture in self.make().architectures:
             if architecture in known:
                 yield f"{architecture} is another family's"
 
     def places(self) -> Iterator[str]:
         seen: set[tuple[str, Any]] = set()
-        for entry in self.made().entries:
+        for entry in self.make().entries:
             for tensor in entry.hf:
                 key = (tensor.name, entry.when)
                 if key in seen:
@@ -67,7 +67,7 @@ class _Family:
                 seen.add(key)
 
     def sizes(self) -> Iterator[str]:
-        family = self.made()
+        family = self.make()
         spec = model_spec(tiny_config() | {"architectures": [family.architectures[0]]})
         for tensor in self.tensors():
             if "{expert}" in tensor.name or (spec.experts == 0 and _of_experts(tensor)):
@@ -118,13 +118,13 @@ def check_transport(name: str) -> Iterator[Finding]:
 def check_engine_arguments(name: str) -> Iterator[Finding]:
     options = ENGINE_ARGUMENTS.options(name)()
 
-    def given() -> list[dict[str, Any]]:
+    def read() -> list[dict[str, Any]]:
         return [further_arguments(name, device, options) for device in ("cpu", "cuda")]
 
     def fits() -> Iterator[str]:
-        given()
+        read()
         yield from ()
 
     return findings(
-        {"vLLM has them, and rlmath does not give them": fits, "deterministic": repeats(given)}
+        {"vLLM has them, and rlmath does not give them": fits, "deterministic": repeats(read)}
     )

@@ -50,7 +50,7 @@ def _value(schema: Mapping[str, Any], which: int) -> Any:
 
 
 class _Turns(Fenced):
-    """Turns are told apart by number; the calls of each are given."""
+    """Turns differ by number; each has its calls."""
 
     def __init__(self, calls: Mapping[str, list[ToolCall]]) -> None:
         self._calls = calls
@@ -63,13 +63,13 @@ class _Environment:
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def made_of(self) -> UserClass:
+    def user_class(self) -> UserClass:
         make = maker_of(self._name, ENVIRONMENTS.options(self._name)().plain())
         return UserClass(f"environment {self._name}", make, CallLimits(30.0, 2**16))
 
     def play(self, *others: Episode) -> list[Any]:
         """Answers of an instance, with turns of others between."""
-        episode, turns = self.begun(), list(self.turns())
+        episode, turns = self.begin(), list(self.turns())
         found: list[Any] = []
         for turn in turns:
             for other in others:
@@ -91,26 +91,26 @@ class _Environment:
     def calls(self) -> dict[str, list[ToolCall]]:
         """Calls of each tool, by the text of their turn."""
         found = {}
-        for tool in self.made_of().methods:
+        for tool in self.user_class().methods:
             known = tool.schema["function"]["parameters"]["properties"]
             for which in (0, 1):
                 arguments = {name: _value(one, which) for name, one in known.items()}
                 found[f"{tool.name} {which}"] = [ToolCall(tool.name, arguments)]
         return found
 
-    def begun(self) -> Episode:
-        made_of = self.made_of()
+    def begin(self) -> Episode:
+        made_of = self.user_class()
         said = made_of.opening(ROW)
         prompt = "2+2=" + (OPENING_GLUE + said if said else "")
         problem = Problem("p", prompt, (1,), ("4",), ROW)
         return ClassEnvironment(made_of, _Turns(self.calls()), (), 100).begin(problem, 0)
 
     def begins(self) -> Iterator[str]:
-        self.begun().close()
+        self.begin().close()
         yield from ()
 
     def same_opening(self) -> Iterator[str]:
-        first, second = self.made_of().opening(ROW), self.made_of().opening(ROW)
+        first, second = self.user_class().opening(ROW), self.user_class().opening(ROW)
         if first != second:
             yield f"it was {first!r}, and {second!r} for another sample"
 
@@ -119,7 +119,7 @@ class _Environment:
         yield from ()
 
     def apart(self) -> Iterator[str]:
-        alone, between = self.play(), self.play(self.begun())
+        alone, between = self.play(), self.play(self.begin())
         for number, (one, other) in enumerate(zip(alone, between, strict=False)):
             if one != other:
                 yield f"turn {number} was answered with {one}, and {other} beside another sample"

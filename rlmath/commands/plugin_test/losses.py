@@ -27,7 +27,7 @@ def check_loss(name: str, options: Options | None = None) -> Iterator[Finding]:
         {
             "result has one number per token": part.shapes,
             "gradient": part.gradient,
-            "masked tokens are not read": part.masked,
+            "masked tokens are not read": part.masked_tokens,
             "policy gradient at ratio 1": part.first_minibatch,
             f"finite at log-ratios of +-{FAR:g}": part.far,
             "equal over micro-batches": part.micro_batches,
@@ -78,7 +78,7 @@ class _Part:
         return loss.detach(), torch.autograd.grad(loss, inputs.log_probs)[0]
 
     def shapes(self) -> Iterator[str]:
-        for lengths, inputs in ((sum(LENGTHS), made_inputs()), (0, _selected(made_inputs(), []))):
+        for lengths, inputs in ((sum(LENGTHS), made_inputs()), (0, _select(made_inputs(), []))):
             found = self.run(inputs)
             if found.token_losses.shape != (lengths,):
                 yield f"{lengths} tokens: the loss has shape {list(found.token_losses.shape)}"
@@ -107,7 +107,7 @@ class _Part:
                 "stops a gradient by intent, declare LossTraits(stops_gradient=True)"
             )
 
-    def masked(self) -> Iterator[str]:
+    def masked_tokens(self) -> Iterator[str]:
         inputs = made_inputs()
         clean = self.loss_and_gradient(_with_masked(inputs, 0.0))
         for value in (torch.nan, torch.inf, -1e30):
@@ -152,7 +152,7 @@ class _Part:
         for cut in ([[0], [1], [2], [3]], [[2, 0], [3, 1]], [[3, 2, 1, 0]]):
             loss, gradient = torch.zeros_like(whole[0]), torch.zeros_like(whole[1])
             for sequences in cut:
-                part = _selected(inputs, sequences)
+                part = _select(inputs, sequences)
                 found = self.loss_and_gradient(part)
                 loss, rows = loss + found[0], _rows(inputs, sequences)
                 gradient[rows] = found[1]
@@ -163,7 +163,7 @@ class _Part:
     def metric_names(self) -> Iterator[str]:
         wanted = set(self.run(made_inputs()).metric_sums)
         for words, inputs in (
-            ("no tokens", _selected(made_inputs(), [])),
+            ("no tokens", _select(made_inputs(), [])),
             ("a log-ratio of 0", made_inputs(spread=0.0)),
             ("log-ratios of 3", made_inputs(spread=3.0)),
         ):
@@ -185,7 +185,7 @@ def _tensors(inputs: LossInputs) -> dict[str, Tensor]:
     return {name: value for name, value in values if isinstance(value, Tensor)}
 
 
-def _replaced(inputs: LossInputs, change: partial[Tensor], **more: int) -> LossInputs:
+def _replace(inputs: LossInputs, change: partial[Tensor], **more: int) -> LossInputs:
     changed = {name: change(value) for name, value in _tensors(inputs).items()}
     changed["log_probs"] = changed["log_probs"].detach().requires_grad_()
     return dataclasses.replace(inputs, **changed, **more)  # type: ignore[arg-type]
@@ -195,14 +195,14 @@ def _cast(inputs: LossInputs, dtype: torch.dtype) -> LossInputs:
     def cast(values: Tensor) -> Tensor:
         return values.to(dtype) if values.is_floating_point() else values
 
-    return _replaced(inputs, partial(cast))
+    return _replace(inputs, partial(cast))
 
 
 def _with_masked(inputs: LossInputs, value: float) -> LossInputs:
     def plant(values: Tensor) -> Tensor:
         return torch.where(inputs.mask, values, value) if values.is_floating_point() else values
 
-    return _replaced(inputs, partial(plant))
+    return _replace(inputs, partial(plant))
 
 
 def _rows(inputs: LossInputs, sequences: list[int]) -> Tensor:
@@ -210,9 +210,9 @@ def _rows(inputs: LossInputs, sequences: list[int]) -> Tensor:
     return torch.cat([torch.zeros(0, dtype=torch.int64), *rows])
 
 
-def _selected(inputs: LossInputs, sequences: list[int]) -> LossInputs:
+def _select(inputs: LossInputs, sequences: list[int]) -> LossInputs:
     rows = _rows(inputs, sequences)
-    selected = _replaced(inputs, partial(lambda values: values[rows]))
+    selected = _replace(inputs, partial(lambda values: values[rows]))
     lengths = torch.tensor([LENGTHS[one] for one in sequences], dtype=torch.int64)
     ids = torch.repeat_interleave(torch.arange(len(sequences)), lengths)
     return dataclasses.replace(selected, sequence_ids=ids, num_sequences=len(sequences))

@@ -35,22 +35,22 @@ def check_phase_observer(name: str) -> Iterator[Finding]:
 
         return test
 
-    def nested(observer: PhaseObserver) -> None:
+    def nest(observer: PhaseObserver) -> None:
         for step in (1, 2):
             observer.begin("generate", step)
             observer.begin("grade", step)
             observer.end("grade", step, 0.25)
             observer.end("generate", step, 0.5)
 
-    def broken_off(observer: PhaseObserver) -> None:
+    def break_off(observer: PhaseObserver) -> None:
         observer.begin("update", 1)
 
     return findings(
         {
-            "takes phases within phases": in_folder(nested),
+            "takes phases within phases": in_folder(nest),
             "a run without phases is no error": in_folder(lambda _: None),
-            "a run that fails within a phase is no error": in_folder(broken_off),
-            "a run may begin again in its folder": in_folder(nested, starts=2),
+            "a run that fails within a phase is no error": in_folder(break_off),
+            "a run may begin again in its folder": in_folder(nest, starts=2),
         }
     )
 

@@ -50,17 +50,17 @@ def check_ranks(updates: dict[str, Update], folder: Path) -> Iterator[tuple[str,
         make_tiny_model(model, seed=0)
     batch = made_batch()
     with ray_session(ClusterConfig(object_store_mib=80)):
-        alone = _updated(_ALONE, model, folder / "alone", batch, updates)
+        alone = _update_twice(_ALONE, model, folder / "alone", batch, updates)
         order = torch.randperm(_SEQUENCES, generator=torch.Generator().manual_seed(0)).tolist()
         whole = {
             name: dataclasses.replace(one, plan=dataclasses.replace(one.plan, minibatches=1))
             for name, one in updates.items()
         }
-        wanted = _updated(_ALONE, model, folder / "whole", batch, whole)
-        moved = _updated(_ALONE, model, folder / "moved", batch.select(order), whole)
+        wanted = _update_twice(_ALONE, model, folder / "whole", batch, whole)
+        moved = _update_twice(_ALONE, model, folder / "moved", batch.select(order), whole)
         problems: dict[str, list[str]] = {name: [] for name in updates}
         for number, (case, layout) in enumerate(LAYOUTS.items()):
-            found = _updated(layout, model, folder / str(number), batch, updates)
+            found = _update_twice(layout, model, folder / str(number), batch, updates)
             for name in updates:
                 problems[name] += _differences(case, found[name][0], alone[name][0])
     for name, (first, again) in alone.items():
@@ -118,7 +118,7 @@ def update_with(
     return Update(made, AdvantageSettings(advantage or AdvantageSettings.name))
 
 
-def _updated(
+def _update_twice(
     layout: tuple[Layout, int],
     model: Path,
     logs: Path,

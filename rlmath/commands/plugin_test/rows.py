@@ -36,7 +36,7 @@ def check_data_source(name: str) -> Iterator[Finding]:
             "rows are mappings of values that JSON has": part.rows_are_plain,
             "a finite source begins again": part.begins_again,
             "resumes at the same row": part.resumes,
-            "deterministic": repeats(lambda: part.rows(part.made(), ROWS)),
+            "deterministic": repeats(lambda: part.rows(part.make(), ROWS)),
         }
     )
 
@@ -45,7 +45,7 @@ def check_data_source(name: str) -> Iterator[Finding]:
 class _Source:
     name: str
 
-    def made(self) -> DataSource:
+    def make(self) -> DataSource:
         return DATA_SOURCES.get(self.name)(DATA_SOURCES.options(self.name)())
 
     def rows(self, source: DataSource, count: int) -> list[Any]:
@@ -59,22 +59,22 @@ class _Source:
         return found
 
     def rows_are_plain(self) -> Iterator[str]:
-        found = self.rows(self.made(), ROWS)
+        found = self.rows(self.make(), ROWS)
         for number, fields in enumerate(found, 1):
             row_of(self.name, number, fields)
         if not found:
             yield "it has no rows"
 
     def begins_again(self) -> Iterator[str]:
-        source = self.made()
+        source = self.make()
         given = len(list(itertools.islice(iter(source), ROWS)))
         if 0 < given < ROWS and next(iter(source), None) is None:
             yield f"after its {given} rows, iter() of it gives none"
 
     def resumes(self) -> Iterator[str]:
-        wanted = self.rows(self.made(), 2 * ROWS)
+        wanted = self.rows(self.make(), 2 * ROWS)
         for place in PLACES:
-            first, second = self.made(), self.made()
+            first, second = self.make(), self.make()
             rows = iter(first)
             taken = list(itertools.islice(rows, place))
             state = json.loads(json.dumps(first.state_dict()))

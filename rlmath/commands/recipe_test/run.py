@@ -11,7 +11,7 @@ from rlmath.commands.drill.shrink import Shrunk
 from rlmath.commands.recipe_test.band import LAST_STEPS, Band, reward_of
 from rlmath.commands.recipe_test.reads import unread, watch_reads
 from rlmath.config.schema import Config
-from rlmath.config.settings import replaced
+from rlmath.config.settings import replace_values
 from rlmath.errors import UserError
 from rlmath.monitor.digests import read_digests
 
@@ -43,7 +43,7 @@ def run_test(shrunk: Shrunk, folder: Path, band: Band | None) -> Iterator[Findin
     yield Finding("settings read", not left, said)
     resumed = _run_settings(config, folder / "resumed", save_every=0)
     checkpoint = folder / "straight" / "checkpoints" / f"step_{half:06d}"
-    resumed = replaced(resumed, {"runner.resume": str(checkpoint)})
+    resumed = replace_values(resumed, {"runner.resume": str(checkpoint)})
     failed = _train(resumed)
     yield Finding("resume is equal", *_compare(folder, half, steps, failed))
     yield _in_band(reward_of(folder / "straight"), band)
@@ -62,7 +62,7 @@ def _train(config: Config) -> str:
 
 def _run_settings(config: Config, run_dir: Path, *, save_every: int) -> Config:
     values = {"run_dir": str(run_dir), "save_every": save_every, "keep_checkpoints": 3}
-    return replaced(config, {f"runner.{key}": value for key, value in values.items()})
+    return replace_values(config, {f"runner.{key}": value for key, value in values.items()})
 
 
 def _compare(folder: Path, half: int, steps: int, failed: str) -> tuple[bool, str]:
@@ -91,7 +91,7 @@ def another_seed(shrunk: Shrunk, folder: Path, seed: int) -> Path:
     Raises UserError: the run fails."""
     run_dir = folder / f"seed_{seed}"
     config = _run_settings(shrunk.config, run_dir, save_every=0)
-    failed = _train(replaced(config, {"data.seed": seed, "runner.seed": seed}))
+    failed = _train(replace_values(config, {"data.seed": seed, "runner.seed": seed}))
     if failed:
         raise UserError(f"runner.seed={seed}: {failed}")
     return run_dir

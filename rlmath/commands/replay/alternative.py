@@ -124,12 +124,12 @@ def lines(found: Mapping[str, Any], step: int) -> Iterator[str]:
     yield f"step {step}, the run's update and the other one, on the same batch and weights"
     for number, one in enumerate(found["gradients"], start=1):
         later = "" if number == 1 else " (after each one's own earlier minibatches)"
-        yield f"  gradient of minibatch {number}: {_said(one)}{later}"
+        yield f"  gradient of minibatch {number}: {_format_figures(one)}{later}"
     if not found["gradients"]:
         counts = " and ".join(str(len(one)) for one in found["minibatches"].values())
         yield f"  {counts} minibatches: their gradients are of other sequences"
     if found["weights_change"] is not None:
-        yield f"  change of the weights: {_said(found['weights_change'])}"
+        yield f"  change of the weights: {_format_figures(found['weights_change'])}"
     for name, values in found["metrics"].items():
         own, other = ("none" if one is None else f"{one:.6g}" for one in values.values())
         yield f"  {name:<40} {own:>12} {other:>12}"
@@ -144,7 +144,7 @@ def lines(found: Mapping[str, Any], step: int) -> Iterator[str]:
             )
 
 
-def _said(one: Mapping[str, float | None]) -> str:
+def _format_figures(one: Mapping[str, float | None]) -> str:
     cosine = one["cosine"]
     said = "none (one is 0)" if cosine is None else f"{cosine:.6f}"
     return f"norm {one['own_norm']:.6g} and {one['other_norm']:.6g}, cosine {said}"

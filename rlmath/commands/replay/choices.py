@@ -13,7 +13,7 @@ from rlmath.checks.algorithm import algorithm_problems
 from rlmath.checks.files import model_folder
 from rlmath.checks.layout import experts, model_splits
 from rlmath.checks.machine import Machine
-from rlmath.checks.pairs import pair_problems, unused
+from rlmath.checks.pairs import pair_problems, unused_keys
 from rlmath.checks.recompute import recompute_problems
 from rlmath.checks.routing import routing_problems
 from rlmath.checks.run import names
@@ -23,7 +23,7 @@ from rlmath.config.load import with_values
 from rlmath.config.options import is_open
 from rlmath.config.rollout import overlap_of
 from rlmath.config.schema import Config, Device, Placement
-from rlmath.config.settings import by_key, out_of_range, replaced
+from rlmath.config.settings import by_key, out_of_range, replace_values
 from rlmath.config.teacher import TeacherConfig
 from rlmath.errors import ConfigError
 from rlmath.model.spec import read_model_spec
@@ -88,7 +88,7 @@ def read_choices(overrides: Sequence[str]) -> Choices:
         elif key.startswith(_UPDATE) and not key.startswith(_NO_UPDATE):
             update.append(text)
         else:
-            problems.append(_refused(text, key))
+            problems.append(_refusal(text, key))
     if problems:
         raise ConfigError.of(problems)
     return Choices(tuple(layout), tuple(update))
@@ -129,8 +129,8 @@ def other_config(source: Source, config: Config, choices: Choices) -> Config:
     need what the run did not have."""
     changed = with_values(source.run.settings_of(source.step), choices.update)
     # One that is no longer used may leave another one unused.
-    while of_others := set(unused(changed)) - choices.update_keys:
-        changed = replaced(changed, {key: by_key()[key].default for key in of_others})
+    while of_others := set(unused_keys(changed)) - choices.update_keys:
+        changed = replace_values(changed, {key: by_key()[key].default for key in of_others})
     other = copy.deepcopy(config)
     other.algorithm, other.value = changed.algorithm, changed.value
     if overlap_of(other.rollout).max_lag:
@@ -188,7 +188,7 @@ def _unknown(text: str) -> Iterator[str]:
         yield str(error)
 
 
-def _refused(text: str, key: str) -> str:
+def _refusal(text: str, key: str) -> str:
     why = {
         "actor.optimizer.": "it changes no gradient, and the run's optimizer has its state",
         "value.optimizer.": "it changes no gradient, and the run's optimizer has its state",

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rlmath.checks.machine import Machine
-from rlmath.checks.made_with import made_with
+from rlmath.checks.made_with import software_versions
 from rlmath.commands.replay.choices import check_ranks, other_config, read_choices, run_config
 from rlmath.commands.replay.source import Source, read_source
 from rlmath.config.arithmetic import RunLayout
@@ -104,7 +104,7 @@ def _begin(source: Source, layout: RunLayout) -> Iterator[str]:
 
 
 def _why(source: Source) -> Iterator[str]:
-    then, now = attempt_of(source.run.attempts, source.step).made_with, made_with()
+    then, now = attempt_of(source.run.attempts, source.step).made_with, software_versions()
     for key in sorted(then.keys() & now.keys()):
         if then[key] != now[key]:
             yield f"the run was made with {key} {then[key]}; here it is {now[key]}"

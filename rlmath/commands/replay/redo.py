@@ -14,7 +14,7 @@ from rlmath.actor.observer import ObservedUpdate, watch_update, watched_update
 from rlmath.commands.replay.choices import Choices, run_config
 from rlmath.commands.replay.source import Source, Start
 from rlmath.config.schema import Config
-from rlmath.config.settings import replaced
+from rlmath.config.settings import replace_values
 from rlmath.errors import UserError
 from rlmath.monitor import Monitor, open_monitor
 from rlmath.monitor.digests import StepDigests, digest, of_number
@@ -95,8 +95,8 @@ def _steps(
         ranks = config
         if is_last and other is not None and not config.algorithm.kl_coef:
             # A reference model if either has a KL term.
-            ranks = replaced(config, {"algorithm.kl_coef": other.algorithm.kl_coef})
-        with _opened(ranks, folder / f"part_{number}") as (opened, monitor):
+            ranks = replace_values(config, {"algorithm.kl_coef": other.algorithm.kl_coef})
+        with _open(ranks, folder / f"part_{number}") as (opened, monitor):
             parts = _update_parts(dataclasses.replace(opened, config=config), monitor)
             _begin(parts, source, begin)
             done = begin.step
@@ -127,8 +127,8 @@ def _of_ranks(source: Source, step: int) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _opened(config: Config, folder: Path) -> Iterator[tuple[RunningRanks, Monitor]]:
-    config = replaced(config, {"runner.run_dir": str(folder)})
+def _open(config: Config, folder: Path) -> Iterator[tuple[RunningRanks, Monitor]]:
+    config = replace_values(config, {"runner.run_dir": str(folder)})
     with (
         open_ranks(config, training_ranks) as run,
         open_monitor(folder, config.runner, config.runner.steps) as monitor,

@@ -68,7 +68,7 @@ def read_source(run_dir: Path, step: int, begin: int | None = None) -> Source:
     asked = [begin] if begin is not None else sorted(starts, reverse=True)
     broken: list[str] = []
     for first in asked:
-        needed = _needed(first, step, recorded)
+        needed = _needed_steps(first, step, recorded)
         if first >= step or any(one not in kept for one in needed):
             continue
         start = starts[first]
@@ -102,7 +102,7 @@ def is_trained(line: Mapping[str, Any]) -> bool:
     return "weights" in line
 
 
-def _needed(first: int, step: int, recorded: Mapping[int, Mapping[str, Any]]) -> list[int]:
+def _needed_steps(first: int, step: int, recorded: Mapping[int, Mapping[str, Any]]) -> list[int]:
     """Steps whose batches a replay reads; one without digests may have trained."""
     between = range(first + 1, step + 1)
     return [one for one in between if one not in recorded or is_trained(recorded[one])]
@@ -147,7 +147,7 @@ def _impossible(
             f"step {step}: {run_dir} has {_of_starts(starts)}, and none before the step to begin at"
             f" (runner.save_every, runner.keep_checkpoints){_possible(recorded, starts, kept)}"
         )
-    gone = [one for one in _needed(max(earlier), step, recorded) if one not in kept]
+    gone = [one for one in _needed_steps(max(earlier), step, recorded) if one not in kept]
     if not gone:
         return f"step {step}: no checkpoint before it can be read{damaged}"
     which = f"step {gone[0]}" if len(gone) == 1 else f"{len(gone)} steps, {gone[0]} to {gone[-1]},"
@@ -168,7 +168,7 @@ def _possible(
         for step, line in sorted(recorded.items())
         if is_trained(line)
         and any(
-            first < step and all(one in kept for one in _needed(first, step, recorded))
+            first < step and all(one in kept for one in _needed_steps(first, step, recorded))
             for first in starts
         )
     ]

@@ -57,7 +57,7 @@ def run_data(run: RunFolder, samples: Samples, share: float = 1.0) -> dict[str, 
         "kinds": _kinds(samples),
         **_samples(samples, int(FORMULAS_BYTES * share), tokenizer_of(run), notes),
     }
-    notes += _left_out(run, samples, len(events))
+    notes += _omissions(run, samples, len(events))
     return data | {"notes": notes}
 
 
@@ -124,7 +124,7 @@ def _curves(
         lines = kept
     tags = sorted({tag for line in lines for tag in line} - {STEP, TIME, NOT_FINITE})
     return [line[STEP] for line in lines], {
-        tag: [_rounded(line.get(tag)) for line in lines] for tag in tags
+        tag: [_round(line.get(tag)) for line in lines] for tag in tags
     }
 
 
@@ -140,7 +140,7 @@ def _axes(lines: Sequence[Mapping[str, Any]]) -> dict[str, dict[int, float]]:
     return found
 
 
-def _rounded(value: Any) -> float | None:
+def _round(value: Any) -> float | None:
     """Six digits, which is more than a screen shows."""
     if not isinstance(value, int | float) or not math.isfinite(value):
         return None
@@ -162,7 +162,7 @@ def _kinds(samples: Samples) -> dict[str, Any]:
                 key: [by_step[step][key] for step in steps]
                 for key in ("samples", "lengths", "mean_reward", "truncated")
             },
-            "rewards": [[_rounded(v) for v in by_step[step]["rewards"]] for step in steps],
+            "rewards": [[_round(v) for v in by_step[step]["rewards"]] for step in steps],
             "statuses": {
                 status: [by_step[step]["statuses"].get(status, 0) for step in steps]
                 for status in statuses
@@ -255,7 +255,7 @@ class _Formulas:
         return self._numbers[source]
 
 
-def _left_out(run: RunFolder, samples: Samples, events: int) -> list[str]:
+def _omissions(run: RunFolder, samples: Samples, events: int) -> list[str]:
     """In words, what the run has and the page does not, and what neither has."""
     notes = []
     total = sum(s["samples"] for kind in samples.figures.values() for s in kind.values())

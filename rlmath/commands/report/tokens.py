@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from rlmath.data.light_tokenizer import LightTokenizer
 from rlmath.errors import UserError
 from rlmath.monitor.run_folder import RunFolder
-from rlmath.monitor.token_files import TracedSample, read_tokens, traced_in
+from rlmath.monitor.token_files import TracedSample, read_tokens, read_traced
 
 # What became of a token in the update; the order of ``page/tokens.js``.
 TRAINED, NOT_IN_LOSS, LEFT_OUT, CLIPPED = range(4)
@@ -36,7 +36,7 @@ class Traces:
         # A group that was carried over is trained in a later step than its samples are filed.
         self._steps = {
             (one.key, one.tokens, one.version): step
-            for step, samples in traced_in(run_dir)
+            for step, samples in read_traced(run_dir)
             for one in samples
         }
         self._read: tuple[int, dict[tuple[str, int, int], Trace]] = (0, {})
@@ -160,18 +160,18 @@ def _note(trace: Trace | None) -> str:
     return f"in minibatch {sample.minibatch + 1} of the update{discarded}"
 
 
-def _rounded(value: float) -> float | None:
+def _round(value: float) -> float | None:
     """Four digits; ``None``: not a finite number, which JSON has no word for."""
     return float(f"{value:.4g}") if math.isfinite(value) else None
 
 
 def _sum(values: Sequence[float | None]) -> float | None:
     known = [one for one in values if one is not None]
-    return _rounded(math.fsum(known)) if len(known) == len(values) else None
+    return _round(math.fsum(known)) if len(known) == len(values) else None
 
 
 def _first(values: Sequence[Any]) -> Any:
-    return values[0] if isinstance(values[0], int) else _rounded(values[0])
+    return values[0] if isinstance(values[0], int) else _round(values[0])
 
 
 _JOIN: dict[str, Callable[[Sequence[Any]], Any]] = {

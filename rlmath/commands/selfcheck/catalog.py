@@ -15,8 +15,8 @@ class Check:
     """One check.
 
     Attributes:
-        title: What it looks at, in a line.
-        advice: What to do when it fails and nothing more exact is known.
+        title: Subject of the check, in a line.
+        advice: How to fix a failure of which nothing more exact is known.
         limit_s: Seconds after which it is ended.
         target: ``MODULE:FUNCTION`` that is called with a ``Node`` and a ``Record``.
     """
@@ -113,7 +113,7 @@ def select(names: str | None) -> Sequence[Check]:
     """The checks of ``--only``, in the usual order; all of them for ``None``.
 
     Args:
-        names: Of checks or groups, separated by commas.
+        names: Names of checks or groups, separated by commas.
 
     Raises:
         UserError: There is no check of a name.

@@ -36,7 +36,7 @@ def compare_softmax(
     targets = torch.randint(vocab_size, (rows,), **keys)
     grads = torch.randn(2, rows, **keys)
     (tables, tables_s), (kernels, kernels_s) = (
-        _timed(platform, softmax, logits, targets, grads)
+        _time_passes(platform, softmax, logits, targets, grads)
         for softmax in (softmax_tables, softmax_triton)
     )
     pairs = list(zip(tables, kernels, strict=True))
@@ -78,7 +78,7 @@ def compare_fingerprints(platform: Platform, record: Record, rows: int) -> None:
         )
 
 
-def _timed(
+def _time_passes(
     platform: Platform, softmax: ModuleType, logits: Tensor, targets: Tensor, grads: Tensor
 ) -> tuple[list[Tensor], float]:
     """Log Z, log-probs, entropies and the gradient of the logits; seconds of both passes."""

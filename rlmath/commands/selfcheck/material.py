@@ -88,7 +88,7 @@ def actor_settings(
     """Ranks of the node's model.
 
     Args:
-        tokens: Of a micro-batch.
+        tokens: Tokens of a micro-batch.
         longest: Tokens of a sequence.
         recompute: Layers.
     """

@@ -1,4 +1,4 @@
-"""What a check knows of the machine and of the material that all checks share."""
+"""The machine and the material that all checks share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Node:
     """The machine, the model and a folder.
 
     Attributes:
-        device: What ranks and engines compute on.
+        device: Device of ranks and engines.
         gpus: GPUs that may be used; 0 on CPU.
         gpu_name: As the driver calls them; "" on CPU.
         model: Hugging Face folder of the model that is checked with.

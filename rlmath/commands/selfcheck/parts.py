@@ -42,7 +42,7 @@ def settings(node: Node, folder: str, gpus: int, overrides: Sequence[str] = ()) 
 
     Args:
         folder: Name of the run's folder in that of the check.
-        gpus: That the run has; says nothing on CPU.
+        gpus: GPUs of the run; ignored on CPU.
     """
     problems = Path(node.folder) / "problems.jsonl"
     problems.write_text('{"prompt": "1 + 1?", "solutions": ["2"]}\n', encoding="utf-8")
@@ -81,26 +81,27 @@ def settings(node: Node, folder: str, gpus: int, overrides: Sequence[str] = ()) 
 
 
 @contextlib.contextmanager
-def started(
+def start(
     config: Config, record: Record, name: str = "ranks and engines"
 ) -> Iterator[tuple[ActorGroup, RolloutPool]]:
-    """Ranks and engines of these settings, connected. ``name``: in the names of the record's
-    phases."""
-    with _recorded(open_training(config), record, name) as run:
+    """Ranks and engines of these settings, connected.
+
+    Args:
+        name: In the names of the record's phases.
+    """
+    with _record(open_training(config), record, name) as run:
         yield run.actor, run.sampling.pool
 
 
 @contextlib.contextmanager
 def started_engines(config: Config, record: Record, name: str) -> Iterator[RolloutPool]:
-    """Engines of these settings alone; see :func:`started`."""
-    with _recorded(open_engines(config), record, name) as sampling:
+    """Engines of these settings alone; see :func:`start`."""
+    with _record(open_engines(config), record, name) as sampling:
         yield sampling.pool
 
 
 @contextlib.contextmanager
-def _recorded(
-    opened: contextlib.AbstractContextManager[T], record: Record, name: str
-) -> Iterator[T]:
+def _record(opened: contextlib.AbstractContextManager[T], record: Record, name: str) -> Iterator[T]:
     with contextlib.ExitStack() as stack:
         with record.phase(f"start of {name}"):
             found = stack.enter_context(opened)
@@ -121,7 +122,7 @@ def requests(
     """Requests on random prompts of uneven length, sampled at temperature 1.
 
     Args:
-        count: Of them, shared out over the prompts.
+        count: Number of requests, spread over the prompts.
         step: Gives other prompts and random streams.
     """
     lengths = [PROMPT_TOKENS - 3 * number for number in range(prompts)]
@@ -147,7 +148,7 @@ def sample(pool: RolloutPool, wanted: Sequence[Request]) -> list[Sample]:
 
 
 def as_batch(wanted: Sequence[Request], samples: Sequence[Sample]) -> TrainingBatch:
-    """A batch of samples with the engines' log-probs, and advantages of both signs."""
+    """A batch of samples with the rollout log-probs, and advantages of both signs."""
     pairs = zip(wanted, samples, strict=True)
     batch = batch_of([(list(r.prompt_token_ids), s.token_ids.tolist()) for r, s in pairs])
     log_probs = torch.from_numpy(np.concatenate([one.log_probs for one in samples]))
@@ -162,7 +163,7 @@ def as_batch(wanted: Sequence[Request], samples: Sequence[Sample]) -> TrainingBa
 
 
 def mismatch(actor: ActorGroup, batch: TrainingBatch) -> dict[str, float]:
-    """How far the engines' log-probs are from the actor's; see ``Mismatch.metrics``."""
+    """How far the rollout log-probs are from the actor's; see ``Mismatch.metrics``."""
     log_probs, _ = actor.log_probs(batch)
     return measure(log_probs, batch.engine_log_probs).metrics()
 

@@ -36,8 +36,8 @@ class Record:
         """Report a number or a word.
 
         Args:
-            unit: Of the value, such as ``GiB``; none for a ratio or a word.
-            limit: What is allowed, such as ``<= 1.02``, if there is a limit.
+            unit: Unit of the value, such as ``GiB``; none for a ratio or a word.
+            limit: Allowed values, such as ``<= 1.02``, if there is a limit.
             key: Show it in the line of the terminal as well.
         """
         self._write("figure", name=name, value=value, unit=unit, limit=limit, key=key)
@@ -46,7 +46,7 @@ class Record:
         """Report that something is wrong; the check continues, and counts as failed.
 
         Args:
-            advice: What to do; none: the check's general advice.
+            advice: How to fix it; empty: the check's general advice.
         """
         self._write("problem", problem=problem, advice=advice)
 
@@ -96,7 +96,7 @@ class Outcome:
         not_applicable: ``part`` and ``reason`` of each.
         texts: ``title`` and ``content`` of each.
         phases_s: Seconds of each phase that ended.
-        open_phases: Those that did not end, the innermost last.
+        open_phases: Phases that did not end, the innermost last.
         ended: The check came to its end.
     """
 

@@ -40,7 +40,7 @@ class Result:
     """A check that has run.
 
     Attributes:
-        outcome: What it reported, with what became of its process.
+        outcome: Its report, and how its process ended.
         log_tail: End of its output when it failed, else "".
     """
 

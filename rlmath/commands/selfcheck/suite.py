@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlmath.checks.machine import Machine
-from rlmath.checks.made_with import made_with
+from rlmath.checks.made_with import software_versions
 from rlmath.commands.plan import measured
 from rlmath.commands.selfcheck import report
 from rlmath.commands.selfcheck.catalog import Check
@@ -136,7 +136,7 @@ def _refuse_too_large(model: str, gpu_gib: float) -> None:
 
 
 def about() -> dict[str, Any]:
-    states, made = gpu_states(), made_with()
+    states, made = gpu_states(), software_versions()
     names = sorted({state.name for state in states})
     gpus = f"{len(states)} x {', '.join(names)}" if states else "none"
     return {

@@ -18,7 +18,7 @@ class AsyncDecodeScheduler(ShortSteps, AsyncScheduler):  # type: ignore[misc]
     """A ``scheduler_cls`` of vLLM with asynchronous scheduling."""
 
     def _schedule_decodes(self) -> SchedulerOutput | None:
-        chosen, of_blocks = self._chosen()
+        chosen, of_blocks = self._choose()
         pool = self.kv_cache_manager.block_pool
         if not chosen or len(of_blocks) > pool.get_num_free_blocks():
             return None
@@ -40,7 +40,7 @@ class AsyncDecodeScheduler(ShortSteps, AsyncScheduler):  # type: ignore[misc]
         fields = self._step(ids, new_block_ids, num_computed_tokens, num_output_tokens)
         return SchedulerOutput(**fields, new_block_ids_to_zero=self._get_new_block_ids_to_zero())
 
-    def _chosen(self) -> tuple[list[Request], list[int]]:
+    def _choose(self) -> tuple[list[Request], list[int]]:
         """The sequences that get a token, and which of them need a block or fill one; none if some
         need more."""
         block_size, before = self.block_size, self.prev_step_scheduled_req_ids

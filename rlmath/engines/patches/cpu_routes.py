@@ -26,7 +26,7 @@ ROUTES_VARIABLE = "RLMATH_ROUTES"
 
 
 def returns_routes() -> bool:
-    """Whether this process was told to."""
+    """Whether this process has to patch vLLM."""
     return os.environ.get(ROUTES_VARIABLE) == "1"
 
 

@@ -24,7 +24,7 @@ def engine_arguments(precision: Precision) -> dict[str, Any]:
 
 
 def register_router() -> None:
-    """Have vLLM build routers that multiply in float32, if this process was told to.
+    """Have vLLM build routers that multiply in float32, if this process has to.
 
     Qwen3-MoE's own router multiplies in the model's type, and has no setting for it. vLLM lets
     layers be replaced by name.
@@ -81,8 +81,8 @@ def check_workers(workers: list[dict[str, str]], precision: Precision, dtype: st
     wanted = {
         "logprobs_mode": LOGPROBS_MODE,
         "dtype": dtype,
-        "lm_head_dtype": _meant(precision.lm_head_dtype, dtype),
-        "router_dtype": _meant(precision.router_dtype, dtype),
+        "lm_head_dtype": _resolve(precision.lm_head_dtype, dtype),
+        "router_dtype": _resolve(precision.router_dtype, dtype),
         "batch_invariant": _on(precision.batch_invariant),
     }
     for rank, found in enumerate(workers):
@@ -95,7 +95,7 @@ def check_workers(workers: list[dict[str, str]], precision: Precision, dtype: st
                 )
 
 
-def _meant(setting: str, dtype: str) -> str:
+def _resolve(setting: str, dtype: str) -> str:
     return dtype if setting == "model" else setting
 
 

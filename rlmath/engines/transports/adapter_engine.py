@@ -88,11 +88,11 @@ def put_in_force(worker: Any) -> None:
         config,
         device="cpu",
         dtype=manager.lora_config.lora_dtype,
-        weights_mapper=_renamed(manager.model),
+        weights_mapper=_rename(manager.model),
     )
     manager.add_adapter(adapters)
     manager.activate_adapter(ADAPTER_ID)
-    held = _held(manager)
+    held = _held_adapters(manager)
     lost = sorted(set(inbox.tensors) - {name for name, *_ in held})
     if lost:
         raise WeightsError(f"{UNSENT} vLLM without a place for {', '.join(lost[:5])}")
@@ -104,7 +104,7 @@ def adapter_fingerprints(worker: Any) -> dict[str, int | None]:
     manager = worker.model_runner.lora_manager._adapter_manager
     return {
         name: fingerprint(values, *corner) if counts else 0
-        for name, values, corner, counts in _held(manager)
+        for name, values, corner, counts in _held_adapters(manager)
     }
 
 
@@ -118,12 +118,12 @@ def _check_pairs(tensors: Mapping[str, Tensor]) -> int:
     return int(rank)
 
 
-def _renamed(model: Any) -> Any:
+def _rename(model: Any) -> Any:
     mapper = getattr(model, "hf_to_vllm_mapper", None)
     return None if mapper is None else mapper.get_rename_mapper()
 
 
-def _held(manager: Any) -> list[tuple[str, Tensor, tuple[int, int], bool]]:
+def _held_adapters(manager: Any) -> list[tuple[str, Tensor, tuple[int, int], bool]]:
     """For each active ``A`` and ``B`` of a worker: name, this worker's part, first row and column
     in the whole, and whether no earlier worker has the same part."""
     if manager.lora_index_to_id != [ADAPTER_ID]:

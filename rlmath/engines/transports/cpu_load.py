@@ -56,7 +56,7 @@ class CpuLoader:
         known = set()
         for part in parts_of(model):
             layer = self._layers.setdefault(id(part.module), _Layer(part.module))
-            packed = not part.held().numel()
+            packed = not part.read().numel()
             (layer.parts if packed else layer.in_place).append(part)
             self._by_name[part.name] = layer
             known.add(id(getattr(part.module, part.key)))
@@ -109,7 +109,7 @@ class CpuLoader:
 def _load(layer: _Layer, given: Mapping[str, Tensor]) -> None:
     for part in layer.in_place:
         if part.name in given:
-            part.held().copy_(part.of(given[part.name]))
+            part.read().copy_(part.of(given[part.name]))
     if layer.parts:
         here = {part.name: given[part.name] for part in layer.parts if part.name in given}
         have = layer.waiting | here
@@ -128,13 +128,13 @@ def _pack(module: Any, key: str, runs: list[Tensor]) -> None:
     """Let vLLM pack a matrix again from these runs of rows."""
     # Free the old one before the new one is allocated.
     module.cpu_linear = None
-    setattr(module, key, torch.nn.Parameter(_joined(runs), requires_grad=False))
+    setattr(module, key, torch.nn.Parameter(_join(runs), requires_grad=False))
     module.quant_method.process_weights_after_loading(module)
     if getattr(module, key).numel():
         raise RuntimeError(f"vLLM did not pack the matrix of {type(module).__name__} again")
 
 
-def _joined(runs: list[Tensor]) -> Tensor:
+def _join(runs: list[Tensor]) -> Tensor:
     """Concatenate the runs; a view if they are contiguous in memory and vLLM can pack it."""
     first = runs[0]
     rows = sum(run.shape[0] for run in runs)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from rlmath.engines.transports.engine_parts import Part, parts_of
-from rlmath.engines.transports.packed import columns_of, is_packed, unpacked
+from rlmath.engines.transports.packed import columns_of, is_packed, unpack
 from rlmath.model import fp8
 from rlmath.weights.fingerprint import add, fingerprint
 from rlmath.weights.quantized_prints import SCALE
@@ -48,7 +48,7 @@ def worker_fingerprints(worker: Any, part: WeightSlice | None = None) -> dict[st
         if is_packed(one.module, one.key):
             matrices.setdefault(id(one.module), []).append(one)
             continue
-        values = one.held()
+        values = one.read()
         if one.key == "bias" or values.ndim == 2:
             # vLLM widens biases to float32 on a CPU with matrix units, and a router's matrix for
             # precision.router_dtype=float32.
@@ -154,7 +154,7 @@ def _prefer_packed_copies(
         part = owners[id(module.weight)]
         if wanted is not None and part.name not in wanted:
             continue
-        kept = fingerprint_in(wanted, part.name, part.held(), *part.corner)
+        kept = fingerprint_in(wanted, part.name, part.read(), *part.corner)
         copy, count = 0, module.embedding_dim
         for chosen in columns_in(wanted, part.name, 0, count):
             for first, columns in columns_of(module, count, module.weight.dtype, chosen):
@@ -182,7 +182,7 @@ def _prefer_absorbed(
                 columns = columns_of(part.module, count, both.dtype, chosen)
                 kept = torch.cat([one for _, one in columns], 1)
             else:
-                kept = part.held()[:, low:high]
+                kept = part.read()[:, low:high]
             halves = both[:, low:high]
             if not torch.equal(halves.to(kept.dtype), kept):
                 own, other = (
@@ -244,7 +244,7 @@ def _expert_matrices(module: Any, chosen: list[int] | None = None) -> dict[str, 
         kernel = method.moe_kernel.fused_experts
         if getattr(kernel, "_use_zentorch", True):
             return None
-        orders = unpacked(w13, kernel.isa), unpacked(w2, kernel.isa)
+        orders = unpack(w13, kernel.isa), unpack(w2, kernel.isa)
         if orders[0] is None or orders[1] is None:
             return None
         w13, w2 = orders[0], orders[1]

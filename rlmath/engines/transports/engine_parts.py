@@ -45,7 +45,7 @@ class Part:
     length: int
     replica: bool = False
 
-    def held(self) -> Tensor:
+    def read(self) -> Tensor:
         """The run in the worker's memory; empty if it was packed for a CPU's kernels."""
         parameter: Tensor = getattr(self.module, self.key).data
         if not parameter.numel() or self.dim == 1:

@@ -77,7 +77,7 @@ class SharesTrainer(NcclTrainer):
         own_address: Callable[[], Address],
     ) -> None:
         rank, routes, place = dist.get_rank(), None, len(shares)
-        self._told_by_rank_0(rank == 0, lambda: _check_shares(client, shares))
+        self._notify_all(rank == 0, lambda: _check_shares(client, shares))
         if 0 in gatherer.ranks:
             place = gatherer.ranks.index(rank)
             own = shares[place] if place < len(shares) else NOTHING
@@ -119,7 +119,7 @@ class SharesTrainer(NcclTrainer):
         _check_shares(self.client, self._shares)
         self.client.start_weight_update()
 
-    def _told_by_rank_0(self, calls: bool, ask: Callable[[], None]) -> None:
+    def _notify_all(self, calls: bool, ask: Callable[[], None]) -> None:
         """Let rank 0 ask the engines, and tell all ranks before they wait for anything else.
         Collective over all ranks.
 
@@ -179,7 +179,7 @@ class SharesTrainer(NcclTrainer):
             Exception: An engine's error, on rank 0.
         """
         metadata = self.source.metadata()
-        self._told_by_rank_0(self._calls, self._begin)
+        self._notify_all(self._calls, self._begin)
         whole = [ParamMeta(meta.name, meta.dtype, tuple(meta.shape)) for meta in self._tensors]
         self._send(metadata, whole, calls=self._calls)
 

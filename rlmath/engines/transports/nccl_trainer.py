@@ -66,7 +66,7 @@ class NcclTrainer(NCCLTrainerWeightTransferEngine):  # type: ignore[misc]
                         shapes=[list(meta.shape) for meta in announced],
                     )
                     received = executor.submit(self.client.update_weights, asdict(info))
-                    received.add_done_callback(watch.answered)
+                    received.add_done_callback(watch.handle_answer)
                 self._broadcast(_Watched(self.source, watch), metadata)
                 if received is not None:
                     wait([received], watch.left_s())
@@ -113,7 +113,7 @@ class _Watch:
         """Seconds until the deadline."""
         return max(0.0, self._ends_s - time.monotonic())
 
-    def answered(self, answer: Future[Any]) -> None:
+    def handle_answer(self, answer: Future[Any]) -> None:
         """Handle the engines' answer as soon as it arrives."""
         if (error := answer.exception()) is not None:
             self._abort(error)
@@ -150,8 +150,8 @@ class _Watched(WeightSource):
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         # References no tensor: its memory is freed when the consumer drops it.
-        return map(self._checked, self._source)
+        return map(self._check_pair, self._source)
 
-    def _checked(self, pair: tuple[str, Tensor]) -> tuple[str, Tensor]:
+    def _check_pair(self, pair: tuple[str, Tensor]) -> tuple[str, Tensor]:
         self._watch.check()
         return pair

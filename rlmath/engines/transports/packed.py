@@ -48,7 +48,7 @@ def columns_of(
 
 
 @torch.inference_mode()
-def unpacked(packed: Tensor, isa: str) -> Tensor | None:
+def unpack(packed: Tensor, isa: str) -> Tensor | None:
     """Experts' matrices in the order before vLLM packed them.
 
     Args:

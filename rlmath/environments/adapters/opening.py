@@ -10,7 +10,7 @@ def problem_in(row: Mapping[str, Any], key: str) -> str:
     """The problem of a row.
 
     Raises:
-        ValueError: It is not there, or no text.
+        ValueError: It does not exist, or no text.
     """
     found = row.get(key)
     if not isinstance(found, str):
@@ -21,7 +21,7 @@ def problem_in(row: Mapping[str, Any], key: str) -> str:
     return found
 
 
-def added(prompt: str, returned: str) -> str | None:
+def added_text(prompt: str, returned: str) -> str | None:
     """The text after the problem in what the environment returns for it.
 
     Raises:

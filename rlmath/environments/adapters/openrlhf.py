@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlmath.config.environments import ENVIRONMENTS
-from rlmath.environments.adapters.opening import added, problem_in
+from rlmath.environments.adapters.opening import added_text, problem_in
 from rlmath.errors import ConfigError
 from rlmath.plugins.loading import attribute_of, load
 from rlmath.plugins.source import split
@@ -45,9 +45,9 @@ class OpenRLHFAgent:
             )
         prompt, self._label = problem_in(row, self._options.prompt_key), row[key]
         states = {"observation": prompt, "label": self._label}
-        found = await _awaited(self._agent.reset(states))
+        found = await _await_value(self._agent.reset(states))
         self._said = str(found["observation"])
-        return added(prompt, self._said)
+        return added_text(prompt, self._said)
 
     async def step(self, text: str) -> tuple[str, float, bool]:
         """See :mod:`rlmath.environments.classes`."""
@@ -57,7 +57,7 @@ class OpenRLHFAgent:
             "label": self._label,
             "sampling_params": None,
         }
-        found = await _awaited(self._agent.step(states))
+        found = await _await_value(self._agent.step(states))
         for name in ("sampling_params", "environment_images"):
             if found.get(name):
                 raise ValueError(f"step returns {name}, which rlmath does not change between turns")
@@ -66,5 +66,5 @@ class OpenRLHFAgent:
         return said, float(found["rewards"]), bool(found["done"])
 
 
-async def _awaited(value: Any) -> Any:
+async def _await_value(value: Any) -> Any:
     return await value if inspect.isawaitable(value) else value

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlmath.config.environments import ENVIRONMENTS
-from rlmath.environments.adapters.opening import added, problem_in
+from rlmath.environments.adapters.opening import added_text, problem_in
 from rlmath.utils.setting import Options, setting
 
 
@@ -35,7 +35,7 @@ class SkyRLGym:
         messages, _ = self._env.init([{"role": "user", "content": prompt}])
         if len(messages) != 1 or messages[0]["role"] != "user":
             raise ValueError("init returns another chat than the problem's one message")
-        return added(prompt, str(messages[0]["content"]))
+        return added_text(prompt, str(messages[0]["content"]))
 
     def step(self, text: str) -> tuple[str, float, bool]:
         """See :mod:`rlmath.environments.classes`."""

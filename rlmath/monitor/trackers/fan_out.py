@@ -54,12 +54,12 @@ class _Inline:
     def __init__(self, name: str, run: TrackedRun, warn: Callable[[str], None]) -> None:
         self._name, self._warn = name, warn
         self._tracker: Tracker | None = None
-        self._guarded(lambda: setattr(self, "_tracker", TRACKERS.get(name)(run)))
+        self._guard(lambda: setattr(self, "_tracker", TRACKERS.get(name)(run)))
 
     def tell(self, call: _Call) -> None:
         tracker = self._tracker
         if tracker is not None:
-            self._guarded(lambda: call(tracker))
+            self._guard(lambda: call(tracker))
 
     def end(self) -> None:
         self.tell(lambda one: one.close())
@@ -67,12 +67,12 @@ class _Inline:
     def wait(self, seconds: float) -> None:
         """All is done."""
 
-    def _guarded(self, call: Callable[[], None]) -> None:
+    def _guard(self, call: Callable[[], None]) -> None:
         try:
             call()
         except Exception as error:
             self._tracker = None
-            self._warn(failed(self._name, error))
+            self._warn(failure_warning(self._name, error))
 
 
 class _InBackground:
@@ -113,10 +113,10 @@ class _InBackground:
 
     def _fail(self, error: BaseException | str) -> None:
         self._over = True
-        self._warn(failed(self._name, error))
+        self._warn(failure_warning(self._name, error))
 
 
-def failed(name: str, error: BaseException | str) -> str:
+def failure_warning(name: str, error: BaseException | str) -> str:
     """The warning about a tracker that failed."""
     what = error if isinstance(error, str) else f"{type(error).__name__}: {str(error)[:500]}"
     return (

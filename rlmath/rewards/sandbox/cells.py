@@ -186,7 +186,7 @@ class Cell:
                     self._cpu_s = usage.ru_utime + usage.ru_stime
                 else:
                     self._others += 1
-        return self._others == 0 and _untouched()
+        return self._others == 0 and _is_untouched()
 
     def close(self) -> None:
         for descriptor in (self._code, self._output, self._done, self._pidfd):
@@ -223,7 +223,7 @@ def _memory_mib() -> float:
     return sum(resident.values())
 
 
-def _untouched() -> bool:
+def _is_untouched() -> bool:
     """Whether the writable folders are as :func:`_mark` left them."""
     return [_print(folder) for folder in _WRITABLE] == _marks
 

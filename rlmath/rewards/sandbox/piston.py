@@ -104,7 +104,7 @@ class PistonProvider(CodeProvider):
                 endpoint = self._endpoints[next(self._turn) % len(self._endpoints)]
                 try:
                     reply = post_json(endpoint, body, timeout_s=timeout_s, headers=self._headers)
-                    return _checked(endpoint, reply)
+                    return _check_reply(endpoint, reply)
                 except CallFailed as error:
                     if attempt >= self._retries or not error.retry:
                         raise ProviderError(f"piston: {error}") from error
@@ -116,7 +116,7 @@ class PistonProvider(CodeProvider):
         return self._versions.get(runtime, "*")
 
 
-def _checked(endpoint: Endpoint, reply: Any) -> Mapping[str, Any]:
+def _check_reply(endpoint: Endpoint, reply: Any) -> Mapping[str, Any]:
     if not isinstance(reply, Mapping):
         raise CallFailed(f"{endpoint.url}: the reply is no JSON object")
     if "message" in reply:

@@ -37,12 +37,11 @@ class BeforeUpdate:
         run: Ranks and engines.
         monitor: Takes warnings.
         step: From 1.
-        plan: Of the step.
+        plan: Plan of the step.
         finished: All groups that were sampled and graded.
-        groups: Those to train on, in the order of the batch.
+        groups: Groups to train on, in the order of the batch.
         batch: The sequences to train on; ``None``: the step is skipped.
-        alignment: Of the actor's log-probs and the engines'; ``None``: no pass has given the
-            former.
+        alignment: The actor's log-probs compared with the rollout's; ``None``: not computed.
     """
 
     run: Running
@@ -63,11 +62,11 @@ class AfterUpdate:
         run: The ranks; ``rlmath replay`` has no engines.
         monitor: Takes warnings.
         step: From 1.
-        plan: Of the step.
+        plan: Plan of the step.
         batch: The sequences that were trained on.
-        report: Of the ranks.
-        changes: Of each rank's weights, see ``ActorGroup.weights_changes``.
-        metrics: Of the update.
+        report: Report of the ranks.
+        changes: Changes of each rank's weights, see ``ActorGroup.weights_changes``.
+        metrics: Metrics of the update.
     """
 
     run: RunningRanks
@@ -81,7 +80,7 @@ class AfterUpdate:
 
     @property
     def result(self) -> UpdateResult | None:
-        """Of the policy's update; ``None``: it was not updated."""
+        """Result of the policy's update; ``None``: it was not updated."""
         return self.report.policy
 
 
@@ -94,8 +93,8 @@ class AfterSync:
         monitor: Takes warnings.
         step: From 1.
         compared_all: The engines' weights have all been compared with the actor's.
-        asleep: What each rank found on its GPU while the engines slept.
-        beside_engines: What each rank kept when all was offloaded; empty: nothing is offloaded.
+        asleep: Memory of each rank's GPU in use while the engines slept.
+        beside_engines: Memory that each rank kept after offloading; empty: nothing is offloaded.
         wake_overlapped: Engines woke while ranks copied; see ``rlmath.rollout.wake_room``.
     """
 

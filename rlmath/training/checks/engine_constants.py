@@ -1,4 +1,4 @@
-"""What an engine computes with besides its weights: epsilons of norms and frequencies of rotary
+"""Constants that an engine computes with: epsilons of norms and frequencies of rotary
 embeddings.
 
 An engine that reads one of them otherwise than the actor computes another function with equal
@@ -59,7 +59,7 @@ def wrong_constant(found: dict[str, Any], spec: ModelSpec) -> str | None:
     """Constants that a worker has otherwise; ``None``: nothing.
 
     Args:
-        found: Of a worker; see ``Engine.constants``.
+        found: Constants of a worker; see ``Engine.constants``.
         spec: The model as the actor reads it.
     """
     for epsilon in found["norm_eps"]:

@@ -43,19 +43,19 @@ class IndependentSamples(StepCheck):
         if now.batch is not None:
             own = [sample for group in now.groups for sample in _samples(group)]
             keys = frozenset((one.problem_id, one.index, one.seed) for one in own)
-            broken += trained_again(keys, self._trained)
+            broken += repeated_samples(keys, self._trained)
             self._trained.append((now.step, keys))
         report(now.run.config, broken, now.step, now.monitor)
         return {}
 
 
-def trained_again(
+def repeated_samples(
     keys: frozenset[_Key], earlier: Iterable[tuple[int, frozenset[_Key]]]
 ) -> list[str]:
     """A sentence if a step trains on samples of an earlier one.
 
     Args:
-        keys: Of the step's samples.
+        keys: Keys of the step's samples.
         earlier: Steps, and the keys of their samples.
     """
     for step, trained in earlier:
@@ -106,7 +106,7 @@ def log_tail(log_probabilities: Sequence[float], count: int) -> float:
     Chernoff's: ``min over s >= 0 of sum_i log(1 + p_i (exp(s) - 1)) - s count``.
 
     Args:
-        log_probabilities: Of each event.
+        log_probabilities: Log-probability of each event.
         count: From 1.
     """
     # An engine that overflowed gives NaN, of which nothing follows.

@@ -73,8 +73,8 @@ def missing_routes(routing: Mapping[str, float], sequence_lengths: Sequence[int]
     """A sentence where engines give too few tokens' routes (``actor.routing_replay=engine``).
 
     Args:
-        routing: Of an update, ``routing/...``.
-        sequence_lengths: Of all that it trained on, in tokens; each has one token without.
+        routing: Metrics of an update, ``routing/...``.
+        sequence_lengths: Tokens of each sequence that it trained on; one of them has no route.
     """
     share = routing.get("routing/engine_missing_share")
     if share is None or not sequence_lengths:

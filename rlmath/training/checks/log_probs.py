@@ -87,7 +87,7 @@ def sample_probe(run: Running, groups: Sequence[Group], step: int) -> SampledSeq
     """A few short responses to a step's prompts, from the engines' present weights.
 
     Args:
-        groups: Of the step, at least one.
+        groups: Groups of the step, at least one.
         step: From 1.
     """
     config, layout = run.config, run.layout

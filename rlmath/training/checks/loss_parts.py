@@ -41,8 +41,8 @@ def wrong_loss(figures: Mapping[str, float], kl_coef: float, entropy_coef: float
 
     Args:
         figures: Its metrics.
-        kl_coef: Of the KL term in the loss; 0: there is none.
-        entropy_coef: Of the entropy bonus.
+        kl_coef: Coefficient of the KL term in the loss; 0: there is none.
+        entropy_coef: Coefficient of the entropy bonus.
     """
     broken = []
     loss, policy = figures["loss"], figures["policy_loss"]

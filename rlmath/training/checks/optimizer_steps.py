@@ -107,7 +107,7 @@ def wrong_steps(findings: StepFindings) -> list[str]:
     """Sentences about optimizer steps that are not Adam's.
 
     Args:
-        findings: Of each minibatch, a rank and what its probe found.
+        findings: Rank and finding of its probe, for each minibatch.
     """
     return [
         f"minibatch {index}, rank {rank}{one.place and f', {one.place}'}: "

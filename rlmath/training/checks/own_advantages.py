@@ -21,11 +21,11 @@ class ScoredGroups:
     """Inputs of the advantages.
 
     Attributes:
-        rewards: Of the samples of each group, as float32 has them.
-        separate: Of each group and sample, each reward that is normalized on its own (``gdpo``).
-        weights: Of these.
+        rewards: Rewards of each group's samples, in float32.
+        separate: Rewards that ``gdpo`` normalizes separately, for each group and sample.
+        weights: Weights of these rewards.
         tokens: In the loss, of the samples of each group.
-        options: Of the estimator.
+        options: Options of the estimator.
     """
 
     rewards: Sequence[Rewards]
@@ -50,12 +50,12 @@ def _deviation(values: Sequence[float], times: Sequence[float] | None = None) ->
     return math.sqrt(squares / (total - 1))
 
 
-def _scored(rewards: Rewards) -> list[float]:
+def _scored_rewards(rewards: Rewards) -> list[float]:
     return [one for one in rewards if one is not None]
 
 
 def _less_mean(rewards: Rewards) -> list[float]:
-    own = _scored(rewards)
+    own = _scored_rewards(rewards)
     if not own or min(own) == max(own):
         return [0.0] * len(rewards)
     mean = _mean(own)
@@ -65,7 +65,7 @@ def _less_mean(rewards: Rewards) -> list[float]:
 def _grpo(groups: ScoredGroups) -> list[list[float]]:
     options, found = groups.options, []
     for rewards in groups.rewards:
-        own, deviation = _scored(rewards), _deviation(_scored(rewards))
+        own, deviation = _scored_rewards(rewards), _deviation(_scored_rewards(rewards))
         row = []
         for reward, difference in zip(rewards, _less_mean(rewards), strict=True):
             if reward is None or len(own) < 2:
@@ -90,7 +90,7 @@ def _dr_grpo(groups: ScoredGroups) -> list[list[float]]:
 def _rloo(groups: ScoredGroups) -> list[list[float]]:
     found = []
     for rewards in groups.rewards:
-        own = _scored(rewards)
+        own = _scored_rewards(rewards)
         row = []
         for reward in rewards:
             if reward is None or len(own) < 2 or min(own) == max(own):
@@ -102,12 +102,12 @@ def _rloo(groups: ScoredGroups) -> list[list[float]]:
 
 
 def _batch_std(groups: ScoredGroups) -> list[list[float]]:
-    divisor = _deviation([r for one in groups.rewards for r in _scored(one)])
+    divisor = _deviation([r for one in groups.rewards for r in _scored_rewards(one)])
     divisor += groups.options.epsilon
     return [[one / divisor for one in _less_mean(rewards)] for rewards in groups.rewards]
 
 
-def _whitened(
+def _whiten(
     values: Sequence[Sequence[float]], times: Sequence[Sequence[float]], epsilon: float
 ) -> list[list[float]]:
     """Mean 0 and deviation 1 over values that stand a number of times each; 0 if that is 0."""
@@ -133,11 +133,11 @@ def _tokens_of_scored(groups: ScoredGroups) -> list[list[float]]:
 
 def _reinforce_pp(groups: ScoredGroups) -> list[list[float]]:
     rewards = [[one or 0.0 for one in row] for row in groups.rewards]
-    return _whitened(rewards, _tokens_of_scored(groups), groups.options.epsilon)
+    return _whiten(rewards, _tokens_of_scored(groups), groups.options.epsilon)
 
 
 def _reinforce_pp_baseline(groups: ScoredGroups) -> list[list[float]]:
-    return _whitened(_dr_grpo(groups), _tokens_of_scored(groups), groups.options.epsilon)
+    return _whiten(_dr_grpo(groups), _tokens_of_scored(groups), groups.options.epsilon)
 
 
 def _gdpo(groups: ScoredGroups) -> list[list[float]]:
@@ -146,20 +146,20 @@ def _gdpo(groups: ScoredGroups) -> list[list[float]]:
         scores = [0.0] * len(rows)
         for column, weight in enumerate(groups.weights):
             rewards = [row[column] for row in rows]
-            divisor = _deviation(_scored(rewards)) + groups.options.epsilon
+            divisor = _deviation(_scored_rewards(rewards)) + groups.options.epsilon
             for place, one in enumerate(_less_mean(rewards)):
                 scores[place] += weight * one / divisor
         totals.append(scores)
         present.append([float(any(one is not None for one in row)) for row in rows])
-    return _whitened(totals, present, groups.options.epsilon)
+    return _whiten(totals, present, groups.options.epsilon)
 
 
 def _pass_at_k(groups: ScoredGroups) -> list[list[float]]:
     options, found = groups.options, []
     for rewards in groups.rewards:
-        size = len(_scored(rewards))
+        size = len(_scored_rewards(rewards))
         k = min(options.k, size)
-        right = sum(one > options.correct_above for one in _scored(rewards))
+        right = sum(one > options.correct_above for one in _scored_rewards(rewards))
         row = []
         for reward in rewards:
             if reward is None:
@@ -194,8 +194,8 @@ def own_advantages(
     """The advantage of each sample's tokens, group after group.
 
     Args:
-        name: Of the estimator.
-        groups: What it reads.
+        name: Name of the estimator.
+        groups: Inputs of the estimator.
         whiten_epsilon: Whiten over the tokens in the loss after it; ``None``: do not.
 
     Returns:
@@ -206,5 +206,5 @@ def own_advantages(
         return None
     found = estimate(groups)
     if whiten_epsilon is not None:
-        found = _whitened(found, [[float(n) for n in row] for row in groups.tokens], whiten_epsilon)
+        found = _whiten(found, [[float(n) for n in row] for row in groups.tokens], whiten_epsilon)
     return [one for row in found for one in row]

@@ -14,7 +14,7 @@ ACTOR, HOST, OTHERS = "memory/actor_residue_gib", "memory/host_gib", "memory/eng
 
 
 class LeftoverMemory(StepCheck):
-    """What actor and engines keep while the other has the GPU does not grow over the steps."""
+    """Memory that actor and engines keep on a shared GPU must not grow over the steps."""
 
     def __init__(self) -> None:
         self._first: dict[str, float] = {}
@@ -33,8 +33,8 @@ class LeftoverMemory(StepCheck):
         """The metrics of a step, of the rank that has most.
 
         Args:
-            beside_engines: Of each rank, when all was offloaded; empty: nothing is.
-            asleep: Of each rank, while the engines slept.
+            beside_engines: Memory of each rank when all was offloaded; empty: nothing is.
+            asleep: Memory of each rank while the engines slept.
             overlapped: Engines woke while ranks copied; see ``rlmath.rollout.wake_room``.
             growth_gib: ``actor.offload_growth_gib``.
 

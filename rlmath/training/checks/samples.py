@@ -59,7 +59,7 @@ class SampledResponses(StepCheck):
             limits, since = response_limits(config), self._first_version
             broken += wrong_ends(samples, self._ends, limits, since)
         broken += wrong_rewards(samples, rewards.items, _is_penalized(config))
-        group, again = chosen(groups, now.step)
+        group, again = choose(groups, now.step)
         for graded in again[:TEXTS_AGAIN]:
             broken += wrong_text(graded, self._decode)
         report(config, broken, now.step, now.monitor)
@@ -104,7 +104,7 @@ def ends_of_responses(model_path: str) -> frozenset[int]:
 
 
 def response_limits(config: Config) -> frozenset[int]:
-    """What a response's limit may be, in tokens: samples may be of an earlier step's."""
+    """Allowed limits of a response, in tokens: samples may be of an earlier step's."""
     stages = config.algorithm.curriculum.length_stages
     return frozenset(
         [config.rollout.max_response_tokens, *(one.max_response_tokens for one in stages)]
@@ -134,9 +134,9 @@ def wrong_ends(
     """A sentence for the first sample that does not end as its finish reason says.
 
     Args:
-        samples: Of a step.
+        samples: Samples of a step.
         ends: Tokens at which engines stop; empty: unknown.
-        limits: Of a response, in tokens.
+        limits: Limits of a response, in tokens.
         since: Weights version from which on responses had these limits.
     """
     for graded in samples:
@@ -207,8 +207,8 @@ def wrong_rewards(
     """A sentence for the first sample whose reward does not follow from its grade and parts.
 
     Args:
-        samples: Of a step.
-        items: Of the reward mix.
+        samples: Samples of a step.
+        items: Items of the reward mix.
         penalized: Rewards of truncated samples were changed.
     """
     weights = {item.label: item.weight for item in items if item.weight}
@@ -237,7 +237,7 @@ def wrong_rewards(
     return []
 
 
-def chosen(groups: Sequence[Group], step: int) -> tuple[Group | None, list[GradedSample]]:
+def choose(groups: Sequence[Group], step: int) -> tuple[Group | None, list[GradedSample]]:
     """The group to look at again, and which of its samples.
 
     Groups with both outcomes come in turn. Its samples begin with two next to each other that have

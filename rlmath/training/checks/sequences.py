@@ -1,4 +1,4 @@
-"""What the ranks trained on, sequence by sequence, against what the driver has of the samples.
+"""Compare what the ranks trained on with the driver's samples, sequence by sequence.
 
 Each sequence is trained on once, with the tokens of its prompt and sample, the advantage that
 follows from the rewards of its group, and the gradient that follows from that: where the importance
@@ -111,7 +111,7 @@ def expected_sequences(
     Args:
         groups: To train on.
         tokens: ``[N]`` int64, of each sample in the loss.
-        weights: Of the rewards that count, by label.
+        weights: Weights of the rewards that count, by label.
     """
     samples = [one for group in groups for one in group.samples]
     of_groups = [np.array(group.problem.prompt_token_ids, np.int32) for group in groups]
@@ -183,7 +183,7 @@ def wrong_places(found: SequenceReport, names: Sequence[str], *, complete: bool)
     """A sentence unless every sequence was trained on exactly once.
 
     Args:
-        names: Of the step's sequences.
+        names: Names of the step's sequences.
         complete: No minibatch was left out.
     """
     times = torch.bincount(found.places, minlength=len(names)).tolist()
@@ -192,8 +192,8 @@ def wrong_places(found: SequenceReport, names: Sequence[str], *, complete: bool)
     if twice or (never and complete):
         return [
             f"{len(twice)} of {len(names)} sequences were trained on more than once"
-            f"{_named(twice)} and {len(never)} were not trained on{_named(never)}: a data-parallel "
-            "rank has sequences of another rank"
+            f"{_list_names(twice)} and {len(never)} were not trained on{_list_names(never)}: a "
+            "data-parallel rank has sequences of another rank"
         ]
     return []
 
@@ -206,7 +206,7 @@ def wrong_tokens(found: SequenceReport, expected: Expected) -> list[str]:
     names = [expected.names[found.places[i]] for i in wrong]
     return [
         f"{len(wrong)} of {len(found.places)} sequences have other tokens on the ranks than prompt "
-        f"and sample have{_named(names)}"
+        f"and sample have{_list_names(names)}"
     ]
 
 
@@ -288,6 +288,6 @@ def wrong_gradients(
     ]
 
 
-def _named(names: Sequence[str]) -> str:
+def _list_names(names: Sequence[str]) -> str:
     more = ", ..." if len(names) > _NAMED else ""
     return f" ({', '.join(names[:_NAMED])}{more})" if names else ""

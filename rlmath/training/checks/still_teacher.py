@@ -73,7 +73,7 @@ def moved_weights(first: Sequence[_Sums], now: Sequence[_Sums]) -> list[str]:
     """A sentence if a teacher's engine has other weights than at first.
 
     Args:
-        first: Of each engine's workers at the start.
+        first: Sums of each engine's workers at the start.
         now: And now.
     """
     for index, (before, after) in enumerate(zip(first, now, strict=True)):
@@ -96,7 +96,7 @@ def moved_scores(name: str, first: LogProbs, again: LogProbs) -> list[str]:
     """A sentence if a teacher scores a sequence otherwise than before.
 
     Args:
-        name: Of the sequence.
+        name: Name of the sequence.
         first: Its log-probs by then.
         again: And now.
     """

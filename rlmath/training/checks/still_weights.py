@@ -33,9 +33,9 @@ class StillWeights(StepCheck):
         return {}
 
     def after_update(self, now: AfterUpdate) -> Metrics:
-        broken = different_copies(now.changes) + drifted(now.changes)
+        broken = different_copies(now.changes) + find_drift(now.changes)
         if self._begun:
-            broken += moved(now.run.actor.call(look_again))
+            broken += find_moved(now.run.actor.call(look_again))
         report(now.run.config, broken, now.step, now.monitor)
         return {}
 
@@ -68,15 +68,15 @@ def begin(worker: ActorWorker) -> None:
 
 def look_again(worker: ActorWorker) -> list[str]:
     """Runs in a rank: what has changed since :func:`begin`."""
-    found: list[str] = worker.frozen_weights.changed()
+    found: list[str] = worker.frozen_weights.find_changed()
     return found
 
 
-def moved(found: Sequence[Sequence[str]]) -> list[str]:
+def find_moved(found: Sequence[Sequence[str]]) -> list[str]:
     """A sentence if frozen weights have changed.
 
     Args:
-        found: Of each rank the names of tensors that have.
+        found: Names of the changed tensors of each rank.
     """
     named = [f"{name} on rank {rank}" for rank, names in enumerate(found) for name in names]
     if not named:
@@ -85,7 +85,7 @@ def moved(found: Sequence[Sequence[str]]) -> list[str]:
     return [f"weights that are frozen have changed: {', '.join(named[:_NAMED])}{more}"]
 
 
-def drifted(changes: Sequence[WeightChanges]) -> list[str]:
+def find_drift(changes: Sequence[WeightChanges]) -> list[str]:
     """A sentence if ranks of a copy of the model differ in what they should hold alike."""
     found = next((one.drifted for one in changes if one.drifted), "")
     return (
@@ -97,7 +97,7 @@ def different_copies(changes: Sequence[WeightChanges]) -> list[str]:
     """A sentence if data-parallel ranks hold different weights.
 
     Args:
-        changes: Of each rank.
+        changes: Changes of each rank.
     """
     if not changes:
         return []

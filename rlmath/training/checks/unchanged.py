@@ -59,7 +59,7 @@ def check_changes(
     error and a warning.
 
     Args:
-        changes: Of each rank.
+        changes: Changes of each rank.
         update: Metrics of the update, ``train/...``; without them nothing was trained.
 
     Raises:
@@ -70,7 +70,7 @@ def check_changes(
     found = [one.unchanged for one in changes]
     lora = config.actor.lora
     if lora.rank:
-        found = [None if one is None else _adapted(one, lora) for one in found]
+        found = [None if one is None else _adapted_parts(one, lora) for one in found]
     report(config, unchanged_parts(config.model.dtype, found), step, monitor)
 
 
@@ -85,7 +85,7 @@ def has_trained(config: Config, update: Mapping[str, float]) -> bool:
     )
 
 
-def _adapted(runs: Sequence[Run], lora: LoraConfig) -> tuple[Run, ...]:
+def _adapted_parts(runs: Sequence[Run], lora: LoraConfig) -> tuple[Run, ...]:
     """The parts that have an adapter whatever the model."""
     chosen = Lora(
         rank=lora.rank,
@@ -123,8 +123,8 @@ def unchanged_parts(dtype: DType, unchanged: Sequence[Sequence[Run] | None]) -> 
     """A sentence if any rank has parts that should have changed.
 
     Args:
-        dtype: Of the weights.
-        unchanged: Of each rank the parts that are as they were; ``None``: not known.
+        dtype: Type of the weights.
+        unchanged: Unchanged parts of each rank; ``None``: not known.
     """
     stuck: dict[str, dict[int, Run]] = {}
     for rank, runs in enumerate(unchanged):

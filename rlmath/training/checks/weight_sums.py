@@ -1,6 +1,6 @@
 """Weights of a minibatch's tokens in its loss, by the lengths alone.
 
-The weights of a step's tokens are dealt with its shards, and a rank that lost a mask, divided by
+The weights of a step's tokens are part of its shards, and a rank that lost a mask, divided by
 its own tokens or averaged over ranks trains on something else while every curve looks alike. So the
 ranks report the number of tokens in the loss, the sum of their weights and the sum of the squares;
 the driver works the three out from the lengths, with separate formulas.
@@ -23,7 +23,7 @@ TOLERANCE = 1e-5
 
 @dataclass(frozen=True)
 class WeightSums:
-    """Of one minibatch.
+    """Sums of one minibatch.
 
     Attributes:
         tokens: In the loss.
@@ -84,8 +84,8 @@ def expected_sums(config: Config, sequences: Sequences, seed: int) -> list[Weigh
 
     Args:
         config: Its aggregation and number of minibatches.
-        sequences: Of the step.
-        seed: Of the split into minibatches.
+        sequences: Sequences of the step.
+        seed: Seed of the split into minibatches.
     """
     algorithm = config.algorithm
     if algorithm.aggregation not in SUMS:
@@ -108,7 +108,7 @@ def wrong_sums(
     """A sentence for each minibatch that the ranks weighted otherwise.
 
     Args:
-        expected: Of each minibatch; empty: nothing is known.
+        expected: Sums of each minibatch; empty: nothing is known.
         reported: Its metrics; those of minibatches that were not looked at are missing.
     """
     broken = []

@@ -54,7 +54,7 @@ def test_rows_and_columns_are_those_of_the_whole(rule, elements):
     with mock.patch("rlmath.actor.lora.MERGED_ELEMENTS", elements):
         for dim, start, length in ((0, 0, ROWS), (0, 5, 13), (0, 15, 2), (1, 0, 16), (1, 3, 7)):
             part = weight.narrow(dim, start, length)
-            merged = made.merged(part, made.a, made.b, dim, start)
+            merged = made.merge(part, made.a, made.b, dim, start)
             same = whole.narrow(dim, start, length).float()
             torch.testing.assert_close(merged, same)
     assert torch.equal(whole[8:12], weight[8:12].double()) == (rule is Rule.qkv)
@@ -63,7 +63,7 @@ def test_rows_and_columns_are_those_of_the_whole(rule, elements):
 def test_the_sum_is_rounded_once():
     """A product rounded to bfloat16 before it is added, or a sum in bfloat16, differs from it."""
     made, weight = adapter(Rule.row, torch.bfloat16), torch.randn(ROWS, COLUMNS).bfloat16()
-    merged = made.merged(weight, made.a, made.b, 0, 0)
+    merged = made.merge(weight, made.a, made.b, 0, 0)
     assert merged.dtype == torch.bfloat16
     once = (weight.float() + 0.75 * (made.b.float() @ made.a.float())).bfloat16()
     assert torch.equal(merged, once.detach())

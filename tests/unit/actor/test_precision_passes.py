@@ -14,7 +14,7 @@ from rlmath.actor.rounding_noise import rounded_modules, rounding_noise
 from rlmath.device import fp8 as device
 from rlmath.errors import UserError
 from rlmath.model.families import Rule
-from rlmath.model.fp8 import DTYPE, LARGEST, NOTHING, cached, rounded
+from rlmath.model.fp8 import DTYPE, LARGEST, NOTHING, round_cached, round_values
 from rlmath.model.fp8_training import Fp8Training
 from rlmath.model.lora import Lora
 from rlmath.weights.adapters import AdapterLayout
@@ -39,7 +39,7 @@ def test_matrices_of_layers_multiply_in_fp8_and_weights_come_back():
     with torch.no_grad(), quantized_products(layer):
         found = layer(x)
     for one in (layer.linear_fc1, layer.linear_fc2):
-        x = nn.functional.linear(rounded(x), rounded(one.weight.data), one.bias)
+        x = nn.functional.linear(round_values(x), round_values(one.weight.data), one.bias)
     assert torch.equal(found, layer.output_layer(x)) and not torch.equal(found, usual)
     with torch.no_grad(), quantized_products(layer), pytest.raises(RuntimeError):
         layer(torch.randn(3, 7))
@@ -83,7 +83,7 @@ def test_an_adapter_is_rounded_with_its_matrix_as_engines_get_it(enabled):
     weight = matrix.weight.data
     if enabled:
         weight = (weight.float() + product).bfloat16()
-    expected = nn.functional.linear(rounded(x), rounded(weight), matrix.bias)
+    expected = nn.functional.linear(round_values(x), round_values(weight), matrix.bias)
     with torch.no_grad(), quantized_products(stage):
         found, _ = matrix(x)
     assert adapter.enabled is enabled
@@ -117,7 +117,7 @@ def test_attention_takes_keys_and_values_after_fp8_and_is_itself_again():
     usual, other = layer(query, key, value)
     with torch.no_grad(), quantized_cache(layer):
         found, untouched = layer(query, key, value)
-    expected = layer.core_attention(query, cached(key), cached(value), None, scale=0.5)
+    expected = layer.core_attention(query, round_cached(key), round_cached(value), None, scale=0.5)
     assert torch.equal(found, expected) and not torch.equal(found, usual)
     assert torch.equal(untouched, other)
     assert torch.equal(layer(query, key, value)[0], usual)
@@ -127,16 +127,16 @@ def test_on_a_cpu_bits_are_cut_off_as_vllms_kernels_do():
     """Every number that FP8 has stays; what lies between two becomes the one nearer to 0."""
     numbers = torch.arange(256, dtype=torch.uint8).view(DTYPE).float()
     numbers = numbers[numbers.isfinite()].sort().values
-    assert torch.equal(cached(numbers), numbers)
+    assert torch.equal(round_cached(numbers), numbers)
     above = numbers[numbers >= 0].unique()
     between = torch.cat(
         [(above[1:] - above[:-1]) * part + above[:-1] for part in (0.01, 0.5, 0.99)]
     )
     lower = above[:-1].repeat(3)
-    assert torch.equal(cached(between), lower) and torch.equal(cached(-between), -lower)
+    assert torch.equal(round_cached(between), lower) and torch.equal(round_cached(-between), -lower)
     far = torch.tensor([448.5, 1e6, -1e6])
-    assert torch.equal(cached(far), torch.tensor([LARGEST, LARGEST, -LARGEST]))
-    assert cached(between.bfloat16()).dtype == torch.bfloat16
+    assert torch.equal(round_cached(far), torch.tensor([LARGEST, LARGEST, -LARGEST]))
+    assert round_cached(between.bfloat16()).dtype == torch.bfloat16
 
 
 BLOCKWISE = Fp8Training("hybrid", "blockwise")

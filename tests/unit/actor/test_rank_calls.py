@@ -8,7 +8,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from rlmath.actor import rank_calls
 from rlmath.actor.communicators import Communicators, Link, describe
-from rlmath.actor.dealing import assembled
+from rlmath.actor.dealing import assemble
 from rlmath.actor.group import ActorGroup
 from rlmath.actor.plan import StepPlan
 from rlmath.actor.rank_calls import ActorError, RankCalls
@@ -131,7 +131,7 @@ def places(*numbers):
 
 
 def test_every_token_is_in_its_place():
-    found = assembled([share(6, 7, 2), share(3, 4, 5, 0, 1)], [places(3, 1), places(2, 0)], LENGTHS)
+    found = assemble([share(6, 7, 2), share(3, 4, 5, 0, 1)], [places(3, 1), places(2, 0)], LENGTHS)
     assert found[0].tolist() == list(range(8))
     assert found[1].tolist() == [10.0 * n for n in range(8)]
 
@@ -148,7 +148,7 @@ def test_every_token_is_in_its_place():
 )
 def test_a_token_that_is_missing_or_there_twice_is_an_error(shares, where):
     with pytest.raises(ActorError, match="token values came back for 8 response tokens"):
-        assembled(shares, where, LENGTHS)
+        assemble(shares, where, LENGTHS)
 
 
 GIB = 2**30

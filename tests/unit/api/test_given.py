@@ -93,7 +93,7 @@ def test_a_loss_of_a_script_is_registered_in_each_process(given: Given) -> None:
     given.part("loss", mine)
     assert given.overrides == ["algorithm.loss=run/given/mine.py:mine"]
     loaded = refresh("run/given/mine.py").mine
-    name, options, _ = LOSSES.registered(loaded)
+    name, options, _ = LOSSES.registration(loaded)
     assert name == f"mine_{source_hash((mine, Options, None))}" and options is Options
     assert LOSSES.get("run/given/mine.py:mine") is loaded
     # As a loss and not as a function of tokens: what it returns is masked and weighted.
@@ -108,7 +108,7 @@ def test_options_and_traits_of_a_registered_loss_go_with_it(given: Given) -> Non
 
     given.part("loss", mine)
     loaded = refresh("run/given/mine.py").mine
-    name, _, traits = LOSSES.registered(loaded)
+    name, _, traits = LOSSES.registration(loaded)
     assert not traits.bounds_ratio and LOSSES.name("run/given/mine.py:mine") == name
     LOSSES.remove(name)
     LOSSES.remove("test_given")

@@ -135,15 +135,15 @@ def test_a_process_hashes_a_checkpoint_once_and_a_changed_file_again(
     monkeypatch.setattr(digests, "_computed", {})
     made = counted(monkeypatch)
     # As at a restart: the supervisor looks for the newest, and the attempt resumes from it.
-    assert store.newest_whole().path == path
+    assert store.newest_complete().path == path
     assert len(made) == 2
-    assert store.newest_whole().path == path
+    assert store.newest_complete().path == path
     assert store.resume("auto") is not None
     assert len(made) == 2
     content = bytearray((path / "a.distcp").read_bytes())
     content[500] ^= 1
     (path / "a.distcp").write_bytes(content)
-    assert store.newest_whole().path is None
+    assert store.newest_complete().path is None
     assert len(made) == 3
 
 

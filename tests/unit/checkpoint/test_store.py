@@ -117,7 +117,7 @@ def test_a_damaged_checkpoint_is_skipped(
     older, newer = save(store, 1), save(store, 2)
     damage(newer / file)  # type: ignore[operator]
     partial = store.begin(3)
-    newest = store.newest_whole()
+    newest = store.newest_complete()
     assert newest.path == older
     assert [s.path for s in newest.skipped] == [newer]
     assert reason in newest.skipped[0].reason
@@ -126,7 +126,7 @@ def test_a_damaged_checkpoint_is_skipped(
     found = store.resume("auto")
     assert found is not None and found.path == older and not partial.exists()
     assert [s.path for s in found.skipped] == [partial, newer]
-    with pytest.raises(UserError, match=r"is not whole|no checkpoint"):
+    with pytest.raises(UserError, match=r"is incomplete|no checkpoint"):
         store.resume(str(newer))
     # What is broken does not push out what is whole.
     save(store, 3)
@@ -139,7 +139,7 @@ def test_a_changed_metric_in_the_manifest_shows(tmp_path: Path) -> None:
     content = json.loads(path.read_text())
     content["metrics"]["reward"] = 9.0
     path.write_text(json.dumps(content))
-    assert "does not match its own checksum" in store.newest_whole().skipped[0].reason
+    assert "does not match its own checksum" in store.newest_complete().skipped[0].reason
 
 
 def test_without_a_complete_checkpoint_the_run_stops(tmp_path: Path) -> None:
@@ -272,4 +272,4 @@ def test_a_disk_that_runs_full_in_the_commit(tmp_path: Path) -> None:
         with pytest.raises(DiskFull, match=r"ran full while .*step_000002 was written; free are"):
             store.commit(2, state, {})
         assert names(store.folder) == ["step_000001"]
-        assert store.newest_whole().path == first
+        assert store.newest_complete().path == first

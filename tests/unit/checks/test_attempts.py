@@ -57,7 +57,7 @@ def run_dir(tmp_path: Path) -> Path:
 def test_the_same_settings_continue_without_changes(run_dir: Path) -> None:
     found = attempts.continuation(settings(run_dir))
     assert found is not None and (found.step, found.changes) == (8, ())
-    assert attempts.refused(settings(run_dir)) == []
+    assert attempts.refusals(settings(run_dir)) == []
 
 
 def test_a_folder_without_a_complete_checkpoint_starts_from_the_beginning(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_a_folder_without_a_complete_checkpoint_starts_from_the_beginning(tmp_pa
     checkpoint(tmp_path / "checkpoints", 9).rename(tmp_path / "checkpoints" / "step_000009.partial")
     save(settings(tmp_path, "algorithm.loss=gspo"), tmp_path / "config.yaml")
     assert attempts.continuation(settings(tmp_path)) is None
-    assert attempts.refused(settings(tmp_path)) == []
+    assert attempts.refusals(settings(tmp_path)) == []
 
 
 @pytest.mark.parametrize(
@@ -81,22 +81,24 @@ def test_a_folder_without_a_complete_checkpoint_starts_from_the_beginning(tmp_pa
 def test_another_experiment_is_refused_unless_accepted(
     run_dir: Path, override: str, key: str
 ) -> None:
-    (message,) = attempts.refused(settings(run_dir, override))
+    (message,) = attempts.refusals(settings(run_dir, override))
     assert key in message and "step 8" in message
     assert f"runner.accept_changes=[{key}]" in message
     for accepted in (key, key.partition(".")[0]):
-        assert not attempts.refused(
+        assert not attempts.refusals(
             settings(run_dir, override, f"runner.accept_changes=[{accepted}]")
         )
-    assert attempts.refused(settings(run_dir, override, "runner.accept_changes=[reward.timeout_s]"))
-    assert not attempts.refused(settings(run_dir, override, "runner.resume=never"))
+    assert attempts.refusals(
+        settings(run_dir, override, "runner.accept_changes=[reward.timeout_s]")
+    )
+    assert not attempts.refusals(settings(run_dir, override, "runner.resume=never"))
     named = f"runner.resume={run_dir / 'checkpoints' / 'step_000008'}"
-    assert not attempts.refused(settings(run_dir, override, named))
+    assert not attempts.refusals(settings(run_dir, override, named))
 
 
 def test_other_settings_may_change_and_are_printed(run_dir: Path) -> None:
     config = settings(run_dir, "actor.optimizer.lr=1e-7", "runner.steps=99", "reward.timeout_s=9")
-    assert attempts.refused(config) == []
+    assert attempts.refusals(config) == []
     found = attempts.continuation(config)
     assert found is not None
     keys = {change.key for change in found.changes}
@@ -113,8 +115,8 @@ def test_tiny_and_relative_paths_name_the_same_model(
     save(settings(Path("run"), "model.path=run/model"), Path("run/config.yaml"))
     checkpoint(Path("run/checkpoints"), 1)
     for path in ("tiny", "run/model", str(tmp_path / "run" / "model")):
-        assert attempts.refused(settings(tmp_path / "run", f"model.path={path}")) == []
-    assert attempts.refused(settings(tmp_path / "run", "model.path=run/other"))
+        assert attempts.refusals(settings(tmp_path / "run", f"model.path={path}")) == []
+    assert attempts.refusals(settings(tmp_path / "run", "model.path=run/other"))
 
 
 def test_a_model_of_the_hub_stays_the_same_in_another_cache(tmp_path: Path) -> None:
@@ -124,16 +126,16 @@ def test_a_model_of_the_hub_stays_the_same_in_another_cache(tmp_path: Path) -> N
     run_dir = tmp_path / "run"
     save(settings(run_dir, f"model.path={folder('old')}"), run_dir / "config.yaml")
     checkpoint(run_dir / "checkpoints", 1)
-    assert attempts.refused(settings(run_dir, f"model.path={folder('new')}")) == []
+    assert attempts.refusals(settings(run_dir, f"model.path={folder('new')}")) == []
     for other in (folder("new", name="a--c"), folder("new", revision="2e")):
-        assert attempts.refused(settings(run_dir, f"model.path={other}"))
+        assert attempts.refusals(settings(run_dir, f"model.path={other}"))
 
 
 def test_a_saved_file_of_another_version_is_compared_where_both_know_a_key(run_dir: Path) -> None:
     file = run_dir / "config.yaml"
     text = file.read_text().replace("loss: ppo_clip", "loss: ppo_clip\n  gone_setting: 3")
     file.write_text(text)
-    assert attempts.refused(settings(run_dir)) == []
+    assert attempts.refusals(settings(run_dir)) == []
 
 
 def test_accept_changes_names_what_exists_and_is_guarded(
@@ -187,8 +189,8 @@ def test_sft_guards_the_model_alone(tmp_path: Path) -> None:
     base = ["sft.save_every=2", "sft.steps=6"]
     save(settings(tmp_path, *base), tmp_path / "sft_config.yaml")
     checkpoint(tmp_path / "sft_checkpoints", 6)
-    assert attempts.refused(settings(tmp_path, *base, "algorithm.loss=gspo"), "sft") == []
-    assert attempts.refused(settings(tmp_path, *base, "model.path=x"), "sft")
+    assert attempts.refusals(settings(tmp_path, *base, "algorithm.loss=gspo"), "sft") == []
+    assert attempts.refusals(settings(tmp_path, *base, "model.path=x"), "sft")
     attempts.note_export(tmp_path, 6, "sft")
     found = attempts.continuation(settings(tmp_path, *base), "sft")
     assert found is not None and found.finished and "sft.steps" in found.describe()
@@ -248,14 +250,14 @@ def test_files_with_other_contents_are_said_and_are_in_the_card(run_dir: Path) -
         "contents of model.path's tokenizer_config.json",
     ]
     assert f"changed contents of {data / 'train.jsonl'}: " in found.describe()
-    # A reward that raised is mended: its next start has another hash, and says so.
-    assert attempts.refused(now) == []
-    mended = dataclasses.replace(now, plugin_hashes=plugins.found_hashes(now))
-    (message,) = attempts.refused(mended)
+    # A reward that raised is fixed: its next start has another hash, and says so.
+    assert attempts.refusals(now) == []
+    fixed = dataclasses.replace(now, plugin_hashes=plugins.found_hashes(now))
+    (message,) = attempts.refusals(fixed)
     assert f"plugin_hashes.{reward}: " in message and "accept_changes=[plugin_hashes]" in message
-    mended.runner.accept_changes = ["plugin_hashes"]
-    assert attempts.refused(mended) == []
-    mended.runner.accept_changes = []
+    fixed.runner.accept_changes = ["plugin_hashes"]
+    assert attempts.refusals(fixed) == []
+    fixed.runner.accept_changes = []
     attempts.record(now, after_step=8)
     card = model_card(run_dir)
     assert "| 8 | `contents of train.jsonl` | " in card and str(run_dir) not in card
@@ -277,7 +279,7 @@ def test_a_run_that_begins_from_a_checkpoint_has_none_of_the_folders_earlier_sta
     attempts.record(settings(run_dir, named), after_step=50, begins=True)
     attempts.record(settings(run_dir), after_step=52)
     assert [one.after_step for one in run_settings.attempts(run_dir)] == [50, 52]
-    assert run_settings.resumed_after(run_dir) == [50, 52]
+    assert run_settings.resume_steps(run_dir) == [50, 52]
 
 
 def test_check_shows_where_a_run_continues(
@@ -314,15 +316,15 @@ def test_a_resume_compares_with_the_last_start_that_trained(run_dir: Path) -> No
     gspo = settings(run_dir, "algorithm.loss=gspo", "runner.accept_changes=[algorithm]")
     attempts.record(gspo, after_step=8)
     assert "gspo" in (run_dir / "config.yaml").read_text()
-    assert attempts.refused(settings(run_dir)) == []
+    assert attempts.refusals(settings(run_dir)) == []
     found = attempts.continuation(settings(run_dir))
     assert found is not None and found.changes == ()
     assert found.checkpoint == run_dir / "checkpoints" / "step_000008"
-    assert "ppo_clip -> gspo" in attempts.refused(settings(run_dir, "algorithm.loss=gspo"))[0]
+    assert "ppo_clip -> gspo" in attempts.refusals(settings(run_dir, "algorithm.loss=gspo"))[0]
     # Once it has trained a step, it is the one to compare with.
     checkpoint(run_dir / "checkpoints", 9)
-    assert attempts.refused(settings(run_dir, "algorithm.loss=gspo")) == []
-    assert attempts.refused(settings(run_dir))
+    assert attempts.refusals(settings(run_dir, "algorithm.loss=gspo")) == []
+    assert attempts.refusals(settings(run_dir))
 
 
 def test_a_restart_with_a_lower_rate_leaves_the_settings_as_given(run_dir: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rlmath.checks.pairs import pair_problems, unused
+from rlmath.checks.pairs import pair_problems, unused_keys
 from rlmath.checks.profile import profile_problems
 from rlmath.checks.run import find_problems
 from rlmath.config.load import load
@@ -59,4 +59,4 @@ def test_tools_for_gpus_are_refused_on_a_cpu(tool: str) -> None:
 
 
 def test_a_tool_without_steps_does_nothing() -> None:
-    assert "runner.profile.tool" in unused(load([*BASE, "runner.profile.tool=nsys"]))
+    assert "runner.profile.tool" in unused_keys(load([*BASE, "runner.profile.tool=nsys"]))

@@ -1,4 +1,4 @@
-"""A weight file that is not whole is found before anything loads it."""
+"""An incomplete weight file is found before anything loads it."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def test_a_whole_file_is_fine(weights: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda b: b[:-1], "is not whole: header"),
-        (lambda b: b + b"\0", "is not whole: header"),
+        (lambda b: b[:-1], "is incomplete: header"),
+        (lambda b: b + b"\0", "is incomplete: header"),
         (lambda b: b[:20], "is cut off"),
         (lambda b: b"", "is cut off"),
         (lambda b: b"version https://git-lfs.github.com/spec/v1\noid sha256:0", "Git LFS pointer"),

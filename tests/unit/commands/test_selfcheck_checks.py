@@ -185,7 +185,7 @@ def test_memory_of_sleeping_engines_is_flat(
     config = SimpleNamespace(rollout=SimpleNamespace(gpu_memory_utilization=0.3))
     # 80 GiB x 0.3 x 70 % = 17,203 MiB have to come back.
     monkeypatch.setattr(parts, "settings", lambda *a, **k: config)
-    monkeypatch.setattr(parts, "started", lambda *a: contextlib.nullcontext((actor, pool)))
+    monkeypatch.setattr(parts, "start", lambda *a: contextlib.nullcontext((actor, pool)))
     monkeypatch.setattr(parts, "sample", lambda *a: [])
     monkeypatch.setattr(parts, "requests", lambda *a, **k: [])
     monkeypatch.setattr("rlmath.rollout.weight_sync.sync_weights", lambda *a, **k: None)

@@ -150,7 +150,7 @@ def run(check: Any, node: Node, monkeypatch: pytest.MonkeyPatch) -> Ran:
         assert version == pool.weights_version + 1
         pool.weights_version = version
 
-    monkeypatch.setattr(parts, "started", started)
+    monkeypatch.setattr(parts, "start", started)
     monkeypatch.setattr(parts, "started_engines", started_engines)
     monkeypatch.setattr("rlmath.rollout.weight_sync.sync_weights", sync_weights)
     for module in (alignment, checkpoint, throughput, weight_sync):

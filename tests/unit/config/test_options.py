@@ -47,7 +47,7 @@ class ScaledOptions(Options):
 def new_loss() -> Iterator[None]:
     @policy_loss("scaled", ScaledOptions)
     def scaled(inputs: LossInputs, given: ScaledOptions) -> tuple[Tensor, dict[str, Tensor]]:
-        return -given.scale * inputs.token_advantages() * inputs.masked(inputs.log_probs), {}
+        return -given.scale * inputs.token_advantages() * inputs.zero_masked(inputs.log_probs), {}
 
     yield
     LOSSES.remove("scaled")

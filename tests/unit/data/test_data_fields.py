@@ -83,4 +83,4 @@ def test_lost_backslashes_are_restored_and_counted(tmp_path, tokenizer):
     assert problems[0].prompt == "Half of \\frac{2}{3}?\nA line\tand a tab"
     assert [one.answers[0] for one in problems] == [r"\frac{1}{3}", "6", r"\text{ok}"]
     assert problems[1].prompt == r"2 \times 3?"
-    assert report.mended == 2 and "2 with control characters" in report.describe(99)
+    assert report.restored == 2 and "2 with control characters" in report.describe(99)

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from rlmath.commands.plugin_test.rows import check_data_source
-from rlmath.environments.adapters.opening import added
+from rlmath.environments.adapters.opening import added_text
 from rlmath.environments.base import End, InfrastructureError
 from rlmath.environments.classes import ClassEnvironment, UserClass
 from rlmath.environments.functions import CallLimits
@@ -99,9 +99,9 @@ def test_an_agent_of_openrlhf(words, tmp_path):
 
 
 def test_text_is_added_to_a_problem_and_never_changed():
-    assert added("1+1?", "1+1?") is None and added("1+1?", "1+1?\n\nNow.") == "Now."
+    assert added_text("1+1?", "1+1?") is None and added_text("1+1?", "1+1?\n\nNow.") == "Now."
     with pytest.raises(ValueError, match="may add text only"):
-        added("1+1?", "Solve 1+1?")
+        added_text("1+1?", "Solve 1+1?")
 
 
 @pytest.mark.long

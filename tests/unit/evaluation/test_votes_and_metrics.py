@@ -15,7 +15,7 @@ from rlmath.config.load import load
 from rlmath.config.settings import by_key
 from rlmath.evaluation.held_out import HeldOut
 from rlmath.evaluation.journal import Journal
-from rlmath.evaluation.metrics import benchmark_metrics, tagged
+from rlmath.evaluation.metrics import benchmark_metrics, tag_metrics
 from rlmath.evaluation.results import table, write_results
 from rlmath.evaluation.source import about, tool_settings
 from rlmath.evaluation.votes import Votes, count_votes
@@ -77,12 +77,12 @@ def test_where_nothing_compares_answers_the_reward_is_the_figure() -> None:
 def test_tags_are_means_over_benchmarks() -> None:
     one = {"accuracy": 0.2, "accuracy_standard_error": 0.03, "pass_at_8": 0.5}
     other = {"accuracy": 0.6, "accuracy_standard_error": 0.04}
-    tags = tagged({"a": one, "b": other})
+    tags = tag_metrics({"a": one, "b": other})
     assert tags["eval/accuracy"] == pytest.approx(0.4)
     assert tags["eval/accuracy_standard_error"] == pytest.approx(0.025)
     assert tags["eval/a/pass_at_8"] == 0.5
     assert "eval/pass_at_8" not in tags
-    assert set(tagged({"held_out": one})) == {f"eval/{name}" for name in one}
+    assert set(tag_metrics({"held_out": one})) == {f"eval/{name}" for name in one}
 
 
 def test_a_journal_resumes_where_it_was_cut_off(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from rlmath.commands.plan.models import (
     feed_forward_matrices,
     shared_expert_matrices,
 )
-from rlmath.model.fp8 import DTYPE, LARGEST, quantized, rounded
+from rlmath.model.fp8 import DTYPE, LARGEST, quantize, round_values
 from rlmath.model.fp8_training import (
     Fp8Training,
     capability_problem,
@@ -99,7 +99,7 @@ TYPES = (torch.float32, torch.bfloat16)
 def test_rows_are_within_half_a_unit_and_repeat(dtype):
     torch.manual_seed(0)
     rows = torch.randn(64, 128).mul_(torch.logspace(-2, 3, 64)[:, None]).to(dtype)
-    values, scale = quantized(rows)
+    values, scale = quantize(rows)
     assert values.dtype == DTYPE and scale.shape == (64, 1)
     assert (values.float().abs().amax(1) == LARGEST).all()
     # Three bits of mantissa; below 2**-6 the numbers are 2**-9 apart.
@@ -107,11 +107,11 @@ def test_rows_are_within_half_a_unit_and_repeat(dtype):
     allowed = torch.maximum(rows.double().abs() * 2**-4, scale.double() * 2**-10) * 1.01
     assert ((back - rows.double()).abs() <= allowed).all()
     if dtype is torch.float32:
-        again, _ = quantized(rounded(rows))
+        again, _ = quantize(round_values(rows))
         assert (again.float() - values.float()).abs().max() <= 32  # One unit at the top.
 
 
 def test_zeros_stay_zero():
-    values, scale = quantized(torch.zeros(2, 8))
+    values, scale = quantize(torch.zeros(2, 8))
     assert not values.float().any() and scale.isfinite().all() and (scale > 0).all()
-    assert not rounded(torch.zeros(2, 8)).any()
+    assert not round_values(torch.zeros(2, 8)).any()

@@ -31,7 +31,7 @@ from rlmath.config.load import load
 from rlmath.config.rollout import RolloutConfig, RolloutSchedule
 from rlmath.config.schema import AlgorithmConfig
 from rlmath.data import ProblemStream
-from rlmath.evaluation.metrics import benchmark_metrics, tagged
+from rlmath.evaluation.metrics import benchmark_metrics, tag_metrics
 from rlmath.rewards.stats import RewardStats
 from rlmath.rollout.lag import LengthTotals, lag_metrics
 from rlmath.rollout.sampler import Sampler
@@ -93,7 +93,7 @@ def eval_tags(group):
     samples = [dataclasses.replace(s, status="ungraded", reward=1.0) for s in group.samples]
     ungraded = dataclasses.replace(group, samples=tuple(samples))
     figures = benchmark_metrics([group, group]) | benchmark_metrics([ungraded, ungraded])
-    tags = tagged({"held_out": figures, "aime24": figures}).keys()
+    tags = tag_metrics({"held_out": figures, "aime24": figures}).keys()
     tags = {re.sub(r"eval/(held_out|aime24)/", "eval/<benchmark>/", tag) for tag in tags}
     return {re.sub(r"_at_\d+", "_at_<k>", tag) for tag in tags}
 

@@ -53,7 +53,7 @@ def test_a_pause_is_in_no_phase_and_counts_as_progress(monkeypatch) -> None:
     clock = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
     timer = PhaseTimer()
-    with timer.paused():
+    with timer.pause():
         first = timer.changes
         assert timer.changes > first  # The watchdog sees nothing stall.
         clock[0] += 3600

@@ -17,7 +17,7 @@ from ray import cloudpickle
 
 from rlmath.algorithms.kl import kl_estimate
 from rlmath.algorithms.losses import LOSSES
-from rlmath.batching.shards import ShardSettings, dealt
+from rlmath.batching.shards import ShardSettings, assign_shards
 from rlmath.checks import attempts
 from rlmath.checks.overview import describe_training
 from rlmath.checks.run import names
@@ -104,7 +104,7 @@ def test_options_of_an_aggregation_and_of_an_estimator_reach_the_ranks(own_plugi
     settings = ShardSettings(
         1, 64, aggregation=plan.aggregation, aggregation_options=plan.aggregation_options
     )
-    ((_, weights, *_),) = dealt(batch, settings)
+    ((_, weights, *_),) = assign_shards(batch, settings)
     assert weights.tolist() == pytest.approx([1 / 8] * 8)
     far = torch.tensor([0.5])
     kl = kl_estimate(plan.objective.kl_estimator, far, 0 * far, far, plan.objective.kl_options)
@@ -140,7 +140,7 @@ def test_another_process_imports_it_by_value(file: Path) -> None:
     )
     first, second = done.stdout.splitlines()
     assert first == "2.0 mine"
-    assert second == repr(loading.imported()) and config.plugin_hashes[str(file)] in second
+    assert second == repr(loading.imported_plugins()) and config.plugin_hashes[str(file)] in second
 
 
 @pytest.mark.parametrize("starts", ["import_from_environment()", "register()"])
@@ -194,7 +194,7 @@ def test_what_cannot_be_imported_is_named(file: Path, tmp_path: Path) -> None:
 def test_a_process_that_lacks_it_says_so_when_it_is_asked_for(file: Path) -> None:
     gone = loading.Source("gone_package_of_mine", "gone_package_of_mine")
     loading.receive((gone,))
-    (message,) = loading.imported().failed
+    (message,) = loading.imported_plugins().failed
     assert "no module 'gone_package_of_mine'" in message
     with pytest.raises(PluginError, match="no module 'gone_package_of_mine'"):
         LOSSES.get("gone_package_of_mine:loss")

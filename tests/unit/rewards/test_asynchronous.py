@@ -76,7 +76,7 @@ def test_one_thread_has_many_calls_in_flight():
             samples = [sample(n, i) for n in range(6) for i in range(4)]
             grading = collector.collect([problem(n) for n in range(6)], samples, 4)
             assert rewards_of(grading.wait()) == WANTED
-            assert grading.ungraded() == []
+            assert grading.ungraded_samples() == []
 
 
 COROUTINE = """
@@ -162,19 +162,19 @@ def test_a_server_that_dies_is_left_alone_and_tried_again(caplog):
 def test_a_breaker_lets_one_call_try():
     now = [0.0]
     breaker = CircuitBreaker(2, 10.0, clock=lambda: now[0])
-    breaker.failed()
-    breaker.succeeded()
-    breaker.failed()
+    breaker.record_failure()
+    breaker.record_success()
+    breaker.record_failure()
     assert breaker.allows() and not breaker.is_open
-    breaker.failed()
+    breaker.record_failure()
     assert breaker.is_open and not breaker.allows()
     now[0] = 10.0
     assert breaker.allows() and not breaker.allows(), "one call tries, the others wait"
-    breaker.failed()
+    breaker.record_failure()
     assert not breaker.allows()
     now[0] = 20.0
     assert breaker.allows()
-    breaker.succeeded()
+    breaker.record_success()
     assert breaker.allows() and breaker.allows()
 
 

@@ -22,7 +22,7 @@ def graded(*given):
     ]
     with RewardMix(items) as mix:
         parts = [mix.prescore_group(PROBLEM, [one.model_part()])[0] for one in samples]
-        return mix.graded(samples, mix.begin_group(PROBLEM, samples, parts))
+        return mix.grade(samples, mix.begin_group(PROBLEM, samples, parts))
 
 
 def test_the_environments_reward_is_an_item_of_the_sum():

@@ -65,7 +65,7 @@ def test_groups_that_are_graded_before_and_during_an_evaluation_are_in_the_figur
         training.expect([problem("before"), problem("during")])
         training.add(sample("before", "first"))
         training.add(sample("before", "first", 1))
-        training.finished(block=True)
+        training.take_finished(block=True)
         training.add(sample("during", "slow"))
         training.add(sample("during", "slow", 1))
         (group,) = evaluate(mix, collector, Pool("held", may_grade.set))

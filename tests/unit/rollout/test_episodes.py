@@ -13,7 +13,7 @@ from rlmath.environments.base import End
 from rlmath.rollout import episodes as module
 from rlmath.rollout.episodes import awaiting
 from rlmath.rollout.group_state import sample_from_state, sample_to_state
-from rlmath.rollout.journal import _unpacked, framed
+from rlmath.rollout.journal import _unpack, frame
 from rlmath.types import Problem
 from tests.support.environments import Letters, Scripted, broken, make_episodes
 from tests.support.samples import make_sample
@@ -101,7 +101,7 @@ def test_a_finished_sample_has_the_text_of_each_segment_and_rewards_see_the_mode
     assert environment.begun == environment.closed == 1
     # Checkpoints and journals keep all of it.
     assert sample_from_state(sample_to_state(sample)) == sample
-    assert _unpacked(framed("key", sample)[8:]) == ("key", sample)
+    assert _unpack(frame("key", sample)[8:]) == ("key", sample)
 
 
 def test_a_failure_of_the_environment_is_tried_again_with_the_turns_before():

@@ -209,7 +209,7 @@ def test_a_response_that_engines_continue_counts_with_what_it_had():
     assert live.unfinished == 2
     (continued,) = live.take_cut(None)
     assert continued.begun_tokens == 20 and not live.cut
-    assert sorted(len(one.token_ids) for one in live.known()) == [8, 20]
+    assert sorted(len(one.token_ids) for one in live.known_samples()) == [8, 20]
     live.add(replace(response(30), index=1))
-    assert sorted(len(one.token_ids) for one in live.known()) == [8, 30]
+    assert sorted(len(one.token_ids) for one in live.known_samples()) == [8, 30]
     assert live.unfinished == 1

@@ -37,14 +37,14 @@ class LateGrades(InstantGrades):
         assert sample.index not in {s.index for s in self._samples[sample.problem_id]}, "twice"
         super().add(sample)
 
-    def graded(self, sample):
+    def grade(self, sample):
         own = random.Random(sample.seed)
         if own.random() < self._spread / 10:
             return GradedSample(sample, None, None, "error")
         correct = own.random() < self._spread
         return GradedSample(sample, float(correct), correct, "correct" if correct else "wrong")
 
-    def finished(self, block=False, meanwhile=None):
+    def take_finished(self, block=False, meanwhile=None):
         self._draw.shuffle(self._done)
         count = self._draw.randint(int(block and bool(self._done)), len(self._done))
         done, self._done = self._done[:count], self._done[count:]

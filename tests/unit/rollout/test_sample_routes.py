@@ -29,29 +29,29 @@ def rows(count, seed=0, dtype=np.uint8):
 
 def test_rows_of_all_steps_follow_upon_what_was_begun():
     first, more = rows(5), [rows(1, 1), rows(1, 2)]
-    prompt_and_two = SPEC.taken(None, [first, *more], 8)
+    prompt_and_two = SPEC.assemble(None, [first, *more], 8)
     assert prompt_and_two is not None and prompt_and_two.dtype == np.uint8
     assert np.array_equal(prompt_and_two, np.concatenate([first, *more])[:, [0, 2]])
-    continued = SPEC.taken(prompt_and_two, [rows(4, 3)], 12)
+    continued = SPEC.assemble(prompt_and_two, [rows(4, 3)], 12)
     assert continued is not None and np.array_equal(continued[:7], prompt_and_two)
     assert np.array_equal(continued[7:], rows(4, 3)[:, [0, 2]])
     # Cut before the engine computed anything.
-    assert SPEC.taken(prompt_and_two, [], 8) is prompt_and_two
-    assert SPEC.taken(None, [], 5) is None
+    assert SPEC.assemble(prompt_and_two, [], 8) is prompt_and_two
+    assert SPEC.assemble(None, [], 5) is None
 
 
 @pytest.mark.parametrize("tokens", [5, 6, 9])
 def test_rows_of_another_number_of_tokens_are_nobodys(tokens):
     begun = rows(3)[:, [0, 2]]
-    assert SPEC.taken(begun, [rows(4)], tokens) is begun
-    assert SPEC.taken(None, [rows(7)], tokens) is None
+    assert SPEC.assemble(begun, [rows(4)], tokens) is begun
+    assert SPEC.assemble(None, [rows(7)], tokens) is None
 
 
 def test_many_experts_need_two_bytes():
     spec = RouteSpec((0, 2), experts=300, experts_per_token=2)
     given = rows(3, dtype=np.uint16)
     given[:, 2, 0] += 290
-    found = spec.taken(None, [given], 4)
+    found = spec.assemble(None, [given], 4)
     assert found is not None and found.dtype == np.int16
     assert np.array_equal(found, given[:, [0, 2]])
 
@@ -59,30 +59,30 @@ def test_many_experts_need_two_bytes():
 def test_rows_that_are_no_routes_are_an_error():
     for given in (rows(3)[:, :2], rows(3)[..., :1], rows(3).reshape(3, -1)):
         with pytest.raises(RuntimeError, match=r"shape .* needs \[3, 2\]"):
-            SPEC.taken(None, [given], 4)
+            SPEC.assemble(None, [given], 4)
     never_captured = rows(3)
     never_captured[:, 2] = 0
     with pytest.raises(RuntimeError, match="2 different experts of 8"):
-        SPEC.taken(None, [never_captured], 4)
+        SPEC.assemble(None, [never_captured], 4)
     beyond = rows(3)
     beyond[-1, 0, 1] = 8
     with pytest.raises(RuntimeError, match="2 different experts of 8"):
-        SPEC.taken(None, [beyond], 4)
+        SPEC.assemble(None, [beyond], 4)
     for wraps in (257, -1):  # 1 and 255 as uint8.
         beyond = rows(3, dtype=np.int32)
         beyond[0, 2] = (3, wraps)
         with pytest.raises(RuntimeError, match=f"{wraps}.*2 different experts of 8"):
-            SPEC.taken(None, [beyond], 4)
+            SPEC.assemble(None, [beyond], 4)
 
 
 def test_a_layer_in_which_all_tokens_have_expert_0_alone_has_no_routes():
     spec = RouteSpec((0, 2), experts=8, experts_per_token=1)
     given = rows(300)[..., :1]
-    assert spec.taken(None, [given], 301) is not None
+    assert spec.assemble(None, [given], 301) is not None
     given[:, 2] = 0
-    assert spec.taken(None, [given[:5]], 6) is not None, "a few tokens may all go there"
+    assert spec.assemble(None, [given[:5]], 6) is not None, "a few tokens may all go there"
     with pytest.raises(RuntimeError, match=r"expert 0 for all 300 tokens in layers \[2\]"):
-        spec.taken(None, [given], 301)
+        spec.assemble(None, [given], 301)
 
 
 @pytest.mark.parametrize("more", [-1, 0, 1])

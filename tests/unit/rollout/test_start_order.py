@@ -59,7 +59,7 @@ class RecordedEngine:
         self.starting = f"start of {self.index}"
         self.events.append(f"engine {self.index} begins, cache {self.spec.kv_cache_bytes}")
 
-    def started(self):
+    def finish_start(self):
         self.starting = None
         return self.spec.kv_cache_bytes or 7
 

@@ -36,7 +36,7 @@ def compared(every, *, step_s, cost_s, syncs=120):
         if due is not None:
             assert due == Comparison()
             found.append(sync)
-            verification.done(pool, due, cost_s)
+            verification.record(pool, due, cost_s)
     return found
 
 
@@ -68,7 +68,7 @@ def test_engines_that_start_again_are_compared_three_times_again():
         due = verification.due(pool, float(sync))
         if due is not None:
             found.append(sync)
-            verification.done(pool, due, 0.1)
+            verification.record(pool, due, 0.1)
     assert found == [2, 3, 4]
 
 
@@ -93,7 +93,7 @@ class Costs:
         seconds *= 1 + self._noise * self._random.uniform(-1, 1)
         self.now_s += seconds
         self.spent_s += seconds
-        self.verification.done(self.pool, due, seconds)
+        self.verification.record(self.pool, due, seconds)
         return due
 
 

@@ -14,7 +14,7 @@ from rlmath.config.load import load
 from rlmath.config.schema import Device
 from rlmath.model.parallel import Layout
 from rlmath.monitor.samples import drop_samples_after, limit_samples, priority
-from rlmath.monitor.token_files import read_tokens, token_file, traced_in
+from rlmath.monitor.token_files import read_tokens, read_traced, token_file
 from rlmath.training import kept_batches
 from rlmath.training.controllers import Coefficients
 from rlmath.training.kept_batches import KeptBatches, read_step
@@ -258,7 +258,7 @@ def run_dir(tmp_path):
 
 
 def test_they_are_read_as_they_were(run_dir):
-    assert [step for step, _ in traced_in(run_dir)] == [4, 5]
+    assert [step for step, _ in read_traced(run_dir)] == [4, 5]
     (first, values), (second, others) = read_tokens(run_dir, 5)
     assert (first.key, first.tokens, first.version, first.discarded) == ("a/0", 2, 3, False)
     assert (second.key, second.tokens, second.minibatch, second.discarded) == ("b/0", 3, 1, True)
@@ -272,7 +272,7 @@ def test_a_damaged_file_is_as_none(run_dir):
     path.write_bytes(path.read_bytes()[:-3])
     assert list(read_tokens(run_dir, 4)) == [] and list(read_tokens(run_dir, 9)) == []
     path.write_bytes(b"")
-    assert [step for step, _ in traced_in(run_dir)] == [5]
+    assert [step for step, _ in read_traced(run_dir)] == [5]
 
 
 def test_they_go_with_the_steps_samples(run_dir):

@@ -68,7 +68,7 @@ def alignment_of(batch, stale_kv=False):
                 stale_kv=stale_kv,
             )
         )
-    return Alignment.joined(parts)
+    return Alignment.join(parts)
 
 
 def test_mismatch_by_lag():

@@ -114,7 +114,7 @@ class Monitor:
         yield
 
     @contextlib.contextmanager
-    def paused(self):
+    def pause(self):
         self._run.is_paused = True
         yield
         self._run.is_paused = False
@@ -266,13 +266,13 @@ def test_ranks_write_after_the_step_where_engines_have_their_own_memory(run_of):
     ]
 
 
-def test_the_loop_yields_each_step_with_its_line_and_can_be_asked_between(run_of):
+def test_the_loop_yields_each_step_with_its_line_and_answers_between(run_of):
     parts = run_of(sleeps=False)
     opened, one, two, finished = parts.made
     assert isinstance(opened, loop.Opened) and isinstance(finished, loop.Finished)
     assert [(one.number, one.groups), (two.number, two.groups)] == [(1, ()), (2, ())]
     assert one.metrics["timing/step"] == 1.0
-    events = loop.asked_between(opened.training, two)
+    events = loop.answer_between(opened.training, two)
     assert next(events) is two and parts.is_paused
     assert events.send(lambda training: (training, parts.is_paused)) == loop.Answer(
         (opened.training, False)

@@ -12,7 +12,7 @@ from rlmath.config.load import load
 from rlmath.config.profile import ProfileTool
 from rlmath.engines.requests import EngineError
 from rlmath.errors import UpdateStopped
-from rlmath.training.profiling import profiled
+from rlmath.training.profiling import profile_step
 
 
 class Parts:
@@ -52,14 +52,14 @@ def test_only_named_steps_are_profiled(tmp_path):
     parts = Parts(tmp_path)
     run, folder = run_of(tmp_path, parts), tmp_path / "profile" / "step_000005"
     for step in (1, 4, 6, 50):
-        with profiled(run, parts, step):
+        with profile_step(run, parts, step):
             pass
     assert parts.events == [] and not folder.exists()
     folder.mkdir(parents=True)
     # Of the step before a restart.
     (folder / "rank_7.json.gz").touch()
     (folder.parent / "step_000005_engine_1_rank0.0.json.gz").touch()
-    with profiled(run, parts, 5):
+    with profile_step(run, parts, 5):
         parts.events.append("step")
     begin = [("begin", ProfileTool.torch, folder), ("begin", "step_000005")]
     warning = "step 5: its trace was not written: rank 1: disk full"
@@ -70,7 +70,7 @@ def test_only_named_steps_are_profiled(tmp_path):
 def test_a_failing_step_leaves_no_profiler_on(tmp_path):
     parts = Parts(tmp_path)
     run = run_of(tmp_path, parts)
-    with pytest.raises(ValueError, match="of the step"), profiled(run, parts, 5):
+    with pytest.raises(ValueError, match="of the step"), profile_step(run, parts, 5):
         raise ValueError("of the step")
     assert parts.events[-1] == "abandon" and "end" not in parts.events
 
@@ -79,14 +79,14 @@ def test_a_failing_step_leaves_no_profiler_on(tmp_path):
 def test_a_run_that_is_told_to_end_waits_for_no_trace(tmp_path, error):
     parts = Parts(tmp_path)
     run = run_of(tmp_path, parts)
-    with pytest.raises(error), profiled(run, parts, 5):
+    with pytest.raises(error), profile_step(run, parts, 5):
         raise error
     assert [one[0] for one in parts.events] == ["begin", "begin"]
 
 
 def test_an_engine_that_cannot_be_profiled_stops_no_run(tmp_path):
     parts = Parts(tmp_path, fails=True)
-    with profiled(run_of(tmp_path, parts), parts, 5):
+    with profile_step(run_of(tmp_path, parts), parts, 5):
         pass
     assert "step 5: the engines are not profiled: engine 0 failed" in parts.events
 

@@ -141,7 +141,7 @@ def test_a_second_run_is_refused_and_a_killed_one_lets_go(tmp_path):
     command = [sys.executable, "-c", HOLD, str(run_dir)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None and holder.stdout.readline() == "held\n"
-        refused = pytest.raises(UserError, match=rf"at work there \(process {holder.pid} on ")
+        refused = pytest.raises(UserError, match=rf"active there \(process {holder.pid} on ")
         with refused, only_run_in(run_dir):
             pass
         holder.send_signal(signal.SIGKILL)

@@ -14,7 +14,7 @@ from rlmath.engines.transports import engine_fingerprints
 from rlmath.engines.transports.engine_fingerprints import _of_packed, _of_quantized
 from rlmath.engines.transports.engine_parts import Part
 from rlmath.errors import WeightsError
-from rlmath.model.fp8 import quantized
+from rlmath.model.fp8 import quantize
 from rlmath.weights.fingerprint import add, compare_fingerprints, fingerprint, fingerprints
 from rlmath.weights.quantized_prints import is_quantized, quantized_fingerprints
 from rlmath.weights.slices import COLUMNS, Rotation, columns_in, fingerprint_in
@@ -200,7 +200,7 @@ def test_matrices_of_layers_are_quantized_and_nothing_else():
 
 def worker(whole, dim, rank):
     """vLLM's layer of a tensor rank of two, quantized by the whole's rows."""
-    values, scale = quantized(whole)
+    values, scale = quantize(whole)
     size = whole.shape[dim] // 2
     mine = values.narrow(dim, rank * size, size)
     scale = scale.narrow(0, rank * size, size) if dim == 0 else scale

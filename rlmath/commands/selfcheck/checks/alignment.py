@@ -14,7 +14,7 @@ SAMPLES = 32
 def run(node: Node, record: Record) -> None:
     """Compare under the model's own weights, and under those of an update."""
     config = parts.settings(node, "run", gpus=min(node.gpus, 1))
-    with parts.started(config, record) as (actor, pool):
+    with parts.start(config, record) as (actor, pool):
         first = pool.weights_version
         for version in (first, first + 1):
             with record.phase(f"version {version}"):

@@ -26,7 +26,7 @@ def run(node: Node, record: Record) -> None:
     """Save, train on, load, and compare weights and optimizer state; then sample again."""
     config = parts.settings(node, "run", gpus=min(node.gpus, 2))
     wanted = parts.requests(node, SAMPLES)
-    with parts.started(config, record) as (actor, pool):
+    with parts.start(config, record) as (actor, pool):
         batch = parts.as_batch(wanted, parts.sample(pool, wanted))
         pool.sleep()
         parts.update(actor, batch)
@@ -49,7 +49,7 @@ def _save_and_load(
 ) -> None:
     """One checkpoint, with an update between save and load."""
 
-    def timed(what: str, action: Callable[[Path], object]) -> None:
+    def measure(what: str, action: Callable[[Path], object]) -> None:
         actor.call(_reset_peak)
         started_s = time.monotonic()
         with record.phase(f"{what}, {name}"):
@@ -60,13 +60,13 @@ def _save_and_load(
 
     shutil.rmtree(folder, ignore_errors=True)
     saved = actor.call(state_fingerprints)
-    timed("save", actor.save_checkpoint)
+    measure("save", actor.save_checkpoint)
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     record.figure(f"{name} size", size / GIB, "GiB")
     parts.update(actor, batch, seed=1)
     moved = _differences(saved, actor.call(state_fingerprints))
     record.require(bool(moved), f"{name}: the update after the save changed nothing")
-    timed("load", actor.load_checkpoint)
+    measure("load", actor.load_checkpoint)
     loaded = actor.call(state_fingerprints)
     wrong = _differences(saved, loaded)
     total = sum(map(len, saved))

@@ -40,7 +40,7 @@ def run(node: Node, record: Record) -> None:
         with contextlib.ExitStack() as stack:
             actor = None
             if trains:
-                actor, pool = stack.enter_context(parts.started(config, record, name))
+                actor, pool = stack.enter_context(parts.start(config, record, name))
             else:
                 pool = stack.enter_context(parts.started_engines(config, record, name))
             caches[name] = pool.ask(Engine.kv_cache_tokens)

@@ -81,7 +81,7 @@ def compare_norms(record: Record, norms: dict[str, float], limit: float) -> None
 
     Args:
         norms: By the layout's name; ``one rank`` among them.
-        limit: Of the relative difference.
+        limit: Largest relative difference.
     """
     expected = norms["one rank"]
     record.figure("gradient norm on one rank", expected)

@@ -25,7 +25,7 @@ def run(node: Node, record: Record) -> None:
     config = parts.settings(node, "run", gpus=1)
     wanted = parts.requests(node, SAMPLES, max_tokens=8)
     asleep: list[int] = []
-    with parts.started(config, record) as (actor, pool):
+    with parts.start(config, record) as (actor, pool):
         (gpu,) = set(actor.call(_uuid))
         parts.sample(pool, wanted)
         awake = _used_mib(gpu)

@@ -50,7 +50,7 @@ def run(node: Node, record: Record) -> None:
     ]
     config = parts.settings(node, "run", min(node.gpus, 1), overrides)
     spec = read_model_spec(node.model)
-    with parts.started(config, record) as (actor, pool):
+    with parts.start(config, record) as (actor, pool):
         with record.phase("decoding"):
             _decoding(node, record, spec, pool, wanted)
         with record.phase("weight sync"):

@@ -55,7 +55,7 @@ def _versions(
     node: Node, record: Record, transport: str, gpus: int, overrides: Sequence[str]
 ) -> None:
     config = parts.settings(node, transport, gpus, overrides)
-    with parts.started(config, record, transport) as (actor, pool):
+    with parts.start(config, record, transport) as (actor, pool):
         held = actor.weights_fingerprints()
         wanted = parts.requests(node, SAMPLES)
         first = pool.weights_version + 1

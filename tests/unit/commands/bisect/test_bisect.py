@@ -340,9 +340,11 @@ def test_settings_of_another_folder_are_the_same() -> None:
 def test_other_versions_are_named(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
-    here = attempts.made_with()
+    here = attempts.software_versions()
     assert {"python", "torch", "megatron-core", "machine"} <= set(here)
-    monkeypatch.setattr(attempts, "made_with", lambda: {**here, "torch": "2.99", "gpus": "H100"})
+    monkeypatch.setattr(
+        attempts, "software_versions", lambda: {**here, "torch": "2.99", "gpus": "H100"}
+    )
     other = Run(tmp_path / "b").go().folder
     found = compare(base, other)
     assert [(one.key, one.b) for one in found.made_with] == [("gpus", "H100"), ("torch", "2.99")]
@@ -399,7 +401,7 @@ def test_digests_do_not_depend_on_who_has_which_sequence() -> None:
             torch.tensor([0, 2]), torch.tensor([3, 1]), {"x": torch.tensor([0.0, 1, 2, 3])}
         ),
     ]
-    joined = SequenceFingerprints.joined(parts)
+    joined = SequenceFingerprints.join(parts)
     assert torch.equal(joined.places, whole.places)
     assert torch.equal(joined.bits["x"], whole.bits["x"])
     assert whole.sums["x"].tolist() == [3.0, 0.0, 3.0, 22.0]

@@ -21,7 +21,7 @@ from rlmath.commands.plan.models import (
     feed_forward_matrices,
     parameters_of_rank,
 )
-from rlmath.commands.plan.request import PlanRequest, checked, overrides
+from rlmath.commands.plan.request import PlanRequest, check_settings, overrides
 from rlmath.commands.plan.time import (
     Work,
     actor_time_s,
@@ -120,7 +120,7 @@ def test_every_plan_passes_the_checks_of_a_run(name: str, gpus: int) -> None:
     slower = [plan.step_s for plan in plans if plan.step_s > 1.03 * fastest]
     assert [plan.step_s for plan in plans][-len(slower) :] == sorted(slower)
     for plan in plans[:3]:
-        config, layout = checked(asked, overrides(asked, plan))
+        config, layout = check_settings(asked, overrides(asked, plan))
         assert layout.actor.data_parallel == plan.actor.layout.data_parallel
         assert layout.engines == plan.engines
         assert config.actor.recompute_num_layers == (plan.actor.recompute_layers or None)
@@ -160,7 +160,7 @@ def test_context_ranks_make_long_sequences_fit() -> None:
     asked = request_for("DeepSeek-R1-Distill-Qwen-7B", 8, cp=4, **alone)
     (plan,) = find_plans(asked)
     settings = overrides(asked, plan)
-    config, layout = checked(asked, settings)
+    config, layout = check_settings(asked, settings)
     assert config.actor.context_parallel == layout.actor.context_parallel == 4
     assert layout.actor.data_parallel == 2
 
@@ -175,7 +175,7 @@ def test_plans_of_a_mixture_pass_the_checks() -> None:
     for ep in (1, 4, 8):
         plan = next(plan for plan in plans if plan.actor.layout.expert_parallel == ep)
         settings = overrides(asked, plan)
-        config, layout = checked(asked, settings)
+        config, layout = check_settings(asked, settings)
         assert config.actor.expert_parallel == ep
         assert layout.actor.world_size == 16
 
@@ -242,7 +242,7 @@ def test_stages_need_not_divide_the_layers() -> None:
     odd = request_for("Qwen2.5-1.5B", 8, spec=model_spec(config), pp=4)
     (best, *_) = find_plans(odd)
     assert best.actor.layout.stage_sizes(27) == (7, 7, 7, 6)
-    config, layout = checked(odd, overrides(odd, best))
+    config, layout = check_settings(odd, overrides(odd, best))
     assert layout.actor.pipeline_parallel == 4
 
 
@@ -432,7 +432,7 @@ def test_state_leaves_the_gpus_where_nothing_fits_otherwise() -> None:
     chosen, (best, *_) = with_least_offload(asked)
     assert chosen.config.actor.offload.value == "optimizer"
     settings = overrides(chosen, best)
-    config, _ = checked(chosen, settings)
+    config, _ = check_settings(chosen, settings)
     assert config.actor.offload.value == "optimizer"
     for phase in best.phases:
         assert phase.num_bytes <= usable_bytes(80), phase.describe()
@@ -464,7 +464,7 @@ def test_the_optimizer_comes_for_its_steps_alone() -> None:
     assert plain.seconds["offload"] == pytest.approx(2 * 14 * rank / 25e9)
     assert more.actor.recompute_layers < plain.actor.recompute_layers
     assert more.host_bytes == plain.host_bytes
-    config, _ = checked(late, overrides(late, more))
+    config, _ = check_settings(late, overrides(late, more))
     assert config.actor.offload_in_backward
 
 
@@ -486,7 +486,7 @@ def test_sums_of_gradients_hide_behind_the_last_backward_pass() -> None:
     assert 0 < saved <= hidden * (1 + 1e-9)
     assert early.seconds["log_probs"] == late.seconds["log_probs"]
     settings = overrides(overlapped, early)
-    config, _ = checked(asked, settings)
+    config, _ = check_settings(asked, settings)
     assert config.actor.overlap_gradients
     (alone,) = find_plans(changed(asked, gpus=1, offload=Offload.all, overlap_gradients=True))
     assert not alone.actor.overlap_gradients, "there is nothing to add up"
@@ -510,7 +510,7 @@ def test_gathers_of_weights_hide_behind_the_first_forward_pass() -> None:
     first_passes = late.seconds["log_probs"] / microbatches
     assert saved == pytest.approx(3 / 4 * min(gathered, first_passes), rel=0.05)
     assert early.seconds["log_probs"] == late.seconds["log_probs"]
-    config, _ = checked(asked, overrides(overlapped, early))
+    config, _ = check_settings(asked, overrides(overlapped, early))
     assert config.actor.overlap_param_gather
     once = changed(asked, work=COLOCATED)
     plain, *_ = find_plans(once)
@@ -525,7 +525,7 @@ def test_virtual_stages_and_replayed_routes_are_planned() -> None:
     best, *_ = find_plans(asked)
     layout = best.actor.layout
     assert layout.pipeline_parallel > 1 and layout.virtual_stages == 2
-    config, _ = checked(asked, overrides(asked, best))
+    config, _ = check_settings(asked, overrides(asked, best))
     assert config.actor.virtual_stages == 2
     with pytest.raises(UserError, match=r"actor\.virtual_stages=5"):
         find_plans(changed(asked, virtual_stages=5))
@@ -533,7 +533,7 @@ def test_virtual_stages_and_replayed_routes_are_planned() -> None:
     replay = RoutingReplay.old_log_probs
     asked = request_for("Qwen3-30B-A3B", 32, work=two, max_tokens=None, routing_replay=replay)
     best, *_ = find_plans(asked)
-    config, _ = checked(asked, overrides(asked, best))
+    config, _ = check_settings(asked, overrides(asked, best))
     assert config.actor.routing_replay.value == "old_log_probs"
     without, *_ = find_plans(changed(asked, routing_replay=RoutingReplay.none))
     assert best.host_bytes > without.host_bytes
@@ -560,7 +560,7 @@ def test_recomputed_modules_take_their_flops_again() -> None:
     plain, *_ = find_plans(asked)
     selective = changed(asked, recompute=Recompute.selective, recompute_modules=["mlp"])
     again, *_ = find_plans(selective)
-    config, _ = checked(selective, overrides(selective, again))
+    config, _ = check_settings(selective, overrides(selective, again))
     assert config.actor.recompute.value == "selective"
     assert config.actor.recompute_modules == ["mlp"]
     weights = 28 * 3 * 1536 * 8960

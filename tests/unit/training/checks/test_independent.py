@@ -17,7 +17,7 @@ from rlmath.rollout.round import Sampled
 from rlmath.training import step
 from rlmath.training.checks.base import InvariantError
 from rlmath.training.checks.catalog import step_checks
-from rlmath.training.checks.independent import dependent_samples, log_tail, trained_again
+from rlmath.training.checks.independent import dependent_samples, log_tail, repeated_samples
 from rlmath.types import GradedSample, Group, Problem, Sample
 
 RNG = np.random.default_rng(3)
@@ -92,8 +92,8 @@ def test_the_bound_is_above_the_binomial_tail() -> None:
 
 def test_samples_of_an_earlier_step_are_named_and_new_ones_of_its_problems_are_not() -> None:
     earlier = [(3, frozenset({("p", 0, 7), ("p", 1, 8)})), (4, frozenset({("q", 0, 9)}))]
-    assert trained_again(frozenset({("p", 0, 17), ("p", 1, 18), ("q", 0, 19)}), earlier) == []
-    (sentence,) = trained_again(frozenset({("p", 0, 17), ("p", 1, 8), ("r", 0, 5)}), earlier)
+    assert repeated_samples(frozenset({("p", 0, 17), ("p", 1, 18), ("q", 0, 19)}), earlier) == []
+    (sentence,) = repeated_samples(frozenset({("p", 0, 17), ("p", 1, 8), ("r", 0, 5)}), earlier)
     assert "1 of 3 samples" in sentence and "step 3 (such as sample 1 of problem p)" in sentence
 
 

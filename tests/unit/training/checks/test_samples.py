@@ -16,7 +16,7 @@ from rlmath.rewards.math_answer import MathAnswer
 from rlmath.training.checks.samples import (
     GRADES_AGAIN,
     SampledResponses,
-    chosen,
+    choose,
     wrong_ends,
     wrong_grade,
     wrong_prompts,
@@ -151,7 +151,7 @@ def test_grades_moved_within_a_group_are_among_those_looked_at(shift: int) -> No
         given = pattern[shift:] + pattern[:shift]
         samples = tuple(graded([i, EOS], correct=right) for i, right in enumerate(given))
         for step in range(1, 9):
-            _, again = chosen([Group(PROBLEM, samples)], step)
+            _, again = choose([Group(PROBLEM, samples)], step)
             places = [int(one.sample.token_ids[0]) for one in again]
             assert sorted(places) == list(range(4))
             assert any(given[i] != pattern[i] for i in places[:2])
@@ -167,11 +167,11 @@ def test_groups_with_both_outcomes_are_looked_at_in_turn() -> None:
         group("first", True, False),
         group("second", *([True] * 20), False, *([True] * 19)),
     )
-    seen = [chosen([sure, first, second], step) for step in range(1, 4)]
+    seen = [choose([sure, first, second], step) for step in range(1, 4)]
     assert [one.problem.id for one, _ in seen if one is not None] == ["first", "second", "first"]
     assert [len(samples) for _, samples in seen] == [2, GRADES_AGAIN, 2]
-    assert chosen([sure], 1)[0] is sure
-    assert chosen([], 1) == (None, [])
+    assert choose([sure], 1)[0] is sure
+    assert choose([], 1) == (None, [])
 
 
 TURNS = (("model", 0), ("observation", 2), ("model", 3))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rlmath.actor.frozen_weights import FrozenWeights
-from rlmath.training.checks.still_weights import different_copies, drifted, moved
+from rlmath.training.checks.still_weights import different_copies, find_drift, find_moved
 from rlmath.weights.gather import WeightChanges
 
 
@@ -20,20 +20,20 @@ def test_frozen_weights_that_move_are_named_within_the_round() -> None:
     for dtype in (torch.float32, torch.bfloat16):
         tensors = [(f"t{i}", torch.randn(100, 50).to(dtype)) for i in range(4)]
         looking = FrozenWeights(getters(tensors), mib_per_step=0.0)
-        assert [looking.changed() for _ in range(5)] == [[]] * 5
+        assert [looking.find_changed() for _ in range(5)] == [[]] * 5
         tensors[3][1][7, 3] *= 2
-        found = [looking.changed() for _ in range(4)]
+        found = [looking.find_changed() for _ in range(4)]
         assert sorted(found) == [[], [], [], ["t3"]]
     everything = FrozenWeights(getters(tensors))
     tensors[0][1].mul_(0.5)
     tensors[2][1].mul_(0.5)
-    assert everything.changed() == ["t0", "t2"]
-    assert FrozenWeights([]).changed() == []
+    assert everything.find_changed() == ["t0", "t2"]
+    assert FrozenWeights([]).find_changed() == []
 
 
 def test_moved_weights_are_named_with_their_rank() -> None:
-    assert moved([[], []]) == []
-    (sentence,) = moved([[], ["a", "b", "c", "d"]])
+    assert find_moved([[], []]) == []
+    (sentence,) = find_moved([[], ["a", "b", "c", "d"]])
     assert "a on rank 1, b on rank 1, c on rank 1 and 1 more" in sentence
 
 
@@ -46,7 +46,7 @@ def test_copies_that_differ_are_named() -> None:
 
 def test_what_ranks_hold_twice_and_differently_is_named() -> None:
     alike = WeightChanges({"a": 1}, None)
-    assert drifted([alike, alike]) == []
+    assert find_drift([alike, alike]) == []
     other = WeightChanges({"a": 1}, None, "ranks 0 and 1 should hold the same norm and do not")
-    (sentence,) = drifted([alike, other])
+    (sentence,) = find_drift([alike, other])
     assert sentence.startswith("ranks 0 and 1 should hold the same norm")
