@@ -62,51 +62,34 @@ class Sequences(Protocol):
 
 @dataclass(frozen=True)
 class ShardSettings:
-    """Parameters of the split.
+    """Parameters of the split."""
 
-    Attributes:
-        data_parallel: Number of ranks.
-        max_tokens_per_microbatch: Token budget of a micro-batch.
-        max_tokens_per_forward: Token budget of a micro-batch of a forward-only pass; ``None``: it
-            takes the update's micro-batches.
-        minibatches: Number of optimizer steps.
-        seed: Seed of the split into minibatches.
-        multiple_of: Divisor of a rank's number of micro-batches per minibatch.
-        aggregation: As in ``sequence_weights``.
-        constant_length: As in ``sequence_weights``.
-        aggregation_options: ``options`` of ``sequence_weights``.
-        share_prompts: The actor computes a group's prompt once per micro-batch, so its sequences
-            are kept together (see ``assign_sharing``).
-    """
-
-    data_parallel: int
-    max_tokens_per_microbatch: int
+    data_parallel: int  # Number of ranks.
+    max_tokens_per_microbatch: int  # Token budget of a micro-batch.
+    # Token budget of a micro-batch of a forward-only pass; None: it takes the update's
+    # micro-batches.
     max_tokens_per_forward: int | None = None
-    minibatches: int = 1
-    seed: int = 0
-    multiple_of: int = 1
-    aggregation: str = "token_mean"
-    constant_length: int | None = None
-    aggregation_options: Options | None = None
+    minibatches: int = 1  # Number of optimizer steps.
+    seed: int = 0  # Seed of the split into minibatches.
+    multiple_of: int = 1  # Divisor of a rank's number of micro-batches per minibatch.
+    aggregation: str = "token_mean"  # As in sequence_weights.
+    constant_length: int | None = None  # As in sequence_weights.
+    aggregation_options: Options | None = None  # options of sequence_weights.
+    # The actor computes a group's prompt once per micro-batch, so its sequences are kept together
+    # (see assign_sharing).
     share_prompts: bool = False
 
 
 @dataclass(frozen=True)
 class Share:
-    """A rank's sequences of one minibatch.
+    """A rank's sequences of one minibatch."""
 
-    Attributes:
-        batch: The batch of these sequences; shares the shard's memory.
-        micro_batches: Micro-batches, as many on every rank; indices into ``batch``.
-        weights: ``[R]`` float32, weights of the response tokens in the minibatch's loss, with the
-            denominators of the whole minibatch.
-        places: ``[N]`` int64, indices of the sequences in the step.
-    """
-
-    batch: TrainingBatch
-    micro_batches: list[MicroBatch]
+    batch: TrainingBatch  # The batch of these sequences; shares the shard's memory.
+    micro_batches: list[MicroBatch]  # Micro-batches, as many on every rank; indices into batch.
+    # [R] float32, weights of the response tokens in the minibatch's loss, with the denominators of
+    # the whole minibatch.
     weights: Tensor
-    places: Tensor
+    places: Tensor  # [N] int64, indices of the sequences in the step.
 
 
 @dataclass(frozen=True)
@@ -115,20 +98,15 @@ class Shard:
 
     Pickled, it has 8 bytes per token, one bit for the mask, and the routes if samples have any, in
     buffers that Ray keeps in shared memory: ranks of a node with the same shard read one copy.
-
-    Attributes:
-        batch: The sequences.
-        places: ``[N]`` int64, indices of the sequences in the step.
-        weights: ``[N]`` float32, weight of a token of each sequence in its minibatch's loss.
-        counts: For each minibatch, the number of sequences in each micro-batch.
-        forward_counts: The number of sequences in each micro-batch of a forward-only pass;
-            ``None``: it takes the update's.
     """
 
-    batch: TrainingBatch
-    places: Tensor
-    weights: Tensor
+    batch: TrainingBatch  # The sequences.
+    places: Tensor  # [N] int64, indices of the sequences in the step.
+    weights: Tensor  # [N] float32, weight of a token of each sequence in its minibatch's loss.
+    # For each minibatch, the number of sequences in each micro-batch.
     counts: tuple[tuple[int, ...], ...]
+    # The number of sequences in each micro-batch of a forward-only pass; None: it takes the
+    # update's.
     forward_counts: tuple[int, ...] | None = None
 
     def with_values(self, **values: Tensor | None) -> Shard:
@@ -196,15 +174,13 @@ class Shard:
 def shards(
     sequences: Sequences, settings: ShardSettings, only: int | None = None
 ) -> Iterator[Shard]:
-    """The shard of each data-parallel rank, created lazily.
+    """The shard of each data-parallel rank, created lazily. Raises ValueError: as in
+    :func:`assign_shards`.
 
     Args:
         sequences: Sequences of a step.
         settings: Parameters of the split.
         only: Create only the shard of this rank.
-
-    Raises:
-        ValueError: As in :func:`assign_shards`.
     """
     for rows, weights, counts, forward in assign_shards(sequences, settings, only):
         places = torch.tensor(rows, dtype=torch.int64)
@@ -215,15 +191,13 @@ def assign_shards(
     sequences: Sequences, settings: ShardSettings, only: int | None = None
 ) -> Iterator[tuple[list[int], Tensor, tuple[tuple[int, ...], ...], tuple[int, ...] | None]]:
     """For each data-parallel rank: its sequences in order, the token weight of each,
-    ``Shard.counts`` and ``Shard.forward_counts``.
+    ``Shard.counts`` and ``Shard.forward_counts``. Raises ValueError: a minibatch has fewer
+    sequences than ranks, or there are fewer than minibatches.
 
     Args:
         sequences: Sequences of a step.
         settings: Parameters of the split.
         only: Yield only this rank's.
-
-    Raises:
-        ValueError: A minibatch has fewer sequences than ranks, or there are fewer than minibatches.
     """
     lengths = sequences.sequence_lengths.tolist()
     group_ids, token_counts = sequences.group_ids, sequences.loss_token_counts

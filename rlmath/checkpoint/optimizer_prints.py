@@ -47,7 +47,7 @@ def save_prints(folder: Path, rank: int, prints: dict[str, float]) -> None:
 
 
 def check_prints(folder: Path, rank: int, now: dict[str, float], *, same_layout: bool) -> None:
-    """Compare what was loaded with what was saved. ``same_layout``: Ranks have the parts that they
+    """Compare what was loaded with what was saved. ``same_layout``: ranks have the parts that they
     had; else the schedule's step is compared alone. Raises BrokenCheckpoint: something was not
     restored."""
     path = _path(folder, rank if same_layout else 0)

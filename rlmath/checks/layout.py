@@ -139,7 +139,7 @@ def experts(config: Config, model: ModelSpec, layout: RunLayout) -> Iterator[str
 
 
 def tensor_parallel_problems(part: str, ranks: int, model: ModelSpec, sliced: int) -> Iterator[str]:
-    """The model's matrices divide between the tensor ranks of a part. ``sliced``: Width of an
+    """The model's matrices divide between the tensor ranks of a part. ``sliced``: width of an
     expert that the ranks share; 0: they share none."""
 
     sizes = [

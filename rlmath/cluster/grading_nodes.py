@@ -62,8 +62,8 @@ class _Job:
 
 
 class NodeWorkers:
-    """A ``WorkerPool`` whose workers are on other nodes. ``num_workers``: Workers per node;
-    ``None``: a quarter of its cores. ``done``: Jobs done so far, by node."""
+    """A ``WorkerPool`` whose workers are on other nodes. ``num_workers``: workers per node;
+    ``None``: a quarter of its cores. ``done``: jobs done so far, by node."""
 
     def __init__(
         self, settings: GradingSettings, node_ids: Sequence[str], num_workers: int | None

@@ -154,7 +154,7 @@ def is_open(key: str) -> bool:
 def complete(config: Config) -> None:
     """Fill in the options that are not given, and write all as they stand in YAML.
 
-    A name that is not registered is left to the checks. Raises ConfigError: See
+    A name that is not registered is left to the checks. Raises ConfigError: see
     :meth:`OptionsSection.options`.
     """
     problems = []

@@ -9,39 +9,24 @@ from rlmath.data.golds import GoldKinds
 
 @dataclass(frozen=True)
 class LoadReport:
-    """Counts of rows; ``rows == kept + filtered + overlong + skipped + beyond_limit``.
-
-    Attributes:
-        kept: Rows that became problems (or worked examples).
-        filtered: Rows whose prompt has more tokens than ``data.max_prompt_tokens``.
-        overlong: Worked examples longer than the model's positions.
-        skipped: Rows that could not be read (``data.malformed_rows=skip``).
-        beyond_limit: Rows beyond the maximum number of problems.
-        duplicates: Kept rows whose prompt an earlier kept row has.
-        contradictions: Duplicates whose accepted answers differ from the earlier row's.
-        longest_prompt_tokens: Longest prompt of all readable rows, filtered ones included.
-        skipped_rows: Places and reasons of the first ten skipped rows.
-        restored: Kept rows in which LaTeX commands were restored, see :mod:`rlmath.data.control`.
-        prompt: The first kept prompt as the model gets it, shortened.
-        warnings: Signs that prompts are unlike those that the model was trained on.
-        longest_tokens: Longest worked example, prompt and response together; 0 for problems.
-        golds: Kinds of the kept rows' accepted answers; ``None`` for worked examples.
-    """
+    """Counts of rows; ``rows == kept + filtered + overlong + skipped + beyond_limit``."""
 
     rows: int
-    kept: int
-    filtered: int = 0
-    overlong: int = 0
-    skipped: int = 0
-    beyond_limit: int = 0
-    duplicates: int = 0
-    contradictions: int = 0
-    longest_prompt_tokens: int = 0
-    skipped_rows: tuple[str, ...] = ()
-    restored: int = 0
-    prompt: str = ""
+    kept: int  # Rows that became problems (or worked examples).
+    filtered: int = 0  # Rows whose prompt has more tokens than data.max_prompt_tokens.
+    overlong: int = 0  # Worked examples longer than the model's positions.
+    skipped: int = 0  # Rows that could not be read (data.malformed_rows=skip).
+    beyond_limit: int = 0  # Rows beyond the maximum number of problems.
+    duplicates: int = 0  # Kept rows whose prompt an earlier kept row has.
+    contradictions: int = 0  # Duplicates whose accepted answers differ from the earlier row's.
+    longest_prompt_tokens: int = 0  # Longest prompt of all readable rows, filtered ones included.
+    skipped_rows: tuple[str, ...] = ()  # Places and reasons of the first ten skipped rows.
+    restored: int = 0  # Kept rows in which LaTeX commands were restored, see rlmath.data.control.
+    prompt: str = ""  # The first kept prompt as the model gets it, shortened.
+    # Signs that prompts are unlike those that the model was trained on.
     warnings: tuple[str, ...] = ()
-    longest_tokens: int = 0
+    longest_tokens: int = 0  # Longest worked example, prompt and response together; 0 for problems.
+    # Kinds of the kept rows' accepted answers; None for worked examples.
     golds: GoldKinds | None = None
 
     def prompt_lines(self) -> list[str]:

@@ -55,11 +55,8 @@ def responses_in(key: str) -> Target:
 def usable_rows(
     rows: Iterable[Row], settings: DataConfig, renderer: PromptRenderer, target: Target
 ) -> tuple[list[Draft], list[str]]:
-    """The readable rows, and why each of the others was skipped.
-
-    Raises:
-        UserError: A malformed row, unless ``malformed_rows`` is ``skip``.
-    """
+    """The readable rows, and why each of the others was skipped. Raises UserError: a malformed row,
+    unless ``malformed_rows`` is ``skip``."""
     drafts: list[Draft] = []
     skipped: list[str] = []
     for row in rows:
@@ -96,11 +93,8 @@ def problem_of(
 
 
 def read_value(value: Any, read: Callable[[Any], Any]) -> Any:
-    """The result of ``read`` for a field's value with LaTeX commands restored.
-
-    Raises:
-        MalformedRowError: From ``read``, or because a text has half of a surrogate pair.
-    """
+    """The result of ``read`` for a field's value with LaTeX commands restored. Raises
+    MalformedRowError: from ``read``, or because a text has half of a surrogate pair."""
     result = read(restore_commands(value))
     try:
         for text in result if isinstance(result, tuple) else (result,):

@@ -15,10 +15,8 @@ from rlmath.model.fp8_training import (
 def require_fp8(fp8: Fp8Training) -> None:
     """Refuse a GPU or a CUDA version for which Transformer Engine has no FP8 products.
 
-    Transformer Engine would fail with an assertion in the first forward pass.
-
-    Raises:
-        UserError: They do not suffice; the message names the versions and what is needed.
+    Transformer Engine would fail with an assertion in the first forward pass. Raises UserError:
+    they do not suffice; the message names the versions and what is needed.
     """
     problem = capability_problem(fp8, torch.cuda.get_device_capability())
     if problem is not None:

@@ -30,7 +30,7 @@ def use_interface_of(address: str) -> None:
 
     Without a name gloo takes the address to which the host's name resolves, and tells the others to
     connect there. On Debian and Ubuntu that is 127.0.1.1, which other nodes cannot reach.
-    ``address``: Address of this node; nothing changes if it is empty or no interface has it.
+    ``address``: address of this node; nothing changes if it is empty or no interface has it.
     """
     import psutil
 

@@ -48,8 +48,8 @@ def cores_beside(bus_id: str, allowed: frozenset[int], sys_root: Path = Path("/s
 
 
 def bind_to_gpu(index: int) -> int:
-    """Bind this thread and those that it starts to the cores beside a GPU. ``index``: Index of the
-    GPU in this process. Returns Threads for one operator."""
+    """Bind this thread and those that it starts to the cores beside a GPU. ``index``: index of the
+    GPU in this process. Returns threads for one operator."""
     import torch
 
     gpu = torch.cuda.get_device_properties(index)

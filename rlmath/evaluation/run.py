@@ -41,7 +41,7 @@ def evaluate(
 def sample_and_grade(
     sampling: Sampling, run_seed: int, held_out: HeldOut, step: int, journal: Journal | None = None
 ) -> Sequence[Group]:
-    """The graded samples of a benchmark. ``journal``: Source of samples that exist already, and
+    """The graded samples of a benchmark. ``journal``: source of samples that exist already, and
     storage of new ones. Raises WeightsError: the engines compute NaN."""
     benchmark = held_out.benchmark
     requests = requests_for(

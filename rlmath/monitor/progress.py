@@ -123,7 +123,7 @@ class ProgressDisplay:
             self._is_paused, self._phase_since = False, now
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A step is over. ``metrics``: Metrics of the step; missing ones are not shown."""
+        """A step is over. ``metrics``: metrics of the step; missing ones are not shown."""
         self._done = step
         self._ends.append(time.perf_counter())
         own = self._ends[-1] - self._ends[-2]

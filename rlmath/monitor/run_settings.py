@@ -32,16 +32,13 @@ class Change:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One start of the training loop.
-
-    Attributes:
-        made_with: See :func:`rlmath.checks.made_with.software_versions`; empty outside a run.
-        files: See :func:`rlmath.checks.inputs.contents`; empty outside a run.
-    """
+    """One start of the training loop."""
 
     after_step: int
     settings: Mapping[str, Any]
+    # See rlmath.checks.made_with.software_versions; empty outside a run.
     made_with: Mapping[str, str] = field(default_factory=dict)
+    # See rlmath.checks.inputs.contents; empty outside a run.
     files: Mapping[str, str] = field(default_factory=dict)
 
 

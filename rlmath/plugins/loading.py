@@ -30,19 +30,13 @@ from rlmath.utils.ending_signals import is_signal
 
 @dataclass(frozen=True)
 class Source:
-    """Data that another process needs to import a place.
+    """Data that another process needs to import a place."""
 
-    Attributes:
-        place: As in the settings.
-        module: Its name in ``sys.modules``.
-        file: Path of a source file, for tracebacks; ``None``: a module on Python's path.
-        text: Content of the file.
-    """
-
-    place: str
-    module: str
+    place: str  # As in the settings.
+    module: str  # Its name in sys.modules.
+    # Path of a source file, for tracebacks; None: a module on Python's path.
     file: str | None = None
-    text: str = ""
+    text: str = ""  # Content of the file.
 
 
 # Has the sources for processes that are started without Ray, and the most that Linux lets it have.
@@ -56,11 +50,8 @@ _failed: dict[str, str] = {}
 
 
 def load(place: str) -> ModuleType:
-    """The module at a place, imported if it is not yet.
-
-    Raises:
-        PluginError: It does not exist, or raised while it was imported.
-    """
+    """The module at a place, imported if it is not yet. Raises PluginError: it does not exist, or
+    raised while it was imported."""
     if place in _failed:
         raise PluginError(_failed[place])
     if place not in _imported:
@@ -70,11 +61,8 @@ def load(place: str) -> ModuleType:
 
 def refresh(place: str) -> ModuleType:
     """:func:`load`, and import a file again that has changed since: for the start of a run in a
-    process that has had one before. In this process alone, see :func:`use`.
-
-    Raises:
-        PluginError: As in :func:`load`.
-    """
+    process that has had one before. In this process alone, see :func:`use`. Raises PluginError: as
+    in :func:`load`."""
     _failed.pop(place, None)
     if is_file(place) and place in _imported:
         now = _source(place)
@@ -85,21 +73,15 @@ def refresh(place: str) -> ModuleType:
 
 def use(place: str) -> ModuleType:
     """:func:`refresh`, here and in each other process that this one's Ray starts from now on.
-
-    Raises:
-        PluginError: As in :func:`load`.
-    """
+    Raises PluginError: as in :func:`load`."""
     module = refresh(place)
     _everywhere[place] = None
     return module
 
 
 def attribute_of(module: ModuleType, attribute: str) -> Any:
-    """A module's attribute, which may have dots.
-
-    Raises:
-        PluginError: There is none; the message lists the module's functions.
-    """
+    """A module's attribute, which may have dots. Raises PluginError: there is none; the message
+    lists the module's functions."""
     found: Any = module
     for part in attribute.split("."):
         if not hasattr(found, part):
@@ -146,10 +128,7 @@ def sources() -> tuple[Source, ...]:
 
 def environment() -> dict[str, str]:
     """The variable from which :func:`import_from_environment` imports; none if there is nothing.
-
-    Raises:
-        PluginError: The files are too long for it.
-    """
+    Raises PluginError: the files are too long for it."""
     found = sources()
     if not found:
         return {}
@@ -187,15 +166,10 @@ def receive(sources: tuple[Source, ...]) -> None:
 
 @dataclass(frozen=True)
 class Imported:
-    """The plug-ins that a process imported.
+    """The plug-ins that a process imported."""
 
-    Attributes:
-        failed: A message for each that could not be imported.
-        hashes: Hashes of the source files of the others, by name.
-    """
-
-    failed: tuple[str, ...]
-    hashes: dict[str, str]
+    failed: tuple[str, ...]  # A message for each that could not be imported.
+    hashes: dict[str, str]  # Hashes of the source files of the others, by name.
 
 
 def imported_plugins() -> Imported:

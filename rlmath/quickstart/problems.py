@@ -108,7 +108,8 @@ def make_problems(
     """Write ``train.jsonl``, ``sft.jsonl`` and ``eval.jsonl``, whose problems are held out.
 
     A row of the first two is ``{"prompt": ..., "solutions": ["\\\\boxed{85}"]}``, a row of the last
-    ``{"prompt": ..., "response": ...}``. The same arguments give the same bytes.
+    ``{"prompt": ..., "response": ...}``. The same arguments give the same bytes. Returns the
+    folder. Raises ValueError: more problems than there are, or a share outside [0, 1].
 
     Args:
         folder: Made if missing; files of the same names in it are replaced.
@@ -120,12 +121,6 @@ def make_problems(
             solution per problem the model learns by heart which ones go wrong, and then has
             nothing left to try.)
         slip_share: Share of the worked examples with a wrong carry or borrow, from 0 to 1.
-
-    Returns:
-        The folder.
-
-    Raises:
-        ValueError: More problems than there are, or a share outside [0, 1].
     """
     exercises = all_exercises()
     most = len(exercises) - num_eval

@@ -28,12 +28,6 @@ class EngineProcess:
         index: Its number in the pool.
         place: Where it goes.
         start_timeout_s: Seconds that it may take to start.
-
-    Attributes:
-        handle: Ray's handle of the actor.
-        starting: The answer to ``start`` that is still waited for; ``None``: none is.
-        waits_for_weights: It has started again and can sample only after the next weight sync.
-        has_sampled: It has given a token.
     """
 
     def __init__(
@@ -56,13 +50,14 @@ class EngineProcess:
         )
         self.spec, self.index = spec, index
         self.start_timeout_s = start_timeout_s
-        self.handle: Any = actor.remote(spec, index, environment)
+        self.handle: Any = actor.remote(spec, index, environment)  # Ray's handle of the actor.
         self._place_ref = self.handle.place.remote()
         # Whatever goes wrong with its imports, its start says.
         self.handle.prepare.remote()
-        self.starting: Any = None
+        self.starting: Any = None  # The answer to start that is still waited for; None: none is.
+        # It has started again and can sample only after the next weight sync.
         self.waits_for_weights = False
-        self.has_sampled = False
+        self.has_sampled = False  # It has given a token.
         self._deadline_s = 0.0
 
     def start(self) -> None:
@@ -71,14 +66,8 @@ class EngineProcess:
         self._deadline_s = time.monotonic() + self.start_timeout_s
 
     def finish_start(self) -> int | None:
-        """Take the answer to ``start``, which must be there.
-
-        Returns:
-            Bytes of each rank's KV cache; ``None`` where vLLM does not measure it (CPU).
-
-        Raises:
-            EngineError: It could not start.
-        """
+        """Take the answer to ``start``, which must be there. Returns bytes of each rank's KV cache;
+        ``None`` where vLLM does not measure it (CPU). Raises EngineError: it could not start."""
         ref, self.starting = self.starting, None
         found: int | None = self.get(ref, "could not start")
         return found
@@ -105,11 +94,8 @@ class EngineProcess:
         return found
 
     def get(self, ref: Any, what: str = "failed") -> Any:
-        """An answer of the engine.
-
-        Raises:
-            EngineError: It failed; the message has its reason and the end of its log.
-        """
+        """An answer of the engine. Raises EngineError: it failed; the message has its reason and
+        the end of its log."""
         try:
             return ray.get(ref)
         except RayError as error:

@@ -95,7 +95,7 @@ def group_to_state(group: Group) -> dict[str, Any]:
 
 
 def group_from_state(state: Mapping[str, Any], problem: Problem) -> Group:
-    """Inverse of :func:`group_to_state`. ``problem``: Problem of the group, with the group's id,
+    """Inverse of :func:`group_to_state`. ``problem``: problem of the group, with the group's id,
     from the current data."""
     samples = tuple(
         GradedSample(

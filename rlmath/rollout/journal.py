@@ -178,7 +178,7 @@ class SampleJournal:
 
     @contextlib.contextmanager
     def step(self, step: int, weights: str | None) -> Iterator[StepJournal]:
-        """The opened journal of a step. ``weights``: Identity of the weights that sample it;
+        """The opened journal of a step. ``weights``: identity of the weights that sample it;
         ``None``: unknown, so nothing is kept."""
         path = None
         if self._folder is not None and weights is not None:

@@ -13,7 +13,7 @@ from rlmath.types import Group, Sample
 
 def lag_metrics(groups: Sequence[Group], now: int) -> dict[str, float]:
     """``rollout/lag_...`` over the sampled tokens, and the share of samples with several versions.
-    Returns Empty without tokens. The lag of a token is in steps: ``now`` minus the version that
+    Returns empty without tokens. The lag of a token is in steps: ``now`` minus the version that
     sampled it. ``now``: the actor's weights version before the update."""
     samples = [graded.sample for group in groups for graded in group.samples]
     lags: Counter[int] = Counter()

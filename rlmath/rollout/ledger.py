@@ -160,7 +160,7 @@ class Ledger:
 
     def check(self, step: int, live: Collection[int]) -> None:
         """Check conservation: every admitted group has ended or is live. Raises LedgerError: a
-        group was lost or counted twice. ``live``: Ordinals of the groups kept for later steps."""
+        group was lost or counted twice. ``live``: ordinals of the groups kept for later steps."""
         balance = self.balance
         lost, unknown = balance.live - set(live), set(live) - balance.live
         if not lost and not unknown and len(live) == len(balance.live):

@@ -18,26 +18,18 @@ from rlmath.types import Problem, Sample
 
 @dataclass
 class LiveGroup:
-    """A problem's samples while its group is incomplete.
+    """A problem's samples while its group is incomplete."""
 
-    Attributes:
-        ordinal: Its place in the order of admission, over all steps.
-        step: Step that admitted it.
-        problem: The problem, with the group's id.
-        requests: The first requests, without a budget; each sample keeps its seed.
-        finished: Samples by index.
-        cut: Unfinished samples by index.
-        begun: Samples that engines continue, by index, with their tokens before.
-        graded: Indices of the samples handed to grading in this step.
-    """
-
-    ordinal: int
-    step: int
-    problem: Problem
+    ordinal: int  # Its place in the order of admission, over all steps.
+    step: int  # Step that admitted it.
+    problem: Problem  # The problem, with the group's id.
+    # The first requests, without a budget; each sample keeps its seed.
     requests: tuple[Request, ...]
-    finished: dict[int, Sample] = field(default_factory=dict)
-    cut: dict[int, Sample] = field(default_factory=dict)
+    finished: dict[int, Sample] = field(default_factory=dict)  # Samples by index.
+    cut: dict[int, Sample] = field(default_factory=dict)  # Unfinished samples by index.
+    # Samples that engines continue, by index, with their tokens before.
     begun: dict[int, Sample] = field(default_factory=dict)
+    # Indices of the samples handed to grading in this step.
     graded: set[int] = field(default_factory=set)
 
     @property

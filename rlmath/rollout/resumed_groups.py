@@ -13,7 +13,7 @@ from rlmath.rollout.group_state import response_tokens
 
 def check_resumed_groups(config: Config, path: Path, sampler: Mapping[str, Any]) -> None:
     """Check the groups of a checkpoint that are still to be sampled or trained on, before anything
-    is started. Raises UserError: Engines or ranks would be set up for shorter responses than the
+    is started. Raises UserError: engines or ranks would be set up for shorter responses than the
     groups have.
 
     Args:

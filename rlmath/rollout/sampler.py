@@ -49,10 +49,6 @@ class Sampler:
         ledger: The run's ledger; ``None``: one in memory.
         journal: The run's journal; ``None``: a crash loses unfinished samples.
         on_kept: Called with each group that passed the filter, while others are sampled.
-
-    Attributes:
-        changed: Guards the sampler; notified when there are new requests or grades.
-        round: Sampled groups that no step has taken yet.
     """
 
     def __init__(
@@ -100,7 +96,8 @@ class Sampler:
         self._work: StepSampling | None = None
         self._grading: Grading | None = None
         self._events: list[dict[str, Any]] = []
-        self.round: Round | None = None
+        self.round: Round | None = None  # Sampled groups that no step has taken yet.
+        # Guards the sampler; notified when there are new requests or grades.
         self.changed = threading.Condition()
         # Whether what samples is to end, or to fail.
         self._stopped = self._cancelled = False
@@ -123,7 +120,7 @@ class Sampler:
         ahead: bool = False,
     ) -> Round:
         """Sample and grade until a step has its groups, or may request no more; where responses are
-        cut at the weight sync, until :meth:`stop`.
+        cut at the weight sync, until :meth:`stop`. Raises SamplingCancelled: after :meth:`cancel`.
 
         Args:
             step: The optimization step that trains the groups, from 1.
@@ -134,9 +131,6 @@ class Sampler:
             weights: Identity of the sampling weights, for the journal; ``None``: unknown.
             ahead: Whether the step before is still in progress: the engines have that one's
                 weights, and the ledger records the groups as admitted in it.
-
-        Raises:
-            SamplingCancelled: After :meth:`cancel`.
         """
         assert not self.is_sampled, f"step {step} was already sampled"
         with self.changed:
@@ -208,11 +202,7 @@ class Sampler:
         return self._work
 
     def poll(self) -> bool:
-        """Take finished grades.
-
-        Returns:
-            Whether the step can take its groups.
-        """
+        """Take finished grades. Returns whether the step can take its groups."""
         with self.changed:
             if self._work is None:
                 return self.is_sampled
@@ -250,11 +240,8 @@ class Sampler:
         )
 
     def close(self, step: int) -> Round:
-        """End the sampling of a step, whose remaining samples are all finished or cut.
-
-        Returns:
-            The groups that no step has taken yet.
-        """
+        """End the sampling of a step, whose remaining samples are all finished or cut. Returns the
+        groups that no step has taken yet."""
         with self.changed:
             work, self._work, self._stopped = self._work, None, False
             assert work is not None and work.step == step, f"step {step} is not being sampled"
@@ -439,11 +426,7 @@ class Sampler:
 
     def _admit_resumed(self, step: int) -> None:
         """Let live groups of a checkpoint, if admitted under other settings, be as old as it takes
-        to train them under the present ones.
-
-        Args:
-            step: The next step.
-        """
+        to train them under the present ones. ``step``: the next step."""
         before, self._resumed_with = self._resumed_with, None
         if before is None or before == self._lag_settings():
             return
@@ -548,11 +531,8 @@ class Sampler:
         return encode
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Resume from a checkpoint.
-
-        Raises:
-            UserError: It was made with other data or in another order.
-        """
+        """Resume from a checkpoint. Raises UserError: it was made with other data or in another
+        order."""
         self._stream.load_state_dict(state["stream"])
         self._asked = int(state["asked"])
         self._rates.load_state(state["pass_rates"])

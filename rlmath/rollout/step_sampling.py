@@ -33,30 +33,21 @@ from rlmath.types import Group, Sample
 
 @dataclass(frozen=True)
 class SamplingParts:
-    """Parts shared by the sampling of all steps.
+    """Parts shared by the sampling of all steps."""
 
-    Attributes:
-        kept: Groups that passed the filter, those of earlier steps included.
-        kept_since: Steps that admitted them, by ordinal; a step adds those that it keeps.
-        last_steps: Last step that may train each group that may be older than ``max_lag``.
-        groups_per_step: Number of groups that a step trains.
-        overlap: When responses are cut, and how old groups may be.
-        keeps_kv: Responses are continued by the engines that began them (``rollout.kv``).
-        admit: Admits that many new groups.
-        grading: The grading of samples.
-        graded: Called with each graded group; returns it in the form to be filtered.
-        on_kept: Called with each group that passed the filter.
-    """
-
-    kept: GroupPool[Group]
+    kept: GroupPool[Group]  # Groups that passed the filter, those of earlier steps included.
+    # Steps that admitted them, by ordinal; a step adds those that it keeps.
     kept_since: dict[int, int]
+    # Last step that may train each group that may be older than max_lag.
     last_steps: Mapping[int, int]
-    groups_per_step: int
-    overlap: Overlap
-    keeps_kv: bool
-    admit: Callable[[int], Sequence[LiveGroup]]
-    grading: Grading
+    groups_per_step: int  # Number of groups that a step trains.
+    overlap: Overlap  # When responses are cut, and how old groups may be.
+    keeps_kv: bool  # Responses are continued by the engines that began them (rollout.kv).
+    admit: Callable[[int], Sequence[LiveGroup]]  # Admits that many new groups.
+    grading: Grading  # The grading of samples.
+    # Called with each graded group; returns it in the form to be filtered.
     graded: Callable[[Group], Group]
+    # Called with each group that passed the filter.
     on_kept: Callable[[Group], None] = lambda _: None
 
 

@@ -15,11 +15,8 @@ from rlmath.model.fp8 import InFp8
 
 
 def advantage_settings(config: Config, weights: Mapping[str, float]) -> AdvantageSettings:
-    """How rewards become advantages.
-
-    Args:
-        weights: Weights of the rewards, by name; rewards of weight 0 are only logged.
-    """
+    """How rewards become advantages. ``weights``: weights of the rewards, by name; rewards of
+    weight 0 are only logged."""
     algorithm = config.algorithm
     return AdvantageSettings(
         name=algorithm.advantage,

@@ -48,21 +48,15 @@ from rlmath.types import Problem
 
 @dataclass(frozen=True)
 class Training:
-    """Parts of the training loop. Made by :func:`open_run`.
+    """Parts of the training loop. Made by :func:`open_run`."""
 
-    Attributes:
-        parts: Parts of a step.
-        done: Steps done before this start.
-        begins: A run begins: what the folder had of steps is of another one.
-    """
-
-    parts: StepParts
+    parts: StepParts  # Parts of a step.
     sampler: Sampler
     saver: Saver
     detectors: CollapseDetectors
     held_out: Sequence[HeldOut]
-    done: int
-    begins: bool
+    done: int  # Steps done before this start.
+    begins: bool  # A run begins: what the folder had of steps is of another one.
 
     @property
     def config(self) -> Config:
@@ -76,11 +70,8 @@ class Training:
 
 
 def check_resumed(config: Config, stream: Stream, found: Checkpoint) -> None:
-    """Check a checkpoint before ranks and engines are started.
-
-    Raises:
-        UserError: The run cannot continue from it.
-    """
+    """Check a checkpoint before ranks and engines are started. Raises UserError: the run cannot
+    continue from it."""
     sampler = found.driver_state["sampler"]
     if (place := sampler.get("stream")) is not None:
         stream.load_state_dict(place)

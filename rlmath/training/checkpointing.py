@@ -89,9 +89,6 @@ class Saver:
         in_background: Write while training continues; :meth:`look` has to be called regularly.
         leave_gpus: Called before a run that is cut short is saved: engines may hold memory that
             the ranks need for it.
-
-    Attributes:
-        committed_step: Step of the run's newest complete checkpoint; 0: there is none.
     """
 
     def __init__(
@@ -111,7 +108,7 @@ class Saver:
         self._saved_step = 0
         # Another run's checkpoint, which the run began from.
         self._began_from: Path | None = None
-        self.committed_step = 0
+        self.committed_step = 0  # Step of the run's newest complete checkpoint; 0: there is none.
         # A save was; the ranks may still be writing.
         self._is_interrupted = False
         # Of which the ranks' part is written, or being written, and no checkpoint made yet.

@@ -28,11 +28,8 @@ def digest_sequences(digests: StepDigests, batch: StepBatch, found: SequenceFing
 def add_fingerprints(
     digests: StepDigests, keys: Sequence[str], found: SequenceFingerprints
 ) -> None:
-    """Add what ranks computed of a step's sequences.
-
-    Args:
-        keys: Keys of all sequences of the step.
-    """
+    """Add what ranks computed of a step's sequences. ``keys``: keys of all sequences of the
+    step."""
     own = [keys[place] for place in found.places.tolist()]
     for name, bits in found.bits.items():
         sums = [round(one, 9) for one in found.sums[name].tolist()]
@@ -45,11 +42,7 @@ def digest_gradient(
     gradients: Mapping[str, int],
 ) -> None:
     """Loss, gradient norm and all else that is known of each minibatch, to the last bit; and the
-    gradient by tensor.
-
-    Args:
-        gradients: Fingerprints.
-    """
+    gradient by tensor. ``gradients``: fingerprints."""
     _digest_minibatches(digests, "gradient", "minibatches", minibatches)
     _digest_tensors(digests, "gradient_tensors", "gradients", gradients)
 
@@ -57,11 +50,7 @@ def digest_gradient(
 def digest_values(
     digests: StepDigests, minibatches: Sequence[Mapping[str, float]], weights: Mapping[str, int]
 ) -> None:
-    """The value model's update, and its weights after it.
-
-    Args:
-        weights: Fingerprints.
-    """
+    """The value model's update, and its weights after it. ``weights``: fingerprints."""
     _digest_minibatches(digests, "value_gradient", "value_minibatches", minibatches)
     _digest_tensors(digests, "value_weights", "value_tensors", weights)
 
@@ -87,11 +76,8 @@ def digest_start(monitor: Monitor, actor: ActorGroup) -> None:
 
 
 def digest_weights(monitor: Monitor, actor: ActorGroup) -> list[WeightChanges]:
-    """The weights by tensor after an update; and which ranks have others than rank 0.
-
-    Returns:
-        Changes of each rank, with the parts that did not change.
-    """
+    """The weights by tensor after an update; and which ranks have others than rank 0. Returns
+    Changes of each rank, with the parts that did not change."""
     with monitor.phase("digests"):
         changes = actor.weights_changes()
     first, *others = (one.fingerprints for one in changes)

@@ -77,15 +77,10 @@ class Noise:
 
 @dataclass(frozen=True)
 class Limits:
-    """Largest allowed differences of engine and actor.
+    """Largest allowed differences of engine and actor."""
 
-    Attributes:
-        mean_exp_abs: Limit of the mean of exp|difference| over all tokens.
-        max_abs: Limit of the largest |difference| among the probe's tokens, in nats.
-    """
-
-    mean_exp_abs: float
-    max_abs: float
+    mean_exp_abs: float  # Limit of the mean of exp|difference| over all tokens.
+    max_abs: float  # Limit of the largest |difference| among the probe's tokens, in nats.
 
 
 def limits(config: Config, noise: Noise) -> Limits:
@@ -137,23 +132,14 @@ def measure_noise(
 
 @dataclass(frozen=True)
 class _Seen:
-    """Differences in the samples of the present weights.
+    """Differences in the samples of the present weights."""
 
-    Attributes:
-        places: Sequences of the batch that were compared.
-        farthest: Farthest token of each; see ``Alignment.farthest``.
-        among: The probe's, as indices of ``places``.
-        worst: Index of the sequence with the farthest token of the present weights.
-        mean: Mean of exp|difference|.
-        largest: Largest |difference| of the probe, in nats.
-    """
-
-    places: Tensor
-    farthest: Tensor
-    among: Sequence[int]
-    worst: int
-    mean: float
-    largest: float
+    places: Tensor  # Sequences of the batch that were compared.
+    farthest: Tensor  # Farthest token of each; see Alignment.farthest.
+    among: Sequence[int]  # The probe's, as indices of places.
+    worst: int  # Index of the sequence with the farthest token of the present weights.
+    mean: float  # Mean of exp|difference|.
+    largest: float  # Largest |difference| of the probe, in nats.
 
     @classmethod
     def of(cls, run: Running, alignment: Alignment, sequences: Sequences) -> _Seen | None:
@@ -211,7 +197,8 @@ class Gate:
         step: int,
         updated: bool,
     ) -> dict[str, float]:
-        """Judge the samples of the present weights.
+        """Judge the samples of the present weights. Raises AlignmentError: the difference is above
+        the limits that the noise of this very step gives.
 
         Args:
             alignment: Log-prob comparison over some sequences, under the weights that sampled them.
@@ -222,10 +209,6 @@ class Gate:
             ``alignment/...``: the noise, and the difference as a multiple of it, at steps 1, 33,
             65 and so on. Other steps use what was measured before, which depends on where a run
             resumed, and curves do not. Of an MoE the tokens that took other experts, if there are.
-
-        Raises:
-            AlignmentError: The difference is above the limits that the noise of this very step
-                gives.
         """
         seen = _Seen.of(run, alignment, sequences)
         if seen is None:

@@ -35,18 +35,12 @@ _TOTALS, _SEPARATE, _TAKES_PART = "reward_totals", "separate_rewards", "takes_pa
 
 @dataclass(frozen=True)
 class KeptStep:
-    """A step as it was kept.
-
-    Attributes:
-        kl_coef: KL coefficient of the step's update.
-        entropy_coef: The controller's before the step.
-        layout: Layout of the ranks that did the step, see :func:`described_layout`.
-    """
+    """A step as it was kept."""
 
     batch: StepBatch
-    kl_coef: float
-    entropy_coef: float
-    layout: Mapping[str, Any]
+    kl_coef: float  # KL coefficient of the step's update.
+    entropy_coef: float  # The controller's before the step.
+    layout: Mapping[str, Any]  # Layout of the ranks that did the step, see described_layout.
 
 
 class KeptBatches:

@@ -43,17 +43,11 @@ class Opened:
 
 @dataclass(frozen=True)
 class StepDone:
-    """A step that is done, logged and, where it was due, saved.
+    """A step that is done, logged and, where it was due, saved."""
 
-    Attributes:
-        number: Number of the step, from 1.
-        metrics: Its line of ``metrics.jsonl``.
-        groups: Groups that it trained on: problems with their graded samples.
-    """
-
-    number: int
-    metrics: Mapping[str, float]
-    groups: Sequence[Group]
+    number: int  # Number of the step, from 1.
+    metrics: Mapping[str, float]  # Its line of metrics.jsonl.
+    groups: Sequence[Group]  # Groups that it trained on: problems with their graded samples.
 
 
 @dataclass(frozen=True)

@@ -95,10 +95,7 @@ def update_metrics(result: UpdateResult) -> dict[str, float]:
 
 def off_policy_metrics(result: UpdateResult, now: int) -> dict[str, float]:
     """Samples that ``off_policy_mask_kl`` left out, by the age of the weights that sampled.
-
-    Args:
-        now: The weights version before the update.
-    """
+    ``now``: the weights version before the update."""
     found = mask_share_by_lag(result.off_policy, now)
     return {f"correction/{name}": share for name, share in found.items()}
 

@@ -68,14 +68,12 @@ _FRONT_MATTER = (
 
 
 def model_card(run_dir: Path, step: int | None = None) -> str:
-    """The card: recipe, data, results, from what the run has left.
+    """The card: recipe, data, results, from what the run has left. Raises UserError: it is no run's
+    folder.
 
     Args:
         run_dir: A training run's folder.
         step: Step of a checkpoint; ``None``: the run's end.
-
-    Raises:
-        UserError: It is no run's folder.
     """
     from omegaconf import OmegaConf
 

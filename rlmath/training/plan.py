@@ -20,11 +20,8 @@ from rlmath.training.mismatch import choose_correction
 
 
 def plan_step(config: Config, step: int, kl_coef: float | None = None) -> StepPlan:
-    """The plan of a step, counted from 1.
-
-    Args:
-        kl_coef: KL coefficient of this step; ``None``: the setting's.
-    """
+    """The plan of a step, counted from 1. ``kl_coef``: KL coefficient of this step; ``None``: the
+    setting's."""
     algorithm, value = config.algorithm, config.value
     kl_coef = algorithm.kl_coef if kl_coef is None else kl_coef
     every, mismatch_every = config.alignment.every, config.actor.routing_mismatch_every

@@ -19,13 +19,11 @@ _ABOUT = Path("actor", "about.json")
 
 def check_resumed_model(config: Config, path: Path) -> None:
     """Compare what a training run's checkpoint has with the settings; the ranks compare the rest.
+    Raises UserError: it is of other weights than those that are trained, or has no value model.
 
     Args:
         config: Checked settings.
         path: Folder of the checkpoint.
-
-    Raises:
-        UserError: It is of other weights than those that are trained, or has no value model.
     """
     advantage = config.algorithm.advantage
     if needs_value_model(advantage) and not (path / VALUE_MODEL).is_dir():
@@ -39,11 +37,8 @@ def check_resumed_model(config: Config, path: Path) -> None:
 
 
 def check_resumed_weights(config: Config, path: Path) -> None:
-    """Compare data type and adapters of a checkpoint with the settings.
-
-    Raises:
-        UserError: It is of other weights than those that are trained.
-    """
+    """Compare data type and adapters of a checkpoint with the settings. Raises UserError: it is of
+    other weights than those that are trained."""
     about = _about(path / _ABOUT)
     if about is None:  # The ranks say what is wrong with it.
         return

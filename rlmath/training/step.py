@@ -57,54 +57,34 @@ from rlmath.types import Group, TrainingBatch
 
 @dataclass(frozen=True)
 class Trained:
-    """A step that was trained.
+    """A step that was trained."""
 
-    Attributes:
-        metrics: Its metrics except the timings, which the monitor has.
-        groups: Groups that it trained on.
-        shortest: Its ``runner.check_export_sequences`` shortest sequences; ``None`` when there are
-            none.
-    """
-
-    metrics: dict[str, float]
-    groups: Sequence[Group]
+    metrics: dict[str, float]  # Its metrics except the timings, which the monitor has.
+    groups: Sequence[Group]  # Groups that it trained on.
+    # Its runner.check_export_sequences shortest sequences; None when there are none.
     shortest: TrainingBatch | None
 
 
 @dataclass(frozen=True)
 class UpdateParts:
-    """Parts of an update. A run does it once, and ``rlmath replay`` again.
+    """Parts of an update. A run does it once, and ``rlmath replay`` again."""
 
-    Attributes:
-        run: The ranks.
-        monitor: Times it, and takes digests and warnings.
-        coefficients: Coefficients of the loss, which an update may move.
-        checks: Judge each step.
-    """
-
-    run: RunningRanks
-    monitor: Monitor
-    coefficients: Coefficients
-    checks: StepChecks
+    run: RunningRanks  # The ranks.
+    monitor: Monitor  # Times it, and takes digests and warnings.
+    coefficients: Coefficients  # Coefficients of the loss, which an update may move.
+    checks: StepChecks  # Judge each step.
 
 
 @dataclass(frozen=True)
 class StepParts(UpdateParts):
-    """Parts of a step.
+    """Parts of a step."""
 
-    Attributes:
-        run: Ranks and engines.
-        source: Gives each step its groups.
-        kept: Takes each step's batch.
-        verification: After which weight syncs the engines' weights are compared with the actor's.
-        wake_room: Decides whether engines wake while ranks copy their state to the host.
-    """
-
-    run: Running
-    source: GroupSource
-    kept: KeptBatches
+    run: Running  # Ranks and engines.
+    source: GroupSource  # Gives each step its groups.
+    kept: KeptBatches  # Takes each step's batch.
+    # After which weight syncs the engines' weights are compared with the actor's.
     verification: Verification
-    wake_room: WakeRoom
+    wake_room: WakeRoom  # Decides whether engines wake while ranks copy their state to the host.
 
 
 def train_step(parts: StepParts, step: int, write: Callable[[], None] | None = None) -> Trained:

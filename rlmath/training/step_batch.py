@@ -33,21 +33,13 @@ class StepSequences(Sequences, Protocol):
 
 @dataclass(frozen=True)
 class StepBatch:
-    """A step's sequences with their rewards.
+    """A step's sequences with their rewards."""
 
-    Attributes:
-        sequences: ``N``, to shard over the ranks.
-        keys: ``PROBLEM/INDEX`` of each.
-        takes_part: ``[N]`` bool, whether the sequence is in the loss.
-        rewards: Rewards of each sequence.
-        weights_version: Version of the actor's weights before the update.
-    """
-
-    sequences: StepSequences
-    keys: tuple[str, ...]
-    takes_part: Tensor
-    rewards: SampleRewards
-    weights_version: int
+    sequences: StepSequences  # N, to shard over the ranks.
+    keys: tuple[str, ...]  # PROBLEM/INDEX of each.
+    takes_part: Tensor  # [N] bool, whether the sequence is in the loss.
+    rewards: SampleRewards  # Rewards of each sequence.
+    weights_version: int  # Version of the actor's weights before the update.
 
     def __len__(self) -> int:
         return len(self.keys)

@@ -154,11 +154,8 @@ def _with_lower_lr(config: Config, rollbacks: Path) -> Config:
 
 
 def _roll_back(config: Config, store: CheckpointStore, collapse: RollBack, rollbacks: Path) -> str:
-    """Put the checkpoints since the collapse aside, and note the lower learning rate.
-
-    Returns:
-        Where the next attempt resumes.
-    """
+    """Put the checkpoints since the collapse aside, and note the lower learning rate. Returns where
+    the next attempt resumes."""
     earlier = _read(rollbacks)
     if len(earlier) >= config.collapse.max_rollbacks:
         raise UserError(

@@ -28,11 +28,7 @@ def traced_places(keys: Sequence[str], count: int) -> tuple[int, ...]:
 def write_traces(
     config: Config, batch: StepBatch, traces: Sequence[TokenTrace], monitor: Monitor, step: int
 ) -> None:
-    """Write what the ranks traced beside the step's samples.
-
-    Args:
-        batch: Batch of the step.
-    """
+    """Write what the ranks traced beside the step's samples. ``batch``: batch of the step."""
     of_engine = config.algorithm.old_log_probs is OldLogProbs.engine
     versions = batch.sequences.weights_versions
     samples = [

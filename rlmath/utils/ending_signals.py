@@ -78,7 +78,7 @@ def ending_by_exit() -> Iterator[None]:
 @contextlib.contextmanager
 def signals_wait(meanwhile: str) -> Iterator[None]:
     """Delay the first ending signal, or Ctrl-C, to the end of the block; a second one takes effect
-    immediately. ``meanwhile``: Description of the block, for the printed line."""
+    immediately. ``meanwhile``: description of the block, for the printed line."""
     noted: list[int] = []
     before: dict[int, Handler] = {}
 

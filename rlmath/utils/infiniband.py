@@ -14,7 +14,7 @@ _CAP_IPC_LOCK = 14
 
 def adapters(sys_root: Path = Path("/sys")) -> list[str]:
     """Names of adapters with an active port, such as ``mlx5_0``. Containers see the host's.
-    ``sys_root``: Mount point of sysfs."""
+    ``sys_root``: mount point of sysfs."""
     folder = sys_root / "class" / "infiniband"
     return sorted(
         adapter.name

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 def ranges(numbers: Iterable[int]) -> str:
-    """``1 to 4, 7``. ``numbers``: Ascending."""
+    """``1 to 4, 7``. ``numbers``: ascending."""
     parts: list[list[int]] = []
     for number in numbers:
         if parts and number == parts[-1][1] + 1:

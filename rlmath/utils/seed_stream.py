@@ -18,7 +18,7 @@ _INVERSE_FACTORS = tuple(pow(factor, -1, 2**64) for factor in _FACTORS)
 
 
 class SeedStream:
-    """Numbers in ``[0, 2**63)``, one after another. ``seed``: Taken modulo ``2**64``."""
+    """Numbers in ``[0, 2**63)``, one after another. ``seed``: taken modulo ``2**64``."""
 
     def __init__(self, seed: int) -> None:
         self._state = _mix(seed & _MASK)
@@ -30,7 +30,7 @@ class SeedStream:
 
 
 class SeedStreams:
-    """Several streams in parallel, each giving one number at a time. ``streams``: Must not be used
+    """Several streams in parallel, each giving one number at a time. ``streams``: must not be used
     until :meth:`put_back`."""
 
     def __init__(self, streams: Sequence[SeedStream]) -> None:

@@ -34,28 +34,20 @@ _ACTOR = "actor"
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointModel:
-    """A checkpoint's record of its model.
-
-    Attributes:
-        layout: Tensor, pipeline and data parallelism of the run.
-        lora: Adapters, if the checkpoint has those alone; ``None``: it has all weights.
-        base_fingerprint: Fingerprint of the model that the adapters belong to.
-    """
+    """A checkpoint's record of its model."""
 
     folder: Path
     spec: dict[str, Any]
     dtype: torch.dtype
-    layout: dict[str, int]
+    layout: dict[str, int]  # Tensor, pipeline and data parallelism of the run.
+    # Adapters, if the checkpoint has those alone; None: it has all weights.
     lora: Lora | None = None
-    base_fingerprint: int | None = None
+    base_fingerprint: int | None = None  # Fingerprint of the model that the adapters belong to.
 
 
 def read_checkpoint(path: str | Path) -> CheckpointModel:
     """Find the model in a checkpoint: ``checkpoints/step_...`` or the ``actor`` folder in it.
-
-    Raises:
-        UserError: It is neither.
-    """
+    Raises UserError: it is neither."""
     for folder in (Path(path) / _ACTOR, Path(path)):
         about = folder / "about.json"
         if about.is_file():
@@ -72,11 +64,8 @@ def read_checkpoint(path: str | Path) -> CheckpointModel:
 
 
 def use_plugins_of_run(path: str | Path) -> None:
-    """Import the plug-ins of a checkpoint's run, one of which may have the model's family.
-
-    Raises:
-        UserError: One does not exist any more.
-    """
+    """Import the plug-ins of a checkpoint's run, one of which may have the model's family. Raises
+    UserError: one does not exist any more."""
     from omegaconf import OmegaConf
 
     for parent in Path(path).resolve().parents:
@@ -95,10 +84,7 @@ def use_plugins_of_run(path: str | Path) -> None:
 
 def model_of_run(path: str | Path) -> Path:
     """The Hugging Face folder from which a checkpoint's run started, by the run's config.yaml.
-
-    Raises:
-        UserError: There is no config.yaml above the checkpoint, or its model is missing.
-    """
+    Raises UserError: there is no config.yaml above the checkpoint, or its model is missing."""
     from omegaconf import OmegaConf
 
     for parent in Path(path).resolve().parents:
@@ -124,9 +110,7 @@ def to_hf(
     overwrite: bool = False,
 ) -> int:
     """Write a checkpoint's weights as a Hugging Face folder, read it and compare every tensor.
-
-    Returns:
-        Number of tensors, all equal bit by bit.
+    Returns number of tensors, all equal bit by bit.
 
     Raises:
         UserError: The checkpoint is of another model than ``source``, or ``folder`` holds files
@@ -160,10 +144,7 @@ def _attach_adapters(
     platform: Platform,
 ) -> Merge:
     """Load the base model, attach a checkpoint's adapters, and return a function that merges them.
-
-    Raises:
-        UserError: ``source`` is not the model that the adapters were trained on.
-    """
+    Raises UserError: ``source`` is not the model that the adapters were trained on."""
     from rlmath.actor.lora import Merger, attach_adapters
     from rlmath.weights.megatron import load_from_hf
 
@@ -185,10 +166,8 @@ def check_export_target(
 ) -> None:
     """Refuse to export where files would be lost, before anything slow starts.
 
-    ``overwrite`` allows everything but a file and the folders that the export reads.
-
-    Raises:
-        UserError: See :func:`rlmath.weights.model_folder.check_target`.
+    ``overwrite`` allows everything but a file and the folders that the export reads. Raises
+    UserError: See :func:`rlmath.weights.model_folder.check_target`.
     """
     read = Path(checkpoint), Path(source)
     try:
@@ -203,13 +182,11 @@ def to_megatron(
 ) -> int:
     """Write a Hugging Face folder's weights as a checkpoint, load it and compare every tensor.
 
-    The checkpoint has only weights; any layout can load it.
+    The checkpoint has only weights; any layout can load it. Returns number of tensors, all equal
+    bit by bit.
 
     Args:
         checkpoint: Folder to write; ``actor`` in it must not be there yet.
-
-    Returns:
-        Number of tensors, all equal bit by bit.
 
     Raises:
         UserError: The folder has a checkpoint already.
@@ -243,11 +220,8 @@ def to_megatron(
 
 
 def load_weights(module: torch.nn.Module, folder: Path) -> None:
-    """Fill a Megatron model from the tensors of a checkpoint, and read nothing else of it.
-
-    Raises:
-        UserError: The checkpoint lacks a tensor, or cannot be read.
-    """
+    """Fill a Megatron model from the tensors of a checkpoint, and read nothing else of it. Raises
+    UserError: the checkpoint lacks a tensor, or cannot be read."""
     from megatron.core import dist_checkpointing
 
     from rlmath.actor.lora import has_adapters

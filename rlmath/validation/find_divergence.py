@@ -37,7 +37,7 @@ _STEPS = {
 def first_difference(
     ours: Values, theirs: Values, spec: ModelSpec, dtype: torch.dtype
 ) -> str | None:
-    """Find the first place where Megatron and ``transformers`` differ. Returns Layer and
+    """Find the first place where Megatron and ``transformers`` differ. Returns layer and
     parameters, with the difference; ``None`` if there is none.
 
     Args:

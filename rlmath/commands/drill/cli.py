@@ -44,14 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """List the faults, or plant them.
-
-    Returns:
-        0 when every alarm fired and the healthy run had none, else 1.
-
-    Raises:
-        UserError: Settings that cannot work, or an unknown fault.
-    """
+    """List the faults, or plant them. Returns 0 when every alarm fired and the healthy run had
+    none, else 1. Raises UserError: settings that cannot work, or an unknown fault."""
     if arguments.list:
         from rlmath.commands.drill.catalog import FAULTS
 

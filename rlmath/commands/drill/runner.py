@@ -137,7 +137,7 @@ class Drill:
     def _steps(
         self, fault: Fault | None, last: int, is_alarm: Callable[[str], bool]
     ) -> tuple[str, str, int]:
-        """Train until an alarm, or to the last step. Returns Class of the alarm's error (or
+        """Train until an alarm, or to the last step. Returns class of the alarm's error (or
         ``warning``), its message and step; empty without one."""
         name = CONTROL if fault is None else fault.name
         folder = self._scene.folder / name

@@ -63,7 +63,7 @@ def differs(
     got: Tensor, wanted: Tensor, *, relative: float = 0.0, absolute: float = 0.0
 ) -> str | None:
     """Where two tensors differ most, with both numbers; ``None``: nowhere by more than is allowed.
-    ``relative``: Allowed, of the largest wanted value."""
+    ``relative``: allowed, of the largest wanted value."""
     if got.shape != wanted.shape:
         return f"shape {list(got.shape)} instead of {list(wanted.shape)}"
     if not got.numel():

@@ -27,7 +27,7 @@ class Finding:
 
 def run_test(shrunk: Shrunk, folder: Path, band: Band | None) -> Iterator[Finding]:
     """Run a recipe straight, then its second half again from the checkpoint in the middle.
-    ``band``: Expected mean reward of the last steps; ``None``: none is stored."""
+    ``band``: expected mean reward of the last steps; ``None``: none is stored."""
     config = shrunk.config
     write_rows(Path(config.data.train_paths[0]), rows(config.data))
     make_model(Path(config.model.path), shrunk.model, config)

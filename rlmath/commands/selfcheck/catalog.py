@@ -12,20 +12,13 @@ _CHECKS = "rlmath.commands.selfcheck.checks"
 
 @dataclass(frozen=True)
 class Check:
-    """One check.
-
-    Attributes:
-        title: Subject of the check, in a line.
-        advice: How to fix a failure of which nothing more exact is known.
-        limit_s: Seconds after which it is ended.
-        target: ``MODULE:FUNCTION`` that is called with a ``Node`` and a ``Record``.
-    """
+    """One check."""
 
     name: str
-    title: str
-    advice: str
-    limit_s: float
-    target: str
+    title: str  # Subject of the check, in a line.
+    advice: str  # How to fix a failure of which nothing more exact is known.
+    limit_s: float  # Seconds after which it is ended.
+    target: str  # MODULE:FUNCTION that is called with a Node and a Record.
 
 
 def _check(name: str, title: str, advice: str, limit_s: float = 300.0) -> Check:
@@ -110,14 +103,8 @@ GROUPS = {"speed": ("update", "throughput")}
 
 
 def select(names: str | None) -> Sequence[Check]:
-    """The checks of ``--only``, in the usual order; all of them for ``None``.
-
-    Args:
-        names: Names of checks or groups, separated by commas.
-
-    Raises:
-        UserError: There is no check of a name.
-    """
+    """The checks of ``--only``, in the usual order; all of them for ``None``. ``names``: names of
+    checks or groups, separated by commas. Raises UserError: there is no check of a name."""
     if names is None:
         return CHECKS
     given = [name.strip() for name in names.split(",") if name.strip()]

@@ -14,22 +14,14 @@ ENGINE_SHARE = 0.3
 
 @dataclass(frozen=True)
 class Node:
-    """The machine, the model and a folder.
+    """The machine, the model and a folder."""
 
-    Attributes:
-        device: Device of ranks and engines.
-        gpus: GPUs that may be used; 0 on CPU.
-        gpu_name: As the driver calls them; "" on CPU.
-        model: Hugging Face folder of the model that is checked with.
-        folder: For the files of this check alone.
-    """
-
-    device: Literal["cpu", "cuda"]
-    gpus: int
-    gpu_name: str
+    device: Literal["cpu", "cuda"]  # Device of ranks and engines.
+    gpus: int  # GPUs that may be used; 0 on CPU.
+    gpu_name: str  # As the driver calls them; "" on CPU.
     gpu_gib: float
-    model: str
-    folder: str
+    model: str  # Hugging Face folder of the model that is checked with.
+    folder: str  # For the files of this check alone.
 
     @property
     def on_cuda(self) -> bool:

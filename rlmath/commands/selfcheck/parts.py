@@ -84,11 +84,8 @@ def settings(node: Node, folder: str, gpus: int, overrides: Sequence[str] = ()) 
 def start(
     config: Config, record: Record, name: str = "ranks and engines"
 ) -> Iterator[tuple[ActorGroup, RolloutPool]]:
-    """Ranks and engines of these settings, connected.
-
-    Args:
-        name: In the names of the record's phases.
-    """
+    """Ranks and engines of these settings, connected. ``name``: in the names of the record's
+    phases."""
     with _record(open_training(config), record, name) as run:
         yield run.actor, run.sampling.pool
 

@@ -18,7 +18,7 @@ Value = float | int | str | bool
 
 
 class Record:
-    """The lines of one check, written in its process. ``path``: File that is appended to; its
+    """The lines of one check, written in its process. ``path``: file that is appended to; its
     folder has to exist."""
 
     def __init__(self, path: Path) -> None:
@@ -43,11 +43,8 @@ class Record:
         self._write("figure", name=name, value=value, unit=unit, limit=limit, key=key)
 
     def fail(self, problem: str, advice: str = "") -> None:
-        """Report that something is wrong; the check continues, and counts as failed.
-
-        Args:
-            advice: How to fix it; empty: the check's general advice.
-        """
+        """Report that something is wrong; the check continues, and counts as failed. ``advice``:
+        how to fix it; empty: the check's general advice."""
         self._write("problem", problem=problem, advice=advice)
 
     def require(self, holds: bool, problem: str, advice: str = "") -> None:
@@ -88,25 +85,17 @@ class Record:
 
 @dataclass
 class Outcome:
-    """The lines of a check, put together.
+    """The lines of a check, put together."""
 
-    Attributes:
-        figures: ``name``, ``value``, ``unit``, ``limit``, ``key`` of each.
-        problems: ``problem`` and ``advice`` of each.
-        not_applicable: ``part`` and ``reason`` of each.
-        texts: ``title`` and ``content`` of each.
-        phases_s: Seconds of each phase that ended.
-        open_phases: Phases that did not end, the innermost last.
-        ended: The check came to its end.
-    """
-
+    # name, value, unit, limit, key of each.
     figures: list[dict[str, Any]] = field(default_factory=list)
-    problems: list[dict[str, str]] = field(default_factory=list)
-    not_applicable: list[dict[str, str]] = field(default_factory=list)
-    texts: list[dict[str, str]] = field(default_factory=list)
-    phases_s: dict[str, float] = field(default_factory=dict)
+    problems: list[dict[str, str]] = field(default_factory=list)  # problem and advice of each.
+    not_applicable: list[dict[str, str]] = field(default_factory=list)  # part and reason of each.
+    texts: list[dict[str, str]] = field(default_factory=list)  # title and content of each.
+    phases_s: dict[str, float] = field(default_factory=dict)  # Seconds of each phase that ended.
+    # Phases that did not end, the innermost last.
     open_phases: list[str] = field(default_factory=list)
-    ended: bool = False
+    ended: bool = False  # The check came to its end.
 
     @property
     def status(self) -> str:

@@ -37,17 +37,12 @@ MEMORY_LEFT_MIB = 256
 
 @dataclass(frozen=True)
 class Result:
-    """A check that has run.
-
-    Attributes:
-        outcome: Its report, and how its process ended.
-        log_tail: End of its output when it failed, else "".
-    """
+    """A check that has run."""
 
     check: Check
-    outcome: Outcome
+    outcome: Outcome  # Its report, and how its process ended.
     seconds: float
-    log_tail: str
+    log_tail: str  # End of its output when it failed, else "".
 
 
 @contextlib.contextmanager
